@@ -1,0 +1,103 @@
+"""The command line: parse, refuse what is wrong, set up, enter .venv, run the command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn, Protocol
+
+from . import ROOT
+from .commands import check, exec, run, serve, test
+from .environment import ensure, in_venv, venv_python
+from .errors import CommandError
+
+__all__ = ["main", "parse"]
+
+
+class Command(Protocol):
+    """What a module of `commands` offers."""
+
+    GROUP: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+    def check(self, args: argparse.Namespace) -> None: ...
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+COMMANDS: dict[str, tuple[Command, str]] = {
+    "run": (run, "complete a prompt with a model in headless Chromium"),
+    "serve": (serve, "serve the demo page on localhost"),
+    "test": (test, "run all tests"),
+    "check": (check, "check formatting, lint and types"),
+    "exec": (exec, "run a Python script in the page"),
+}
+INTERRUPTED = 130
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a wrong argument as a CommandError: one line, like every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise CommandError(f"{message}; {self.prog} --help lists the options")
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command and its options; `rest` holds what follows `--` (for exec)."""
+    parser = Parser(prog="build.py", description=__doc__, allow_abbrev=False)
+    parser.description = "Build, run and test Capstan. The first use sets up .venv and node_modules in this folder."
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    for name, (module, summary) in COMMANDS.items():
+        command = subparsers.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        module.add_arguments(command)
+        command.add_argument("--debug", action="store_true", help="show tracebacks and the browser's console")
+    if argv[:1] == ["test"] and argv[1:] not in (["-h"], ["--help"]):
+        return argparse.Namespace(command="test", pytest_args=list(argv[1:]), debug=False)
+    rest: list[str] = []
+    if argv[:1] == ["exec"] and "--" in argv:
+        cut = list(argv).index("--")
+        argv, rest = argv[:cut], list(argv[cut + 1 :])
+    args = parser.parse_args(argv)
+    args.rest = rest
+    return args
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command and return its exit status: 2 for what the user has to mend, 130 for Ctrl-C."""
+    debug = "--debug" in argv
+    try:
+        args = parse(argv)
+        module = COMMANDS[args.command][0]
+        module.check(args)
+        ensure(module.GROUP)
+        if not in_venv():
+            return enter_venv(argv)
+        return module.run(args)
+    except CommandError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        if debug and error.detail:
+            print(error.detail, file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        if debug:
+            raise
+        print(f"error: {type(error).__name__}: {error} (--debug shows where)", file=sys.stderr)
+        return 1
+
+
+def enter_venv(argv: Sequence[str]) -> int:
+    """Start again as the virtual environment's Python."""
+    command = [str(venv_python()), str(ROOT / "build.py"), *argv]
+    if os.name == "nt":
+        return subprocess.call(command)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(command[0], command)

@@ -1,0 +1,51 @@
+"""`build.py check`: formatting, lint and types of both halves."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+
+from .. import ROOT
+from ..environment import venv_python
+from ..terminal import say
+
+__all__ = ["GROUP", "add_arguments", "check", "run"]
+
+GROUP = "dev"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `check`."""
+    parser.add_argument("--fix", action="store_true", help="format the files and apply ruff's safe fixes first")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Nothing to refuse."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run every tool, even after one has failed; 1 if any did."""
+    python = [str(venv_python()), "-P", "-m"]
+    modules = ROOT / "node_modules"
+    prettier = ["node", str(modules / "prettier/bin/prettier.cjs"), "--log-level=warn"]
+    if args.fix:
+        for fix in (
+            [*python, "ruff", "check", "--fix-only", "-q"],
+            [*python, "ruff", "format", "-q"],
+            [*prettier, "--write", "web"],
+        ):
+            subprocess.run(fix, cwd=ROOT)
+    commands = {
+        "ruff check": [*python, "ruff", "check"],
+        "ruff format": [*python, "ruff", "format", "--check"],
+        "mypy --strict": [*python, "mypy"],
+        "tsc --strict": ["node", str(modules / "typescript/bin/tsc"), "--project", "tsconfig.json"],
+        "prettier": [*prettier, "--check", "web"],
+    }
+    failed = []
+    for name, command in commands.items():
+        say(f"check: {name}")
+        if subprocess.run(command, cwd=ROOT).returncode:
+            failed.append(name)
+    say(f"check: failed: {', '.join(failed)}" if failed else "check: all passed")
+    return 1 if failed else 0

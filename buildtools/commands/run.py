@@ -1,0 +1,187 @@
+"""`build.py run`: complete a prompt with a model in headless Chromium."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CommandError
+from ..models import BUNDLED, check_model, model_url, mounts
+from ..terminal import Progress
+
+if TYPE_CHECKING:
+    from ..page import Event, Reply
+
+__all__ = ["GROUP", "add_arguments", "check", "run"]
+
+GROUP = "run"
+SEED_LIMIT = 2**32
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `run`."""
+    parser.add_argument("text", nargs="?", help="the prompt")
+    parser.add_argument("--prompt", metavar="TEXT", help="the prompt, as an option")
+    parser.add_argument("--prompt-ids", metavar="1,2,3", help="the prompt as token ids")
+    parser.add_argument(
+        "--model",
+        metavar="DIR",
+        help="a folder written by onnxruntime-genai's model builder (default: the bundled model)",
+    )
+    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="stop after N new tokens")
+    parser.add_argument("--run-ahead", type=int, metavar="K", help="decode steps per submit (default: adaptive)")
+    parser.add_argument("--device", choices=["webgpu", "wasm", "auto"], default="webgpu", help="default: %(default)s")
+    parser.add_argument("--capture", choices=["tape", "ort", "off"], default="tape", help="default: %(default)s")
+    parser.add_argument("--greedy", action="store_true", help="take the likeliest token at each step")
+    parser.add_argument("--temperature", type=float, metavar="T", help="sample, with the logits divided by T (above 0)")
+    parser.add_argument("--top-k", type=int, metavar="N", help="sample from the N likeliest tokens")
+    parser.add_argument(
+        "--top-p", type=float, metavar="P", help="sample from the likeliest tokens that make up P (above 0, at most 1)"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help=f"sample with this seed (0 to {SEED_LIMIT - 1})")
+    parser.add_argument("--json", action="store_true", help="end stdout with one line of JSON")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse what can be refused without a browser; turns the arguments into `args.request` and `args.folder`."""
+    prompt, prompt_ids = read_prompt(args)
+    for option, value in (("--max-new-tokens", args.max_new_tokens), ("--run-ahead", args.run_ahead)):
+        if value is not None and value < 1:
+            raise CommandError(f"{option} is {value}, but must be at least 1: give a larger number or leave it out")
+    search = read_search(args)
+    args.folder = check_model(Path(args.model) if args.model is not None else BUNDLED)
+    args.request = {
+        "kind": "generate",
+        "model": model_url(args.folder.name),
+        "device": args.device,
+        "capture": args.capture,
+        "run_ahead": args.run_ahead,
+        "prompt": prompt,
+        "prompt_ids": prompt_ids,
+        "max_new_tokens": args.max_new_tokens,
+        "search": search,
+    }
+
+
+def read_prompt(args: argparse.Namespace) -> tuple[str | None, list[int] | None]:
+    """The one prompt that was given, as text or as token ids."""
+    given = {"the positional prompt": args.text, "--prompt": args.prompt, "--prompt-ids": args.prompt_ids}
+    names = [name for name, value in given.items() if value is not None]
+    if not names:
+        raise CommandError('no prompt: give one, as in build.py run "def fibonacci(n):", or --prompt-ids 1,2,3')
+    if len(names) > 1:
+        raise CommandError(f"{' and '.join(names)} were both given: give one prompt")
+    if args.prompt_ids is None:
+        text: str = args.text if args.text is not None else args.prompt
+        if not text:
+            raise CommandError("the prompt is empty: give at least one character")
+        return text, None
+    parts = [part.strip() for part in args.prompt_ids.split(",")]
+    if parts == [""]:
+        raise CommandError("--prompt-ids is empty: give at least one token id")
+    wrong = next((part for part in parts if not (part.isascii() and part.isdigit())), None)
+    if wrong is not None:
+        raise CommandError(f"--prompt-ids holds {wrong!r}, which is not a token id: give integers from 0, as in 1,2,3")
+    return None, [int(part) for part in parts]
+
+
+def read_search(args: argparse.Namespace) -> dict[str, Any]:
+    """The search options that were given, by onnxruntime-genai's names."""
+    checks: dict[str, tuple[float | None, Callable[[float], bool], str]] = {
+        "temperature": (
+            args.temperature,
+            lambda t: math.isfinite(t) and t > 0,
+            "above 0 (for the likeliest token use --greedy)",
+        ),
+        "top_k": (args.top_k, lambda k: k >= 1, "at least 1"),
+        "top_p": (args.top_p, lambda p: 0 < p <= 1, "above 0 and at most 1"),
+        "random_seed": (args.seed, lambda s: 0 <= s < SEED_LIMIT, f"from 0 to {SEED_LIMIT - 1}"),
+    }
+    search: dict[str, Any] = {}
+    for name, (value, holds, limit) in checks.items():
+        option = "--seed" if name == "random_seed" else "--" + name.replace("_", "-")
+        if value is None:
+            continue
+        if not holds(value):
+            raise CommandError(f"{option} is {value}, but must be {limit}")
+        if args.greedy:
+            raise CommandError(f"--greedy and {option} contradict each other: give one of them")
+        search[name] = value
+    if args.greedy:
+        return {"do_sample": False}
+    return {"do_sample": True, **search} if search else {}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generate; the text goes to stdout as it comes, everything else to stderr."""
+    return asyncio.run(generate(args))
+
+
+async def generate(args: argparse.Namespace) -> int:
+    """Open the page, send the request, print what comes."""
+    from ..page import open_harness
+    from ..server import serving
+    from ..site import assemble
+
+    progress = Progress()
+    site = assemble()
+    with serving(site, mounts([args.folder])) as server:
+        async with open_harness(server.url, lambda event: show(event, progress), args.debug) as harness:
+            reply = await harness.request(args.request)
+    return finish(reply, progress, args.json)
+
+
+def show(event: Event, progress: Progress) -> None:
+    """Print one event of the page."""
+    match event["kind"]:
+        case "text":
+            progress.clear()
+            sys.stdout.write(event["text"])
+            sys.stdout.flush()
+        case "progress":
+            progress.update(event["what"], event["done"], event["total"])
+        case "status" | "stdout" | "stderr":
+            progress.line(event["text"].rstrip("\n"))
+
+
+def finish(reply: Reply, progress: Progress, as_json: bool) -> int:
+    """Print the summary, or raise what the page reported."""
+    progress.clear()
+    if not reply["ok"]:
+        raise_remote(reply["error"])
+    result = reply["result"]
+    print(flush=True)
+    progress.line(summary(result))
+    if as_json:
+        print(json.dumps(result), flush=True)
+    return 0
+
+
+def summary(result: dict[str, Any]) -> str:
+    """The one line that ends a run."""
+    capture = result["capture"] + (f" ({result['capture_note']})" if result["capture_note"] else "")
+    first = result["time_to_first_token_ms"]
+    speed = result["tokens_per_second"]
+    parts = [
+        f"{len(result['token_ids'])} tokens",
+        "- tokens/s" if speed is None else f"{speed:.1f} tokens/s",
+        "no first token" if first is None else f"first token after {first:.0f} ms",
+        f"adapter {result['adapter']}",
+        f"device {result['device']}",
+        f"capture {capture}",
+        f"finished by {result['finish_reason']}",
+    ]
+    return ", ".join(parts)
+
+
+def raise_remote(error: dict[str, Any]) -> None:
+    """Raise an error of the page's Python as one for this terminal."""
+    if error["type"] == "KeyboardInterrupt":
+        raise KeyboardInterrupt
+    raise CommandError(error["message"] or error["type"], detail=error["traceback"])

@@ -1,0 +1,44 @@
+"""`build.py serve`: the demo page on localhost."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..errors import CommandError
+from ..models import BUNDLED, check_model, mounts
+from ..terminal import say
+
+__all__ = ["GROUP", "add_arguments", "check", "run"]
+
+GROUP = "run"
+PORTS = range(65536)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `serve`."""
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="default: %(default)s; 0 takes a free one")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="default: %(default)s; browsers give WebGPU to localhost and https only"
+    )
+    parser.add_argument("--model", metavar="DIR", action="append", default=[], help="another model folder to offer")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Check the port and the models; fills `args.mounts`."""
+    if args.port not in PORTS:
+        raise CommandError(f"--port is {args.port}, but must be from 0 to {PORTS[-1]}")
+    folders = [BUNDLED] if BUNDLED.is_dir() else []
+    args.mounts = mounts(check_model(folder) for folder in [*folders, *map(Path, args.model)])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C."""
+    from ..server import SiteServer
+    from ..site import assemble
+
+    with SiteServer(assemble(), args.mounts, args.host, args.port) as server:
+        print(server.url, flush=True)
+        say("serving until Ctrl-C; open the address above in Chrome or Chromium")
+        server.serve_forever()
+    return 0

@@ -1,0 +1,32 @@
+"""`build.py test`: all tests, with pytest; its arguments are passed on."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+
+from .. import ROOT
+from ..browser import find_browser
+from ..environment import venv_python
+
+__all__ = ["GROUP", "add_arguments", "check", "run"]
+
+GROUP = "dev"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Everything after `test` is pytest's."""
+    parser.add_argument("pytest_args", nargs="*", metavar="...", help="arguments for pytest, such as -k NAME or a path")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Nothing to refuse: pytest knows its own arguments."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Assemble the site once, then run pytest in the checkout."""
+    from ..site import assemble
+
+    find_browser()
+    assemble()
+    return subprocess.run([venv_python(), "-P", "-m", "pytest", *args.pytest_args], cwd=ROOT).returncode

@@ -1,0 +1,245 @@
+"""Set-up with the standard library only: .venv, node_modules and the generated ONNX module.
+
+Each stage leaves a stamp, written last and keyed by the files that define the stage, so that an interrupted stage is done
+again and a finished one costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from . import CACHE, ROOT, VENV
+from .errors import CommandError
+from .terminal import say
+
+__all__ = ["PROTOBUF_WHEELS", "ensure", "in_venv", "locked", "run_tool", "venv_python"]
+
+NODE_MINIMUM = 18
+PROTOBUF_WHEELS = CACHE / "protobuf"
+
+
+def venv_python(venv: Path = VENV) -> Path:
+    """The interpreter inside the virtual environment, whether or not it exists."""
+    return venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def in_venv() -> bool:
+    """Whether this process runs in the checkout's virtual environment."""
+    return Path(sys.prefix).resolve() == VENV.resolve()
+
+
+def ensure(group: str = "run") -> None:
+    """Make everything that `requirements-<group>.txt` and the page need; does nothing when it is there."""
+    stages = [
+        Stage("virtual environment .venv", VENV / ".capstan-venv", [], _make_venv, text=str(ROOT)),
+        Stage("packages for Python: run", VENV / ".capstan-run", [_requirements("run")], lambda: _pip_install("run")),
+        Stage("packages for JavaScript", ROOT / "node_modules/.capstan", _npm_files(), _npm_install),
+        Stage("protobuf for the page", PROTOBUF_WHEELS / ".capstan", [_requirements("run")], _download_protobuf),
+    ]
+    if group != "run":
+        files = [_requirements("run"), _requirements(group)]
+        stages.insert(
+            2, Stage(f"packages for Python: {group}", VENV / f".capstan-{group}", files, lambda: _pip_install(group))
+        )
+    if all(stage.is_done() for stage in stages) and not _onnx_module_is_stale():
+        return
+    with locked("set-up"):
+        for stage in stages:
+            stage.run_once()
+        if _onnx_module_is_stale():
+            _copy_onnx_module()
+
+
+class Stage:
+    """One stage of the set-up: done when its stamp holds the digest of what defines it."""
+
+    def __init__(
+        self, title: str, stamp: Path, inputs: Sequence[Path], work: Callable[[], None], text: str = ""
+    ) -> None:
+        self.title = title
+        self.stamp = stamp
+        self.inputs = inputs
+        self.work = work
+        self.text = text
+
+    def digest(self) -> str:
+        digest = hashlib.sha256(self.text.encode())
+        for path in self.inputs:
+            digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+    def is_done(self) -> bool:
+        try:
+            return self.stamp.read_text() == self.digest()
+        except FileNotFoundError:
+            return False
+
+    def run_once(self) -> None:
+        """Do the work unless the stamp says that it is done; the stamp is written last."""
+        if self.is_done():
+            return
+        self.stamp.unlink(missing_ok=True)
+        say(f"set-up: {self.title} ...")
+        started = time.monotonic()
+        self.work()
+        self.stamp.parent.mkdir(parents=True, exist_ok=True)
+        self.stamp.write_text(self.digest())
+        say(f"set-up: {self.title}: done in {time.monotonic() - started:.0f} s")
+
+
+@contextlib.contextmanager
+def locked(name: str) -> Iterator[None]:
+    """Hold the checkout's lock of this name; a second process waits and says so."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with open(CACHE / f"{name}.lock", "a+b") as file:
+        if not _try_lock(file.fileno()):
+            say(f"waiting for another build.py to finish its {name} ...")
+            while not _try_lock(file.fileno()):
+                time.sleep(0.2)
+        yield
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _try_lock(descriptor: int) -> bool:
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def _try_lock(descriptor: int) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+
+def run_tool(command: Sequence[str | Path], remedy: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> str:
+    """Run a tool quietly and return its stdout; a failure becomes one line with the tool's last words."""
+    name = Path(command[0]).name
+    try:
+        done = subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise CommandError(f"{name} was not found: {remedy}") from error
+    if done.returncode:
+        output = (done.stderr + done.stdout).strip()
+        raise CommandError(f"{_tool_words(command)} failed with {_last_words(output)!r}: {remedy}", detail=output)
+    return done.stdout
+
+
+def _tool_words(command: Sequence[str | Path]) -> str:
+    return " ".join([Path(command[0]).name, *(str(part) for part in command[1:4])])
+
+
+def _last_words(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    telling = [line for line in lines if re.match(r"(npm )?err(or)?\b", line, re.IGNORECASE)]
+    return (telling or lines or ["no output"])[-1][:300]
+
+
+def _requirements(group: str) -> Path:
+    return ROOT / f"requirements-{group}.txt"
+
+
+def _npm_files() -> list[Path]:
+    return [ROOT / "package.json", ROOT / "package-lock.json"]
+
+
+def _make_venv() -> None:
+    remedy = "install Python's venv module (Debian and Ubuntu: apt-get install python3-venv) and run this again"
+    if any(importlib.util.find_spec(module) is None for module in ("ensurepip", "venv")):
+        raise CommandError(f"{sys.executable} cannot make virtual environments: {remedy}")
+    run_tool([_base_python(), "-m", "venv", "--clear", VENV], remedy)
+
+
+def _base_python() -> str:
+    return getattr(sys, "_base_executable", None) or sys.executable
+
+
+def _pip_install(group: str) -> None:
+    command: list[str | Path] = [
+        venv_python(),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-input",
+        "--disable-pip-version-check",
+    ]
+    run_tool([*command, "-r", _requirements(group)], "check the network and free disk space, then run this again")
+
+
+def _npm_install() -> None:
+    remedy = f"install Node {NODE_MINIMUM} or newer with npm (Debian: apt-get install nodejs npm) and run this again"
+    version = run_tool(["node", "--version"], remedy).strip()
+    if int(version.lstrip("v").split(".")[0]) < NODE_MINIMUM:
+        raise CommandError(f"Node {version} found: {remedy}")
+    npm = shutil.which("npm")
+    if npm is None:
+        raise CommandError(f"npm was not found: {remedy}")
+    flags = ["--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+    run_tool([npm, "ci", *flags], "check the network and free disk space, then run this again")
+
+
+def _download_protobuf() -> None:
+    """Fetch protobuf's pure-Python wheel, in the version that .venv has: the page loads it."""
+    pin = re.search(r"^protobuf==\S+", _requirements("run").read_text(), re.MULTILINE)
+    assert pin is not None
+    shutil.rmtree(PROTOBUF_WHEELS, ignore_errors=True)
+    pure = ["--only-binary=:all:", "--platform=any", "--implementation=py", "--abi=none", "--python-version=3.14"]
+    command: list[str | Path] = [
+        venv_python(),
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        *pure,
+    ]
+    run_tool([*command, "-d", PROTOBUF_WHEELS, pin[0]], "check the network, then run this again")
+
+
+def _onnx_sources() -> dict[Path, Path]:
+    """Generated module in our package -> the file of the installed onnx wheel that it is made from."""
+    found = list(VENV.glob("lib/python*/site-packages/onnx")) + list(VENV.glob("Lib/site-packages/onnx"))
+    if not found:
+        return {}
+    target = ROOT / "py_src/capstan/graph"
+    return {target / f"onnx_pb2.{suffix}": found[0] / f"onnx_ml_pb2.{suffix}" for suffix in ("py", "pyi")}
+
+
+def _onnx_module_is_stale() -> bool:
+    sources = _onnx_sources()
+    return not sources or any(
+        not made.is_file() or made.stat().st_mtime < source.stat().st_mtime for made, source in sources.items()
+    )
+
+
+def _copy_onnx_module() -> None:
+    """Take the module that protoc made from ONNX's schema out of the onnx wheel.
+
+    A module of our own making would register the same messages under another file name, and protobuf refuses that in a
+    process that also imports onnx.
+    """
+    for made, source in _onnx_sources().items():
+        made.parent.mkdir(parents=True, exist_ok=True)
+        temporary = made.with_suffix(made.suffix + ".new")
+        shutil.copyfile(source, temporary)
+        temporary.replace(made)

@@ -1,0 +1,181 @@
+"""The local web server: static files with the cross-origin isolation headers, byte ranges and model folders."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import mimetypes
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from email.utils import formatdate
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import unquote, urlsplit
+
+from .errors import CommandError
+
+__all__ = ["SiteServer", "serving"]
+
+CHUNK = 1 << 20
+MIME = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+    ".wasm": "application/wasm",
+    ".whl": "application/zip",
+}
+ISOLATION = {
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Embedder-Policy": "require-corp",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class SiteServer(ThreadingHTTPServer):
+    """Serves `root`, and each folder of `models` as /models/NAME/; /models/index.json lists those."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, root: Path, models: Mapping[str, Path], host: str = "127.0.0.1", port: int = 0) -> None:
+        self.root = root
+        self.models = dict(models)
+        try:
+            super().__init__((host, port), SiteHandler)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise CommandError(f"port {port} on {host} is taken: give another one with --port N") from error
+            raise CommandError(f"cannot listen on {host}:{port} ({error.strerror}): give --host and --port") from error
+
+    @property
+    def url(self) -> str:
+        """The address to open; 127.0.0.1 is a secure context, which WebGPU needs."""
+        host, port = self.server_address[:2]
+        return f"http://{'127.0.0.1' if host == '0.0.0.0' else str(host)}:{port}/"
+
+    def find(self, path: str) -> Path | bytes | None:
+        """What a URL path names: a file, bytes made here, or nothing."""
+        parts = [part for part in path.split("/") if part]
+        if not path.startswith("/") or any(part == ".." or "\\" in part or "\0" in part for part in parts):
+            return None
+        if parts == ["models", "index.json"]:
+            index = [{"name": name, "url": f"/models/{name}/"} for name in self.models]
+            return json.dumps(index, indent=1).encode()
+        base = self.root
+        if len(parts) > 2 and parts[0] == "models" and parts[1] in self.models:
+            base, parts = self.models[parts[1]], parts[2:]
+        file = base.joinpath(*parts)
+        if path.endswith("/"):
+            file = file / "index.html"
+        return file if file.is_file() else None
+
+
+class SiteHandler(BaseHTTPRequestHandler):
+    """Answers GET and HEAD."""
+
+    protocol_version = "HTTP/1.1"
+    server: SiteServer
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: the terminal belongs to the model's text."""
+
+    def _answer(self, with_body: bool) -> None:
+        found = self.server.find(unquote(urlsplit(self.path).path))
+        with contextlib.suppress(ConnectionError):
+            if found is None:
+                self._send_bytes(HTTPStatus.NOT_FOUND, b"not found\n", "text/plain; charset=utf-8", with_body)
+            elif isinstance(found, bytes):
+                self._send_bytes(HTTPStatus.OK, found, MIME[".json"], with_body)
+            else:
+                self._send_file(found, with_body)
+
+    def _send_bytes(self, status: HTTPStatus, body: bytes, mime: str, with_body: bool) -> None:
+        self._start(status, mime, len(body), {})
+        if with_body:
+            self.wfile.write(body)
+
+    def _send_file(self, path: Path, with_body: bool) -> None:
+        mime = MIME.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        with path.open("rb") as file:
+            stat = path.stat()
+            etag = f'"{stat.st_mtime_ns:x}-{stat.st_size:x}"'
+            extra = {"ETag": etag, "Last-Modified": formatdate(stat.st_mtime, usegmt=True), "Accept-Ranges": "bytes"}
+            if self.headers.get("If-None-Match") == etag:
+                self._start(HTTPStatus.NOT_MODIFIED, mime, None, extra)
+                return
+            wanted = self.headers.get("Range") if self.headers.get("If-Range", etag) == etag else None
+            span = byte_range(wanted, stat.st_size)
+            if span is None:
+                start, length = 0, stat.st_size
+                self._start(HTTPStatus.OK, mime, length, extra)
+            elif span == (0, 0):
+                extra["Content-Range"] = f"bytes */{stat.st_size}"
+                self._start(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, mime, 0, extra)
+                return
+            else:
+                start, length = span
+                extra["Content-Range"] = f"bytes {start}-{start + length - 1}/{stat.st_size}"
+                self._start(HTTPStatus.PARTIAL_CONTENT, mime, length, extra)
+            if with_body:
+                self._send_body(file, start, length)
+
+    def _send_body(self, file: BinaryIO, start: int, length: int) -> None:
+        file.seek(start)
+        while length > 0:
+            chunk = file.read(min(CHUNK, length))
+            if not chunk:
+                self.close_connection = True
+                return
+            self.wfile.write(chunk)
+            length -= len(chunk)
+
+    def _start(self, status: HTTPStatus, mime: str, length: int | None, extra: Mapping[str, str]) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", mime)
+        if length is not None:
+            self.send_header("Content-Length", str(length))
+        for name, value in {**ISOLATION, "Cache-Control": "no-cache", **extra}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+
+def byte_range(header: str | None, size: int) -> tuple[int, int] | None:
+    """(start, length) of a `Range` header over `size` bytes; None: send it all; (0, 0): not satisfiable."""
+    match = re.fullmatch(r"bytes=(\d*)-(\d*)", header.strip()) if header else None
+    if match is None or match[0] == "bytes=-":
+        return None
+    if not match[1]:
+        length = min(int(match[2]), size)
+        return (size - length, length) if length else (0, 0)
+    start, end = int(match[1]), min(int(match[2] or size - 1), size - 1)
+    if match[2] and int(match[2]) < start:
+        return None
+    return (start, end - start + 1) if start < size else (0, 0)
+
+
+@contextlib.contextmanager
+def serving(root: Path, models: Mapping[str, Path], host: str = "127.0.0.1", port: int = 0) -> Iterator[SiteServer]:
+    """Serve in a thread of this process for as long as the block runs."""
+    server = SiteServer(root, models, host, port)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

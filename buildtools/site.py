@@ -1,0 +1,117 @@
+"""Assembles build/site, the folder that the local server serves and `dist` copies; unchanged parts are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from . import CACHE, ROOT, SITE
+from .environment import locked, run_tool
+from .errors import CommandError
+from .terminal import say
+from .wheels import page_wheels, wheel_inputs
+
+__all__ = ["ORT_FILES", "PYODIDE_FILES", "assemble"]
+
+MODULES = ROOT / "node_modules"
+ORT_FILES = ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm")
+PYODIDE_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
+PAGE_FOLDERS = ("web/demo", "web/harness")
+PAGE_IMPORT = "./capstan/capstan.js"
+"""What a page's `import ... from "capstan-webgpu"` becomes: the built client, so that tests run the bundle users get."""
+
+
+def assemble() -> Path:
+    """Bring build/site up to date and return it. Each part is made again only when its inputs changed."""
+    with locked("site"):
+        SITE.mkdir(parents=True, exist_ok=True)
+        part("vendor", [ROOT / "package-lock.json"], copy_vendor_files)
+        part("wheels", wheel_inputs(), copy_wheels)
+        web = sorted(path for path in (ROOT / "web").rglob("*") if path.is_file())
+        part("web", [*web, ROOT / "package-lock.json", ROOT / "tsconfig.json"], build_web)
+    return SITE
+
+
+def part(name: str, inputs: Sequence[Path], make: Callable[[], Iterable[Path]]) -> None:
+    """Run `make` unless its inputs, this module and the files that it made are as they were the last time."""
+    stamp = CACHE / f"site-{name}.json"
+    digest = digest_files([*inputs, *sorted(Path(__file__).parent.glob("*.py"))])
+    if stamp.exists():
+        last = json.loads(stamp.read_text())
+        if last["digest"] == digest and all((SITE / file).is_file() for file in last["files"]):
+            return
+        stamp.unlink()
+        previous = set(last["files"])
+    else:
+        previous = set()
+    say(f"site: {name}")
+    files = sorted(path.relative_to(SITE).as_posix() for path in make())
+    for gone in previous - set(files):
+        (SITE / gone).unlink(missing_ok=True)
+    stamp.write_text(json.dumps({"digest": digest, "files": files}))
+
+
+def digest_files(files: Iterable[Path]) -> str:
+    """A digest over names and contents."""
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.relative_to(ROOT)}\0{path.stat().st_size}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def copy_vendor_files() -> list[Path]:
+    """onnxruntime-web's and Pyodide's files, unmodified."""
+    made = []
+    for package, source, names in (
+        ("ort", MODULES / "onnxruntime-web/dist", ORT_FILES),
+        ("pyodide", MODULES / "pyodide", PYODIDE_FILES),
+    ):
+        target = SITE / "capstan" / package
+        target.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            made.append(target / name)
+            shutil.copyfile(source / name, made[-1])
+    return made
+
+
+def copy_wheels() -> list[Path]:
+    """The wheels for the page, and wheels.json, which names them."""
+    target = SITE / "capstan/wheels"
+    target.mkdir(parents=True, exist_ok=True)
+    made = [Path(shutil.copy(wheel, target)) for wheel in page_wheels()]
+    index = target / "wheels.json"
+    index.write_text(json.dumps([wheel.name for wheel in made]))
+    return [*made, index]
+
+
+def build_web() -> list[Path]:
+    """The client, the worker and the pages."""
+    made = [bundle(ROOT / "web/src" / f"{name}.ts", SITE / "capstan" / out) for name, out in CLIENT_AND_WORKER.items()]
+    for folder in PAGE_FOLDERS:
+        for source in sorted(path for path in (ROOT / folder).rglob("*") if path.is_file()):
+            target = SITE / source.relative_to(ROOT / folder)
+            if source.suffix == ".ts":
+                page = ["--alias:capstan-webgpu=" + PAGE_IMPORT, "--external:" + PAGE_IMPORT]
+                made.append(bundle(source, target.with_suffix(".js"), page))
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                made.append(Path(shutil.copyfile(source, target)))
+    return made
+
+
+CLIENT_AND_WORKER = {"client": "capstan.js", "worker": "worker.js"}
+
+
+def bundle(source: Path, target: Path, extra: Sequence[str] = ()) -> Path:
+    """One ES module from a TypeScript entry; kernels (.wgsl) and Python (.py) become text."""
+    if not source.is_file():
+        raise CommandError(f"{source.relative_to(ROOT)} is missing: restore it with git checkout")
+    flags = ["--bundle", "--format=esm", "--platform=browser", "--target=es2022", "--log-level=error", "--charset=utf8"]
+    loaders = ["--loader:.wgsl=text", "--loader:.py=text"]
+    esbuild = MODULES / "esbuild/bin/esbuild"
+    run_tool(["node", esbuild, source, *flags, *loaders, *extra, f"--outfile={target}"], "fix the error in web/")
+    return target

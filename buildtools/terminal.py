@@ -1,0 +1,56 @@
+"""Progress on stderr: one rewritten line on a terminal, plain lines elsewhere; stdout stays for results."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+__all__ = ["Progress", "say"]
+
+REDRAW_SECONDS = 0.1
+PLAIN_STEP = 0.25
+
+
+def say(text: str) -> None:
+    """Write one line to stderr at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class Progress:
+    """Shows how far something is. On a terminal the line is rewritten; elsewhere each quarter is a line."""
+
+    def __init__(self) -> None:
+        self._rewrites = sys.stderr.isatty()
+        self._shown = ""
+        self._drawn_at = 0.0
+        self._quarters: dict[str, int] = {}
+
+    def update(self, what: str, done: int, total: int) -> None:
+        """`done` of `total` bytes of `what` are there."""
+        share = done / total if total > 0 else 1.0
+        text = f"{what}: {done / 1e6:.1f} of {total / 1e6:.1f} MB"
+        if self._rewrites:
+            now = time.monotonic()
+            if done >= total or now - self._drawn_at >= REDRAW_SECONDS:
+                self._drawn_at = now
+                self._draw(text)
+            return
+        quarter = int(share / PLAIN_STEP)
+        if quarter > self._quarters.get(what, 0):
+            self._quarters[what] = quarter
+            say(text)
+
+    def line(self, text: str) -> None:
+        """Write a line that stays."""
+        self.clear()
+        say(text)
+
+    def clear(self) -> None:
+        """Take the rewritten line away."""
+        if self._shown:
+            self._draw("")
+
+    def _draw(self, text: str) -> None:
+        sys.stderr.write("\r" + text.ljust(len(self._shown)) + ("" if text else "\r"))
+        sys.stderr.flush()
+        self._shown = text

@@ -1,0 +1,28 @@
+// The headless page that build.py and the tests drive: `window.capstan` passes requests on to the worker.
+
+import { Capstan, type CapstanEvent, type Reply, type Request } from "capstan-webgpu";
+
+interface Harness {
+  /** Settles when the worker has booted, or could not. */
+  ready: Promise<void>;
+  request(request: Request): Promise<Reply>;
+  close(): Promise<void>;
+}
+
+declare global {
+  interface Window {
+    capstan: Harness;
+    /** Defined by the driver before this page loads; receives every event. */
+    capstanEvent?: (event: CapstanEvent) => void;
+  }
+}
+
+const started = Capstan.start({ onEvent: (event) => window.capstanEvent?.(event) });
+
+window.capstan = {
+  ready: started.then(() => undefined),
+  request: async (request) => (await started).request(request),
+  close: async () => (await started).close(),
+};
+// Whoever drives the page awaits `ready` and gets the reason; without this it would count as unhandled as well.
+window.capstan.ready.catch(() => undefined);
