@@ -1,0 +1,244 @@
+"""genai_config.json, the file that onnxruntime-genai's model builder writes next to model.onnx, as frozen dataclasses.
+
+Every error names the file and the JSON path of the field:
+
+    genai_config.json: model.decoder.num_hidden_layers: expected a positive integer, got "two"; export the model again or ...
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from .errors import ConfigError, UnsupportedModelError
+
+__all__ = ["SUPPORTED_TYPES", "DecoderConfig", "GenaiConfig", "InputNames", "OutputNames", "parse_genai_config"]
+
+# model.type of the decoders with one key and one value cache a layer; onnxruntime-genai's list less what has other inputs or state.
+SUPPORTED_TYPES = (
+    "chatglm decoder ernie4_5 gemma gemma2 gemma3_text gpt-oss gptoss granite hunyuan_v1_dense internlm2 llama ministral3 mistral nemotron "
+    "olmo olmo2 phi phi3 phi3small phimoe qwen2 qwen3 smollm3"
+).split()
+
+# Sections of `model` or `model.decoder` that say the model is more than one decoder.
+OTHER_PARTS = {
+    "encoder": "an encoder",
+    "vision": "a vision model",
+    "speech": "a speech model",
+    "embedding": "a separate embedding model",
+    "encoder_decoder_init": "an encoder",
+    "joiner": "a transducer",
+}
+
+REMEDY = "correct the file, or export the model again with onnxruntime-genai's model builder"
+JSON_NAMES = {dict: "an object", list: "an array", str: "a string", int: "an integer", float: "a number", bool: "true or false"}
+
+
+@dataclass(frozen=True)
+class InputNames:
+    """Names of the graph's inputs; `%d` stands for the layer."""
+
+    input_ids: str = "input_ids"
+    attention_mask: str = "attention_mask"
+    position_ids: str = "position_ids"
+    past_key_names: str = "past_key_values.%d.key"
+    past_value_names: str = "past_key_values.%d.value"
+
+
+@dataclass(frozen=True)
+class OutputNames:
+    """Names of the graph's outputs; `%d` stands for the layer."""
+
+    logits: str = "logits"
+    present_key_names: str = "present.%d.key"
+    present_value_names: str = "present.%d.value"
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """`model.decoder`: the graph's file, its sizes and its tensor names."""
+
+    filename: str
+    head_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    num_hidden_layers: int
+    hidden_size: int | None = None
+    inputs: InputNames = InputNames()
+    outputs: OutputNames = OutputNames()
+    session_options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True)
+class GenaiConfig:
+    """The whole file. `search` is passed on as it was read; sampling checks it."""
+
+    model_type: str
+    vocab_size: int
+    context_length: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int
+    decoder: DecoderConfig
+    search: Mapping[str, Any]
+    name: str = "genai_config.json"
+
+
+class Section:
+    """One JSON object and where it is in the file; its readers raise ConfigError with the path."""
+
+    def __init__(self, file: str, path: str, value: Mapping[str, Any]) -> None:
+        self.file, self.path, self.value = file, path, value
+
+    def where(self, key: str) -> str:
+        return f"{self.file}: {self.path}.{key}" if self.path else f"{self.file}: {key}"
+
+    def error(self, key: str, expected: str, remedy: str = REMEDY) -> ConfigError:
+        if key not in self.value:
+            return ConfigError(f"{self.where(key)}: missing, expected {expected}; {remedy}")
+        shown = json.dumps(self.value[key], ensure_ascii=False)
+        shown = shown if len(shown) <= 60 else shown[:57] + "..."
+        return ConfigError(f"{self.where(key)}: expected {expected}, got {shown}; {remedy}")
+
+    def section(self, key: str, *, optional: bool = False) -> Section:
+        value = self.value.get(key)
+        if value is None and optional:
+            return Section(self.file, f"{self.path}.{key}".lstrip("."), {})
+        if not isinstance(value, dict):
+            raise self.error(key, "an object")
+        return Section(self.file, f"{self.path}.{key}".lstrip("."), value)
+
+    def positive(self, key: str) -> int:
+        value = self.value.get(key)
+        if type(value) is not int or value < 1:
+            raise self.error(key, "a positive integer")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.value.get(key, default)
+        if not isinstance(value, str) or not value:
+            raise self.error(key, "a string that is not empty")
+        return value
+
+    def token(self, key: str, vocab_size: int) -> int | None:
+        value = self.value.get(key)
+        if value is None:
+            return None
+        if not is_token(value, vocab_size):
+            raise self.error(key, f"a token id from 0 to {vocab_size - 1}")
+        return int(value)
+
+    def tokens(self, key: str, vocab_size: int) -> tuple[int, ...]:
+        value = self.value.get(key)
+        if value is None:
+            return ()
+        ids = value if isinstance(value, list) else [value]
+        if not all(is_token(item, vocab_size) for item in ids):
+            raise self.error(key, f"a token id from 0 to {vocab_size - 1}, or an array of them")
+        return tuple(dict.fromkeys(ids))
+
+    def pattern(self, key: str, default: str) -> str:
+        value = self.text(key, default)
+        if value.count("%d") != 1:
+            raise self.error(key, 'a name with one "%d" for the layer')
+        return value
+
+
+def is_token(value: object, vocab_size: int) -> bool:
+    return type(value) is int and 0 <= value < vocab_size
+
+
+def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> GenaiConfig:
+    """Read the file's content; `name` is what error messages call it.
+
+    Raises ConfigError if it is not JSON (line and column) or a field is missing or wrong (its path); UnsupportedModelError, listing what
+    works, if it describes something else than one decoder with key/value caches.
+    """
+    root = Section(name, "", parse_object(data, name))
+    model = root.section("model")
+    model_type = model.text("type")
+    decoder = supported_decoder(model, model_type)
+    vocab_size = model.positive("vocab_size")
+    eos = model.tokens("eos_token_id", vocab_size)
+    pad = model.token("pad_token_id", vocab_size)
+    inputs, outputs = decoder.section("inputs", optional=True), decoder.section("outputs", optional=True)
+    heads, kv_heads = decoder.positive("num_attention_heads"), decoder.positive("num_key_value_heads")
+    if heads % kv_heads:
+        raise decoder.error("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+    return GenaiConfig(
+        model_type=model_type,
+        vocab_size=vocab_size,
+        context_length=model.positive("context_length"),
+        bos_token_id=model.token("bos_token_id", vocab_size),
+        eos_token_ids=eos,
+        pad_token_id=pad if pad is not None else eos[0] if eos else 0,
+        decoder=DecoderConfig(
+            filename=file_name(decoder, "filename"),
+            head_size=decoder.positive("head_size"),
+            hidden_size=decoder.positive("hidden_size") if "hidden_size" in decoder.value else None,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            num_hidden_layers=decoder.positive("num_hidden_layers"),
+            inputs=InputNames(
+                input_ids=inputs.text("input_ids", InputNames.input_ids),
+                attention_mask=inputs.text("attention_mask", InputNames.attention_mask),
+                position_ids=inputs.text("position_ids", InputNames.position_ids),
+                past_key_names=inputs.pattern("past_key_names", InputNames.past_key_names),
+                past_value_names=inputs.pattern("past_value_names", InputNames.past_value_names),
+            ),
+            outputs=OutputNames(
+                logits=outputs.text("logits", OutputNames.logits),
+                present_key_names=outputs.pattern("present_key_names", OutputNames.present_key_names),
+                present_value_names=outputs.pattern("present_value_names", OutputNames.present_value_names),
+            ),
+            session_options=MappingProxyType(dict(decoder.section("session_options", optional=True).value)),
+        ),
+        search=MappingProxyType(dict(root.section("search", optional=True).value)),
+        name=name,
+    )
+
+
+def parse_object(data: str | bytes, name: str) -> dict[str, Any]:
+    """A file's JSON object; ConfigError with line and column if it is not one."""
+    try:
+        value = json.loads(data.decode("utf-8-sig") if isinstance(data, bytes) else data)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: byte {error.start} is not UTF-8; the file must be JSON text, {REMEDY}") from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{name}: line {error.lineno}, column {error.colno}: not JSON ({error.msg}); {REMEDY}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{name}: nested too deeply; {REMEDY}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name}: expected an object, got {JSON_NAMES.get(type(value), 'null')}; {REMEDY}")
+    return value
+
+
+def supported_decoder(model: Section, model_type: str) -> Section:
+    """`model.decoder`, if the file describes a model that Capstan runs."""
+    works = f"Capstan runs decoders with a key/value cache: {', '.join(SUPPORTED_TYPES)}"
+    for key, what in OTHER_PARTS.items():
+        if key in model.value:
+            raise UnsupportedModelError(f"{model.where(key)}: a model of type {model_type} with {what}; {works}")
+    if model_type not in SUPPORTED_TYPES:
+        raise UnsupportedModelError(f'{model.where("type")}: "{model_type}" is not supported; {works}')
+    decoder = model.section("decoder")
+    if "pipeline" in decoder.value:
+        raise UnsupportedModelError(f"{decoder.where('pipeline')}: a decoder in several files; {works}, each in one file")
+    window = decoder.section("sliding_window", optional=True)
+    if window.value.get("slide_key_value_cache") is True:
+        raise UnsupportedModelError(f"{window.where('slide_key_value_cache')}: a cache that slides; {works} of full length")
+    inputs = decoder.section("inputs", optional=True)
+    for key in ("past_conv_names", "past_recurrent_names", "past_key_scale_names", "block_table", "inputs_embeds"):
+        if key in inputs.value:
+            raise UnsupportedModelError(f"{inputs.where(key)}: an input that Capstan does not feed; {works}")
+    return decoder
+
+
+def file_name(section: Section, key: str) -> str:
+    value = section.text(key)
+    if value.startswith(("/", "\\")) or ":" in value or ".." in value.replace("\\", "/").split("/"):
+        raise section.error(key, "a file below the model's folder")
+    return value

@@ -1,0 +1,38 @@
+"""Rewriting of ONNX graphs: pure functions over `onnx_pb2.ModelProto`, tested without a GPU.
+
+    parse(data, name)                 model.onnx bytes -> ModelProto; ModelFileError if they are not a model
+    serialize(model)                  ModelProto -> bytes for InferenceSession.create
+    total_length_on_gpu(model)        Shape(attention_mask) -> ReduceSum/ReduceMax, so that the graph can be captured
+    last_token_logits(model)          the output projection reads the last position only (for the prefill session)
+    weights_to_inputs(model, ...)     external initializers become graph inputs; returns the manifest too
+    describe(model, decoder)          what a session over this graph needs, as a frozen dataclass
+    uncapturable(model)               the nodes that onnxruntime-web cannot capture, and why
+
+A pass returns a new model and leaves its argument alone. The order for a decoder is the one above.
+"""
+
+from __future__ import annotations
+
+from .capture import Uncapturable, uncapturable
+from .description import CachePair, GraphDescription, TensorInfo, describe
+from .last_token import last_token_logits
+from .model_file import parse, serialize
+from .total_length import total_length_on_gpu
+from .weights import WeightEntry, constants_to_inline, external_entries, weights_to_inputs
+
+__all__ = [
+    "CachePair",
+    "GraphDescription",
+    "TensorInfo",
+    "Uncapturable",
+    "WeightEntry",
+    "constants_to_inline",
+    "describe",
+    "external_entries",
+    "last_token_logits",
+    "parse",
+    "serialize",
+    "total_length_on_gpu",
+    "uncapturable",
+    "weights_to_inputs",
+]

@@ -1,0 +1,223 @@
+"""What a session over a decoder's graph needs: its inputs, outputs, cache pairs and element types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import UnsupportedModelError
+from .capture import Uncapturable, uncapturable
+from .model_file import require_decoder
+from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from .weights import DTYPES
+
+if TYPE_CHECKING:
+    from ..config import DecoderConfig
+
+__all__ = ["CachePair", "GraphDescription", "TensorInfo", "describe"]
+
+FLOATS = ("float32", "float16")
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A graph input or output; `dims` holds sizes and the names of free dimensions ("?" if unnamed)."""
+
+    name: str
+    dtype: str
+    dims: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class CachePair:
+    """One layer's key or value cache: the input that reads it and the output that writes it, of [batch, heads, length, head size]."""
+
+    layer: int
+    kind: str
+    past: str
+    present: str
+
+
+@dataclass(frozen=True)
+class GraphDescription:
+    """What `describe` finds. `inputs` are the run-time inputs without the weights that became inputs."""
+
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    cache: tuple[CachePair, ...]
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    cache_dtype: str
+    vocab_size: int
+    input_ids: str
+    logits: str
+    logits_dtype: str
+    last_token_only: bool
+    mask: str
+    mask_dtype: str
+    position_ids: str | None
+    needs_f16: bool
+    uncapturable: tuple[Uncapturable, ...]
+
+    @property
+    def has_position_ids(self) -> bool:
+        return self.position_ids is not None
+
+    @property
+    def capturable(self) -> bool:
+        return not self.uncapturable
+
+
+def describe(model: ModelProto, decoder: DecoderConfig, vocab_size: int | None = None) -> GraphDescription:
+    """Check a graph against its configuration and describe it; run it before or after `weights_to_inputs`.
+
+    Raises UnsupportedModelError, naming the input, output or dtype: no token ids, a state that is not a key/value cache, an input that
+    Capstan does not feed, caches that are neither float32 nor float16, sizes that differ from the configuration.
+    """
+    graph = model.graph
+    names = decoder.inputs
+    require_decoder(model, names.input_ids)
+    pairs = cache_pairs(decoder)
+    pasts = {pair.past for pair in pairs}
+    known = {names.input_ids, names.attention_mask, names.position_ids, *pasts}
+    read = {source for node in graph.node for source in node.input}
+    initialized = {tensor.name for tensor in graph.initializer}
+    inputs = [tensor_info(value) for value in graph.input if value.name not in initialized]
+    outputs = [tensor_info(value) for value in graph.output]
+    reject_state(graph, decoder)
+    runtime = tuple(info for info in inputs if info.name in known)
+    found = {info.name: info for info in [*runtime, *outputs]}
+    for pair in pairs:
+        for name in (pair.past, pair.present):
+            if name not in found:
+                raise UnsupportedModelError(
+                    f"model.onnx has no {'input' if name == pair.past else 'output'} {name}; "
+                    f"genai_config.json declares {decoder.num_hidden_layers} layers of it"
+                )
+    if names.attention_mask not in found:
+        raise UnsupportedModelError(f"model.onnx has no input {names.attention_mask}; export a decoder with an attention mask")
+    logits = found.get(decoder.outputs.logits)
+    if logits is None:
+        raise UnsupportedModelError(f"model.onnx has no output {decoder.outputs.logits}; export it with its lm_head")
+    strangers = [info for info in inputs if info.name not in known and info.name in read and is_run_time(info)]
+    if strangers:
+        first = strangers[0]
+        shape = ", ".join(map(str, first.dims))
+        raise UnsupportedModelError(f"model.onnx has an input {first.name} [{shape}] that Capstan does not know how to feed")
+    if logits.dtype not in FLOATS:
+        raise UnsupportedModelError(f"output {logits.name} is {logits.dtype}, expected float32 or float16; export with -p int4 or fp16")
+    cache_dtype, heads, head_size = cache_shape(found, pairs, decoder)
+    last = logits.dims[-1] if logits.dims else None
+    vocabulary = last if isinstance(last, int) else vocab_size
+    if vocabulary is None or (vocab_size is not None and vocabulary != vocab_size):
+        raise UnsupportedModelError(f"output {logits.name} has {last} columns, genai_config.json model.vocab_size is {vocab_size}")
+    mask = found[names.attention_mask]
+    return GraphDescription(
+        inputs=runtime,
+        outputs=tuple(outputs),
+        cache=pairs,
+        num_layers=decoder.num_hidden_layers,
+        num_kv_heads=heads,
+        head_size=head_size,
+        cache_dtype=cache_dtype,
+        vocab_size=vocabulary,
+        input_ids=names.input_ids,
+        logits=logits.name,
+        logits_dtype=logits.dtype,
+        last_token_only=len(logits.dims) == 3 and logits.dims[1] == 1,
+        mask=mask.name,
+        mask_dtype=mask.dtype,
+        position_ids=names.position_ids if names.position_ids in found else None,
+        needs_f16=needs_f16(graph),
+        uncapturable=tuple(uncapturable(model, mask.name)),
+    )
+
+
+def cache_pairs(decoder: DecoderConfig) -> tuple[CachePair, ...]:
+    """Layer by layer, the key pair, then the value pair."""
+    kinds = (
+        ("key", decoder.inputs.past_key_names, decoder.outputs.present_key_names),
+        ("value", decoder.inputs.past_value_names, decoder.outputs.present_value_names),
+    )
+    return tuple(
+        CachePair(layer, kind, past.replace("%d", str(layer)), present.replace("%d", str(layer)))
+        for layer in range(decoder.num_hidden_layers)
+        for kind, past, present in kinds
+    )
+
+
+def reject_state(graph: GraphProto, decoder: DecoderConfig) -> None:
+    """Raise for state that is not a key/value cache: it advances with every step and cannot be rewound."""
+    presents = {pair.present for pair in cache_pairs(decoder)}
+    for value in graph.output:
+        if value.name in presents or value.name == decoder.outputs.logits:
+            continue
+        lowered = value.name.lower()
+        if any(word in lowered for word in ("conv", "recurrent", "state", "ssm")) and "hidden_states" not in lowered:
+            raise UnsupportedModelError(
+                f"output {value.name} is convolution or recurrent state, which cannot be rewound; "
+                "Capstan runs decoders whose only state is a key/value cache"
+            )
+        if lowered.startswith("present"):
+            raise UnsupportedModelError(
+                f"output {value.name} is not among the {decoder.num_hidden_layers} layers of genai_config.json; "
+                "Capstan runs decoders with one key and one value cache per layer"
+            )
+
+
+def cache_shape(
+    found: dict[str, TensorInfo], pairs: tuple[CachePair, ...], decoder: DecoderConfig
+) -> tuple[str, int, int]:
+    """The caches' element type, heads and head size; they must agree with the configuration and with each other."""
+    first = found[pairs[0].past]
+    for pair in pairs:
+        for name in (pair.past, pair.present):
+            info = found[name]
+            if info.dtype not in FLOATS or info.dtype != first.dtype:
+                raise UnsupportedModelError(
+                    f"cache {name} is {info.dtype}, expected {first.dtype if first.dtype in FLOATS else 'float32 or float16'}; "
+                    "export without a quantized cache"
+                )
+            if len(info.dims) != 4:
+                raise UnsupportedModelError(f"cache {name} has {len(info.dims)} dimensions, expected [batch, heads, length, head size]")
+            for place, wanted, field in ((1, decoder.num_key_value_heads, "num_key_value_heads"), (3, decoder.head_size, "head_size")):
+                size = info.dims[place]
+                if isinstance(size, int) and size != wanted:
+                    raise UnsupportedModelError(
+                        f"cache {name} has {size} at dimension {place}, genai_config.json model.decoder.{field} is {wanted}"
+                    )
+    return first.dtype, decoder.num_key_value_heads, decoder.head_size
+
+
+def is_run_time(info: TensorInfo) -> bool:
+    """Weights that became inputs have sizes only; what changes from run to run has a free dimension."""
+    return any(isinstance(size, str) for size in info.dims)
+
+
+def tensor_info(value: ValueInfoProto) -> TensorInfo:
+    kind = value.type.tensor_type
+    if kind.elem_type not in DTYPES:
+        raise UnsupportedModelError(
+            f"{value.name} is of ONNX element type {kind.elem_type}, which WebGPU does not have; export with float32 or float16 activations"
+        )
+    dims = tuple(dim.dim_value if dim.WhichOneof("value") == "dim_value" else dim.dim_param or "?" for dim in kind.shape.dim)
+    return TensorInfo(value.name, DTYPES[kind.elem_type][0], dims)
+
+
+def needs_f16(graph: GraphProto) -> bool:
+    """Whether any tensor is float16, so that the adapter must have shader-f16."""
+    half = TensorProto.FLOAT16
+    if any(tensor.data_type == half for tensor in graph.initializer):
+        return True
+    if any(value.type.tensor_type.elem_type == half for value in [*graph.input, *graph.output, *graph.value_info]):
+        return True
+    return any(casts_to_half(node) for node in graph.node)
+
+
+def casts_to_half(node: NodeProto) -> bool:
+    return any(
+        (item.name == "to" and node.op_type == "Cast" and item.i == TensorProto.FLOAT16)
+        or (item.name == "value" and item.t.data_type == TensorProto.FLOAT16)
+        for item in node.attribute
+    )

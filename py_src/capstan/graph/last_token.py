@@ -1,0 +1,102 @@
+"""The last token's logits only.
+
+A prefill over S tokens needs the output projection at the last position; over all of them it is the largest matrix product of the
+model and writes S x vocabulary floats. The rewrite slices the hidden state just before the projection:
+
+    hidden [B, S, H] -> Slice(axis 1, -1:) -> [B, 1, H] -> MatMulNBits | MatMul | Gemm -> elementwise... -> logits [B, 1, V]
+"""
+
+from __future__ import annotations
+
+import sys
+
+from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorShapeProto
+from .wiring import Wiring, copy_of, fresh_name, int64_tensor
+
+__all__ = ["last_token_logits"]
+
+PROJECTIONS = {"MatMulNBits", "MatMul"}
+ELEMENTWISE = {"Cast", "Mul", "Div", "Add", "Sub", "Tanh", "Where", "Identity"}
+
+
+def last_token_logits(model: ModelProto, logits: str = "logits") -> tuple[ModelProto, str]:
+    """Prune the logits to the last position; return the new model and why it is unchanged (empty if it was rewritten).
+
+    A graph that the walk from `logits` to its projection does not understand comes back as an equal copy with the reason: its logits
+    are [B, S, V] and the caller reads the last row.
+    """
+    result = copy_of(model)
+    graph = result.graph
+    declared = next((value for value in graph.output if value.name == logits), None)
+    if declared is None:
+        return result, f"no output named {logits}"
+    dims = declared.type.tensor_type.shape.dim
+    if len(dims) != 3:
+        return result, f"{logits} has {len(dims)} dimensions, 3 are expected"
+    if dims[1].WhichOneof("value") == "dim_value" and dims[1].dim_value == 1:
+        return result, f"{logits} already holds the last position only"
+    wiring = Wiring(graph)
+    path, reason = path_to_projection(wiring, logits)
+    if reason:
+        return result, reason
+    projection = path[-1]
+    hidden = projection.input[0]
+    sliced = fresh_name(graph, "/capstan/last_token/Slice")
+    bounds = {part: fresh_name(graph, f"/capstan/last_token/{part}") for part in ("starts", "ends", "axes")}
+    for part, value in (("starts", -1), ("ends", sys.maxsize), ("axes", 1)):
+        graph.initializer.append(int64_tensor(bounds[part], [value]))
+    node = NodeProto(op_type="Slice", name=sliced, input=[hidden, *bounds.values()], output=[sliced])
+    projection.input[0] = sliced
+    insert_before(graph, projection, node)
+    touched = {name for step in path for name in step.output}
+    for value in [*graph.value_info, *graph.output]:
+        if value.name in touched and len(value.type.tensor_type.shape.dim) == 3:
+            set_one(value.type.tensor_type.shape.dim[1])
+    return result, ""
+
+
+def path_to_projection(wiring: Wiring, logits: str) -> tuple[list[NodeProto], str]:
+    """The nodes from the logits up to the projection, or why there is none to be found."""
+    path: list[NodeProto] = []
+    name = logits
+    while True:
+        node = wiring.producer.get(name)
+        if node is None:
+            return [], f"{name} is computed by no node"
+        if name != logits and (len(wiring.consumers.get(name, [])) != 1 or name in wiring.outputs):
+            return [], f"{name} is read elsewhere too"
+        path.append(node)
+        if node.op_type in PROJECTIONS:
+            if not is_weight(wiring, node.input[1]):
+                return [], f"node {node.name} ({node.op_type}) multiplies two computed tensors"
+            return path, ""
+        if node.op_type not in ELEMENTWISE:
+            return [], f"node {node.name} ({node.op_type}) lies between the projection and {logits}"
+        computed = [source for source in node.input if source and not is_weight(wiring, source)]
+        if len(set(computed)) != 1:
+            return [], f"node {node.name} ({node.op_type}) joins {len(set(computed))} computed tensors"
+        name = computed[0]
+
+
+def is_weight(wiring: Wiring, name: str) -> bool:
+    """Whether a tensor is a constant, a weight, or a weight reshaped (tied embeddings are transposed on the way)."""
+    while name not in wiring.constants and name not in wiring.inputs:
+        node = wiring.producer.get(name)
+        if node is None or node.op_type not in {"Transpose", "Reshape", "Cast", "Identity", "DequantizeLinear"}:
+            return False
+        name = node.input[0]
+    return True
+
+
+def insert_before(graph: GraphProto, anchor: NodeProto, node: NodeProto) -> None:
+    position = next(index for index, item in enumerate(graph.node) if item is anchor or item == anchor)
+    order = [item.SerializeToString() for item in graph.node]
+    order.insert(position, node.SerializeToString())
+    del graph.node[:]
+    for data in order:
+        graph.node.add().ParseFromString(data)
+
+
+def set_one(dim: TensorShapeProto.Dimension) -> None:
+    dim.Clear()
+    dim.dim_value = 1

@@ -1,0 +1,50 @@
+"""model.onnx: bytes to `ModelProto` and back."""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+
+from ..errors import ModelFileError, UnsupportedModelError
+from .onnx_pb2 import ModelProto
+
+__all__ = ["parse", "serialize"]
+
+LFS_POINTER = b"version https://git-lfs"
+
+
+def parse(data: bytes | bytearray | memoryview, name: str = "model.onnx") -> ModelProto:
+    """Parse the bytes of an ONNX file; `name` is what error messages call it.
+
+    Raises ModelFileError if the bytes are not an ONNX model.
+    """
+    content = bytes(data)
+    if content.startswith(LFS_POINTER):
+        raise ModelFileError(f"{name}: a Git LFS pointer of {len(content)} bytes, not the model; run `git lfs pull`")
+    model = ModelProto()
+    try:
+        model.ParseFromString(content)
+    except (DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise ModelFileError(
+            f"{name}: {len(content)} bytes that are not an ONNX model ({error}); copy or export the file again"
+        ) from error
+    if not model.graph.node or not model.graph.output:
+        raise ModelFileError(
+            f"{name}: {len(content)} bytes with no nodes or no outputs, expected an ONNX graph; copy or export it again"
+        )
+    return model
+
+
+def serialize(model: ModelProto) -> bytes:
+    """The bytes that onnxruntime reads; equal models give equal bytes."""
+    return model.SerializeToString(deterministic=True)
+
+
+def require_decoder(model: ModelProto, input_ids: str = "input_ids", name: str = "model.onnx") -> None:
+    """Raise UnsupportedModelError unless the graph takes token ids."""
+    inputs = [value.name for value in model.graph.input]
+    if input_ids not in inputs:
+        shown = ", ".join(inputs[:6]) or "none"
+        raise UnsupportedModelError(
+            f"{name}: no input named {input_ids} (inputs: {shown}); Capstan runs decoders that take token ids, "
+            "as written by onnxruntime-genai's model builder"
+        )

@@ -1,0 +1,97 @@
+"""Sequence lengths computed on the GPU.
+
+Exports that are not made for graph capture take attention's `total_sequence_length` from Shape(attention_mask): a value on the CPU,
+frozen at capture, and the mask's size instead of the sequence's when the mask is static. The rewrite is the subgraph that the
+model builder writes with enable_webgpu_graph:
+
+    attention_mask -> Cast(int32) -> ReduceSum(axis 1) -+-> Sub(1)    -> seqlens_k
+                                                        +-> ReduceMax -> total_sequence_length
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from .onnx_pb2 import ModelProto, NodeProto, TensorProto
+from .wiring import Wiring, copy_of, fresh_name, int64_tensor, prune
+
+__all__ = ["total_length_on_gpu"]
+
+ATTENTION = "GroupQueryAttention"
+SEQLENS_K, TOTAL_LENGTH = 5, 6
+LENGTH_OPS = {"Cast", "Sub", "ReduceSum", "ReduceMax", "Gather", "Squeeze", "Unsqueeze", "Reshape", "Identity", "Shape", "Slice"}
+
+
+def ancestry(wiring: Wiring, name: str) -> Iterator[NodeProto | str]:
+    """Every node above a tensor, and every graph input that they start from."""
+    pending, seen = [name], {name}
+    while pending:
+        current = pending.pop()
+        node = wiring.producer.get(current)
+        if node is None:
+            if current in wiring.inputs:
+                yield current
+            continue
+        yield node
+        for source in node.input:
+            if source and source not in seen:
+                seen.add(source)
+                pending.append(source)
+
+
+def from_shape_of(wiring: Wiring, name: str, mask: str) -> bool:
+    """Whether a tensor is a length computed from the mask, with a Shape on the way."""
+    above = list(ancestry(wiring, name))
+    nodes = [item for item in above if isinstance(item, NodeProto)]
+    sources = {item for item in above if isinstance(item, str)}
+    if sources != {mask} or any(node.op_type not in LENGTH_OPS | {"Constant"} for node in nodes):
+        return False
+    return any(node.op_type == "Shape" for node in nodes)
+
+
+def total_length_on_gpu(model: ModelProto, mask: str = "attention_mask") -> ModelProto:
+    """Let attention's lengths come from the sum of the mask instead of its shape.
+
+    Both length inputs of every GroupQueryAttention whose total comes from Shape(mask) are rewired; dead nodes go. A graph without such
+    a node (made with enable_webgpu_graph, or without attention over a mask) comes back as an equal copy.
+    """
+    result = copy_of(model)
+    graph = result.graph
+    wiring = Wiring(graph)
+    users = [
+        node
+        for node in graph.node
+        if node.op_type == ATTENTION and len(node.input) > TOTAL_LENGTH and from_shape_of(wiring, node.input[TOTAL_LENGTH], mask)
+    ]
+    if not users:
+        return result
+    names = {part: fresh_name(graph, f"/capstan/lengths/{part}") for part in ("Cast", "ReduceSum", "Sub", "ReduceMax", "axis", "one")}
+    graph.initializer.append(int64_tensor(names["axis"], [1]))
+    one = TensorProto(name=names["one"], data_type=TensorProto.INT32, raw_data=struct.pack("<i", 1))
+    one.dims.append(1)
+    graph.initializer.append(one)
+    cast = NodeProto(op_type="Cast", name=names["Cast"], input=[mask], output=[names["Cast"]])
+    add_integer(cast, "to", TensorProto.INT32)
+    total = NodeProto(
+        op_type="ReduceSum", name=names["ReduceSum"], input=[names["Cast"], names["axis"]], output=[names["ReduceSum"]]
+    )
+    add_integer(total, "keepdims", 0)
+    less = NodeProto(op_type="Sub", name=names["Sub"], input=[names["ReduceSum"], names["one"]], output=[names["Sub"]])
+    most = NodeProto(op_type="ReduceMax", name=names["ReduceMax"], input=[names["ReduceSum"]], output=[names["ReduceMax"]])
+    add_integer(most, "keepdims", 0)
+    for node in users:
+        node.input[SEQLENS_K] = names["Sub"]
+        node.input[TOTAL_LENGTH] = names["ReduceMax"]
+    rest = [node.SerializeToString() for node in graph.node]
+    del graph.node[:]
+    graph.node.extend([cast, total, less, most])
+    for data in rest:
+        graph.node.add().ParseFromString(data)
+    prune(graph)
+    return result
+
+
+def add_integer(node: NodeProto, name: str, value: int) -> None:
+    item = node.attribute.add(name=name, i=value)
+    item.type = type(item).INT

@@ -1,0 +1,162 @@
+"""Weights as graph inputs.
+
+onnxruntime-web copies initializers into its own heap and once per session. As inputs they are GPU buffers of ours, filled straight
+from the network or from disk and shared by every session. What stays an initializer:
+
+- tensors stored inside model.onnx (the model builder puts only constants there);
+- external tensors that onnxruntime must see as values when it plans: integers of at most `CONSTANT_BYTES` (axes, shapes) and
+  single elements. Their bytes have to be passed in; `constants_to_inline` lists them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import ModelFileError, UnsupportedModelError
+from .onnx_pb2 import ModelProto, TensorProto, ValueInfoProto
+from .wiring import copy_of
+
+__all__ = ["CONSTANT_BYTES", "DTYPES", "WeightEntry", "constants_to_inline", "external_entries", "weights_to_inputs"]
+
+CONSTANT_BYTES = 1024
+
+# ONNX type: (onnxruntime-web's name, bits an element)
+DTYPES: dict[int, tuple[str, int]] = {
+    TensorProto.FLOAT: ("float32", 32),
+    TensorProto.FLOAT16: ("float16", 16),
+    TensorProto.INT64: ("int64", 64),
+    TensorProto.UINT64: ("uint64", 64),
+    TensorProto.INT32: ("int32", 32),
+    TensorProto.UINT32: ("uint32", 32),
+    TensorProto.INT16: ("int16", 16),
+    TensorProto.UINT16: ("uint16", 16),
+    TensorProto.INT8: ("int8", 8),
+    TensorProto.UINT8: ("uint8", 8),
+    TensorProto.BOOL: ("bool", 8),
+    TensorProto.INT4: ("int4", 4),
+    TensorProto.UINT4: ("uint4", 4),
+}
+
+INTEGERS = (TensorProto.INT64, TensorProto.INT32)
+
+
+@dataclass(frozen=True)
+class WeightEntry:
+    """One weight: `length` bytes at `offset` of the file `location`, relative to model.onnx's folder."""
+
+    name: str
+    dims: tuple[int, ...]
+    onnx_type: int
+    location: str
+    offset: int
+    length: int
+
+    @property
+    def dtype(self) -> str:
+        """The name that onnxruntime-web gives the element type, as in `float32`."""
+        return DTYPES[self.onnx_type][0]
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+def external_entries(model: ModelProto) -> list[WeightEntry]:
+    """Every external initializer, by location, then offset.
+
+    Raises ModelFileError where offset, length or location cannot be, UnsupportedModelError for an element type unknown to WebGPU.
+    """
+    entries = [entry_of(tensor) for tensor in model.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
+    return sorted(entries, key=lambda entry: (entry.location, entry.offset, entry.name))
+
+
+def entry_of(tensor: TensorProto) -> WeightEntry:
+    fields = {item.key: item.value for item in tensor.external_data}
+    if tensor.data_type not in DTYPES:
+        kind = str(tensor.data_type)
+        if tensor.data_type in TensorProto.DataType.values():
+            kind = TensorProto.DataType.Name(tensor.data_type)
+        raise UnsupportedModelError(
+            f"weight {tensor.name}: element type {kind} does not exist on WebGPU; export with precision int4, fp16 or fp32"
+        )
+    location = fields.get("location", "")
+    if not location or location.startswith(("/", "\\")) or ":" in location or ".." in location.replace("\\", "/").split("/"):
+        raise ModelFileError(
+            f"weight {tensor.name}: external file {location!r}, expected a file below the model's folder; export the model again"
+        )
+    size = (math.prod(tensor.dims) * DTYPES[tensor.data_type][1] + 7) // 8
+    offset = byte_count(tensor.name, "offset", fields.get("offset", "0"))
+    length = byte_count(tensor.name, "length", fields.get("length", str(size)))
+    if length != size:
+        shape = "x".join(map(str, tensor.dims)) or "scalar"
+        raise ModelFileError(
+            f"weight {tensor.name}: {length} bytes in {location}, expected {size} for {DTYPES[tensor.data_type][0]} {shape}; "
+            "export the model again"
+        )
+    return WeightEntry(tensor.name, tuple(tensor.dims), tensor.data_type, location, offset, length)
+
+
+def byte_count(name: str, field: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ModelFileError(f"weight {name}: {field} {text!r} in model.onnx, expected bytes as a whole number; export again")
+    return int(text)
+
+
+def is_constant(entry: WeightEntry) -> bool:
+    return math.prod(entry.dims) == 1 or (entry.onnx_type in INTEGERS and entry.length <= CONSTANT_BYTES)
+
+
+def constants_to_inline(model: ModelProto) -> list[WeightEntry]:
+    """External tensors that must stay initializers; `weights_to_inputs` needs their bytes. Empty for the model builder's files."""
+    return [entry for entry in external_entries(model) if is_constant(entry)]
+
+
+def weights_to_inputs(
+    model: ModelProto, constants: Mapping[str, bytes] | None = None
+) -> tuple[ModelProto, list[WeightEntry]]:
+    """Turn external initializers into graph inputs; return the new model and the manifest by location, then offset.
+
+    `constants` holds the bytes of every entry of `constants_to_inline(model)`, by name; those become inline initializers.
+    Raises ModelFileError for entries that cannot be, or constants that are missing or of the wrong size.
+    """
+    given = constants or {}
+    manifest: list[WeightEntry] = []
+    inlined: dict[str, bytes] = {}
+    for entry in external_entries(model):
+        if not is_constant(entry):
+            manifest.append(entry)
+            continue
+        data = given.get(entry.name)
+        if data is None or len(data) != entry.length:
+            found = "none" if data is None else str(len(data))
+            raise ModelFileError(
+                f"constant {entry.name}: {found} bytes of {entry.location} given, expected {entry.length}; "
+                "read what constants_to_inline lists"
+            )
+        inlined[entry.name] = data
+    result = copy_of(model)
+    graph = result.graph
+    declared = {value.name for value in graph.input}
+    kept = []
+    for tensor in graph.initializer:
+        if tensor.data_location != TensorProto.EXTERNAL:
+            kept.append(tensor)
+        elif tensor.name in inlined:
+            inline = TensorProto(name=tensor.name, data_type=tensor.data_type, raw_data=inlined[tensor.name])
+            inline.dims.extend(tensor.dims)
+            kept.append(inline)
+        elif tensor.name not in declared:
+            value = ValueInfoProto(name=tensor.name)
+            value.type.tensor_type.elem_type = tensor.data_type
+            for size in tensor.dims:
+                value.type.tensor_type.shape.dim.add().dim_value = size
+            if not tensor.dims:
+                value.type.tensor_type.shape.SetInParent()
+            graph.input.append(value)
+    survivors = [tensor.SerializeToString() for tensor in kept]
+    del graph.initializer[:]
+    for data in survivors:
+        graph.initializer.add().ParseFromString(data)
+    return result, manifest

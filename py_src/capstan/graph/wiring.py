@@ -1,0 +1,106 @@
+"""Who makes and who reads a tensor of a graph, and the constants among them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+
+from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
+
+__all__ = ["Wiring", "attribute", "copy_of", "fresh_name", "integers", "int64_tensor", "prune"]
+
+
+class Wiring:
+    """Producers, consumers and constants of one graph, by tensor name; a snapshot, not kept up to date."""
+
+    def __init__(self, graph: GraphProto) -> None:
+        self.producer: dict[str, NodeProto] = {}
+        self.consumers: dict[str, list[NodeProto]] = {}
+        self.constants: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
+        self.inputs = {value.name for value in graph.input}
+        self.outputs = {value.name for value in graph.output}
+        for node in graph.node:
+            for name in node.output:
+                if name:
+                    self.producer[name] = node
+            for name in dict.fromkeys([*node.input, *captured_names(node)]):
+                if name:
+                    self.consumers.setdefault(name, []).append(node)
+            if node.op_type == "Constant" and node.output:
+                for item in node.attribute:
+                    if item.name == "value":
+                        self.constants[node.output[0]] = item.t
+
+
+def captured_names(node: NodeProto) -> Iterable[str]:
+    """Names that the node's subgraphs (If, Loop, Scan) may take from the graph around them."""
+    for item in node.attribute:
+        for subgraph in [item.g, *item.graphs] if item.HasField("g") or item.graphs else []:
+            for inner in subgraph.node:
+                yield from inner.input
+                yield from captured_names(inner)
+            yield from (value.name for value in subgraph.output)
+
+
+def attribute(node: NodeProto, name: str, default: int) -> int:
+    """An integer attribute of a node."""
+    return next((int(item.i) for item in node.attribute if item.name == name), default)
+
+
+def integers(tensor: TensorProto | None) -> list[int] | None:
+    """The values of an inline INT64 or INT32 tensor; None for anything else."""
+    if tensor is None or tensor.data_location == TensorProto.EXTERNAL:
+        return None
+    if tensor.data_type == TensorProto.INT64:
+        width, code, fields = 8, "q", list(tensor.int64_data)
+    elif tensor.data_type == TensorProto.INT32:
+        width, code, fields = 4, "i", list(tensor.int32_data)
+    else:
+        return None
+    if tensor.raw_data:
+        return list(struct.unpack(f"<{len(tensor.raw_data) // width}{code}", tensor.raw_data))
+    return [int(value) for value in fields]
+
+
+def int64_tensor(name: str, values: Sequence[int], *, scalar: bool = False) -> TensorProto:
+    """An INT64 initializer: a vector, or a scalar if so asked."""
+    tensor = TensorProto(name=name, data_type=TensorProto.INT64, raw_data=struct.pack(f"<{len(values)}q", *values))
+    if not scalar:
+        tensor.dims.append(len(values))
+    return tensor
+
+
+def copy_of(model: ModelProto) -> ModelProto:
+    twin = ModelProto()
+    twin.CopyFrom(model)
+    return twin
+
+
+def fresh_name(graph: GraphProto, wanted: str) -> str:
+    """`wanted`, or `wanted_2`, `wanted_3`... if the graph already uses it for a node or tensor."""
+    taken = {node.name for node in graph.node} | {tensor.name for tensor in graph.initializer}
+    taken |= {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
+    name, count = wanted, 1
+    while name in taken:
+        count += 1
+        name = f"{wanted}_{count}"
+    return name
+
+
+def prune(graph: GraphProto) -> list[str]:
+    """Delete, in place, nodes whose outputs nobody reads, initializers too; return the names of the deleted nodes."""
+    gone: list[str] = []
+    while True:
+        used = {value.name for value in graph.output}
+        for node in graph.node:
+            used.update(node.input)
+            used.update(captured_names(node))
+        dead = [node for node in graph.node if not used.intersection(node.output)]
+        if not dead:
+            break
+        gone += [node.name for node in dead]
+        for node in dead:
+            graph.node.remove(node)
+    for tensor in [tensor for tensor in graph.initializer if tensor.name not in used]:
+        graph.initializer.remove(tensor)
+    return gone
