@@ -1,0 +1,129 @@
+// Runs the sampler over whole batches for tests/browser/test_sampler.py: everything is poisoned first, every run is
+// inside error scopes, and the buffers come back as they are.
+
+import { Sampler } from "../../web/src/gpu/sampler";
+
+interface SamplerRun {
+  rows: number;
+  vocab: number;
+  logitsType: "float32" | "float16";
+  /** [rows, vocab], little-endian, base64. */
+  logits: string;
+  /** One set of parameter words for each run; a run starts from `state` again. */
+  words: number[][];
+  /** Steps in one pass. */
+  steps: number;
+  /** u32 [rows, 8]. */
+  state: number[];
+  ringCapacity: number;
+  maxLength: number;
+  positions: boolean;
+}
+
+interface SamplerResult {
+  dispatches: number;
+  state: number[];
+  ring: number[];
+  inputIds: number[];
+  mask: number[];
+  positionIds: number[];
+}
+
+const POISON = 0xa5a5a5a5;
+let shared: Promise<GPUDevice> | undefined;
+let lost: string | undefined;
+
+async function openDevice(): Promise<GPUDevice> {
+  const adapter = await navigator.gpu.requestAdapter();
+  if (adapter === null) throw new Error("no WebGPU adapter");
+  // Default limits: a device that has no more must be able to run the sampler.
+  const device = await adapter.requestDevice();
+  void device.lost.then((info) => {
+    lost = `${info.reason}: ${info.message}`;
+  });
+  return device;
+}
+
+async function guarded<T>(device: GPUDevice, work: () => Promise<T>): Promise<T> {
+  device.pushErrorScope("validation");
+  device.pushErrorScope("out-of-memory");
+  device.pushErrorScope("internal");
+  const value = await work();
+  for (const scope of ["internal", "out-of-memory", "validation"]) {
+    const error = await device.popErrorScope();
+    if (error !== null) throw new Error(`${scope} error: ${error.message}`);
+  }
+  if (lost !== undefined) throw new Error(`device lost: ${lost}`);
+  return value;
+}
+
+async function runSampler(run: SamplerRun): Promise<SamplerResult[]> {
+  const device = await (shared ??= openDevice());
+  return guarded(device, async () => {
+    const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
+    const bytes = Uint8Array.from(atob(run.logits), (letter) => letter.charCodeAt(0));
+    const padded = new Uint8Array(Math.ceil(bytes.length / 4) * 4).fill(0xa5);
+    padded.set(bytes);
+    const logits = device.createBuffer({ size: padded.length, usage });
+    device.queue.writeBuffer(logits, 0, padded);
+    const sizes = {
+      state: run.rows * 32,
+      ring: run.rows * run.ringCapacity * 4,
+      inputIds: run.rows * 8,
+      mask: run.rows * run.maxLength * 8,
+      positionIds: run.rows * 8,
+    };
+    type Name = keyof typeof sizes;
+    const names = Object.keys(sizes) as Name[];
+    const buffers = Object.fromEntries(
+      names.map((name) => [name, device.createBuffer({ label: name, size: sizes[name], usage })]),
+    ) as Record<Name, GPUBuffer>;
+    const sampler = new Sampler(device, {
+      logits,
+      logitsType: run.logitsType,
+      vocab: run.vocab,
+      rows: run.rows,
+      state: buffers.state,
+      ring: buffers.ring,
+      ringCapacity: run.ringCapacity,
+      inputIds: buffers.inputIds,
+      mask: buffers.mask,
+      maxLength: run.maxLength,
+      positionIds: run.positions ? buffers.positionIds : undefined,
+    });
+    const results: SamplerResult[] = [];
+    for (const words of run.words) {
+      for (const name of names)
+        device.queue.writeBuffer(buffers[name], 0, new Uint32Array(sizes[name] / 4).fill(POISON));
+      device.queue.writeBuffer(buffers.state, 0, new Uint32Array(run.state));
+      sampler.setParams(new Uint32Array(words));
+      const encoder = device.createCommandEncoder();
+      const pass = encoder.beginComputePass();
+      for (let step = 0; step < run.steps; step++) sampler.encode(pass);
+      pass.end();
+      const total = names.reduce((sum, name) => sum + sizes[name], 0);
+      const staging = device.createBuffer({ size: total, usage: GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST });
+      let offset = 0;
+      for (const name of names) {
+        encoder.copyBufferToBuffer(buffers[name], 0, staging, offset, sizes[name]);
+        offset += sizes[name];
+      }
+      device.queue.submit([encoder.finish()]);
+      await staging.mapAsync(GPUMapMode.READ);
+      const all = new Uint32Array(staging.getMappedRange());
+      offset = 0;
+      const parts = names.map((name) => {
+        const part = [...all.subarray(offset / 4, (offset + sizes[name]) / 4)];
+        offset += sizes[name];
+        return [name, part];
+      });
+      results.push({ ...Object.fromEntries(parts), dispatches: sampler.dispatchCount } as SamplerResult);
+      staging.destroy();
+    }
+    sampler.destroy();
+    for (const buffer of [logits, ...Object.values(buffers)]) buffer.destroy();
+    return results;
+  });
+}
+
+Object.assign(window, { runSampler });

@@ -1,0 +1,43 @@
+// Ends a step of one row: the token goes to the ring and, unless the row is done, becomes the next step's input.
+//
+// Done: padding into the ring, nothing else. An end-of-sequence id: into the ring, the row is done, input and mask stay.
+// Else: input_ids = token, mask[length] = 1, position_ids = length, length + 1; at max_length the ring alone advances.
+// Bindings: see the kernels. int64 values are written as two words. One thread of the row calls it.
+
+struct Sizes {
+  ring_capacity: u32,
+  max_length: u32,
+  has_positions: u32,
+  reserved: u32,
+}
+
+fn advance(row: u32, token: u32) {
+  let at = row * STATE_STRIDE;
+  let length = state[at];
+  let cursor = state[at + 1u];
+  let slot = row * sizes.ring_capacity + cursor % sizes.ring_capacity;
+  state[at + 1u] = cursor + 1u;
+  if (state[at + 2u] != 0u) {
+    ring[slot] = params.pad;
+    return;
+  }
+  ring[slot] = token;
+  state[at + 3u] = token;
+  if (is_eos(token)) {
+    state[at + 2u] = 1u;
+    return;
+  }
+  if (length >= sizes.max_length) {
+    return;
+  }
+  input_ids[2u * row] = token;
+  input_ids[2u * row + 1u] = 0u;
+  let element = 2u * (row * sizes.max_length + length);
+  mask[element] = 1u;
+  mask[element + 1u] = 0u;
+  if (sizes.has_positions != 0u) {
+    position_ids[2u * row] = length;
+    position_ids[2u * row + 1u] = 0u;
+  }
+  state[at] = length + 1u;
+}

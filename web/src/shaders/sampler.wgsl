@@ -1,0 +1,213 @@
+// Shared by every sampler kernel: sizes, parameters, 64-bit integers, and a token's key and weight.
+//
+// All of it is integer arithmetic on the logits' bits, the same as py_src/capstan/sampling.py, which defines it:
+// WGSL's float operations may be fused, may flush subnormals and may assume that there is no NaN.
+// A u64 is a vec2<u32>: x the low word, y the high one.
+//
+// Limits: a row's vocabulary is at most 2^24 (a total weight then stays below 2^54) and at most 256 blocks;
+// rows * VOCAB is below 2^32.
+
+override WG: u32 = 256u;       // workgroup size: 64 to 256, a multiple of 16
+override VOCAB: u32 = 1u;
+override BLOCK: u32 = 2048u;   // tokens that one workgroup reads: a multiple of WG
+override BLOCKS: u32 = 1u;     // blocks in a row: ceil(VOCAB / BLOCK), at most 256
+override HALF: bool = false;   // logits are float16, two to a word
+
+const NEGATIVE_INFINITY_KEY = 0x007fffffu;
+const POSITIVE_INFINITY_KEY = 0xff800000u;
+const STATE_STRIDE = 8u;
+
+// SearchOptions.sampler_words() in py_src/capstan/search.py writes these words.
+struct Params {
+  mode: u32,
+  top_k: u32,
+  top_p: u32,
+  scale: u32,
+  shift: i32,
+  seed_low: u32,
+  seed_high: u32,
+  pad: u32,
+  min_length: u32,
+  eos_count: u32,
+  version: u32,
+  reserved: u32,
+  eos: array<vec4<u32>, 4>,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> logits: array<u32>;
+@group(0) @binding(2) var<storage, read_write> scratch: array<atomic<u32>>;
+
+// Scratch, a row: 8 cuts of 8 words (one a histogram round), 3 histograms of 256 bins of a u64 (rounds take turns),
+// then 8 words a block: largest key, its lowest token, weight above the cut (u64), tokens at the cut.
+const CUT_STRIDE = 8u;
+const HISTOGRAMS = 64u;
+const HISTOGRAM_STRIDE = 512u;
+const BLOCK_RECORDS = 1600u;
+const BLOCK_STRIDE = 8u;
+
+fn row_scratch(row: u32) -> u32 {
+  return row * (BLOCK_RECORDS + BLOCK_STRIDE * BLOCKS);
+}
+
+fn block_record(row: u32, block: u32) -> u32 {
+  return row_scratch(row) + BLOCK_RECORDS + BLOCK_STRIDE * block;
+}
+
+fn add64(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
+  let low = a.x + b.x;
+  return vec2<u32>(low, a.y + b.y + select(0u, 1u, low < a.x));
+}
+
+fn sub64(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
+  return vec2<u32>(a.x - b.x, a.y - b.y - select(0u, 1u, a.x < b.x));
+}
+
+fn less64(a: vec2<u32>, b: vec2<u32>) -> bool {
+  return a.y < b.y || (a.y == b.y && a.x < b.x);
+}
+
+fn multiply(a: u32, b: u32) -> vec2<u32> {
+  let al = a & 0xffffu;
+  let ah = a >> 16u;
+  let bl = b & 0xffffu;
+  let bh = b >> 16u;
+  let low = al * bl;
+  let cross1 = ah * bl;
+  let cross2 = al * bh;
+  let middle = (low >> 16u) + (cross1 & 0xffffu) + (cross2 & 0xffffu);
+  return vec2<u32>((low & 0xffffu) | (middle << 16u), ah * bh + (cross1 >> 16u) + (cross2 >> 16u) + (middle >> 16u));
+}
+
+// The part of `fraction` * 2^-32 of a u64, rounded down, or up when `up`.
+fn part_of(fraction: u32, value: vec2<u32>, up: bool) -> vec2<u32> {
+  let low = multiply(fraction, value.x);
+  let part = add64(multiply(fraction, value.y), vec2<u32>(low.y, 0u));
+  return add64(part, vec2<u32>(select(0u, 1u, up && low.x != 0u), 0u));
+}
+
+// ceil(a / b), for 1 <= b <= 2^31 and a quotient below 2^32.
+fn divide_up(a: vec2<u32>, b: u32) -> u32 {
+  var rest = 0u;
+  var quotient = 0u;
+  for (var i = 0u; i < 64u; i++) {
+    let bit = 63u - i;
+    let word = select(a.x, a.y, bit >= 32u);
+    rest = (rest << 1u) | ((word >> (bit & 31u)) & 1u);
+    quotient = quotient << 1u;
+    if (rest >= b) {
+      rest -= b;
+      quotient |= 1u;
+    }
+  }
+  return quotient + select(0u, 1u, rest != 0u);
+}
+
+fn key_of(bits: u32) -> u32 {
+  let magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) {
+    return NEGATIVE_INFINITY_KEY;
+  }
+  if (magnitude == 0u) {
+    return 0x80000000u;
+  }
+  return select(bits | 0x80000000u, ~bits, (bits >> 31u) != 0u);
+}
+
+fn float32_bits(half: u32) -> u32 {
+  let sign = (half & 0x8000u) << 16u;
+  let exponent = (half >> 10u) & 31u;
+  let fraction = half & 0x3ffu;
+  if (exponent == 31u) {
+    return sign | 0x7f800000u | (fraction << 13u);
+  }
+  if (exponent != 0u) {
+    return sign | ((exponent + 112u) << 23u) | (fraction << 13u);
+  }
+  if (fraction == 0u) {
+    return sign;
+  }
+  let leading = firstLeadingBit(fraction);
+  return sign | ((leading + 103u) << 23u) | ((fraction << (23u - leading)) & 0x7fffffu);
+}
+
+fn is_eos(token: u32) -> bool {
+  for (var i = 0u; i < params.eos_count; i++) {
+    if (params.eos[i >> 2u][i & 3u] == token) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Whether end-of-sequence ids cannot be chosen yet: the row is shorter than min_length.
+fn hides_eos(row: u32) -> bool {
+  return state[row * STATE_STRIDE] < params.min_length;
+}
+
+fn token_key(row: u32, token: u32, hide_eos: bool) -> u32 {
+  let index = row * VOCAB + token;
+  if (hide_eos && is_eos(token)) {
+    return NEGATIVE_INFINITY_KEY;
+  }
+  if (HALF) {
+    return key_of(float32_bits((logits[index >> 1u] >> ((index & 1u) * 16u)) & 0xffffu));
+  }
+  return key_of(logits[index]);
+}
+
+// The float32 with this key: x biased exponent, y significand shifted left by 7.
+fn magnitude_of(key: u32) -> vec2<u32> {
+  let bits = select(~key, key, key >= 0x80000000u) & 0x7fffffffu;
+  let exponent = bits >> 23u;
+  if (exponent == 0u) {
+    return vec2<u32>(1u, bits << 7u);
+  }
+  return vec2<u32>(exponent, ((bits & 0x7fffffu) | 0x800000u) << 7u);
+}
+
+// exp((logit - largest) / temperature) * 2^30 for the keys of both, as sampling.token_weight computes it.
+fn token_weight(key: u32, top: u32) -> u32 {
+  if (key == top) {
+    return 0x40000000u;
+  }
+  if (key == NEGATIVE_INFINITY_KEY || top == POSITIVE_INFINITY_KEY) {
+    return 0u;
+  }
+  let larger = magnitude_of(top);
+  let smaller = magnitude_of(key);
+  let exponent = max(larger.x, smaller.x);
+  let a = larger.y >> min(exponent - larger.x, 31u);
+  let b = smaller.y >> min(exponent - smaller.x, 31u);
+  var difference = a - b;
+  if (top < 0x80000000u) {
+    difference = b - a;
+  } else if (key < 0x80000000u) {
+    difference = a + b;
+  }
+  let product = multiply(difference, params.scale);
+  let shift = params.shift - i32(exponent);
+  var z = 0xffffffffu;
+  if (difference == 0u || shift >= 64) {
+    z = 0u;
+  } else if (shift >= 32) {
+    z = product.y >> u32(shift - 32);
+  } else if (shift > 0) {
+    if ((product.y >> u32(shift)) == 0u) {
+      z = (product.y << u32(32 - shift)) | (product.x >> u32(shift));
+    }
+  } else if (shift == 0 && product.y == 0u) {
+    z = product.x;
+  }
+  let octaves = z >> 27u;
+  if (octaves >= 31u) {
+    return 0u;
+  }
+  let fraction = z << 5u;
+  var power = 39538602u - multiply(4058330u, fraction).y;
+  power = 237500345u - multiply(power, fraction).y;
+  power = 1031565859u - multiply(power, fraction).y;
+  power = 2977029614u - multiply(power, fraction).y;
+  power = 0x80000000u - (multiply(power, fraction).y >> 1u);
+  return (power + (1u << octaves)) >> (1u + octaves);
+}
