@@ -2,7 +2,7 @@
 
 Every error names the file and the JSON path of the field:
 
-    genai_config.json: model.decoder.num_hidden_layers: expected a positive integer, got "two"; export the model again or ...
+    genai_config.json: model.decoder.num_hidden_layers: expected a positive integer, got "two"; ...
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from .errors import ConfigError, UnsupportedModelError
 
 __all__ = ["SUPPORTED_TYPES", "DecoderConfig", "GenaiConfig", "InputNames", "OutputNames", "parse_genai_config"]
 
-# model.type of the decoders with one key and one value cache a layer; onnxruntime-genai's list less what has other inputs or state.
-SUPPORTED_TYPES = (
-    "chatglm decoder ernie4_5 gemma gemma2 gemma3_text gpt-oss gptoss granite hunyuan_v1_dense internlm2 llama ministral3 mistral nemotron "
-    "olmo olmo2 phi phi3 phi3small phimoe qwen2 qwen3 smollm3"
-).split()
+# model.type of the decoders with one key and one value cache a layer; onnxruntime-genai's list less what has other
+# inputs or state.
+SUPPORTED_TYPES = tuple(
+    "chatglm decoder ernie4_5 gemma gemma2 gemma3_text gpt-oss gptoss granite hunyuan_v1_dense internlm2 llama "  # noqa: SIM905
+    "ministral3 mistral nemotron olmo olmo2 phi phi3 phi3small phimoe qwen2 qwen3 smollm3".split()
+)
 
 # Sections of `model` or `model.decoder` that say the model is more than one decoder.
 OTHER_PARTS = {
@@ -34,7 +35,7 @@ OTHER_PARTS = {
 }
 
 REMEDY = "correct the file, or export the model again with onnxruntime-genai's model builder"
-JSON_NAMES = {dict: "an object", list: "an array", str: "a string", int: "an integer", float: "a number", bool: "true or false"}
+JSON_NAMES = {list: "an array", str: "a string", int: "a number", float: "a number", bool: "true or false"}
 
 
 @dataclass(frozen=True)
@@ -154,8 +155,8 @@ def is_token(value: object, vocab_size: int) -> bool:
 def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> GenaiConfig:
     """Read the file's content; `name` is what error messages call it.
 
-    Raises ConfigError if it is not JSON (line and column) or a field is missing or wrong (its path); UnsupportedModelError, listing what
-    works, if it describes something else than one decoder with key/value caches.
+    Raises ConfigError if it is not JSON (line and column) or a field is missing or wrong (its path);
+    UnsupportedModelError, listing what works, if it describes something else than one decoder with key/value caches.
     """
     root = Section(name, "", parse_object(data, name))
     model = root.section("model")
@@ -208,7 +209,8 @@ def parse_object(data: str | bytes, name: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name}: byte {error.start} is not UTF-8; the file must be JSON text, {REMEDY}") from error
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{name}: line {error.lineno}, column {error.colno}: not JSON ({error.msg}); {REMEDY}") from error
+        place = f"line {error.lineno}, column {error.colno}"
+        raise ConfigError(f"{name}: {place}: not JSON ({error.msg}); {REMEDY}") from error
     except RecursionError as error:
         raise ConfigError(f"{name}: nested too deeply; {REMEDY}") from error
     if not isinstance(value, dict):
@@ -226,10 +228,12 @@ def supported_decoder(model: Section, model_type: str) -> Section:
         raise UnsupportedModelError(f'{model.where("type")}: "{model_type}" is not supported; {works}')
     decoder = model.section("decoder")
     if "pipeline" in decoder.value:
-        raise UnsupportedModelError(f"{decoder.where('pipeline')}: a decoder in several files; {works}, each in one file")
+        raise UnsupportedModelError(f"{decoder.where('pipeline')}: a decoder in several files; {works}, in one file")
     window = decoder.section("sliding_window", optional=True)
     if window.value.get("slide_key_value_cache") is True:
-        raise UnsupportedModelError(f"{window.where('slide_key_value_cache')}: a cache that slides; {works} of full length")
+        raise UnsupportedModelError(
+            f"{window.where('slide_key_value_cache')}: a cache that slides; {works} that does not"
+        )
     inputs = decoder.section("inputs", optional=True)
     for key in ("past_conv_names", "past_recurrent_names", "past_key_scale_names", "block_table", "inputs_embeds"):
         if key in inputs.value:

@@ -1,8 +1,8 @@
 """What onnxruntime-web's graph capture cannot take.
 
-A captured step is a list of GPU commands with fixed sizes, replayed without onnxruntime. A node whose result is computed on the CPU
-from run-time data, or that picks another path from run to run, is frozen at its first value. Shapes of the step's own tensors are
-constant (one token, a mask of max_length) and may be computed on the CPU.
+A captured step is a list of GPU commands with fixed sizes, replayed without onnxruntime. A node whose result is
+computed on the CPU from run-time data, or that picks another path from run to run, is frozen at its first value. Shapes
+of the step's own tensors are constant (one token, a mask of max_length) and may be computed on the CPU.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ __all__ = ["Uncapturable", "uncapturable"]
 CONTROL_FLOW = {"If", "Loop", "Scan", "SequenceMap"}
 
 # Operators with a kernel in onnxruntime-web 1.30.0's WebGPU provider, com.microsoft's included.
-ON_WEBGPU = set(
-    """
-    Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization Cast Ceil Clip Concat Constant Conv
-    ConvTranspose Cos Cosh CumSum DepthToSpace DequantizeLinear Div Einsum Elu Equal Erf Exp Expand Flatten Floor Gather GatherElements
-    GatherND Gelu Gemm GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GridSample HardSigmoid HardSwish Identity
-    InstanceNormalization LayerNormalization LeakyRelu Less LessOrEqual Log MatMul Max MaxPool Min Mod Mul Neg Not Or Pad Pow PRelu Range
-    Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu
-    Reshape Resize RMSNormalization RotaryEmbedding Round ScatterElements ScatterND Shape Sigmoid Sign SimplifiedLayerNormalization Sin
-    Sinh Slice Softmax Softplus Split Sqrt Squeeze Sub Swish Tan Tanh ThresholdedRelu Tile TopK Transpose Unsqueeze Where Xor
-    Attention BiasAdd BiasGelu BiasSplitGelu FastGelu FusedConv GatherBlockQuantized GroupQueryAttention MatMulNBits MatMulNBitsMlp
-    MatMulNBitsQkv MultiHeadAttention QMoE QuickGelu SkipLayerNormalization SkipSimplifiedLayerNormalization
-    """.split()
-)
+WEBGPU_KERNELS = """
+    Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization Cast Ceil Clip Concat
+    Constant Conv ConvTranspose Cos Cosh CumSum DepthToSpace DequantizeLinear Div Einsum Elu Equal Erf Exp Expand
+    Flatten Floor Gather GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual
+    GridSample HardSigmoid HardSwish Identity InstanceNormalization LayerNormalization LeakyRelu Less LessOrEqual Log
+    MatMul Max MaxPool Min Mod Mul Neg Not Or Pad Pow PRelu Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum
+    ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize
+    RMSNormalization RotaryEmbedding Round ScatterElements ScatterND Shape Sigmoid Sign SimplifiedLayerNormalization Sin
+    Sinh Slice Softmax Softplus Split Sqrt Squeeze Sub Swish Tan Tanh ThresholdedRelu Tile TopK Transpose Unsqueeze
+    Where Xor Attention BiasAdd BiasGelu BiasSplitGelu FastGelu FusedConv GatherBlockQuantized GroupQueryAttention
+    MatMulNBits MatMulNBitsMlp MatMulNBitsQkv MultiHeadAttention QMoE QuickGelu SkipLayerNormalization
+    SkipSimplifiedLayerNormalization
+"""
+ON_WEBGPU = set(WEBGPU_KERNELS.split())
 
 # Operators that onnxruntime runs on the CPU as part of computing shapes.
 SHAPE_OPS = {"Shape", "Size", "ConstantOfShape"}
@@ -52,7 +53,8 @@ class Uncapturable:
 def uncapturable(model: ModelProto, mask: str = "attention_mask") -> list[Uncapturable]:
     """The nodes that keep the graph from being captured, in graph order; empty if none is known.
 
-    Run it after `total_length_on_gpu`. It knows the causes met in decoders; onnxruntime has the last word at the capture run.
+    Run it after `total_length_on_gpu`. It knows the causes met in decoders; onnxruntime has the last word at the
+    capture run.
     """
     graph = model.graph
     wiring = Wiring(graph)
@@ -63,9 +65,12 @@ def uncapturable(model: ModelProto, mask: str = "attention_mask") -> list[Uncapt
             found.append(Uncapturable(name, node.op_type, "chooses its path from run to run, a captured step cannot"))
         elif node.op_type in SHAPE_OPS:
             if node.input and node.input[0] == mask and feeds_attention(wiring, node):
-                found.append(Uncapturable(name, node.op_type, f"takes the length from the size of {mask}, which is static in a captured step"))
+                reason = f"takes the length from the size of {mask}, which is static in a captured step"
+                found.append(Uncapturable(name, node.op_type, reason))
         elif node.op_type not in ON_WEBGPU and node.op_type != "Constant":
-            found.append(Uncapturable(name, node.op_type, "has no WebGPU kernel in onnxruntime-web, so it would run on the CPU"))
+            found.append(
+                Uncapturable(name, node.op_type, "has no WebGPU kernel in onnxruntime-web, so it would run on the CPU")
+            )
     return found
 
 

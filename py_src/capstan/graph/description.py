@@ -30,7 +30,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class CachePair:
-    """One layer's key or value cache: the input that reads it and the output that writes it, of [batch, heads, length, head size]."""
+    """One layer's key or value cache, [batch, heads, length, head size]: the input that reads it and the output."""
 
     layer: int
     kind: str
@@ -72,8 +72,9 @@ class GraphDescription:
 def describe(model: ModelProto, decoder: DecoderConfig, vocab_size: int | None = None) -> GraphDescription:
     """Check a graph against its configuration and describe it; run it before or after `weights_to_inputs`.
 
-    Raises UnsupportedModelError, naming the input, output or dtype: no token ids, a state that is not a key/value cache, an input that
-    Capstan does not feed, caches that are neither float32 nor float16, sizes that differ from the configuration.
+    Raises UnsupportedModelError, naming the input, output or dtype: no token ids, a state that is not a key/value
+    cache, an input that Capstan does not feed, caches that are neither float32 nor float16, sizes that differ from the
+    configuration.
     """
     graph = model.graph
     names = decoder.inputs
@@ -96,7 +97,9 @@ def describe(model: ModelProto, decoder: DecoderConfig, vocab_size: int | None =
                     f"genai_config.json declares {decoder.num_hidden_layers} layers of it"
                 )
     if names.attention_mask not in found:
-        raise UnsupportedModelError(f"model.onnx has no input {names.attention_mask}; export a decoder with an attention mask")
+        raise UnsupportedModelError(
+            f"model.onnx has no input {names.attention_mask}; export a decoder with an attention mask"
+        )
     logits = found.get(decoder.outputs.logits)
     if logits is None:
         raise UnsupportedModelError(f"model.onnx has no output {decoder.outputs.logits}; export it with its lm_head")
@@ -104,14 +107,20 @@ def describe(model: ModelProto, decoder: DecoderConfig, vocab_size: int | None =
     if strangers:
         first = strangers[0]
         shape = ", ".join(map(str, first.dims))
-        raise UnsupportedModelError(f"model.onnx has an input {first.name} [{shape}] that Capstan does not know how to feed")
+        raise UnsupportedModelError(
+            f"model.onnx has an input {first.name} [{shape}] that Capstan does not know how to feed"
+        )
     if logits.dtype not in FLOATS:
-        raise UnsupportedModelError(f"output {logits.name} is {logits.dtype}, expected float32 or float16; export with -p int4 or fp16")
+        raise UnsupportedModelError(
+            f"output {logits.name} is {logits.dtype}, expected float32 or float16; export with -p int4 or fp16"
+        )
     cache_dtype, heads, head_size = cache_shape(found, pairs, decoder)
     last = logits.dims[-1] if logits.dims else None
     vocabulary = last if isinstance(last, int) else vocab_size
     if vocabulary is None or (vocab_size is not None and vocabulary != vocab_size):
-        raise UnsupportedModelError(f"output {logits.name} has {last} columns, genai_config.json model.vocab_size is {vocab_size}")
+        raise UnsupportedModelError(
+            f"output {logits.name} has {last} columns, genai_config.json model.vocab_size is {vocab_size}"
+        )
     mask = found[names.attention_mask]
     return GraphDescription(
         inputs=runtime,
@@ -175,17 +184,22 @@ def cache_shape(
         for name in (pair.past, pair.present):
             info = found[name]
             if info.dtype not in FLOATS or info.dtype != first.dtype:
+                expected = first.dtype if first.dtype in FLOATS else "float32 or float16"
                 raise UnsupportedModelError(
-                    f"cache {name} is {info.dtype}, expected {first.dtype if first.dtype in FLOATS else 'float32 or float16'}; "
-                    "export without a quantized cache"
+                    f"cache {name} is {info.dtype}, expected {expected}; export without a quantized cache"
                 )
             if len(info.dims) != 4:
-                raise UnsupportedModelError(f"cache {name} has {len(info.dims)} dimensions, expected [batch, heads, length, head size]")
-            for place, wanted, field in ((1, decoder.num_key_value_heads, "num_key_value_heads"), (3, decoder.head_size, "head_size")):
+                raise UnsupportedModelError(
+                    f"cache {name} has {len(info.dims)} dimensions, expected 4: batch, heads, length, head size"
+                )
+            for place, wanted, field in (
+                (1, decoder.num_key_value_heads, "num_key_value_heads"),
+                (3, decoder.head_size, "head_size"),
+            ):
                 size = info.dims[place]
                 if isinstance(size, int) and size != wanted:
                     raise UnsupportedModelError(
-                        f"cache {name} has {size} at dimension {place}, genai_config.json model.decoder.{field} is {wanted}"
+                        f"cache {name} has {size} at dimension {place}, but model.decoder.{field} is {wanted}"
                     )
     return first.dtype, decoder.num_key_value_heads, decoder.head_size
 
@@ -199,9 +213,12 @@ def tensor_info(value: ValueInfoProto) -> TensorInfo:
     kind = value.type.tensor_type
     if kind.elem_type not in DTYPES:
         raise UnsupportedModelError(
-            f"{value.name} is of ONNX element type {kind.elem_type}, which WebGPU does not have; export with float32 or float16 activations"
+            f"{value.name} is of ONNX element type {kind.elem_type}, which WebGPU does not have; "
+            "export with float32 or float16 activations"
         )
-    dims = tuple(dim.dim_value if dim.WhichOneof("value") == "dim_value" else dim.dim_param or "?" for dim in kind.shape.dim)
+    dims = tuple(
+        dim.dim_value if dim.WhichOneof("value") == "dim_value" else dim.dim_param or "?" for dim in kind.shape.dim
+    )
     return TensorInfo(value.name, DTYPES[kind.elem_type][0], dims)
 
 

@@ -1,14 +1,12 @@
 """The last token's logits only.
 
-A prefill over S tokens needs the output projection at the last position; over all of them it is the largest matrix product of the
-model and writes S x vocabulary floats. The rewrite slices the hidden state just before the projection:
+A prefill over S tokens needs the output projection at the last position; over all of them it is the largest matrix
+product of the model and writes S x vocabulary floats. The rewrite slices the hidden state just before the projection:
 
-    hidden [B, S, H] -> Slice(axis 1, -1:) -> [B, 1, H] -> MatMulNBits | MatMul | Gemm -> elementwise... -> logits [B, 1, V]
+    hidden [B, S, H] -> Slice(axis 1, -1:) -> [B, 1, H] -> MatMulNBits | MatMul -> elementwise... -> logits [B, 1, V]
 """
 
 from __future__ import annotations
-
-import sys
 
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorShapeProto
 from .wiring import Wiring, copy_of, fresh_name, int64_tensor
@@ -22,8 +20,8 @@ ELEMENTWISE = {"Cast", "Mul", "Div", "Add", "Sub", "Tanh", "Where", "Identity"}
 def last_token_logits(model: ModelProto, logits: str = "logits") -> tuple[ModelProto, str]:
     """Prune the logits to the last position; return the new model and why it is unchanged (empty if it was rewritten).
 
-    A graph that the walk from `logits` to its projection does not understand comes back as an equal copy with the reason: its logits
-    are [B, S, V] and the caller reads the last row.
+    A graph that the walk from `logits` to its projection does not understand comes back as an equal copy with the
+    reason: its logits are [B, S, V] and the caller reads the last row.
     """
     result = copy_of(model)
     graph = result.graph
@@ -43,8 +41,8 @@ def last_token_logits(model: ModelProto, logits: str = "logits") -> tuple[ModelP
     hidden = projection.input[0]
     sliced = fresh_name(graph, "/capstan/last_token/Slice")
     bounds = {part: fresh_name(graph, f"/capstan/last_token/{part}") for part in ("starts", "ends", "axes")}
-    for part, value in (("starts", -1), ("ends", sys.maxsize), ("axes", 1)):
-        graph.initializer.append(int64_tensor(bounds[part], [value]))
+    for part, bound in (("starts", -1), ("ends", 2**63 - 1), ("axes", 1)):
+        graph.initializer.append(int64_tensor(bounds[part], [bound]))
     node = NodeProto(op_type="Slice", name=sliced, input=[hidden, *bounds.values()], output=[sliced])
     projection.input[0] = sliced
     insert_before(graph, projection, node)

@@ -1,8 +1,8 @@
 """Sequence lengths computed on the GPU.
 
-Exports that are not made for graph capture take attention's `total_sequence_length` from Shape(attention_mask): a value on the CPU,
-frozen at capture, and the mask's size instead of the sequence's when the mask is static. The rewrite is the subgraph that the
-model builder writes with enable_webgpu_graph:
+Exports that are not made for graph capture take attention's `total_sequence_length` from Shape(attention_mask): a value
+on the CPU, frozen at capture, and the mask's size instead of the sequence's when the mask is static. The rewrite is the
+subgraph that the model builder writes with enable_webgpu_graph:
 
     attention_mask -> Cast(int32) -> ReduceSum(axis 1) -+-> Sub(1)    -> seqlens_k
                                                         +-> ReduceMax -> total_sequence_length
@@ -20,7 +20,19 @@ __all__ = ["total_length_on_gpu"]
 
 ATTENTION = "GroupQueryAttention"
 SEQLENS_K, TOTAL_LENGTH = 5, 6
-LENGTH_OPS = {"Cast", "Sub", "ReduceSum", "ReduceMax", "Gather", "Squeeze", "Unsqueeze", "Reshape", "Identity", "Shape", "Slice"}
+LENGTH_OPS = {
+    "Cast",
+    "Sub",
+    "ReduceSum",
+    "ReduceMax",
+    "Gather",
+    "Squeeze",
+    "Unsqueeze",
+    "Reshape",
+    "Identity",
+    "Shape",
+    "Slice",
+}
 
 
 def ancestry(wiring: Wiring, name: str) -> Iterator[NodeProto | str]:
@@ -53,8 +65,9 @@ def from_shape_of(wiring: Wiring, name: str, mask: str) -> bool:
 def total_length_on_gpu(model: ModelProto, mask: str = "attention_mask") -> ModelProto:
     """Let attention's lengths come from the sum of the mask instead of its shape.
 
-    Both length inputs of every GroupQueryAttention whose total comes from Shape(mask) are rewired; dead nodes go. A graph without such
-    a node (made with enable_webgpu_graph, or without attention over a mask) comes back as an equal copy.
+    Both length inputs of every GroupQueryAttention whose total comes from Shape(mask) are rewired; dead nodes go. A
+    graph without such a node (made with enable_webgpu_graph, or without attention over a mask) comes back as an equal
+    copy.
     """
     result = copy_of(model)
     graph = result.graph
@@ -62,11 +75,16 @@ def total_length_on_gpu(model: ModelProto, mask: str = "attention_mask") -> Mode
     users = [
         node
         for node in graph.node
-        if node.op_type == ATTENTION and len(node.input) > TOTAL_LENGTH and from_shape_of(wiring, node.input[TOTAL_LENGTH], mask)
+        if node.op_type == ATTENTION
+        and len(node.input) > TOTAL_LENGTH
+        and from_shape_of(wiring, node.input[TOTAL_LENGTH], mask)
     ]
     if not users:
         return result
-    names = {part: fresh_name(graph, f"/capstan/lengths/{part}") for part in ("Cast", "ReduceSum", "Sub", "ReduceMax", "axis", "one")}
+    names = {
+        part: fresh_name(graph, f"/capstan/lengths/{part}")
+        for part in ("Cast", "ReduceSum", "Sub", "ReduceMax", "axis", "one")
+    }
     graph.initializer.append(int64_tensor(names["axis"], [1]))
     one = TensorProto(name=names["one"], data_type=TensorProto.INT32, raw_data=struct.pack("<i", 1))
     one.dims.append(1)
@@ -78,7 +96,9 @@ def total_length_on_gpu(model: ModelProto, mask: str = "attention_mask") -> Mode
     )
     add_integer(total, "keepdims", 0)
     less = NodeProto(op_type="Sub", name=names["Sub"], input=[names["ReduceSum"], names["one"]], output=[names["Sub"]])
-    most = NodeProto(op_type="ReduceMax", name=names["ReduceMax"], input=[names["ReduceSum"]], output=[names["ReduceMax"]])
+    most = NodeProto(
+        op_type="ReduceMax", name=names["ReduceMax"], input=[names["ReduceSum"]], output=[names["ReduceMax"]]
+    )
     add_integer(most, "keepdims", 0)
     for node in users:
         node.input[SEQLENS_K] = names["Sub"]

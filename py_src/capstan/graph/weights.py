@@ -1,11 +1,11 @@
 """Weights as graph inputs.
 
-onnxruntime-web copies initializers into its own heap and once per session. As inputs they are GPU buffers of ours, filled straight
-from the network or from disk and shared by every session. What stays an initializer:
+onnxruntime-web copies initializers into its own heap and once per session. As inputs they are GPU buffers of ours,
+filled straight from the network or from disk and shared by every session. What stays an initializer:
 
 - tensors stored inside model.onnx (the model builder puts only constants there);
-- external tensors that onnxruntime must see as values when it plans: integers of at most `CONSTANT_BYTES` (axes, shapes) and
-  single elements. Their bytes have to be passed in; `constants_to_inline` lists them.
+- external tensors that onnxruntime must see as values when it plans: integers of at most `CONSTANT_BYTES` (axes,
+  shapes) and single elements. Their bytes have to be passed in; `constants_to_inline` lists them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class WeightEntry:
 def external_entries(model: ModelProto) -> list[WeightEntry]:
     """Every external initializer, by location, then offset.
 
-    Raises ModelFileError where offset, length or location cannot be, UnsupportedModelError for an element type unknown to WebGPU.
+    Raises ModelFileError where offset, length or location cannot be, UnsupportedModelError for an element type unknown
+    to WebGPU.
     """
     entries = [entry_of(tensor) for tensor in model.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
     return sorted(entries, key=lambda entry: (entry.location, entry.offset, entry.name))
@@ -79,12 +80,17 @@ def entry_of(tensor: TensorProto) -> WeightEntry:
         if tensor.data_type in TensorProto.DataType.values():
             kind = TensorProto.DataType.Name(tensor.data_type)
         raise UnsupportedModelError(
-            f"weight {tensor.name}: element type {kind} does not exist on WebGPU; export with precision int4, fp16 or fp32"
+            f"weight {tensor.name}: element type {kind} does not exist on WebGPU; export as int4, fp16 or fp32"
         )
     location = fields.get("location", "")
-    if not location or location.startswith(("/", "\\")) or ":" in location or ".." in location.replace("\\", "/").split("/"):
+    if (
+        not location
+        or location.startswith(("/", "\\"))
+        or ":" in location
+        or ".." in location.replace("\\", "/").split("/")
+    ):
         raise ModelFileError(
-            f"weight {tensor.name}: external file {location!r}, expected a file below the model's folder; export the model again"
+            f"weight {tensor.name}: external file {location!r}, expected one below the model's folder; export it again"
         )
     size = (math.prod(tensor.dims) * DTYPES[tensor.data_type][1] + 7) // 8
     offset = byte_count(tensor.name, "offset", fields.get("offset", "0"))
@@ -92,15 +98,17 @@ def entry_of(tensor: TensorProto) -> WeightEntry:
     if length != size:
         shape = "x".join(map(str, tensor.dims)) or "scalar"
         raise ModelFileError(
-            f"weight {tensor.name}: {length} bytes in {location}, expected {size} for {DTYPES[tensor.data_type][0]} {shape}; "
-            "export the model again"
+            f"weight {tensor.name}: {length} bytes in {location}, expected {size} for "
+            f"{DTYPES[tensor.data_type][0]} {shape}; export the model again"
         )
     return WeightEntry(tensor.name, tuple(tensor.dims), tensor.data_type, location, offset, length)
 
 
 def byte_count(name: str, field: str, text: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise ModelFileError(f"weight {name}: {field} {text!r} in model.onnx, expected bytes as a whole number; export again")
+        raise ModelFileError(
+            f"weight {name}: {field} {text!r} in model.onnx, expected bytes as a whole number; export again"
+        )
     return int(text)
 
 
@@ -109,7 +117,7 @@ def is_constant(entry: WeightEntry) -> bool:
 
 
 def constants_to_inline(model: ModelProto) -> list[WeightEntry]:
-    """External tensors that must stay initializers; `weights_to_inputs` needs their bytes. Empty for the model builder's files."""
+    """External tensors that must stay initializers, whose bytes `weights_to_inputs` needs; often none."""
     return [entry for entry in external_entries(model) if is_constant(entry)]
 
 
@@ -118,8 +126,8 @@ def weights_to_inputs(
 ) -> tuple[ModelProto, list[WeightEntry]]:
     """Turn external initializers into graph inputs; return the new model and the manifest by location, then offset.
 
-    `constants` holds the bytes of every entry of `constants_to_inline(model)`, by name; those become inline initializers.
-    Raises ModelFileError for entries that cannot be, or constants that are missing or of the wrong size.
+    `constants` holds the bytes of every entry of `constants_to_inline(model)`, by name; those become inline
+    initializers. Raises ModelFileError for entries that cannot be, or constants that are missing or of the wrong size.
     """
     given = constants or {}
     manifest: list[WeightEntry] = []

@@ -1,0 +1,111 @@
+"""Token ids, one at a time, to text that can be shown: whole characters, and nothing that may begin a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from .errors import OptionError
+
+__all__ = ["StopStrings", "TextStream"]
+
+REPLACEMENT = "\ufffd"
+HELD_TOKENS = 4
+"""A character is at most 4 bytes, so at most 4 tokens; what is not whole after that many is not UTF-8."""
+WINDOW_TOKENS = 64
+"""Most tokens decoded again for one more, reached only in text that is not UTF-8."""
+
+
+class TextStream:
+    """Turns ids into text deltas; the deltas joined are the text of all ids.
+
+    `decode` gives the text of a list of ids. Decoding token by token would be wrong: a character may span tokens, and
+    SentencePiece-like decoders drop the space before the first token. So a window of the last ids is decoded with and
+    without the new one, and the difference is the delta. What ends in a replacement character is an incomplete one and
+    is held back; `flush` gives it out.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._window: list[int] = []
+        self._shown = 0
+        """Ids of the window whose text is whole: where the next window may start."""
+        self._sent = 0
+        """Characters of the window's text that were given out."""
+
+    def push(self, token_id: int) -> str:
+        """The text that this id completes; empty while a character is incomplete, and for special tokens."""
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        held = len(self._window) - self._shown
+        if not text.endswith(REPLACEMENT) or held > WINDOW_TOKENS:
+            delta = text[self._sent :]
+            self._slide(text)
+            return delta
+        if held <= HELD_TOKENS:
+            return ""
+        incomplete = len(text) - len(text.rstrip(REPLACEMENT))
+        whole = max(self._sent, len(text) - min(incomplete, HELD_TOKENS - 1))
+        delta, self._sent = text[self._sent : whole], whole
+        return delta
+
+    def flush(self) -> str:
+        """What was held back, incomplete characters as U+FFFD; the stream then starts anew."""
+        delta = self._decode(self._window)[self._sent :] if self._window else ""
+        self._window, self._shown, self._sent = [], 0, 0
+        return delta
+
+    def _slide(self, text: str) -> None:
+        """Keep the ids of the last delta as context for the next, more if they have no text (special tokens)."""
+        context = self._window[self._shown :]
+        kept = self._decode(context) if self._shown else text
+        if kept or len(self._window) > WINDOW_TOKENS:
+            self._window, text = context, kept
+        self._shown, self._sent = len(self._window), len(text)
+
+
+class StopStrings:
+    """Cuts a text stream before the first stop string; holds back what could begin one.
+
+    Raises OptionError for an empty stop string.
+    """
+
+    def __init__(self, stops: str | Iterable[str] = ()) -> None:
+        self.stops = (stops,) if isinstance(stops, str) else tuple(stops)
+        for stop in self.stops:
+            if not isinstance(stop, str) or not stop:
+                raise OptionError(f"stop: {stop!r} is not a string of at least one character; leave it out")
+        self.stopped: str | None = None
+        """The stop string that was met."""
+        self._held = ""
+
+    @property
+    def finish_reason(self) -> str | None:
+        """'stop' once a stop string was met."""
+        return "stop" if self.stopped is not None else None
+
+    def push(self, delta: str) -> str:
+        """The part of the stream that can be shown now; after a stop string, nothing."""
+        if self.stopped is not None:
+            return ""
+        text = self._held + delta
+        found = min(((text.find(stop), stop) for stop in self.stops if stop in text), default=None)
+        if found is not None:
+            place, self.stopped = found
+            self._held = ""
+            return text[:place]
+        keep = max((overlap(text, stop) for stop in self.stops), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """What was held back, at the end of the stream."""
+        held, self._held = self._held, ""
+        return held
+
+
+def overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if stop.startswith(text[-size:]):
+            return size
+    return 0

@@ -1,0 +1,234 @@
+"""Text to token ids and back, chat templates and incremental decoding, as in onnxruntime-genai.
+
+The work is done by a backend: in the page by @huggingface/tokenizers and @huggingface/jinja (`PageBackend`), on CPython
+by the `tokenizers` package and jinja2 (`LocalBackend`). Like onnxruntime-genai's Tokenizer, `encode` adds no special
+tokens of its own (a bos in the text, or from a chat template, becomes its id) and `decode` leaves special tokens out;
+`update_options` changes either.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from .config import parse_object
+from .errors import CapstanError, ConfigError, OptionError
+from .stream import TextStream
+
+__all__ = ["LocalBackend", "PageBackend", "Tokenizer", "TokenizerBackend", "TokenizerStream"]
+
+Message = Mapping[str, Any]
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+
+
+class TokenizerBackend(Protocol):
+    """What does the work; all methods are synchronous."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
+
+    def render(self, template: str, variables: Mapping[str, Any]) -> str: ...
+
+
+class Tokenizer:
+    """A model folder's tokenizer; `config` is tokenizer_config.json, with the chat template unless that is given."""
+
+    def __init__(
+        self, backend: TokenizerBackend, config: Mapping[str, Any] | None = None, chat_template: str | None = None
+    ) -> None:
+        self._backend = backend
+        self._config = dict(config or {})
+        self._template = chat_template if chat_template is not None else default_template(self._config)
+        self._add_special_tokens = False
+        self._skip_special_tokens = True
+
+    @classmethod
+    def from_files(
+        cls,
+        make_backend: Callable[[str, str], Any],
+        tokenizer_json: str | bytes,
+        tokenizer_config_json: str | bytes | None = None,
+        chat_template: str | None = None,
+    ) -> Tokenizer:
+        """Build from the contents of tokenizer.json, tokenizer_config.json and chat_template.jinja (the last two may be
+        absent).
+
+        `make_backend(tokenizer_json, tokenizer_config_json)` gives a TokenizerBackend, or the page's JavaScript object.
+        Raises ConfigError, naming the file and the place in it, for content that is no tokenizer.
+        """
+        content = parse_object(tokenizer_json, "tokenizer.json")
+        if not isinstance(content.get("model"), dict):
+            raise ConfigError(
+                "tokenizer.json: model: missing, expected an object; copy the file of the model's tokenizer again"
+            )
+        config = parse_object(tokenizer_config_json or "{}", "tokenizer_config.json")
+        try:
+            backend = make_backend(as_text(tokenizer_json), json.dumps(config))
+        except (CapstanError, ImportError):
+            raise
+        except Exception as error:
+            kind = content["model"].get("type", "unknown")
+            raise ConfigError(
+                f"tokenizer.json: a {kind} tokenizer that cannot be built ({error}); export it again"
+            ) from error
+        if not hasattr(backend, "render"):
+            backend = PageBackend(backend)
+        return cls(backend, config, chat_template)
+
+    def update_options(self, **options: Any) -> None:
+        """Set `add_special_tokens` (default false) or `skip_special_tokens` (default true)."""
+        for name, value in options.items():
+            if name not in ("add_special_tokens", "skip_special_tokens"):
+                raise OptionError(
+                    f"{name}: unknown tokenizer option; there are add_special_tokens and skip_special_tokens"
+                )
+            flag = {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower())
+            if flag is None:
+                raise OptionError(f"{name}: expected true or false, got {value!r}")
+            setattr(self, f"_{name}", flag)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text; [] for an empty one."""
+        if not isinstance(text, str):
+            raise OptionError(f"text: expected a string, got {type(text).__name__}")
+        return self._backend.encode(text, self._add_special_tokens)
+
+    def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
+        """Token ids of each text, unpadded."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of token ids; ids without a token are left out, incomplete characters become U+FFFD."""
+        return self._backend.decode([int(item) for item in ids], self._skip_special_tokens)
+
+    def apply_chat_template(
+        self,
+        messages: str | Sequence[Message],
+        tools: str | Sequence[Message] | None = None,
+        add_generation_prompt: bool = True,
+        template_str: str | None = None,
+    ) -> str:
+        """The prompt for a conversation: `messages` is a list of {"role", "content"}, or that as JSON; `tools`
+        likewise.
+
+        Raises ConfigError if the model has no chat template and none is given, or it cannot be rendered; OptionError
+        for messages of another form.
+        """
+        template = template_str or self._template
+        if not template:
+            raise ConfigError("tokenizer_config.json: chat_template: missing; pass template_str, or encode plain text")
+        variables: dict[str, Any] = {name: token_text(self._config.get(name)) for name in SPECIAL_TOKENS}
+        variables = {name: value for name, value in variables.items() if value is not None}
+        variables["messages"] = conversation("messages", messages)
+        variables["add_generation_prompt"] = add_generation_prompt
+        if tools is not None:
+            variables["tools"] = conversation("tools", tools)
+        try:
+            return self._backend.render(template, variables)
+        except ImportError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"tokenizer_config.json: chat_template: cannot be rendered ({error}); pass template_str"
+            ) from error
+
+    def create_stream(self) -> TokenizerStream:
+        """A decoder for ids that come one at a time."""
+        return TokenizerStream(self)
+
+
+class TokenizerStream:
+    """Incremental `decode`: the pieces joined are the text of all ids."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._stream = TextStream(tokenizer.decode)
+
+    def decode(self, token_id: int) -> str:
+        """The text this id completes; empty while a character spans further tokens, and for special tokens."""
+        return self._stream.push(int(token_id))
+
+    def flush(self) -> str:
+        """What is still held back, at the end: incomplete characters as U+FFFD."""
+        return self._stream.flush()
+
+
+class PageBackend:
+    """The object that web/src/tokenizers.ts makes; ids cross as a typed array one way and as JSON the other."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids = self._tokenizer.encode(text, add_special_tokens)
+        return list(ids.to_py() if hasattr(ids, "to_py") else ids)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return str(self._tokenizer.decode(json.dumps(list(ids)), skip_special_tokens))
+
+    def render(self, template: str, variables: Mapping[str, Any]) -> str:
+        return str(self._tokenizer.applyTemplate(json.dumps({"template": template, "variables": dict(variables)})))
+
+
+class LocalBackend:
+    """On CPython: the `tokenizers` package, and jinja2 for chat templates (imported when first used)."""
+
+    def __init__(self, tokenizer_json: str, tokenizer_config_json: str = "{}") -> None:
+        import tokenizers
+
+        self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def render(self, template: str, variables: Mapping[str, Any]) -> str:
+        from jinja2.sandbox import ImmutableSandboxedEnvironment  # type: ignore[import-not-found, unused-ignore]
+
+        def raise_exception(message: str) -> None:
+            raise ValueError(message)
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = raise_exception
+        return str(environment.from_string(template).render(**variables))
+
+
+def as_text(content: str | bytes) -> str:
+    return content if isinstance(content, str) else content.decode("utf-8-sig")
+
+
+def token_text(token: object) -> str | None:
+    """A special token of tokenizer_config.json: a string, or an object with the string as `content`."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def default_template(config: Mapping[str, Any]) -> str | None:
+    """The chat template: a string, or of several named ones the one named `default`."""
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {item.get("name"): item.get("template") for item in template if isinstance(item, Mapping)}
+        template = named.get("default")
+    if template is not None and not isinstance(template, str):
+        raise ConfigError(
+            f"tokenizer_config.json: chat_template: expected a string, got {type(template).__name__}; correct it"
+        )
+    return template
+
+
+def conversation(name: str, value: str | Sequence[Message]) -> list[Message]:
+    """`messages` or `tools` as a list of objects."""
+    items: Any = value
+    if isinstance(value, str):
+        try:
+            items = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise OptionError(f"{name}: line {error.lineno}, column {error.colno}: not JSON ({error.msg})") from error
+    items = list(items) if isinstance(items, Sequence) and not isinstance(items, str) else items
+    if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
+        raise OptionError(f'{name}: expected a list of objects such as {{"role": "user", "content": "..."}}')
+    return items
