@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .config import parse_object
 from .errors import CapstanError, ConfigError, OptionError
 from .stream import TextStream
+
+if TYPE_CHECKING:
+    from .model import Model
 
 __all__ = ["LocalBackend", "PageBackend", "Tokenizer", "TokenizerBackend", "TokenizerStream"]
 
@@ -35,9 +38,26 @@ class TokenizerBackend(Protocol):
 class Tokenizer:
     """A model folder's tokenizer; `config` is tokenizer_config.json, with the chat template unless that is given."""
 
-    def __init__(
-        self, backend: TokenizerBackend, config: Mapping[str, Any] | None = None, chat_template: str | None = None
-    ) -> None:
+    def __init__(self, model: Model) -> None:
+        files = model.tokenizer_files
+        made = Tokenizer.from_files(
+            model.host.tokenizer_backend,
+            files["tokenizer.json"],
+            files.get("tokenizer_config.json"),
+            files.get("chat_template.jinja"),
+        )
+        self.__dict__.update(made.__dict__)
+
+    @classmethod
+    def from_backend(
+        cls, backend: TokenizerBackend, config: Mapping[str, Any] | None = None, chat_template: str | None = None
+    ) -> Tokenizer:
+        """Over a backend; `config` is the content of tokenizer_config.json, which has the chat template unless given."""
+        made = cls.__new__(cls)
+        made._set(backend, config, chat_template)
+        return made
+
+    def _set(self, backend: TokenizerBackend, config: Mapping[str, Any] | None, chat_template: str | None) -> None:
         self._backend = backend
         self._config = dict(config or {})
         self._template = chat_template if chat_template is not None else default_template(self._config)
@@ -75,7 +95,7 @@ class Tokenizer:
             ) from error
         if not hasattr(backend, "render"):
             backend = PageBackend(backend)
-        return cls(backend, config, chat_template)
+        return cls.from_backend(backend, config, chat_template)
 
     def update_options(self, **options: Any) -> None:
         """Set `add_special_tokens` (default false) or `skip_special_tokens` (default true)."""

@@ -1,0 +1,63 @@
+"""Language models in a web page: the shape of onnxruntime-genai, computed by onnxruntime-web on WebGPU.
+
+    model = await capstan.Model.load("/models/bundled/")
+    tokenizer = capstan.Tokenizer(model)
+    with capstan.Generator(model) as generator:
+        generator.append_tokens(tokenizer.encode("def fibonacci(n):"))
+        async for token in generator:
+            ...
+"""
+
+from __future__ import annotations
+
+from .errors import (
+    AsyncRequiredError,
+    CapstanError,
+    ClosedError,
+    ConfigError,
+    DeviceError,
+    DeviceLostError,
+    DeviceUnavailableError,
+    ModelFileError,
+    OptionError,
+    OutOfMemoryError,
+    PromptError,
+    TapeCheckError,
+    TapeError,
+    TapeKeyError,
+    UnsupportedModelError,
+    ValidationError,
+)
+from .generator import Generator, GeneratorParams, Timing
+from .model import Model
+from .search import SearchOptions
+from .stream import StopStrings, TextStream
+from .tokenizer import Tokenizer, TokenizerStream
+
+__all__ = [
+    "AsyncRequiredError",
+    "CapstanError",
+    "ClosedError",
+    "ConfigError",
+    "DeviceError",
+    "DeviceLostError",
+    "DeviceUnavailableError",
+    "Generator",
+    "GeneratorParams",
+    "Model",
+    "ModelFileError",
+    "OptionError",
+    "OutOfMemoryError",
+    "PromptError",
+    "SearchOptions",
+    "StopStrings",
+    "TapeCheckError",
+    "TapeError",
+    "TapeKeyError",
+    "TextStream",
+    "Timing",
+    "Tokenizer",
+    "TokenizerStream",
+    "UnsupportedModelError",
+    "ValidationError",
+]

@@ -1,0 +1,156 @@
+"""GpuEngine over the JavaScript engine."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ..device.engine import BoundTensor, Difference, SamplerSpec
+from .errors import typed_errors
+
+__all__ = ["JsGpuEngine"]
+
+
+class JsGpuEngine:
+    """Each method is one call into web/src/engine.ts; see capstan.device.engine.GpuEngine."""
+
+    def __init__(self, engine: Any) -> None:
+        self._js = engine
+
+    def adapter(self) -> dict[str, Any]:
+        return _object(self._js.adapter())
+
+    def healthy(self) -> bool:
+        return bool(self._js.healthy())
+
+    def counters(self) -> dict[str, int]:
+        return _object(self._js.counters())
+
+    def create_buffer(self, label: str, size: int) -> int:
+        with typed_errors():
+            return int(self._js.createBuffer(label, size))
+
+    def destroy_buffer(self, buffer: int) -> None:
+        with typed_errors():
+            self._js.destroyBuffer(buffer)
+
+    def write(self, buffer: int, offset: int, data: bytes | bytearray | memoryview) -> None:
+        with typed_errors():
+            self._js.write(buffer, offset, data)
+
+    def fill(self, buffer: int, byte: int) -> None:
+        with typed_errors():
+            self._js.fill(buffer, byte)
+
+    async def read(self, buffer: int, offset: int, size: int) -> bytes:
+        with typed_errors():
+            return bytes((await self._js.read(buffer, offset, size)).to_bytes())
+
+    def copy(self, copies: Sequence[tuple[int, int, int, int, int]]) -> None:
+        with typed_errors():
+            self._js.copy(json.dumps(copies))
+
+    async def compare(self, pairs: Sequence[tuple[int, int, int, str]]) -> list[Difference]:
+        keys = ("a", "b", "bytes", "dtype")
+        with typed_errors():
+            found = await self._js.compare(json.dumps([dict(zip(keys, pair, strict=True)) for pair in pairs]))
+        return [Difference(**fields) for fields in json.loads(found)]
+
+    async def stream_weights(
+        self, url: str, spans: Sequence[dict[str, Any]], progress: Callable[[int, int], None]
+    ) -> list[int]:
+        with typed_errors():
+            handles = await self._js.streamWeights(url, json.dumps(spans), progress)
+        return [int(handle) for handle in handles]
+
+    async def create_session(self, model: bytes, capture: bool) -> int:
+        with typed_errors():
+            return int(await self._js.createSession(model, capture))
+
+    async def release_session(self, session: int) -> None:
+        with typed_errors():
+            await self._js.releaseSession(session)
+
+    def bind(self, session: int, feeds: Sequence[BoundTensor], fetches: Sequence[BoundTensor]) -> int:
+        with typed_errors():
+            return int(self._js.bind(session, _tensors(feeds), _tensors(fetches)))
+
+    def unbind(self, binding: int) -> None:
+        self._js.unbind(binding)
+
+    async def run(self, binding: int) -> None:
+        with typed_errors():
+            await self._js.run(binding)
+
+    async def record(self, binding: int) -> dict[str, Any]:
+        with typed_errors():
+            return _object(await self._js.record(binding))
+
+    def recorded_id(self, buffer: int) -> int:
+        with typed_errors():
+            return int(self._js.recordedId(buffer))
+
+    def make_tape(self, recording: int, played: Sequence[Any], written: Sequence[int]) -> int:
+        with typed_errors():
+            return int(self._js.makeTape(recording, json.dumps(played), json.dumps(written)))
+
+    def add_table(self, tape: int, counts: bytes) -> None:
+        with typed_errors():
+            self._js.addTable(tape, counts)
+
+    def close_tape(self, tape: int) -> None:
+        self._js.closeTape(tape)
+
+    def drop_recording(self, recording: int) -> None:
+        self._js.dropRecording(recording)
+
+    def play_once(self, tape: int, length: int) -> None:
+        with typed_errors():
+            self._js.playOnce(tape, length)
+
+    def make_sampler(self, spec: SamplerSpec) -> int:
+        with typed_errors():
+            return int(self._js.makeSampler(json.dumps(asdict(spec))))
+
+    def set_sampling(self, sampler: int, words: bytes) -> None:
+        with typed_errors():
+            self._js.setSampling(sampler, words)
+
+    def destroy_sampler(self, sampler: int) -> None:
+        with typed_errors():
+            self._js.destroySampler(sampler)
+
+    def burst(
+        self, tape: int, sampler: int, picks: int, sample_first: bool, length: int, cursor: int
+    ) -> Awaitable[Sequence[float]]:
+        with typed_errors():
+            return _numbers(self._js.burst(tape, sampler, picks, sample_first, length, cursor))
+
+    def eager_burst(self, binding: int, sampler: int, cursor: int) -> Awaitable[Sequence[float]]:
+        with typed_errors():
+            return _numbers(self._js.eagerBurst(binding, sampler, cursor))
+
+    def destroy_device(self) -> None:
+        """Lose the device as a browser would; for tests."""
+        self._js.destroyDevice()
+
+    def close(self) -> None:
+        self._js.close()
+
+
+def _object(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def _tensors(tensors: Sequence[BoundTensor]) -> str:
+    return json.dumps([tensor.as_json() for tensor in tensors])
+
+
+async def _numbers(promise: Any) -> Sequence[float]:
+    """A promise of a Float64Array, already under way."""
+    with typed_errors():
+        return array("d", (await promise).to_bytes())

@@ -1,0 +1,91 @@
+"""The worker's host object (web/src/worker.ts): files, tokenizers, engines, events, waiting."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import _capstan_host
+from pyodide.ffi import can_run_sync as _can_run_sync
+from pyodide.ffi import run_sync as _run_sync
+
+from .errors import typed_errors
+from .gpu import JsGpuEngine
+
+__all__ = [
+    "adapter",
+    "can_wait",
+    "emit",
+    "fetch_bytes",
+    "fetch_optional",
+    "make_tokenizer",
+    "now",
+    "open_gpu",
+    "open_wasm",
+    "wait",
+]
+
+T = TypeVar("T")
+
+
+def emit(event: dict[str, Any]) -> None:
+    """Send an event to the page (web/src/protocol.ts, CapstanEvent)."""
+    _capstan_host.emit(json.dumps(event))
+
+
+def now() -> float:
+    """performance.now() of the worker, in milliseconds: the clock of all time stamps."""
+    return float(_capstan_host.now())
+
+
+def can_wait() -> bool:
+    """Whether `wait` works at this call: JavaScript Promise Integration exists and Python was entered through it."""
+    return bool(_can_run_sync())
+
+
+def wait(awaitable: Awaitable[T]) -> T:
+    """Block this Python stack, not the worker, until the awaitable is done."""
+    result: T = _run_sync(awaitable)
+    return result
+
+
+async def fetch_bytes(url: str, progress: Callable[[int, int], None] | None = None) -> bytes:
+    """A whole file of the page's origin; ModelFileError if it cannot be read."""
+    with typed_errors():
+        return bytes((await _capstan_host.fetchBytes(url, progress)).to_bytes())
+
+
+async def fetch_optional(url: str) -> bytes | None:
+    """A whole file, None if the server has none."""
+    with typed_errors():
+        if not await _capstan_host.exists(url):
+            return None
+    return await fetch_bytes(url)
+
+
+async def adapter() -> dict[str, Any] | None:
+    """What WebGPU adapter there is; None without WebGPU."""
+    text = await _capstan_host.adapter()
+    if not text:
+        return None
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+async def open_gpu() -> JsGpuEngine:
+    """A WebGPU device of our own with onnxruntime-web loaded."""
+    with typed_errors():
+        return JsGpuEngine(await _capstan_host.openGpu())
+
+
+async def open_wasm(model: bytes, external: bytes | None, path: str) -> Any:
+    """onnxruntime-web's CPU execution provider with one session (web/src/wasm.ts)."""
+    with typed_errors():
+        return await _capstan_host.openWasm(model, external, path)
+
+
+def make_tokenizer(tokenizer_json: str, tokenizer_config_json: str) -> Any:
+    """The JavaScript tokenizer (web/src/tokenizers.ts)."""
+    with typed_errors():
+        return _capstan_host.makeTokenizer(tokenizer_json, tokenizer_config_json)

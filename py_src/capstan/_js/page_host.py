@@ -1,0 +1,121 @@
+"""The Host of a page: files over fetch, the WebGPU and CPU engines, waiting by JavaScript Promise Integration."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from ..config import GenaiConfig
+from ..device.base import DeviceModel, Progress
+from ..device.wasm import WasmModel, prepare
+from ..device.webgpu import WebGpuModel
+from ..errors import DeviceUnavailableError, ModelFileError, OptionError
+from ..graph import WeightEntry, external_entries, parse
+from . import host
+from .errors import typed_errors
+
+__all__ = ["PageHost"]
+
+T = TypeVar("T")
+
+
+class PageHost:
+    """See capstan.host.Host; a model folder is a URL of the page's origin that ends in a slash."""
+
+    def now(self) -> float:
+        return host.now()
+
+    def can_wait(self) -> bool:
+        return host.can_wait()
+
+    def wait(self, awaitable: Awaitable[T]) -> T:
+        return host.wait(awaitable)
+
+    async def read(self, folder: str, name: str, progress: Callable[[int, int], None] | None = None) -> bytes:
+        return await host.fetch_bytes(folder + name, progress)
+
+    async def read_optional(self, folder: str, name: str) -> bytes | None:
+        return await host.fetch_optional(folder + name)
+
+    def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
+        return host.make_tokenizer(tokenizer_json, tokenizer_config_json)
+
+    async def open_model(
+        self, folder: str, config: GenaiConfig, device: str, capture: str, progress: Progress
+    ) -> DeviceModel:
+        chosen = await choose_device(device)
+        model = await self.read(folder, config.decoder.filename)
+        if chosen == "wasm":
+            return await self._open_wasm(folder, model, config, progress)
+        engine = await host.open_gpu()
+        try:
+            return await WebGpuModel.load(
+                engine, folder, model, config, capture, lambda entry: self._read_range(folder, entry), progress
+            )
+        except BaseException:
+            engine.close()
+            raise
+
+    async def _open_wasm(self, folder: str, model: bytes, config: GenaiConfig, progress: Progress) -> WasmModel:
+        locations = sorted({entry.location for entry in external_entries(parse(model))})
+        if len(locations) > 1:
+            raise ModelFileError(f"the weights are in {len(locations)} files, the wasm device reads one; export with one")
+        data = None
+        if locations:
+            data = await self.read(folder, locations[0], lambda done, total: progress(locations[0], done, total))
+            needed = max(entry.end for entry in external_entries(parse(model)))
+            if len(data) < needed:
+                raise ModelFileError(
+                    f"{folder}{locations[0]}: {len(data)} bytes, but model.onnx names weights up to byte {needed}; "
+                    "copy the file again, whole"
+                )
+        graph, about = prepare(model, config)
+        session = await host.open_wasm(graph, data, locations[0] if locations else "")
+        return WasmModel(JsWasmSession(session), about, host.now)
+
+    async def _read_range(self, folder: str, entry: WeightEntry) -> bytes:
+        data = await self.read(folder, entry.location)
+        return data[entry.offset : entry.end]
+
+
+async def choose_device(device: str) -> str:
+    """'webgpu' or 'wasm' for what was asked; 'auto' takes WebGPU where there is a hardware adapter."""
+    if device not in ("auto", "webgpu", "wasm"):
+        raise OptionError(f"device is {device!r}; in a page it must be 'auto', 'webgpu' or 'wasm'")
+    if device == "wasm":
+        return device
+    adapter = await host.adapter()
+    if device == "webgpu":
+        if adapter is None:
+            raise DeviceUnavailableError(
+                "device='webgpu' was asked for and this browser offers no WebGPU adapter; "
+                "use device='wasm', or a browser with WebGPU"
+            )
+        return device
+    return "wasm" if adapter is None or adapter["software"] else "webgpu"
+
+
+class JsWasmSession:
+    """WasmSession over web/src/wasm.ts."""
+
+    def __init__(self, session: Any) -> None:
+        self._js = session
+
+    def sequence(self, cache: dict[str, Any], logits: str, positions: bool) -> JsWasmSequence:
+        with typed_errors():
+            return JsWasmSequence(self._js.decoder(json.dumps(cache), logits, positions))
+
+    async def close(self) -> None:
+        with typed_errors():
+            await self._js.close()
+
+
+class JsWasmSequence:
+    def __init__(self, sequence: Any) -> None:
+        self._js = sequence
+
+    async def step(self, ids: bytes, mask: bytes, past: int) -> array[float]:
+        with typed_errors():
+            return array("f", (await self._js.step(ids, mask, past)).to_bytes())

@@ -1,0 +1,86 @@
+"""What the generation loop asks of a device: a loaded model, and one decoder for each sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..search import SearchOptions
+
+__all__ = ["Burst", "Counters", "Decoder", "DeviceModel", "Progress"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what is loaded, bytes done, bytes in all)."""
+
+Counters = dict[str, int]
+"""What a device has done since it was opened; the generator takes differences."""
+
+COUNTER_NAMES = ("steps", "submits", "readbacks", "readback_bytes", "create_buffer", "create_bind_group", "write_buffer")
+
+
+@dataclass(frozen=True)
+class Burst:
+    """The token ids one submit picked, in order, with the device's own time stamps in milliseconds."""
+
+    ids: tuple[int, ...]
+    submitted: float
+    readable: float
+    host: float
+    """Time the host spent encoding and submitting the burst."""
+
+
+class Decoder(Protocol):
+    """One sequence on a device: its KV cache, mask, logits, sampler and token ring."""
+
+    capacity: int
+    """Positions the KV cache holds."""
+    capture: str
+    """How decode steps run: 'tape', 'ort' or 'off'."""
+    capture_note: str | None
+    """Why it is not the capture that was asked for."""
+    max_in_flight: int
+    """Bursts that may be submitted before the first is awaited."""
+    max_burst: int
+    """Most picks in one burst."""
+
+    def set_search(self, options: SearchOptions) -> None:
+        """Choose how tokens are picked from now on."""
+
+    async def prefill(self, ids: Sequence[int], past: int) -> None:
+        """Run the model on `ids` at positions `past`, `past + 1`, ...; what lay past `past` is dead. Afterwards the
+        logits are those of the last position."""
+
+    def submit(self, picks: int, sample_first: bool) -> Awaitable[Burst]:
+        """Queue `picks` decode steps, each followed by a pick; with `sample_first` the first picks from the logits that
+        are there. Work is queued when this returns; the ids are awaited."""
+
+    async def logits(self) -> memoryview:
+        """The logits the next pick would see: float32 [vocab]."""
+
+    def set_logits(self, values: memoryview) -> None:
+        """Replace those logits: float32 [vocab]."""
+
+    def counters(self) -> Counters:
+        """Totals by the names in COUNTER_NAMES."""
+
+    async def close(self) -> None:
+        """Free what the decoder holds."""
+
+
+class DeviceModel(Protocol):
+    """A model's weights and sessions on a device."""
+
+    device: str
+    """'webgpu', 'wasm' or 'reference'."""
+    adapter: str
+    """The adapter's name as the device tells it."""
+
+    async def decoder(self, capacity: int) -> Decoder:
+        """A decoder whose KV cache holds `capacity` positions; one given back before is reused."""
+
+    def healthy(self) -> bool:
+        """Whether the device still works."""
+
+    async def close(self) -> None:
+        """Free the weights and sessions; decoders that are still open fail from now on."""

@@ -1,0 +1,85 @@
+"""The Decoder of devices whose logits come to the host: one model run and one reference pick for each token."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from ..errors import ClosedError
+from ..sampling import sample
+from ..search import SearchOptions
+from .base import Burst, Counters
+
+__all__ = ["HostSampledDecoder", "Runner"]
+
+PREFILL_CHUNK = 512
+
+
+class Runner(Protocol):
+    """A model over one KV cache."""
+
+    def run(self, ids: Sequence[int], past: int) -> Awaitable[array[float]]:
+        """Run `ids` after `past` positions; the last position's logits, float32 [vocab]."""
+
+    def close(self) -> None: ...
+
+
+class HostSampledDecoder:
+    """See base.Decoder for what each method promises; there is no run-ahead, so a burst is one token."""
+
+    capture = "off"
+    max_in_flight = 1
+    max_burst = 1
+
+    def __init__(self, runner: Runner, capacity: int, note: str | None, now: Callable[[], float]):
+        self.capacity = capacity
+        self.capture_note = note
+        self._runner: Runner | None = runner
+        self._now = now
+        self._options = SearchOptions()
+        self._logits: array[float] = array("f")
+        self._length = 0
+        self._pending = 0
+        self._counters: Counters = {"steps": 0, "readbacks": 0, "readback_bytes": 0}
+
+    def set_search(self, options: SearchOptions) -> None:
+        self._options = options
+
+    async def prefill(self, ids: Sequence[int], past: int) -> None:
+        for start in range(0, len(ids), PREFILL_CHUNK):
+            await self._run(ids[start : start + PREFILL_CHUNK], past + start)
+        self._length = past + len(ids)
+
+    async def submit(self, picks: int, sample_first: bool) -> Burst:
+        if picks != 1:
+            raise ValueError(f"{picks} picks in a burst on the CPU; 1 is the most")
+        submitted = self._now()
+        if not sample_first:
+            await self._run([self._pending], self._length)
+            self._length += 1
+            self._counters["steps"] += 1
+        readable = self._now()
+        self._pending = sample(self._logits, self._options, self._length)
+        return Burst((self._pending,), submitted, readable, self._now() - readable)
+
+    async def logits(self) -> memoryview:
+        return memoryview(array("f", self._logits))
+
+    def set_logits(self, values: memoryview) -> None:
+        self._logits = array("f", values)
+
+    def counters(self) -> Counters:
+        return dict(self._counters)
+
+    async def close(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+    async def _run(self, ids: Sequence[int], past: int) -> None:
+        if self._runner is None:
+            raise ClosedError("this generator was closed; make a new one")
+        self._logits = await self._runner.run(ids, past)
+        self._counters["readbacks"] += 1
+        self._counters["readback_bytes"] += 4 * len(self._logits)

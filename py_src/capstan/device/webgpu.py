@@ -1,0 +1,172 @@
+"""The product's device: onnxruntime-web's WebGPU EP, weights shared by all sessions, decode steps from a tape."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from .. import graph
+from ..config import GenaiConfig
+from ..errors import DeviceUnavailableError, TapeError, UnsupportedModelError
+from ..graph import GraphDescription
+from ..tape import TapeKey
+from .base import Progress
+from .decode_step import DecodeStep, record_step
+from .engine import BoundTensor, GpuEngine
+from .webgpu_decoder import SequenceBuffers, WebGpuDecoder
+
+__all__ = ["WebGpuModel"]
+
+FetchBytes = Callable[[str], Awaitable[bytes]]
+
+PREFILL_CHUNK = {False: 512, True: 64}
+"""Most prompt tokens in one prefill run, by whether the adapter is software."""
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """A model's two graphs, serialized: the prefill one keeps the logits of the last position only."""
+
+    prefill: bytes
+    decode: bytes
+    description: GraphDescription
+    weights: tuple[graph.WeightEntry, ...]
+
+
+async def rewrite(data: bytes, config: GenaiConfig, read_range: Callable[[graph.WeightEntry], Awaitable[bytes]]) -> Graphs:
+    """model.onnx as written by a model builder -> the graphs that WebGPU sessions are made from."""
+    parsed = graph.total_length_on_gpu(graph.parse(data))
+    constants = {entry.name: await read_range(entry) for entry in graph.constants_to_inline(parsed)}
+    decode, weights = graph.weights_to_inputs(parsed, constants)
+    description = graph.describe(decode, config.decoder, config.vocab_size)
+    prefill, reason = graph.last_token_logits(decode, description.logits)
+    if reason and not description.last_token_only:
+        raise UnsupportedModelError(f"the logits of model.onnx cannot be cut to the last position: {reason}")
+    return Graphs(graph.serialize(prefill), graph.serialize(decode), description, tuple(weights))
+
+
+class WebGpuModel:
+    """Weights in GPU buffers, one prefill session over them, and decoders, each with a decode session of its own."""
+
+    device = "webgpu"
+
+    def __init__(self, engine: GpuEngine, graphs: Graphs, weights: dict[str, int], prefill: int, name: str, capture: str):
+        self._engine = engine
+        self._graphs = graphs
+        self._weights = weights
+        self._prefill = prefill
+        self._capture = capture
+        self._name = name
+        self._free: list[WebGpuDecoder] = []
+        self._decoders: list[WebGpuDecoder] = []
+        summary = engine.adapter()
+        self.adapter = " ".join(filter(None, (summary["vendor"], summary["architecture"], summary["description"])))
+        self._chunk = PREFILL_CHUNK[bool(summary["software"])]
+
+    @classmethod
+    async def load(
+        cls,
+        engine: GpuEngine,
+        url: str,
+        model: bytes,
+        config: GenaiConfig,
+        capture: str,
+        read_range: Callable[[graph.WeightEntry], Awaitable[bytes]],
+        progress: Progress,
+    ) -> WebGpuModel:
+        """Rewrite the graph, stream the weights and make the prefill session; nothing stays allocated on failure."""
+        graphs = await rewrite(model, config, read_range)
+        if graphs.description.needs_f16 and "shader-f16" not in engine.adapter()["features"]:
+            raise DeviceUnavailableError(
+                "the model computes in float16 and this adapter has no shader-f16; "
+                "export it with use_webgpu_fp32=true, or use device='wasm'"
+            )
+        weights: dict[str, int] = {}
+        try:
+            for location in sorted({entry.location for entry in graphs.weights}):
+                entries = [entry for entry in graphs.weights if entry.location == location]
+                spans = [{"name": e.name, "offset": e.offset, "length": e.length} for e in entries]
+                handles = await engine.stream_weights(
+                    url + location, spans, lambda done, total, what=location: progress(what, done, total)
+                )
+                weights.update(zip((entry.name for entry in entries), handles, strict=True))
+            session = await engine.create_session(graphs.prefill, capture=False)
+        except BaseException:
+            for handle in weights.values():
+                engine.destroy_buffer(handle)
+            raise
+        return cls(engine, graphs, weights, session, url, capture)
+
+    async def decoder(self, capacity: int) -> WebGpuDecoder:
+        """A decoder of that capacity: a free one, else a new one, recorded and checked."""
+        for i, free in enumerate(self._free):
+            if free.capacity == capacity:
+                return self._free.pop(i)
+        buffers = SequenceBuffers.allocate(self._engine, self._graphs.description, capacity, self._chunk)
+        try:
+            step = await self._decode_step(buffers, capacity)
+        except BaseException:
+            buffers.destroy(self._engine)
+            raise
+        decoder = WebGpuDecoder(self._engine, self._graphs.description, buffers, step, self._bind_prefill, self._free.append)
+        self._decoders.append(decoder)
+        return decoder
+
+    def healthy(self) -> bool:
+        return self._engine.healthy()
+
+    async def close(self) -> None:
+        for decoder in self._decoders:
+            await decoder.destroy()
+        self._decoders.clear()
+        self._free.clear()
+        await self._engine.release_session(self._prefill)
+        self._engine.close()
+
+    async def _decode_step(self, buffers: SequenceBuffers, capacity: int) -> DecodeStep:
+        """The best way to run a decode step that was asked for and that works, with the reason if it is another."""
+        eager = self._bind_prefill(buffers, buffers.input_ids, 1)
+        if self._capture == "off":
+            return DecodeStep(self._engine, eager, capture="off", note=None)
+        try:
+            blocking = self._graphs.description.uncapturable
+            if blocking:
+                raise TapeError(f"the graph cannot be captured: {blocking[0]}")
+            key = TapeKey(self._name, 1, capacity, self.adapter, self._capture)
+            session = await self._engine.create_session(self._graphs.decode, capture=True)
+        except (TapeError, UnsupportedModelError) as error:
+            return DecodeStep(self._engine, eager, capture="off", note=str(error))
+        feeds, fetches = self._tensors(buffers, buffers.input_ids, 1)
+        binding = self._engine.bind(session, feeds, fetches)
+        step = DecodeStep(self._engine, eager, capture=self._capture, note=None, session=session, captured=binding, key=key)
+        return await record_step(step, buffers, self._graphs.description, self._run_probe)
+
+    async def _run_probe(self, buffers: SequenceBuffers, ids: Sequence[int]) -> None:
+        """Prefill a few tokens, so that a recorded step can be compared with an eager one on real state."""
+        binding = self._bind_prefill(buffers, buffers.prompt_ids, len(ids))
+        buffers.write_prompt(self._engine, ids, 0)
+        await self._engine.run(binding)
+        self._engine.unbind(binding)
+
+    def _bind_prefill(self, buffers: SequenceBuffers, input_ids: int, length: int) -> int:
+        feeds, fetches = self._tensors(buffers, input_ids, length)
+        return self._engine.bind(self._prefill, feeds, fetches)
+
+    def _tensors(
+        self, buffers: SequenceBuffers, input_ids: int, length: int
+    ) -> tuple[list[BoundTensor], list[BoundTensor]]:
+        """The weights, this sequence's buffers, and `length` input ids, as both sessions take them."""
+        about = self._graphs.description
+        ids = BoundTensor(about.input_ids, input_ids, "int64", (1, length))
+        feeds = [ids, BoundTensor(about.mask, buffers.mask, about.mask_dtype, (1, buffers.capacity))]
+        if about.position_ids is not None:
+            positions = buffers.positions if input_ids == buffers.input_ids else buffers.prompt_positions
+            assert positions is not None
+            feeds.append(replace(ids, name=about.position_ids, buffer=positions))
+        feeds += [BoundTensor(w.name, self._weights[w.name], w.dtype, w.dims) for w in self._graphs.weights]
+        fetches = [BoundTensor(about.logits, buffers.logits, about.logits_dtype, (1, 1, about.vocab_size))]
+        dims = (1, about.num_kv_heads, buffers.capacity, about.head_size)
+        for pair, cache in zip(about.cache, buffers.cache, strict=True):
+            feeds.append(BoundTensor(pair.past, cache, about.cache_dtype, dims))
+            fetches.append(BoundTensor(pair.present, cache, about.cache_dtype, dims))
+        return feeds, fetches

@@ -1,0 +1,106 @@
+"""Every exception that Capstan raises on purpose.
+
+    CapstanError
+    ├── ConfigError               genai_config.json or tokenizer files: the message carries the JSON path
+    ├── ModelFileError            a model file is missing, truncated or of the wrong size
+    ├── UnsupportedModelError     a model type, graph node or dtype that Capstan cannot run
+    ├── OptionError               an unknown option or a value out of range       (also a ValueError)
+    ├── PromptError               an empty prompt, or one longer than max_length  (also a ValueError)
+    ├── AsyncRequiredError        a synchronous call that would have to wait, where it cannot wait
+    ├── ClosedError               a model, generator or session was used after it was closed
+    ├── DeviceError
+    │   ├── DeviceUnavailableError    the device asked for does not exist here
+    │   ├── DeviceLostError           the GPU device was lost or destroyed
+    │   ├── OutOfMemoryError          the device could not allocate what was asked for
+    │   └── ValidationError           the device rejected a command (a WebGPU uncaptured error)
+    └── TapeError
+        ├── TapeKeyError              a tape was used with another model, length, adapter or options
+        └── TapeCheckError            a recorded tape does not do what the eager step does
+
+A message says three things: the value that was found, the limit it broke, and the remedy.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AsyncRequiredError",
+    "CapstanError",
+    "ClosedError",
+    "ConfigError",
+    "DeviceError",
+    "DeviceLostError",
+    "DeviceUnavailableError",
+    "ModelFileError",
+    "OptionError",
+    "OutOfMemoryError",
+    "PromptError",
+    "TapeCheckError",
+    "TapeError",
+    "TapeKeyError",
+    "UnsupportedModelError",
+    "ValidationError",
+]
+
+
+class CapstanError(Exception):
+    """Base of every error raised on purpose; `str(error)` is one line for a person to read."""
+
+
+class ConfigError(CapstanError):
+    """A configuration file is not valid; the message names the file and the JSON path of the field."""
+
+
+class ModelFileError(CapstanError):
+    """A model file is missing, truncated or of the wrong size; the message names it and the sizes."""
+
+
+class UnsupportedModelError(CapstanError):
+    """The model's type, a node of its graph or a dtype cannot be run; the message names it."""
+
+
+class OptionError(CapstanError, ValueError):
+    """An option is unknown or its value out of range; the message gives the value and the range."""
+
+
+class PromptError(CapstanError, ValueError):
+    """A prompt is empty or longer than `max_length`; lengths are in tokens."""
+
+
+class AsyncRequiredError(CapstanError):
+    """A synchronous call would have to wait for JavaScript and cannot; the message names its async twin."""
+
+
+class ClosedError(CapstanError):
+    """An object was used after `close()`, or after the session below it was released."""
+
+
+class DeviceError(CapstanError):
+    """Base of what a device reports."""
+
+
+class DeviceUnavailableError(DeviceError):
+    """The device or a feature that was asked for does not exist on this machine."""
+
+
+class DeviceLostError(DeviceError):
+    """The GPU device was lost or destroyed; load the model again to go on."""
+
+
+class OutOfMemoryError(DeviceError):
+    """The device could not allocate what was asked for; sizes are in bytes."""
+
+
+class ValidationError(DeviceError):
+    """The device rejected a command; results since the last burst cannot be trusted."""
+
+
+class TapeError(CapstanError):
+    """Base of what can be wrong with a recorded decode step."""
+
+
+class TapeKeyError(TapeError):
+    """A tape belongs to another model, length, adapter or option set; expected and got are given."""
+
+
+class TapeCheckError(TapeError):
+    """A recorded tape is not replayable, or its replay differs from the eager step."""

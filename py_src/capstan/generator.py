@@ -1,0 +1,378 @@
+"""The decode loop: prefill, bursts of decode steps that run ahead of the reader, rewinding."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+
+from .device.base import COUNTER_NAMES, Burst, Counters, Decoder
+from .errors import AsyncRequiredError, ClosedError, OptionError, PromptError
+from .run_ahead import RunAhead
+from .search import SearchOptions
+
+if TYPE_CHECKING:
+    from .model import Model
+
+__all__ = ["Generator", "GeneratorParams", "Timing"]
+
+T = TypeVar("T")
+
+
+class GeneratorParams:
+    """Search options for generators of a model, starting from its genai_config.json.
+
+    `run_ahead` fixes the decode steps of one submit (1 to 64); None adapts it.
+    """
+
+    def __init__(self, model: Model, *, run_ahead: int | None = None) -> None:
+        self.search: SearchOptions = model.search
+        self.run_ahead = run_ahead
+        RunAhead(run_ahead, 64)
+
+    def set_search_options(self, **options: object) -> None:
+        """Change options by their onnxruntime-genai names; OptionError for an unknown name or a bad value."""
+        self.search = self.search.replace(**options)
+
+
+@dataclass
+class Timing:
+    """Milliseconds on the worker's clock; None until it happened."""
+
+    started: float | None = None
+    """When the first token was asked for."""
+    first_token: float | None = None
+    last_token: float | None = None
+    tokens: int = 0
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """Prefill, the first pick and its readback, in milliseconds; recording a tape is part of it the first time."""
+        if self.started is None or self.first_token is None:
+            return None
+        return self.first_token - self.started
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens after the first, per second between the first and the last."""
+        if self.first_token is None or self.last_token is None or self.tokens < 2:
+            return None
+        elapsed = self.last_token - self.first_token
+        return 1000.0 * (self.tokens - 1) / elapsed if elapsed > 0 else None
+
+
+class Generator:
+    """One sequence of a model, in the shape of onnxruntime-genai's Generator.
+
+    `append_tokens`, `rewind_to`, `get_sequence` and `is_done` never wait. `generate_next_token` waits for the GPU when
+    no token is at hand, which in a page needs JavaScript Promise Integration; `generate_next_token_async` and
+    `async for token in generator` never block. While one token is read the GPU computes the following ones
+    (run-ahead); `append_tokens`, `rewind_to`, `set_logits` and `close` discard them.
+
+    Use it as a context manager, or `close()` it: its KV cache then serves the next generator.
+    """
+
+    def __init__(self, model: Model, params: GeneratorParams | None = None) -> None:
+        params = params or GeneratorParams(model)
+        self._model = model
+        self._options = params.search
+        if self._options.batch_size != 1:
+            raise OptionError(f"batch_size is {self._options.batch_size}; generators have one row: make one generator each")
+        self._fixed_run_ahead = params.run_ahead
+        self.max_length = self._options.max_length or model.config.context_length
+        if self.max_length > model.config.context_length:
+            raise OptionError(
+                f"max_length ({self.max_length}) cannot be greater than model context_length "
+                f"({model.config.context_length}); lower max_length"
+            )
+        self.timing = Timing()
+        self._sequence: list[int] = []
+        self._valid = 0
+        """Tokens at the start of the sequence whose KV cache entries are known to be right."""
+        self._stale = True
+        """The model has to run on the tokens from `_valid` on before the next pick."""
+        self._decoder: Decoder | None = None
+        self._run_ahead: RunAhead | None = None
+        self._ready: deque[int] = deque()
+        self._flight: deque[tuple[int, Awaitable[Burst]]] = deque()
+        self._sample_first = False
+        self._ended = False
+        """An end-of-sequence id is in the sequence or at hand; no more is submitted."""
+        self._closed = False
+        self._last: list[int] = []
+        self._totals: Counters = dict.fromkeys((*COUNTER_NAMES, "python_crossings"), 0)
+        self._decode_start: Counters | None = None
+
+    # What the sequence is.
+
+    def append_tokens(self, tokens: Iterable[int]) -> None:
+        """Add tokens (ids of the vocabulary) to the sequence; the model runs on them when the next token is asked for.
+
+        Raises PromptError for no tokens, an id outside the vocabulary, or more than max_length allows.
+        """
+        self._require_open()
+        ids = [int(token) for token in tokens]
+        vocab = self._model.config.vocab_size
+        if not ids:
+            raise PromptError("no tokens were given; append at least one")
+        for place, token in enumerate(ids):
+            if not 0 <= token < vocab:
+                raise PromptError(f"token {place} is {token}; ids go from 0 to {vocab - 1}")
+        total = len(self._sequence) + len(ids)
+        if total > self.max_length:
+            raise PromptError(
+                f"the sequence would have {total} tokens, max_length is {self.max_length}; "
+                "shorten the prompt or raise max_length"
+            )
+        self._sequence += ids
+        self._discard_ahead()
+
+    def rewind_to(self, new_length: int) -> None:
+        """Cut the sequence to its first `new_length` tokens; generation goes on from there.
+
+        The KV cache before that point is kept. Raises OptionError outside 0 to the present length.
+        """
+        self._require_open()
+        if not 0 <= new_length <= len(self._sequence):
+            raise OptionError(f"rewind_to({new_length}): the sequence has {len(self._sequence)} tokens")
+        del self._sequence[new_length:]
+        # The last kept token is run again: the logits after it are no longer there.
+        self._valid = min(self._valid, max(0, new_length - 1))
+        self._discard_ahead()
+
+    def get_sequence(self, index: int = 0) -> list[int]:
+        """All token ids, prompt and generated; `index` is the row, of which there is one."""
+        if index != 0:
+            raise OptionError(f"sequence {index} was asked for; a generator has one row, 0")
+        return list(self._sequence)
+
+    def token_count(self) -> int:
+        """Tokens in the sequence."""
+        return len(self._sequence)
+
+    def get_next_tokens(self) -> list[int]:
+        """The token of the last generate_next_token, one for each row."""
+        return list(self._last)
+
+    def is_done(self) -> bool:
+        """Whether generation is over: an end-of-sequence token was generated, or max_length is reached."""
+        return self.finish_reason is not None
+
+    @property
+    def finish_reason(self) -> str | None:
+        """'eos', 'length', or None while more tokens can be generated."""
+        if self._ended and not self._ready:
+            return "eos"
+        if len(self._sequence) >= self.max_length:
+            return "length"
+        return None
+
+    @property
+    def capture(self) -> str | None:
+        """How decode steps run: 'tape', 'ort' or 'off'; None before the first token."""
+        return None if self._decoder is None else self._decoder.capture
+
+    @property
+    def capture_note(self) -> str | None:
+        """Why it is not the capture that was asked for."""
+        return None if self._decoder is None else self._decoder.capture_note
+
+    @property
+    def counters(self) -> Counters:
+        """What the device did during decode steps, prefills left out; counts of other generators at work are in it.
+
+        steps, submits, readbacks, readback_bytes, create_buffer, create_bind_group, write_buffer, and
+        python_crossings: how often JavaScript entered Python with results.
+        """
+        self._pause_counting()
+        return dict(self._totals)
+
+    # Generating.
+
+    async def generate_next_token_async(self) -> int:
+        """Generate one token and return its id. Raises PromptError without tokens, OptionError when done."""
+        self._require_open()
+        if not self._sequence:
+            raise PromptError("the sequence is empty; append_tokens first")
+        if self.is_done():
+            raise OptionError(f"generation is done ({self.finish_reason}); append_tokens, rewind_to or a new generator")
+        if self.timing.started is None:
+            self.timing.started = self._model.host.now()
+        while not self._ready:
+            await self._advance()
+        return self._take()
+
+    def generate_next_token(self) -> None:
+        """Generate one token; read it with get_next_tokens. Raises AsyncRequiredError where it would have to wait."""
+        if self._ready and not self._closed:
+            self._take()
+            return
+        self._wait(self.generate_next_token_async(), "generate_next_token", "await generate_next_token_async()")
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        while not self.is_done():
+            yield await self.generate_next_token_async()
+
+    async def get_logits_async(self) -> memoryview:
+        """The logits the next token will be picked from, float32 [vocab]; tokens computed ahead are discarded."""
+        await self._settle()
+        return await self._open_decoder().logits()
+
+    def get_logits(self) -> memoryview:
+        """`get_logits_async`, blocking."""
+        return self._wait(self.get_logits_async(), "get_logits", "await get_logits_async()")
+
+    async def set_logits_async(self, values: bytes | bytearray | memoryview | array[float]) -> None:
+        """Replace the logits the next token is picked from: float32 [vocab]. OptionError for another size or type."""
+        view = memoryview(values)
+        vocab = self._model.config.vocab_size
+        if view.format != "f" or view.nbytes != 4 * vocab:
+            raise OptionError(f"logits of format {view.format!r} and {view.nbytes} bytes; {vocab} float32 are needed")
+        await self._settle()
+        self._open_decoder().set_logits(view.cast("B").cast("f"))
+
+    def set_logits(self, values: bytes | bytearray | memoryview | array[float]) -> None:
+        """`set_logits_async`, blocking."""
+        self._wait(self.set_logits_async(values), "set_logits", "await set_logits_async(values)")
+
+    # The end.
+
+    async def aclose(self) -> None:
+        """Discard what was computed ahead and give the KV cache back. Closing twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._drain()
+        self._pause_counting()
+        if self._decoder is not None:
+            await self._decoder.close()
+
+    def close(self) -> None:
+        """`aclose`, blocking."""
+        if not self._closed:
+            self._wait(self.aclose(), "close", "await aclose()")
+
+    def __enter__(self) -> Generator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Generator:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    # How it works.
+
+    def _take(self) -> int:
+        token = self._ready.popleft()
+        # The logits this token was picked from came from the token before it.
+        self._valid = len(self._sequence)
+        self._sequence.append(token)
+        self._last = [token]
+        timing = self.timing
+        timing.last_token = self._model.host.now()
+        timing.first_token = timing.first_token or timing.last_token
+        timing.tokens += 1
+        return token
+
+    async def _advance(self) -> None:
+        """Do what brings the next token nearer: prefill, submit, or wait for a burst."""
+        if self._stale:
+            await self._prefill()
+        decoder = self._open_decoder()
+        assert self._run_ahead is not None
+        while not self._ended and len(self._flight) < decoder.max_in_flight:
+            room = self.max_length - len(self._sequence) - len(self._ready) - sum(n for n, _ in self._flight)
+            # The first burst is one pick, so that the first token comes as early as it can.
+            picks = min(room, 1 if self._sample_first else self._run_ahead.next())
+            if picks <= 0:
+                break
+            self._flight.append((picks, decoder.submit(picks, self._sample_first)))
+            self._sample_first = False
+        _, burst = self._flight.popleft()
+        self._receive(await burst)
+
+    def _receive(self, burst: Burst) -> None:
+        assert self._run_ahead is not None
+        self._totals["python_crossings"] += 1
+        self._run_ahead.observe(burst)
+        if self._ended:
+            return
+        for token in burst.ids:
+            self._ready.append(token)
+            if token in self._options.eos_token_ids:
+                self._ended = True
+                break
+
+    async def _prefill(self) -> None:
+        """Run the model on the tokens it has not seen."""
+        await self._drain()
+        self._pause_counting()
+        if self._decoder is None:
+            self._decoder = await self._model.decoder(self.max_length)
+            self._decoder.set_search(self._options)
+            self._run_ahead = RunAhead(self._fixed_run_ahead, self._decoder.max_burst)
+        assert self._run_ahead is not None
+        await self._decoder.prefill(self._sequence[self._valid :], self._valid)
+        self._valid = len(self._sequence)
+        self._stale = False
+        self._sample_first = True
+        self._run_ahead.pause()
+        self._decode_start = self._decoder.counters()
+
+    async def _settle(self) -> None:
+        """Have logits for the end of the sequence and nothing computed ahead of it."""
+        self._require_open()
+        if not self._sequence:
+            raise PromptError("the sequence is empty; append_tokens first")
+        if not self._stale and not self._sample_first:
+            self._valid = min(self._valid, len(self._sequence) - 1)
+            self._discard_ahead()
+        if self._stale:
+            await self._prefill()
+
+    async def _drain(self) -> None:
+        """Let bursts under way finish; their ids are not wanted."""
+        while self._flight:
+            _, burst = self._flight.popleft()
+            await burst
+
+    def _discard_ahead(self) -> None:
+        """What was computed past the end of the sequence is void, and so are the logits."""
+        self._stale = True
+        self._ready.clear()
+        self._ended = False
+        self._sample_first = False
+
+    def _pause_counting(self) -> None:
+        """Add what the device did since the decode steps began; counting goes on from here."""
+        if self._decode_start is None or self._decoder is None:
+            return
+        now = self._decoder.counters()
+        for name in COUNTER_NAMES:
+            self._totals[name] += now.get(name, 0) - self._decode_start.get(name, 0)
+        self._decode_start = now
+
+    def _wait(self, awaitable: Awaitable[T], name: str, twin: str) -> T:
+        host = self._model.host
+        if not host.can_wait():
+            close = getattr(awaitable, "close", None)
+            if close is not None:
+                close()
+            raise AsyncRequiredError(f"{name}() would have to wait here; use `{twin}`")
+        return host.wait(awaitable)
+
+    def _open_decoder(self) -> Decoder:
+        if self._decoder is None:
+            raise PromptError("nothing was computed yet; append_tokens and generate first")
+        return self._decoder
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this generator was closed; make a new one")

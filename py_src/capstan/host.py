@@ -1,0 +1,52 @@
+"""Where Capstan runs: in a page, or on CPython with the reference device."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+from .config import GenaiConfig
+from .device.base import DeviceModel, Progress
+
+__all__ = ["Host", "current_host"]
+
+T = TypeVar("T")
+
+
+class Host(Protocol):
+    """Files, the clock, waiting, and the devices there are."""
+
+    def now(self) -> float:
+        """Milliseconds on the clock of all time stamps."""
+
+    def can_wait(self) -> bool:
+        """Whether a synchronous call may block here."""
+
+    def wait(self, awaitable: Awaitable[T]) -> T:
+        """Block until the awaitable is done."""
+
+    async def read(self, folder: str, name: str, progress: Callable[[int, int], None] | None = None) -> bytes:
+        """A file of a model folder; ModelFileError if it cannot be read."""
+
+    async def read_optional(self, folder: str, name: str) -> bytes | None:
+        """A file of a model folder, None if there is none."""
+
+    def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
+        """What capstan.tokenizer.Tokenizer drives."""
+
+    async def open_model(
+        self, folder: str, config: GenaiConfig, device: str, capture: str, progress: Progress
+    ) -> DeviceModel:
+        """Load a model onto a device; `device` 'auto' is resolved here."""
+
+
+def current_host() -> Host:
+    """The host of this interpreter."""
+    if sys.platform == "emscripten":
+        from ._js.page_host import PageHost
+
+        return PageHost()
+    from .device.local_host import LocalHost
+
+    return LocalHost()

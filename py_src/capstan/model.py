@@ -1,0 +1,133 @@
+"""A model folder, loaded onto a device."""
+
+from __future__ import annotations
+
+from .config import GenaiConfig, parse_genai_config
+from .device.base import Decoder, DeviceModel, Progress
+from .errors import AsyncRequiredError, ClosedError, ModelFileError, OptionError
+from .host import Host, current_host
+from .search import SearchOptions
+
+__all__ = ["Model"]
+
+CAPTURES = ("tape", "ort", "off")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+CAPACITY_STEP = 256
+"""KV caches are made for a multiple of this many positions, so that sequences of like length share a tape."""
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Tell nobody."""
+
+
+class Model:
+    """A decoder written by onnxruntime-genai's model builder, ready to generate.
+
+    `path` is the folder: a URL of the page's origin, or a directory on CPython. `device` is 'webgpu', 'wasm', 'auto'
+    (WebGPU on a hardware adapter, else wasm) or, on CPython, 'reference'. `capture` is how decode steps run on WebGPU:
+    'tape', 'ort' (onnxruntime-web's own capture) or 'off' (eager); where that is not possible the next one down is
+    used, and the generator's `capture_note` says why. `progress(what, done, total)` is called with bytes.
+
+    `Model(path)` blocks, which in a page needs JavaScript Promise Integration; `await Model.load(path)` never does.
+
+    Raises ModelFileError, ConfigError, UnsupportedModelError, DeviceUnavailableError, OutOfMemoryError, OptionError.
+    """
+
+    def __init__(
+        self, path: str, *, device: str = "auto", capture: str = "tape", progress: Progress | None = None
+    ) -> None:
+        host = current_host()
+        if not host.can_wait():
+            raise AsyncRequiredError(f"Model({path!r}) would have to wait here; use `await Model.load({path!r})`")
+        self._set(host, *host.wait(open_model(host, path, device, capture, progress or no_progress)))
+
+    @classmethod
+    async def load(
+        cls, path: str, *, device: str = "auto", capture: str = "tape", progress: Progress | None = None
+    ) -> Model:
+        """Load a model without blocking; see the class for the arguments and errors."""
+        host = current_host()
+        opened = await open_model(host, path, device, capture, progress or no_progress)
+        model = cls.__new__(cls)
+        model._set(host, *opened)
+        return model
+
+    def _set(self, host: Host, folder: str, config: GenaiConfig, loaded: DeviceModel, files: dict[str, str]) -> None:
+        self.host = host
+        self.folder = folder
+        self.config = config
+        self.tokenizer_files = files
+        self._loaded: DeviceModel | None = loaded
+        self.search = SearchOptions.from_config(
+            config.search,
+            eos_token_ids=config.eos_token_ids,
+            pad_token_id=config.pad_token_id,
+            context_length=config.context_length,
+        )
+
+    @property
+    def type(self) -> str:
+        """The model type of genai_config.json, as 'llama'."""
+        return self.config.model_type
+
+    @property
+    def device_type(self) -> str:
+        """'webgpu', 'wasm' or 'reference'."""
+        return self._open().device
+
+    @property
+    def adapter(self) -> str:
+        """The adapter's name."""
+        return self._open().adapter
+
+    async def decoder(self, max_length: int) -> Decoder:
+        """A decoder whose KV cache holds at least `max_length` positions, at most the context length."""
+        steps = -(-max_length // CAPACITY_STEP)
+        return await self._open().decoder(min(steps * CAPACITY_STEP, self.config.context_length))
+
+    def healthy(self) -> bool:
+        """Whether the model is open and its device still works."""
+        return self._loaded is not None and self._loaded.healthy()
+
+    async def aclose(self) -> None:
+        """Free the device; generators of this model fail from now on. Closing twice is harmless."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            await loaded.close()
+
+    def close(self) -> None:
+        """`aclose`, blocking."""
+        if not self.host.can_wait():
+            raise AsyncRequiredError("Model.close() would have to wait here; use `await model.aclose()`")
+        self.host.wait(self.aclose())
+
+    async def __aenter__(self) -> Model:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def _open(self) -> DeviceModel:
+        if self._loaded is None:
+            raise ClosedError(f"the model {self.folder} was closed; load it again")
+        return self._loaded
+
+
+async def open_model(
+    host: Host, path: str, device: str, capture: str, progress: Progress
+) -> tuple[str, GenaiConfig, DeviceModel, dict[str, str]]:
+    """Read the folder's small files, check them, then load the graph and the weights."""
+    if capture not in CAPTURES:
+        raise OptionError(f"capture is {capture!r}; it must be one of {', '.join(map(repr, CAPTURES))}")
+    folder = path if path.endswith("/") else path + "/"
+    config = parse_genai_config(await host.read(folder, "genai_config.json"), folder + "genai_config.json")
+    files = {}
+    for name in TOKENIZER_FILES:
+        content = await host.read_optional(folder, name)
+        if content is not None:
+            files[name] = content.decode()
+    if "tokenizer.json" not in files:
+        raise ModelFileError(f"{folder}tokenizer.json is missing; copy the tokenizer's files into the model folder")
+    SearchOptions.from_config(config.search, context_length=config.context_length)
+    loaded = await host.open_model(folder, config, device, capture, progress)
+    return folder, config, loaded, files

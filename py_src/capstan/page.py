@@ -1,0 +1,167 @@
+"""Answers the page's requests (web/src/protocol.ts): generate text, run a script. The worker imports this module."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from ._js import host
+from .errors import OptionError, PromptError
+from .generator import Generator, GeneratorParams
+from .model import Model
+from .stream import TextStream
+from .tokenizer import Tokenizer
+
+__all__ = ["cancel", "handle"]
+
+running: asyncio.Task[Any] | None = None
+loaded: tuple[tuple[str, str, str], Model] | None = None
+"""The last model and what it was loaded for: the next request for the same one finds it ready."""
+
+
+async def handle(text: str) -> str:
+    """Answer one request; both are JSON. Every error becomes a reply with its type, message and traceback."""
+    global running
+    running = asyncio.current_task()
+    try:
+        request = json.loads(text)
+        answer = {"generate": generate, "exec": execute}[request["kind"]]
+        reply = {"ok": True, "result": await answer(request)}
+    except (asyncio.CancelledError, KeyboardInterrupt) as error:
+        reply = failure("KeyboardInterrupt", "stopped by the user", error)
+    except Exception as error:
+        reply = failure(type(error).__name__, str(error), error)
+    finally:
+        running = None
+    return json.dumps(reply)
+
+
+def cancel() -> None:
+    """Stop the request that is running, at its next await."""
+    if running is not None:
+        running.cancel()
+
+
+def failure(kind: str, message: str, error: BaseException) -> dict[str, Any]:
+    shown = "".join(traceback.format_exception(error))
+    return {"ok": False, "error": {"type": kind, "message": message, "traceback": shown}}
+
+
+async def generate(request: dict[str, Any]) -> dict[str, Any]:
+    """Complete a prompt; the keys of the result are those of `build.py run --json`."""
+    model = await load_once(request["model"], request["device"], request["capture"])
+    tokenizer = Tokenizer(model)
+    prompt_ids = request["prompt_ids"]
+    if prompt_ids is None:
+        prompt_ids = tokenizer.encode(request["prompt"] or "")
+    if not prompt_ids:
+        raise PromptError("the prompt is empty; give at least one token")
+    params = GeneratorParams(model, run_ahead=request["run_ahead"])
+    params.set_search_options(**request["search"])
+    limit_new_tokens(params, model, len(prompt_ids), request["max_new_tokens"])
+    host.emit({"kind": "status", "text": "generating"})
+    ids: list[int] = []
+    text: list[str] = []
+    async with Generator(model, params) as generator:
+        generator.append_tokens(prompt_ids)
+        show = text_events(tokenizer, text.append)
+        async for token in generator:
+            ids.append(token)
+            show(token)
+        show(None)
+        timing = generator.timing
+        return {
+            "text": "".join(text),
+            "token_ids": ids,
+            "prompt_ids": prompt_ids,
+            "finish_reason": generator.finish_reason,
+            "device": model.device_type,
+            "adapter": model.adapter,
+            "capture": generator.capture,
+            "capture_note": generator.capture_note,
+            "tokens_per_second": timing.tokens_per_second,
+            "time_to_first_token_ms": timing.time_to_first_token,
+            "counters": generator.counters,
+        }
+
+
+async def load_once(folder: str, device: str, capture: str) -> Model:
+    """The model, loaded now or by the last request; another one that is loaded is closed first."""
+    global loaded
+    key = (folder, device, capture)
+    if loaded is not None:
+        if loaded[0] == key and loaded[1].healthy():
+            return loaded[1]
+        last, loaded = loaded[1], None
+        await last.aclose()
+    host.emit({"kind": "status", "text": f"loading {folder}"})
+
+    def progress(what: str, done: int, total: int) -> None:
+        host.emit({"kind": "progress", "what": what, "done": done, "total": total})
+
+    model = await Model.load(folder, device=device, capture=capture, progress=progress)
+    loaded = (key, model)
+    return model
+
+
+def limit_new_tokens(params: GeneratorParams, model: Model, prompt: int, new_tokens: int | None) -> None:
+    """`max_new_tokens` as a max_length, within the model's context."""
+    context = model.config.context_length
+    if prompt >= context:
+        raise PromptError(f"the prompt has {prompt} tokens, the model's context_length is {context}; shorten the prompt")
+    if new_tokens is None:
+        return
+    if new_tokens < 1:
+        raise OptionError(f"max_new_tokens is {new_tokens}; it must be at least 1")
+    params.set_search_options(max_length=min(prompt + new_tokens, context))
+
+
+def text_events(tokenizer: Tokenizer, keep: Callable[[str], None]) -> Callable[[int | None], None]:
+    """A function that turns each id (None at the end) into text, keeps it and tells the page."""
+    stream = TextStream(tokenizer.decode)
+
+    def show(token: int | None) -> None:
+        delta = stream.flush() if token is None else stream.push(token)
+        keep(delta)
+        if token is not None or delta:
+            host.emit({"kind": "text", "text": delta, "token_id": -1 if token is None else token})
+
+    return show
+
+
+async def execute(request: dict[str, Any]) -> dict[str, int]:
+    """Run a script as `__main__`, top-level await allowed; `models` maps names to folders."""
+    from pyodide.code import eval_code_async
+
+    sys.argv = list(request["argv"])
+    names = {"__name__": "__main__", "__file__": request["filename"], "models": dict(request["models"])}
+    names["__builtins__"] = builtins
+    status = 0
+    try:
+        await eval_code_async(request["source"], globals=names, filename=request["filename"], return_mode="none")
+    except SystemExit as error:
+        status = exit_status(error.code)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise
+    except Exception as error:
+        traceback.print_exception(error)
+        status = 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return {"status": status}
+
+
+def exit_status(code: object) -> int:
+    """What CPython makes of SystemExit's code."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return 1

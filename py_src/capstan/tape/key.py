@@ -1,0 +1,29 @@
+"""What a tape is valid for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from ..errors import TapeKeyError
+
+__all__ = ["TapeKey"]
+
+
+@dataclass(frozen=True)
+class TapeKey:
+    """A tape may be replayed only where every part of its key is the same."""
+
+    model: str
+    batch: int
+    max_length: int
+    adapter: str
+    options: str
+
+    def require(self, other: TapeKey) -> None:
+        """Raise TapeKeyError, with expected and got, for the first part in which `other` differs."""
+        for field in fields(self):
+            expected, got = getattr(self, field.name), getattr(other, field.name)
+            if expected != got:
+                raise TapeKeyError(
+                    f"this tape was recorded for {field.name}={expected!r}, got {got!r}; record one for {got!r}"
+                )

@@ -1,0 +1,185 @@
+"""What a device was asked for during one captured run (web/src/gpu/recorder.ts), over integer ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "BindGroup",
+    "Clear",
+    "Copy",
+    "Dispatch",
+    "DispatchIndirect",
+    "Op",
+    "Pipeline",
+    "Recording",
+    "Write",
+]
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """A compute dispatch of x * y * z workgroups; `groups` are bind groups by index."""
+
+    pipeline: int
+    groups: tuple[int, ...]
+    x: int
+    y: int
+    z: int
+
+    def played(self) -> list[Any]:
+        return ["dispatch", self.pipeline, list(self.groups), self.x, self.y, self.z]
+
+
+@dataclass(frozen=True)
+class DispatchIndirect:
+    """A compute dispatch whose three u32 workgroup counts are in `buffer` at `offset` bytes."""
+
+    pipeline: int
+    groups: tuple[int, ...]
+    buffer: int
+    offset: int
+
+    def played(self) -> list[Any]:
+        return ["indirect", self.pipeline, list(self.groups), self.buffer, self.offset]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """`size` bytes from one buffer to another."""
+
+    source: int
+    source_offset: int
+    target: int
+    target_offset: int
+    size: int
+
+    def played(self) -> list[Any]:
+        return ["copy", self.source, self.source_offset, self.target, self.target_offset, self.size]
+
+
+@dataclass(frozen=True)
+class Clear:
+    """`size` bytes of a buffer set to zero."""
+
+    buffer: int
+    offset: int
+    size: int
+
+    def played(self) -> list[Any]:
+        return ["clear", self.buffer, self.offset, self.size]
+
+
+@dataclass(frozen=True)
+class Write:
+    """An upload from the host, which was let through while recording and is not replayed."""
+
+    buffer: int
+    offset: int
+    data: bytes
+
+
+Op = Dispatch | DispatchIndirect | Copy | Clear | Write
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A compute pipeline; `access` maps (group, binding) to 'read', 'read_write' or 'uniform', as its WGSL declares."""
+
+    label: str
+    access: Mapping[tuple[int, int], str]
+
+
+@dataclass(frozen=True)
+class BindGroup:
+    """Bound buffer ranges: (binding, buffer, offset in bytes, size in bytes)."""
+
+    entries: tuple[tuple[int, int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The operations in the order the device was asked for them, and what their ids stand for."""
+
+    handle: int
+    ops: tuple[Op, ...]
+    pipelines: Mapping[int, Pipeline]
+    groups: Mapping[int, BindGroup]
+    sizes: Mapping[int, int]
+    """Bytes of each buffer."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Recording:
+        """Read what GpuEngine.record returns."""
+        return cls(
+            handle=int(data["handle"]),
+            ops=tuple(_op(op) for op in data["ops"]),
+            pipelines={
+                int(id_): Pipeline(p["label"], {(g, b): access for g, b, access, _ in p["bindings"]})
+                for id_, p in data["pipelines"].items()
+            },
+            groups={int(id_): BindGroup(tuple((*entry,) for entry in e)) for id_, e in data["bind_groups"].items()},
+            sizes={int(id_): buffer["size"] for id_, buffer in data["buffers"].items()},
+        )
+
+    def reads(self, op: Op) -> frozenset[int]:
+        """Buffers whose contents the operation may use, uniforms included."""
+        match op:
+            case Dispatch() | DispatchIndirect():
+                found = {buffer for buffer, _ in self._bound(op)}
+                return frozenset(found | {op.buffer} if isinstance(op, DispatchIndirect) else found)
+            case Copy():
+                return frozenset({op.source})
+            case _:
+                return frozenset()
+
+    def writes(self, op: Op) -> frozenset[int]:
+        """Buffers that the operation may change."""
+        match op:
+            case Dispatch() | DispatchIndirect():
+                return frozenset(buffer for buffer, access in self._bound(op) if access == "read_write")
+            case Copy():
+                return frozenset({op.target})
+            case Clear() | Write():
+                return frozenset({op.buffer})
+
+    def overwrites(self, op: Op, buffer: int) -> bool:
+        """Whether the operation defines the whole buffer, so that nothing written before it remains."""
+        match op:
+            case Copy():
+                return op.target == buffer and op.target_offset == 0 and op.size == self.sizes[buffer]
+            case Clear():
+                return op.buffer == buffer and op.offset == 0 and op.size == self.sizes[buffer]
+            case _:
+                return False
+
+    def _bound(self, op: Dispatch | DispatchIndirect) -> list[tuple[int, str]]:
+        access = self.pipelines[op.pipeline].access
+        return [
+            # A binding the WGSL does not declare is taken for the worst: it may be read and written.
+            (buffer, access.get((index, binding), "read_write"))
+            for index, group in enumerate(op.groups)
+            for binding, buffer, _, _ in self.groups[group].entries
+        ]
+
+
+def _op(data: list[Any]) -> Op:
+    kind, *rest = data
+    match kind:
+        case "dispatch":
+            pipeline, groups, x, y, z = rest
+            return Dispatch(pipeline, tuple(groups), x, y, z)
+        case "indirect":
+            pipeline, groups, buffer, offset = rest
+            return DispatchIndirect(pipeline, tuple(groups), buffer, offset)
+        case "copy":
+            return Copy(*rest)
+        case "clear":
+            return Clear(*rest)
+        case "write":
+            buffer, offset, data_ = rest
+            return Write(buffer, offset, bytes.fromhex(data_))
+        case _:
+            raise ValueError(f"unknown recorded operation {kind!r}")

@@ -1,0 +1,106 @@
+// The page's handle on the worker: start it, ask it, close it.
+
+import { EngineError } from "./errors";
+import type { CapstanEvent, FromWorker, Reply, Request, ToWorker } from "./protocol";
+
+export type { CapstanEvent, ExecRequest, GenerateRequest, RemoteError, Reply, Request } from "./protocol";
+
+/** Milliseconds after `cancel` until a script that never waits is interrupted as by Ctrl-C. */
+const INTERRUPT_AFTER_MS = 500;
+/** A signal to Pyodide is lost now and then, so it is sent again this often until the request ends. */
+const INTERRUPT_EVERY_MS = 100;
+const SIGINT = 2;
+
+export interface StartOptions {
+  /** URL of the folder that holds worker.js, ort/, pyodide/ and wheels/; default: where this module is. */
+  base?: string;
+  /** Called for each event of the start and of every request. */
+  onEvent?: (event: CapstanEvent) => void;
+}
+
+interface Pending {
+  resolve: (reply: Reply) => void;
+  reject: (error: Error) => void;
+}
+
+/** One worker with Python and onnxruntime-web in it. Requests are answered one after the other. */
+export class Capstan {
+  /** Milliseconds from `start` to the worker's readiness, as the worker measured them. */
+  bootMilliseconds = 0;
+  private readonly pending = new Map<number, Pending>();
+  private nextId = 1;
+  private failure: Error | null = null;
+
+  private constructor(
+    private readonly worker: Worker,
+    private readonly interrupt: Uint8Array | null,
+    private readonly onEvent: (event: CapstanEvent) => void,
+  ) {}
+
+  /** Start a worker and boot Python in it. Rejects with the reason if a file is missing or the boot fails. */
+  static async start(options: StartOptions = {}): Promise<Capstan> {
+    const base = new URL(options.base ?? ".", options.base ? location.href : import.meta.url).href;
+    const worker = new Worker(new URL("worker.js", base), { type: "module" });
+    const shared = globalThis.crossOriginIsolated ? new SharedArrayBuffer(1) : null;
+    const capstan = new Capstan(worker, shared && new Uint8Array(shared), options.onEvent ?? (() => {}));
+    worker.onmessage = (message: MessageEvent<FromWorker>) => capstan.receive(message.data);
+    worker.onerror = (event) => capstan.fail(new EngineError("DeviceUnavailableError", `worker: ${event.message}`));
+    const booted = new Promise<Reply>((resolve, reject) => capstan.pending.set(0, { resolve, reject }));
+    capstan.post({ tag: "boot", base, interrupt: shared });
+    const reply = await booted;
+    if (!reply.ok) {
+      worker.terminate();
+      throw new Error(`${reply.error.type}: ${reply.error.message}`);
+    }
+    capstan.bootMilliseconds = reply.result as number;
+    return capstan;
+  }
+
+  /** Send a request and wait for its reply; `cancel` is answered at once. */
+  request(request: Request): Promise<Reply> {
+    if (this.failure) return Promise.reject(this.failure);
+    const id = this.nextId++;
+    const reply = new Promise<Reply>((resolve, reject) => this.pending.set(id, { resolve, reject }));
+    this.post({ tag: "request", id, request });
+    if (request.kind === "cancel") this.interruptUntilIdle();
+    return reply;
+  }
+
+  /** End the worker; requests under way are rejected. */
+  close(): void {
+    this.worker.terminate();
+    this.fail(new EngineError("ClosedError", "the Capstan worker was closed; start a new one"));
+  }
+
+  private post(message: ToWorker): void {
+    this.worker.postMessage(message);
+  }
+
+  private receive(message: FromWorker): void {
+    if (message.tag === "event") return this.onEvent(message.event);
+    const pending = this.pending.get(message.id);
+    this.pending.delete(message.id);
+    if (message.tag === "booted") pending?.resolve({ ok: true, result: message.milliseconds });
+    else pending?.resolve(message.reply);
+  }
+
+  private fail(error: Error): void {
+    this.failure = error;
+    for (const pending of this.pending.values()) pending.reject(error);
+    this.pending.clear();
+  }
+
+  private interruptUntilIdle(): void {
+    const signal = this.interrupt;
+    if (!signal) return;
+    const send = (): void => {
+      if (this.pending.size === 0) {
+        signal[0] = 0;
+        return;
+      }
+      signal[0] = SIGINT;
+      setTimeout(send, INTERRUPT_EVERY_MS);
+    };
+    setTimeout(send, INTERRUPT_AFTER_MS);
+  }
+}

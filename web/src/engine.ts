@@ -1,0 +1,356 @@
+// What Python drives: buffers, sessions, recordings, tapes and samplers on one WebGPU device, by integer handles.
+//
+// Python decides and plans; this side holds the objects. Structured arguments cross as JSON, bytes as PEP 3118 buffers.
+
+import type { PyProxy } from "pyodide/ffi";
+import { copyBytes, withBytes } from "./crossing";
+import { EngineError } from "./errors";
+import { compareBuffers } from "./gpu/compare";
+import { WatchedDevice } from "./gpu/device";
+import { type PlayedOp, StepEncoder, Tape } from "./gpu/player";
+import { DryRecorder, type RecordingObjects } from "./gpu/recorder";
+import { type BurstResult, RingReader } from "./gpu/ring";
+import { Sampler } from "./gpu/sampler";
+import { streamWeights, type WeightSpan } from "./gpu/weights";
+import { createSession, loadOrt, type Ort } from "./ort";
+
+/** One bound tensor: a whole buffer, seen with an ONNX dtype and dims. */
+interface BoundTensor {
+  name: string;
+  buffer: number;
+  dtype: Ort.Tensor.GpuBufferDataTypes;
+  dims: number[];
+}
+
+interface Binding {
+  session: number;
+  feeds: Record<string, Ort.Tensor>;
+  fetches: Record<string, Ort.Tensor>;
+}
+
+interface SamplerSpec {
+  logits: number;
+  logits_type: "float32" | "float16";
+  vocab: number;
+  state: number;
+  ring: number;
+  ring_capacity: number;
+  input_ids: number;
+  mask: number;
+  max_length: number;
+  position_ids: number | null;
+}
+
+/** Integer handles for objects of one kind; an unknown handle is a use after close. */
+class Handles<T> {
+  private readonly objects = new Map<number, T>();
+  private next = 1;
+
+  constructor(private readonly what: string) {}
+
+  add(object: T): number {
+    this.objects.set(this.next, object);
+    return this.next++;
+  }
+
+  get(handle: number): T {
+    const object = this.objects.get(handle);
+    if (object === undefined) throw new EngineError("ClosedError", `${this.what} ${handle} was closed; load the model again`);
+    return object;
+  }
+
+  take(handle: number): T | undefined {
+    const object = this.objects.get(handle);
+    this.objects.delete(handle);
+    return object;
+  }
+
+  *all(): Iterable<T> {
+    yield* this.objects.values();
+  }
+}
+
+export class GpuEngine {
+  private readonly buffers = new Handles<GPUBuffer>("buffer");
+  private readonly sessions = new Handles<Ort.InferenceSession>("session");
+  private readonly bindings = new Handles<Binding>("binding");
+  private readonly recordings = new Handles<RecordingObjects>("recording");
+  private readonly tapes = new Handles<Tape>("tape");
+  private readonly samplers = new Handles<{ sampler: Sampler; reader: RingReader }>("sampler");
+  /** onnxruntime-web is not re-entrant: runs, recordings and session creation take turns. */
+  private turn: Promise<unknown> = Promise.resolve();
+
+  private constructor(
+    private readonly ort: typeof Ort,
+    private readonly watched: WatchedDevice,
+  ) {}
+
+  static async open(base: string): Promise<GpuEngine> {
+    return new GpuEngine(await loadOrt(base), await WatchedDevice.open());
+  }
+
+  adapter(): string {
+    return JSON.stringify(this.watched.summary);
+  }
+
+  counters(): string {
+    return JSON.stringify(this.watched.counters);
+  }
+
+  /** Whether nothing has gone wrong on the device since it was opened. */
+  healthy(): boolean {
+    try {
+      this.watched.assertHealthy();
+      return true;
+    } catch {
+      return false;
+    }
+  }
+
+  /** Destroy the device and everything on it. */
+  close(): void {
+    this.watched.destroy();
+  }
+
+  /** A loss as the browser would report it, for tests and for pages that must free the GPU at once. */
+  destroyDevice(): void {
+    this.watched.device.destroy();
+  }
+
+  createBuffer(label: string, bytes: number): number {
+    const limit = this.watched.device.limits.maxStorageBufferBindingSize;
+    if (bytes > limit) {
+      throw new EngineError("OutOfMemoryError", `buffer '${label}' needs ${bytes} bytes and this adapter binds at most ${limit}; lower max_length`);
+    }
+    const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
+    return this.buffers.add(this.watched.device.createBuffer({ label, size: Math.ceil(bytes / 16) * 16, usage }));
+  }
+
+  destroyBuffer(handle: number): void {
+    this.buffers.take(handle)?.destroy();
+  }
+
+  /** Write a Python buffer; offset and length in bytes, multiples of 4. */
+  write(handle: number, offset: number, data: PyProxy): void {
+    withBytes(data, (bytes) => this.watched.write(this.buffers.get(handle), offset, bytes));
+  }
+
+  /** Fill a buffer with one repeated byte. */
+  fill(handle: number, byte: number): void {
+    const buffer = this.buffers.get(handle);
+    this.watched.write(buffer, 0, new Uint8Array(buffer.size).fill(byte));
+  }
+
+  async read(handle: number, offset: number, bytes: number): Promise<Uint8Array> {
+    const staging = this.watched.device.createBuffer({
+      label: "read",
+      size: bytes,
+      usage: GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST,
+    });
+    try {
+      const encoder = this.watched.encoder();
+      encoder.copyBufferToBuffer(this.buffers.get(handle), offset, staging, 0, bytes);
+      this.watched.submit([encoder.finish()]);
+      await staging.mapAsync(GPUMapMode.READ);
+      this.watched.assertHealthy();
+      return new Uint8Array(staging.getMappedRange().slice(0));
+    } catch (error) {
+      throw this.watched.explain(error);
+    } finally {
+      staging.destroy();
+    }
+  }
+
+  /** Copy whole or part buffers on the GPU, in one submit: [[source, from, target, to, bytes], ...]. */
+  copy(copies: string): void {
+    const encoder = this.watched.encoder();
+    for (const [source, from, target, to, bytes] of JSON.parse(copies) as [number, number, number, number, number][]) {
+      encoder.copyBufferToBuffer(this.buffers.get(source), from, this.buffers.get(target), to, bytes);
+    }
+    this.watched.submit([encoder.finish()]);
+  }
+
+  /** Compare pairs of buffers on the GPU: [{a, b, bytes, dtype}] -> JSON list of Difference. */
+  async compare(pairs: string): Promise<string> {
+    const parsed = JSON.parse(pairs) as { a: number; b: number; bytes: number; dtype: "float32" | "float16" }[];
+    const resolved = parsed.map((pair) => ({ ...pair, a: this.buffers.get(pair.a), b: this.buffers.get(pair.b) }));
+    return JSON.stringify(await compareBuffers(this.watched, resolved));
+  }
+
+  async streamWeights(url: string, spans: string, progress: (done: number, total: number) => void): Promise<number[]> {
+    const buffers = await streamWeights(this.watched, url, JSON.parse(spans) as WeightSpan[], progress);
+    return buffers.map((buffer) => this.buffers.add(buffer));
+  }
+
+  createSession(model: PyProxy, capture: boolean): Promise<number> {
+    const bytes = copyBytes(model);
+    return this.exclusively(async () => {
+      const session = await createSession(this.ort, bytes, { device: this.watched.device, capture });
+      this.watched.assertHealthy();
+      return this.sessions.add(session);
+    });
+  }
+
+  async releaseSession(handle: number): Promise<void> {
+    const session = this.sessions.take(handle);
+    if (session) await this.exclusively(() => session.release());
+  }
+
+  /** Bind a session's inputs and outputs to whole buffers. */
+  bind(session: number, feeds: string, fetches: string): number {
+    const tensors = (json: string): Record<string, Ort.Tensor> =>
+      Object.fromEntries(
+        (JSON.parse(json) as BoundTensor[]).map(({ name, buffer, dtype, dims }) => [
+          name,
+          this.ort.Tensor.fromGpuBuffer(this.buffers.get(buffer), { dataType: dtype, dims }),
+        ]),
+      );
+    this.sessions.get(session);
+    return this.bindings.add({ session, feeds: tensors(feeds), fetches: tensors(fetches) });
+  }
+
+  unbind(handle: number): void {
+    this.bindings.take(handle);
+  }
+
+  /** Run a bound session; its results are in the bound buffers, in queue order. */
+  run(handle: number): Promise<void> {
+    const { session, feeds, fetches } = this.bindings.get(handle);
+    return this.exclusively(async () => {
+      this.watched.assertHealthy();
+      try {
+        await this.sessions.get(session).run(feeds, fetches);
+      } catch (error) {
+        this.watched.assertHealthy();
+        throw error instanceof EngineError ? error : new EngineError("ValidationError", `onnxruntime-web could not run the model: ${String(error)}`);
+      }
+    });
+  }
+
+  /** Record the first run of a captured session without executing it; returns JSON with the recording's handle. */
+  record(handle: number): Promise<string> {
+    const { session, feeds, fetches } = this.bindings.get(handle);
+    return this.exclusively(async () => {
+      const recorder = new DryRecorder(this.watched);
+      try {
+        await recorder.during(() => this.sessions.get(session).run(feeds, fetches));
+      } catch (error) {
+        throw error instanceof EngineError ? error : new EngineError("TapeError", `onnxruntime-web could not capture the decode step: ${String(error)}`);
+      }
+      const data = recorder.data();
+      return JSON.stringify({ handle: this.recordings.add(recorder.objects), ...data });
+    });
+  }
+
+  /** Make a tape of a recording; `written` lists the recorded ids of buffers that may change between replays. */
+  makeTape(recording: number, played: string, written: string): number {
+    const objects = this.recordings.get(recording);
+    const tape = new Tape(objects, JSON.parse(played) as PlayedOp[], new Set(JSON.parse(written) as number[]));
+    return this.tapes.add(tape);
+  }
+
+  addTable(tape: number, counts: PyProxy): void {
+    const bytes = copyBytes(counts);
+    this.tapes.get(tape).addTable(new Uint32Array(bytes.buffer, 0, bytes.byteLength / 4));
+  }
+
+  closeTape(handle: number): void {
+    this.tapes.take(handle)?.close();
+  }
+
+  dropRecording(handle: number): void {
+    this.recordings.take(handle);
+  }
+
+  /** The recorded id of one of our buffers. */
+  recordedId(handle: number): number {
+    return this.watched.info(this.buffers.get(handle)).id;
+  }
+
+  makeSampler(spec: string): number {
+    const s = JSON.parse(spec) as SamplerSpec;
+    const ring = this.buffers.get(s.ring);
+    const sampler = new Sampler(this.watched.device, {
+      logits: this.buffers.get(s.logits),
+      logitsType: s.logits_type,
+      vocab: s.vocab,
+      rows: 1,
+      state: this.buffers.get(s.state),
+      ring,
+      ringCapacity: s.ring_capacity,
+      inputIds: this.buffers.get(s.input_ids),
+      mask: this.buffers.get(s.mask),
+      maxLength: s.max_length,
+      ...(s.position_ids === null ? {} : { positionIds: this.buffers.get(s.position_ids) }),
+    });
+    return this.samplers.add({ sampler, reader: new RingReader(this.watched, ring, s.ring_capacity) });
+  }
+
+  setSampling(handle: number, words: PyProxy): void {
+    const bytes = copyBytes(words);
+    this.samplers.get(handle).sampler.setParams(new Uint32Array(bytes.buffer, 0, bytes.byteLength / 4));
+  }
+
+  destroySampler(handle: number): void {
+    const held = this.samplers.take(handle);
+    held?.sampler.destroy();
+    held?.reader.destroy();
+  }
+
+  /** Encode one step of a tape and nothing else; `length` is the number of valid positions it sees. */
+  playOnce(tape: number, length: number): void {
+    const played = this.tapes.get(tape);
+    played.assertPlayable();
+    const step = new StepEncoder(this.watched);
+    played.encode(step, length);
+    this.watched.submit([step.finish()]);
+  }
+
+  /**
+   * Submit `picks` sampling steps in one command buffer, each after one step of the tape (the first of them without,
+   * if `sampleFirst`), and read the picked ids back. `length` is the number of valid positions the first tape step
+   * sees, `cursor` the ring index of the first pick. Resolves to [submitted, readable, host ms, ids ...].
+   */
+  burst(tape: number, sampler: number, picks: number, sampleFirst: boolean, length: number, cursor: number): Promise<Float64Array> {
+    const start = performance.now();
+    this.watched.assertHealthy();
+    const held = this.samplers.get(sampler);
+    const step = new StepEncoder(this.watched);
+    let valid = length;
+    for (let i = 0; i < picks; i++) {
+      if (i > 0 || !sampleFirst) {
+        const played = this.tapes.get(tape);
+        played.assertPlayable();
+        played.encode(step, valid++);
+      }
+      held.sampler.encode(step.pass);
+    }
+    return this.finishBurst(step, held.reader, cursor, picks, start);
+  }
+
+  /** Pick one token from the logits that are there, through ORT's own run first if `binding` is not 0. */
+  async eagerBurst(binding: number, sampler: number, cursor: number): Promise<Float64Array> {
+    const start = performance.now();
+    if (binding) await this.run(binding);
+    const held = this.samplers.get(sampler);
+    const step = new StepEncoder(this.watched);
+    held.sampler.encode(step.pass);
+    return this.finishBurst(step, held.reader, cursor, 1, start);
+  }
+
+  private async finishBurst(step: StepEncoder, reader: RingReader, cursor: number, picks: number, start: number): Promise<Float64Array> {
+    step.endPass();
+    const read = reader.encodeCopy(step.encoder, cursor, picks);
+    this.watched.submit([step.finish()]);
+    const host = performance.now() - start;
+    const { ids, submitted, readable }: BurstResult = await read();
+    return Float64Array.of(submitted, readable, host, ...ids);
+  }
+
+  private exclusively<T>(action: () => Promise<T>): Promise<T> {
+    const result = this.turn.then(action);
+    // A failed turn must not poison the ones after it.
+    this.turn = result.catch(() => undefined);
+    return result;
+  }
+}

@@ -1,0 +1,22 @@
+/** An error with the name of the Python exception class (capstan.errors) it becomes on the other side. */
+export class EngineError extends Error {
+  constructor(
+    readonly code: EngineErrorCode,
+    message: string,
+  ) {
+    super(message);
+    this.name = "EngineError";
+  }
+}
+
+export type EngineErrorCode =
+  | "ModelFileError"
+  | "UnsupportedModelError"
+  | "OptionError"
+  | "ClosedError"
+  | "DeviceUnavailableError"
+  | "DeviceLostError"
+  | "OutOfMemoryError"
+  | "ValidationError"
+  | "TapeError"
+  | "TapeCheckError";

@@ -1,0 +1,321 @@
+// Our GPUDevice: made by us, counted and watched, and given to onnxruntime-web as an execution provider option.
+
+import { EngineError } from "../errors";
+
+export interface Counters {
+  create_buffer: number;
+  create_bind_group: number;
+  write_buffer: number;
+  submits: number;
+  readbacks: number;
+  readback_bytes: number;
+}
+
+/** What is known of a buffer that was made on this device, by us or by onnxruntime-web. */
+export interface BufferInfo {
+  readonly id: number;
+  readonly size: number;
+  readonly usage: number;
+  label: string;
+  destroyed: boolean;
+  /** Called once when the buffer is destroyed; a tape that uses the buffer ends here. */
+  onDestroy: Set<() => void>;
+  /** Called when the host writes into the buffer; a tape watches its private buffers this way. */
+  onWrite: Set<() => void>;
+}
+
+export interface PipelineInfo {
+  readonly id: number;
+  readonly label: string;
+  readonly code: string;
+}
+
+export interface BindGroupEntry {
+  binding: number;
+  buffer: BufferInfo;
+  offset: number;
+  size: number;
+}
+
+export interface BindGroupInfo {
+  readonly id: number;
+  readonly entries: BindGroupEntry[];
+}
+
+/** What a recorder wants to see while it is installed; see recorder.ts. */
+export interface Recorder {
+  encoder(real: GPUCommandEncoder): GPUCommandEncoder;
+  write(buffer: BufferInfo, offset: number, bytes: Uint8Array): void;
+  /** Returns true if the submit is to be withheld. */
+  submit(): boolean;
+}
+
+export interface AdapterSummary {
+  vendor: string;
+  architecture: string;
+  description: string;
+  software: boolean;
+  features: string[];
+  max_buffer_size: number;
+  max_storage_buffer_binding_size: number;
+}
+
+const LIMITS = [
+  "maxBufferSize",
+  "maxStorageBufferBindingSize",
+  "maxStorageBuffersPerShaderStage",
+  "maxComputeWorkgroupStorageSize",
+  "maxComputeInvocationsPerWorkgroup",
+  "maxComputeWorkgroupSizeX",
+  "maxComputeWorkgroupSizeY",
+  "maxComputeWorkgroupSizeZ",
+  "maxComputeWorkgroupsPerDimension",
+  "maxBindGroups",
+] as const;
+
+const FEATURES = ["shader-f16", "subgroups", "timestamp-query"] as const;
+
+/** The adapter WebGPU offers, or null where there is none. */
+export async function requestAdapter(): Promise<GPUAdapter | null> {
+  const gpu = (globalThis.navigator as Navigator | undefined)?.gpu;
+  return gpu ? await gpu.requestAdapter({ powerPreference: "high-performance" }) : null;
+}
+
+export function summarize(adapter: GPUAdapter): AdapterSummary {
+  const { info, features, limits } = adapter;
+  const text = `${info.vendor} ${info.architecture} ${info.device} ${info.description}`.toLowerCase();
+  return {
+    vendor: info.vendor,
+    architecture: info.architecture,
+    description: info.description || info.device,
+    software: info.isFallbackAdapter === true || /swiftshader|llvmpipe|lavapipe|software|warp/.test(text),
+    features: [...features].sort(),
+    max_buffer_size: limits.maxBufferSize,
+    max_storage_buffer_binding_size: limits.maxStorageBufferBindingSize,
+  };
+}
+
+/**
+ * A GPUDevice whose methods are replaced, on this one object, by versions that count, name and (while a recorder is
+ * installed) report what they are asked. It must be wrapped before the first session is made on it.
+ */
+export class WatchedDevice {
+  readonly counters: Counters = {
+    create_buffer: 0,
+    create_bind_group: 0,
+    write_buffer: 0,
+    submits: 0,
+    readbacks: 0,
+    readback_bytes: 0,
+  };
+  readonly buffers = new WeakMap<GPUBuffer, BufferInfo>();
+  readonly pipelines = new WeakMap<GPUComputePipeline, PipelineInfo>();
+  readonly bindGroups = new WeakMap<GPUBindGroup, BindGroupInfo>();
+  recorder: Recorder | null = null;
+  /** performance.now() of the latest submit. */
+  lastSubmit = 0;
+  /** The unrecorded calls, for our own commands: they run also while a recorder is installed. */
+  private readonly own: {
+    encoder: () => GPUCommandEncoder;
+    submit: (commands: GPUCommandBuffer[]) => void;
+    write: (buffer: GPUBuffer, offset: number, bytes: Uint8Array<ArrayBuffer>) => void;
+  };
+  private fault: EngineError | null = null;
+  private nextId = 1;
+  private closing = false;
+
+  private constructor(
+    readonly device: GPUDevice,
+    readonly summary: AdapterSummary,
+  ) {
+    const { queue } = device;
+    const submit = queue.submit.bind(queue);
+    const write = queue.writeBuffer.bind(queue);
+    const encoder = device.createCommandEncoder.bind(device);
+    this.own = { encoder: () => encoder(), submit, write: (buffer, offset, bytes) => write(buffer, offset, bytes) };
+  }
+
+  /** Open a device with every feature and the highest limits the adapter has. */
+  static async open(): Promise<WatchedDevice> {
+    const adapter = await requestAdapter();
+    if (!adapter) {
+      throw new EngineError(
+        "DeviceUnavailableError",
+        "WebGPU was asked for and this browser offers no adapter; use device='wasm', or a browser with WebGPU",
+      );
+    }
+    const requiredLimits = Object.fromEntries(LIMITS.map((name) => [name, adapter.limits[name]]));
+    const requiredFeatures = FEATURES.filter((name) => adapter.features.has(name));
+    let device: GPUDevice;
+    try {
+      device = await adapter.requestDevice({ requiredFeatures, requiredLimits });
+    } catch (error) {
+      throw new EngineError("DeviceUnavailableError", `the WebGPU adapter gave no device: ${String(error)}`);
+    }
+    const watched = new WatchedDevice(device, summarize(adapter));
+    watched.watchFaults();
+    watched.wrapResources();
+    watched.wrapQueue();
+    return watched;
+  }
+
+  /** Throw what has gone wrong on the device since it was opened; every burst asks. */
+  assertHealthy(): void {
+    if (this.fault) throw this.fault;
+  }
+
+  /** A failure seen elsewhere (a rejected mapAsync): the device's own fault when there is one. */
+  explain(error: unknown): Error {
+    if (this.fault) return this.fault;
+    return error instanceof Error ? error : new Error(String(error));
+  }
+
+  /** Give the device back; a loss that follows is no fault. */
+  destroy(): void {
+    this.closing = true;
+    this.fault ??= new EngineError("ClosedError", "the WebGPU device was closed; load the model again");
+    this.device.destroy();
+  }
+
+  /** An encoder that no recorder sees. */
+  encoder(): GPUCommandEncoder {
+    return this.own.encoder();
+  }
+
+  /** Submit commands that no recorder withholds. */
+  submit(commands: GPUCommandBuffer[]): void {
+    this.counters.submits++;
+    this.lastSubmit = performance.now();
+    this.own.submit(commands);
+  }
+
+  /** Write bytes that no recorder sees; offset and length in bytes, multiples of 4. */
+  write(buffer: GPUBuffer, offset: number, bytes: Uint8Array<ArrayBuffer>): void {
+    this.counters.write_buffer++;
+    for (const notify of this.info(buffer).onWrite) notify();
+    this.own.write(buffer, offset, bytes);
+  }
+
+  info(buffer: GPUBuffer): BufferInfo {
+    const info = this.buffers.get(buffer);
+    if (!info) throw new EngineError("TapeError", "a buffer was used that was not made on this device");
+    return info;
+  }
+
+  private watchFaults(): void {
+    this.device.addEventListener("uncapturederror", (event) => {
+      const { error } = event;
+      const code = error instanceof GPUOutOfMemoryError ? "OutOfMemoryError" : "ValidationError";
+      this.fault ??= new EngineError(code, `WebGPU: ${error.message}`);
+    });
+    void this.device.lost.then((info) => {
+      if (this.closing) return;
+      const message = `the WebGPU device was lost (${info.reason}: ${info.message}); load the model again`;
+      // A loss outranks the validation errors that follow from it.
+      this.fault = new EngineError("DeviceLostError", message);
+    });
+  }
+
+  private wrapResources(): void {
+    const device = this.device;
+    const code = new WeakMap<GPUShaderModule, string>();
+    const createShaderModule = device.createShaderModule.bind(device);
+    device.createShaderModule = (descriptor) => {
+      const module = createShaderModule(descriptor);
+      code.set(module, descriptor.code);
+      return module;
+    };
+
+    const notePipeline = (pipeline: GPUComputePipeline, descriptor: GPUComputePipelineDescriptor): GPUComputePipeline => {
+      const source = code.get(descriptor.compute.module) ?? "";
+      this.pipelines.set(pipeline, { id: this.nextId++, label: descriptor.label ?? "", code: source });
+      return pipeline;
+    };
+    const createComputePipeline = device.createComputePipeline.bind(device);
+    device.createComputePipeline = (descriptor) => notePipeline(createComputePipeline(descriptor), descriptor);
+    const createComputePipelineAsync = device.createComputePipelineAsync.bind(device);
+    device.createComputePipelineAsync = async (descriptor) =>
+      notePipeline(await createComputePipelineAsync(descriptor), descriptor);
+
+    const createBuffer = device.createBuffer.bind(device);
+    device.createBuffer = (descriptor) => {
+      this.counters.create_buffer++;
+      const buffer = createBuffer(descriptor);
+      const info: BufferInfo = {
+        id: this.nextId++,
+        size: descriptor.size,
+        usage: descriptor.usage,
+        label: descriptor.label ?? "",
+        destroyed: false,
+        onDestroy: new Set(),
+        onWrite: new Set(),
+      };
+      this.buffers.set(buffer, info);
+      const destroy = buffer.destroy.bind(buffer);
+      buffer.destroy = () => {
+        info.destroyed = true;
+        for (const notify of info.onDestroy) notify();
+        info.onDestroy.clear();
+        destroy();
+      };
+      const mapAsync = buffer.mapAsync.bind(buffer);
+      buffer.mapAsync = (mode, offset, size) => {
+        if (mode === GPUMapMode.READ) {
+          this.counters.readbacks++;
+          this.counters.readback_bytes += size ?? info.size - (offset ?? 0);
+        }
+        return mapAsync(mode, offset, size);
+      };
+      return buffer;
+    };
+
+    const createBindGroup = device.createBindGroup.bind(device);
+    device.createBindGroup = (descriptor) => {
+      this.counters.create_bind_group++;
+      const group = createBindGroup(descriptor);
+      const entries: BindGroupEntry[] = [];
+      for (const { binding, resource } of descriptor.entries) {
+        const bound = resource instanceof GPUBuffer ? { buffer: resource } : (resource as GPUBufferBinding);
+        if (!(bound.buffer instanceof GPUBuffer)) continue;
+        const buffer = this.info(bound.buffer);
+        const offset = bound.offset ?? 0;
+        entries.push({ binding, buffer, offset, size: bound.size ?? buffer.size - offset });
+      }
+      this.bindGroups.set(group, { id: this.nextId++, entries });
+      return group;
+    };
+
+    const createCommandEncoder = device.createCommandEncoder.bind(device);
+    device.createCommandEncoder = (descriptor) => {
+      const encoder = createCommandEncoder(descriptor);
+      return this.recorder ? this.recorder.encoder(encoder) : encoder;
+    };
+  }
+
+  private wrapQueue(): void {
+    const queue = this.device.queue;
+    const writeBuffer = queue.writeBuffer.bind(queue) as (...args: unknown[]) => undefined;
+    queue.writeBuffer = (buffer, offset, data, dataOffset, size) => {
+      this.counters.write_buffer++;
+      const info = this.info(buffer);
+      for (const notify of info.onWrite) notify();
+      if (this.recorder) this.recorder.write(info, offset, writtenBytes(data, dataOffset, size));
+      return size === undefined ? writeBuffer(buffer, offset, data, dataOffset) : writeBuffer(buffer, offset, data, dataOffset, size);
+    };
+    const submit = queue.submit.bind(queue);
+    queue.submit = (commands) => {
+      if (this.recorder?.submit()) return undefined;
+      this.counters.submits++;
+      this.lastSubmit = performance.now();
+      return submit(commands);
+    };
+  }
+}
+
+/** The bytes a writeBuffer call uploads: offsets and sizes count elements for typed arrays, bytes otherwise. */
+function writtenBytes(data: ArrayBufferLike | ArrayBufferView, dataOffset = 0, size?: number): Uint8Array {
+  if (!ArrayBuffer.isView(data)) return new Uint8Array(data, dataOffset, size);
+  const width = (data as unknown as { BYTES_PER_ELEMENT?: number }).BYTES_PER_ELEMENT ?? 1;
+  const length = size === undefined ? data.byteLength - dataOffset * width : size * width;
+  return new Uint8Array(data.buffer, data.byteOffset + dataOffset * width, length);
+}

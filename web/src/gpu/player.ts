@@ -1,0 +1,145 @@
+// Plays a tape: the operations Python kept of a recording, encoded into command buffers without ORT.
+
+import { EngineError } from "../errors";
+import type { WatchedDevice } from "./device";
+import type { RecordingObjects } from "./recorder";
+
+/** What is played, by ids of one recording. A `table` op takes its workgroup counts from a table, by sequence length. */
+export type PlayedOp =
+  | ["dispatch", number, number[], number, number, number]
+  | ["indirect", number, number[], number, number]
+  | ["table", number, number[], number]
+  | ["copy", number, number, number, number, number]
+  | ["clear", number, number, number];
+
+type Bound = { pipeline: GPUComputePipeline; groups: GPUBindGroup[] };
+type Op =
+  | ({ kind: "dispatch"; x: number; y: number; z: number } & Bound)
+  | ({ kind: "indirect"; buffer: GPUBuffer; offset: number } & Bound)
+  | ({ kind: "table"; table: number } & Bound)
+  | { kind: "copy"; source: GPUBuffer; from: number; target: GPUBuffer; to: number; size: number }
+  | { kind: "clear"; buffer: GPUBuffer; offset: number; size: number };
+
+/** One command encoder with at most one open compute pass. */
+export class StepEncoder {
+  readonly encoder: GPUCommandEncoder;
+  private open: GPUComputePassEncoder | null = null;
+
+  constructor(watched: WatchedDevice) {
+    this.encoder = watched.encoder();
+  }
+
+  get pass(): GPUComputePassEncoder {
+    return (this.open ??= this.encoder.beginComputePass());
+  }
+
+  endPass(): void {
+    this.open?.end();
+    this.open = null;
+  }
+
+  finish(): GPUCommandBuffer {
+    this.endPass();
+    return this.encoder.finish();
+  }
+}
+
+export class Tape {
+  private readonly ops: Op[];
+  private readonly tables: Uint32Array[] = [];
+  private ended: string | null = null;
+  private readonly unwatch: (() => void)[] = [];
+
+  /**
+   * `written` are the buffers that others may write between replays (inputs, caches); a host write into any other
+   * buffer, or the destruction of any buffer, ends the tape.
+   */
+  constructor(
+    private readonly objects: RecordingObjects,
+    played: PlayedOp[],
+    written: ReadonlySet<number>,
+  ) {
+    this.ops = played.map((op) => this.resolve(op));
+    for (const info of objects.infos.values()) {
+      const destroyed = (): void => this.end(`its buffer ${info.id} (${info.size} bytes) was destroyed with the session that owns it`);
+      if (info.destroyed) destroyed();
+      info.onDestroy.add(destroyed);
+      this.unwatch.push(() => info.onDestroy.delete(destroyed));
+      if (written.has(info.id)) continue;
+      const overwritten = (): void => this.end(`its private buffer ${info.id} was written by somebody else`);
+      info.onWrite.add(overwritten);
+      this.unwatch.push(() => info.onWrite.delete(overwritten));
+    }
+  }
+
+  /** Workgroup counts by sequence length for `table` ops: counts[3 * length + axis]. */
+  addTable(counts: Uint32Array): void {
+    this.tables.push(counts);
+  }
+
+  assertPlayable(): void {
+    if (this.ended) throw new EngineError("ClosedError", `the tape can no longer be played: ${this.ended}; load the model again`);
+  }
+
+  close(): void {
+    this.end("it was closed");
+  }
+
+  /** Encode one step; `length` is the number of valid positions the step sees (for `table` ops). */
+  encode(step: StepEncoder, length: number): void {
+    let pipeline: GPUComputePipeline | null = null;
+    let groups: GPUBindGroup[] = [];
+    for (const op of this.ops) {
+      if (op.kind === "copy" || op.kind === "clear") {
+        step.endPass();
+        pipeline = null;
+        groups = [];
+        if (op.kind === "copy") step.encoder.copyBufferToBuffer(op.source, op.from, op.target, op.to, op.size);
+        else step.encoder.clearBuffer(op.buffer, op.offset, op.size);
+        continue;
+      }
+      const { pass } = step;
+      if (op.pipeline !== pipeline) pass.setPipeline((pipeline = op.pipeline));
+      for (let i = 0; i < op.groups.length; i++) {
+        if (groups[i] !== op.groups[i]) pass.setBindGroup(i, op.groups[i]!);
+      }
+      groups = op.groups;
+      if (op.kind === "dispatch") pass.dispatchWorkgroups(op.x, op.y, op.z);
+      else if (op.kind === "indirect") pass.dispatchWorkgroupsIndirect(op.buffer, op.offset);
+      else {
+        const counts = this.tables[op.table]!;
+        pass.dispatchWorkgroups(counts[3 * length]!, counts[3 * length + 1]!, counts[3 * length + 2]!);
+      }
+    }
+  }
+
+  private end(reason: string): void {
+    this.ended ??= reason;
+    for (const stop of this.unwatch.splice(0)) stop();
+  }
+
+  private resolve(op: PlayedOp): Op {
+    const buffer = (id: number): GPUBuffer => found(this.objects.buffers.get(id), "buffer", id);
+    const bound = (pipeline: number, groups: number[]): Bound => ({
+      pipeline: found(this.objects.pipelines.get(pipeline), "pipeline", pipeline),
+      groups: groups.map((id) => found(this.objects.bindGroups.get(id), "bind group", id)),
+    });
+    switch (op[0]) {
+      case "dispatch":
+        return { kind: "dispatch", ...bound(op[1], op[2]), x: op[3], y: op[4], z: op[5] };
+      case "indirect":
+        return { kind: "indirect", ...bound(op[1], op[2]), buffer: buffer(op[3]), offset: op[4] };
+      case "table":
+        return { kind: "table", ...bound(op[1], op[2]), table: op[3] };
+      case "copy":
+        return { kind: "copy", source: buffer(op[1]), from: op[2], target: buffer(op[3]), to: op[4], size: op[5] };
+      case "clear":
+        return { kind: "clear", buffer: buffer(op[1]), offset: op[2], size: op[3] };
+    }
+  }
+}
+
+function found<T>(object: T | undefined, what: string, id: number): T {
+  if (object === undefined) throw new EngineError("TapeError", `the tape names ${what} ${id}, which was not recorded`);
+  return object;
+}

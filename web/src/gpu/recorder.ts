@@ -1,0 +1,167 @@
+// Records what a captured onnxruntime-web run asks of the device, without letting the device execute any of it.
+//
+// onnxruntime-web encodes a captured run twice: once while capturing, once replaying what it captured. Dispatches,
+// copies, clears and submits are withheld (a dry capture), so neither half executes and no state is touched. Uploads by
+// `writeBuffer` go through: they carry the uniforms that the recorded dispatches read. What is recorded is handed out
+// as plain data over integer ids; the objects stay here.
+
+import { EngineError } from "../errors";
+import type { BindGroupInfo, BufferInfo, PipelineInfo, Recorder, WatchedDevice } from "./device";
+
+/** One operation, by ids. Python's capstan.tape reads these tuples. */
+export type RecordedOp =
+  | ["dispatch", number, number[], number, number, number]
+  | ["indirect", number, number[], number, number]
+  | ["copy", number, number, number, number, number]
+  | ["clear", number, number, number]
+  | ["write", number, number, string];
+
+/** A recording as Python sees it. */
+export interface RecordingData {
+  ops: RecordedOp[];
+  pipelines: Record<number, { label: string; bindings: [number, number, string, string][] }>;
+  bind_groups: Record<number, [number, number, number, number][]>;
+  buffers: Record<number, { size: number; usage: number; label: string }>;
+}
+
+/** The objects behind the ids of a recording. */
+export interface RecordingObjects {
+  pipelines: Map<number, GPUComputePipeline>;
+  bindGroups: Map<number, GPUBindGroup>;
+  buffers: Map<number, GPUBuffer>;
+  infos: Map<number, BufferInfo>;
+}
+
+const BINDING = /@group\((\d+)\)\s*@binding\((\d+)\)\s*var<\s*(storage|uniform)\s*(?:,\s*(\w+)\s*)?>\s*(\w+)/g;
+
+/** The buffer bindings a WGSL module declares: [group, binding, access, name]; access is read, read_write or uniform. */
+export function declaredBindings(code: string): [number, number, string, string][] {
+  return [...code.matchAll(BINDING)].map(([, group, binding, space, access, name]) => [
+    Number(group),
+    Number(binding),
+    space === "uniform" ? "uniform" : (access ?? "read"),
+    name!,
+  ]);
+}
+
+export class DryRecorder implements Recorder {
+  readonly ops: RecordedOp[] = [];
+  readonly objects: RecordingObjects = {
+    pipelines: new Map(),
+    bindGroups: new Map(),
+    buffers: new Map(),
+    infos: new Map(),
+  };
+  private readonly pipelineInfos = new Map<number, PipelineInfo>();
+  private readonly groupInfos = new Map<number, BindGroupInfo>();
+
+  constructor(private readonly watched: WatchedDevice) {}
+
+  /** Run `action` with this recorder installed; one recording at a time. */
+  async during(action: () => Promise<unknown>): Promise<void> {
+    if (this.watched.recorder) throw new EngineError("TapeError", "another recording is under way on this device");
+    this.watched.recorder = this;
+    try {
+      await action();
+    } finally {
+      this.watched.recorder = null;
+    }
+  }
+
+  data(): RecordingData {
+    const pipelines: RecordingData["pipelines"] = {};
+    for (const [id, info] of this.pipelineInfos) pipelines[id] = { label: info.label, bindings: declaredBindings(info.code) };
+    const bind_groups: RecordingData["bind_groups"] = {};
+    for (const [id, info] of this.groupInfos) {
+      bind_groups[id] = info.entries.map((e) => [e.binding, e.buffer.id, e.offset, e.size]);
+      for (const entry of info.entries) this.objects.infos.set(entry.buffer.id, entry.buffer);
+    }
+    const buffers: RecordingData["buffers"] = {};
+    for (const [id, info] of this.objects.infos) buffers[id] = { size: info.size, usage: info.usage, label: info.label };
+    return { ops: this.ops, pipelines, bind_groups, buffers };
+  }
+
+  submit(): boolean {
+    return true;
+  }
+
+  write(buffer: BufferInfo, offset: number, bytes: Uint8Array): void {
+    this.objects.infos.set(buffer.id, buffer);
+    this.ops.push(["write", buffer.id, offset, hex(bytes)]);
+  }
+
+  encoder(real: GPUCommandEncoder): GPUCommandEncoder {
+    const copyBuffer = (...args: unknown[]): undefined => {
+      // The short form is (source, destination, size?).
+      const [source, from, target, to, size] =
+        typeof args[1] === "number"
+          ? (args as [GPUBuffer, number, GPUBuffer, number, number])
+          : [args[0] as GPUBuffer, 0, args[1] as GPUBuffer, 0, args[2] as number | undefined];
+      const bytes = size ?? this.watched.info(source).size - from;
+      this.ops.push(["copy", this.buffer(source), from, this.buffer(target), to, bytes]);
+    };
+    real.copyBufferToBuffer = copyBuffer as GPUCommandEncoder["copyBufferToBuffer"];
+    real.clearBuffer = (buffer, offset = 0, size) => {
+      this.ops.push(["clear", this.buffer(buffer), offset, size ?? this.watched.info(buffer).size - offset]);
+    };
+    const beginComputePass = real.beginComputePass.bind(real);
+    real.beginComputePass = (descriptor) => this.pass(beginComputePass(descriptor));
+    for (const name of ["copyBufferToTexture", "copyTextureToBuffer", "copyTextureToTexture", "beginRenderPass"] as const) {
+      (real as unknown as Record<string, unknown>)[name] = () => {
+        throw new EngineError("TapeError", `the decode step uses ${name}, which a tape does not record`);
+      };
+    }
+    return real;
+  }
+
+  private pass(real: GPUComputePassEncoder): GPUComputePassEncoder {
+    let pipeline: GPUComputePipeline | null = null;
+    let groups: GPUBindGroup[] = [];
+    const bound = (): [number, number[]] => {
+      if (!pipeline) throw new EngineError("TapeError", "a dispatch was recorded before any pipeline was set");
+      return [this.pipeline(pipeline), groups.map((group) => this.bindGroup(group))];
+    };
+    real.setPipeline = (next) => {
+      pipeline = next;
+    };
+    real.setBindGroup = (index: number, group: GPUBindGroup | null | undefined, ...rest: unknown[]) => {
+      if (rest.length) throw new EngineError("TapeError", "the decode step uses dynamic offsets, which a tape does not record");
+      groups = groups.slice();
+      if (group) groups[index] = group;
+    };
+    real.dispatchWorkgroups = (x, y = 1, z = 1) => {
+      this.ops.push(["dispatch", ...bound(), x, y, z]);
+    };
+    real.dispatchWorkgroupsIndirect = (buffer, offset) => {
+      this.ops.push(["indirect", ...bound(), this.buffer(buffer), offset]);
+    };
+    return real;
+  }
+
+  private buffer(buffer: GPUBuffer): number {
+    const info = this.watched.info(buffer);
+    this.objects.buffers.set(info.id, buffer);
+    this.objects.infos.set(info.id, info);
+    return info.id;
+  }
+
+  private pipeline(pipeline: GPUComputePipeline): number {
+    const info = this.watched.pipelines.get(pipeline);
+    if (!info) throw new EngineError("TapeError", "a pipeline was used that was not made on this device");
+    this.objects.pipelines.set(info.id, pipeline);
+    this.pipelineInfos.set(info.id, info);
+    return info.id;
+  }
+
+  private bindGroup(group: GPUBindGroup): number {
+    const info = this.watched.bindGroups.get(group);
+    if (!info) throw new EngineError("TapeError", "a bind group was used that was not made on this device");
+    this.objects.bindGroups.set(info.id, group);
+    this.groupInfos.set(info.id, info);
+    return info.id;
+  }
+}
+
+function hex(bytes: Uint8Array): string {
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}

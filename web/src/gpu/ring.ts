@@ -1,0 +1,64 @@
+// Reads picked token ids back: a small pool of mappable buffers, so that several bursts can be under way.
+
+import { EngineError } from "../errors";
+import type { WatchedDevice } from "./device";
+
+/** Most decode steps in one submit. */
+export const MAX_BURST = 64;
+/** Bursts that may be under way at once. */
+export const MAX_IN_FLIGHT = 4;
+
+export interface BurstResult {
+  ids: Uint32Array;
+  /** performance.now() when the queue took the burst, and when its ids were readable. */
+  submitted: number;
+  readable: number;
+}
+
+export class RingReader {
+  private readonly free: GPUBuffer[];
+
+  constructor(
+    private readonly watched: WatchedDevice,
+    private readonly ring: GPUBuffer,
+    private readonly capacity: number,
+  ) {
+    this.free = Array.from({ length: MAX_IN_FLIGHT }, () =>
+      watched.device.createBuffer({
+        label: "ring staging",
+        size: 4 * MAX_BURST,
+        usage: GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST,
+      }),
+    );
+  }
+
+  /** Encode the copy of `count` ids that start at `cursor`; returns what reads them once submitted. */
+  encodeCopy(encoder: GPUCommandEncoder, cursor: number, count: number): () => Promise<BurstResult> {
+    const staging = this.free.pop();
+    if (!staging) throw new EngineError("TapeError", `more than ${MAX_IN_FLIGHT} bursts were submitted without being read`);
+    const first = cursor % this.capacity;
+    const head = Math.min(count, this.capacity - first);
+    encoder.copyBufferToBuffer(this.ring, 4 * first, staging, 0, 4 * head);
+    if (head < count) encoder.copyBufferToBuffer(this.ring, 0, staging, 4 * head, 4 * (count - head));
+    return () => this.read(staging, count);
+  }
+
+  destroy(): void {
+    for (const buffer of this.free.splice(0)) buffer.destroy();
+  }
+
+  private async read(staging: GPUBuffer, count: number): Promise<BurstResult> {
+    const submitted = this.watched.lastSubmit;
+    try {
+      await staging.mapAsync(GPUMapMode.READ, 0, 4 * count);
+    } catch (error) {
+      throw this.watched.explain(error);
+    }
+    const readable = performance.now();
+    this.watched.assertHealthy();
+    const ids = new Uint32Array(staging.getMappedRange(0, 4 * count).slice(0));
+    staging.unmap();
+    this.free.push(staging);
+    return { ids, submitted, readable };
+  }
+}

@@ -1,0 +1,63 @@
+// The only importer of onnxruntime-web: its unmodified files are loaded from ./ort/ next to the worker.
+
+import type * as Ort from "onnxruntime-web";
+import { EngineError } from "./errors";
+
+export type { Ort };
+
+let loaded: Promise<typeof Ort> | null = null;
+
+/** Load onnxruntime-web's native-WebGPU build once; `base` is the folder that holds ort/. */
+export function loadOrt(base: string): Promise<typeof Ort> {
+  loaded ??= (async () => {
+    const url = new URL("ort/ort.webgpu.min.mjs", base).href;
+    let ort: typeof Ort;
+    try {
+      ort = (await import(url)) as typeof Ort;
+    } catch (error) {
+      loaded = null;
+      throw new EngineError("DeviceUnavailableError", `onnxruntime-web could not be loaded from ${url}: ${String(error)}`);
+    }
+    ort.env.wasm.wasmPaths = new URL("ort/", base).href;
+    ort.env.wasm.numThreads = 1;
+    ort.env.logLevel = "error";
+    return ort;
+  })();
+  return loaded;
+}
+
+/** How a session is placed: our own device with or without ORT's graph capture, or the CPU. */
+export type Placement = { device: GPUDevice; capture: boolean } | "wasm";
+
+export interface ExternalFile {
+  path: string;
+  data: Uint8Array;
+}
+
+/** Create a session; ORT's message is kept in the typed error, which names what was being created. */
+export async function createSession(
+  ort: typeof Ort,
+  model: Uint8Array,
+  placement: Placement,
+  external: ExternalFile[] = [],
+): Promise<Ort.InferenceSession> {
+  const common: Ort.InferenceSession.SessionOptions = external.length ? { externalData: external } : {};
+  // validationMode is ORT's own error scopes around every run; Dawn's uncaptured errors reach us all the same.
+  const webgpu = (device: GPUDevice): Ort.InferenceSession.ExecutionProviderConfig =>
+    ({ name: "webgpu", device, validationMode: "disabled" }) as Ort.InferenceSession.ExecutionProviderConfig;
+  const options: Ort.InferenceSession.SessionOptions =
+    placement === "wasm"
+      ? { ...common, executionProviders: ["wasm"] }
+      : {
+          ...common,
+          executionProviders: [webgpu(placement.device)],
+          preferredOutputLocation: "gpu-buffer",
+          ...(placement.capture ? { enableGraphCapture: true } : {}),
+        };
+  try {
+    return await ort.InferenceSession.create(model, options);
+  } catch (error) {
+    const where = placement === "wasm" ? "the wasm execution provider" : placement.capture ? "graph capture" : "WebGPU";
+    throw new EngineError("UnsupportedModelError", `onnxruntime-web could not create a session for ${where}: ${String(error)}`);
+  }
+}

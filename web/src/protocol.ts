@@ -1,0 +1,61 @@
+// Every message that crosses between the page and the worker, as tagged unions.
+
+/** What a page may ask of the worker. */
+export type Request = GenerateRequest | ExecRequest | CancelRequest;
+
+/** Complete a prompt with a model; tokens arrive as `text` events, the summary as the reply. */
+export interface GenerateRequest {
+  kind: "generate";
+  /** URL of the model folder, ending in a slash. */
+  model: string;
+  device: "webgpu" | "wasm" | "auto";
+  capture: "tape" | "ort" | "off";
+  /** Decode steps in one submit; null adapts it to the measured round trip. */
+  run_ahead: number | null;
+  prompt: string | null;
+  prompt_ids: number[] | null;
+  max_new_tokens: number | null;
+  /** Search options by their onnxruntime-genai names; only those given. */
+  search: Record<string, unknown>;
+}
+
+/** Run a Python script; its output arrives as `stdout` and `stderr` events, its exit status as the reply. */
+export interface ExecRequest {
+  kind: "exec";
+  source: string;
+  filename: string;
+  argv: string[];
+  /** Model folders by name, as URLs ending in a slash. */
+  models: Record<string, string>;
+}
+
+/** Stop the request that is running; its own reply then says how it ended. */
+export interface CancelRequest {
+  kind: "cancel";
+}
+
+/** What the worker tells while a request, or the start, is under way. */
+export type CapstanEvent =
+  | { kind: "status"; text: string }
+  | { kind: "progress"; what: string; done: number; total: number }
+  | { kind: "text"; text: string; token_id: number }
+  | { kind: "stdout"; text: string }
+  | { kind: "stderr"; text: string };
+
+/** An error of the Python side, whole: class name, message, traceback. */
+export interface RemoteError {
+  type: string;
+  message: string;
+  traceback: string;
+}
+
+export type Reply = { ok: true; result: unknown } | { ok: false; error: RemoteError };
+
+export type ToWorker =
+  | { tag: "boot"; base: string; interrupt: SharedArrayBuffer | null }
+  | { tag: "request"; id: number; request: Request };
+
+export type FromWorker =
+  | { tag: "booted"; id: 0; milliseconds: number }
+  | { tag: "event"; id: number; event: CapstanEvent }
+  | { tag: "reply"; id: number; reply: Reply };

@@ -1,0 +1,112 @@
+// The CPU execution provider: where there is no WebGPU, or only a software adapter. Weights stay initializers here
+// (onnxruntime-web would copy them into its heap at every run), and Python samples from the logits.
+
+import type { PyProxy } from "pyodide/ffi";
+import { copyBytes } from "./crossing";
+import { EngineError } from "./errors";
+import { createSession, loadOrt, type Ort } from "./ort";
+
+interface CacheSpec {
+  /** [input name, output name] of each past/present pair. */
+  pairs: [string, string][];
+  dtype: "float32" | "float16";
+  dims: number[];
+}
+
+const BYTES = { float32: 4, float16: 2 };
+
+/** One session; each sequence is a WasmDecoder on it. */
+export class WasmEngine {
+  /** onnxruntime-web is not re-entrant. */
+  private turn: Promise<unknown> = Promise.resolve();
+
+  private constructor(
+    private readonly ort: typeof Ort,
+    private readonly session: Ort.InferenceSession,
+  ) {}
+
+  static async open(base: string, model: PyProxy, external: PyProxy | null, path: string): Promise<WasmEngine> {
+    const bytes = copyBytes(model);
+    const files = external ? [{ path, data: copyBytes(external) }] : [];
+    const ort = await loadOrt(base);
+    return new WasmEngine(ort, await createSession(ort, bytes, "wasm", files));
+  }
+
+  decoder(cache: string, logits: string, positions: boolean): WasmDecoder {
+    return new WasmDecoder(this.ort, JSON.parse(cache) as CacheSpec, logits, positions, (feeds) => this.run(feeds));
+  }
+
+  async close(): Promise<void> {
+    await this.turn;
+    await this.session.release();
+  }
+
+  private run(feeds: Record<string, Ort.Tensor>): Promise<Ort.InferenceSession.OnnxValueMapType> {
+    const result = this.turn.then(() => this.session.run(feeds));
+    this.turn = result.catch(() => undefined);
+    return result;
+  }
+}
+
+/** One sequence's KV cache, kept as CPU tensors of the full max_length. */
+export class WasmDecoder {
+  private cache: Record<string, Ort.Tensor>;
+
+  constructor(
+    private readonly ort: typeof Ort,
+    private readonly spec: CacheSpec,
+    private readonly logitsName: string,
+    private readonly positions: boolean,
+    private readonly run: (feeds: Record<string, Ort.Tensor>) => Promise<Ort.InferenceSession.OnnxValueMapType>,
+  ) {
+    const bytes = spec.dims.reduce((product, dim) => product * dim, BYTES[spec.dtype]);
+    this.cache = Object.fromEntries(spec.pairs.map(([input]) => [input, this.cacheTensor(new ArrayBuffer(bytes))]));
+  }
+
+  /**
+   * Run the model on `ids` (int64 [n]) after `past` positions, under a mask int64 [max_length or past + n];
+   * resolves to the last position's logits as float32 [vocab].
+   */
+  async step(ids: PyProxy, mask: PyProxy, past: number): Promise<Float32Array> {
+    const tokens = new BigInt64Array(copyBytes(ids).buffer);
+    const valid = new BigInt64Array(copyBytes(mask).buffer);
+    const int64 = (data: BigInt64Array): Ort.Tensor => new this.ort.Tensor("int64", data, [1, data.length]);
+    const feeds: Record<string, Ort.Tensor> = { input_ids: int64(tokens), attention_mask: int64(valid), ...this.cache };
+    if (this.positions) feeds["position_ids"] = int64(tokens.map((_, i) => BigInt(past + i)));
+    let results: Ort.InferenceSession.OnnxValueMapType;
+    try {
+      results = await this.run(feeds);
+    } catch (error) {
+      throw new EngineError("ValidationError", `onnxruntime-web could not run the model on the CPU: ${String(error)}`);
+    }
+    this.cache = Object.fromEntries(this.spec.pairs.map(([input, output]) => [input, results[output]!]));
+    const logits = results[this.logitsName]!;
+    const vocab = logits.dims[logits.dims.length - 1]!;
+    return lastRow(logits, vocab);
+  }
+
+  private cacheTensor(data: ArrayBuffer): Ort.Tensor {
+    const { dtype, dims } = this.spec;
+    return dtype === "float32"
+      ? new this.ort.Tensor("float32", new Float32Array(data), dims)
+      : new this.ort.Tensor("float16", new Uint16Array(data), dims);
+  }
+}
+
+function lastRow(logits: Ort.Tensor, vocab: number): Float32Array {
+  const { data } = logits;
+  if (data instanceof Float32Array) return data.slice(data.length - vocab);
+  if (data instanceof Uint16Array) return Float32Array.from(data.subarray(data.length - vocab), fromHalf);
+  const halves = data as unknown as ArrayLike<number> & { length: number };
+  return Float32Array.from({ length: vocab }, (_, i) => halves[halves.length - vocab + i]!);
+}
+
+/** A float16 given by its bits, as a number (IEEE 754-2008, 3.6). */
+function fromHalf(bits: number): number {
+  const sign = bits & 0x8000 ? -1 : 1;
+  const exponent = (bits >> 10) & 0x1f;
+  const fraction = bits & 0x3ff;
+  if (exponent === 0) return sign * fraction * 2 ** -24;
+  if (exponent === 31) return fraction ? Number.NaN : sign * Number.POSITIVE_INFINITY;
+  return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
+}

@@ -1,0 +1,137 @@
+// The worker: boots Python, gives it the host object below, and passes requests on to capstan.page.
+
+import type { PyodideInterface } from "pyodide";
+import type { PyCallable, PyProxy } from "pyodide/ffi";
+import { GpuEngine } from "./engine";
+import { EngineError } from "./errors";
+import { requestAdapter, summarize } from "./gpu/device";
+import type { CapstanEvent, FromWorker, Reply, ToWorker } from "./protocol";
+import { makeTokenizer } from "./tokenizers";
+import { WasmEngine } from "./wasm";
+
+type Handler = PyCallable & { callPromising(request: string): Promise<string> };
+
+let handler: Handler | null = null;
+let cancel: PyCallable | null = null;
+/** The request being answered; events carry its id. */
+let current = 0;
+
+function post(message: FromWorker): void {
+  (postMessage as (message: FromWorker) => void)(message);
+}
+
+function emit(event: CapstanEvent): void {
+  post({ tag: "event", id: current, event });
+}
+
+/** What Python imports as `_capstan_host`. */
+function makeHost(base: string): Record<string, unknown> {
+  return {
+    base,
+    emit: (event: string) => emit(JSON.parse(event) as CapstanEvent),
+    now: () => performance.now(),
+    fetchBytes,
+    exists: async (url: string) => (await fetch(url, { method: "HEAD" })).status !== 404,
+    makeTokenizer,
+    openGpu: () => GpuEngine.open(base),
+    openWasm: (model: PyProxy, external: PyProxy | null, path: string) => WasmEngine.open(base, model, external, path),
+    adapter: async () => {
+      const adapter = await requestAdapter();
+      return adapter ? JSON.stringify(summarize(adapter)) : null;
+    },
+  };
+}
+
+async function fetchBytes(url: string, progress: ((done: number, total: number) => void) | null): Promise<Uint8Array> {
+  let response: Response;
+  try {
+    response = await fetch(url);
+  } catch (error) {
+    throw new EngineError("ModelFileError", `${url} cannot be fetched: ${String(error)}`);
+  }
+  if (!response.ok || !response.body) {
+    throw new EngineError("ModelFileError", `${url} cannot be read (HTTP ${response.status}); check the model folder`);
+  }
+  if (!progress) return new Uint8Array(await response.arrayBuffer());
+  const total = Number(response.headers.get("Content-Length") ?? 0);
+  const parts: Uint8Array[] = [];
+  let done = 0;
+  const reader = response.body.getReader();
+  for (let part = await reader.read(); !part.done; part = await reader.read()) {
+    parts.push(part.value);
+    done += part.value.length;
+    progress(done, total);
+  }
+  const whole = new Uint8Array(done);
+  let at = 0;
+  for (const part of parts) {
+    whole.set(part, at);
+    at += part.length;
+  }
+  return whole;
+}
+
+function forward(kind: "stdout" | "stderr"): { write: (bytes: Uint8Array) => number } {
+  const decoder = new TextDecoder();
+  return {
+    write: (bytes) => {
+      const text = decoder.decode(bytes, { stream: true });
+      if (text) emit({ kind, text });
+      return bytes.length;
+    },
+  };
+}
+
+async function boot(base: string, interrupt: SharedArrayBuffer | null): Promise<void> {
+  const start = performance.now();
+  emit({ kind: "status", text: "starting Python" });
+  const url = new URL("pyodide/", base).href;
+  const { loadPyodide } = (await import(`${url}pyodide.mjs`)) as typeof import("pyodide");
+  const wheelsUrl = new URL("wheels/", base).href;
+  const wheels = (async () => {
+    const names = (await (await fetch(`${wheelsUrl}wheels.json`)).json()) as string[];
+    return Promise.all(names.map(async (name) => (await fetch(wheelsUrl + name)).arrayBuffer()));
+  })();
+  const [pyodide, archives] = await Promise.all([loadPyodide({ indexURL: url }) as Promise<PyodideInterface>, wheels]);
+  if (interrupt) pyodide.setInterruptBuffer(new Uint8Array(interrupt));
+  pyodide.setStdout(forward("stdout"));
+  pyodide.setStderr(forward("stderr"));
+  for (const archive of archives) pyodide.unpackArchive(archive, "wheel");
+  pyodide.registerJsModule("_capstan_host", makeHost(base));
+  const page = pyodide.pyimport("capstan.page") as PyProxy & { handle: Handler; cancel: PyCallable };
+  handler = page.handle;
+  cancel = page.cancel;
+  post({ tag: "booted", id: 0, milliseconds: performance.now() - start });
+}
+
+/** The last request under way; requests wait for one another, `cancel` does not. */
+let turn: Promise<void> = Promise.resolve();
+
+async function answer(id: number, request: string): Promise<void> {
+  current = id;
+  let reply: Reply;
+  try {
+    reply = JSON.parse(await handler!.callPromising(request)) as Reply;
+  } catch (error) {
+    reply = failure(error);
+  }
+  post({ tag: "reply", id, reply });
+}
+
+function failure(error: unknown): Reply {
+  const { name, message, stack } = error instanceof Error ? error : new Error(String(error));
+  return { ok: false, error: { type: name, message, traceback: stack ?? "" } };
+}
+
+self.onmessage = (message: MessageEvent<ToWorker>): void => {
+  const { data } = message;
+  if (data.tag === "boot") {
+    boot(data.base, data.interrupt).catch((error: unknown) => post({ tag: "reply", id: 0, reply: failure(error) }));
+  } else if (data.request.kind === "cancel") {
+    cancel!();
+    post({ tag: "reply", id: data.id, reply: { ok: true, result: null } });
+  } else {
+    const request = JSON.stringify(data.request);
+    turn = turn.then(() => answer(data.id, request));
+  }
+};
