@@ -19,7 +19,7 @@ from .stream import TextStream
 if TYPE_CHECKING:
     from .model import Model
 
-__all__ = ["LocalBackend", "PageBackend", "Tokenizer", "TokenizerBackend", "TokenizerStream"]
+__all__ = ["LocalBackend", "PageBackend", "Tokenizer", "TokenizerBackend", "TokenizerSource", "TokenizerStream"]
 
 Message = Mapping[str, Any]
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
@@ -35,34 +35,36 @@ class TokenizerBackend(Protocol):
     def render(self, template: str, variables: Mapping[str, Any]) -> str: ...
 
 
-class Tokenizer:
-    """A model folder's tokenizer; `config` is tokenizer_config.json, with the chat template unless that is given."""
+class BackendSource(Protocol):
+    """Where backends come from; capstan.host.Host is one."""
 
-    def __init__(self, model: Model) -> None:
+    def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any: ...
+
+
+class TokenizerSource(Protocol):
+    """What a Tokenizer is made from; capstan.Model is one."""
+
+    @property
+    def host(self) -> BackendSource: ...
+
+    @property
+    def tokenizer_files(self) -> Mapping[str, str]: ...
+
+
+class Tokenizer:
+    """The tokenizer of a model, from the files of its folder.
+
+    Raises ConfigError, naming the file and the place in it, where they hold no tokenizer.
+    """
+
+    def __init__(self, model: TokenizerSource) -> None:
         files = model.tokenizer_files
-        made = Tokenizer.from_files(
+        self._set(
             model.host.tokenizer_backend,
-            files["tokenizer.json"],
+            files.get("tokenizer.json", ""),
             files.get("tokenizer_config.json"),
             files.get("chat_template.jinja"),
         )
-        self.__dict__.update(made.__dict__)
-
-    @classmethod
-    def from_backend(
-        cls, backend: TokenizerBackend, config: Mapping[str, Any] | None = None, chat_template: str | None = None
-    ) -> Tokenizer:
-        """Over a backend; `config` is the content of tokenizer_config.json, which has the chat template unless given."""
-        made = cls.__new__(cls)
-        made._set(backend, config, chat_template)
-        return made
-
-    def _set(self, backend: TokenizerBackend, config: Mapping[str, Any] | None, chat_template: str | None) -> None:
-        self._backend = backend
-        self._config = dict(config or {})
-        self._template = chat_template if chat_template is not None else default_template(self._config)
-        self._add_special_tokens = False
-        self._skip_special_tokens = True
 
     @classmethod
     def from_files(
@@ -72,30 +74,41 @@ class Tokenizer:
         tokenizer_config_json: str | bytes | None = None,
         chat_template: str | None = None,
     ) -> Tokenizer:
-        """Build from the contents of tokenizer.json, tokenizer_config.json and chat_template.jinja (the last two may be
-        absent).
+        """Build from the contents of tokenizer.json, tokenizer_config.json and chat_template.jinja.
 
+        The last two may be absent; the chat template is taken from tokenizer_config.json unless it is given.
         `make_backend(tokenizer_json, tokenizer_config_json)` gives a TokenizerBackend, or the page's JavaScript object.
-        Raises ConfigError, naming the file and the place in it, for content that is no tokenizer.
         """
+        tokenizer = cls.__new__(cls)
+        tokenizer._set(make_backend, tokenizer_json, tokenizer_config_json, chat_template)
+        return tokenizer
+
+    def _set(
+        self,
+        make_backend: Callable[[str, str], Any],
+        tokenizer_json: str | bytes,
+        tokenizer_config_json: str | bytes | None,
+        chat_template: str | None,
+    ) -> None:
         content = parse_object(tokenizer_json, "tokenizer.json")
         if not isinstance(content.get("model"), dict):
             raise ConfigError(
-                "tokenizer.json: model: missing, expected an object; copy the file of the model's tokenizer again"
+                "tokenizer.json: model: missing, expected an object; copy the model's tokenizer files again"
             )
-        config = parse_object(tokenizer_config_json or "{}", "tokenizer_config.json")
+        self._config = parse_object(tokenizer_config_json or "{}", "tokenizer_config.json")
         try:
-            backend = make_backend(as_text(tokenizer_json), json.dumps(config))
+            backend = make_backend(json.dumps(content), json.dumps(self._config))
         except (CapstanError, ImportError):
             raise
         except Exception as error:
             kind = content["model"].get("type", "unknown")
             raise ConfigError(
-                f"tokenizer.json: a {kind} tokenizer that cannot be built ({error}); export it again"
+                f"tokenizer.json: a {kind} tokenizer that cannot be built ({error}); copy the file again"
             ) from error
-        if not hasattr(backend, "render"):
-            backend = PageBackend(backend)
-        return cls.from_backend(backend, config, chat_template)
+        self._backend: TokenizerBackend = backend if hasattr(backend, "render") else PageBackend(backend)
+        self._template = chat_template if chat_template is not None else default_template(self._config)
+        self._add_special_tokens = False
+        self._skip_special_tokens = True
 
     def update_options(self, **options: Any) -> None:
         """Set `add_special_tokens` (default false) or `skip_special_tokens` (default true)."""
@@ -214,10 +227,6 @@ class LocalBackend:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = raise_exception
         return str(environment.from_string(template).render(**variables))
-
-
-def as_text(content: str | bytes) -> str:
-    return content if isinstance(content, str) else content.decode("utf-8-sig")
 
 
 def token_text(token: object) -> str | None:

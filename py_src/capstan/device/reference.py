@@ -1,0 +1,156 @@
+"""The reference device: a model folder on CPython, with onnxruntime's CPU provider and NumPy.
+
+It defines what the other devices must compute, so it takes the shortest way: the model file as it is on disk, no
+rewriting pass, a mask as long as the sequence, one run for each call, the logits on the host and `capstan.sampling` for
+the picks.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from .. import graph
+from ..config import GenaiConfig, parse_genai_config
+from ..errors import ClosedError, ModelFileError, PromptError
+from ..graph import GraphDescription
+from .host_sampled import HostSampledDecoder
+
+__all__ = ["ReferenceModel", "ReferenceRunner", "ReferenceSequence"]
+
+NOTE = "the reference device has no GPU commands to record"
+
+
+class ReferenceModel:
+    """A model folder on the CPU; see base.DeviceModel. Raises ModelFileError, ConfigError, UnsupportedModelError."""
+
+    device = "reference"
+    adapter = "cpu (onnxruntime)"
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.config: GenaiConfig = parse_genai_config(self._read("genai_config.json"))
+        decoder = self.config.decoder
+        model = graph.parse(self._read(decoder.filename), decoder.filename)
+        self.about: GraphDescription = graph.describe(model, decoder, self.config.vocab_size)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        try:
+            self._session: Any = onnxruntime.InferenceSession(
+                str(self.folder / decoder.filename), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:
+            raise ModelFileError(f"{self.folder / decoder.filename}: onnxruntime cannot load it ({error})") from error
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return (self.folder / name).read_bytes()
+        except OSError as error:
+            raise ModelFileError(
+                f"{self.folder / name}: cannot be read ({error.strerror}); check the folder"
+            ) from error
+
+    def sequence(self, capacity: int | None = None) -> ReferenceSequence:
+        """A new sequence over a cache of `capacity` positions (the model's context length unless given)."""
+        if self._session is None:
+            raise ClosedError("this model was closed; load it again")
+        return ReferenceSequence(self._session, self.about, capacity or self.config.context_length)
+
+    async def decoder(self, capacity: int) -> HostSampledDecoder:
+        return HostSampledDecoder(ReferenceRunner(self.sequence(capacity)), capacity, NOTE, milliseconds)
+
+    def healthy(self) -> bool:
+        return self._session is not None
+
+    async def close(self) -> None:
+        self._session = None
+
+
+class ReferenceSequence:
+    """One sequence: ids go in, the logits of the last position come out; past and present are one buffer."""
+
+    def __init__(self, session: Any, about: GraphDescription, capacity: int) -> None:
+        self._session: Any = session
+        self._about = about
+        self.capacity = capacity
+        self.length = 0
+        """Positions in the cache that are valid."""
+        shape = (1, about.num_kv_heads, capacity, about.head_size)
+        self._caches = {
+            pair: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, about.cache_dtype)) for pair in about.cache
+        }
+        self._logits = array("f")
+
+    def prefill(self, ids: Sequence[int]) -> None:
+        """Run the model on `ids` after what is there. Raises PromptError if there are none or no room for them."""
+        if self._session is None:
+            raise ClosedError("this sequence was closed; make a new one")
+        if not ids:
+            raise PromptError("the prompt is empty; it must have at least one token")
+        if self.length + len(ids) > self.capacity:
+            raise PromptError(
+                f"{len(ids)} tokens after {self.length} are more than the cache's {self.capacity}; shorten the prompt"
+            )
+        about, end = self._about, self.length + len(ids)
+        binding = self._session.io_binding()
+        binding.bind_cpu_input(about.input_ids, np.array([ids], np.int64))
+        binding.bind_cpu_input(about.mask, np.ones((1, end), about.mask_dtype))
+        if about.position_ids is not None:
+            binding.bind_cpu_input(about.position_ids, np.arange(self.length, end, dtype=np.int64)[None])
+        for pair, cache in self._caches.items():
+            binding.bind_ortvalue_input(pair.past, cache)
+            binding.bind_ortvalue_output(pair.present, cache)
+        binding.bind_output(about.logits)
+        self._session.run_with_iobinding(binding)
+        logits = binding.get_outputs()[len(self._caches)].numpy()
+        self._logits = array("f", logits[0, -1].astype(np.float32).tobytes())
+        self.length = end
+
+    def decode(self, token_id: int) -> None:
+        """One decode step."""
+        self.prefill([token_id])
+
+    def logits(self) -> memoryview:
+        """float32 [vocab], of the last position that was run."""
+        return memoryview(self._logits)
+
+    def cache(self, layer: int, kind: str) -> np.ndarray[Any, np.dtype[Any]]:
+        """The valid part of a layer's "key" or "value" cache: [kv heads, length, head size]."""
+        pair = next(pair for pair in self._caches if (pair.layer, pair.kind) == (layer, kind))
+        valid: np.ndarray[Any, np.dtype[Any]] = self._caches[pair].numpy()[0, :, : self.length].copy()
+        return valid
+
+    def rewind(self, length: int) -> None:
+        """Forget positions from `length` on; the logits are then those of no position until the next run."""
+        if not 0 <= length <= self.length:
+            raise PromptError(f"cannot rewind to {length}; the sequence has {self.length} tokens")
+        self.length = length
+
+    def close(self) -> None:
+        self._session = None
+        self._caches.clear()
+
+
+class ReferenceRunner:
+    """A sequence as HostSampledDecoder runs it: every call says how much of the past is still valid."""
+
+    def __init__(self, sequence: ReferenceSequence) -> None:
+        self._sequence = sequence
+
+    async def run(self, ids: Sequence[int], past: int) -> array[float]:
+        self._sequence.rewind(past)
+        self._sequence.prefill(ids)
+        return array("f", self._sequence.logits())
+
+    def close(self) -> None:
+        self._sequence.close()
+
+
+def milliseconds() -> float:
+    return time.perf_counter() * 1e3

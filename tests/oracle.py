@@ -1,0 +1,143 @@
+"""What onnxruntime-genai on CPython picks: the oracle that every device is compared with.
+
+    greedy(folder, prompt_ids, 40)                         -> [ids]
+    drive(folder, [("append", ids), ("generate", 60), ("rewind", 12), ...])  -> Trace
+
+Facts about onnxruntime-genai 0.18.0 that this module settles:
+
+- A folder written for WebGPU runs on the CPU provider after `Config.clear_providers()`; nothing else has to change,
+  also for the static mask of enable_webgpu_graph: without graph capture genai feeds a mask as long as the sequence.
+- An end-of-sequence id is returned by `get_next_tokens` but not put into the sequence nor run through the model;
+  `append_tokens` afterwards goes on without it.
+- `generate_next_token` straight after `rewind_to(n)` first appends the old token n again, so that the sequence grows by
+  two. `drive` rewinds to n - 1 and appends token n - 1 instead, which picks token n anew; a rewind to 0 needs an
+  append.
+- Special tokens are never added by its tokenizer (`add_special_tokens` is off).
+- Results are kept in build/oracle, by the folder's content, the arguments and genai's version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime_genai as og
+
+__all__ = ["Action", "Trace", "drive", "encode", "greedy"]
+
+Action = tuple[str, Any]
+CACHE = Path(__file__).parent.parent / "build" / "oracle"
+
+
+@dataclass
+class Trace:
+    """What a script of actions gave."""
+
+    picked: list[int] = field(default_factory=list)
+    """Every id picked, in order, end-of-sequence ids included."""
+    sequence: list[int] = field(default_factory=list)
+    """The sequence at the end, without end-of-sequence ids."""
+    done: bool = False
+    """Whether the sequence ended, by an end-of-sequence id or max_length."""
+
+
+def greedy(folder: str | Path, prompt_ids: Sequence[int], max_new_tokens: int, **search: Any) -> list[int]:
+    """The ids picked greedily after a prompt: at most `max_new_tokens`, an end-of-sequence id being the last."""
+    return drive(folder, [("append", list(prompt_ids)), ("generate", max_new_tokens)], **search).picked
+
+
+def drive(folder: str | Path, actions: Sequence[Action], **search: Any) -> Trace:
+    """Run actions on one generator: ("append", ids), ("generate", most tokens), ("rewind", length).
+
+    `search` are genai's search options; picks are greedy, at most up to the model's context length, unless they say
+    else.
+    """
+    key = json.dumps([content(Path(folder)), list(actions), search, og.__version__], sort_keys=True)
+    stored = CACHE / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+    if stored.is_file():
+        return Trace(**json.loads(stored.read_text()))
+    trace = run(Path(folder), actions, search)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=CACHE, delete=False) as file:
+        json.dump(asdict(trace), file)
+    Path(file.name).replace(stored)
+    return trace
+
+
+def run(folder: Path, actions: Sequence[Action], search: dict[str, Any]) -> Trace:
+    """`drive` without the cache."""
+    config = og.Config(str(folder))
+    config.clear_providers()
+    model = og.Model(config)
+    params = og.GeneratorParams(model)
+    params.set_search_options(**{"do_sample": False, **search})
+    generator = og.Generator(model, params)
+    trace = Trace()
+    rewound = False
+    for verb, argument in actions:
+        if verb == "append":
+            generator.append_tokens(np.array(argument, np.int32))
+            rewound = False
+        elif verb == "rewind":
+            generator.rewind_to(argument)
+            rewound = True
+        elif verb == "generate":
+            if rewound:
+                last = int(generator.get_sequence(0)[-1])
+                generator.rewind_to(len(generator.get_sequence(0)) - 1)
+                generator.append_tokens(np.array([last], np.int32))
+                rewound = False
+            for _ in range(argument):
+                if generator.is_done():
+                    break
+                generator.generate_next_token()
+                trace.picked.append(int(generator.get_next_tokens()[0]))
+        else:
+            raise ValueError(f"{verb}: unknown action; there are append, generate and rewind")
+    trace.sequence = [int(token) for token in generator.get_sequence(0)]
+    trace.done = bool(generator.is_done())
+    return trace
+
+
+def logits(folder: str | Path, ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The logits after `ids`: float32 [vocab]. Not cached."""
+    config = og.Config(str(folder))
+    config.clear_providers()
+    model = og.Model(config)
+    generator = og.Generator(model, og.GeneratorParams(model))
+    generator.append_tokens(np.array(ids, np.int32))
+    last: np.ndarray[Any, np.dtype[np.float32]] = np.array(generator.get_logits(), np.float32).reshape(-1)
+    return last
+
+
+@cache
+def tokenizer(folder: Path) -> Any:
+    config = og.Config(str(folder))
+    config.clear_providers()
+    return og.Tokenizer(og.Model(config))
+
+
+def encode(folder: str | Path, text: str) -> list[int]:
+    """The text's token ids."""
+    return [int(token) for token in tokenizer(Path(folder)).encode(text)]
+
+
+def decode(folder: str | Path, ids: Sequence[int]) -> str:
+    """The ids' text."""
+    return str(tokenizer(Path(folder)).decode(np.array(ids, np.int32)))
+
+
+def content(folder: Path) -> str:
+    """A digest of what is in a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
