@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from .config import parse_object
 from .errors import CapstanError, ConfigError, OptionError
 from .stream import TextStream
-
-if TYPE_CHECKING:
-    from .model import Model
 
 __all__ = ["LocalBackend", "PageBackend", "Tokenizer", "TokenizerBackend", "TokenizerSource", "TokenizerStream"]
 
