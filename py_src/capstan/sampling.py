@@ -7,9 +7,10 @@ every adapter (its float operations are inexact, may be fused and may flush what
    same order; NaN counts as -inf, -0 as +0. Tokens are ordered by key, largest first, equals by id, lowest first.
 2. Greedy takes the first token in that order. A row with nothing above -inf gives id 0, greedy or sampled.
 3. While the sequence is shorter than `min_length`, the logits of end-of-sequence ids count as -inf.
-4. `token_weight` is exp((logit - largest) / temperature) in units of 2**-30, from 0 to 2**30. Its relative error is
-   below 4e-7, plus half a unit; what lies below 2**-31 of the largest is 0. Tokens equal to the largest weigh 2**30,
-   also where the largest is +inf (all others then weigh 0).
+4. `token_weight` is exp((logit - largest) / temperature) in units of 2**-30, from 0 to 2**30. It errs by half a unit
+   and, relatively, by 2e-7 and 2**-30 of the larger magnitude of the two logits over the temperature (float32 itself
+   holds a logit to 2**-25 of it). What lies below 2**-31 of the largest is 0. Tokens equal to the largest weigh
+   2**30, also where the largest is +inf (all others then weigh 0).
 5. `top_k` keeps the first k tokens in the order. `top_p` keeps, of those, the shortest prefix in the order whose
    weight is at least `top_p` (rounded to 2**-32) of theirs, never less than one token.
 6. u is word 0 of Philox4x32-10 with the seed as key and (position, row, 0, 0) as counter. The token is the first, by

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
+from functools import lru_cache
 
 from .errors import OptionError
 
@@ -238,6 +239,7 @@ def _eos_token_ids(values: Iterable[int]) -> tuple[int, ...]:
     return ids
 
 
+@lru_cache(maxsize=32)
 def temperature_scale(temperature: float) -> tuple[int, int]:
     """log2(e) / temperature as (mantissa, shift), the form that `sampling.token_weight` multiplies by.
 

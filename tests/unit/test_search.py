@@ -1,0 +1,126 @@
+"""The search options: what is accepted, what is refused, and their words for the GPU."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from capstan.errors import OptionError
+from capstan.search import MAX_EOS_TOKENS, SAMPLER_WORDS, SearchOptions, temperature_scale
+
+INF, NAN = math.inf, math.nan
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 0}, "temperature is 0.0.*greater than 0.*do_sample=False"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": NAN}, "temperature is nan"),
+        ({"temperature": INF}, "temperature is inf"),
+        ({"temperature": True}, "temperature is True"),
+        ({"temperature": "1"}, "temperature is '1'"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"top_p": 1.0001}, "top_p is 1.0001"),
+        ({"top_p": NAN}, "top_p is nan"),
+        ({"top_k": -1}, "top_k is -1; it must be from 0"),
+        ({"top_k": 5.0}, "top_k is 5.0; it must be an integer"),
+        ({"top_k": True}, "top_k is True"),
+        ({"random_seed": -2}, "random_seed is -2"),
+        ({"random_seed": 2**64}, "random_seed is 18446744073709551616"),
+        ({"do_sample": 1}, "do_sample is 1; it must be True or False"),
+        ({"max_length": -5}, "max_length is -5"),
+        ({"max_length": 101}, r"max_length \(101\) cannot be greater than the model's context_length \(100\)"),
+        ({"min_length": 70, "max_length": 60}, r"min_length \(70\) cannot be greater than max_length \(60\)"),
+        ({"num_beams": 4}, "num_beams is 4; only 1 is supported"),
+        ({"num_return_sequences": 2}, "num_return_sequences is 2"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty is 1.1; only 1.0 is supported"),
+        ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size is 3"),
+        ({"length_penalty": 0.5}, "length_penalty is 0.5"),
+        ({"diversity_penalty": 0.5}, "diversity_penalty is 0.5"),
+        ({"past_present_share_buffer": False}, "past_present_share_buffer is False"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"chunk_size": 0}, "chunk_size is 0"),
+        ({"topk": 5}, "'topk' is not a search option; the options are batch_size, chunk_size, .*top_p"),
+        ({"seed": 5}, "'seed' is not a search option"),
+    ],
+)
+def test_an_option_out_of_range_or_unknown_is_refused(options: dict[str, object], message: str) -> None:
+    base = SearchOptions(context_length=100)
+    with pytest.raises(OptionError, match=message):
+        base.replace(**options)
+
+
+def test_a_search_section_of_the_model_builder_is_accepted_whole() -> None:
+    section = {
+        "diversity_penalty": 0.0,
+        "do_sample": False,
+        "early_stopping": True,
+        "length_penalty": 1.0,
+        "max_length": 96,
+        "min_length": 0,
+        "no_repeat_ngram_size": 0,
+        "num_beams": 1,
+        "num_return_sequences": 1,
+        "past_present_share_buffer": True,
+        "repetition_penalty": 1.0,
+        "temperature": 1.0,
+        "top_k": 1,
+        "top_p": 0.0,
+    }
+    options = SearchOptions.from_config(section, eos_token_ids=[2, 5], pad_token_id=3, context_length=128)
+    assert (options.max_length, options.top_p, options.eos_token_ids, options.pad_token_id) == (96, 1.0, (2, 5), 3)
+    assert SearchOptions.from_config({}, eos_token_ids=9, context_length=128).max_length == 128
+
+
+def test_a_drawn_seed_is_reported_and_kept() -> None:
+    options = SearchOptions(do_sample=True)
+    assert options.seed >= 0
+    assert options.seed != SearchOptions(do_sample=True).seed
+    assert options.replace(temperature=0.5).seed == options.seed
+    assert options.replace(random_seed=-1).seed != options.seed
+    assert options.replace(random_seed=4).seed == 4
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    options = SearchOptions().replace(top_k=np.int64(4), temperature=np.float32(0.5))
+    assert (options.top_k, options.temperature) == (4, 0.5)
+
+
+def test_too_many_end_of_sequence_ids_are_refused() -> None:
+    assert len(SearchOptions(eos_token_ids=tuple(range(MAX_EOS_TOKENS))).eos_token_ids) == MAX_EOS_TOKENS
+    with pytest.raises(OptionError, match="17 eos_token_ids"):
+        SearchOptions(eos_token_ids=tuple(range(MAX_EOS_TOKENS + 1)))
+
+
+# sampler_words
+
+
+def test_the_words_for_the_gpu() -> None:
+    options = SearchOptions(
+        max_length=80, min_length=6, do_sample=True, top_k=40, top_p=0.75, random_seed=2**40 + 3, eos_token_ids=(8, 9)
+    ).replace(temperature=1.0)
+    mantissa, shift = temperature_scale(1.0)
+    expected = [1, 40, 3 << 30, mantissa, shift & 0xFFFFFFFF, 3, 256, 0, 6, 2, 1, 0, 8, 9] + [0] * 14
+    assert list(options.sampler_words()) == expected
+    assert len(expected) == SAMPLER_WORDS
+
+
+def test_greedy_words_turn_every_cut_off() -> None:
+    for options in (SearchOptions(do_sample=False, top_p=0.5), SearchOptions(do_sample=True, top_k=1, top_p=0.5)):
+        assert list(options.sampler_words()[:3]) == [0, 0, 0]
+
+
+def test_a_top_p_that_rounds_to_one_is_off() -> None:
+    for top_p in (1.0, 1.0 - 2**-40):
+        assert list(SearchOptions(do_sample=True, top_k=0, top_p=top_p).sampler_words()[:3]) == [1, 0, 0]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1e-300, 1e300, 5e-324, 1.4426950408889634])
+def test_the_temperature_scale_is_the_rounded_quotient(temperature: float) -> None:
+    mantissa, shift = temperature_scale(temperature)
+    assert 2**31 <= mantissa < 2**32
+    quotient = math.log2(math.e) / temperature if temperature > 1e-300 else None
+    if quotient is not None:
+        assert math.ldexp(mantissa, 130 - shift) == pytest.approx(quotient, rel=3e-10)
