@@ -6,9 +6,9 @@ Needs Python 3.11 or newer with venv, and Node 18 or newer; everything else is i
 
 import sys
 
-if sys.version_info < (3, 11):
+if sys.version_info < (3, 11):  # noqa: UP036  (the line is for those who have an older one)
     sys.exit(
-        f"error: Python {sys.version.split()[0]} found; Capstan needs 3.11 or newer: run build.py with a newer python3"
+        f"error: Python {sys.version.split()[0]} found, 3.11 or newer is needed: run build.py with a newer python3"
     )
 
 from buildtools.cli import main

@@ -31,8 +31,8 @@ REMEMBERED = CACHE / "browser.txt"
 VERSION_SECONDS = 20
 DOWNLOAD_SECONDS = 900
 REMEDY = (
-    "install Google Chrome or Chromium (Debian: apt-get install chromium; Ubuntu: Google's .deb package, since Ubuntu's own "
-    "is only a stub) or name one in CAPSTAN_BROWSER"
+    "install Google Chrome or Chromium (Debian: apt-get install chromium; Ubuntu: Google's .deb package, "
+    "since Ubuntu's own is only a stub) or name one in CAPSTAN_BROWSER"
 )
 
 SOFTWARE = ("--enable-features=Vulkan", "--use-webgpu-adapter=swiftshader")
@@ -74,7 +74,7 @@ def gpu_devices(dev: Path = Path("/dev")) -> list[Path]:
 
 
 def find_browser(environ: Mapping[str, str] = os.environ) -> Path:
-    """A Chromium that answers `--version`: CAPSTAN_BROWSER, an installed one, Playwright's, else the system's package."""
+    """A Chromium that answers `--version`: CAPSTAN_BROWSER, an installed one, Playwright's, the system's package."""
     named = environ.get("CAPSTAN_BROWSER")
     if named:
         return _named_browser(named, environ)

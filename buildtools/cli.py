@@ -100,4 +100,4 @@ def enter_venv(argv: Sequence[str]) -> int:
         return subprocess.call(command)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(command[0], command)
+    return os.execv(command[0], command)

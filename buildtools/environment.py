@@ -1,7 +1,7 @@
 """Set-up with the standard library only: .venv, node_modules and the generated ONNX module.
 
-Each stage leaves a stamp, written last and keyed by the files that define the stage, so that an interrupted stage is done
-again and a finished one costs nothing.
+Each stage leaves a stamp, written last and keyed by the files that define the stage, so that an interrupted stage is
+done again and a finished one costs nothing.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Stage:
 def locked(name: str) -> Iterator[None]:
     """Hold the checkout's lock of this name; a second process waits and says so."""
     CACHE.mkdir(parents=True, exist_ok=True)
-    with open(CACHE / f"{name}.lock", "a+b") as file:
+    with (CACHE / f"{name}.lock").open("a+b") as file:
         if not _try_lock(file.fileno()):
             say(f"waiting for another build.py to finish its {name} ...")
             while not _try_lock(file.fileno()):
@@ -149,8 +149,8 @@ def _tool_words(command: Sequence[str | Path]) -> str:
 
 def _last_words(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    telling = [line for line in lines if re.match(r"(npm )?err(or)?\b", line, re.IGNORECASE)]
-    return (telling or lines or ["no output"])[-1][:300]
+    telling = [line for line in lines if re.match(r"(npm |✘ \[)?err(or)?\b", line, re.IGNORECASE)]
+    return " ".join(telling[:2] or lines[-1:] or ["no output"])[:300]
 
 
 def _requirements(group: str) -> Path:
@@ -172,17 +172,14 @@ def _base_python() -> str:
     return getattr(sys, "_base_executable", None) or sys.executable
 
 
+def _pip(command: str) -> list[str | Path]:
+    return [venv_python(), "-m", "pip", command, "--quiet", "--no-input", "--disable-pip-version-check"]
+
+
 def _pip_install(group: str) -> None:
-    command: list[str | Path] = [
-        venv_python(),
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-input",
-        "--disable-pip-version-check",
-    ]
-    run_tool([*command, "-r", _requirements(group)], "check the network and free disk space, then run this again")
+    run_tool(
+        [*_pip("install"), "-r", _requirements(group)], "check the network and free disk space, then run this again"
+    )
 
 
 def _npm_install() -> None:
@@ -203,17 +200,9 @@ def _download_protobuf() -> None:
     assert pin is not None
     shutil.rmtree(PROTOBUF_WHEELS, ignore_errors=True)
     pure = ["--only-binary=:all:", "--platform=any", "--implementation=py", "--abi=none", "--python-version=3.14"]
-    command: list[str | Path] = [
-        venv_python(),
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-        *pure,
-    ]
-    run_tool([*command, "-d", PROTOBUF_WHEELS, pin[0]], "check the network, then run this again")
+    run_tool(
+        [*_pip("download"), "--no-deps", *pure, "-d", PROTOBUF_WHEELS, pin[0]], "check the network, then run this again"
+    )
 
 
 def _onnx_sources() -> dict[Path, Path]:

@@ -88,9 +88,7 @@ async def launch(playwright: Playwright, path: str, url: str) -> Browser:
             ) from error
         if adapter == "software" or await has_hardware_adapter(browser, url):
             if adapter == "software" and wish == "auto":
-                say(
-                    "WebGPU: software adapter (no GPU that Chromium can use was found); CAPSTAN_ADAPTER=hardware insists"
-                )
+                say("WebGPU: software adapter, since Chromium finds no GPU here (CAPSTAN_ADAPTER=hardware insists)")
             return browser
         await browser.close()
     raise CommandError("CAPSTAN_ADAPTER=hardware, but Chromium finds no GPU adapter here: set it to auto or software")

@@ -21,7 +21,7 @@ ORT_FILES = ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-w
 PYODIDE_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 PAGE_FOLDERS = ("web/demo", "web/harness")
 PAGE_IMPORT = "./capstan/capstan.js"
-"""What a page's `import ... from "capstan-webgpu"` becomes: the built client, so that tests run the bundle users get."""
+"""What `import ... from "capstan-webgpu"` becomes in a page: the built client, so that tests run what users get."""
 
 
 def assemble() -> Path:

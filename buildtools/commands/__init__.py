@@ -1,5 +1,5 @@
 """The commands of `build.py`, one module each.
 
-A module has `add_arguments(parser)`, `check(args)` (what can be refused before any set-up), `run(args)` and `GROUP`, the
-requirements that it needs in .venv; `run` alone may import packages from there.
+A module has `add_arguments(parser)`, `check(args)` (what can be refused before any set-up), `run(args)` and `GROUP`,
+the requirements that it needs in .venv; `run` alone may import packages from there.
 """

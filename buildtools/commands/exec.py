@@ -20,13 +20,8 @@ GROUP = "run"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `exec`; what follows `--` goes to the script."""
     parser.add_argument("script", metavar="SCRIPT.py", help="the script; its sys.argv holds what follows --")
-    parser.add_argument(
-        "--model",
-        metavar="DIR",
-        action="append",
-        default=[],
-        help="a model folder, which the script reaches as /models/NAME/",
-    )
+    model_help = "a model folder, which the script reaches as /models/NAME/ (NAME is the folder's own name)"
+    parser.add_argument("--model", metavar="DIR", action="append", default=[], help=model_help)
 
 
 def check(args: argparse.Namespace) -> None:

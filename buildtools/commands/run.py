@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CommandError
 from ..models import BUNDLED, check_model, model_url, mounts
-from ..terminal import Progress
+from ..terminal import Progress, say
 
 if TYPE_CHECKING:
-    from ..page import Event, Reply
+    from ..page import Event
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
 
@@ -26,26 +26,25 @@ SEED_LIMIT = 2**32
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `run`."""
-    parser.add_argument("text", nargs="?", help="the prompt")
-    parser.add_argument("--prompt", metavar="TEXT", help="the prompt, as an option")
-    parser.add_argument("--prompt-ids", metavar="1,2,3", help="the prompt as token ids")
-    parser.add_argument(
+    add = parser.add_argument
+    add("text", nargs="?", help="the prompt")
+    add("--prompt", metavar="TEXT", help="the prompt, as an option")
+    add("--prompt-ids", metavar="1,2,3", help="the prompt as token ids")
+    add(
         "--model",
         metavar="DIR",
-        help="a folder written by onnxruntime-genai's model builder (default: the bundled model)",
+        help="a folder that onnxruntime-genai's model builder wrote (default: the bundled model)",
     )
-    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="stop after N new tokens")
-    parser.add_argument("--run-ahead", type=int, metavar="K", help="decode steps per submit (default: adaptive)")
-    parser.add_argument("--device", choices=["webgpu", "wasm", "auto"], default="webgpu", help="default: %(default)s")
-    parser.add_argument("--capture", choices=["tape", "ort", "off"], default="tape", help="default: %(default)s")
-    parser.add_argument("--greedy", action="store_true", help="take the likeliest token at each step")
-    parser.add_argument("--temperature", type=float, metavar="T", help="sample, with the logits divided by T (above 0)")
-    parser.add_argument("--top-k", type=int, metavar="N", help="sample from the N likeliest tokens")
-    parser.add_argument(
-        "--top-p", type=float, metavar="P", help="sample from the likeliest tokens that make up P (above 0, at most 1)"
-    )
-    parser.add_argument("--seed", type=int, metavar="N", help=f"sample with this seed (0 to {SEED_LIMIT - 1})")
-    parser.add_argument("--json", action="store_true", help="end stdout with one line of JSON")
+    add("--max-new-tokens", type=int, metavar="N", help="stop after N new tokens")
+    add("--run-ahead", type=int, metavar="K", help="decode steps per submit (default: adaptive)")
+    add("--device", choices=["webgpu", "wasm", "auto"], default="webgpu", help="default: %(default)s")
+    add("--capture", choices=["tape", "ort", "off"], default="tape", help="default: %(default)s")
+    add("--greedy", action="store_true", help="take the likeliest token at each step")
+    add("--temperature", type=float, metavar="T", help="sample, with the logits divided by T (above 0)")
+    add("--top-k", type=int, metavar="N", help="sample from the N likeliest tokens")
+    add("--top-p", type=float, metavar="P", help="sample from the likeliest tokens that make up P (above 0, at most 1)")
+    add("--seed", type=int, metavar="N", help=f"sample with this seed (0 to {SEED_LIMIT - 1})")
+    add("--json", action="store_true", help="end stdout with one line of JSON")
 
 
 def check(args: argparse.Namespace) -> None:
@@ -97,7 +96,7 @@ def read_search(args: argparse.Namespace) -> dict[str, Any]:
         "temperature": (
             args.temperature,
             lambda t: math.isfinite(t) and t > 0,
-            "above 0 (for the likeliest token use --greedy)",
+            "above 0 (or use --greedy)",
         ),
         "top_k": (args.top_k, lambda k: k >= 1, "at least 1"),
         "top_p": (args.top_p, lambda p: 0 < p <= 1, "above 0 and at most 1"),
@@ -129,38 +128,48 @@ async def generate(args: argparse.Namespace) -> int:
     from ..server import serving
     from ..site import assemble
 
-    progress = Progress()
-    site = assemble()
-    with serving(site, mounts([args.folder])) as server:
-        async with open_harness(server.url, lambda event: show(event, progress), args.debug) as harness:
-            reply = await harness.request(args.request)
-    return finish(reply, progress, args.json)
-
-
-def show(event: Event, progress: Progress) -> None:
-    """Print one event of the page."""
-    match event["kind"]:
-        case "text":
-            progress.clear()
-            sys.stdout.write(event["text"])
-            sys.stdout.flush()
-        case "progress":
-            progress.update(event["what"], event["done"], event["total"])
-        case "status" | "stdout" | "stderr":
-            progress.line(event["text"].rstrip("\n"))
-
-
-def finish(reply: Reply, progress: Progress, as_json: bool) -> int:
-    """Print the summary, or raise what the page reported."""
-    progress.clear()
+    output = Output()
+    try:
+        with serving(assemble(), mounts([args.folder])) as server:
+            async with open_harness(server.url, output.show, args.debug) as harness:
+                reply = await harness.request(args.request)
+    finally:
+        output.end_line()
     if not reply["ok"]:
         raise_remote(reply["error"])
-    result = reply["result"]
-    print(flush=True)
-    progress.line(summary(result))
-    if as_json:
-        print(json.dumps(result), flush=True)
+    say(summary(reply["result"]))
+    if args.json:
+        print(json.dumps(reply["result"]), flush=True)
     return 0
+
+
+class Output:
+    """Writes the page's events: the model's text to stdout as it comes, all else to stderr."""
+
+    def __init__(self) -> None:
+        self._progress = Progress()
+        self._line_is_open = False
+
+    def show(self, event: Event) -> None:
+        """Write one event."""
+        match event["kind"]:
+            case "text":
+                self._progress.clear()
+                sys.stdout.write(event["text"])
+                sys.stdout.flush()
+                self._line_is_open = not event["text"].endswith("\n") if event["text"] else self._line_is_open
+            case "progress":
+                self._progress.update(event["what"], event["done"], event["total"])
+            case "status" | "stdout" | "stderr":
+                self.end_line()
+                say(event["text"].rstrip("\n"))
+
+    def end_line(self) -> None:
+        """Take the progress away and end a line of text that is open."""
+        self._progress.clear()
+        if self._line_is_open:
+            print(flush=True)
+            self._line_is_open = False
 
 
 def summary(result: dict[str, Any]) -> str:

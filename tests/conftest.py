@@ -1,0 +1,94 @@
+"""Fixtures for every test: the assembled site, one headless Chromium, pages on the site's origin."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from buildtools.browser import find_browser, flags
+from buildtools.models import BUNDLED, mounts
+from buildtools.server import SiteServer, serving
+from buildtools.site import assemble
+from tests.harness import Harness, watch
+
+TESTS = Path(__file__).parent
+FIXTURES = TESTS / "fixtures"
+ORDER = ("unit", "device", "browser")
+BOOT_MS = 120_000
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Quick tests first."""
+
+    def rank(item: pytest.Item) -> int:
+        folder = item.path.relative_to(TESTS).parts[0]
+        return ORDER.index(folder) if folder in ORDER else len(ORDER)
+
+    items.sort(key=rank)
+
+
+@pytest.fixture(autouse=True)
+def no_running_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Hide Playwright's event loop from tests without a browser, so that they can call `asyncio.run`."""
+    if "browser" in request.fixturenames:
+        yield
+        return
+    loop = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    yield
+    asyncio._set_running_loop(loop)
+
+
+@pytest.fixture(scope="session")
+def site() -> Iterator[SiteServer]:
+    """The assembled site on a free port, with every fixture model and the bundled model under /models/."""
+    folders = [config.parent for config in sorted(FIXTURES.glob("*/genai_config.json"))]
+    if BUNDLED.is_dir():
+        folders.append(BUNDLED)
+    with serving(assemble(), mounts(folders)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One headless Chromium for the session, with the software adapter unless CAPSTAN_ADAPTER=hardware."""
+    adapter = os.environ.get("CAPSTAN_ADAPTER", "software")
+    arguments = ["--headless=new", *flags(adapter)]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(find_browser()), args=arguments)
+        yield browser
+        if browser.is_connected():
+            browser.close()
+
+
+@pytest.fixture
+def page_errors() -> list[str]:
+    """What went wrong in `blank_page`; a test that provokes an error takes it out of the list."""
+    return []
+
+
+@pytest.fixture
+def blank_page(browser: Browser, site: SiteServer, page_errors: list[str]) -> Iterator[Page]:
+    """An empty page of the site's origin, isolated; an exception, console error or lost device in it fails the test."""
+    assert browser.is_connected(), "the browser crashed in an earlier test"
+    page = browser.new_page()
+    errors = watch(page, page_errors)
+    page.goto(site.url + "blank.html")
+    yield page
+    page.close()
+    assert not errors, f"the page reported {errors}"
+
+
+@pytest.fixture(scope="module")
+def harness(browser: Browser, site: SiteServer) -> Iterator[Harness]:
+    """The harness page with Python booted, one for each test module."""
+    assert browser.is_connected(), "the browser crashed in an earlier test"
+    page = browser.new_page()
+    page.set_default_navigation_timeout(BOOT_MS)
+    yield Harness.open(page, site.url)
+    page.close()

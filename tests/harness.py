@@ -1,0 +1,146 @@
+"""The harness page as tests see it: requests in, results and events out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from playwright.sync_api import Error, Page
+
+__all__ = ["ExecResult", "Harness", "RemoteError", "watch"]
+
+WATCH_DEVICES = """
+if (globalThis.GPUAdapter) {
+  const request = GPUAdapter.prototype.requestDevice;
+  GPUAdapter.prototype.requestDevice = async function (...args) {
+    const device = await request.apply(this, args);
+    device.lost.then((info) => {
+      if (info.reason !== 'destroyed') console.error('GPU device lost: ' + info.message);
+    });
+    device.addEventListener('uncapturederror', (event) => console.error('uncaptured GPU error: ' + event.error.message));
+    return device;
+  };
+}
+"""
+
+
+class RemoteError(Exception):
+    """What the page answered with `ok: false`."""
+
+    def __init__(self, error: Mapping[str, str]) -> None:
+        super().__init__(f"{error['type']}: {error['message']}\n{error['traceback']}")
+        self.type = error["type"]
+        self.message = error["message"]
+        self.traceback = error["traceback"]
+
+
+@dataclass(frozen=True)
+class ExecResult:
+    """How a script ended in the page."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def watch(page: Page, errors: list[str]) -> list[str]:
+    """Collect in `errors` what goes wrong in a page that is not open yet: exceptions, lost devices, a crash."""
+    page.add_init_script(WATCH_DEVICES)
+    page.on("pageerror", lambda error: errors.append(f"exception: {error}"))
+    page.on("console", lambda message: errors.append(f"console: {message.text}") if message.type == "error" else None)
+    page.on("crash", lambda _: errors.append("the page crashed"))
+    return errors
+
+
+@dataclass
+class Harness:
+    """The booted harness page. `events` are those of the last request, `errors` what went wrong in the page so far."""
+
+    page: Page
+    errors: list[str]
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, page: Page, url: str) -> Harness:
+        """Open harness.html of the site at `url` in a new page and wait for the worker."""
+        harness = cls(page, watch(page, []))
+        page.expose_function("capstanEvent", lambda event: harness.events.append(event))
+        page.goto(url + "harness.html")
+        harness.evaluate("() => window.capstan.ready")
+        return harness
+
+    def evaluate(self, script: str, argument: Any = None) -> Any:
+        """Run JavaScript in the page; a dead browser is reported as such."""
+        try:
+            return self.page.evaluate(script, argument)
+        except Error as error:
+            raise AssertionError(f"the page failed: {error.message}\nseen before: {self.errors}") from error
+
+    def reply(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request and return the reply, good or bad; `events` then holds its events."""
+        self.begin(request)
+        return self.end()
+
+    def begin(self, request: Mapping[str, Any]) -> None:
+        """Send a request without waiting for its reply."""
+        self.events.clear()
+        self.evaluate("request => { window.lastReply = window.capstan.request(request); }", dict(request))
+
+    def end(self) -> dict[str, Any]:
+        """Wait for the reply to `begin`'s request."""
+        reply: dict[str, Any] = self.evaluate("() => window.lastReply")
+        return reply
+
+    def generate(self, model: str, **options: Any) -> dict[str, Any]:
+        """Complete a prompt with the model mounted as `model`; the result, or RemoteError."""
+        reply = self.reply(generate_request(model, **options))
+        if not reply["ok"]:
+            raise RemoteError(reply["error"])
+        result: dict[str, Any] = reply["result"]
+        return result
+
+    def error(self, model: str, **options: Any) -> RemoteError:
+        """The error that `generate` ends with."""
+        reply = self.reply(generate_request(model, **options))
+        assert not reply["ok"], f"an error was expected, not {reply['result']}"
+        return RemoteError(reply["error"])
+
+    def exec(
+        self, source: str, models: Iterable[str] = (), argv: Sequence[str] = (), filename: str = "script.py"
+    ) -> ExecResult:
+        """Run a Python script in the page with these mounted models; RemoteError if the page could not run it."""
+        reply = self.reply(
+            {
+                "kind": "exec",
+                "source": source,
+                "filename": filename,
+                "argv": [filename, *argv],
+                "models": {name: f"/models/{name}/" for name in models},
+            }
+        )
+        if not reply["ok"]:
+            raise RemoteError(reply["error"])
+        return ExecResult(reply["result"]["status"], self.text("stdout"), self.text("stderr"))
+
+    def text(self, kind: str = "text") -> str:
+        """The joined text of the last request's events of one kind: text, stdout, stderr or status."""
+        return "".join(event["text"] for event in self.events if event["kind"] == kind)
+
+
+def generate_request(model: str, **options: Any) -> dict[str, Any]:
+    """A generate request: greedy unless `search` says otherwise; unknown options are refused."""
+    request: dict[str, Any] = {
+        "kind": "generate",
+        "model": f"/models/{model}/",
+        "device": "webgpu",
+        "capture": "tape",
+        "run_ahead": None,
+        "prompt": None,
+        "prompt_ids": None,
+        "max_new_tokens": None,
+        "search": {"do_sample": False},
+    }
+    unknown = options.keys() - request.keys()
+    assert not unknown, f"no such field in a generate request: {unknown}"
+    return request | options
