@@ -9,6 +9,9 @@ Facts about onnxruntime-genai 0.18.0 that this module settles:
   also for the static mask of enable_webgpu_graph: without graph capture genai feeds a mask as long as the sequence.
 - An end-of-sequence id is returned by `get_next_tokens` but not put into the sequence nor run through the model;
   `append_tokens` afterwards goes on without it.
+- A picked token is run when the next is picked. `append_tokens` does not run it, but counts its position, so that the
+  cache has a hole there, unless the sequence ended by an end-of-sequence id. `drive` rewinds by one and appends that
+  token in front of the new ones.
 - `generate_next_token` straight after `rewind_to(n)` first appends the old token n again, so that the sequence grows by
   two. `drive` rewinds to n - 1 and appends token n - 1 instead, which picks token n anew; a rewind to 0 needs an
   append.
@@ -33,6 +36,8 @@ import onnxruntime_genai as og
 __all__ = ["Action", "Trace", "drive", "encode", "greedy"]
 
 Action = tuple[str, Any]
+VERSION = 2
+"""Of this module's meaning; results kept by another one are not used."""
 CACHE = Path(__file__).parent.parent / "build" / "oracle"
 
 
@@ -59,7 +64,7 @@ def drive(folder: str | Path, actions: Sequence[Action], **search: Any) -> Trace
     `search` are genai's search options; picks are greedy, at most up to the model's context length, unless they say
     else.
     """
-    key = json.dumps([content(Path(folder)), list(actions), search, og.__version__], sort_keys=True)
+    key = json.dumps([VERSION, content(Path(folder)), list(actions), search, og.__version__], sort_keys=True)
     stored = CACHE / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
     if stored.is_file():
         return Trace(**json.loads(stored.read_text()))
@@ -80,28 +85,40 @@ def run(folder: Path, actions: Sequence[Action], search: dict[str, Any]) -> Trac
     params.set_search_options(**{"do_sample": False, **search})
     generator = og.Generator(model, params)
     trace = Trace()
-    rewound = False
+    pending = rewound = False
+    """The last token of the sequence was picked but not run; the last action was a rewind."""
+
+    def sequence() -> list[int]:
+        return [int(token) for token in generator.get_sequence(0)]
+
+    def append(ids: Sequence[int], *, last: bool) -> None:
+        """Append, with the last token of the sequence run again in front if so asked."""
+        if last:
+            ids = [sequence()[-1], *ids]
+            generator.rewind_to(len(sequence()) - 1)
+        generator.append_tokens(np.array(ids, np.int32))
+
     for verb, argument in actions:
         if verb == "append":
-            generator.append_tokens(np.array(argument, np.int32))
-            rewound = False
+            append(argument, last=pending)
+            pending = rewound = False
         elif verb == "rewind":
             generator.rewind_to(argument)
-            rewound = True
+            pending, rewound = False, True
         elif verb == "generate":
             if rewound:
-                last = int(generator.get_sequence(0)[-1])
-                generator.rewind_to(len(generator.get_sequence(0)) - 1)
-                generator.append_tokens(np.array([last], np.int32))
+                append([], last=True)
                 rewound = False
             for _ in range(argument):
                 if generator.is_done():
                     break
+                length = len(sequence())
                 generator.generate_next_token()
                 trace.picked.append(int(generator.get_next_tokens()[0]))
+                pending = len(sequence()) > length
         else:
             raise ValueError(f"{verb}: unknown action; there are append, generate and rewind")
-    trace.sequence = [int(token) for token in generator.get_sequence(0)]
+    trace.sequence = sequence()
     trace.done = bool(generator.is_done())
     return trace
 

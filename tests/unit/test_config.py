@@ -1,0 +1,165 @@
+"""genai_config.json: what is read from the fixtures, and what a broken file is told."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from capstan.config import GenaiConfig, parse_genai_config
+from capstan.errors import ConfigError, UnsupportedModelError
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+GOOD: dict[str, Any] = json.loads((FIXTURES / "nano-llama" / "genai_config.json").read_text())
+
+
+def changed(path: str, value: Any) -> str:
+    """The good file with one field set, or removed if the value is ...; a path is a.b.c."""
+    tree = copy.deepcopy(GOOD)
+    *parents, last = path.split(".")
+    section = tree
+    for name in parents:
+        section = section.setdefault(name, {})
+    if value is ...:
+        del section[last]
+    else:
+        section[last] = value
+    return json.dumps(tree)
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent for path in FIXTURES.glob("*/genai_config.json")))
+def test_every_fixture_is_read(folder: Path) -> None:
+    config = parse_genai_config((folder / "genai_config.json").read_bytes())
+    decoder = config.decoder
+    assert (config.vocab_size, config.context_length) == (512, 512)
+    assert (decoder.num_hidden_layers, decoder.num_attention_heads, decoder.num_key_value_heads) == (2, 4, 2)
+    assert (decoder.head_size, decoder.hidden_size, decoder.filename) == (16, 64, "model.onnx")
+    assert decoder.inputs.past_key_names == "past_key_values.%d.key"
+    assert decoder.outputs.present_value_names == "present.%d.value"
+    assert config.search["max_length"] == 512
+
+
+def test_special_tokens_are_one_id_or_several_or_none() -> None:
+    config = parse_genai_config(json.dumps(GOOD))
+    assert (config.bos_token_id, config.eos_token_ids, config.pad_token_id) == (0, (1,), 2)
+    assert parse_genai_config(changed("model.eos_token_id", [7, 5, 7])).eos_token_ids == (7, 5)
+    assert parse_genai_config(changed("model.eos_token_id", ...)).eos_token_ids == ()
+    assert parse_genai_config(changed("model.bos_token_id", None)).bos_token_id is None
+    assert parse_genai_config(changed("model.pad_token_id", None)).pad_token_id == 1
+    assert parse_genai_config(changed("model.pad_token_id", 0)).pad_token_id == 0
+
+
+def test_tensor_names_are_those_of_the_file_or_the_usual_ones() -> None:
+    config = parse_genai_config(changed("model.decoder.inputs.past_key_names", "cache_k_%d"))
+    assert config.decoder.inputs.past_key_names == "cache_k_%d"
+    assert (
+        parse_genai_config(changed("model.decoder.inputs", ...)).decoder == parse_genai_config(json.dumps(GOOD)).decoder
+    )
+
+
+def test_what_was_read_cannot_be_changed() -> None:
+    config = parse_genai_config(json.dumps(GOOD))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.vocab_size = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        config.search["top_k"] = 1  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("model", ..., "genai_config.json: model: missing, expected an object"),
+        ("model", [], r"genai_config.json: model: expected an object, got \[\]"),
+        ("model.type", 3, "genai_config.json: model.type: expected a string that is not empty, got 3"),
+        ("model.vocab_size", 0, "genai_config.json: model.vocab_size: expected a positive integer, got 0"),
+        ("model.vocab_size", True, "model.vocab_size: expected a positive integer, got true"),
+        ("model.context_length", "512", 'model.context_length: expected a positive integer, got "512"'),
+        ("model.context_length", ..., "model.context_length: missing, expected a positive integer"),
+        (
+            "model.eos_token_id",
+            512,
+            "model.eos_token_id: expected a token id from 0 to 511, or an array of them, got 512",
+        ),
+        ("model.eos_token_id", [1, "x"], r'model.eos_token_id: expected a token id .*, got \[1, "x"\]'),
+        ("model.bos_token_id", -1, "model.bos_token_id: expected a token id from 0 to 511, got -1"),
+        ("model.pad_token_id", 1.5, "model.pad_token_id: expected a token id from 0 to 511, got 1.5"),
+        ("model.decoder", "x", 'model.decoder: expected an object, got "x"'),
+        (
+            "model.decoder.num_hidden_layers",
+            "two",
+            'model.decoder.num_hidden_layers: expected a positive integer, got "two"',
+        ),
+        ("model.decoder.head_size", 16.0, "model.decoder.head_size: expected a positive integer, got 16.0"),
+        (
+            "model.decoder.num_key_value_heads",
+            3,
+            r"num_key_value_heads: expected a divisor of num_attention_heads \(4\), got 3",
+        ),
+        ("model.decoder.filename", "../x.onnx", "model.decoder.filename: expected a file below the model's folder"),
+        ("model.decoder.filename", "/etc/x", "model.decoder.filename: expected a file below the model's folder"),
+        ("model.decoder.filename", "https://x/y", "model.decoder.filename: expected a file below the model's folder"),
+        ("model.decoder.inputs", 1, "model.decoder.inputs: expected an object, got 1"),
+        (
+            "model.decoder.inputs.past_key_names",
+            "key",
+            'past_key_names: expected a name with one "%d" for the layer, got "key"',
+        ),
+        (
+            "model.decoder.outputs.logits",
+            "",
+            'model.decoder.outputs.logits: expected a string that is not empty, got ""',
+        ),
+        ("model.decoder.session_options", [], "model.decoder.session_options: expected an object"),
+        ("search", 5, "genai_config.json: search: expected an object, got 5"),
+    ],
+)
+def test_a_wrong_field_is_named_by_its_path(path: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_genai_config(changed(path, value))
+    assert "export the model again" in str(caught.value), "the message gives no remedy"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b'{"model": {\n  "type": llama}}', "m.json: line 2, column 11: not JSON"),
+        (b"", "m.json: line 1, column 1: not JSON"),
+        (b"\xff\xfe{", "m.json: byte 0 is not UTF-8"),
+        (b"3", "m.json: expected an object, got a number"),
+        (b"null", "m.json: expected an object, got null"),
+        (b"[" * 100000, "m.json: nested too deeply"),
+    ],
+)
+def test_what_is_not_json_is_told_where(data: bytes, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_genai_config(data, "m.json")
+
+
+def test_a_byte_order_mark_is_no_harm() -> None:
+    assert isinstance(parse_genai_config(b"\xef\xbb\xbf" + json.dumps(GOOD).encode()), GenaiConfig)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("model.type", "whisper", 'model.type: "whisper" is not supported; Capstan runs decoders .* llama, '),
+        ("model.encoder", {}, "model.encoder: a model of type llama with an encoder; Capstan runs decoders"),
+        ("model.vision", {}, "model.vision: a model of type llama with a vision model"),
+        ("model.embedding", {}, "model.embedding: a model of type llama with a separate embedding model"),
+        ("model.decoder.pipeline", [], "model.decoder.pipeline: a decoder in several files"),
+        ("model.decoder.sliding_window", {"slide_key_value_cache": True}, "slide_key_value_cache: a cache that slides"),
+        (
+            "model.decoder.inputs.past_conv_names",
+            "past.%d.conv",
+            "inputs.past_conv_names: an input that Capstan does not feed",
+        ),
+        ("model.decoder.inputs.block_table", "block_table", "inputs.block_table: an input that Capstan does not feed"),
+    ],
+)
+def test_what_is_no_plain_decoder_is_refused(path: str, value: Any, message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        parse_genai_config(changed(path, value))
+    assert parse_genai_config(changed("model.decoder.sliding_window", {"slide_key_value_cache": False}))

@@ -1,0 +1,271 @@
+"""The graph passes, checked by running what they make with onnxruntime on the CPU."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from capstan import graph
+from capstan.config import GenaiConfig, parse_genai_config
+from capstan.errors import ModelFileError
+from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+FOLDERS = sorted(path.parent for path in FIXTURES.glob("*/model.onnx"))
+NAMES = [folder.name for folder in FOLDERS]
+CAPACITY = 128
+CLOSE = 1e-5
+"""onnxruntime chooses other CPU kernels for weights it does not know at load time, and for single rows."""
+TYPES = {"float32": np.float32, "uint8": np.uint8, "int64": np.int64}
+
+
+@cache
+def parsed(name: str) -> ModelProto:
+    return graph.parse((FIXTURES / name / "model.onnx").read_bytes())
+
+
+@cache
+def config_of(name: str) -> GenaiConfig:
+    return parse_genai_config((FIXTURES / name / "genai_config.json").read_bytes())
+
+
+def copy(name: str) -> ModelProto:
+    twin = ModelProto()
+    twin.CopyFrom(parsed(name))
+    return twin
+
+
+def run(model: ModelProto, name: str, ids: list[int], valid: int, mask: int, **weights: Any) -> dict[str, Any]:
+    """All outputs for `ids`, the mask being `mask` long with `valid` ones; caches are of CAPACITY and empty."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    data = graph.serialize(model)
+    if not weights:
+        files = {
+            entry.location: (FIXTURES / name / entry.location).read_bytes() for entry in graph.external_entries(model)
+        }
+        options.add_external_initializers_from_files_in_memory(
+            list(files), list(files.values()), [len(content) for content in files.values()]
+        )
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    feeds: dict[str, Any] = dict(weights)
+    for pair in graph.describe(model, config_of(name).decoder).cache:
+        feeds[pair.past] = np.zeros((1, 2, CAPACITY, 16), np.float32)
+    feeds["input_ids"] = np.array([ids], np.int64)
+    feeds["attention_mask"] = (np.arange(mask) < valid).astype(np.int64)[None]
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(None, feeds), strict=True))
+
+
+def weights_of(manifest: list[graph.WeightEntry], name: str) -> dict[str, Any]:
+    """The arrays that a manifest names."""
+    arrays = {}
+    for entry in manifest:
+        data = (FIXTURES / name / entry.location).read_bytes()[entry.offset : entry.end]
+        arrays[entry.name] = np.frombuffer(data, TYPES[entry.dtype]).reshape(entry.dims)
+    return arrays
+
+
+IDS = [5, 6, 7, 8, 9, 100, 200]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_as_inputs_compute_the_same(name: str) -> None:
+    model, manifest = graph.weights_to_inputs(parsed(name))
+    assert not graph.external_entries(model)
+    wanted = run(parsed(name), name, IDS, len(IDS), len(IDS))
+    got = run(model, name, IDS, len(IDS), len(IDS), **weights_of(manifest, name))
+    for output, values in wanted.items():
+        np.testing.assert_allclose(got[output], values, atol=CLOSE, err_msg=output)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_manifest_covers_the_data_file_in_order(name: str) -> None:
+    _, manifest = graph.weights_to_inputs(parsed(name))
+    ends = 0
+    for entry in manifest:
+        assert entry.offset >= ends, "entries overlap or are out of order"
+        ends = entry.end
+    assert ends == (FIXTURES / name / "model.onnx.data").stat().st_size
+    assert {entry.location for entry in manifest} == {"model.onnx.data"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_passes_leave_their_argument_alone(name: str) -> None:
+    before = graph.serialize(parsed(name))
+    graph.weights_to_inputs(parsed(name))
+    graph.last_token_logits(parsed(name))
+    graph.total_length_on_gpu(parsed(name))
+    assert graph.serialize(parsed(name)) == before
+
+
+def external(model: ModelProto, name: str) -> TensorProto:
+    return next(tensor for tensor in model.graph.initializer if tensor.name == name)
+
+
+def set_external(tensor: TensorProto, key: str, value: str) -> None:
+    for item in tensor.external_data:
+        if item.key == key:
+            item.value = value
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (
+            "length",
+            "255",
+            "weight model.layers.0.input_layernorm.weight: 255 bytes in model.onnx.data, expected 256 for float32 64",
+        ),
+        ("offset", "-1", "offset '-1' in model.onnx, expected bytes as a whole number"),
+        ("offset", "1e3", "offset '1e3' in model.onnx"),
+        ("length", "", "length '' in model.onnx"),
+        ("location", "../secret", "external file '../secret', expected one below the model's folder"),
+        ("location", "/etc/passwd", "external file '/etc/passwd'"),
+        ("location", "https://elsewhere/x", "external file 'https://elsewhere/x'"),
+        ("location", "", "external file ''"),
+    ],
+)
+def test_an_external_entry_that_cannot_be_is_named(key: str, value: str, message: str) -> None:
+    model = copy("nano-llama")
+    set_external(external(model, "model.layers.0.input_layernorm.weight"), key, value)
+    with pytest.raises(ModelFileError, match=message):
+        graph.weights_to_inputs(model)
+
+
+def test_a_shape_kept_in_the_data_file_stays_an_initializer() -> None:
+    model = copy("nano-copies")
+    tensor = external(model, "/copies/unit")
+    data = tensor.raw_data
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", "model.onnx.data"), ("offset", "0"), ("length", str(len(data)))):
+        tensor.external_data.add(key=key, value=value)
+    assert [entry.name for entry in graph.constants_to_inline(model)] == ["/copies/unit"]
+    with pytest.raises(
+        ModelFileError, match=r"constant /copies/unit: none bytes of model.onnx.data given, expected 24"
+    ):
+        graph.weights_to_inputs(model)
+    result, manifest = graph.weights_to_inputs(model, {"/copies/unit": data})
+    assert "/copies/unit" not in {entry.name for entry in manifest}
+    wanted = run(parsed("nano-copies"), "nano-copies", IDS, len(IDS), len(IDS))["logits"]
+    got = run(result, "nano-copies", IDS, len(IDS), len(IDS), **weights_of(manifest, "nano-copies"))["logits"]
+    np.testing.assert_allclose(got, wanted, atol=CLOSE)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "nano-copies"])
+def test_last_token_logits_are_the_last_row(name: str) -> None:
+    model, reason = graph.last_token_logits(parsed(name))
+    assert reason == ""
+    wanted = run(parsed(name), name, IDS, len(IDS), len(IDS))["logits"]
+    got = run(model, name, IDS, len(IDS), len(IDS))["logits"]
+    assert wanted.shape == (1, len(IDS), 512)
+    assert got.shape == (1, 1, 512)
+    np.testing.assert_allclose(got[0, 0], wanted[0, -1], atol=CLOSE)
+    about = graph.describe(model, config_of(name).decoder)
+    assert about.last_token_only
+    assert not graph.describe(parsed(name), config_of(name).decoder).last_token_only
+
+
+def test_last_token_logits_leave_a_pruned_graph_as_it_is() -> None:
+    for model in (parsed("nano-copies"), graph.last_token_logits(parsed("nano-granite"))[0]):
+        result, reason = graph.last_token_logits(model)
+        assert reason == "logits already holds the last position only"
+        assert result == model
+
+
+def projection(model: ModelProto) -> NodeProto:
+    return next(node for node in model.graph.node if "logits" in node.output)
+
+
+def rename_output(node: NodeProto, name: str) -> str:
+    node.output[0] = name
+    return name
+
+
+def test_last_token_logits_walk_through_scaling_and_softcap() -> None:
+    model = copy("nano-llama")
+    raw = rename_output(projection(model), "raw")
+    cap = model.graph.initializer.add(name="cap", data_type=TensorProto.FLOAT, raw_data=np.float32(3).tobytes())
+    for op, inputs, output in (("Div", [raw, cap.name], "a"), ("Tanh", ["a"], "b"), ("Mul", ["b", cap.name], "logits")):
+        model.graph.node.append(NodeProto(op_type=op, name=f"softcap/{op}", input=inputs, output=[output]))
+    pruned, reason = graph.last_token_logits(model)
+    assert reason == ""
+    wanted = run(model, "nano-llama", IDS, len(IDS), len(IDS))["logits"]
+    got = run(pruned, "nano-llama", IDS, len(IDS), len(IDS))["logits"]
+    assert abs(wanted).max() <= 3
+    np.testing.assert_allclose(got[0, 0], wanted[0, -1], atol=CLOSE)
+
+
+def test_last_token_logits_give_a_reason_for_what_they_do_not_understand() -> None:
+    model = copy("nano-llama")
+    raw = rename_output(projection(model), "raw")
+    model.graph.node.append(NodeProto(op_type="Softmax", name="odd", input=[raw], output=["logits"]))
+    result, reason = graph.last_token_logits(model)
+    assert reason == "node odd (Softmax) lies between the projection and logits"
+    assert result == model
+    model.graph.node[-1].op_type = "Add"
+    model.graph.node[-1].input.append("/model/embed_tokens/Gather/output_0")
+    assert graph.last_token_logits(model)[1] == "node odd (Add) joins 2 computed tensors"
+    assert graph.last_token_logits(model, "scores")[1] == "no output named scores"
+
+
+def test_the_total_length_comes_from_the_masks_sum_with_a_static_mask() -> None:
+    shape = parsed("nano-shape")
+    model = graph.total_length_on_gpu(shape)
+    wanted = run(shape, "nano-shape", IDS, len(IDS), len(IDS))
+    got = run(model, "nano-shape", IDS, len(IDS), CAPACITY)
+    for output, values in wanted.items():
+        np.testing.assert_array_equal(got[output], values, err_msg=output)
+    assert not any(node.op_type == "Shape" for node in model.graph.node)
+    assert not graph.uncapturable(model)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "nano-shape"])
+def test_the_total_length_pass_leaves_other_graphs_as_they_are(name: str) -> None:
+    assert graph.total_length_on_gpu(parsed(name)) == parsed(name)
+
+
+def test_the_total_length_pass_does_not_repeat_itself() -> None:
+    once = graph.total_length_on_gpu(parsed("nano-shape"))
+    assert graph.total_length_on_gpu(once) == once
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_passes_together_compute_the_same(name: str) -> None:
+    model = graph.total_length_on_gpu(parsed(name))
+    model, _ = graph.last_token_logits(model)
+    model, manifest = graph.weights_to_inputs(model)
+    wanted = run(parsed(name), name, IDS, len(IDS), len(IDS))
+    got = run(model, name, IDS, len(IDS), CAPACITY, **weights_of(manifest, name))
+    np.testing.assert_allclose(got["logits"][0, -1], wanted["logits"][0, -1], atol=CLOSE)
+    for pair in graph.describe(model, config_of(name).decoder).cache:
+        np.testing.assert_array_equal(got[pair.present], wanted[pair.present])
+
+
+def test_copies_compute_what_llama_computes() -> None:
+    wanted = run(parsed("nano-llama"), "nano-llama", IDS, len(IDS), len(IDS))["logits"]
+    got = run(parsed("nano-copies"), "nano-copies", IDS, len(IDS), len(IDS))["logits"]
+    np.testing.assert_allclose(got[0, 0], wanted[0, -1], atol=CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "model.onnx: 0 bytes with no nodes or no outputs"),
+        (b"\x00" * 64, "model.onnx: 64 bytes that are not an ONNX model"),
+        (b"<!doctype html><title>Not Found</title>", "model.onnx: 39 bytes that are not an ONNX model"),
+        (b"version https://git-lfs.github.com/spec/v1\noid", "model.onnx: a Git LFS pointer of 46 bytes"),
+        (
+            (FIXTURES / "nano-llama" / "model.onnx").read_bytes()[:5000],
+            "model.onnx: 5000 bytes that are not an ONNX model",
+        ),
+    ],
+)
+def test_what_is_not_a_model_file_is_told(data: bytes, message: str) -> None:
+    with pytest.raises(ModelFileError, match=message):
+        graph.parse(data)

@@ -1,0 +1,156 @@
+"""What a graph is said to need, and which graphs are refused or cannot be captured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from capstan import graph
+from capstan.config import DecoderConfig, parse_genai_config
+from capstan.errors import UnsupportedModelError
+from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto, ValueInfoProto
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+NAMES = sorted(path.parent.name for path in FIXTURES.glob("*/model.onnx"))
+
+
+def load(name: str) -> tuple[ModelProto, DecoderConfig]:
+    config = parse_genai_config((FIXTURES / name / "genai_config.json").read_bytes())
+    return graph.parse((FIXTURES / name / "model.onnx").read_bytes()), config.decoder
+
+
+def value(name: str, dtype: int, *dims: int | str) -> ValueInfoProto:
+    info = ValueInfoProto(name=name)
+    info.type.tensor_type.elem_type = dtype
+    for size in dims:
+        dim = info.type.tensor_type.shape.dim.add()
+        if isinstance(size, int):
+            dim.dim_value = size
+        else:
+            dim.dim_param = size
+    return info
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_fixture_is_described(name: str) -> None:
+    model, decoder = load(name)
+    about = graph.describe(model, decoder, 512)
+    assert {info.name for info in about.inputs} == {"input_ids", "attention_mask", *(pair.past for pair in about.cache)}
+    assert [(pair.layer, pair.kind) for pair in about.cache] == [(0, "key"), (0, "value"), (1, "key"), (1, "value")]
+    assert about.cache[2] == graph.CachePair(1, "key", "past_key_values.1.key", "present.1.key")
+    assert (about.num_layers, about.num_kv_heads, about.head_size, about.vocab_size) == (2, 2, 16, 512)
+    assert (about.logits_dtype, about.cache_dtype, about.mask_dtype) == ("float32", "float32", "int64")
+    assert not about.has_position_ids
+    assert not about.needs_f16
+    assert about.capturable is (name != "nano-shape")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_that_became_inputs_are_not_run_time_inputs(name: str) -> None:
+    model, decoder = load(name)
+    rewritten, _ = graph.weights_to_inputs(model)
+    assert graph.describe(rewritten, decoder, 512) == graph.describe(model, decoder, 512)
+
+
+def test_float16_is_found_in_inputs_weights_and_casts() -> None:
+    model, decoder = load("nano-llama")
+    model.graph.node.append(NodeProto(op_type="Cast", name="c", input=["logits"], output=["h"]))
+    model.graph.node[-1].attribute.add(name="to", i=TensorProto.FLOAT16)
+    assert graph.describe(model, decoder).needs_f16
+    model, decoder = load("nano-llama")
+    model.graph.initializer.add(name="scale", data_type=TensorProto.FLOAT16, raw_data=b"\0\0")
+    assert graph.describe(model, decoder).needs_f16
+    model, decoder = load("nano-llama")
+    for info in [*model.graph.input, *model.graph.output]:
+        if info.type.tensor_type.elem_type == TensorProto.FLOAT:
+            info.type.tensor_type.elem_type = TensorProto.FLOAT16
+    about = graph.describe(model, decoder)
+    assert about.needs_f16
+    assert (about.logits_dtype, about.cache_dtype) == ("float16", "float16")
+
+
+def test_position_ids_are_fed_where_the_graph_has_them() -> None:
+    model, decoder = load("nano-llama")
+    model.graph.input.append(value("position_ids", TensorProto.INT64, "batch_size", "sequence_length"))
+    assert graph.describe(model, decoder).position_ids == "position_ids"
+
+
+def test_no_token_ids_is_no_decoder() -> None:
+    model, decoder = load("nano-llama")
+    model.graph.input[0].name = "pixel_values"
+    with pytest.raises(
+        UnsupportedModelError, match=r"no input named input_ids \\(inputs: pixel_values, attention_mask"
+    ):
+        graph.describe(model, decoder)
+
+
+def test_state_that_is_no_cache_is_named() -> None:
+    model, decoder = load("nano-llama")
+    model.graph.output.append(value("present.0.conv", TensorProto.FLOAT, "batch", 64, 3))
+    with pytest.raises(UnsupportedModelError, match=r"output present.0.conv is convolution or recurrent state"):
+        graph.describe(model, decoder)
+
+
+def test_a_layer_that_the_configuration_does_not_know_is_named() -> None:
+    model, decoder = load("nano-llama")
+    with pytest.raises(UnsupportedModelError, match=r"output present.1.key is not among the 1 layers"):
+        graph.describe(model, replace(decoder, num_hidden_layers=1))
+    with pytest.raises(UnsupportedModelError, match=r"model.onnx has no input past_key_values.2.key; .* 3 layers"):
+        graph.describe(model, replace(decoder, num_hidden_layers=3))
+
+
+def test_sizes_that_differ_from_the_configuration_are_named() -> None:
+    model, decoder = load("nano-llama")
+    with pytest.raises(
+        UnsupportedModelError, match=r"past_key_values.0.key has 2 at dimension 1, .*num_key_value_heads is 4"
+    ):
+        graph.describe(model, replace(decoder, num_key_value_heads=4))
+    with pytest.raises(UnsupportedModelError, match=r"output logits has 512 columns, .*vocab_size is 500"):
+        graph.describe(model, decoder, 500)
+
+
+def test_an_input_that_nobody_feeds_is_named() -> None:
+    model, decoder = load("nano-llama")
+    model.graph.input.append(value("token_type_ids", TensorProto.INT64, "batch_size", "sequence_length"))
+    model.graph.node[0].input.append("token_type_ids")
+    with pytest.raises(UnsupportedModelError, match=r"an input token_type_ids \[batch_size, sequence_length\]"):
+        graph.describe(model, decoder)
+
+
+def test_a_quantized_cache_is_refused() -> None:
+    model, decoder = load("nano-llama")
+    for info in [*model.graph.input, *model.graph.output]:
+        if info.name.endswith("1.value"):
+            info.type.tensor_type.elem_type = TensorProto.INT8
+    with pytest.raises(UnsupportedModelError, match=r"cache past_key_values.1.value is int8, expected float32"):
+        graph.describe(model, decoder)
+
+
+def test_bfloat16_does_not_exist_on_webgpu() -> None:
+    model, decoder = load("nano-llama")
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.BFLOAT16
+    with pytest.raises(UnsupportedModelError, match=r"logits is of ONNX element type 16, which WebGPU does not have"):
+        graph.describe(model, decoder)
+    model, _ = load("nano-llama")
+    model.graph.initializer[0].data_type = TensorProto.BFLOAT16
+    with pytest.raises(UnsupportedModelError, match=r"weight model.embed_tokens.weight: element type BFLOAT16"):
+        graph.weights_to_inputs(model)
+
+
+def test_the_node_that_takes_the_length_from_a_shape_is_named() -> None:
+    model, _ = load("nano-shape")
+    [found] = graph.uncapturable(model)
+    assert (found.node, found.op_type) == ("/model/attn_mask_reformat/attn_mask_subgraph/Shape", "Shape")
+    assert "takes the length from the size of attention_mask" in str(found)
+
+
+def test_control_flow_and_operators_without_a_kernel_are_named() -> None:
+    model, _ = load("nano-llama")
+    model.graph.node.append(NodeProto(op_type="If", name="branch", input=["logits"], output=["a"]))
+    model.graph.node.append(NodeProto(op_type="NonZero", name="find", input=["logits"], output=["b"]))
+    model.graph.node.append(NodeProto(op_type="Shape", name="size", input=["logits"], output=["c"]))
+    found = graph.uncapturable(model)
+    assert [(item.node, item.op_type) for item in found] == [("branch", "If"), ("find", "NonZero")]
+    assert str(found[0]).startswith("node branch (If): chooses its path")
+    assert "no WebGPU kernel" in str(found[1])

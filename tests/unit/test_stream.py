@@ -1,0 +1,134 @@
+"""Ids to text: whole characters only, nothing lost, and stop strings wherever the pieces are cut."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from capstan.errors import OptionError
+from capstan.stream import StopStrings, TextStream
+
+SPECIAL = 300
+
+
+def bytes_to_text(ids: Sequence[int]) -> str:
+    """A byte-level decoder: an id is a byte, special tokens have no text."""
+    return bytes(token for token in ids if token < 256).decode("utf-8", "replace")
+
+
+def words_to_text(ids: Sequence[int]) -> str:
+    """A SentencePiece-like decoder: each word begins with a space, the first of a text loses it."""
+    words = ["▁one", "▁two", "s", "▁three", ",", "<s>"]
+    return "".join(words[token] for token in ids if token != 5).replace("▁", " ").removeprefix(" ")
+
+
+def test_a_character_is_given_out_when_its_last_byte_comes() -> None:
+    stream = TextStream(bytes_to_text)
+    assert [stream.push(byte) for byte in "é🙂x".encode()] == ["", "é", "", "", "", "🙂", "x"]
+    assert stream.flush() == ""
+
+
+def test_flush_gives_out_an_incomplete_character() -> None:
+    stream = TextStream(bytes_to_text)
+    assert [stream.push(byte) for byte in "🙂".encode()[:2]] == ["", ""]
+    assert stream.flush() == "\ufffd"
+    assert stream.flush() == ""
+    assert stream.push(65) == "A"
+
+
+def test_a_space_between_words_is_kept() -> None:
+    stream = TextStream(words_to_text)
+    assert [stream.push(token) for token in [0, 1, 2, 4, 3]] == ["one", " two", "s", ",", " three"]
+
+
+def test_a_special_token_between_words_does_not_eat_the_space() -> None:
+    stream = TextStream(words_to_text)
+    assert [stream.push(token) for token in [5, 0, 5, 5, 1]] == ["", "one", "", "", " two"]
+
+
+def test_the_pieces_of_any_bytes_joined_are_the_whole_text() -> None:
+    draw = random.Random(1)
+    for _ in range(300):
+        characters = "".join(draw.choices("ab é\u00ff漢🙂\ufffd", k=30)).encode()
+        ids = [draw.randrange(256) if draw.random() < 0.2 else byte for byte in characters]
+        ids = [SPECIAL if draw.random() < 0.1 else token for token in ids]
+        stream = TextStream(bytes_to_text)
+        pieces = [stream.push(token) for token in ids]
+        assert "".join(pieces) + stream.flush() == bytes_to_text(ids)
+
+
+def test_valid_text_never_shows_a_replacement_character() -> None:
+    stream = TextStream(bytes_to_text)
+    pieces = [stream.push(byte) for byte in ("日本語🙂" * 50).encode()]
+    assert "".join(pieces) == "日本語🙂" * 50
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_the_work_for_one_more_token_is_bounded() -> None:
+    longest = 0
+
+    def decode(ids: Sequence[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(ids))
+        return bytes_to_text(ids)
+
+    stream = TextStream(decode)
+    draw = random.Random(2)
+    for _ in range(2000):
+        stream.push(draw.choice([65, 0xC3, SPECIAL]))
+    for _ in range(500):
+        stream.push(SPECIAL)
+    for _ in range(500):
+        stream.push(0xF0)
+    assert longest <= 140
+
+
+def test_text_before_a_stop_string_is_shown_and_nothing_after() -> None:
+    stops = StopStrings(["\n\n", "END"])
+    assert stops.push("one\n") == "one"
+    assert stops.finish_reason is None
+    assert stops.push("two\n\nthree") == "\ntwo"
+    assert stops.stopped == "\n\n"
+    assert stops.finish_reason == "stop"
+    assert stops.push("four") == ""
+    assert stops.flush() == ""
+
+
+def test_what_only_looked_like_a_stop_string_is_given_back() -> None:
+    stops = StopStrings("STOP")
+    assert stops.push("aST") == "a"
+    assert stops.push("ST") == "ST"
+    assert stops.push("O") == ""
+    assert stops.flush() == "STO"
+
+
+def test_no_stop_strings_hold_nothing_back() -> None:
+    assert StopStrings().push("anything") == "anything"
+
+
+def test_the_earliest_stop_string_counts_however_the_text_is_cut() -> None:
+    draw = random.Random(5)
+    for _ in range(2000):
+        text = "".join(draw.choices("ab", k=draw.randint(1, 24)))
+        stops = ["".join(draw.choices("ab", k=draw.randint(1, 5))) for _ in range(draw.randint(1, 3))]
+        cutter, shown, place = StopStrings(stops), "", 0
+        while place < len(text):
+            size = draw.randint(1, 4)
+            shown += cutter.push(text[place : place + size])
+            place += size
+        shown += cutter.flush()
+        # The stop string that is complete first ends the text; of those, the one that starts first.
+        ends = [end for end in range(1, len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)]
+        if ends:
+            assert cutter.finish_reason == "stop"
+            assert text.startswith(shown)
+            assert any(text[len(shown) :].startswith(stop) for stop in stops)
+            assert not any(stop in shown for stop in stops)
+        else:
+            assert (shown, cutter.finish_reason) == (text, None)
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"stop: '' is not a string of at least one character"):
+        StopStrings(["x", ""])

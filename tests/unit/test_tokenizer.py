@@ -1,0 +1,233 @@
+"""The tokenizer that runs in the page, bundled for Node, against onnxruntime-genai's."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from capstan.errors import ConfigError, OptionError
+from capstan.tokenizer import LocalBackend, Tokenizer
+
+from tests import oracle
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = sorted(path.parent for path in (ROOT / "tests" / "fixtures").glob("*/tokenizer.json"))
+ONE_OF_EACH = [path for path in FIXTURES if path.name in ("nano-llama", "nano-qwen2", "nano-granite")]
+TEXTS = [
+    "",
+    " ",
+    "Hello world",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n",
+    " naïve café, Straße, 日本語, 한국어, 🙂🚀👩‍💻",
+    "  two  spaces\n\n\nthree\t\ttabs\r\n  ",
+    "1234567 3.14159 0xFF",
+    "it's we'LL they'Ve don't",
+    "a<|im_start|>user\nb<|im_end|>c<s>d</s>e <fim_prefix> <pad><|end_of_text|>",
+    "\u0001\u00a0\u200b\ufeffx\u2028y",  # no NUL: the oracle takes it for the end
+    "The capstan turns and the tape runs past the head at a constant speed." * 20,
+]
+
+Make = Callable[[str, str], Any]
+
+
+class NodeTokenizer:
+    """The page's JavaScript object, in a Node process."""
+
+    def __init__(self, call: Callable[..., Any], index: int) -> None:
+        self._call, self._index = call, index
+
+    def encode(self, text: str, add_special: bool) -> Any:
+        return self._call("encode", self._index, text, add_special)
+
+    def decode(self, ids: str, skip_special: bool) -> Any:
+        return self._call("decode", self._index, ids, skip_special)
+
+    def applyTemplate(self, request: str) -> Any:
+        return self._call("applyTemplate", self._index, request)
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+    """makeTokenizer of web/src/tokenizers.ts."""
+    bundle = tmp_path_factory.mktemp("node") / "server.mjs"
+    esbuild = ROOT / "node_modules" / ".bin" / "esbuild"
+    entry = Path(__file__).parent / "tokenizer_server.mjs"
+    subprocess.run(
+        [str(esbuild), str(entry), "--bundle", "--platform=node", "--format=esm", f"--outfile={bundle}"],
+        check=True,
+        capture_output=True,
+        cwd=ROOT,
+    )
+    node = shutil.which("node")
+    assert node
+    with subprocess.Popen([node, str(bundle)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin
+        assert server.stdout
+        stdin, stdout = server.stdin, server.stdout
+
+        def call(*request: Any) -> Any:
+            stdin.write(json.dumps(request) + "\n")
+            stdin.flush()
+            answer = json.loads(stdout.readline())
+            if "error" in answer:
+                raise RuntimeError(answer["error"])
+            return answer["result"]
+
+        yield lambda tokenizer, config: NodeTokenizer(call, call("make", tokenizer, config))
+        stdin.close()
+
+
+def tokenizer_of(folder: Path, make: Make) -> Tokenizer:
+    return Tokenizer.from_files(
+        make, (folder / "tokenizer.json").read_bytes(), (folder / "tokenizer_config.json").read_bytes()
+    )
+
+
+@pytest.mark.parametrize("folder", FIXTURES, ids=lambda folder: folder.name)
+def test_encode_gives_the_oracles_ids(folder: Path, make: Make) -> None:
+    tokenizer = tokenizer_of(folder, make)
+    for text in TEXTS:
+        assert tokenizer.encode(text) == oracle.encode(folder, text), text
+
+
+@pytest.mark.parametrize("folder", ONE_OF_EACH, ids=lambda folder: folder.name)
+def test_encode_gives_the_oracles_ids_for_random_text(folder: Path, make: Make) -> None:
+    tokenizer = tokenizer_of(folder, make)
+    draw = random.Random(7)
+    alphabet = "abcdefghij ABC \n\t.,()'\"0123456789_=éüßλжあ漢한🙂"
+    for _ in range(300):
+        text = "".join(draw.choices(alphabet, k=draw.randint(1, 40)))
+        assert tokenizer.encode(text) == oracle.encode(folder, text), text
+
+
+@pytest.mark.parametrize("folder", ONE_OF_EACH, ids=lambda folder: folder.name)
+def test_decode_gives_the_oracles_text(folder: Path, make: Make) -> None:
+    tokenizer = tokenizer_of(folder, make)
+    for text in TEXTS:
+        ids = oracle.encode(folder, text)
+        assert tokenizer.decode(ids) == (oracle.decode(folder, ids) if ids else ""), text
+
+
+@pytest.mark.parametrize("folder", ONE_OF_EACH, ids=lambda folder: folder.name)
+def test_stream_pieces_joined_are_the_decoded_text(folder: Path, make: Make) -> None:
+    tokenizer = tokenizer_of(folder, make)
+    draw = random.Random(3)
+    for _ in range(40):
+        ids = [draw.randrange(512) for _ in range(60)]
+        stream = tokenizer.create_stream()
+        pieces = [stream.decode(token) for token in ids]
+        assert "".join(pieces) + stream.flush() == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("folder", ONE_OF_EACH, ids=lambda folder: folder.name)
+def test_stream_holds_a_character_until_it_is_whole(folder: Path, make: Make) -> None:
+    tokenizer = tokenizer_of(folder, make)
+    text = "日本 🙂🚀 Ελλ х"
+    ids = tokenizer.encode(text)
+    stream = tokenizer.create_stream()
+    pieces = [stream.decode(token) for token in ids]
+    assert "".join(pieces) == text
+    assert "" in pieces, "no character spans tokens, so the test shows nothing"
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_decode_leaves_out_ids_without_a_token(make: Make) -> None:
+    tokenizer = tokenizer_of(FIXTURES[0], make)
+    ids = tokenizer.encode("Hello")
+    assert tokenizer.decode([]) == ""
+    assert tokenizer.decode([100000]) == ""
+    assert tokenizer.decode([ids[0], 512, *ids[1:], -1]) == "Hello"
+
+
+def test_special_tokens_are_added_and_shown_only_when_asked_for(make: Make) -> None:
+    tokenizer = tokenizer_of(ROOT / "tests" / "fixtures" / "nano-llama", make)
+    plain = tokenizer.encode("x")
+    assert tokenizer.decode([0, *plain, 1]) == "x"
+    tokenizer.update_options(add_special_tokens=True, skip_special_tokens="false")
+    assert tokenizer.encode("x") == [0, *plain]
+    assert tokenizer.decode([0, *plain, 1]) == "<s>x</s>"
+    with pytest.raises(OptionError, match=r"lowercase: unknown tokenizer option"):
+        tokenizer.update_options(lowercase=True)
+    with pytest.raises(OptionError, match=r"expected true or false, got 'maybe'"):
+        tokenizer.update_options(add_special_tokens="maybe")
+
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Say 🙂\n  twice"},
+    {"role": "assistant", "content": "🙂🙂"},
+]
+
+
+def test_chat_template_gives_the_oracles_prompt(make: Make) -> None:
+    folder = ROOT / "tests" / "fixtures" / "nano-qwen2"
+    tokenizer = tokenizer_of(folder, make)
+    for generation in (True, False):
+        wanted = oracle.tokenizer(folder).apply_chat_template(json.dumps(MESSAGES), add_generation_prompt=generation)
+        assert tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=generation) == wanted
+        assert tokenizer.apply_chat_template(json.dumps(MESSAGES), add_generation_prompt=generation) == wanted
+
+
+def test_chat_template_can_be_given_or_come_from_its_own_file(make: Make) -> None:
+    folder = ROOT / "tests" / "fixtures" / "nano-llama"
+    template = "{% for message in messages %}{{ bos_token }}{{ message.content }}\n{% endfor %}"
+    with pytest.raises(ConfigError, match=r"chat_template: missing"):
+        tokenizer_of(folder, make).apply_chat_template(MESSAGES)
+    wanted = "<s>Be brief.\n<s>Say 🙂\n  twice\n<s>🙂🙂\n"
+    assert tokenizer_of(folder, make).apply_chat_template(MESSAGES, template_str=template) == wanted
+    files = [(folder / name).read_text() for name in ("tokenizer.json", "tokenizer_config.json")]
+    assert Tokenizer.from_files(make, files[0], files[1], template).apply_chat_template(MESSAGES) == wanted
+
+
+def test_chat_template_errors_say_what_is_wrong(make: Make) -> None:
+    tokenizer = tokenizer_of(ROOT / "tests" / "fixtures" / "nano-qwen2", make)
+    with pytest.raises(ConfigError, match=r"chat_template: cannot be rendered"):
+        tokenizer.apply_chat_template(MESSAGES, template_str="{% for %}")
+    with pytest.raises(ConfigError, match=r"no tools here"):
+        tokenizer.apply_chat_template(MESSAGES, template_str="{{ raise_exception('no tools here') }}")
+    with pytest.raises(OptionError, match=r"line 1, column 2: not JSON"):
+        tokenizer.apply_chat_template("[oops")
+    with pytest.raises(OptionError, match=r"expected a list of objects"):
+        tokenizer.apply_chat_template(["hi"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"model": {"type": "BPE",}}', r"tokenizer.json: line 1, column 26: not JSON"),
+        ("[]", r"tokenizer.json: expected an object, got an array"),
+        ("{}", r"tokenizer.json: model: missing, expected an object"),
+        ('{"model": {"type": "Rune"}, "added_tokens": []}', r"tokenizer.json: a Rune tokenizer that cannot be built"),
+    ],
+)
+def test_a_broken_tokenizer_file_is_named(content: str, message: str, make: Make) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Tokenizer.from_files(make, content, "{}")
+
+
+def test_a_broken_tokenizer_config_is_named(make: Make) -> None:
+    content = (FIXTURES[0] / "tokenizer.json").read_text()
+    with pytest.raises(ConfigError, match=r"tokenizer_config.json: line 1, column 1: not JSON"):
+        Tokenizer.from_files(make, content, "nope")
+    with pytest.raises(ConfigError, match=r"tokenizer_config.json: chat_template: expected a string, got int"):
+        Tokenizer.from_files(make, content, '{"chat_template": 3}')
+
+
+def test_encode_wants_a_string(make: Make) -> None:
+    with pytest.raises(OptionError, match=r"expected a string, got bytes"):
+        tokenizer_of(FIXTURES[0], make).encode(b"x")  # type: ignore[arg-type]
+
+
+def test_the_tokenizers_package_gives_the_same_ids_and_text(make: Make) -> None:
+    pytest.importorskip("tokenizers", reason="the tokenizers package is no part of the test set-up")
+    for folder in ONE_OF_EACH:
+        page, local = tokenizer_of(folder, make), tokenizer_of(folder, LocalBackend)
+        for text in TEXTS:
+            assert local.encode(text) == page.encode(text)
+            assert local.decode(local.encode(text)) == page.decode(page.encode(text))

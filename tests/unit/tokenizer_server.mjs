@@ -1,0 +1,24 @@
+// Answers calls on web/src/tokenizers.ts's tokenizer, one JSON line each way, for test_tokenizer.py.
+
+import { createInterface } from "node:readline";
+import { makeTokenizer } from "../../web/src/tokenizers.ts";
+
+const tokenizers = [];
+
+const calls = {
+  make: (tokenizer, config) => tokenizers.push(makeTokenizer(tokenizer, config)) - 1,
+  encode: (index, text, addSpecial) => Array.from(tokenizers[index].encode(text, addSpecial)),
+  decode: (index, ids, skipSpecial) => tokenizers[index].decode(ids, skipSpecial),
+  applyTemplate: (index, request) => tokenizers[index].applyTemplate(request),
+};
+
+for await (const line of createInterface({ input: process.stdin })) {
+  const [name, ...args] = JSON.parse(line);
+  let answer;
+  try {
+    answer = { result: calls[name](...args) };
+  } catch (error) {
+    answer = { error: error.message };
+  }
+  process.stdout.write(JSON.stringify(answer) + "\n");
+}
