@@ -192,6 +192,19 @@ class Generator:
 
     # Generating.
 
+    async def prepare_async(self) -> None:
+        """Do now what the first token would wait for besides its prompt: allocate the KV cache, record and check the
+        tape. Optional; a generator that reuses a closed one's KV cache has nothing to do here."""
+        self._require_open()
+        if self._decoder is None:
+            self._decoder = await self._model.decoder(self.max_length)
+            self._decoder.set_search(self._options)
+            self._run_ahead = RunAhead(self._fixed_run_ahead, self._decoder.max_burst)
+
+    def prepare(self) -> None:
+        """`prepare_async`, blocking."""
+        self._wait(self.prepare_async(), "prepare", "await prepare_async()")
+
     async def generate_next_token_async(self) -> int:
         """Generate one token and return its id. Raises PromptError without tokens, OptionError when done."""
         self._require_open()
@@ -314,11 +327,8 @@ class Generator:
         """Run the model on the tokens it has not seen."""
         await self._drain()
         self._pause_counting()
-        if self._decoder is None:
-            self._decoder = await self._model.decoder(self.max_length)
-            self._decoder.set_search(self._options)
-            self._run_ahead = RunAhead(self._fixed_run_ahead, self._decoder.max_burst)
-        assert self._run_ahead is not None
+        await self.prepare_async()
+        assert self._decoder is not None and self._run_ahead is not None
         await self._decoder.prefill(self._sequence[self._valid :], self._valid)
         self._valid = len(self._sequence)
         self._stale = False

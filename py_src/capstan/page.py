@@ -64,10 +64,12 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
     params = GeneratorParams(model, run_ahead=request["run_ahead"])
     params.set_search_options(**request["search"])
     limit_new_tokens(params, model, len(prompt_ids), request["max_new_tokens"])
-    host.emit({"kind": "status", "text": "generating"})
     ids: list[int] = []
     text: list[str] = []
     async with Generator(model, params) as generator:
+        host.emit({"kind": "status", "text": "preparing the decode step"})
+        await generator.prepare_async()
+        host.emit({"kind": "status", "text": "generating"})
         generator.append_tokens(prompt_ids)
         show = text_events(tokenizer, text.append)
         async for token in generator:

@@ -12,7 +12,7 @@ import { DryRecorder, type RecordingObjects } from "./gpu/recorder";
 import { type BurstResult, RingReader } from "./gpu/ring";
 import { Sampler } from "./gpu/sampler";
 import { streamWeights, type WeightSpan } from "./gpu/weights";
-import { createSession, loadOrt, type Ort } from "./ort";
+import { createSession, keepRegistered, loadOrt, type Ort } from "./ort";
 
 /** One bound tensor: a whole buffer, seen with an ONNX dtype and dims. */
 interface BoundTensor {
@@ -231,7 +231,8 @@ export class GpuEngine {
   record(handle: number): Promise<string> {
     const { session, feeds, fetches } = this.bindings.get(handle);
     return this.exclusively(async () => {
-      const recorder = new DryRecorder(this.watched);
+      const keep = (): void => keepRegistered([...Object.values(feeds), ...Object.values(fetches)], true);
+      const recorder = new DryRecorder(this.watched, keep);
       try {
         await recorder.during(() => this.sessions.get(session).run(feeds, fetches));
       } catch (error) {
@@ -252,6 +253,12 @@ export class GpuEngine {
   addTable(tape: number, counts: PyProxy): void {
     const bytes = copyBytes(counts);
     this.tapes.get(tape).addTable(new Uint32Array(bytes.buffer, 0, bytes.byteLength / 4));
+  }
+
+  /** A recorded binding will not be run by ORT again; its buffers need not stay registered. */
+  retire(handle: number): void {
+    const { feeds, fetches } = this.bindings.get(handle);
+    keepRegistered([...Object.values(feeds), ...Object.values(fetches)], false);
   }
 
   closeTape(handle: number): void {

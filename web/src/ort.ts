@@ -61,3 +61,23 @@ export async function createSession(
     throw new EngineError("UnsupportedModelError", `onnxruntime-web could not create a session for ${where}: ${String(error)}`);
   }
 }
+
+/** onnxruntime-web 1.30's note on a bound buffer: [handle in the wasm module, runs that use it]. */
+type Registration = [handle: number, users: number];
+
+/**
+ * Keep (or stop keeping) buffers registered between runs of a captured session.
+ *
+ * onnxruntime-web 1.30 binds a captured session's tensors once, at its first run, yet gives their handles back after
+ * every run, so that the second one finds none ("Cannot set properties of undefined"). A count of NaN, which is what it
+ * gives to buffers of its own, never falls to zero. Call it while the first run is under way: there is no registration
+ * before. A buffer that is no longer kept is given back after the next run that uses it.
+ */
+export function keepRegistered(tensors: Iterable<Ort.Tensor>, keep: boolean): void {
+  for (const tensor of tensors) {
+    const buffer = tensor.gpuBuffer as unknown as Record<symbol, Registration>;
+    const key = Object.getOwnPropertySymbols(buffer).find((symbol) => symbol.description === "gpuBufferMetadata");
+    const registration = key && buffer[key];
+    if (registration) registration[1] = keep ? Number.NaN : 0;
+  }
+}

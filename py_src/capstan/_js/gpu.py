@@ -89,6 +89,9 @@ class JsGpuEngine:
         with typed_errors():
             return _object(await self._js.record(binding))
 
+    def retire(self, binding: int) -> None:
+        self._js.retire(binding)
+
     def recorded_id(self, buffer: int) -> int:
         with typed_errors():
             return int(self._js.recordedId(buffer))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..errors import TapeCheckError, TapeError
 from ..graph import GraphDescription
-from ..tape import Recording, TapeKey, captured_half, check_replayable, copies_lost_by_ort
+from ..tape import Op, Recording, TapeKey, captured_half, check_replayable, copies_lost_by_ort
 from .engine import GpuEngine
 from .webgpu_decoder import SequenceBuffers
 
@@ -60,34 +61,62 @@ async def record_step(step: DecodeStep, buffers: SequenceBuffers, about: GraphDe
     """Record the captured session's first run and return the step to use: the one asked for, or the next one down."""
     try:
         recording = Recording.from_json(await step.engine.record(step.captured))
-        ops = captured_half(recording)
     except TapeError as error:
         # Nothing is known of what ORT captured, so its own replay is not trusted either.
         return replace(step, capture="off", note=f"the decode step could not be recorded: {error}")
-    lost = copies_lost_by_ort(ops)
-    unsound = f"onnxruntime-web's capture loses {lost} buffer copies of this model's decode step" if lost else None
-    if step.capture == "ort":
-        return replace(step, capture="off", note=unsound) if unsound else step
-    tape = 0
+    notes = []
     try:
-        check_replayable(recording)
-        written = [step.engine.recorded_id(buffer) for buffer in buffers.written()]
-        tape = step.engine.make_tape(recording.handle, [op.played() for op in ops], written)
-        await check_against_eager(step, tape, buffers, about, probe)
-        return replace(step, tape=tape)
+        ops = captured_half(recording)
+        if step.capture == "tape":
+            try:
+                tape = await make_tape(step, recording, ops, buffers, about, probe)
+                step.engine.retire(step.captured)
+                return replace(step, tape=tape)
+            except TapeError as error:
+                notes.append(f"the tape cannot be used: {error}")
+        lost = copies_lost_by_ort(ops)
+        if lost:
+            raise TapeError(f"onnxruntime-web's capture loses {lost} buffer copies of this model's decode step")
+        await check_against_eager(step, partial(step.engine.run, step.captured), buffers, about, probe)
+        return replace(step, capture="ort", note="; ".join(notes) or None)
     except TapeError as error:
-        if tape:
-            step.engine.close_tape(tape)
-        note = f"the tape cannot be used: {error}"
-        if unsound:
-            return replace(step, capture="off", note=f"{note}; {unsound}")
-        return replace(step, capture="ort", note=note)
+        notes.append(str(error))
+        step.engine.retire(step.captured)
+        return replace(step, capture="off", note="; ".join(notes))
     finally:
         step.engine.drop_recording(recording.handle)
 
 
+async def make_tape(
+    step: DecodeStep,
+    recording: Recording,
+    ops: Sequence[Op],
+    buffers: SequenceBuffers,
+    about: GraphDescription,
+    probe: Probe,
+) -> int:
+    """A tape of the recorded step that was seen to do what an eager step does. Raises TapeError."""
+    check_replayable(recording)
+    written = [step.engine.recorded_id(buffer) for buffer in buffers.written()]
+    tape = step.engine.make_tape(recording.handle, [op.played() for op in ops], written)
+    try:
+
+        async def play() -> None:
+            step.engine.play_once(tape, min(PROBE_TOKENS, buffers.capacity - 1) + 1)
+
+        await check_against_eager(step, play, buffers, about, probe)
+    except BaseException:
+        step.engine.close_tape(tape)
+        raise
+    return tape
+
+
 async def check_against_eager(
-    step: DecodeStep, tape: int, buffers: SequenceBuffers, about: GraphDescription, probe: Probe
+    step: DecodeStep,
+    replay: Callable[[], Awaitable[None]],
+    buffers: SequenceBuffers,
+    about: GraphDescription,
+    probe: Probe,
 ) -> None:
     """Replay one step, run the same step eagerly, and compare logits and every byte of the KV cache.
 
@@ -104,7 +133,7 @@ async def check_against_eager(
     try:
         copies += [engine.create_buffer("tape check", size) for _, size, _ in watched]
         engine.fill(buffers.logits, 0xFF)
-        engine.play_once(tape, length + 1)
+        await replay()
         engine.copy([(kept, 0, copy, 0, size) for (kept, size, _), copy in zip(watched, copies, strict=True)])
         engine.fill(buffers.logits, 0xFF)
         await engine.run(step.eager)

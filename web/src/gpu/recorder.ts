@@ -55,7 +55,11 @@ export class DryRecorder implements Recorder {
   private readonly pipelineInfos = new Map<number, PipelineInfo>();
   private readonly groupInfos = new Map<number, BindGroupInfo>();
 
-  constructor(private readonly watched: WatchedDevice) {}
+  /** `onStart` is called once, when the run asks for its first encoder. */
+  constructor(
+    private readonly watched: WatchedDevice,
+    private onStart: (() => void) | null = null,
+  ) {}
 
   /** Run `action` with this recorder installed; one recording at a time. */
   async during(action: () => Promise<unknown>): Promise<void> {
@@ -91,6 +95,8 @@ export class DryRecorder implements Recorder {
   }
 
   encoder(real: GPUCommandEncoder): GPUCommandEncoder {
+    this.onStart?.();
+    this.onStart = null;
     const copyBuffer = (...args: unknown[]): undefined => {
       // The short form is (source, destination, size?).
       const [source, from, target, to, size] =
