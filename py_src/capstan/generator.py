@@ -72,6 +72,9 @@ class Generator:
     `async for token in generator` never block. While one token is read the GPU computes the following ones
     (run-ahead); `append_tokens`, `rewind_to`, `set_logits` and `close` discard them.
 
+    As in onnxruntime-genai, an end-of-sequence token is returned but does not become part of the sequence: what is
+    appended afterwards follows the token before it.
+
     Use it as a context manager, or `close()` it: its KV cache then serves the next generator.
     """
 
@@ -100,7 +103,7 @@ class Generator:
         self._flight: deque[tuple[int, Awaitable[Burst]]] = deque()
         self._sample_first = False
         self._ended = False
-        """An end-of-sequence id is in the sequence or at hand; no more is submitted."""
+        """An end-of-sequence id was picked; it is the last one at hand, and no more is submitted."""
         self._closed = False
         self._last: list[int] = []
         self._totals: Counters = dict.fromkeys((*COUNTER_NAMES, "python_crossings"), 0)
@@ -286,7 +289,8 @@ class Generator:
         token = self._ready.popleft()
         # The logits this token was picked from came from the token before it.
         self._valid = len(self._sequence)
-        self._sequence.append(token)
+        if not (self._ended and not self._ready):
+            self._sequence.append(token)
         self._last = [token]
         timing = self.timing
         timing.last_token = self._model.host.now()

@@ -1,0 +1,84 @@
+"""The Host of CPython: model folders on disk, run by the reference device."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..config import GenaiConfig
+from ..errors import ModelFileError, OptionError
+from ..tokenizer import LocalBackend
+from .base import DeviceModel, Progress
+
+__all__ = ["LocalHost"]
+
+T = TypeVar("T")
+
+
+class LocalHost:
+    """See capstan.host.Host."""
+
+    def now(self) -> float:
+        return time.perf_counter() * 1e3
+
+    def can_wait(self) -> bool:
+        return True
+
+    def wait(self, awaitable: Awaitable[T]) -> T:
+        """Run to the end; inside a running event loop that is done on a thread, as nothing here needs the loop."""
+
+        async def result() -> T:
+            return await awaitable
+
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(result())
+        return on_a_thread(result())
+
+    async def read(self, folder: str, name: str, progress: Callable[[int, int], None] | None = None) -> bytes:
+        path = Path(folder) / name
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ModelFileError(f"{path}: cannot be read ({error.strerror}); check the model folder") from error
+        if progress is not None:
+            progress(len(data), len(data))
+        return data
+
+    async def read_optional(self, folder: str, name: str) -> bytes | None:
+        return await self.read(folder, name) if (Path(folder) / name).exists() else None
+
+    def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
+        return LocalBackend(tokenizer_json, tokenizer_config_json)
+
+    async def open_model(
+        self, folder: str, config: GenaiConfig, device: str, capture: str, progress: Progress
+    ) -> DeviceModel:
+        if device not in ("auto", "reference"):
+            raise OptionError(f"device is {device!r}; on CPython it must be 'auto' or 'reference'")
+        from .reference import ReferenceModel
+
+        return ReferenceModel(folder)
+
+
+def on_a_thread(coroutine: Coroutine[Any, Any, T]) -> T:
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            outcome.append(asyncio.run(coroutine))
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return outcome[0]
