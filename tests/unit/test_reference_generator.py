@@ -1,0 +1,79 @@
+"""capstan.Generator on CPython, over the reference device, takes the same actions to the same tokens as the oracle."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from capstan import Generator, GeneratorParams, Model
+
+from tests import oracle
+from tests.oracle import Action
+
+FIXTURES = sorted(path.parent for path in (Path(__file__).parents[1] / "fixtures").glob("*/genai_config.json"))
+LLAMA = next(folder for folder in FIXTURES if folder.name == "nano-llama")
+PROMPT = [5, 6, 7, 8, 9]
+
+SCRIPTS: dict[str, list[Action]] = {
+    "generate": [("append", PROMPT), ("generate", 40)],
+    "across_64": [("append", list(range(100, 160))), ("generate", 12)],
+    "append_64_and_65": [("append", list(range(100, 164))), ("generate", 1), ("append", [7]), ("generate", 6)],
+    "append_twice": [("append", [5]), ("append", [6, 7, 8, 9]), ("generate", 5)],
+    "generate_then_append": [("append", PROMPT), ("generate", 20), ("append", [11, 12, 13]), ("generate", 10)],
+    "rewind_then_append": [("append", PROMPT), ("generate", 30), ("rewind", 12), ("append", [3]), ("generate", 8)],
+    "rewind_then_generate": [("append", PROMPT), ("generate", 30), ("rewind", 12), ("generate", 10)],
+    "rewind_into_the_prompt": [("append", PROMPT), ("generate", 3), ("rewind", 2), ("append", [8]), ("generate", 5)],
+    "rewind_to_nothing": [("append", PROMPT), ("generate", 3), ("rewind", 0), ("append", [300]), ("generate", 5)],
+}
+
+
+def drive(model: Model, actions: Sequence[Action], **search: object) -> oracle.Trace:
+    """oracle.drive, by capstan."""
+    params = GeneratorParams(model)
+    params.set_search_options(do_sample=False, **search)
+    trace = oracle.Trace()
+    with Generator(model, params) as generator:
+        for verb, argument in actions:
+            if verb == "append":
+                generator.append_tokens(argument)
+            elif verb == "rewind":
+                generator.rewind_to(argument)
+            else:
+                for _ in range(argument):
+                    if generator.is_done():
+                        break
+                    generator.generate_next_token()
+                    trace.picked += generator.get_next_tokens()
+        trace.sequence, trace.done = generator.get_sequence(0), generator.is_done()
+    return trace
+
+
+@pytest.mark.parametrize("folder", FIXTURES, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+def test_actions_give_the_oracles_tokens(folder: Path, script: list[Action]) -> None:
+    assert drive(Model(str(folder)), script) == oracle.drive(folder, script)
+
+
+@pytest.mark.parametrize("eos_index", [0, 1, 7])
+def test_an_end_of_sequence_and_what_is_appended_after_it_are_the_oracles(eos_index: int, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(LLAMA, folder)
+    tree = json.loads((folder / "genai_config.json").read_text())
+    eos = oracle.greedy(LLAMA, PROMPT, 20)[eos_index]
+    tree["model"]["eos_token_id"] = [eos, 1]
+    (folder / "genai_config.json").write_text(json.dumps(tree))
+    script: list[Action] = [("append", PROMPT), ("generate", 20), ("append", [17, 18]), ("generate", 6)]
+    trace = drive(Model(str(folder)), script)
+    assert trace.picked[eos_index] == eos
+    assert trace == oracle.drive(folder, script)
+    assert drive(Model(str(folder)), script[:2]).done
+
+
+def test_max_length_ends_where_the_oracle_ends() -> None:
+    script: list[Action] = [("append", PROMPT), ("generate", 100)]
+    trace = drive(Model(str(LLAMA)), script, max_length=65)
+    assert trace == oracle.drive(LLAMA, script, max_length=65)
+    assert (len(trace.sequence), trace.done) == (65, True)
