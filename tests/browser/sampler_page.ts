@@ -11,8 +11,9 @@ interface SamplerRun {
   logits: string;
   /** One set of parameter words for each run; a run starts from `state` again. */
   words: number[][];
-  /** Steps in one pass. */
+  /** Steps in one pass, and passes, each submitted by itself. */
   steps: number;
+  submits: number;
   /** u32 [rows, 8]. */
   state: number[];
   ringCapacity: number;
@@ -22,6 +23,8 @@ interface SamplerRun {
 
 interface SamplerResult {
   dispatches: number;
+  /** Pipelines that this run had to make. */
+  pipelines: number;
   state: number[];
   ring: number[];
   inputIds: number[];
@@ -32,6 +35,7 @@ interface SamplerResult {
 const POISON = 0xa5a5a5a5;
 let shared: Promise<GPUDevice> | undefined;
 let lost: string | undefined;
+let pipelines = 0;
 
 async function openDevice(): Promise<GPUDevice> {
   const adapter = await navigator.gpu.requestAdapter();
@@ -41,6 +45,11 @@ async function openDevice(): Promise<GPUDevice> {
   void device.lost.then((info) => {
     lost = `${info.reason}: ${info.message}`;
   });
+  const create = device.createComputePipeline.bind(device);
+  device.createComputePipeline = (descriptor) => {
+    pipelines += 1;
+    return create(descriptor);
+  };
   return device;
 }
 
@@ -48,13 +57,17 @@ async function guarded<T>(device: GPUDevice, work: () => Promise<T>): Promise<T>
   device.pushErrorScope("validation");
   device.pushErrorScope("out-of-memory");
   device.pushErrorScope("internal");
-  const value = await work();
-  for (const scope of ["internal", "out-of-memory", "validation"]) {
-    const error = await device.popErrorScope();
-    if (error !== null) throw new Error(`${scope} error: ${error.message}`);
+  const errors: string[] = [];
+  try {
+    return await work();
+  } finally {
+    for (const scope of ["internal", "out-of-memory", "validation"]) {
+      const error = await device.popErrorScope();
+      if (error !== null) errors.push(`${scope} error: ${error.message}`);
+    }
+    if (lost !== undefined) errors.push(`device lost: ${lost}`);
+    if (errors.length > 0) throw new Error(errors.join("; "));
   }
-  if (lost !== undefined) throw new Error(`device lost: ${lost}`);
-  return value;
 }
 
 async function runSampler(run: SamplerRun): Promise<SamplerResult[]> {
@@ -78,6 +91,7 @@ async function runSampler(run: SamplerRun): Promise<SamplerResult[]> {
     const buffers = Object.fromEntries(
       names.map((name) => [name, device.createBuffer({ label: name, size: sizes[name], usage })]),
     ) as Record<Name, GPUBuffer>;
+    pipelines = 0;
     const sampler = new Sampler(device, {
       logits,
       logitsType: run.logitsType,
@@ -97,10 +111,14 @@ async function runSampler(run: SamplerRun): Promise<SamplerResult[]> {
         device.queue.writeBuffer(buffers[name], 0, new Uint32Array(sizes[name] / 4).fill(POISON));
       device.queue.writeBuffer(buffers.state, 0, new Uint32Array(run.state));
       sampler.setParams(new Uint32Array(words));
+      for (let submit = 0; submit < run.submits; submit++) {
+        const encoder = device.createCommandEncoder();
+        const pass = encoder.beginComputePass();
+        for (let step = 0; step < run.steps; step++) sampler.encode(pass);
+        pass.end();
+        device.queue.submit([encoder.finish()]);
+      }
       const encoder = device.createCommandEncoder();
-      const pass = encoder.beginComputePass();
-      for (let step = 0; step < run.steps; step++) sampler.encode(pass);
-      pass.end();
       const total = names.reduce((sum, name) => sum + sizes[name], 0);
       const staging = device.createBuffer({ size: total, usage: GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST });
       let offset = 0;
@@ -117,7 +135,7 @@ async function runSampler(run: SamplerRun): Promise<SamplerResult[]> {
         offset += sizes[name];
         return [name, part];
       });
-      results.push({ ...Object.fromEntries(parts), dispatches: sampler.dispatchCount } as SamplerResult);
+      results.push({ ...Object.fromEntries(parts), dispatches: sampler.dispatchCount, pipelines } as SamplerResult);
       staging.destroy();
     }
     sampler.destroy();

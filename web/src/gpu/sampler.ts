@@ -69,7 +69,7 @@ interface Blocking {
 }
 
 interface Dispatch {
-  pipeline: GPUComputePipeline;
+  kernel: Kernel;
   bindGroup: GPUBindGroup;
   blocks: number;
 }
@@ -157,17 +157,16 @@ export class Sampler {
   private readonly blockSums: Dispatch;
   private readonly draw: Dispatch;
   private readonly greedy: Dispatch;
-  private plan: readonly Dispatch[] = [];
+  private readonly rows: number;
+  private plan: readonly { dispatch: Dispatch; pipeline: GPUComputePipeline }[] = [];
 
-  /** Makes every pipeline, buffer and bind group it will use. Throws RangeError where a target does not fit. */
+  /** Makes every buffer and bind group it will use. Throws RangeError where a target does not fit. */
   constructor(
     private readonly device: GPUDevice,
     private readonly targets: SamplerTargets,
   ) {
     checkTargets(device, targets);
-    const { rows, vocab } = targets;
-    const half = targets.logitsType === "float16";
-    const { BLOCKS } = blocking(vocab);
+    const { BLOCKS } = blocking(targets.vocab);
     const pipelines = SamplerPipelines.of(device);
 
     this.params = this.buffer("sampler params", SAMPLER_WORDS * 4, GPUBufferUsage.UNIFORM);
@@ -188,7 +187,7 @@ export class Sampler {
         entries: buffers.map((item, binding) => ({ binding, resource: "buffer" in item ? item : { buffer: item } })),
       });
     const pass = (kernel: Kernel, index: number): Dispatch => ({
-      pipeline: pipelines.get(kernel, vocab, half),
+      kernel,
       bindGroup: group(pipelines.passLayout, [
         this.params,
         targets.logits,
@@ -212,14 +211,15 @@ export class Sampler {
       targets.mask,
       positions,
     ]);
-    this.draw = { pipeline: pipelines.get("draw", vocab, half), bindGroup, blocks: 1 };
-    this.greedy = { pipeline: pipelines.get("greedy", vocab, half), bindGroup, blocks: 1 };
-    this.rows = rows;
+    this.draw = { kernel: "draw", bindGroup, blocks: 1 };
+    this.greedy = { kernel: "greedy", bindGroup, blocks: 1 };
+    this.rows = targets.rows;
   }
 
-  private readonly rows: number;
-
-  /** Takes the words of `SearchOptions.sampler_words()`; later steps use them. Throws RangeError for other words. */
+  /**
+   * Takes the words of `SearchOptions.sampler_words()`; later steps use them. Pipelines that no sampler of this shape
+   * needed before on the device are made here. Throws RangeError for other words.
+   */
   setParams(words: Uint32Array): void {
     if (words.length !== SAMPLER_WORDS || words[WORD_VERSION] !== WORDS_VERSION) {
       throw new RangeError(
@@ -230,13 +230,19 @@ export class Sampler {
     const copy = words.slice();
     if (copy[WORD_TOP_K]! >= this.targets.vocab) copy[WORD_TOP_K] = 0;
     this.device.queue.writeBuffer(this.params, 0, copy);
-    if (copy[WORD_MODE] !== MODE_SAMPLE) {
-      this.plan = [this.blockMax, this.greedy];
-      return;
-    }
-    const byCount = copy[WORD_TOP_K] !== 0 ? this.rounds.slice(0, 4) : [];
-    const byWeight = copy[WORD_TOP_P] !== 0 ? this.rounds.slice(4) : [];
-    this.plan = [this.blockMax, ...byCount, ...byWeight, this.blockSums, this.draw];
+    const pipelines = SamplerPipelines.of(this.device);
+    const half = this.targets.logitsType === "float16";
+    this.plan = this.dispatches(copy).map((dispatch) => ({
+      dispatch,
+      pipeline: pipelines.get(dispatch.kernel, this.targets.vocab, half),
+    }));
+  }
+
+  private dispatches(words: Uint32Array): Dispatch[] {
+    if (words[WORD_MODE] !== MODE_SAMPLE) return [this.blockMax, this.greedy];
+    const byCount = words[WORD_TOP_K] !== 0 ? this.rounds.slice(0, 4) : [];
+    const byWeight = words[WORD_TOP_P] !== 0 ? this.rounds.slice(4) : [];
+    return [this.blockMax, ...byCount, ...byWeight, this.blockSums, this.draw];
   }
 
   /** Dispatches in one step, with the parameters that are set; 0 before `setParams`. */
@@ -247,10 +253,10 @@ export class Sampler {
   /** Encodes one step of all rows: sample, then advance. Throws before `setParams`. */
   encode(pass: GPUComputePassEncoder): void {
     if (this.plan.length === 0) throw new Error("sampler: call setParams before encode");
-    for (const { pipeline, bindGroup, blocks } of this.plan) {
+    for (const { dispatch, pipeline } of this.plan) {
       pass.setPipeline(pipeline);
-      pass.setBindGroup(0, bindGroup);
-      pass.dispatchWorkgroups(blocks, this.rows);
+      pass.setBindGroup(0, dispatch.bindGroup);
+      pass.dispatchWorkgroups(dispatch.blocks, this.rows);
     }
   }
 

@@ -1,0 +1,345 @@
+"""The sampler on the GPU against the reference sampler: every id equal, and every buffer as the state layout says."""
+
+from __future__ import annotations
+
+import base64
+import math
+import random
+import subprocess
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from capstan.sampling import sample
+from capstan.search import SearchOptions
+from playwright.sync_api import Browser, Error, Page
+
+from buildtools.server import SiteServer
+from tests.harness import watch
+
+ROOT = Path(__file__).parents[2]
+INF, NAN = math.inf, math.nan
+POISON = 0xA5A5A5A5
+LENGTH = 5
+
+SAMPLED = SearchOptions(max_length=1000, do_sample=True, top_k=0, random_seed=0x123456789ABCDEF, pad_token_id=77)
+GREEDY = SAMPLED.replace(do_sample=False)
+BOTH = SAMPLED.replace(top_k=50, top_p=0.9, temperature=1.3)
+
+# Options and the dispatches of one step with them.
+OPTIONS: list[tuple[SearchOptions, int]] = [
+    (GREEDY, 2),
+    (SAMPLED, 3),
+    (SAMPLED.replace(temperature=0.3), 3),
+    (SAMPLED.replace(top_k=2), 7),
+    (SAMPLED.replace(top_p=0.8), 7),
+    (BOTH, 11),
+    (SAMPLED.replace(top_k=5, top_p=0.5, temperature=20.0), 11),
+    (SAMPLED.replace(top_k=1), 2),
+    (SAMPLED.replace(top_p=1e-12), 7),
+]
+
+
+@dataclass(frozen=True)
+class State:
+    """One row of the state buffer, as the state layout names it."""
+
+    length: int = LENGTH
+    cursor: int = 0
+    done: int = 0
+    picked: int = POISON
+
+    def words(self) -> list[int]:
+        return [self.length, self.cursor, self.done, self.picked, POISON, POISON, POISON, POISON]
+
+
+class SamplerPage:
+    """The page with the bundled test script."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+
+    def run(
+        self,
+        rows: Sequence[Any],
+        options: Sequence[SearchOptions],
+        *,
+        states: Sequence[State] = (),
+        steps: int = 1,
+        submits: int = 1,
+        ring_capacity: int = 0,
+        max_length: int = 64,
+        positions: bool = True,
+    ) -> list[dict[str, Any]]:
+        """The buffers after `submits` passes of `steps` steps, for each of `options`, from the same start."""
+        request = {
+            "rows": len(rows),
+            "vocab": len(rows[0]),
+            "logitsType": "float32" if rows[0].itemsize == 4 else "float16",
+            "logits": base64.b64encode(b"".join(row.tobytes() for row in rows)).decode(),
+            "words": [list(option.sampler_words()) for option in options],
+            "steps": steps,
+            "submits": submits,
+            "state": [word for state in states or [State()] * len(rows) for word in state.words()],
+            "ringCapacity": ring_capacity or steps * submits,
+            "maxLength": max_length,
+            "positions": positions,
+        }
+        results: list[dict[str, Any]] = self.page.evaluate("request => runSampler(request)", request)
+        return results
+
+
+@pytest.fixture(scope="module")
+def sampler(browser: Browser, site: SiteServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SamplerPage]:
+    script = tmp_path_factory.mktemp("sampler") / "page.js"
+    esbuild = ["node", str(ROOT / "node_modules/esbuild/bin/esbuild"), "--bundle", "--loader:.wgsl=text"]
+    source = str(Path(__file__).with_name("sampler_page.ts"))
+    subprocess.run([*esbuild, "--log-level=error", source, f"--outfile={script}"], check=True)
+    page = browser.new_page()
+    errors = watch(page, [])
+    page.goto(site.url + "blank.html")
+    page.add_script_tag(path=script)
+    yield SamplerPage(page)
+    page.close()
+    assert not errors, f"the page reported {errors}"
+
+
+def rows_of_many_kinds(vocab: int, count: int, seed: int) -> list[list[float]]:
+    """Random rows, most of them ordinary, some with ties, masks, NaN, infinities, one peak or nothing at all."""
+    source = random.Random(seed)
+
+    def row(index: int) -> list[float]:
+        spread = source.choice([0.1, 1.0, 3.0, 3.0, 10.0])
+        shift = source.choice([0.0, 0.0, -30.0, 30.0])
+        values = [source.gauss(shift, spread) for _ in range(vocab)]
+        match index % 16:
+            case 1:  # many ties
+                return [round(value) for value in values]
+            case 2:  # nothing to choose from
+                return [source.choice([-INF, NAN]) for _ in values]
+            case 3:  # one-hot
+                peak = source.randrange(vocab)
+                return [0.0 if token == peak else -INF for token in range(vocab)]
+            case 4:  # all equal
+                return [values[0]] * vocab
+            case 5:  # two levels: the cut falls into a tie
+                return [source.choice([1.0, 2.0]) for _ in values]
+            case 6:  # mostly masked
+                return [value if source.random() < 0.2 else source.choice([-INF, NAN, -NAN]) for value in values]
+            case 7:  # around zero, both zeros
+                return [source.choice([0.0, -0.0, 1e-7, -1e-7, 1e-42, -6e-5]) for _ in values]
+            case 8:  # infinities above the rest
+                return [source.choice([INF, value, value]) for value in values]
+            case 9:  # one far above the rest
+                values[source.randrange(vocab)] += 60
+                return values
+            case 10:  # the ends of the range
+                return [source.choice([65504.0, -65504.0, value, 60000.0]) for value in values]
+        return values
+
+    return [row(index) for index in range(count)]
+
+
+def typed(row: Sequence[float], half: bool) -> Any:
+    return np.array(row, np.float16) if half else array("f", row)
+
+
+def check_ids(rows: Sequence[Any], option: SearchOptions, ids: Sequence[int]) -> None:
+    for index, (row, got) in enumerate(zip(rows, ids, strict=True)):
+        expected = sample(row, option, LENGTH, index)
+        assert got == expected, f"row {index} of {len(rows)}: {got}, not {expected}, with {option}"
+
+
+@pytest.mark.parametrize(
+    ("vocab", "half", "count"),
+    [
+        (1, False, 32),
+        (2, False, 256),
+        (2, True, 256),
+        (511, False, 128),
+        (511, True, 96),
+        (512, False, 128),
+        (2048, False, 48),
+        (4099, False, 16),
+        (4099, True, 16),
+        (151936, False, 2),
+    ],
+)
+def test_the_ids_equal_the_reference_samplers(sampler: SamplerPage, vocab: int, half: bool, count: int) -> None:
+    rows = [typed(row, half) for row in rows_of_many_kinds(vocab, count, seed=vocab)]
+    options = OPTIONS if vocab < 10000 else OPTIONS[:2] + OPTIONS[5:6]
+    results = sampler.run(rows, [option for option, _ in options], max_length=LENGTH + 1)
+    for (option, dispatches), result in zip(options, results, strict=True):
+        check_ids(rows, option, result["ring"])
+        if option.top_k < vocab:  # else the cut is off
+            assert result["dispatches"] == dispatches
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_temperatures_near_zero_and_far_above_one(sampler: SamplerPage, half: bool) -> None:
+    source = random.Random(2)
+    rows = [typed([source.gauss(0, 3) for _ in range(512)], half) for _ in range(32)]
+    options = [SAMPLED.replace(temperature=value) for value in (1e-300, 1e-6, 0.01, 0.05, 5.0, 300.0, 1e12, 1e300)]
+    for option, result in zip(options, sampler.run(rows, options), strict=True):
+        check_ids(rows, option, result["ring"])
+
+
+def test_float32_logits_of_every_size(sampler: SamplerPage) -> None:
+    source = random.Random(3)
+    rows = []
+    options = []
+    for exponent in (-44, -38, -20, -3, 3, 9, 20, 38):
+        rows = [array("f", [source.uniform(-3, 3) * 10.0**exponent for _ in range(512)]) for _ in range(8)]
+        options = [SAMPLED.replace(temperature=10.0**exponent, top_p=top_p) for top_p in (1.0, 0.7)]
+        for option, result in zip(options, sampler.run(rows, options), strict=True):
+            check_ids(rows, option, result["ring"])
+
+
+def test_a_run_is_the_same_for_any_number_of_steps_a_submit(sampler: SamplerPage) -> None:
+    source = random.Random(4)
+    rows = [array("f", [source.gauss(0, 1) for _ in range(512)]) for _ in range(4)]
+    total = 24
+    options = [GREEDY, SAMPLED, BOTH]
+    runs = [sampler.run(rows, options, steps=steps, submits=total // steps) for steps in (1, 3, 8)]
+    for index, option in enumerate(options):
+        expected = [sample(row, option, LENGTH + step, r) for r, row in enumerate(rows) for step in range(total)]
+        assert option is GREEDY or len(set(expected)) > 40
+        for run in runs:
+            assert run[index]["ring"] == expected
+            assert [run[index]["state"][8 * row] for row in range(4)] == [LENGTH + total] * 4
+
+
+@dataclass
+class Row:
+    """A row of every buffer, advanced by the state layout's rules."""
+
+    state: State
+    ring: list[int]
+    input_ids: list[int]
+    mask: list[int]
+    position_ids: list[int]
+
+    @classmethod
+    def poisoned(cls, state: State, ring_capacity: int, max_length: int) -> Row:
+        return cls(state, [POISON] * ring_capacity, [POISON] * 2, [POISON] * 2 * max_length, [POISON] * 2)
+
+    def advance(self, token: int, option: SearchOptions) -> None:
+        length, cursor, done, picked = self.state.length, self.state.cursor, self.state.done, self.state.picked
+        self.ring[cursor % len(self.ring)] = option.pad_token_id if done else token
+        if not done:
+            picked = token
+            if token in option.eos_token_ids:
+                done = 1
+            elif 2 * length < len(self.mask):
+                self.input_ids = [token, 0]
+                self.mask[2 * length : 2 * length + 2] = [1, 0]
+                self.position_ids = [length, 0]
+                length += 1
+        self.state = State(length, (cursor + 1) % 2**32, done, picked)
+
+
+def check_buffers(result: Mapping[str, Any], rows: Sequence[Row], positions: bool) -> None:
+    assert result["state"] == [word for row in rows for word in row.state.words()]
+    assert result["ring"] == [word for row in rows for word in row.ring]
+    assert result["inputIds"] == [word for row in rows for word in row.input_ids]
+    assert result["mask"] == [word for row in rows for word in row.mask]
+    untouched = [POISON] * 2 * len(rows)
+    assert result["positionIds"] == ([word for row in rows for word in row.position_ids] if positions else untouched)
+
+
+@pytest.mark.parametrize("positions", [True, False])
+def test_every_buffer_follows_the_state_layout(sampler: SamplerPage, positions: bool) -> None:
+    source = random.Random(6)
+    max_length, ring_capacity, steps = 16, 5, 8
+    # Ordinary, done before, at, one below and beyond max_length, the ring's end and the cursor's own end ahead.
+    states = [
+        State(),
+        State(length=9, cursor=3),
+        State(done=1, cursor=4, picked=12),
+        State(length=16, cursor=1),
+        State(length=15),
+        State(length=20),
+        State(length=0, cursor=2**32 - 3),
+        State(length=12, cursor=2, picked=0),
+    ] * 2
+    rows = [array("f", [source.gauss(0, 1) for _ in range(511)]) for _ in states]
+    ids = sampler.run(rows, [BOTH], states=states, steps=steps, max_length=64, ring_capacity=64)[0]["ring"]
+    # End-of-sequence ids that some rows meet in the middle of the burst, one of them only by sampling.
+    greedy = [sample(row, GREEDY, 0) for row in rows]
+    eos = (greedy[1], 500, greedy[8 + 7], *[ids[64 * row + step] for row, step in ((0, 3), (4, 0), (9, 6))])
+    options = [option.replace() for option in (GREEDY, SAMPLED, BOTH)]
+    options = [SearchOptions(**{**vars(option), "eos_token_ids": eos}) for option in options]
+    results = sampler.run(
+        rows,
+        options,
+        states=states,
+        steps=steps,
+        max_length=max_length,
+        ring_capacity=ring_capacity,
+        positions=positions,
+    )
+    for option, result in zip(options, results, strict=True):
+        expected = [Row.poisoned(state, ring_capacity, max_length) for state in states]
+        for index, row in enumerate(expected):
+            for _ in range(steps):
+                row.advance(sample(rows[index], option, row.state.length, index), option)
+        assert {row.state.done for row in expected} == {0, 1}
+        check_buffers(result, expected, positions)
+
+
+def test_end_of_sequence_ids_wait_for_min_length(sampler: SamplerPage) -> None:
+    source = random.Random(8)
+    rows = [array("f", [source.gauss(0, 1) for _ in range(511)]) for _ in range(4)]
+    for row in rows:
+        row[3] = row[300] = 9.0
+    for base in (GREEDY, SAMPLED, BOTH):
+        option = SearchOptions(**{**vars(base), "eos_token_ids": (300, 3, 9999), "min_length": LENGTH + 4})
+        result = sampler.run(rows, [option], steps=8)[0]
+        for index, row in enumerate(rows):
+            expected = Row.poisoned(State(), 8, 64)
+            for _ in range(8):
+                expected.advance(sample(row, option, expected.state.length, index), option)
+            assert result["ring"][8 * index : 8 * index + 8] == expected.ring
+            assert expected.state.length >= LENGTH + 4
+            assert expected.state.done == 1
+
+
+def test_a_second_sampler_of_the_same_shape_makes_no_pipeline(sampler: SamplerPage) -> None:
+    rows = [array("f", [0.0] * 513)]
+    pipelines = [[result["pipelines"] for result in sampler.run(rows, [GREEDY, BOTH])] for _ in range(2)]
+    assert pipelines == [[2, 5], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"words": [[0] * 27]}, "27 words of version 0; expected 28 words of version 1"),
+        ({"words": [[0] * 28]}, "28 words of version 0; expected 28 words of version 1"),
+        ({"vocab": 4}, "logits has 12 bytes; it needs 16"),
+        ({"vocab": 0}, "vocab is 0; it must be an integer from 1 to 16777216"),
+        ({"rows": 65536}, "rows is 65536; it must be an integer from 1 to 65535"),
+        ({"ringCapacity": 0}, "ringCapacity is 0"),
+    ],
+)
+def test_parameters_and_targets_that_do_not_fit_are_refused(
+    sampler: SamplerPage, change: dict[str, Any], message: str
+) -> None:
+    request: dict[str, Any] = {
+        "rows": 1,
+        "vocab": 3,
+        "logitsType": "float32",
+        "logits": base64.b64encode(bytes(12)).decode(),
+        "words": [list(GREEDY.sampler_words())],
+        "steps": 1,
+        "submits": 1,
+        "state": State().words(),
+        "ringCapacity": 1,
+        "maxLength": 8,
+        "positions": False,
+    }
+    with pytest.raises(Error, match=message):
+        sampler.page.evaluate("request => runSampler(request)", {**request, **change})
