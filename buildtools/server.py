@@ -14,7 +14,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from .errors import CommandError
 
@@ -67,7 +67,7 @@ class SiteServer(ThreadingHTTPServer):
         if not path.startswith("/") or any(part == ".." or "\\" in part or "\0" in part for part in parts):
             return None
         if parts == ["models", "index.json"]:
-            index = [{"name": name, "url": f"/models/{name}/"} for name in self.models]
+            index = [{"name": name, "url": f"/models/{quote(name)}/"} for name in self.models]
             return json.dumps(index, indent=1).encode()
         base = self.root
         if len(parts) > 2 and parts[0] == "models" and parts[1] in self.models:

@@ -18,7 +18,7 @@ if (globalThis.GPUAdapter) {
     device.lost.then((info) => {
       if (info.reason !== 'destroyed') console.error('GPU device lost: ' + info.message);
     });
-    device.addEventListener('uncapturederror', (event) => console.error('uncaptured GPU error: ' + event.error.message));
+    device.addEventListener('uncapturederror', (event) => console.error('uncaptured: ' + event.error.message));
     return device;
   };
 }

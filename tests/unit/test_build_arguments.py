@@ -1,0 +1,177 @@
+"""The command line refuses what is wrong before any set-up: one line with the value, the limit and the remedy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildtools import cli
+from buildtools.commands import run as run_command
+from buildtools.errors import CommandError
+from buildtools.models import check_model, mounts
+
+
+@pytest.fixture(autouse=True)
+def no_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "ensure", lambda group: pytest.fail("set-up began"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "nano"
+    folder.mkdir()
+    (folder / "genai_config.json").write_text(json.dumps({"model": {"decoder": {"filename": "model.onnx"}}}))
+    (folder / "model.onnx").touch()
+    return folder
+
+
+def request(model: Path, *argv: str) -> dict[str, Any]:
+    args = cli.parse(["run", *argv, "--model", str(model)])
+    run_command.check(args)
+    made: dict[str, Any] = args.request
+    return made
+
+
+def test_a_plain_prompt_asks_for_the_tape_on_webgpu_and_nothing_else(model: Path) -> None:
+    assert request(model, "def f():") == {
+        "kind": "generate",
+        "model": "/models/nano/",
+        "device": "webgpu",
+        "capture": "tape",
+        "run_ahead": None,
+        "prompt": "def f():",
+        "prompt_ids": None,
+        "max_new_tokens": None,
+        "search": {},
+    }
+
+
+def test_options_reach_the_request(model: Path) -> None:
+    made = request(model, "--prompt-ids", "1, 2,3", "--run-ahead", "3", "--max-new-tokens", "7", "--capture", "ort")
+    assert (made["prompt_ids"], made["prompt"], made["run_ahead"], made["max_new_tokens"]) == ([1, 2, 3], None, 3, 7)
+    assert made["capture"] == "ort"
+    assert request(model, "--prompt", "x", "--greedy")["search"] == {"do_sample": False}
+    sampled = request(model, "x", "--temperature", "0.5", "--top-k", "5", "--top-p", "1", "--seed", "0")["search"]
+    assert sampled == {"do_sample": True, "temperature": 0.5, "top_k": 5, "top_p": 1.0, "random_seed": 0}
+    assert request(model, "x", "--seed", "4")["search"] == {"do_sample": True, "random_seed": 4}
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "no prompt"),
+        ([""], "the prompt is empty"),
+        (["--prompt", ""], "the prompt is empty"),
+        (["a", "--prompt", "b"], "the positional prompt and --prompt were both given"),
+        (["a", "--prompt-ids", "1"], "the positional prompt and --prompt-ids were both given"),
+        (["--prompt-ids", ""], "--prompt-ids is empty"),
+        (["--prompt-ids", "1,x"], "--prompt-ids holds 'x'"),
+        (["--prompt-ids", "1,,2"], "--prompt-ids holds ''"),
+        (["--prompt-ids", "1,-2"], "--prompt-ids holds '-2'"),
+        (["a", "--max-new-tokens", "0"], "--max-new-tokens is 0, but must be at least 1"),
+        (["a", "--max-new-tokens", "many"], "argument --max-new-tokens: invalid int value: 'many'"),
+        (["a", "--run-ahead", "0"], "--run-ahead is 0, but must be at least 1"),
+        (["a", "--temperature", "0"], "--temperature is 0.0, but must be above 0"),
+        (["a", "--temperature", "nan"], "--temperature is nan, but must be above 0"),
+        (["a", "--temperature", "inf"], "--temperature is inf, but must be above 0"),
+        (["a", "--top-k", "0"], "--top-k is 0, but must be at least 1"),
+        (["a", "--top-p", "0"], "--top-p is 0.0, but must be above 0 and at most 1"),
+        (["a", "--top-p", "1.01"], "--top-p is 1.01, but must be above 0 and at most 1"),
+        (["a", "--top-p", "nan"], "--top-p is nan, but must be above 0 and at most 1"),
+        (["a", "--seed", "-1"], "--seed is -1, but must be from 0"),
+        (["a", "--greedy", "--temperature", "1"], "--greedy and --temperature contradict each other"),
+        (["a", "--greedy", "--seed", "1"], "--greedy and --seed contradict each other"),
+        (["a", "--device", "cuda"], "argument --device: invalid choice: 'cuda'"),
+        (["a", "--capture", "graph"], "argument --capture: invalid choice: 'graph'"),
+        (["a", "--max-tokens", "3"], "unrecognized arguments: --max-tokens 3"),
+        (["a", "b"], "unrecognized arguments: b"),
+    ],
+)
+def test_wrong_arguments_of_run(model: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
+    assert cli.main(["run", *argv, "--model", str(model)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["walk"], "argument COMMAND: invalid choice: 'walk'"),
+        (["exec"], "the following arguments are required: SCRIPT.py"),
+        (["exec", "/nowhere/s.py"], "cannot read the script /nowhere/s.py (No such file or directory)"),
+        (["exec", "/"], "cannot read the script / (Is a directory)"),
+        (["serve", "--port", "70000"], "--port is 70000, but must be from 0 to 65535"),
+        (["serve", "--model", "/nowhere"], "model folder /nowhere does not exist"),
+    ],
+)
+def test_wrong_arguments_of_the_other_commands(
+    capsys: pytest.CaptureFixture[str], argv: list[str], message: str
+) -> None:
+    assert cli.main(argv) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}")
+    assert error.count("\n") == 1
+
+
+def test_debug_shows_the_stack(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "", "--model", str(model), "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_what_follows_two_dashes_is_the_scripts(tmp_path: Path) -> None:
+    args = cli.parse(["exec", "s.py", "--model", "m", "--", "--model", "x", "--", "y"])
+    assert (args.script, args.model, args.rest) == ("s.py", ["m"], ["--model", "x", "--", "y"])
+
+
+def test_everything_after_test_is_pytests() -> None:
+    assert cli.parse(["test", "-k", "server", "--debug", "tests/unit"]).pytest_args == [
+        "-k",
+        "server",
+        "--debug",
+        "tests/unit",
+    ]
+
+
+def test_a_script_that_is_not_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "s.py"
+    script.write_bytes(b"\xff\xfe")
+    assert cli.main(["exec", str(script)]) == 2
+    assert "not UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (None, r"has no genai_config.json: give --model"),
+        ('{"model": ', r"genai_config.json is not JSON \(.*line 1 column 11.*\): repair it"),
+        ("[]", r"model.decoder.filename is not a string"),
+        ('{"model": {"decoder": {"filename": 3}}}', r"model.decoder.filename is not a string"),
+        ('{"model": {"decoder": {"filename": "gone.onnx"}}}', r"model file .*gone.onnx does not exist"),
+    ],
+)
+def test_a_model_folder_that_cannot_work_is_refused(tmp_path: Path, config: str | None, message: str) -> None:
+    if config is not None:
+        (tmp_path / "genai_config.json").write_text(config)
+    with pytest.raises(CommandError, match=message):
+        check_model(tmp_path)
+
+
+def test_a_model_path_that_is_no_folder_is_refused(tmp_path: Path, model: Path) -> None:
+    with pytest.raises(CommandError, match="nowhere does not exist: give --model the folder"):
+        check_model(tmp_path / "nowhere")
+    with pytest.raises(CommandError, match=r"model.onnx is not a folder: give --model the folder"):
+        check_model(model / "model.onnx")
+    assert check_model(model) == model
+
+
+def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
+    for parent in ("a", "b"):
+        (tmp_path / parent / "nano").mkdir(parents=True)
+    assert mounts([tmp_path / "a/nano", tmp_path / "a/nano"]) == {"nano": tmp_path / "a/nano"}
+    with pytest.raises(CommandError, match="two model folders are named 'nano'"):
+        mounts([tmp_path / "a/nano", tmp_path / "b/nano"])

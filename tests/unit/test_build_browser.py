@@ -1,0 +1,115 @@
+"""Finding a browser among what may be installed, and its flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from buildtools import browser
+from buildtools.browser import adapters_to_try, browser_version, find_browser, flags, gpu_devices
+from buildtools.errors import CommandError
+
+SNAP_STUB = """#!/bin/sh
+echo "Command '$0' requires the chromium snap to be installed." >&2
+echo "Please install it with: snap install chromium" >&2
+exit 1
+"""
+
+
+def program(folder: Path, name: str, text: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def prints(version: str) -> str:
+    return f'#!/bin/sh\n[ "$1" = --version ] && echo "{version}"\n'
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_installed_for_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(browser, "REMEMBERED", tmp_path / "browser.txt")
+    monkeypatch.setattr(browser, "CACHE", tmp_path)
+    monkeypatch.setattr(browser, "ELSEWHERE", {})
+    monkeypatch.setattr(browser, "_download", lambda: None)
+    monkeypatch.setattr(browser, "_install_package", lambda environ: None)
+
+
+def test_an_installed_browser_is_found_on_the_path(tmp_path: Path) -> None:
+    chromium = program(tmp_path / "bin", "chromium", prints("Chromium 156.0.1 built on Debian"))
+    assert find_browser({"PATH": str(tmp_path / "bin")}) == chromium
+
+
+def test_a_browser_that_does_not_start_is_passed_over(tmp_path: Path) -> None:
+    program(tmp_path / "bin", "google-chrome", "#!/bin/sh\nexit 127\n")
+    program(tmp_path / "bin", "chromium", SNAP_STUB)
+    chromium = program(tmp_path / "bin", "chromium-browser", prints("Google Chrome 156.0"))
+    assert find_browser({"PATH": str(tmp_path / "bin")}) == chromium
+
+
+def test_a_stub_alone_ends_in_one_line_that_says_what_to_install(tmp_path: Path) -> None:
+    program(tmp_path / "bin", "chromium", SNAP_STUB)
+    with pytest.raises(
+        CommandError, match=r"^no Chrome or Chromium starts on this machine: install .*apt-get"
+    ) as caught:
+        find_browser({"PATH": str(tmp_path / "bin")})
+    assert "\n" not in str(caught.value)
+    assert caught.value.status == 2
+
+
+def test_a_program_that_is_no_browser_or_hangs_has_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(browser, "VERSION_SECONDS", 0.2)
+    assert browser_version(program(tmp_path, "editor", prints("Editor 3.0"))) is None
+    assert browser_version(program(tmp_path, "slow", "#!/bin/sh\nexec sleep 5\n")) is None
+    assert browser_version(tmp_path / "absent") is None
+    assert browser_version(program(tmp_path, "chrome", prints("Chromium 1.2"))) == "Chromium 1.2"
+
+
+def test_capstan_browser_comes_first_and_is_never_replaced(tmp_path: Path) -> None:
+    program(tmp_path / "bin", "chromium", prints("Chromium 1"))
+    mine = program(tmp_path / "mine", "chrome", prints("Google Chrome 2"))
+    environ = {"PATH": str(tmp_path / "bin"), "CAPSTAN_BROWSER": str(mine)}
+    assert find_browser(environ) == mine
+    for wrong in (tmp_path / "absent", program(tmp_path / "mine", "stub", SNAP_STUB)):
+        with pytest.raises(CommandError, match=rf"CAPSTAN_BROWSER={wrong} "):
+            find_browser({**environ, "CAPSTAN_BROWSER": str(wrong)})
+
+
+def test_a_downloaded_browser_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    downloaded = program(tmp_path / "cache", "chrome", prints("Chromium 7"))
+    monkeypatch.setattr(browser, "_download", lambda: downloaded)
+    assert find_browser({"PATH": ""}) == downloaded
+    monkeypatch.setattr(browser, "_download", lambda: pytest.fail("downloaded twice"))
+    assert find_browser({"PATH": ""}) == downloaded
+
+
+def test_the_adapter_follows_the_wish_and_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr(browser, "gpu_devices", list)
+    assert adapters_to_try("auto") == ["software"]
+    monkeypatch.setattr(browser, "gpu_devices", lambda: [Path("/dev/nvidia0")])
+    assert adapters_to_try("auto") == ["hardware", "software"]
+    assert adapters_to_try("software") == ["software"]
+    assert adapters_to_try("hardware") == ["hardware"]
+    with pytest.raises(CommandError, match="CAPSTAN_ADAPTER is 'gpu': set it to auto, hardware or software"):
+        adapters_to_try("gpu")
+
+
+def test_gpu_device_nodes_are_seen(tmp_path: Path) -> None:
+    assert gpu_devices(tmp_path) == []
+    (tmp_path / "dri").mkdir()
+    (tmp_path / "dri/renderD128").touch()
+    assert gpu_devices(tmp_path) == [tmp_path / "dri/renderD128"]
+
+
+def test_flags_differ_by_adapter_and_the_sandbox_stays_on_for_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert "--use-webgpu-adapter=swiftshader" in flags("software")
+    assert "--use-webgpu-adapter=swiftshader" not in flags("hardware")
+    assert "--no-sandbox" not in flags("software")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert "--no-sandbox" in flags("software")

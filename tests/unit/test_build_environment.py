@@ -1,0 +1,156 @@
+"""The set-up: done once, done again after an interruption or a change, never twice at a time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from buildtools import ROOT, environment, site
+from buildtools.environment import Stage, ensure, locked, run_tool
+from buildtools.errors import CommandError
+
+
+def stage(folder: Path, work: list[str], fail: bool = False) -> Stage:
+    def do() -> None:
+        work.append("done")
+        if fail:
+            raise KeyboardInterrupt
+
+    return Stage("a stage", folder / "made/.stamp", [folder / "lock.txt"], do)
+
+
+def test_a_stage_is_done_once_until_its_inputs_change(tmp_path: Path) -> None:
+    (tmp_path / "lock.txt").write_text("a==1")
+    work: list[str] = []
+    stage(tmp_path, work).run_once()
+    stage(tmp_path, work).run_once()
+    assert len(work) == 1
+    (tmp_path / "lock.txt").write_text("a==2")
+    assert not stage(tmp_path, work).is_done()
+    stage(tmp_path, work).run_once()
+    assert len(work) == 2
+
+
+def test_an_interrupted_stage_does_not_look_done_even_if_it_once_was(tmp_path: Path) -> None:
+    (tmp_path / "lock.txt").write_text("a==1")
+    stage(tmp_path, []).run_once()
+    (tmp_path / "lock.txt").write_text("a==2")
+    with pytest.raises(KeyboardInterrupt):
+        stage(tmp_path, [], fail=True).run_once()
+    (tmp_path / "lock.txt").write_text("a==1")
+    assert not stage(tmp_path, []).is_done()
+
+
+def test_a_finished_set_up_starts_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *args, **extra: pytest.fail(f"{args} was started"))
+    started = time.monotonic()
+    ensure("run")
+    ensure("dev")
+    assert time.monotonic() - started < 0.5
+
+
+def test_a_second_set_up_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "CACHE", tmp_path)
+    order: list[str] = []
+
+    def second() -> None:
+        with locked("set-up"):
+            order.append("second")
+
+    with locked("set-up"):
+        thread = threading.Thread(target=second)
+        thread.start()
+        time.sleep(0.3)
+        order.append("first")
+    thread.join(10)
+    assert order == ["first", "second"]
+
+
+def test_a_python_without_venv_is_told_which_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
+    with pytest.raises(CommandError, match=r"cannot make virtual environments: .*apt-get install python3-venv"):
+        environment._make_venv()
+
+
+def test_a_missing_or_old_node_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CommandError, match=r"^node was not found: install Node 18 or newer"):
+        environment._npm_install()
+    node = tmp_path / "node"
+    node.write_text("#!/bin/sh\necho v16.20.2\n")
+    node.chmod(0o755)
+    with pytest.raises(CommandError, match=r"^Node v16.20.2 found: install Node 18 or newer"):
+        environment._npm_install()
+
+
+def test_a_tools_failure_is_one_line_with_its_own_words() -> None:
+    script = "import sys; print('npm error code E404\\nnpm error 404 no such package\\nnpm error log: x'); sys.exit(1)"
+    with pytest.raises(CommandError) as caught:
+        run_tool([sys.executable, "-c", script], "check the network")
+    assert "'npm error code E404 npm error 404 no such package': check the network" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "log: x" in caught.value.detail
+
+
+def test_the_generated_onnx_module_is_the_one_that_onnx_itself_uses() -> None:
+    import onnx
+
+    from capstan.graph import onnx_pb2
+
+    theirs: object = onnx.ModelProto
+    assert onnx_pb2.ModelProto is theirs
+
+
+def test_a_part_of_the_site_is_made_again_only_when_something_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "SITE", tmp_path / "site")
+    monkeypatch.setattr(site, "CACHE", tmp_path)
+    monkeypatch.setattr(site, "ROOT", tmp_path)
+    source = tmp_path / "source.txt"
+    source.write_text("one")
+    (tmp_path / "site").mkdir()
+    made: list[str] = []
+
+    def make() -> list[Path]:
+        made.append(source.read_text())
+        target = tmp_path / "site" / f"{source.read_text()}.txt"
+        target.write_text("x")
+        return [target]
+
+    monkeypatch.setattr(site, "__file__", str(tmp_path / "site.py"))
+    site.part("text", [source], make)
+    site.part("text", [source], make)
+    assert made == ["one"]
+    source.write_text("two")
+    site.part("text", [source], make)
+    assert made == ["one", "two"]
+    assert [path.name for path in (tmp_path / "site").iterdir()] == ["two.txt"]
+    (tmp_path / "site/two.txt").unlink()
+    site.part("text", [source], make)
+    assert made == ["one", "two", "two"]
+
+
+def test_the_version_has_one_source() -> None:
+    import tomllib
+
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert json.loads((ROOT / "package.json").read_text())["version"] == version
+    assert json.loads((ROOT / "package-lock.json").read_text())["version"] == version
+
+
+def test_the_pins_that_must_be_exact_are_exact_and_no_lock_file_names_a_host() -> None:
+    dependencies = json.loads((ROOT / "package.json").read_text())["dependencies"]
+    assert dependencies["onnxruntime-web"] == "1.30.0"
+    assert dependencies["pyodide"] == "314.0.7"
+    assert '"resolved"' not in (ROOT / "package-lock.json").read_text()
+    for name in ("requirements-run.txt", "requirements-dev.txt"):
+        lines = [line for line in (ROOT / name).read_text().splitlines() if line and not line.startswith(("#", "-r "))]
+        assert lines
+        assert all("==" in line and "://" not in line for line in lines), name

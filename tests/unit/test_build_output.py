@@ -1,0 +1,75 @@
+"""What `run` prints: text on stdout, everything else on stderr, JSON last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from buildtools.commands.run import Output, raise_remote, summary
+from buildtools.errors import CommandError
+from buildtools.terminal import Progress
+
+RESULT: dict[str, Any] = {
+    "text": "ab",
+    "token_ids": [1, 2, 3],
+    "finish_reason": "length",
+    "device": "webgpu",
+    "adapter": "google swiftshader",
+    "capture": "ort",
+    "capture_note": "the tape differs from the eager step",
+    "tokens_per_second": 12.34,
+    "time_to_first_token_ms": 120.4,
+}
+
+
+def test_text_goes_to_stdout_as_it_is_and_the_rest_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output()
+    output.show({"kind": "status", "text": "loading"})
+    for text in ("def f", "():\n", "    return", ""):
+        output.show({"kind": "text", "text": text, "token_id": 1})
+    output.show({"kind": "stderr", "text": "a warning\n"})
+    output.show({"kind": "text", "text": "x\n", "token_id": 1})
+    output.end_line()
+    captured = capsys.readouterr()
+    assert captured.out == "def f():\n    return\nx\n"
+    assert captured.err == "loading\na warning\n"
+
+
+def test_progress_is_a_line_a_quarter_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress()
+    for done in range(101):
+        progress.update("weights", done * 10**6, 10**8)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"weights: {mb}.0 of 100.0 MB" for mb in (25, 50, 75, 100)]
+
+
+def test_progress_is_one_rewritten_line_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    progress = Progress()
+    progress.update("weights", 10**8, 10**8)
+    progress.line("loaded")
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith("\rweights: 100.0 of 100.0 MB\r")
+    assert error.endswith("\rloaded\n")
+
+
+def test_the_summary_is_one_line_that_names_what_was_used_and_why() -> None:
+    assert summary(RESULT) == (
+        "3 tokens, 12.3 tokens/s, first token after 120 ms, adapter google swiftshader, device webgpu, "
+        "capture ort (the tape differs from the eager step), finished by length"
+    )
+    assert "- tokens/s, no first token" in summary(
+        RESULT | {"token_ids": [], "tokens_per_second": None, "time_to_first_token_ms": None}
+    )
+
+
+def test_an_error_of_the_page_is_an_error_of_the_command() -> None:
+    with pytest.raises(CommandError, match="^too long: 9 of 8 tokens$") as caught:
+        raise_remote({"type": "PromptError", "message": "too long: 9 of 8 tokens", "traceback": "Traceback ..."})
+    assert (caught.value.status, caught.value.detail) == (2, "Traceback ...")
+    with pytest.raises(KeyboardInterrupt):
+        raise_remote({"type": "KeyboardInterrupt", "message": "", "traceback": ""})

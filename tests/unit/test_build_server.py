@@ -1,0 +1,155 @@
+"""The local server: what a page and a careless or hostile client get from it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from buildtools.errors import CommandError
+from buildtools.server import SiteServer, byte_range, serving
+
+BODY = bytes(range(100))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    site = tmp_path / "site"
+    (site / "sub").mkdir(parents=True)
+    (site / "index.html").write_text("<p>hello</p>")
+    (site / "sub/index.html").write_text("<p>sub</p>")
+    for name in ("a.mjs", "b.wasm", "c.json", "d.whl", "data.bin"):
+        (site / name).write_bytes(BODY)
+    (tmp_path / "secret.txt").write_text("secret")
+    (tmp_path / "nano one").mkdir()
+    (tmp_path / "nano one/model.onnx").write_bytes(BODY)
+    return site
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[SiteServer]:
+    with serving(folder, {"nano one": folder.parent / "nano one"}) as server:
+        yield server
+
+
+def get(
+    server: SiteServer, path: str, headers: Mapping[str, str] | None = None, method: str = "GET"
+) -> tuple[http.client.HTTPResponse, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+    connection.request(method, path, headers=dict(headers or {}))
+    response = connection.getresponse()
+    body = response.read()
+    connection.close()
+    return response, body
+
+
+def test_pages_are_cross_origin_isolated_and_never_cached_unasked(server: SiteServer) -> None:
+    response, body = get(server, "/")
+    assert (response.status, body) == (200, b"<p>hello</p>")
+    assert response.headers["Cross-Origin-Opener-Policy"] == "same-origin"
+    assert response.headers["Cross-Origin-Embedder-Policy"] == "require-corp"
+    assert response.headers["Cache-Control"] == "no-cache"
+
+
+@pytest.mark.parametrize(
+    ("name", "mime"),
+    [
+        ("a.mjs", "text/javascript; charset=utf-8"),
+        ("b.wasm", "application/wasm"),
+        ("c.json", "application/json"),
+        ("d.whl", "application/zip"),
+        ("data.bin", "application/octet-stream"),
+        ("", "text/html; charset=utf-8"),
+    ],
+)
+def test_files_have_the_type_that_browsers_insist_on(server: SiteServer, name: str, mime: str) -> None:
+    assert get(server, "/" + name)[0].headers["Content-Type"] == mime
+
+
+@pytest.mark.parametrize(
+    ("header", "start", "end"),
+    [
+        ("bytes=0-0", 0, 1),
+        ("bytes=10-19", 10, 20),
+        ("bytes=90-", 90, 100),
+        ("bytes=-5", 95, 100),
+        ("bytes=99-500", 99, 100),
+    ],
+)
+def test_a_range_is_answered_with_that_part(server: SiteServer, header: str, start: int, end: int) -> None:
+    response, body = get(server, "/data.bin", {"Range": header})
+    assert response.status == 206
+    assert body == BODY[start:end]
+    assert response.headers["Content-Range"] == f"bytes {start}-{end - 1}/100"
+
+
+def test_a_range_past_the_end_is_refused_and_one_that_is_no_range_is_ignored(server: SiteServer) -> None:
+    response, body = get(server, "/data.bin", {"Range": "bytes=100-"})
+    assert (response.status, body) == (416, b"")
+    assert response.headers["Content-Range"] == "bytes */100"
+    for header in ("bytes=5-2", "bytes=-", "lines=1-2", "bytes=0-1,5-6"):
+        response, body = get(server, "/data.bin", {"Range": header})
+        assert (response.status, body) == (200, BODY), header
+
+
+def test_byte_range_of_an_empty_file() -> None:
+    assert byte_range("bytes=0-", 0) == (0, 0)
+    assert byte_range(None, 0) is None
+
+
+def test_an_unchanged_file_is_not_sent_again_and_a_stale_range_is_sent_whole(server: SiteServer) -> None:
+    etag = get(server, "/data.bin")[0].headers["ETag"]
+    response, body = get(server, "/data.bin", {"If-None-Match": etag})
+    assert (response.status, body) == (304, b"")
+    (server.root / "data.bin").write_bytes(BODY + b"x")
+    assert get(server, "/data.bin", {"If-None-Match": etag})[0].status == 200
+    assert get(server, "/data.bin", {"Range": "bytes=0-1", "If-Range": etag})[0].status == 200
+
+
+def test_head_tells_the_length_without_the_body(server: SiteServer) -> None:
+    response, body = get(server, "/data.bin", method="HEAD")
+    assert (response.status, body, response.headers["Content-Length"]) == (200, b"", "100")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../secret.txt",
+        "/%2e%2e/secret.txt",
+        "/sub/../../secret.txt",
+        "/models/nano%20one/../secret.txt",
+        "/models/nano%20one/%2e%2e/secret.txt",
+        "/..%5csecret.txt",
+        "//../secret.txt",
+        "/index.html%00",
+    ],
+)
+def test_nothing_outside_the_served_folders_is_reachable(server: SiteServer, path: str) -> None:
+    response, body = get(server, path)
+    assert response.status == 404
+    assert b"secret" not in body
+
+
+def test_folders_are_not_listed(server: SiteServer) -> None:
+    assert get(server, "/sub/")[1] == b"<p>sub</p>"
+    assert get(server, "/sub")[0].status == 404
+    assert get(server, "/models/nano%20one/")[0].status == 404
+
+
+def test_models_are_mounted_and_listed(server: SiteServer) -> None:
+    assert get(server, "/models/nano%20one/model.onnx")[1] == BODY
+    assert json.loads(get(server, "/models/index.json")[1]) == [{"name": "nano one", "url": "/models/nano%20one/"}]
+    assert get(server, "/models/other/model.onnx")[0].status == 404
+
+
+def test_other_methods_are_refused(server: SiteServer) -> None:
+    assert get(server, "/data.bin", method="POST")[0].status == 501
+
+
+def test_a_taken_port_names_the_option(server: SiteServer, folder: Path) -> None:
+    port = server.server_address[1]
+    with pytest.raises(CommandError, match=rf"port {port} on 127.0.0.1 is taken: .*--port"):
+        SiteServer(folder, {}, port=port)
