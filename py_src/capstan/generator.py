@@ -184,6 +184,11 @@ class Generator:
         return None if self._decoder is None else self._decoder.capture_note
 
     @property
+    def tape_passes(self) -> dict[str, str]:
+        """What each pass over the recorded tape did, or why it did nothing; empty without a tape."""
+        return {} if self._decoder is None else dict(self._decoder.tape_passes)
+
+    @property
     def counters(self) -> Counters:
         """What the device did during decode steps, prefills left out; counts of other generators at work are in it.
 
@@ -289,7 +294,11 @@ class Generator:
         token = self._ready.popleft()
         # The logits this token was picked from came from the token before it.
         self._valid = len(self._sequence)
-        if not (self._ended and not self._ready):
+        if self._ended and not self._ready:
+            # Steps past the end repeated the last token's step, with workgroups for a longer sequence if their counts
+            # come from a table: its cache entry is computed again if the sequence goes on.
+            self._valid = max(0, self._valid - 1)
+        else:
             self._sequence.append(token)
         self._last = [token]
         timing = self.timing

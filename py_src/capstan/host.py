@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 from .config import GenaiConfig
-from .device.base import DeviceModel, Progress
+from .device.base import DeviceModel, Progress, TapeOptions
 
 __all__ = ["Host", "current_host"]
 
@@ -36,7 +36,7 @@ class Host(Protocol):
         """What capstan.tokenizer.Tokenizer drives."""
 
     async def open_model(
-        self, folder: str, config: GenaiConfig, device: str, capture: str, progress: Progress
+        self, folder: str, config: GenaiConfig, device: str, options: TapeOptions, progress: Progress
     ) -> DeviceModel:
         """Load a model onto a device; `device` 'auto' is resolved here."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .config import GenaiConfig, parse_genai_config
-from .device.base import Decoder, DeviceModel, Progress
+from .device.base import Decoder, DeviceModel, Progress, TapeOptions
 from .errors import AsyncRequiredError, ClosedError, ModelFileError, OptionError
 from .host import Host, current_host
 from .search import SearchOptions
@@ -26,7 +26,8 @@ class Model:
     `path` is the folder: a URL of the page's origin, or a directory on CPython. `device` is 'webgpu', 'wasm', 'auto'
     (WebGPU on a hardware adapter, else wasm) or, on CPython, 'reference'. `capture` is how decode steps run on WebGPU:
     'tape', 'ort' (onnxruntime-web's own capture) or 'off' (eager); where that is not possible the next one down is
-    used, and the generator's `capture_note` says why. `progress(what, done, total)` is called with bytes.
+    used, and the generator's `capture_note` says why. `direct` makes the tape's indirect dispatches direct, with
+    workgroup counts from a table; None does so on hardware adapters. `progress(what, done, total)` is called with bytes.
 
     `Model(path)` blocks, which in a page needs JavaScript Promise Integration; `await Model.load(path)` never does.
 
@@ -34,20 +35,32 @@ class Model:
     """
 
     def __init__(
-        self, path: str, *, device: str = "auto", capture: str = "tape", progress: Progress | None = None
+        self,
+        path: str,
+        *,
+        device: str = "auto",
+        capture: str = "tape",
+        direct: bool | None = None,
+        progress: Progress | None = None,
     ) -> None:
         host = current_host()
         if not host.can_wait():
             raise AsyncRequiredError(f"Model({path!r}) would have to wait here; use `await Model.load({path!r})`")
-        self._set(host, *host.wait(open_model(host, path, device, capture, progress or no_progress)))
+        self._set(host, *host.wait(open_model(host, path, device, TapeOptions(capture, direct), progress or no_progress)))
 
     @classmethod
     async def load(
-        cls, path: str, *, device: str = "auto", capture: str = "tape", progress: Progress | None = None
+        cls,
+        path: str,
+        *,
+        device: str = "auto",
+        capture: str = "tape",
+        direct: bool | None = None,
+        progress: Progress | None = None,
     ) -> Model:
         """Load a model without blocking; see the class for the arguments and errors."""
         host = current_host()
-        opened = await open_model(host, path, device, capture, progress or no_progress)
+        opened = await open_model(host, path, device, TapeOptions(capture, direct), progress or no_progress)
         model = cls.__new__(cls)
         model._set(host, *opened)
         return model
@@ -114,11 +127,11 @@ class Model:
 
 
 async def open_model(
-    host: Host, path: str, device: str, capture: str, progress: Progress
+    host: Host, path: str, device: str, options: TapeOptions, progress: Progress
 ) -> tuple[str, GenaiConfig, DeviceModel, dict[str, str]]:
     """Read the folder's small files, check them, then load the graph and the weights."""
-    if capture not in CAPTURES:
-        raise OptionError(f"capture is {capture!r}; it must be one of {', '.join(map(repr, CAPTURES))}")
+    if options.capture not in CAPTURES:
+        raise OptionError(f"capture is {options.capture!r}; it must be one of {', '.join(map(repr, CAPTURES))}")
     folder = path if path.endswith("/") else path + "/"
     config = parse_genai_config(await host.read(folder, "genai_config.json"), folder + "genai_config.json")
     files = {}
@@ -129,5 +142,5 @@ async def open_model(
     if "tokenizer.json" not in files:
         raise ModelFileError(f"{folder}tokenizer.json is missing; copy the tokenizer's files into the model folder")
     SearchOptions.from_config(config.search, context_length=config.context_length)
-    loaded = await host.open_model(folder, config, device, capture, progress)
+    loaded = await host.open_model(folder, config, device, options, progress)
     return folder, config, loaded, files

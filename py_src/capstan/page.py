@@ -86,6 +86,7 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
             "adapter": model.adapter,
             "capture": generator.capture,
             "capture_note": generator.capture_note,
+            "tape_passes": generator.tape_passes,
             "tokens_per_second": timing.tokens_per_second,
             "time_to_first_token_ms": timing.time_to_first_token,
             "counters": generator.counters,

@@ -6,6 +6,7 @@ import type { PyProxy } from "pyodide/ffi";
 import { copyBytes, withBytes } from "./crossing";
 import { EngineError } from "./errors";
 import { compareBuffers } from "./gpu/compare";
+import { countsByLength, countsOfStep } from "./gpu/counts";
 import { WatchedDevice } from "./gpu/device";
 import { type PlayedOp, StepEncoder, Tape } from "./gpu/player";
 import { DryRecorder, type RecordingObjects } from "./gpu/recorder";
@@ -250,9 +251,38 @@ export class GpuEngine {
     return this.tapes.add(tape);
   }
 
+  /** Workgroup counts by sequence length for the next `table` number of a tape: u32 [length + 1, 3]. */
   addTable(tape: number, counts: PyProxy): void {
     const bytes = copyBytes(counts);
     this.tapes.get(tape).addTable(new Uint32Array(bytes.buffer, 0, bytes.byteLength / 4));
+  }
+
+  /** Fill recorded buffers with bytes 0xFF, which no kernel takes for a finite float. */
+  poison(recording: number, buffers: string): void {
+    const objects = this.recordings.get(recording);
+    for (const id of JSON.parse(buffers) as number[]) {
+      const buffer = objects.buffers.get(id);
+      if (!buffer) throw new EngineError("TapeError", `buffer ${id} was not recorded`);
+      this.watched.poison(buffer);
+    }
+  }
+
+  /** For each sequence length, the counts `steps` leave in a recorded buffer: u32 [lengths, 3] as bytes. */
+  async countsByLength(recording: number, steps: string, source: number, offset: number, mask: number, lengths: number): Promise<Uint8Array> {
+    const objects = this.recordings.get(recording);
+    const tape = new Tape(objects, JSON.parse(steps) as PlayedOp[], new Set(objects.infos.keys()));
+    try {
+      return await countsByLength(this.watched, tape, objects, { source, offset }, this.buffers.get(mask), lengths);
+    } finally {
+      tape.close();
+    }
+  }
+
+  /** The counts that the indirect dispatches of a tape really get in a step at `length`: u32 [dispatches, 3] as bytes. */
+  async countsOfStep(tape: number, length: number): Promise<Uint8Array> {
+    const played = this.tapes.get(tape);
+    played.assertPlayable();
+    return countsOfStep(this.watched, played, length);
   }
 
   /** A recorded binding will not be run by ORT again; its buffers need not stay registered. */

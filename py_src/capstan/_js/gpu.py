@@ -104,6 +104,21 @@ class JsGpuEngine:
         with typed_errors():
             self._js.addTable(tape, counts)
 
+    def poison(self, recording: int, buffers: Sequence[int]) -> None:
+        with typed_errors():
+            self._js.poison(recording, json.dumps(buffers))
+
+    async def counts_by_length(
+        self, recording: int, steps: Sequence[Any], source: int, offset: int, mask: int, lengths: int
+    ) -> bytes:
+        with typed_errors():
+            found = await self._js.countsByLength(recording, json.dumps(steps), source, offset, mask, lengths)
+            return bytes(found.to_bytes())
+
+    async def counts_of_step(self, tape: int, length: int) -> bytes:
+        with typed_errors():
+            return bytes((await self._js.countsOfStep(tape, length)).to_bytes())
+
     def close_tape(self, tape: int) -> None:
         self._js.closeTape(tape)
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from ..config import GenaiConfig
-from ..device.base import DeviceModel, Progress
+from ..device.base import DeviceModel, Progress, TapeOptions
 from ..device.wasm import WasmModel, prepare
 from ..device.webgpu import WebGpuModel
 from ..errors import DeviceUnavailableError, ModelFileError, OptionError
@@ -43,7 +43,7 @@ class PageHost:
         return host.make_tokenizer(tokenizer_json, tokenizer_config_json)
 
     async def open_model(
-        self, folder: str, config: GenaiConfig, device: str, capture: str, progress: Progress
+        self, folder: str, config: GenaiConfig, device: str, options: TapeOptions, progress: Progress
     ) -> DeviceModel:
         chosen = await choose_device(device)
         model = await self.read(folder, config.decoder.filename)
@@ -52,7 +52,7 @@ class PageHost:
         engine = await host.open_gpu()
         try:
             return await WebGpuModel.load(
-                engine, folder, model, config, capture, lambda entry: self._read_range(folder, entry), progress
+                engine, folder, model, config, options, lambda entry: self._read_range(folder, entry), progress
             )
         except BaseException:
             engine.close()

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ..search import SearchOptions
 
-__all__ = ["Burst", "Counters", "Decoder", "DeviceModel", "Progress"]
+__all__ = ["Burst", "Counters", "Decoder", "DeviceModel", "Progress", "TapeOptions"]
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is loaded, bytes done, bytes in all)."""
@@ -17,6 +17,16 @@ Counters = dict[str, int]
 """What a device has done since it was opened; the generator takes differences."""
 
 COUNTER_NAMES = ("steps", "submits", "readbacks", "readback_bytes", "create_buffer", "create_bind_group", "write_buffer")
+
+
+@dataclass(frozen=True)
+class TapeOptions:
+    """How decode steps are to run on WebGPU."""
+
+    capture: str = "tape"
+    """'tape', 'ort' or 'off'."""
+    direct: bool | None = None
+    """Make the tape's indirect dispatches direct; None does so on hardware adapters."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,8 @@ class Decoder(Protocol):
     """How decode steps run: 'tape', 'ort' or 'off'."""
     capture_note: str | None
     """Why it is not the capture that was asked for."""
+    tape_passes: dict[str, str]
+    """What each pass over the tape did, or why it did nothing; empty without a tape."""
     max_in_flight: int
     """Bursts that may be submitted before the first is awaited."""
     max_burst: int

@@ -35,6 +35,7 @@ class HostSampledDecoder:
     def __init__(self, runner: Runner, capacity: int, note: str | None, now: Callable[[], float]):
         self.capacity = capacity
         self.capture_note = note
+        self.tape_passes: dict[str, str] = {}
         self._runner: Runner | None = runner
         self._now = now
         self._options = SearchOptions()

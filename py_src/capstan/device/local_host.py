@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ..config import GenaiConfig
 from ..errors import ModelFileError, OptionError
 from ..tokenizer import LocalBackend
-from .base import DeviceModel, Progress
+from .base import DeviceModel, Progress, TapeOptions
 
 __all__ = ["LocalHost"]
 
@@ -57,7 +57,7 @@ class LocalHost:
         return LocalBackend(tokenizer_json, tokenizer_config_json)
 
     async def open_model(
-        self, folder: str, config: GenaiConfig, device: str, capture: str, progress: Progress
+        self, folder: str, config: GenaiConfig, device: str, options: TapeOptions, progress: Progress
     ) -> DeviceModel:
         if device not in ("auto", "reference"):
             raise OptionError(f"device is {device!r}; on CPython it must be 'auto' or 'reference'")

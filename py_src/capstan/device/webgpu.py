@@ -10,9 +10,10 @@ from ..config import GenaiConfig
 from ..errors import DeviceUnavailableError, TapeError, UnsupportedModelError
 from ..graph import GraphDescription
 from ..tape import TapeKey
-from .base import Progress
-from .decode_step import DecodeStep, record_step
+from .base import Progress, TapeOptions
+from .decode_step import DecodeStep
 from .engine import BoundTensor, GpuEngine
+from .step_recorder import StepRecorder
 from .webgpu_decoder import SequenceBuffers, WebGpuDecoder
 
 __all__ = ["WebGpuModel"]
@@ -50,17 +51,20 @@ class WebGpuModel:
 
     device = "webgpu"
 
-    def __init__(self, engine: GpuEngine, graphs: Graphs, weights: dict[str, int], prefill: int, name: str, capture: str):
+    def __init__(self, engine: GpuEngine, graphs: Graphs, weights: dict[str, int], prefill: int, name: str, options: TapeOptions):
         self._engine = engine
         self._graphs = graphs
         self._weights = weights
         self._prefill = prefill
-        self._capture = capture
+        self._capture = options.capture
         self._name = name
         self._free: list[WebGpuDecoder] = []
         self._decoders: list[WebGpuDecoder] = []
         summary = engine.adapter()
         self.adapter = " ".join(filter(None, (summary["vendor"], summary["architecture"], summary["description"])))
+        # Validating an indirect dispatch costs a pass of Dawn's, filling a table costs some kernels for each length: on
+        # software adapters the second is more.
+        self._direct = not summary["software"] if options.direct is None else options.direct
         self._chunk = PREFILL_CHUNK[bool(summary["software"])]
 
     @classmethod
@@ -70,7 +74,7 @@ class WebGpuModel:
         url: str,
         model: bytes,
         config: GenaiConfig,
-        capture: str,
+        options: TapeOptions,
         read_range: Callable[[graph.WeightEntry], Awaitable[bytes]],
         progress: Progress,
     ) -> WebGpuModel:
@@ -95,7 +99,7 @@ class WebGpuModel:
             for handle in weights.values():
                 engine.destroy_buffer(handle)
             raise
-        return cls(engine, graphs, weights, session, url, capture)
+        return cls(engine, graphs, weights, session, url, options)
 
     async def decoder(self, capacity: int) -> WebGpuDecoder:
         """A decoder of that capacity: a free one, else a new one, recorded and checked."""
@@ -139,7 +143,7 @@ class WebGpuModel:
         feeds, fetches = self._tensors(buffers, buffers.input_ids, 1)
         binding = self._engine.bind(session, feeds, fetches)
         step = DecodeStep(self._engine, eager, capture=self._capture, note=None, session=session, captured=binding, key=key)
-        return await record_step(step, buffers, self._graphs.description, self._run_probe)
+        return await StepRecorder(step, buffers, self._graphs.description, self._run_probe, self._direct).record()
 
     async def _run_probe(self, buffers: SequenceBuffers, ids: Sequence[int]) -> None:
         """Prefill a few tokens, so that a recorded step can be compared with an eager one on real state."""

@@ -138,6 +138,7 @@ class WebGpuDecoder:
         self.capacity = buffers.capacity
         self.capture = step.capture
         self.capture_note = step.note
+        self.tape_passes = step.passes
         self.max_in_flight = TAPE_IN_FLIGHT if step.capture == "tape" else 1
         self.max_burst = MAX_BURST if step.capture == "tape" else 1
         self._sampler = engine.make_sampler(

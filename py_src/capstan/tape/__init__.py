@@ -16,6 +16,7 @@ from .passes import (
     direct_dispatches,
     reaching_definition,
     slice_for,
+    without_clears,
 )
 from .recording import BindGroup, Clear, Copy, Dispatch, DispatchIndirect, Op, Pipeline, Recording, Write
 
@@ -37,4 +38,5 @@ __all__ = [
     "direct_dispatches",
     "reaching_definition",
     "slice_for",
+    "without_clears",
 ]

@@ -17,6 +17,7 @@ __all__ = [
     "direct_dispatches",
     "reaching_definition",
     "slice_for",
+    "without_clears",
 ]
 
 
@@ -95,6 +96,17 @@ def slice_for(recording: Recording, ops: Sequence[Op], target: int) -> list[int]
         wanted -= {buffer for buffer in useful if recording.overwrites(ops[i], buffer)}
         wanted |= recording.reads(ops[i])
     return kept[::-1]
+
+
+def without_clears(ops: Sequence[Op]) -> tuple[tuple[Op, ...], frozenset[int]]:
+    """The step without its clears, and the buffers they cleared.
+
+    A clear ends the compute pass, and a decoder has some for each layer: onnxruntime-web's allocator zeroes a buffer
+    when it hands it out again. They are needed only if a kernel reads what it has not written; whether that is so is
+    for the caller to find out, by replaying with these buffers full of NaN.
+    """
+    kept = tuple(op for op in ops if not isinstance(op, Clear))
+    return kept, frozenset(op.buffer for op in ops if isinstance(op, Clear))
 
 
 @dataclass(frozen=True)

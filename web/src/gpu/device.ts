@@ -196,6 +196,12 @@ export class WatchedDevice {
     this.own.write(buffer, offset, bytes);
   }
 
+  /** Fill a buffer with bytes 0xFF; a tape that watches it does not take this for a foreign write. */
+  poison(buffer: GPUBuffer): void {
+    this.counters.write_buffer++;
+    this.own.write(buffer, 0, new Uint8Array(this.info(buffer).size).fill(0xff));
+  }
+
   info(buffer: GPUBuffer): BufferInfo {
     const info = this.buffers.get(buffer);
     if (!info) throw new EngineError("TapeError", "a buffer was used that was not made on this device");

@@ -85,8 +85,17 @@ export class Tape {
     this.end("it was closed");
   }
 
-  /** Encode one step; `length` is the number of valid positions the step sees (for `table` ops). */
-  encode(step: StepEncoder, length: number): void {
+  /** Indirect dispatches in a step. */
+  get indirectCount(): number {
+    return this.ops.filter((op) => op.kind === "indirect").length;
+  }
+
+  /**
+   * Encode one step; `length` is the number of valid positions the step sees (for `table` ops). `beforeIndirect` is
+   * called with the number and arguments of each indirect dispatch, outside of any pass.
+   */
+  encode(step: StepEncoder, length: number, beforeIndirect?: (index: number, buffer: GPUBuffer, offset: number) => void): void {
+    let indirect = 0;
     let pipeline: GPUComputePipeline | null = null;
     let groups: GPUBindGroup[] = [];
     for (const op of this.ops) {
@@ -97,6 +106,12 @@ export class Tape {
         if (op.kind === "copy") step.encoder.copyBufferToBuffer(op.source, op.from, op.target, op.to, op.size);
         else step.encoder.clearBuffer(op.buffer, op.offset, op.size);
         continue;
+      }
+      if (beforeIndirect && op.kind === "indirect") {
+        step.endPass();
+        pipeline = null;
+        groups = [];
+        beforeIndirect(indirect++, op.buffer, op.offset);
       }
       const { pass } = step;
       if (op.pipeline !== pipeline) pass.setPipeline((pipeline = op.pipeline));

@@ -1,0 +1,205 @@
+"""Records a decode step, makes a tape of it, and trusts neither before it was seen to do what an eager step does."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ..errors import TapeCheckError, TapeError
+from ..graph import GraphDescription
+from ..tape import (
+    DispatchIndirect,
+    Op,
+    Recording,
+    TableGroup,
+    captured_half,
+    check_replayable,
+    copies_lost_by_ort,
+    direct_dispatches,
+    without_clears,
+)
+from .decode_step import DecodeStep
+from .webgpu_decoder import SequenceBuffers
+
+__all__ = ["TOLERANCE", "StepRecorder"]
+
+TOLERANCE = {"float32": 2e-4, "float16": 2e-2}
+"""Largest difference between a tape step and an eager step, relative to the largest value, in logits and KV cache.
+
+Both run onnxruntime-web's kernels; attention may split its sums differently, which is worth a few units in the last
+place."""
+
+PROBE_TOKENS = 5
+"""Positions before the step that is compared."""
+
+COUNTED_LENGTHS = (1, 63, 64, 65, 127, 128, 129)
+"""Lengths at which every indirect dispatch is asked for its counts, besides the longest: where kernels change."""
+
+
+@dataclass
+class StepRecorder:
+    """Turns a DecodeStep with a captured session that never ran into the one to use."""
+
+    step: DecodeStep
+    buffers: SequenceBuffers
+    about: GraphDescription
+    probe: Callable[[SequenceBuffers, Sequence[int]], Awaitable[None]]
+    """Prefills a few tokens, so that steps are compared on real state."""
+    direct: bool
+    """Make indirect dispatches direct."""
+
+    async def record(self) -> DecodeStep:
+        """Record the captured session's first run; return the step asked for, or the next one down with the reason."""
+        engine = self.step.engine
+        try:
+            recording = Recording.from_json(await engine.record(self.step.captured))
+        except TapeError as error:
+            # Nothing is known of what ORT captured, so its own replay is not trusted either.
+            return replace(self.step, capture="off", note=f"the decode step could not be recorded: {error}")
+        notes = []
+        try:
+            ops = captured_half(recording)
+            if self.step.capture == "tape":
+                try:
+                    tape, passes = await self._make_tape(recording, ops)
+                    engine.retire(self.step.captured)
+                    return replace(self.step, tape=tape, passes=passes)
+                except TapeError as error:
+                    notes.append(f"the tape cannot be used: {error}")
+            lost = copies_lost_by_ort(ops)
+            if lost:
+                raise TapeError(f"onnxruntime-web's capture loses {lost} buffer copies of this model's decode step")
+            await self._check(partial(engine.run, self.step.captured))
+            return replace(self.step, capture="ort", note="; ".join(notes) or None)
+        except TapeError as error:
+            notes.append(str(error))
+            engine.retire(self.step.captured)
+            return replace(self.step, capture="off", note="; ".join(notes))
+        finally:
+            engine.drop_recording(recording.handle)
+
+    async def _make_tape(self, recording: Recording, ops: Sequence[Op]) -> tuple[int, dict[str, str]]:
+        """A checked tape and what the passes did; a pass that fails its check is left out. Raises TapeError."""
+        check_replayable(recording)
+        passes: dict[str, str] = {}
+        lean, cleared = without_clears(ops)
+        try:
+            tape = await self._checked_tape(recording, [op.played() for op in lean], poison=cleared)
+            passes["clears"] = f"{len(ops) - len(lean)} dropped"
+            ops = lean
+        except TapeCheckError as error:
+            tape = await self._checked_tape(recording, [op.played() for op in ops])
+            passes["clears"] = f"kept: {error}"
+        indirect = sum(isinstance(op, DispatchIndirect) for op in ops)
+        if not indirect:
+            passes["indirect"] = "none"
+        elif not self.direct:
+            passes["indirect"] = f"{indirect} kept: not asked for on this adapter"
+        else:
+            try:
+                direct = await self._make_direct(recording, ops, tape)
+                self.step.engine.close_tape(tape)
+                tape = direct
+                passes["indirect"] = f"{indirect} made direct"
+            except TapeError as error:
+                passes["indirect"] = f"{indirect} kept: {error}"
+        return tape, passes
+
+    async def _make_direct(self, recording: Recording, ops: Sequence[Op], tape: int) -> int:
+        """A checked tape whose indirect dispatches take their counts from tables. Raises TapeError."""
+        if self.about.mask_dtype != "int64":
+            raise TapeError(f"the mask is {self.about.mask_dtype}, tables are filled under an int64 mask")
+        played, groups = direct_dispatches(recording, ops)
+        tables = [await self._fill_table(recording, ops, group) for group in groups]
+        await self._check_counts(ops, tape, groups, tables)
+        return await self._checked_tape(recording, played, tables=tables)
+
+    async def _fill_table(self, recording: Recording, ops: Sequence[Op], group: TableGroup) -> bytes:
+        """u32 [capacity + 1, 3]: the counts by sequence length, computed by the step's own kernels."""
+        steps = [ops[i].played() for i in group.steps]
+        return await self.step.engine.counts_by_length(
+            recording.handle, steps, group.buffer, group.offset, self.buffers.mask, self.buffers.capacity
+        )
+
+    async def _check_counts(
+        self, ops: Sequence[Op], tape: int, groups: Sequence[TableGroup], tables: Sequence[bytes]
+    ) -> None:
+        """Raise TapeCheckError unless every indirect dispatch really gets the counts its table has."""
+        uses = [i for i, op in enumerate(ops) if isinstance(op, DispatchIndirect)]
+        capacity = self.buffers.capacity
+        for length in sorted({n for n in COUNTED_LENGTHS if n < capacity} | {capacity}):
+            self.buffers.set_input(self.step.engine, 0, length - 1)
+            found = await self.step.engine.counts_of_step(tape, length)
+            for group, table in zip(groups, tables, strict=True):
+                expected = struct.unpack_from("<3I", table, 12 * length)
+                for use in group.uses:
+                    got = struct.unpack_from("<3I", found, 12 * uses.index(use))
+                    if got != expected:
+                        raise TapeCheckError(
+                            f"indirect dispatch {use} gets {got} workgroups at length {length}, its table has {expected}"
+                        )
+
+    async def _checked_tape(
+        self,
+        recording: Recording,
+        played: Sequence[Any],
+        poison: Collection[int] = (),
+        tables: Sequence[bytes] = (),
+    ) -> int:
+        """A tape that was seen to do what an eager step does, with the buffers in `poison` full of NaN before it."""
+        engine = self.step.engine
+        written = [engine.recorded_id(buffer) for buffer in self.buffers.written()]
+        tape = engine.make_tape(recording.handle, played, written)
+        try:
+            for table in tables:
+                engine.add_table(tape, table)
+
+            async def play() -> None:
+                engine.poison(recording.handle, sorted(set(poison) - set(written)))
+                engine.play_once(tape, self._probe_length + 1)
+
+            await self._check(play)
+        except BaseException:
+            engine.close_tape(tape)
+            raise
+        return tape
+
+    @property
+    def _probe_length(self) -> int:
+        return min(PROBE_TOKENS, self.buffers.capacity - 1)
+
+    async def _check(self, replay: Callable[[], Awaitable[None]]) -> None:
+        """Replay one step, run the same step eagerly, and compare logits and every byte of the KV cache.
+
+        Raises TapeCheckError with the largest difference and the tolerance. Logits are full of NaN before each.
+        """
+        engine, buffers, about = self.step.engine, self.buffers, self.about
+        length = self._probe_length
+        await self.probe(buffers, [(7 * i + 3) % about.vocab_size for i in range(length)])
+        buffers.set_input(engine, 11 % about.vocab_size, length)
+        watched = [(buffers.logits, buffers.logits_bytes, about.logits_dtype)]
+        watched += [(cache, buffers.cache_bytes, about.cache_dtype) for cache in buffers.cache]
+        copies: list[int] = []
+        try:
+            copies += [engine.create_buffer("tape check", size) for _, size, _ in watched]
+            engine.fill(buffers.logits, 0xFF)
+            await replay()
+            engine.copy([(kept, 0, copy, 0, size) for (kept, size, _), copy in zip(watched, copies, strict=True)])
+            engine.fill(buffers.logits, 0xFF)
+            await engine.run(self.step.eager)
+            pairs = [(copy, kept, size, dtype) for (kept, size, dtype), copy in zip(watched, copies, strict=True)]
+            differences = await engine.compare(pairs)
+        finally:
+            for copy in copies:
+                engine.destroy_buffer(copy)
+        names = ["logits", *(pair.present for pair in about.cache)]
+        for name, (_, _, dtype), found in zip(names, watched, differences, strict=True):
+            limit = TOLERANCE[dtype] * max(1.0, found.max_magnitude)
+            if found.unlike or found.max_difference > limit:
+                raise TapeCheckError(
+                    f"a replayed step differs from an eager one in {name} by {found.max_difference:g} "
+                    f"({found.unlike} elements finite in only one), at most {limit:g} is allowed"
+                )
