@@ -225,6 +225,13 @@ def test_the_total_length_comes_from_the_masks_sum_with_a_static_mask() -> None:
     assert not graph.uncapturable(model)
 
 
+def test_the_lengths_are_reduced_as_int32_as_there_is_no_int64_reduction_on_webgpu() -> None:
+    model = graph.total_length_on_gpu(parsed("nano-shape"))
+    casts = {node.output[0]: node.attribute[0].i for node in model.graph.node if node.op_type == "Cast"}
+    sums = [node for node in model.graph.node if node.op_type == "ReduceSum"]
+    assert [casts.get(node.input[0]) for node in sums] == [TensorProto.INT32]
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "nano-shape"])
 def test_the_total_length_pass_leaves_other_graphs_as_they_are(name: str) -> None:
     assert graph.total_length_on_gpu(parsed(name)) == parsed(name)
