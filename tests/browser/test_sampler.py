@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from capstan.sampling import sample
-from capstan.search import SearchOptions
 from playwright.sync_api import Browser, Error, Page
 
 from buildtools.server import SiteServer
+from capstan.sampling import sample
+from capstan.search import SearchOptions
 from tests.harness import watch
 
 ROOT = Path(__file__).parents[2]
@@ -177,6 +177,25 @@ def test_the_ids_equal_the_reference_samplers(sampler: SamplerPage, vocab: int, 
         check_ids(rows, option, result["ring"])
         if option.top_k < vocab:  # else the cut is off
             assert result["dispatches"] == dispatches
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_every_kind_of_bits_is_read_as_the_reference_reads_it(sampler: SamplerPage, half: bool) -> None:
+    source = random.Random(9)
+    infinity, bits = (0x7C00, 16) if half else (0x7F800000, 32)
+    sign = 1 << (bits - 1)
+    ends = [0, 1, 2, infinity // 31, infinity - 1, infinity, infinity + 1, sign - 1]
+    subnormal = infinity // 31  # of a float16 that is; a float32 this small is normal
+    rows = []
+    for index in range(64):
+        draw = [lambda: source.getrandbits(bits - 1), lambda: source.choice(ends), lambda: source.randrange(subnormal)]
+        magnitudes = [draw[index % 3]() for _ in range(16)]
+        words = np.full(511 if half else 512, sign | infinity, np.uint16 if half else np.uint32)
+        words[source.sample(range(511), 16)] = [word | source.choice([0, sign]) for word in magnitudes]
+        rows.append(words.view(np.float16 if half else np.float32))
+    options = [GREEDY, SAMPLED.replace(top_k=4), *(SAMPLED.replace(temperature=value) for value in (1e-5, 2e4, 1e38))]
+    for option, result in zip(options, sampler.run(rows, options), strict=True):
+        check_ids(rows, option, result["ring"])
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from capstan.errors import OptionError
 from capstan.sampling import (
     NEGATIVE_INFINITY_KEY,
