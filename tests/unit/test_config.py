@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from capstan.config import GenaiConfig, parse_genai_config
 from capstan.errors import ConfigError, UnsupportedModelError
 

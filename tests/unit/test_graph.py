@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+
 from capstan import graph
 from capstan.config import GenaiConfig, parse_genai_config
 from capstan.errors import ModelFileError

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from capstan.device.reference import ReferenceModel, ReferenceSequence
 from capstan.errors import ClosedError, ModelFileError, PromptError
 from capstan.sampling import sample
 from capstan.search import SearchOptions
-
 from tests import oracle
 from tests.oracle import Action
 

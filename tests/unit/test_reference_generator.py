@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from capstan import Generator, GeneratorParams, Model
 
+from capstan import Generator, GeneratorParams, Model
 from tests import oracle
 from tests.oracle import Action
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
+
 from capstan.errors import OptionError
 from capstan.stream import StopStrings, TextStream
 

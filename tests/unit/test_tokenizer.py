@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from capstan.errors import ConfigError, OptionError
 from capstan.tokenizer import LocalBackend, Tokenizer
-
 from tests import oracle
 
 ROOT = Path(__file__).parents[2]
