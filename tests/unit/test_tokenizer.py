@@ -145,6 +145,12 @@ def test_decode_leaves_out_ids_without_a_token(make: Make) -> None:
     assert tokenizer.decode([ids[0], 512, *ids[1:], -1]) == "Hello"
 
 
+def test_an_id_without_a_token_is_not_shown_as_the_unknown_token(make: Make) -> None:
+    content = json.loads((FIXTURES[0] / "tokenizer.json").read_text())
+    content["model"]["unk_token"] = "A"
+    assert Tokenizer.from_files(make, json.dumps(content)).decode([100000]) == ""
+
+
 def test_special_tokens_are_added_and_shown_only_when_asked_for(make: Make) -> None:
     tokenizer = tokenizer_of(ROOT / "tests" / "fixtures" / "nano-llama", make)
     plain = tokenizer.encode("x")
