@@ -171,15 +171,15 @@ export class Sampler {
 
     this.params = this.buffer("sampler params", SAMPLER_WORDS * 4, GPUBufferUsage.UNIFORM);
     const scratch = this.buffer("sampler scratch", scratchBytes(targets), GPUBufferUsage.STORAGE);
-    const positions = targets.positionIds ?? this.buffer("sampler no positions", 16, GPUBufferUsage.STORAGE);
+    const positions =
+      targets.positionIds ?? this.buffer("sampler no positions", targets.rows * 8, GPUBufferUsage.STORAGE);
     const stride = device.limits.minUniformBufferOffsetAlignment;
     const round = this.buffer("sampler rounds", stride * ROUNDS, GPUBufferUsage.UNIFORM);
     const roundWords = new Uint32Array((stride * ROUNDS) / 4);
     for (let index = 0; index < ROUNDS; index++) roundWords[(index * stride) / 4] = index;
     device.queue.writeBuffer(round, 0, roundWords);
-    const sizes = this.buffer("sampler sizes", 16, GPUBufferUsage.UNIFORM);
-    const hasPositions = targets.positionIds === undefined ? 0 : 1;
-    device.queue.writeBuffer(sizes, 0, new Uint32Array([targets.ringCapacity, targets.maxLength, hasPositions, 0]));
+    const sizes = this.buffer("sampler sizes", 8, GPUBufferUsage.UNIFORM);
+    device.queue.writeBuffer(sizes, 0, new Uint32Array([targets.ringCapacity, targets.maxLength]));
 
     const group = (layout: GPUBindGroupLayout, buffers: (GPUBuffer | GPUBufferBinding)[]): GPUBindGroup =>
       device.createBindGroup({

@@ -2,13 +2,12 @@
 //
 // Done: padding into the ring, nothing else. An end-of-sequence id: into the ring, the row is done, input and mask stay.
 // Else: input_ids = token, mask[length] = 1, position_ids = length, length + 1; at max_length the ring alone advances.
-// Bindings: see the kernels. int64 values are written as two words. One thread of the row calls it.
+// Bindings: see the kernels. int64 values are written as two words. A model without position_ids has a buffer of the
+// sampler's own there. One thread of the row calls it.
 
 struct Sizes {
   ring_capacity: u32,
   max_length: u32,
-  has_positions: u32,
-  reserved: u32,
 }
 
 fn advance(row: u32, token: u32) {
@@ -35,9 +34,7 @@ fn advance(row: u32, token: u32) {
   let element = 2u * (row * sizes.max_length + length);
   mask[element] = 1u;
   mask[element + 1u] = 0u;
-  if (sizes.has_positions != 0u) {
-    position_ids[2u * row] = length;
-    position_ids[2u * row + 1u] = 0u;
-  }
+  position_ids[2u * row] = length;
+  position_ids[2u * row + 1u] = 0u;
   state[at] = length + 1u;
 }
