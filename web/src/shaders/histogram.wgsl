@@ -51,7 +51,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   let shift = 24u - 8u * digit;
   var end = min(VOCAB, (block + 1u) * BLOCK);
   if (by_weight && digit != 0u && cut.settled != 0u) {
-    end = 0u;
+    end = 0u; // nothing left to find
   }
   for (var token = block * BLOCK + thread; token < end; token += WG) {
     let key = token_key(row, token, hide_eos);
