@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+
 from capstan.errors import OptionError
 from capstan.search import MAX_EOS_TOKENS, SAMPLER_WORDS, SearchOptions, temperature_scale
 
