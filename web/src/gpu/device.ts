@@ -75,6 +75,12 @@ const LIMITS = [
 
 const FEATURES = ["shader-f16", "subgroups", "timestamp-query"] as const;
 
+/**
+ * The smallest subgroup that onnxruntime-web's prefill attention (32 tokens and more) computes rightly with: its kernel
+ * shuffles among 8 invocations at least. SwiftShader's subgroups have 4, and its results were wrong.
+ */
+const LEAST_SUBGROUP = 8;
+
 /** The adapter WebGPU offers, or null where there is none. */
 export async function requestAdapter(): Promise<GPUAdapter | null> {
   const gpu = (globalThis.navigator as Navigator | undefined)?.gpu;
@@ -145,7 +151,8 @@ export class WatchedDevice {
       );
     }
     const requiredLimits = Object.fromEntries(LIMITS.map((name) => [name, adapter.limits[name]]));
-    const requiredFeatures = FEATURES.filter((name) => adapter.features.has(name));
+    const subgroups = adapter.info.subgroupMinSize >= LEAST_SUBGROUP;
+    const requiredFeatures = FEATURES.filter((name) => adapter.features.has(name) && (name !== "subgroups" || subgroups));
     let device: GPUDevice;
     try {
       device = await adapter.requestDevice({ requiredFeatures, requiredLimits });
