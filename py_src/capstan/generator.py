@@ -5,12 +5,13 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 
 from .device.base import COUNTER_NAMES, Burst, Counters, Decoder
-from .errors import AsyncRequiredError, ClosedError, OptionError, PromptError
+from .errors import AsyncRequiredError, CapstanError, ClosedError, OptionError, PromptError
 from .run_ahead import RunAhead
 from .search import SearchOptions
 
@@ -361,10 +362,11 @@ class Generator:
             await self._prefill()
 
     async def _drain(self) -> None:
-        """Let bursts under way finish; their ids are not wanted."""
+        """Let bursts under way finish; their ids are not wanted, and a fault is told by the next use of the device."""
         while self._flight:
             _, burst = self._flight.popleft()
-            await burst
+            with suppress(CapstanError):
+                await burst
 
     def _discard_ahead(self) -> None:
         """What was computed past the end of the sequence is void, and so are the logits."""

@@ -1,0 +1,86 @@
+"""What a user may import; a change here is a change of the interface and belongs into the changelog."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import capstan
+
+PUBLIC = """
+    AsyncRequiredError CapstanError ClosedError ConfigError DeviceError DeviceLostError DeviceUnavailableError
+    Generator GeneratorParams Model ModelFileError OptionError OutOfMemoryError PromptError SearchOptions StopStrings
+    TapeCheckError TapeError TapeKeyError TextStream Timing Tokenizer TokenizerStream UnsupportedModelError
+    ValidationError
+"""
+
+GENAI = {
+    "Model": ["type"],
+    "Generator": [
+        "append_tokens",
+        "generate_next_token",
+        "get_next_tokens",
+        "get_sequence",
+        "is_done",
+        "rewind_to",
+        "token_count",
+        "get_logits",
+        "set_logits",
+    ],
+    "GeneratorParams": ["set_search_options"],
+    "Tokenizer": ["encode", "decode", "create_stream"],
+    "TokenizerStream": ["decode"],
+}
+"""Names that a script written for onnxruntime-genai uses."""
+
+IN_THE_PAGE = ("capstan._js", "capstan.page")
+
+
+def modules() -> list[str]:
+    found = pkgutil.walk_packages(capstan.__path__, "capstan.", onerror=lambda name: None)
+    return [module.name for module in found if not module.name.startswith(IN_THE_PAGE)]
+
+
+def test_public_names_are_pinned() -> None:
+    assert sorted(capstan.__all__) == PUBLIC.split()
+    for name in capstan.__all__:
+        assert hasattr(capstan, name)
+
+
+@pytest.mark.parametrize(("kind", "names"), GENAI.items())
+def test_names_of_onnxruntime_genai_are_there(kind: str, names: list[str]) -> None:
+    missing = [name for name in names if not hasattr(getattr(capstan, kind), name)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", modules())
+def test_every_module_imports_on_cpython_and_names_what_is_public(name: str) -> None:
+    module = importlib.import_module(name)
+    public = getattr(module, "__all__", [])
+    assert [item for item in public if not hasattr(module, item)] == []
+    assert len(set(public)) == len(public)
+
+
+def test_importing_capstan_needs_neither_numpy_nor_protobuf_nor_a_page() -> None:
+    code = "import sys, capstan; print([n for n in ('numpy', 'google.protobuf', 'js', 'pyodide') if n in sys.modules])"
+    path = capstan.__path__[0].removesuffix("/capstan")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": path}, check=False
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize("kind", ["Generator", "GeneratorParams", "Model", "Tokenizer", "SearchOptions"])
+def test_public_classes_are_documented(kind: str) -> None:
+    public = getattr(capstan, kind)
+    assert public.__doc__
+    undocumented = [
+        name
+        for name, value in vars(public).items()
+        if not name.startswith("_") and (callable(value) or isinstance(value, property)) and not value.__doc__
+    ]
+    assert undocumented == []
