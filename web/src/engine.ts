@@ -156,7 +156,7 @@ export class GpuEngine {
       this.watched.assertHealthy();
       return new Uint8Array(staging.getMappedRange().slice(0));
     } catch (error) {
-      throw this.watched.explain(error);
+      throw await this.watched.explain(error);
     } finally {
       staging.destroy();
     }

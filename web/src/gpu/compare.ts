@@ -61,7 +61,7 @@ export async function compareBuffers(
       unlike: view.getUint32(16 * i + 8, true),
     }));
   } catch (error) {
-    throw watched.explain(error);
+    throw await watched.explain(error);
   } finally {
     for (const buffer of temporary) buffer.destroy();
   }

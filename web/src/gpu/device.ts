@@ -81,6 +81,9 @@ const FEATURES = ["shader-f16", "subgroups", "timestamp-query"] as const;
  */
 const LEAST_SUBGROUP = 8;
 
+/** How long a failure that nobody explains yet may turn out to be the device's loss. */
+const LOSS_MS = 100;
+
 /** The adapter WebGPU offers, or null where there is none. */
 export async function requestAdapter(): Promise<GPUAdapter | null> {
   const gpu = (globalThis.navigator as Navigator | undefined)?.gpu;
@@ -172,7 +175,9 @@ export class WatchedDevice {
   }
 
   /** A failure seen elsewhere (a rejected mapAsync): the device's own fault when there is one. */
-  explain(error: unknown): Error {
+  async explain(error: unknown): Promise<Error> {
+    // A device that is lost first rejects what was to be mapped, then tells of its loss.
+    if (!this.fault) await Promise.race([this.device.lost, new Promise((resolve) => setTimeout(resolve, LOSS_MS))]);
     if (this.fault) return this.fault;
     return error instanceof Error ? error : new Error(String(error));
   }

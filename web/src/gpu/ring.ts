@@ -52,7 +52,7 @@ export class RingReader {
     try {
       await staging.mapAsync(GPUMapMode.READ, 0, 4 * count);
     } catch (error) {
-      throw this.watched.explain(error);
+      throw await this.watched.explain(error);
     }
     const readable = performance.now();
     this.watched.assertHealthy();
