@@ -1,0 +1,33 @@
+"""Fixtures of tests that run Python inside the harness page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from buildtools.server import SiteServer
+from tests.browser.model_variants import Variants
+from tests.browser.page_scripts import PageScripts
+from tests.harness import Harness
+
+
+@pytest.fixture(scope="module")
+def installed_scripts(harness: Harness) -> PageScripts:
+    return PageScripts.install(harness)
+
+
+@pytest.fixture
+def scripts(installed_scripts: PageScripts) -> Iterator[PageScripts]:
+    """The scripts in the page; a console error, uncaptured WebGPU error or lost device fails the test."""
+    yield installed_scripts
+    faults = installed_scripts.faults()
+    assert not faults, f"went wrong in the page: {faults}"
+
+
+@pytest.fixture(scope="module")
+def variants(site: SiteServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Variants]:
+    """Makes broken copies of nano-llama that the page can load, for one module."""
+    made = Variants(site, tmp_path_factory.mktemp("models"))
+    yield made
+    made.unmount()

@@ -1,0 +1,117 @@
+"""Copies of a fixture with something wrong in them, mounted under /models/ of the test site."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from buildtools.server import SiteServer
+from capstan import graph
+from capstan.graph.onnx_pb2 import AttributeProto, ModelProto, TensorProto
+
+__all__ = ["LLAMA", "Variants", "through_float16", "through_hardmax"]
+
+LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
+
+
+class Variants:
+    """Makes and mounts folders; `name` is also the folder's name under /models/."""
+
+    def __init__(self, site: SiteServer, place: Path) -> None:
+        self.site = site
+        self.place = place
+
+    def folder(self, name: str) -> Path:
+        """A mounted copy of nano-llama, to be changed."""
+        folder = self.place / name
+        shutil.copytree(LLAMA, folder)
+        self.site.models[name] = folder
+        return folder
+
+    def config(self, name: str, **changes: Any) -> str:
+        """A copy with other fields in genai_config.json, by their dotted path with "__" for dots; None deletes one."""
+        path = self.folder(name) / "genai_config.json"
+        tree = json.loads(path.read_text())
+        for dotted, value in changes.items():
+            *parents, last = dotted.split("__")
+            section = tree
+            for parent in parents:
+                section = section[parent]
+            if value is None:
+                del section[last]
+            else:
+                section[last] = value
+        path.write_text(json.dumps(tree))
+        return name
+
+    def text(self, name: str, file: str, content: str) -> str:
+        """A copy with another text in one of its files."""
+        (self.folder(name) / file).write_text(content)
+        return name
+
+    def without(self, name: str, file: str) -> str:
+        """A copy that lacks a file."""
+        (self.folder(name) / file).unlink()
+        return name
+
+    def cut(self, name: str, file: str, size: int) -> str:
+        """A copy with only the first bytes of a file (from the end, if negative)."""
+        path = self.folder(name) / file
+        path.write_bytes(path.read_bytes()[:size])
+        return name
+
+    def graph(self, name: str, change: Callable[[ModelProto], None]) -> str:
+        """A copy with another graph over the same weights."""
+        path = self.folder(name) / "model.onnx"
+        model = ModelProto()
+        model.CopyFrom(graph.parse(path.read_bytes()))
+        change(model)
+        path.write_bytes(graph.serialize(model))
+        return name
+
+    def unmount(self) -> None:
+        for folder in self.place.iterdir():
+            self.site.models.pop(folder.name, None)
+
+
+def add_node(model: ModelProto, kind: str, inputs: list[str], output: str, **integers: int) -> None:
+    """Append a node of the standard operator set, named /added/KIND."""
+    node = model.graph.node.add()
+    node.op_type, node.name = kind, f"/added/{kind}"
+    node.input.extend(inputs)
+    node.output.append(output)
+    for name, value in integers.items():
+        attribute = node.attribute.add()
+        attribute.name, attribute.i, attribute.type = name, value, AttributeProto.INT
+
+
+def rename_output(model: ModelProto, old: str, new: str) -> None:
+    """Give a node's output another name, so that nodes can be put between it and the graph's output."""
+    for node in model.graph.node:
+        for place, name in enumerate(node.output):
+            if name == old:
+                node.output[place] = new
+
+
+def through_hardmax(model: ModelProto) -> None:
+    """The same logits by way of a node without a WebGPU kernel: the head takes x + (Hardmax(x) - Hardmax(x))."""
+    [head] = [node for node in model.graph.node if "logits" in node.output]
+    hidden, head.input[0] = head.input[0], "hidden_after"
+    add_node(model, "Hardmax", [hidden], "hardmax")
+    add_node(model, "Sub", ["hardmax", "hardmax"], "nothing")
+    add_node(model, "Add", [hidden, "nothing"], "hidden_after")
+    # A graph is in topological order: the head comes last.
+    last = type(head)()
+    last.CopyFrom(head)
+    model.graph.node.remove(head)
+    model.graph.node.add().CopyFrom(last)
+
+
+def through_float16(model: ModelProto) -> None:
+    """The logits by way of float16."""
+    rename_output(model, "logits", "logits_before")
+    add_node(model, "Cast", ["logits_before"], "logits_half", to=TensorProto.FLOAT16)
+    add_node(model, "Cast", ["logits_half"], "logits", to=TensorProto.FLOAT)

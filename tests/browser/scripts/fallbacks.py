@@ -1,0 +1,76 @@
+"""Decode steps that cannot be captured, or tapes that are wrong; runs in the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from capstan import Model, TapeError
+from capstan.tape import Op, Recording
+
+from .running import picked
+
+step_recorder: Any = import_module("capstan.device.step_recorder")
+
+PROMPT = [5, 6, 7, 8, 9]
+
+
+async def damaged(
+    models: Mapping[str, str], *, model: str, damages: Sequence[Any], capture: str = "tape", count: int = 8
+) -> list[dict[str, Any]]:
+    """What comes of a recording with one operation changed: an index is dropped, a name is one of `DAMAGES`."""
+    original = step_recorder.captured_half
+    found: list[dict[str, Any]] = []
+    opened = await Model.load(models[model], device="webgpu", capture=capture)
+    loaded: Any = opened._loaded
+    try:
+        for damage in damages:
+
+            def changed(recording: Recording, damage: Any = damage) -> tuple[Op, ...]:
+                ops: tuple[Op, ...] = original(recording)
+                if damage == "none":
+                    return ops
+                if damage == "swap":
+                    return (*ops[:-2], ops[-1], ops[-2])
+                if damage == "empty":
+                    return ()
+                if damage == "error":
+                    raise TapeError("the recorded run has 3 dispatches that are not one sequence twice")
+                at = damage if damage >= 0 else len(ops) + damage
+                return (*ops[:at], *ops[at + 1 :])
+
+            step_recorder.captured_half = changed
+            # A decoder of another capacity is recorded anew.
+            limit = 256 if len(found) % 2 else 512
+            ids = await picked(opened, PROMPT, count, max_length=limit)
+            decoder = loaded._free[-1]
+            found.append({"ids": ids, "capture": decoder.capture, "note": decoder.capture_note})
+            for free in list(loaded._free):
+                loaded._free.remove(free)
+                loaded._decoders.remove(free)
+                await free.destroy()
+    finally:
+        step_recorder.captured_half = original
+        await opened.aclose()
+    return found
+
+
+async def operations(models: Mapping[str, str], *, model: str) -> list[str]:
+    """The kinds of the recorded step's operations."""
+    kinds: list[str] = []
+    original = step_recorder.captured_half
+
+    def listed(recording: Recording) -> tuple[Op, ...]:
+        ops: tuple[Op, ...] = original(recording)
+        kinds[:] = [type(op).__name__ for op in ops]
+        return ops
+
+    step_recorder.captured_half = listed
+    try:
+        opened = await Model.load(models[model], device="webgpu")
+        await opened.decoder(256)
+        await opened.aclose()
+    finally:
+        step_recorder.captured_half = original
+    return kinds

@@ -1,0 +1,66 @@
+"""Devices that die and sessions that are released while bursts are under way; runs in the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from capstan import CapstanError, Generator, GeneratorParams, Model
+
+from . import probe
+from .running import close_all, load, picked
+
+PROMPT = [5, 6, 7, 8, 9]
+
+
+async def seen(models: dict[str, str]) -> list[str]:
+    """Faults of the devices since the last call."""
+    found = probe.faults()
+    probe.forgive()
+    return found
+
+
+async def in_a_burst(models: dict[str, str], *, what: str, tokens: int = 9) -> dict[str, Any]:
+    """Break something after some tokens with K = 4, while further bursts are under way; then load again."""
+    await close_all()
+    model = await Model.load(models["nano-llama"], device="webgpu")
+    generator = Generator(model, GeneratorParams(model, run_ahead=4))
+    generator.append_tokens(PROMPT)
+    before = [await generator.generate_next_token_async() for _ in range(tokens)]
+    flights = len(generator._flight)
+    loaded: Any = model._loaded
+    error: dict[str, str] = {}
+    if what == "device":
+        loaded._engine.destroy_device()
+    elif what == "session":
+        await loaded._engine.release_session(generator._decoder._step.session)  # type: ignore[union-attr]
+    elif what == "model":
+        await model.aclose()
+    elif what == "validation":
+        loaded._engine._js.watched.device.createBindGroupLayout  # noqa: B018
+        from pyodide.code import run_js
+
+        run_js("device => { device.createBuffer({ size: 16, usage: 0x3ff }); }")(loaded._engine._js.watched.device)
+    after: list[int] = []
+    try:
+        for _ in range(40):
+            after.append(await generator.generate_next_token_async())
+    except CapstanError as found:
+        error = {"type": type(found).__name__, "message": str(found)}
+    again = ""
+    try:
+        await generator.generate_next_token_async()
+    except CapstanError as found:
+        again = type(found).__name__
+    healthy = model.healthy()
+    await generator.aclose()
+    await model.aclose()
+    fresh = await load(models, "nano-llama")
+    return {
+        "before": before,
+        "flights": flights,
+        "after": after,
+        "error": error,
+        "again": again,
+        "healthy": healthy,
+        "fresh": await picked(fresh, PROMPT, 12),
+    }

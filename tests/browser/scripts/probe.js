@@ -1,0 +1,91 @@
+// Counts and stamps at the prototypes of WebGPU what the worker asks of its devices, independently of Capstan's own
+// counters. Loaded once into the worker by probe.py, before any device is made.
+(() => {
+  if (globalThis.capstanProbe) return;
+  const counts = {
+    create_buffer: 0,
+    create_bind_group: 0,
+    write_buffer: 0,
+    submits: 0,
+    readbacks: 0,
+    readback_bytes: 0,
+    shader_modules: 0,
+    destroyed_devices: 0,
+  };
+  const live = new Map();
+  const probe = { counts, submitted: [], mapped: [], errors: [], lost: [] };
+  globalThis.capstanProbe = probe;
+  probe.counted = () => JSON.stringify(counts);
+  probe.faults = () => JSON.stringify([...probe.errors, ...probe.lost]);
+  probe.forget = () => {
+    probe.submitted.length = probe.mapped.length = 0;
+  };
+  probe.forgive = () => {
+    probe.errors.length = probe.lost.length = 0;
+  };
+  /** Stamps since `forget`: when queue.submit was called, and when mapAsync was called and had resolved. */
+  probe.stamps = () => JSON.stringify({ submitted: probe.submitted, mapped: probe.mapped });
+  /** Labels of buffers not destroyed, on devices not destroyed. */
+  probe.live = () => JSON.stringify([...live.values()].flatMap((buffers) => [...buffers].map((buffer) => buffer.label)));
+
+  const wrap = (prototype, name, around) => {
+    const original = prototype[name];
+    prototype[name] = function (...args) {
+      return around.call(this, (...given) => original.apply(this, given), args);
+    };
+  };
+  const queues = new WeakSet();
+  wrap(GPUAdapter.prototype, "requestDevice", async function (request, args) {
+    const device = await request(...args);
+    live.set(device, new Set());
+    queues.add(device.queue);
+    device.addEventListener("uncapturederror", (event) => probe.errors.push(event.error.message));
+    void device.lost.then((info) => {
+      if (info.reason !== "destroyed") probe.lost.push(`lost: ${info.message}`);
+      live.delete(device);
+    });
+    return device;
+  });
+  wrap(GPUDevice.prototype, "destroy", function (destroy) {
+    counts.destroyed_devices++;
+    live.delete(this);
+    return destroy();
+  });
+  wrap(GPUDevice.prototype, "createBuffer", function (create, args) {
+    counts.create_buffer++;
+    const buffer = create(...args);
+    const buffers = live.get(this);
+    buffers?.add(buffer);
+    buffer.capstanProbeBuffers = buffers;
+    return buffer;
+  });
+  wrap(GPUBuffer.prototype, "destroy", function (destroy) {
+    this.capstanProbeBuffers?.delete(this);
+    return destroy();
+  });
+  wrap(GPUDevice.prototype, "createBindGroup", (create, args) => {
+    counts.create_bind_group++;
+    return create(...args);
+  });
+  wrap(GPUDevice.prototype, "createShaderModule", (create, args) => {
+    counts.shader_modules++;
+    return create(...args);
+  });
+  wrap(GPUQueue.prototype, "writeBuffer", (write, args) => {
+    counts.write_buffer++;
+    return write(...args);
+  });
+  wrap(GPUQueue.prototype, "submit", (submit, args) => {
+    counts.submits++;
+    probe.submitted.push(performance.now());
+    return submit(...args);
+  });
+  wrap(GPUBuffer.prototype, "mapAsync", async function (map, args) {
+    const [, offset = 0, size = this.size - offset] = args;
+    counts.readbacks++;
+    counts.readback_bytes += size;
+    const called = performance.now();
+    await map(...args);
+    probe.mapped.push([called, performance.now()]);
+  });
+})();

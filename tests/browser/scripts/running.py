@@ -1,0 +1,55 @@
+"""Models that stay loaded between scripts, and the plain ways to run them; runs in the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from capstan import Generator, GeneratorParams, Model
+
+__all__ = ["close_all", "take", "load", "parameters", "picked"]
+
+loaded: dict[tuple[str, str, str, bool | None], Model] = {}
+
+
+async def load(
+    models: Mapping[str, str], name: str, *, device: str = "webgpu", capture: str = "tape", direct: bool | None = None
+) -> Model:
+    """A model, loaded now or by an earlier script of this page."""
+    key = (name, device, capture, direct)
+    if key not in loaded or not loaded[key].healthy():
+        loaded[key] = await Model.load(models[name], device=device, capture=capture, direct=direct)
+    return loaded[key]
+
+
+async def close_all() -> None:
+    """Close every model that `load` keeps."""
+    while loaded:
+        await loaded.popitem()[1].aclose()
+
+
+def parameters(
+    model: Model, *, run_ahead: int | None = None, eos: Sequence[int] | None = None, **search: Any
+) -> GeneratorParams:
+    """Search options over the model's own; `eos` replaces its end-of-sequence ids."""
+    params = GeneratorParams(model, run_ahead=run_ahead)
+    params.set_search_options(**search)
+    if eos is not None:
+        params.search = replace(params.search, eos_token_ids=tuple(eos))
+    return params
+
+
+async def picked(model: Model, prompt: Sequence[int], count: int, **options: Any) -> list[int]:
+    """The tokens after a prompt: at most `count`, by a generator that may run ahead of the last one."""
+    async with Generator(model, parameters(model, **options)) as generator:
+        generator.append_tokens(prompt)
+        return await take(generator, count)
+
+
+async def take(generator: Generator, count: int) -> list[int]:
+    """At most `count` tokens of a generator."""
+    ids: list[int] = []
+    while len(ids) < count and not generator.is_done():
+        ids.append(await generator.generate_next_token_async())
+    return ids

@@ -1,0 +1,96 @@
+"""One tape step against one eager step from the same poisoned state; runs in the page."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .running import load
+
+DEAD = 0xC1
+"""Fills what lies past the end of the sequence: the float32 -24.22."""
+NAN = 0xFF
+
+
+async def tape_and_eager(
+    models: Mapping[str, str], *, model: str, lengths: Sequence[int], capacity: int, direct: bool | None
+) -> list[dict[str, Any]]:
+    """For each number of valid positions before the step: how far logits and caches of the two ways are apart."""
+    opened = await load(models, model, direct=direct)
+    decoder: Any = await opened.decoder(capacity)
+    engine, buffers, step = decoder._engine, decoder._buffers, decoder._step
+    decoder.set_search(opened.search)
+    found = []
+    for cache in buffers.cache:
+        engine.fill(cache, DEAD)
+    past = 0
+    for length in lengths:
+        for buffer in (buffers.ring, buffers.logits, buffers.state):
+            engine.fill(buffer, NAN)
+        ids = [(37 * i + 11) % 509 for i in range(past, length)]
+        await decoder.prefill(ids, past)
+        first = await decoder.submit(1, True)
+        inputs = await state_of(engine, buffers)
+        kept = [await engine.read(cache, 0, buffers.cache_bytes) for cache in buffers.cache]
+
+        for buffer in (buffers.ring, buffers.logits):
+            engine.fill(buffer, NAN)
+        burst = await decoder.submit(1, False)
+        tape_logits = await engine.read(buffers.logits, 0, buffers.logits_bytes)
+        tape_caches = [await engine.read(cache, 0, buffers.cache_bytes) for cache in buffers.cache]
+
+        for buffer, data in inputs:
+            engine.write(buffer, 0, data)
+        for cache, data in zip(buffers.cache, kept, strict=True):
+            engine.write(cache, 0, data)
+        engine.fill(buffers.logits, NAN)
+        await engine.run(step.eager)
+        eager_logits = await engine.read(buffers.logits, 0, buffers.logits_bytes)
+        eager_caches = [await engine.read(cache, 0, buffers.cache_bytes) for cache in buffers.cache]
+
+        pairs = zip(tape_caches, eager_caches, strict=True)
+        eager = array("f", eager_logits)
+        found.append(
+            {
+                "length": length,
+                "capture": decoder.capture,
+                "note": decoder.capture_note,
+                "first": first.ids[0],
+                "input": struct.unpack("<q", inputs[0][1])[0],
+                "logits": apart(array("f", tape_logits), eager),
+                "largest": max(map(abs, eager)),
+                "differing_bytes": [sum(a != b for a, b in zip(x, y, strict=True)) for x, y in pairs],
+                "written_bytes": [
+                    sum(a != b for a, b in zip(x, y, strict=True)) for x, y in zip(kept, tape_caches, strict=True)
+                ],
+                "tape_pick": burst.ids[0],
+                "eager_pick": eager.index(max(eager)),
+            }
+        )
+        past = length
+    await decoder.close()
+    return found
+
+
+async def state_of(engine: Any, buffers: Any) -> list[tuple[int, bytes]]:
+    """The inputs of the next decode step: ids, mask and, if the model takes them, positions."""
+    found = [
+        (buffers.input_ids, await engine.read(buffers.input_ids, 0, 8)),
+        (buffers.mask, await engine.read(buffers.mask, 0, buffers.capacity * 8)),
+    ]
+    if buffers.positions is not None:
+        found.append((buffers.positions, await engine.read(buffers.positions, 0, 8)))
+    return found
+
+
+def apart(a: Sequence[float], b: Sequence[float]) -> float:
+    """The largest difference; infinite if anything is not a number."""
+    differences = [abs(x - y) for x, y in zip(a, b, strict=True)]
+    return max(differences) if all(d == d for d in differences) else float("inf")
+
+
+def differing_bytes(a: bytes, b: bytes) -> int:
+    """How many bytes of two equally long buffers differ."""
+    return 0 if a == b else sum(x != y for x, y in zip(a, b, strict=True))

@@ -1,0 +1,84 @@
+"""Host time of a step, and Capstan's time stamps beside the probe's; runs in the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from capstan import Generator
+from capstan.device.base import Burst
+
+from . import probe
+from .running import load, parameters, take
+
+CAPTURES = ("tape", "ort", "off")
+
+
+async def host_times(
+    models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int, rounds: int
+) -> dict[str, Any]:
+    """Median host milliseconds of a step, one step a submit, by capture; runs of the three alternate.
+
+    A burst's host time goes from the request to its submit. In an eager step onnxruntime-web waits for the GPU
+    meanwhile (mapAsync); that wait is not the host's work, so what the probe saw of it is taken off.
+    """
+    hosts: dict[str, list[float]] = {capture: [] for capture in CAPTURES}
+    used: dict[str, Any] = {}
+    for _ in range(rounds):
+        for capture in CAPTURES:
+            opened = await load(models, model, capture=capture)
+            async with Generator(opened, parameters(opened, run_ahead=1)) as generator:
+                generator.append_tokens(prompt)
+                bursts = await watched(generator, count)
+                used[capture] = (generator.capture, generator.capture_note)
+                waits = [tuple(stamp) for stamp in probe.stamps()["mapped"]]
+                # The first burst picks from the prefill's logits: it is no step.
+                for burst in bursts[1:]:
+                    start = burst.submitted - burst.host
+                    waiting = sum(max(0.0, min(end, burst.submitted) - max(begin, start)) for begin, end in waits)
+                    hosts[capture].append(burst.host - (waiting if capture == "off" else 0.0))
+    return {"medians": {capture: median(times) for capture, times in hosts.items()}, "used": used}
+
+
+async def stamps(models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int) -> dict[str, Any]:
+    """The stamps of every burst, and those taken at queue.submit and at mapAsync; the generator's times beside both."""
+    from capstan._js import host
+
+    opened = await load(models, model)
+    async with Generator(opened, parameters(opened, run_ahead=2, max_length=len(prompt) + count)) as generator:
+        await generator.prepare_async()
+        generator.append_tokens(prompt)
+        asked = host.now()
+        bursts = await watched(generator, count)
+        seen = probe.stamps()
+        timing = generator.timing
+        return {
+            "asked": asked,
+            "bursts": [(burst.submitted, burst.readable, len(burst.ids)) for burst in bursts],
+            # Of the prefill's submits the last ones are the bursts'.
+            "submitted": seen["submitted"][-len(bursts) :],
+            "mapped": [end for _, end in seen["mapped"]][-len(bursts) :],
+            "started": timing.started,
+            "first_token": timing.first_token,
+            "last_token": timing.last_token,
+            "time_to_first_token": timing.time_to_first_token,
+            "tokens_per_second": timing.tokens_per_second,
+            "capture": (generator.capture, generator.capture_note),
+        }
+
+
+async def watched(generator: Generator, count: int) -> list[Burst]:
+    """Take tokens; the bursts that brought them."""
+    await generator.prepare_async()
+    bursts: list[Burst] = []
+    receive = generator._receive
+
+    def keep(burst: Burst) -> None:
+        bursts.append(burst)
+        receive(burst)
+
+    generator._receive = keep  # type: ignore[method-assign]
+    probe.forget()
+    await take(generator, count)
+    return bursts

@@ -1,0 +1,40 @@
+"""Devices lost and sessions released in the middle of a burst: a typed error at the next one, then a new load works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import oracle
+from tests.browser.page_scripts import PageScripts
+
+LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
+PROMPT = [5, 6, 7, 8, 9]
+AHEAD = 4
+"""K of the script."""
+
+FAULTS = {
+    "device": ("DeviceLostError", "the WebGPU device was lost", False),
+    "session": ("ClosedError", "destroyed with the session that owns it", True),
+    "model": ("ClosedError", "closed; load", False),
+    "validation": ("ValidationError", "WebGPU: ", False),
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_a_fault_in_the_middle_of_a_burst_is_typed_and_a_new_load_works(what: str, scripts: PageScripts) -> None:
+    kind, message, healthy = FAULTS[what]
+    if what == "validation":
+        scripts.expect("usage")
+    found = scripts.run("faults", "in_a_burst", "nano-llama", what=what)
+    wanted = oracle.greedy(LLAMA, PROMPT, 60)
+    assert found["before"] == wanted[:9]
+    assert found["flights"] >= 1, "nothing was under way"
+    assert found["error"]["type"] == kind, found
+    assert message in found["error"]["message"]
+    assert found["after"] == wanted[9 : 9 + len(found["after"])], "an id that came after the fault is wrong"
+    assert len(found["after"]) <= 2 * AHEAD, "the fault was reported later than at the next burst"
+    assert found["again"] == kind, "the fault is not told a second time"
+    assert found["healthy"] is healthy
+    assert found["fresh"] == wanted[:12]

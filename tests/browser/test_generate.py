@@ -1,0 +1,87 @@
+"""Greedy ids from the page are those of onnxruntime-genai on CPython: every fixture, every way to run a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import oracle
+from tests.browser.page_scripts import PageScripts
+from tests.harness import Harness
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+NAMES = sorted(path.parent.name for path in FIXTURES.glob("*/genai_config.json"))
+PROMPT = [5, 6, 7, 8, 9]
+LOST = "onnxruntime-web's capture loses"
+
+WAYS = {
+    "tape": {"device": "webgpu", "capture": "tape"},
+    "ort": {"device": "webgpu", "capture": "ort"},
+    "off": {"device": "webgpu", "capture": "off"},
+    "wasm": {"device": "wasm", "capture": "tape"},
+}
+
+
+def prompt_of(length: int) -> list[int]:
+    return [(31 * i + 7) % 509 for i in range(length)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("way", WAYS)
+def test_greedy_ids_are_the_oracles(name: str, way: str, harness: Harness, scripts: PageScripts) -> None:
+    found = harness.generate(name, prompt_ids=PROMPT, max_new_tokens=24, **WAYS[way])
+    assert found["token_ids"] == oracle.greedy(FIXTURES / name, PROMPT, 24)
+    assert found["device"] == WAYS[way]["device"]
+    assert found["finish_reason"] == "length"
+    if way == "wasm":
+        assert (found["capture"], found["capture_note"]) == ("off", "the wasm device has no GPU commands to record")
+    elif (name, way) == ("nano-copies", "ort"):
+        assert found["capture"] == "off"
+        assert found["capture_note"].startswith(LOST)
+    else:
+        assert (found["capture"], found["capture_note"]) == (way, None)
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 127, 129, 150])
+@pytest.mark.parametrize("way", ["tape", "wasm"])
+def test_prompts_around_the_edges_of_a_prefill_chunk_are_the_oracles(
+    way: str, length: int, harness: Harness, scripts: PageScripts
+) -> None:
+    prompt = prompt_of(length)
+    found = harness.generate("nano-llama", prompt_ids=prompt, max_new_tokens=4, **WAYS[way])
+    assert found["token_ids"] == oracle.greedy(FIXTURES / "nano-llama", prompt, 4)
+    assert way == "wasm" or (found["capture"], found["capture_note"]) == ("tape", None)
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["indirect", "direct"])
+@pytest.mark.parametrize("start", [55, 120])
+def test_a_run_across_the_lengths_where_kernels_change_is_the_oracles(
+    start: int, direct: bool, scripts: PageScripts
+) -> None:
+    prompt = prompt_of(start)
+    actions = [("append", prompt), ("generate", 16)]
+    found = scripts.run(
+        "sequences", "drive", "nano-llama", model="nano-llama", actions=actions, direct=direct, run_ahead=3
+    )
+    assert found["picked"] == oracle.greedy(FIXTURES / "nano-llama", prompt, 16)
+    assert (found["capture"], found["note"]) == ("tape", None)
+
+
+def test_a_run_up_to_the_context_length_is_the_oracles(scripts: PageScripts) -> None:
+    prompt = prompt_of(500)
+    found = scripts.run(
+        "sequences", "drive", "nano-llama", model="nano-llama", actions=[("append", prompt), ("generate", 100)]
+    )
+    assert len(found["picked"]) == 12
+    assert found["picked"] == oracle.greedy(FIXTURES / "nano-llama", prompt, 100)
+    assert (found["capture"], found["note"], found["finish_reason"]) == ("tape", None, "length")
+
+
+def test_text_arrives_token_by_token_and_adds_up_to_the_result(harness: Harness, scripts: PageScripts) -> None:
+    found = harness.generate("nano-llama", prompt="def fibonacci(n):", max_new_tokens=12)
+    events = [event for event in harness.events if event["kind"] == "text"]
+    assert "".join(event["text"] for event in events) == found["text"]
+    assert [event["token_id"] for event in events if event["token_id"] >= 0] == found["token_ids"]
+    assert found["prompt_ids"] == oracle.encode(FIXTURES / "nano-llama", "def fibonacci(n):")
+    assert found["token_ids"] == oracle.greedy(FIXTURES / "nano-llama", found["prompt_ids"], 12)

@@ -1,0 +1,73 @@
+"""Sampled ids: the same from run to run, from K to K and from device to reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.browser.page_scripts import PageScripts
+
+PROMPT = [5, 6, 7, 8, 9]
+SEARCHES: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 1.3, "top_k": 0},
+    "top_k": {"temperature": 0.9, "top_k": 20},
+    "top_p": {"temperature": 0.9, "top_k": 0, "top_p": 0.8},
+    "all": {"temperature": 0.7, "top_k": 50, "top_p": 0.95},
+}
+
+
+def picked(scripts: PageScripts, seed: int, **options: Any) -> list[int]:
+    found = scripts.run(
+        "sequences",
+        "drive",
+        "nano-llama",
+        model="nano-llama",
+        actions=[("append", PROMPT), ("generate", 24)],
+        do_sample=True,
+        random_seed=seed,
+        **options,
+    )
+    assert options.get("device") == "wasm" or (found["capture"], found["note"]) == ("tape", None)
+    ids: list[int] = found["picked"]
+    return ids
+
+
+@pytest.fixture(scope="module")
+def first(installed_scripts: PageScripts) -> list[int]:
+    return picked(installed_scripts, 5, run_ahead=8, **SEARCHES["all"])
+
+
+@pytest.mark.parametrize("run_ahead", [1, 3, 8, None], ids=["K1", "K3", "K8", "adaptive"])
+def test_the_same_seed_gives_the_same_ids_whatever_the_run_ahead(
+    run_ahead: int | None, first: list[int], scripts: PageScripts
+) -> None:
+    assert picked(scripts, 5, run_ahead=run_ahead, **SEARCHES["all"]) == first
+
+
+def test_the_wasm_device_picks_the_same_ids(first: list[int], scripts: PageScripts) -> None:
+    assert picked(scripts, 5, device="wasm", **SEARCHES["all"]) == first
+
+
+def test_another_seed_gives_other_ids(first: list[int], scripts: PageScripts) -> None:
+    other = picked(scripts, 6, run_ahead=8, **SEARCHES["all"])
+    assert other != first
+    assert len(set(other)) > 8
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_the_gpu_picks_what_the_reference_sampler_picks_from_the_logits(search: str, scripts: PageScripts) -> None:
+    found = scripts.run(
+        "logits",
+        "host_loop",
+        "nano-llama",
+        model="nano-llama",
+        prompt=PROMPT,
+        count=10,
+        device="webgpu",
+        do_sample=True,
+        random_seed=2**40 + 3,
+        **SEARCHES[search],
+    )
+    assert found["device"] == found["host"]
+    assert len(set(found["host"])) > 3

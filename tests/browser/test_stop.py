@@ -1,0 +1,82 @@
+"""An end of sequence in the middle of a burst, and stopping with bursts under way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import oracle
+from tests.browser.page_scripts import PageScripts
+
+LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
+APPENDED = [17, 18, 19]
+
+
+def eos_overlay(place: Path, eos: int) -> Path:
+    """A copy of the fixture, for the oracle, with another end-of-sequence id."""
+    folder = place / "nano-llama"
+    shutil.copytree(LLAMA, folder)
+    config = json.loads((folder / "genai_config.json").read_text())
+    config["model"]["eos_token_id"] = eos
+    (folder / "genai_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def first_seen(ids: list[int], earliest: int) -> int:
+    """An index at which an id comes up for the first time, `earliest` or later."""
+    return next(i for i in range(earliest, len(ids)) if ids[i] not in ids[:i])
+
+
+@pytest.mark.parametrize("run_ahead", [1, 3, 8, None], ids=["K1", "K3", "K8", "adaptive"])
+@pytest.mark.parametrize("start", [5, 58], ids=["short", "across_64_and_65"])
+@pytest.mark.parametrize("direct", [False, True], ids=["indirect", "direct"])
+def test_an_end_in_the_middle_of_a_burst_then_more_tokens_is_the_oracles(
+    start: int, run_ahead: int | None, direct: bool, tmp_path: Path, scripts: PageScripts
+) -> None:
+    prompt = [(31 * i + 7) % 509 for i in range(start)]
+    free = oracle.greedy(LLAMA, prompt, 24)
+    # The picks of the second burst of 8 are 9 to 16; none of these is its last.
+    place = first_seen(free, 5)
+    assert place in (5, 6, 7), "the end must fall into the first burst of eight, not on its edge"
+    eos = free[place]
+    actions: list[Any] = [("append", prompt), ("generate", 30), ("append", APPENDED), ("generate", 6)]
+    trace = oracle.drive(eos_overlay(tmp_path, eos), actions)
+    assert trace.picked[: place + 1] == free[: place + 1]
+    options: dict[str, Any] = {"model": "nano-llama", "eos": [eos], "run_ahead": run_ahead, "direct": direct}
+    ended = scripts.run("sequences", "drive", "nano-llama", actions=actions[:2], **options)
+    assert (ended["capture"], ended["note"]) == ("tape", None)
+    assert ended["picked"] == free[: place + 1]
+    assert ended["sequence"] == [*prompt, *free[:place]], "the end itself is no part of the sequence"
+    assert (ended["done"], ended["finish_reason"]) == (True, "eos")
+    longer = scripts.run("sequences", "drive", "nano-llama", actions=actions, **options)
+    assert longer["picked"] == trace.picked
+    assert longer["sequence"] == trace.sequence
+
+
+@pytest.mark.parametrize("device", ["webgpu", "wasm"])
+def test_rewinding_an_ended_sequence_generates_again(device: str, scripts: PageScripts) -> None:
+    prompt = [5, 6, 7, 8, 9]
+    free = oracle.greedy(LLAMA, prompt, 24)
+    place = first_seen(free, 5)
+    actions: list[Any] = [("append", prompt), ("generate", 30), ("rewind", len(prompt) + 2), ("generate", 30)]
+    found = scripts.run(
+        "sequences", "drive", "nano-llama", model="nano-llama", actions=actions, device=device, eos=[free[place]]
+    )
+    assert found["picked"] == free[: place + 1] + free[2 : place + 1]
+    assert found["sequence"] == [*prompt, *free[:place]]
+
+
+@pytest.mark.parametrize("run_ahead", [1, 8])
+def test_a_generator_closed_with_bursts_under_way_leaves_its_decoder_usable(
+    run_ahead: int, scripts: PageScripts
+) -> None:
+    prompt = [5, 6, 7, 8, 9]
+    found = scripts.run(
+        "sequences", "stopped_ahead", "nano-llama", model="nano-llama", prompt=prompt, run_ahead=run_ahead
+    )
+    assert found["flights"] >= 1
+    assert found["ids"] == oracle.greedy(LLAMA, prompt, 12)

@@ -1,0 +1,45 @@
+"""A replayed step is an eager step: logits within a tolerance, every byte of the caches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.browser.page_scripts import PageScripts
+
+CONTEXT = 512
+LENGTHS = [1, 62, 63, 64, 65, 127, 128, 129, CONTEXT - 1]
+"""Valid positions before the step: kernels change at 64 and 128, and the last step fills the last position."""
+
+TOLERANCE = 2e-4
+"""Of the largest logit, in float32; capstan.device.step_recorder allows as much."""
+
+EVERY_LENGTH = {"capacity": CONTEXT, "lengths": LENGTHS}
+
+
+@pytest.mark.parametrize(
+    ("model", "direct"), [("nano-llama", False), ("nano-llama", True), ("nano-copies", False), ("nano-qwen2", True)]
+)
+def test_a_tape_step_is_an_eager_step_where_kernels_change(model: str, direct: bool, scripts: PageScripts) -> None:
+    found = scripts.run("steps", "tape_and_eager", model, model=model, direct=direct, **EVERY_LENGTH)
+    assert [step["length"] for step in found] == LENGTHS
+    for step in found:
+        check(step)
+
+
+@pytest.mark.parametrize("model", ["nano-float", "nano-granite", "nano-qwen3", "nano-shape"])
+def test_a_tape_step_is_an_eager_step_for_every_fixture(model: str, scripts: PageScripts) -> None:
+    found = scripts.run("steps", "tape_and_eager", model, model=model, direct=None, capacity=256, lengths=[63, 64, 129])
+    for step in found:
+        check(step)
+
+
+def check(step: dict[str, Any]) -> None:
+    length = step["length"]
+    assert (step["capture"], step["note"]) == ("tape", None), length
+    assert step["input"] == step["first"], f"at {length} the pick is not the next step's input"
+    assert step["differing_bytes"] == [0] * len(step["differing_bytes"]), f"caches differ at {length}"
+    assert all(step["wrote"]), f"the tape wrote no cache at {length}"
+    assert step["logits"] <= TOLERANCE * max(1.0, step["largest"]), f"logits differ by {step['logits']} at {length}"
+    assert step["tape_pick"] == step["eager_pick"], length
