@@ -130,6 +130,11 @@ class TestSliceFor:
         ops: list[Op] = [run(100), run(102), run(101)]
         assert slice_for(recording(ops, (1, 2), (2, 3), (5, 6)), ops, 2) == [0, 2]
 
+    def test_follows_a_chain_to_its_start(self) -> None:
+        ops: list[Op] = [run(100), run(101), run(103), run(102)]
+        # 1 -> 2 -> 3 -> 4, beside 5 -> 6.
+        assert slice_for(recording(ops, (1, 2), (2, 3), (3, 4), (5, 6)), ops, 3) == [0, 1, 3]
+
     def test_goes_on_past_a_dispatch_that_may_write_a_part(self) -> None:
         ops: list[Op] = [run(100), run(101), run(102)]
         # Both 1 -> 3 and 2 -> 3 may have left something in 3.

@@ -1,0 +1,183 @@
+"""Bad input is refused with an error of our own tree that names value, limit and remedy, and nothing is left behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests import oracle
+from tests.browser.model_variants import LLAMA, Variants, through_float16
+from tests.browser.page_scripts import PageScripts
+from tests.harness import Harness
+
+PROMPT = [5, 6, 7, 8, 9]
+GONE = "404 (Not Found)"
+"""The browser reports a missing file by itself."""
+
+
+def make(variants: Variants, what: str) -> str:
+    """The broken model folder of that name."""
+    if what in variants.site.models:
+        return what
+    match what:
+        case "no-folder":
+            return what
+        case "no-config":
+            return variants.without(what, "genai_config.json")
+        case "no-graph":
+            return variants.without(what, "model.onnx")
+        case "no-weights":
+            return variants.without(what, "model.onnx.data")
+        case "no-tokenizer":
+            return variants.without(what, "tokenizer.json")
+        case "no-json":
+            return variants.text(what, "genai_config.json", '{"model": {\n  "type": "llama",,\n}}')
+        case "wrong-field":
+            return variants.config(what, model__decoder__head_size="16")
+        case "missing-field":
+            return variants.config(what, model__vocab_size=None)
+        case "wrong-search":
+            return variants.config(what, search__temperature=-1)
+        case "other-type":
+            return variants.config(what, model__type="whisper")
+        case "more-layers":
+            return variants.config(what, model__decoder__num_hidden_layers=3)
+        case "short-weights":
+            return variants.cut(what, "model.onnx.data", -1000)
+        case "short-graph":
+            return variants.cut(what, "model.onnx", 5000)
+        case "pointer":
+            return variants.text(what, "model.onnx", "version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
+        case "half":
+            return variants.graph(what, through_float16)
+        case _:
+            raise AssertionError(what)
+
+
+FOLDERS = {
+    "no-folder": ("ModelFileError", ["no-folder/genai_config.json", "404"]),
+    "no-config": ("ModelFileError", ["no-config/genai_config.json", "404", "check the model folder"]),
+    "no-graph": ("ModelFileError", ["no-graph/model.onnx", "404"]),
+    "no-weights": ("ModelFileError", ["no-weights/model.onnx.data", "404"]),
+    "no-tokenizer": ("ModelFileError", ["no-tokenizer/tokenizer.json is missing", "copy the tokenizer"]),
+    "no-json": ("ConfigError", ["genai_config.json", "line 2, column 19", "not JSON"]),
+    "wrong-field": ("ConfigError", ["model.decoder.head_size", '"16"']),
+    "missing-field": ("ConfigError", ["model.vocab_size"]),
+    "wrong-search": ("OptionError", ["temperature is -1", "greater than 0"]),
+    "other-type": ("UnsupportedModelError", ["model.type", '"whisper" is not supported', "llama"]),
+    "more-layers": ("UnsupportedModelError", ["past_key_values.2.key", "3 layers"]),
+    "short-weights": (
+        "ModelFileError",
+        ["model.onnx.data: 230680 bytes", "up to byte 231680", "copy the file"],
+    ),
+    "short-graph": ("ModelFileError", ["model.onnx: 5000 bytes that are not an ONNX model"]),
+    "pointer": ("ModelFileError", ["Git LFS pointer", "git lfs pull"]),
+    "half": ("DeviceUnavailableError", ["float16", "shader-f16", "use_webgpu_fp32=true"]),
+}
+WEBGPU_ONLY = {"half"}
+CASES = [(what, device) for what in FOLDERS for device in ("webgpu", "wasm") if (what, device) != ("half", "wasm")]
+
+
+def refuse(harness: Harness, scripts: PageScripts, model: str, kind: str, parts: list[str], **options: Any) -> None:
+    """A generate request that is refused so, leaves no buffer, and is followed by one that works."""
+    error = harness.error(model, **options)
+    assert error.type == kind, error
+    for part in parts:
+        assert part in error.message, error.message
+    assert "\n" not in error.message
+    kept = scripts.run("refusals", "left")
+    good = harness.generate("nano-llama", prompt_ids=PROMPT, max_new_tokens=4, device="wasm")
+    assert good["token_ids"] == oracle.greedy(LLAMA, PROMPT, 4)
+    assert kept == [], "buffers are left"
+
+
+@pytest.mark.parametrize(("what", "device"), CASES)
+def test_a_broken_model_folder_is_refused(
+    what: str, device: str, variants: Variants, harness: Harness, scripts: PageScripts
+) -> None:
+    kind, parts = FOLDERS[what]
+    scripts.expect(GONE)
+    refuse(harness, scripts, make(variants, what), kind, parts, prompt_ids=PROMPT, max_new_tokens=4, device=device)
+
+
+REQUESTS: dict[str, tuple[dict[str, Any], str, list[str]]] = {
+    "empty_prompt": ({"prompt": ""}, "PromptError", ["the prompt is empty", "at least one token"]),
+    "no_prompt_ids": ({"prompt_ids": []}, "PromptError", ["the prompt is empty"]),
+    "long_prompt": ({"prompt_ids": [5] * 512}, "PromptError", ["512 tokens", "context_length is 512", "shorten"]),
+    "unknown_id": ({"prompt_ids": [5, 512]}, "PromptError", ["token 1 is 512", "0 to 511"]),
+    "max_length_below_the_prompt": (
+        {"prompt_ids": [5] * 9, "search": {"max_length": 8}},
+        "PromptError",
+        ["9 tokens, max_length is 8"],
+    ),
+    "no_new_tokens": ({"max_new_tokens": 0}, "OptionError", ["max_new_tokens is 0", "at least 1"]),
+    "temperature": ({"search": {"temperature": 0}}, "OptionError", ["temperature is 0", "greater than 0"]),
+    "top_p": ({"search": {"top_p": 1.5}}, "OptionError", ["top_p is 1.5", "at most 1"]),
+    "top_k": ({"search": {"top_k": -1}}, "OptionError", ["top_k is -1"]),
+    "seed": ({"search": {"random_seed": -2}}, "OptionError", ["random_seed is -2"]),
+    "wrong_type": ({"search": {"do_sample": "yes"}}, "OptionError", ["do_sample is 'yes'", "True or False"]),
+    "unknown_option": ({"search": {"temprature": 1.0}}, "OptionError", ["temprature", "temperature"]),
+    "not_implemented": ({"search": {"num_beams": 4}}, "OptionError", ["num_beams", "4", "beam search"]),
+    "max_length": ({"search": {"max_length": 513}}, "OptionError", ["513", "context_length", "512"]),
+    "run_ahead": ({"run_ahead": 65}, "OptionError", ["run_ahead is 65", "from 1 to 64"]),
+    "no_run_ahead": ({"run_ahead": 0}, "OptionError", ["run_ahead is 0"]),
+    "device": ({"device": "cuda"}, "OptionError", ["'cuda'", "'webgpu' or 'wasm'"]),
+    "capture": ({"capture": "video"}, "OptionError", ["'video'", "'tape', 'ort', 'off'"]),
+}
+
+
+@pytest.mark.parametrize("what", REQUESTS)
+def test_a_bad_request_is_refused(what: str, harness: Harness, scripts: PageScripts) -> None:
+    options, kind, parts = REQUESTS[what]
+    request = {"prompt_ids": None if "prompt" in options else PROMPT, "device": "wasm", **options}
+    refuse(harness, scripts, "nano-llama", kind, parts, **request)
+
+
+def test_without_webgpu_it_cannot_be_had_and_auto_takes_wasm(scripts: PageScripts) -> None:
+    found = scripts.run("refusals", "without_webgpu", "nano-llama", model="nano-llama")
+    assert found["webgpu"].startswith(
+        "DeviceUnavailableError: device='webgpu' was asked for and this browser offers no"
+    )
+    assert "device='wasm'" in found["webgpu"]
+    assert found["auto"] == "wasm"
+
+
+def test_auto_takes_wasm_on_a_software_adapter(harness: Harness, scripts: PageScripts) -> None:
+    found = harness.generate("nano-llama", prompt_ids=PROMPT, max_new_tokens=4, device="auto")
+    assert (found["device"], found["adapter"]) == ("wasm", "cpu (wasm)")
+
+
+def test_blocking_calls_wait_where_they_can_and_name_their_async_twins_where_not(scripts: PageScripts) -> None:
+    found = scripts.run("refusals", "blocking", "nano-llama", model="nano-llama")
+    wanted = oracle.greedy(LLAMA, PROMPT, 7)
+    assert found["ids"] == wanted[:6]
+    for name, twin in {
+        "model": "await Model.load('/models/nano-llama/')",
+        "token": "await generate_next_token_async()",
+        "logits": "await get_logits_async()",
+        "close": "await aclose()",
+        "close model": "await model.aclose()",
+    }.items():
+        assert found[name].startswith("AsyncRequiredError: "), name
+        assert found[name].endswith(f"use `{twin}`"), found[name]
+    assert found["after"] == wanted[6:]
+
+
+def test_a_closed_model_leaves_no_buffers(scripts: PageScripts) -> None:
+    found = scripts.run("refusals", "leak", "nano-llama", model="nano-llama")
+    assert found["before"] == []
+    assert found["alive"] > 20
+    assert found["after"] == []
+
+
+def test_a_cache_larger_than_the_adapter_binds_is_refused_and_a_smaller_one_works(
+    variants: Variants, scripts: PageScripts
+) -> None:
+    name = variants.config("wide-context", model__context_length=2**26, search__max_length=2**26)
+    found = scripts.run("refusals", "too_large", name, model=name)
+    assert found["error"].startswith("OutOfMemoryError: buffer 'kv past_key_values.0.key' needs 8589934592 bytes")
+    assert "lower max_length" in found["error"]
+    assert found["same"], "buffers are left"
+    assert found["ids"] == oracle.greedy(LLAMA, PROMPT, 15)
+    assert found["note"] is None

@@ -1,0 +1,80 @@
+"""Steps down say so: an uncapturable graph, lost copies, a tape that is not the eager step. Never silently wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import oracle
+from tests.browser.model_variants import Variants, through_hardmax
+from tests.browser.page_scripts import PageScripts
+from tests.harness import Harness
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+LLAMA = FIXTURES / "nano-llama"
+PROMPT = [5, 6, 7, 8, 9]
+
+
+@pytest.fixture(scope="module")
+def uncapturable(variants: Variants) -> str:
+    return variants.graph("nano-hardmax", through_hardmax)
+
+
+@pytest.mark.parametrize("capture", ["tape", "ort"])
+def test_an_uncapturable_graph_runs_eagerly_and_the_note_names_the_node(
+    capture: str, uncapturable: str, harness: Harness, scripts: PageScripts
+) -> None:
+    found = harness.generate(uncapturable, prompt_ids=PROMPT, max_new_tokens=8, capture=capture)
+    assert found["capture"] == "off"
+    assert "node /added/Hardmax (Hardmax)" in found["capture_note"]
+    assert "no WebGPU kernel" in found["capture_note"]
+    assert found["token_ids"] == oracle.greedy(LLAMA, PROMPT, 8)
+
+
+def test_lost_copies_leave_orts_capture_but_not_the_tape(scripts: PageScripts) -> None:
+    kinds = scripts.run("fallbacks", "operations", "nano-copies", model="nano-copies")
+    copies = kinds.count("Copy")
+    assert copies > 0, "the fixture has no buffer copies"
+    [found] = scripts.run("fallbacks", "damaged", "nano-copies", model="nano-copies", damages=["none"], capture="ort")
+    assert found["capture"] == "off"
+    assert found["note"] == f"onnxruntime-web's capture loses {copies} buffer copies of this model's decode step"
+    assert found["ids"] == oracle.greedy(FIXTURES / "nano-copies", PROMPT, 8)
+
+
+def test_a_tape_without_the_copies_is_found_out(scripts: PageScripts) -> None:
+    kinds = scripts.run("fallbacks", "operations", "nano-copies", model="nano-copies")
+    # What the first copy brings lies in its target already, left by an earlier operation of the same step.
+    harmless, *copies = [place for place, kind in enumerate(kinds) if kind == "Copy"]
+    found = scripts.run("fallbacks", "damaged", "nano-copies", model="nano-copies", damages=[harmless, *copies])
+    wanted = oracle.greedy(FIXTURES / "nano-copies", PROMPT, 8)
+    assert [outcome["ids"] for outcome in found] == [wanted] * len(found)
+    assert [outcome["capture"] for outcome in found] == ["tape"] + ["off"] * len(copies)
+    for outcome in found[1:]:
+        assert "the tape cannot be used: a replayed step differs from an eager one in logits" in outcome["note"]
+        assert "loses" in outcome["note"], "ORT's own capture has no copy at all"
+
+
+def test_a_tape_with_an_operation_missing_steps_down_to_orts_capture(scripts: PageScripts) -> None:
+    kinds = scripts.run("fallbacks", "operations", "nano-llama", model="nano-llama")
+    dispatches = [i for i, kind in enumerate(kinds) if kind != "Clear"]
+    indices = [dispatches[len(dispatches) * part // 4] for part in range(4)] + [dispatches[-1]]
+    damages = [*indices, "swap", "empty"]
+    found = scripts.run("fallbacks", "damaged", "nano-llama", model="nano-llama", damages=damages)
+    wanted = oracle.greedy(LLAMA, PROMPT, 8)
+    for damage, outcome in zip(damages, found, strict=True):
+        assert outcome["ids"] == wanted, f"{damage} went unseen: {outcome}"
+        if outcome["capture"] == "ort":
+            assert outcome["note"].startswith("the tape cannot be used: a replayed step differs from an eager one in ")
+        else:
+            assert (outcome["capture"], outcome["note"]) == ("tape", None), damage
+    # An operation whose loss changes nothing may stay away; the last one computes the logits.
+    assert [outcome["capture"] for outcome in found[-3:]] == ["ort"] * 3
+    assert [outcome["capture"] for outcome in found].count("ort") >= 5
+
+
+def test_a_recording_that_is_not_understood_is_used_by_nobody(scripts: PageScripts) -> None:
+    [found] = scripts.run("fallbacks", "damaged", "nano-llama", model="nano-llama", damages=["error"])
+    assert found["capture"] == "off"
+    assert "not one sequence twice" in found["note"]
+    assert found["ids"] == oracle.greedy(LLAMA, PROMPT, 8)
