@@ -1,0 +1,231 @@
+"""Loading a model folder: what is read and refused in which order, over a host made of paper."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+import capstan.model
+from capstan import (
+    AsyncRequiredError,
+    ClosedError,
+    ConfigError,
+    GeneratorParams,
+    Model,
+    ModelFileError,
+    OptionError,
+    UnsupportedModelError,
+)
+from capstan.config import GenaiConfig
+from capstan.device.base import TapeOptions
+
+T = TypeVar("T")
+LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
+CONTEXT = 512
+
+
+class PaperDevice:
+    """A DeviceModel that remembers what it was asked for."""
+
+    device = "paper"
+    adapter = "a sheet"
+
+    def __init__(self) -> None:
+        self.capacities: list[int] = []
+        self.closed = 0
+        self.works = True
+
+    async def decoder(self, capacity: int) -> str:
+        self.capacities.append(capacity)
+        return f"decoder of {capacity}"
+
+    def healthy(self) -> bool:
+        return self.works
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+class PaperHost:
+    """A Host over a dictionary of files."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = files
+        self.waits = True
+        self.read_names: list[str] = []
+        self.opened: list[tuple[str, str, TapeOptions]] = []
+        self.loaded = PaperDevice()
+
+    def can_wait(self) -> bool:
+        return self.waits
+
+    def wait(self, awaitable: Awaitable[T]) -> T:
+        async def result() -> T:
+            return await awaitable
+
+        return asyncio.run(result())
+
+    async def read(self, folder: str, name: str, progress: Callable[[int, int], None] | None = None) -> bytes:
+        self.read_names.append(folder + name)
+        if name not in self.files:
+            raise ModelFileError(f"{folder}{name} cannot be read (HTTP 404); check the model folder")
+        return self.files[name]
+
+    async def read_optional(self, folder: str, name: str) -> bytes | None:
+        return self.files.get(name)
+
+    async def open_model(
+        self, folder: str, config: GenaiConfig, device: str, options: TapeOptions, progress: Callable[..., None]
+    ) -> PaperDevice:
+        self.opened.append((folder, device, options))
+        progress("weights", 1, 2)
+        return self.loaded
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> PaperHost:
+    names = ("genai_config.json", "tokenizer.json", "tokenizer_config.json")
+    paper = PaperHost({name: (LLAMA / name).read_bytes() for name in names})
+    monkeypatch.setattr(capstan.model, "current_host", lambda: paper)
+    return paper
+
+
+def load(**options: Any) -> Model:
+    return asyncio.run(Model.load("/models/nano", **options))
+
+
+def change(host: PaperHost, **fields: Any) -> None:
+    """Set fields of genai_config.json's sections, as search={...}."""
+    tree = json.loads(host.files["genai_config.json"])
+    for section, values in fields.items():
+        tree[section].update(values)
+    host.files["genai_config.json"] = json.dumps(tree).encode()
+
+
+class TestLoading:
+    def test_a_folder_is_a_url_that_ends_in_a_slash(self, host: PaperHost) -> None:
+        assert load().folder == "/models/nano/"
+        assert asyncio.run(Model.load("/models/nano/")).folder == "/models/nano/"
+        assert host.read_names == ["/models/nano/genai_config.json"] * 2
+
+    def test_the_default_is_auto_with_a_tape(self, host: PaperHost) -> None:
+        load()
+        assert host.opened == [("/models/nano/", "auto", TapeOptions("tape", None))]
+
+    def test_options_reach_the_device_and_progress_comes_back(self, host: PaperHost) -> None:
+        told: list[tuple[str, int, int]] = []
+        load(device="webgpu", capture="ort", direct=False, progress=lambda *what: told.append(what))
+        assert host.opened == [("/models/nano/", "webgpu", TapeOptions("ort", False))]
+        assert told == [("weights", 1, 2)]
+
+    def test_what_the_folder_says_is_known(self, host: PaperHost) -> None:
+        model = load()
+        assert (model.type, model.device_type, model.adapter) == ("llama", "paper", "a sheet")
+        assert model.config.context_length == CONTEXT
+        assert model.search.eos_token_ids == (1,)
+        assert model.search.pad_token_id == 2
+        assert GeneratorParams(model).search == model.search
+        assert set(model.tokenizer_files) == {"tokenizer.json", "tokenizer_config.json"}
+
+    def test_blocking_is_the_same(self, host: PaperHost) -> None:
+        with_constructor = Model("/models/nano", device="wasm", capture="off")
+        assert with_constructor.type == "llama"
+        assert host.opened == [("/models/nano/", "wasm", TapeOptions("off", None))]
+
+    def test_blocking_where_nothing_can_wait_names_the_async_twin(self, host: PaperHost) -> None:
+        host.waits = False
+        with pytest.raises(AsyncRequiredError, match=r"use `await Model\.load\('/models/nano'\)`"):
+            Model("/models/nano")
+        assert host.read_names == [], "nothing was begun"
+
+
+class TestRefusing:
+    def test_an_unknown_capture_lists_the_choices(self, host: PaperHost) -> None:
+        with pytest.raises(OptionError, match="capture is 'video'; it must be one of 'tape', 'ort', 'off'"):
+            load(capture="video")
+        assert host.read_names == [], "nothing was fetched"
+
+    @pytest.mark.parametrize("name", ["genai_config.json", "tokenizer.json"])
+    def test_a_missing_file_is_named(self, name: str, host: PaperHost) -> None:
+        del host.files[name]
+        with pytest.raises(ModelFileError, match=f"/models/nano/{name}"):
+            load()
+
+    def test_a_missing_tokenizer_config_is_allowed(self, host: PaperHost) -> None:
+        del host.files["tokenizer_config.json"]
+        assert set(load().tokenizer_files) == {"tokenizer.json"}
+
+    def test_a_file_that_is_not_json_is_named_with_line_and_column(self, host: PaperHost) -> None:
+        host.files["genai_config.json"] = b"{\n  nonsense}"
+        with pytest.raises(ConfigError, match=r"/models/nano/genai_config\.json: line 2, column 3: not JSON"):
+            load()
+
+    def test_a_wrong_search_option_is_found_before_the_weights_are_fetched(self, host: PaperHost) -> None:
+        change(host, search={"top_p": 7})
+        with pytest.raises(OptionError, match="top_p is 7"):
+            load()
+        assert host.opened == []
+
+    def test_an_unsupported_type_is_found_before_the_weights_are_fetched(self, host: PaperHost) -> None:
+        change(host, model={"type": "whisper"})
+        with pytest.raises(UnsupportedModelError, match='"whisper" is not supported'):
+            load()
+        assert host.opened == []
+
+
+class TestDecoders:
+    @pytest.mark.parametrize(("max_length", "capacity"), [(1, 256), (256, 256), (257, 512), (500, 512), (512, 512)])
+    def test_capacities_are_steps_of_256_up_to_the_context(
+        self, max_length: int, capacity: int, host: PaperHost
+    ) -> None:
+        asyncio.run(load().decoder(max_length))
+        assert host.loaded.capacities == [capacity]
+
+    def test_a_context_that_is_no_multiple_is_the_most(self, host: PaperHost) -> None:
+        change(host, model={"context_length": 300}, search={"max_length": 300})
+        asyncio.run(load().decoder(290))
+        assert host.loaded.capacities == [300]
+
+
+class TestClosing:
+    def test_frees_the_device_once(self, host: PaperHost) -> None:
+        model = load()
+        assert model.healthy()
+        model.close()
+        asyncio.run(model.aclose())
+        assert host.loaded.closed == 1
+        assert not model.healthy()
+
+    def test_makes_every_use_fail(self, host: PaperHost) -> None:
+        model = load()
+        model.close()
+        with pytest.raises(ClosedError, match="the model /models/nano/ was closed; load it again"):
+            asyncio.run(model.decoder(10))
+        with pytest.raises(ClosedError):
+            _ = model.adapter
+
+    def test_an_async_block_closes(self, host: PaperHost) -> None:
+        async def run() -> None:
+            async with await Model.load("/models/nano"):
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            asyncio.run(run())
+        assert host.loaded.closed == 1
+
+    def test_where_nothing_can_wait_names_the_async_twin(self, host: PaperHost) -> None:
+        model = load()
+        host.waits = False
+        with pytest.raises(AsyncRequiredError, match=r"use `await model\.aclose\(\)`"):
+            model.close()
+        assert model.healthy()
+
+    def test_a_sick_device_is_told(self, host: PaperHost) -> None:
+        model = load()
+        host.loaded.works = False
+        assert not model.healthy()
