@@ -1,0 +1,163 @@
+"""`build.py run` and `exec` as a user calls them: a process, its streams and its exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from buildtools import ROOT
+from buildtools.server import SiteServer
+from tests.harness import Harness
+
+NANO = ROOT / "tests/fixtures/nano-llama"
+KEYS = {
+    "text",
+    "token_ids",
+    "prompt_ids",
+    "finish_reason",
+    "device",
+    "adapter",
+    "capture",
+    "capture_note",
+    "tokens_per_second",
+    "time_to_first_token_ms",
+    "counters",
+}
+COUNTERS = {
+    "steps",
+    "submits",
+    "readbacks",
+    "readback_bytes",
+    "create_buffer",
+    "create_bind_group",
+    "write_buffer",
+    "python_crossings",
+}
+SECONDS = 240
+
+
+def build_py(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "build.py"), *argv],
+        env={**os.environ, "CAPSTAN_ADAPTER": "software", **environ},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+
+
+def test_run_ends_with_the_json_that_is_promised() -> None:
+    done = build_py("run", "--prompt-ids", "3,4,5", "--model", str(NANO), "--greedy", "--max-new-tokens", "6", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result.keys() >= KEYS
+    assert result["counters"].keys() >= COUNTERS
+    assert result["prompt_ids"] == [3, 4, 5]
+    assert len(result["token_ids"]) == 6
+    assert (result["finish_reason"], result["device"]) == ("length", "webgpu")
+    assert (result["capture"], result["capture_note"]) == ("tape", None)
+    streamed = done.stdout.removesuffix(done.stdout.splitlines()[-1] + "\n")
+    assert streamed.rstrip("\n") == result["text"].rstrip("\n")
+    assert done.stderr.splitlines()[-1].startswith("6 tokens, ")
+
+
+def test_an_error_of_the_engine_is_one_line_and_status_2() -> None:
+    done = build_py("run", "--prompt-ids", "999999", "--model", str(NANO))
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "999999" in errors[0]
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_script_gets_its_arguments_and_models_and_gives_its_status(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, os, capstan\n"
+        "print(sys.argv[1:], os.path.basename(sys.argv[0]))\n"
+        "print('model type:', capstan.Model('/models/nano-llama').type)\n"
+        "print('to stderr', file=sys.stderr)\n"
+        "sys.exit(7)\n"
+    )
+    done = build_py("exec", str(script), "--model", str(NANO), "--", "-x", "y z")
+    assert (done.returncode, done.stdout) == (7, "['-x', 'y z'] script.py\nmodel type: llama\n"), done.stderr
+    assert "to stderr" in done.stderr
+
+
+def test_an_uncaught_exception_shows_the_scripts_own_traceback(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("def f():\n    raise ValueError('from the script')\n\nf()\n")
+    done = build_py("exec", str(script))
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("ValueError: from the script")
+    assert "line 2, in f" in done.stderr
+
+
+def test_a_browser_that_is_missing_is_one_line(tmp_path: Path) -> None:
+    done = build_py("run", "x", "--model", str(NANO), CAPSTAN_BROWSER=str(tmp_path / "chrome"))
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"error: CAPSTAN_BROWSER={tmp_path}/chrome is not a program")
+
+
+def descendants(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid for child in children for pid in (int(child), *descendants(int(child)))]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("to", ["the process", "the terminal's group"])
+def test_ctrl_c_ends_everything_with_status_130(to: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('running', flush=True)\nwhile True: pass\n")
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "build.py"), "exec", str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "CAPSTAN_ADAPTER": "software"},
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "running\n"
+        children = descendants(process.pid)
+        assert len(children) > 3
+        if to == "the process":
+            process.send_signal(signal.SIGINT)
+        else:
+            os.killpg(process.pid, signal.SIGINT)
+        _, error = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert error.splitlines()[-1] == "interrupted"
+    assert not [pid for pid in children if is_running(pid)]
+
+
+def test_serve_offers_the_page_isolated_and_a_taken_port_is_one_line(site: SiteServer) -> None:
+    port = str(site.server_address[1])
+    done = build_py("serve", "--port", port)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"error: port {port} on 127.0.0.1 is taken: ")
+
+
+def test_the_harness_page_is_isolated_and_reaches_no_other_origin(harness: Harness, site: SiteServer) -> None:
+    assert harness.evaluate("() => crossOriginIsolated") is True
+    names = harness.evaluate("() => performance.getEntriesByType('resource').map((entry) => entry.name)")
+    assert names
+    assert [name for name in names if not name.startswith(site.url)] == []
+    assert harness.errors == []
