@@ -2,6 +2,10 @@
 
 usage: train.py TOKENS_DIR --checkpoint FILE --out DIR --seconds TOTAL --this-call SECONDS [--tiny]
 
+A second stage, on a finished run: --weights FILE --first-token (a fresh optimizer; --peak 0.25 --hold 0). Prompts have no
+<|endoftext|> before them and may end in a newline, so many of its windows start at a top-level statement, and a few come from
+files where some line breaks are split from their indentation (few: those files are few, and are learnt by heart otherwise).
+
 TOKENS_DIR holds train.bin.xz and heldout.bin.xz (uint16, from pack_tokens.py) and tokens.json. A run that ends before TOTAL leaves
 FILE; the same command goes on from there. DIR gets log.jsonl and weights.pt (float32, names as in transformers' Llama).
 Llama layout: RMS norms, rotary positions, grouped-query attention, SwiGLU, separate embedding and output matrices.
@@ -169,6 +173,19 @@ def load(path: Path, device: str) -> Tensor:
     return torch.from_numpy(values.astype(np.int16)).to(device)
 
 
+def statements(tokens: Tensor, about: dict[str, list[int]], context: int) -> Tensor:
+    """Where top-level statements start."""
+    table = torch.zeros(2, 1 << 15, dtype=torch.bool, device=tokens.device)
+    table[0, about["newline_ids"] + [0]] = True
+    table[1, about["statement_ids"]] = True
+    found: list[Tensor] = []
+    for at in range(1, len(tokens) - context - 1, 1 << 24):
+        now = tokens[at : min(at + (1 << 24), len(tokens) - context - 1)].int()
+        before = tokens[at - 1 : at - 1 + len(now)].int()
+        found.append((table[0, before] & table[1, now]).nonzero()[:, 0] + at)
+    return torch.cat(found)
+
+
 @torch.no_grad()
 def bits_per_byte(model: nn.Module, files: Tensor, starts: list[int], size: int, context: int, device: str) -> float:
     """Every held-out file from its start, in windows of `context` with half a window of left context."""
@@ -208,6 +225,9 @@ def main() -> None:
     parser.add_argument("--muon-rate", type=float, default=0.02)
     parser.add_argument("--adam-rate", type=float, default=0.004)
     parser.add_argument("--hold", type=float, default=0.25, help="share of the time before the rate falls linearly to zero")
+    parser.add_argument("--peak", type=float, default=1.0, help="the highest rate, as a share of the rates above")
+    parser.add_argument("--weights", type=Path, help="start from these")
+    parser.add_argument("--first-token", action="store_true", help="the second stage's windows")
     parser.add_argument("--tiny", action="store_true", help="a rehearsal on the CPU")
     args = parser.parse_args()
     call_start = time.monotonic()
@@ -225,6 +245,13 @@ def main() -> None:
     muon = Muon(matrices, device == "cuda")
     adam = torch.optim.AdamW(others, lr=args.adam_rate, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=True)
     spent, step, seen = 0.0, 0, 0
+    if args.weights:
+        raw.load_state_dict(torch.load(args.weights, map_location=device)["weights"])
+    if args.first_token:
+        split = load(args.tokens / "broken.bin.xz", device)
+        starts_whole, whole = statements(train, about, shape.context), len(train)
+        train = torch.cat((train, split))
+        print(len(starts_whole), "statement starts", flush=True)
     if args.checkpoint.exists():
         saved = torch.load(args.checkpoint, map_location=device)
         raw.load_state_dict(saved["weights"])
@@ -252,8 +279,12 @@ def main() -> None:
         part = min(1.0, (spent + here) / args.seconds)
         if part >= 1.0 or time.monotonic() - call_start > args.this_call:
             break
-        rate = min(1.0, step / 100) * min(1.0, (1.0 - part) / (1.0 - args.hold))
+        rate = args.peak * min(1.0, step / 100) * min(1.0, (1.0 - part) / (1.0 - args.hold))
         at = torch.randint(0, len(train) - shape.context - 1, (args.batch, 1), device=device)
+        if args.first_token:  # of sixteen windows six start at a statement, one lies in the split files
+            n, m = args.batch * 6 // 16, args.batch * 7 // 16
+            at[:n, 0] = starts_whole[torch.randint(0, len(starts_whole), (n,), device=device)]
+            at[n:m, 0] = torch.randint(whole, len(train) - shape.context - 1, (m - n,), device=device)
         rows = train[at + span].long()
         with torch.autocast(device, torch.bfloat16):
             loss = model(rows[:, :-1], rows[:, 1:]).mean()
