@@ -238,12 +238,12 @@ class Generator:
         while not self.is_done():
             yield await self.generate_next_token_async()
 
-    async def get_logits_async(self) -> memoryview:
+    async def get_logits_async(self) -> memoryview[float]:
         """The logits the next token will be picked from, float32 [vocab]; tokens computed ahead are discarded."""
         await self._settle()
         return await self._open_decoder().logits()
 
-    def get_logits(self) -> memoryview:
+    def get_logits(self) -> memoryview[float]:
         """`get_logits_async`, blocking."""
         return self._wait(self.get_logits_async(), "get_logits", "await get_logits_async()")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,3 +79,21 @@ def test_a_recording_that_is_not_understood_is_used_by_nobody(scripts: PageScrip
     assert found["capture"] == "off"
     assert "not one sequence twice" in found["note"]
     assert found["ids"] == oracle.greedy(LLAMA, PROMPT, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_length": 256}, "this tape was recorded for max_length=256, got 512; record one for 512"),
+        ({"adapter": "another"}, "this tape was recorded for adapter='another', got 'google swiftshader'"),
+        ({"model": "/models/other/"}, "this tape was recorded for model='/models/other/', got '/models/nano-llama/'"),
+    ],
+    ids=["max_length", "adapter", "model"],
+)
+def test_a_tape_recorded_for_something_else_is_refused_with_expected_and_got(
+    changes: dict[str, Any], message: str, scripts: PageScripts
+) -> None:
+    found = scripts.run("fallbacks", "mismatched", "nano-llama", model="nano-llama", **changes)
+    assert found["error"].startswith(f"TapeKeyError: {message}")
+    assert found["first"] == found["again"] == oracle.greedy(LLAMA, PROMPT, 6)
+    assert found["capture"] == "tape"

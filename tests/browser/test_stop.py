@@ -11,6 +11,7 @@ import pytest
 
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
+from tests.harness import Harness, generate_request
 
 LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 APPENDED = [17, 18, 19]
@@ -80,3 +81,22 @@ def test_a_generator_closed_with_bursts_under_way_leaves_its_decoder_usable(
     )
     assert found["flights"] >= 1
     assert found["ids"] == oracle.greedy(LLAMA, prompt, 12)
+
+
+@pytest.mark.parametrize("device", ["webgpu", "wasm"])
+def test_a_cancelled_request_ends_as_by_ctrl_c_and_the_next_one_works(
+    device: str, harness: Harness, scripts: PageScripts
+) -> None:
+    prompt = [5, 6, 7, 8, 9]
+    request = generate_request("nano-llama", prompt_ids=prompt, max_new_tokens=500, device=device)
+    harness.begin(request)
+    for _ in range(300):
+        harness.page.wait_for_timeout(20)
+        if harness.text():
+            break
+    harness.evaluate("() => window.capstan.request({ kind: 'cancel' })")
+    reply = harness.end()
+    assert not reply["ok"], "all 500 tokens came before the request was cancelled"
+    assert (reply["error"]["type"], reply["error"]["message"]) == ("KeyboardInterrupt", "stopped by the user")
+    again = harness.generate("nano-llama", prompt_ids=prompt, max_new_tokens=8, device=device)
+    assert again["token_ids"] == oracle.greedy(LLAMA, prompt, 8)

@@ -107,12 +107,12 @@ class PaperDecoder:
         self.pending = token
         return token
 
-    async def logits(self) -> memoryview:
+    async def logits(self) -> memoryview[float]:
         scores = array("f", [0.0] * VOCAB)
         scores[following(self.cache) if self.forced is None else self.forced] = 1.0
         return memoryview(scores)
 
-    def set_logits(self, values: memoryview) -> None:
+    def set_logits(self, values: memoryview[float]) -> None:
         self.forced = max(range(VOCAB), key=values.__getitem__)
 
     def counters(self) -> Counters:
@@ -202,9 +202,8 @@ async def take(generator: Generator, count: int) -> list[int]:
     return [await generator.generate_next_token_async() for _ in range(count)]
 
 
-def best(logits: memoryview) -> int:
-    values: list[float] = list(logits)
-    return values.index(1.0)
+def best(logits: memoryview[float]) -> int:
+    return list(logits).index(1.0)
 
 
 PROMPT = [5, 6, 7]

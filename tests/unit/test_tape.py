@@ -11,6 +11,7 @@ from capstan.errors import TapeError
 from capstan.tape import (
     BindGroup,
     Clear,
+    Command,
     Copy,
     Dispatch,
     DispatchIndirect,
@@ -225,5 +226,5 @@ def test_copies_lost_by_ort_are_counted_and_clears_are_not() -> None:
 
 
 def test_without_clears_names_the_buffers_they_cleared() -> None:
-    ops: list[Op] = [Clear(1, 0, 4), run(100), Copy(1, 0, 2, 0, 4), Clear(3, 0, 4), Clear(1, 4, 4)]
+    ops: list[Command] = [Clear(1, 0, 4), run(100), Copy(1, 0, 2, 0, 4), Clear(3, 0, 4), Clear(1, 4, 4)]
     assert without_clears(ops) == ((ops[1], ops[2]), frozenset({1, 3}))

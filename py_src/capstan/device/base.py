@@ -67,10 +67,10 @@ class Decoder(Protocol):
         """Queue `picks` decode steps, each followed by a pick; with `sample_first` the first picks from the logits that
         are there. Work is queued when this returns; the ids are awaited."""
 
-    async def logits(self) -> memoryview:
+    async def logits(self) -> memoryview[float]:
         """The logits the next pick would see: float32 [vocab]."""
 
-    def set_logits(self, values: memoryview) -> None:
+    def set_logits(self, values: memoryview[float]) -> None:
         """Replace those logits: float32 [vocab]."""
 
     def counters(self) -> Counters:

@@ -64,10 +64,10 @@ class HostSampledDecoder:
         self._pending = sample(self._logits, self._options, self._length)
         return Burst((self._pending,), submitted, readable, self._now() - readable)
 
-    async def logits(self) -> memoryview:
+    async def logits(self) -> memoryview[float]:
         return memoryview(array("f", self._logits))
 
-    def set_logits(self, values: memoryview) -> None:
+    def set_logits(self, values: memoryview[float]) -> None:
         self._logits = array("f", values)
 
     def counters(self) -> Counters:

@@ -11,8 +11,8 @@ from typing import Any
 from ..errors import TapeCheckError, TapeError
 from ..graph import GraphDescription
 from ..tape import (
+    Command,
     DispatchIndirect,
-    Op,
     Recording,
     TableGroup,
     captured_half,
@@ -81,7 +81,7 @@ class StepRecorder:
         finally:
             engine.drop_recording(recording.handle)
 
-    async def _make_tape(self, recording: Recording, ops: Sequence[Op]) -> tuple[int, dict[str, str]]:
+    async def _make_tape(self, recording: Recording, ops: Sequence[Command]) -> tuple[int, dict[str, str]]:
         """A checked tape and what the passes did; a pass that fails its check is left out. Raises TapeError."""
         check_replayable(recording)
         passes: dict[str, str] = {}
@@ -108,7 +108,7 @@ class StepRecorder:
                 passes["indirect"] = f"{indirect} kept: {error}"
         return tape, passes
 
-    async def _make_direct(self, recording: Recording, ops: Sequence[Op], tape: int) -> int:
+    async def _make_direct(self, recording: Recording, ops: Sequence[Command], tape: int) -> int:
         """A checked tape whose indirect dispatches take their counts from tables. Raises TapeError."""
         if self.about.mask_dtype != "int64":
             raise TapeError(f"the mask is {self.about.mask_dtype}, tables are filled under an int64 mask")
@@ -117,7 +117,7 @@ class StepRecorder:
         await self._check_counts(ops, tape, groups, tables)
         return await self._checked_tape(recording, played, tables=tables)
 
-    async def _fill_table(self, recording: Recording, ops: Sequence[Op], group: TableGroup) -> bytes:
+    async def _fill_table(self, recording: Recording, ops: Sequence[Command], group: TableGroup) -> bytes:
         """u32 [capacity + 1, 3]: the counts by sequence length, computed by the step's own kernels."""
         steps = [ops[i].played() for i in group.steps]
         return await self.step.engine.counts_by_length(
@@ -125,7 +125,7 @@ class StepRecorder:
         )
 
     async def _check_counts(
-        self, ops: Sequence[Op], tape: int, groups: Sequence[TableGroup], tables: Sequence[bytes]
+        self, ops: Sequence[Command], tape: int, groups: Sequence[TableGroup], tables: Sequence[bytes]
     ) -> None:
         """Raise TapeCheckError unless every indirect dispatch really gets the counts its table has."""
         uses = [i for i, op in enumerate(ops) if isinstance(op, DispatchIndirect)]

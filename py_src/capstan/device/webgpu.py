@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from .. import graph
 from ..config import GenaiConfig
@@ -90,9 +91,7 @@ class WebGpuModel:
             for location in sorted({entry.location for entry in graphs.weights}):
                 entries = [entry for entry in graphs.weights if entry.location == location]
                 spans = [{"name": e.name, "offset": e.offset, "length": e.length} for e in entries]
-                handles = await engine.stream_weights(
-                    url + location, spans, lambda done, total, what=location: progress(what, done, total)
-                )
+                handles = await engine.stream_weights(url + location, spans, partial(progress, location))
                 weights.update(zip((entry.name for entry in entries), handles, strict=True))
             session = await engine.create_session(graphs.prefill, capture=False)
         except BaseException:
@@ -105,6 +104,7 @@ class WebGpuModel:
         """A decoder of that capacity: a free one, else a new one, recorded and checked."""
         for i, free in enumerate(self._free):
             if free.capacity == capacity:
+                free.require(self._key(capacity))
                 return self._free.pop(i)
         buffers = SequenceBuffers.allocate(self._engine, self._graphs.description, capacity, self._chunk)
         try:
@@ -127,6 +127,10 @@ class WebGpuModel:
         await self._engine.release_session(self._prefill)
         self._engine.close()
 
+    def _key(self, capacity: int) -> TapeKey:
+        """What a tape of this model for `capacity` positions is valid for."""
+        return TapeKey(self._name, 1, capacity, self.adapter, self._capture)
+
     async def _decode_step(self, buffers: SequenceBuffers, capacity: int) -> DecodeStep:
         """The best way to run a decode step that was asked for and that works, with the reason if it is another."""
         eager = self._bind_prefill(buffers, buffers.input_ids, 1)
@@ -136,12 +140,12 @@ class WebGpuModel:
             blocking = self._graphs.description.uncapturable
             if blocking:
                 raise TapeError(f"the graph cannot be captured: {blocking[0]}")
-            key = TapeKey(self._name, 1, capacity, self.adapter, self._capture)
             session = await self._engine.create_session(self._graphs.decode, capture=True)
         except (TapeError, UnsupportedModelError) as error:
             return DecodeStep(self._engine, eager, capture="off", note=str(error))
         feeds, fetches = self._tensors(buffers, buffers.input_ids, 1)
         binding = self._engine.bind(session, feeds, fetches)
+        key = self._key(capacity)
         step = DecodeStep(self._engine, eager, capture=self._capture, note=None, session=session, captured=binding, key=key)
         return await StepRecorder(step, buffers, self._graphs.description, self._run_probe, self._direct).record()
 

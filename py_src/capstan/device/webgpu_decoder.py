@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ..errors import ClosedError
 from ..graph import GraphDescription
 from ..search import SearchOptions
+from ..tape import TapeKey
 from .base import Burst, Counters
 from .engine import GpuEngine, SamplerSpec
 
@@ -187,7 +188,7 @@ class WebGpuDecoder:
             numbers = self._engine.eager_burst(0 if sample_first else self._step.binding, self._sampler, cursor)
         return _burst(numbers)
 
-    async def logits(self) -> memoryview:
+    async def logits(self) -> memoryview[float]:
         self._require_open()
         data = await self._engine.read(self._buffers.logits, 0, self._buffers.logits_bytes)
         if self._about.logits_dtype == "float32":
@@ -195,7 +196,7 @@ class WebGpuDecoder:
         halves = struct.unpack(f"<{len(data) // 2}e", data)[: self._about.vocab_size]
         return memoryview(array("f", halves))
 
-    def set_logits(self, values: memoryview) -> None:
+    def set_logits(self, values: memoryview[float]) -> None:
         self._require_open()
         if self._about.logits_dtype == "float32":
             data = values.tobytes()
@@ -205,6 +206,11 @@ class WebGpuDecoder:
 
     def counters(self) -> Counters:
         return {"steps": self._steps, **self._engine.counters()}
+
+    def require(self, key: TapeKey) -> None:
+        """Raise TapeKeyError if the step was recorded for another key."""
+        if self._step.key is not None:
+            self._step.key.require(key)
 
     async def close(self) -> None:
         if not self._destroyed:

@@ -18,11 +18,12 @@ from .passes import (
     slice_for,
     without_clears,
 )
-from .recording import BindGroup, Clear, Copy, Dispatch, DispatchIndirect, Op, Pipeline, Recording, Write
+from .recording import BindGroup, Clear, Command, Copy, Dispatch, DispatchIndirect, Op, Pipeline, Recording, Write
 
 __all__ = [
     "BindGroup",
     "Clear",
+    "Command",
     "Copy",
     "Dispatch",
     "DispatchIndirect",

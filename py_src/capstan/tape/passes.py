@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import TapeError
-from .recording import Clear, Copy, Dispatch, DispatchIndirect, Op, Recording, Write
+from .recording import Clear, Command, Copy, Dispatch, DispatchIndirect, Op, Recording, Write
 
 __all__ = [
     "TableGroup",
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 
-def captured_half(recording: Recording) -> tuple[Op, ...]:
+def captured_half(recording: Recording) -> tuple[Command, ...]:
     """The operations of the capturing half, without host writes.
 
     onnxruntime-web encodes a captured run twice, first while capturing, then replaying what it captured; the second
@@ -98,7 +98,7 @@ def slice_for(recording: Recording, ops: Sequence[Op], target: int) -> list[int]
     return kept[::-1]
 
 
-def without_clears(ops: Sequence[Op]) -> tuple[tuple[Op, ...], frozenset[int]]:
+def without_clears(ops: Sequence[Command]) -> tuple[tuple[Command, ...], frozenset[int]]:
     """The step without its clears, and the buffers they cleared.
 
     A clear ends the compute pass, and a decoder has some for each layer: onnxruntime-web's allocator zeroes a buffer

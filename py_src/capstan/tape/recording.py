@@ -9,6 +9,7 @@ from typing import Any
 __all__ = [
     "BindGroup",
     "Clear",
+    "Command",
     "Copy",
     "Dispatch",
     "DispatchIndirect",
@@ -81,7 +82,11 @@ class Write:
     data: bytes
 
 
-Op = Dispatch | DispatchIndirect | Copy | Clear | Write
+Command = Dispatch | DispatchIndirect | Copy | Clear
+"""What is replayed."""
+
+Op = Command | Write
+"""What is recorded."""
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 from capstan import Model, TapeError
 from capstan.tape import Op, Recording
 
-from .running import picked
+from .running import load, picked
 
 step_recorder: Any = import_module("capstan.device.step_recorder")
 
@@ -74,3 +75,20 @@ async def operations(models: Mapping[str, str], *, model: str) -> list[str]:
     finally:
         step_recorder.captured_half = original
     return kinds
+
+
+async def mismatched(models: Mapping[str, str], *, model: str, **changes: Any) -> dict[str, Any]:
+    """Reuse a decoder whose tape was recorded for another key, then for its own."""
+    opened = await load(models, model)
+    first = await picked(opened, PROMPT, 6)
+    loaded: Any = opened._loaded
+    decoder = loaded._free[-1]
+    step = decoder._step
+    decoder._step = replace(step, key=replace(step.key, **changes))
+    error = ""
+    try:
+        await picked(opened, PROMPT, 6)
+    except TapeError as found:
+        error = f"{type(found).__name__}: {found}"
+    decoder._step = step
+    return {"first": first, "error": error, "again": await picked(opened, PROMPT, 6), "capture": decoder.capture}

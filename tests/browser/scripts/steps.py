@@ -61,10 +61,8 @@ async def tape_and_eager(
                 "input": struct.unpack("<q", inputs[0][1])[0],
                 "logits": apart(array("f", tape_logits), eager),
                 "largest": max(map(abs, eager)),
-                "differing_bytes": [sum(a != b for a, b in zip(x, y, strict=True)) for x, y in pairs],
-                "written_bytes": [
-                    sum(a != b for a, b in zip(x, y, strict=True)) for x, y in zip(kept, tape_caches, strict=True)
-                ],
+                "differing_bytes": [differing_bytes(x, y) for x, y in pairs],
+                "wrote": [x != y for x, y in zip(kept, tape_caches, strict=True)],
                 "tape_pick": burst.ids[0],
                 "eager_pick": eager.index(max(eager)),
             }
