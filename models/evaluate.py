@@ -1,6 +1,6 @@
 """Bits per byte of exported model folders on the held-out files, and of xz and zstd on the same files.
 
-usage: evaluate.py DATA_DIR MODEL_DIR ... [--files N]
+usage: evaluate.py DATA_DIR MODEL_DIR ... [--one-in N]
 
 A file is scored from <|endoftext|> on, in windows of 1024 tokens that overlap by half, so a token sees at least 512 earlier ones
 where the file has them. The compressors get the files joined as one stream, which favours them: they keep all of it in view.
@@ -23,7 +23,11 @@ WINDOW = 1024
 class Scorer:
     def __init__(self, folder: Path) -> None:
         config = json.loads((folder / "genai_config.json").read_text())["model"]["decoder"]
-        self.layers, self.kv_heads, self.head_size = config["num_hidden_layers"], config["num_key_value_heads"], config["head_size"]
+        self.layers, self.kv_heads, self.head_size = (
+            config["num_hidden_layers"],
+            config["num_key_value_heads"],
+            config["head_size"],
+        )
         self.session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
@@ -57,22 +61,35 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("data", type=Path)
     parser.add_argument("models", type=Path, nargs="*")
-    parser.add_argument("--files", type=int, help="only the first N files")
+    parser.add_argument("--one-in", type=int, default=1, help="only every Nth file")
     args = parser.parse_args()
     raw = subprocess.run(["zstd", "-dcq", str(args.data / "heldout.txt.zst")], capture_output=True, check=True).stdout
-    texts = raw.decode().split("\x00")[: args.files]
+    texts = raw.decode().split("\x00")[:: args.one_in]
     data = "".join(texts).encode()
     xz, zstd = compressed(["xz", "-9e", "-c"], data), compressed(["zstd", "-19", "--ultra", "-c"], data)
-    print(json.dumps({"files": len(texts), "bytes": len(data), "xz -9e": round(xz, 4), "zstd -19 --ultra": round(zstd, 4)}), flush=True)
+    print(
+        json.dumps(
+            {"files": len(texts), "bytes": len(data), "xz -9e": round(xz, 4), "zstd -19 --ultra": round(zstd, 4)}
+        ),
+        flush=True,
+    )
     for folder in args.models:
         start, scorer, total, tokens = time.monotonic(), Scorer(folder), 0.0, 0
         for text in texts:
             nats, count = scorer.file(text)
             total, tokens = total + nats, tokens + count
-        print(json.dumps({
-            "model": folder.name, "bits_per_byte": round(total / np.log(2) / len(data), 4), "bytes_per_token": round(len(data) / tokens, 3),
-            "weights_bytes": (folder / "model.onnx.data").stat().st_size, "seconds": round(time.monotonic() - start),
-        }), flush=True)  # fmt: skip
+        print(
+            json.dumps(
+                {
+                    "model": folder.name,
+                    "bits_per_byte": round(total / np.log(2) / len(data), 4),
+                    "bytes_per_token": round(len(data) / tokens, 3),
+                    "weights_bytes": (folder / "model.onnx.data").stat().st_size,
+                    "seconds": round(time.monotonic() - start),
+                }
+            ),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

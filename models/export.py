@@ -22,10 +22,21 @@ from transformers import LlamaConfig, LlamaForCausalLM
 def to_transformers(weights: dict[str, torch.Tensor], tokenizer: Path, out: Path, check: bool) -> None:
     s = Shape()
     config = LlamaConfig(
-        vocab_size=s.vocabulary, hidden_size=s.width, intermediate_size=s.hidden, num_hidden_layers=s.layers,
-        num_attention_heads=s.heads, num_key_value_heads=s.kv_heads, head_dim=s.head_size, max_position_embeddings=s.context,
-        rms_norm_eps=s.norm_epsilon, rope_theta=s.rope_theta, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=s.vocabulary,
+        hidden_size=s.width,
+        intermediate_size=s.hidden,
+        num_hidden_layers=s.layers,
+        num_attention_heads=s.heads,
+        num_key_value_heads=s.kv_heads,
+        head_dim=s.head_size,
+        max_position_embeddings=s.context,
+        rms_norm_eps=s.norm_epsilon,
+        rope_theta=s.rope_theta,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
     model = LlamaForCausalLM(config)
     model.load_state_dict(weights)
     model.save_pretrained(out)
@@ -36,16 +47,32 @@ def to_transformers(weights: dict[str, torch.Tensor], tokenizer: Path, out: Path
         ours.load_state_dict(weights)
         ids = torch.randint(1, s.vocabulary, (2, 65))
         with torch.no_grad():
-            theirs = torch.nn.functional.cross_entropy(model(ids[:, :-1]).logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+            theirs = torch.nn.functional.cross_entropy(
+                model(ids[:, :-1]).logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
+            )
             difference = (ours(ids[:, :-1], ids[:, 1:]) - theirs).abs().max()
         print(f"largest difference in loss from transformers: {difference:.2e} nats")
 
 
 def build(source: Path, out: Path, precision: str) -> None:
-    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source), "-o", str(out), "-p", precision, "-e", "webgpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "onnxruntime_genai.models.builder",
+        "-i",
+        str(source),
+        "-o",
+        str(out),
+        "-p",
+        precision,
+        "-e",
+        "webgpu",
+    ]
     options = ["enable_webgpu_graph=true", "use_webgpu_fp32=true", "shared_embeddings=false"]
     with tempfile.TemporaryDirectory() as cache:
-        done = subprocess.run([*command, "-c", cache, "--extra_options", *options], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*command, "-c", cache, "--extra_options", *options], capture_output=True, text=True, check=False
+        )
     if done.returncode:
         raise SystemExit(done.stderr[-3000:])
 
@@ -70,12 +97,16 @@ def main() -> None:
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--precision", default="fp32", choices=["fp32", "int8", "int4"])
-    parser.add_argument("--random", action="store_true", help="random weights in the same shape, to work with before training")
+    parser.add_argument(
+        "--random", action="store_true", help="random weights in the same shape, to work with before training"
+    )
     parser.add_argument("--check", action="store_true", help="compare with transformers' model of the same weights")
     args = parser.parse_args()
     torch.manual_seed(0)
     if args.random:
-        weights = {k: torch.randn_like(v) * 0.05 if v.dim() == 2 else v for k, v in Decoder(Shape()).state_dict().items()}
+        weights = {
+            k: torch.randn_like(v) * 0.05 if v.dim() == 2 else v for k, v in Decoder(Shape()).state_dict().items()
+        }
     else:
         weights = torch.load(args.weights)["weights"]
     with tempfile.TemporaryDirectory() as folder:

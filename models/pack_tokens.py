@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-
 STATEMENTS = ["def", "class", "import", "from", "async", "@", "for", "while", "if", "try", "with", "print", "assert"]
 
 

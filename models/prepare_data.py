@@ -28,9 +28,22 @@ PERMISSIVE = re.compile(  # each part of what the metadata states
 HELD_OUT_PACKAGES = {"requests", "flask", "marshmallow", "bottle", "twine"}
 HELD_OUT_ONE_IN = 400  # of the files of every other source, by hash of the name
 TESTS_KEPT_ONE_IN = 6  # test files repeat themselves; a sample of them is enough
-SKIPPED_PARTS = {"_vendor", "vendor", "vendored", "extern", "third_party", "_externals", "testdata", "test_data", "lib2to3", "locale"}
+SKIPPED_PARTS = {
+    "_vendor",
+    "vendor",
+    "vendored",
+    "extern",
+    "third_party",
+    "_externals",
+    "testdata",
+    "test_data",
+    "lib2to3",
+    "locale",
+}
 TEST_PARTS = {"test", "tests", "testing", "idle_test"}
-GENERATED = re.compile(r"generated (by|from|automatically|file)|auto-?generated|do not edit|@generated|machine generated", re.I)
+GENERATED = re.compile(
+    r"generated (by|from|automatically|file)|auto-?generated|do not edit|@generated|machine generated", re.I
+)
 LEGAL = re.compile(r"copyright|licen[sc]e|SPDX|all rights reserved|redistribut", re.I)
 
 
@@ -95,7 +108,11 @@ def wheel_files(path: Path) -> tuple[Source, Iterator[tuple[str, bytes]]]:
     fields = HeaderParser().parsestr(archive.read(metadata).decode("utf-8", "replace"))
     classifiers = [c.split("::")[-1].strip() for c in fields.get_all("Classifier", []) if c.startswith("License")]
     # a classifier that only says "OSI Approved" states nothing
-    stated = fields.get("License-Expression") or ", ".join(c for c in classifiers if c != "OSI Approved") or fields.get("License", "")
+    stated = (
+        fields.get("License-Expression")
+        or ", ".join(c for c in classifiers if c != "OSI Approved")
+        or fields.get("License", "")
+    )
     names = sorted(n for n in archive.namelist() if n.endswith(".py"))
     return Source(fields["Name"], fields["Version"], stated.strip()), ((n, archive.read(n)) for n in names)
 
@@ -104,7 +121,9 @@ def stdlib_files(spec: str) -> tuple[Source, Iterator[tuple[str, bytes]]]:
     folder = Path(spec)
     names = sorted(p for p in folder.rglob("*.py") if "site-packages" not in p.parts)
     version = folder.name.removeprefix("python")
-    return Source("python-stdlib", version, "PSF-2.0"), ((p.relative_to(folder).as_posix(), p.read_bytes()) for p in names)
+    return Source("python-stdlib", version, "PSF-2.0"), (
+        (p.relative_to(folder).as_posix(), p.read_bytes()) for p in names
+    )
 
 
 class Corpus:
@@ -170,11 +189,18 @@ def main() -> None:
     compress(args.out / "heldout.txt.zst", [text for _, text, _ in kept])
     (args.out / "heldout.json").write_text(json.dumps([name for name, _, _ in kept], indent=1))
     total = sum(len(t.encode()) for t in train.texts)
-    totals = {"train_files": len(train.texts), "train_bytes": total, "held_out_files": len(kept),
-              "held_out_bytes": sum(len(t.encode()) for _, t, _ in kept), "held_out_dropped_as_seen": len(held) - len(kept)}  # fmt: skip
+    totals = {
+        "train_files": len(train.texts),
+        "train_bytes": total,
+        "held_out_files": len(kept),
+        "held_out_bytes": sum(len(t.encode()) for _, t, _ in kept),
+        "held_out_dropped_as_seen": len(held) - len(kept),
+    }
     rows = ",\n  ".join(json.dumps(vars(s)) for s in sources)
     drop = ",\n  ".join(json.dumps(r) for r in refused)
-    args.manifest.write_text(f'{{"totals": {json.dumps(totals)},\n "sources": [\n  {rows}\n ],\n "refused": [\n  {drop}\n ]}}\n')
+    args.manifest.write_text(
+        f'{{"totals": {json.dumps(totals)},\n "sources": [\n  {rows}\n ],\n "refused": [\n  {drop}\n ]}}\n'
+    )
     print(totals)
 
 

@@ -17,7 +17,10 @@ from pathlib import Path
 import onnxruntime_genai as og
 
 NEW_TOKENS = 96
-MODES = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 0, "random_seed": 7}}
+MODES = {
+    "greedy": {"do_sample": False},
+    "sampled": {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 0, "random_seed": 7},
+}
 
 
 def parses(text: str) -> bool:
@@ -76,8 +79,16 @@ def main() -> None:
         for i, r in enumerate(results, 1):
             verdict = f"{r['accepted_lines']} lines parse" if r["accepted_lines"] else "does not parse"
             sections.append(f"### {mode} {i}: {verdict}\n\n```python\n{r['prompt']}⟶{r['completion'].rstrip()}\n```\n")
-    head = ["# Twenty prompts and what the bundled model writes", "", f"Written by `models/sample.py`, which says what counts as parsing. {NEW_TOKENS} new tokens at most; ⟶ marks the end of the prompt.", ""]
-    head += [f"- {mode}: `ast.parse` accepts {count} of {len(prompts)} ({count / len(prompts):.0%}) up to the last complete statement." for mode, count in shares.items()]
+    head = [
+        "# Twenty prompts and what the bundled model writes",
+        "",
+        f"Written by `models/sample.py`, which says what counts as parsing. {NEW_TOKENS} new tokens at most; ⟶ marks the end of the prompt.",
+        "",
+    ]
+    head += [
+        f"- {mode}: `ast.parse` accepts {count} of {len(prompts)} ({count / len(prompts):.0%}) up to the last complete statement."
+        for mode, count in shares.items()
+    ]
     (args.out / "README.md").write_text("\n".join([*head, "", *sections]))
     print("\n".join(head[4:]))
 

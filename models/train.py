@@ -66,7 +66,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, _ = x.shape
-        q, k, v = (p(x).view(batch, length, -1, self.s.head_size).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            p(x).view(batch, length, -1, self.s.head_size).transpose(1, 2)
+            for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         group = self.s.heads // self.s.kv_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -117,7 +120,9 @@ class Decoder(nn.Module):
                 nn.init.zeros_(p)
             elif p.dim() == 2:
                 nn.init.normal_(p, std=0.02 if "lm_head" in name or "embed" in name else p.size(1) ** -0.5)
-        angle = torch.outer(torch.arange(s.context).float(), s.rope_theta ** (-torch.arange(0, s.head_size, 2).float() / s.head_size))
+        angle = torch.outer(
+            torch.arange(s.context).float(), s.rope_theta ** (-torch.arange(0, s.head_size, 2).float() / s.head_size)
+        )
         self.register_buffer("cos", torch.cat((angle, angle), -1).cos(), persistent=False)
         self.register_buffer("sin", torch.cat((angle, angle), -1).sin(), persistent=False)
 
@@ -224,7 +229,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--muon-rate", type=float, default=0.02)
     parser.add_argument("--adam-rate", type=float, default=0.004)
-    parser.add_argument("--hold", type=float, default=0.25, help="share of the time before the rate falls linearly to zero")
+    parser.add_argument(
+        "--hold", type=float, default=0.25, help="share of the time before the rate falls linearly to zero"
+    )
     parser.add_argument("--peak", type=float, default=1.0, help="the highest rate, as a share of the rates above")
     parser.add_argument("--weights", type=Path, help="start from these")
     parser.add_argument("--first-token", action="store_true", help="the second stage's windows")
@@ -269,8 +276,14 @@ def main() -> None:
         log.write(line + "\n")
         log.flush()
 
-    say(device=torch.cuda.get_device_name() if device == "cuda" else "cpu", parameters=sum(p.numel() for p in raw.parameters()),
-        train_tokens=len(train), held_files=len(starts), shape=asdict(shape), resumed_at=spent)  # fmt: skip
+    say(
+        device=torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        parameters=sum(p.numel() for p in raw.parameters()),
+        train_tokens=len(train),
+        held_files=len(starts),
+        shape=asdict(shape),
+        resumed_at=spent,
+    )
     start = time.monotonic() if device == "cpu" else None
     mean = torch.zeros((), device=device)
     since = (time.monotonic(), seen)
@@ -304,17 +317,42 @@ def main() -> None:
             since = (start, seen)
         if step % (500 if device == "cuda" else 10) == 0:
             now = time.monotonic()
-            say(step=step, part=round(part, 4), rate=round(rate, 4), loss=round(float(mean), 4),
-                tokens_per_second=round((seen - since[1]) / (now - since[0])))  # fmt: skip
+            say(
+                step=step,
+                part=round(part, 4),
+                rate=round(rate, 4),
+                loss=round(float(mean), 4),
+                tokens_per_second=round((seen - since[1]) / (now - since[0])),
+            )
             since = (now, seen)
         if step % (5000 if device == "cuda" else 30) == 0:
-            say(step=step, held_out_bits_per_byte=round(bits_per_byte(raw, held, starts, about["heldout_bytes"], shape.context, device), 4))
+            say(
+                step=step,
+                held_out_bits_per_byte=round(
+                    bits_per_byte(raw, held, starts, about["heldout_bytes"], shape.context, device), 4
+                ),
+            )
     spent += time.monotonic() - start if start else 0.0
     weights = {k: v.float().cpu() for k, v in raw.state_dict().items()}
-    torch.save({"weights": weights, "adam": adam.state_dict(), "muon": muon.momentum, "spent": spent, "step": step, "seen": seen}, args.checkpoint)
+    torch.save(
+        {
+            "weights": weights,
+            "adam": adam.state_dict(),
+            "muon": muon.momentum,
+            "spent": spent,
+            "step": step,
+            "seen": seen,
+        },
+        args.checkpoint,
+    )
     torch.save({"weights": weights, "spent": spent, "step": step, "seen": seen}, args.out / "weights.pt")
-    say(step=step, tokens=seen, spent=round(spent, 1), finished=spent >= args.seconds,
-        held_out_bits_per_byte=bits_per_byte(raw, held, starts, about["heldout_bytes"], shape.context, device))  # fmt: skip
+    say(
+        step=step,
+        tokens=seen,
+        spent=round(spent, 1),
+        finished=spent >= args.seconds,
+        held_out_bits_per_byte=bits_per_byte(raw, held, starts, about["heldout_bytes"], shape.context, device),
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,10 @@ CONTEXT = 1024
 def build(texts: list[str], vocabulary: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(PATTERN), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(PATTERN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -37,7 +40,16 @@ def save(tokenizer: Tokenizer, out: Path) -> None:
     tokenizer.save(str(out / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "added_tokens_decoder": {"0": {"content": END, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}},
+        "added_tokens_decoder": {
+            "0": {
+                "content": END,
+                "lstrip": False,
+                "normalized": False,
+                "rstrip": False,
+                "single_word": False,
+                "special": True,
+            }
+        },
         "add_bos_token": False,
         "add_prefix_space": False,
         "bos_token": END,
@@ -69,7 +81,9 @@ def main() -> None:
     tokenizer = build(sample, args.vocabulary)
     save(tokenizer, args.out)
     probe = "\n".join(texts[-200:])
-    print(f"{tokenizer.get_vocab_size()} tokens, {len(probe.encode()) / len(tokenizer.encode(probe).ids):.3f} bytes a token")
+    print(
+        f"{tokenizer.get_vocab_size()} tokens, {len(probe.encode()) / len(tokenizer.encode(probe).ids):.3f} bytes a token"
+    )
 
 
 if __name__ == "__main__":
