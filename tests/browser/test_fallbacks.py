@@ -93,7 +93,7 @@ def test_a_recording_that_is_not_understood_is_used_by_nobody(scripts: PageScrip
 def test_a_tape_recorded_for_something_else_is_refused_with_expected_and_got(
     changes: dict[str, Any], message: str, scripts: PageScripts
 ) -> None:
-    found = scripts.run("fallbacks", "mismatched", "nano-llama", model="nano-llama", **changes)
+    found = scripts.run("fallbacks", "mismatched", "nano-llama", model="nano-llama", changes=changes)
     assert found["error"].startswith(f"TapeKeyError: {message}")
     assert found["first"] == found["again"] == oracle.greedy(LLAMA, PROMPT, 6)
     assert found["capture"] == "tape"

@@ -62,7 +62,7 @@ export class Capstan {
     const id = this.nextId++;
     const reply = new Promise<Reply>((resolve, reject) => this.pending.set(id, { resolve, reject }));
     this.post({ tag: "request", id, request });
-    if (request.kind === "cancel") this.interruptUntilIdle();
+    if (request.kind === "cancel") this.interruptUntilEnd(Math.min(...this.pending.keys()));
     return reply;
   }
 
@@ -90,11 +90,12 @@ export class Capstan {
     this.pending.clear();
   }
 
-  private interruptUntilIdle(): void {
+  /** Interrupt Python until a request has ended, should it not end by itself; the requests after it are left alone. */
+  private interruptUntilEnd(id: number): void {
     const signal = this.interrupt;
     if (!signal) return;
     const send = (): void => {
-      if (this.pending.size === 0) {
+      if (!this.pending.has(id)) {
         signal[0] = 0;
         return;
       }

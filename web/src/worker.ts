@@ -13,6 +13,8 @@ type Handler = PyCallable & { callPromising(request: string): Promise<string> };
 
 let handler: Handler | null = null;
 let cancel: PyCallable | null = null;
+/** The page writes a signal's number here to interrupt Python. */
+let signal: Uint8Array | null = null;
 /** The request being answered; events carry its id. */
 let current = 0;
 
@@ -93,7 +95,7 @@ async function boot(base: string, interrupt: SharedArrayBuffer | null): Promise<
     return Promise.all(names.map(async (name) => (await fetch(wheelsUrl + name)).arrayBuffer()));
   })();
   const [pyodide, archives] = await Promise.all([loadPyodide({ indexURL: url }) as Promise<PyodideInterface>, wheels]);
-  if (interrupt) pyodide.setInterruptBuffer(new Uint8Array(interrupt));
+  if (interrupt) pyodide.setInterruptBuffer((signal = new Uint8Array(interrupt)));
   pyodide.setStdout(forward("stdout"));
   pyodide.setStderr(forward("stderr"));
   for (const archive of archives) pyodide.unpackArchive(archive, "wheel");
@@ -109,6 +111,8 @@ let turn: Promise<void> = Promise.resolve();
 
 async function answer(id: number, request: string): Promise<void> {
   current = id;
+  // A signal that came too late for the request before is not meant for this one.
+  if (signal) signal[0] = 0;
   let reply: Reply;
   try {
     reply = JSON.parse(await handler!.callPromising(request)) as Reply;

@@ -77,7 +77,7 @@ async def operations(models: Mapping[str, str], *, model: str) -> list[str]:
     return kinds
 
 
-async def mismatched(models: Mapping[str, str], *, model: str, **changes: Any) -> dict[str, Any]:
+async def mismatched(models: Mapping[str, str], *, model: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Reuse a decoder whose tape was recorded for another key, then for its own."""
     opened = await load(models, model)
     first = await picked(opened, PROMPT, 6)
