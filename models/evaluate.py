@@ -2,9 +2,10 @@
 
 usage: evaluate.py DATA_DIR MODEL_DIR ... [--one-in N]
 
-A file is scored from <|endoftext|> on, in windows of 1024 tokens that overlap by half, so a token sees at least 512 earlier ones
-where the file has them. The compressors get the files joined as one stream, which favours them: they keep all of it in view.
-Runs on onnxruntime's CPU provider; prints one JSON line for each folder and one for the baselines.
+A file is scored from <|endoftext|> on, in windows of 1024 tokens that overlap by half, so a token sees at least 512
+earlier ones where the file has them. The compressors get the files joined as one stream, which favours them: they
+keep all of it in view. Runs on onnxruntime's CPU provider; prints one JSON line for each folder and one for the
+baselines.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
 usage: pack_tokens.py DATA_DIR TOKENIZER_DIR --out DIR      -> train.bin.xz, heldout.bin.xz, broken.bin.xz, tokens.json
 
-broken.bin.xz holds every eighth training file with one line break in twelve encoded as a prompt that ends there would be: the
-newline and the indentation after it are then separate tokens. The second stage of training uses it.
+broken.bin.xz holds every eighth training file with one line break in twelve encoded as a prompt that ends there
+would be: the newline and the indentation after it are then separate tokens. The second stage of training uses it.
 """
 
 import argparse

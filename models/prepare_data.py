@@ -2,9 +2,10 @@
 
 usage: prepare_data.py WHEELS_DIR STDLIB_DIR[=NAME] ... --out DIR [--manifest models/data_manifest.json]
 
-WHEELS_DIR holds wheels fetched with `pip download --no-deps --only-binary=:all:`; each STDLIB_DIR is a `lib/python3.X`.
-Only wheels whose metadata states a licence of ALLOWED are used. Writes DIR/train.txt.zst and DIR/heldout.txt.zst
-(files joined by the byte 0x00), DIR/heldout.json (the names), and the manifest: every source with version, licence and counts.
+WHEELS_DIR holds wheels fetched with `pip download --no-deps --only-binary=:all:`; each STDLIB_DIR is a
+`lib/python3.X`. Only wheels whose metadata states a licence of ALLOWED are used. Writes DIR/train.txt.zst and
+DIR/heldout.txt.zst (files joined by the byte 0x00), DIR/heldout.json (the names), and the manifest: every source
+with version, licence and counts.
 """
 
 import argparse
@@ -22,8 +23,9 @@ from email.parser import HeaderParser
 from pathlib import Path
 
 PERMISSIVE = re.compile(  # each part of what the metadata states
-    r"MIT( License)?|BSD( License)?|BSD-[23]-Clause|0BSD|Apache(-2\.0| 2\.0| 2\.0 License| License 2\.0| Software License)"
-    r"|Apache-2\.0 WITH LLVM-exception|BSL-1\.0|Zlib|CC0-1\.0|Freely Distributable|Python Software Foundation License|PSF-2\.0"
+    r"MIT( License)?|BSD( License)?|BSD-[23]-Clause|0BSD|Apache(-2\.0| 2\.0| 2\.0 License| License 2\.0)"
+    r"|Apache Software License|Apache-2\.0 WITH LLVM-exception|BSL-1\.0|Zlib|CC0-1\.0|Freely Distributable"
+    r"|Python Software Foundation License|PSF-2\.0"
 )
 HELD_OUT_PACKAGES = {"requests", "flask", "marshmallow", "bottle", "twine"}
 HELD_OUT_ONE_IN = 400  # of the files of every other source, by hash of the name
@@ -127,7 +129,7 @@ def stdlib_files(spec: str) -> tuple[Source, Iterator[tuple[str, bytes]]]:
 
 
 class Corpus:
-    """Files kept so far, with the hashes of their longer lines: a file mostly made of lines already seen is a near-duplicate."""
+    """Files kept so far, with the hashes of their longer lines: a file mostly of lines seen is a near-duplicate."""
 
     def __init__(self) -> None:
         self.lines: set[int] = set()

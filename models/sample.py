@@ -2,10 +2,11 @@
 
 usage: sample.py MODEL_DIR [--out models/samples]
 
-Each prompt is completed twice: greedily, and sampled with temperature 0.6, top-p 0.95 and a fixed seed; 96 new tokens at most.
-"Parses up to the last complete statement": cut prompt + completion at each line break from the end; the first cut, and no
-earlier than the end of the prompt's last line, whose text is accepted by ast.parse is the last complete statement's end.
-The output counts when such a cut exists and leaves at least one whole line that the model wrote.
+Each prompt is completed twice: greedily, and sampled with temperature 0.6, top-p 0.95 and a fixed seed; 96 new
+tokens at most. "Parses up to the last complete statement": cut prompt + completion at each line break from the end;
+the first cut, and no earlier than the end of the prompt's last line, whose text is accepted by ast.parse is the
+last complete statement's end. The output counts when such a cut exists and leaves at least one whole line that the
+model wrote.
 """
 
 import argparse
@@ -82,11 +83,13 @@ def main() -> None:
     head = [
         "# Twenty prompts and what the bundled model writes",
         "",
-        f"Written by `models/sample.py`, which says what counts as parsing. {NEW_TOKENS} new tokens at most; ⟶ marks the end of the prompt.",
+        f"Written by `models/sample.py`, which says what counts as parsing. {NEW_TOKENS} new tokens at most; "
+        "⟶ marks the end of the prompt.",
         "",
     ]
     head += [
-        f"- {mode}: `ast.parse` accepts {count} of {len(prompts)} ({count / len(prompts):.0%}) up to the last complete statement."
+        f"- {mode}: `ast.parse` accepts {count} of {len(prompts)} ({count / len(prompts):.0%}) "
+        "up to the last complete statement."
         for mode, count in shares.items()
     ]
     (args.out / "README.md").write_text("\n".join([*head, "", *sections]))

@@ -2,14 +2,15 @@
 
 usage: train.py TOKENS_DIR --checkpoint FILE --out DIR --seconds TOTAL --this-call SECONDS [--tiny]
 
-A second stage, on a finished run: --weights FILE --first-token (a fresh optimizer; --peak 0.25 --hold 0). Prompts have no
-<|endoftext|> before them and may end in a newline, so many of its windows start at a top-level statement, and a few come from
-files where some line breaks are split from their indentation (few: those files are few, and are learnt by heart otherwise).
+A second stage, on a finished run: --weights FILE --first-token (a fresh optimizer; --peak 0.25 --hold 0). Prompts
+have no <|endoftext|> before them and may end in a newline, so many of its windows start at a top-level statement,
+and a few come from files where some line breaks are split from their indentation (few: those files are few, and are
+learnt by heart otherwise).
 
-TOKENS_DIR holds train.bin.xz and heldout.bin.xz (uint16, from pack_tokens.py) and tokens.json. A run that ends before TOTAL leaves
-FILE; the same command goes on from there. DIR gets log.jsonl and weights.pt (float32, names as in transformers' Llama).
-Llama layout: RMS norms, rotary positions, grouped-query attention, SwiGLU, separate embedding and output matrices.
-Hidden matrices are trained by Muon (orthogonalised momentum), the rest by AdamW.
+TOKENS_DIR holds train.bin.xz and heldout.bin.xz (uint16, from pack_tokens.py) and tokens.json. A run that ends
+before TOTAL leaves FILE; the same command goes on from there. DIR gets log.jsonl and weights.pt (float32, names as
+in transformers' Llama). Llama layout: RMS norms, rotary positions, grouped-query attention, SwiGLU, separate
+embedding and output matrices. Hidden matrices are trained by Muon (orthogonalised momentum), the rest by AdamW.
 """
 
 import argparse
@@ -22,8 +23,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.size(-1),), self.weight, self.epsilon)
+        return functional.rms_norm(x, (x.size(-1),), self.weight, self.epsilon)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -73,7 +74,7 @@ class Attention(nn.Module):
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         group = self.s.heads // self.s.kv_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
 
 
@@ -85,7 +86,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(s.hidden, s.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nn.Module):
@@ -133,7 +134,7 @@ class Decoder(nn.Module):
         for layer in self.model.layers:
             x = layer(x, cos, sin)
         logits = self.lm_head(self.model.norm(x))
-        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
+        return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none")
 
 
 def orthogonalise(g: Tensor) -> Tensor:
@@ -201,7 +202,7 @@ def bits_per_byte(model: nn.Module, files: Tensor, starts: list[int], size: int,
         while at < len(tokens) - 1:
             left = max(0, at - context // 2) if at else 0
             chunk = tokens[left : left + context + 1]
-            rows.append((F.pad(chunk, (0, context + 1 - len(chunk))), (at - left) * 10000 + len(chunk) - 1))
+            rows.append((functional.pad(chunk, (0, context + 1 - len(chunk))), (at - left) * 10000 + len(chunk) - 1))
             at = left + len(chunk) - 1
     total = torch.zeros((), device=device, dtype=torch.float64)
     place = torch.arange(context, device=device)

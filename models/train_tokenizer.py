@@ -81,9 +81,8 @@ def main() -> None:
     tokenizer = build(sample, args.vocabulary)
     save(tokenizer, args.out)
     probe = "\n".join(texts[-200:])
-    print(
-        f"{tokenizer.get_vocab_size()} tokens, {len(probe.encode()) / len(tokenizer.encode(probe).ids):.3f} bytes a token"
-    )
+    ratio = len(probe.encode()) / len(tokenizer.encode(probe).ids)
+    print(f"{tokenizer.get_vocab_size()} tokens, {ratio:.3f} bytes a token")
 
 
 if __name__ == "__main__":
