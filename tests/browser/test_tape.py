@@ -35,6 +35,23 @@ def test_a_tape_step_is_an_eager_step_for_every_fixture(model: str, scripts: Pag
         check(step)
 
 
+@pytest.mark.parametrize("model", ["nano-llama", "nano-copies"])
+def test_a_tapes_private_buffers_are_touched_by_nobody_else(model: str, scripts: PageScripts) -> None:
+    found = scripts.run("steps", "private_buffers", model, model=model, lengths=[1, 2, 31, 32, 63, 64, 100])
+    assert found["private"] > 5
+    assert found["bound"] > 20
+    assert found["with_eager"] == [], "an eager run binds buffers of a tape"
+    assert found["with_another_tape"] == [], "two tapes share buffers"
+
+
+@pytest.mark.parametrize("model", ["nano-llama", "nano-copies"])
+def test_recording_runs_nothing_although_ort_executes_a_capture_twice(model: str, scripts: PageScripts) -> None:
+    found = scripts.run("steps", "recording", model, model=model)
+    assert found["kinds"]["dispatch"] > 20
+    assert found["submits"] == 0
+    assert all(found["unchanged"]), "the recorded run wrote logits or caches"
+
+
 def check(step: dict[str, Any]) -> None:
     length = step["length"]
     assert (step["capture"], step["note"]) == ("tape", None), length

@@ -13,7 +13,7 @@
     destroyed_devices: 0,
   };
   const live = new Map();
-  const probe = { counts, submitted: [], mapped: [], errors: [], lost: [] };
+  const probe = { counts, submitted: [], mapped: [], errors: [], lost: [], bound: new Set() };
   globalThis.capstanProbe = probe;
   probe.counted = () => JSON.stringify(counts);
   probe.faults = () => JSON.stringify([...probe.errors, ...probe.lost]);
@@ -25,6 +25,14 @@
   };
   /** Stamps since `forget`: when queue.submit was called, and when mapAsync was called and had resolved. */
   probe.stamps = () => JSON.stringify({ submitted: probe.submitted, mapped: probe.mapped });
+  /** Ids, by the engine, of the buffers in bind groups made since `forgetBound`. */
+  probe.forgetBound = () => probe.bound.clear();
+  probe.boundIds = (engine) => JSON.stringify([...probe.bound].map((buffer) => engine.watched.buffers.get(buffer)?.id ?? 0));
+  /** Ids of the buffers that a tape uses and that the engine did not make: the captured session's own. */
+  probe.privateIds = (engine, tape) => {
+    const ours = new Set([...engine.buffers.all()].map((buffer) => engine.watched.info(buffer).id));
+    return JSON.stringify([...engine.tapes.get(tape).objects.infos.keys()].filter((id) => !ours.has(id)));
+  };
   /** Labels of buffers not destroyed, on devices not destroyed. */
   probe.live = () => JSON.stringify([...live.values()].flatMap((buffers) => [...buffers].map((buffer) => buffer.label)));
 
@@ -65,6 +73,7 @@
   });
   wrap(GPUDevice.prototype, "createBindGroup", (create, args) => {
     counts.create_bind_group++;
+    for (const { resource } of args[0].entries) probe.bound.add(resource.buffer ?? resource);
     return create(...args);
   });
   wrap(GPUDevice.prototype, "createShaderModule", (create, args) => {

@@ -9,7 +9,19 @@ from typing import Any
 import js
 from pyodide.code import run_js
 
-__all__ = ["COUNTS", "counts", "faults", "forget", "forgive", "install", "live_buffers", "stamps"]
+__all__ = [
+    "COUNTS",
+    "bound_buffers",
+    "counts",
+    "faults",
+    "forget",
+    "forget_bound",
+    "forgive",
+    "install",
+    "live_buffers",
+    "private_buffers",
+    "stamps",
+]
 
 COUNTS = ("create_buffer", "create_bind_group", "write_buffer", "submits", "readbacks", "readback_bytes")
 
@@ -51,3 +63,20 @@ def faults() -> list[str]:
 def forgive() -> None:
     """Drop the faults seen so far: the test provoked them."""
     js.capstanProbe.forgive()
+
+
+def forget_bound() -> None:
+    """Forget which buffers were put into bind groups so far."""
+    js.capstanProbe.forgetBound()
+
+
+def bound_buffers(engine: Any) -> list[int]:
+    """Ids of the buffers in bind groups made since `forget_bound`; `engine` is a JsGpuEngine."""
+    found: list[int] = json.loads(js.capstanProbe.boundIds(engine._js))
+    return found
+
+
+def private_buffers(engine: Any, tape: int) -> list[int]:
+    """Ids of the buffers that a tape uses and that Capstan did not make."""
+    found: list[int] = json.loads(js.capstanProbe.privateIds(engine._js, tape))
+    return found

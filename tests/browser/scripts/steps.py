@@ -7,7 +7,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .running import load
+from . import probe
+from .running import close_all, load
 
 DEAD = 0xC1
 """Fills what lies past the end of the sequence: the float32 -24.22."""
@@ -92,3 +93,55 @@ def apart(a: Sequence[float], b: Sequence[float]) -> float:
 def differing_bytes(a: bytes, b: bytes) -> int:
     """How many bytes of two equally long buffers differ."""
     return 0 if a == b else sum(x != y for x, y in zip(a, b, strict=True))
+
+
+async def private_buffers(models: Mapping[str, str], *, model: str, lengths: Sequence[int]) -> dict[str, Any]:
+    """Buffers that only a tape's own session may touch, and who else binds them: eager runs, another tape."""
+    await close_all()
+    opened = await load(models, model)
+    decoder: Any = await opened.decoder(256)
+    other: Any = await opened.decoder(512)
+    private = probe.private_buffers(decoder._engine, decoder._step.tape)
+    others = probe.private_buffers(other._engine, other._step.tape)
+    probe.forget_bound()
+    for length in lengths:
+        await decoder.prefill([(37 * i + 11) % 509 for i in range(length)], 0)
+    decoder._buffers.set_input(decoder._engine, 5, max(lengths))
+    await decoder._engine.run(decoder._step.eager)
+    bound = probe.bound_buffers(decoder._engine)
+    await decoder.close()
+    await other.close()
+    return {
+        "private": len(private),
+        "bound": len(bound),
+        "with_eager": sorted(set(private + others) & set(bound)),
+        "with_another_tape": sorted(set(private) & set(others)),
+    }
+
+
+async def recording(models: Mapping[str, str], *, model: str) -> dict[str, Any]:
+    """Record a captured run over poisoned buffers; which of them it changed, and what was submitted meanwhile."""
+    opened = await load(models, model)
+    loaded: Any = opened._loaded
+    decoder: Any = await opened.decoder(256)
+    engine, buffers = decoder._engine, decoder._buffers
+    session = await engine.create_session(loaded._graphs.decode, capture=True)
+    binding = engine.bind(session, *loaded._tensors(buffers, buffers.input_ids, 1))
+    buffers.set_input(engine, 5, 3)
+    watched = [buffers.logits, *buffers.cache]
+    for buffer in watched:
+        engine.fill(buffer, DEAD)
+    sizes = [buffers.logits_bytes, *[buffers.cache_bytes] * len(buffers.cache)]
+    before = probe.counts()
+    recorded = await engine.record(binding)
+    submits = probe.counts()["submits"] - before["submits"]
+    unchanged = [
+        await engine.read(buffer, 0, size) == bytes([DEAD]) * size for buffer, size in zip(watched, sizes, strict=True)
+    ]
+    engine.retire(binding)
+    engine.drop_recording(recorded["handle"])
+    engine.unbind(binding)
+    await engine.release_session(session)
+    await decoder.close()
+    kinds = [op[0] for op in recorded["ops"]]
+    return {"unchanged": unchanged, "submits": submits, "kinds": {kind: kinds.count(kind) for kind in set(kinds)}}
