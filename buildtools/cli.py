@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 from . import ROOT
-from .commands import check, exec, run, serve, test
+from .commands import check, dist, exec, run, serve, test, wheel
 from .environment import ensure, in_venv, venv_python
 from .errors import CommandError
 
@@ -34,6 +34,8 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "test": (test, "run all tests"),
     "check": (check, "check formatting, lint and types"),
     "exec": (exec, "run a Python script in the page"),
+    "wheel": (wheel, "build the Python wheel"),
+    "dist": (dist, "build a static folder for any web server, and an npm package"),
 }
 INTERRUPTED = 130
 

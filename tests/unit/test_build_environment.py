@@ -14,6 +14,7 @@ import pytest
 from buildtools import ROOT, environment, site
 from buildtools.environment import Stage, ensure, locked, run_tool
 from buildtools.errors import CommandError
+from buildtools.notices import NOTICES, notices
 
 
 def stage(folder: Path, work: list[str], fail: bool = False) -> Stage:
@@ -154,3 +155,7 @@ def test_the_pins_that_must_be_exact_are_exact_and_no_lock_file_names_a_host() -
         lines = [line for line in (ROOT / name).read_text().splitlines() if line and not line.startswith(("#", "-r "))]
         assert lines
         assert all("==" in line and "://" not in line for line in lines), name
+
+
+def test_the_notices_are_those_of_what_is_installed() -> None:
+    assert NOTICES.read_text(encoding="utf-8") == notices(), "write them anew: python3 build.py dist --notices"

@@ -1,0 +1,101 @@
+"""`build.py dist`: a static folder that any web server can host, and the npm package."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+from .. import BUILD, ROOT, SITE
+from ..environment import run_tool
+from ..models import BUNDLED, check_model
+from ..notices import NOTICES, notices, onnxruntime_notices
+from ..site import assemble
+
+__all__ = ["GROUP", "add_arguments", "check", "run"]
+
+GROUP = "dev"
+TARGET = BUILD / "dist"
+HARNESS = ("harness.html", "harness.js", "blank.html")
+"""Pages for tests and the command line, which a published site does without."""
+TYPES = ("client", "errors", "protocol")
+NPM_FIELDS = ("name", "version", "description", "license", "author", "type")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `dist`."""
+    parser.add_argument("--notices", action="store_true", help="only write THIRD_PARTY_NOTICES.md anew")
+
+
+def check(args: argparse.Namespace) -> None:
+    """The bundled model has to be there."""
+    if not args.notices:
+        check_model(BUNDLED)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write build/dist/site and build/dist/*.tgz, and print both paths."""
+    if args.notices:
+        NOTICES.write_text(notices(), encoding="utf-8")
+        print(NOTICES)
+        return 0
+    assemble()
+    shutil.rmtree(TARGET, ignore_errors=True)
+    print(static_folder(TARGET / "site"))
+    print(npm_package(TARGET))
+    return 0
+
+
+def static_folder(target: Path) -> Path:
+    """The demo page, the library, the bundled model and the licences. The isolation headers are welcome, not needed."""
+    shutil.copytree(SITE, target, ignore=shutil.ignore_patterns(*HARNESS))
+    shutil.copytree(BUNDLED, target / "models" / BUNDLED.name)
+    index = [{"name": BUNDLED.name, "url": f"models/{BUNDLED.name}/"}]  # relative: the folder may lie anywhere
+    (target / "models/index.json").write_text(json.dumps(index))
+    copy_licences(target)
+    return target
+
+
+def npm_package(target: Path) -> Path:
+    """The library alone, with its types, packed by npm."""
+    package = BUILD / "npm"
+    shutil.rmtree(package, ignore_errors=True)
+    shutil.copytree(SITE / "capstan", package / "capstan")
+    copy_licences(package)
+    for name in ("README.md", "CHANGELOG.md"):
+        if (ROOT / name).exists():
+            shutil.copy(ROOT / name, package)
+    declare_types(package / "types")
+    source = json.loads((ROOT / "package.json").read_text(encoding="utf-8"))
+    manifest = {
+        **{field: source[field] for field in NPM_FIELDS},
+        "exports": {
+            ".": {"types": "./types/client.d.ts", "default": "./capstan/capstan.js"},
+            "./capstan/*": "./capstan/*",
+        },
+        "types": "./types/client.d.ts",
+        "files": ["capstan", "types", "*.md", "*.txt"],
+    }
+    (package / "package.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    printed = run_tool(["npm", "pack", package, "--pack-destination", target, "--silent"], "check build/npm")
+    return target / printed.strip().splitlines()[-1]
+
+
+def declare_types(target: Path) -> None:
+    """The client's declarations and those that they name."""
+    tsc = ROOT / "node_modules/typescript/bin/tsc"
+    made = BUILD / "cache/types"
+    shutil.rmtree(made, ignore_errors=True)
+    flags: list[str | Path] = ["--noEmit", "false", "--declaration", "--emitDeclarationOnly", "--outDir", made]
+    run_tool(["node", tsc, "--project", "tsconfig.json", *flags], "mend what build.py check reports")
+    target.mkdir(parents=True)
+    for name in TYPES:
+        shutil.copy(next(made.rglob(f"{name}.d.ts")), target)
+
+
+def copy_licences(target: Path) -> None:
+    """Our licence and those of what is inside."""
+    shutil.copy(ROOT / "LICENSE", target)
+    shutil.copy(NOTICES, target)
+    shutil.copy(onnxruntime_notices(), target / "onnxruntime-ThirdPartyNotices.txt")

@@ -1,0 +1,115 @@
+"""Writes THIRD_PARTY_NOTICES.md from the licence files of the packages that `dist` and the wheel contain."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from . import ROOT, VENV
+
+__all__ = ["NOTICES", "notices", "onnxruntime_notices"]
+
+NOTICES = ROOT / "THIRD_PARTY_NOTICES.md"
+MODULES = ROOT / "node_modules"
+HEAD = """# Third-party notices
+
+Capstan itself is under the MIT licence (see LICENSE). Its web build and its wheel contain the parts below. The files of
+Pyodide and onnxruntime-web are unmodified copies from their npm packages. This file is written by
+`python3 build.py dist --notices`.
+"""
+
+
+def notices() -> str:
+    """The whole document, from what is installed."""
+    sections = [
+        section(
+            f"Pyodide {npm('pyodide')['version']}",
+            npm("pyodide")["license"],
+            "in capstan/pyodide/",
+            "Its source code is at github.com/pyodide/pyodide, under the tag of this version. Its files also hold "
+            "CPython (Python Software Foundation License, below) and libraries linked into it (among them zlib, bzip2, "
+            "xz, SQLite, libffi and Emscripten's run time), whose licences Pyodide's source code lists.",
+            python_licence("pathspec"),
+        ),
+        section(
+            "CPython", "PSF-2.0", "in capstan/pyodide/, as part of Pyodide", "", python_licence("typing_extensions")
+        ),
+        section(
+            f"onnxruntime-web {npm('onnxruntime-web')['version']}",
+            npm("onnxruntime-web")["license"],
+            "in capstan/ort/",
+            "What it contains in turn is listed in onnxruntime's own notices, which `dist` puts beside this file as "
+            "onnxruntime-ThirdPartyNotices.txt.",
+            onnxruntime_folder().joinpath("LICENSE").read_text(encoding="utf-8"),
+        ),
+        *(
+            section(
+                f"{name} {npm(name)['version']}",
+                npm(name)["license"],
+                "bundled into capstan/worker.js",
+                "",
+                (MODULES / name / "LICENSE").read_text(encoding="utf-8"),
+            )
+            for name in ("@huggingface/jinja", "@huggingface/tokenizers")
+        ),
+        section(
+            f"protobuf {python_version('protobuf')}",
+            "BSD-3-Clause",
+            "in capstan/wheels/",
+            "",
+            python_licence("protobuf"),
+        ),
+        section(
+            f"ONNX {python_version('onnx')}",
+            "Apache-2.0",
+            "capstan/graph/onnx_pb2.py in the wheel is protoc's output for ONNX's schema, from the onnx package",
+            "",
+            python_licence("onnx"),
+        ),
+    ]
+    return "\n".join([HEAD, *sections])
+
+
+def section(title: str, licence: str, where: str, remark: str, text: str) -> str:
+    """One part: what it is, its licence by SPDX name, where it is, its licence's text."""
+    paragraphs = [f"## {title}", f"{licence}; {where}.", *([remark] if remark else [])]
+    body = "\n".join(line.rstrip() for line in text.strip("\n").splitlines())
+    return "\n\n".join([*paragraphs, f"```text\n{body}\n```"]) + "\n"
+
+
+def onnxruntime_notices() -> Path:
+    """onnxruntime's own notices, which its Python wheel carries and its npm package does not."""
+    return onnxruntime_folder() / "ThirdPartyNotices.txt"
+
+
+def onnxruntime_folder() -> Path:
+    return site_packages() / "onnxruntime"
+
+
+def site_packages() -> Path:
+    """Where .venv keeps its packages."""
+    (found,) = [*VENV.glob("lib/python*/site-packages"), *VENV.glob("Lib/site-packages")]
+    return found
+
+
+def npm(name: str) -> dict[str, str]:
+    """The package.json of an installed npm package."""
+    package: dict[str, str] = json.loads((MODULES / name / "package.json").read_text(encoding="utf-8"))
+    return package
+
+
+def distribution(name: str) -> Path:
+    (found,) = site_packages().glob(f"{name}-*.dist-info")
+    return found
+
+
+def python_version(name: str) -> str:
+    """The version of an installed Python package."""
+    return distribution(name).name.removesuffix(".dist-info").split("-")[1]
+
+
+def python_licence(name: str) -> str:
+    """The text of an installed Python package's licence: MPL-2.0 for pathspec, the PSF's for typing_extensions."""
+    folder = distribution(name)
+    (found,) = [*folder.glob("LICENSE"), *folder.glob("licenses/LICENSE")]
+    return found.read_text(encoding="utf-8")

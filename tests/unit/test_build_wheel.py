@@ -1,0 +1,40 @@
+"""The wheel: what is in it, and which tool `build.py wheel` takes."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+from buildtools import ROOT
+from buildtools.commands import wheel
+from buildtools.pyodide_root import make_pyodide_root
+from buildtools.wheels import build_wheel
+
+
+def test_the_wheel_holds_every_module_the_generated_one_and_the_licence(tmp_path: Path) -> None:
+    path = build_wheel(tmp_path / "wheel")
+    assert path.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(path) as archive:
+        names = set(archive.namelist())
+    sources = {source.relative_to(ROOT / "py_src").as_posix() for source in (ROOT / "py_src").rglob("*.py")}
+    assert sources <= names
+    assert "capstan/graph/onnx_pb2.py" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not [name for name in names if not name.startswith(("capstan/", "capstan_webgpu-"))]
+
+
+def test_pyodide_build_is_left_out_with_a_reason_where_it_cannot_run() -> None:
+    assert wheel.obstacle((3, 11), "/usr/bin/make") == "it needs Python 3.12, this is 3.11"
+    assert wheel.obstacle((3, 12), None) == "it needs make"
+    assert wheel.obstacle((3, 12), "/usr/bin/make") is None
+
+
+def test_the_pyodide_root_says_which_interpreter_it_is_for(tmp_path: Path) -> None:
+    root = make_pyodide_root(tmp_path / "xbuildenv/pyodide-root")
+    variables = dict(
+        line.removeprefix("export ").split(" ?= ", 1)
+        for line in (root / "Makefile.envs").read_text().splitlines()
+        if line.startswith("export ")
+    )
+    assert (variables["PYODIDE_VERSION"], variables["PYVERSION"]) == ("314.0.7", "3.14.2")
+    assert Path(variables["SYSCONFIGDATA_DIR"], variables["SYSCONFIG_NAME"] + ".py").is_file()
