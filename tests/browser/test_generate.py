@@ -28,19 +28,38 @@ def prompt_of(length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("way", WAYS)
-def test_greedy_ids_are_the_oracles(name: str, way: str, harness: Harness, scripts: PageScripts) -> None:
-    found = harness.generate(name, prompt_ids=PROMPT, max_new_tokens=24, **WAYS[way])
+def test_greedy_ids_are_the_oracles_by_tape_by_orts_capture_and_eagerly(name: str, scripts: PageScripts) -> None:
+    captures = ["tape", "ort", "off"]
+    found = scripts.run("sequences", "ways", name, model=name, captures=captures, prompt=PROMPT, count=24)
+    wanted = oracle.greedy(FIXTURES / name, PROMPT, 24)
+    for capture in captures:
+        assert found[capture]["ids"] == wanted, capture
+        if (name, capture) == ("nano-copies", "ort"):
+            assert found[capture]["capture"] == "off"
+            assert found[capture]["note"].startswith(LOST)
+        else:
+            assert (found[capture]["capture"], found[capture]["note"]) == (capture, None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_ids_on_wasm_are_the_oracles(name: str, harness: Harness, scripts: PageScripts) -> None:
+    found = harness.generate(name, prompt_ids=PROMPT, max_new_tokens=24, device="wasm")
     assert found["token_ids"] == oracle.greedy(FIXTURES / name, PROMPT, 24)
+    assert found["device"] == "wasm"
+    assert (found["capture"], found["capture_note"]) == ("off", "the wasm device has no GPU commands to record")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_request_is_answered_in_the_way_it_asks_for(way: str, harness: Harness, scripts: PageScripts) -> None:
+    found = harness.generate("nano-qwen2", prompt_ids=PROMPT, max_new_tokens=10, **WAYS[way])
+    assert found["token_ids"] == oracle.greedy(FIXTURES / "nano-qwen2", PROMPT, 10)
+    assert (found["prompt_ids"], found["finish_reason"]) == (PROMPT, "length")
     assert found["device"] == WAYS[way]["device"]
-    assert found["finish_reason"] == "length"
-    if way == "wasm":
-        assert (found["capture"], found["capture_note"]) == ("off", "the wasm device has no GPU commands to record")
-    elif (name, way) == ("nano-copies", "ort"):
-        assert found["capture"] == "off"
-        assert found["capture_note"].startswith(LOST)
-    else:
-        assert (found["capture"], found["capture_note"]) == (way, None)
+    assert found["capture"] == ("off" if way == "wasm" else way)
+    assert (found["capture_note"] is None) == (way != "wasm")
+    assert found["time_to_first_token_ms"] > 0
+    assert found["tokens_per_second"] > 0
+    assert found["counters"]["steps"] == 9
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 127, 129, 150])

@@ -18,9 +18,7 @@ TOLERANCE = 2e-4
 EVERY_LENGTH = {"capacity": CONTEXT, "lengths": LENGTHS}
 
 
-@pytest.mark.parametrize(
-    ("model", "direct"), [("nano-llama", False), ("nano-llama", True), ("nano-copies", False), ("nano-qwen2", True)]
-)
+@pytest.mark.parametrize(("model", "direct"), [("nano-llama", False), ("nano-llama", True), ("nano-qwen2", True)])
 def test_a_tape_step_is_an_eager_step_where_kernels_change(model: str, direct: bool, scripts: PageScripts) -> None:
     found = scripts.run("steps", "tape_and_eager", model, model=model, direct=direct, **EVERY_LENGTH)
     assert [step["length"] for step in found] == LENGTHS
@@ -28,7 +26,7 @@ def test_a_tape_step_is_an_eager_step_where_kernels_change(model: str, direct: b
         check(step)
 
 
-@pytest.mark.parametrize("model", ["nano-float", "nano-granite", "nano-qwen3", "nano-shape"])
+@pytest.mark.parametrize("model", ["nano-copies", "nano-float", "nano-granite", "nano-qwen3", "nano-shape"])
 def test_a_tape_step_is_an_eager_step_for_every_fixture(model: str, scripts: PageScripts) -> None:
     found = scripts.run("steps", "tape_and_eager", model, model=model, direct=None, capacity=256, lengths=[63, 64, 129])
     for step in found:

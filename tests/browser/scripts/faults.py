@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from capstan import CapstanError, Generator, GeneratorParams, Model
+from pyodide.code import run_js
+
+from capstan import CapstanError, Generator, GeneratorParams
 
 from . import probe
-from .running import close_all, load, picked
+from .running import load, picked
 
 PROMPT = [5, 6, 7, 8, 9]
 
@@ -21,8 +23,7 @@ async def seen(models: dict[str, str]) -> list[str]:
 
 async def in_a_burst(models: dict[str, str], *, what: str, tokens: int = 9) -> dict[str, Any]:
     """Break something after some tokens with K = 4, while further bursts are under way; then load again."""
-    await close_all()
-    model = await Model.load(models["nano-llama"], device="webgpu")
+    model = await load(models, "nano-llama")
     generator = Generator(model, GeneratorParams(model, run_ahead=4))
     generator.append_tokens(PROMPT)
     before = [await generator.generate_next_token_async() for _ in range(tokens)]
@@ -36,9 +37,6 @@ async def in_a_burst(models: dict[str, str], *, what: str, tokens: int = 9) -> d
     elif what == "model":
         await model.aclose()
     elif what == "validation":
-        loaded._engine._js.watched.device.createBindGroupLayout  # noqa: B018
-        from pyodide.code import run_js
-
         run_js("device => { device.createBuffer({ size: 16, usage: 0x3ff }); }")(loaded._engine._js.watched.device)
     after: list[int] = []
     try:

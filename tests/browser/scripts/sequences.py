@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from capstan import Generator
+from capstan import Generator, Model
 
 from . import probe
 from .running import close_all, load, parameters, picked, take
@@ -43,6 +43,24 @@ async def each(
     source = {name: options.pop(name) for name in ("capture", "direct", "device") if name in options}
     opened = await load(models, model, **source)
     return [await picked(opened, prompt, count, **options) for prompt in prompts]
+
+
+async def ways(
+    models: Mapping[str, str], *, model: str, captures: Sequence[str], prompt: Sequence[int], count: int
+) -> dict[str, Any]:
+    """The tokens after a prompt by decoders that run their steps in different ways, over one load of the model."""
+    opened = await Model.load(models[model], device="webgpu")
+    loaded: Any = opened._loaded
+    found: dict[str, Any] = {}
+    for capture in captures:
+        loaded._capture = capture
+        ids = await picked(opened, prompt, count)
+        [decoder] = loaded._free
+        # The next one is to be recorded anew.
+        loaded._free.clear()
+        found[capture] = {"ids": ids, "capture": decoder.capture, "note": decoder.capture_note}
+    await opened.aclose()
+    return found
 
 
 async def interleaved(
