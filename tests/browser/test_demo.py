@@ -1,0 +1,236 @@
+"""The demo page, used as a person uses it: type, run, read, stop, correct a mistake."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from buildtools.server import SiteServer
+from tests.harness import watch
+
+WATCH_TEXT = """() => {
+  const text = document.querySelector('#text');
+  window.lengths = [];
+  new MutationObserver(() => window.lengths.push(text.textContent.length)).observe(text, { childList: true });
+}"""
+BOOT_MS = 120_000
+RUN_MS = 60_000
+CHOOSE = {"#model": "nano-llama", "#device-choice": "webgpu", "#capture-choice": "tape"}
+# onnxruntime-web prints its warnings as console errors; this one names nodes it keeps on the CPU on purpose.
+WARNING = "[W:onnxruntime:, session_state.cc"
+
+
+@dataclass
+class Demo:
+    """The booted page, what went wrong in it, and every address it or its worker asked for."""
+
+    page: Page
+    errors: list[str]
+    addresses: list[str]
+
+    def set(self, **fields: str) -> None:
+        """Fill fields by id, `_` for `-`."""
+        for name, value in fields.items():
+            self.page.fill("#" + name.replace("_", "-"), value)
+
+    def text(self, name: str) -> str:
+        return self.page.inner_text("#" + name)
+
+    def wait(self, name: str, text: str) -> None:
+        expect(self.page.locator("#" + name)).to_have_text(re.compile(text), timeout=RUN_MS)
+
+    def faults(self) -> list[str]:
+        """Errors but for onnxruntime-web's warnings; they are taken out of the list."""
+        found = [error for error in self.errors if WARNING not in error]
+        self.errors.clear()
+        return found
+
+
+@pytest.fixture(scope="module")
+def booted(browser: Browser, site: SiteServer) -> Iterator[Demo]:
+    assert browser.is_connected(), "the browser crashed in an earlier test"
+    context = browser.new_context()
+    page = context.new_page()
+    demo = Demo(page, watch(page, []), [])
+    context.on("request", lambda request: demo.addresses.append(request.url))
+    page.goto(site.url)
+    expect(page.locator("#status")).to_have_text(re.compile("^Ready: Python started"), timeout=BOOT_MS)
+    yield demo
+    context.close()
+
+
+@pytest.fixture
+def demo(booted: Demo) -> Iterator[Demo]:
+    """The page with nano-llama chosen and short, greedy runs; a console error in it fails the test."""
+    for selector, label in CHOOSE.items():
+        booted.page.select_option(selector, label=label)
+    booted.page.select_option("#search", "greedy")
+    booted.set(prompt="def fibonacci(n):", max_new_tokens="6", run_ahead="")
+    yield booted
+    assert not booted.faults()
+
+
+def test_a_run_streams_text_and_tells_how_it_was_computed(demo: Demo) -> None:
+    demo.page.evaluate(WATCH_TEXT)
+    demo.page.click("#run")
+    expect(demo.page.locator("#stop")).to_be_enabled()
+    expect(demo.page.locator("#run")).to_be_disabled()
+    expect(demo.page.locator("#output")).to_have_attribute("aria-busy", "true")
+    demo.wait("status", "^Done$")
+    assert demo.text("tokens") == "6"
+    lengths = demo.page.evaluate("() => window.lengths.filter((length) => length > 0)")
+    assert len(set(lengths)) >= 3, f"the text came in {lengths}, not token by token"
+    assert demo.text("echo") == "def fibonacci(n):"
+    assert demo.text("text")
+    assert float(demo.text("speed")) > 0
+    assert re.fullmatch(r"\d+ ms|\d+\.\d s", demo.text("first"))
+    assert (demo.text("finish"), demo.text("device")) == ("length", "webgpu")
+    assert (demo.text("capture"), demo.text("capture-note")) == ("tape", "")
+    assert re.search(r"\w+ .*\((software|hardware)\)", demo.text("adapter"))
+    expect(demo.page.locator("#output")).to_have_attribute("aria-busy", "false")
+    expect(demo.page.locator("#run")).to_be_enabled()
+
+
+def test_the_counters_of_the_decode_steps_are_shown_per_step(demo: Demo) -> None:
+    demo.page.keyboard.press("Control+Enter")
+    demo.wait("status", "^Done$")
+    demo.page.evaluate("() => { document.querySelector('#counters').open = true; }")
+    rows = demo.page.locator("#counter-rows tr").all_inner_texts()
+    shown = {name: (total, each) for name, total, each in (row.split("\t") for row in rows)}
+    assert shown["decode steps"] == ("5", "1")
+    assert shown["bytes read back"] == ("24", "4.8")
+    assert shown["buffers created"] == shown["bind groups created"] == shown["buffer writes"] == ("0", "0")
+
+
+def test_a_software_adapter_is_named_as_slow(demo: Demo) -> None:
+    if "software" not in demo.text("adapter"):
+        pytest.skip("this machine has a hardware adapter")
+    assert "WebGPU is software here" in demo.text("notice")
+    demo.page.select_option("#device-choice", "auto")
+    assert demo.text("device") == "wasm"
+    assert demo.text("device-note") == "auto: the WebGPU adapter is software"
+    assert not demo.page.locator("#notice").is_visible()
+
+
+def test_the_cpu_device_tells_why_there_is_no_tape(demo: Demo) -> None:
+    demo.page.select_option("#device-choice", "wasm")
+    demo.page.click("#run")
+    demo.wait("status", "^Done$")
+    assert (demo.text("device"), demo.text("capture"), demo.text("tokens")) == ("wasm", "off", "6")
+    assert "no GPU commands to record" in demo.text("capture-note")
+
+
+def test_stop_ends_a_run_midway_and_the_next_one_works(demo: Demo) -> None:
+    demo.set(max_new_tokens="200")
+    demo.page.click("#run")
+    demo.wait("tokens", r"^([3-9]|\d\d+)$")
+    demo.page.click("#stop")
+    demo.wait("status", "^Stopped")
+    count = int(demo.text("tokens"))
+    assert 3 <= count < 200
+    assert demo.text("finish") == "stop"
+    assert float(demo.text("speed")) > 0
+    assert not demo.page.locator("#error").is_visible()
+    demo.set(max_new_tokens="6")
+    demo.page.click("#run")
+    demo.wait("status", "^Done$")
+    assert demo.text("tokens") == "6"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("temperature", "0", "temperature is 0.0; it must be greater than 0"),
+        ("top-p", "1.5", "top_p is 1.5; it must be greater than 0 and at most 1"),
+        ("run-ahead", "65", "run_ahead is 65; it must be from 1 to 64"),
+        ("max-new-tokens", "0", "max_new_tokens is 0; it must be at least 1"),
+        ("top-k", "1.5", "top_k is 1.5; it must be a whole number"),
+        ("prompt", "", "the prompt is empty"),
+    ],
+)
+def test_a_bad_value_is_explained_at_its_field_and_the_next_run_works(
+    field: str, value: str, message: str, demo: Demo
+) -> None:
+    demo.page.select_option("#search", "sample")
+    right = demo.page.input_value("#" + field)
+    demo.page.fill("#" + field, value)
+    demo.page.click("#run")
+    alert = demo.page.get_by_role("alert")
+    expect(alert).to_contain_text(message, timeout=RUN_MS)
+    expect(demo.page.locator("#" + field)).to_have_attribute("aria-invalid", "true")
+    expect(demo.page.locator("#" + field)).to_be_focused()
+    demo.page.fill("#" + field, right)
+    demo.page.keyboard.press("Control+Enter")
+    demo.wait("status", "^Done$")
+    expect(alert).to_be_hidden()
+    expect(demo.page.locator("[aria-invalid]")).to_have_count(0)
+
+
+def test_a_seed_repeats_a_sampled_run(demo: Demo) -> None:
+    demo.page.select_option("#search", "sample")
+    texts = []
+    for seed in ("7", "7", "8"):
+        demo.set(seed=seed, max_new_tokens="12")
+        demo.page.click("#run")
+        demo.wait("status", "^Done$")
+        texts.append(demo.text("text"))
+    demo.set(seed="")
+    assert texts[0] == texts[1]
+    assert texts[1] != texts[2]
+
+
+def test_every_control_has_a_name(demo: Demo) -> None:
+    demo.page.select_option("#search", "sample")
+    for role in ("textbox", "combobox", "spinbutton", "button"):
+        for control in demo.page.get_by_role(role).all():
+            snapshot = control.aria_snapshot()
+            assert re.match(rf'- {role} "[^"]+"', snapshot), snapshot
+
+
+def test_no_request_leaves_the_origin(demo: Demo, site: SiteServer) -> None:
+    worker = [address for address in demo.addresses if "/capstan/" in address]
+    assert len(worker) >= 5, "the worker's own requests are seen"
+    assert {urlsplit(address).netloc for address in demo.addresses} == {urlsplit(site.url).netloc}
+
+
+def test_without_isolation_the_page_works(browser: Browser, site: SiteServer) -> None:
+    """As from a web server that does not send the headers."""
+    context = browser.new_context()
+
+    def strip(route: Route) -> None:
+        response = route.fetch()
+        headers = {name: value for name, value in response.headers.items() if not name.startswith("cross-origin-")}
+        route.fulfill(response=response, headers=headers)
+
+    context.route("**/*", strip)
+    page = context.new_page()
+    page.goto(site.url)
+    assert page.evaluate("() => crossOriginIsolated") is False
+    page.select_option("#model", label="nano-llama")
+    page.fill("#max-new-tokens", "4")
+    page.click("#run")
+    expect(page.locator("#status")).to_have_text("Done", timeout=BOOT_MS)
+    assert page.inner_text("#tokens") == "4"
+    context.close()
+
+
+def test_a_worker_that_does_not_start_is_reported(browser: Browser, site: SiteServer) -> None:
+    context = browser.new_context()
+    context.route("**/wheels.json", lambda route: route.abort())
+    page = context.new_page()
+    page.goto(site.url)
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("The worker is not running", timeout=BOOT_MS)
+    expect(alert).to_contain_text("Reload the page")
+    context.unroute("**/wheels.json")
+    page.select_option("#model", label="nano-llama")
+    page.fill("#max-new-tokens", "4")
+    page.click("#run")
+    expect(page.locator("#status")).to_have_text("Done", timeout=BOOT_MS)
+    expect(alert).to_be_hidden()
+    context.close()
