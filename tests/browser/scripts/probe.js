@@ -33,6 +33,8 @@
     const ours = new Set([...engine.buffers.all()].map((buffer) => engine.watched.info(buffer).id));
     return JSON.stringify([...engine.tapes.get(tape).objects.infos.keys()].filter((id) => !ours.has(id)));
   };
+  /** Devices not destroyed. */
+  probe.devices = () => live.size;
   /** Labels of buffers not destroyed, on devices not destroyed. */
   probe.live = () => JSON.stringify([...live.values()].flatMap((buffers) => [...buffers].map((buffer) => buffer.label)));
 

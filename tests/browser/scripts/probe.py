@@ -19,6 +19,7 @@ __all__ = [
     "forgive",
     "install",
     "live_buffers",
+    "live_devices",
     "private_buffers",
     "stamps",
 ]
@@ -41,6 +42,11 @@ def live_buffers() -> list[str]:
     """Labels of the buffers that nobody destroyed, on devices that nobody destroyed."""
     found: list[str] = json.loads(js.capstanProbe.live())
     return found
+
+
+def live_devices() -> int:
+    """How many devices nobody destroyed."""
+    return int(js.capstanProbe.devices())
 
 
 def stamps() -> dict[str, Any]:

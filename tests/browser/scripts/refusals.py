@@ -14,9 +14,9 @@ from . import probe
 from .running import close_all, load
 
 
-async def left(models: Mapping[str, str]) -> list[str]:
-    """Labels of the buffers that are still there."""
-    return probe.live_buffers()
+async def left(models: Mapping[str, str]) -> dict[str, Any]:
+    """Labels of the buffers that are still there, and how many devices."""
+    return {"buffers": probe.live_buffers(), "devices": probe.live_devices()}
 
 
 async def without_webgpu(models: Mapping[str, str], *, model: str) -> dict[str, Any]:
