@@ -1,0 +1,90 @@
+"""Pack the built site and cases for a GPU host; `python3 build.py test` must have set up this checkout before.
+
+usage: .venv/bin/python benches/gpu_host/pack.py OUT.tar.xz
+
+The cases: the bundled model and the fixtures, greedy, on WebGPU, with the ids that onnxruntime-genai picks on CPython;
+a seeded sampled run with and without run-ahead; decode_modes.py for the bundled model. Models are not packed: on the
+host, unpack it and run `python3 run.py . OUT.json MODEL_FOLDER ...` in it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import oracle  # noqa: E402  # the tests' oracle, on the path just above
+
+from buildtools.site import assemble  # noqa: E402
+
+FIXTURES = ("nano-llama", "nano-qwen2", "nano-granite")
+PROMPT = "def fibonacci(n):"
+
+
+def request(model: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "kind": "generate",
+        "model": f"/models/{model}/",
+        "device": "webgpu",
+        "capture": "tape",
+        "run_ahead": None,
+        "prompt": None,
+        "prompt_ids": None,
+        "max_new_tokens": 200,
+        "search": {"do_sample": False},
+        **changes,
+    }
+
+
+def cases(models: dict[str, Path]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for name, folder in models.items():
+        prompt = oracle.encode(folder, PROMPT)
+        expected = oracle.greedy(folder, prompt, 200)
+        for capture in ("tape", "ort", "off"):
+            asked = request(name, prompt_ids=prompt, capture=capture)
+            found.append({"name": f"{name} {capture} greedy", "model": name, "request": asked, "expected": expected})
+        for ahead in (1, 8, None):
+            search = {"do_sample": True, "temperature": 0.8, "top_k": 40, "top_p": 0.95, "random_seed": 7}
+            asked = request(name, prompt_ids=prompt, run_ahead=ahead, search=search)
+            case = f"{name} tape sampled, run-ahead {ahead}"
+            found.append({"name": case, "model": name, "request": asked, "expected": None})
+    return found
+
+
+def main() -> int:
+    out = Path(sys.argv[1])
+    models = {"bundled": ROOT / "models/bundled", **{name: ROOT / "tests/fixtures" / name for name in FIXTURES}}
+    site = assemble()
+    here = Path(__file__).parent
+    with tempfile.TemporaryDirectory() as folder:
+        pack = Path(folder)
+        shutil.copytree(site, pack / "site")
+        for name in ("run.py", "page.html"):
+            shutil.copy(here / name, pack)
+        script = ROOT / "benches/decode_modes.py"
+        timing = {"kind": "exec", "source": script.read_text(), "filename": script.name, "argv": [script.name]}
+        (pack / "timing.json").write_text(json.dumps(timing))
+        timed = {**timing, "models": {"bundled": "/models/bundled/"}}
+        last = {"name": "bundled decode modes", "model": "bundled", "request": timed, "expected": None}
+        (pack / "cases.json").write_text(json.dumps([*cases(models), last]))
+        packages = json.loads((ROOT / "package-lock.json").read_text())["packages"]
+        versions = {name: packages[f"node_modules/{name}"]["version"] for name in ("onnxruntime-web", "pyodide")}
+        about = {"versions": {**versions, "onnxruntime-genai (oracle)": oracle.og.__version__}}
+        (pack / "about.json").write_text(json.dumps(about))
+        with tarfile.open(out, "w:xz", preset=4) as archive:
+            for path in sorted(pack.iterdir()):
+                archive.add(path, path.name)
+    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
