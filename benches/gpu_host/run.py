@@ -92,6 +92,14 @@ def serve(
     return server
 
 
+def gpu() -> str | None:
+    """What nvidia-smi calls the GPU; None without it."""
+    if not shutil.which("nvidia-smi"):
+        return None
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip() or None
+
+
 def main() -> int:
     pack, out = Path(sys.argv[1]).resolve(), Path(sys.argv[2])
     chrome = os.environ.get("CHROME", "chromium")
@@ -119,7 +127,7 @@ def main() -> int:
             browser.wait()
     shutil.rmtree(profile, ignore_errors=True)
     about = json.loads((pack / "about.json").read_text())
-    report = {"date": datetime.date.today().isoformat(), "browser": version, **about, "cases": found}
+    report = {"date": datetime.date.today().isoformat(), "browser": version, "gpu": gpu(), **about, "cases": found}
     out.write_text(json.dumps(report, indent=1) + "\n")
     good = len(found) == len(cases) and all(case["ok"] for case in found)
     print(f"{sum(case['ok'] for case in found)} of {len(cases)} cases good")
