@@ -1,4 +1,6 @@
-"""Times decode steps of one model in every mode, interleaved: `python3 build.py exec benches/decode_modes.py --model DIR`.
+"""Times decode steps of one model in every mode, interleaved.
+
+usage: python3 build.py exec benches/decode_modes.py --model DIR
 
 Prints one JSON object: for each mode the median milliseconds a token over the rounds (wall, from the first token read
 to the last), the host's milliseconds a burst, and the counters of one round. Greedy ids must be equal in all modes.

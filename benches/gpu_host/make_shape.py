@@ -55,7 +55,20 @@ def main() -> int:
         for file in Path(tokenizer).glob("tokenizer*"):
             shutil.copy(file, folder)
         options = ["enable_webgpu_graph=true", "accuracy_level=1"]
-        command = [sys.executable, builder, "-i", folder, "-o", out, "-p", "int4", "-e", "webgpu", "-c", f"{folder}/cache"]
+        command = [
+            sys.executable,
+            builder,
+            "-i",
+            folder,
+            "-o",
+            out,
+            "-p",
+            "int4",
+            "-e",
+            "webgpu",
+            "-c",
+            f"{folder}/cache",
+        ]
         subprocess.run([*command, "--extra_options", *options], check=True)
     return 0
 

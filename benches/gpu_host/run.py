@@ -1,6 +1,7 @@
 """Run requests in headless Chromium on a GPU host that has neither Node nor Playwright, and write what they gave.
 
-usage: run.py PACK OUT.json [MODEL_FOLDER ...]      environment: CHROME (path of the browser), SECONDS (limit, default 300)
+usage: run.py PACK OUT.json [MODEL_FOLDER ...]
+environment: CHROME (path of the browser), SECONDS (limit for one case, default 300)
 
 PACK is what pack.py made, unpacked: site/ (as `build.py serve` serves it), cases.json, page.html. Each MODEL_FOLDER is
 served at /models/NAME/; a case whose model is not among them is left out, and a model without a case is timed by

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="a folder that onnxruntime-genai's model builder wrote (default: the bundled model)",
     )
-    add("--max-new-tokens", type=int, metavar="N", help="stop after N new tokens")
+    add("--max-new-tokens", type=int, metavar="N", default=128, help="stop after N new tokens (default: %(default)s)")
     add("--run-ahead", type=int, metavar="K", help="decode steps per submit (default: adaptive)")
     add("--device", choices=["webgpu", "wasm", "auto"], default="webgpu", help="default: %(default)s")
     add("--capture", choices=["tape", "ort", "off"], default="tape", help="default: %(default)s")

@@ -1,11 +1,11 @@
 """Language models in a web page: the shape of onnxruntime-genai, computed by onnxruntime-web on WebGPU.
 
-    model = await capstan.Model.load("/models/bundled/")
-    tokenizer = capstan.Tokenizer(model)
-    with capstan.Generator(model) as generator:
-        generator.append_tokens(tokenizer.encode("def fibonacci(n):"))
-        async for token in generator:
-            ...
+model = await capstan.Model.load("/models/bundled/")
+tokenizer = capstan.Tokenizer(model)
+with capstan.Generator(model) as generator:
+    generator.append_tokens(tokenizer.encode("def fibonacci(n):"))
+    async for token in generator:
+        ...
 """
 
 from __future__ import annotations

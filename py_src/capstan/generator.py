@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-
 from .device.base import COUNTER_NAMES, Burst, Counters, Decoder
 from .errors import AsyncRequiredError, CapstanError, ClosedError, OptionError, PromptError
 from .run_ahead import RunAhead
@@ -84,7 +83,9 @@ class Generator:
         self._model = model
         self._options = params.search
         if self._options.batch_size != 1:
-            raise OptionError(f"batch_size is {self._options.batch_size}; generators have one row: make one generator each")
+            raise OptionError(
+                f"batch_size is {self._options.batch_size}; generators have one row: make one generator each"
+            )
         self._fixed_run_ahead = params.run_ahead
         self.max_length = self._options.max_length or model.config.context_length
         if self.max_length > model.config.context_length:
@@ -342,7 +343,8 @@ class Generator:
         await self._drain()
         self._pause_counting()
         await self.prepare_async()
-        assert self._decoder is not None and self._run_ahead is not None
+        assert self._decoder is not None
+        assert self._run_ahead is not None
         await self._decoder.prefill(self._sequence[self._valid :], self._valid)
         self._valid = len(self._sequence)
         self._stale = False

@@ -27,7 +27,8 @@ class Model:
     (WebGPU on a hardware adapter, else wasm) or, on CPython, 'reference'. `capture` is how decode steps run on WebGPU:
     'tape', 'ort' (onnxruntime-web's own capture) or 'off' (eager); where that is not possible the next one down is
     used, and the generator's `capture_note` says why. `direct` makes the tape's indirect dispatches direct, with
-    workgroup counts from a table; None does so on hardware adapters. `progress(what, done, total)` is called with bytes.
+    workgroup counts from a table; None does so on hardware adapters. `progress(what, done, total)` is called with
+    bytes.
 
     `Model(path)` blocks, which in a page needs JavaScript Promise Integration; `await Model.load(path)` never does.
 
@@ -46,7 +47,8 @@ class Model:
         host = current_host()
         if not host.can_wait():
             raise AsyncRequiredError(f"Model({path!r}) would have to wait here; use `await Model.load({path!r})`")
-        self._set(host, *host.wait(open_model(host, path, device, TapeOptions(capture, direct), progress or no_progress)))
+        options = TapeOptions(capture, direct)
+        self._set(host, *host.wait(open_model(host, path, device, options, progress or no_progress)))
 
     @classmethod
     async def load(

@@ -116,7 +116,7 @@ def limit_new_tokens(params: GeneratorParams, model: Model, prompt: int, new_tok
     """`max_new_tokens` as a max_length, within the model's context."""
     context = model.config.context_length
     if prompt >= context:
-        raise PromptError(f"the prompt has {prompt} tokens, the model's context_length is {context}; shorten the prompt")
+        raise PromptError(f"the prompt has {prompt} tokens, the model's context_length is {context}; shorten it")
     if new_tokens is None:
         return
     if new_tokens < 1:

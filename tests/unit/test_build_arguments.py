@@ -44,7 +44,7 @@ def test_a_plain_prompt_asks_for_the_tape_on_webgpu_and_nothing_else(model: Path
         "run_ahead": None,
         "prompt": "def f():",
         "prompt_ids": None,
-        "max_new_tokens": None,
+        "max_new_tokens": 128,
         "search": {},
     }
 

@@ -56,7 +56,8 @@ class Handles<T> {
 
   get(handle: number): T {
     const object = this.objects.get(handle);
-    if (object === undefined) throw new EngineError("ClosedError", `${this.what} ${handle} was closed; load the model again`);
+    if (object === undefined)
+      throw new EngineError("ClosedError", `${this.what} ${handle} was closed; load the model again`);
     return object;
   }
 
@@ -121,7 +122,10 @@ export class GpuEngine {
   createBuffer(label: string, bytes: number): number {
     const limit = this.watched.device.limits.maxStorageBufferBindingSize;
     if (bytes > limit) {
-      throw new EngineError("OutOfMemoryError", `buffer '${label}' needs ${bytes} bytes and this adapter binds at most ${limit}; lower max_length`);
+      throw new EngineError(
+        "OutOfMemoryError",
+        `buffer '${label}' needs ${bytes} bytes and this adapter binds at most ${limit}; lower max_length`,
+      );
     }
     const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
     return this.buffers.add(this.watched.device.createBuffer({ label, size: Math.ceil(bytes / 16) * 16, usage }));
@@ -223,7 +227,9 @@ export class GpuEngine {
         await this.sessions.get(session).run(feeds, fetches);
       } catch (error) {
         this.watched.assertHealthy();
-        throw error instanceof EngineError ? error : new EngineError("ValidationError", `onnxruntime-web could not run the model: ${String(error)}`);
+        throw error instanceof EngineError
+          ? error
+          : new EngineError("ValidationError", `onnxruntime-web could not run the model: ${String(error)}`);
       }
     });
   }
@@ -237,7 +243,9 @@ export class GpuEngine {
       try {
         await recorder.during(() => this.sessions.get(session).run(feeds, fetches));
       } catch (error) {
-        throw error instanceof EngineError ? error : new EngineError("TapeError", `onnxruntime-web could not capture the decode step: ${String(error)}`);
+        throw error instanceof EngineError
+          ? error
+          : new EngineError("TapeError", `onnxruntime-web could not capture the decode step: ${String(error)}`);
       }
       const data = recorder.data();
       return JSON.stringify({ handle: this.recordings.add(recorder.objects), ...data });
@@ -268,7 +276,14 @@ export class GpuEngine {
   }
 
   /** For each sequence length, the counts `steps` leave in a recorded buffer: u32 [lengths, 3] as bytes. */
-  async countsByLength(recording: number, steps: string, source: number, offset: number, mask: number, lengths: number): Promise<Uint8Array> {
+  async countsByLength(
+    recording: number,
+    steps: string,
+    source: number,
+    offset: number,
+    mask: number,
+    lengths: number,
+  ): Promise<Uint8Array> {
     const objects = this.recordings.get(recording);
     const tape = new Tape(objects, JSON.parse(steps) as PlayedOp[], new Set(objects.infos.keys()));
     try {
@@ -348,7 +363,14 @@ export class GpuEngine {
    * if `sampleFirst`), and read the picked ids back. `length` is the number of valid positions the first tape step
    * sees, `cursor` the ring index of the first pick. Resolves to [submitted, readable, host ms, ids ...].
    */
-  burst(tape: number, sampler: number, picks: number, sampleFirst: boolean, length: number, cursor: number): Promise<Float64Array> {
+  burst(
+    tape: number,
+    sampler: number,
+    picks: number,
+    sampleFirst: boolean,
+    length: number,
+    cursor: number,
+  ): Promise<Float64Array> {
     const start = performance.now();
     this.watched.assertHealthy();
     const held = this.samplers.get(sampler);
@@ -375,7 +397,13 @@ export class GpuEngine {
     return this.finishBurst(step, held.reader, cursor, 1, start);
   }
 
-  private async finishBurst(step: StepEncoder, reader: RingReader, cursor: number, picks: number, start: number): Promise<Float64Array> {
+  private async finishBurst(
+    step: StepEncoder,
+    reader: RingReader,
+    cursor: number,
+    picks: number,
+    start: number,
+  ): Promise<Float64Array> {
     step.endPass();
     const read = reader.encodeCopy(step.encoder, cursor, picks);
     this.watched.submit([step.finish()]);

@@ -16,7 +16,10 @@ export function loadOrt(base: string): Promise<typeof Ort> {
       ort = (await import(url)) as typeof Ort;
     } catch (error) {
       loaded = null;
-      throw new EngineError("DeviceUnavailableError", `onnxruntime-web could not be loaded from ${url}: ${String(error)}`);
+      throw new EngineError(
+        "DeviceUnavailableError",
+        `onnxruntime-web could not be loaded from ${url}: ${String(error)}`,
+      );
     }
     ort.env.wasm.wasmPaths = new URL("ort/", base).href;
     ort.env.wasm.numThreads = 1;
@@ -58,7 +61,10 @@ export async function createSession(
     return await ort.InferenceSession.create(model, options);
   } catch (error) {
     const where = placement === "wasm" ? "the wasm execution provider" : placement.capture ? "graph capture" : "WebGPU";
-    throw new EngineError("UnsupportedModelError", `onnxruntime-web could not create a session for ${where}: ${String(error)}`);
+    throw new EngineError(
+      "UnsupportedModelError",
+      `onnxruntime-web could not create a session for ${where}: ${String(error)}`,
+    );
   }
 }
 

@@ -52,8 +52,7 @@ export interface RemoteError {
 export type Reply = { ok: true; result: unknown } | { ok: false; error: RemoteError };
 
 export type ToWorker =
-  | { tag: "boot"; base: string; interrupt: SharedArrayBuffer | null }
-  | { tag: "request"; id: number; request: Request };
+  { tag: "boot"; base: string; interrupt: SharedArrayBuffer | null } | { tag: "request"; id: number; request: Request };
 
 export type FromWorker =
   | { tag: "booted"; id: 0; milliseconds: number }

@@ -45,10 +45,10 @@ class PageHost:
     async def open_model(
         self, folder: str, config: GenaiConfig, device: str, options: TapeOptions, progress: Progress
     ) -> DeviceModel:
-        chosen = await choose_device(device)
+        chosen, reason = await choose_device(device)
         model = await self.read(folder, config.decoder.filename)
         if chosen == "wasm":
-            return await self._open_wasm(folder, model, config, progress)
+            return await self._open_wasm(folder, model, config, reason, progress)
         engine = await host.open_gpu()
         try:
             return await WebGpuModel.load(
@@ -58,10 +58,14 @@ class PageHost:
             engine.close()
             raise
 
-    async def _open_wasm(self, folder: str, model: bytes, config: GenaiConfig, progress: Progress) -> WasmModel:
+    async def _open_wasm(
+        self, folder: str, model: bytes, config: GenaiConfig, reason: str | None, progress: Progress
+    ) -> WasmModel:
         locations = sorted({entry.location for entry in external_entries(parse(model))})
         if len(locations) > 1:
-            raise ModelFileError(f"the weights are in {len(locations)} files, the wasm device reads one; export with one")
+            raise ModelFileError(
+                f"the weights are in {len(locations)} files, the wasm device reads one; export with one"
+            )
         data = None
         if locations:
             data = await self.read(folder, locations[0], lambda done, total: progress(locations[0], done, total))
@@ -73,28 +77,33 @@ class PageHost:
                 )
         graph, about = prepare(model, config)
         session = await host.open_wasm(graph, data, locations[0] if locations else "")
-        return WasmModel(JsWasmSession(session), about, host.now)
+        return WasmModel(JsWasmSession(session), about, host.now, reason)
 
     async def _read_range(self, folder: str, entry: WeightEntry) -> bytes:
         data = await self.read(folder, entry.location)
         return data[entry.offset : entry.end]
 
 
-async def choose_device(device: str) -> str:
-    """'webgpu' or 'wasm' for what was asked; 'auto' takes WebGPU where there is a hardware adapter."""
+async def choose_device(device: str) -> tuple[str, str | None]:
+    """'webgpu' or 'wasm' for what was asked, and why it is wasm if that was not asked for.
+
+    'auto' takes WebGPU where there is a hardware adapter. Raises OptionError, DeviceUnavailableError.
+    """
     if device not in ("auto", "webgpu", "wasm"):
         raise OptionError(f"device is {device!r}; in a page it must be 'auto', 'webgpu' or 'wasm'")
     if device == "wasm":
-        return device
+        return device, None
     adapter = await host.adapter()
-    if device == "webgpu":
-        if adapter is None:
-            raise DeviceUnavailableError(
-                "device='webgpu' was asked for and this browser offers no WebGPU adapter; "
-                "use device='wasm', or a browser with WebGPU"
-            )
-        return device
-    return "wasm" if adapter is None or adapter["software"] else "webgpu"
+    if device == "webgpu" and adapter is None:
+        raise DeviceUnavailableError(
+            "device='webgpu' was asked for and this browser offers no WebGPU adapter; "
+            "use device='wasm', or a browser with WebGPU"
+        )
+    if device == "auto" and adapter is None:
+        return "wasm", "this browser offers no WebGPU adapter"
+    if device == "auto" and adapter is not None and adapter["software"]:
+        return "wasm", "the only WebGPU adapter is software; device='webgpu' uses it all the same"
+    return "webgpu", None
 
 
 class JsWasmSession:

@@ -16,7 +16,15 @@ Progress = Callable[[str, int, int], None]
 Counters = dict[str, int]
 """What a device has done since it was opened; the generator takes differences."""
 
-COUNTER_NAMES = ("steps", "submits", "readbacks", "readback_bytes", "create_buffer", "create_bind_group", "write_buffer")
+COUNTER_NAMES = (
+    "steps",
+    "submits",
+    "readbacks",
+    "readback_bytes",
+    "create_buffer",
+    "create_bind_group",
+    "write_buffer",
+)
 
 
 @dataclass(frozen=True)

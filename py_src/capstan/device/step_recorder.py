@@ -139,7 +139,7 @@ class StepRecorder:
                     got = struct.unpack_from("<3I", found, 12 * uses.index(use))
                     if got != expected:
                         raise TapeCheckError(
-                            f"indirect dispatch {use} gets {got} workgroups at length {length}, its table has {expected}"
+                            f"indirect dispatch {use} gets {got} workgroups at length {length}, its table {expected}"
                         )
 
     async def _checked_tape(

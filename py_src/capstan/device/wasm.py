@@ -40,14 +40,17 @@ class WasmModel:
     device = "wasm"
     adapter = "cpu (wasm)"
 
-    def __init__(self, session: WasmSession, about: GraphDescription, now: Callable[[], float]):
+    def __init__(
+        self, session: WasmSession, about: GraphDescription, now: Callable[[], float], reason: str | None = None
+    ):
+        """`reason` is why it is this device, if it was not asked for."""
+        self._note = "the wasm device has no GPU commands to record" + (f" (wasm, since {reason})" if reason else "")
         self._session = session
         self._about = about
         self._now = now
 
     async def decoder(self, capacity: int) -> HostSampledDecoder:
-        note = "the wasm device has no GPU commands to record"
-        return HostSampledDecoder(WasmRunner(self._session, self._about, capacity), capacity, note, self._now)
+        return HostSampledDecoder(WasmRunner(self._session, self._about, capacity), capacity, self._note, self._now)
 
     def healthy(self) -> bool:
         return True

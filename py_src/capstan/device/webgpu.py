@@ -35,7 +35,9 @@ class Graphs:
     weights: tuple[graph.WeightEntry, ...]
 
 
-async def rewrite(data: bytes, config: GenaiConfig, read_range: Callable[[graph.WeightEntry], Awaitable[bytes]]) -> Graphs:
+async def rewrite(
+    data: bytes, config: GenaiConfig, read_range: Callable[[graph.WeightEntry], Awaitable[bytes]]
+) -> Graphs:
     """model.onnx as written by a model builder -> the graphs that WebGPU sessions are made from."""
     parsed = graph.total_length_on_gpu(graph.parse(data))
     constants = {entry.name: await read_range(entry) for entry in graph.constants_to_inline(parsed)}
@@ -52,7 +54,9 @@ class WebGpuModel:
 
     device = "webgpu"
 
-    def __init__(self, engine: GpuEngine, graphs: Graphs, weights: dict[str, int], prefill: int, name: str, options: TapeOptions):
+    def __init__(
+        self, engine: GpuEngine, graphs: Graphs, weights: dict[str, int], prefill: int, name: str, options: TapeOptions
+    ):
         self._engine = engine
         self._graphs = graphs
         self._weights = weights
@@ -112,7 +116,9 @@ class WebGpuModel:
         except BaseException:
             buffers.destroy(self._engine)
             raise
-        decoder = WebGpuDecoder(self._engine, self._graphs.description, buffers, step, self._bind_prefill, self._free.append)
+        decoder = WebGpuDecoder(
+            self._engine, self._graphs.description, buffers, step, self._bind_prefill, self._free.append
+        )
         self._decoders.append(decoder)
         return decoder
 
@@ -146,7 +152,9 @@ class WebGpuModel:
         feeds, fetches = self._tensors(buffers, buffers.input_ids, 1)
         binding = self._engine.bind(session, feeds, fetches)
         key = self._key(capacity)
-        step = DecodeStep(self._engine, eager, capture=self._capture, note=None, session=session, captured=binding, key=key)
+        step = DecodeStep(
+            self._engine, eager, capture=self._capture, note=None, session=session, captured=binding, key=key
+        )
         return await StepRecorder(step, buffers, self._graphs.description, self._run_probe, self._direct).record()
 
     async def _run_probe(self, buffers: SequenceBuffers, ids: Sequence[int]) -> None:

@@ -198,10 +198,8 @@ class WebGpuDecoder:
 
     def set_logits(self, values: memoryview[float]) -> None:
         self._require_open()
-        if self._about.logits_dtype == "float32":
-            data = values.tobytes()
-        else:
-            data = struct.pack(f"<{len(values)}e", *values)
+        wide = self._about.logits_dtype == "float32"
+        data = values.tobytes() if wide else struct.pack(f"<{len(values)}e", *values)
         self._engine.write(self._buffers.logits, 0, data.ljust(self._buffers.logits_bytes, b"\0"))
 
     def counters(self) -> Counters:

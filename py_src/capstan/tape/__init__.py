@@ -1,8 +1,8 @@
 """The recorded decode step as data, and the passes over it: no GPU is needed to import or test any of this.
 
-    recording.py   what the device was asked for during one captured run, as frozen dataclasses
-    passes.py      recording -> the operations to replay, each pass a pure function
-    key.py         what a tape is valid for
+recording.py   what the device was asked for during one captured run, as frozen dataclasses
+passes.py      recording -> the operations to replay, each pass a pure function
+key.py         what a tape is valid for
 """
 
 from __future__ import annotations

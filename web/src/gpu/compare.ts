@@ -37,7 +37,11 @@ export async function compareBuffers(
       const words = bytes / 4;
       const result = make(16, GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC);
       const params = make(16, GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST);
-      watched.write(params, 0, new Uint8Array(new Uint32Array([words, dtype === "float16" ? 1 : 0, ROW * WORKGROUP, 0]).buffer));
+      watched.write(
+        params,
+        0,
+        new Uint8Array(new Uint32Array([words, dtype === "float16" ? 1 : 0, ROW * WORKGROUP, 0]).buffer),
+      );
       const buffers = [a, b, result, params];
       const group = device.createBindGroup({
         layout: pipeline.getBindGroupLayout(0),

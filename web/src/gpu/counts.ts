@@ -60,7 +60,9 @@ export async function countsOfStep(watched: WatchedDevice, tape: Tape, length: n
   const table = watched.device.createBuffer({ label: "counts", size: STRIDE * Math.max(1, dispatches), usage });
   try {
     const step = new StepEncoder(watched);
-    tape.encode(step, length, (index, buffer, offset) => step.encoder.copyBufferToBuffer(buffer, offset, table, STRIDE * index, COUNTS));
+    tape.encode(step, length, (index, buffer, offset) =>
+      step.encoder.copyBufferToBuffer(buffer, offset, table, STRIDE * index, COUNTS),
+    );
     watched.submit([step.finish()]);
     return await readCounts(watched, table, dispatches);
   } finally {
@@ -79,7 +81,8 @@ async function readCounts(watched: WatchedDevice, table: GPUBuffer, rows: number
     watched.assertHealthy();
     const strided = new Uint32Array(staging.getMappedRange());
     const packed = new Uint32Array(3 * rows);
-    for (let row = 0; row < rows; row++) packed.set(strided.subarray((STRIDE / 4) * row, (STRIDE / 4) * row + 3), 3 * row);
+    for (let row = 0; row < rows; row++)
+      packed.set(strided.subarray((STRIDE / 4) * row, (STRIDE / 4) * row + 3), 3 * row);
     return new Uint8Array(packed.buffer);
   } catch (error) {
     throw watched.explain(error);

@@ -155,7 +155,9 @@ export class WatchedDevice {
     }
     const requiredLimits = Object.fromEntries(LIMITS.map((name) => [name, adapter.limits[name]]));
     const subgroups = adapter.info.subgroupMinSize >= LEAST_SUBGROUP;
-    const requiredFeatures = FEATURES.filter((name) => adapter.features.has(name) && (name !== "subgroups" || subgroups));
+    const requiredFeatures = FEATURES.filter(
+      (name) => adapter.features.has(name) && (name !== "subgroups" || subgroups),
+    );
     let device: GPUDevice;
     try {
       device = await adapter.requestDevice({ requiredFeatures, requiredLimits });
@@ -244,7 +246,10 @@ export class WatchedDevice {
       return module;
     };
 
-    const notePipeline = (pipeline: GPUComputePipeline, descriptor: GPUComputePipelineDescriptor): GPUComputePipeline => {
+    const notePipeline = (
+      pipeline: GPUComputePipeline,
+      descriptor: GPUComputePipelineDescriptor,
+    ): GPUComputePipeline => {
       const source = code.get(descriptor.compute.module) ?? "";
       this.pipelines.set(pipeline, { id: this.nextId++, label: descriptor.label ?? "", code: source });
       return pipeline;
@@ -318,7 +323,9 @@ export class WatchedDevice {
       const info = this.info(buffer);
       for (const notify of info.onWrite) notify();
       if (this.recorder) this.recorder.write(info, offset, writtenBytes(data, dataOffset, size));
-      return size === undefined ? writeBuffer(buffer, offset, data, dataOffset) : writeBuffer(buffer, offset, data, dataOffset, size);
+      return size === undefined
+        ? writeBuffer(buffer, offset, data, dataOffset)
+        : writeBuffer(buffer, offset, data, dataOffset, size);
     };
     const submit = queue.submit.bind(queue);
     queue.submit = (commands) => {

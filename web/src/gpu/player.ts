@@ -61,7 +61,8 @@ export class Tape {
   ) {
     this.ops = played.map((op) => this.resolve(op));
     for (const info of objects.infos.values()) {
-      const destroyed = (): void => this.end(`its buffer ${info.id} (${info.size} bytes) was destroyed with the session that owns it`);
+      const destroyed = (): void =>
+        this.end(`its buffer ${info.id} (${info.size} bytes) was destroyed with the session that owns it`);
       if (info.destroyed) destroyed();
       info.onDestroy.add(destroyed);
       this.unwatch.push(() => info.onDestroy.delete(destroyed));
@@ -78,7 +79,8 @@ export class Tape {
   }
 
   assertPlayable(): void {
-    if (this.ended) throw new EngineError("ClosedError", `the tape can no longer be played: ${this.ended}; load the model again`);
+    if (this.ended)
+      throw new EngineError("ClosedError", `the tape can no longer be played: ${this.ended}; load the model again`);
   }
 
   close(): void {
@@ -94,7 +96,11 @@ export class Tape {
    * Encode one step; `length` is the number of valid positions the step sees (for `table` ops). `beforeIndirect` is
    * called with the number and arguments of each indirect dispatch, outside of any pass.
    */
-  encode(step: StepEncoder, length: number, beforeIndirect?: (index: number, buffer: GPUBuffer, offset: number) => void): void {
+  encode(
+    step: StepEncoder,
+    length: number,
+    beforeIndirect?: (index: number, buffer: GPUBuffer, offset: number) => void,
+  ): void {
     let indirect = 0;
     let pipeline: GPUComputePipeline | null = null;
     let groups: GPUBindGroup[] = [];

@@ -74,14 +74,16 @@ export class DryRecorder implements Recorder {
 
   data(): RecordingData {
     const pipelines: RecordingData["pipelines"] = {};
-    for (const [id, info] of this.pipelineInfos) pipelines[id] = { label: info.label, bindings: declaredBindings(info.code) };
+    for (const [id, info] of this.pipelineInfos)
+      pipelines[id] = { label: info.label, bindings: declaredBindings(info.code) };
     const bind_groups: RecordingData["bind_groups"] = {};
     for (const [id, info] of this.groupInfos) {
       bind_groups[id] = info.entries.map((e) => [e.binding, e.buffer.id, e.offset, e.size]);
       for (const entry of info.entries) this.objects.infos.set(entry.buffer.id, entry.buffer);
     }
     const buffers: RecordingData["buffers"] = {};
-    for (const [id, info] of this.objects.infos) buffers[id] = { size: info.size, usage: info.usage, label: info.label };
+    for (const [id, info] of this.objects.infos)
+      buffers[id] = { size: info.size, usage: info.usage, label: info.label };
     return { ops: this.ops, pipelines, bind_groups, buffers };
   }
 
@@ -112,7 +114,12 @@ export class DryRecorder implements Recorder {
     };
     const beginComputePass = real.beginComputePass.bind(real);
     real.beginComputePass = (descriptor) => this.pass(beginComputePass(descriptor));
-    for (const name of ["copyBufferToTexture", "copyTextureToBuffer", "copyTextureToTexture", "beginRenderPass"] as const) {
+    for (const name of [
+      "copyBufferToTexture",
+      "copyTextureToBuffer",
+      "copyTextureToTexture",
+      "beginRenderPass",
+    ] as const) {
       (real as unknown as Record<string, unknown>)[name] = () => {
         throw new EngineError("TapeError", `the decode step uses ${name}, which a tape does not record`);
       };
@@ -131,7 +138,8 @@ export class DryRecorder implements Recorder {
       pipeline = next;
     };
     real.setBindGroup = (index: number, group: GPUBindGroup | null | undefined, ...rest: unknown[]) => {
-      if (rest.length) throw new EngineError("TapeError", "the decode step uses dynamic offsets, which a tape does not record");
+      if (rest.length)
+        throw new EngineError("TapeError", "the decode step uses dynamic offsets, which a tape does not record");
       groups = groups.slice();
       if (group) groups[index] = group;
     };

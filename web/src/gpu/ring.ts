@@ -35,7 +35,8 @@ export class RingReader {
   /** Encode the copy of `count` ids that start at `cursor`; returns what reads them once submitted. */
   encodeCopy(encoder: GPUCommandEncoder, cursor: number, count: number): () => Promise<BurstResult> {
     const staging = this.free.pop();
-    if (!staging) throw new EngineError("TapeError", `more than ${MAX_IN_FLIGHT} bursts were submitted without being read`);
+    if (!staging)
+      throw new EngineError("TapeError", `more than ${MAX_IN_FLIGHT} bursts were submitted without being read`);
     const first = cursor % this.capacity;
     const head = Math.min(count, this.capacity - first);
     encoder.copyBufferToBuffer(this.ring, 4 * first, staging, 0, 4 * head);

@@ -23,7 +23,10 @@ export async function streamWeights(
   const total = spans.reduce((end, span) => Math.max(end, span.offset + span.length), 0);
   const response = await fetch(url);
   if (!response.ok || !response.body) {
-    throw new EngineError("ModelFileError", `${url}: the weights cannot be read (HTTP ${response.status}); check the model folder`);
+    throw new EngineError(
+      "ModelFileError",
+      `${url}: the weights cannot be read (HTTP ${response.status}); check the model folder`,
+    );
   }
   const size = Number(response.headers.get("Content-Length") ?? Number.NaN);
   if (size < total) {
