@@ -231,7 +231,6 @@ def test_encode_wants_a_string(make: Make) -> None:
 
 
 def test_the_tokenizers_package_gives_the_same_ids_and_text(make: Make) -> None:
-    pytest.importorskip("tokenizers", reason="the tokenizers package is no part of the test set-up")
     for folder in ONE_OF_EACH:
         page, local = tokenizer_of(folder, make), tokenizer_of(folder, LocalBackend)
         for text in TEXTS:
