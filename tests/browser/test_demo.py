@@ -14,9 +14,12 @@ from buildtools.server import SiteServer
 from tests.harness import watch
 
 WATCH_TEXT = """() => {
-  const text = document.querySelector('#text');
-  window.lengths = [];
-  new MutationObserver(() => window.lengths.push(text.textContent.length)).observe(text, { childList: true });
+  const watch = (id, seen) => {
+    const element = document.getElementById(id);
+    new MutationObserver(() => seen.push(element.textContent)).observe(element, { childList: true });
+    return seen;
+  };
+  window.seen = { text: watch('text', []), status: watch('status', []) };
 }"""
 BOOT_MS = 120_000
 RUN_MS = 60_000
@@ -83,8 +86,10 @@ def test_a_run_streams_text_and_tells_how_it_was_computed(demo: Demo) -> None:
     expect(demo.page.locator("#output")).to_have_attribute("aria-busy", "true")
     demo.wait("status", "^Done$")
     assert demo.text("tokens") == "6"
-    lengths = demo.page.evaluate("() => window.lengths.filter((length) => length > 0)")
-    assert len(set(lengths)) >= 3, f"the text came in {lengths}, not token by token"
+    seen = demo.page.evaluate("() => window.seen")
+    assert len(set(seen["text"])) >= 4, f"the text came as {seen['text']}, not token by token"
+    loading = re.compile(r"Loading model.onnx.data: [\d.]+ [kM]B of [\d.]+ [kM]B")
+    assert any(loading.fullmatch(status) for status in seen["status"]), seen["status"]
     assert demo.text("echo") == "def fibonacci(n):"
     assert demo.text("text")
     assert float(demo.text("speed")) > 0
@@ -110,6 +115,7 @@ def test_the_counters_of_the_decode_steps_are_shown_per_step(demo: Demo) -> None
 def test_a_software_adapter_is_named_as_slow(demo: Demo) -> None:
     if "software" not in demo.text("adapter"):
         pytest.skip("this machine has a hardware adapter")
+    expect(demo.page.locator("#notice")).to_be_visible()
     assert "WebGPU is software here" in demo.text("notice")
     demo.page.select_option("#device-choice", "auto")
     assert demo.text("device") == "wasm"
