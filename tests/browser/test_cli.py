@@ -129,6 +129,8 @@ def test_ctrl_c_ends_everything_with_status_130(to: str, tmp_path: Path) -> None
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell's background job, such as a CI step, ignores SIGINT, and its children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         env={**os.environ, "CAPSTAN_ADAPTER": "software"},
     )
     assert process.stdout is not None
