@@ -20,40 +20,27 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import oracle  # noqa: E402  # the tests' oracle, on the path just above
+import oracle  # noqa: E402  # on the path just above
+from harness import generate_request  # noqa: E402
 
 from buildtools.site import assemble  # noqa: E402
 
 FIXTURES = ("nano-llama", "nano-qwen2", "nano-granite")
 PROMPT = "def fibonacci(n):"
-
-
-def request(model: str, **changes: Any) -> dict[str, Any]:
-    return {
-        "kind": "generate",
-        "model": f"/models/{model}/",
-        "device": "webgpu",
-        "capture": "tape",
-        "run_ahead": None,
-        "prompt": None,
-        "prompt_ids": None,
-        "max_new_tokens": 200,
-        "search": {"do_sample": False},
-        **changes,
-    }
+TOKENS = 200
 
 
 def cases(models: dict[str, Path]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for name, folder in models.items():
         prompt = oracle.encode(folder, PROMPT)
-        expected = oracle.greedy(folder, prompt, 200)
+        expected = oracle.greedy(folder, prompt, TOKENS)
         for capture in ("tape", "ort", "off"):
-            asked = request(name, prompt_ids=prompt, capture=capture)
+            asked = generate_request(name, prompt_ids=prompt, capture=capture, max_new_tokens=TOKENS)
             found.append({"name": f"{name} {capture} greedy", "model": name, "request": asked, "expected": expected})
         for ahead in (1, 8, None):
             search = {"do_sample": True, "temperature": 0.8, "top_k": 40, "top_p": 0.95, "random_seed": 7}
-            asked = request(name, prompt_ids=prompt, run_ahead=ahead, search=search)
+            asked = generate_request(name, prompt_ids=prompt, run_ahead=ahead, search=search, max_new_tokens=TOKENS)
             case = f"{name} tape sampled, run-ahead {ahead}"
             found.append({"name": case, "model": name, "request": asked, "expected": None})
     return found

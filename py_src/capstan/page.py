@@ -8,6 +8,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from ._js import host
@@ -22,6 +23,8 @@ __all__ = ["cancel", "handle"]
 running: asyncio.Task[Any] | None = None
 loaded: tuple[tuple[str, str, str], Model] | None = None
 """The last model and what it was loaded for: the next request for the same one finds it ready."""
+loading: asyncio.Task[Model] | None = None
+"""The load that is under way."""
 
 
 async def handle(text: str) -> str:
@@ -69,6 +72,13 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
     async with Generator(model, params) as generator:
         host.emit({"kind": "status", "text": "preparing the decode step"})
         await generator.prepare_async()
+        about = {
+            "device": model.device_type,
+            "adapter": model.adapter,
+            "capture": generator.capture,
+            "capture_note": generator.capture_note,
+        }
+        host.emit({"kind": "ready", **about})
         host.emit({"kind": "status", "text": "generating"})
         generator.append_tokens(prompt_ids)
         show = text_events(tokenizer, text.append)
@@ -82,10 +92,7 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
             "token_ids": ids,
             "prompt_ids": prompt_ids,
             "finish_reason": generator.finish_reason,
-            "device": model.device_type,
-            "adapter": model.adapter,
-            "capture": generator.capture,
-            "capture_note": generator.capture_note,
+            **about,
             "tape_passes": generator.tape_passes,
             "tokens_per_second": timing.tokens_per_second,
             "time_to_first_token_ms": timing.time_to_first_token,
@@ -94,22 +101,40 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
 
 
 async def load_once(folder: str, device: str, capture: str) -> Model:
-    """The model, loaded now or by the last request; another one that is loaded is closed first."""
-    global loaded
+    """The model, loaded now or by an earlier request; another one that is loaded is closed first.
+
+    Loading goes on if the request is cancelled meanwhile: it cannot be called back from the GPU, and the next request
+    for the same model finds it done.
+    """
+    global loaded, loading
     key = (folder, device, capture)
+    if loading is not None:
+        with suppress(Exception):
+            await asyncio.shield(loading)
     if loaded is not None:
         if loaded[0] == key and loaded[1].healthy():
             return loaded[1]
         last, loaded = loaded[1], None
         await last.aclose()
     host.emit({"kind": "status", "text": f"loading {folder}"})
+    loading = asyncio.ensure_future(load(key))
+    return await asyncio.shield(loading)
+
+
+async def load(key: tuple[str, str, str]) -> Model:
+    """Load a model and keep it as the loaded one."""
+    global loaded, loading
+    folder, device, capture = key
 
     def progress(what: str, done: int, total: int) -> None:
         host.emit({"kind": "progress", "what": what, "done": done, "total": total})
 
-    model = await Model.load(folder, device=device, capture=capture, progress=progress)
-    loaded = (key, model)
-    return model
+    try:
+        model = await Model.load(folder, device=device, capture=capture, progress=progress)
+        loaded = (key, model)
+        return model
+    finally:
+        loading = None
 
 
 def limit_new_tokens(params: GeneratorParams, model: Model, prompt: int, new_tokens: int | None) -> None:

@@ -13,7 +13,8 @@ from tests import oracle
 from tests.browser.page_scripts import PageScripts
 from tests.harness import Harness, generate_request
 
-LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+LLAMA = FIXTURES / "nano-llama"
 APPENDED = [17, 18, 19]
 
 
@@ -103,3 +104,23 @@ def test_a_cancelled_request_ends_as_by_ctrl_c_and_the_next_one_works(
     assert (reply["error"]["type"], reply["error"]["message"]) == ("KeyboardInterrupt", "stopped by the user")
     again = harness.generate("nano-llama", prompt_ids=prompt, max_new_tokens=8, device=device)
     assert again["token_ids"] == oracle.greedy(LLAMA, prompt, 8)
+
+
+@pytest.mark.parametrize("stage", ["loading", "preparing"])
+def test_a_request_that_is_cancelled_before_its_first_token_leaves_a_model_that_works(
+    stage: str, harness: Harness, scripts: PageScripts
+) -> None:
+    prompt = [5, 6, 7, 8, 9]
+    # Another capture than the other tests', so that the model is loaded and its step recorded here.
+    wanted = {"capture": "tape" if stage == "loading" else "ort", "prompt_ids": prompt}
+    harness.begin(generate_request("nano-float", max_new_tokens=60, **wanted))
+    for _ in range(3000):
+        harness.page.wait_for_timeout(5)
+        if stage in harness.text("status"):
+            break
+    harness.evaluate("() => window.capstan.request({ kind: 'cancel' })")
+    reply = harness.end()
+    assert not reply["ok"], "the request ended before it was cancelled"
+    assert (reply["error"]["type"], harness.text()) == ("KeyboardInterrupt", "")
+    again = harness.generate("nano-float", max_new_tokens=8, **wanted)
+    assert again["token_ids"] == oracle.greedy(FIXTURES / "nano-float", prompt, 8)

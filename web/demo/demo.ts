@@ -18,7 +18,6 @@ interface Result {
 
 /** What this page saw of the run that is under way, until the worker's own numbers arrive. */
 interface Run {
-  key: string;
   stopped: boolean;
   generating: number;
   first: number;
@@ -61,7 +60,6 @@ const search = element("search", HTMLSelectElement);
 let worker: Promise<Capstan> | null = null;
 let current: Run | null = null;
 let adapter: AdapterSummary | null = null;
-let captureSeen: { key: string; capture: string; note: string } | null = null;
 
 function say(id: string, text: string): void {
   element(id, HTMLElement).textContent = text;
@@ -214,19 +212,18 @@ async function run(): Promise<void> {
     fail({ type: "OptionError", message: error.message, traceback: "" }, error.field);
     return;
   }
-  const key = `${request.model} ${request.device} ${request.capture}`;
-  const mine: Run = { key, stopped: false, generating: 0, first: 0, last: 0, tokens: 0 };
+  const mine: Run = { stopped: false, generating: 0, first: 0, last: 0, tokens: 0 };
   current = mine;
   busy(true);
   say("echo", request.prompt ?? "");
   say("capture", request.capture);
-  say("capture-note", "asked for; what was used is told at the end");
+  say("capture-note", "asked for; what is used is told once the decode step is prepared");
   say("status", "Starting Python");
   try {
     const capstan = await start();
     if (mine.stopped) return stopped(mine);
     const reply = await capstan.request(request);
-    if (reply.ok) finished(reply.result as Result, mine);
+    if (reply.ok) finished(reply.result as Result);
     else if (reply.error.type === "KeyboardInterrupt") stopped(mine);
     else fail(reply.error, fieldOf(reply.error));
   } catch (error) {
@@ -279,9 +276,19 @@ function show(event: CapstanEvent): void {
       progress.value = done;
     } else progress.removeAttribute("value");
     if (!current?.stopped) say("status", `Loading ${what}: ${bytes(done)}${total > 0 ? ` of ${bytes(total)}` : ""}`);
+  } else if (event.kind === "ready") {
+    showHow(event);
   } else if (event.kind === "text" && current) {
     addText(event, current);
   }
+}
+
+/** How the decode steps of a run are computed. */
+function showHow(how: { device: string; adapter: string; capture: string; capture_note: string | null }): void {
+  say("device", how.device);
+  if (how.device === "webgpu") say("adapter", `${how.adapter} (${adapter?.software ? "software" : "hardware"})`);
+  say("capture", how.capture);
+  say("capture-note", how.capture_note ?? "");
 }
 
 function addText(event: { text: string; token_id: number }, seen: Run): void {
@@ -302,18 +309,14 @@ function showPace({ generating, first, last, tokens }: Run): void {
   if (tokens > 1 && last > first) say("speed", ((1000 * (tokens - 1)) / (last - first)).toFixed(1));
 }
 
-function finished(result: Result, { key }: Run): void {
+function finished(result: Result): void {
   const { token_ids, tokens_per_second, time_to_first_token_ms } = result;
-  captureSeen = { key, capture: result.capture, note: result.capture_note ?? "" };
   say("status", "Done");
   say("tokens", String(token_ids.length));
   say("speed", tokens_per_second === null ? UNKNOWN : tokens_per_second.toFixed(1));
   say("first", time_to_first_token_ms === null ? UNKNOWN : milliseconds(time_to_first_token_ms));
   say("finish", result.finish_reason === "eos" ? "end of text" : result.finish_reason);
-  say("device", result.device);
-  if (result.device === "webgpu") say("adapter", `${result.adapter} (${adapter?.software ? "software" : "hardware"})`);
-  say("capture", result.capture);
-  say("capture-note", result.capture_note ?? "");
+  showHow(result);
   const steps = result.counters["steps"] ?? 0;
   element("counter-rows", HTMLTableSectionElement).replaceChildren(
     ...Object.entries(COUNTERS).map(([name, label]) => counterRow(label, result.counters[name] ?? 0, steps)),
@@ -331,17 +334,10 @@ function counterRow(label: string, total: number, steps: number): HTMLTableRowEl
   return row;
 }
 
-function stopped({ key, tokens }: Run): void {
+function stopped({ tokens }: Run): void {
   say("status", "Stopped; the figures are this page's own");
   say("tokens", String(tokens));
   say("finish", "stop");
-  // A stopped run answers no summary. How the same model runs was told by the last one that finished.
-  if (captureSeen?.key === key) {
-    say("capture", captureSeen.capture);
-    say("capture-note", captureSeen.note);
-  } else {
-    say("capture-note", "asked for; a run that finishes tells what was used");
-  }
 }
 
 function fail({ type, message, traceback }: RemoteError, field = ""): void {

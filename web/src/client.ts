@@ -44,7 +44,10 @@ export class Capstan {
     const shared = globalThis.crossOriginIsolated ? new SharedArrayBuffer(1) : null;
     const capstan = new Capstan(worker, shared && new Uint8Array(shared), options.onEvent ?? (() => {}));
     worker.onmessage = (message: MessageEvent<FromWorker>) => capstan.receive(message.data);
-    worker.onerror = (event) => capstan.fail(new EngineError("DeviceUnavailableError", `worker: ${event.message}`));
+    worker.onerror = (event) => {
+      const reason = event.message || `${new URL("worker.js", base).href} cannot be loaded`;
+      capstan.fail(new EngineError("DeviceUnavailableError", `the worker failed: ${reason}`));
+    };
     const booted = new Promise<Reply>((resolve, reject) => capstan.pending.set(0, { resolve, reject }));
     capstan.post({ tag: "boot", base, interrupt: shared });
     const reply = await booted;

@@ -44,7 +44,11 @@ export async function createSession(
   placement: Placement,
   external: ExternalFile[] = [],
 ): Promise<Ort.InferenceSession> {
-  const common: Ort.InferenceSession.SessionOptions = external.length ? { externalData: external } : {};
+  const common: Ort.InferenceSession.SessionOptions = {
+    // Errors only: it warns of the shape nodes it keeps on the CPU on purpose, as console errors.
+    logSeverityLevel: 3,
+    ...(external.length ? { externalData: external } : {}),
+  };
   // validationMode is ORT's own error scopes around every run; Dawn's uncaptured errors reach us all the same.
   const webgpu = (device: GPUDevice): Ort.InferenceSession.ExecutionProviderConfig =>
     ({ name: "webgpu", device, validationMode: "disabled" }) as Ort.InferenceSession.ExecutionProviderConfig;

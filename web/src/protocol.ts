@@ -38,6 +38,7 @@ export interface CancelRequest {
 export type CapstanEvent =
   | { kind: "status"; text: string }
   | { kind: "progress"; what: string; done: number; total: number }
+  | { kind: "ready"; device: string; adapter: string; capture: string; capture_note: string | null }
   | { kind: "text"; text: string; token_id: number }
   | { kind: "stdout"; text: string }
   | { kind: "stderr"; text: string };

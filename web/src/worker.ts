@@ -84,6 +84,27 @@ function forward(kind: "stdout" | "stderr"): { write: (bytes: Uint8Array) => num
   };
 }
 
+/**
+ * A promise that rejects with the first rejection nobody handles: where one of its files cannot be fetched, Pyodide
+ * leaves `loadPyodide` pending for ever.
+ */
+function unhandledRejection(): { promise: Promise<never>; stop: () => void } {
+  let stop = (): void => {};
+  const promise = new Promise<never>((_, reject) => {
+    const listen = (event: PromiseRejectionEvent): void => reject(describe(event.reason));
+    self.addEventListener("unhandledrejection", listen);
+    stop = () => self.removeEventListener("unhandledrejection", listen);
+  });
+  return { promise, stop };
+}
+
+/** Anything thrown, as an error with a message. */
+function describe(thrown: unknown): Error {
+  if (thrown instanceof Error) return thrown;
+  const text = typeof thrown === "object" ? JSON.stringify(thrown) : String(thrown);
+  return new Error(text === "{}" ? "Pyodide failed to start and gave no reason; is a file of it missing?" : text);
+}
+
 async function boot(base: string, interrupt: SharedArrayBuffer | null): Promise<void> {
   const start = performance.now();
   emit({ kind: "status", text: "starting Python" });
@@ -123,14 +144,17 @@ async function answer(id: number, request: string): Promise<void> {
 }
 
 function failure(error: unknown): Reply {
-  const { name, message, stack } = error instanceof Error ? error : new Error(String(error));
+  const { name, message, stack } = describe(error);
   return { ok: false, error: { type: name, message, traceback: stack ?? "" } };
 }
 
 self.onmessage = (message: MessageEvent<ToWorker>): void => {
   const { data } = message;
   if (data.tag === "boot") {
-    boot(data.base, data.interrupt).catch((error: unknown) => post({ tag: "reply", id: 0, reply: failure(error) }));
+    const unhandled = unhandledRejection();
+    Promise.race([boot(data.base, data.interrupt), unhandled.promise])
+      .catch((error: unknown) => post({ tag: "reply", id: 0, reply: failure(error) }))
+      .finally(unhandled.stop);
   } else if (data.request.kind === "cancel") {
     cancel!();
     post({ tag: "reply", id: data.id, reply: { ok: true, result: null } });

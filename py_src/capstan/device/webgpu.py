@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -65,6 +66,7 @@ class WebGpuModel:
         self._name = name
         self._free: list[WebGpuDecoder] = []
         self._decoders: list[WebGpuDecoder] = []
+        self._making: set[asyncio.Future[WebGpuDecoder]] = set()
         summary = engine.adapter()
         self.adapter = " ".join(filter(None, (summary["vendor"], summary["architecture"], summary["description"])))
         # Validating an indirect dispatch costs a pass of Dawn's, filling a table costs some kernels for each length: on
@@ -110,6 +112,23 @@ class WebGpuModel:
             if free.capacity == capacity:
                 free.require(self._key(capacity))
                 return self._free.pop(i)
+        making = asyncio.ensure_future(self._make_decoder(capacity))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # What runs on the GPU cannot be called back, and its buffers must stay: the decoder serves the next one.
+            if not making.done():
+                self._making.add(making)
+                making.add_done_callback(self._keep)
+            raise
+
+    def _keep(self, making: asyncio.Future[WebGpuDecoder]) -> None:
+        """Take in a decoder that nobody waited for."""
+        self._making.discard(making)
+        if not making.cancelled() and making.exception() is None:
+            self._free.append(making.result())
+
+    async def _make_decoder(self, capacity: int) -> WebGpuDecoder:
         buffers = SequenceBuffers.allocate(self._engine, self._graphs.description, capacity, self._chunk)
         try:
             step = await self._decode_step(buffers, capacity)
@@ -126,6 +145,7 @@ class WebGpuModel:
         return self._engine.healthy()
 
     async def close(self) -> None:
+        await asyncio.gather(*self._making, return_exceptions=True)
         for decoder in self._decoders:
             await decoder.destroy()
         self._decoders.clear()
@@ -155,7 +175,11 @@ class WebGpuModel:
         step = DecodeStep(
             self._engine, eager, capture=self._capture, note=None, session=session, captured=binding, key=key
         )
-        return await StepRecorder(step, buffers, self._graphs.description, self._run_probe, self._direct).record()
+        try:
+            return await StepRecorder(step, buffers, self._graphs.description, self._run_probe, self._direct).record()
+        except BaseException:
+            await step.release()
+            raise
 
     async def _run_probe(self, buffers: SequenceBuffers, ids: Sequence[int]) -> None:
         """Prefill a few tokens, so that a recorded step can be compared with an eager one on real state."""
