@@ -19,6 +19,8 @@ export interface StartOptions {
 }
 
 interface Pending {
+  /** A script may never wait, and is then interrupted; everything else is stopped at its next await. */
+  script: boolean;
   resolve: (reply: Reply) => void;
   reject: (error: Error) => void;
 }
@@ -48,7 +50,7 @@ export class Capstan {
       const reason = event.message || `${new URL("worker.js", base).href} cannot be loaded`;
       capstan.fail(new EngineError("DeviceUnavailableError", `the worker failed: ${reason}`));
     };
-    const booted = new Promise<Reply>((resolve, reject) => capstan.pending.set(0, { resolve, reject }));
+    const booted = new Promise<Reply>((resolve, reject) => capstan.pending.set(0, { script: false, resolve, reject }));
     capstan.post({ tag: "boot", base, interrupt: shared });
     const reply = await booted;
     if (!reply.ok) {
@@ -63,9 +65,13 @@ export class Capstan {
   request(request: Request): Promise<Reply> {
     if (this.failure) return Promise.reject(this.failure);
     const id = this.nextId++;
-    const reply = new Promise<Reply>((resolve, reject) => this.pending.set(id, { resolve, reject }));
+    const script = request.kind === "exec";
+    const reply = new Promise<Reply>((resolve, reject) => this.pending.set(id, { script, resolve, reject }));
     this.post({ tag: "request", id, request });
-    if (request.kind === "cancel") this.interruptUntilEnd(Math.min(...this.pending.keys()));
+    if (request.kind === "cancel") {
+      const first = Math.min(...this.pending.keys());
+      if (this.pending.get(first)?.script) this.interruptUntilEnd(first);
+    }
     return reply;
   }
 
@@ -93,7 +99,7 @@ export class Capstan {
     this.pending.clear();
   }
 
-  /** Interrupt Python until a request has ended, should it not end by itself; the requests after it are left alone. */
+  /** Interrupt Python until a script has ended, should it not end by itself; the requests after it are left alone. */
   private interruptUntilEnd(id: number): void {
     const signal = this.interrupt;
     if (!signal) return;
