@@ -324,7 +324,14 @@ class Generator:
             self._flight.append((picks, decoder.submit(picks, self._sample_first)))
             self._sample_first = False
         _, burst = self._flight.popleft()
-        self._receive(await burst)
+        try:
+            found = await burst
+        except BaseException:
+            # The GPU has gone on, but the ids are lost to a cancelled wait or a fault: the next token is computed anew.
+            self._valid = min(self._valid, len(self._sequence) - 1)
+            self._discard_ahead()
+            raise
+        self._receive(found)
 
     def _receive(self, burst: Burst) -> None:
         assert self._run_ahead is not None

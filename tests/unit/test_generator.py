@@ -63,6 +63,8 @@ class PaperDecoder:
         self.steps = 0
         self.closed = 0
         self.fault: Exception | None = None
+        self.gate: asyncio.Event | None = None
+        """Bursts are readable once it is set."""
         self.searches: list[SearchOptions] = []
 
     def set_search(self, options: SearchOptions) -> None:
@@ -141,10 +143,11 @@ class PaperBurst:
 
     def __await__(self) -> Steps[Any, Any, Burst]:
         self.decoder.unread -= 1
+        if self.decoder.gate is not None:
+            yield from self.decoder.gate.wait().__await__()
         if self.fault is not None:
             raise self.fault
         return Burst(tuple(self.ids), 0.0, 1.0, 0.1)
-        yield  # a generator function, as __await__ must be
 
 
 class PaperHost:
@@ -238,6 +241,30 @@ class TestRunningAhead:
         assert len(decoder.submitted) == 3
         asyncio.run(take(generator, 1))
         assert len(decoder.submitted) == 4
+
+    @pytest.mark.parametrize("taken", [0, 1, 4])
+    @pytest.mark.parametrize("run_ahead", [1, 3, 8, None])
+    def test_a_cancelled_wait_loses_no_token(self, run_ahead: int | None, taken: int) -> None:
+        generator, paper = made(run_ahead=run_ahead)
+        generator.append_tokens(PROMPT)
+
+        async def run() -> list[int]:
+            await generator.prepare_async()
+            decoder = paper.decoders[0]
+            await take(generator, taken)
+            decoder.gate = asyncio.Event()
+            waiting = asyncio.ensure_future(take(generator, 50))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            ids = generator.get_sequence()[len(PROMPT) :]
+            decoder.gate.set()
+            return ids + await take(generator, 12)
+
+        found = asyncio.run(run())
+        assert found == run_of(PROMPT, len(found))
+        assert generator.get_sequence() == PROMPT + found
 
     def test_a_long_run_ahead_is_cut_to_what_the_device_takes(self) -> None:
         generator, paper = made(run_ahead=64, decoder={"largest": 1, "in_flight": 1})
