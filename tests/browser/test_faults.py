@@ -19,14 +19,18 @@ FAULTS = {
     "session": ("ClosedError", "destroyed with the session that owns it", True),
     "model": ("ClosedError", "closed; load", False),
     "validation": ("ValidationError", "WebGPU: ", False),
+    "memory": ("OutOfMemoryError", "WebGPU: no room", False),
 }
+
+EXPECTED = {"validation": "usage", "memory": "no room"}
+"""What the page itself says of a fault."""
 
 
 @pytest.mark.parametrize("what", FAULTS)
 def test_a_fault_in_the_middle_of_a_burst_is_typed_and_a_new_load_works(what: str, scripts: PageScripts) -> None:
     kind, message, healthy = FAULTS[what]
-    if what == "validation":
-        scripts.expect("usage")
+    if what in EXPECTED:
+        scripts.expect(EXPECTED[what])
     found = scripts.run("faults", "in_a_burst", "nano-llama", what=what)
     wanted = oracle.greedy(LLAMA, PROMPT, 60)
     assert found["before"] == wanted[:9]

@@ -12,6 +12,10 @@ from . import probe
 from .running import load, picked
 
 PROMPT = [5, 6, 7, 8, 9]
+OUT_OF_MEMORY = """device => {
+  const error = new GPUOutOfMemoryError("no room for a buffer");
+  device.dispatchEvent(new GPUUncapturedErrorEvent("uncapturederror", { error }));
+}"""
 
 
 async def seen(models: dict[str, str]) -> list[str]:
@@ -38,6 +42,9 @@ async def in_a_burst(models: dict[str, str], *, what: str, tokens: int = 9) -> d
         await model.aclose()
     elif what == "validation":
         run_js("device => { device.createBuffer({ size: 16, usage: 0x3ff }); }")(loaded._engine._js.watched.device)
+    elif what == "memory":
+        # A device that really has no room left takes the machine with it; the browser's own event says the same.
+        run_js(OUT_OF_MEMORY)(loaded._engine._js.watched.device)
     after: list[int] = []
     try:
         for _ in range(40):
