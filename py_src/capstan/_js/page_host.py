@@ -61,7 +61,9 @@ class PageHost:
     async def _open_wasm(
         self, folder: str, model: bytes, config: GenaiConfig, reason: str | None, progress: Progress
     ) -> WasmModel:
-        locations = sorted({entry.location for entry in external_entries(parse(model))})
+        parsed = parse(model)
+        entries = external_entries(parsed)
+        locations = sorted({entry.location for entry in entries})
         if len(locations) > 1:
             raise ModelFileError(
                 f"the weights are in {len(locations)} files, the wasm device reads one; export with one"
@@ -69,13 +71,13 @@ class PageHost:
         data = None
         if locations:
             data = await self.read(folder, locations[0], lambda done, total: progress(locations[0], done, total))
-            needed = max(entry.end for entry in external_entries(parse(model)))
+            needed = max(entry.end for entry in entries)
             if len(data) < needed:
                 raise ModelFileError(
                     f"{folder}{locations[0]}: {len(data)} bytes, but model.onnx names weights up to byte {needed}; "
                     "copy the file again, whole"
                 )
-        graph, about = prepare(model, config)
+        graph, about = prepare(parsed, config)
         session = await host.open_wasm(graph, data, locations[0] if locations else "")
         return WasmModel(JsWasmSession(session), about, host.now, reason)
 

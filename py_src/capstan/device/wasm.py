@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from .. import graph
 from ..config import GenaiConfig
 from ..graph import GraphDescription
+from ..graph.onnx_pb2 import ModelProto
 from .host_sampled import HostSampledDecoder
 
 __all__ = ["WasmModel", "WasmSession", "prepare"]
@@ -27,9 +28,8 @@ class WasmSession(Protocol):
     async def close(self) -> None: ...
 
 
-def prepare(data: bytes, config: GenaiConfig) -> tuple[bytes, GraphDescription]:
-    """model.onnx with the logits cut to the last position where that is possible, and its description."""
-    parsed = graph.parse(data)
+def prepare(parsed: ModelProto, config: GenaiConfig) -> tuple[bytes, GraphDescription]:
+    """The model with the logits cut to the last position where that is possible, and its description."""
     pruned, _ = graph.last_token_logits(parsed, config.decoder.outputs.logits)
     return graph.serialize(pruned), graph.describe(parsed, config.decoder, config.vocab_size)
 

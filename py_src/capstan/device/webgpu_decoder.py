@@ -114,8 +114,6 @@ class SequenceBuffers:
 class WebGpuDecoder:
     """A Decoder over SequenceBuffers; see base.Decoder for what each method promises."""
 
-    max_burst = MAX_BURST
-
     def __init__(
         self,
         engine: GpuEngine,
