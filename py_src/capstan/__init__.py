@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from .errors import (
     AsyncRequiredError,
+    BindingError,
+    BufferMismatchError,
     CapstanError,
     ClosedError,
     ConfigError,
@@ -22,12 +24,15 @@ from .errors import (
     OptionError,
     OutOfMemoryError,
     PromptError,
+    StorageError,
     TapeCheckError,
     TapeError,
     TapeKeyError,
     UnsupportedModelError,
     ValidationError,
+    WeightsChangedError,
 )
+from .fallback import FallbackWarning
 from .generator import Generator, GeneratorParams, Timing
 from .model import Model
 from .search import SearchOptions
@@ -36,12 +41,15 @@ from .tokenizer import Tokenizer, TokenizerStream
 
 __all__ = [
     "AsyncRequiredError",
+    "BindingError",
+    "BufferMismatchError",
     "CapstanError",
     "ClosedError",
     "ConfigError",
     "DeviceError",
     "DeviceLostError",
     "DeviceUnavailableError",
+    "FallbackWarning",
     "Generator",
     "GeneratorParams",
     "Model",
@@ -51,6 +59,7 @@ __all__ = [
     "PromptError",
     "SearchOptions",
     "StopStrings",
+    "StorageError",
     "TapeCheckError",
     "TapeError",
     "TapeKeyError",
@@ -60,4 +69,5 @@ __all__ = [
     "TokenizerStream",
     "UnsupportedModelError",
     "ValidationError",
+    "WeightsChangedError",
 ]

@@ -3,9 +3,13 @@
     CapstanError
     ├── ConfigError               genai_config.json or tokenizer files: the message carries the JSON path
     ├── ModelFileError            a model file is missing, truncated or of the wrong size
+    │   └── WeightsChangedError       a weight file is not what it was when its other parts were read
+    ├── StorageError              the browser's storage cannot keep or give what was asked of it
     ├── UnsupportedModelError     a model type, graph node or dtype that Capstan cannot run
     ├── OptionError               an unknown option or a value out of range       (also a ValueError)
     ├── PromptError               an empty prompt, or one longer than max_length  (also a ValueError)
+    ├── BindingError              a name, dtype or shape that a session does not have   (also a ValueError)
+    │   └── BufferMismatchError       a buffer of the wrong size, alignment, usage or device
     ├── AsyncRequiredError        a synchronous call that would have to wait, where it cannot wait
     ├── ClosedError               a model, generator or session was used after it was closed
     ├── DeviceError
@@ -24,6 +28,8 @@ from __future__ import annotations
 
 __all__ = [
     "AsyncRequiredError",
+    "BindingError",
+    "BufferMismatchError",
     "CapstanError",
     "ClosedError",
     "ConfigError",
@@ -34,11 +40,13 @@ __all__ = [
     "OptionError",
     "OutOfMemoryError",
     "PromptError",
+    "StorageError",
     "TapeCheckError",
     "TapeError",
     "TapeKeyError",
     "UnsupportedModelError",
     "ValidationError",
+    "WeightsChangedError",
 ]
 
 
@@ -54,6 +62,14 @@ class ModelFileError(CapstanError):
     """A model file is missing, truncated or of the wrong size; the message names it and the sizes."""
 
 
+class WeightsChangedError(ModelFileError):
+    """A weight file changed while it was read, or since it was stored; the message says what was expected and found."""
+
+
+class StorageError(CapstanError):
+    """The browser's storage is full, locked or gone; the message gives the bytes wanted and the bytes there are."""
+
+
 class UnsupportedModelError(CapstanError):
     """The model's type, a node of its graph or a dtype cannot be run; the message names it."""
 
@@ -64,6 +80,14 @@ class OptionError(CapstanError, ValueError):
 
 class PromptError(CapstanError, ValueError):
     """A prompt is empty or longer than `max_length`; lengths are in tokens."""
+
+
+class BindingError(CapstanError, ValueError):
+    """A tensor does not fit a session's input or output; the message gives its name, what was expected and got."""
+
+
+class BufferMismatchError(BindingError):
+    """A buffer cannot be used here: its size, alignment, usage, device or lifetime; expected and got are given."""
 
 
 class AsyncRequiredError(CapstanError):

@@ -12,10 +12,11 @@ import pytest
 import capstan
 
 PUBLIC = """
-    AsyncRequiredError CapstanError ClosedError ConfigError DeviceError DeviceLostError DeviceUnavailableError
-    Generator GeneratorParams Model ModelFileError OptionError OutOfMemoryError PromptError SearchOptions StopStrings
-    TapeCheckError TapeError TapeKeyError TextStream Timing Tokenizer TokenizerStream UnsupportedModelError
-    ValidationError
+AsyncRequiredError BindingError BufferMismatchError CapstanError ClosedError ConfigError DeviceError
+DeviceLostError DeviceUnavailableError FallbackWarning Generator GeneratorParams Model ModelFileError
+OptionError OutOfMemoryError PromptError SearchOptions StopStrings StorageError TapeCheckError TapeError
+TapeKeyError TextStream Timing Tokenizer TokenizerStream UnsupportedModelError ValidationError
+WeightsChangedError
 """
 
 GENAI = {

@@ -1,0 +1,59 @@
+"""Where memory lives, in onnxruntime's terms, and whether two places can share bytes without a copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["Capabilities", "MemoryInfo", "MemoryType"]
+
+
+class MemoryType(Enum):
+    """onnxruntime's OrtMemType, by what a page can do with it."""
+
+    DEFAULT = "default"
+    """The device's own memory: what sessions compute in. On WebGPU storage buffers, which cannot be mapped."""
+    HOST_ACCESSIBLE = "host_accessible"
+    """Memory that device and host both reach. On WebGPU mappable staging buffers, which cannot be storage."""
+
+
+@dataclass(frozen=True)
+class MemoryInfo:
+    """One place where buffers are made; onnxruntime's OrtMemoryInfo."""
+
+    name: str
+    """onnxruntime's allocator name: 'WebGPU_Buffer', 'WebGPU_Staging' or 'Cpu'."""
+    device: str
+    """'webgpu', 'wasm' or 'reference'."""
+    memory_type: MemoryType
+    device_id: int = 0
+    """Which physical device of that kind; two GPUDevices never share buffers."""
+    heap: str = ""
+    """For memory that the CPU addresses, whose: 'python', 'onnxruntime' (another WebAssembly memory) or 'gpu-process'
+    (mapped staging memory). Empty for memory that it does not address."""
+    alignment: int = 16
+    """Bytes that the start of an allocation is a multiple of."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a device was seen to do when it was probed; sizes are bytes. `missing` holds (capability, reason)."""
+
+    adapter: str
+    software: bool
+    staging: bool
+    """Mappable staging memory works: a byte pattern went to the device and came back through it."""
+    mappable_storage: bool
+    """HOST_ACCESSIBLE memory can be bound as storage: the CPU devices; on WebGPU never."""
+    f16: bool
+    subgroups: bool
+    timestamps: bool
+    int64: bool
+    """int64 tensors are computed on the device."""
+    in_place_cache: bool
+    """past and present of attention can be one buffer."""
+    max_buffer_size: int
+    max_binding_size: int
+    offset_alignment: int
+    """Bytes that the offset of a bound span is a multiple of."""
+    missing: tuple[tuple[str, str], ...] = ()

@@ -1,0 +1,92 @@
+"""Owner and view of device memory: DeviceBuffer owns bytes, DeviceSpan is (buffer, offset, length)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import BufferMismatchError, ClosedError
+from .info import MemoryInfo
+
+__all__ = ["DeviceBuffer", "DeviceSpan"]
+
+
+class DeviceBuffer:
+    """`size` bytes on a device, freed by `close` or at the end of a `with` block.
+
+    `handle` is the device's own name for them: an engine handle on WebGPU, a bytearray on the CPU devices. `category`
+    and `owner` are what `capstan.memory.ledger()` lists the bytes under.
+    """
+
+    def __init__(
+        self,
+        handle: Any,
+        size: int,
+        memory: MemoryInfo,
+        *,
+        label: str = "",
+        category: str = "user",
+        owner: str = "",
+        free: Callable[[], None],
+    ) -> None:
+        self._handle = handle
+        self._free: Callable[[], None] | None = free
+        self.size = size
+        self.memory = memory
+        self.label = label
+        self.category = category
+        self.owner = owner
+
+    @property
+    def handle(self) -> Any:
+        """Raises ClosedError after `close`."""
+        if self._free is None:
+            raise ClosedError(f"buffer {self.label!r} of {self.size} bytes was closed; allocate it again")
+        return self._handle
+
+    @property
+    def closed(self) -> bool:
+        return self._free is None
+
+    def span(self, offset: int = 0, length: int | None = None) -> DeviceSpan:
+        """The `length` bytes from `offset`; to the end by default. Raises BufferMismatchError outside the buffer."""
+        return DeviceSpan(self, offset, self.size - offset if length is None else length)
+
+    def close(self) -> None:
+        """Free the bytes; closing twice is harmless."""
+        free, self._free = self._free, None
+        if free is not None:
+            free()
+
+    def __enter__(self) -> DeviceBuffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{self.size} bytes"
+        return f"<DeviceBuffer {self.label!r} {state} on {self.memory.device}>"
+
+
+@dataclass(frozen=True)
+class DeviceSpan:
+    """`length` bytes of `buffer` from `offset`. It owns nothing: the buffer must outlive its use."""
+
+    buffer: DeviceBuffer
+    offset: int
+    length: int
+
+    def __post_init__(self) -> None:
+        if self.offset < 0 or self.length < 0 or self.offset + self.length > self.buffer.size:
+            raise BufferMismatchError(
+                f"bytes {self.offset} to {self.offset + self.length} of buffer {self.buffer.label!r}, "
+                f"which has {self.buffer.size}; stay inside it"
+            )
+
+    def sub(self, offset: int, length: int) -> DeviceSpan:
+        """`length` bytes from `offset`, counted from this span's start; inside it."""
+        if offset < 0 or length < 0 or offset + length > self.length:
+            raise BufferMismatchError(f"bytes {offset} to {offset + length} of a span of {self.length}; stay inside it")
+        return DeviceSpan(self.buffer, self.offset + offset, length)
