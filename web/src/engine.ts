@@ -7,13 +7,13 @@ import { copyBytes, withBytes } from "./crossing";
 import { EngineError } from "./errors";
 import { compareBuffers } from "./gpu/compare";
 import { countsByLength, countsOfStep } from "./gpu/counts";
-import { WatchedDevice } from "./gpu/device";
+import { type Category, WatchedDevice } from "./gpu/device";
 import { type PlayedOp, StepEncoder, Tape } from "./gpu/player";
 import { DryRecorder, type RecordingObjects } from "./gpu/recorder";
 import { type BurstResult, RingReader } from "./gpu/ring";
 import { Sampler } from "./gpu/sampler";
 import { streamWeights, type WeightSpan } from "./gpu/weights";
-import { createSession, keepRegistered, loadOrt, type Ort } from "./ort";
+import { createSession, exclusively, keepRegistered, loadOrt, type Ort } from "./ort";
 
 /** One bound tensor: a whole buffer, seen with an ONNX dtype and dims. */
 interface BoundTensor {
@@ -29,6 +29,12 @@ interface Binding {
   fetches: Record<string, Ort.Tensor>;
 }
 
+interface Session {
+  ort: Ort.InferenceSession;
+  /** Whose scratch its runs allocate. */
+  owner: string;
+}
+
 interface SamplerSpec {
   logits: number;
   logits_type: "float32" | "float16";
@@ -40,6 +46,7 @@ interface SamplerSpec {
   mask: number;
   max_length: number;
   position_ids: number | null;
+  owner: string;
 }
 
 /** Integer handles for objects of one kind; an unknown handle is a use after close. */
@@ -74,13 +81,11 @@ class Handles<T> {
 
 export class GpuEngine {
   private readonly buffers = new Handles<GPUBuffer>("buffer");
-  private readonly sessions = new Handles<Ort.InferenceSession>("session");
+  private readonly sessions = new Handles<Session>("session");
   private readonly bindings = new Handles<Binding>("binding");
   private readonly recordings = new Handles<RecordingObjects>("recording");
   private readonly tapes = new Handles<Tape>("tape");
   private readonly samplers = new Handles<{ sampler: Sampler; reader: RingReader }>("sampler");
-  /** onnxruntime-web is not re-entrant: runs, recordings and session creation take turns. */
-  private turn: Promise<unknown> = Promise.resolve();
 
   private constructor(
     private readonly ort: typeof Ort,
@@ -119,7 +124,13 @@ export class GpuEngine {
     this.watched.device.destroy();
   }
 
-  createBuffer(label: string, bytes: number): number {
+  /** Live memory by category and owner, as JSON. */
+  ledger(): string {
+    return JSON.stringify(this.watched.ledger());
+  }
+
+  /** A storage buffer of at least `bytes`, rounded up to 16. */
+  createBuffer(label: string, bytes: number, category: Category, owner: string): number {
     const limit = this.watched.device.limits.maxStorageBufferBindingSize;
     if (bytes > limit) {
       throw new EngineError(
@@ -128,7 +139,9 @@ export class GpuEngine {
       );
     }
     const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
-    return this.buffers.add(this.watched.device.createBuffer({ label, size: Math.ceil(bytes / 16) * 16, usage }));
+    const size = Math.max(16, Math.ceil(bytes / 16) * 16);
+    const make = (): GPUBuffer => this.watched.device.createBuffer({ label, size, usage });
+    return this.buffers.add(this.watched.attribute(category, owner, make));
   }
 
   destroyBuffer(handle: number): void {
@@ -147,11 +160,10 @@ export class GpuEngine {
   }
 
   async read(handle: number, offset: number, bytes: number): Promise<Uint8Array> {
-    const staging = this.watched.device.createBuffer({
-      label: "read",
-      size: bytes,
-      usage: GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST,
-    });
+    const usage = GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST;
+    const staging = this.watched.attribute("staging", "", () =>
+      this.watched.device.createBuffer({ label: "read", size: bytes, usage }),
+    );
     try {
       const encoder = this.watched.encoder();
       encoder.copyBufferToBuffer(this.buffers.get(handle), offset, staging, 0, bytes);
@@ -187,18 +199,18 @@ export class GpuEngine {
     return buffers.map((buffer) => this.buffers.add(buffer));
   }
 
-  createSession(model: PyProxy, capture: boolean): Promise<number> {
+  createSession(model: PyProxy, capture: boolean, owner: string): Promise<number> {
     const bytes = copyBytes(model);
-    return this.exclusively(async () => {
+    return this.exclusively(owner, async () => {
       const session = await createSession(this.ort, bytes, { device: this.watched.device, capture });
       this.watched.assertHealthy();
-      return this.sessions.add(session);
+      return this.sessions.add({ ort: session, owner });
     });
   }
 
   async releaseSession(handle: number): Promise<void> {
     const session = this.sessions.take(handle);
-    if (session) await this.exclusively(() => session.release());
+    if (session) await this.exclusively(session.owner, () => session.ort.release());
   }
 
   /** Bind a session's inputs and outputs to whole buffers. */
@@ -221,10 +233,10 @@ export class GpuEngine {
   /** Run a bound session; its results are in the bound buffers, in queue order. */
   run(handle: number): Promise<void> {
     const { session, feeds, fetches } = this.bindings.get(handle);
-    return this.exclusively(async () => {
+    return this.exclusively(this.sessions.get(session).owner, async () => {
       this.watched.assertHealthy();
       try {
-        await this.sessions.get(session).run(feeds, fetches);
+        await this.sessions.get(session).ort.run(feeds, fetches);
       } catch (error) {
         this.watched.assertHealthy();
         throw error instanceof EngineError
@@ -237,11 +249,11 @@ export class GpuEngine {
   /** Record the first run of a captured session without executing it; returns JSON with the recording's handle. */
   record(handle: number): Promise<string> {
     const { session, feeds, fetches } = this.bindings.get(handle);
-    return this.exclusively(async () => {
+    return this.exclusively(this.sessions.get(session).owner, async () => {
       const keep = (): void => keepRegistered([...Object.values(feeds), ...Object.values(fetches)], true);
       const recorder = new DryRecorder(this.watched, keep);
       try {
-        await recorder.during(() => this.sessions.get(session).run(feeds, fetches));
+        await recorder.during(() => this.sessions.get(session).ort.run(feeds, fetches));
       } catch (error) {
         throw error instanceof EngineError
           ? error
@@ -322,7 +334,7 @@ export class GpuEngine {
   makeSampler(spec: string): number {
     const s = JSON.parse(spec) as SamplerSpec;
     const ring = this.buffers.get(s.ring);
-    const sampler = new Sampler(this.watched.device, {
+    const targets = {
       logits: this.buffers.get(s.logits),
       logitsType: s.logits_type,
       vocab: s.vocab,
@@ -334,8 +346,9 @@ export class GpuEngine {
       mask: this.buffers.get(s.mask),
       maxLength: s.max_length,
       ...(s.position_ids === null ? {} : { positionIds: this.buffers.get(s.position_ids) }),
-    });
-    return this.samplers.add({ sampler, reader: new RingReader(this.watched, ring, s.ring_capacity) });
+    };
+    const sampler = this.watched.attribute("kernels", s.owner, () => new Sampler(this.watched.device, targets));
+    return this.samplers.add({ sampler, reader: new RingReader(this.watched, ring, s.ring_capacity, s.owner) });
   }
 
   setSampling(handle: number, words: PyProxy): void {
@@ -412,10 +425,15 @@ export class GpuEngine {
     return Float64Array.of(submitted, readable, host, ...ids);
   }
 
-  private exclusively<T>(action: () => Promise<T>): Promise<T> {
-    const result = this.turn.then(action);
-    // A failed turn must not poison the ones after it.
-    this.turn = result.catch(() => undefined);
-    return result;
+  /** A turn of onnxruntime-web; the buffers it allocates meanwhile are `owner`'s. */
+  private exclusively<T>(owner: string, action: () => Promise<T>): Promise<T> {
+    return exclusively(async () => {
+      this.watched.scratchOwner = owner;
+      try {
+        return await action();
+      } finally {
+        this.watched.scratchOwner = "";
+      }
+    });
   }
 }

@@ -29,6 +29,17 @@ export function loadOrt(base: string): Promise<typeof Ort> {
   return loaded;
 }
 
+/** The last run, recording or session creation under way. */
+let turn: Promise<unknown> = Promise.resolve();
+
+/** onnxruntime-web is not re-entrant, whatever its sessions and devices: what uses it takes turns. */
+export function exclusively<T>(action: () => Promise<T>): Promise<T> {
+  const result = turn.then(action);
+  // A failed turn must not poison the ones after it.
+  turn = result.catch(() => undefined);
+  return result;
+}
+
 /** How a session is placed: our own device with or without ORT's graph capture, or the CPU. */
 export type Placement = { device: GPUDevice; capture: boolean } | "wasm";
 

@@ -4,7 +4,7 @@
 import type { PyProxy } from "pyodide/ffi";
 import { copyBytes } from "./crossing";
 import { EngineError } from "./errors";
-import { createSession, loadOrt, type Ort } from "./ort";
+import { createSession, exclusively, loadOrt, type Ort } from "./ort";
 
 interface CacheSpec {
   /** [input name, output name] of each past/present pair. */
@@ -17,9 +17,6 @@ const BYTES = { float32: 4, float16: 2 };
 
 /** One session; each sequence is a WasmDecoder on it. */
 export class WasmEngine {
-  /** onnxruntime-web is not re-entrant. */
-  private turn: Promise<unknown> = Promise.resolve();
-
   private constructor(
     private readonly ort: typeof Ort,
     private readonly session: Ort.InferenceSession,
@@ -29,22 +26,19 @@ export class WasmEngine {
     const bytes = copyBytes(model);
     const files = external ? [{ path, data: copyBytes(external) }] : [];
     const ort = await loadOrt(base);
-    return new WasmEngine(ort, await createSession(ort, bytes, "wasm", files));
+    return new WasmEngine(ort, await exclusively(() => createSession(ort, bytes, "wasm", files)));
   }
 
   decoder(cache: string, logits: string, positions: boolean): WasmDecoder {
     return new WasmDecoder(this.ort, JSON.parse(cache) as CacheSpec, logits, positions, (feeds) => this.run(feeds));
   }
 
-  async close(): Promise<void> {
-    await this.turn;
-    await this.session.release();
+  close(): Promise<void> {
+    return exclusively(() => this.session.release());
   }
 
   private run(feeds: Record<string, Ort.Tensor>): Promise<Ort.InferenceSession.OnnxValueMapType> {
-    const result = this.turn.then(() => this.session.run(feeds));
-    this.turn = result.catch(() => undefined);
-    return result;
+    return exclusively(() => this.session.run(feeds));
   }
 }
 

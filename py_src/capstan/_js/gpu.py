@@ -15,10 +15,19 @@ __all__ = ["JsGpuEngine"]
 
 
 class JsGpuEngine:
-    """Each method is one call into web/src/engine.ts; see capstan.device.engine.GpuEngine."""
+    """Each method is one call into web/src/engine.ts; see capstan.device.engine.GpuEngine.
+
+    The page's models and buffers share one; each user calls `retain` and, at its end, `close`.
+    """
 
     def __init__(self, engine: Any) -> None:
         self._js = engine
+        self._users = 0
+
+    def retain(self) -> JsGpuEngine:
+        """One more user; the device is destroyed when the last has closed."""
+        self._users += 1
+        return self
 
     def adapter(self) -> dict[str, Any]:
         return _object(self._js.adapter())
@@ -29,9 +38,13 @@ class JsGpuEngine:
     def counters(self) -> dict[str, int]:
         return _object(self._js.counters())
 
-    def create_buffer(self, label: str, size: int) -> int:
+    def ledger(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self._js.ledger())
+        return found
+
+    def create_buffer(self, label: str, size: int, category: str, owner: str) -> int:
         with typed_errors():
-            return int(self._js.createBuffer(label, size))
+            return int(self._js.createBuffer(label, size, category, owner))
 
     def destroy_buffer(self, buffer: int) -> None:
         with typed_errors():
@@ -66,9 +79,9 @@ class JsGpuEngine:
             handles = await self._js.streamWeights(url, json.dumps(spans), progress)
         return [int(handle) for handle in handles]
 
-    async def create_session(self, model: bytes, capture: bool) -> int:
+    async def create_session(self, model: bytes, capture: bool, owner: str) -> int:
         with typed_errors():
-            return int(await self._js.createSession(model, capture))
+            return int(await self._js.createSession(model, capture, owner))
 
     async def release_session(self, session: int) -> None:
         with typed_errors():
@@ -156,7 +169,10 @@ class JsGpuEngine:
         self._js.destroyDevice()
 
     def close(self) -> None:
-        self._js.close()
+        """One user less."""
+        self._users -= 1
+        if self._users == 0:
+            self._js.close()
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ __all__ = [
     "emit",
     "fetch_bytes",
     "fetch_optional",
+    "gpu",
     "make_tokenizer",
     "now",
     "open_gpu",
@@ -73,10 +75,32 @@ async def adapter() -> dict[str, Any] | None:
     return found
 
 
+_gpu: asyncio.Future[JsGpuEngine] | None = None
+"""The page's GPU engine, open or being opened."""
+
+
 async def open_gpu() -> JsGpuEngine:
-    """A WebGPU device of our own with onnxruntime-web loaded."""
+    """The page's WebGPU device, with onnxruntime-web loaded; its caller must `close` it.
+
+    All models and buffers are on this one, so that they can share weights. A device that failed or was given back is
+    replaced by a new one.
+    """
+    global _gpu
+    if _gpu is None or (_gpu.done() and (_gpu.cancelled() or _gpu.exception() or not _gpu.result().healthy())):
+        _gpu = asyncio.ensure_future(_open_gpu())
+    return (await asyncio.shield(_gpu)).retain()
+
+
+async def _open_gpu() -> JsGpuEngine:
     with typed_errors():
         return JsGpuEngine(await _capstan_host.openGpu())
+
+
+def gpu() -> JsGpuEngine | None:
+    """The page's GPU engine if one is open."""
+    if _gpu is None or not _gpu.done() or _gpu.cancelled() or _gpu.exception():
+        return None
+    return _gpu.result()
 
 
 async def open_wasm(model: bytes, external: bytes | None, path: str) -> Any:

@@ -184,7 +184,7 @@ class StepRecorder:
         watched += [(cache, buffers.cache_bytes, about.cache_dtype) for cache in buffers.cache]
         copies: list[int] = []
         try:
-            copies += [engine.create_buffer("tape check", size) for _, size, _ in watched]
+            copies += [engine.create_buffer("tape check", size, "kernels", "tape check") for _, size, _ in watched]
             engine.fill(buffers.logits, 0xFF)
             await replay()
             engine.copy([(kept, 0, copy, 0, size) for (kept, size, _), copy in zip(watched, copies, strict=True)])

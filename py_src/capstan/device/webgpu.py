@@ -64,6 +64,7 @@ class WebGpuModel:
         self._prefill = prefill
         self._capture = options.capture
         self._name = name
+        self._made = 0
         self._free: list[WebGpuDecoder] = []
         self._decoders: list[WebGpuDecoder] = []
         self._making: set[asyncio.Future[WebGpuDecoder]] = set()
@@ -99,7 +100,7 @@ class WebGpuModel:
                 spans = [{"name": e.name, "offset": e.offset, "length": e.length} for e in entries]
                 handles = await engine.stream_weights(url + location, spans, partial(progress, location))
                 weights.update(zip((entry.name for entry in entries), handles, strict=True))
-            session = await engine.create_session(graphs.prefill, capture=False)
+            session = await engine.create_session(graphs.prefill, capture=False, owner=url)
         except BaseException:
             for handle in weights.values():
                 engine.destroy_buffer(handle)
@@ -129,7 +130,9 @@ class WebGpuModel:
             self._free.append(making.result())
 
     async def _make_decoder(self, capacity: int) -> WebGpuDecoder:
-        buffers = SequenceBuffers.allocate(self._engine, self._graphs.description, capacity, self._chunk)
+        self._made += 1
+        owner = f"{self._name} sequence {self._made}"
+        buffers = SequenceBuffers.allocate(self._engine, self._graphs.description, capacity, self._chunk, owner)
         try:
             step = await self._decode_step(buffers, capacity)
         except BaseException:
@@ -151,6 +154,8 @@ class WebGpuModel:
         self._decoders.clear()
         self._free.clear()
         await self._engine.release_session(self._prefill)
+        for handle in self._weights.values():
+            self._engine.destroy_buffer(handle)
         self._engine.close()
 
     def _key(self, capacity: int) -> TapeKey:
@@ -166,7 +171,7 @@ class WebGpuModel:
             blocking = self._graphs.description.uncapturable
             if blocking:
                 raise TapeError(f"the graph cannot be captured: {blocking[0]}")
-            session = await self._engine.create_session(self._graphs.decode, capture=True)
+            session = await self._engine.create_session(self._graphs.decode, capture=True, owner=buffers.owner)
         except (TapeError, UnsupportedModelError) as error:
             return DecodeStep(self._engine, eager, capture="off", note=str(error))
         feeds, fetches = self._tensors(buffers, buffers.input_ids, 1)

@@ -6,6 +6,7 @@ import struct
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..errors import ClosedError
@@ -30,6 +31,7 @@ TAPE_IN_FLIGHT = 2
 class SequenceBuffers:
     """The GPU buffers of one sequence, by engine handle. Positions and capacity count tokens."""
 
+    owner: str
     capacity: int
     chunk: int
     mask_type: str
@@ -46,32 +48,37 @@ class SequenceBuffers:
     ring: int
 
     @classmethod
-    def allocate(cls, engine: GpuEngine, about: GraphDescription, capacity: int, chunk: int) -> SequenceBuffers:
+    def allocate(
+        cls, engine: GpuEngine, about: GraphDescription, capacity: int, chunk: int, owner: str
+    ) -> SequenceBuffers:
         """Allocate everything for `capacity` positions; nothing stays allocated on failure."""
         logits_bytes = -(-about.vocab_size * BYTES[about.logits_dtype] // 4) * 4
         cache_bytes = about.num_kv_heads * capacity * about.head_size * BYTES[about.cache_dtype]
         made: list[int] = []
 
-        def buffer(label: str, size: int) -> int:
-            made.append(engine.create_buffer(label, size))
+        def buffer(category: str, label: str, size: int) -> int:
+            made.append(engine.create_buffer(label, size, category, owner))
             return made[-1]
+
+        persistent, io = partial(buffer, "persistent"), partial(buffer, "io")
 
         try:
             return cls(
+                owner=owner,
                 capacity=capacity,
                 chunk=chunk,
                 mask_type=about.mask_dtype,
                 logits_bytes=logits_bytes,
                 cache_bytes=cache_bytes,
-                cache=tuple(buffer(f"kv {pair.past}", cache_bytes) for pair in about.cache),
-                mask=buffer("mask", capacity * BYTES[about.mask_dtype]),
-                logits=buffer("logits", logits_bytes),
-                input_ids=buffer("input ids", 8),
-                prompt_ids=buffer("prompt ids", 8 * chunk),
-                positions=buffer("positions", 8) if about.has_position_ids else None,
-                prompt_positions=buffer("prompt positions", 8 * chunk) if about.has_position_ids else None,
-                state=buffer("state", 4 * STATE_WORDS),
-                ring=buffer("ring", 4 * capacity),
+                cache=tuple(persistent(f"kv {pair.past}", cache_bytes) for pair in about.cache),
+                mask=io("mask", capacity * BYTES[about.mask_dtype]),
+                logits=io("logits", logits_bytes),
+                input_ids=io("input ids", 8),
+                prompt_ids=io("prompt ids", 8 * chunk),
+                positions=io("positions", 8) if about.has_position_ids else None,
+                prompt_positions=io("prompt positions", 8 * chunk) if about.has_position_ids else None,
+                state=persistent("state", 4 * STATE_WORDS),
+                ring=persistent("ring", 4 * capacity),
             )
         except BaseException:
             for handle in made:
@@ -152,6 +159,7 @@ class WebGpuDecoder:
                 mask=buffers.mask,
                 max_length=buffers.capacity,
                 position_ids=buffers.positions,
+                owner=buffers.owner,
             )
         )
 

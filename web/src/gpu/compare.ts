@@ -26,7 +26,7 @@ export async function compareBuffers(
   });
   const temporary: GPUBuffer[] = [];
   const make = (size: number, usage: number): GPUBuffer => {
-    const buffer = device.createBuffer({ label: "compare", size, usage });
+    const buffer = watched.buffer("kernels", "tape check", { label: "compare", size, usage });
     temporary.push(buffer);
     return buffer;
   };

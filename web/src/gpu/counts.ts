@@ -13,6 +13,7 @@ const COUNTS = 12;
 const BATCH = 256;
 /** One element of an int64 mask. */
 const MASK_ELEMENT = 8;
+const OWNER = "workgroup counts";
 
 /**
  * Replay `slice` once for each length 1 to `lengths`, under a mask that grows by one, and collect the counts it leaves.
@@ -28,10 +29,9 @@ export async function countsByLength(
 ): Promise<Uint8Array> {
   const source = objects.buffers.get(counts.source);
   if (!source) throw new EngineError("TapeError", `buffer ${counts.source} was not recorded`);
-  const { device } = watched;
   const copyable = GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
-  const table = device.createBuffer({ label: "counts", size: STRIDE * (lengths + 1), usage: copyable });
-  const one = device.createBuffer({ label: "one", size: MASK_ELEMENT, usage: copyable });
+  const table = watched.buffer("kernels", OWNER, { label: "counts", size: STRIDE * (lengths + 1), usage: copyable });
+  const one = watched.buffer("kernels", OWNER, { label: "one", size: MASK_ELEMENT, usage: copyable });
   try {
     watched.write(one, 0, new Uint8Array([1, 0, 0, 0, 0, 0, 0, 0]));
     watched.write(mask, 0, new Uint8Array(watched.info(mask).size));
@@ -57,7 +57,7 @@ export async function countsByLength(
 export async function countsOfStep(watched: WatchedDevice, tape: Tape, length: number): Promise<Uint8Array> {
   const dispatches = tape.indirectCount;
   const usage = GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
-  const table = watched.device.createBuffer({ label: "counts", size: STRIDE * Math.max(1, dispatches), usage });
+  const table = watched.buffer("kernels", OWNER, { label: "counts", size: STRIDE * Math.max(1, dispatches), usage });
   try {
     const step = new StepEncoder(watched);
     tape.encode(step, length, (index, buffer, offset) =>
@@ -72,7 +72,7 @@ export async function countsOfStep(watched: WatchedDevice, tape: Tape, length: n
 
 async function readCounts(watched: WatchedDevice, table: GPUBuffer, rows: number): Promise<Uint8Array> {
   const usage = GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST;
-  const staging = watched.device.createBuffer({ label: "counts", size: table.size, usage });
+  const staging = watched.buffer("staging", OWNER, { label: "counts", size: table.size, usage });
   try {
     const encoder = watched.encoder();
     encoder.copyBufferToBuffer(table, 0, staging, 0, table.size);
@@ -85,7 +85,7 @@ async function readCounts(watched: WatchedDevice, table: GPUBuffer, rows: number
       packed.set(strided.subarray((STRIDE / 4) * row, (STRIDE / 4) * row + 3), 3 * row);
     return new Uint8Array(packed.buffer);
   } catch (error) {
-    throw watched.explain(error);
+    throw await watched.explain(error);
   } finally {
     staging.destroy();
   }

@@ -11,17 +11,30 @@ export interface Counters {
   readback_bytes: number;
 }
 
+/** What a buffer is for, as the ledger lists it; everything that onnxruntime-web allocates is scratch. */
+export type Category = "weights" | "persistent" | "io" | "scratch" | "staging" | "kernels" | "user";
+
 /** What is known of a buffer that was made on this device, by us or by onnxruntime-web. */
 export interface BufferInfo {
   readonly id: number;
   readonly size: number;
   readonly usage: number;
+  readonly category: Category;
+  readonly owner: string;
   label: string;
   destroyed: boolean;
   /** Called once when the buffer is destroyed; a tape that uses the buffer ends here. */
   onDestroy: Set<() => void>;
   /** Called when the host writes into the buffer; a tape watches its private buffers this way. */
   onWrite: Set<() => void>;
+}
+
+/** Live memory of one category and owner. */
+export interface LedgerEntry {
+  category: Category;
+  owner: string;
+  bytes: number;
+  buffers: number;
 }
 
 export interface PipelineInfo {
@@ -118,6 +131,13 @@ export class WatchedDevice {
     readback_bytes: 0,
   };
   readonly buffers = new WeakMap<GPUBuffer, BufferInfo>();
+  /** Every buffer that was neither destroyed nor collected. */
+  private readonly live = new Map<number, BufferInfo>();
+  /** onnxruntime-web may drop a buffer without destroying it; the browser frees it when it is collected. */
+  private readonly collected = new FinalizationRegistry<number>((id) => this.live.delete(id));
+  /** Whose the buffers are that `attribute` does not speak for: what onnxruntime-web allocates. */
+  scratchOwner = "";
+  private attribution: { category: Category; owner: string } | null = null;
   readonly pipelines = new WeakMap<GPUComputePipeline, PipelineInfo>();
   readonly bindGroups = new WeakMap<GPUBindGroup, BindGroupInfo>();
   recorder: Recorder | null = null;
@@ -189,6 +209,36 @@ export class WatchedDevice {
     this.closing = true;
     this.fault ??= new EngineError("ClosedError", "the WebGPU device was closed; load the model again");
     this.device.destroy();
+    this.live.clear();
+  }
+
+  /** Do something at once; the buffers it makes are of this category and owner. */
+  attribute<T>(category: Category, owner: string, action: () => T): T {
+    const outer = this.attribution;
+    this.attribution = { category, owner };
+    try {
+      return action();
+    } finally {
+      this.attribution = outer;
+    }
+  }
+
+  /** A buffer of ours, in the ledger under this category and owner. */
+  buffer(category: Category, owner: string, descriptor: GPUBufferDescriptor): GPUBuffer {
+    return this.attribute(category, owner, () => this.device.createBuffer(descriptor));
+  }
+
+  /** Live bytes and buffers by category and owner. */
+  ledger(): LedgerEntry[] {
+    const entries = new Map<string, LedgerEntry>();
+    for (const { category, owner, size } of this.live.values()) {
+      const key = `${category} ${owner}`;
+      const entry = entries.get(key) ?? { category, owner, bytes: 0, buffers: 0 };
+      entries.set(key, entry);
+      entry.bytes += size;
+      entry.buffers++;
+    }
+    return [...entries.values()];
   }
 
   /** An encoder that no recorder sees. */
@@ -231,6 +281,7 @@ export class WatchedDevice {
     void this.device.lost.then((info) => {
       if (this.closing) return;
       const message = `the WebGPU device was lost (${info.reason}: ${info.message}); load the model again`;
+      this.live.clear();
       // A loss outranks the validation errors that follow from it.
       this.fault = new EngineError("DeviceLostError", message);
     });
@@ -269,14 +320,19 @@ export class WatchedDevice {
         size: descriptor.size,
         usage: descriptor.usage,
         label: descriptor.label ?? "",
+        category: this.attribution?.category ?? "scratch",
+        owner: this.attribution?.owner ?? this.scratchOwner,
         destroyed: false,
         onDestroy: new Set(),
         onWrite: new Set(),
       };
       this.buffers.set(buffer, info);
+      this.live.set(info.id, info);
+      this.collected.register(buffer, info.id);
       const destroy = buffer.destroy.bind(buffer);
       buffer.destroy = () => {
         info.destroyed = true;
+        this.live.delete(info.id);
         for (const notify of info.onDestroy) notify();
         info.onDestroy.clear();
         destroy();

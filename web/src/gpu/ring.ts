@@ -16,20 +16,24 @@ export interface BurstResult {
 }
 
 export class RingReader {
+  private readonly staging: readonly GPUBuffer[];
   private readonly free: GPUBuffer[];
+  private closed = false;
 
   constructor(
     private readonly watched: WatchedDevice,
     private readonly ring: GPUBuffer,
     private readonly capacity: number,
+    owner: string,
   ) {
-    this.free = Array.from({ length: MAX_IN_FLIGHT }, () =>
-      watched.device.createBuffer({
+    this.staging = Array.from({ length: MAX_IN_FLIGHT }, () =>
+      watched.buffer("staging", owner, {
         label: "ring staging",
         size: 4 * MAX_BURST,
         usage: GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST,
       }),
     );
+    this.free = [...this.staging];
   }
 
   /** Encode the copy of `count` ids that start at `cursor`; returns what reads them once submitted. */
@@ -45,7 +49,8 @@ export class RingReader {
   }
 
   destroy(): void {
-    for (const buffer of this.free.splice(0)) buffer.destroy();
+    this.closed = true;
+    for (const buffer of this.staging) buffer.destroy();
   }
 
   private async read(staging: GPUBuffer, count: number): Promise<BurstResult> {
@@ -53,6 +58,7 @@ export class RingReader {
     try {
       await staging.mapAsync(GPUMapMode.READ, 0, 4 * count);
     } catch (error) {
+      if (this.closed) throw new EngineError("ClosedError", "the model of this generator was closed; load it again");
       throw await this.watched.explain(error);
     }
     const readable = performance.now();

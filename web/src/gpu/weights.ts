@@ -38,7 +38,7 @@ export async function streamWeights(
   try {
     for (const span of spans) {
       const bytes = Math.max(ALIGNMENT, Math.ceil(span.length / ALIGNMENT) * ALIGNMENT);
-      buffers.push(watched.device.createBuffer({ label: `weight ${span.name}`, size: bytes, usage }));
+      buffers.push(watched.buffer("weights", url, { label: `weight ${span.name}`, size: bytes, usage }));
     }
     const writers = spans.map((span, i) => new SpanWriter(watched, span, buffers[i]!));
     let position = 0;
