@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from ..config import GenaiConfig
 from ..device.base import DeviceModel, Progress, TapeOptions
-from ..device.wasm import WasmModel, prepare
-from ..device.webgpu import WebGpuModel
+from ..device.wasm_model import WasmModel, prepare
+from ..device.webgpu_model import WebGpuModel
 from ..errors import DeviceUnavailableError, ModelFileError, OptionError
 from ..graph import WeightEntry, external_entries, parse
 from . import host

@@ -61,7 +61,7 @@ class LocalHost:
     ) -> DeviceModel:
         if device not in ("auto", "reference"):
             raise OptionError(f"device is {device!r}; on CPython it must be 'auto' or 'reference'")
-        from .reference import ReferenceModel
+        from .reference_model import ReferenceModel
 
         return ReferenceModel(folder)
 
