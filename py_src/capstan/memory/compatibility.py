@@ -1,0 +1,55 @@
+"""Whether two places hold the same bytes, so that a tensor in one is used from the other without a copy.
+
+The question is onnxruntime's DevicesAreMemoryCompatible (pull request 28037), asked in a page: "the CPU" is several
+WebAssembly memories there, none of which addresses another, and memory that the host maps is no storage on WebGPU.
+"""
+
+from __future__ import annotations
+
+from .info import Capabilities, MemoryInfo, MemoryType
+
+__all__ = ["devices_are_memory_compatible", "why_incompatible"]
+
+
+def devices_are_memory_compatible(a: MemoryInfo, b: MemoryInfo, capabilities: Capabilities | None = None) -> bool:
+    """Whether bytes made in `a` are used in `b`, and the other way round, without moving; see `why_incompatible`."""
+    return why_incompatible(a, b, capabilities) is None
+
+
+def why_incompatible(a: MemoryInfo, b: MemoryInfo, capabilities: Capabilities | None = None) -> str | None:
+    """Why bytes have to be copied between `a` and `b`; None where they need not be. Symmetric.
+
+    `capabilities` is what the device of the two was seen to do: of the one that is not the host's if there are both.
+    Without it nothing is known, and only what holds for every device is taken for granted. Alignment plays no part: it
+    belongs to a tensor, not to a place, and the copy planner looks at it.
+    """
+    for place in (a, b):
+        if capabilities is not None and place.memory_type is MemoryType.HOST_ACCESSIBLE and not capabilities.staging:
+            return f"host accessible memory of {_device(place)} does not work: {_reason(capabilities, 'staging')}"
+    apart = (a.device, a.device_id) != (b.device, b.device_id)
+    mapped_by_two = apart and a.memory_type is b.memory_type is MemoryType.HOST_ACCESSIBLE
+    if a.heap and b.heap and not mapped_by_two:
+        if a.heap == b.heap:
+            return None
+        return f"{_named(a)} is in the {a.heap} heap, {_named(b)} in the {b.heap} heap"
+    if apart:
+        return f"{_named(a)} is memory of {_device(a)}, {_named(b)} of {_device(b)}"
+    if a.memory_type is b.memory_type:
+        return None
+    if capabilities is None:
+        return f"whether {_device(a)} computes in host accessible memory was not probed"
+    if not capabilities.mappable_storage:
+        return f"{_device(a)} cannot compute in host accessible memory: {_reason(capabilities, 'mappable_storage')}"
+    return None
+
+
+def _device(place: MemoryInfo) -> str:
+    return f"{place.device} device {place.device_id}"
+
+
+def _named(place: MemoryInfo) -> str:
+    return f"{place.name} ({place.memory_type.value})"
+
+
+def _reason(capabilities: Capabilities, name: str) -> str:
+    return dict(capabilities.missing).get(name, f"its probe says {name} is {getattr(capabilities, name)}")
