@@ -12,6 +12,7 @@ import { type PlayedOp, StepEncoder, Tape } from "./gpu/player";
 import { DryRecorder, type RecordingObjects } from "./gpu/recorder";
 import { type BurstResult, RingReader } from "./gpu/ring";
 import { Sampler } from "./gpu/sampler";
+import { Staging } from "./gpu/staging";
 import { streamWeights, type WeightSpan } from "./gpu/weights";
 import { createSession, exclusively, keepRegistered, loadOrt, type Ort } from "./ort";
 
@@ -81,6 +82,7 @@ class Handles<T> {
 
 export class GpuEngine {
   private readonly buffers = new Handles<GPUBuffer>("buffer");
+  private readonly staging: Staging;
   private readonly sessions = new Handles<Session>("session");
   private readonly bindings = new Handles<Binding>("binding");
   private readonly recordings = new Handles<RecordingObjects>("recording");
@@ -90,7 +92,9 @@ export class GpuEngine {
   private constructor(
     private readonly ort: typeof Ort,
     private readonly watched: WatchedDevice,
-  ) {}
+  ) {
+    this.staging = new Staging(watched);
+  }
 
   static async open(base: string): Promise<GpuEngine> {
     return new GpuEngine(await loadOrt(base), await WatchedDevice.open());
@@ -116,6 +120,7 @@ export class GpuEngine {
 
   /** Destroy the device and everything on it. */
   close(): void {
+    this.staging.destroy();
     this.watched.destroy();
   }
 
@@ -140,8 +145,7 @@ export class GpuEngine {
     }
     const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
     const size = Math.max(16, Math.ceil(bytes / 16) * 16);
-    const make = (): GPUBuffer => this.watched.device.createBuffer({ label, size, usage });
-    return this.buffers.add(this.watched.attribute(category, owner, make));
+    return this.buffers.add(this.watched.buffer(category, owner, { label, size, usage }));
   }
 
   destroyBuffer(handle: number): void {
@@ -159,22 +163,25 @@ export class GpuEngine {
     this.watched.write(buffer, 0, new Uint8Array(buffer.size).fill(byte));
   }
 
-  async read(handle: number, offset: number, bytes: number): Promise<Uint8Array> {
+  /** A buffer that the host can map, and that nothing computes with: the end of a readback. */
+  createStaging(label: string, bytes: number, owner: string): number {
+    const size = Math.max(16, Math.ceil(bytes / 16) * 16);
     const usage = GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST;
-    const staging = this.watched.attribute("staging", "", () =>
-      this.watched.device.createBuffer({ label: "read", size: bytes, usage }),
-    );
+    return this.buffers.add(this.watched.buffer("staging", owner, { label, size, usage }));
+  }
+
+  /** Fill `out`, a writable Python buffer, from byte `offset` of a buffer; [waiting, copying] in milliseconds. */
+  async readInto(handle: number, offset: number, out: PyProxy): Promise<Float64Array> {
+    const source = this.buffers.get(handle);
+    const held = out.copy();
     try {
-      const encoder = this.watched.encoder();
-      encoder.copyBufferToBuffer(this.buffers.get(handle), offset, staging, 0, bytes);
-      this.watched.submit([encoder.finish()]);
-      await staging.mapAsync(GPUMapMode.READ);
-      this.watched.assertHealthy();
-      return new Uint8Array(staging.getMappedRange().slice(0));
-    } catch (error) {
-      throw await this.watched.explain(error);
+      const bytes = withBytes(held, (target) => target.length);
+      const { waiting, copying } = await this.staging.read(source, offset, bytes, (mapped) =>
+        withBytes(held, (target) => target.set(mapped)),
+      );
+      return Float64Array.of(waiting, copying);
     } finally {
-      staging.destroy();
+      held.destroy();
     }
   }
 

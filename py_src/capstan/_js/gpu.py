@@ -58,9 +58,19 @@ class JsGpuEngine:
         with typed_errors():
             self._js.fill(buffer, byte)
 
-    async def read(self, buffer: int, offset: int, size: int) -> bytes:
+    def create_staging(self, label: str, size: int, owner: str) -> int:
         with typed_errors():
-            return bytes((await self._js.read(buffer, offset, size)).to_bytes())
+            return int(self._js.createStaging(label, size, owner))
+
+    async def read_into(self, buffer: int, offset: int, out: bytearray | memoryview) -> tuple[float, float]:
+        with typed_errors():
+            waiting, copying = await self._js.readInto(buffer, offset, out)
+            return waiting, copying
+
+    async def read(self, buffer: int, offset: int, size: int) -> bytes:
+        data = bytearray(size)
+        await self.read_into(buffer, offset, data)
+        return bytes(data)
 
     def copy(self, copies: Sequence[tuple[int, int, int, int, int]]) -> None:
         with typed_errors():

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..memory import Capabilities, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
 
-__all__ = ["BoundSpan", "DeviceInterface", "DeviceSession", "Readback", "TensorSpec"]
+__all__ = ["BoundSpan", "DeviceFacts", "DeviceInterface", "DeviceSession", "Readback", "TensorSpec"]
+
+
+HOST_PLACE = ("Cpu", "python", 16)
+PLACES = {
+    ("webgpu", MemoryType.DEFAULT): ("WebGPU_Buffer", "", 256),
+    ("webgpu", MemoryType.HOST_ACCESSIBLE): ("WebGPU_Staging", "gpu-process", 8),
+}
+"""(onnxruntime's allocator name, heap, alignment in bytes) by device and memory type; others are HOST_PLACE."""
+
+PROVIDER_OPTIONS: dict[str, dict[str, Any]] = {
+    "webgpu": {"name": "webgpu", "validationMode": "disabled"},
+    "wasm": {"name": "wasm"},
+    "reference": {"name": "CPUExecutionProvider"},
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +59,22 @@ class BoundSpan:
     dims: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What a device says of itself, before anything is tried; sizes are bytes."""
+
+    adapter: str
+    software: bool = False
+    mappable_storage: bool = True
+    features: frozenset[str] = frozenset({"shader-f16"})
+    """WebGPU's names of optional features that are switched on."""
+    without: Mapping[str, str] = field(default_factory=dict)
+    """Why a feature that the adapter may have is switched off."""
+    max_buffer_size: int = sys.maxsize
+    max_binding_size: int = sys.maxsize
+    offset_alignment: int = 1
+
+
 class DeviceSession(ABC):
     """An inference session on a device. Runs of one page take turns."""
 
@@ -70,16 +101,31 @@ class DeviceInterface(ABC):
     type: ClassVar[str]
     """'webgpu', 'wasm' or 'reference'."""
 
-    @abstractmethod
-    def get_memory_info(self, memory_type: MemoryType = MemoryType.DEFAULT) -> MemoryInfo: ...
+    device_id: int = 0
+    """Which device of its kind; buffers do not cross from one to another."""
 
-    @abstractmethod
+    def get_memory_info(self, memory_type: MemoryType = MemoryType.DEFAULT) -> MemoryInfo:
+        """The place where `allocate` makes buffers of that type."""
+        name, heap, alignment = PLACES.get((self.type, memory_type), HOST_PLACE)
+        return MemoryInfo(name, self.type, memory_type, self.device_id, heap, alignment)
+
     def provider_options_for_allocator_session(self) -> dict[str, Any]:
         """The execution provider's options for the one-node session that allocates and probes."""
+        return dict(PROVIDER_OPTIONS.get(self.type, {}))
 
     @abstractmethod
+    def about(self) -> DeviceFacts:
+        """The adapter's name, features and limits."""
+
+    def readbacks(self) -> int:
+        """How often memory of the device was mapped to be read, by whom ever; 0 where nothing needs mapping."""
+        return 0
+
     async def capabilities(self) -> Capabilities:
         """What the device can really do; probed once for each adapter."""
+        from .probe import capabilities_of
+
+        return await capabilities_of(self)
 
     @abstractmethod
     def allocate(

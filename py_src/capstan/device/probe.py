@@ -1,0 +1,186 @@
+"""What a device can really do, found out by doing it: one-node sessions and copies with known results."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from ..errors import CapstanError, DeviceLostError
+from ..graph.one_node import add_model, attention_model, cast_model
+from ..memory import Capabilities, DeviceBuffer
+from .interface import BoundSpan, DeviceInterface, DeviceSession
+
+__all__ = ["Probe", "capabilities_of"]
+
+PATTERN = bytes((37 * i + 11) % 256 for i in range(64))
+CACHE_POSITIONS, CACHE_LENGTH, HEAD_SIZE = 8, 5, 16
+
+remembered: dict[str, Capabilities] = {}
+"""Capabilities by adapter, for as long as the interpreter runs."""
+
+
+async def capabilities_of(device: DeviceInterface) -> Capabilities:
+    """Probe the device, unless its adapter was probed before."""
+    key = f"{device.type} {device.about().adapter}"
+    if key not in remembered:
+        remembered[key] = await Probe(device).run()
+    return remembered[key]
+
+
+@dataclass
+class Probe:
+    """One probing of a device; every attempt frees what it made."""
+
+    device: DeviceInterface
+    missing: list[tuple[str, str]] = field(default_factory=list)
+
+    async def run(self) -> Capabilities:
+        """Try everything. Raises DeviceLostError if the device died of it."""
+        about = self.device.about()
+        return Capabilities(
+            adapter=about.adapter,
+            software=about.software,
+            staging=await self._works("staging", self._staging),
+            mappable_storage=about.mappable_storage,
+            f16=await self._works("f16", self._f16),
+            subgroups=await self._works("subgroups", self._feature("subgroups")),
+            timestamps=await self._works("timestamps", self._feature("timestamp-query")),
+            int64=await self._works("int64", self._int64),
+            in_place_cache=await self._works("in_place_cache", self._in_place_cache),
+            max_buffer_size=about.max_buffer_size,
+            max_binding_size=about.max_binding_size,
+            offset_alignment=about.offset_alignment,
+            missing=tuple(self.missing),
+        )
+
+    async def _works(self, capability: str, attempt: Callable[[], Awaitable[str | None]]) -> bool:
+        """Whether `attempt` returned no reason why not."""
+        try:
+            reason = await attempt()
+        except DeviceLostError:
+            raise
+        except CapstanError as error:
+            reason = str(error)
+        if reason is not None:
+            self.missing.append((capability, reason))
+        return reason is None
+
+    def _feature(self, name: str) -> Callable[[], Awaitable[str | None]]:
+        async def attempt() -> str | None:
+            about = self.device.about()
+            return None if name in about.features else about.without.get(name, f"the adapter has no {name}")
+
+        return attempt
+
+    async def _staging(self) -> str | None:
+        """A byte pattern goes to the device, is shifted there, and comes back whole and in part."""
+        device = self.device
+        with (
+            device.allocate(len(PATTERN), label="probe") as first,
+            device.allocate(len(PATTERN), label="probe") as second,
+        ):
+            device.copy_cpu_to_device(first.span(), PATTERN)
+            device.copy_tensors([(first.span(0, 60), second.span(4, 60))])
+            whole = (await device.copy_device_to_cpu(second.span())).data
+            part = (await device.copy_device_to_cpu(second.span(5, 7))).data
+        if whole != bytes(4) + PATTERN[:60] or part != whole[5:12]:
+            return f"{whole[:8].hex()}... was read back, {(bytes(4) + PATTERN)[:8].hex()}... was written"
+        return None
+
+    async def _f16(self) -> str | None:
+        reason = await self._feature("shader-f16")()
+        if reason is not None:
+            return reason
+        session = await self.device.create_session(add_model("float16", 4), owner="probe")
+        # 1, 2, -0.5 and 65504, the largest; their doubles overflow at the end.
+        halves = array("H", [0x3C00, 0x4000, 0xB800, 0x7BFF]).tobytes()
+        (result,) = await self._results(session, {"a": halves, "b": halves}, ["c"])
+        expected = array("H", [0x4000, 0x4400, 0xBC00, 0x7C00]).tobytes()
+        return None if result == expected else f"a sum of float16 is {result.hex()}, expected {expected.hex()}"
+
+    async def _int64(self) -> str | None:
+        """A Cast from int64 runs without the host reading its input."""
+        numbers = array("q", [0, 1, -5, 2**31 - 1])
+        session = await self.device.create_session(cast_model("int64", "int32", 4), owner="probe")
+        before = self.device.readbacks()
+        (result,) = await self._results(session, {"a": numbers.tobytes()}, ["b"])
+        expected = array("i", numbers).tobytes()
+        if result != expected:
+            return f"a Cast from int64 gives {result.hex()}, expected {expected.hex()}"
+        # One readback is ours.
+        extra = self.device.readbacks() - before - 1
+        return f"onnxruntime computes int64 on the host, with {extra} readbacks a run" if extra > 0 else None
+
+    async def _in_place_cache(self) -> str | None:
+        """An attention step whose past and present are one buffer gives what it gives with two."""
+        model = attention_model(CACHE_POSITIONS, CACHE_LENGTH, HEAD_SIZE)
+        row = {name: ramp(HEAD_SIZE, i) for i, name in enumerate(("query", "key", "value"))}
+        live, dead = (
+            ramp((CACHE_LENGTH - 1) * HEAD_SIZE, 3),
+            bytes(4 * (CACHE_POSITIONS - CACHE_LENGTH + 1) * HEAD_SIZE),
+        )
+        feeds = {**row, "past_key": live + dead, "past_value": live + dead}
+        names = ["output", "present_key", "present_value"]
+        session = await self.device.create_session(model, owner="probe")
+        apart = await self._results(session, feeds, names, keep=True)
+        shared = {"present_key": "past_key", "present_value": "past_value"}
+        together = await self._results(session, feeds, names, shared=shared)
+        used = 4 * CACHE_LENGTH * HEAD_SIZE
+        for name, one, two in zip(names, apart, together, strict=True):
+            if not close(one[:used], two[:used]):
+                return f"attention gives another {name} when past and present are one buffer"
+        return None
+
+    async def _results(
+        self,
+        session: DeviceSession,
+        feeds: dict[str, bytes],
+        fetches: Sequence[str],
+        *,
+        shared: dict[str, str] | None = None,
+        keep: bool = False,
+    ) -> list[bytes]:
+        """Run once over buffers of ours; `shared` names the feed whose buffer a fetch takes. Closes the session."""
+        device = self.device
+        buffers: dict[str, DeviceBuffer] = {}
+        specs = {spec.name: spec for spec in (*session.inputs, *session.outputs)}
+        shared = shared or {}
+        try:
+            for name in [*feeds, *fetches]:
+                if name not in shared:
+                    buffers[name] = device.allocate(byte_count(specs[name].dtype, specs[name].dims), label="probe")
+            for name, data in feeds.items():
+                device.copy_cpu_to_device(buffers[name].span(), data)
+
+            def bound(name: str, buffer: DeviceBuffer) -> BoundSpan:
+                dims = tuple(int(size) for size in specs[name].dims)
+                return BoundSpan(name, buffer.span(), specs[name].dtype, dims)
+
+            targets = {name: buffers[shared.get(name, name)] for name in fetches}
+            await session.run(
+                [bound(name, buffers[name]) for name in feeds], [bound(name, targets[name]) for name in fetches]
+            )
+            return [(await device.copy_device_to_cpu(targets[name].span())).data for name in fetches]
+        finally:
+            for buffer in buffers.values():
+                buffer.close()
+            if not keep:
+                await session.close()
+
+
+def byte_count(dtype: str, dims: Sequence[int | str]) -> int:
+    total = {"float16": 2, "float32": 4, "int32": 4, "int64": 8}[dtype]
+    for size in dims:
+        total *= int(size)
+    return total
+
+
+def ramp(count: int, seed: int) -> bytes:
+    """`count` float32 numbers between -1 and 1."""
+    return array("f", [((i * 29 + seed * 17) % 41) / 20 - 1 for i in range(count)]).tobytes()
+
+
+def close(one: bytes, two: bytes) -> bool:
+    """Whether two float32 arrays agree to a few units in the last place; NaN agrees with nothing."""
+    return all(abs(a - b) <= 1e-5 * max(1.0, abs(a)) for a, b in zip(array("f", one), array("f", two), strict=True))
