@@ -7,6 +7,7 @@
     weights_to_inputs(model, ...)     external initializers become graph inputs; returns the manifest too
     describe(model, decoder)          what a session over this graph needs, as a frozen dataclass
     uncapturable(model)               the nodes that onnxruntime-web cannot capture, and why
+    activations(model)                the intermediate tensors of a run, for an estimate of its scratch memory
 
 A pass returns a new model and leaves its argument alone. The order for a decoder is the one above.
 """
@@ -17,15 +18,18 @@ from .capture import Uncapturable, uncapturable
 from .description import CachePair, GraphDescription, TensorInfo, describe
 from .last_token import last_token_logits
 from .model_file import parse, serialize
+from .scratch import Activations, activations
 from .total_length import total_length_on_gpu
 from .weights import WeightEntry, constants_to_inline, external_entries, weights_to_inputs
 
 __all__ = [
+    "Activations",
     "CachePair",
     "GraphDescription",
     "TensorInfo",
     "Uncapturable",
     "WeightEntry",
+    "activations",
     "constants_to_inline",
     "describe",
     "external_entries",

@@ -1,0 +1,118 @@
+"""Whether a model and its sequences fit a device, told before anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..errors import OptionError, OutOfMemoryError
+from .info import Capabilities
+from .pools import MemoryRequirements
+
+__all__ = ["Fit", "fits", "plan"]
+
+LIMITS = {
+    "max_binding_size": "bytes in one binding (maxStorageBufferBindingSize in WebGPU)",
+    "max_buffer_size": "bytes in one buffer (maxBufferSize in WebGPU)",
+    "budget": "bytes in all (the budget that was given)",
+}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The answer, true if everything fits; else the limit that is broken most, by what, and what would do."""
+
+    requirements: MemoryRequirements
+    limit: str | None = None
+    """'max_binding_size', 'max_buffer_size' or 'budget'; None if everything fits."""
+    item: str | None = None
+    """The tensor that breaks it, or the pool that takes most of a budget."""
+    value: int = 0
+    allowed: int = 0
+    largest_max_length: int | None = None
+    """The largest max_length that fits, as far as it was looked for; 0 if none does, None if nobody looked."""
+    shortest: Fit | None = None
+    """Where none fits, what breaks at a max_length of 1."""
+
+    def __bool__(self) -> bool:
+        return self.limit is None
+
+    @property
+    def reason(self) -> str:
+        """The value, the limit and the remedy in one line; empty if everything fits."""
+        if self.limit is None:
+            return ""
+        need = self.requirements
+        return (
+            f"{self.item} takes {self.value} bytes with batch_size {need.batch_size} and max_length {need.max_length}; "
+            f"{need.device} allows {self.allowed} {LIMITS[self.limit]}; {self._remedy()}"
+        )
+
+    def require(self) -> None:
+        """Raise OutOfMemoryError with the reason if it does not fit."""
+        if self.limit is not None:
+            raise OutOfMemoryError(self.reason)
+
+    def _remedy(self) -> str:
+        if self.largest_max_length:
+            return f"use a max_length of at most {self.largest_max_length}"
+        breaking = self if self.shortest is None else self.shortest
+        weights = {item.name for item in breaking.requirements.pool("weights")} | {"weights"}
+        if breaking.item in weights:
+            return "use a smaller model, or one with fewer bits a weight"
+        if self.largest_max_length is None and breaking.requirements.max_length > 1:
+            return "use a smaller max_length"
+        if breaking.requirements.batch_size > 1:
+            return "use a smaller batch_size"
+        return "use a smaller model"
+
+
+def fits(requirements: MemoryRequirements, capabilities: Capabilities, *, budget: int | None = None) -> Fit:
+    """Compare every tensor with the device's limits, and the total with `budget` bytes if one is given.
+
+    A binding holds one whole tensor, so each must stay within max_binding_size and max_buffer_size. WebGPU does not
+    tell how much memory there is: within the limits an allocation can still fail, as OutOfMemoryError.
+    """
+    broken = list(_broken(requirements, capabilities, budget))
+    if not broken:
+        return Fit(requirements)
+    return max(broken, key=lambda fit: fit.value / max(fit.allowed, 1))
+
+
+def plan(
+    requirements_of: Callable[[int], MemoryRequirements],
+    max_length: int,
+    capabilities: Capabilities,
+    *,
+    at_most: int | None = None,
+    budget: int | None = None,
+) -> Fit:
+    """Whether `requirements_of(max_length)` fits, and the largest max_length up to `at_most` that does.
+
+    `at_most` is the model's context length, say; it is `max_length` unless given. `requirements_of` must not shrink as
+    max_length grows. Raises OptionError for a max_length below 1.
+    """
+    if max_length < 1:
+        raise OptionError(f"max_length is {max_length}; it must be at least 1")
+    asked = fits(requirements_of(max_length), capabilities, budget=budget)
+    good, bad = (max_length, max(max_length, at_most or 0) + 1) if asked else (0, max_length)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if fits(requirements_of(middle), capabilities, budget=budget):
+            good = middle
+        else:
+            bad = middle
+    shortest = None if good else fits(requirements_of(1), capabilities, budget=budget)
+    return Fit(asked.requirements, asked.limit, asked.item, asked.value, asked.allowed, good, shortest)
+
+
+def _broken(need: MemoryRequirements, capabilities: Capabilities, budget: int | None) -> Iterator[Fit]:
+    for item in need.items:
+        for limit in ("max_binding_size", "max_buffer_size"):
+            allowed: int = getattr(capabilities, limit)
+            if item.bytes > allowed:
+                yield Fit(need, limit, item.name, item.bytes, allowed)
+    if budget is not None and need.total.bytes > budget:
+        pools = {name: getattr(need, name).bytes for name in ("weights", "scratch", "persistent", "io")}
+        largest = max(pools, key=pools.__getitem__)
+        yield Fit(need, "budget", largest, need.total.bytes, budget)

@@ -1,0 +1,116 @@
+"""Buffers that the user gives for a pool, checked before anything uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ..errors import BufferMismatchError
+from .compatibility import why_incompatible
+from .info import Capabilities, MemoryInfo
+from .pools import AlignmentRequirements, PoolItem
+from .span import DeviceBuffer, DeviceSpan
+
+__all__ = ["USAGE", "check_given"]
+
+USAGE = frozenset({"storage", "copy_src", "copy_dst"})
+"""What a session, a kernel and a readback do with a tensor of a pool."""
+
+Usage = frozenset[str]
+
+
+def _usage_of(buffer: DeviceBuffer) -> Usage | None:
+    usage: Usage | None = getattr(buffer, "usage", None)
+    return usage
+
+
+def check_given(
+    items: Sequence[PoolItem],
+    buffers: Mapping[str, DeviceBuffer | DeviceSpan],
+    memory: MemoryInfo,
+    alignment: AlignmentRequirements,
+    *,
+    capabilities: Capabilities | None = None,
+    usage_of: Callable[[DeviceBuffer], Usage | None] = _usage_of,
+) -> dict[str, DeviceSpan]:
+    """The spans to use for `items`, one for each name, once all of them have passed; nothing is changed.
+
+    `memory` is where the model computes. A tensor that onnxruntime binds needs the start of a buffer of its own; the
+    others may be spans of one buffer. `usage_of` gives a buffer's usage flags, None where a device has none. Raises
+    BufferMismatchError, with what was expected and what was got, for a name too many or missing, another device, a
+    closed buffer, a size, alignment or usage that is wrong, and two tensors in the same bytes.
+    """
+    names = {item.name for item in items}
+    for name in buffers:
+        if name not in names:
+            raise BufferMismatchError(f"a buffer for {name!r} was given; expected {_listed(names)}")
+    missing = names.difference(buffers)
+    if missing:
+        raise BufferMismatchError(f"no buffer was given for {_listed(missing)}; a pool is given whole or not at all")
+    spans: dict[str, DeviceSpan] = {}
+    for item in items:
+        given = buffers[item.name]
+        span = given if isinstance(given, DeviceSpan) else given.span()
+        _check(item, span, memory, alignment, capabilities, usage_of(span.buffer))
+        for other, taken in spans.items():
+            if span.buffer is taken.buffer and max(span.offset, taken.offset) < min(_end(span), _end(taken)):
+                raise BufferMismatchError(
+                    f"{item.name!r} and {other!r} were given the same bytes, from {max(span.offset, taken.offset)} of "
+                    f"buffer {span.buffer.label!r}; give each its own"
+                )
+        spans[item.name] = span
+    for item in items:
+        if item.bound and sum(span.buffer is spans[item.name].buffer for span in spans.values()) > 1:
+            raise BufferMismatchError(
+                f"{item.name!r} shares buffer {spans[item.name].buffer.label!r} with another tensor; "
+                "onnxruntime binds whole buffers, give it one of its own"
+            )
+    return spans
+
+
+def _check(
+    item: PoolItem,
+    span: DeviceSpan,
+    memory: MemoryInfo,
+    alignment: AlignmentRequirements,
+    capabilities: Capabilities | None,
+    usage: Usage | None,
+) -> None:
+    def wrong(expected: str, got: str, remedy: str) -> BufferMismatchError:
+        return BufferMismatchError(f"the buffer for {item.name!r}: expected {expected}, got {got}; {remedy}")
+
+    buffer = span.buffer
+    if buffer.closed:
+        raise wrong("an open buffer", "a closed one", "keep it open as long as the generator")
+    why = why_incompatible(buffer.memory, memory, capabilities)
+    if why:
+        raise wrong(_named(memory), f"{_named(buffer.memory)} ({why})", "allocate it there")
+    if span.length < item.bytes:
+        raise wrong(f"at least {item.bytes} bytes", str(span.length), "query_memory_requirements tells the sizes")
+    if span.length % alignment.size:
+        raise wrong(f"a multiple of {alignment.size} bytes", str(span.length), "round its size up")
+    start = max(alignment.start, item.alignment)
+    if buffer.memory.alignment % start:
+        raise wrong(f"a start at a multiple of {start} bytes", str(buffer.memory.alignment), "allocate it aligned")
+    if item.bound and span.offset:
+        raise wrong("the start of a buffer", f"offset {span.offset}", "onnxruntime binds whole buffers")
+    if span.offset % max(alignment.span_offset, start):
+        multiple = max(alignment.span_offset, start)
+        raise wrong(f"an offset that is a multiple of {multiple}", str(span.offset), "alignment_requirements tells it")
+    if usage is not None and not usage >= USAGE:
+        raise wrong(f"usage {_flags(USAGE)}", _flags(usage), f"make it with {_flags(USAGE - usage)} too")
+
+
+def _named(memory: MemoryInfo) -> str:
+    return f"{memory.name} of {memory.device} device {memory.device_id}"
+
+
+def _end(span: DeviceSpan) -> int:
+    return span.offset + span.length
+
+
+def _flags(usage: Usage) -> str:
+    return " | ".join(sorted(usage)) or "none"
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(repr(name) for name in sorted(names))

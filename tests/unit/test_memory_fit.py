@@ -1,0 +1,156 @@
+"""Whether a model fits a device: each limit from both sides, and the largest max_length that fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from capstan import graph
+from capstan.config import parse_genai_config
+from capstan.errors import OptionError, OutOfMemoryError
+from capstan.graph import GraphDescription, WeightEntry
+from capstan.memory import Capabilities, MemoryRequirements, fits, plan, requirements
+
+NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"
+ROOMY = Capabilities("test", True, True, False, False, False, False, True, True, 1 << 28, 1 << 27, 256)
+CACHE_BYTES = 2 * 16 * 4
+"""Of one layer's keys, for each position."""
+
+
+@pytest.fixture(scope="module")
+def described() -> tuple[GraphDescription, list[WeightEntry]]:
+    model = graph.parse((NANO / "model.onnx").read_bytes())
+    about = graph.describe(model, parse_genai_config((NANO / "genai_config.json").read_bytes()).decoder, 512)
+    return about, graph.weights_to_inputs(model)[1]
+
+
+@pytest.fixture(scope="module")
+def largest_weight(described: tuple[GraphDescription, list[WeightEntry]]) -> int:
+    return max(entry.length for entry in described[1])
+
+
+class Asked:
+    """Requirements by max_length, and the lengths that were asked for."""
+
+    def __init__(self, described: tuple[GraphDescription, list[WeightEntry]], batch_size: int = 1, step: int = 1):
+        self.described, self.batch_size, self.step = described, batch_size, step
+        self.lengths: list[int] = []
+
+    def __call__(self, max_length: int) -> MemoryRequirements:
+        self.lengths.append(max_length)
+        about, weights = self.described
+        capacity = -(-max_length // self.step) * self.step
+        need = requirements(about, weights, batch_size=self.batch_size, max_length=capacity, chunk=64)
+        return replace(need, max_length=max_length)
+
+
+@pytest.fixture
+def asked(described: tuple[GraphDescription, list[WeightEntry]]) -> Asked:
+    return Asked(described)
+
+
+def test_what_fits_has_no_reason(asked: Asked) -> None:
+    fit = fits(asked(256), ROOMY)
+    assert fit
+    assert (fit.limit, fit.item, fit.reason) == (None, None, "")
+    fit.require()
+
+
+@pytest.mark.parametrize("limit", ["max_binding_size", "max_buffer_size"])
+def test_a_tensor_may_be_as_large_as_the_limit_and_no_larger(asked: Asked, largest_weight: int, limit: str) -> None:
+    size = 4096 * CACHE_BYTES
+    assert size > largest_weight
+
+    def allowing(most: int) -> Capabilities:
+        if limit == "max_binding_size":
+            return replace(ROOMY, max_binding_size=most)
+        return replace(ROOMY, max_buffer_size=most)
+
+    assert fits(asked(4096), allowing(size))
+    fit = fits(asked(4096), allowing(size - 1))
+    assert not fit
+    assert (fit.limit, fit.value, fit.allowed) == (limit, size, size - 1)
+    assert fit.item == "kv past_key_values.0.key"
+    with pytest.raises(OutOfMemoryError) as caught:
+        fit.require()
+    said = str(caught.value)
+    assert said.startswith(
+        f"kv past_key_values.0.key takes {size} bytes with batch_size 1 and max_length 4096; webgpu allows {size - 1} "
+    )
+    assert ("maxStorageBufferBindingSize" if limit == "max_binding_size" else "maxBufferSize") in said
+    assert said.endswith("; use a smaller max_length")
+
+
+def test_the_limit_that_is_broken_most_is_named(asked: Asked) -> None:
+    assert fits(asked(4096), replace(ROOMY, max_binding_size=10**5, max_buffer_size=10**4)).limit == "max_buffer_size"
+    assert fits(asked(4096), replace(ROOMY, max_binding_size=10**4, max_buffer_size=10**5)).limit == "max_binding_size"
+
+
+@pytest.mark.parametrize("length", [2000, 2001, 4095])
+def test_the_largest_max_length_that_fits_is_found(
+    asked: Asked, described: tuple[GraphDescription, list[WeightEntry]], largest_weight: int, length: int
+) -> None:
+    tight = replace(ROOMY, max_binding_size=length * CACHE_BYTES)
+    assert tight.max_binding_size > largest_weight
+    fit = plan(asked, 4096, tight)
+    assert not fit
+    assert fit.largest_max_length == length
+    assert fit.reason.endswith(f"; use a max_length of at most {length}")
+    assert fit.requirements.max_length == 4096
+    assert len(asked.lengths) < 16
+    assert plan(Asked(described), length, tight)
+    assert not plan(Asked(described), length + 1, tight)
+
+
+def test_the_largest_max_length_respects_how_capacities_are_rounded(
+    described: tuple[GraphDescription, list[WeightEntry]],
+) -> None:
+    tight = replace(ROOMY, max_binding_size=2000 * CACHE_BYTES)
+    assert plan(Asked(described, step=256), 4096, tight).largest_max_length == 1792
+
+
+def test_what_fits_is_looked_for_up_to_the_context_length(asked: Asked) -> None:
+    tight = replace(ROOMY, max_binding_size=2000 * CACHE_BYTES)
+    assert plan(asked, 256, tight, at_most=4096).largest_max_length == 2000
+    assert plan(asked, 256, tight, at_most=700).largest_max_length == 700
+    assert plan(asked, 256, tight).largest_max_length == 256
+    assert plan(asked, 256, tight, at_most=4096)
+
+
+def test_weights_that_do_not_fit_fit_at_no_length(asked: Asked, largest_weight: int) -> None:
+    fit = plan(asked, 256, replace(ROOMY, max_binding_size=largest_weight - 16))
+    assert fit.largest_max_length == 0
+    assert fit.reason.endswith("; use a smaller model, or one with fewer bits a weight")
+    longer = plan(asked, 10**6, replace(ROOMY, max_binding_size=largest_weight - 16))
+    assert longer.item == "kv past_key_values.0.key"
+    assert longer.reason.endswith("; use a smaller model, or one with fewer bits a weight")
+
+
+def test_a_batch_that_does_not_fit_at_length_one_is_too_large(
+    described: tuple[GraphDescription, list[WeightEntry]], largest_weight: int
+) -> None:
+    fit = plan(
+        Asked(described, batch_size=largest_weight // 2048 + 1), 256, replace(ROOMY, max_buffer_size=largest_weight)
+    )
+    assert (fit.largest_max_length, fit.item) == (0, "kv past_key_values.0.key")
+    assert fit.shortest is not None
+    assert fit.shortest.item == "logits"
+    assert fit.reason.endswith("; use a smaller batch_size")
+
+
+def test_a_budget_limits_the_sum_of_all_pools(asked: Asked) -> None:
+    total = asked(256).total.bytes
+    assert fits(asked(256), ROOMY, budget=total)
+    fit = plan(asked, 256, ROOMY, budget=total - 1)
+    assert (fit.limit, fit.item, fit.value, fit.allowed) == ("budget", "weights", total, total - 1)
+    assert fit.largest_max_length == 255
+    assert "allows" in fit.reason
+    assert not plan(asked, 256, ROOMY, budget=100)
+    assert plan(asked, 256, ROOMY, budget=100).reason.endswith("; use a smaller model, or one with fewer bits a weight")
+
+
+def test_a_max_length_below_one_is_refused(asked: Asked) -> None:
+    with pytest.raises(OptionError, match="max_length is 0; it must be at least 1"):
+        plan(asked, 0, ROOMY)

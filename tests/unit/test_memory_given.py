@@ -1,0 +1,178 @@
+"""Buffers that a user gives for a pool: what is accepted, and what each mistake is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from capstan.errors import BufferMismatchError
+from capstan.memory import (
+    AlignmentRequirements,
+    Capabilities,
+    DeviceBuffer,
+    DeviceSpan,
+    MemoryInfo,
+    MemoryType,
+    PoolItem,
+    check_given,
+)
+
+STORAGE = MemoryInfo("WebGPU_Buffer", "webgpu", MemoryType.DEFAULT)
+STAGING = MemoryInfo("WebGPU_Staging", "webgpu", MemoryType.HOST_ACCESSIBLE, heap="gpu-process")
+PROBED = Capabilities("test", True, True, False, False, False, False, True, True, 1 << 28, 1 << 27, 256)
+ALIGNMENT = AlignmentRequirements(start=16, size=16, span_offset=256)
+ITEMS = (
+    PoolItem("kv", "persistent", 4096, 16, True),
+    PoolItem("state", "persistent", 32, 16, False),
+    PoolItem("ring", "persistent", 1024, 16, False),
+)
+
+
+def buffer(size: int, memory: MemoryInfo = STORAGE, label: str = "mine") -> DeviceBuffer:
+    return DeviceBuffer(object(), size, memory, label=label, free=lambda: None)
+
+
+def given(**changes: DeviceBuffer | DeviceSpan) -> dict[str, DeviceBuffer | DeviceSpan]:
+    """A buffer of the right size for each item, with changes."""
+    return {item.name: buffer(item.bytes, label=item.name) for item in ITEMS} | changes
+
+
+def check(
+    buffers: Mapping[str, DeviceBuffer | DeviceSpan], usage: set[str] | None = None, items: tuple[PoolItem, ...] = ITEMS
+) -> dict[str, DeviceSpan]:
+    def usage_of(_: DeviceBuffer) -> frozenset[str] | None:
+        return None if usage is None else frozenset(usage)
+
+    return check_given(items, buffers, STORAGE, ALIGNMENT, capabilities=PROBED, usage_of=usage_of)
+
+
+def refused(expected: str, buffers: Mapping[str, DeviceBuffer | DeviceSpan], usage: set[str] | None = None) -> None:
+    before = {name: repr(item) for name, item in buffers.items()}
+    with pytest.raises(BufferMismatchError) as caught:
+        check(buffers, usage)
+    assert str(caught.value) == expected
+    assert {name: repr(item) for name, item in buffers.items()} == before
+
+
+def test_a_buffer_for_each_tensor_is_used_whole() -> None:
+    buffers = given(kv=buffer(8192))
+    spans = check(buffers)
+    assert {name: (span.buffer, span.offset, span.length) for name, span in spans.items()} == {
+        name: (buffers[name], 0, size) for name, size in (("kv", 8192), ("state", 32), ("ring", 1024))
+    }
+
+
+def test_tensors_that_onnxruntime_does_not_bind_may_share_a_buffer() -> None:
+    shared = buffer(2048)
+    spans = check(given(state=shared.span(0, 32), ring=shared.span(256, 1024)))
+    assert (spans["state"].offset, spans["ring"].offset) == (0, 256)
+
+
+def test_a_name_too_many_or_missing_is_named() -> None:
+    refused("a buffer for 'logits' was given; expected 'kv', 'ring', 'state'", given(logits=buffer(64)))
+    buffers = given()
+    del buffers["kv"], buffers["ring"]
+    refused("no buffer was given for 'kv', 'ring'; a pool is given whole or not at all", buffers)
+
+
+def test_one_byte_row_less_is_too_small() -> None:
+    refused(
+        "the buffer for 'kv': expected at least 4096 bytes, got 4080; query_memory_requirements tells the sizes",
+        given(kv=buffer(4080)),
+    )
+    refused(
+        "the buffer for 'ring': expected at least 1024 bytes, got 1008; query_memory_requirements tells the sizes",
+        given(ring=buffer(4096).span(0, 1008)),
+    )
+
+
+def test_a_size_that_is_no_multiple_of_the_alignment_is_refused() -> None:
+    refused(
+        "the buffer for 'state': expected a multiple of 16 bytes, got 40; round its size up", given(state=buffer(40))
+    )
+
+
+def test_a_misaligned_offset_is_refused() -> None:
+    refused(
+        "the buffer for 'ring': expected an offset that is a multiple of 256, got 128; alignment_requirements tells it",
+        given(ring=buffer(2048).span(128, 1024)),
+    )
+
+
+def test_a_start_that_is_less_aligned_than_needed_is_refused() -> None:
+    loose = replace(STORAGE, alignment=8)
+    refused(
+        "the buffer for 'kv': expected a start at a multiple of 16 bytes, got 8; allocate it aligned",
+        given(kv=buffer(4096, loose)),
+    )
+    check(given(kv=buffer(4096, replace(STORAGE, alignment=32))))
+
+
+def test_a_tensor_that_onnxruntime_binds_starts_its_own_buffer() -> None:
+    refused(
+        "the buffer for 'kv': expected the start of a buffer, got offset 256; onnxruntime binds whole buffers",
+        given(kv=buffer(8192).span(256, 4096)),
+    )
+    shared = buffer(8192, label="shared")
+    for other in ("state", "ring"):
+        refused(
+            "'kv' shares buffer 'shared' with another tensor; onnxruntime binds whole buffers, give it one of its own",
+            given(kv=shared.span(0, 4096), **{other: shared.span(4096, 1024)}),
+        )
+
+
+def test_two_tensors_in_the_same_bytes_are_refused() -> None:
+    shared = buffer(2048, label="shared")
+    refused(
+        "'ring' and 'state' were given the same bytes, from 256 of buffer 'shared'; give each its own",
+        given(state=shared.span(0, 272), ring=shared.span(256, 1024)),
+    )
+
+
+def test_a_closed_buffer_is_refused() -> None:
+    closed = buffer(4096)
+    closed.close()
+    refused(
+        "the buffer for 'kv': expected an open buffer, got a closed one; keep it open as long as the generator",
+        given(kv=closed),
+    )
+
+
+def test_a_buffer_of_another_device_is_refused() -> None:
+    refused(
+        "the buffer for 'kv': expected WebGPU_Buffer of webgpu device 0, got WebGPU_Buffer of webgpu device 1 "
+        "(WebGPU_Buffer (default) is memory of webgpu device 1, WebGPU_Buffer (default) of webgpu device 0); "
+        "allocate it there",
+        given(kv=buffer(4096, replace(STORAGE, device_id=1))),
+    )
+
+
+def test_staging_memory_is_refused_where_it_cannot_be_storage() -> None:
+    refused(
+        "the buffer for 'state': expected WebGPU_Buffer of webgpu device 0, got WebGPU_Staging of webgpu device 0 "
+        "(webgpu device 0 cannot compute in host accessible memory: its probe says mappable_storage is False); "
+        "allocate it there",
+        given(state=buffer(32, STAGING)),
+    )
+    mappable = replace(PROBED, mappable_storage=True)
+    check_given(ITEMS, given(state=buffer(32, STAGING)), STORAGE, ALIGNMENT, capabilities=mappable)
+
+
+def test_a_usage_flag_that_is_missing_is_named() -> None:
+    refused(
+        "the buffer for 'kv': expected usage copy_dst | copy_src | storage, got copy_dst | map_read; "
+        "make it with copy_src | storage too",
+        given(),
+        {"copy_dst", "map_read"},
+    )
+    check(given(), {"copy_dst", "copy_src", "storage", "indirect"})
+
+
+def test_the_usage_is_the_buffers_own_where_it_has_one() -> None:
+    bare = buffer(4096)
+    bare.usage = frozenset({"storage"})  # type: ignore[attr-defined,unused-ignore]
+    with pytest.raises(BufferMismatchError, match="make it with copy_dst | copy_src too"):
+        check_given(ITEMS, given(kv=bare), STORAGE, ALIGNMENT, capabilities=PROBED)
+    check_given(ITEMS, given(), STORAGE, ALIGNMENT, capabilities=PROBED)

@@ -1,0 +1,247 @@
+"""What a model's pools take, how tensors are packed into one buffer, and what a run's scratch is estimated at."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from capstan import graph
+from capstan.config import parse_genai_config
+from capstan.graph import GraphDescription, WeightEntry
+from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
+from capstan.memory import (
+    AlignmentRequirements,
+    Capabilities,
+    MemoryInfo,
+    MemoryType,
+    PoolItem,
+    PoolSize,
+    pack,
+    requirements,
+    sequence_items,
+    weight_items,
+)
+
+NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"
+ROUNDS = 2000
+
+
+@pytest.fixture(scope="module")
+def model() -> ModelProto:
+    return graph.total_length_on_gpu(graph.parse((NANO / "model.onnx").read_bytes()))
+
+
+@pytest.fixture(scope="module")
+def about(model: ModelProto) -> GraphDescription:
+    return graph.describe(model, parse_genai_config((NANO / "genai_config.json").read_bytes()).decoder, 512)
+
+
+@pytest.fixture(scope="module")
+def weights(model: ModelProto) -> list[WeightEntry]:
+    return graph.weights_to_inputs(model)[1]
+
+
+def sizes(items: tuple[PoolItem, ...]) -> dict[str, int]:
+    assert len({item.name for item in items}) == len(items)
+    return {item.name: item.bytes for item in items}
+
+
+def test_a_sequence_holds_its_cache_its_io_and_what_the_sampler_carries(about: GraphDescription) -> None:
+    cache = 2 * 256 * 16 * 4
+    assert sizes(sequence_items(about, 256, 64)) == {
+        "kv past_key_values.0.key": cache,
+        "kv past_key_values.0.value": cache,
+        "kv past_key_values.1.key": cache,
+        "kv past_key_values.1.value": cache,
+        "mask": 256 * 8,
+        "logits": 512 * 4,
+        "input ids": 16,
+        "prompt ids": 64 * 8,
+        "state": 32,
+        "ring": 256 * 4,
+    }
+
+
+def test_positions_and_float16_and_int32_change_the_sizes(about: GraphDescription) -> None:
+    half = replace(
+        about,
+        position_ids="position_ids",
+        cache_dtype="float16",
+        logits_dtype="float16",
+        mask_dtype="int32",
+        vocab_size=509,
+    )
+    found = sizes(sequence_items(half, 256, 64))
+    assert found["kv past_key_values.0.key"] == 2 * 256 * 16 * 2
+    assert (found["mask"], found["logits"]) == (256 * 4, 1024)
+    assert (found["positions"], found["prompt positions"]) == (16, 64 * 8)
+
+
+def test_sizes_are_multiples_of_16_bytes_and_grow_with_the_batch(about: GraphDescription) -> None:
+    one, three = sequence_items(about, 257, 1), sequence_items(about, 257, 1, 3)
+    assert all(item.bytes % 16 == 0 for item in (*one, *three))
+    assert sizes(one)["ring"] == 1040
+    assert sizes(three)["ring"] == 3 * 257 * 4 + 4
+    assert sizes(three)["mask"] == 3 * 257 * 8 + 8
+    assert sizes(three)["kv past_key_values.1.value"] == 3 * 2 * 257 * 16 * 4
+    assert (sizes(three)["logits"], sizes(three)["input ids"], sizes(three)["state"]) == (3 * 2048, 32, 96)
+
+
+def test_only_what_onnxruntime_does_not_bind_may_share_a_buffer(about: GraphDescription) -> None:
+    items = sequence_items(about, 256, 64)
+    assert {item.name for item in items if not item.bound} == {"state", "ring"}
+    assert {item.pool for item in items if item.name.startswith("kv") or not item.bound} == {"persistent"}
+    assert {item.name for item in items if item.pool == "io"} == {"mask", "logits", "input ids", "prompt ids"}
+
+
+def test_requirements_are_the_sums_of_their_items(about: GraphDescription, weights: list[WeightEntry]) -> None:
+    need = requirements(about, weights, batch_size=2, max_length=512, chunk=64)
+    assert need.weights == PoolSize(sum(-(-entry.length // 16) * 16 for entry in weights))
+    assert need.persistent == PoolSize(4 * 2 * 2 * 512 * 16 * 4 + 64 + 2 * 512 * 4)
+    assert need.io == PoolSize(2 * 512 * 8 + 2 * 2048 + 16 + 2 * 64 * 8)
+    assert need.scratch == PoolSize(0, exact=False)
+    assert need.total == PoolSize(need.weights.bytes + need.persistent.bytes + need.io.bytes, exact=False)
+    assert (need.device, need.batch_size, need.max_length) == ("webgpu", 2, 512)
+    assert need.pool("persistent") == tuple(item for item in need.items if item.pool == "persistent")
+    assert len(need.pool("weights")) == len(weights)
+
+
+def test_measured_scratch_is_exact_and_estimated_scratch_is_not(
+    model: ModelProto, about: GraphDescription, weights: list[WeightEntry]
+) -> None:
+    activations = graph.activations(model)
+    guess = requirements(about, weights, batch_size=1, max_length=256, chunk=64, activations=activations)
+    assert guess.scratch == PoolSize(activations.peak(1, 64, 256), exact=False)
+    short = requirements(about, weights, batch_size=1, max_length=16, chunk=64, activations=activations)
+    assert short.scratch == PoolSize(activations.peak(1, 16, 16), exact=False)
+    measured = requirements(
+        about, weights, batch_size=1, max_length=256, chunk=64, activations=activations, scratch=PoolSize(12345)
+    )
+    assert measured.scratch == PoolSize(12345)
+    assert measured.total.exact
+
+
+def test_a_weight_of_no_bytes_is_a_buffer_all_the_same(weights: list[WeightEntry]) -> None:
+    assert weight_items([replace(weights[0], length=0)])[0].bytes == 16
+
+
+def test_alignments_come_from_the_place_and_the_probe() -> None:
+    memory = MemoryInfo("WebGPU_Buffer", "webgpu", MemoryType.DEFAULT, alignment=32)
+    probed = Capabilities("test", True, True, False, False, False, False, True, True, 1 << 28, 1 << 27, 256)
+    assert AlignmentRequirements.of(memory, probed) == AlignmentRequirements(start=32, size=16, span_offset=256)
+    assert AlignmentRequirements.of(memory, replace(probed, offset_alignment=4)).span_offset == 32
+
+
+def test_packed_tensors_never_overlap_and_waste_less_than_an_alignment_each() -> None:
+    rng = random.Random(5)
+    for _ in range(ROUNDS):
+        alignment = rng.choice([1, 4, 16, 32, 256])
+        items = [
+            PoolItem(f"t{i}", "io", 16 * rng.randrange(0, 40), rng.choice([1, 16, 64]), False)
+            for i in range(rng.randrange(0, 9))
+        ]
+        packing = pack(items, alignment)
+        taken = 0
+        for item in sorted(items, key=lambda item: (packing.offsets[item.name], item.bytes)):
+            start = packing.offsets[item.name]
+            assert start % alignment == 0
+            assert start % item.alignment == 0
+            assert start >= taken
+            taken = start + item.bytes
+        assert taken <= packing.bytes <= sum(item.bytes + max(alignment, item.alignment, 16) - 1 for item in items)
+        assert packing.bytes % 16 == 0
+
+
+def test_a_bound_tensor_is_not_packed(about: GraphDescription) -> None:
+    items = sequence_items(about, 256, 64)
+    with pytest.raises(ValueError, match="kv past_key_values.0.key is bound by onnxruntime"):
+        pack(items, 256)
+    packing = pack([item for item in items if not item.bound], 256)
+    assert (packing.offsets, packing.bytes) == ({"state": 0, "ring": 256}, 256 + 1024)
+
+
+def test_two_tensors_of_one_name_are_not_packed() -> None:
+    with pytest.raises(ValueError, match="two tensors are called ring"):
+        pack([PoolItem("ring", "io", 16, 16, False)] * 2, 16)
+
+
+def chain(*steps: tuple[str, list[str], list[str]]) -> ModelProto:
+    """A graph of nodes, each (operator, inputs, outputs)."""
+    model = ModelProto()
+    for kind, reads, makes in steps:
+        model.graph.node.append(NodeProto(op_type=kind, name=makes[0], input=reads, output=makes))
+    return model
+
+
+def declare(model: ModelProto, name: str, *dims: int | str, where: str = "value_info") -> None:
+    value = getattr(model.graph, where).add(name=name)
+    value.type.tensor_type.elem_type = TensorProto.FLOAT
+    for size in dims:
+        dim = value.type.tensor_type.shape.dim.add()
+        if isinstance(size, int):
+            dim.dim_value = size
+        else:
+            dim.dim_param = size
+
+
+def test_scratch_is_the_most_that_is_alive_at_once() -> None:
+    model = chain(("Mul", ["x"], ["a"]), ("Mul", ["a"], ["b"]), ("Add", ["b", "a"], ["c"]), ("Mul", ["c"], ["y"]))
+    declare(model, "x", "batch_size", "sequence_length", 1, where="input")
+    declare(model, "y", "batch_size", "sequence_length", 1, where="output")
+    declare(model, "a", "batch_size", "sequence_length", 10)
+    declare(model, "b", "batch_size", "sequence_length", 100)
+    declare(model, "c", "batch_size", "sequence_length", 1000)
+    found = graph.activations(model)
+    assert [(tensor.name, tensor.made, tensor.read) for tensor in found.tensors] == [
+        ("a", 0, 2),
+        ("b", 1, 2),
+        ("c", 2, 3),
+    ]
+    assert found.assumed == ()
+    assert found.peak(1, 1, 8) == 4 * 1110
+    assert found.peak(2, 3, 8) == 2 * 3 * 4 * 1110
+    model.graph.node[2].input[1] = "b"
+    assert graph.activations(model).peak(1, 1, 8) == 4 * 1100
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("batch_size", 2),
+        ("sequence_length", 3),
+        ("total_sequence_length", 50),
+        ("past_sequence_length + 1", 50),
+        ("batch_size*sequence_length", 6),
+        ("batch_size * 5", 10),
+        ("?", 1),
+    ],
+)
+def test_free_dimensions_are_known_by_their_names(name: str, size: int) -> None:
+    model = chain(("Mul", ["x"], ["a"]), ("Mul", ["a"], ["y"]))
+    declare(model, "a", name)
+    declare(model, "y", 1, where="output")
+    assert graph.activations(model).peak(2, 3, 50) == 4 * size
+
+
+def test_a_tensor_of_unknown_shape_is_taken_to_be_like_the_largest_that_its_node_reads() -> None:
+    model = chain(("Gather", ["table", "x"], ["a"]), ("Mul", ["a", "table"], ["y"]), ("Shape", ["a"], ["s"]))
+    declare(model, "x", "batch_size", "sequence_length", where="input")
+    declare(model, "table", 50000, 64, where="input")
+    declare(model, "y", 1, where="output")
+    found = graph.activations(model)
+    assert found.assumed == ("a",)
+    assert [tensor.name for tensor in found.tensors] == ["a"]
+    assert found.peak(2, 3, 50) == 24
+
+
+def test_the_fixtures_scratch_grows_with_the_tokens_of_a_run(model: ModelProto) -> None:
+    prefill, reason = graph.last_token_logits(graph.weights_to_inputs(model)[0])
+    assert not reason
+    found = graph.activations(prefill)
+    assert found.assumed == ("/capstan/last_token/Slice",)
+    # Everything alive then is a row for each token, but for the two lengths of 4 bytes that attention takes.
+    assert found.peak(1, 64, 256) == 64 * found.peak(1, 1, 1) - 63 * 8
+    assert found.peak(4, 64, 256) > 3.9 * found.peak(1, 64, 256)
