@@ -9,9 +9,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from ..errors import TapeError
 from ..memory import Capabilities, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
 
-__all__ = ["BoundSpan", "DeviceFacts", "DeviceInterface", "DeviceSession", "Readback", "TensorSpec"]
+__all__ = ["BoundSpan", "DeviceFacts", "DeviceInterface", "DeviceSession", "DeviceTape", "Readback", "TensorSpec"]
 
 
 HOST_PLACE = ("Cpu", "python", 16)
@@ -75,6 +76,21 @@ class DeviceFacts:
     offset_alignment: int = 1
 
 
+class DeviceTape(ABC):
+    """One recorded run of a session, over the buffers it was recorded with. It owns what its commands use."""
+
+    passes: Mapping[str, str]
+    """What was done to the recorded commands."""
+
+    @abstractmethod
+    def replay(self) -> None:
+        """Queue the run. Raises ClosedError if a buffer of it is gone."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Free it; closing twice is harmless."""
+
+
 class DeviceSession(ABC):
     """An inference session on a device. Runs of one page take turns."""
 
@@ -84,7 +100,20 @@ class DeviceSession(ABC):
     @abstractmethod
     async def run(self, feeds: Sequence[BoundSpan], fetches: Sequence[BoundSpan | str]) -> list[BoundSpan]:
         """Run once. A fetch given as a BoundSpan is written in place; one given by name gets a buffer that the device
-        makes, whose owner is the caller. Returns the fetches in order, results being in queue order."""
+        makes, whose owner is the caller. Returns the fetches in order, results being in queue order.
+
+        Spans are in the device's memory; those of types that it does not hold, or without elements, in Python's heap.
+        Raises BindingError for a result that does not fit the span it was to be written to, ValidationError where the
+        model fails; the session stays usable.
+        """
+
+    def holds(self, dtype: str) -> bool:
+        """Whether tensors of that type can be in the device's memory."""
+        return True
+
+    async def record(self, feeds: Sequence[BoundSpan], fetches: Sequence[BoundSpan]) -> DeviceTape:
+        """Record a run over these buffers, and compare a replay of it with an eager run. Raises TapeError."""
+        raise TapeError("this device has no GPU commands to record; run the session instead")
 
     @abstractmethod
     async def close(self) -> None:
@@ -126,6 +155,12 @@ class DeviceInterface(ABC):
         from .probe import capabilities_of
 
         return await capabilities_of(self)
+
+    def retain(self) -> None:
+        """One more user of the device, who will `close` it."""
+
+    def close(self) -> None:
+        """One user less; what is behind the device may be given back with the last."""
 
     @abstractmethod
     def allocate(

@@ -6,13 +6,15 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..config import GenaiConfig
-from ..errors import ModelFileError, OptionError
+from ..errors import DeviceUnavailableError, ModelFileError, OptionError
 from ..tokenizer import LocalBackend
 from .base import DeviceModel, Progress, TapeOptions
+from .interface import DeviceInterface
 
 __all__ = ["LocalHost"]
 
@@ -64,6 +66,12 @@ class LocalHost:
         from .reference_model import ReferenceModel
 
         return ReferenceModel(folder)
+
+    async def open_device(self, device: str) -> DeviceInterface:
+        if device == "webgpu":
+            raise DeviceUnavailableError("device 'webgpu' was asked for, and CPython has 'cpu' only; use it in a page")
+        opened: DeviceInterface = import_module(".reference", __package__).ReferenceDevice()
+        return opened
 
 
 def on_a_thread(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -1,0 +1,28 @@
+"""Any ONNX model in a page, in the shape of the native onnxruntime: `import capstan.onnxruntime as ort`.
+
+session = await ort.InferenceSession.create("/models/any/model.onnx", providers=["WebGpuExecutionProvider"])
+[y] = await session.run_async(None, {"x": array})
+
+Arrays are PEP 3118 buffers (memoryview, array.array, ...); where numpy is loaded, results are ndarrays. Each name of
+onnxruntime that waits has a twin that ends in `_async`; see docs/design.md.
+"""
+
+from __future__ import annotations
+
+from ..memory import MemoryInfo, MemoryType
+from .captured import CapturedRun
+from .io_binding import IOBinding
+from .ort_value import OrtValue
+from .providers import get_available_providers
+from .session import InferenceSession, NodeArg
+
+__all__ = [
+    "CapturedRun",
+    "IOBinding",
+    "InferenceSession",
+    "MemoryInfo",
+    "MemoryType",
+    "NodeArg",
+    "OrtValue",
+    "get_available_providers",
+]

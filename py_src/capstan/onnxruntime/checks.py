@@ -1,0 +1,77 @@
+"""Whether a tensor fits an input or output of a session; every refusal names it, what was expected and got."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..device.interface import TensorSpec
+from ..errors import BindingError, BufferMismatchError
+from ..memory import DeviceSpan, MemoryInfo, why_incompatible
+from .element_types import ELEMENT_TYPES, byte_count
+
+__all__ = ["check_dims", "check_dtype", "check_placed", "check_span", "known", "placed_in"]
+
+
+def known(kind: str, specs: Mapping[str, TensorSpec], name: str) -> TensorSpec:
+    """The input or output of that name; `kind` is 'input' or 'output'."""
+    if name not in specs:
+        raise BindingError(f"the model has no {kind} {name!r}; it has {', '.join(map(repr, specs))}")
+    return specs[name]
+
+
+def check_dtype(kind: str, spec: TensorSpec, dtype: str) -> None:
+    """Raise BindingError unless the element type is the model's."""
+    if dtype != spec.dtype:
+        raise BindingError(f"{kind} {spec.name!r} is {spec.dtype}, got {dtype}; convert the array with astype")
+
+
+def check_dims(kind: str, spec: TensorSpec, dims: Sequence[int]) -> None:
+    """Raise BindingError unless rank and fixed dimensions are the model's; a free one takes any size."""
+    fits = len(dims) == len(spec.dims) and all(
+        isinstance(expected, str) or expected == got for expected, got in zip(spec.dims, dims, strict=True)
+    )
+    if not fits:
+        raise BindingError(
+            f"{kind} {spec.name!r} has shape {list(spec.dims)}, got {list(dims)}; reshape the array, "
+            "free dimensions take any size"
+        )
+
+
+def check_span(kind: str, name: str, span: DeviceSpan, dtype: str, dims: Sequence[int]) -> None:
+    """Raise BufferMismatchError if the buffer was closed, is too small or begins between two elements."""
+    where = f"{kind} {name!r}: buffer {span.buffer.label!r}"
+    if span.buffer.closed:
+        raise BufferMismatchError(f"{where} was closed; bind one that is open")
+    needed = byte_count(dtype, dims)
+    if span.length < needed:
+        raise BufferMismatchError(
+            f"{where} gives {span.length} bytes, {needed} expected for {dtype} {list(dims)}; bind a larger one"
+        )
+    size = ELEMENT_TYPES[dtype].size
+    if span.offset % size:
+        raise BufferMismatchError(
+            f"{where} is used from byte {span.offset}, expected a multiple of {size}, the size of {dtype}; "
+            "align the span"
+        )
+
+
+def placed_in(span: DeviceSpan, memory: MemoryInfo) -> bool:
+    """Whether a session that computes in `memory` takes the span as it is."""
+    return why_incompatible(span.buffer.memory, memory) is None
+
+
+def check_placed(kind: str, name: str, span: DeviceSpan, memory: MemoryInfo) -> None:
+    """Raise BufferMismatchError unless the session's device can use the span where it is."""
+    where = f"{kind} {name!r}: buffer {span.buffer.label!r}"
+    reason = why_incompatible(span.buffer.memory, memory)
+    if reason is not None:
+        raise BufferMismatchError(
+            f"{where} is in {span.buffer.memory.name} of {span.buffer.memory.device} "
+            f"{span.buffer.memory.device_id}, expected {memory.name} of {memory.device} {memory.device_id} "
+            f"({reason}); copy it to that device first"
+        )
+    if not memory.heap and span.offset:
+        raise BufferMismatchError(
+            f"{where} is used from byte {span.offset}, expected byte 0: onnxruntime-web binds whole buffers; "
+            "copy the span into a buffer of its own"
+        )

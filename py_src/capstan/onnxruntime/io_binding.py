@@ -1,0 +1,202 @@
+"""IOBinding: which tensor each input and output of a session is, bound once and used by many runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import BindingError, BufferMismatchError
+from ..memory import DeviceBuffer, DeviceSpan
+from .checks import check_dims, check_dtype, check_placed, check_span, known
+from .element_types import dtype_of
+from .host_array import HostArray
+from .ort_value import HOST_MEMORY, OrtValue, host_span, sizes
+from .providers import blocking, device_type_of
+
+if TYPE_CHECKING:
+    from .session import InferenceSession
+
+__all__ = ["BoundOutput", "IOBinding"]
+
+
+@dataclass(frozen=True)
+class BoundOutput:
+    """Where an output goes: into a tensor that is there, else into a new one of the device or of Python's heap."""
+
+    value: OrtValue | None
+    on_host: bool
+
+
+class IOBinding:
+    """The tensors of a session's runs; see onnxruntime.IOBinding. Made by `InferenceSession.io_binding()`.
+
+    A call that raises leaves what was bound before. Arrays bound as inputs of a session on WebGPU are copied to the
+    device at once, as onnxruntime does; for a session on the CPU they are used where they are.
+    """
+
+    def __init__(self, session: InferenceSession) -> None:
+        self.session = session
+        self.inputs: dict[str, OrtValue] = {}
+        self.outputs: dict[str, BoundOutput] = {}
+        self.results: list[OrtValue] = []
+
+    def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
+        """Bind an array (any PEP 3118 buffer)."""
+        spec = known("input", self.session.inputs, name)
+        self._bind_host_input(name, HostArray.of(f"input {name!r}", arr_on_cpu, spec.dtype))
+
+    def bind_input(
+        self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: Any
+    ) -> None:
+        """Bind memory; `buffer_ptr` is a DeviceBuffer, a DeviceSpan, an OrtValue or, on 'cpu', an array."""
+        known("input", self.session.inputs, name)
+        value = self._value("input", name, device_type, device_id, element_type, shape, buffer_ptr)
+        self.bind_ortvalue_input(name, value)
+
+    def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
+        """Bind a tensor; one on the device is used where it is, so what it holds at each run is the input."""
+        spec = known("input", self.session.inputs, name)
+        check_dtype("input", spec, ortvalue.dtype)
+        check_dims("input", spec, ortvalue.shape())
+        check_span("input", name, open_span("input", name, ortvalue), ortvalue.dtype, ortvalue.shape())
+        if ortvalue.memory_info.heap == HOST_MEMORY.heap:
+            self._bind_host_input(name, ortvalue.host())
+            return
+        check_placed("input", name, ortvalue.span, self.session.memory_info)
+        self.inputs[name] = ortvalue
+
+    def bind_output(
+        self,
+        name: str,
+        device_type: str = "cpu",
+        device_id: int = 0,
+        element_type: Any = None,
+        shape: Sequence[int] | None = None,
+        buffer_ptr: Any = None,
+    ) -> None:
+        """Bind an output to new memory of 'cpu' or 'webgpu', made at each run, or to memory that is there.
+
+        `buffer_ptr` is as in `bind_input`; then element type and shape are needed too.
+        """
+        spec = known("output", self.session.outputs, name)
+        on_host = device_type_of(device_type) == "cpu"
+        if buffer_ptr is not None:
+            dtype = spec.dtype if element_type is None else element_type
+            value = self._value("output", name, device_type, device_id, dtype, shape, buffer_ptr)
+            self.bind_ortvalue_output(name, value)
+            return
+        if element_type is not None:
+            check_dtype("output", spec, dtype_of(element_type))
+        if shape is not None:
+            check_dims("output", spec, shape)
+        if not on_host and self.session.memory_info.heap == HOST_MEMORY.heap:
+            raise BufferMismatchError(
+                f"output {name!r}: device {device_type!r} was asked for, the session computes on "
+                f"{self.session.get_providers()[0]}; bind it to 'cpu'"
+            )
+        self.outputs[name] = BoundOutput(None, on_host)
+
+    def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
+        """Bind an output to a tensor, which every run overwrites; its shape must be the result's."""
+        spec = known("output", self.session.outputs, name)
+        check_dtype("output", spec, ortvalue.dtype)
+        check_dims("output", spec, ortvalue.shape())
+        check_span("output", name, open_span("output", name, ortvalue), ortvalue.dtype, ortvalue.shape())
+        on_host = ortvalue.memory_info.heap == HOST_MEMORY.heap
+        if on_host:
+            if ortvalue.host().data.readonly and ortvalue.tensor_size_in_bytes():
+                raise BindingError(f"output {name!r}: the array is read-only; bind one that can be written")
+        else:
+            check_placed("output", name, ortvalue.span, self.session.memory_info)
+        self.outputs[name] = BoundOutput(ortvalue, on_host)
+
+    def clear_binding_inputs(self) -> None:
+        """Forget the inputs."""
+        self.inputs.clear()
+
+    def clear_binding_outputs(self) -> None:
+        """Forget the outputs and the results."""
+        self.outputs.clear()
+        self.results.clear()
+
+    def synchronize_inputs(self) -> None:
+        """Nothing to do: a run is queued behind the copies of its inputs, on the same queue."""
+
+    def synchronize_outputs(self) -> None:
+        """Nothing to do: reading a result is queued behind the run; results bound to 'cpu' are there after the run."""
+
+    def get_outputs(self) -> list[OrtValue]:
+        """The results of the last run, in the order in which outputs were bound."""
+        return list(self.results)
+
+    def copy_outputs_to_cpu(self) -> list[Any]:
+        """The results of the last run as arrays in Python's heap."""
+        if all(value.device_name() == "cpu" for value in self.results):
+            return [value.numpy() for value in self.results]
+        call, twin = "copy_outputs_to_cpu", "binding.copy_outputs_to_cpu_async()"
+        return blocking(self.session.host, call, twin, self.copy_outputs_to_cpu_async)
+
+    async def copy_outputs_to_cpu_async(self) -> list[Any]:
+        """`copy_outputs_to_cpu`, without blocking."""
+        return [await value.numpy_async() for value in self.results]
+
+    def _bind_host_input(self, name: str, host: HostArray) -> None:
+        spec = known("input", self.session.inputs, name)
+        check_dtype("input", spec, host.dtype)
+        check_dims("input", spec, host.dims)
+        self.inputs[name] = self.session.place(name, host)
+
+    def _value(
+        self,
+        kind: str,
+        name: str,
+        device_type: str,
+        device_id: int,
+        element_type: Any,
+        shape: Sequence[int] | None,
+        memory: Any,
+    ) -> OrtValue:
+        """What a script bound by its parts, as a tensor that borrows the memory."""
+        dtype = dtype_of(element_type)
+        if device_id != 0:
+            raise BufferMismatchError(f"{kind} {name!r}: device_id is {device_id!r}, expected 0; a page has one device")
+        if isinstance(memory, int):
+            raise BindingError(
+                f"{kind} {name!r}: buffer_ptr is the address {memory:#x}; "
+                "give a DeviceBuffer, a DeviceSpan, an OrtValue or an array instead"
+            )
+        span = span_of(kind, name, memory)
+        place = span.buffer.memory
+        on_host = place.heap == HOST_MEMORY.heap
+        if ("cpu" if on_host else place.device) != device_type_of(device_type):
+            raise BufferMismatchError(
+                f"{kind} {name!r}: device_type is {device_type!r} and buffer {span.buffer.label!r} is in {place.name} "
+                f"of {place.device}; give the type of the buffer's device"
+            )
+        if shape is None:
+            raise BindingError(f"{kind} {name!r}: a buffer was given without its shape; give the shape too")
+        dims = sizes(shape)
+        check_span(kind, name, span, dtype, dims)
+        return OrtValue(span, dtype, dims, None if on_host else self.session.device, keep=memory)
+
+
+def span_of(kind: str, name: str, memory: Any) -> DeviceSpan:
+    """The bytes that a script gave for `buffer_ptr`."""
+    if isinstance(memory, OrtValue):
+        return open_span(kind, name, memory)
+    if isinstance(memory, DeviceBuffer):
+        if memory.closed:
+            raise BufferMismatchError(f"{kind} {name!r}: buffer {memory.label!r} was closed; bind one that is open")
+        return memory.span()
+    if isinstance(memory, DeviceSpan):
+        return memory
+    what = f"{kind} {name!r}"
+    return host_span((HostArray.of(what, memory) if kind == "input" else HostArray.to_write(what, memory)).data)
+
+
+def open_span(kind: str, name: str, value: OrtValue) -> DeviceSpan:
+    """The bytes of a tensor that is to be bound. Raises BufferMismatchError if it was closed."""
+    if not value.has_value():
+        raise BufferMismatchError(f"{kind} {name!r}: the OrtValue was closed; bind one that is open")
+    return value.span

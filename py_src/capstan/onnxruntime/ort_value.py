@@ -1,0 +1,295 @@
+"""OrtValue: a tensor with a place, in Python's heap or on a device."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from ..device.interface import DeviceInterface
+from ..errors import BindingError, BufferMismatchError, ClosedError, OptionError
+from ..host import current_host
+from ..memory import DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
+from .element_types import ELEMENT_TYPES, byte_count, dtype_of
+from .host_array import HostArray, as_array, empty
+from .providers import at_once, blocking, device_type_of, open_device
+
+__all__ = ["HOST_MEMORY", "OrtValue", "host_bytes", "host_span", "store"]
+
+HOST_MEMORY = MemoryInfo("Cpu", "cpu", MemoryType.DEFAULT, heap="python", alignment=1)
+"""Arrays of the program: the same heap as the buffers of the devices that compute on the CPU."""
+
+
+class OrtValue:
+    """A tensor; see onnxruntime.OrtValue.
+
+    A value in Python's heap ('cpu') shares the memory of the array that it was made of, and `numpy()` is a view of it.
+    A value on a device owns a buffer there, or borrows one; its own is freed by `close`, at the end of a `with` block
+    or with the last reference to the value. What waits has a twin whose name ends in `_async`.
+    """
+
+    def __init__(
+        self,
+        span: DeviceSpan,
+        dtype: str,
+        dims: Sequence[int],
+        device: DeviceInterface | None = None,
+        *,
+        owned: bool = False,
+        keep: Any = None,
+    ) -> None:
+        """`device` is None for Python's heap; `owned` closes the buffer with the value; `keep` lives as long as it."""
+        self._span = span
+        self._dtype = dtype
+        self._dims = tuple(dims)
+        self._device = device
+        self._keep = keep
+        self._free = None
+        if owned:
+            if device is not None:
+                device.retain()
+            self._free = weakref.finalize(self, free, span.buffer, device)
+
+    @classmethod
+    def ortvalue_from_numpy(cls, array: Any, /, device_type: str = "cpu", device_id: int = 0) -> OrtValue:
+        """A tensor over an array (any PEP 3118 buffer): the same memory on 'cpu', one copy on 'webgpu'."""
+        if on_host(device_type, device_id):
+            return cls._over(array)
+        twin = f"OrtValue.ortvalue_from_numpy_async(array, {device_type!r})"
+        return at_once(current_host(), "ortvalue_from_numpy", twin, lambda: cls._upload(array, device_type))
+
+    @classmethod
+    async def ortvalue_from_numpy_async(cls, array: Any, /, device_type: str = "cpu", device_id: int = 0) -> OrtValue:
+        """`ortvalue_from_numpy`, without blocking."""
+        return cls._over(array) if on_host(device_type, device_id) else await cls._upload(array, device_type)
+
+    @classmethod
+    def ortvalue_from_shape_and_type(
+        cls,
+        shape: Sequence[int],
+        element_type: Any,
+        device_type: str = "cpu",
+        device_id: int = 0,
+        *,
+        memory_info: MemoryInfo | None = None,
+    ) -> OrtValue:
+        """A tensor of zeros; a `memory_info` (of a device or an OrtValue) names the place instead of `device_type`."""
+        if memory_info.heap == HOST_MEMORY.heap if memory_info else on_host(device_type, device_id):
+            return cls.of_host(empty(dtype_of(element_type), sizes(shape)))
+        twin = "OrtValue.ortvalue_from_shape_and_type_async(...)"
+        call = "ortvalue_from_shape_and_type"
+        place = (shape, element_type, device_type, memory_info)
+        return at_once(current_host(), call, twin, lambda: cls._allocate(*place))
+
+    @classmethod
+    async def ortvalue_from_shape_and_type_async(
+        cls,
+        shape: Sequence[int],
+        element_type: Any,
+        device_type: str = "cpu",
+        device_id: int = 0,
+        *,
+        memory_info: MemoryInfo | None = None,
+    ) -> OrtValue:
+        """`ortvalue_from_shape_and_type`, without blocking."""
+        if memory_info.heap == HOST_MEMORY.heap if memory_info else on_host(device_type, device_id):
+            return cls.of_host(empty(dtype_of(element_type), sizes(shape)))
+        return await cls._allocate(shape, element_type, device_type, memory_info)
+
+    @classmethod
+    def of_host(cls, host: HostArray) -> OrtValue:
+        """A tensor over memory in Python's heap."""
+        return cls(host_span(host.data), host.dtype, host.dims)
+
+    @classmethod
+    def on_device(cls, device: DeviceInterface, dtype: str, dims: Sequence[int], label: str, **given: Any) -> OrtValue:
+        """A tensor of zeros in a new buffer; `given` are arguments of DeviceInterface.allocate."""
+        buffer = device.allocate(byte_count(dtype, dims), label=label, **given)
+        return cls(buffer.span(), dtype, dims, device, owned=True)
+
+    @classmethod
+    def _over(cls, array: Any) -> OrtValue:
+        return cls.of_host(HostArray.of("the array", array))
+
+    @classmethod
+    async def _upload(cls, array: Any, device_type: str) -> OrtValue:
+        host = HostArray.of("the array", array)
+        device = await open_device(device_type_of(device_type))
+        try:
+            value = cls.on_device(device, host.dtype, host.dims, "OrtValue")
+            device.copy_cpu_to_device(value.span, host.data)
+        finally:
+            device.close()
+        return value
+
+    @classmethod
+    async def _allocate(
+        cls, shape: Sequence[int], element_type: Any, device_type: str, memory_info: MemoryInfo | None
+    ) -> OrtValue:
+        dims, dtype = sizes(shape), dtype_of(element_type)
+        device = await open_device(memory_info.device if memory_info else device_type_of(device_type))
+        kind = memory_info.memory_type if memory_info else MemoryType.DEFAULT
+        try:
+            if memory_info is not None and device.get_memory_info(kind) != memory_info:
+                raise BufferMismatchError(
+                    f"{memory_info} is not a place of the device that is open, {device.get_memory_info(kind)}; "
+                    "take the memory_info of a session, or name device_type='webgpu'"
+                )
+            return cls.on_device(device, dtype, dims, "OrtValue", memory_type=kind)
+        finally:
+            device.close()
+
+    @property
+    def span(self) -> DeviceSpan:
+        """The bytes. Raises ClosedError after `close`."""
+        if self._free is not None and not self._free.alive:
+            raise ClosedError(f"this OrtValue ({self._dtype} {list(self._dims)}) was closed; make another one")
+        return self._span
+
+    @property
+    def dtype(self) -> str:
+        """The element type by numpy's name."""
+        return self._dtype
+
+    @property
+    def memory_info(self) -> MemoryInfo:
+        """Where the tensor is."""
+        return self._span.buffer.memory
+
+    def shape(self) -> list[int]:
+        """Sizes of the dimensions."""
+        return list(self._dims)
+
+    def data_type(self) -> str:
+        """As in 'tensor(float)'."""
+        return ELEMENT_TYPES[self._dtype].tensor
+
+    def element_type(self) -> int:
+        """ONNX's number, as in TensorProto.FLOAT."""
+        return ELEMENT_TYPES[self._dtype].onnx
+
+    def tensor_size_in_bytes(self) -> int:
+        """Bytes of the elements."""
+        return byte_count(self._dtype, self._dims)
+
+    def device_name(self) -> str:
+        """'cpu' or 'webgpu'."""
+        return "cpu" if self._device is None else self._device.type
+
+    def is_tensor(self) -> bool:
+        """True: sequences and maps do not exist here."""
+        return True
+
+    def has_value(self) -> bool:
+        """False after `close`."""
+        return self._free is None or self._free.alive
+
+    def data_ptr(self) -> OrtValue:
+        """What `bind_input` takes for `buffer_ptr`: the value itself, as a page has no addresses."""
+        return self
+
+    def numpy(self, *, out: Any = None) -> Any:
+        """The tensor as an ndarray (a memoryview where numpy is not loaded).
+
+        In Python's heap that is a view. From a device it is a copy, or `out`, a writable array of the same type and
+        shape that is written in place; either way the bytes are copied once.
+        """
+        if self._device is None:
+            return as_array(self.host()) if out is None else self._written(out)
+        return blocking(current_host(), "OrtValue.numpy()", "value.numpy_async()", lambda: self.numpy_async(out=out))
+
+    async def numpy_async(self, *, out: Any = None) -> Any:
+        """`numpy`, without blocking."""
+        if self._device is None:
+            return self.numpy(out=out)
+        target = empty(self._dtype, self._dims) if out is None else HostArray.to_write("out", out, self._dtype)
+        await self.read_into(target)
+        return as_array(target) if out is None else out
+
+    async def read_into(self, target: HostArray) -> None:
+        """Copy the elements into an array of the same type and shape. Raises BindingError if it is another."""
+        self._same("the array for the result", target)
+        if self._device is None:
+            store(target.data, self.host().data)
+        elif target.data.nbytes:
+            await self._device.copy_device_to_cpu(self.span.sub(0, target.data.nbytes), target.data)
+
+    def host(self) -> HostArray:
+        """A tensor in Python's heap as a view of its memory."""
+        return HostArray(host_bytes(self.span)[: self.tensor_size_in_bytes()], self._dtype, self._dims)
+
+    def update_inplace(self, array: Any) -> None:
+        """Overwrite the elements with an array of the same type and shape: one copy, nothing waits."""
+        host = HostArray.of("the array", array, self._dtype)
+        self._same("the array", host)
+        span = self.span
+        if self._device is not None:
+            self._device.copy_cpu_to_device(span.sub(0, len(host.data)), host.data)
+            return
+        store(host_bytes(span), host.data)
+
+    def close(self) -> None:
+        """Free the device memory that the value owns; closing twice is harmless."""
+        if self._free is not None:
+            self._free()
+
+    def __enter__(self) -> OrtValue:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<OrtValue {self._dtype} {list(self._dims)} on {self.device_name()}>"
+
+    def _written(self, out: Any) -> Any:
+        target = HostArray.to_write("out", out, self._dtype)
+        self._same("out", target)
+        store(target.data, self.host().data)
+        return out
+
+    def _same(self, what: str, host: HostArray) -> None:
+        if (host.dtype, host.dims) != (self._dtype, self._dims):
+            raise BindingError(
+                f"{what} is {host.dtype} {list(host.dims)}, the OrtValue {self._dtype} {list(self._dims)}; "
+                "they must be the same"
+            )
+
+
+def free(buffer: DeviceBuffer, device: DeviceInterface | None) -> None:
+    """Give back what a value owned."""
+    buffer.close()
+    if device is not None:
+        device.close()
+
+
+def host_span(data: memoryview) -> DeviceSpan:
+    """Bytes in Python's heap as a span; nothing is copied and nothing has to be freed."""
+    return DeviceBuffer(data, data.nbytes, HOST_MEMORY, label="array", free=lambda: None).span()
+
+
+def host_bytes(span: DeviceSpan) -> memoryview:
+    """The bytes of a span in Python's heap."""
+    return memoryview(span.buffer.handle)[span.offset : span.offset + span.length]
+
+
+def store(target: memoryview, source: memoryview) -> None:
+    """Copy bytes within Python's heap. Raises BindingError if they cannot be written."""
+    if target.readonly and target.nbytes:
+        raise BindingError("the array is read-only; give one that can be written")
+    target[:] = source
+
+
+def on_host(device_type: str, device_id: int) -> bool:
+    """Whether 'cpu' is meant. Raises OptionError for what is neither 'cpu' nor 'webgpu'."""
+    if device_id != 0:
+        raise OptionError(f"device_id is {device_id!r}; there is one device of each type, 0")
+    return device_type_of(device_type) == "cpu"
+
+
+def sizes(shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape whose dimensions are all known."""
+    dims = tuple(shape)
+    if not all(isinstance(size, int) and size >= 0 for size in dims):
+        raise BindingError(f"shape is {list(dims)}; every dimension must be a whole number, 0 or more")
+    return dims

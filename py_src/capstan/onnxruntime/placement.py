@@ -1,0 +1,110 @@
+"""Reads a model and makes a session of it on the best of the devices asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import graph
+from ..device.interface import DeviceInterface, DeviceSession
+from ..errors import DeviceUnavailableError, ModelFileError, OutOfMemoryError, UnsupportedModelError
+from ..fallback import fall_back
+from ..graph.description import needs_f16
+from ..host import Host
+from .element_types import ELEMENT_TYPES
+from .providers import CPU, DEVICE_TYPES, WEBGPU, open_device, provider_of
+
+__all__ = ["Placed", "place_session"]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A session and the device it is on."""
+
+    device: DeviceInterface
+    session: DeviceSession
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A serialized model, its external data by location, and what it asks of a device."""
+
+    model: bytes
+    external: dict[str, bytes]
+    half: bool
+    """It computes in float16."""
+
+
+async def place_session(
+    host: Host, path_or_bytes: str | bytes | os.PathLike[str], providers: Sequence[str], owner: str
+) -> Placed:
+    """A session on the first provider that can run the model; each step down is warned of and counted.
+
+    Without `providers` it is WebGPU on a hardware adapter, else the CPU. Raises what the last provider failed with.
+    """
+    files = await read_model(host, path_or_bytes)
+    if not providers:
+        best = await open_device("auto")
+        providers = [WEBGPU, CPU] if provider_of(best) == WEBGPU else [CPU]
+        best.close()
+    for provider, following in zip(providers, [*providers[1:], None], strict=True):
+        try:
+            return await make_session(files, provider, owner)
+        except (DeviceUnavailableError, UnsupportedModelError, OutOfMemoryError) as error:
+            if following is None:
+                raise
+            fall_back(provider, str(error), f"{following} is used instead")
+    raise AssertionError("there is always a provider")
+
+
+async def make_session(files: ModelFiles, provider: str, owner: str) -> Placed:
+    device = await open_device(DEVICE_TYPES[provider])
+    try:
+        return Placed(device, await session_on(device, files, provider, owner))
+    except BaseException:
+        device.close()
+        raise
+
+
+async def session_on(device: DeviceInterface, files: ModelFiles, provider: str, owner: str) -> DeviceSession:
+    if files.half and provider == WEBGPU and not (await device.capabilities()).f16:
+        raise DeviceUnavailableError(
+            "the model computes in float16 and this adapter has no shader-f16; "
+            f"add {CPU!r} to providers, or convert the model to float32"
+        )
+    session = await device.create_session(files.model, external=files.external, owner=owner)
+    for spec in (*session.inputs, *session.outputs):
+        if spec.dtype not in ELEMENT_TYPES:
+            await session.close()
+            raise UnsupportedModelError(
+                f"{spec.name!r} is of type {spec.dtype}; tensors of {', '.join(ELEMENT_TYPES)} can be passed"
+            )
+    return session
+
+
+async def read_model(host: Host, path_or_bytes: str | bytes | os.PathLike[str]) -> ModelFiles:
+    """The bytes of a model, and of the data files next to it that it names. Raises ModelFileError."""
+    if isinstance(path_or_bytes, str | os.PathLike):
+        path = os.fspath(path_or_bytes)
+        folder, slash, name = path.rpartition("/")
+        model = await read_file(host, folder + slash, name)
+    else:
+        path = ""
+        folder, slash = "", ""
+        model = bytes(path_or_bytes)
+    parsed = graph.parse(model, path or "the model")
+    locations = sorted({entry.location for entry in graph.external_entries(parsed)})
+    if locations and not path:
+        raise ModelFileError(
+            f"the model's weights are in the file {locations[0]!r}, which bytes cannot name; give the model's path"
+        )
+    external = {location: await read_file(host, folder + slash, location) for location in locations}
+    return ModelFiles(model, external, needs_f16(parsed.graph))
+
+
+async def read_file(host: Host, folder: str, name: str) -> bytes:
+    """A file of this interpreter's file system, else one that the host reads: in a page, from the page's origin."""
+    local = Path(folder) / name
+    return local.read_bytes() if local.is_file() else await host.read(folder, name)

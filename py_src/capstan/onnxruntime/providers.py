@@ -1,0 +1,106 @@
+"""Execution providers by onnxruntime's names, and the devices that stand behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from ..device.interface import DeviceInterface
+from ..errors import AsyncRequiredError, OptionError
+from ..host import Host, current_host
+
+__all__ = [
+    "CPU",
+    "DEVICE_TYPES",
+    "WEBGPU",
+    "asked_for",
+    "at_once",
+    "blocking",
+    "device_type_of",
+    "get_available_providers",
+    "open_device",
+    "provider_of",
+]
+
+T = TypeVar("T")
+
+WEBGPU = "WebGpuExecutionProvider"
+CPU = "CPUExecutionProvider"
+
+NAMES = {WEBGPU.lower(): WEBGPU, "webgpu": WEBGPU, CPU.lower(): CPU, "cpu": CPU, "wasm": CPU}
+
+
+DEVICE_TYPES = {WEBGPU: "webgpu", CPU: "cpu"}
+
+
+def get_available_providers() -> list[str]:
+    """The providers that can be asked for; whether there is a GPU shows when a session is made."""
+    return [WEBGPU, CPU]
+
+
+def asked_for(providers: Sequence[Any] | None, provider_options: Sequence[Mapping[str, Any]] | None) -> list[str]:
+    """The providers of a call by onnxruntime's names, in order of preference; empty for the default.
+
+    A provider is a name or a pair (name, options). Raises OptionError for what is not known: nothing is ignored.
+    """
+    if isinstance(providers, str):
+        raise OptionError(f"providers is {providers!r}; give a list, as in [{providers!r}]")
+    given = list(providers or ())
+    if provider_options is not None and len(provider_options) != len(given):
+        raise OptionError(f"{len(provider_options)} provider_options for {len(given)} providers; give one for each")
+    found: list[str] = []
+    for i, item in enumerate(given):
+        name, options = item if isinstance(item, tuple) else (item, {})
+        options = {**options, **(provider_options[i] if provider_options else {})}
+        provider = NAMES.get(name.lower()) if isinstance(name, str) else None
+        if provider is None:
+            raise OptionError(f"provider {name!r} does not exist here; there are {WEBGPU!r} and {CPU!r}")
+        unknown = sorted(key for key in options if key != "device_id")
+        if unknown:
+            raise OptionError(f"{provider} has no option {unknown[0]!r}; it has 'device_id', which is 0")
+        if str(options.get("device_id", 0)) != "0":
+            raise OptionError(f"{provider}: device_id is {options['device_id']!r}; a page has one device, 0")
+        if provider not in found:
+            found.append(provider)
+    return found
+
+
+def device_type_of(given: str) -> str:
+    """'cpu' or 'webgpu' for what a script calls a device or a provider. Raises OptionError."""
+    for provider, device_type in DEVICE_TYPES.items():
+        if given.lower() == device_type or NAMES.get(given.lower()) == provider:
+            return device_type
+    raise OptionError(f"device_type is {given!r}; it must be 'cpu' or 'webgpu'")
+
+
+async def open_device(device_type: str) -> DeviceInterface:
+    """The page's device of a type: 'cpu', 'webgpu', or 'auto' for WebGPU on a hardware adapter, else the CPU."""
+    host: Any = current_host()
+    opened: DeviceInterface = await host.open_device(device_type)
+    return opened
+
+
+def provider_of(device: DeviceInterface) -> str:
+    """The provider that runs on a device."""
+    return next((provider for provider, name in DEVICE_TYPES.items() if name == device.type), CPU)
+
+
+def blocking(host: Host, call: str, twin: str, coroutine: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Wait for a coroutine; AsyncRequiredError, naming the asynchronous twin, where that cannot be."""
+    if not host.can_wait():
+        raise AsyncRequiredError(f"{call} would have to wait here; use `await {twin}`")
+    return host.wait(coroutine())
+
+
+def at_once(host: Host, call: str, twin: str, coroutine: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """`blocking` for what waits only the first time, as opening a device does: it needs no waiting afterwards."""
+    if host.can_wait():
+        return host.wait(coroutine())
+    started = coroutine()
+    try:
+        started.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    started.close()
+    raise AsyncRequiredError(f"{call} would have to wait here; use `await {twin}`")

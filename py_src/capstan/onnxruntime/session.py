@@ -1,0 +1,344 @@
+"""InferenceSession: any ONNX model on onnxruntime-web, in the shape of the native onnxruntime."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from ..device.interface import BoundSpan, DeviceSession, TensorSpec
+from ..errors import BindingError, ClosedError, OptionError
+from ..host import Host, current_host
+from ..memory import DeviceBuffer, MemoryInfo
+from .captured import CapturedRun, capture
+from .checks import check_dims, check_dtype, check_placed, check_span, known
+from .element_types import ELEMENT_TYPES
+from .host_array import HostArray, as_array, empty
+from .io_binding import BoundOutput, IOBinding, open_span
+from .ort_value import HOST_MEMORY, OrtValue, host_span
+from .placement import Placed, place_session
+from .providers import asked_for, blocking, provider_of
+
+__all__ = ["InferenceSession", "NodeArg"]
+
+numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class NodeArg:
+    """An input or output; `shape` holds sizes, names of free dimensions and None for free ones without a name."""
+
+    name: str
+    shape: list[int | str | None]
+    type: str
+    """As in 'tensor(float)'."""
+
+
+class InferenceSession:
+    """A model ready to run; see onnxruntime.InferenceSession.
+
+    `path_or_bytes` is a URL of the page's origin, a file, or the serialized model. External data is read from next to
+    a path. `providers` are names, or pairs (name, options), in order of preference: 'WebGpuExecutionProvider' (or
+    'webgpu') and 'CPUExecutionProvider' ('wasm', 'cpu'). A step down to the next is warned of; without `providers` it
+    is WebGPU on a hardware adapter, else the CPU. `get_providers()` tells what is used.
+
+    `InferenceSession(...)` blocks, which in a page needs JavaScript Promise Integration; `await
+    InferenceSession.create(...)` never does. So it is with every method that has a twin named `..._async`.
+
+    Raises ModelFileError, UnsupportedModelError, OptionError, DeviceUnavailableError, OutOfMemoryError.
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: str | bytes | os.PathLike[str],
+        sess_options: None = None,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        refuse_options(sess_options)
+        host = current_host()
+        wanted = asked_for(providers, provider_options)
+        label = f"InferenceSession {next(numbers)}"
+        call, twin = "InferenceSession(...)", "InferenceSession.create(...)"
+        self._set(host, label, blocking(host, call, twin, lambda: place_session(host, path_or_bytes, wanted, label)))
+
+    @classmethod
+    async def create(
+        cls,
+        path_or_bytes: str | bytes | os.PathLike[str],
+        sess_options: None = None,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+    ) -> InferenceSession:
+        """Make a session without blocking; see the class for the arguments and errors."""
+        refuse_options(sess_options)
+        host = current_host()
+        label = f"InferenceSession {next(numbers)}"
+        placed = await place_session(host, path_or_bytes, asked_for(providers, provider_options), label)
+        session = cls.__new__(cls)
+        session._set(host, label, placed)
+        return session
+
+    def _set(self, host: Host, label: str, placed: Placed) -> None:
+        self.host = host
+        self.label = label
+        self.device = placed.device
+        self._session: DeviceSession | None = placed.session
+        self.inputs = {spec.name: spec for spec in placed.session.inputs}
+        self.outputs = {spec.name: spec for spec in placed.session.outputs}
+        self._spare: dict[str, DeviceBuffer] = {}
+        """Input buffers of `run` that are not in use."""
+
+    def get_inputs(self) -> list[NodeArg]:
+        """The inputs, in the model's order."""
+        return [node_arg(spec) for spec in self.inputs.values()]
+
+    def get_outputs(self) -> list[NodeArg]:
+        """The outputs, in the model's order."""
+        return [node_arg(spec) for spec in self.outputs.values()]
+
+    def get_providers(self) -> list[str]:
+        """The provider that is used."""
+        return [provider_of(self.device)]
+
+    @property
+    def memory_info(self) -> MemoryInfo:
+        """Where the session computes, as `OrtValue.ortvalue_from_shape_and_type` takes it."""
+        return self.device.get_memory_info()
+
+    def io_binding(self) -> IOBinding:
+        """A binding with nothing bound."""
+        return IOBinding(self)
+
+    def run(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], *, out: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Run on arrays (PEP 3118 buffers) or OrtValues; returns the outputs named, all for None, as arrays.
+
+        Outputs named in `out` are written straight into the arrays given there. Raises BindingError for names, types
+        and shapes that the model does not have.
+        """
+        twin = "session.run_async(...)"
+        return blocking(self.host, "session.run", twin, lambda: self.run_async(output_names, input_feed, out=out))
+
+    async def run_async(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], *, out: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """`run`, without blocking."""
+        session = self.opened()
+        names = list(self.outputs if output_names is None else output_names)
+        targets = self._targets(names, out or {})
+        with ExitStack() as borrowed:
+            feeds = [self._feed(name, value, borrowed) for name, value in self._complete(input_feed).items()]
+            on_host = self.memory_info.heap == HOST_MEMORY.heap
+            fetches: list[BoundSpan | str] = [
+                BoundSpan(name, host_span(targets[name].data), targets[name].dtype, targets[name].dims)
+                if on_host and name in targets
+                else name
+                for name in names
+            ]
+            results = await session.run(feeds, fetches)
+        arrays = [
+            self._array(result, targets.get(name), fetch)
+            for name, result, fetch in zip(names, results, fetches, strict=True)
+        ]
+        found = await asyncio.gather(*arrays, return_exceptions=True)
+        for item in found:
+            if isinstance(item, BaseException):
+                raise item
+        return [(out or {}).get(name, item) for name, item in zip(names, found, strict=True)]
+
+    def run_with_iobinding(self, iobinding: IOBinding) -> None:
+        """Run on what is bound; `iobinding.get_outputs()` are the results."""
+        twin = "session.run_with_iobinding_async(binding)"
+        call = "session.run_with_iobinding"
+        blocking(self.host, call, twin, lambda: self.run_with_iobinding_async(iobinding))
+
+    async def run_with_iobinding_async(self, iobinding: IOBinding) -> None:
+        """`run_with_iobinding`, without blocking."""
+        session = self.opened()
+        feeds, outputs = self.bound(iobinding)
+        in_place = {name: self._fetched(name, output) for name, output in outputs.items()}
+        results = await session.run(feeds, [span or name for name, span in in_place.items()])
+        values = []
+        for (name, output), result in zip(outputs.items(), results, strict=True):
+            values.append(await self._result(output, result, in_place[name] is not None))
+        iobinding.results = values
+
+    def capture(self, iobinding: IOBinding) -> CapturedRun:
+        """Record one run on what is bound as a tape of GPU commands; see CapturedRun. Raises TapeError with the reason
+        where that cannot be: on the CPU, for outputs bound to 'cpu', for models that choose their path or work in
+        place."""
+        twin = "session.capture_async(binding)"
+        return blocking(self.host, "session.capture", twin, lambda: self.capture_async(iobinding))
+
+    async def capture_async(self, iobinding: IOBinding) -> CapturedRun:
+        """`capture`, without blocking."""
+        return await capture(self, iobinding)
+
+    def close(self) -> None:
+        """`aclose`, blocking."""
+        blocking(self.host, "session.close()", "session.aclose()", self.aclose)
+
+    async def aclose(self) -> None:
+        """Free the session; results stay. Closing twice is harmless."""
+        session, self._session = self._session, None
+        for buffer in self._spare.values():
+            buffer.close()
+        self._spare.clear()
+        if session is not None:
+            await session.close()
+            self.device.close()
+
+    async def __aenter__(self) -> InferenceSession:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __enter__(self) -> InferenceSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def opened(self) -> DeviceSession:
+        """The device's session. Raises ClosedError."""
+        if self._session is None:
+            raise ClosedError(f"{self.label} was closed; make another one")
+        return self._session
+
+    def bound(self, iobinding: IOBinding) -> tuple[list[BoundSpan], dict[str, BoundOutput]]:
+        """What is bound for a run. Raises BindingError if something is missing, BufferMismatchError if it is gone."""
+        if iobinding.session is not self:
+            raise BindingError("this binding belongs to another session; use session.io_binding() of this one")
+        inputs = self._complete(iobinding.inputs)
+        if not iobinding.outputs:
+            raise BindingError(f"no output is bound; the model has {', '.join(map(repr, self.outputs))}")
+        feeds = [BoundSpan(name, open_span("input", name, v), v.dtype, tuple(v.shape())) for name, v in inputs.items()]
+        for feed in feeds:
+            check_span("input", feed.name, feed.span, feed.dtype, feed.dims)
+        return feeds, dict(iobinding.outputs)
+
+    def place(self, name: str, host: HostArray) -> OrtValue:
+        """An input array where the session takes it: in place, or in a new buffer of the device."""
+        if self.stays_on_host(host):
+            return OrtValue.of_host(host)
+        value = OrtValue.on_device(self.device, host.dtype, host.dims, f"input {name}", category="io", owner=self.label)
+        self.device.copy_cpu_to_device(value.span.sub(0, len(host.data)), host.data)
+        return value
+
+    def stays_on_host(self, host: HostArray) -> bool:
+        """Whether an input is given to the session in Python's heap."""
+        on_host = self.memory_info.heap == HOST_MEMORY.heap
+        return on_host or not host.data.nbytes or not self.opened().holds(host.dtype)
+
+    def _feed(self, name: str, value: Any, borrowed: ExitStack) -> BoundSpan:
+        """An input of `run`; a buffer that is needed for it goes back to the spare ones afterwards."""
+        spec = self.inputs[name]
+        if isinstance(value, OrtValue) and value.device_name() != "cpu":
+            check_dtype("input", spec, value.dtype)
+            check_dims("input", spec, value.shape())
+            check_placed("input", name, open_span("input", name, value), self.memory_info)
+            return BoundSpan(name, value.span, value.dtype, tuple(value.shape()))
+        host = HostArray.of(f"input {name!r}", value.numpy() if isinstance(value, OrtValue) else value, spec.dtype)
+        check_dtype("input", spec, host.dtype)
+        check_dims("input", spec, host.dims)
+        if self.stays_on_host(host):
+            return BoundSpan(name, host_span(host.data), host.dtype, host.dims)
+        buffer = self._spare.pop(name, None)
+        if buffer is not None and buffer.size != host.data.nbytes:
+            buffer.close()
+            buffer = None
+        if buffer is None:
+            label = f"input {name}"
+            buffer = self.device.allocate(host.data.nbytes, label=label, category="io", owner=self.label)
+        borrowed.callback(self._give_back, name, buffer)
+        self.device.copy_cpu_to_device(buffer.span(), host.data)
+        return BoundSpan(name, buffer.span(), host.dtype, host.dims)
+
+    def _give_back(self, name: str, buffer: DeviceBuffer) -> None:
+        if self._session is None or name in self._spare:
+            buffer.close()
+        else:
+            self._spare[name] = buffer
+
+    def _complete(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs in the model's order. Raises BindingError for one that is unknown or missing."""
+        for name in given:
+            known("input", self.inputs, name)
+        missing = [name for name in self.inputs if name not in given]
+        if missing:
+            raise BindingError(f"input {missing[0]!r} is missing; the model has {', '.join(map(repr, self.inputs))}")
+        return {name: given[name] for name in self.inputs}
+
+    def _targets(self, names: Sequence[str], out: Mapping[str, Any]) -> dict[str, HostArray]:
+        """The arrays of `out`, checked as far as that is possible before the run."""
+        for name in names:
+            known("output", self.outputs, name)
+        targets = {}
+        for name, array in out.items():
+            spec = known("output", self.outputs, name)
+            if name not in names:
+                raise BindingError(f"out has {name!r}, which is not among the outputs asked for, {list(names)}")
+            target = HostArray.to_write(f"out[{name!r}]", array, spec.dtype)
+            check_dtype("output", spec, target.dtype)
+            check_dims("output", spec, target.dims)
+            targets[name] = target
+        return targets
+
+    async def _array(self, result: BoundSpan, target: HostArray | None, fetch: BoundSpan | str) -> Any:
+        """A result as an array, or written into the target; a buffer made for the run is freed."""
+        if isinstance(fetch, BoundSpan):
+            return None
+        value = self._value(result)
+        if target is None and value.device_name() == "cpu":
+            return value.numpy()
+        target = target or empty(result.dtype, result.dims)
+        with value:
+            await value.read_into(target)
+        return as_array(target)
+
+    def _fetched(self, name: str, output: BoundOutput) -> BoundSpan | None:
+        """The tensor that the device's session writes; None where it makes one."""
+        value = output.value
+        if value is None or (output.on_host and self.memory_info.heap != HOST_MEMORY.heap):
+            return None
+        span = open_span("output", name, value)
+        check_span("output", name, span, value.dtype, value.shape())
+        return BoundSpan(name, span, value.dtype, tuple(value.shape()))
+
+    def _value(self, result: BoundSpan) -> OrtValue:
+        """A result in a buffer that the device's session made."""
+        device = None if result.span.buffer.memory.heap == HOST_MEMORY.heap else self.device
+        return OrtValue(result.span, result.dtype, result.dims, device, owned=True)
+
+    async def _result(self, output: BoundOutput, result: BoundSpan, in_place: bool) -> OrtValue:
+        """A result of a bound run, where it was bound to."""
+        if in_place:
+            assert output.value is not None
+            return output.value
+        value = self._value(result)
+        if not output.on_host:
+            return value
+        if output.value is None and value.device_name() == "cpu":
+            return value
+        target = output.value or OrtValue.of_host(empty(result.dtype, result.dims))
+        with value:
+            await value.read_into(target.host())
+        return target
+
+
+def node_arg(spec: TensorSpec) -> NodeArg:
+    kind = ELEMENT_TYPES[spec.dtype].tensor
+    return NodeArg(spec.name, [None if size == "?" else size for size in spec.dims], kind)
+
+
+def refuse_options(sess_options: Any) -> None:
+    """Nothing is ignored: session options are refused."""
+    if sess_options is not None:
+        raise OptionError(f"sess_options is {type(sess_options).__name__}; leave it out, sessions have no options here")

@@ -1,0 +1,197 @@
+"""A device for CPython whose memory Python does not address, so that the paths of a GPU run without one.
+
+It computes with the native onnxruntime. Its buffers are integer handles; it counts what crosses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import onnxruntime  # noqa: F401  (sessions are made with it)
+
+from capstan.device.interface import BoundSpan, DeviceFacts, DeviceInterface, DeviceSession, DeviceTape, Readback
+from capstan.device.reference_session import ReferenceSession
+from capstan.errors import BufferMismatchError, TapeError
+from capstan.memory import DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
+
+__all__ = ["ApartDevice", "HeapDevice"]
+
+HEAP = MemoryInfo("Cpu", "reference", MemoryType.DEFAULT, heap="python")
+HELD = ("float32", "float16", "int32", "int64", "uint32", "uint8", "bool")
+
+
+class HeapDevice(DeviceInterface):
+    """Memory in Python's heap, as on the devices that compute on the CPU."""
+
+    type: ClassVar[str] = "reference"
+
+    def __init__(self) -> None:
+        self.live: dict[int, tuple[str, str]] = {}
+        self.uploads = 0
+        self.readbacks_ = 0
+        self.users = 0
+
+    def retain(self) -> None:
+        self.users += 1
+
+    def close(self) -> None:
+        self.users -= 1
+        assert self.users >= 0
+
+    def about(self) -> DeviceFacts:
+        return DeviceFacts("stand-in")
+
+    def allocate(
+        self,
+        size: int,
+        memory_type: MemoryType = MemoryType.DEFAULT,
+        *,
+        label: str = "",
+        category: str = "user",
+        owner: str = "",
+    ) -> DeviceBuffer:
+        handle = self.handle_of(bytearray(size))
+        key = max(self.live, default=0) + 1
+        self.live[key] = (label, owner)
+        memory = self.get_memory_info(memory_type)
+        given = {"label": label, "category": category, "owner": owner}
+        return DeviceBuffer(handle, size, memory, **given, free=lambda: self.live.pop(key, None) and None)
+
+    def handle_of(self, data: bytearray) -> Any:
+        return data
+
+    def bytes_of(self, span: DeviceSpan) -> memoryview:
+        return memoryview(span.buffer.handle)[span.offset : span.offset + span.length]
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        yield
+
+    def copy_tensors(self, pairs: Sequence[tuple[DeviceSpan, DeviceSpan]]) -> None:
+        for source, destination in pairs:
+            self.bytes_of(destination)[:] = bytes(self.bytes_of(source))
+
+    def copy_cpu_to_device(self, destination: DeviceSpan, data: Any) -> None:
+        view = memoryview(data).cast("B")
+        assert view.nbytes == destination.length
+        self.uploads += 1
+        self.bytes_of(destination)[:] = view
+
+    async def copy_device_to_cpu(self, source: DeviceSpan, out: Any = None) -> Readback:
+        self.readbacks_ += 1
+        data = bytes(self.bytes_of(source))
+        if out is None:
+            return Readback(data, 0, 0)
+        assert memoryview(out).nbytes == source.length
+        memoryview(out).cast("B")[:] = data
+        return Readback(b"", 0, 0)
+
+    def zero(self, span: DeviceSpan) -> None:
+        raise NotImplementedError
+
+    def cast(self, source: DeviceSpan, source_type: str, destination: DeviceSpan, destination_type: str) -> None:
+        raise NotImplementedError
+
+    def update_attention_mask(
+        self, mask: DeviceSpan, dtype: str, capacity: int, old: Sequence[int], new: Sequence[int]
+    ) -> None:
+        raise NotImplementedError
+
+    def update_position_ids(self, positions: DeviceSpan, dtype: str, starts: Sequence[int], count: int) -> None:
+        raise NotImplementedError
+
+    async def create_session(
+        self, model: bytes, *, external: dict[str, bytes] | None = None, capture: bool = False, owner: str = ""
+    ) -> DeviceSession:
+        return ReferenceSession.open(model, external or {}, self.get_memory_info())
+
+
+class ApartDevice(HeapDevice):
+    """Memory behind handles, of a device called 'webgpu'."""
+
+    type: ClassVar[str] = "webgpu"
+
+    def __init__(self, number: int = 0) -> None:
+        super().__init__()
+        self.device_id = number
+        self.memory: dict[int, bytearray] = {}
+
+    def handle_of(self, data: bytearray) -> Any:
+        handle = len(self.memory) + 1
+        self.memory[handle] = data
+        return handle
+
+    def bytes_of(self, span: DeviceSpan) -> memoryview:
+        if span.buffer.memory.heap == "python":
+            return memoryview(span.buffer.handle)[span.offset : span.offset + span.length]
+        if (span.buffer.memory.device, span.buffer.memory.device_id) != (self.type, self.device_id):
+            raise BufferMismatchError("a buffer of another device")
+        return memoryview(self.memory[span.buffer.handle])[span.offset : span.offset + span.length]
+
+    async def create_session(
+        self, model: bytes, *, external: dict[str, bytes] | None = None, capture: bool = False, owner: str = ""
+    ) -> DeviceSession:
+        return ApartSession(self, ReferenceSession.open(model, external or {}, HEAP))
+
+
+class ApartSession(DeviceSession):
+    """Runs on copies of the device's memory and puts the results into it."""
+
+    def __init__(self, device: ApartDevice, session: ReferenceSession) -> None:
+        self.device = device
+        self.session = session
+        self.inputs, self.outputs = session.inputs, session.outputs
+        self.refuses: str | None = None
+        """Why `record` fails, if it is to."""
+
+    def holds(self, dtype: str) -> bool:
+        return dtype in HELD
+
+    async def run(self, feeds: Sequence[BoundSpan], fetches: Sequence[BoundSpan | str]) -> list[BoundSpan]:
+        names = [fetch if isinstance(fetch, str) else fetch.name for fetch in fetches]
+        results = await self.session.run([replace(feed, span=self._local(feed)) for feed in feeds], names)
+        return [self._put(fetch, result) for fetch, result in zip(fetches, results, strict=True)]
+
+    async def record(self, feeds: Sequence[BoundSpan], fetches: Sequence[BoundSpan]) -> DeviceTape:
+        if self.refuses:
+            raise TapeError(self.refuses)
+        return ApartTape(self, feeds, fetches)
+
+    async def close(self) -> None:
+        await self.session.close()
+
+    def _local(self, feed: BoundSpan) -> DeviceSpan:
+        assert feed.span.buffer.memory.heap == ("" if self.holds(feed.dtype) and feed.span.length else "python")
+        data = memoryview(bytes(self.device.bytes_of(feed.span)))
+        return DeviceBuffer(data, data.nbytes, HEAP, free=lambda: None).span()
+
+    def _put(self, fetch: BoundSpan | str, result: BoundSpan) -> BoundSpan:
+        if isinstance(fetch, BoundSpan):
+            self.device.bytes_of(fetch.span.sub(0, result.span.length))[:] = result.span.buffer.handle
+            return fetch
+        if not self.holds(result.dtype) or not result.span.length:
+            return result
+        span = self.device.allocate(result.span.length, label=f"output {fetch}", owner="onnxruntime").span()
+        self.device.bytes_of(span)[:] = result.span.buffer.handle
+        return replace(result, span=span)
+
+
+class ApartTape(DeviceTape):
+    """Runs the session again, whatever its name says."""
+
+    def __init__(self, session: ApartSession, feeds: Sequence[BoundSpan], fetches: Sequence[BoundSpan]) -> None:
+        self.passes = {"clears": "0 dropped"}
+        self.run = (session, feeds, fetches)
+        self.closed = 0
+
+    def replay(self) -> None:
+        session, feeds, fetches = self.run
+        coroutine = session.run(feeds, fetches)
+        with contextlib.suppress(StopIteration):
+            coroutine.send(None)
+
+    async def close(self) -> None:
+        self.closed += 1
