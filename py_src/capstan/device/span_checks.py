@@ -1,0 +1,92 @@
+"""What the operations on spans require, checked before anything is queued; the same for every device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import BindingError, BufferMismatchError
+from ..memory import DeviceSpan
+from .casts import ELEMENT_BYTES
+
+__all__ = ["INDEX_BYTES", "check_cast", "check_copies", "check_device", "check_mask", "check_positions"]
+
+INDEX_BYTES = {"int64": 8, "int32": 4}
+"""dtypes of masks and positions, and the bytes of an element."""
+
+
+def check_device(span: DeviceSpan, device: str) -> None:
+    """Raise BufferMismatchError unless the span's buffer is the device's, ClosedError if it was closed."""
+    if span.buffer.memory.device != device:
+        raise BufferMismatchError(
+            f"buffer {span.buffer.label!r} is memory of device {span.buffer.memory.device!r}, and this is {device!r}; "
+            "copy through the CPU"
+        )
+    _ = span.buffer.handle
+
+
+def check_copies(pairs: Sequence[tuple[DeviceSpan, DeviceSpan]], device: str) -> None:
+    """Raise BufferMismatchError unless each source is as long as its destination."""
+    for source, destination in pairs:
+        check_device(source, device)
+        check_device(destination, device)
+        if source.length != destination.length:
+            raise BufferMismatchError(
+                f"a copy of {source.length} bytes to a span of {destination.length}; take sub-spans of one length"
+            )
+
+
+def check_cast(
+    source: DeviceSpan, source_type: str, destination: DeviceSpan, destination_type: str, device: str
+) -> int:
+    """The number of elements of a cast. Raises BindingError for other dtypes, BufferMismatchError for other lengths."""
+    check_device(source, device)
+    check_device(destination, device)
+    for dtype in (source_type, destination_type):
+        if dtype not in ELEMENT_BYTES:
+            raise BindingError(f"a cast knows no {dtype!r}; it converts among {', '.join(ELEMENT_BYTES)}")
+    count, rest = divmod(source.length, ELEMENT_BYTES[source_type])
+    if rest or destination.length != count * ELEMENT_BYTES[destination_type]:
+        raise BufferMismatchError(
+            f"a cast from {source.length} bytes of {source_type} to {destination.length} of {destination_type}; "
+            "both spans must hold the same number of elements"
+        )
+    return count
+
+
+def check_mask(
+    mask: DeviceSpan, dtype: str, capacity: int, old: Sequence[int], new: Sequence[int], device: str
+) -> None:
+    """Raise BindingError for another dtype or row lengths outside of [0, capacity], BufferMismatchError unless the span
+    is one [len(old), capacity] mask."""
+    size = _index_bytes("an attention mask", dtype)
+    if len(old) != len(new):
+        raise BindingError(f"{len(old)} old and {len(new)} new lengths of mask rows; give one of each for a row")
+    for length in (*old, *new):
+        if not 0 <= length <= capacity:
+            raise BindingError(f"a mask row of length {length}; rows hold 0 to {capacity}")
+    _check_length(mask, len(old) * capacity * size, f"a mask [{len(old)}, {capacity}] of {dtype}", device)
+
+
+def check_positions(positions: DeviceSpan, dtype: str, starts: Sequence[int], count: int, device: str) -> None:
+    """Raise BindingError for another dtype or positions outside of it, BufferMismatchError unless the span is
+    [len(starts), count]."""
+    size = _index_bytes("positions", dtype)
+    if count < 0:
+        raise BindingError(f"{count} positions; the least is 0")
+    limit = 1 << (8 * size - 1)
+    for start in starts:
+        if not -limit <= start <= limit - max(count, 1):
+            raise BindingError(f"{count} positions from {start}; {dtype} holds {-limit} to {limit - 1}")
+    _check_length(positions, len(starts) * count * size, f"positions [{len(starts)}, {count}] of {dtype}", device)
+
+
+def _index_bytes(what: str, dtype: str) -> int:
+    if dtype not in INDEX_BYTES:
+        raise BindingError(f"{what} of {dtype!r}; it can be {' or '.join(INDEX_BYTES)}")
+    return INDEX_BYTES[dtype]
+
+
+def _check_length(span: DeviceSpan, length: int, what: str, device: str) -> None:
+    check_device(span, device)
+    if span.length != length:
+        raise BufferMismatchError(f"{what} takes {length} bytes; the span has {span.length}")
