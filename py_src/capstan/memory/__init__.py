@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from .compatibility import devices_are_memory_compatible, why_incompatible
+from .copies import CopyPlan, Group, Transfer, plan_copies, plan_tensor_copies
 from .fit import Fit, fits, plan
 from .given import check_given
 from .info import Capabilities, MemoryInfo, MemoryType
+from .places import Place, Temporary
 from .pools import (
     AlignmentRequirements,
     MemoryRequirements,
@@ -18,24 +20,59 @@ from .pools import (
     weight_items,
 )
 from .span import DeviceBuffer, DeviceSpan
+from .steps import (
+    Bounce,
+    ByteCopy,
+    Cast,
+    Copy,
+    DeviceStep,
+    FillMask,
+    FillPositions,
+    HostCopy,
+    HostStep,
+    Readback,
+    Step,
+    Upload,
+    Zero,
+)
 
 __all__ = [
     "AlignmentRequirements",
+    "Bounce",
+    "ByteCopy",
     "Capabilities",
+    "Cast",
+    "Copy",
+    "CopyPlan",
     "DeviceBuffer",
     "DeviceSpan",
+    "DeviceStep",
+    "FillMask",
+    "FillPositions",
     "Fit",
+    "Group",
+    "HostCopy",
+    "HostStep",
     "MemoryInfo",
     "MemoryRequirements",
     "MemoryType",
     "Packing",
+    "Place",
     "PoolItem",
     "PoolSize",
+    "Readback",
+    "Step",
+    "Temporary",
+    "Transfer",
+    "Upload",
+    "Zero",
     "check_given",
     "devices_are_memory_compatible",
     "fits",
     "pack",
     "plan",
+    "plan_copies",
+    "plan_tensor_copies",
     "requirements",
     "sequence_items",
     "weight_items",
