@@ -39,10 +39,11 @@ class CapturedRun:
 
     def replay(self) -> None:
         """Queue the run once; nothing waits, whatever is queued afterwards sees the results."""
+        tape = self._opened()
         for name, value in [*self.inputs.items(), *self.outputs.items()]:
             if not value.has_value():
                 raise ClosedError(f"the OrtValue of {name!r} was closed, which the captured run uses; capture again")
-        self._opened().replay()
+        tape.replay()
 
     def get_outputs(self) -> list[OrtValue]:
         """The tensors that each replay writes, in the order in which they were bound."""

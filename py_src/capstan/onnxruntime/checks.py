@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..device.element_types import ELEMENT_TYPES, byte_count
 from ..device.interface import TensorSpec
 from ..errors import BindingError, BufferMismatchError
 from ..memory import DeviceSpan, MemoryInfo, why_incompatible
-from .element_types import ELEMENT_TYPES, byte_count
 
 __all__ = ["check_dims", "check_dtype", "check_placed", "check_span", "known", "placed_in"]
 

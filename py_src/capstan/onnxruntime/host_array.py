@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..device.element_types import ELEMENT_TYPES, byte_count, dtype_of_format
 from ..errors import BindingError
-from .element_types import ELEMENT_TYPES, byte_count, dtype_of_format
 
 __all__ = ["HostArray", "as_array", "empty"]
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..device.element_types import dtype_of
 from ..errors import BindingError, BufferMismatchError
 from ..memory import DeviceBuffer, DeviceSpan
 from .checks import check_dims, check_dtype, check_placed, check_span, known
-from .element_types import dtype_of
 from .host_array import HostArray
 from .ort_value import HOST_MEMORY, OrtValue, host_span, sizes
 from .providers import blocking, device_type_of
@@ -61,7 +61,8 @@ class IOBinding:
         check_dims("input", spec, ortvalue.shape())
         check_span("input", name, open_span("input", name, ortvalue), ortvalue.dtype, ortvalue.shape())
         if ortvalue.memory_info.heap == HOST_MEMORY.heap:
-            self._bind_host_input(name, ortvalue.host())
+            host = ortvalue.host()
+            self.inputs[name] = ortvalue if self.session.stays_on_host(host) else self.session.place(name, host)
             return
         check_placed("input", name, ortvalue.span, self.session.memory_info)
         self.inputs[name] = ortvalue

@@ -6,11 +6,11 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from ..device.element_types import ELEMENT_TYPES, byte_count, dtype_of
 from ..device.interface import DeviceInterface
 from ..errors import BindingError, BufferMismatchError, ClosedError, OptionError
 from ..host import current_host
 from ..memory import DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
-from .element_types import ELEMENT_TYPES, byte_count, dtype_of
 from .host_array import HostArray, as_array, empty
 from .providers import at_once, blocking, device_type_of, open_device
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import graph
+from ..device.element_types import ELEMENT_TYPES
 from ..device.interface import DeviceInterface, DeviceSession
 from ..errors import DeviceUnavailableError, ModelFileError, OutOfMemoryError, UnsupportedModelError
 from ..fallback import fall_back
 from ..graph.description import needs_f16
 from ..host import Host
-from .element_types import ELEMENT_TYPES
 from .providers import CPU, DEVICE_TYPES, WEBGPU, open_device, provider_of
 
 __all__ = ["Placed", "place_session"]

@@ -10,13 +10,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from ..device.element_types import ELEMENT_TYPES
 from ..device.interface import BoundSpan, DeviceSession, TensorSpec
 from ..errors import BindingError, ClosedError, OptionError
 from ..host import Host, current_host
 from ..memory import DeviceBuffer, MemoryInfo
 from .captured import CapturedRun, capture
 from .checks import check_dims, check_dtype, check_placed, check_span, known
-from .element_types import ELEMENT_TYPES
 from .host_array import HostArray, as_array, empty
 from .io_binding import BoundOutput, IOBinding, open_span
 from .ort_value import HOST_MEMORY, OrtValue, host_span
