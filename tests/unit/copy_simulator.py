@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from capstan.memory import (
     Bounce,
@@ -13,13 +14,21 @@ from capstan.memory import (
     Group,
     HostCopy,
     MemoryInfo,
+    MemoryType,
     Place,
     Readback,
     Step,
     Temporary,
+    Transfer,
     Upload,
 )
 from capstan.memory.places import Kind
+
+STORAGE = MemoryInfo("WebGPU_Buffer", "webgpu", MemoryType.DEFAULT)
+OTHER = replace(STORAGE, device_id=1)
+STAGING = MemoryInfo("WebGPU_Staging", "webgpu", MemoryType.HOST_ACCESSIBLE, heap="gpu-process")
+PYTHON = MemoryInfo("Cpu", "reference", MemoryType.DEFAULT, heap="python")
+ORT = MemoryInfo("Cpu", "wasm", MemoryType.DEFAULT, heap="onnxruntime")
 
 GARBAGE = 0xEE
 
@@ -56,7 +65,12 @@ class Simulator:
         for made in temporaries:
             assert made.buffer < 0
             assert made.buffer not in self.buffers
-            self.add(made.buffer, made.memory, bytes([GARBAGE]) * made.bytes)
+            words = made.bytes if self.kind_of(made.memory) is Kind.HEAP else -(-made.bytes // 4) * 4
+            self.add(made.buffer, made.memory, bytes([GARBAGE]) * made.bytes, words - made.bytes)
+
+    @staticmethod
+    def kind_of(memory: MemoryInfo) -> Kind:
+        return Place(memory, 0, 0, 0, 0).kind
 
     def contents(self) -> dict[int, bytes]:
         """The bytes that are somebody's."""
@@ -167,3 +181,74 @@ def put(buffer: Buffer, offset: int, data: bytes) -> None:
     if offset < 0 or offset + len(data) > len(buffer.data):
         raise Refused(f"bytes {offset} to {offset + len(data)} of {len(buffer.data)}")
     buffer.data[offset : offset + len(data)] = data
+
+
+@dataclass
+class World:
+    """Buffers of all kinds, of random sizes and contents."""
+
+    rng: random.Random
+    simulator: Simulator
+    sizes: dict[int, tuple[MemoryInfo, int, int]]
+
+    @classmethod
+    def make(cls, rng: random.Random, memories: list[MemoryInfo], mappable: bool = False) -> World:
+        world = cls(rng, Simulator(mappable), {})
+        for number, memory in enumerate(memories):
+            host = memory.heap in ("python", "onnxruntime")
+            size = rng.randrange(8, 40) if host or rng.random() < 0.5 else 4 * rng.randrange(2, 10)
+            padding = 0 if host else -size % rng.choice([4, 16])
+            world.sizes[number] = (memory, size, padding)
+            world.simulator.add(number, memory, rng.randbytes(size), padding)
+        return world
+
+    def place(self, length: int | None = None) -> Place | None:
+        number = self.rng.choice(list(self.sizes))
+        memory, size, padding = self.sizes[number]
+        words = self.rng.random() < 0.5 or (memory is STAGING and self.rng.random() < 0.9)
+        if length is None:
+            length = self.rng.choice([0, 4, 8, 12, self.rng.randrange(1, 14), size])
+            length = length // 4 * 4 if words else length
+        if length > size:
+            return None
+        offset = self.rng.choice([0, size - length, self.rng.randrange(0, size - length + 1)])
+        return Place(memory, number, offset // 4 * 4 if words else offset, length, size, padding)
+
+    def transfers(self, most: int, prefix: str) -> list[Transfer]:
+        """Random ones whose destinations do not overlap; now and then one goes on where the last one ended."""
+        made: list[Transfer] = []
+        for index in range(self.rng.randrange(0, most + 1)):
+            source = self.place()
+            destination = None if source is None else self.place(source.length)
+            if made and self.rng.random() < 0.3:
+                source, destination = self.after(made[-1].source), self.after(made[-1].destination)
+                if source and destination:
+                    length = min(source.length, destination.length)
+                    source, destination = replace(source, length=length), replace(destination, length=length)
+            if source is None or destination is None:
+                continue
+            if any(destination.overlaps(other.destination) for other in made):
+                continue
+            made.append(Transfer(f"{prefix}{index}", source, destination, self.rng.random() < 0.6))
+        return made
+
+    def after(self, place: Place) -> Place | None:
+        left = place.size - place.end
+        return replace(place, offset=place.end, length=self.rng.randrange(1, left + 1)) if left else None
+
+    def odd_staging(self, transfers: list[Transfer]) -> bool:
+        """Whether a transfer between a device and staging memory is not in words, or inside one staging buffer."""
+        for transfer in transfers:
+            kinds = (transfer.source.kind, transfer.destination.kind)
+            if Kind.STAGING in kinds and Kind.HEAP not in kinds:
+                if transfer.source.buffer == transfer.destination.buffer:
+                    return True
+                if any(
+                    place.kind is Kind.STAGING and (place.offset % 4 or place.length % 4) for place in ends(transfer)
+                ):
+                    return True
+        return False
+
+
+def ends(transfer: Transfer) -> tuple[Place, Place]:
+    return transfer.source, transfer.destination

@@ -100,6 +100,7 @@ class Temporary:
     buffer: int
     memory: MemoryInfo
     bytes: int
+    """What is used of it; on a device it has whole words."""
 
 
 @dataclass
@@ -110,6 +111,6 @@ class Temporaries:
 
     def place(self, memory: MemoryInfo, length: int, offset: int = 0) -> Place:
         """A new buffer with `length` bytes at `offset` of it, and room up to whole words."""
-        size = round_up(offset + length, 4)
+        size = offset + length
         self.made.append(Temporary(-1 - len(self.made), memory, size))
-        return Place(memory, self.made[-1].buffer, offset, length, offset + length, size - offset - length)
+        return Place(memory, self.made[-1].buffer, offset, length, size, -size % 4)
