@@ -13,12 +13,14 @@ from email.utils import formatdate
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from .errors import CommandError
 
-__all__ = ["SiteServer", "serving"]
+__all__ = ["SiteHandler", "SiteServer", "running", "serving"]
+
+Server = TypeVar("Server", bound="SiteServer")
 
 CHUNK = 1 << 20
 MIME = {
@@ -45,11 +47,16 @@ class SiteServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
+    @property
+    def handler(self) -> type[SiteHandler]:
+        """What answers requests."""
+        return SiteHandler
+
     def __init__(self, root: Path, models: Mapping[str, Path], host: str = "127.0.0.1", port: int = 0) -> None:
         self.root = root
         self.models = dict(models)
         try:
-            super().__init__((host, port), SiteHandler)
+            super().__init__((host, port), self.handler)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise CommandError(f"port {port} on {host} is taken: give another one with --port N") from error
@@ -170,7 +177,13 @@ def byte_range(header: str | None, size: int) -> tuple[int, int] | None:
 @contextlib.contextmanager
 def serving(root: Path, models: Mapping[str, Path], host: str = "127.0.0.1", port: int = 0) -> Iterator[SiteServer]:
     """Serve in a thread of this process for as long as the block runs."""
-    server = SiteServer(root, models, host, port)
+    with running(SiteServer(root, models, host, port)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def running(server: Server) -> Iterator[Server]:
+    """`serving` for a server that was made already."""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
     thread.start()
     try:

@@ -38,6 +38,7 @@ from .model import Model
 from .search import SearchOptions
 from .stream import StopStrings, TextStream
 from .tokenizer import Tokenizer, TokenizerStream
+from .weights.store import StoredWeights, Verification, WeightStore
 
 __all__ = [
     "AsyncRequiredError",
@@ -60,6 +61,7 @@ __all__ = [
     "SearchOptions",
     "StopStrings",
     "StorageError",
+    "StoredWeights",
     "TapeCheckError",
     "TapeError",
     "TapeKeyError",
@@ -69,5 +71,7 @@ __all__ = [
     "TokenizerStream",
     "UnsupportedModelError",
     "ValidationError",
+    "Verification",
+    "WeightStore",
     "WeightsChangedError",
 ]

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from .config import GenaiConfig
 from .device.base import DeviceModel, Progress, TapeOptions
+from .weights.source import Backing
 
 __all__ = ["Host", "current_host"]
 
@@ -35,8 +36,20 @@ class Host(Protocol):
     def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
         """What capstan.tokenizer.Tokenizer drives."""
 
+    async def adopt(self, path: Any) -> str:
+        """The folder's name, ending in a slash, of what `Model.load` was given."""
+
+    async def weight_backing(self) -> Backing | None:
+        """Where weights are kept; None if nowhere."""
+
     async def open_model(
-        self, folder: str, config: GenaiConfig, device: str, options: TapeOptions, progress: Progress
+        self,
+        folder: str,
+        config: GenaiConfig,
+        device: str,
+        options: TapeOptions,
+        progress: Progress,
+        keep_weights: bool,
     ) -> DeviceModel:
         """Load a model onto a device; `device` 'auto' is resolved here."""
 

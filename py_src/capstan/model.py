@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .config import GenaiConfig, parse_genai_config
 from .device.base import Decoder, DeviceModel, Progress, TapeOptions
 from .errors import AsyncRequiredError, ClosedError, ModelFileError, OptionError
@@ -23,46 +25,53 @@ def no_progress(what: str, done: int, total: int) -> None:
 class Model:
     """A decoder written by onnxruntime-genai's model builder, ready to generate.
 
-    `path` is the folder: a URL of the page's origin, or a directory on CPython. `device` is 'webgpu', 'wasm', 'auto'
+    `path` is the folder: a URL, a FileSystemDirectoryHandle or an array of File objects that the user picked, or a
+    directory on CPython. `device` is 'webgpu', 'wasm', 'auto'
     (WebGPU on a hardware adapter, else wasm) or, on CPython, 'reference'. `capture` is how decode steps run on WebGPU:
     'tape', 'ort' (onnxruntime-web's own capture) or 'off' (eager); where that is not possible the next one down is
     used, and the generator's `capture_note` says why. `direct` makes the tape's indirect dispatches direct, with
-    workgroup counts from a table; None does so on hardware adapters. `progress(what, done, total)` is called with
+    workgroup counts from a table; None does so on hardware adapters. Weights are kept in the browser's storage
+    (`capstan.WeightStore`) unless `disable_file_mapped_weights` is set. `progress(what, done, total)` is called with
     bytes.
 
     `Model(path)` blocks, which in a page needs JavaScript Promise Integration; `await Model.load(path)` never does.
 
-    Raises ModelFileError, ConfigError, UnsupportedModelError, DeviceUnavailableError, OutOfMemoryError, OptionError.
+    Raises ModelFileError (WeightsChangedError if a file changed while it was read), ConfigError, UnsupportedModelError,
+    DeviceUnavailableError, OutOfMemoryError, OptionError.
     """
 
     def __init__(
         self,
-        path: str,
+        path: Any,
         *,
         device: str = "auto",
         capture: str = "tape",
         direct: bool | None = None,
+        disable_file_mapped_weights: bool = False,
         progress: Progress | None = None,
     ) -> None:
         host = current_host()
         if not host.can_wait():
             raise AsyncRequiredError(f"Model({path!r}) would have to wait here; use `await Model.load({path!r})`")
         options = TapeOptions(capture, direct)
-        self._set(host, *host.wait(open_model(host, path, device, options, progress or no_progress)))
+        keep = not disable_file_mapped_weights
+        self._set(host, *host.wait(open_model(host, path, device, options, progress or no_progress, keep)))
 
     @classmethod
     async def load(
         cls,
-        path: str,
+        path: Any,
         *,
         device: str = "auto",
         capture: str = "tape",
         direct: bool | None = None,
+        disable_file_mapped_weights: bool = False,
         progress: Progress | None = None,
     ) -> Model:
         """Load a model without blocking; see the class for the arguments and errors."""
         host = current_host()
-        opened = await open_model(host, path, device, TapeOptions(capture, direct), progress or no_progress)
+        options, keep = TapeOptions(capture, direct), not disable_file_mapped_weights
+        opened = await open_model(host, path, device, options, progress or no_progress, keep)
         model = cls.__new__(cls)
         model._set(host, *opened)
         return model
@@ -129,12 +138,12 @@ class Model:
 
 
 async def open_model(
-    host: Host, path: str, device: str, options: TapeOptions, progress: Progress
+    host: Host, path: Any, device: str, options: TapeOptions, progress: Progress, keep_weights: bool = True
 ) -> tuple[str, GenaiConfig, DeviceModel, dict[str, str]]:
     """Read the folder's small files, check them, then load the graph and the weights."""
     if options.capture not in CAPTURES:
         raise OptionError(f"capture is {options.capture!r}; it must be one of {', '.join(map(repr, CAPTURES))}")
-    folder = path if path.endswith("/") else path + "/"
+    folder = await host.adopt(path)
     config = parse_genai_config(await host.read(folder, "genai_config.json"), folder + "genai_config.json")
     files = {}
     for name in TOKENIZER_FILES:
@@ -144,5 +153,5 @@ async def open_model(
     if "tokenizer.json" not in files:
         raise ModelFileError(f"{folder}tokenizer.json is missing; copy the tokenizer's files into the model folder")
     SearchOptions.from_config(config.search, context_length=config.context_length)
-    loaded = await host.open_model(folder, config, device, options, progress)
+    loaded = await host.open_model(folder, config, device, options, progress, keep_weights)
     return folder, config, loaded, files

@@ -79,9 +79,20 @@ class PaperHost:
     async def read_optional(self, folder: str, name: str) -> bytes | None:
         return self.files.get(name)
 
+    async def adopt(self, path: Any) -> str:
+        folder = str(path)
+        return folder if folder.endswith("/") else folder + "/"
+
     async def open_model(
-        self, folder: str, config: GenaiConfig, device: str, options: TapeOptions, progress: Callable[..., None]
+        self,
+        folder: str,
+        config: GenaiConfig,
+        device: str,
+        options: TapeOptions,
+        progress: Callable[..., None],
+        keep_weights: bool,
     ) -> PaperDevice:
+        self.kept = keep_weights
         self.opened.append((folder, device, options))
         progress("weights", 1, 2)
         return self.loaded

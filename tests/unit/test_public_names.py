@@ -14,9 +14,9 @@ import capstan
 PUBLIC = """
 AsyncRequiredError BindingError BufferMismatchError CapstanError ClosedError ConfigError DeviceError
 DeviceLostError DeviceUnavailableError FallbackWarning Generator GeneratorParams Model ModelFileError
-OptionError OutOfMemoryError PromptError SearchOptions StopStrings StorageError TapeCheckError TapeError
-TapeKeyError TextStream Timing Tokenizer TokenizerStream UnsupportedModelError ValidationError
-WeightsChangedError
+OptionError OutOfMemoryError PromptError SearchOptions StopStrings StorageError StoredWeights TapeCheckError
+TapeError TapeKeyError TextStream Timing Tokenizer TokenizerStream UnsupportedModelError ValidationError
+Verification WeightStore WeightsChangedError
 """
 
 GENAI = {
@@ -75,7 +75,7 @@ def test_importing_capstan_needs_neither_numpy_nor_protobuf_nor_a_page() -> None
     assert done.stdout.strip() == "[]", done.stderr
 
 
-@pytest.mark.parametrize("kind", ["Generator", "GeneratorParams", "Model", "Tokenizer", "SearchOptions"])
+@pytest.mark.parametrize("kind", ["Generator", "GeneratorParams", "Model", "Tokenizer", "SearchOptions", "WeightStore"])
 def test_public_classes_are_documented(kind: str) -> None:
     public = getattr(capstan, kind)
     assert public.__doc__

@@ -13,7 +13,7 @@ import { DryRecorder, type RecordingObjects } from "./gpu/recorder";
 import { type BurstResult, RingReader } from "./gpu/ring";
 import { Sampler } from "./gpu/sampler";
 import { Staging } from "./gpu/staging";
-import { streamWeights, type WeightSpan } from "./gpu/weights";
+import { WeightUpload } from "./gpu/weights";
 import { createSession, exclusively, keepRegistered, loadOrt, type Ort } from "./ort";
 
 /** One bound tensor: a whole buffer, seen with an ONNX dtype and dims. */
@@ -201,9 +201,11 @@ export class GpuEngine {
     return JSON.stringify(await compareBuffers(this.watched, resolved));
   }
 
-  async streamWeights(url: string, spans: string, progress: (done: number, total: number) => void): Promise<number[]> {
-    const buffers = await streamWeights(this.watched, url, JSON.parse(spans) as WeightSpan[], progress);
-    return buffers.map((buffer) => this.buffers.add(buffer));
+  /** What fills weight buffers from the chunks of a data file: [[buffer, offset, length], ...] in the file. */
+  uploadWeights(spans: string): WeightUpload {
+    const parsed = JSON.parse(spans) as [number, number, number][];
+    const resolved = parsed.map(([buffer, offset, length]) => ({ buffer: this.buffers.get(buffer), offset, length }));
+    return new WeightUpload(this.watched, resolved);
   }
 
   createSession(model: PyProxy, capture: boolean, owner: string): Promise<number> {

@@ -19,4 +19,8 @@ export type EngineErrorCode =
   | "OutOfMemoryError"
   | "ValidationError"
   | "TapeError"
-  | "TapeCheckError";
+  | "TapeCheckError"
+  | "StorageError"
+  | "WeightsChangedError"
+  /** Of capstan.weights.source: a download that may be tried again. */
+  | "BrokenDownloadError";

@@ -5,6 +5,7 @@ import type { PyProxy } from "pyodide/ffi";
 import { copyBytes } from "./crossing";
 import { EngineError } from "./errors";
 import { createSession, exclusively, loadOrt, type Ort } from "./ort";
+import type { Memory } from "./storage/memory";
 
 interface CacheSpec {
   /** [input name, output name] of each past/present pair. */
@@ -22,9 +23,9 @@ export class WasmEngine {
     private readonly session: Ort.InferenceSession,
   ) {}
 
-  static async open(base: string, model: PyProxy, external: PyProxy | null, path: string): Promise<WasmEngine> {
+  static async open(base: string, model: PyProxy, external: Memory | null, path: string): Promise<WasmEngine> {
     const bytes = copyBytes(model);
-    const files = external ? [{ path, data: copyBytes(external) }] : [];
+    const files = external ? [{ path, data: external.bytes }] : [];
     const ort = await loadOrt(base);
     return new WasmEngine(ort, await exclusively(() => createSession(ort, bytes, "wasm", files)));
   }

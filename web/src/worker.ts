@@ -6,6 +6,11 @@ import { GpuEngine } from "./engine";
 import { EngineError } from "./errors";
 import { requestAdapter, summarize } from "./gpu/device";
 import type { CapstanEvent, FromWorker, Reply, ToWorker } from "./protocol";
+import { freeBytes, openBacking } from "./storage/backing";
+import { Chunk } from "./storage/chunk";
+import { Memory } from "./storage/memory";
+import { adopt, pickedFile } from "./storage/picked";
+import { absolute, assumedSource, openSource } from "./storage/source";
 import { makeTokenizer } from "./tokenizers";
 import { WasmEngine } from "./wasm";
 
@@ -33,10 +38,11 @@ function makeHost(base: string): Record<string, unknown> {
     emit: (event: string) => emit(JSON.parse(event) as CapstanEvent),
     now: () => performance.now(),
     fetchBytes,
-    exists: async (url: string) => (await fetch(url, { method: "HEAD" })).status !== 404,
+    exists,
+    storage,
     makeTokenizer,
     openGpu: () => GpuEngine.open(base),
-    openWasm: (model: PyProxy, external: PyProxy | null, path: string) => WasmEngine.open(base, model, external, path),
+    openWasm: (model: PyProxy, external: Memory | null, path: string) => WasmEngine.open(base, model, external, path),
     adapter: async () => {
       const adapter = await requestAdapter();
       return adapter ? JSON.stringify(summarize(adapter)) : null;
@@ -44,7 +50,27 @@ function makeHost(base: string): Record<string, unknown> {
   };
 }
 
+const storage = {
+  adopt,
+  absolute,
+  openBacking,
+  freeBytes,
+  openSource,
+  assumedSource,
+  chunk: (capacity: number) => new Chunk(capacity),
+  memory: (size: number) => new Memory(size),
+};
+
+async function exists(url: string): Promise<boolean> {
+  const file = await pickedFile(url);
+  return file === undefined ? (await fetch(url, { method: "HEAD" })).status !== 404 : file !== null;
+}
+
 async function fetchBytes(url: string, progress: ((done: number, total: number) => void) | null): Promise<Uint8Array> {
+  const file = await pickedFile(url);
+  if (file) return new Uint8Array(await file.arrayBuffer());
+  if (file === null)
+    throw new EngineError("ModelFileError", `${url} is not in the picked folder; pick the model's own`);
   let response: Response;
   try {
     response = await fetch(url);

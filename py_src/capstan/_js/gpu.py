@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from ..device.engine import BoundTensor, Difference, SamplerSpec
 from .errors import typed_errors
+from .storage import JsSink
 
 __all__ = ["JsGpuEngine"]
 
@@ -82,12 +83,9 @@ class JsGpuEngine:
             found = await self._js.compare(json.dumps([dict(zip(keys, pair, strict=True)) for pair in pairs]))
         return [Difference(**fields) for fields in json.loads(found)]
 
-    async def stream_weights(
-        self, url: str, spans: Sequence[dict[str, Any]], progress: Callable[[int, int], None]
-    ) -> list[int]:
+    def upload_weights(self, spans: Sequence[tuple[int, int, int]]) -> JsSink:
         with typed_errors():
-            handles = await self._js.streamWeights(url, json.dumps(spans), progress)
-        return [int(handle) for handle in handles]
+            return JsSink(self._js.uploadWeights(json.dumps(spans)), [(offset, length) for _, offset, length in spans])
 
     async def create_session(self, model: bytes, capture: bool, owner: str) -> int:
         with typed_errors():

@@ -6,11 +6,13 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import _capstan_host
 from pyodide.ffi import can_run_sync as _can_run_sync
 from pyodide.ffi import run_sync as _run_sync
 
+from ..weights.shared import SharedWeights
 from .errors import typed_errors
 from .gpu import JsGpuEngine
 
@@ -25,6 +27,7 @@ __all__ = [
     "now",
     "open_gpu",
     "open_wasm",
+    "shared_weights",
     "wait",
 ]
 
@@ -103,8 +106,19 @@ def gpu() -> JsGpuEngine | None:
     return _gpu.result()
 
 
-async def open_wasm(model: bytes, external: bytes | None, path: str) -> Any:
-    """onnxruntime-web's CPU execution provider with one session (web/src/wasm.ts)."""
+_shared: WeakKeyDictionary[JsGpuEngine, SharedWeights] = WeakKeyDictionary()
+
+
+def shared_weights(engine: JsGpuEngine) -> SharedWeights:
+    """The weights that everything on this device shares."""
+    if engine not in _shared:
+        _shared[engine] = SharedWeights(engine, engine.adapter()["max_storage_buffer_binding_size"])
+    return _shared[engine]
+
+
+async def open_wasm(model: bytes, external: Any, path: str) -> Any:
+    """onnxruntime-web's CPU execution provider with one session (web/src/wasm.ts); `external` is a JavaScript Memory
+    (web/src/storage/memory.ts) or None."""
     with typed_errors():
         return await _capstan_host.openWasm(model, external, path)
 

@@ -12,8 +12,13 @@ from ..device.base import DeviceModel, Progress, TapeOptions
 from ..device.wasm_model import WasmModel, prepare
 from ..device.webgpu_model import WebGpuModel
 from ..errors import DeviceUnavailableError, ModelFileError, OptionError
-from ..graph import WeightEntry, external_entries, parse
-from . import host
+from ..fallback import fall_back
+from ..graph import external_entries, parse
+from ..weights.manifest import MANIFEST_SUFFIX
+from ..weights.source import BrokenDownloadError
+from ..weights.store import WeightStore
+from ..weights.weight_file import WeightFile
+from . import host, storage
 from .errors import typed_errors
 
 __all__ = ["PageHost"]
@@ -42,24 +47,48 @@ class PageHost:
     def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
         return host.make_tokenizer(tokenizer_json, tokenizer_config_json)
 
+    async def adopt(self, path: Any) -> str:
+        if not isinstance(path, str):
+            return await storage.adopt(path)
+        return path if path.endswith("/") else path + "/"
+
+    async def weight_backing(self) -> storage.JsBacking | None:
+        return await storage.open_backing()
+
     async def open_model(
-        self, folder: str, config: GenaiConfig, device: str, options: TapeOptions, progress: Progress
+        self,
+        folder: str,
+        config: GenaiConfig,
+        device: str,
+        options: TapeOptions,
+        progress: Progress,
+        keep_weights: bool,
     ) -> DeviceModel:
         chosen, reason = await choose_device(device)
         model = await self.read(folder, config.decoder.filename)
+
+        def open_weights(location: str) -> Awaitable[WeightFile]:
+            return self._open_weights(folder, location, WeightStore() if keep_weights else None)
+
         if chosen == "wasm":
-            return await self._open_wasm(folder, model, config, reason, progress)
+            return await self._open_wasm(folder, model, config, reason, open_weights, progress)
         engine = await host.open_gpu()
         try:
             return await WebGpuModel.load(
-                engine, folder, model, config, options, lambda entry: self._read_range(folder, entry), progress
+                engine, host.shared_weights(engine), folder, model, config, options, open_weights, progress
             )
         except BaseException:
             engine.close()
             raise
 
     async def _open_wasm(
-        self, folder: str, model: bytes, config: GenaiConfig, reason: str | None, progress: Progress
+        self,
+        folder: str,
+        model: bytes,
+        config: GenaiConfig,
+        reason: str | None,
+        open_weights: Callable[[str], Awaitable[WeightFile]],
+        progress: Progress,
     ) -> WasmModel:
         parsed = parse(model)
         entries = external_entries(parsed)
@@ -70,20 +99,27 @@ class PageHost:
             )
         data = None
         if locations:
-            data = await self.read(folder, locations[0], lambda done, total: progress(locations[0], done, total))
-            needed = max(entry.end for entry in entries)
-            if len(data) < needed:
-                raise ModelFileError(
-                    f"{folder}{locations[0]}: {len(data)} bytes, but model.onnx names weights up to byte {needed}; "
-                    "copy the file again, whole"
-                )
+            end = max(entry.end for entry in entries)
+            data = storage.memory(end, [(0, end)])
+            file = await open_weights(locations[0])
+            await file.load(data, end, lambda done, total: progress(locations[0], done, total))
         graph, about = prepare(parsed, config)
-        session = await host.open_wasm(graph, data, locations[0] if locations else "")
+        session = await host.open_wasm(graph, data.js if data else None, locations[0] if locations else "")
         return WasmModel(JsWasmSession(session), about, host.now, reason)
 
-    async def _read_range(self, folder: str, entry: WeightEntry) -> bytes:
-        data = await self.read(folder, entry.location)
-        return data[entry.offset : entry.end]
+    async def _open_weights(self, folder: str, location: str, store: WeightStore | None) -> WeightFile:
+        name = storage.absolute(folder + location)
+        keep = store is not None
+        try:
+            source = await storage.open_source(name, keep)
+        except BrokenDownloadError as error:
+            known = await store.last_known(name) if store else None
+            if known is None:
+                raise ModelFileError(f"{error}; check the address and the network") from error
+            fall_back("the weights' server", str(error), "the stored weights are taken to be the current ones")
+            source = storage.assumed_source(known, keep)
+        manifest = location + MANIFEST_SUFFIX
+        return await WeightFile.open(source, storage.make_chunk, store, lambda: self.read_optional(folder, manifest))
 
 
 async def choose_device(device: str) -> tuple[str, str | None]:

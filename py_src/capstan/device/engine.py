@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
+
+from ..weights.source import Sink
 
 __all__ = ["BoundTensor", "Difference", "GpuEngine", "SamplerSpec"]
 
@@ -65,9 +67,9 @@ class GpuEngine(Protocol):
     async def read(self, buffer: int, offset: int, size: int) -> bytes: ...
     def copy(self, copies: Sequence[tuple[int, int, int, int, int]]) -> None: ...
     async def compare(self, pairs: Sequence[tuple[int, int, int, str]]) -> list[Difference]: ...
-    async def stream_weights(
-        self, url: str, spans: Sequence[dict[str, Any]], progress: Callable[[int, int], None]
-    ) -> list[int]: ...
+    def upload_weights(self, spans: Sequence[tuple[int, int, int]]) -> Sink:
+        """What fills buffers from a data file: (buffer, offset in the file, length)."""
+
     async def create_session(self, model: bytes, capture: bool, owner: str) -> int: ...
     async def release_session(self, session: int) -> None: ...
     def bind(self, session: int, feeds: Sequence[BoundTensor], fetches: Sequence[BoundTensor]) -> int: ...

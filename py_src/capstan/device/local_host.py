@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 from ..config import GenaiConfig
 from ..errors import DeviceUnavailableError, ModelFileError, OptionError
 from ..tokenizer import LocalBackend
+from ..weights.source import Backing
 from .base import DeviceModel, Progress, TapeOptions
 from .interface import DeviceInterface
 
@@ -58,8 +60,21 @@ class LocalHost:
     def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
         return LocalBackend(tokenizer_json, tokenizer_config_json)
 
+    async def adopt(self, path: Any) -> str:
+        folder: str = os.fspath(path)
+        return folder if folder.endswith("/") else folder + "/"
+
+    async def weight_backing(self) -> Backing | None:
+        return None
+
     async def open_model(
-        self, folder: str, config: GenaiConfig, device: str, options: TapeOptions, progress: Progress
+        self,
+        folder: str,
+        config: GenaiConfig,
+        device: str,
+        options: TapeOptions,
+        progress: Progress,
+        keep_weights: bool = False,
     ) -> DeviceModel:
         if device not in ("auto", "reference"):
             raise OptionError(f"device is {device!r}; on CPython it must be 'auto' or 'reference'")

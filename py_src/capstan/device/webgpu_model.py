@@ -12,6 +12,8 @@ from ..config import GenaiConfig
 from ..errors import DeviceUnavailableError, TapeError, UnsupportedModelError
 from ..graph import GraphDescription
 from ..tape import TapeKey
+from ..weights.shared import Lease, SharedWeights, Span
+from ..weights.weight_file import WeightFile
 from .base import Progress, TapeOptions
 from .decode_step import DecodeStep
 from .engine import BoundTensor, GpuEngine
@@ -19,8 +21,6 @@ from .step_recorder import StepRecorder
 from .webgpu_decoder import SequenceBuffers, WebGpuDecoder
 
 __all__ = ["WebGpuModel"]
-
-FetchBytes = Callable[[str], Awaitable[bytes]]
 
 PREFILL_CHUNK = {False: 512, True: 64}
 """Most prompt tokens in one prefill run, by whether the adapter is software."""
@@ -36,12 +36,16 @@ class Graphs:
     weights: tuple[graph.WeightEntry, ...]
 
 
-async def rewrite(
-    data: bytes, config: GenaiConfig, read_range: Callable[[graph.WeightEntry], Awaitable[bytes]]
-) -> Graphs:
+async def rewrite(data: bytes, config: GenaiConfig, open_weights: Callable[[str], Awaitable[WeightFile]]) -> Graphs:
     """model.onnx as written by a model builder -> the graphs that WebGPU sessions are made from."""
     parsed = graph.total_length_on_gpu(graph.parse(data))
-    constants = {entry.name: await read_range(entry) for entry in graph.constants_to_inline(parsed)}
+    constants = {}
+    for entry in graph.constants_to_inline(parsed):
+        file = await open_weights(entry.location)
+        try:
+            constants[entry.name] = await file.read(entry.offset, entry.length)
+        finally:
+            file.close()
     decode, weights = graph.weights_to_inputs(parsed, constants)
     description = graph.describe(decode, config.decoder, config.vocab_size)
     prefill, reason = graph.last_token_logits(decode, description.logits)
@@ -50,16 +54,51 @@ async def rewrite(
     return Graphs(graph.serialize(prefill), graph.serialize(decode), description, tuple(weights))
 
 
+async def lease(
+    engine: GpuEngine,
+    shared: SharedWeights,
+    file: WeightFile,
+    entries: Sequence[graph.WeightEntry],
+    owner: str,
+    progress: Callable[[int, int], None],
+) -> Lease:
+    """The buffers of a data file's weights, loaded now unless they are on the device already."""
+
+    async def load(missing: list[tuple[Span, int]]) -> None:
+        sink = engine.upload_weights([(buffer, span.offset, span.length) for span, buffer in missing])
+        await file.load(sink, end, progress)
+
+    end = max(entry.end for entry in entries)
+    spans = [Span(entry.name, entry.offset, entry.length) for entry in entries]
+    known_as = file.content
+    try:
+        file.require(end)
+        held = await shared.acquire(known_as, spans, owner, load)
+    finally:
+        file.close()
+    if known_as and file.content:
+        shared.also(known_as, file.content)
+    return held
+
+
 class WebGpuModel:
     """Weights in GPU buffers, one prefill session over them, and decoders, each with a decode session of its own."""
 
     device = "webgpu"
 
     def __init__(
-        self, engine: GpuEngine, graphs: Graphs, weights: dict[str, int], prefill: int, name: str, options: TapeOptions
+        self,
+        engine: GpuEngine,
+        graphs: Graphs,
+        leases: Sequence[Lease],
+        weights: dict[str, int],
+        prefill: int,
+        name: str,
+        options: TapeOptions,
     ):
         self._engine = engine
         self._graphs = graphs
+        self._leases = leases
         self._weights = weights
         self._prefill = prefill
         self._capture = options.capture
@@ -79,33 +118,36 @@ class WebGpuModel:
     async def load(
         cls,
         engine: GpuEngine,
+        shared: SharedWeights,
         url: str,
         model: bytes,
         config: GenaiConfig,
         options: TapeOptions,
-        read_range: Callable[[graph.WeightEntry], Awaitable[bytes]],
+        open_weights: Callable[[str], Awaitable[WeightFile]],
         progress: Progress,
     ) -> WebGpuModel:
-        """Rewrite the graph, stream the weights and make the prefill session; nothing stays allocated on failure."""
-        graphs = await rewrite(model, config, read_range)
+        """Rewrite the graph, load the weights that are not on the device yet and make the prefill session; nothing
+        stays allocated on failure. `open_weights` opens a data file by its location."""
+        graphs = await rewrite(model, config, open_weights)
         if graphs.description.needs_f16 and "shader-f16" not in engine.adapter()["features"]:
             raise DeviceUnavailableError(
                 "the model computes in float16 and this adapter has no shader-f16; "
                 "export it with use_webgpu_fp32=true, or use device='wasm'"
             )
+        leases: list[Lease] = []
         weights: dict[str, int] = {}
         try:
             for location in sorted({entry.location for entry in graphs.weights}):
                 entries = [entry for entry in graphs.weights if entry.location == location]
-                spans = [{"name": e.name, "offset": e.offset, "length": e.length} for e in entries]
-                handles = await engine.stream_weights(url + location, spans, partial(progress, location))
-                weights.update(zip((entry.name for entry in entries), handles, strict=True))
+                file = await open_weights(location)
+                leases.append(await lease(engine, shared, file, entries, url + location, partial(progress, location)))
+                weights.update(zip((entry.name for entry in entries), leases[-1].buffers, strict=True))
             session = await engine.create_session(graphs.prefill, capture=False, owner=url)
         except BaseException:
-            for handle in weights.values():
-                engine.destroy_buffer(handle)
+            for held in leases:
+                held.release()
             raise
-        return cls(engine, graphs, weights, session, url, options)
+        return cls(engine, graphs, leases, weights, session, url, options)
 
     async def decoder(self, capacity: int) -> WebGpuDecoder:
         """A decoder of that capacity: a free one, else a new one, recorded and checked."""
@@ -154,8 +196,8 @@ class WebGpuModel:
         self._decoders.clear()
         self._free.clear()
         await self._engine.release_session(self._prefill)
-        for handle in self._weights.values():
-            self._engine.destroy_buffer(handle)
+        for held in self._leases:
+            held.release()
         self._engine.close()
 
     def _key(self, capacity: int) -> TapeKey:

@@ -1,89 +1,83 @@
-// Streams a model's external data from the network into GPU buffers, one per weight, in bounded memory.
+// Uploads a data file into GPU buffers, one per weight, as it comes in, with a bounded number of bytes under way.
 
 import { EngineError } from "../errors";
+import type { Chunk } from "../storage/chunk";
 import type { WatchedDevice } from "./device";
 
-/** One weight in a data file; entries come sorted by offset. Offsets and lengths are in bytes. */
+/** One weight in a data file and the buffer it goes to; offsets and lengths are in bytes. */
 export interface WeightSpan {
-  name: string;
+  buffer: GPUBuffer;
   offset: number;
   length: number;
 }
 
-/** Buffers are made this much larger than a multiple of, so that kernels may read whole vec4s. */
-const ALIGNMENT = 16;
+/** Bytes given to the queue before the GPU is waited for: until then the browser holds copies of them. */
+const MOST_IN_FLIGHT = 16 << 20;
 
-/** Fetch `url` once, front to back, and return one buffer per span. Nothing is left allocated if it fails. */
-export async function streamWeights(
-  watched: WatchedDevice,
-  url: string,
-  spans: WeightSpan[],
-  progress: (done: number, total: number) => void,
-): Promise<GPUBuffer[]> {
-  const total = spans.reduce((end, span) => Math.max(end, span.offset + span.length), 0);
-  const response = await fetch(url);
-  if (!response.ok || !response.body) {
-    throw new EngineError(
-      "ModelFileError",
-      `${url}: the weights cannot be read (HTTP ${response.status}); check the model folder`,
-    );
+/** Chunks come in ascending order and may leave out what no span wants. */
+export class WeightUpload {
+  private readonly writers: SpanWriter[];
+  private first = 0;
+  private inFlight = 0;
+
+  constructor(
+    private readonly watched: WatchedDevice,
+    spans: WeightSpan[],
+  ) {
+    const sorted = [...spans].sort((a, b) => a.offset - b.offset);
+    this.writers = sorted.map((span) => new SpanWriter(watched, span));
   }
-  const size = Number(response.headers.get("Content-Length") ?? Number.NaN);
-  if (size < total) {
-    await response.body.cancel();
-    throw new EngineError("ModelFileError", truncated(url, size, total));
+
+  /** Upload the first `length` bytes of the chunk, which lie at `start` of the file. */
+  async accept(chunk: Chunk, start: number, length: number): Promise<void> {
+    const bytes = chunk.view(length);
+    const { writers } = this;
+    while (this.first < writers.length && writers[this.first]!.end <= start) this.first++;
+    for (let i = this.first; i < writers.length && writers[i]!.span.offset < start + length; i++) {
+      this.inFlight += writers[i]!.accept(start, bytes);
+    }
+    if (this.inFlight >= MOST_IN_FLIGHT) await this.settle();
   }
-  const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_DST | GPUBufferUsage.COPY_SRC;
-  const buffers: GPUBuffer[] = [];
-  try {
-    for (const span of spans) {
-      const bytes = Math.max(ALIGNMENT, Math.ceil(span.length / ALIGNMENT) * ALIGNMENT);
-      buffers.push(watched.buffer("weights", url, { label: `weight ${span.name}`, size: bytes, usage }));
-    }
-    const writers = spans.map((span, i) => new SpanWriter(watched, span, buffers[i]!));
-    let position = 0;
-    let first = 0;
-    const reader = response.body.getReader();
-    for (;;) {
-      const { done, value } = await reader.read();
-      if (done) break;
-      const end = position + value.length;
-      while (first < spans.length && spans[first]!.offset + spans[first]!.length <= position) first++;
-      for (let i = first; i < spans.length && spans[i]!.offset < end; i++) writers[i]!.accept(position, value);
-      position = end;
-      progress(Math.min(position, total), total);
-    }
-    if (position < total) throw new EngineError("ModelFileError", truncated(url, position, total));
-    for (const writer of writers) writer.finish();
-    await watched.device.queue.onSubmittedWorkDone();
-    watched.assertHealthy();
-    return buffers;
-  } catch (error) {
-    for (const buffer of buffers) buffer.destroy();
-    throw error;
+
+  /** Wait until everything is on the GPU. */
+  async finish(): Promise<void> {
+    for (const writer of this.writers) writer.finish();
+    await this.settle();
+  }
+
+  private async settle(): Promise<void> {
+    this.inFlight = 0;
+    // An empty submit hands the writes over to the GPU.
+    this.watched.submit([]);
+    await this.watched.device.queue.onSubmittedWorkDone();
+    this.watched.assertHealthy();
   }
 }
 
-function truncated(url: string, size: number, total: number): string {
-  return `${url}: ${size} bytes, but model.onnx names weights up to byte ${total}; copy the file again, whole`;
-}
-
-/** Writes the part of each network chunk that belongs to one weight; keeps back what is not a multiple of 4 bytes. */
+/** Writes what belongs to one weight; keeps back what is not a multiple of 4 bytes. */
 class SpanWriter {
+  readonly end: number;
+  private seen = 0;
   private written = 0;
   private readonly held = new Uint8Array(4);
   private heldCount = 0;
 
   constructor(
     private readonly watched: WatchedDevice,
-    private readonly span: WeightSpan,
-    private readonly buffer: GPUBuffer,
-  ) {}
+    readonly span: WeightSpan,
+  ) {
+    this.end = span.offset + span.length;
+  }
 
-  accept(position: number, chunk: Uint8Array<ArrayBuffer>): void {
+  /** Returns the bytes of the chunk that were the weight's. */
+  accept(position: number, chunk: Uint8Array<ArrayBuffer>): number {
     const from = Math.max(0, this.span.offset - position);
-    const to = Math.min(chunk.length, this.span.offset + this.span.length - position);
-    if (to <= from) return;
+    const to = Math.min(chunk.length, this.end - position);
+    if (to <= from) return 0;
+    if (position + from !== this.span.offset + this.seen) {
+      throw new EngineError("ModelFileError", `byte ${this.span.offset + this.seen} of the weights was left out`);
+    }
+    this.seen += to - from;
     let part = chunk.subarray(from, to);
     while (this.heldCount > 0 && part.length > 0) {
       this.held[this.heldCount++] = part[0]!;
@@ -92,10 +86,11 @@ class SpanWriter {
     }
     const whole = part.length - (part.length % 4);
     if (whole > 0) {
-      this.watched.write(this.buffer, this.written, part.subarray(0, whole));
+      this.watched.write(this.span.buffer, this.written, part.subarray(0, whole));
       this.written += whole;
     }
     for (const byte of part.subarray(whole)) this.held[this.heldCount++] = byte;
+    return to - from;
   }
 
   finish(): void {
@@ -106,7 +101,7 @@ class SpanWriter {
   }
 
   private flushHeld(): void {
-    this.watched.write(this.buffer, this.written, this.held);
+    this.watched.write(this.span.buffer, this.written, this.held);
     this.written += 4;
     this.heldCount = 0;
   }

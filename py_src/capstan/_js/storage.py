@@ -1,0 +1,217 @@
+"""Weights' sources, chunks and storage (web/src/storage), as capstan.weights drives them."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import _capstan_host
+from pyodide.ffi import JsException
+
+from ..weights.source import BrokenDownloadError, Chunk, SourceIdentity
+from .errors import typed_errors
+
+__all__ = [
+    "JsBacking",
+    "JsChunk",
+    "JsSink",
+    "JsSource",
+    "absolute",
+    "adopt",
+    "assumed_source",
+    "make_chunk",
+    "memory",
+    "open_backing",
+    "open_source",
+]
+
+
+@contextmanager
+def storage_errors() -> Iterator[None]:
+    """`typed_errors`, and the error of a download that may be tried again."""
+    try:
+        with typed_errors():
+            yield
+    except Exception as error:
+        cause = error.__cause__
+        if isinstance(cause, JsException) and getattr(cause, "code", None) == "BrokenDownloadError":
+            raise BrokenDownloadError(cause.message) from cause
+        raise
+
+
+async def adopt(folder: Any) -> str:
+    """A name, as a URL that ends in a slash, for a FileSystemDirectoryHandle or an array of File objects."""
+    with storage_errors():
+        return str(await _capstan_host.storage.adopt(folder))
+
+
+def absolute(url: str) -> str:
+    """The address as every page of the origin would name it."""
+    return str(_capstan_host.storage.absolute(url))
+
+
+async def open_backing() -> JsBacking | None:
+    """Where this browser keeps weights, None if nowhere."""
+    with storage_errors():
+        found = await _capstan_host.storage.openBacking()
+    return JsBacking(found) if found else None
+
+
+async def open_source(url: str, keep: bool) -> JsSource:
+    """A URL or a file of a picked folder; the server is asked for its identity."""
+    with storage_errors():
+        return JsSource(await _capstan_host.storage.openSource(url, keep))
+
+
+def assumed_source(identity: SourceIdentity, keep: bool) -> JsSource:
+    """A source that cannot be asked now: it is taken to be what it was."""
+    return JsSource(_capstan_host.storage.assumedSource(json.dumps(identity.as_json()), keep))
+
+
+def make_chunk(capacity: int) -> JsChunk:
+    return JsChunk(_capstan_host.storage.chunk(capacity))
+
+
+def memory(size: int, spans: Sequence[tuple[int, int]]) -> JsSink:
+    """A file in memory, outside of Python's heap; `spans` are the (offset, length) that are wanted."""
+    return JsSink(_capstan_host.storage.memory(size), spans)
+
+
+class JsChunk:
+    """capstan.weights.source.Chunk over web/src/storage/chunk.ts."""
+
+    def __init__(self, chunk: Any) -> None:
+        self.handle = chunk
+
+    async def sha256(self, length: int) -> str:
+        with storage_errors():
+            return str(await self.handle.sha256(length))
+
+    def to_bytes(self, length: int) -> bytes:
+        return bytes(self.handle.bytes(length).to_bytes())
+
+
+class JsSource:
+    """capstan.weights.source.Source over web/src/storage/source.ts."""
+
+    def __init__(self, source: Any) -> None:
+        self._js = source
+        self.identity = SourceIdentity(**json.loads(source.identity()))
+
+    @property
+    def position(self) -> int | None:
+        position = self._js.position
+        return int(position) if isinstance(position, (int, float)) else None
+
+    async def seek(self, start: int, end: int | None) -> None:
+        with storage_errors():
+            await _settled(self._js.seek(start, end))
+
+    async def read(self, chunk: Chunk, length: int) -> int:
+        with storage_errors():
+            return int(await self._js.read(chunk.handle, length))
+
+    async def read_at(self, chunk: Chunk, start: int, length: int) -> int:
+        with storage_errors():
+            return int(await self._js.readAt(chunk.handle, start, length))
+
+    def close(self) -> None:
+        self._js.close()
+
+
+class JsDataFile:
+    """capstan.weights.source.DataFile over web/src/storage/backing.ts."""
+
+    def __init__(self, file: Any) -> None:
+        self._js = file
+        self.exclusive = bool(file.exclusive)
+
+    async def read(self, chunk: Chunk, start: int, length: int) -> int:
+        with storage_errors():
+            return int(await self._js.read(chunk.handle, start, length))
+
+    async def write(self, chunk: Chunk, start: int, length: int) -> None:
+        with storage_errors():
+            await self._js.write(chunk.handle, start, length)
+
+    def close(self) -> None:
+        self._js.close()
+
+
+class JsBacking:
+    """capstan.weights.source.Backing over web/src/storage/backing.ts."""
+
+    def __init__(self, backing: Any) -> None:
+        self._js = backing
+        self.kind = str(backing.kind)
+
+    async def names(self) -> list[str]:
+        with storage_errors():
+            names: list[str] = json.loads(await self._js.names())
+        return names
+
+    async def read_text(self, name: str) -> str | None:
+        with storage_errors():
+            text = await self._js.readText(name)
+        return text if isinstance(text, str) else None
+
+    async def write_text(self, name: str, text: str) -> None:
+        with storage_errors():
+            await self._js.writeText(name, text)
+
+    async def remove(self, name: str) -> None:
+        with storage_errors():
+            await self._js.remove(name)
+
+    async def open(self, name: str, size: int, shard_size: int, write: bool) -> JsDataFile:
+        with storage_errors():
+            return JsDataFile(await self._js.open(name, size, shard_size, write))
+
+    async def free_bytes(self) -> int | None:
+        free = await _capstan_host.storage.freeBytes()
+        return int(free) if isinstance(free, (int, float)) else None
+
+    def chunk(self, capacity: int) -> JsChunk:
+        return make_chunk(capacity)
+
+
+class JsSink:
+    """capstan.weights.source.Sink over a WeightUpload (web/src/gpu/weights.ts) or a Memory."""
+
+    def __init__(self, sink: Any, spans: Sequence[tuple[int, int]]) -> None:
+        """`spans` are the (offset, length) that are wanted."""
+        self.js = sink
+        self._wanted = merged(spans)
+        self._ends = [end for _, end in self._wanted]
+
+    def wants(self, start: int, length: int) -> bool:
+        first = bisect_left(self._ends, start + 1)
+        return first < len(self._wanted) and self._wanted[first][0] < start + length
+
+    async def accept(self, chunk: Chunk, start: int, length: int) -> None:
+        with storage_errors():
+            await _settled(self.js.accept(chunk.handle, start, length))
+
+    async def finish(self) -> None:
+        with storage_errors():
+            await _settled(self.js.finish())
+
+
+def merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(start, end) of the pieces that (offset, length) spans cover, in order, none touching another."""
+    pieces: list[tuple[int, int]] = []
+    for offset, length in sorted(spans):
+        if pieces and offset <= pieces[-1][1]:
+            pieces[-1] = (pieces[-1][0], max(pieces[-1][1], offset + length))
+        elif length:
+            pieces.append((offset, offset + length))
+    return pieces
+
+
+async def _settled(value: Any) -> None:
+    """Wait, if there is anything to wait for."""
+    if hasattr(value, "then"):
+        await value

@@ -1,0 +1,129 @@
+"""What the store writes about its data files. A torn or foreign record reads as None: nothing is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import ModelFileError
+from .manifest import DIGEST, Manifest, manifest_of, shard_count
+from .source import SourceIdentity
+
+__all__ = ["DATA", "JOURNAL", "RECORD", "SOURCE", "Journal", "SourceRecord", "StoredRecord"]
+
+DATA, JOURNAL, RECORD, SOURCE = ".data", ".journal.json", ".weights.json", ".source.json"
+"""Endings of names: NAME.data holds bytes; KEY.journal.json tells which of them are sound while they are being
+downloaded; CONTENT.weights.json, written once all are, tells what they are; SOURCE.source.json, written last, where
+they came from."""
+
+
+@dataclass(frozen=True)
+class StoredRecord:
+    """A complete file in the store."""
+
+    manifest: Manifest
+    data: str
+    """Name of the data file."""
+    suspect: frozenset[int] = frozenset()
+    """Shards that `verify` found damaged and that are to be fetched again."""
+
+    @property
+    def name(self) -> str:
+        return self.manifest.content + RECORD
+
+    def serialize(self) -> str:
+        return json.dumps({**self.manifest.as_json(), "data": self.data, "suspect": sorted(self.suspect)})
+
+    def marked(self, suspect: frozenset[int]) -> StoredRecord:
+        return replace(self, suspect=suspect)
+
+    @classmethod
+    def parse(cls, text: str | None) -> StoredRecord | None:
+        tree = tree_of(text)
+        try:
+            manifest = manifest_of(tree, "record")
+        except ModelFileError:
+            return None
+        assert tree is not None
+        data, suspect = tree.get("data"), tree.get("suspect")
+        if not isinstance(data, str) or not isinstance(suspect, list) or not all(type(i) is int for i in suspect):
+            return None
+        return cls(manifest, data, frozenset(suspect))
+
+
+@dataclass(frozen=True)
+class SourceRecord:
+    """Which content a source had, and how it was recognised."""
+
+    identity: SourceIdentity
+    content: str
+
+    @property
+    def name(self) -> str:
+        return self.identity.name_key + SOURCE
+
+    def serialize(self) -> str:
+        return json.dumps({"source": self.identity.as_json(), "content": self.content})
+
+    @classmethod
+    def parse(cls, text: str | None) -> SourceRecord | None:
+        tree = tree_of(text)
+        identity = identity_of(tree)
+        if tree is None or identity is None or not isinstance(tree.get("content"), str):
+            return None
+        return cls(identity, tree["content"])
+
+
+@dataclass(frozen=True)
+class Journal:
+    """A download under way: the SHA-256 of each shard that the data file holds."""
+
+    identity: SourceIdentity
+    shard_size: int
+    digests: Mapping[int, str]
+
+    @property
+    def stored_bytes(self) -> int:
+        size = self.identity.size or 0
+        return sum(min(self.shard_size, size - shard * self.shard_size) for shard in self.digests)
+
+    def serialize(self) -> str:
+        digests = {str(shard): digest for shard, digest in self.digests.items()}
+        return json.dumps({"source": self.identity.as_json(), "shard_size": self.shard_size, "digests": digests})
+
+    @classmethod
+    def parse(cls, text: str | None) -> Journal | None:
+        tree = tree_of(text)
+        identity = identity_of(tree)
+        if tree is None or identity is None or identity.size is None:
+            return None
+        shard_size, digests = tree.get("shard_size"), tree.get("digests")
+        if type(shard_size) is not int or shard_size < 1 or not isinstance(digests, dict):
+            return None
+        count = shard_count(identity.size, shard_size)
+        sound = {
+            int(shard): digest
+            for shard, digest in digests.items()
+            if shard.isdecimal() and int(shard) < count and isinstance(digest, str) and DIGEST.fullmatch(digest)
+        }
+        return cls(identity, shard_size, sound)
+
+
+def tree_of(text: str | None) -> dict[str, Any] | None:
+    try:
+        tree = json.loads(text or "")
+    except ValueError:
+        return None
+    return tree if isinstance(tree, dict) else None
+
+
+def identity_of(tree: dict[str, Any] | None) -> SourceIdentity | None:
+    source = tree.get("source") if tree else None
+    if not isinstance(source, dict):
+        return None
+    name, size, validator = source.get("name"), source.get("size"), source.get("validator")
+    if not isinstance(name, str) or type(size) is not int or not isinstance(validator, str):
+        return None
+    return SourceIdentity(name, size, validator)

@@ -1,0 +1,141 @@
+"""Weight buffers on the GPU that everything on the page shares: one set for each content, freed with its last user."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Protocol
+
+from ..errors import OutOfMemoryError
+
+__all__ = ["BufferOwner", "Lease", "SharedWeights", "Span"]
+
+LEAST_BYTES = 16
+"""A buffer has at least this size; kernels may read whole vec4s."""
+
+
+class BufferOwner(Protocol):
+    """What makes and frees buffers: capstan.device.engine.GpuEngine."""
+
+    def create_buffer(self, label: str, size: int, category: str, owner: str) -> int: ...
+    def destroy_buffer(self, buffer: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Span:
+    """One weight of a data file; `name` is for labels and messages."""
+
+    name: str
+    offset: int
+    length: int
+
+
+Key = tuple[str, int, int]
+"""(content, offset, length)"""
+
+
+@dataclass
+class Shared:
+    """One buffer; `users` counts the leases that hold it."""
+
+    buffer: int
+    users: int = 0
+    loaded: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Lease:
+    """The buffers of some spans, in their order, until `release`."""
+
+    def __init__(self, shared: SharedWeights, held: Sequence[tuple[Key, Shared]]) -> None:
+        self._shared = shared
+        self._held = list(held)
+        self.buffers = [entry.buffer for _, entry in held]
+
+    def release(self) -> None:
+        """Free the buffers that nobody else holds; releasing twice is harmless."""
+        held, self._held = self._held, []
+        self._shared.give_back(held)
+
+
+class SharedWeights:
+    """The weights on one device.
+
+    A file is known by its content hash, or, while that is not known, by what its source vouches for; `also` notes that
+    two such names mean the same bytes.
+    """
+
+    def __init__(self, owner: BufferOwner, largest: int) -> None:
+        """`largest` is the most bytes that a buffer can be bound with."""
+        self._owner = owner
+        self._largest = largest
+        self._entries: dict[Key, Shared] = {}
+        self._names: dict[str, str] = {}
+        self._unshared = count()
+
+    async def acquire(
+        self,
+        content: str | None,
+        spans: Sequence[Span],
+        owner: str,
+        load: Callable[[list[tuple[Span, int]]], Awaitable[None]],
+    ) -> Lease:
+        """The buffers of these spans; `load` is called with those that are not on the device yet, if any, and fills
+        them. Without `content` nothing is shared. Nothing stays allocated if it fails.
+        """
+        for span in spans:
+            if span.length > self._largest:
+                raise OutOfMemoryError(
+                    f"weight {span.name} has {span.length} bytes and this adapter binds at most {self._largest}; "
+                    "export the model with smaller weights, or use device='wasm'"
+                )
+        name = f"unshared {next(self._unshared)}" if content is None else content
+        while True:
+            resolved = self._names.get(name, name)
+            keys = [(resolved, span.offset, span.length) for span in spans]
+            pending = [entry for key in keys if (entry := self._entries.get(key)) and not entry.loaded.is_set()]
+            if not pending:
+                break
+            await pending[0].loaded.wait()
+        missing: dict[Key, tuple[Span, Shared]] = {}
+        held: list[tuple[Key, Shared]] = []
+        try:
+            for key, span in zip(keys, spans, strict=True):
+                entry = self._entries.get(key)
+                if entry is None:
+                    size = max(LEAST_BYTES, span.length)
+                    entry = Shared(self._owner.create_buffer(f"weight {span.name}", size, "weights", owner))
+                    self._entries[key] = entry
+                    missing[key] = (span, entry)
+                entry.users += 1
+                held.append((key, entry))
+            if missing:
+                await load([(span, entry.buffer) for span, entry in missing.values()])
+        except BaseException:
+            self.give_back(held)
+            raise
+        finally:
+            for _, entry in missing.values():
+                entry.loaded.set()
+        return Lease(self, held)
+
+    def also(self, name: str, content: str) -> None:
+        """From now on `content` names what is loaded under `name`, unless it names buffers already."""
+        if name != content and not any(key[0] == content for key in self._entries):
+            self._names[content] = self._names.get(name, name)
+
+    def give_back(self, held: Sequence[tuple[Key, Shared]]) -> None:
+        """One user less for each."""
+        for key, entry in held:
+            entry.users -= 1
+            if entry.users == 0:
+                self._owner.destroy_buffer(entry.buffer)
+                del self._entries[key]
+        names = {key[0] for key in self._entries}
+        self._names = {content: name for content, name in self._names.items() if name in names}
+
+    @property
+    def bytes(self) -> int:
+        """What the weights take on the device."""
+        return sum(-(-max(LEAST_BYTES, key[2]) // LEAST_BYTES) * LEAST_BYTES for key in self._entries)

@@ -1,0 +1,131 @@
+"""What loading weights asks of its surroundings: where bytes come from, are held, are kept, and go."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from ..errors import CapstanError
+
+__all__ = ["Backing", "BrokenDownloadError", "Chunk", "DataFile", "Sink", "Source", "SourceIdentity"]
+
+
+class BrokenDownloadError(CapstanError):
+    """A download broke off; it may be tried again."""
+
+
+@dataclass(frozen=True)
+class SourceIdentity:
+    """What a source says of itself before its bytes are read."""
+
+    name: str
+    """Its URL, or 'file:' and the path of a picked file."""
+    size: int | None
+    """Bytes; None where the server does not tell."""
+    validator: str | None
+    """Changes when the bytes do: an ETag, else a Last-Modified, else None; of a picked file its time stamp."""
+
+    @property
+    def key(self) -> str | None:
+        """A name for these very bytes as the source vouches for them; None if it does not."""
+        if self.size is None or self.validator is None:
+            return None
+        return short_hash(f"{self.name}\n{self.validator}\n{self.size}")
+
+    @property
+    def name_key(self) -> str:
+        """A file name for the source, whatever its bytes are at the moment."""
+        return short_hash(self.name)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+class Chunk(Protocol):
+    """A buffer on the host's side that is used for one shard after the other."""
+
+    handle: Any
+    """The buffer as sources, files and sinks take it."""
+
+    def sha256(self, length: int) -> Awaitable[str]:
+        """Of its first bytes, as hex."""
+
+    def to_bytes(self, length: int) -> bytes:
+        """Its first bytes."""
+
+
+class Source(Protocol):
+    """The bytes of one file. Reads raise BrokenDownloadError, WeightsChangedError or ModelFileError."""
+
+    identity: SourceIdentity
+
+    @property
+    def position(self) -> int | None:
+        """Where the stream stands that `seek` opened; None without one."""
+
+    async def seek(self, start: int, end: int | None) -> None:
+        """Open a stream over the bytes from `start` to `end` (None: the end of the file)."""
+
+    async def read(self, chunk: Chunk, length: int) -> int:
+        """Fill the chunk from the stream; fewer bytes than `length` only at the stream's end."""
+
+    async def read_at(self, chunk: Chunk, start: int, length: int) -> int:
+        """Fill the chunk by a request of its own, past every cache; the stream stays where it is."""
+
+    def close(self) -> None:
+        """Give up the stream."""
+
+
+class DataFile(Protocol):
+    """A stored file, open. Every method may raise StorageError."""
+
+    exclusive: bool
+    """Nobody else can write it while it is open."""
+
+    async def read(self, chunk: Chunk, start: int, length: int) -> int: ...
+    async def write(self, chunk: Chunk, start: int, length: int) -> None:
+        """On return the bytes survive a crash of the page."""
+
+    def close(self) -> None: ...
+
+
+class Backing(Protocol):
+    """Files in the browser's storage; every method may raise StorageError."""
+
+    kind: str
+    """'opfs' or 'cache'."""
+
+    async def names(self) -> list[str]: ...
+    async def read_text(self, name: str) -> str | None: ...
+    async def write_text(self, name: str, text: str) -> None:
+        """Whole or not at all."""
+
+    async def remove(self, name: str) -> None:
+        """No error if there is none; StorageError if another tab has it open."""
+
+    async def open(self, name: str, size: int, shard_size: int, write: bool) -> DataFile:
+        """`write` makes the file if it is not there, and locks it; else it must have `size` bytes."""
+
+    async def free_bytes(self) -> int | None:
+        """What the browser would still let this origin store."""
+
+    def chunk(self, capacity: int) -> Chunk: ...
+
+
+class Sink(Protocol):
+    """Where the bytes go: GPU buffers, or memory."""
+
+    def wants(self, start: int, length: int) -> bool:
+        """Whether any of these bytes is of use."""
+
+    async def accept(self, chunk: Chunk, start: int, length: int) -> None:
+        """The first bytes of the chunk, from `start` of the file; calls come in ascending order."""
+
+    async def finish(self) -> None:
+        """All came; wait until they are where they belong."""

@@ -1,0 +1,292 @@
+"""Weight files in the browser's storage, by what they contain.
+
+A file is there only once everything else is: data first, its record after that, then where it came from; what is
+removed goes in the order data, record, source. So a crash at any point leaves nothing that looks whole and is not.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from ..errors import StorageError
+from ..host import current_host
+from .manifest import Manifest
+from .records import DATA, JOURNAL, RECORD, SOURCE, Journal, SourceRecord, StoredRecord
+from .source import Backing, SourceIdentity
+
+__all__ = ["StoredWeights", "Verification", "WeightStore"]
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """One file in the store."""
+
+    content: str | None
+    """The content hash (capstan.weights.Manifest); None while it is being downloaded."""
+    sources: tuple[str, ...]
+    """URLs, or 'file:' and the path of a picked file."""
+    size: int
+    stored_bytes: int
+    """Less than `size` for a download that was interrupted: loading the model again goes on from there."""
+    suspect: tuple[int, ...] = ()
+    """Shards that `verify` found damaged; the next load fetches them again."""
+
+    @property
+    def complete(self) -> bool:
+        return self.content is not None
+
+    def called(self, which: str | None) -> bool:
+        """Whether it is this file: by its content hash, its URL, or the URL of its folder.
+
+        A URL that begins with a slash is any host's.
+        """
+        if which is None or which == self.content:
+            return True
+        folder = which if which.endswith("/") else which + "/"
+        names = [urlsplit(source).path if which.startswith("/") else source for source in self.sources]
+        return any(name == which or name.startswith(folder) for name in names)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify` found in one file."""
+
+    content: str
+    sources: tuple[str, ...]
+    shards: int
+    damaged: tuple[int, ...]
+
+
+class WeightStore:
+    """The weights that this origin keeps: in its private file system, else in the Cache API, else not at all.
+
+    `which` of the methods is a content hash, a data file's URL or a model folder's URL; without it they are about
+    everything. All tabs of the origin see the same files.
+    """
+
+    def __init__(self, backing: Backing | None = None) -> None:
+        self._backing = backing
+
+    async def kind(self) -> str:
+        """'opfs', 'cache', or 'memory' where weights are kept only as long as a model is open."""
+        backing = await self.backing()
+        return backing.kind if backing else "memory"
+
+    async def list(self) -> list[StoredWeights]:
+        """What is stored, interrupted downloads included."""
+        backing = await self.backing()
+        if backing is None:
+            return []
+        names = set(await backing.names())
+        sources: dict[str, list[str]] = {}
+        for name in sorted(names):
+            if name.endswith(SOURCE) and (record := SourceRecord.parse(await backing.read_text(name))):
+                sources.setdefault(record.content, []).append(record.identity.name)
+        found, partial = [], []
+        for name in sorted(names):
+            if name.endswith(RECORD):
+                stored = StoredRecord.parse(await backing.read_text(name))
+                if stored is not None and stored.name == name and stored.data in names:
+                    content, size = stored.manifest.content, stored.manifest.size
+                    suspect = tuple(sorted(stored.suspect))
+                    found.append(StoredWeights(content, tuple(sources.get(content, ())), size, size, suspect))
+            elif name.endswith(JOURNAL):
+                journal = Journal.parse(await backing.read_text(name))
+                if journal is not None:
+                    size = journal.identity.size or 0
+                    partial.append(StoredWeights(None, (journal.identity.name,), size, journal.stored_bytes))
+        return found + partial
+
+    async def evict(self, which: str | None = None) -> int:
+        """Remove files and return how many bytes they held.
+
+        Raises StorageError, with nothing of that file removed, while another tab has it open.
+        """
+        backing = await self.backing()
+        if backing is None:
+            return 0
+        freed = 0
+        names = await backing.names()
+        for stored in await self.list():
+            if not stored.called(which):
+                continue
+            if stored.content is None:
+                identity = await self._journaled(stored.sources[0])
+                if identity is not None:
+                    await self.forget_partial(identity)
+            else:
+                await self._remove(backing, stored.content)
+            freed += stored.stored_bytes
+        if which is None:
+            for name in names:
+                await backing.remove(name)
+        return freed
+
+    async def verify(self, which: str | None = None) -> builtins.list[Verification]:
+        """Read complete files through and compare each shard with its SHA-256; damaged ones are marked.
+
+        The next load fetches just those again.
+        """
+        backing = await self.backing()
+        results = []
+        for stored in await self.list():
+            if backing is None or stored.content is None or not stored.called(which):
+                continue
+            record = await self.find_content(stored.content)
+            if record is None:
+                continue
+            damaged = await damaged_shards(backing, record)
+            if damaged != record.suspect:
+                await backing.write_text(record.name, record.marked(damaged).serialize())
+            results.append(
+                Verification(stored.content, stored.sources, len(record.manifest.shards), tuple(sorted(damaged)))
+            )
+        return results
+
+    async def backing(self) -> Backing | None:
+        """Where the files are; None where this host keeps none."""
+        if self._backing is None:
+            self._backing = await current_host().weight_backing()
+        return self._backing
+
+    # For loading.
+
+    async def find(self, identity: SourceIdentity) -> StoredRecord | None:
+        """The file of a source, if the source still is what it was when the file was stored."""
+        backing = await self.backing()
+        if backing is None or identity.key is None:
+            return None
+        source = SourceRecord.parse(await backing.read_text(identity.name_key + SOURCE))
+        if source is None or source.identity != identity:
+            return None
+        return await self.find_content(source.content)
+
+    async def last_known(self, name: str) -> SourceIdentity | None:
+        """What a source that cannot be asked now was when it was stored."""
+        backing = await self.backing()
+        key = SourceIdentity(name, None, None).name_key
+        source = SourceRecord.parse(await backing.read_text(key + SOURCE)) if backing else None
+        if source is None or await self.find_content(source.content) is None:
+            return None
+        return source.identity
+
+    async def find_content(self, content: str) -> StoredRecord | None:
+        """The file with these bytes."""
+        backing = await self.backing()
+        if backing is None:
+            return None
+        record = StoredRecord.parse(await backing.read_text(content + RECORD))
+        return record if record and record.manifest.content == content else None
+
+    async def journal(self, identity: SourceIdentity, shard_size: int) -> Mapping[int, str]:
+        """The shards that an interrupted download of these very bytes left, with their digests."""
+        backing = await self.backing()
+        if backing is None or identity.key is None:
+            return {}
+        journal = Journal.parse(await backing.read_text(identity.key + JOURNAL))
+        if journal is None or journal.identity != identity or journal.shard_size != shard_size:
+            return {}
+        return journal.digests
+
+    async def begin(self, data: str) -> None:
+        """A data file is about to be written: no record may call it complete meanwhile."""
+        backing = await self._present()
+        for name in await backing.names():
+            if name.endswith(RECORD):
+                record = StoredRecord.parse(await backing.read_text(name))
+                if record is None or record.data == data:
+                    await backing.remove(name)
+
+    async def note(self, identity: SourceIdentity, shard_size: int, digests: Mapping[int, str]) -> None:
+        """Journal the shards that the data file holds."""
+        backing = await self._present()
+        await backing.write_text(f"{identity.key}{JOURNAL}", Journal(identity, shard_size, digests).serialize())
+
+    async def complete(self, identity: SourceIdentity, manifest: Manifest) -> StoredRecord:
+        """Every shard is in the data file: from now on it is a stored file. What the source had before goes."""
+        backing = await self._present()
+        record = await self.find_content(manifest.content)
+        if record is None or record.data not in await backing.names():
+            record = StoredRecord(manifest, f"{identity.key}{DATA}")
+            await backing.write_text(record.name, record.serialize())
+        await self.adopt(identity, manifest.content)
+        await backing.remove(f"{identity.key}{JOURNAL}")
+        if record.data != f"{identity.key}{DATA}":
+            await backing.remove(f"{identity.key}{DATA}")
+        return record
+
+    async def adopt(self, identity: SourceIdentity, content: str) -> None:
+        """Note that a source has this stored content, and drop what it had before if no other source has it."""
+        backing = await self._present()
+        if identity.key is None:
+            return
+        source = SourceRecord(identity, content)
+        before = SourceRecord.parse(await backing.read_text(source.name))
+        await backing.write_text(source.name, source.serialize())
+        if before is None or before.content == content:
+            return
+        others = [stored for stored in await self.list() if stored.content == before.content]
+        if others and not others[0].sources:
+            await self._remove(backing, before.content)
+
+    async def repaired(self, record: StoredRecord, suspect: frozenset[int]) -> None:
+        """Note which shards are still damaged."""
+        await (await self._present()).write_text(record.name, record.marked(suspect).serialize())
+
+    async def forget_partial(self, identity: SourceIdentity) -> None:
+        """Remove an interrupted download."""
+        backing = await self._present()
+        await backing.remove(f"{identity.key}{DATA}")
+        await backing.remove(f"{identity.key}{JOURNAL}")
+
+    async def _present(self) -> Backing:
+        backing = await self.backing()
+        if backing is None:
+            raise StorageError("this browser offers neither a private file system nor the Cache API; nothing is kept")
+        return backing
+
+    async def _journaled(self, source: str) -> SourceIdentity | None:
+        backing = await self._present()
+        for name in await backing.names():
+            if name.endswith(JOURNAL):
+                journal = Journal.parse(await backing.read_text(name))
+                if journal is not None and journal.identity.name == source:
+                    return journal.identity
+        return None
+
+    async def _remove(self, backing: Backing, content: str) -> None:
+        record = await self.find_content(content)
+        if record is not None:
+            await backing.remove(record.data)
+            await backing.remove(record.name)
+        for name in await backing.names():
+            if name.endswith(SOURCE):
+                source = SourceRecord.parse(await backing.read_text(name))
+                if source is None or source.content == content:
+                    await backing.remove(name)
+
+
+async def damaged_shards(backing: Backing, record: StoredRecord) -> frozenset[int]:
+    """The shards whose bytes are not what the record says; all of them if the file cannot be read."""
+    manifest = record.manifest
+    chunk = backing.chunk(min(manifest.shard_size, max(1, manifest.size)))
+    try:
+        file = await backing.open(record.data, manifest.size, manifest.shard_size, write=False)
+    except StorageError:
+        return frozenset(range(len(manifest.shards)))
+    try:
+        damaged = set()
+        for shard, digest in enumerate(manifest.shards):
+            start, length = manifest.span(shard)
+            try:
+                sound = await file.read(chunk, start, length) == length and await chunk.sha256(length) == digest
+            except StorageError:
+                sound = False
+            if not sound:
+                damaged.add(shard)
+        return frozenset(damaged)
+    finally:
+        file.close()

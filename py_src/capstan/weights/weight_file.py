@@ -1,0 +1,380 @@
+"""Loads one weight file: from the store as far as it is there, else from its source, each byte at most once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Container
+from contextlib import suppress
+
+from ..errors import ModelFileError, StorageError, WeightsChangedError
+from ..fallback import fall_back
+from . import manifest as manifests
+from .manifest import Manifest, parse_manifest, shard_count
+from .records import DATA, StoredRecord
+from .source import BrokenDownloadError, Chunk, DataFile, Sink, Source
+from .store import WeightStore
+
+__all__ = ["WeightFile", "end_of_run"]
+
+TRIES = 3
+"""How often a shard is fetched before its failure is the load's."""
+PAUSE_SECONDS = 0.2
+"""Before an interrupted download is tried again; doubled each time."""
+STORE = "the weight store"
+FROM_THE_NETWORK = "the weights come from their source"
+
+
+def end_of_run(shard: int, count: int | None, have: Container[int]) -> int | None:
+    """The end (exclusive) of the run of shards from `shard` on that are not there: what one request is made for.
+
+    None is the end of the file: its last shard, or a file of unknown size.
+    """
+    if count is None:
+        return None
+    end = shard + 1
+    while end < count and end not in have:
+        end += 1
+    return None if end == count else end
+
+
+class WeightFile:
+    """A data file that is being loaded. `manifest` is known if it was written beforehand, or the file is stored.
+
+    Make it with `open`, use `read` for a few bytes and `load` for all, and `close` it. The store failing is a step
+    down, with a warning; the source failing is an error.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        chunk: Callable[[int], Chunk],
+        store: WeightStore | None,
+        manifest: Manifest | None,
+        record: StoredRecord | None,
+    ) -> None:
+        self.source = source
+        self.identity = source.identity
+        self.manifest = manifest
+        self._make_chunk = chunk
+        self._store = store
+        self._record = record
+        self._size = manifest.size if manifest else self.identity.size
+        self._shard_size = manifest.shard_size if manifest else manifests.SHARD_BYTES
+        self._file: DataFile | None = None
+        self._writable = False
+        self._have: dict[int, str] = {}
+        """Shards that the open data file holds, by what their digest must be."""
+        self._suspect: set[int] = set(record.suspect) if record else set()
+
+    @classmethod
+    async def open(
+        cls,
+        source: Source,
+        chunk: Callable[[int], Chunk],
+        store: WeightStore | None,
+        read_manifest: Callable[[], Awaitable[bytes | None]],
+    ) -> WeightFile:
+        """`read_manifest` reads the `.shards.json` beside the file; None if there is none."""
+        record = None
+        try:
+            if store is not None and await store.backing() is None:
+                store = None
+            record = await store.find(source.identity) if store else None
+        except StorageError as error:
+            fall_back(STORE, str(error), FROM_THE_NETWORK)
+            store = None
+        if record is not None:
+            return cls(source, chunk, store, record.manifest, record)
+        manifest = None
+        text = await read_manifest()
+        if text is not None:
+            name = source.identity.name + manifests.MANIFEST_SUFFIX
+            manifest = parse_manifest(text, name)
+            size = source.identity.size
+            if size is not None and size != manifest.size:
+                raise ModelFileError(
+                    f"{source.identity.name}: {size} bytes, {name} was written for {manifest.size}; "
+                    "copy the file again, or write its shards anew with build.py models shards"
+                )
+            with suppress(StorageError):
+                record = await store.find_content(manifest.content) if store else None
+        return cls(source, chunk, store, manifest, record)
+
+    @property
+    def content(self) -> str | None:
+        """What names these bytes for sharing: the content hash, else what the source vouches for, else None."""
+        if self.manifest is not None:
+            return "content " + self.manifest.content
+        return "source " + self.identity.key if self.identity.key else None
+
+    def require(self, end: int) -> None:
+        """Raise ModelFileError if the file is known to be shorter than the weights that model.onnx names."""
+        if self._size is not None and self._size < end:
+            raise ModelFileError(self._too_short(self._size, end))
+
+    def close(self) -> None:
+        self.source.close()
+        self._close_file()
+
+    async def read(self, start: int, length: int) -> bytes:
+        """A few bytes, without loading the rest: from the store if it is complete, else by a range request."""
+        self.require(start + length)
+        first, last = start // self._shard_size, (start + max(1, length) - 1) // self._shard_size
+        if self.manifest is None:
+            chunk = self._make_chunk(max(1, length))
+            return chunk.to_bytes(await self._whole(chunk, start, length))
+        parts = []
+        await self._open_stored(write=False)
+        chunk = self._make_chunk(self._shard_size)
+        for shard in range(first, last + 1):
+            offset, size = self.manifest.span(shard)
+            if not await self._from_store(chunk, shard, offset, size):
+                await self._verified(chunk, shard, offset, size, streamed=False)
+            parts.append(chunk.to_bytes(size))
+        self._close_file()
+        skipped = start - first * self._shard_size
+        return b"".join(parts)[skipped : skipped + length]
+
+    async def load(self, sink: Sink, end: int, progress: Callable[[int, int], None]) -> None:
+        """Give the sink what it wants of the file, of which the model needs `end` bytes.
+
+        A file that is not in the store is stored in the same pass. Raises ModelFileError, WeightsChangedError.
+        """
+        self.require(end)
+        try:
+            await self._open()
+            await self._each_shard(sink, end, progress)
+            await sink.finish()
+            await self._finish_store()
+        except WeightsChangedError:
+            await self._drop_partial()
+            raise
+        finally:
+            self.close()
+
+    async def _each_shard(self, sink: Sink, end: int, progress: Callable[[int, int], None]) -> None:
+        chunk = self._make_chunk(self._shard_size if self._size is None else max(1, min(self._shard_size, self._size)))
+        total = self._size or end
+        shard = start = 0
+        while start < (end if self._size is None else self._size):
+            length = self._shard_size if self._size is None else min(self._shard_size, self._size - start)
+            wanted = sink.wants(start, length)
+            here = shard in self._have and not (wanted or self._verifies)
+            if not here and (wanted or self._keeps):
+                here = await self._from_store(chunk, shard, start, length)
+                if not here:
+                    length = await self._from_source(chunk, shard, start, length)
+                if wanted and length:
+                    await sink.accept(chunk, start, length)
+            shard, start = shard + 1, start + length
+            progress(min(start, total), total)
+            if self._size is None and length < self._shard_size:
+                break
+        if start < end:
+            raise ModelFileError(self._too_short(start, end))
+
+    # The store.
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether a download is being stored."""
+        return self._file is not None and self._record is None
+
+    @property
+    def _verifies(self) -> bool:
+        """Whether stored shards are compared with their digests before they are used: the file was left by a page
+        that may have crashed, or somebody else may write it."""
+        return self._keeps or (self._file is not None and not self._file.exclusive)
+
+    async def _open(self) -> None:
+        """Open what is stored, or else a file to store the download in."""
+        if await self._open_stored(write=bool(self._suspect)):
+            return
+        if self._store is None or self.identity.size is None:
+            return
+        if self.identity.key is None:
+            fall_back(
+                STORE, f"{self.identity.name} comes without ETag and Last-Modified", "it is fetched at every load"
+            )
+            return
+        self._record = None
+        try:
+            backing = await self._store.backing()
+            assert backing is not None
+            have = dict(await self._store.journal(self.identity, self._shard_size))
+            if self.manifest is not None:
+                have = {shard: digest for shard, digest in have.items() if digest == self.manifest.shards[shard]}
+            free = await backing.free_bytes()
+            missing = self.identity.size - len(have) * self._shard_size
+            if free is not None and free < missing:
+                raise StorageError(
+                    f"{self.identity.name} needs {missing} bytes, the browser lets this origin store {free} more; "
+                    "free some with WeightStore().evict()"
+                )
+            data = f"{self.identity.key}{DATA}"
+            self._file = await backing.open(data, self.identity.size, self._shard_size, write=True)
+            self._writable = True
+            await self._store.begin(data)
+            self._have = have
+        except StorageError as error:
+            fall_back(STORE, str(error), FROM_THE_NETWORK)
+            self._close_file()
+
+    async def _open_stored(self, write: bool) -> bool:
+        if self._record is None or self._store is None:
+            return False
+        manifest = self._record.manifest
+        try:
+            backing = await self._store.backing()
+            assert backing is not None
+            try:
+                self._file = await backing.open(self._record.data, manifest.size, manifest.shard_size, write)
+                self._writable = write
+            except StorageError as error:
+                if not write:
+                    raise
+                fall_back(STORE, str(error), "damaged shards come from their source and are not repaired")
+                self._file = await backing.open(self._record.data, manifest.size, manifest.shard_size, write=False)
+        except StorageError as error:
+            fall_back(STORE, str(error), FROM_THE_NETWORK)
+            return False
+        self._have = {i: digest for i, digest in enumerate(manifest.shards) if i not in self._suspect}
+        return True
+
+    async def _from_store(self, chunk: Chunk, shard: int, start: int, length: int) -> bool:
+        """Fill the chunk from the stored file; False if the shard is not there, or not sound."""
+        digest = self._have.get(shard)
+        if digest is None or self._file is None:
+            return False
+        try:
+            found = await self._file.read(chunk, start, length)
+        except StorageError as error:
+            fall_back(STORE, str(error), FROM_THE_NETWORK)
+            self._close_file()
+            return False
+        if found == length and (not self._verifies or await chunk.sha256(length) == digest):
+            return True
+        del self._have[shard]
+        if self._record is not None:
+            self._suspect.add(shard)
+        return False
+
+    async def _keep(self, chunk: Chunk, shard: int, start: int, length: int, digest: str) -> None:
+        """Store a shard that was fetched, data before journal."""
+        if self._file is None or self._store is None or not self._writable:
+            return
+        try:
+            await self._file.write(chunk, start, length)
+            self._have[shard] = digest
+            if self._record is None:
+                await self._store.note(self.identity, self._shard_size, self._have)
+            else:
+                self._suspect.discard(shard)
+        except StorageError as error:
+            fall_back(STORE, str(error), FROM_THE_NETWORK)
+            await self._drop_partial()
+            self._close_file()
+
+    async def _finish_store(self) -> None:
+        """Turn a stored download into a stored file; note repairs."""
+        if self._store is None:
+            return
+        try:
+            if self._record is not None:
+                await self._store.adopt(self.identity, self._record.manifest.content)
+                if self._suspect != self._record.suspect:
+                    await self._store.repaired(self._record, frozenset(self._suspect))
+            elif self._file is not None and self._size is not None:
+                shards = tuple(self._have[i] for i in range(shard_count(self._size, self._shard_size)))
+                self.manifest = Manifest(self._size, self._shard_size, shards)
+                self._close_file()
+                self._record = await self._store.complete(self.identity, self.manifest)
+        except StorageError as error:
+            fall_back(STORE, str(error), "the weights are loaded, and fetched again the next time")
+
+    async def _drop_partial(self) -> None:
+        """Forget what was stored of a download that cannot be completed."""
+        if self._keeps and self._store is not None:
+            self._close_file()
+            with suppress(StorageError):
+                await self._store.forget_partial(self.identity)
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, None
+        self._writable = False
+        self._have = {}
+        if file is not None:
+            file.close()
+
+    # The source.
+
+    async def _from_source(self, chunk: Chunk, shard: int, start: int, length: int) -> int:
+        """Fill the chunk from the source, verify and store it; its bytes, fewer than `length` at the end of a file of
+        unknown size."""
+        found, digest = await self._verified(chunk, shard, start, length, streamed=True)
+        if digest is not None:
+            await self._keep(chunk, shard, start, found, digest)
+        return found
+
+    async def _verified(
+        self, chunk: Chunk, shard: int, start: int, length: int, streamed: bool
+    ) -> tuple[int, str | None]:
+        """Fetch a shard until its digest is right; (bytes, digest), the latter None if nobody needs it."""
+        wanted = self.manifest.shards[shard] if self.manifest else None
+        found = await (self._next if streamed else self._whole)(chunk, start, length)
+        digest = await chunk.sha256(found) if wanted or self._file else None
+        for _ in range(TRIES - 1):
+            if wanted is None or digest == wanted:
+                break
+            found = await self._whole(chunk, start, length)
+            digest = await chunk.sha256(found)
+        if wanted is not None and digest != wanted:
+            await self._drop_partial()
+            raise ModelFileError(
+                f"{self.identity.name}: shard {shard} (bytes {start} to {start + length}) has SHA-256 {digest}, "
+                f"expected {wanted}, {TRIES} times; copy the file again, or write its shards anew with "
+                "build.py models shards"
+            )
+        return found, digest
+
+    async def _next(self, chunk: Chunk, start: int, length: int) -> int:
+        """The shard at `start` from the stream, which is opened anew after an interruption."""
+
+        async def read() -> int:
+            if self.source.position != start:
+                count = None if self._size is None else shard_count(self._size, self._shard_size)
+                end = end_of_run(start // self._shard_size, count, self._have)
+                await self.source.seek(start, None if end is None else end * self._shard_size)
+            return await self.source.read(chunk, length)
+
+        return await self._tried(read, start, length)
+
+    async def _whole(self, chunk: Chunk, start: int, length: int) -> int:
+        """Just these bytes, by a request of their own."""
+        return await self._tried(lambda: self.source.read_at(chunk, start, length), start, length)
+
+    async def _tried(self, read: Callable[[], Awaitable[int]], start: int, length: int) -> int:
+        reason = ""
+        for tried in range(TRIES):
+            if tried:
+                await asyncio.sleep(PAUSE_SECONDS * 2 ** (tried - 1))
+            try:
+                found = await read()
+                if found == length or self._size is None:
+                    return found
+                reason = f"the server sent {found} of {length} bytes"
+            except BrokenDownloadError as error:
+                reason = str(error)
+            self.source.close()
+        kept = sum(min(self._shard_size, (self._size or 0) - i * self._shard_size) for i in self._have)
+        again = f"{kept} bytes are kept; load the model again to go on" if self._keeps else "load the model again"
+        raise ModelFileError(
+            f"{self.identity.name}: the download stopped at byte {start} of {self._size}, {TRIES} times "
+            f"({reason}); {again}"
+        )
+
+    def _too_short(self, size: int, end: int) -> str:
+        return (
+            f"{self.identity.name}: {size} bytes, but model.onnx names weights up to byte {end}; "
+            "copy the file again, whole"
+        )

@@ -1,0 +1,180 @@
+"""Loads models through the weight store, in small shards, and tells what came of it; runs in the page."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import js
+from pyodide.code import run_js
+
+from capstan import Model, WeightStore
+from capstan.fallback import counted
+from capstan.weights import manifest as manifests
+
+from . import probe
+
+SHARD = 16384
+
+FILL_UP = """writes => {
+  const { prototype } = FileSystemSyncAccessHandle;
+  globalThis.realWrite ??= prototype.write;
+  let left = writes;
+  prototype.write = function (...args) {
+    if (left-- <= 0) throw new DOMException("no room", "QuotaExceededError");
+    return globalThis.realWrite.apply(this, args);
+  };
+}"""
+EMPTY_AGAIN = "() => { FileSystemSyncAccessHandle.prototype.write = globalThis.realWrite; }"
+WITHOUT = """names => {
+  globalThis.hidden = names.map((name) => {
+    const [owner, key] = name === "opfs" ? [StorageManager.prototype, "getDirectory"] : [globalThis, "caches"];
+    const own = Object.getOwnPropertyDescriptor(owner, key);
+    Object.defineProperty(owner, key, { value: undefined, configurable: true });
+    return () => (own ? Object.defineProperty(owner, key, own) : delete owner[key]);
+  });
+}"""
+WITH_AGAIN = "() => { for (const show of globalThis.hidden) show(); }"
+SPOIL = """async position => {
+  const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle("capstan-weights");
+  for await (const [name, handle] of folder.entries()) {
+    if (!name.endsWith(".data")) continue;
+    const access = await handle.createSyncAccessHandle();
+    const byte = new Uint8Array(1);
+    access.read(byte, { at: position });
+    byte[0] ^= 1;
+    access.write(byte, { at: position });
+    access.close();
+  }
+}"""
+LOCK = """async create => {
+  const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle("capstan-weights");
+  globalThis.locks = [];
+  for await (const [name, handle] of folder.entries()) {
+    if (name.endsWith(".data")) globalThis.locks.push(await handle.createSyncAccessHandle());
+  }
+  return globalThis.locks.length;
+}"""
+UNLOCK = "() => { for (const lock of globalThis.locks) lock.close(); }"
+PICK = """async (url, names, how) => {
+  const files = [];
+  for (const name of names) {
+    const bytes = await (await fetch(url + name)).arrayBuffer();
+    files.push(new File([bytes], name, { lastModified: 1000 }));
+  }
+  if (how === "files") return files;
+  const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle("picked", { create: true });
+  for (const file of files) {
+    const writable = await (await folder.getFileHandle(file.name, { create: true })).createWritable();
+    await writable.write(file);
+    await writable.close();
+  }
+  return folder;
+}"""
+
+kept: list[Model] = []
+
+
+async def load(models: Mapping[str, str], *, model: str, keep: bool = False, **options: Any) -> dict[str, Any]:
+    """Load on WebGPU; the weights' digests, the warnings, and what the store then holds."""
+    return await load_from(models[model], keep, options)
+
+
+async def load_from(folder: Any, keep: bool, options: dict[str, Any]) -> dict[str, Any]:
+    manifests.SHARD_BYTES = SHARD
+    counted.clear()
+    found: dict[str, Any] = {"error": None, "weights": None, "handles": []}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            opened = await Model.load(folder, **{"device": "webgpu", **options})
+        except Exception as error:
+            found["error"] = f"{type(error).__name__}: {error}"
+        else:
+            loaded: Any = opened._loaded
+            if opened.device_type == "webgpu":
+                found["weights"] = await digest(loaded)
+                found["handles"] = sorted(loaded._weights.values())
+            if keep:
+                kept.append(opened)
+            else:
+                await opened.aclose()
+    found["warnings"] = [str(warning.message) for warning in caught]
+    found["stored"] = await stored({})
+    return found
+
+
+async def digest(loaded: Any) -> str:
+    """SHA-256 over the bytes of every weight on the GPU, in the file's order."""
+    total = hashlib.sha256()
+    for entry in loaded._graphs.weights:
+        size = -(-entry.length // 4) * 4
+        total.update((await loaded._engine.read(loaded._weights[entry.name], 0, size))[: entry.length])
+    return total.hexdigest()
+
+
+async def stored(models: Mapping[str, str]) -> list[list[Any]]:
+    """[size, bytes there, complete, damaged shards] of each file in the store."""
+    listed = await WeightStore().list()
+    return [[file.size, file.stored_bytes, file.complete, list(file.suspect)] for file in listed]
+
+
+async def close_kept(models: Mapping[str, str], *, count: int = 1) -> list[str]:
+    """Close the models that were kept longest; labels of the weight buffers that are left."""
+    for _ in range(count):
+        await kept.pop(0).aclose()
+    return [label for label in probe.live_buffers() if label.startswith("weight ")]
+
+
+async def pick(models: Mapping[str, str], *, model: str, names: list[str], how: str) -> dict[str, Any]:
+    """Load a folder as the user would pick it: 'files' or 'folder'."""
+    return await load_from(
+        await run_js(PICK)(models[model], js.JSON.parse(str(names).replace("'", '"')), how), False, {}
+    )
+
+
+async def evict(models: Mapping[str, str]) -> int:
+    return await WeightStore().evict()
+
+
+async def verify(models: Mapping[str, str]) -> list[list[int]]:
+    """The damaged shards of each file."""
+    return [list(found.damaged) for found in await WeightStore().verify()]
+
+
+async def kind(models: Mapping[str, str]) -> str:
+    return await WeightStore().kind()
+
+
+async def spoil(models: Mapping[str, str], *, position: int) -> None:
+    """Change a byte of every stored data file."""
+    await run_js(SPOIL)(position)
+
+
+async def lock(models: Mapping[str, str]) -> int:
+    """Hold every stored data file as a writer does."""
+    return int(await run_js(LOCK)())
+
+
+async def unlock(models: Mapping[str, str]) -> None:
+    run_js(UNLOCK)()
+
+
+async def full(models: Mapping[str, str], *, after: int) -> None:
+    """The disk is full after so many writes of data."""
+    run_js(FILL_UP)(after)
+
+
+async def not_full(models: Mapping[str, str]) -> None:
+    run_js(EMPTY_AGAIN)()
+
+
+async def without(models: Mapping[str, str], *, names: list[str]) -> None:
+    """A browser without 'opfs' or 'caches'."""
+    run_js(WITHOUT)(js.JSON.parse(str(names).replace("'", '"')))
+
+
+async def with_again(models: Mapping[str, str]) -> None:
+    run_js(WITH_AGAIN)()

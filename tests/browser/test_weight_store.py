@@ -1,0 +1,376 @@
+"""The weight store in a page: what goes over the network, what is kept, and what breaks on the way."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext
+
+from buildtools.server import running
+from buildtools.site import assemble
+from capstan import graph
+from capstan.weights.manifest import MANIFEST_SUFFIX, Manifest
+from tests.browser.model_variants import LLAMA
+from tests.browser.page_scripts import PageScripts
+from tests.browser.weight_server import Faults, WeightServer
+from tests.harness import Harness
+
+BOOT_MS = 120_000
+DATA = "model.onnx.data"
+SHARD = 16384
+SIZE = (LLAMA / DATA).stat().st_size
+SHARDS = -(-SIZE // SHARD)
+WHOLE = [SIZE, SIZE, True, []]
+GONE = "404 (Not Found)"
+
+
+@dataclass
+class Origin:
+    """A server with one model, whose store is empty, and tabs of one browser profile."""
+
+    server: WeightServer
+    context: BrowserContext
+    tabs: list[PageScripts]
+    model: str = ""
+
+    def tab(self, number: int = 0) -> PageScripts:
+        """A tab with Python booted; they stay open from test to test."""
+        while len(self.tabs) <= number:
+            page = self.context.new_page()
+            page.set_default_navigation_timeout(BOOT_MS)
+            self.tabs.append(PageScripts.install(Harness.open(page, self.server.url)))
+        return self.tabs[number]
+
+    @property
+    def path(self) -> str:
+        return f"/models/{self.model}/{DATA}"
+
+    @property
+    def folder(self) -> Path:
+        return self.server.models[self.model]
+
+    @property
+    def faults(self) -> Faults:
+        return self.server.faults.setdefault(self.path, Faults())
+
+    def run(self, name: str, tab: int = 0, **arguments: Any) -> Any:
+        return self.tab(tab).run("weights", name, self.model, **arguments)
+
+    def load(self, tab: int = 0, **options: Any) -> dict[str, Any]:
+        """Load the model; the weights on the GPU are those of the file, if it loads."""
+        self.server.forget()
+        found: dict[str, Any] = self.run("load", tab, model=self.model, **options)
+        if found["error"] is None and options.get("device") != "wasm":
+            assert found["weights"] == self.weights()
+        return found
+
+    @property
+    def sent(self) -> int:
+        """Bytes of the data file that went over the network in the last load."""
+        return self.server.sent[self.path]
+
+    @property
+    def ranges(self) -> list[str | None]:
+        return [request.range for request in self.server.asked(self.path)]
+
+    def kept(self, found: dict[str, Any]) -> int:
+        """Bytes that a broken download left: whole shards, as far as the browser passed them on before it told."""
+        [[size, kept, complete, damaged]] = found["stored"]
+        assert (size, complete, damaged) == (SIZE, False, [])
+        assert kept in range(SHARD, 6 * SHARD + 1, SHARD)
+        return int(kept)
+
+    def weights(self) -> str:
+        """SHA-256 over the weights as they are in the file now."""
+        data = (self.folder / DATA).read_bytes()
+        entries = graph.weights_to_inputs(graph.parse((self.folder / "model.onnx").read_bytes()))[1]
+        return hashlib.sha256(b"".join(data[entry.offset : entry.end] for entry in entries)).hexdigest()
+
+    def write_manifest(self) -> None:
+        data = (self.folder / DATA).read_bytes()
+        manifest = Manifest.of([data[i : i + SHARD] for i in range(0, len(data), SHARD)], SHARD)
+        (self.folder / (DATA + MANIFEST_SUFFIX)).write_text(manifest.serialize())
+
+    def change(self) -> None:
+        """Other weights in the same file."""
+        path = self.folder / DATA
+        data = bytearray(path.read_bytes())
+        for place in range(100, SIZE, 4096):
+            data[place] ^= 1
+        path.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Browser) -> Iterator[Origin]:
+    assert browser.is_connected(), "the browser crashed in an earlier test"
+    with running(WeightServer(assemble(), {})) as server:
+        context = browser.new_context()
+        yield Origin(server, context, [])
+        context.close()
+
+
+@pytest.fixture
+def origin(opened: Origin, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Origin]:
+    """With a model of its own and nothing stored; a fault in a tab that nobody expects fails the test."""
+    opened.model = opened.server.mount(LLAMA, tmp_path / request.node.name.replace("[", "-").rstrip("]"))
+    opened.run("evict")
+    yield opened
+    for fault in opened.server.faults.values():
+        fault.released.set()
+    found = [fault for tab in opened.tabs for fault in tab.faults()]
+    assert not found, f"went wrong in the page: {found}"
+
+
+def test_the_first_load_stores_the_weights_and_later_ones_fetch_none(origin: Origin) -> None:
+    first = origin.load()
+    assert (first["error"], first["warnings"], first["stored"]) == (None, [], [WHOLE])
+    assert (origin.sent, origin.ranges) == (SIZE, [None])
+    assert origin.load()["stored"] == [WHOLE]
+    assert (origin.sent, origin.ranges) == (0, [])
+    assert origin.load(device="wasm")["error"] is None
+    assert (origin.sent, origin.ranges) == (0, [])
+    other = origin.load(tab=1)
+    assert (other["warnings"], other["stored"], origin.sent) == ([], [WHOLE], 0)
+
+
+def test_the_wasm_device_stores_and_verifies_too(origin: Origin) -> None:
+    origin.write_manifest()
+    origin.faults.spoilt[5 * SHARD + 7] = 1
+    assert origin.load(device="wasm")["stored"] == [WHOLE]
+    assert origin.sent == SIZE + SHARD
+    assert origin.load()["error"] is None
+    assert origin.sent == 0
+
+
+def test_an_interrupted_download_goes_on_where_it_stopped(origin: Origin) -> None:
+    origin.faults.cut_at = 6 * SHARD + 5000
+    broken = origin.load()
+    kept = origin.kept(broken)
+    assert broken["error"].startswith(f"ModelFileError: {origin.server.url[:-1]}{origin.path}: the download stopped at")
+    assert f"byte {kept} of {SIZE}, 3 times" in broken["error"]
+    assert f"{kept} bytes are kept; load the model again to go on" in broken["error"]
+    origin.faults.cut_at = None
+    assert origin.load()["stored"] == [WHOLE]
+    assert (origin.sent, origin.ranges) == (SIZE - kept, [f"bytes={kept}-"])
+
+
+def test_a_server_without_ranges_is_read_in_one_stream_and_resumed(origin: Origin) -> None:
+    origin.faults.no_ranges = True
+    origin.faults.cut_at = 6 * SHARD
+    origin.kept(origin.load())
+    origin.faults.cut_at = None
+    assert origin.load()["stored"] == [WHOLE]
+    assert origin.sent == SIZE
+
+
+def test_a_shard_that_is_spoilt_on_the_way_is_fetched_again_alone(origin: Origin) -> None:
+    origin.write_manifest()
+    origin.faults.spoilt[5 * SHARD + 7] = 2
+    found = origin.load()
+    assert (found["error"], found["stored"]) == (None, [WHOLE])
+    again = f"bytes={5 * SHARD}-{6 * SHARD - 1}"
+    assert (origin.sent, origin.ranges) == (SIZE + 2 * SHARD, [None, again, again])
+
+
+def test_a_shard_that_stays_wrong_is_an_error_and_nothing_is_stored(origin: Origin) -> None:
+    origin.write_manifest()
+    origin.faults.spoilt[5 * SHARD + 7] = 99
+    found = origin.load()
+    assert found["error"].startswith("ModelFileError: ")
+    assert f"shard 5 (bytes {5 * SHARD} to {6 * SHARD}) has SHA-256" in found["error"]
+    assert found["stored"] == []
+    origin.faults.spoilt.clear()
+    assert origin.load()["stored"] == [WHOLE]
+
+
+def test_damage_on_disk_is_found_by_verify_and_repaired_alone(origin: Origin) -> None:
+    origin.load()
+    assert origin.run("verify") == [[]]
+    origin.run("spoil", position=9 * SHARD + 1)
+    assert origin.run("verify") == [[9]]
+    assert origin.run("stored") == [[SIZE, SIZE, True, [9]]]
+    assert origin.load()["stored"] == [WHOLE]
+    assert origin.ranges == [f"bytes={9 * SHARD}-{10 * SHARD - 1}"]
+    assert origin.run("verify") == [[]]
+
+
+def test_a_changed_file_is_loaded_anew(origin: Origin) -> None:
+    origin.load()
+    origin.change()
+    found = origin.load()
+    assert (found["error"], found["stored"], origin.sent) == (None, [WHOLE], SIZE)
+
+
+def test_a_file_that_changes_during_the_download_is_an_error_and_what_was_stored_stays(origin: Origin) -> None:
+    origin.load()
+    before = (origin.folder / DATA).read_bytes()
+    stamp = (origin.folder / DATA).stat()
+    origin.change()
+    origin.faults.cut_at = origin.faults.hold_at = 6 * SHARD
+    tab = origin.tab()
+    source = CALL_LOAD.format(url=f"/models/{origin.model}/")
+    tab.harness.begin({"kind": "exec", "source": source, "filename": "load.py", "argv": ["load.py"], "models": {}})
+    assert origin.faults.held.wait(60)
+    origin.change()
+    os.utime(origin.folder / DATA, ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 10**9))
+    origin.faults.released.set()
+    tab.harness.end()
+    assert "WeightsChangedError: " in tab.harness.text("stdout"), tab.harness.text("stderr")
+    assert "changed since the load began" in tab.harness.text("stdout")
+    origin.server.faults.clear()
+    (origin.folder / DATA).write_bytes(before)
+    os.utime(origin.folder / DATA, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert origin.load()["stored"] == [WHOLE]
+    assert origin.sent == 0
+
+
+CALL_LOAD = """
+from capstan import Model
+try:
+    await Model.load("{url}", device="webgpu")
+except Exception as error:
+    print(type(error).__name__ + ": " + str(error))
+"""
+
+
+def test_too_small_a_quota_is_a_warning(origin: Origin) -> None:
+    session = origin.context.new_cdp_session(origin.tab().harness.page)
+    session.send("Storage.overrideQuotaForOrigin", {"origin": origin.server.url[:-1], "quotaSize": 100_000})
+    found = origin.load()
+    session.send("Storage.overrideQuotaForOrigin", {"origin": origin.server.url[:-1]})
+    assert (found["error"], found["stored"], origin.sent) == (None, [], SIZE)
+    [warning] = found["warnings"]
+    assert warning.startswith("the weight store: ")
+    assert "the browser's storage for this origin is full; the weights come from their source" in warning
+
+
+def test_a_disk_that_fills_up_is_a_warning_and_the_load_goes_on(origin: Origin) -> None:
+    origin.run("full", after=4)
+    found = origin.load()
+    origin.run("not_full")
+    assert (found["error"], found["stored"], origin.sent) == (None, [], SIZE)
+    [warning] = found["warnings"]
+    assert "the browser's storage for this origin is full; the weights come from their source" in warning
+
+
+def test_a_file_that_another_tab_writes_is_a_warning_and_the_load_goes_on(origin: Origin) -> None:
+    origin.faults.cut_at = 6 * SHARD
+    kept = origin.kept(origin.load())
+    origin.faults.cut_at = None
+    assert origin.run("lock", tab=1) == 1
+    found = origin.load()
+    assert (found["error"], origin.sent) == (None, SIZE)
+    [warning] = found["warnings"]
+    assert "another tab has it open; the weights come from their source" in warning
+    origin.run("unlock", tab=1)
+    assert origin.load()["stored"] == [WHOLE]
+    assert origin.sent == SIZE - kept
+
+
+def test_a_whole_file_that_another_tab_has_locked_is_read_all_the_same(origin: Origin) -> None:
+    origin.load()
+    origin.run("lock", tab=1)
+    found = origin.load()
+    origin.run("unlock", tab=1)
+    assert (found["error"], found["warnings"], origin.sent) == (None, [], 0)
+
+
+def test_a_page_that_dies_during_a_download_leaves_nothing_that_looks_whole(origin: Origin) -> None:
+    origin.faults.hold_at = 6 * SHARD
+    tab = origin.tabs.pop()
+    assert tab is not origin.tab(0)
+    tab.harness.begin(
+        {
+            "kind": "exec",
+            "source": f"from capstan.weights import manifest\nmanifest.SHARD_BYTES = {SHARD}\n"
+            + CALL_LOAD.format(url=f"/models/{origin.model}/"),
+            "filename": "load.py",
+            "argv": ["load.py"],
+            "models": {},
+        }
+    )
+    assert origin.faults.held.wait(60)
+    for _ in range(100):
+        if origin.run("stored"):
+            break
+        time.sleep(0.1)
+    tab.harness.page.close()
+    origin.faults.released.set()
+    [[size, there, complete, _]] = origin.run("stored")
+    assert (size, complete) == (SIZE, False)
+    assert 0 < there < SIZE
+    origin.server.faults.clear()
+    assert origin.load()["stored"] == [WHOLE]
+    assert origin.sent == SIZE - there
+
+
+def test_the_store_can_be_turned_off(origin: Origin) -> None:
+    for _ in range(2):
+        found = origin.load(disable_file_mapped_weights=True)
+        assert (found["error"], found["warnings"], found["stored"]) == (None, [], [])
+        assert len(origin.ranges) == 1
+
+
+@pytest.mark.parametrize("disabled", [False, True])
+def test_models_of_the_same_files_share_one_set_of_buffers(disabled: bool, origin: Origin) -> None:
+    first = origin.load(keep=True, disable_file_mapped_weights=disabled)
+    second = origin.load(keep=True, disable_file_mapped_weights=disabled)
+    assert origin.ranges == []
+    assert second["handles"] == first["handles"]
+    left = origin.run("close_kept")
+    assert len(left) == len(first["handles"])
+    assert origin.run("close_kept") == []
+
+
+def test_what_is_picked_is_stored_too(origin: Origin) -> None:
+    names = [path.name for path in origin.folder.iterdir()]
+    for how in ("files", "folder"):
+        first = origin.run("pick", model=origin.model, names=names, how=how)
+        assert (first["error"], first["warnings"], first["weights"]) == (None, [], origin.weights())
+    assert first["stored"] == [WHOLE]
+    missing = origin.run("pick", model=origin.model, names=["genai_config.json", "tokenizer.json"], how="files")
+    assert missing["error"].startswith("ModelFileError: picked:2-files-")
+    assert "model.onnx is not in the picked folder" in missing["error"]
+
+
+def test_without_a_private_file_system_the_cache_keeps_the_weights(origin: Origin) -> None:
+    origin.run("without", names=["opfs"])
+    try:
+        assert origin.run("kind") == "cache"
+        origin.faults.cut_at = 6 * SHARD
+        kept = origin.kept(origin.load())
+        origin.faults.cut_at = None
+        found = origin.load()
+        assert (found["warnings"], found["stored"], origin.sent) == ([], [WHOLE], SIZE - kept)
+        assert origin.load()["stored"] == [WHOLE]
+        assert origin.sent == 0
+        assert origin.run("verify") == [[]]
+        assert origin.run("evict") == SIZE
+        assert origin.run("stored") == []
+    finally:
+        origin.run("with_again")
+
+
+def test_without_any_storage_the_weights_are_fetched_each_time(origin: Origin) -> None:
+    origin.run("without", names=["opfs", "caches"])
+    try:
+        assert origin.run("kind") == "memory"
+        for _ in range(2):
+            found = origin.load()
+            assert (found["error"], found["stored"]) == (None, [])
+    finally:
+        origin.run("with_again")
+
+
+def test_without_etag_and_date_nothing_is_kept(origin: Origin) -> None:
+    origin.faults.no_validators = True
+    found = origin.load()
+    assert (found["error"], found["stored"], origin.sent) == (None, [], SIZE)
+    assert "comes without ETag and Last-Modified" in found["warnings"][0]

@@ -1,0 +1,106 @@
+"""A model server that counts what it sends and breaks in the ways that servers and networks do."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from buildtools.server import SiteHandler, SiteServer
+
+__all__ = ["Faults", "WeightServer"]
+
+PIECE = 4096
+"""Bytes sent at a time."""
+
+
+@dataclass
+class Faults:
+    """What goes wrong with one file. Positions are bytes of the file."""
+
+    cut_at: int | None = None
+    """No response gets past this byte: the connection is closed there."""
+    hold_at: int | None = None
+    """Nothing past this byte is sent until `released`."""
+    released: threading.Event = field(default_factory=threading.Event)
+    held: threading.Event = field(default_factory=threading.Event)
+    """Set once a response has reached `hold_at`."""
+    spoilt: Counter[int] = field(default_factory=Counter)
+    """How many responses still have a wrong byte at a position."""
+    no_ranges: bool = False
+    no_validators: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    method: str
+    path: str
+    range: str | None
+
+
+class WeightServer(SiteServer):
+    """`sent` counts the body bytes of each path, `requests` holds all that was asked; both until `forget`."""
+
+    def __init__(self, root: Path, models: Mapping[str, Path]) -> None:
+        self.faults: dict[str, Faults] = {}
+        self.sent: Counter[str] = Counter()
+        self.requests: list[Request] = []
+        super().__init__(root, models)
+
+    @property
+    def handler(self) -> type[SiteHandler]:
+        return WeightHandler
+
+    def mount(self, source: Path, place: Path) -> str:
+        """Serve a copy of a model folder; its name under /models/."""
+        shutil.copytree(source, place)
+        self.models[place.name] = place
+        return place.name
+
+    def forget(self) -> None:
+        self.sent.clear()
+        self.requests.clear()
+
+    def asked(self, path: str) -> list[Request]:
+        """The requests for bodies of a path."""
+        return [request for request in self.requests if request.path == path and request.method == "GET"]
+
+
+class WeightHandler(SiteHandler):
+    server: WeightServer
+
+    def _answer(self, with_body: bool) -> None:
+        self.server.requests.append(Request(self.command, self.path, self.headers.get("Range")))
+        if self._faults.no_ranges:
+            del self.headers["Range"]
+        super()._answer(with_body)
+
+    @property
+    def _faults(self) -> Faults:
+        return self.server.faults.get(self.path) or Faults()
+
+    def send_header(self, keyword: str, value: str) -> None:
+        if not (self._faults.no_validators and keyword in ("ETag", "Last-Modified")):
+            super().send_header(keyword, value)
+
+    def _send_body(self, file: BinaryIO, start: int, length: int) -> None:
+        faults = self._faults
+        file.seek(start)
+        for at in range(start, start + length, PIECE):
+            piece = bytearray(file.read(min(PIECE, start + length - at)))
+            for place in range(at, at + len(piece)):
+                if faults.spoilt[place] > 0:
+                    faults.spoilt[place] -= 1
+                    piece[place - at] ^= 1
+            if faults.hold_at is not None and at + len(piece) > faults.hold_at:
+                faults.held.set()
+                faults.released.wait(60)
+            if faults.cut_at is not None and at + len(piece) > faults.cut_at:
+                self.close_connection = True
+                return
+            self.wfile.write(piece)
+            self.server.sent[self.path] += len(piece)

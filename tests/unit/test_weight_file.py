@@ -1,0 +1,491 @@
+"""Loading weights through the store, on paper: what is fetched, kept, verified, repaired, and what a crash leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from capstan.errors import ModelFileError, StorageError, WeightsChangedError
+from capstan.fallback import FallbackWarning, counted
+from capstan.weights import manifest as manifests
+from capstan.weights import weight_file
+from capstan.weights.manifest import Manifest
+from capstan.weights.records import DATA, JOURNAL, RECORD, SOURCE
+from capstan.weights.store import WeightStore
+from capstan.weights.weight_file import WeightFile, end_of_run
+from tests.paper_weights import PaperBacking, PaperChunk, PaperServer, PaperSink
+
+SHARD = 100
+BYTES = random.Random(1).randbytes(950)
+ALL = (0, 950)
+
+
+class CrashError(BaseException):
+    """The page is gone."""
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifests, "SHARD_BYTES", SHARD)
+    monkeypatch.setattr(weight_file, "PAUSE_SECONDS", 0)
+    counted.clear()
+
+
+@dataclass
+class Page:
+    """One origin with a store, and a server."""
+
+    server: PaperServer = field(default_factory=lambda: PaperServer(BYTES))
+    backing: PaperBacking = field(default_factory=PaperBacking)
+    manifest: str | None = None
+    keep: bool = True
+
+    @property
+    def store(self) -> WeightStore:
+        return WeightStore(self.backing)
+
+    def load(self, *spans: tuple[int, int], end: int = 950) -> PaperSink:
+        """Load like a model does; the sink, once all is there."""
+        return asyncio.run(self.loading(*spans, end=end))
+
+    async def loading(self, *spans: tuple[int, int], end: int = 950) -> PaperSink:
+        sink = PaperSink(*(spans or (ALL,)))
+        file = await self.open()
+        progress: list[tuple[int, int]] = []
+        await file.load(sink, end, lambda *at: progress.append(at))
+        assert progress == sorted(progress)
+        assert sink.finished
+        for (offset, length), found in zip(sink.spans, sink.found, strict=True):
+            assert found == self.server.data[offset : offset + length]
+        return sink
+
+    async def open(self) -> WeightFile:
+        async def read_manifest() -> bytes | None:
+            return self.manifest.encode() if self.manifest else None
+
+        return await WeightFile.open(self.server.open(), PaperChunk, self.store if self.keep else None, read_manifest)
+
+    def listed(self) -> list[Any]:
+        return asyncio.run(self.store.list())
+
+    def crash(self) -> None:
+        """What a page that died leaves: no open files."""
+        self.backing.open_files.clear()
+
+    def traffic(self, load: Callable[[], Any] | None = None) -> tuple[int, list[tuple[int, int]]]:
+        """Bytes and requests of one load."""
+        self.server.sent = 0
+        self.server.requests.clear()
+        (load or self.load)()
+        return self.server.sent, list(self.server.requests)
+
+    def __post_init__(self) -> None:
+        self.before = self.backing.before
+
+
+def manifest_of(data: bytes) -> str:
+    return Manifest.of([data[i : i + SHARD] for i in range(0, len(data), SHARD)], SHARD).serialize()
+
+
+def warned(action: Callable[[], Any]) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        action()
+    assert {warning.category for warning in caught} <= {FallbackWarning}
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize(
+    ("shard", "count", "have", "end"),
+    [(0, 4, (), None), (0, 4, (2,), 2), (1, 4, (3,), 3), (2, 4, (0,), None), (3, 4, (), None), (0, None, (), None)],
+)
+def test_one_request_is_made_for_a_run_of_missing_shards(
+    shard: int, count: int | None, have: tuple[int, ...], end: int | None
+) -> None:
+    assert end_of_run(shard, count, have) == end
+
+
+def test_the_first_load_fetches_each_byte_once_and_the_second_none() -> None:
+    page = Page()
+    assert page.traffic() == (950, [(0, 950)])
+    assert page.traffic() == (0, [])
+    [stored] = page.listed()
+    assert (stored.complete, stored.size, stored.stored_bytes, stored.sources) == (True, 950, 950, (page.server.url,))
+    assert stored.content == Manifest.of([BYTES[i : i + SHARD] for i in range(0, 950, SHARD)], SHARD).content
+
+
+def test_only_what_the_sink_wants_is_read_back_and_without_a_store_only_that_is_fetched() -> None:
+    page = Page()
+    page.load()
+    reads = []
+    page.backing.before = lambda operation, name: reads.append(operation)
+    page.load((310, 20), (340, 5), (880, 70))
+    assert reads.count("read") == 3
+    bare = Page(keep=False)
+    assert bare.traffic(lambda: bare.load((310, 20), (880, 70))) == (250, [(300, 950), (800, 950)])
+    assert bare.backing.files == {}
+
+
+def test_an_interrupted_download_goes_on_after_the_last_whole_shard() -> None:
+    page = Page()
+    page.server.break_at = 350
+    with pytest.raises(ModelFileError, match=r"stopped at byte 300 of 950, 3 times.*300 bytes are kept; load.*again"):
+        page.load(*[])
+    [partial] = page.listed()
+    assert (partial.complete, partial.stored_bytes, partial.size) == (False, 300, 950)
+    page.crash()
+    page.server.break_at = None
+    assert page.traffic() == (650, [(300, 950)])
+    assert page.traffic() == (0, [])
+    assert not any(name.endswith(JOURNAL) for name in page.backing.files)
+
+
+def test_a_short_break_is_mended_within_the_load() -> None:
+    page = Page()
+    page.server.break_at = 350
+    counted_requests = page.server.requests
+
+    def respond(start: int, end: int | None) -> bytes:
+        if len(counted_requests) == 1:
+            page.server.break_at = None
+        return PaperServer.respond(page.server, start, end)
+
+    page.server.respond = respond  # type: ignore[method-assign]
+    page.load()
+    assert page.server.requests == [(0, 950), (300, 950)]
+
+
+def test_a_shard_that_is_spoilt_on_the_way_is_fetched_again_alone() -> None:
+    page = Page(manifest=manifest_of(BYTES))
+    page.server.corrupt[420] = 2
+    assert page.traffic() == (1150, [(0, 950), (400, 500), (400, 500)])
+    assert page.traffic() == (0, [])
+
+
+def test_a_shard_that_stays_wrong_is_an_error_and_nothing_is_kept() -> None:
+    page = Page(manifest=manifest_of(BYTES))
+    page.server.corrupt[420] = 99
+    with pytest.raises(ModelFileError, match=r"shard 4 \(bytes 400 to 500\) has SHA-256 .*expected .*, 3 times"):
+        page.load()
+    assert page.backing.files == {}
+    assert page.listed() == []
+
+
+def test_a_manifest_for_another_size_is_refused() -> None:
+    page = Page(manifest=manifest_of(BYTES[:-1]))
+    with pytest.raises(ModelFileError, match=r"950 bytes, .*shards.json was written for 949"):
+        page.load()
+
+
+def test_a_file_that_is_too_short_is_refused_before_anything_is_fetched() -> None:
+    page = Page()
+    with pytest.raises(ModelFileError, match=r"950 bytes, but model.onnx names weights up to byte 951"):
+        page.load(end=951)
+    assert page.server.requests == []
+
+
+def test_known_bytes_under_another_address_are_not_fetched_again() -> None:
+    page = Page(manifest=manifest_of(BYTES))
+    page.load()
+    mirror = Page(PaperServer(BYTES, url="https://mirror/data"), page.backing, page.manifest)
+    assert mirror.traffic() == (0, [])
+    [stored] = page.listed()
+    assert sorted(stored.sources) == ["https://host/m/data", "https://mirror/data"]
+
+
+def test_the_same_bytes_under_two_addresses_are_kept_once() -> None:
+    page = Page()
+    page.load()
+    mirror = Page(PaperServer(BYTES, url="https://mirror/data"), page.backing)
+    mirror.load()
+    assert len(page.listed()) == 1
+    assert sum(name.endswith(DATA) for name in page.backing.files) == 1
+    assert mirror.traffic() == (0, [])
+    assert page.traffic() == (0, [])
+
+
+def test_damage_found_by_verify_is_repaired_by_fetching_those_shards_only() -> None:
+    page = Page()
+    page.load()
+    [data] = [name for name in page.backing.files if name.endswith(DATA)]
+    page.backing.files[data][555] ^= 1
+    [found] = asyncio.run(page.store.verify())
+    assert (found.shards, found.damaged) == (10, (5,))
+    assert page.listed()[0].suspect == (5,)
+    assert page.traffic() == (100, [(500, 600)])
+    assert page.listed()[0].suspect == ()
+    assert asyncio.run(page.store.verify())[0].damaged == ()
+    assert page.traffic() == (0, [])
+
+
+def test_a_changed_source_is_loaded_anew_and_takes_the_place_of_the_old() -> None:
+    page = Page()
+    page.load()
+    before = page.listed()[0].content
+    page.server.data, page.server.etag = BYTES[::-1], "2"
+    assert page.traffic() == (950, [(0, 950)])
+    [after] = page.listed()
+    assert after.content != before
+    assert sum(name.endswith(DATA) for name in page.backing.files) == 1
+
+
+def test_a_source_that_changes_while_it_is_read_is_an_error_and_what_was_stored_stays() -> None:
+    page = Page()
+    page.load()
+    files = {name: bytes(data) for name, data in page.backing.files.items()}
+    page.server.data, page.server.etag = BYTES[::-1], "2"
+    page.server.requests.clear()
+    page.server.break_at = 350
+    page.server.change_at = 1
+    with pytest.raises(WeightsChangedError):
+        page.load()
+    assert {name: bytes(data) for name, data in page.backing.files.items()} == files
+
+
+def test_without_etag_and_date_nothing_is_kept() -> None:
+    page = Page(PaperServer(BYTES, etag=None))
+    [warning] = warned(page.load)
+    assert "comes without ETag and Last-Modified; it is fetched at every load" in warning
+    assert page.backing.files == {}
+
+
+def test_a_file_of_unknown_size_is_read_to_its_end() -> None:
+    page = Page()
+    page.server.size_told = False
+    page.load()
+    page.load((310, 20), end=330)
+    with pytest.raises(ModelFileError, match="950 bytes, but model.onnx names weights up to byte 960"):
+        page.load((0, 960), end=960)
+    assert page.backing.files == {}
+
+
+def test_a_file_that_another_tab_writes_is_fetched_with_a_warning() -> None:
+    page = Page()
+    page.backing.locked.add(f"{page.server.identity().key}{DATA}")
+    [warning] = warned(page.load)
+    assert warning.startswith("the weight store: ")
+    assert "another tab has it open; the weights come from their source" in warning
+    assert page.backing.files == {}
+
+
+def test_a_stored_file_that_another_tab_has_locked_is_read_and_verified() -> None:
+    page = Page()
+    page.load()
+    [data] = [name for name in page.backing.files if name.endswith(DATA)]
+    page.backing.locked.add(data)
+    assert page.traffic() == (0, [])
+    page.backing.files[data][555] ^= 1
+    assert page.traffic() == (100, [(500, 600)])
+
+
+def test_no_room_is_a_warning_before_anything_is_written() -> None:
+    page = Page()
+    page.backing.free = 949
+    [warning] = warned(page.load)
+    assert "needs 950 bytes, the browser lets this origin store 949 more" in warning
+    assert page.backing.files == {}
+
+
+def test_a_disk_that_fills_up_is_a_warning_and_the_load_goes_on() -> None:
+    page = Page()
+    writes = []
+
+    def full(operation: str, name: str) -> None:
+        if operation == "write":
+            writes.append(name)
+            if len(writes) > 4:
+                raise StorageError(f"{name}: the browser's storage for this origin is full")
+
+    page.backing.before = full
+    [warning] = warned(lambda: page.traffic())
+    assert page.server.sent == 950
+    assert "is full; the weights come from their source" in warning
+    assert page.backing.files == {}
+
+
+def test_files_that_are_evicted_during_a_load_are_fetched() -> None:
+    page = Page()
+    page.load()
+    reads = []
+
+    def evict(operation: str, name: str) -> None:
+        if operation == "read":
+            reads.append(name)
+            if len(reads) == 4:
+                page.backing.files.clear()
+
+    page.backing.before = evict
+    [warning] = warned(lambda: page.traffic())
+    assert page.server.requests == [(300, 950)]
+    assert "it is gone; the weights come from their source" in warning
+
+
+def test_a_stored_file_that_lost_bytes_is_downloaded_again() -> None:
+    page = Page()
+    page.load()
+    [data] = [name for name in page.backing.files if name.endswith(DATA)]
+    del page.backing.files[data][500:]
+    beside: set[str] = set()
+
+    def look(operation: str, name: str) -> None:
+        if operation == "write":
+            beside.update(name[name.index(".") :] for name in page.backing.files)
+
+    page.backing.before = look
+    assert warned(lambda: page.traffic()) == [
+        f"the weight store: {data}: 500 bytes are left of 950; the weights come from their source"
+    ]
+    assert page.server.sent == 950
+    assert RECORD not in beside, "a file that is being written was called complete"
+    assert page.traffic() == (0, [])
+
+
+def test_a_crash_at_any_point_leaves_nothing_that_looks_whole_and_is_not() -> None:
+    """Also while another version takes the place of a stored one, and while a damaged file is downloaded again."""
+
+    def versions(page: Page) -> None:
+        page.load()
+        page.server.data, page.server.etag = BYTES[::-1], "2"
+
+    def damaged(page: Page) -> None:
+        page.load()
+        [data] = [name for name in page.backing.files if name.endswith(DATA)]
+        del page.backing.files[data][500:]
+
+    for prepare in (lambda page: None, versions, damaged):
+        total = 0
+        while True:
+            page = Page()
+            prepare(page)
+            steps = iter(range(total))
+
+            def crash(operation: str, name: str, steps: Any = steps) -> None:
+                if operation != "names" and next(steps, None) is None:
+                    raise CrashError
+
+            page.backing.before = crash
+            try:
+                warned(page.load)
+                finished = True
+            except CrashError:
+                finished = False
+            page.backing.before = page.before
+            page.crash()
+            if prepare is not damaged:
+                assert all(verified.damaged == () for verified in asyncio.run(page.store.verify()))
+            before = {stored.content: stored for stored in page.listed()}
+            page.server.sent = 0
+            warned(page.load)
+            sent = page.server.sent
+            assert page.listed()[0].complete
+            assert page.traffic() == (0, [])
+            kept = sum(stored.stored_bytes for stored in before.values() if not stored.complete)
+            assert sent <= 950 - kept + SHARD
+            if finished:
+                break
+            total += 1
+        assert total > 20
+
+
+def test_any_fault_of_the_storage_is_a_step_down() -> None:
+    for total in range(200):
+        page = Page()
+        steps = iter(range(total))
+        fired: list[str] = []
+
+        def fail(operation: str, name: str, steps: Any = steps, fired: Any = fired) -> None:
+            if next(steps, None) is None:
+                fired.append(operation)
+                raise StorageError(f"{name}: it cannot be had")
+
+        page.backing.before = fail
+        warned(page.load)
+        page.backing.before = page.before
+        page.load()
+        if not fired:
+            break
+    assert 20 < total < 199
+
+
+def test_a_few_bytes_are_read_from_the_store_or_as_a_range() -> None:
+    async def read(page: Page, start: int, length: int) -> bytes:
+        file = await page.open()
+        try:
+            return await file.read(start, length)
+        finally:
+            file.close()
+
+    page = Page()
+    assert asyncio.run(read(page, 190, 20)) == BYTES[190:210]
+    assert page.server.requests == [(190, 210)]
+    page.load()
+    assert page.traffic(lambda: asyncio.run(read(page, 190, 120))) == (0, [])
+    known = Page(manifest=manifest_of(BYTES))
+    known.server.corrupt[150] = 1
+    assert asyncio.run(read(known, 190, 20)) == BYTES[190:210]
+    assert known.server.requests == [(100, 200), (100, 200), (200, 300)]
+
+
+class TestEviction:
+    def test_files_are_named_by_content_by_address_or_by_folder(self) -> None:
+        for which in ("content", "url", "folder", None):
+            page = Page()
+            page.load()
+            other = Page(PaperServer(BYTES[:500], url="https://host/other/data"), page.backing)
+            other.load(end=500, *[(0, 500)])  # noqa: B026
+            content = {stored.sources[0]: stored.content for stored in page.listed()}
+            name = {
+                "content": content[page.server.url],
+                "url": page.server.url,
+                "folder": "https://host/m/",
+                None: None,
+            }
+            freed = asyncio.run(page.store.evict(name[which]))
+            assert freed == (1450 if which is None else 950)
+            assert [stored.size for stored in page.listed()] == ([] if which is None else [500])
+            if which is None:
+                assert page.backing.files == {}
+
+    def test_an_interrupted_download_can_be_evicted(self) -> None:
+        page = Page()
+        page.server.break_at = 350
+        with pytest.raises(ModelFileError):
+            page.load()
+        assert asyncio.run(page.store.evict(page.server.url)) == 300
+        assert page.backing.files == {}
+
+    def test_a_file_in_use_is_refused_and_stays(self) -> None:
+        page = Page()
+        page.load()
+        files = dict(page.backing.files)
+        [data] = [name for name in files if name.endswith(DATA)]
+        page.backing.locked.add(data)
+        with pytest.raises(StorageError, match="another tab has it open"):
+            asyncio.run(page.store.evict())
+        assert page.backing.files == files
+
+    def test_without_storage_there_is_nothing(self) -> None:
+        store = WeightStore()
+        assert asyncio.run(store.kind()) == "memory"
+        assert asyncio.run(store.list()) == []
+        assert asyncio.run(store.evict()) == 0
+        assert asyncio.run(store.verify()) == []
+
+
+def test_records_are_written_after_the_data_and_the_source_last() -> None:
+    page = Page()
+    order = []
+
+    def note(operation: str, name: str) -> None:
+        if operation in ("write", "write_text"):
+            order.append(name[name.index(".") :])
+
+    page.backing.before = note
+    page.load()
+    assert order == [DATA, JOURNAL] * 10 + [RECORD, SOURCE]

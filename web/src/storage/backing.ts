@@ -1,0 +1,58 @@
+// Where weights can be kept in this browser; see capstan.weights.source.Backing.
+
+import { EngineError } from "../errors";
+import { CacheBacking } from "./cache";
+import type { Chunk } from "./chunk";
+import { OpfsBacking } from "./opfs";
+
+/** A stored file, open. */
+export interface DataFile {
+  readonly exclusive: boolean;
+  read(chunk: Chunk, start: number, length: number): Promise<number>;
+  write(chunk: Chunk, start: number, length: number): Promise<void>;
+  close(): void;
+}
+
+export interface Backing {
+  readonly kind: "opfs" | "cache";
+  /** As JSON. */
+  names(): Promise<string>;
+  readText(name: string): Promise<string | null>;
+  writeText(name: string, text: string): Promise<void>;
+  remove(name: string): Promise<void>;
+  open(name: string, size: number, shardSize: number, write: boolean): Promise<DataFile>;
+}
+
+/** The private file system, else the Cache API, else nothing. */
+export async function openBacking(): Promise<Backing | null> {
+  return (await OpfsBacking.find()) ?? (await CacheBacking.find());
+}
+
+/** What the browser would still let this origin store; null where it does not tell. */
+export async function freeBytes(): Promise<number | null> {
+  try {
+    const { quota, usage } = await navigator.storage.estimate();
+    return quota === undefined || usage === undefined ? null : Math.max(0, quota - usage);
+  } catch {
+    return null;
+  }
+}
+
+/** Run something that touches the storage; its failure as a StorageError that names the file and the reason. */
+export async function storing<T>(name: string, action: () => T | Promise<T>): Promise<T> {
+  try {
+    return await action();
+  } catch (error) {
+    if (error instanceof EngineError) throw error;
+    throw new EngineError("StorageError", `${name}: ${reason(error)}`);
+  }
+}
+
+function reason(error: unknown): string {
+  if (error instanceof DOMException) {
+    if (error.name === "QuotaExceededError") return "the browser's storage for this origin is full";
+    if (error.name === "NoModificationAllowedError") return "another tab has it open";
+    if (error.name === "NotFoundError") return "it is gone";
+  }
+  return String(error);
+}

@@ -1,0 +1,81 @@
+// The buffer that one shard after the other passes through, and streams that fill it.
+
+/** `capacity` bytes that are used again and again; what is in them is valid until the next fill. */
+export class Chunk {
+  private buffer: ArrayBuffer;
+
+  constructor(private readonly capacity: number) {
+    this.buffer = new ArrayBuffer(capacity);
+  }
+
+  /** Its first bytes, in place. */
+  view(length: number, start = 0): Uint8Array<ArrayBuffer> {
+    // A stream that failed in the middle of a read keeps the buffer it was given.
+    if (this.buffer.byteLength !== this.capacity) this.buffer = new ArrayBuffer(this.capacity);
+    return new Uint8Array(this.buffer, start, length);
+  }
+
+  /** A read transfers the buffer to the stream and back. */
+  giveBack(buffer: ArrayBuffer): void {
+    this.buffer = buffer;
+  }
+
+  /** SHA-256 of its first bytes, as hex. */
+  async sha256(length: number): Promise<string> {
+    const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", this.view(length)));
+    return [...digest].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+  }
+
+  /** A copy of its first bytes. */
+  bytes(length: number): Uint8Array<ArrayBuffer> {
+    return this.view(length).slice();
+  }
+}
+
+/** Reads a stream into chunks: without allocating where the stream can fill a given buffer. */
+export class ByteReader {
+  private readonly byob: ReadableStreamBYOBReader | null = null;
+  private readonly plain: ReadableStreamDefaultReader<Uint8Array> | null = null;
+  private rest: Uint8Array = new Uint8Array();
+
+  constructor(stream: ReadableStream<Uint8Array>) {
+    try {
+      this.byob = stream.getReader({ mode: "byob" });
+    } catch {
+      this.plain = stream.getReader();
+    }
+  }
+
+  /** Fill the chunk from its start; fewer bytes than `length` only at the stream's end. */
+  async fill(chunk: Chunk, length: number): Promise<number> {
+    let filled = 0;
+    while (filled < length) {
+      const read = this.byob ? await this.direct(chunk, filled, length) : await this.copied(chunk, filled, length);
+      if (read === 0) break;
+      filled += read;
+    }
+    return filled;
+  }
+
+  cancel(): void {
+    (this.byob ?? this.plain)!.cancel().catch(() => undefined);
+  }
+
+  private async direct(chunk: Chunk, filled: number, length: number): Promise<number> {
+    const { done, value } = await this.byob!.read(chunk.view(length - filled, filled));
+    if (value) chunk.giveBack(value.buffer);
+    return done || !value ? 0 : value.length;
+  }
+
+  private async copied(chunk: Chunk, filled: number, length: number): Promise<number> {
+    while (this.rest.length === 0) {
+      const { done, value } = await this.plain!.read();
+      if (done) return 0;
+      this.rest = value;
+    }
+    const part = this.rest.subarray(0, length - filled);
+    chunk.view(part.length, filled).set(part);
+    this.rest = this.rest.subarray(part.length);
+    return part.length;
+  }
+}

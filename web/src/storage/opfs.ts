@@ -1,0 +1,173 @@
+// Files in the origin's private file system. Readers share a file; a writer has it alone.
+
+import { EngineError } from "../errors";
+import { type Backing, type DataFile, storing } from "./backing";
+import { ByteReader, type Chunk } from "./chunk";
+
+const FOLDER = "capstan-weights";
+
+/** FileSystemSyncAccessHandle, which TypeScript knows in its library for workers only. */
+interface SyncAccess {
+  getSize(): number;
+  read(into: Uint8Array, options: { at: number }): number;
+  write(bytes: Uint8Array, options: { at: number }): number;
+  truncate(size: number): void;
+  flush(): void;
+  close(): void;
+}
+
+type SyncOpen = (options: { mode: "read-only" | "readwrite" }) => Promise<SyncAccess>;
+
+function openSync(handle: FileSystemFileHandle, mode: "read-only" | "readwrite"): Promise<SyncAccess> {
+  return (handle as unknown as { createSyncAccessHandle: SyncOpen }).createSyncAccessHandle({ mode });
+}
+
+export class OpfsBacking implements Backing {
+  readonly kind = "opfs";
+
+  /** Null where there is no private file system, or none with synchronous access. */
+  static async find(): Promise<OpfsBacking | null> {
+    try {
+      const backing = new OpfsBacking();
+      await backing.folder();
+      return "createSyncAccessHandle" in FileSystemFileHandle.prototype ? backing : null;
+    } catch {
+      return null;
+    }
+  }
+
+  names(): Promise<string> {
+    return storing(FOLDER, async () => {
+      const names: string[] = [];
+      for await (const name of (await this.folder()).keys()) names.push(name);
+      return JSON.stringify(names);
+    });
+  }
+
+  readText(name: string): Promise<string | null> {
+    return storing(name, async () => {
+      try {
+        return await (await (await this.handle(name)).getFile()).text();
+      } catch (error) {
+        if (error instanceof DOMException && error.name === "NotFoundError") return null;
+        throw error;
+      }
+    });
+  }
+
+  /** What `createWritable` writes takes the place of the file as a whole, when it is closed. */
+  writeText(name: string, text: string): Promise<void> {
+    return storing(name, async () => {
+      const handle = await this.handle(name, true);
+      if ("createWritable" in handle) {
+        const writable = await handle.createWritable();
+        await writable.write(text);
+        await writable.close();
+        return;
+      }
+      // A record that is torn here reads as none: it holds its own hash.
+      const access = await openSync(handle, "readwrite");
+      try {
+        access.truncate(0);
+        access.write(new TextEncoder().encode(text), { at: 0 });
+        access.flush();
+      } finally {
+        access.close();
+      }
+    });
+  }
+
+  remove(name: string): Promise<void> {
+    return storing(name, async () => {
+      try {
+        await (await this.folder()).removeEntry(name);
+      } catch (error) {
+        if (!(error instanceof DOMException && error.name === "NotFoundError")) throw error;
+      }
+    });
+  }
+
+  open(name: string, size: number, _shardSize: number, write: boolean): Promise<DataFile> {
+    return storing(name, async () => {
+      const handle = await this.handle(name, write);
+      if (write) {
+        const access = await openSync(handle, "readwrite");
+        if (access.getSize() > size) access.truncate(size);
+        return new LockedFile(name, access);
+      }
+      const { size: found } = await handle.getFile();
+      if (found !== size) throw new EngineError("StorageError", `${name}: ${found} bytes are left of ${size}`);
+      try {
+        return new LockedFile(name, await openSync(handle, "read-only"));
+      } catch (error) {
+        // Another tab is repairing it, or this browser knows exclusive handles only.
+        if (error instanceof DOMException && error.name === "NoModificationAllowedError") {
+          return new SharedFile(name, await handle.getFile());
+        }
+        throw error;
+      }
+    });
+  }
+
+  /** Looked up each time: the browser may evict an origin's files at any moment. */
+  private async folder(): Promise<FileSystemDirectoryHandle> {
+    return (await navigator.storage.getDirectory()).getDirectoryHandle(FOLDER, { create: true });
+  }
+
+  private async handle(name: string, create = false): Promise<FileSystemFileHandle> {
+    return (await this.folder()).getFileHandle(name, { create });
+  }
+}
+
+/** Open with a lock: nobody else writes it meanwhile. */
+class LockedFile implements DataFile {
+  readonly exclusive = true;
+
+  constructor(
+    private readonly name: string,
+    private readonly access: SyncAccess,
+  ) {}
+
+  read(chunk: Chunk, start: number, length: number): Promise<number> {
+    return storing(this.name, () => this.access.read(chunk.view(length), { at: start }));
+  }
+
+  write(chunk: Chunk, start: number, length: number): Promise<void> {
+    return storing(this.name, () => {
+      for (let done = 0; done < length;) {
+        const written = this.access.write(chunk.view(length - done, done), { at: start + done });
+        if (written === 0) throw new DOMException("nothing was written", "QuotaExceededError");
+        done += written;
+      }
+      this.access.flush();
+    });
+  }
+
+  close(): void {
+    this.access.close();
+  }
+}
+
+/** Read through slices, without a lock. */
+class SharedFile implements DataFile {
+  readonly exclusive = false;
+
+  constructor(
+    private readonly name: string,
+    private readonly file: File,
+  ) {}
+
+  read(chunk: Chunk, start: number, length: number): Promise<number> {
+    return storing(this.name, () =>
+      new ByteReader(this.file.slice(start, start + length).stream()).fill(chunk, length),
+    );
+  }
+
+  write(): Promise<void> {
+    return Promise.reject(new EngineError("StorageError", `${this.name}: it was opened for reading`));
+  }
+
+  close(): void {
+    // A slice holds nothing.
+  }
+}

@@ -1,0 +1,51 @@
+// Model folders that the user picked, under names that look like URLs: "picked:NAME/".
+
+/** A folder handle, or the files of one (those of an `<input type="file" webkitdirectory>`). */
+export type PickedFolder = FileSystemDirectoryHandle | File[];
+
+const SCHEME = "picked:";
+const folders = new Map<string, PickedFolder>();
+
+/** A name for a picked folder; the same one for the same folder, or for files of the same names, sizes and times. */
+export async function adopt(folder: PickedFolder): Promise<string> {
+  if (Array.isArray(folder)) {
+    const listed = folder.map((file) => `${pathOf(file)} ${file.size} ${file.lastModified}`).sort();
+    const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", new TextEncoder().encode(listed.join("\n"))));
+    const hex = [...digest.subarray(0, 8)].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+    const name = `${SCHEME}${folder.length}-files-${hex}/`;
+    folders.set(name, folder);
+    return name;
+  }
+  for (const [name, known] of folders) {
+    if (!Array.isArray(known) && (await known.isSameEntry(folder))) return name;
+  }
+  const taken = (name: string): boolean => folders.has(name);
+  let name = `${SCHEME}${encodeURIComponent(folder.name)}/`;
+  for (let i = 2; taken(name); i++) name = `${SCHEME}${encodeURIComponent(folder.name)}-${i}/`;
+  folders.set(name, folder);
+  return name;
+}
+
+/** The file a URL of a picked folder names; null if it has none, undefined for any other URL. */
+export async function pickedFile(url: string): Promise<File | null | undefined> {
+  if (!url.startsWith(SCHEME)) return undefined;
+  const end = url.indexOf("/") + 1;
+  const folder = folders.get(url.slice(0, end));
+  const path = url.slice(end);
+  if (!folder) return null;
+  if (Array.isArray(folder)) return folder.find((file) => pathOf(file) === path) ?? null;
+  try {
+    const parts = path.split("/");
+    let place = folder;
+    for (const part of parts.slice(0, -1)) place = await place.getDirectoryHandle(part);
+    return await (await place.getFileHandle(parts[parts.length - 1]!)).getFile();
+  } catch {
+    return null;
+  }
+}
+
+/** A file's path below the folder that was picked. */
+function pathOf(file: File): string {
+  const path = file.webkitRelativePath;
+  return path ? path.slice(path.indexOf("/") + 1) : file.name;
+}

@@ -1,0 +1,231 @@
+// Where weights come from: a URL, in ranges, or a file that the user picked. A source that changes while it is read is
+// noticed: by If-Range and by the validators of every response, or by the browser itself.
+
+import { EngineError } from "../errors";
+import { ByteReader, Chunk } from "./chunk";
+import { pickedFile } from "./picked";
+
+/** What a source says of itself; see capstan.weights.source.SourceIdentity. */
+export interface SourceIdentity {
+  name: string;
+  size: number | null;
+  validator: string | null;
+}
+
+const DISCARDED_BYTES = 1 << 16;
+const TRANSIENT = [408, 425, 429, 500, 502, 503, 504];
+
+/** A source for a URL, or for a file of a picked folder; asks the server for its identity only. */
+export async function openSource(url: string, keep: boolean): Promise<HttpSource | BlobSource> {
+  const file = await pickedFile(url);
+  if (file === undefined) return new HttpSource(await probe(absolute(url)), keep);
+  if (file === null)
+    throw new EngineError("ModelFileError", `${url} is not in the picked folder; pick the model's own`);
+  return new BlobSource(url, file);
+}
+
+/** The address as every page of the origin would name it. */
+export function absolute(url: string): string {
+  return new URL(url, location.href).href;
+}
+
+/** A source whose server cannot be asked now: its identity is what it was the last time. */
+export function assumedSource(identity: string, keep: boolean): HttpSource {
+  return new HttpSource(JSON.parse(identity) as SourceIdentity, keep);
+}
+
+async function probe(url: string): Promise<SourceIdentity> {
+  let response = await request(url, { method: "HEAD" });
+  if (!response.ok && response.status !== 404 && response.status !== 410) {
+    // Some servers answer GET only.
+    response = await request(url, { headers: { Range: "bytes=0-0" } });
+    void response.body?.cancel();
+  }
+  if (!response.ok) throw refused(url, response.status);
+  return { name: url, size: sizeOf(response), validator: validatorOf(response) };
+}
+
+async function request(url: string, init: RequestInit): Promise<Response> {
+  try {
+    return await fetch(url, init);
+  } catch (error) {
+    throw new EngineError("BrokenDownloadError", `${url} cannot be fetched: ${String(error)}`);
+  }
+}
+
+function refused(url: string, status: number): EngineError {
+  if (TRANSIENT.includes(status)) return new EngineError("BrokenDownloadError", `the server answered HTTP ${status}`);
+  return new EngineError(
+    "ModelFileError",
+    `${url}: the weights cannot be read (HTTP ${status}); check the model folder`,
+  );
+}
+
+function sizeOf(response: Response): number | null {
+  // What is compressed on the way has another length.
+  const encoding = response.headers.get("Content-Encoding") ?? "identity";
+  if (encoding !== "identity") return null;
+  const total = /\/(\d+)$/.exec(response.headers.get("Content-Range") ?? "")?.[1];
+  const length = total ?? (response.status === 206 ? null : response.headers.get("Content-Length"));
+  return length === null || length === undefined ? null : Number(length);
+}
+
+function validatorOf(response: Response): string | null {
+  const etag = response.headers.get("ETag");
+  const modified = response.headers.get("Last-Modified");
+  return etag ? `etag ${etag}` : modified ? `modified ${modified}` : null;
+}
+
+export class HttpSource {
+  position: number | null = null;
+  private reader: ByteReader | null = null;
+
+  /** With `keep` the browser's HTTP cache is left alone: the bytes are kept elsewhere. */
+  constructor(
+    private readonly about: SourceIdentity,
+    private readonly keep: boolean,
+  ) {}
+
+  identity(): string {
+    return JSON.stringify(this.about);
+  }
+
+  /** An `end` that Python leaves out is undefined here. */
+  async seek(start: number, end?: number | null): Promise<void> {
+    this.close();
+    this.reader = await this.open(start, end ?? null, this.keep ? "no-store" : "default");
+    this.position = start;
+  }
+
+  async read(chunk: Chunk, length: number): Promise<number> {
+    const found = await this.fill(this.reader!, chunk, length);
+    this.position! += found;
+    return found;
+  }
+
+  async readAt(chunk: Chunk, start: number, length: number): Promise<number> {
+    const reader = await this.open(start, start + length, this.keep ? "no-store" : "reload");
+    try {
+      return await this.fill(reader, chunk, length);
+    } finally {
+      reader.cancel();
+    }
+  }
+
+  close(): void {
+    this.reader?.cancel();
+    this.reader = null;
+    this.position = null;
+  }
+
+  private async fill(reader: ByteReader, chunk: Chunk, length: number): Promise<number> {
+    try {
+      return await reader.fill(chunk, length);
+    } catch (error) {
+      throw new EngineError("BrokenDownloadError", `the connection broke off: ${String(error)}`);
+    }
+  }
+
+  /** The bytes from `start` to `end`, or to the end of the file. */
+  private async open(start: number, end: number | null, cache: RequestCache): Promise<ByteReader> {
+    const { name: url, size } = this.about;
+    const headers: Record<string, string> = {};
+    if (start > 0 || end !== null) {
+      headers["Range"] = `bytes=${start}-${end === null ? "" : end - 1}`;
+      const condition = this.condition();
+      if (condition) headers["If-Range"] = condition;
+    }
+    const response = await request(url, { headers, cache });
+    try {
+      if (response.status === 416) throw this.changed("it is shorter now");
+      if (!response.ok || !response.body) throw refused(url, response.status);
+      this.compare(response);
+      const found = sizeOf(response);
+      if (size !== null && found !== null && found !== size)
+        throw this.changed(`it has ${found} bytes now, not ${size}`);
+    } catch (error) {
+      void response.body?.cancel();
+      throw error;
+    }
+    const reader = new ByteReader(response.body);
+    // A server without ranges sends the whole file.
+    if (response.status === 200 && start > 0) await this.discard(reader, start);
+    return reader;
+  }
+
+  /** What makes the server send the whole file if it is another one; only our own origin's may be asked so. */
+  private condition(): string | null {
+    const { name, validator } = this.about;
+    if (!validator || new URL(name, location.href).origin !== location.origin) return null;
+    if (validator.startsWith("modified ")) return validator.slice("modified ".length);
+    return validator.startsWith('etag "') ? validator.slice("etag ".length) : null;
+  }
+
+  private compare(response: Response): void {
+    const found = validatorOf(response);
+    const wanted = this.about.validator;
+    if (!found || !wanted || found.split(" ")[0] !== wanted.split(" ")[0]) return;
+    if (found.replace("W/", "") !== wanted.replace("W/", "")) throw this.changed(`${found}, not ${wanted}`);
+  }
+
+  private changed(how: string): EngineError {
+    const message = `${this.about.name} changed since the load began (${how}); load the model again`;
+    return new EngineError("WeightsChangedError", message);
+  }
+
+  private async discard(reader: ByteReader, count: number): Promise<void> {
+    const chunk = new Chunk(DISCARDED_BYTES);
+    for (let left = count; left > 0;) {
+      const found = await this.fill(reader, chunk, Math.min(left, DISCARDED_BYTES));
+      if (found === 0) throw new EngineError("BrokenDownloadError", `the server sent ${count - left} bytes`);
+      left -= found;
+    }
+  }
+}
+
+/** A file that the user picked. */
+export class BlobSource {
+  position: number | null = null;
+  private reader: ByteReader | null = null;
+
+  constructor(
+    private readonly name: string,
+    private readonly file: File,
+  ) {}
+
+  identity(): string {
+    const { size, lastModified } = this.file;
+    return JSON.stringify({ name: this.name, size, validator: `modified ${lastModified}` } satisfies SourceIdentity);
+  }
+
+  seek(start: number, end?: number | null): void {
+    this.close();
+    this.reader = new ByteReader(this.file.slice(start, end ?? this.file.size).stream());
+    this.position = start;
+  }
+
+  async read(chunk: Chunk, length: number): Promise<number> {
+    const found = await this.fill(this.reader!, chunk, length);
+    this.position! += found;
+    return found;
+  }
+
+  readAt(chunk: Chunk, start: number, length: number): Promise<number> {
+    return this.fill(new ByteReader(this.file.slice(start, start + length).stream()), chunk, length);
+  }
+
+  close(): void {
+    this.reader?.cancel();
+    this.reader = null;
+    this.position = null;
+  }
+
+  private async fill(reader: ByteReader, chunk: Chunk, length: number): Promise<number> {
+    try {
+      return await reader.fill(chunk, length);
+    } catch (error) {
+      const message = `${this.name} cannot be read any more (${String(error)}); pick the folder again`;
+      throw new EngineError("WeightsChangedError", message);
+    }
+  }
+}
