@@ -12,8 +12,9 @@ import pytest
 
 from capstan.device.casts import ELEMENT_BYTES, convert
 from capstan.device.host_memory import HostMemory
+from capstan.device.interface import DeviceFacts
 from capstan.errors import BindingError, BufferMismatchError, ClosedError, OutOfMemoryError
-from capstan.memory import Capabilities, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
+from capstan.memory import DeviceBuffer, DeviceSpan, MemoryType
 
 
 class Heap(HostMemory):
@@ -21,14 +22,8 @@ class Heap(HostMemory):
 
     type = "reference"
 
-    def get_memory_info(self, memory_type: MemoryType = MemoryType.DEFAULT) -> MemoryInfo:
-        return MemoryInfo("Cpu", self.type, memory_type, heap="python")
-
-    def provider_options_for_allocator_session(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    async def capabilities(self) -> Capabilities:
-        raise NotImplementedError
+    def about(self) -> DeviceFacts:
+        return DeviceFacts("heap")
 
     async def create_session(self, model: bytes, **_: Any) -> Any:
         raise NotImplementedError

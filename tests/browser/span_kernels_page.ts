@@ -1,0 +1,158 @@
+// Executes span steps on buffers of its own for tests/browser/test_span_kernels.py, inside error scopes.
+
+import { WatchedDevice } from "../../web/src/gpu/device";
+import { SpanOps, type SpanLimits, type SpanStep } from "../../web/src/gpu/spans";
+
+interface SpanRun {
+  /** What the buffers hold at first, base64; sizes are multiples of 4. */
+  buffers: string[];
+  /** Buffers that are not storage, by index. */
+  staging?: number[];
+  /** Steps of each call of `execute`, with indices of `buffers` for buffers. */
+  calls: (string | number | number[])[][][];
+  limits?: SpanLimits;
+}
+
+interface SpanResult {
+  buffers: string[];
+  /** Of each call: what was counted, and the error it threw. */
+  calls: { submits: number; create_buffer: number; create_bind_group: number; error: string | null }[];
+  /** Labels of live buffers of category kernels after `destroy`. */
+  left: number;
+}
+
+const USAGE = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
+const STAGING = GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
+
+let opened: Promise<WatchedDevice> | undefined;
+
+async function guarded<T>({ device }: WatchedDevice, work: () => Promise<T>): Promise<T> {
+  for (const scope of ["validation", "out-of-memory", "internal"] as const) device.pushErrorScope(scope);
+  const errors: string[] = [];
+  try {
+    return await work();
+  } finally {
+    for (const scope of ["internal", "out-of-memory", "validation"]) {
+      const error = await device.popErrorScope();
+      if (error !== null) errors.push(`${scope} error: ${error.message}`);
+    }
+    if (errors.length > 0) throw new Error(errors.join("; "));
+  }
+}
+
+async function read(watched: WatchedDevice, buffers: GPUBuffer[]): Promise<Uint8Array[]> {
+  const total = buffers.reduce((sum, { size }) => sum + size, 0);
+  const usage = GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST;
+  const staging = watched.buffer("staging", "", { size: total, usage });
+  const encoder = watched.encoder();
+  let offset = 0;
+  for (const buffer of buffers) {
+    encoder.copyBufferToBuffer(buffer, 0, staging, offset, buffer.size);
+    offset += buffer.size;
+  }
+  watched.submit([encoder.finish()]);
+  await staging.mapAsync(GPUMapMode.READ);
+  const all = new Uint8Array(staging.getMappedRange()).slice();
+  staging.destroy();
+  offset = 0;
+  return buffers.map(({ size }) => all.subarray(offset, (offset += size)));
+}
+
+function decode(text: string): Uint8Array<ArrayBuffer> {
+  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+}
+
+function encode(bytes: Uint8Array): string {
+  const parts: string[] = [];
+  for (let at = 0; at < bytes.length; at += 8192) parts.push(String.fromCharCode(...bytes.subarray(at, at + 8192)));
+  return btoa(parts.join(""));
+}
+
+/** The step with buffers in the places where indices are: after the name, and where a second one comes. */
+function resolved(step: (string | number | number[])[], buffers: GPUBuffer[]): SpanStep {
+  const second = { copy: 3, bytes: 3, bounce: 3, cast: 4 }[step[0] as string];
+  return step.map((value, i) => (i === 1 || i === second ? buffers[value as number]! : value)) as unknown as SpanStep;
+}
+
+async function runSpans(run: SpanRun): Promise<SpanResult> {
+  const watched = await (opened ??= WatchedDevice.open());
+  return guarded(watched, async () => {
+    const buffers = run.buffers.map((text, i) => {
+      const bytes = decode(text);
+      const usage = run.staging?.includes(i) ? STAGING : USAGE;
+      const buffer = watched.buffer("user", "test", { label: `buffer ${i}`, size: bytes.length, usage });
+      watched.write(buffer, 0, bytes);
+      return buffer;
+    });
+    const ops = new SpanOps(watched, run.limits);
+    const calls = run.calls.map((steps) => {
+      const before = { ...watched.counters };
+      let error: string | null = null;
+      try {
+        ops.execute(steps.map((step) => resolved(step, buffers)));
+      } catch (thrown) {
+        error = String(thrown);
+      }
+      const { submits, create_buffer, create_bind_group } = watched.counters;
+      return {
+        submits: submits - before.submits,
+        create_buffer: create_buffer - before.create_buffer,
+        create_bind_group: create_bind_group - before.create_bind_group,
+        error,
+      };
+    });
+    const contents = await read(watched, buffers);
+    ops.destroy();
+    const left = watched.ledger().filter(({ category }) => category === "kernels").length;
+    for (const buffer of buffers) buffer.destroy();
+    return { buffers: contents.map(encode), calls, left };
+  });
+}
+
+interface LargeCheck {
+  /** The first wrong word, or -1. */
+  wrong: number;
+  milliseconds: number;
+}
+
+/** Steps over more words than one row of workgroups takes: each result is checked here, word for word. */
+async function runLarge(words: number): Promise<Record<string, LargeCheck>> {
+  const watched = await (opened ??= WatchedDevice.open());
+  return guarded(watched, async () => {
+    const make = (label: string): GPUBuffer => watched.buffer("user", "test", { label, size: words * 4, usage: USAGE });
+    const [source, destination] = [make("source"), make("destination")];
+    const values = Uint32Array.from({ length: words }, (_, i) => Math.imul(i, 2654435761));
+    watched.write(source, 0, new Uint8Array(values.buffer));
+    const bytes = new Uint8Array(values.buffer);
+    const ops = new SpanOps(watched);
+    const results: Record<string, LargeCheck> = {};
+    const check = async (name: string, step: SpanStep, expected: (word: number) => number): Promise<void> => {
+      const start = performance.now();
+      ops.execute([step]);
+      const got = new Uint32Array((await read(watched, [destination]))[0]!.buffer);
+      let wrong = -1;
+      for (let i = 0; i < words && wrong < 0; i++) if (got[i] !== expected(i) >>> 0) wrong = i;
+      results[name] = { wrong, milliseconds: performance.now() - start };
+    };
+    const size = words * 4;
+    const all = 0xffffffff;
+    const around = (word: number, inside: number): number =>
+      word === 0 ? (inside & ~0xff) | 0xff : word === words - 1 ? (inside & 0xffff) | (all << 16) : inside;
+    watched.write(destination, 0, new Uint8Array(size).fill(0xff));
+    await check("bytes", ["bytes", source, 3, destination, 1, size - 3], (word) => {
+      const at = word * 4 + 2;
+      return around(word, bytes[at]! | (bytes[at + 1]! << 8) | (bytes[at + 2]! << 16) | (bytes[at + 3]! << 24));
+    });
+    await check("cast", ["cast", source, 0, "uint32", destination, 0, "int32", words], (word) => values[word]!);
+    await check("positions", ["positions", destination, 0, "int32", [-7], words], (word) => word - 7);
+    await check("mask", ["mask", destination, 0, "int32", words, [words - 1], [1]], (word) =>
+      word === 0 ? -7 : word === words - 1 ? word - 7 : 0,
+    );
+    ops.destroy();
+    source.destroy();
+    destination.destroy();
+    return results;
+  });
+}
+
+Object.assign(window, { runSpans, runLarge });
