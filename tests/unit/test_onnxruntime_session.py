@@ -23,7 +23,7 @@ from capstan.errors import (
     OptionError,
     UnsupportedModelError,
 )
-from capstan.memory import Capabilities
+from capstan.memory import Capabilities, MemoryType
 from tests import onnx_models
 from tests.onnx_models import computed, model, ramp
 from tests.unit.stand_in_device import ApartDevice, HeapDevice
@@ -186,6 +186,17 @@ def test_results_are_written_straight_into_out(provider: str, device: HeapDevice
         assert (device.uploads, device.readbacks_) == (0, 0)
 
 
+def test_a_result_of_a_type_that_no_gpu_buffer_holds_is_written_into_out(provider: str) -> None:
+    session = ort.InferenceSession(model("element_types"), providers=[provider])
+    feeds = {"n": np.arange(5), "flag": np.array([True, False, True, True, False])}
+    names = [spec.name for spec in session.get_outputs()]
+    wanted = computed("element_types", feeds)
+    out = {name: np.zeros_like(array) for name, array in zip(names, wanted, strict=True)}
+    session.run(None, feeds, out=out)
+    for name, array in zip(names, wanted, strict=True):
+        np.testing.assert_array_equal(out[name], array)
+
+
 @pytest.mark.parametrize(
     ("out", "message"),
     [
@@ -286,6 +297,35 @@ def test_where_nothing_can_wait_the_async_twin_is_named(provider: str, monkeypat
     for twin, call in calls.items():
         with pytest.raises(AsyncRequiredError, match=twin):
             call()
+
+
+def test_a_tensor_that_cannot_be_bound_where_it_is_is_copied_on_the_device(devices: Devices) -> None:
+    device = devices["webgpu"]
+    session = ort.InferenceSession(model("two_outputs"), providers=["webgpu"])
+    pool = device.allocate(512, label="pool")
+    staging = device.allocate(24, MemoryType.HOST_ACCESSIBLE, label="staging")
+    whole = ort.OrtValue.on_device(device, "float32", (2, 3), "whole")
+    middle = ort.OrtValue(pool.span(256, 24), "float32", (2, 3), device)
+    staged = ort.OrtValue(staging.span(), "float32", (2, 3), device)
+    for index, value in enumerate((whole, middle, staged)):
+        value.update_inplace(ramp(2, 3) + index)
+    copied: list[list[str]] = []
+    copy_tensors = device.copy_tensors
+
+    def noted(pairs: Any) -> None:
+        copied.append([source.buffer.label for source, _ in pairs])
+        copy_tensors(pairs)
+
+    device.copy_tensors = noted
+    uploads = device.uploads
+    for a, b, labels in ((whole, whole, []), (middle, whole, [["pool"]]), (middle, staged, [["pool", "staging"]])):
+        copied.clear()
+        found = session.run(["sum"], {"a": a, "b": b})[0]
+        np.testing.assert_array_equal(found, a.numpy() + b.numpy())
+        assert copied == labels
+    assert device.uploads == uploads
+    session.close()
+    assert sorted(label for label, _ in device.live.values()) == ["pool", "staging", "whole"]
 
 
 def test_a_tensor_of_another_device_is_refused(devices: Devices) -> None:

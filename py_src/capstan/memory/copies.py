@@ -83,7 +83,7 @@ def plan_copies(
     feeds: Sequence[Transfer],
     fetches: Sequence[Transfer],
     *,
-    capabilities: Capabilities,
+    capabilities: Capabilities | None,
     staging: MemoryInfo | None = None,
     bound_offsets: int | None = None,
     in_place: Mapping[str, str] | None = None,
@@ -91,7 +91,8 @@ def plan_copies(
     """Plan the copies around one run of a session.
 
     All feeds are taken as they are before the plan, also where one's destination is another's source; likewise the
-    fetches. `staging` is the device's HOST_ACCESSIBLE memory, if boundary tensors may be placed there. A bound place
+    fetches. `capabilities` are what the session's device was seen to do; None: nothing that would have to be probed is
+    relied on. `staging` is the device's HOST_ACCESSIBLE memory, if boundary tensors may be placed there. A bound place
     starts at a multiple of `bound_offsets`; None: at 0 only, as onnxruntime-web binds whole buffers. `in_place` names,
     for a fetch, the feed whose bytes the run may overwrite (present over past).
 
@@ -100,7 +101,7 @@ def plan_copies(
     """
     for transfers in (feeds, fetches):
         check_transfers(transfers)
-    one_tensor = dict(in_place or {}) if capabilities.in_place_cache else {}
+    one_tensor = dict(in_place or {}) if capabilities and capabilities.in_place_cache else {}
     planner = Planner(capabilities, staging, bound_offsets, Temporaries())
     bindings: dict[str, Place] = {}
     moves: list[Move] = []
@@ -188,7 +189,7 @@ def check_transfers(transfers: Sequence[Transfer]) -> None:
 class Planner:
     """Decides where tensors are bound, and notes what it decided."""
 
-    capabilities: Capabilities
+    capabilities: Capabilities | None
     staging: MemoryInfo | None
     bound_offsets: int | None
     temporaries: Temporaries
@@ -208,7 +209,7 @@ class Planner:
         if transfer.rebind and self.staging is not None and self.computes_in(self.staging, own):
             self.staged.append(transfer.name)
             return self.temporaries.place(self.staging, own.length)
-        if wanted is transfer.destination and self.capabilities.staging:
+        if wanted is transfer.destination and self.capabilities and self.capabilities.staging:
             self.staged.append(transfer.name)
         return own
 

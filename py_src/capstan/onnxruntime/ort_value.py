@@ -208,7 +208,7 @@ class OrtValue:
 
     async def read_into(self, target: HostArray) -> None:
         """Copy the elements into an array of the same type and shape. Raises BindingError if it is another."""
-        self._same("the array for the result", target)
+        self.require_same("the array for the result", target)
         if self._device is None:
             store(target.data, self.host().data)
         elif target.data.nbytes:
@@ -221,7 +221,7 @@ class OrtValue:
     def update_inplace(self, array: Any) -> None:
         """Overwrite the elements with an array of the same type and shape: one copy, nothing waits."""
         host = HostArray.of("the array", array, self._dtype)
-        self._same("the array", host)
+        self.require_same("the array", host)
         span = self.span
         if self._device is not None:
             self._device.copy_cpu_to_device(span.sub(0, len(host.data)), host.data)
@@ -244,11 +244,12 @@ class OrtValue:
 
     def _written(self, out: Any) -> Any:
         target = HostArray.to_write("out", out, self._dtype)
-        self._same("out", target)
+        self.require_same("out", target)
         store(target.data, self.host().data)
         return out
 
-    def _same(self, what: str, host: HostArray) -> None:
+    def require_same(self, what: str, host: HostArray) -> None:
+        """Raise BindingError unless an array has the tensor's type and shape; `what` names it."""
         if (host.dtype, host.dims) != (self._dtype, self._dims):
             raise BindingError(
                 f"{what} is {host.dtype} {list(host.dims)}, the OrtValue {self._dtype} {list(self._dims)}; "

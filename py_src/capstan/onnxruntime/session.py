@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 from collections.abc import Mapping, Sequence
@@ -19,9 +18,10 @@ from .captured import CapturedRun, capture
 from .checks import check_dims, check_dtype, check_placed, check_span, known
 from .host_array import HostArray, as_array, empty
 from .io_binding import BoundOutput, IOBinding, open_span
-from .ort_value import HOST_MEMORY, OrtValue, host_span
+from .ort_value import HOST_MEMORY, OrtValue, host_bytes, host_span
 from .placement import Placed, place_session
 from .providers import asked_for, blocking, provider_of
+from .transfers import bring_in, bring_out
 
 __all__ = ["InferenceSession", "NodeArg"]
 
@@ -133,7 +133,18 @@ class InferenceSession:
         names = list(self.outputs if output_names is None else output_names)
         targets = self._targets(names, out or {})
         with ExitStack() as borrowed:
-            feeds = [self._feed(name, value, borrowed) for name, value in self._complete(input_feed).items()]
+            given = [self._given(name, value) for name, value in self._complete(input_feed).items()]
+
+            def spare(name: str, size: int) -> DeviceBuffer:
+                buffer = self._taken(name, size)
+                borrowed.callback(self._give_back, name, buffer)
+                return buffer
+
+            staying = {feed.name: feed for feed in given if self._stays(feed)}
+            moving = [feed for feed in given if feed.name not in staying]
+            moved = await bring_in(self.device, self.memory_info, moving, spare)
+            there = staying | {feed.name: feed for feed in moved}
+            feeds = [there[feed.name] for feed in given]
             on_host = self.memory_info.heap == HOST_MEMORY.heap
             fetches: list[BoundSpan | str] = [
                 BoundSpan(name, host_span(targets[name].data), targets[name].dtype, targets[name].dims)
@@ -142,15 +153,7 @@ class InferenceSession:
                 for name in names
             ]
             results = await session.run(feeds, fetches)
-        arrays = [
-            self._array(result, targets.get(name), fetch)
-            for name, result, fetch in zip(names, results, fetches, strict=True)
-        ]
-        found = await asyncio.gather(*arrays, return_exceptions=True)
-        for item in found:
-            if isinstance(item, BaseException):
-                raise item
-        return [(out or {}).get(name, item) for name, item in zip(names, found, strict=True)]
+        return await self._arrays(results, fetches, targets, out or {})
 
     def run_with_iobinding(self, iobinding: IOBinding) -> None:
         """Run on what is bound; `iobinding.get_outputs()` are the results."""
@@ -237,29 +240,35 @@ class InferenceSession:
         on_host = self.memory_info.heap == HOST_MEMORY.heap
         return on_host or not host.data.nbytes or not self.opened().holds(host.dtype)
 
-    def _feed(self, name: str, value: Any, borrowed: ExitStack) -> BoundSpan:
-        """An input of `run`; a buffer that is needed for it goes back to the spare ones afterwards."""
+    def _stays(self, feed: BoundSpan) -> bool:
+        """The same of an input of `run`; one of a device is not in Python's heap."""
+        host = feed.span.buffer.memory.heap == HOST_MEMORY.heap
+        return host and self.stays_on_host(HostArray(host_bytes(feed.span), feed.dtype, feed.dims))
+
+    def _given(self, name: str, value: Any) -> BoundSpan:
+        """An input of `run` where the caller has it, checked."""
         spec = self.inputs[name]
         if isinstance(value, OrtValue) and value.device_name() != "cpu":
-            check_dtype("input", spec, value.dtype)
-            check_dims("input", spec, value.shape())
-            check_placed("input", name, open_span("input", name, value), self.memory_info)
-            return BoundSpan(name, value.span, value.dtype, tuple(value.shape()))
-        host = HostArray.of(f"input {name!r}", value.numpy() if isinstance(value, OrtValue) else value, spec.dtype)
-        check_dtype("input", spec, host.dtype)
-        check_dims("input", spec, host.dims)
-        if self.stays_on_host(host):
-            return BoundSpan(name, host_span(host.data), host.dtype, host.dims)
+            span, dtype, dims = open_span("input", name, value), value.dtype, tuple(value.shape())
+        else:
+            host = HostArray.of(f"input {name!r}", value.numpy() if isinstance(value, OrtValue) else value, spec.dtype)
+            span, dtype, dims = host_span(host.data), host.dtype, host.dims
+        check_dtype("input", spec, dtype)
+        check_dims("input", spec, dims)
+        check_span("input", name, span, dtype, dims)
+        place, own = span.buffer.memory, self.memory_info
+        if place.heap != HOST_MEMORY.heap and (place.device, place.device_id) != (own.device, own.device_id):
+            check_placed("input", name, span, own)
+        return BoundSpan(name, span, dtype, dims)
+
+    def _taken(self, name: str, size: int) -> DeviceBuffer:
+        """A buffer of the device for an input of `run`: the spare one if it has the size, else a new one."""
         buffer = self._spare.pop(name, None)
-        if buffer is not None and buffer.size != host.data.nbytes:
+        if buffer is not None and buffer.size == size:
+            return buffer
+        if buffer is not None:
             buffer.close()
-            buffer = None
-        if buffer is None:
-            label = f"input {name}"
-            buffer = self.device.allocate(host.data.nbytes, label=label, category="io", owner=self.label)
-        borrowed.callback(self._give_back, name, buffer)
-        self.device.copy_cpu_to_device(buffer.span(), host.data)
-        return BoundSpan(name, buffer.span(), host.dtype, host.dims)
+        return self.device.allocate(size, label=f"input {name}", category="io", owner=self.label)
 
     def _give_back(self, name: str, buffer: DeviceBuffer) -> None:
         if self._session is None or name in self._spare:
@@ -291,17 +300,36 @@ class InferenceSession:
             targets[name] = target
         return targets
 
-    async def _array(self, result: BoundSpan, target: HostArray | None, fetch: BoundSpan | str) -> Any:
-        """A result as an array, or written into the target; a buffer made for the run is freed."""
-        if isinstance(fetch, BoundSpan):
-            return None
-        value = self._value(result)
-        if target is None and value.device_name() == "cpu":
-            return value.numpy()
-        target = target or empty(result.dtype, result.dims)
-        with value:
-            await value.read_into(target)
-        return as_array(target)
+    async def _arrays(
+        self,
+        results: Sequence[BoundSpan],
+        fetches: Sequence[BoundSpan | str],
+        targets: Mapping[str, HostArray],
+        out: Mapping[str, Any],
+    ) -> list[Any]:
+        """Results as arrays, or written into the targets; buffers made for the run are freed."""
+        values = [
+            None if isinstance(fetch, BoundSpan) else self._value(result)
+            for result, fetch in zip(results, fetches, strict=True)
+        ]
+        found: list[Any] = []
+        reads: list[tuple[BoundSpan, HostArray]] = []
+        with ExitStack() as made:
+            for made_value in filter(None, values):
+                made.enter_context(made_value)
+            for result, value in zip(results, values, strict=True):
+                target = targets.get(result.name)
+                if value is not None and target is None and value.device_name() == "cpu":
+                    found.append(value.numpy())
+                    continue
+                if value is not None:
+                    target = target or empty(result.dtype, result.dims)
+                    value.require_same("the array for the result", target)
+                    reads.append((result, target))
+                assert target is not None
+                found.append(out[result.name] if result.name in out else as_array(target))
+            await bring_out(self.device, reads)
+        return found
 
     def _fetched(self, name: str, output: BoundOutput) -> BoundSpan | None:
         """The tensor that the device's session writes; None where it makes one."""
