@@ -10,6 +10,7 @@ with capstan.Generator(model) as generator:
 
 from __future__ import annotations
 
+from . import memory
 from .errors import (
     AsyncRequiredError,
     BindingError,
@@ -35,6 +36,7 @@ from .errors import (
 from .fallback import FallbackWarning
 from .generator import Generator, GeneratorParams, Timing
 from .model import Model
+from .planning import open_device, plan
 from .search import SearchOptions
 from .stream import StopStrings, TextStream
 from .tokenizer import Tokenizer, TokenizerStream
@@ -74,4 +76,7 @@ __all__ = [
     "Verification",
     "WeightStore",
     "WeightsChangedError",
+    "memory",
+    "open_device",
+    "plan",
 ]

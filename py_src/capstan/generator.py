@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from .device.base import COUNTER_NAMES, Burst, Counters, Decoder
 from .errors import AsyncRequiredError, CapstanError, ClosedError, OptionError, PromptError
+from .memory import Pools
 from .run_ahead import RunAhead
 from .search import SearchOptions
 
@@ -75,12 +76,16 @@ class Generator:
     As in onnxruntime-genai, an end-of-sequence token is returned but does not become part of the sequence: what is
     appended afterwards follows the token before it.
 
+    `pools` gives it buffers of the caller's on `model.device` for its KV cache, sampler state, ids and logits; they are
+    checked when the first token is prepared.
+
     Use it as a context manager, or `close()` it: its KV cache then serves the next generator.
     """
 
-    def __init__(self, model: Model, params: GeneratorParams | None = None) -> None:
+    def __init__(self, model: Model, params: GeneratorParams | None = None, *, pools: Pools | None = None) -> None:
         params = params or GeneratorParams(model)
         self._model = model
+        self._pools = pools
         self._options = params.search
         if self._options.batch_size != 1:
             raise OptionError(
@@ -207,7 +212,7 @@ class Generator:
         tape. Optional; a generator that reuses a closed one's KV cache has nothing to do here."""
         self._require_open()
         if self._decoder is None:
-            self._decoder = await self._model.decoder(self.max_length)
+            self._decoder = await self._model.decoder(self.max_length, self._pools)
             self._decoder.set_search(self._options)
             self._run_ahead = RunAhead(self._fixed_run_ahead, self._decoder.max_burst)
 

@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 from .config import GenaiConfig
 from .device.base import DeviceModel, Progress, TapeOptions
+from .device.interface import DeviceInterface
+from .memory import Fit
 from .weights.source import Backing
 
 __all__ = ["Host", "current_host"]
@@ -52,6 +54,14 @@ class Host(Protocol):
         keep_weights: bool,
     ) -> DeviceModel:
         """Load a model onto a device; `device` 'auto' is resolved here."""
+
+    async def open_device(self, device: str) -> DeviceInterface:
+        """The page's GPU, the CPU of a page, or CPython's; `device` 'auto' is resolved here."""
+
+    async def fit(
+        self, folder: str, config: GenaiConfig, device: str, batch_size: int, max_length: int, budget: int | None
+    ) -> Fit:
+        """Whether a model's sequences would fit the device, from its graph alone."""
 
 
 def current_host() -> Host:

@@ -6,16 +6,17 @@ from typing import Any
 
 from .config import GenaiConfig, parse_genai_config
 from .device.base import Decoder, DeviceModel, Progress, TapeOptions
+from .device.interface import DeviceInterface
+from .device.model_memory import capacity_for
 from .errors import AsyncRequiredError, ClosedError, ModelFileError, OptionError
 from .host import Host, current_host
+from .memory import AlignmentRequirements, MemoryRequirements, Pools
 from .search import SearchOptions
 
 __all__ = ["Model"]
 
 CAPTURES = ("tape", "ort", "off")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-CAPACITY_STEP = 256
-"""KV caches are made for a multiple of this many positions, so that sequences of like length share a tape."""
 
 
 def no_progress(what: str, done: int, total: int) -> None:
@@ -104,10 +105,38 @@ class Model:
         """The adapter's name."""
         return self._open().adapter
 
-    async def decoder(self, max_length: int) -> Decoder:
+    async def decoder(self, max_length: int, pools: Pools | None = None) -> Decoder:
         """A decoder whose KV cache holds at least `max_length` positions, at most the context length."""
-        steps = -(-max_length // CAPACITY_STEP)
-        return await self._open().decoder(min(steps * CAPACITY_STEP, self.config.context_length))
+        return await self._open().decoder(capacity_for(max_length, self.config.context_length), pools)
+
+    @property
+    def device(self) -> DeviceInterface:
+        """Where the model is: allocate there what its generators are to be given."""
+        return self._open().memory.interface
+
+    def query_memory_requirements(self, batch_size: int = 1, max_length: int | None = None) -> MemoryRequirements:
+        """Bytes of weights, scratch, persistent and io memory that the model and `batch_size` sequences of `max_length`
+        tokens (the context length unless given) take of the device, tensor by tensor.
+
+        The KV cache is counted as it is allocated, for `max_length` rounded up to a multiple of 256. Scratch is what
+        onnxruntime-web allocates: an estimate from the graph (`exact` is False) until a sequence of that capacity was
+        recorded, then what was measured at the device.
+        """
+        length = self.config.context_length if max_length is None else max_length
+        if batch_size < 1 or not 1 <= length <= self.config.context_length:
+            raise OptionError(
+                f"batch_size {batch_size}, max_length {length}: batch_size is at least 1, max_length from 1 to the "
+                f"context length of {self.config.context_length}"
+            )
+        return self._open().memory.requirements(batch_size, length)
+
+    def alignment_requirements(self) -> AlignmentRequirements:
+        """What buffers given to a generator must keep to, in bytes."""
+        return self._open().memory.alignment()
+
+    async def trim(self) -> None:
+        """Free the KV caches and tapes that closed generators left for the next one."""
+        await self._open().trim()
 
     def healthy(self) -> bool:
         """Whether the model is open and its device still works."""

@@ -186,7 +186,7 @@ class PaperModel:
         self.options = decoder
         self.decoders: list[PaperDecoder] = []
 
-    async def decoder(self, max_length: int) -> PaperDecoder:
+    async def decoder(self, max_length: int, pools: object = None) -> PaperDecoder:
         self.decoders.append(PaperDecoder(max_length, **self.options))
         return self.decoders[-1]
 

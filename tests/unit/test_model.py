@@ -40,7 +40,7 @@ class PaperDevice:
         self.closed = 0
         self.works = True
 
-    async def decoder(self, capacity: int) -> str:
+    async def decoder(self, capacity: int, pools: object = None) -> str:
         self.capacities.append(capacity)
         return f"decoder of {capacity}"
 

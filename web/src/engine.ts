@@ -11,7 +11,8 @@ import { type Category, WatchedDevice } from "./gpu/device";
 import { type PlayedOp, StepEncoder, Tape } from "./gpu/player";
 import { DryRecorder, type RecordingObjects } from "./gpu/recorder";
 import { type BurstResult, RingReader } from "./gpu/ring";
-import { Sampler } from "./gpu/sampler";
+import { Sampler, type SamplerTargets, type Span } from "./gpu/sampler";
+import { SpanOps, type SpanStep } from "./gpu/spans";
 import { Staging } from "./gpu/staging";
 import { WeightUpload } from "./gpu/weights";
 import { createSession, exclusively, keepRegistered, loadOrt, type Ort } from "./ort";
@@ -36,12 +37,15 @@ interface Session {
   owner: string;
 }
 
+/** Part of a buffer, by [handle, offset, bytes]. */
+type SpanSpec = [number, number, number];
+
 interface SamplerSpec {
   logits: number;
   logits_type: "float32" | "float16";
   vocab: number;
-  state: number;
-  ring: number;
+  state: SpanSpec;
+  ring: SpanSpec;
   ring_capacity: number;
   input_ids: number;
   mask: number;
@@ -49,6 +53,17 @@ interface SamplerSpec {
   position_ids: number | null;
   owner: string;
 }
+
+/** Where the buffers are in a step of `execute`. */
+const BUFFER_PLACES: Record<SpanStep[0], number[]> = {
+  copy: [1, 3],
+  bytes: [1, 3],
+  bounce: [1, 3],
+  zero: [1],
+  cast: [1, 4],
+  mask: [1],
+  positions: [1],
+};
 
 /** Integer handles for objects of one kind; an unknown handle is a use after close. */
 class Handles<T> {
@@ -83,6 +98,7 @@ class Handles<T> {
 export class GpuEngine {
   private readonly buffers = new Handles<GPUBuffer>("buffer");
   private readonly staging: Staging;
+  private readonly spans: SpanOps;
   private readonly sessions = new Handles<Session>("session");
   private readonly bindings = new Handles<Binding>("binding");
   private readonly recordings = new Handles<RecordingObjects>("recording");
@@ -94,6 +110,7 @@ export class GpuEngine {
     private readonly watched: WatchedDevice,
   ) {
     this.staging = new Staging(watched);
+    this.spans = new SpanOps(watched);
   }
 
   static async open(base: string): Promise<GpuEngine> {
@@ -121,6 +138,7 @@ export class GpuEngine {
   /** Destroy the device and everything on it. */
   close(): void {
     this.staging.destroy();
+    this.spans.destroy();
     this.watched.destroy();
   }
 
@@ -152,9 +170,20 @@ export class GpuEngine {
     this.buffers.take(handle)?.destroy();
   }
 
-  /** Write a Python buffer; offset and length in bytes, multiples of 4. */
+  /** Write a Python buffer to any byte offset; bytes that share a word with others go through a buffer of their own. */
   write(handle: number, offset: number, data: PyProxy): void {
-    withBytes(data, (bytes) => this.watched.write(this.buffers.get(handle), offset, bytes));
+    const buffer = this.buffers.get(handle);
+    withBytes(data, (bytes) => {
+      if (offset % 4 === 0 && bytes.length % 4 === 0) return this.watched.write(buffer, offset, bytes);
+      const size = Math.ceil(bytes.length / 4) * 4;
+      const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
+      const whole = this.watched.buffer("staging", "uploads", { label: "upload", size, usage });
+      const padded = new Uint8Array(size);
+      padded.set(bytes);
+      this.watched.write(whole, 0, padded);
+      this.spans.execute([["bytes", whole, 0, buffer, offset, bytes.length]]);
+      whole.destroy();
+    });
   }
 
   /** Fill a buffer with one repeated byte. */
@@ -185,13 +214,14 @@ export class GpuEngine {
     }
   }
 
-  /** Copy whole or part buffers on the GPU, in one submit: [[source, from, target, to, bytes], ...]. */
-  copy(copies: string): void {
-    const encoder = this.watched.encoder();
-    for (const [source, from, target, to, bytes] of JSON.parse(copies) as [number, number, number, number, number][]) {
-      encoder.copyBufferToBuffer(this.buffers.get(source), from, this.buffers.get(target), to, bytes);
-    }
-    this.watched.submit([encoder.finish()]);
+  /** Span operations in one submit; buffers by handle, see SpanStep in gpu/spans.ts. */
+  execute(steps: string): void {
+    const resolved = (JSON.parse(steps) as (number | string | number[])[][]).map((step) => {
+      const places = BUFFER_PLACES[step[0] as SpanStep[0]];
+      for (const place of places) (step as unknown[])[place] = this.buffers.get(step[place] as number);
+      return step as unknown as SpanStep;
+    });
+    this.spans.execute(resolved);
   }
 
   /** Compare pairs of buffers on the GPU: [{a, b, bytes, dtype}] -> JSON list of Difference. */
@@ -342,13 +372,14 @@ export class GpuEngine {
 
   makeSampler(spec: string): number {
     const s = JSON.parse(spec) as SamplerSpec;
-    const ring = this.buffers.get(s.ring);
-    const targets = {
+    const span = ([handle, offset, size]: SpanSpec): Span => ({ buffer: this.buffers.get(handle), offset, size });
+    const ring = span(s.ring);
+    const targets: SamplerTargets = {
       logits: this.buffers.get(s.logits),
       logitsType: s.logits_type,
       vocab: s.vocab,
       rows: 1,
-      state: this.buffers.get(s.state),
+      state: span(s.state),
       ring,
       ringCapacity: s.ring_capacity,
       inputIds: this.buffers.get(s.input_ids),

@@ -6,13 +6,17 @@ import json
 from array import array
 from collections.abc import Awaitable, Sequence
 from dataclasses import asdict
+from itertools import count
 from typing import Any
 
 from ..device.engine import BoundTensor, Difference, SamplerSpec
+from ..memory import LedgerEntry, keep_account
 from .errors import typed_errors
 from .storage import JsSink
 
 __all__ = ["JsGpuEngine"]
+
+numbers = count(1)
 
 
 class JsGpuEngine:
@@ -24,6 +28,11 @@ class JsGpuEngine:
     def __init__(self, engine: Any) -> None:
         self._js = engine
         self._users = 0
+        self.number = next(numbers)
+        self._stop_account = keep_account(self._account)
+
+    def _account(self) -> list[LedgerEntry]:
+        return [LedgerEntry(device=f"webgpu {self.number}", **entry) for entry in self.ledger()]
 
     def retain(self) -> JsGpuEngine:
         """One more user; the device is destroyed when the last has closed."""
@@ -73,9 +82,9 @@ class JsGpuEngine:
         await self.read_into(buffer, offset, data)
         return bytes(data)
 
-    def copy(self, copies: Sequence[tuple[int, int, int, int, int]]) -> None:
+    def execute(self, steps: Sequence[Sequence[Any]]) -> None:
         with typed_errors():
-            self._js.copy(json.dumps(copies))
+            self._js.execute(json.dumps(steps))
 
     async def compare(self, pairs: Sequence[tuple[int, int, int, str]]) -> list[Difference]:
         keys = ("a", "b", "bytes", "dtype")
@@ -180,6 +189,7 @@ class JsGpuEngine:
         """One user less."""
         self._users -= 1
         if self._users == 0:
+            self._stop_account()
             self._js.close()
 
 

@@ -9,11 +9,15 @@ from typing import Any, TypeVar
 
 from ..config import GenaiConfig
 from ..device.base import DeviceModel, Progress, TapeOptions
-from ..device.wasm_model import WasmModel, prepare
-from ..device.webgpu_model import WebGpuModel
+from ..device.interface import DeviceInterface
+from ..device.wasm import WasmDevice
+from ..device.wasm_model import WasmModel, prepare, wasm_memory
+from ..device.webgpu import WebGpuDevice
+from ..device.webgpu_model import WebGpuModel, rewrite, webgpu_memory
 from ..errors import DeviceUnavailableError, ModelFileError, OptionError
 from ..fallback import fall_back
-from ..graph import external_entries, parse
+from ..graph import describe, external_entries, parse
+from ..memory import Fit
 from ..weights.manifest import MANIFEST_SUFFIX
 from ..weights.source import BrokenDownloadError
 from ..weights.store import WeightStore
@@ -74,9 +78,8 @@ class PageHost:
             return await self._open_wasm(folder, model, config, reason, open_weights, progress)
         engine = await host.open_gpu()
         try:
-            return await WebGpuModel.load(
-                engine, host.shared_weights(engine), folder, model, config, options, open_weights, progress
-            )
+            interface, shared = WebGpuDevice(engine), host.shared_weights(engine)
+            return await WebGpuModel.load(interface, shared, folder, model, config, options, open_weights, progress)
         except BaseException:
             engine.close()
             raise
@@ -105,7 +108,27 @@ class PageHost:
             await file.load(data, end, lambda done, total: progress(locations[0], done, total))
         graph, about = prepare(parsed, config)
         session = await host.open_wasm(graph, data.js if data else None, locations[0] if locations else "")
-        return WasmModel(JsWasmSession(session), about, host.now, reason)
+        return WasmModel(JsWasmSession(session), wasm_memory(parsed, about, config), host.now, reason)
+
+    async def open_device(self, device: str) -> DeviceInterface:
+        chosen, _ = await choose_device("wasm" if device == "cpu" else device)
+        return WasmDevice() if chosen == "wasm" else WebGpuDevice(await host.open_gpu())
+
+    async def fit(
+        self, folder: str, config: GenaiConfig, device: str, batch_size: int, max_length: int, budget: int | None
+    ) -> Fit:
+        chosen, _ = await choose_device(device)
+        model = await self.read(folder, config.decoder.filename)
+        if chosen == "wasm":
+            parsed = parse(model)
+            memory = wasm_memory(parsed, describe(parsed, config.decoder, config.vocab_size), config)
+            return memory.fit(batch_size, max_length, budget)
+        engine = await host.open_gpu()
+        try:
+            graphs = await rewrite(model, config, lambda location: self._open_weights(folder, location, None))
+            return webgpu_memory(WebGpuDevice(engine), graphs, config).fit(batch_size, max_length, budget)
+        finally:
+            engine.close()
 
     async def _open_weights(self, folder: str, location: str, store: WeightStore | None) -> WeightFile:
         name = storage.absolute(folder + location)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from ..memory import Pools
 from ..search import SearchOptions
+
+if TYPE_CHECKING:
+    from .model_memory import ModelMemory
 
 __all__ = ["Burst", "Counters", "Decoder", "DeviceModel", "Progress", "TapeOptions"]
 
@@ -96,8 +100,17 @@ class DeviceModel(Protocol):
     adapter: str
     """The adapter's name as the device tells it."""
 
-    async def decoder(self, capacity: int) -> Decoder:
-        """A decoder whose KV cache holds `capacity` positions; one given back before is reused."""
+    memory: ModelMemory
+    """What it takes."""
+
+    async def decoder(self, capacity: int, pools: Pools | None = None) -> Decoder:
+        """A decoder whose KV cache holds `capacity` positions; one given back before is reused, unless pools are given.
+
+        Raises BufferMismatchError for buffers that cannot be used, OutOfMemoryError over the device's limits.
+        """
+
+    async def trim(self) -> None:
+        """Free what decoders that were given back hold for the next one."""
 
     def healthy(self) -> bool:
         """Whether the device still works."""

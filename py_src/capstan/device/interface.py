@@ -156,10 +156,10 @@ class DeviceInterface(ABC):
 
         return await capabilities_of(self)
 
-    def retain(self) -> None:
-        """One more user of the device, who will `close` it."""
+    def retain(self) -> None:  # noqa: B027
+        """One more user of the device, who will `close` it; nothing where there is nothing to give back."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """One user less; what is behind the device may be given back with the last."""
 
     @abstractmethod

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from ..config import GenaiConfig
 from ..errors import DeviceUnavailableError, ModelFileError, OptionError
+from ..memory import Fit
 from ..tokenizer import LocalBackend
 from ..weights.source import Backing
 from .base import DeviceModel, Progress, TapeOptions
@@ -76,8 +77,7 @@ class LocalHost:
         progress: Progress,
         keep_weights: bool = False,
     ) -> DeviceModel:
-        if device not in ("auto", "reference"):
-            raise OptionError(f"device is {device!r}; on CPython it must be 'auto' or 'reference'")
+        require_reference(device)
         from .reference_model import ReferenceModel
 
         return ReferenceModel(folder)
@@ -85,8 +85,25 @@ class LocalHost:
     async def open_device(self, device: str) -> DeviceInterface:
         if device == "webgpu":
             raise DeviceUnavailableError("device 'webgpu' was asked for, and CPython has 'cpu' only; use it in a page")
+        require_reference(device, "auto", "cpu", "reference")
         opened: DeviceInterface = import_module(".reference", __package__).ReferenceDevice()
         return opened
+
+    async def fit(
+        self, folder: str, config: GenaiConfig, device: str, batch_size: int, max_length: int, budget: int | None
+    ) -> Fit:
+        require_reference(device)
+        from .reference_model import reference_memory
+
+        model = await self.read(folder, config.decoder.filename)
+        return reference_memory(model, config).fit(batch_size, max_length, budget)
+
+
+def require_reference(device: str, *names: str) -> None:
+    """Raise OptionError for devices that CPython does not have; 'auto' and 'reference' unless names are given."""
+    allowed = names or ("auto", "reference")
+    if device not in allowed:
+        raise OptionError(f"device is {device!r}; on CPython it must be {' or '.join(map(repr, allowed))}")
 
 
 def on_a_thread(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -18,13 +18,26 @@ import onnxruntime
 
 from .. import graph
 from ..config import GenaiConfig, parse_genai_config
-from ..errors import ClosedError, ModelFileError, PromptError
+from ..errors import BufferMismatchError, ClosedError, ModelFileError, PromptError
 from ..graph import GraphDescription
-from .host_sampled import HostSampledDecoder
+from ..memory import Pools
+from .host_sampled import PREFILL_CHUNK, HostSampledDecoder
+from .model_memory import ModelMemory
+from .reference import ReferenceDevice
 
-__all__ = ["ReferenceModel", "ReferenceRunner", "ReferenceSequence"]
+__all__ = ["ReferenceModel", "ReferenceRunner", "ReferenceSequence", "reference_memory"]
 
 NOTE = "the reference device has no GPU commands to record"
+
+
+def reference_memory(data: bytes, config: GenaiConfig) -> ModelMemory:
+    """What a model as it is on disk takes of this machine. Raises ModelFileError, UnsupportedModelError."""
+    model = graph.parse(data, config.decoder.filename)
+    about = graph.describe(model, config.decoder, config.vocab_size)
+    weights = tuple(graph.external_entries(model))
+    return ModelMemory(
+        ReferenceDevice(), about, weights, PREFILL_CHUNK, config.context_length, graph.activations(model)
+    )
 
 
 class ReferenceModel:
@@ -37,8 +50,8 @@ class ReferenceModel:
         self.folder = Path(folder)
         self.config: GenaiConfig = parse_genai_config(self._read("genai_config.json"))
         decoder = self.config.decoder
-        model = graph.parse(self._read(decoder.filename), decoder.filename)
-        self.about: GraphDescription = graph.describe(model, decoder, self.config.vocab_size)
+        self.memory = reference_memory(self._read(decoder.filename), self.config)
+        self.about = self.memory.description
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         try:
@@ -62,7 +75,14 @@ class ReferenceModel:
             raise ClosedError("this model was closed; load it again")
         return ReferenceSequence(self._session, self.about, capacity or self.config.context_length)
 
-    async def decoder(self, capacity: int) -> HostSampledDecoder:
+    async def trim(self) -> None:
+        """Decoders are not kept here."""
+
+    async def decoder(self, capacity: int, pools: Pools | None = None) -> HostSampledDecoder:
+        if pools is not None:
+            raise BufferMismatchError(
+                "pools were given and the reference device takes none: onnxruntime keeps the tensors in its own heap"
+            )
         return HostSampledDecoder(ReferenceRunner(self.sequence(capacity)), capacity, NOTE, milliseconds)
 
     def healthy(self) -> bool:

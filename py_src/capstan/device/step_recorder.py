@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import TapeCheckError, TapeError
 from ..graph import GraphDescription
+from ..memory import DeviceBuffer
 from ..tape import (
     Command,
     DispatchIndirect,
@@ -22,7 +23,7 @@ from ..tape import (
     without_clears,
 )
 from .decode_step import DecodeStep
-from .webgpu_decoder import SequenceBuffers
+from .sequence_buffers import SequenceBuffers
 
 __all__ = ["TOLERANCE", "StepRecorder"]
 
@@ -131,7 +132,7 @@ class StepRecorder:
         uses = [i for i, op in enumerate(ops) if isinstance(op, DispatchIndirect)]
         capacity = self.buffers.capacity
         for length in sorted({n for n in COUNTED_LENGTHS if n < capacity} | {capacity}):
-            self.buffers.set_input(self.step.engine, 0, length - 1)
+            self.buffers.set_input(0, length - 1)
             found = await self.step.engine.counts_of_step(tape, length)
             for group, table in zip(groups, tables, strict=True):
                 expected = struct.unpack_from("<3I", table, 12 * length)
@@ -179,24 +180,29 @@ class StepRecorder:
         engine, buffers, about = self.step.engine, self.buffers, self.about
         length = self._probe_length
         await self.probe(buffers, [(7 * i + 3) % about.vocab_size for i in range(length)])
-        buffers.set_input(engine, 11 % about.vocab_size, length)
-        watched = [(buffers.logits, buffers.logits_bytes, about.logits_dtype)]
-        watched += [(cache, buffers.cache_bytes, about.cache_dtype) for cache in buffers.cache]
-        copies: list[int] = []
+        buffers.set_input(11 % about.vocab_size, length)
+        watched = [(buffers.spans["logits"], about.logits_dtype)]
+        watched += [(buffers.spans[f"kv {pair.past}"], about.cache_dtype) for pair in about.cache]
+        copies: list[DeviceBuffer] = []
         try:
-            copies += [engine.create_buffer("tape check", size, "kernels", "tape check") for _, size, _ in watched]
+            for span, _ in watched:
+                copies.append(buffers.device.allocate(span.length, category="kernels", owner="tape check"))
             engine.fill(buffers.logits, 0xFF)
             await replay()
-            engine.copy([(kept, 0, copy, 0, size) for (kept, size, _), copy in zip(watched, copies, strict=True)])
+            kept = [span for span, _ in watched]
+            buffers.device.copy_tensors([(span, copy.span()) for span, copy in zip(kept, copies, strict=True)])
             engine.fill(buffers.logits, 0xFF)
             await engine.run(self.step.eager)
-            pairs = [(copy, kept, size, dtype) for (kept, size, dtype), copy in zip(watched, copies, strict=True)]
+            pairs = [
+                (copy.handle, span.buffer.handle, span.length, dtype)
+                for (span, dtype), copy in zip(watched, copies, strict=True)
+            ]
             differences = await engine.compare(pairs)
         finally:
             for copy in copies:
-                engine.destroy_buffer(copy)
+                copy.close()
         names = ["logits", *(pair.present for pair in about.cache)]
-        for name, (_, _, dtype), found in zip(names, watched, differences, strict=True):
+        for name, (_, dtype), found in zip(names, watched, differences, strict=True):
             limit = TOLERANCE[dtype] * max(1.0, found.max_magnitude)
             if found.unlike or found.max_difference > limit:
                 raise TapeCheckError(

@@ -8,11 +8,15 @@ from typing import Any, Protocol
 
 from .. import graph
 from ..config import GenaiConfig
+from ..errors import BufferMismatchError
 from ..graph import GraphDescription
 from ..graph.onnx_pb2 import ModelProto
-from .host_sampled import HostSampledDecoder
+from ..memory import Pools
+from .host_sampled import PREFILL_CHUNK, HostSampledDecoder
+from .model_memory import ModelMemory
+from .wasm import WasmDevice
 
-__all__ = ["WasmModel", "WasmSession", "prepare"]
+__all__ = ["WasmModel", "WasmSession", "prepare", "wasm_memory"]
 
 
 class WasmSequence(Protocol):
@@ -34,22 +38,34 @@ def prepare(parsed: ModelProto, config: GenaiConfig) -> tuple[bytes, GraphDescri
     return graph.serialize(pruned), graph.describe(parsed, config.decoder, config.vocab_size)
 
 
+def wasm_memory(parsed: ModelProto, about: GraphDescription, config: GenaiConfig) -> ModelMemory:
+    """What a model takes of WebAssembly memory."""
+    weights = tuple(graph.external_entries(parsed))
+    return ModelMemory(WasmDevice(), about, weights, PREFILL_CHUNK, config.context_length, graph.activations(parsed))
+
+
 class WasmModel:
     """One CPU session; the KV cache of each decoder is kept in JavaScript."""
 
     device = "wasm"
     adapter = "cpu (wasm)"
 
-    def __init__(
-        self, session: WasmSession, about: GraphDescription, now: Callable[[], float], reason: str | None = None
-    ):
+    def __init__(self, session: WasmSession, memory: ModelMemory, now: Callable[[], float], reason: str | None = None):
         """`reason` is why it is this device, if it was not asked for."""
         self._note = "the wasm device has no GPU commands to record" + (f" (wasm, since {reason})" if reason else "")
         self._session = session
-        self._about = about
+        self.memory = memory
+        self._about = memory.description
         self._now = now
 
-    async def decoder(self, capacity: int) -> HostSampledDecoder:
+    async def trim(self) -> None:
+        """Decoders are not kept here."""
+
+    async def decoder(self, capacity: int, pools: Pools | None = None) -> HostSampledDecoder:
+        if pools is not None:
+            raise BufferMismatchError(
+                "pools were given and the wasm device takes none: onnxruntime keeps the tensors in its own heap"
+            )
         return HostSampledDecoder(WasmRunner(self._session, self._about, capacity), capacity, self._note, self._now)
 
     def healthy(self) -> bool:

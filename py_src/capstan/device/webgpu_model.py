@@ -11,16 +11,20 @@ from .. import graph
 from ..config import GenaiConfig
 from ..errors import DeviceUnavailableError, TapeError, UnsupportedModelError
 from ..graph import GraphDescription
+from ..memory import Pools, PoolSize
 from ..tape import TapeKey
 from ..weights.shared import Lease, SharedWeights, Span
 from ..weights.weight_file import WeightFile
 from .base import Progress, TapeOptions
 from .decode_step import DecodeStep
 from .engine import BoundTensor, GpuEngine
+from .model_memory import ModelMemory
+from .sequence_buffers import SequenceBuffers
 from .step_recorder import StepRecorder
-from .webgpu_decoder import SequenceBuffers, WebGpuDecoder
+from .webgpu import WebGpuDevice
+from .webgpu_decoder import WebGpuDecoder
 
-__all__ = ["WebGpuModel"]
+__all__ = ["WebGpuModel", "rewrite", "webgpu_memory"]
 
 PREFILL_CHUNK = {False: 512, True: 64}
 """Most prompt tokens in one prefill run, by whether the adapter is software."""
@@ -34,6 +38,8 @@ class Graphs:
     decode: bytes
     description: GraphDescription
     weights: tuple[graph.WeightEntry, ...]
+    activations: graph.Activations
+    """Of the prefill graph."""
 
 
 async def rewrite(data: bytes, config: GenaiConfig, open_weights: Callable[[str], Awaitable[WeightFile]]) -> Graphs:
@@ -51,7 +57,15 @@ async def rewrite(data: bytes, config: GenaiConfig, open_weights: Callable[[str]
     prefill, reason = graph.last_token_logits(decode, description.logits)
     if reason and not description.last_token_only:
         raise UnsupportedModelError(f"the logits of model.onnx cannot be cut to the last position: {reason}")
-    return Graphs(graph.serialize(prefill), graph.serialize(decode), description, tuple(weights))
+    return Graphs(
+        graph.serialize(prefill), graph.serialize(decode), description, tuple(weights), graph.activations(prefill)
+    )
+
+
+def webgpu_memory(interface: WebGpuDevice, graphs: Graphs, config: GenaiConfig) -> ModelMemory:
+    """What the rewritten graphs take of the GPU."""
+    chunk = PREFILL_CHUNK[interface.about().software]
+    return ModelMemory(interface, graphs.description, graphs.weights, chunk, config.context_length, graphs.activations)
 
 
 async def lease(
@@ -88,7 +102,8 @@ class WebGpuModel:
 
     def __init__(
         self,
-        engine: GpuEngine,
+        memory: ModelMemory,
+        interface: WebGpuDevice,
         graphs: Graphs,
         leases: Sequence[Lease],
         weights: dict[str, int],
@@ -96,7 +111,8 @@ class WebGpuModel:
         name: str,
         options: TapeOptions,
     ):
-        self._engine = engine
+        self.interface = interface
+        self._engine = interface.engine
         self._graphs = graphs
         self._leases = leases
         self._weights = weights
@@ -104,20 +120,23 @@ class WebGpuModel:
         self._capture = options.capture
         self._name = name
         self._made = 0
+        self._scratch: dict[int, int] = {}
+        """Scratch bytes of a sequence by its capacity."""
         self._free: list[WebGpuDecoder] = []
         self._decoders: list[WebGpuDecoder] = []
         self._making: set[asyncio.Future[WebGpuDecoder]] = set()
-        summary = engine.adapter()
-        self.adapter = " ".join(filter(None, (summary["vendor"], summary["architecture"], summary["description"])))
+        about = interface.about()
+        self.adapter = about.adapter
         # Validating an indirect dispatch costs a pass of Dawn's, filling a table costs some kernels for each length: on
         # software adapters the second is more.
-        self._direct = not summary["software"] if options.direct is None else options.direct
-        self._chunk = PREFILL_CHUNK[bool(summary["software"])]
+        self._direct = not about.software if options.direct is None else options.direct
+        self._chunk = PREFILL_CHUNK[about.software]
+        self.memory = replace(memory, measured=self._measured)
 
     @classmethod
     async def load(
         cls,
-        engine: GpuEngine,
+        interface: WebGpuDevice,
         shared: SharedWeights,
         url: str,
         model: bytes,
@@ -128,12 +147,15 @@ class WebGpuModel:
     ) -> WebGpuModel:
         """Rewrite the graph, load the weights that are not on the device yet and make the prefill session; nothing
         stays allocated on failure. `open_weights` opens a data file by its location."""
+        engine = interface.engine
         graphs = await rewrite(model, config, open_weights)
-        if graphs.description.needs_f16 and "shader-f16" not in engine.adapter()["features"]:
+        if graphs.description.needs_f16 and "shader-f16" not in interface.about().features:
             raise DeviceUnavailableError(
                 "the model computes in float16 and this adapter has no shader-f16; "
                 "export it with use_webgpu_fp32=true, or use device='wasm'"
             )
+        memory = webgpu_memory(interface, graphs, config)
+        memory.fit(1, 1).require()
         leases: list[Lease] = []
         weights: dict[str, int] = {}
         try:
@@ -147,10 +169,12 @@ class WebGpuModel:
             for held in leases:
                 held.release()
             raise
-        return cls(engine, graphs, leases, weights, session, url, options)
+        return cls(memory, interface, graphs, leases, weights, session, url, options)
 
-    async def decoder(self, capacity: int) -> WebGpuDecoder:
+    async def decoder(self, capacity: int, pools: Pools | None = None) -> WebGpuDecoder:
         """A decoder of that capacity: a free one, else a new one, recorded and checked."""
+        if pools is not None:
+            return await self._make_decoder(capacity, pools)
         for i, free in enumerate(self._free):
             if free.capacity == capacity:
                 free.require(self._key(capacity))
@@ -171,20 +195,56 @@ class WebGpuModel:
         if not making.cancelled() and making.exception() is None:
             self._free.append(making.result())
 
-    async def _make_decoder(self, capacity: int) -> WebGpuDecoder:
+    async def trim(self) -> None:
+        free, self._free = self._free, []
+        for decoder in free:
+            await self._drop(decoder)
+
+    async def _drop(self, decoder: WebGpuDecoder) -> None:
+        self._decoders.remove(decoder)
+        await decoder.destroy()
+
+    async def _give_back(self, decoder: WebGpuDecoder) -> None:
+        """A decoder that nobody uses any more: the next one of its capacity, unless its buffers are the user's."""
+        if decoder.reusable:
+            self._free.append(decoder)
+        else:
+            await self._drop(decoder)
+
+    async def _make_decoder(self, capacity: int, pools: Pools | None = None) -> WebGpuDecoder:
+        self.memory.fit(1, capacity).require()
+        given = self.memory.given(capacity, pools) if pools is not None else {}
         self._made += 1
         owner = f"{self._name} sequence {self._made}"
-        buffers = SequenceBuffers.allocate(self._engine, self._graphs.description, capacity, self._chunk, owner)
+        buffers = SequenceBuffers.allocate(
+            self.interface,
+            self._graphs.description,
+            capacity,
+            self._chunk,
+            owner,
+            offset_alignment=self.memory.alignment().span_offset,
+            given=given,
+        )
         try:
             step = await self._decode_step(buffers, capacity)
         except BaseException:
-            buffers.destroy(self._engine)
+            buffers.destroy()
             raise
         decoder = WebGpuDecoder(
-            self._engine, self._graphs.description, buffers, step, self._bind_prefill, self._free.append
+            self._engine, self._graphs.description, buffers, step, self._bind_prefill, self._give_back
         )
         self._decoders.append(decoder)
+        self._note_scratch(buffers)
         return decoder
+
+    def _note_scratch(self, buffers: SequenceBuffers) -> None:
+        """Remember what onnxruntime-web allocated for the prefill session and for a sequence of this capacity."""
+        of = {entry["owner"]: entry["bytes"] for entry in self._engine.ledger() if entry["category"] == "scratch"}
+        self._scratch[buffers.capacity] = of.get(self._name, 0) + of.get(buffers.owner, 0)
+
+    def _measured(self, capacity: int) -> PoolSize | None:
+        found = self._scratch.get(capacity)
+        return None if found is None else PoolSize(found)
 
     def healthy(self) -> bool:
         return self._engine.healthy()
@@ -206,7 +266,7 @@ class WebGpuModel:
 
     async def _decode_step(self, buffers: SequenceBuffers, capacity: int) -> DecodeStep:
         """The best way to run a decode step that was asked for and that works, with the reason if it is another."""
-        eager = self._bind_prefill(buffers, buffers.input_ids, 1)
+        eager = self._bind_prefill(buffers, "input", 1)
         if self._capture == "off":
             return DecodeStep(self._engine, eager, capture="off", note=None)
         try:
@@ -216,7 +276,7 @@ class WebGpuModel:
             session = await self._engine.create_session(self._graphs.decode, capture=True, owner=buffers.owner)
         except (TapeError, UnsupportedModelError) as error:
             return DecodeStep(self._engine, eager, capture="off", note=str(error))
-        feeds, fetches = self._tensors(buffers, buffers.input_ids, 1)
+        feeds, fetches = self._tensors(buffers, "input", 1)
         binding = self._engine.bind(session, feeds, fetches)
         key = self._key(capacity)
         step = DecodeStep(
@@ -230,30 +290,30 @@ class WebGpuModel:
 
     async def _run_probe(self, buffers: SequenceBuffers, ids: Sequence[int]) -> None:
         """Prefill a few tokens, so that a recorded step can be compared with an eager one on real state."""
-        binding = self._bind_prefill(buffers, buffers.prompt_ids, len(ids))
-        buffers.write_prompt(self._engine, ids, 0)
+        binding = self._bind_prefill(buffers, "prompt", len(ids))
+        buffers.write_prompt(ids, 0)
         await self._engine.run(binding)
         self._engine.unbind(binding)
 
-    def _bind_prefill(self, buffers: SequenceBuffers, input_ids: int, length: int) -> int:
-        feeds, fetches = self._tensors(buffers, input_ids, length)
+    def _bind_prefill(self, buffers: SequenceBuffers, which: str, length: int) -> int:
+        feeds, fetches = self._tensors(buffers, which, length)
         return self._engine.bind(self._prefill, feeds, fetches)
 
     def _tensors(
-        self, buffers: SequenceBuffers, input_ids: int, length: int
+        self, buffers: SequenceBuffers, which: str, length: int
     ) -> tuple[list[BoundTensor], list[BoundTensor]]:
-        """The weights, this sequence's buffers, and `length` input ids, as both sessions take them."""
+        """The weights, this sequence's buffers, and `length` ids of its 'input' or its 'prompt', as both sessions take
+        them."""
         about = self._graphs.description
-        ids = BoundTensor(about.input_ids, input_ids, "int64", (1, length))
+        ids = BoundTensor(about.input_ids, buffers.handle(f"{which} ids"), "int64", (1, length))
         feeds = [ids, BoundTensor(about.mask, buffers.mask, about.mask_dtype, (1, buffers.capacity))]
         if about.position_ids is not None:
-            positions = buffers.positions if input_ids == buffers.input_ids else buffers.prompt_positions
-            assert positions is not None
+            positions = buffers.handle("positions" if which == "input" else "prompt positions")
             feeds.append(replace(ids, name=about.position_ids, buffer=positions))
         feeds += [BoundTensor(w.name, self._weights[w.name], w.dtype, w.dims) for w in self._graphs.weights]
         fetches = [BoundTensor(about.logits, buffers.logits, about.logits_dtype, (1, 1, about.vocab_size))]
         dims = (1, about.num_kv_heads, buffers.capacity, about.head_size)
-        for pair, cache in zip(about.cache, buffers.cache, strict=True):
+        for pair, cache, present in zip(about.cache, buffers.cache, buffers.present, strict=True):
             feeds.append(BoundTensor(pair.past, cache, about.cache_dtype, dims))
-            fetches.append(BoundTensor(pair.present, cache, about.cache_dtype, dims))
+            fetches.append(BoundTensor(pair.present, present.buffer.handle, about.cache_dtype, dims))
         return feeds, fetches

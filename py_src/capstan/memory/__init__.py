@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from .bookkeeping import CATEGORIES, Ledger, LedgerEntry, keep_account, ledger
 from .compatibility import devices_are_memory_compatible, why_incompatible
 from .copies import CopyPlan, Group, Transfer, plan_copies, plan_tensor_copies
 from .fit import Fit, fits, plan
-from .given import check_given
-from .info import Capabilities, MemoryInfo, MemoryType
+from .given import Pools, check_given
+from .info import Capabilities, Limits, MemoryInfo, MemoryType
 from .places import Place, Temporary
 from .pools import (
     AlignmentRequirements,
@@ -40,6 +41,7 @@ __all__ = [
     "AlignmentRequirements",
     "Bounce",
     "ByteCopy",
+    "CATEGORIES",
     "Capabilities",
     "Cast",
     "Copy",
@@ -53,6 +55,9 @@ __all__ = [
     "Group",
     "HostCopy",
     "HostStep",
+    "Ledger",
+    "LedgerEntry",
+    "Limits",
     "MemoryInfo",
     "MemoryRequirements",
     "MemoryType",
@@ -60,6 +65,7 @@ __all__ = [
     "Place",
     "PoolItem",
     "PoolSize",
+    "Pools",
     "Readback",
     "Step",
     "Temporary",
@@ -69,6 +75,8 @@ __all__ = [
     "check_given",
     "devices_are_memory_compatible",
     "fits",
+    "keep_account",
+    "ledger",
     "pack",
     "plan",
     "plan_copies",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..errors import OptionError, OutOfMemoryError
-from .info import Capabilities
+from .info import Limits
 from .pools import MemoryRequirements
 
 __all__ = ["Fit", "fits", "plan"]
@@ -67,13 +67,13 @@ class Fit:
         return "use a smaller model"
 
 
-def fits(requirements: MemoryRequirements, capabilities: Capabilities, *, budget: int | None = None) -> Fit:
+def fits(requirements: MemoryRequirements, limits: Limits, *, budget: int | None = None) -> Fit:
     """Compare every tensor with the device's limits, and the total with `budget` bytes if one is given.
 
     A binding holds one whole tensor, so each must stay within max_binding_size and max_buffer_size. WebGPU does not
     tell how much memory there is: within the limits an allocation can still fail, as OutOfMemoryError.
     """
-    broken = list(_broken(requirements, capabilities, budget))
+    broken = list(_broken(requirements, limits, budget))
     if not broken:
         return Fit(requirements)
     return max(broken, key=lambda fit: fit.value / max(fit.allowed, 1))
@@ -82,7 +82,7 @@ def fits(requirements: MemoryRequirements, capabilities: Capabilities, *, budget
 def plan(
     requirements_of: Callable[[int], MemoryRequirements],
     max_length: int,
-    capabilities: Capabilities,
+    limits: Limits,
     *,
     at_most: int | None = None,
     budget: int | None = None,
@@ -94,22 +94,22 @@ def plan(
     """
     if max_length < 1:
         raise OptionError(f"max_length is {max_length}; it must be at least 1")
-    asked = fits(requirements_of(max_length), capabilities, budget=budget)
+    asked = fits(requirements_of(max_length), limits, budget=budget)
     good, bad = (max_length, max(max_length, at_most or 0) + 1) if asked else (0, max_length)
     while bad - good > 1:
         middle = (good + bad) // 2
-        if fits(requirements_of(middle), capabilities, budget=budget):
+        if fits(requirements_of(middle), limits, budget=budget):
             good = middle
         else:
             bad = middle
-    shortest = None if good else fits(requirements_of(1), capabilities, budget=budget)
+    shortest = None if good else fits(requirements_of(1), limits, budget=budget)
     return Fit(asked.requirements, asked.limit, asked.item, asked.value, asked.allowed, good, shortest)
 
 
-def _broken(need: MemoryRequirements, capabilities: Capabilities, budget: int | None) -> Iterator[Fit]:
+def _broken(need: MemoryRequirements, limits: Limits, budget: int | None) -> Iterator[Fit]:
     for item in need.items:
         for limit in ("max_binding_size", "max_buffer_size"):
-            allowed: int = getattr(capabilities, limit)
+            allowed: int = getattr(limits, limit)
             if item.bytes > allowed:
                 yield Fit(need, limit, item.name, item.bytes, allowed)
     if budget is not None and need.total.bytes > budget:

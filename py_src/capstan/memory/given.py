@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ..errors import BufferMismatchError
 from .compatibility import why_incompatible
@@ -10,12 +11,21 @@ from .info import Capabilities, MemoryInfo
 from .pools import AlignmentRequirements, PoolItem
 from .span import DeviceBuffer, DeviceSpan
 
-__all__ = ["USAGE", "check_given"]
+__all__ = ["USAGE", "Pools", "check_given"]
 
 USAGE = frozenset({"storage", "copy_src", "copy_dst"})
 """What a session, a kernel and a readback do with a tensor of a pool."""
 
 Usage = frozenset[str]
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Buffers for one sequence, by the tensor names of `query_memory_requirements`; a pool that is None is allocated by
+    the model. They must stay open until the generator is closed; closed earlier, they are freed then."""
+
+    persistent: Mapping[str, DeviceBuffer | DeviceSpan] | None = None
+    io: Mapping[str, DeviceBuffer | DeviceSpan] | None = None
 
 
 def _usage_of(buffer: DeviceBuffer) -> Usage | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
-__all__ = ["Capabilities", "MemoryInfo", "MemoryType"]
+__all__ = ["Capabilities", "Limits", "MemoryInfo", "MemoryType"]
 
 
 class MemoryType(Enum):
@@ -57,3 +58,13 @@ class Capabilities:
     offset_alignment: int
     """Bytes that the offset of a bound span is a multiple of."""
     missing: tuple[tuple[str, str], ...] = ()
+
+
+class Limits(Protocol):
+    """The largest buffer and the largest binding of a device, in bytes."""
+
+    @property
+    def max_buffer_size(self) -> int: ...
+
+    @property
+    def max_binding_size(self) -> int: ...

@@ -32,6 +32,8 @@ class DeviceBuffer:
     ) -> None:
         self._handle = handle
         self._free: Callable[[], None] | None = free
+        self._closed = False
+        self._holders = 0
         self.size = size
         self.memory = memory
         self.label = label
@@ -41,22 +43,36 @@ class DeviceBuffer:
     @property
     def handle(self) -> Any:
         """Raises ClosedError after `close`."""
-        if self._free is None:
+        if self._closed and self._holders == 0:
             raise ClosedError(f"buffer {self.label!r} of {self.size} bytes was closed; allocate it again")
         return self._handle
 
     @property
     def closed(self) -> bool:
-        return self._free is None
+        return self._closed
 
     def span(self, offset: int = 0, length: int | None = None) -> DeviceSpan:
         """The `length` bytes from `offset`; to the end by default. Raises BufferMismatchError outside the buffer."""
         return DeviceSpan(self, offset, self.size - offset if length is None else length)
 
     def close(self) -> None:
-        """Free the bytes; closing twice is harmless."""
-        free, self._free = self._free, None
-        if free is not None:
+        """Free the bytes, at the last `release` if somebody still holds them; closing twice is harmless."""
+        self._closed = True
+        self._free_unused()
+
+    def retain(self) -> None:
+        """Keep the bytes until `release`, whoever closes the buffer meanwhile."""
+        _ = self.handle
+        self._holders += 1
+
+    def release(self) -> None:
+        """End one `retain`."""
+        self._holders -= 1
+        self._free_unused()
+
+    def _free_unused(self) -> None:
+        if self._closed and self._holders == 0 and self._free is not None:
+            free, self._free = self._free, None
             free()
 
     def __enter__(self) -> DeviceBuffer:

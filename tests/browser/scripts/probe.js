@@ -38,6 +38,9 @@
   /** Labels of buffers not destroyed, on devices not destroyed. */
   probe.live = () => JSON.stringify([...live.values()].flatMap((buffers) => [...buffers].map((buffer) => buffer.label)));
 
+  /** Bytes of each buffer not destroyed. */
+  probe.sizes = () => JSON.stringify([...live.values()].flatMap((buffers) => [...buffers].map((buffer) => buffer.size)));
+
   const wrap = (prototype, name, around) => {
     const original = prototype[name];
     prototype[name] = function (...args) {

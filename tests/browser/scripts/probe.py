@@ -20,6 +20,7 @@ __all__ = [
     "install",
     "live_buffers",
     "live_devices",
+    "live_sizes",
     "private_buffers",
     "stamps",
 ]
@@ -41,6 +42,12 @@ def counts() -> dict[str, int]:
 def live_buffers() -> list[str]:
     """Labels of the buffers that nobody destroyed, on devices that nobody destroyed."""
     found: list[str] = json.loads(js.capstanProbe.live())
+    return found
+
+
+def live_sizes() -> list[int]:
+    """Bytes of each of those buffers."""
+    found: list[int] = json.loads(js.capstanProbe.sizes())
     return found
 
 

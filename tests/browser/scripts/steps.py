@@ -28,16 +28,16 @@ async def tape_and_eager(
         engine.fill(cache, DEAD)
     past = 0
     for length in lengths:
-        for buffer in (buffers.ring, buffers.logits, buffers.state):
-            engine.fill(buffer, NAN)
+        for name in ("ring", "logits", "state"):
+            spoil(buffers, name)
         ids = [(37 * i + 11) % 509 for i in range(past, length)]
         await decoder.prefill(ids, past)
         first = await decoder.submit(1, True)
         inputs = await state_of(engine, buffers)
         kept = [await engine.read(cache, 0, buffers.cache_bytes) for cache in buffers.cache]
 
-        for buffer in (buffers.ring, buffers.logits):
-            engine.fill(buffer, NAN)
+        for name in ("ring", "logits"):
+            spoil(buffers, name)
         burst = await decoder.submit(1, False)
         tape_logits = await engine.read(buffers.logits, 0, buffers.logits_bytes)
         tape_caches = [await engine.read(cache, 0, buffers.cache_bytes) for cache in buffers.cache]
@@ -46,7 +46,7 @@ async def tape_and_eager(
             engine.write(buffer, 0, data)
         for cache, data in zip(buffers.cache, kept, strict=True):
             engine.write(cache, 0, data)
-        engine.fill(buffers.logits, NAN)
+        spoil(buffers, "logits")
         await engine.run(step.eager)
         eager_logits = await engine.read(buffers.logits, 0, buffers.logits_bytes)
         eager_caches = [await engine.read(cache, 0, buffers.cache_bytes) for cache in buffers.cache]
@@ -71,6 +71,12 @@ async def tape_and_eager(
         past = length
     await decoder.close()
     return found
+
+
+def spoil(buffers: Any, name: str) -> None:
+    """Fill a span with what is no number."""
+    span = buffers.spans[name]
+    buffers.device.copy_cpu_to_device(span, bytes([NAN]) * span.length)
 
 
 async def state_of(engine: Any, buffers: Any) -> list[tuple[int, bytes]]:
@@ -106,7 +112,7 @@ async def private_buffers(models: Mapping[str, str], *, model: str, lengths: Seq
     probe.forget_bound()
     for length in lengths:
         await decoder.prefill([(37 * i + 11) % 509 for i in range(length)], 0)
-    decoder._buffers.set_input(decoder._engine, 5, max(lengths))
+    decoder._buffers.set_input(5, max(lengths))
     await decoder._engine.run(decoder._step.eager)
     bound = probe.bound_buffers(decoder._engine)
     await decoder.close()
@@ -125,9 +131,9 @@ async def recording(models: Mapping[str, str], *, model: str) -> dict[str, Any]:
     loaded: Any = opened._loaded
     decoder: Any = await opened.decoder(256)
     engine, buffers = decoder._engine, decoder._buffers
-    session = await engine.create_session(loaded._graphs.decode, capture=True)
-    binding = engine.bind(session, *loaded._tensors(buffers, buffers.input_ids, 1))
-    buffers.set_input(engine, 5, 3)
+    session = await engine.create_session(loaded._graphs.decode, capture=True, owner="test")
+    binding = engine.bind(session, *loaded._tensors(buffers, "input", 1))
+    buffers.set_input(5, 3)
     watched = [buffers.logits, *buffers.cache]
     for buffer in watched:
         engine.fill(buffer, DEAD)

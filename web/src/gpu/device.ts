@@ -68,9 +68,13 @@ export interface AdapterSummary {
   architecture: string;
   description: string;
   software: boolean;
+  /** Features of the device; on an adapter that was not opened, of the adapter. */
   features: string[];
+  /** Why a feature of the adapter's is left out. */
+  without: Record<string, string>;
   max_buffer_size: number;
   max_storage_buffer_binding_size: number;
+  min_storage_buffer_offset_alignment: number;
 }
 
 const LIMITS = [
@@ -112,8 +116,10 @@ export function summarize(adapter: GPUAdapter): AdapterSummary {
     description: info.description || info.device,
     software: info.isFallbackAdapter === true || /swiftshader|llvmpipe|lavapipe|software|warp/.test(text),
     features: [...features].sort(),
+    without: {},
     max_buffer_size: limits.maxBufferSize,
     max_storage_buffer_binding_size: limits.maxStorageBufferBindingSize,
+    min_storage_buffer_offset_alignment: limits.minStorageBufferOffsetAlignment,
   };
 }
 
@@ -184,7 +190,12 @@ export class WatchedDevice {
     } catch (error) {
       throw new EngineError("DeviceUnavailableError", `the WebGPU adapter gave no device: ${String(error)}`);
     }
-    const watched = new WatchedDevice(device, summarize(adapter));
+    const summary = summarize(adapter);
+    summary.features = [...device.features].sort();
+    if (adapter.features.has("subgroups") && !subgroups)
+      summary.without["subgroups"] =
+        `onnxruntime-web needs subgroups of ${LEAST_SUBGROUP}, the adapter's have ${adapter.info.subgroupMinSize}`;
+    const watched = new WatchedDevice(device, summary);
     watched.watchFaults();
     watched.wrapResources();
     watched.wrapQueue();

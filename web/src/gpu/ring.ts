@@ -2,6 +2,7 @@
 
 import { EngineError } from "../errors";
 import type { WatchedDevice } from "./device";
+import type { Span } from "./sampler";
 
 /** Most decode steps in one submit. */
 export const MAX_BURST = 64;
@@ -22,7 +23,7 @@ export class RingReader {
 
   constructor(
     private readonly watched: WatchedDevice,
-    private readonly ring: GPUBuffer,
+    private readonly ring: Span,
     private readonly capacity: number,
     owner: string,
   ) {
@@ -43,8 +44,9 @@ export class RingReader {
       throw new EngineError("TapeError", `more than ${MAX_IN_FLIGHT} bursts were submitted without being read`);
     const first = cursor % this.capacity;
     const head = Math.min(count, this.capacity - first);
-    encoder.copyBufferToBuffer(this.ring, 4 * first, staging, 0, 4 * head);
-    if (head < count) encoder.copyBufferToBuffer(this.ring, 0, staging, 4 * head, 4 * (count - head));
+    const { buffer, offset } = this.ring;
+    encoder.copyBufferToBuffer(buffer, offset + 4 * first, staging, 0, 4 * head);
+    if (head < count) encoder.copyBufferToBuffer(buffer, offset, staging, 4 * head, 4 * (count - head));
     return () => this.read(staging, count);
   }
 

@@ -14,6 +14,13 @@ import histogramSource from "../shaders/histogram.wgsl";
 import prefixSource from "../shaders/prefix.wgsl";
 import sharedSource from "../shaders/sampler.wgsl";
 
+/** A part of a buffer; the offset is a multiple of minStorageBufferOffsetAlignment. Bytes. */
+export interface Span {
+  buffer: GPUBuffer;
+  offset: number;
+  size: number;
+}
+
 /** Buffers that a sampler reads and writes, and their shapes; see "GPU state layout" in docs/design.md. */
 export interface SamplerTargets {
   /** [rows, vocab], contiguous: the last position only. */
@@ -22,9 +29,9 @@ export interface SamplerTargets {
   vocab: number;
   rows: number;
   /** u32 [rows, 8]: length, cursor, done, picked id, four reserved. */
-  state: GPUBuffer;
+  state: GPUBuffer | Span;
   /** u32 [rows, ringCapacity]. */
-  ring: GPUBuffer;
+  ring: GPUBuffer | Span;
   ringCapacity: number;
   /** int64 [rows, 1]. */
   inputIds: GPUBuffer;
@@ -181,7 +188,7 @@ export class Sampler {
     const sizes = this.buffer("sampler sizes", 8, GPUBufferUsage.UNIFORM);
     device.queue.writeBuffer(sizes, 0, new Uint32Array([targets.ringCapacity, targets.maxLength]));
 
-    const group = (layout: GPUBindGroupLayout, buffers: (GPUBuffer | GPUBufferBinding)[]): GPUBindGroup =>
+    const group = (layout: GPUBindGroupLayout, buffers: (GPUBuffer | Span)[]): GPUBindGroup =>
       device.createBindGroup({
         layout,
         entries: buffers.map((item, binding) => ({ binding, resource: "buffer" in item ? item : { buffer: item } })),
@@ -290,7 +297,7 @@ function checkTargets(device: GPUDevice, targets: SamplerTargets): void {
   within("ringCapacity", ringCapacity, 2 ** 30);
   within("maxLength", maxLength, 2 ** 30);
   within("scratch bytes", scratchBytes(targets), device.limits.maxStorageBufferBindingSize);
-  const atLeast = (name: string, buffer: GPUBuffer | undefined, bytes: number): void => {
+  const atLeast = (name: string, buffer: GPUBuffer | Span | undefined, bytes: number): void => {
     if (buffer !== undefined && buffer.size < bytes) {
       throw new RangeError(`sampler: ${name} has ${buffer.size} bytes; it needs ${bytes}`);
     }

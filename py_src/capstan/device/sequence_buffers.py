@@ -1,0 +1,184 @@
+"""What one sequence holds on a device: KV cache, sampler state and ring (persistent); ids, mask and logits (io)."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..graph import GraphDescription
+from ..memory import DeviceBuffer, DeviceSpan, PoolItem, pack, sequence_items
+from .interface import DeviceInterface
+from .span_checks import INDEX_BYTES
+
+__all__ = ["SequenceBuffers"]
+
+STATE_WORDS = 8
+
+
+@dataclass(frozen=True)
+class SequenceBuffers:
+    """The spans of one sequence by name, as `memory.sequence_items` lists them. Positions and capacity count tokens.
+
+    What onnxruntime-web binds is a whole buffer each; what only Capstan's kernels use shares one.
+    """
+
+    device: DeviceInterface
+    about: GraphDescription
+    owner: str
+    capacity: int
+    chunk: int
+    spans: Mapping[str, DeviceSpan]
+    owned: tuple[DeviceBuffer, ...]
+    """Buffers that were allocated here, and are freed by `destroy`."""
+    given: tuple[DeviceBuffer, ...]
+    """Buffers of the user's, held until then."""
+    present: tuple[DeviceSpan, ...]
+    """Where attention writes its caches: the caches themselves, or buffers apart where the device needs that."""
+
+    @classmethod
+    def allocate(
+        cls,
+        device: DeviceInterface,
+        about: GraphDescription,
+        capacity: int,
+        chunk: int,
+        owner: str,
+        *,
+        offset_alignment: int,
+        given: Mapping[str, DeviceSpan] | None = None,
+        in_place: bool = True,
+    ) -> SequenceBuffers:
+        """Allocate what is not `given` for `capacity` positions; nothing stays allocated on failure."""
+        items = sequence_items(about, capacity, chunk)
+        spans: dict[str, DeviceSpan] = dict(given or {})
+        lent = {id(span.buffer): span.buffer for span in spans.values()}
+        made: list[DeviceBuffer] = []
+
+        def buffer(label: str, size: int, category: str) -> DeviceBuffer:
+            made.append(device.allocate(size, label=label, category=category, owner=owner))
+            return made[-1]
+
+        try:
+            ours = [item for item in items if item.name not in spans]
+            for item in ours:
+                if item.bound:
+                    spans[item.name] = buffer(item.name, item.bytes, item.pool).span()
+            spans |= cls._packed([item for item in ours if not item.bound], offset_alignment, buffer)
+            caches = [spans[f"kv {pair.past}"] for pair in about.cache]
+            present = caches if in_place else [buffer("kv apart", c.length, "persistent").span() for c in caches]
+        except BaseException:
+            for held in made:
+                held.close()
+            raise
+        for held in lent.values():
+            held.retain()
+        return cls(device, about, owner, capacity, chunk, spans, tuple(made), tuple(lent.values()), tuple(present))
+
+    @staticmethod
+    def _packed(
+        items: Sequence[PoolItem], alignment: int, buffer: Callable[[str, int, str], DeviceBuffer]
+    ) -> dict[str, DeviceSpan]:
+        """Items that our kernels alone use, in one buffer."""
+        if not items:
+            return {}
+        packing = pack(items, alignment)
+        whole = buffer(" and ".join(item.name for item in items), packing.bytes, items[0].pool)
+        return {item.name: whole.span(packing.offsets[item.name], item.bytes) for item in items}
+
+    def handle(self, name: str) -> int:
+        """The device's handle of the buffer behind `name`, which onnxruntime-web binds whole."""
+        handle: int = self.spans[name].buffer.handle
+        return handle
+
+    @property
+    def cache(self) -> tuple[int, ...]:
+        return tuple(self.handle(f"kv {pair.past}") for pair in self.about.cache)
+
+    @property
+    def cache_bytes(self) -> int:
+        return self.spans[f"kv {self.about.cache[0].past}"].length
+
+    @property
+    def logits(self) -> int:
+        return self.handle("logits")
+
+    @property
+    def logits_bytes(self) -> int:
+        return self.spans["logits"].length
+
+    @property
+    def mask(self) -> int:
+        return self.handle("mask")
+
+    @property
+    def input_ids(self) -> int:
+        return self.handle("input ids")
+
+    @property
+    def positions(self) -> int | None:
+        return self.handle("positions") if self.about.has_position_ids else None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether attention writes into the caches it reads."""
+        return self.present[0] == self.spans[f"kv {self.about.cache[0].past}"]
+
+    def settle(self) -> None:
+        """After an eager run: bring what attention wrote apart into the caches."""
+        if not self.in_place:
+            caches = [self.spans[f"kv {pair.past}"] for pair in self.about.cache]
+            self.device.copy_tensors(list(zip(self.present, caches, strict=True)))
+
+    def written(self) -> list[int]:
+        """Buffers that the decode session is bound to and that change between replays."""
+        positions = [] if self.positions is None else [self.positions]
+        return [*self.cache, self.mask, self.logits, self.input_ids, *positions]
+
+    def destroy(self) -> None:
+        """Free what was allocated here and let go of what was given."""
+        for buffer in self.owned:
+            buffer.close()
+        for buffer in self.given:
+            buffer.release()
+
+    def set_mask(self, valid: int) -> None:
+        """Ones for the first `valid` positions, zeros for the rest, whatever was there."""
+        mask = self.spans["mask"]
+        self.device.zero(mask)
+        self.grow_mask(0, valid)
+
+    def grow_mask(self, old: int, new: int) -> None:
+        """The first `old` positions were ones; make it the first `new`."""
+        whole = self.spans["mask"].sub(0, self.capacity * INDEX_BYTES[self.about.mask_dtype])
+        self.device.update_attention_mask(whole, self.about.mask_dtype, self.capacity, [old], [new])
+
+    def write_prompt(self, ids: Sequence[int], past: int, valid: int | None = None) -> None:
+        """The inputs of one prefill run of at most `chunk` ids after `past` positions.
+
+        `valid` is how many positions the mask may have set by now; None if nothing is known of it.
+        """
+        with self.device.batch():
+            self.device.copy_cpu_to_device(self.spans["prompt ids"].sub(0, 8 * len(ids)), array("q", ids))
+            if self.about.has_position_ids:
+                positions = self.spans["prompt positions"].sub(0, 8 * len(ids))
+                self.device.update_position_ids(positions, "int64", [past], len(ids))
+            if valid is None:
+                self.set_mask(past + len(ids))
+            else:
+                # The mask may have zeros before `valid`, where a sequence ended within a burst.
+                self.grow_mask(valid, past)
+                self.grow_mask(past, past + len(ids))
+
+    def set_input(self, token: int, position: int) -> None:
+        """The inputs of one decode step of `token` at `position`."""
+        with self.device.batch():
+            self.device.copy_cpu_to_device(self.spans["input ids"].sub(0, 8), array("q", [token]))
+            if self.about.has_position_ids:
+                self.device.update_position_ids(self.spans["positions"].sub(0, 8), "int64", [position], 1)
+            self.set_mask(position + 1)
+
+    def set_length(self, length: int) -> None:
+        """The sampler's state at the start of a generation: `length` valid positions, an empty ring, not done."""
+        words = array("I", [length, *([0] * (STATE_WORDS - 1))])
+        self.device.copy_cpu_to_device(self.spans["state"], words)

@@ -1,0 +1,24 @@
+"""onnxruntime-web's CPU execution provider as a DeviceInterface; its buffers are Python's own memory."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from .host_memory import HostMemory
+from .interface import DeviceFacts, DeviceSession
+
+__all__ = ["WasmDevice"]
+
+
+class WasmDevice(HostMemory):
+    """onnxruntime-web copies every tensor of a run into its own heap, another WebAssembly memory, and results back."""
+
+    type: ClassVar[str] = "wasm"
+
+    def about(self) -> DeviceFacts:
+        return DeviceFacts(adapter="cpu (wasm)")
+
+    async def create_session(
+        self, model: bytes, *, external: dict[str, bytes] | None = None, capture: bool = False, owner: str = ""
+    ) -> DeviceSession:
+        raise NotImplementedError

@@ -1,0 +1,175 @@
+"""The page's GPU as a DeviceInterface: buffers, spans and sessions on one GpuEngine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, ClassVar
+
+from ..errors import BufferMismatchError
+from ..memory import DeviceBuffer, DeviceSpan, MemoryType, Place, plan_tensor_copies
+from .engine import GpuEngine
+from .interface import DeviceFacts, DeviceInterface, DeviceSession, Readback
+from .span_checks import check_cast, check_copies, check_mask, check_positions
+
+__all__ = ["WebGpuDevice"]
+
+Step = list[Any]
+
+GRAIN = 16
+"""The engine makes buffers in multiples of this many bytes."""
+
+
+class WebGpuDevice(DeviceInterface):
+    """Storage buffers are DEFAULT memory, mappable staging buffers HOST_ACCESSIBLE.
+
+    The engine is the page's: every model and buffer of the page is on it.
+    """
+
+    type: ClassVar[str] = "webgpu"
+
+    def __init__(self, engine: GpuEngine) -> None:
+        self.engine = engine
+        self.device_id = engine.number
+        self._depth = 0
+        self._steps: list[Step] = []
+        self._touched: set[int] = set()
+
+    def about(self) -> DeviceFacts:
+        summary = self.engine.adapter()
+        return DeviceFacts(
+            adapter=" ".join(filter(None, (summary["vendor"], summary["architecture"], summary["description"]))),
+            software=summary["software"],
+            mappable_storage=False,
+            features=frozenset(summary["features"]),
+            without=summary["without"],
+            max_buffer_size=summary["max_buffer_size"],
+            max_binding_size=summary["max_storage_buffer_binding_size"],
+            offset_alignment=summary["min_storage_buffer_offset_alignment"],
+        )
+
+    def readbacks(self) -> int:
+        return self.engine.counters()["readbacks"]
+
+    def allocate(
+        self,
+        size: int,
+        memory_type: MemoryType = MemoryType.DEFAULT,
+        *,
+        label: str = "",
+        category: str = "user",
+        owner: str = "",
+    ) -> DeviceBuffer:
+        if memory_type is MemoryType.HOST_ACCESSIBLE:
+            handle = self.engine.create_staging(label, size, owner)
+        else:
+            handle = self.engine.create_buffer(label, size, category, owner)
+        return DeviceBuffer(
+            handle,
+            size,
+            self.get_memory_info(memory_type),
+            label=label,
+            category=category,
+            owner=owner,
+            free=partial(self.engine.destroy_buffer, handle),
+        )
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        self._depth += 1
+        try:
+            yield
+        except BaseException:
+            self._steps.clear()
+            self._touched.clear()
+            raise
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self._flush()
+
+    def copy_tensors(self, pairs: Sequence[tuple[DeviceSpan, DeviceSpan]]) -> None:
+        check_copies(pairs, self.type)
+        handles = [self._handle(span) for pair in pairs for span in pair]
+        places = [(Place.of(source, GRAIN), Place.of(destination, GRAIN)) for source, destination in pairs]
+        with self.batch():
+            for step in plan_tensor_copies(places):
+                self._queue(step.as_json(), *handles)
+
+    def copy_cpu_to_device(self, destination: DeviceSpan, data: Any) -> None:
+        view = memoryview(data)
+        if view.nbytes != destination.length:
+            raise BufferMismatchError(f"{view.nbytes} bytes for a span of {destination.length}; they must be equal")
+        handle = self._handle(destination)
+        # A write reaches the queue at once, ahead of what a batch has gathered.
+        if handle in self._touched:
+            self._flush()
+        if view.nbytes:
+            self.engine.write(handle, destination.offset, view.cast("B") if view.c_contiguous else view.tobytes())
+
+    async def copy_device_to_cpu(self, source: DeviceSpan, out: Any = None) -> Readback:
+        handle = self._handle(source)
+        self._flush()
+        target: Any = bytearray(source.length) if out is None else memoryview(out).cast("B")
+        if len(target) != source.length:
+            raise BufferMismatchError(f"out has {len(target)} bytes, the span {source.length}; they must be equal")
+        waiting, copying = await self.engine.read_into(handle, source.offset, target) if len(target) else (0.0, 0.0)
+        return Readback(bytes(target) if out is None else b"", waiting, copying)
+
+    def retain(self) -> None:
+        self.engine.retain()
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def zero(self, span: DeviceSpan) -> None:
+        handle = self._handle(span)
+        self._queue(["zero", handle, span.offset, span.length], handle)
+
+    def cast(self, source: DeviceSpan, source_type: str, destination: DeviceSpan, destination_type: str) -> None:
+        count = check_cast(source, source_type, destination, destination_type, self.type)
+        read, written = self._handle(source), self._handle(destination)
+        ends = [read, source.offset, source_type, written, destination.offset, destination_type]
+        self._queue(["cast", *ends, count], read, written)
+
+    def update_attention_mask(
+        self, mask: DeviceSpan, dtype: str, capacity: int, old: Sequence[int], new: Sequence[int]
+    ) -> None:
+        check_mask(mask, dtype, capacity, old, new, self.type)
+        handle = self._handle(mask)
+        self._queue(["mask", handle, mask.offset, dtype, capacity, list(old), list(new)], handle)
+
+    def update_position_ids(self, positions: DeviceSpan, dtype: str, starts: Sequence[int], count: int) -> None:
+        check_positions(positions, dtype, starts, count, self.type)
+        handle = self._handle(positions)
+        self._queue(["positions", handle, positions.offset, dtype, list(starts), count], handle)
+
+    def _queue(self, step: Step, *handles: int) -> None:
+        """Gather a step over these buffers; outside of a batch it is submitted at once."""
+        self._steps.append(step)
+        self._touched.update(handles)
+        if self._depth == 0:
+            self._flush()
+
+    def _flush(self) -> None:
+        steps, self._steps = self._steps, []
+        self._touched.clear()
+        if steps:
+            self.engine.execute(steps)
+
+    def _handle(self, span: DeviceSpan) -> int:
+        """The engine's handle of a span's buffer, which must be on this device."""
+        memory = span.buffer.memory
+        if (memory.device, memory.device_id) != (self.type, self.device_id):
+            raise BufferMismatchError(
+                f"buffer {span.buffer.label!r} is on {memory.device} {memory.device_id}, "
+                f"this is {self.type} {self.device_id}; copy it through the host"
+            )
+        handle: int = span.buffer.handle
+        return handle
+
+    async def create_session(
+        self, model: bytes, *, external: dict[str, bytes] | None = None, capture: bool = False, owner: str = ""
+    ) -> DeviceSession:
+        raise NotImplementedError

@@ -1,0 +1,47 @@
+"""Devices and plans without a model: open a device, ask whether a model would fit it."""
+
+from __future__ import annotations
+
+from .config import parse_genai_config
+from .device.interface import DeviceInterface
+from .errors import OptionError
+from .host import current_host
+from .memory import Fit
+
+__all__ = ["open_device", "plan"]
+
+
+async def open_device(device: str = "auto") -> DeviceInterface:
+    """A device of this page, to allocate and copy on: 'webgpu', 'wasm', 'auto', or 'reference' on CPython. Close it.
+
+    The page has one GPU device: models, sessions and buffers of the page share it. Raises OptionError,
+    DeviceUnavailableError.
+    """
+    return await current_host().open_device(device)
+
+
+async def plan(
+    path: str,
+    *,
+    device: str = "auto",
+    batch_size: int = 1,
+    max_length: int | None = None,
+    budget: int | None = None,
+) -> Fit:
+    """Whether the model folder `path` and `batch_size` sequences of `max_length` tokens (its context length unless
+    given) would fit the device, told from the graph before anything is allocated.
+
+    A false Fit names the limit that is broken, by which tensor, and the largest max_length that would do.
+    `fit.requirements` has the bytes of each pool, `fit.require()` raises OutOfMemoryError. `budget` is the most bytes
+    in all; WebGPU does not tell how much memory there is.
+    """
+    host = current_host()
+    folder = path if path.endswith("/") else path + "/"
+    config = parse_genai_config(await host.read(folder, "genai_config.json"), folder + "genai_config.json")
+    length = config.context_length if max_length is None else max_length
+    if batch_size < 1 or not 1 <= length <= config.context_length:
+        raise OptionError(
+            f"batch_size {batch_size}, max_length {length}: batch_size is at least 1, max_length from 1 to the context "
+            f"length of {config.context_length}"
+        )
+    return await host.fit(folder, config, device, batch_size, length, budget)

@@ -1,0 +1,214 @@
+"""The memory of models, generators, sessions and devices: ledger, requirements, given pools; runs in the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import capstan
+from capstan import CapstanError, Generator, Model
+from capstan.graph.one_node import add_model
+from capstan.memory import DeviceBuffer, MemoryType, Pools, ledger
+
+from . import device_operations, probe
+from .running import close_all, load, parameters, take
+
+PROMPT = [5, 6, 7, 8, 9]
+
+
+async def on_device(models: Mapping[str, str], *, case: str, device: str, foreign: str | None = None) -> Any:
+    """A case of device_operations on a device of this page."""
+    opened = await capstan.open_device(device)
+    others = [await capstan.open_device(foreign)] if foreign else []
+    try:
+        return await getattr(device_operations, case)(opened, *others)
+    finally:
+        for each in [opened, *others]:
+            each.close()
+
+
+async def agreement(models: Mapping[str, str], *, model: str) -> list[dict[str, Any]]:
+    """The ledger beside every live GPUBuffer, at each stage of a model's life."""
+    await close_all()
+    stages: list[dict[str, Any]] = []
+
+    def note(stage: str) -> None:
+        found, sizes = ledger(), probe.live_sizes()
+        by_category = {name: found.bytes(category=name) for name in capstan.memory.CATEGORIES}
+        seen = {"bytes": sum(sizes), "buffers": len(sizes)}
+        told = {"bytes": found.bytes(), "buffers": found.buffers()}
+        stages.append({"stage": stage, "seen": seen, "told": told, "by_category": by_category})
+
+    note("nothing")
+    opened = await Model.load(models[model], device="webgpu")
+    note("loaded")
+    with opened.device.allocate(4096, label="mine", owner="test"):
+        note("user buffer")
+    note("user buffer closed")
+    async with Generator(opened, parameters(opened, max_length=64)) as generator:
+        await generator.prepare_async()
+        note("prepared")
+        generator.append_tokens(PROMPT)
+        await take(generator, 8)
+        note("generated")
+    note("generator closed")
+    await opened.trim()
+    note("trimmed")
+    await opened.aclose()
+    note("model closed")
+    return stages
+
+
+async def requirements(models: Mapping[str, str], *, model: str, max_length: int) -> dict[str, Any]:
+    """What is asked for, before and after a sequence was recorded, and what the ledger then has."""
+    await close_all()
+    async with await Model.load(models[model], device="webgpu") as opened:
+        before = opened.query_memory_requirements(max_length=max_length)
+        async with Generator(opened, parameters(opened, max_length=max_length)) as generator:
+            await generator.prepare_async()
+            found = ledger()
+            after = opened.query_memory_requirements(max_length=max_length)
+        return {
+            "before": {name: getattr(before, name).bytes for name in ("weights", "scratch", "persistent", "io")},
+            "exact": [before.scratch.exact, after.scratch.exact, before.persistent.exact],
+            "after": {name: getattr(after, name).bytes for name in ("weights", "scratch", "persistent", "io")},
+            "ledger": {name: found.bytes(category=name) for name in ("weights", "scratch", "persistent", "io")},
+            "alignment": vars(opened.alignment_requirements()),
+            "items": [[item.name, item.pool, item.bytes, item.bound] for item in after.items],
+        }
+
+
+async def given_pools(models: Mapping[str, str], *, model: str, count: int, close_early: bool) -> dict[str, Any]:
+    """Generate with buffers of our own; what is live before, meanwhile and after."""
+    async with await Model.load(models[model], device="webgpu") as opened:
+        need = opened.query_memory_requirements(max_length=64)
+        made = own_buffers(opened, need.items)
+        before = ledger().bytes(category="user")
+        pools = Pools(
+            persistent={item.name: made[item.name] for item in need.pool("persistent")},
+            io={item.name: made[item.name] for item in need.pool("io")},
+        )
+        generator = Generator(opened, parameters(opened, max_length=64), pools=pools)
+        generator.append_tokens(PROMPT)
+        ids = await take(generator, count // 2)
+        meanwhile = ledger()
+        if close_early:
+            for buffer in made.values():
+                buffer.close()
+        held = ledger().bytes(category="user")
+        ids += await take(generator, count - len(ids))
+        note = [generator.capture, generator.capture_note]
+        await generator.aclose()
+        left = ledger().bytes(category="user")
+        for buffer in made.values():
+            buffer.close()
+        return {
+            "ids": ids,
+            "note": note,
+            "user": [before, held, left, ledger().bytes(category="user")],
+            "own": [meanwhile.bytes(category=name) for name in ("persistent", "io")],
+        }
+
+
+def own_buffers(model: Model, items: Sequence[Any]) -> dict[str, DeviceBuffer]:
+    return {item.name: model.device.allocate(item.bytes, label=item.name) for item in items if item.pool != "weights"}
+
+
+async def refused_pools(models: Mapping[str, str], *, model: str) -> dict[str, str]:
+    """Errors for buffers that cannot be used; the same generator's model works afterwards."""
+    found: dict[str, str] = {}
+    opened = await load(models, model)
+    need = opened.query_memory_requirements(max_length=64)
+    items = {item.name: item for item in need.pool("io")}
+    cpu = await capstan.open_device("wasm")
+
+    def whole(**changed: DeviceBuffer | None) -> dict[str, DeviceBuffer]:
+        made = {name: opened.device.allocate(item.bytes, label=name) for name, item in items.items()}
+        made |= {name.replace("_", " "): buffer for name, buffer in changed.items() if buffer is not None}
+        for name in [name for name, buffer in changed.items() if buffer is None]:
+            del made[name.replace("_", " ")]
+        return made
+
+    size = items["logits"].bytes
+    gone = opened.device.allocate(size, label="gone")
+    gone.close()
+    cases = {
+        "small": whole(logits=opened.device.allocate(size - 16, label="small")),
+        "staging": whole(logits=opened.device.allocate(size, MemoryType.HOST_ACCESSIBLE, label="staging")),
+        "foreign": whole(logits=cpu.allocate(size, label="cpu")),
+        "closed": whole(logits=gone),
+        "unknown": whole(banana=opened.device.allocate(16)),
+        "missing": whole(logits=None),
+    }
+    before = ledger().bytes(category="persistent"), ledger().bytes(category="io")
+    for name, buffers in cases.items():
+        try:
+            async with Generator(opened, parameters(opened, max_length=64), pools=Pools(io=buffers)) as generator:
+                await generator.prepare_async()
+            found[name] = "no error"
+        except CapstanError as error:
+            found[name] = f"{type(error).__name__}: {error}"
+        for buffer in buffers.values():
+            buffer.close()
+    after = ledger().bytes(category="persistent"), ledger().bytes(category="io")
+    found["left"] = "nothing" if before == after else f"{before} became {after}"
+    async with Generator(opened, parameters(opened, max_length=64)) as generator:
+        generator.append_tokens(PROMPT)
+        found["ids"] = str(await take(generator, 4))
+    return found
+
+
+async def plans(models: Mapping[str, str], *, model: str) -> dict[str, Any]:
+    """Whether a model fits, asked of its folder alone; with a limit that it breaks."""
+    await close_all()
+    before = probe.counts()["create_buffer"]
+    good = await capstan.plan(models[model], device="webgpu", max_length=64)
+    made = probe.counts()["create_buffer"] - before
+    poor = await capstan.plan(models[model], device="webgpu", budget=good.requirements.total.bytes - 1, max_length=64)
+    return {
+        "good": bool(good),
+        "poor": bool(poor),
+        "reason": poor.reason,
+        "made": made,
+        "devices": probe.live_devices(),
+    }
+
+
+async def cycles(
+    models: Mapping[str, str], *, model: str, generators: int, sessions: int, loads: int
+) -> dict[str, Any]:
+    """Open and close each many times; live buffers and bytes before, and after each kind."""
+    await close_all()
+
+    def live() -> list[int]:
+        sizes = probe.live_sizes()
+        assert [ledger().buffers(), ledger().bytes()] == [len(sizes), sum(sizes)]
+        return [len(sizes), sum(sizes)]
+
+    found: dict[str, Any] = {"nothing": live()}
+    opened = await Model.load(models[model], device="webgpu", capture="off")
+
+    async def generate(one: Model, count: int) -> None:
+        async with Generator(one, parameters(one, max_length=16)) as generator:
+            generator.append_tokens(PROMPT)
+            await take(generator, count)
+
+    await generate(opened, 2)
+    await opened.trim()
+    found["a model"] = live()
+    for _ in range(generators):
+        await generate(opened, 1)
+    await opened.trim()
+    found["generators"] = live()
+    device = opened.device
+    for _ in range(sessions):
+        session = await device.create_session(add_model("float32", 4), owner="cycle")
+        await session.close()
+    found["sessions"] = live()
+    await opened.aclose()
+    found["closed"] = live()
+    for _ in range(loads):
+        await (await Model.load(models[model], device="webgpu", capture="off")).aclose()
+    found["loads"] = live()
+    found["devices"] = probe.live_devices()
+    return found

@@ -1,0 +1,71 @@
+"""The devices of a page: their memory operations, infos and probes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.browser.page_scripts import PageScripts
+from tests.device_cases import check_conversions, check_masks, check_refusals
+
+DEVICES = ["webgpu", "wasm"]
+device = pytest.mark.parametrize("device", DEVICES)
+
+
+@device
+def test_copies_zeros_and_writes_of_any_alignment(device: str, scripts: PageScripts) -> None:
+    assert scripts.run("memory", "on_device", case="copies", device=device) == []
+
+
+@device
+def test_a_readback_moves_the_span_only(device: str, scripts: PageScripts) -> None:
+    found = scripts.run("memory", "on_device", case="readbacks", device=device)
+    assert found["wrong"] == []
+    assert found["waiting"] >= 0
+    assert found["copying"] >= 0
+
+
+@device
+def test_masks_and_positions_of_any_batch(device: str, scripts: PageScripts) -> None:
+    check_masks(scripts.run("memory", "on_device", case="masks", device=device))
+
+
+@device
+def test_casts(device: str, scripts: PageScripts) -> None:
+    check_conversions(scripts.run("memory", "on_device", case="conversions", device=device))
+
+
+@pytest.mark.parametrize(("device", "foreign"), [DEVICES, DEVICES[::-1]])
+def test_refusals_leave_the_buffers_as_they_were(device: str, foreign: str, scripts: PageScripts) -> None:
+    check_refusals(scripts.run("memory", "on_device", case="refusals", device=device, foreign=foreign))
+
+
+def test_memory_infos_come_from_the_table(scripts: PageScripts) -> None:
+    found = [scripts.run("memory", "on_device", case="infos", device=device) for device in DEVICES]
+    assert found == [
+        {
+            "places": {"default": "WebGPU_Buffer", "host_accessible": "WebGPU_Staging"},
+            "device": "webgpu",
+            "provider": "webgpu",
+        },
+        {"places": {"default": "Cpu", "host_accessible": "Cpu"}, "device": "wasm", "provider": "wasm"},
+    ]
+
+
+def test_the_probe_says_what_the_gpu_can_do(scripts: PageScripts) -> None:
+    found = scripts.run("memory", "on_device", case="capabilities", device="webgpu")
+    assert found["staging"], found["missing"]
+    assert found["in_place_cache"], found["missing"]
+    assert not found["mappable_storage"], "a mappable buffer cannot be storage"
+    for name, reason in found["missing"].items():
+        assert not found[name]
+        assert reason
+    assert found["same"], "an adapter is probed once"
+
+
+def test_the_probe_says_what_the_cpu_can_do(scripts: PageScripts) -> None:
+    found = scripts.run("memory", "on_device", case="capabilities", device="wasm")
+    assert found["staging"], found["missing"]
+    assert found["int64"], found["missing"]
+    assert found["in_place_cache"], found["missing"]
+    assert found["mappable_storage"]
+    assert set(found["missing"]) >= {"subgroups", "timestamps"}
