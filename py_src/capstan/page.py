@@ -1,4 +1,7 @@
-"""Answers the page's requests (web/src/protocol.ts): generate text, run a script. The worker imports this module."""
+"""Answers the page's requests (web/src/protocol.ts): generate text, run a script, look after stored weights.
+
+The worker imports this module.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 from ._js import host
@@ -17,6 +21,7 @@ from .generator import Generator, GeneratorParams
 from .model import Model
 from .stream import TextStream
 from .tokenizer import Tokenizer
+from .weights.store import WeightStore
 
 __all__ = ["cancel", "handle"]
 
@@ -33,7 +38,7 @@ async def handle(text: str) -> str:
     running = asyncio.current_task()
     try:
         request = json.loads(text)
-        answer = {"generate": generate, "exec": execute}[request["kind"]]
+        answer = {"generate": generate, "exec": execute, "models": models}[request["kind"]]
         reply = {"ok": True, "result": await answer(request)}
     except (asyncio.CancelledError, KeyboardInterrupt) as error:
         reply = failure("KeyboardInterrupt", "stopped by the user", error)
@@ -160,6 +165,17 @@ def text_events(tokenizer: Tokenizer, keep: Callable[[str], None]) -> Callable[[
             host.emit({"kind": "text", "text": delta, "token_id": -1 if token is None else token})
 
     return show
+
+
+async def models(request: dict[str, Any]) -> dict[str, Any]:
+    """What the weight store holds, after `evict` or `verify`."""
+    store = WeightStore()
+    freed = 0
+    if request["action"] == "evict":
+        freed = await store.evict(request["which"])
+    elif request["action"] == "verify":
+        await store.verify(request["which"])
+    return {"store": await store.kind(), "files": [asdict(file) for file in await store.list()], "freed": freed}
 
 
 async def execute(request: dict[str, Any]) -> dict[str, int]:

@@ -188,6 +188,26 @@ def test_a_seed_repeats_a_sampled_run(demo: Demo) -> None:
     assert texts[1] != texts[2]
 
 
+def test_stored_weights_are_listed_verified_and_removed(demo: Demo) -> None:
+    demo.page.click("#run")
+    demo.wait("status", "^Done$")
+    demo.page.click("#stored summary")
+    demo.wait("stored-note", "^Kept in this origin's private file system.$")
+    row = demo.page.locator("#stored-rows tr").filter(has_text="nano-llama/model.onnx.data")
+    expect(row).to_contain_text("232 kB")
+    expect(row).to_contain_text("complete")
+    row.get_by_role("button", name="Verify nano-llama/model.onnx.data").click()
+    demo.wait("stored-note", "^Every byte is as it was stored. Kept")
+    row.get_by_role("button", name="Remove nano-llama/model.onnx.data").click()
+    demo.wait("stored-note", "^232 kB removed. Kept .* Nothing is stored.$")
+    expect(demo.page.locator("#stored-table")).to_be_hidden()
+    demo.page.select_option("#device-choice", "wasm")
+    demo.page.click("#run")
+    demo.wait("status", "^Done$")
+    expect(row).to_contain_text("complete")
+    demo.page.click("#stored summary")
+
+
 def test_every_control_has_a_name(demo: Demo) -> None:
     demo.page.select_option("#search", "sample")
     for role in ("textbox", "combobox", "spinbutton", "button"):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext
 
+from buildtools.browser import find_browser, flags
 from buildtools.server import running
 from buildtools.site import assemble
 from capstan import graph
@@ -23,6 +24,37 @@ from tests.browser.weight_server import Faults, WeightServer
 from tests.harness import Harness
 
 BOOT_MS = 120_000
+LOAD = """
+import sys
+from capstan import Model
+from capstan.weights import manifest
+manifest.SHARD_BYTES = int(sys.argv[2])
+try:
+    async with await Model.load(sys.argv[1], device="webgpu"):
+        print("loaded")
+except Exception as error:
+    print(type(error).__name__ + ": " + str(error))
+"""
+PICKED = """async url => {
+  const names = ["genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json", "tokenizer_config.json"];
+  const files = [];
+  for (const name of names) files.push(new File([await (await fetch(url + name)).blob()], name, { lastModified: 5 }));
+  const request = {
+    kind: "generate", device: "wasm", capture: "tape", run_ahead: null, prompt: null, prompt_ids: [5, 6, 7],
+    max_new_tokens: 4, search: { do_sample: false },
+  };
+  const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle("chosen", { create: true });
+  for (const file of files) {
+    const writable = await (await folder.getFileHandle(file.name, { create: true })).createWritable();
+    await writable.write(file);
+    await writable.close();
+  }
+  const ids = [];
+  for (const model of [url, files, folder, folder]) {
+    ids.push((await window.capstan.request({ ...request, model })).result.token_ids);
+  }
+  return ids;
+}"""
 DATA = "model.onnx.data"
 SHARD = 16384
 SIZE = (LLAMA / DATA).stat().st_size
@@ -70,6 +102,11 @@ class Origin:
         if found["error"] is None and options.get("device") != "wasm":
             assert found["weights"] == self.weights()
         return found
+
+    def begin(self, tab: PageScripts) -> None:
+        """Let a tab load the model, without waiting for it; it prints how that ends."""
+        argv = ["load.py", f"/models/{self.model}/", str(SHARD)]
+        tab.harness.begin({"kind": "exec", "source": LOAD, "filename": "load.py", "argv": argv, "models": {}})
 
     @property
     def sent(self) -> int:
@@ -215,8 +252,7 @@ def test_a_file_that_changes_during_the_download_is_an_error_and_what_was_stored
     origin.change()
     origin.faults.cut_at = origin.faults.hold_at = 6 * SHARD
     tab = origin.tab()
-    source = CALL_LOAD.format(url=f"/models/{origin.model}/")
-    tab.harness.begin({"kind": "exec", "source": source, "filename": "load.py", "argv": ["load.py"], "models": {}})
+    origin.begin(tab)
     assert origin.faults.held.wait(60)
     origin.change()
     os.utime(origin.folder / DATA, ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 10**9))
@@ -229,15 +265,6 @@ def test_a_file_that_changes_during_the_download_is_an_error_and_what_was_stored
     os.utime(origin.folder / DATA, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     assert origin.load()["stored"] == [WHOLE]
     assert origin.sent == 0
-
-
-CALL_LOAD = """
-from capstan import Model
-try:
-    await Model.load("{url}", device="webgpu")
-except Exception as error:
-    print(type(error).__name__ + ": " + str(error))
-"""
 
 
 def test_too_small_a_quota_is_a_warning(origin: Origin) -> None:
@@ -286,16 +313,7 @@ def test_a_page_that_dies_during_a_download_leaves_nothing_that_looks_whole(orig
     origin.faults.hold_at = 6 * SHARD
     tab = origin.tabs.pop()
     assert tab is not origin.tab(0)
-    tab.harness.begin(
-        {
-            "kind": "exec",
-            "source": f"from capstan.weights import manifest\nmanifest.SHARD_BYTES = {SHARD}\n"
-            + CALL_LOAD.format(url=f"/models/{origin.model}/"),
-            "filename": "load.py",
-            "argv": ["load.py"],
-            "models": {},
-        }
-    )
+    origin.begin(tab)
     assert origin.faults.held.wait(60)
     for _ in range(100):
         if origin.run("stored"):
@@ -338,6 +356,43 @@ def test_what_is_picked_is_stored_too(origin: Origin) -> None:
     missing = origin.run("pick", model=origin.model, names=["genai_config.json", "tokenizer.json"], how="files")
     assert missing["error"].startswith("ModelFileError: picked:2-files-")
     assert "model.onnx is not in the picked folder" in missing["error"]
+
+
+def test_what_the_page_picked_reaches_the_worker(origin: Origin) -> None:
+    origin.tab(1)
+    ids = origin.tab().harness.evaluate(PICKED, f"/models/{origin.model}/")
+    assert ids[0]
+    assert ids == [ids[0]] * 4
+
+
+def test_tabs_read_the_same_files_at_the_same_time(origin: Origin) -> None:
+    origin.load()
+    tabs = [origin.tab(0), origin.tab(1)]
+    origin.server.forget()
+    for tab in tabs:
+        origin.begin(tab)
+    for tab in tabs:
+        tab.harness.end()
+        assert (tab.harness.text("stdout"), tab.harness.text("stderr")) == ("loaded\n", "")
+    assert origin.sent == 0
+
+
+def test_what_is_stored_outlives_the_browser(browser: Browser, origin: Origin, tmp_path: Path) -> None:
+    sent = []
+    for _ in range(2):
+        origin.server.forget()
+        arguments = ["--headless=new", *flags(os.environ.get("CAPSTAN_ADAPTER", "software"))]
+        context = browser.browser_type.launch_persistent_context(
+            tmp_path / "profile", executable_path=find_browser(), args=arguments
+        )
+        page = context.new_page()
+        page.set_default_navigation_timeout(BOOT_MS)
+        harness = Harness.open(page, origin.server.url)
+        source = f"from capstan import Model\nawait Model.load('/models/{origin.model}/', device='wasm')"
+        assert harness.exec(source).status == 0
+        context.close()
+        sent.append(origin.sent)
+    assert sent == [SIZE, 0]
 
 
 def test_without_a_private_file_system_the_cache_keeps_the_weights(origin: Origin) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from buildtools import cli
+from buildtools.commands import models as models_command
 from buildtools.commands import run as run_command
 from buildtools.errors import CommandError
 from buildtools.models import check_model, mounts
+from capstan.weights.manifest import Manifest, parse_manifest
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 @pytest.fixture(autouse=True)
@@ -175,3 +180,38 @@ def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
     assert mounts([tmp_path / "a/nano", tmp_path / "a/nano"]) == {"nano": tmp_path / "a/nano"}
     with pytest.raises(CommandError, match="two model folders are named 'nano'"):
         mounts([tmp_path / "a/nano", tmp_path / "b/nano"])
+
+
+class TestModels:
+    def test_the_digests_of_a_models_shards_are_written_beside_them(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        folder = tmp_path / "nano"
+        shutil.copytree(FIXTURES / "nano-llama", folder)
+        args = cli.parse(["models", "shards", str(folder), "--shard-size", "100000"])
+        models_command.check(args)
+        assert models_command.run(args) == 0
+        written = folder / "model.onnx.data.shards.json"
+        assert capsys.readouterr().out == f"{written}\n"
+        manifest = parse_manifest(written.read_bytes(), written.name)
+        data = (folder / "model.onnx.data").read_bytes()
+        assert manifest == Manifest.of([data[i : i + 100000] for i in range(0, len(data), 100000)], 100000)
+
+    def test_a_missing_data_file_is_named(self, tmp_path: Path) -> None:
+        folder = tmp_path / "nano"
+        shutil.copytree(FIXTURES / "nano-llama", folder)
+        (folder / "model.onnx.data").unlink()
+        args = cli.parse(["models", "shards", str(folder)])
+        models_command.check(args)
+        with pytest.raises(CommandError, match=r"model.onnx.data does not exist, but model.onnx names it"):
+            models_command.run(args)
+
+    @pytest.mark.parametrize("size", ["0", "16777217"])
+    def test_a_shard_that_cannot_be_held_is_refused(self, size: str, model: Path) -> None:
+        args = cli.parse(["models", "shards", str(model), "--shard-size", size])
+        with pytest.raises(CommandError, match=f"--shard-size is {size}, but must be from 1 to 16777216"):
+            models_command.check(args)
+
+    def test_an_action_is_needed(self) -> None:
+        with pytest.raises(CommandError, match="ACTION"):
+            cli.parse(["models"])

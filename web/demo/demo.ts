@@ -1,6 +1,14 @@
 // The demo page: one form, one worker, one request at a time.
 
-import { Capstan, type CapstanEvent, type GenerateRequest, type RemoteError } from "capstan-webgpu";
+import {
+  Capstan,
+  type CapstanEvent,
+  type GenerateRequest,
+  type ModelsRequest,
+  type ModelsResult,
+  type RemoteError,
+  type StoredFile,
+} from "capstan-webgpu";
 import { type AdapterSummary, requestAdapter, summarize } from "../src/gpu/device";
 
 /** What `build.py run --json` prints, and a finished generate request answers. */
@@ -56,6 +64,8 @@ const models = element("model", HTMLSelectElement);
 const device = element("device-choice", HTMLSelectElement);
 const capture = element("capture-choice", HTMLSelectElement);
 const search = element("search", HTMLSelectElement);
+const stored = element("stored", HTMLDetailsElement);
+const storedTable = element("stored-table", HTMLTableElement);
 
 let worker: Promise<Capstan> | null = null;
 let current: Run | null = null;
@@ -233,6 +243,7 @@ async function run(): Promise<void> {
   } finally {
     current = null;
     busy(false);
+    if (stored.open) void lookAfterStored("list", null);
   }
 }
 
@@ -248,6 +259,7 @@ function stop(): void {
 function busy(on: boolean): void {
   runButton.disabled = on;
   stopButton.disabled = !on;
+  for (const button of storedTable.querySelectorAll("button")) button.disabled = on;
   output.setAttribute("aria-busy", String(on));
   if (!on) progress.hidden = true;
 }
@@ -370,6 +382,82 @@ function startFailure(error: unknown): RemoteError {
   return { type: "The worker is not running", message: `${message}. ${advice}`, traceback: "" };
 }
 
+// Stored weights.
+
+const KEPT = {
+  opfs: "Kept in this origin's private file system.",
+  cache: "Kept in the Cache API, since this browser has no private file system.",
+  memory: "This browser keeps nothing: weights are fetched for each visit.",
+};
+
+async function lookAfterStored(action: ModelsRequest["action"], which: string | null): Promise<void> {
+  say("stored-note", { list: "Looking", verify: "Verifying", evict: "Removing" }[action]);
+  try {
+    const reply = await (await start()).request({ kind: "models", action, which });
+    if (reply.ok) showStored(action, which, reply.result as ModelsResult);
+    else say("stored-note", `${reply.error.type}: ${reply.error.message}`);
+  } catch (error) {
+    worker = null;
+    fail(startFailure(error));
+  }
+}
+
+function showStored(
+  action: ModelsRequest["action"],
+  which: string | null,
+  { store, files, freed }: ModelsResult,
+): void {
+  const about = files.find((file) => keyOf(file) === which);
+  let done = "";
+  if (action === "evict") done = `${bytes(freed)} removed. `;
+  if (action === "verify" && about)
+    done = about.suspect.length ? "Damage was found. " : "Every byte is as it was stored. ";
+  say("stored-note", `${done}${KEPT[store]}${files.length === 0 && store !== "memory" ? " Nothing is stored." : ""}`);
+  storedTable.hidden = files.length === 0;
+  element("stored-rows", HTMLTableSectionElement).replaceChildren(...files.map(storedRow));
+}
+
+/** What names a file to the store: its content, or the address of an unfinished download. */
+function keyOf(file: StoredFile): string {
+  return file.content ?? file.sources[0] ?? "";
+}
+
+function storedRow(file: StoredFile): HTMLTableRowElement {
+  const row = document.createElement("tr");
+  const head = document.createElement("th");
+  head.scope = "row";
+  const name = (file.sources[0] ?? file.content ?? "").split("/").slice(-2).map(decodeURIComponent).join("/");
+  head.textContent = file.sources.length > 1 ? `${name} and ${file.sources.length - 1} more` : name;
+  head.title = [...file.sources, file.content ? `content ${file.content}` : ""].join("\n").trim();
+  row.append(head);
+  row.insertCell().textContent = bytes(file.size);
+  row.insertCell().textContent = stateOf(file);
+  const actions = row.insertCell();
+  if (file.content) actions.append(storedButton("Verify", "verify", file, name));
+  actions.append(storedButton("Remove", "evict", file, name));
+  return row;
+}
+
+function stateOf({ content, size, stored_bytes, suspect }: StoredFile): string {
+  if (!content) return `${Math.floor((100 * stored_bytes) / Math.max(1, size))} % downloaded`;
+  return suspect.length ? `${suspect.length} damaged, fetched again at the next load` : "complete";
+}
+
+function storedButton(
+  text: string,
+  action: ModelsRequest["action"],
+  file: StoredFile,
+  name: string,
+): HTMLButtonElement {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = text;
+  button.setAttribute("aria-label", `${text} ${name}`);
+  button.disabled = current !== null;
+  button.addEventListener("click", () => void lookAfterStored(action, keyOf(file)));
+  return button;
+}
+
 // Wiring.
 
 form.addEventListener("submit", (event) => {
@@ -384,6 +472,9 @@ document.addEventListener("keydown", (event) => {
   } else if (event.key === "Escape") stop();
 });
 device.addEventListener("change", forecast);
+stored.addEventListener("toggle", () => {
+  if (stored.open && !current) void lookAfterStored("list", null);
+});
 const showSampling = (): void => {
   element("sampling", HTMLElement).hidden = search.value !== "sample";
 };

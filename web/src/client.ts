@@ -3,7 +3,18 @@
 import { EngineError } from "./errors";
 import type { CapstanEvent, FromWorker, Reply, Request, ToWorker } from "./protocol";
 
-export type { CapstanEvent, ExecRequest, GenerateRequest, RemoteError, Reply, Request } from "./protocol";
+export type {
+  CapstanEvent,
+  ExecRequest,
+  GenerateRequest,
+  ModelFolder,
+  ModelsRequest,
+  ModelsResult,
+  RemoteError,
+  Reply,
+  Request,
+  StoredFile,
+} from "./protocol";
 
 /** Milliseconds after `cancel` until a script that never waits is interrupted as by Ctrl-C. */
 const INTERRUPT_AFTER_MS = 500;

@@ -1,13 +1,15 @@
 // Every message that crosses between the page and the worker, as tagged unions.
 
 /** What a page may ask of the worker. */
-export type Request = GenerateRequest | ExecRequest | CancelRequest;
+export type Request = GenerateRequest | ExecRequest | ModelsRequest | CancelRequest;
+
+/** A model folder: a URL ending in a slash, or what the user picked, a folder or the files of one. */
+export type ModelFolder = string | FileSystemDirectoryHandle | File[];
 
 /** Complete a prompt with a model; tokens arrive as `text` events, the summary as the reply. */
 export interface GenerateRequest {
   kind: "generate";
-  /** URL of the model folder, ending in a slash. */
-  model: string;
+  model: ModelFolder;
   device: "webgpu" | "wasm" | "auto";
   capture: "tape" | "ort" | "off";
   /** Decode steps in one submit; null adapts it to the measured round trip. */
@@ -25,8 +27,35 @@ export interface ExecRequest {
   source: string;
   filename: string;
   argv: string[];
-  /** Model folders by name, as URLs ending in a slash. */
-  models: Record<string, string>;
+  /** Model folders by name. */
+  models: Record<string, ModelFolder>;
+}
+
+/** Tell what weights this origin stores, after removing or verifying some: by content hash or URL; null means all. */
+export interface ModelsRequest {
+  kind: "models";
+  action: "list" | "evict" | "verify";
+  which: string | null;
+}
+
+/** The result of a ModelsRequest. */
+export interface ModelsResult {
+  /** Where weights are kept; with `memory` only as long as a model is open. */
+  store: "opfs" | "cache" | "memory";
+  files: StoredFile[];
+  /** What `evict` removed, in bytes. */
+  freed: number;
+}
+
+/** One stored weight file; see capstan.StoredWeights. */
+export interface StoredFile {
+  /** The content hash; null for a download that was interrupted. */
+  content: string | null;
+  sources: string[];
+  size: number;
+  stored_bytes: number;
+  /** Shards that `verify` found damaged; the next load fetches them again. */
+  suspect: number[];
 }
 
 /** Stop the request that is running; its own reply then says how it ended. */

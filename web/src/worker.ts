@@ -5,7 +5,7 @@ import type { PyCallable, PyProxy } from "pyodide/ffi";
 import { GpuEngine } from "./engine";
 import { EngineError } from "./errors";
 import { requestAdapter, summarize } from "./gpu/device";
-import type { CapstanEvent, FromWorker, Reply, ToWorker } from "./protocol";
+import type { CapstanEvent, FromWorker, ModelFolder, Reply, Request, ToWorker } from "./protocol";
 import { freeBytes, openBacking } from "./storage/backing";
 import { Chunk } from "./storage/chunk";
 import { Memory } from "./storage/memory";
@@ -156,13 +156,23 @@ async function boot(base: string, interrupt: SharedArrayBuffer | null): Promise<
 /** The last request under way; requests wait for one another, `cancel` does not. */
 let turn: Promise<void> = Promise.resolve();
 
-async function answer(id: number, request: string): Promise<void> {
+/** The request as Python reads it: picked folders by the names they are adopted under. */
+async function prepared(request: Request): Promise<string> {
+  const name = (folder: ModelFolder): string | Promise<string> => (typeof folder === "string" ? folder : adopt(folder));
+  if (request.kind === "generate") return JSON.stringify({ ...request, model: await name(request.model) });
+  if (request.kind !== "exec") return JSON.stringify(request);
+  const models: Record<string, string> = {};
+  for (const [key, folder] of Object.entries(request.models)) models[key] = await name(folder);
+  return JSON.stringify({ ...request, models });
+}
+
+async function answer(id: number, request: Request): Promise<void> {
   current = id;
   // A signal that came too late for the request before is not meant for this one.
   if (signal) signal[0] = 0;
   let reply: Reply;
   try {
-    reply = JSON.parse(await handler!.callPromising(request)) as Reply;
+    reply = JSON.parse(await handler!.callPromising(await prepared(request))) as Reply;
   } catch (error) {
     reply = failure(error);
   }
@@ -185,7 +195,6 @@ self.onmessage = (message: MessageEvent<ToWorker>): void => {
     cancel!();
     post({ tag: "reply", id: data.id, reply: { ok: true, result: null } });
   } else {
-    const request = JSON.stringify(data.request);
-    turn = turn.then(() => answer(data.id, request));
+    turn = turn.then(() => answer(data.id, data.request));
   }
 };

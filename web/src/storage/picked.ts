@@ -1,7 +1,9 @@
 // Model folders that the user picked, under names that look like URLs: "picked:NAME/".
 
+import type { ModelFolder } from "../protocol";
+
 /** A folder handle, or the files of one (those of an `<input type="file" webkitdirectory>`). */
-export type PickedFolder = FileSystemDirectoryHandle | File[];
+export type PickedFolder = Exclude<ModelFolder, string>;
 
 const SCHEME = "picked:";
 const folders = new Map<string, PickedFolder>();
