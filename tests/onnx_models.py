@@ -16,7 +16,7 @@ __all__ = ["MODELS", "computed", "external_model", "model", "ramp", "session"]
 
 OPSET = 17
 IR = 8
-F32, F16, I64, I32, U8, I8, BOOL, F64 = (
+F32, F16, I64, I32, U8, I8, BOOL = (
     TensorProto.FLOAT,
     TensorProto.FLOAT16,
     TensorProto.INT64,
@@ -24,7 +24,6 @@ F32, F16, I64, I32, U8, I8, BOOL, F64 = (
     TensorProto.UINT8,
     TensorProto.INT8,
     TensorProto.BOOL,
-    TensorProto.DOUBLE,
 )
 Value = tuple[str, int, Sequence[int | str | None]]
 
@@ -88,7 +87,7 @@ def reshaped() -> onnx.ModelProto:
 
 def element_types() -> onnx.ModelProto:
     """One output of each of several types, from int64 and bool inputs of any length."""
-    kinds = [("float32", F32), ("int32", I32), ("uint8", U8), ("int8", I8), ("float64", F64), ("int64", I64)]
+    kinds = [("float32", F32), ("int32", I32), ("uint8", U8), ("int64", I64)]
     nodes = [helper.make_node("Mul", ["n", "two"], ["doubled"]), helper.make_node("Not", ["flag"], ["negated"])]
     nodes += [helper.make_node("Cast", ["doubled"], [f"as_{name}"], to=kind) for name, kind in kinds]
     outputs: list[Value] = [("negated", BOOL, ["n"])]
@@ -102,8 +101,14 @@ def half() -> onnx.ModelProto:
 
 
 def narrow() -> onnx.ModelProto:
-    """int8 in, int32 out: a type that WebGPU buffers do not hold."""
-    return build([helper.make_node("Cast", ["x"], ["y"], to=I32)], [("x", I8, ["n"])], [("y", I32, ["n"])])
+    """int8, which GPU buffers do not hold, in and out: y = x / 2 as float32, z = -x."""
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "half"], ["y"]),
+        helper.make_node("Neg", ["y"], ["negated"]),
+        helper.make_node("QuantizeLinear", ["negated", "half", "zero"], ["z"]),
+    ]
+    outputs: list[Value] = [("y", F32, ["n"]), ("z", I8, ["n"])]
+    return build(nodes, [("x", I8, ["n"])], outputs, half=np.array(0.5, np.float32), zero=np.array(0, np.int8))
 
 
 def positions() -> onnx.ModelProto:
@@ -123,7 +128,13 @@ def sized() -> onnx.ModelProto:
     return build(nodes, [("x", F32, [4, 6]), ("shape", I64, [2])], [("y", F32, ["p", "q"])])
 
 
-MODELS = (affine, two_outputs, static, reshaped, element_types, half, narrow, positions, unnamed, sized)
+def sum_of_any() -> onnx.ModelProto:
+    """y = a + b for vectors of any lengths, which fails where they do not broadcast."""
+    values: list[Value] = [("a", F32, ["n"]), ("b", F32, ["m"])]
+    return build([helper.make_node("Add", ["a", "b"], ["y"])], values, [("y", F32, ["k"])])
+
+
+MODELS = (affine, two_outputs, static, reshaped, element_types, half, narrow, positions, unnamed, sized, sum_of_any)
 
 
 @cache

@@ -16,6 +16,7 @@ import { SpanOps, type SpanStep } from "./gpu/spans";
 import { Staging } from "./gpu/staging";
 import { WeightUpload } from "./gpu/weights";
 import { createSession, exclusively, keepRegistered, loadOrt, type Ort } from "./ort";
+import { type EngineSide, ModelSession } from "./sessions";
 
 /** One bound tensor: a whole buffer, seen with an ONNX dtype and dims. */
 interface BoundTensor {
@@ -99,6 +100,8 @@ export class GpuEngine {
   private readonly buffers = new Handles<GPUBuffer>("buffer");
   private readonly staging: Staging;
   private readonly spans: SpanOps;
+  /** How to give back the buffers that onnxruntime-web made, by handle. */
+  private readonly adopted = new Map<number, () => void>();
   private readonly sessions = new Handles<Session>("session");
   private readonly bindings = new Handles<Binding>("binding");
   private readonly recordings = new Handles<RecordingObjects>("recording");
@@ -167,7 +170,11 @@ export class GpuEngine {
   }
 
   destroyBuffer(handle: number): void {
-    this.buffers.take(handle)?.destroy();
+    const free = this.adopted.get(handle);
+    this.adopted.delete(handle);
+    const buffer = this.buffers.take(handle);
+    if (free) free();
+    else buffer?.destroy();
   }
 
   /** Write a Python buffer to any byte offset; bytes that share a word with others go through a buffer of their own. */
@@ -245,6 +252,33 @@ export class GpuEngine {
       this.watched.assertHealthy();
       return this.sessions.add({ ort: session, owner });
     });
+  }
+
+  /** A session of any model; `locations` is a JSON list of names for the data `files`. */
+  openSession(
+    model: PyProxy,
+    capture: boolean,
+    owner: string,
+    locations: string,
+    ...files: PyProxy[]
+  ): Promise<ModelSession> {
+    const side: EngineSide = {
+      device: this.watched.device,
+      buffer: (handle) => this.buffers.get(handle),
+      adopt: (buffer, free) => {
+        const handle = this.buffers.add(buffer);
+        this.adopted.set(handle, free);
+        return handle;
+      },
+      exclusively: (whose, action) => this.exclusively(whose, action),
+      assertHealthy: () => this.watched.assertHealthy(),
+    };
+    return ModelSession.open(this.ort, model, owner, locations, files, side, capture);
+  }
+
+  /** A handle of such a session, to bind and record it by. */
+  sessionHandle(session: ModelSession, owner: string): number {
+    return this.sessions.add({ ort: session.session, owner });
   }
 
   async releaseSession(handle: number): Promise<void> {

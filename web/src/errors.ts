@@ -10,6 +10,7 @@ export class EngineError extends Error {
 }
 
 export type EngineErrorCode =
+  | "BindingError"
   | "ModelFileError"
   | "UnsupportedModelError"
   | "OptionError"

@@ -41,7 +41,8 @@ export function exclusively<T>(action: () => Promise<T>): Promise<T> {
 }
 
 /** How a session is placed: our own device with or without ORT's graph capture, or the CPU. */
-export type Placement = { device: GPUDevice; capture: boolean } | "wasm";
+export type Placement =
+  { device: GPUDevice; capture: boolean; outputs?: Record<string, "gpu-buffer" | "cpu"> } | "wasm";
 
 export interface ExternalFile {
   path: string;
@@ -69,7 +70,7 @@ export async function createSession(
       : {
           ...common,
           executionProviders: [webgpu(placement.device)],
-          preferredOutputLocation: "gpu-buffer",
+          preferredOutputLocation: placement.outputs ?? "gpu-buffer",
           ...(placement.capture ? { enableGraphCapture: true } : {}),
         };
   try {

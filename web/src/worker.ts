@@ -11,6 +11,8 @@ import { Chunk } from "./storage/chunk";
 import { Memory } from "./storage/memory";
 import { adopt, pickedFile } from "./storage/picked";
 import { absolute, assumedSource, openSource } from "./storage/source";
+import { loadOrt } from "./ort";
+import { ModelSession } from "./sessions";
 import { makeTokenizer } from "./tokenizers";
 import { WasmEngine } from "./wasm";
 
@@ -43,6 +45,8 @@ function makeHost(base: string): Record<string, unknown> {
     makeTokenizer,
     openGpu: () => GpuEngine.open(base),
     openWasm: (model: PyProxy, external: Memory | null, path: string) => WasmEngine.open(base, model, external, path),
+    openSession: (model: PyProxy, owner: string, locations: string, ...files: PyProxy[]) =>
+      ModelSession.open(loadOrt(base), model, owner, locations, files),
     adapter: async () => {
       const adapter = await requestAdapter();
       return adapter ? JSON.stringify(summarize(adapter)) : null;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import count
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from ..device.engine import BoundTensor, Difference, SamplerSpec
 from ..memory import LedgerEntry, keep_account
 from .errors import typed_errors
+from .sessions import JsModelSession, open_gpu_session
 from .storage import JsSink
 
 __all__ = ["JsGpuEngine"]
@@ -95,6 +96,15 @@ class JsGpuEngine:
     def upload_weights(self, spans: Sequence[tuple[int, int, int]]) -> JsSink:
         with typed_errors():
             return JsSink(self._js.uploadWeights(json.dumps(spans)), [(offset, length) for _, offset, length in spans])
+
+    async def open_session(
+        self, model: bytes, external: Mapping[str, bytes], owner: str, capture: bool
+    ) -> JsModelSession:
+        return await open_gpu_session(self._js, model, external, capture, owner)
+
+    def session_handle(self, session: Any, owner: str) -> int:
+        with typed_errors():
+            return int(self._js.sessionHandle(session.js, owner))
 
     async def create_session(self, model: bytes, capture: bool, owner: str) -> int:
         with typed_errors():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from ..weights.source import Sink
+from .page_session import ModelSession
 
 __all__ = ["BoundTensor", "Difference", "GpuEngine", "SamplerSpec"]
 
@@ -75,6 +76,10 @@ class GpuEngine(Protocol):
     def upload_weights(self, spans: Sequence[tuple[int, int, int]]) -> Sink:
         """What fills buffers from a data file: (buffer, offset in the file, length)."""
 
+    async def open_session(
+        self, model: bytes, external: Mapping[str, bytes], owner: str, capture: bool
+    ) -> ModelSession: ...
+    def session_handle(self, session: ModelSession, owner: str) -> int: ...
     async def create_session(self, model: bytes, capture: bool, owner: str) -> int: ...
     async def release_session(self, session: int) -> None: ...
     def bind(self, session: int, feeds: Sequence[BoundTensor], fetches: Sequence[BoundTensor]) -> int: ...

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 from .host_memory import HostMemory
 from .interface import DeviceFacts, DeviceSession
+from .page_session import PageSession
 
 __all__ = ["WasmDevice"]
 
@@ -21,4 +23,6 @@ class WasmDevice(HostMemory):
     async def create_session(
         self, model: bytes, *, external: dict[str, bytes] | None = None, capture: bool = False, owner: str = ""
     ) -> DeviceSession:
-        raise NotImplementedError
+        from .._js.sessions import open_wasm_session
+
+        return await PageSession.open(partial(open_wasm_session, model, external or {}, owner), self.get_memory_info())

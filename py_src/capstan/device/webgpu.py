@@ -12,6 +12,7 @@ from ..memory import DeviceBuffer, DeviceSpan, MemoryType, Place, plan_tensor_co
 from .engine import GpuEngine
 from .interface import DeviceFacts, DeviceInterface, DeviceSession, Readback
 from .span_checks import check_cast, check_copies, check_mask, check_positions
+from .webgpu_session import WebGpuSession
 
 __all__ = ["WebGpuDevice"]
 
@@ -172,4 +173,5 @@ class WebGpuDevice(DeviceInterface):
     async def create_session(
         self, model: bytes, *, external: dict[str, bytes] | None = None, capture: bool = False, owner: str = ""
     ) -> DeviceSession:
-        raise NotImplementedError
+        open_session = partial(self.engine.open_session, model, external or {}, owner)
+        return await WebGpuSession.start(self.engine, open_session, self.get_memory_info(), owner)
