@@ -197,6 +197,32 @@ def test_staging_memory_and_spans_in_the_midst_of_a_buffer_cannot_be_bound_on_we
     check(session, binding)
 
 
+def test_types_that_no_gpu_buffer_holds_are_bound_on_the_cpu(devices: Devices) -> None:
+    session = ort.InferenceSession(model("narrow"), providers=["webgpu"])
+    binding = session.io_binding()
+    value = ort.OrtValue.ortvalue_from_numpy(np.array([1, -2], np.int8), "webgpu")
+    with pytest.raises(BufferMismatchError, match="input 'x': int8 on the device, expected 'cpu'.*bind an array"):
+        binding.bind_ortvalue_input("x", value)
+    with pytest.raises(BufferMismatchError, match="output 'z': int8 on the device, expected 'cpu'"):
+        binding.bind_ortvalue_output("z", value)
+    binding.bind_cpu_input("x", np.array([1, -2], np.int8))
+    binding.bind_output("z", "webgpu")
+    session.run_with_iobinding(binding)
+    (z,) = binding.get_outputs()
+    assert (z.device_name(), z.numpy().tolist()) == ("cpu", [-1, 2])
+
+
+def test_an_output_does_not_share_its_last_word(devices: Devices) -> None:
+    device = devices["webgpu"]
+    session = ort.InferenceSession(model("element_types"), providers=["webgpu"])
+    binding = session.io_binding()
+    pool = device.allocate(64, label="pool")
+    with pytest.raises(BufferMismatchError, match="'negated': buffer 'pool' goes on behind the 5 bytes of the tensor"):
+        binding.bind_output("negated", "webgpu", 0, bool, [5], pool.span(0, 5))
+    binding.bind_output("negated", "webgpu", 0, bool, [8], pool.span(0, 8))
+    binding.bind_output("negated", "webgpu", 0, bool, [5], device.allocate(5, label="own"))
+
+
 def test_outputs_of_a_cpu_session_stay_on_the_cpu(devices: Devices) -> None:
     session, binding = bound(devices["cpu"])
     with pytest.raises(BufferMismatchError, match="the session computes on CPUExecutionProvider; bind it to 'cpu'"):
@@ -283,5 +309,10 @@ def test_a_captured_run_gives_outputs_memory_and_outlives_its_session(devices: D
         total.close()
         with pytest.raises(ClosedError, match="the OrtValue of 'sum' was closed, which the captured run uses"):
             captured.replay()
+        session.close()
+        for value in (a, difference, *captured.inputs.values()):
+            value.close()
+        assert device.users == 1
+    assert device.users == 0
     with pytest.raises(ClosedError, match="this captured run was closed; capture the binding again"):
         captured.replay()

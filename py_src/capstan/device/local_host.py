@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -86,8 +85,9 @@ class LocalHost:
         if device == "webgpu":
             raise DeviceUnavailableError("device 'webgpu' was asked for, and CPython has 'cpu' only; use it in a page")
         require_reference(device, "auto", "cpu", "reference")
-        opened: DeviceInterface = import_module(".reference", __package__).ReferenceDevice()
-        return opened
+        from .reference import ReferenceDevice
+
+        return ReferenceDevice()
 
     async def fit(
         self, folder: str, config: GenaiConfig, device: str, batch_size: int, max_length: int, budget: int | None

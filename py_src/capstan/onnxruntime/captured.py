@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from ..device.interface import BoundSpan, DeviceTape
 from ..errors import BindingError, ClosedError, TapeError
-from ..host import Host
 from .io_binding import BoundOutput, IOBinding
 from .ort_value import HOST_MEMORY, OrtValue
 from .providers import blocking
@@ -26,8 +25,12 @@ class CapturedRun:
     owns the session that it was recorded from, and stays usable when the InferenceSession is closed. `close` frees it.
     """
 
-    def __init__(self, host: Host, tape: DeviceTape, inputs: dict[str, OrtValue], outputs: dict[str, OrtValue]) -> None:
-        self._host = host
+    def __init__(
+        self, session: InferenceSession, tape: DeviceTape, inputs: dict[str, OrtValue], outputs: dict[str, OrtValue]
+    ) -> None:
+        self._host = session.host
+        self._device = session.device
+        self._device.retain()
         self._tape: DeviceTape | None = tape
         self.inputs = inputs
         self.outputs = outputs
@@ -58,6 +61,7 @@ class CapturedRun:
         tape, self._tape = self._tape, None
         if tape is not None:
             await tape.close()
+            self._device.close()
 
     async def __aenter__(self) -> CapturedRun:
         return self
@@ -96,7 +100,7 @@ async def capture(session: InferenceSession, binding: IOBinding) -> CapturedRun:
     tape = await session.opened().record(feeds, fetches)
     binding.outputs.update({name: BoundOutput(value, on_host=False) for name, value in made.items()})
     binding.results = list(values.values())
-    return CapturedRun(session.host, tape, dict(binding.inputs), values)
+    return CapturedRun(session, tape, dict(binding.inputs), values)
 
 
 def require_device(session: InferenceSession, feeds: Sequence[BoundSpan], outputs: dict[str, BoundOutput]) -> None:

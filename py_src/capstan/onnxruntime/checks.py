@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..device.element_types import ELEMENT_TYPES, byte_count
-from ..device.interface import TensorSpec
+from ..device.interface import DeviceSession, TensorSpec
 from ..errors import BindingError, BufferMismatchError
 from ..memory import DeviceSpan, MemoryInfo, why_incompatible
 
-__all__ = ["check_dims", "check_dtype", "check_placed", "check_span", "known", "placed_in"]
+__all__ = ["check_dims", "check_dtype", "check_held", "check_placed", "check_room", "check_span", "known"]
 
 
 def known(kind: str, specs: Mapping[str, TensorSpec], name: str) -> TensorSpec:
@@ -55,9 +55,23 @@ def check_span(kind: str, name: str, span: DeviceSpan, dtype: str, dims: Sequenc
         )
 
 
-def placed_in(span: DeviceSpan, memory: MemoryInfo) -> bool:
-    """Whether a session that computes in `memory` takes the span as it is."""
-    return why_incompatible(span.buffer.memory, memory) is None
+def check_held(kind: str, name: str, dtype: str, session: DeviceSession) -> None:
+    """Raise BufferMismatchError unless the session takes tensors of that type in its device's memory."""
+    if not session.holds(dtype):
+        raise BufferMismatchError(
+            f"{kind} {name!r}: {dtype} on the device, expected 'cpu': onnxruntime-web takes no GPU buffer for it; "
+            "bind an array"
+        )
+
+
+def check_room(name: str, span: DeviceSpan, dtype: str, dims: Sequence[int]) -> None:
+    """Raise BufferMismatchError if writing an output, in whole words, would write what is behind its span."""
+    size = byte_count(dtype, dims)
+    if size % 4 and span.offset + span.length < span.buffer.size:
+        raise BufferMismatchError(
+            f"output {name!r}: buffer {span.buffer.label!r} goes on behind the {size} bytes of the tensor, expected "
+            "none or a multiple of 4 bytes: a GPU writes whole words; bind a buffer of its own"
+        )
 
 
 def check_placed(kind: str, name: str, span: DeviceSpan, memory: MemoryInfo) -> None:

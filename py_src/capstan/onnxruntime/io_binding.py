@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..device.element_types import dtype_of
 from ..errors import BindingError, BufferMismatchError
 from ..memory import DeviceBuffer, DeviceSpan
-from .checks import check_dims, check_dtype, check_placed, check_span, known
+from .checks import check_dims, check_dtype, check_held, check_placed, check_room, check_span, known
 from .host_array import HostArray
 from .ort_value import HOST_MEMORY, OrtValue, host_span, sizes
 from .providers import blocking, device_type_of
@@ -65,6 +65,7 @@ class IOBinding:
             self.inputs[name] = ortvalue if self.session.stays_on_host(host) else self.session.place(name, host)
             return
         check_placed("input", name, ortvalue.span, self.session.memory_info)
+        check_held("input", name, ortvalue.dtype, self.session.opened())
         self.inputs[name] = ortvalue
 
     def bind_output(
@@ -110,6 +111,8 @@ class IOBinding:
                 raise BindingError(f"output {name!r}: the array is read-only; bind one that can be written")
         else:
             check_placed("output", name, ortvalue.span, self.session.memory_info)
+            check_held("output", name, ortvalue.dtype, self.session.opened())
+            check_room(name, ortvalue.span, ortvalue.dtype, ortvalue.shape())
         self.outputs[name] = BoundOutput(ortvalue, on_host)
 
     def clear_binding_inputs(self) -> None:

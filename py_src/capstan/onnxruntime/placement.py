@@ -45,10 +45,16 @@ async def place_session(
     Without `providers` it is WebGPU on a hardware adapter, else the CPU. Raises what the last provider failed with.
     """
     files = await read_model(host, path_or_bytes)
-    if not providers:
-        best = await open_device("auto")
-        providers = [WEBGPU, CPU] if provider_of(best) == WEBGPU else [CPU]
+    if providers:
+        return await best_of(files, providers, owner)
+    best = await open_device("auto")
+    try:
+        return await best_of(files, [WEBGPU, CPU] if provider_of(best) == WEBGPU else [CPU], owner)
+    finally:
         best.close()
+
+
+async def best_of(files: ModelFiles, providers: Sequence[str], owner: str) -> Placed:
     for provider, following in zip(providers, [*providers[1:], None], strict=True):
         try:
             return await make_session(files, provider, owner)

@@ -74,10 +74,8 @@ def device_type_of(given: str) -> str:
 
 
 async def open_device(device_type: str) -> DeviceInterface:
-    """The page's device of a type: 'cpu', 'webgpu', or 'auto' for WebGPU on a hardware adapter, else the CPU."""
-    host: Any = current_host()
-    opened: DeviceInterface = await host.open_device(device_type)
-    return opened
+    """The page's device: 'cpu', 'webgpu', or 'auto' for WebGPU on a hardware adapter, else the CPU; to be closed."""
+    return await current_host().open_device(device_type)
 
 
 def provider_of(device: DeviceInterface) -> str:
