@@ -32,13 +32,15 @@ SETTLE_MS = 300
 """For memory that was just freed to be given back."""
 POLL_MS = 50
 """Between two samples of the ArrayBuffers and wasm heaps."""
-SPIN = "() => { for (const end = performance.now() + 200; performance.now() < end; ); }"
+SPIN_MS = 300
+SPIN = "(ms) => { for (const end = performance.now() + ms; performance.now() < end; ); }"
 HEAPS = "JSON.stringify(globalThis.pageMemory?.heaps() ?? {})"
 
 
 @dataclass
 class Growth:
-    """Bytes above those before: the most that any sample showed of each, and of sums of things sampled at once."""
+    """The most bytes that each rose by, from its lowest sample to a later one: what is given back at the beginning
+    hides nothing of what grows then."""
 
     pyodide_heap: int = 0
     onnxruntime_heap: int = 0
@@ -52,10 +54,15 @@ class Growth:
     gpu_process: int = 0
     """Resident memory of the GPU process; a software adapter keeps its buffers there."""
     samples: int = 0
+    """Of the processes."""
 
-    def take(self, seen: dict[str, int], before: dict[str, int]) -> None:
+    def __post_init__(self) -> None:
+        self._lowest: dict[str, int] = {}
+
+    def take(self, seen: dict[str, int]) -> None:
         for name, value in seen.items():
-            setattr(self, name, max(getattr(self, name), value - before[name]))
+            lowest = self._lowest[name] = min(value, self._lowest.get(name, value))
+            setattr(self, name, max(getattr(self, name), value - lowest))
 
     def as_json(self) -> dict[str, int]:
         return asdict(self)
@@ -81,37 +88,34 @@ class PageMemory:
         self.page = page
         self._browser = context.browser.new_browser_cdp_session()
         self._targets = Targets(context.new_cdp_session(page))
-        before = self._cpu_times()
-        page.evaluate(SPIN)
-        spent = {pid: time - before.get(pid, 0.0) for pid, time in self._cpu_times().items()}
-        self.renderer = max(spent, key=lambda pid: spent[pid])
-        [self.gpu] = self._processes("GPU")
+        self.renderer = self._busy_renderer()
+        [self.gpu] = [process["id"] for process in self._processes() if process["type"] == "GPU"]
 
     def during(self, start: str, argument: Any = None) -> tuple[Any, Growth]:
         """Evaluate `start` in the page, a function that returns a promise: what that gave, and the growth meanwhile."""
         growth = Growth()
         self._targets.collect_garbage()
         self.page.wait_for_timeout(SETTLE_MS)
-        before = self._heaps()
+        growth.take(self._heaps())
         with self._resident(growth):
             self.page.evaluate("([start, argument]) => { window.measured = eval(start)(argument); }", [start, argument])
             while not self.page.evaluate(
                 f"() => Promise.race([window.measured.then(() => true, () => true),"
                 f" new Promise((resolve) => setTimeout(resolve, {POLL_MS}, false))])"
             ):
-                growth.take(self._heaps(), before)
-            growth.take(self._heaps(), before)
+                growth.take(self._heaps())
+            growth.take(self._heaps())
         return self.page.evaluate("() => window.measured"), growth
 
     @contextmanager
     def _resident(self, growth: Growth) -> Iterator[None]:
         """Sample the processes in a thread for as long as the block runs."""
-        before = self._resident_now()
         stop = threading.Event()
+        growth.take(self._resident_now())
 
         def sample() -> None:
             while not stop.wait(SECONDS):
-                growth.take(self._resident_now(), before)
+                growth.take(self._resident_now())
                 growth.samples += 1
 
         thread = threading.Thread(target=sample, daemon=True)
@@ -143,13 +147,21 @@ class PageMemory:
             "heaps": array_buffers + heaps["pyodide"] + heaps["onnxruntime"],
         }
 
+    def _busy_renderer(self) -> int:
+        """The process id of the page's renderer: the one that is busy, and no other, while the page is."""
+        for _ in range(20):
+            before = self._cpu_times()
+            self.page.evaluate(SPIN, SPIN_MS)
+            spent = {pid: 1000 * (seconds - before.get(pid, 0)) for pid, seconds in self._cpu_times().items()}
+            *others, busy = sorted(spent, key=lambda pid: spent[pid])
+            if spent[busy] > SPIN_MS / 6 and all(spent[pid] < spent[busy] / 4 for pid in others):
+                return busy
+        raise AssertionError(f"no renderer is busy alone while the page is: {spent} ms")
+
     def _cpu_times(self) -> dict[int, float]:
-        return {process["id"]: process["cpuTime"] for process in self._all() if process["type"] == "renderer"}
+        return {process["id"]: process["cpuTime"] for process in self._processes() if process["type"] == "renderer"}
 
-    def _processes(self, kind: str) -> list[int]:
-        return [process["id"] for process in self._all() if process["type"] == kind]
-
-    def _all(self) -> list[dict[str, Any]]:
+    def _processes(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self._browser.send("SystemInfo.getProcessInfo")["processInfo"]
         return found
 
