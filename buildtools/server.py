@@ -18,11 +18,14 @@ from urllib.parse import quote, unquote, urlsplit
 
 from .errors import CommandError
 
-__all__ = ["SiteHandler", "SiteServer", "running", "serving"]
+__all__ = ["LARGE_BYTES", "SiteHandler", "SiteServer", "running", "serving"]
 
 Server = TypeVar("Server", bound="SiteServer")
 
 CHUNK = 1 << 20
+LARGE_BYTES = 16 << 20
+"""Model files of this size are served as `no-store`: Capstan stores weights itself, and without it Chromium takes up to
+50 MB of such a response into the page's memory when it comes in faster than it is read."""
 MIME = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -121,6 +124,8 @@ class SiteHandler(BaseHTTPRequestHandler):
             stat = path.stat()
             etag = f'"{stat.st_mtime_ns:x}-{stat.st_size:x}"'
             extra = {"ETag": etag, "Last-Modified": formatdate(stat.st_mtime, usegmt=True), "Accept-Ranges": "bytes"}
+            if self.path.startswith("/models/") and stat.st_size >= LARGE_BYTES:
+                extra["Cache-Control"] = "no-store"
             if self.headers.get("If-None-Match") == etag:
                 self._start(HTTPStatus.NOT_MODIFIED, mime, None, extra)
                 return

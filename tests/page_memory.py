@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -46,7 +47,7 @@ class Growth:
     onnxruntime_heap: int = 0
     array_buffers: int = 0
     heaps: int = 0
-    """Those three together."""
+    """Those together, and wasm memories of anybody else."""
     renderer: int = 0
     """Resident memory of the renderer process that is its own."""
     renderer_shared: int = 0
@@ -135,16 +136,15 @@ class PageMemory:
         }
 
     def _heaps(self) -> dict[str, int]:
-        array_buffers, heaps = 0, {"pyodide": 0, "onnxruntime": 0}
+        array_buffers, heaps = 0, Counter[str]()
         for usage, found in self._targets.heaps():
             array_buffers += usage
-            for who in heaps:
-                heaps[who] += found.get(who, 0)
+            heaps.update(found)
         return {
             "array_buffers": array_buffers,
             "pyodide_heap": heaps["pyodide"],
             "onnxruntime_heap": heaps["onnxruntime"],
-            "heaps": array_buffers + heaps["pyodide"] + heaps["onnxruntime"],
+            "heaps": array_buffers + heaps.total(),
         }
 
     def _busy_renderer(self) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from buildtools.errors import CommandError
-from buildtools.server import SiteServer, byte_range, serving
+from buildtools.server import LARGE_BYTES, SiteServer, byte_range, serving
 
 BODY = bytes(range(100))
 
@@ -53,6 +53,15 @@ def test_pages_are_cross_origin_isolated_and_never_cached_unasked(server: SiteSe
     assert response.headers["Cross-Origin-Opener-Policy"] == "same-origin"
     assert response.headers["Cross-Origin-Embedder-Policy"] == "require-corp"
     assert response.headers["Cache-Control"] == "no-cache"
+
+
+@pytest.mark.parametrize(("size", "control"), [(LARGE_BYTES - 1, "no-cache"), (LARGE_BYTES, "no-store")])
+def test_large_weights_are_left_to_the_weight_store(folder: Path, server: SiteServer, size: int, control: str) -> None:
+    for place in (folder.parent / "nano one", folder):
+        with (place / "model.onnx.data").open("wb") as file:
+            file.truncate(size)
+    found = [get(server, url, method="HEAD")[0] for url in ("/models/nano%20one/model.onnx.data", "/model.onnx.data")]
+    assert [response.headers["Cache-Control"] for response in found] == [control, "no-cache"]
 
 
 @pytest.mark.parametrize(
