@@ -125,6 +125,13 @@ def test_a_run_copies_each_tensor_once_and_leaves_nothing(scripts: PageScripts) 
     assert len(set(found["live"][1:])) == 1, found["live"]
 
 
+def test_inputs_survive_the_growth_of_pythons_heap(scripts: PageScripts) -> None:
+    found = run(scripts, "grows", given=GIVEN)
+    assert found["grown"]
+    a = np.arange(6, dtype=F32).reshape(2, 3)
+    assert found["found"] == [told(a + 1), told(a - 1)]
+
+
 def test_float16_steps_down_to_the_cpu_where_the_adapter_has_none(scripts: PageScripts) -> None:
     found = run(scripts, "half", given=GIVEN)
     assert found["bits"] == np.array([2, -4, 1, 0], np.float16).tobytes().hex()

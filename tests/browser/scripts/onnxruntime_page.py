@@ -20,6 +20,7 @@ __all__ = [
     "counts",
     "external",
     "fails",
+    "grows",
     "half",
     "install_numpy",
     "refuses",
@@ -29,7 +30,15 @@ __all__ = [
 ]
 
 Texts = dict[str, str]
-sessions: dict[tuple[str, str], ort.InferenceSession] = {}
+
+GROW = """(session, grow) => {
+  const run = session.run;
+  session.run = function (...given) {
+    delete session.run;
+    grow();
+    return run.apply(this, given);
+  };
+}"""
 
 
 async def session_of(given: Texts, name: str, provider: str) -> ort.InferenceSession:
@@ -289,6 +298,28 @@ async def external(models: dict[str, str], *, provider: str) -> dict[str, Any]:
     except CapstanError as error:
         missing = f"{type(error).__name__}: {error}"
     return {"y": told(y), "missing": missing}
+
+
+async def grows(models: Any, *, given: Texts) -> dict[str, Any]:
+    """A run on the CPU during which Python's heap grows, so that what JavaScript saw of its inputs is detached."""
+    import pyodide_js
+    from pyodide.code import run_js
+    from pyodide.ffi import create_proxy
+
+    session = await session_of(given, "two_outputs", "cpu")
+    inner: Any = session.opened()
+    kept = []
+    before = pyodide_js._module.HEAPU8.length
+
+    def grow() -> None:
+        kept.append(bytearray(pyodide_js._module.HEAPU8.length // 2))
+
+    proxy = create_proxy(grow)
+    run_js(GROW)(inner.session.js.session, proxy)
+    found = await session.run_async(None, {"a": floats(range(6), 2, 3), "b": floats([1] * 6, 2, 3)})
+    proxy.destroy()
+    await session.aclose()
+    return {"found": [told(view) for view in found], "grown": pyodide_js._module.HEAPU8.length > before}
 
 
 async def install_numpy(models: Any, *, url: str) -> str:
