@@ -24,6 +24,10 @@ def device(request: pytest.FixtureRequest, devices: Devices) -> HeapDevice | Apa
     return found
 
 
+def value_over(array: Any) -> ort.OrtValue:
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
 def name_of(device: HeapDevice) -> str:
     return "webgpu" if device.type == "webgpu" else "cpu"
 
@@ -65,12 +69,14 @@ def test_memory_of_the_device_is_bound_in_every_form(device: HeapDevice) -> None
 def test_arrays_are_bound_where_they_are_or_copied_at_once(device: HeapDevice) -> None:
     session, binding = bound(device)
     a = ramp(2, 3)
-    binding.bind_cpu_input("a", a)
-    a[:] = 5
-    session.run_with_iobinding(binding)
-    # As with onnxruntime: a CPU session reads the array at the run, a device has got its copy when it was bound.
-    expected = ramp(2, 3) + 1 if device.type == "webgpu" else np.full((2, 3), 6, F32)
-    np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], expected)
+    for bind in (binding.bind_cpu_input, lambda name, it: binding.bind_ortvalue_input(name, value_over(it))):
+        a[:] = ramp(2, 3)
+        bind("a", a)
+        a[:] = 5
+        session.run_with_iobinding(binding)
+        # As with onnxruntime: a CPU session reads the array at the run, a device has got its copy when it was bound.
+        expected = ramp(2, 3) + 1 if device.type == "webgpu" else np.full((2, 3), 6, F32)
+        np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], expected)
 
 
 def test_an_output_bound_to_an_array_is_written_there(device: HeapDevice) -> None:
@@ -105,6 +111,12 @@ def closed_buffer(device: HeapDevice) -> Any:
     return buffer
 
 
+def closed_span(device: HeapDevice) -> Any:
+    span = device.allocate(24, label="gone").span()
+    span.buffer.close()
+    return span
+
+
 def closed_value(device: HeapDevice) -> Any:
     value = ort.OrtValue.on_device(device, "float32", (2, 3), "gone")
     value.close()
@@ -128,6 +140,7 @@ BAD_MEMORY: dict[str, tuple[Callable[[HeapDevice], Any], type[Exception], str]] 
         "from byte 2, exp",
     ),
     "closed": (closed_buffer, BufferMismatchError, "buffer 'gone' was closed; bind one that is open"),
+    "closed span": (closed_span, BufferMismatchError, "buffer 'gone' was closed; bind one that is open"),
     "closed value": (closed_value, BufferMismatchError, "the OrtValue was closed; bind one that is open"),
     "an address": (lambda _: 0x7F00, BindingError, "buffer_ptr is the address 0x7f00; give a DeviceBuffer"),
     "nothing": (lambda _: object(), BindingError, "is object, which gives no PEP 3118 buffer"),

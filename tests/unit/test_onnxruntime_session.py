@@ -143,7 +143,10 @@ def test_float16_needs_an_adapter_that_has_it(devices: Devices, monkeypatch: pyt
 
 
 def test_without_providers_the_best_device_is_taken(devices: Devices) -> None:
-    assert ort.InferenceSession(model("affine")).get_providers() == [CPU]
+    session = ort.InferenceSession(model("affine"))
+    assert session.get_providers() == [CPU]
+    session.close()
+    assert [device.users for device in devices.values()] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -213,6 +216,15 @@ def test_an_out_that_does_not_fit_is_refused(out: Any, message: str, provider: s
     with pytest.raises(BindingError, match=message):
         session.run(None, {"x": ramp(2, 3)}, out=out)
     np.testing.assert_array_equal(session.run(None, {"x": ramp(2, 3)})[0], computed("affine", {"x": ramp(2, 3)})[0])
+
+
+def test_out_is_for_outputs_that_are_asked_for(provider: str) -> None:
+    session = ort.InferenceSession(model("two_outputs"), providers=[provider])
+    out = {"difference": np.zeros((2, 3), np.float32)}
+    with pytest.raises(
+        BindingError, match=r"out has 'difference', which is not among the outputs asked for, \['sum'\]"
+    ):
+        session.run(["sum"], {"a": ramp(2, 3), "b": ramp(2, 3)}, out=out)
 
 
 def test_runs_of_like_shapes_reuse_their_input_buffers(devices: Devices) -> None:

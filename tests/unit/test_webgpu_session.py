@@ -222,14 +222,13 @@ def test_a_run_that_fails_on_other_values_depends_on_them() -> None:
 
 @pytest.mark.parametrize("needed", [False, True])
 def test_clears_are_dropped_only_where_nothing_reads_them(needed: bool) -> None:
-    def accumulates(memory: dict[int, bytearray]) -> None:
-        before = struct.unpack_from("<4f", memory[SCRATCH]) if needed else (0, 0, 0, 0)
+    def adds_cleared(memory: dict[int, bytearray]) -> None:
+        cleared = struct.unpack_from("<4f", memory[SCRATCH]) if needed else (0, 0, 0, 0)
         values = struct.unpack_from("<4f", memory[X])
-        memory[SCRATCH][:] = struct.pack("<4f", *(a + b / 2 for a, b in zip(before, values, strict=True)))
+        memory[Y][:] = struct.pack("<4f", *(a + b / 2 + 1 for a, b in zip(cleared, values, strict=True)))
 
-    clear = ["clear", SCRATCH, 0, 16]
-    dispatches = [["dispatch", 10 + i, [], 1, 1, 1] for i in range(2)]
-    engine = Engine([halves, adds_one], [accumulates, adds_one], [clear, *dispatches])
+    ops = [["clear", SCRATCH, 0, 16], ["dispatch", 10, [], 1, 1, 1]]
+    engine = Engine([halves, adds_one], [adds_cleared], ops)
     tape = asyncio.run(record(engine))
     assert result(engine) == [1.5, 0, 2.75, 1]
     if needed:

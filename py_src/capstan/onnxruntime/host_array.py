@@ -71,12 +71,10 @@ def flat(view: memoryview) -> memoryview:
     """The bytes of a view: the same memory where it is contiguous, else a copy."""
     if view.nbytes == 0:
         return memoryview(b"")
-    if not view.c_contiguous:
-        return memoryview(view.tobytes())
     try:
         return view.cast("B")
     except TypeError:
-        # Formats with a byte order, as ctypes gives them, cannot be cast.
+        # Not contiguous, or of a format with a byte order, as ctypes gives them.
         return memoryview(view.tobytes())
 
 
