@@ -298,8 +298,8 @@ def test_steps_outside_of_their_buffers_are_refused_and_nothing_is_done(
 
 
 def test_spans_of_more_workgroups_than_one_dimension_takes(spans: SpanPage) -> None:
-    # 32768 workgroups of 64 are one row
-    results = spans.page.evaluate("words => runLarge(words)", 65535 * 64 + 4321)
+    row = 32768 * 64  # invocations in a row of workgroups; each takes a word
+    results = spans.page.evaluate("([words, fewer]) => runLarge(words, fewer)", [65535 * 64 + 4321, row + 99])
     print("large spans, milliseconds:", {name: round(result["milliseconds"]) for name, result in results.items()})
     assert {name: result["wrong"] for name, result in results.items()} == dict.fromkeys(results, -1)
     assert list(results) == ["bytes", "cast", "positions", "mask"]

@@ -56,11 +56,14 @@ def halfs() -> bytes:
 
 
 def floats() -> bytes:
-    """Random bits, every float16 and its neighbours, halfway points, and the ends of the integers' ranges."""
+    """Random bits, every float16, neighbours, halfway points and theirs, and the ends of the integers' ranges."""
     source = np.random.default_rng(1)
     with np.errstate(all="ignore"):
         exact = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32).view(np.uint32)
-    near = [exact + np.uint32(step % 2**32) for step in (-0x1000, -1, 0, 1, 0xFFF, 0x1000, 0x1001)]
+    near = [
+        exact,
+        *(exact[step % 5 :: 5] + np.uint32(step % 2**32) for step in (-0x1000, -1, 1, 0xFFF, 0x1000, 0x1001)),
+    ]
     ends = [
         sign * 2.0**exponent for sign in (-1, 1) for exponent in (-149, -126, -25, -24, -14, 15, 16, 30, 31, 32, 63)
     ]
