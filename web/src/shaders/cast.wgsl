@@ -199,7 +199,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   let end = min(word * 4u + 4u, first + params.bytes);
   var at = max(word * 4u, first);
   var value = 0u;
-  while (at < end) {
+  for (var part = 0u; part < 3u && at < end; part++) { // a word holds parts of three elements at most
     let index = (at - first) / size;
     let into = (at - first) % size; // bytes of the element that lie before this one
     var element = convert(load_element(index));
