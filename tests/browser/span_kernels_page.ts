@@ -16,8 +16,16 @@ interface SpanRun {
 interface SpanResult {
   buffers: string[];
   /** Of each call: what was counted, and the error it threw. */
-  calls: { submits: number; create_buffer: number; create_bind_group: number; error: string | null }[];
-  /** Labels of live buffers of category kernels after `destroy`. */
+  calls: {
+    submits: number;
+    create_buffer: number;
+    create_bind_group: number;
+    dispatches: number;
+    error: string | null;
+  }[];
+  /** Bytes of the largest storage that was bound. */
+  most_bound: number;
+  /** Ledger entries of category kernels after `destroy`. */
   left: number;
 }
 
@@ -25,6 +33,25 @@ const USAGE = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.
 const STAGING = GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
 
 let opened: Promise<WatchedDevice> | undefined;
+let dispatches = 0;
+let mostBound = 0;
+
+async function open(): Promise<WatchedDevice> {
+  const watched = await WatchedDevice.open();
+  const pass = GPUComputePassEncoder.prototype;
+  const dispatch = Object.getOwnPropertyDescriptor(pass, "dispatchWorkgroups")!.value as (...args: number[]) => void;
+  pass.dispatchWorkgroups = function (...args: number[]): undefined {
+    dispatches++;
+    dispatch.apply(this, args);
+  };
+  const createBindGroup = watched.device.createBindGroup.bind(watched.device);
+  watched.device.createBindGroup = (descriptor) => {
+    for (const { resource } of descriptor.entries)
+      mostBound = Math.max(mostBound, (resource as GPUBufferBinding).size ?? 0);
+    return createBindGroup(descriptor);
+  };
+  return watched;
+}
 
 async function guarded<T>({ device }: WatchedDevice, work: () => Promise<T>): Promise<T> {
   for (const scope of ["validation", "out-of-memory", "internal"] as const) device.pushErrorScope(scope);
@@ -75,7 +102,7 @@ function resolved(step: (string | number | number[])[], buffers: GPUBuffer[]): S
 }
 
 async function runSpans(run: SpanRun): Promise<SpanResult> {
-  const watched = await (opened ??= WatchedDevice.open());
+  const watched = await (opened ??= open());
   return guarded(watched, async () => {
     const buffers = run.buffers.map((text, i) => {
       const bytes = decode(text);
@@ -85,8 +112,10 @@ async function runSpans(run: SpanRun): Promise<SpanResult> {
       return buffer;
     });
     const ops = new SpanOps(watched, run.limits);
+    mostBound = 0;
     const calls = run.calls.map((steps) => {
       const before = { ...watched.counters };
+      dispatches = 0;
       let error: string | null = null;
       try {
         ops.execute(steps.map((step) => resolved(step, buffers)));
@@ -98,6 +127,7 @@ async function runSpans(run: SpanRun): Promise<SpanResult> {
         submits: submits - before.submits,
         create_buffer: create_buffer - before.create_buffer,
         create_bind_group: create_bind_group - before.create_bind_group,
+        dispatches,
         error,
       };
     });
@@ -105,7 +135,7 @@ async function runSpans(run: SpanRun): Promise<SpanResult> {
     ops.destroy();
     const left = watched.ledger().filter(({ category }) => category === "kernels").length;
     for (const buffer of buffers) buffer.destroy();
-    return { buffers: contents.map(encode), calls, left };
+    return { buffers: contents.map(encode), calls, most_bound: mostBound, left };
   });
 }
 
@@ -117,7 +147,7 @@ interface LargeCheck {
 
 /** Steps over more words than one row of workgroups takes, casts fewer: each result is checked here, word for word. */
 async function runLarge(words: number, castWords: number): Promise<Record<string, LargeCheck>> {
-  const watched = await (opened ??= WatchedDevice.open());
+  const watched = await (opened ??= open());
   return guarded(watched, async () => {
     const make = (label: string): GPUBuffer => watched.buffer("user", "test", { label, size: words * 4, usage: USAGE });
     const [source, destination] = [make("source"), make("destination")];
