@@ -22,11 +22,9 @@ from typing import Any
 
 from playwright.sync_api import BrowserContext, CDPSession, Page, Route
 
-__all__ = ["LAUNCH", "Growth", "PageMemory", "prepare"]
+__all__ = ["Growth", "PageMemory", "prepare"]
 
 PROBE = Path(__file__).with_suffix(".js")
-LAUNCH: dict[str, Any] = {"ignore_default_args": ["--disable-dev-shm-usage"]}
-"""Launch options: with memory shared between processes in /dev/shm, Linux counts it as shared and not as file pages."""
 SECONDS = 0.02
 """Between two samples of the processes."""
 SETTLE_MS = 300

@@ -17,7 +17,7 @@ from buildtools.server import SiteServer
 from tests import large_model, oracle
 from tests.conftest import BOOT_MS
 from tests.harness import Harness
-from tests.page_memory import LAUNCH, Growth, PageMemory, prepare
+from tests.page_memory import Growth, PageMemory, prepare
 
 IN_PAGE = Path(__file__).parents[2] / "benches/memory/in_page.py"
 MIB = 1 << 20
@@ -67,7 +67,7 @@ def folder(site: SiteServer, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def loading(browser: Browser, site: SiteServer, folder: Path) -> Iterator[Loading]:
     adapter = os.environ.get("CAPSTAN_ADAPTER", "software")
     context = browser.browser_type.launch_persistent_context(
-        folder / "profile", executable_path=str(find_browser()), args=["--headless=new", *flags(adapter)], **LAUNCH
+        folder / "profile", executable_path=str(find_browser()), args=["--headless=new", *flags(adapter)]
     )
     prepare(context)
     page = context.new_page()
