@@ -6,7 +6,7 @@
 
 Four things are sampled: the wasm heaps, the live ArrayBuffers of page and worker, the renderer process's resident
 memory, and the GPU process's. The renderer's memory that is shared with other processes (buffers on their way to the
-GPU process and from the network) is told apart from its own.
+GPU process and from the network) is told apart from its own. Linux only: it reads /proc.
 """
 
 from __future__ import annotations
@@ -206,6 +206,7 @@ class Targets:
         message = json.dumps({"id": self.asked, "method": method, "params": params or {}})
         self.session.send("Target.sendMessageToTarget", {"sessionId": worker, "message": message})
         while key not in self.answers:
+            assert worker in self.workers, "the worker ended while its memory was watched"
             # Any call makes Playwright handle the events that have come.
             self.session.send("Runtime.enable")
         answer: dict[str, Any] = self.answers.pop(key)["result"]

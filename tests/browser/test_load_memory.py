@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.conftest import BOOT_MS
 from tests.harness import Harness
 from tests.page_memory import Growth, PageMemory, prepare
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the memory of processes is read from /proc")
 IN_PAGE = Path(__file__).parents[2] / "benches/memory/in_page.py"
 MIB = 1 << 20
 LARGE = 1536
@@ -35,10 +37,18 @@ class Loading:
     def __init__(self, context: BrowserContext, page: Page, url: str) -> None:
         self.harness = Harness.open(page, url)
         self.memory = PageMemory(context, page)
+        self.asked: list[str] = []
+        """Requests for data files during the last load."""
+        context.on("request", lambda request: self._note(request.method, request.url))
+
+    def _note(self, method: str, url: str) -> None:
+        if url.endswith(".onnx.data"):
+            self.asked.append(method)
 
     def load(self, model: str, *runs: int) -> tuple[list[dict[str, Any]], Growth]:
         """Load a model, decode runs of so many tokens, close it: what each run gave, and the growth meanwhile."""
         self.harness.events.clear()
+        self.asked.clear()
         request = {
             "kind": "exec",
             "source": IN_PAGE.read_text(),
@@ -107,11 +117,13 @@ def test_the_sampler_sees_what_is_allocated(loading: Loading) -> None:
 
 def test_the_first_load_streams_from_the_network(loading: Loading) -> None:
     _, growth = loading.load("large")
+    assert "GET" in loading.asked
     assert_bounded(growth)
 
 
 def test_the_second_load_streams_from_the_store(loading: Loading) -> None:
     _, growth = loading.load("large")
+    assert set(loading.asked) == {"HEAD"}, "only whether the file is still the same"
     assert_bounded(growth)
 
 
