@@ -63,10 +63,11 @@ class PaperSource:
         self.server = server
         self.identity = server.identity()
         self.position: int | None = None
+        self.end: int | None = None
         self._stream = b""
 
     async def seek(self, start: int, end: int | None) -> None:
-        self._stream, self.position = self._request(start, end), start
+        self._stream, self.position, self.end = self._request(start, end), start, end
 
     async def read(self, chunk: Any, length: int) -> int:
         assert self.position is not None
@@ -119,6 +120,10 @@ class PaperBacking:
     async def write_text(self, name: str, text: str) -> None:
         self.before("write_text", name)
         self.files[name] = bytearray(text.encode())
+
+    async def append_text(self, name: str, text: str) -> None:
+        self.before("append_text", name)
+        self.files.setdefault(name, bytearray()).extend(text.encode())
 
     async def remove(self, name: str) -> None:
         self.before("remove", name)

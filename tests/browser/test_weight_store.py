@@ -198,6 +198,15 @@ def test_an_interrupted_download_goes_on_where_it_stopped(origin: Origin) -> Non
     assert (origin.sent, origin.ranges) == (SIZE - kept, [f"bytes={kept}-"])
 
 
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_large_file_is_asked_for_in_parts(ranges: bool, origin: Origin) -> None:
+    origin.faults.no_ranges = not ranges
+    assert origin.load(request_bytes=4 * SHARD)["stored"] == [WHOLE]
+    parts = [f"bytes={at}-{at + 4 * SHARD - 1}" for at in range(0, SIZE - 4 * SHARD, 4 * SHARD)]
+    last = f"bytes={len(parts) * 4 * SHARD}-"
+    assert (origin.sent, origin.ranges) == (SIZE, [*parts, last] if ranges else parts[:1])
+
+
 def test_a_server_without_ranges_is_read_in_one_stream_and_resumed(origin: Origin) -> None:
     origin.faults.no_ranges = True
     origin.faults.cut_at = 6 * SHARD
@@ -275,7 +284,7 @@ def test_too_small_a_quota_is_a_warning(origin: Origin) -> None:
     assert (found["error"], found["stored"], origin.sent) == (None, [], SIZE)
     [warning] = found["warnings"]
     assert warning.startswith("the weight store: ")
-    assert "the browser's storage for this origin is full; the weights come from their source" in warning
+    assert "the browser's storage for this origin is full" in warning
 
 
 def test_a_disk_that_fills_up_is_a_warning_and_the_load_goes_on(origin: Origin) -> None:

@@ -103,12 +103,23 @@ def warned(action: Callable[[], Any]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("shard", "count", "have", "end"),
-    [(0, 4, (), None), (0, 4, (2,), 2), (1, 4, (3,), 3), (2, 4, (0,), None), (3, 4, (), None), (0, None, (), None)],
+    [
+        (0, 4, (), None),
+        (0, 4, (2,), 2),
+        (1, 4, (3,), 3),
+        (2, 4, (0,), None),
+        (3, 4, (), None),
+        (0, None, (), None),
+        (0, 9, (), 5),
+        (0, 9, (4,), 4),
+        (4, 9, (), None),
+        (3, 9, (), 8),
+    ],
 )
 def test_one_request_is_made_for_a_run_of_missing_shards(
     shard: int, count: int | None, have: tuple[int, ...], end: int | None
 ) -> None:
-    assert end_of_run(shard, count, have) == end
+    assert end_of_run(shard, count, have, 5) == end
 
 
 def test_the_first_load_fetches_each_byte_once_and_the_second_none() -> None:
@@ -118,6 +129,11 @@ def test_the_first_load_fetches_each_byte_once_and_the_second_none() -> None:
     [stored] = page.listed()
     assert (stored.complete, stored.size, stored.stored_bytes, stored.sources) == (True, 950, 950, (page.server.url,))
     assert stored.content == Manifest.of([BYTES[i : i + SHARD] for i in range(0, 950, SHARD)], SHARD).content
+
+
+def test_a_large_file_is_asked_for_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_file, "REQUEST_BYTES", 4 * SHARD)
+    assert Page().traffic() == (950, [(0, 400), (400, 800), (800, 950)])
 
 
 def test_only_what_the_sink_wants_is_read_back_and_without_a_store_only_that_is_fetched() -> None:
@@ -309,6 +325,35 @@ def test_a_disk_that_fills_up_is_a_warning_and_the_load_goes_on() -> None:
     assert page.backing.files == {}
 
 
+def test_a_disk_that_is_full_for_the_record_is_a_warning_and_leaves_nothing() -> None:
+    for ending in (RECORD, SOURCE):
+        page = Page()
+
+        def full(operation: str, name: str, ending: str = ending) -> None:
+            if operation == "write_text" and name.endswith(ending):
+                raise StorageError(f"{name}: the browser's storage for this origin is full")
+
+        page.backing.before = full
+        [warning] = warned(page.load)
+        assert "is full; the weights are loaded, and fetched again the next time" in warning
+        assert page.backing.files == {}
+
+
+def test_a_stored_file_outlives_a_disk_that_is_full_for_its_new_source() -> None:
+    page = Page(manifest=manifest_of(BYTES))
+    page.load()
+    mirror = Page(PaperServer(BYTES, url="https://mirror/data"), page.backing, page.manifest)
+
+    def full(operation: str, name: str) -> None:
+        if operation == "write_text":
+            raise StorageError(f"{name}: the browser's storage for this origin is full")
+
+    page.backing.before = full
+    assert len(warned(mirror.load)) == 1
+    page.backing.before = page.before
+    assert page.traffic() == (0, [])
+
+
 def test_files_that_are_evicted_during_a_load_are_fetched() -> None:
     page = Page()
     page.load()
@@ -483,9 +528,9 @@ def test_records_are_written_after_the_data_and_the_source_last() -> None:
     order = []
 
     def note(operation: str, name: str) -> None:
-        if operation in ("write", "write_text"):
+        if operation in ("write", "write_text", "append_text"):
             order.append(name[name.index(".") :])
 
     page.backing.before = note
     page.load()
-    assert order == [DATA, JOURNAL] * 10 + [RECORD, SOURCE]
+    assert order == [JOURNAL, *[DATA, JOURNAL] * 10, RECORD, SOURCE]

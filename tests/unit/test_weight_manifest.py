@@ -80,19 +80,28 @@ def test_a_torn_or_foreign_record_is_none(kind: Any) -> None:
         Journal: Journal(IDENTITY, 100, {0: MANIFEST.shards[0]}).serialize(),
     }
     assert kind.parse(None) is None
-    for length in range(len(whole[kind])):
+    first_line = len(whole[kind].splitlines()[0]) if kind is Journal else len(whole[kind])
+    for length in range(first_line):
         assert kind.parse(whole[kind][:length]) is None
     for other, text in whole.items():
         if other is not kind:
             assert kind.parse(text) is None
 
 
-def test_a_journal_keeps_only_shards_that_can_be() -> None:
-    tree = json.loads(Journal(IDENTITY, 100, {1: MANIFEST.shards[1]}).serialize())
-    tree["digests"] |= {"3": MANIFEST.shards[0], "x": MANIFEST.shards[0], "2": "torn"}
-    journal = Journal.parse(json.dumps(tree))
+def test_a_journal_keeps_only_whole_entries_that_can_be() -> None:
+    text = Journal(IDENTITY, 100, {1: MANIFEST.shards[1]}).serialize()
+    bad = [[3, MANIFEST.shards[0]], ["2", MANIFEST.shards[0]], [-1, MANIFEST.shards[0]], [2, "torn"], [2], 7, {}]
+    journal = Journal.parse(text + "".join(json.dumps(entry) + "\n" for entry in bad) + "[2, \n")
     assert journal is not None
     assert journal.digests == {1: MANIFEST.shards[1]}
+    added = Journal.entry(2, MANIFEST.shards[2])
+    for length in range(len(added)):
+        torn = Journal.parse(text + added[:length])
+        assert torn is not None
+        assert torn.digests == {1: MANIFEST.shards[1]}
+    whole = Journal.parse(text + added)
+    assert whole is not None
+    assert set(whole.digests) == {1, 2}
 
 
 def test_a_source_that_vouches_for_nothing_has_no_key() -> None:

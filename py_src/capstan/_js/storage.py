@@ -103,8 +103,11 @@ class JsSource:
 
     @property
     def position(self) -> int | None:
-        position = self._js.position
-        return int(position) if isinstance(position, (int, float)) else None
+        return _number(self._js.position)
+
+    @property
+    def end(self) -> int | None:
+        return _number(self._js.end)
 
     async def seek(self, start: int, end: int | None) -> None:
         with storage_errors():
@@ -162,6 +165,10 @@ class JsBacking:
         with storage_errors():
             await self._js.writeText(name, text)
 
+    async def append_text(self, name: str, text: str) -> None:
+        with storage_errors():
+            await self._js.appendText(name, text)
+
     async def remove(self, name: str) -> None:
         with storage_errors():
             await self._js.remove(name)
@@ -171,8 +178,7 @@ class JsBacking:
             return JsDataFile(await self._js.open(name, size, shard_size, write))
 
     async def free_bytes(self) -> int | None:
-        free = await _capstan_host.storage.freeBytes()
-        return int(free) if isinstance(free, (int, float)) else None
+        return _number(await _capstan_host.storage.freeBytes())
 
     def chunk(self, capacity: int) -> JsChunk:
         return make_chunk(capacity)
@@ -209,6 +215,11 @@ def merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         elif length:
             pieces.append((offset, offset + length))
     return pieces
+
+
+def _number(value: Any) -> int | None:
+    """JavaScript's null as None."""
+    return int(value) if isinstance(value, (int, float)) else None
 
 
 async def _settled(value: Any) -> None:

@@ -13,8 +13,8 @@ from .source import SourceIdentity
 
 __all__ = ["DATA", "JOURNAL", "RECORD", "SOURCE", "Journal", "SourceRecord", "StoredRecord"]
 
-DATA, JOURNAL, RECORD, SOURCE = ".data", ".journal.json", ".weights.json", ".source.json"
-"""Endings of names: NAME.data holds bytes; KEY.journal.json tells which of them are sound while they are being
+DATA, JOURNAL, RECORD, SOURCE = ".data", ".journal.jsonl", ".weights.json", ".source.json"
+"""Endings of names: NAME.data holds bytes; KEY.journal.jsonl tells which of them are sound while they are being
 downloaded; CONTENT.weights.json, written once all are, tells what they are; SOURCE.source.json, written last, where
 they came from."""
 
@@ -90,25 +90,35 @@ class Journal:
         return sum(min(self.shard_size, size - shard * self.shard_size) for shard in self.digests)
 
     def serialize(self) -> str:
-        digests = {str(shard): digest for shard, digest in self.digests.items()}
-        return json.dumps({"source": self.identity.as_json(), "shard_size": self.shard_size, "digests": digests})
+        """One line about the source, then one for each shard; `entry` makes those that are added later."""
+        about = json.dumps({"source": self.identity.as_json(), "shard_size": self.shard_size}) + "\n"
+        return about + "".join(self.entry(shard, digest) for shard, digest in self.digests.items())
+
+    @staticmethod
+    def entry(shard: int, digest: str) -> str:
+        return json.dumps([shard, digest]) + "\n"
 
     @classmethod
     def parse(cls, text: str | None) -> Journal | None:
-        tree = tree_of(text)
+        """Entries that are torn or cannot be are left out."""
+        first, *lines = (text or "").split("\n")
+        tree = tree_of(first)
         identity = identity_of(tree)
-        if tree is None or identity is None or identity.size is None:
+        if tree is None or identity is None or identity.size is None or not lines:
             return None
-        shard_size, digests = tree.get("shard_size"), tree.get("digests")
-        if type(shard_size) is not int or shard_size < 1 or not isinstance(digests, dict):
+        shard_size = tree.get("shard_size")
+        if type(shard_size) is not int or shard_size < 1:
             return None
         count = shard_count(identity.size, shard_size)
-        sound = {
-            int(shard): digest
-            for shard, digest in digests.items()
-            if shard.isdecimal() and int(shard) < count and isinstance(digest, str) and DIGEST.fullmatch(digest)
-        }
-        return cls(identity, shard_size, sound)
+        digests = {}
+        for line in lines[:-1]:
+            try:
+                shard, digest = json.loads(line)
+            except (TypeError, ValueError):
+                continue
+            if type(shard) is int and 0 <= shard < count and isinstance(digest, str) and DIGEST.fullmatch(digest):
+                digests[shard] = digest
+        return cls(identity, shard_size, digests)
 
 
 def tree_of(text: str | None) -> dict[str, Any] | None:

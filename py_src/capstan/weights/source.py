@@ -69,6 +69,10 @@ class Source(Protocol):
     def position(self) -> int | None:
         """Where the stream stands that `seek` opened; None without one."""
 
+    @property
+    def end(self) -> int | None:
+        """Where that stream ends; None is the end of the file, also where less was asked for and the server sends all."""
+
     async def seek(self, start: int, end: int | None) -> None:
         """Open a stream over the bytes from `start` to `end` (None: the end of the file)."""
 
@@ -105,6 +109,9 @@ class Backing(Protocol):
     async def read_text(self, name: str) -> str | None: ...
     async def write_text(self, name: str, text: str) -> None:
         """Whole or not at all."""
+
+    async def append_text(self, name: str, text: str) -> None:
+        """Of what is added the end may be torn off by a crash."""
 
     async def remove(self, name: str) -> None:
         """No error if there is none; StorageError if another tab has it open."""

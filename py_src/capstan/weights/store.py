@@ -191,19 +191,17 @@ class WeightStore:
             return {}
         return journal.digests
 
-    async def begin(self, data: str) -> None:
-        """A data file is about to be written: no record may call it complete meanwhile."""
+    async def begin(self, identity: SourceIdentity, shard_size: int, digests: Mapping[int, str]) -> None:
+        """The data file of a download is about to be written, and holds these shards: no record may call it complete
+        meanwhile."""
         backing = await self._present()
-        for name in await backing.names():
-            if name.endswith(RECORD):
-                record = StoredRecord.parse(await backing.read_text(name))
-                if record is None or record.data == data:
-                    await backing.remove(name)
-
-    async def note(self, identity: SourceIdentity, shard_size: int, digests: Mapping[int, str]) -> None:
-        """Journal the shards that the data file holds."""
-        backing = await self._present()
+        await self._unrecord(backing, f"{identity.key}{DATA}")
         await backing.write_text(f"{identity.key}{JOURNAL}", Journal(identity, shard_size, digests).serialize())
+
+    async def note(self, identity: SourceIdentity, shard: int, digest: str) -> None:
+        """Journal that the data file holds one shard more."""
+        backing = await self._present()
+        await backing.append_text(f"{identity.key}{JOURNAL}", Journal.entry(shard, digest))
 
     async def complete(self, identity: SourceIdentity, manifest: Manifest) -> StoredRecord:
         """Every shard is in the data file: from now on it is a stored file. What the source had before goes."""
@@ -239,8 +237,17 @@ class WeightStore:
     async def forget_partial(self, identity: SourceIdentity) -> None:
         """Remove an interrupted download."""
         backing = await self._present()
+        await self._unrecord(backing, f"{identity.key}{DATA}")
         await backing.remove(f"{identity.key}{DATA}")
         await backing.remove(f"{identity.key}{JOURNAL}")
+
+    async def _unrecord(self, backing: Backing, data: str) -> None:
+        """Remove the records that call a data file complete, and torn ones."""
+        for name in await backing.names():
+            if name.endswith(RECORD):
+                record = StoredRecord.parse(await backing.read_text(name))
+                if record is None or record.data == data:
+                    await backing.remove(name)
 
     async def _present(self) -> Backing:
         backing = await self.backing()

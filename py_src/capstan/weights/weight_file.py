@@ -20,19 +20,21 @@ TRIES = 3
 """How often a shard is fetched before its failure is the load's."""
 PAUSE_SECONDS = 0.2
 """Before an interrupted download is tried again; doubled each time."""
+REQUEST_BYTES = 16 << 20
+"""The most that one request asks for: a browser may buffer a whole response, up to 64 MiB in Chromium, when it is read
+more slowly than it comes."""
 STORE = "the weight store"
 FROM_THE_NETWORK = "the weights come from their source"
 
 
-def end_of_run(shard: int, count: int | None, have: Container[int]) -> int | None:
-    """The end (exclusive) of the run of shards from `shard` on that are not there: what one request is made for.
-
-    None is the end of the file: its last shard, or a file of unknown size.
+def end_of_run(shard: int, count: int | None, have: Container[int], most: int) -> int | None:
+    """The end (exclusive) of the run of shards from `shard` on that are not there, at most `most`: what one request is
+    made for. None is the end of the file: its last shard, or a file of unknown size.
     """
     if count is None:
         return None
     end = shard + 1
-    while end < count and end not in have:
+    while end < min(count, shard + most) and end not in have:
         end += 1
     return None if end == count else end
 
@@ -214,7 +216,7 @@ class WeightFile:
             data = f"{self.identity.key}{DATA}"
             self._file = await backing.open(data, self.identity.size, self._shard_size, write=True)
             self._writable = True
-            await self._store.begin(data)
+            await self._store.begin(self.identity, self._shard_size, have)
             self._have = have
         except StorageError as error:
             fall_back(STORE, str(error), FROM_THE_NETWORK)
@@ -267,7 +269,7 @@ class WeightFile:
             await self._file.write(chunk, start, length)
             self._have[shard] = digest
             if self._record is None:
-                await self._store.note(self.identity, self._shard_size, self._have)
+                await self._store.note(self.identity, shard, digest)
             else:
                 self._suspect.discard(shard)
         except StorageError as error:
@@ -291,6 +293,9 @@ class WeightFile:
                 self._record = await self._store.complete(self.identity, self.manifest)
         except StorageError as error:
             fall_back(STORE, str(error), "the weights are loaded, and fetched again the next time")
+            if self._record is None:
+                with suppress(StorageError):
+                    await self._store.forget_partial(self.identity)
 
     async def _drop_partial(self) -> None:
         """Forget what was stored of a download that cannot be completed."""
@@ -341,9 +346,10 @@ class WeightFile:
         """The shard at `start` from the stream, which is opened anew after an interruption."""
 
         async def read() -> int:
-            if self.source.position != start:
+            if self.source.position != start or self.source.end == start:
                 count = None if self._size is None else shard_count(self._size, self._shard_size)
-                end = end_of_run(start // self._shard_size, count, self._have)
+                most = max(1, REQUEST_BYTES // self._shard_size)
+                end = end_of_run(start // self._shard_size, count, self._have, most)
                 await self.source.seek(start, None if end is None else end * self._shard_size)
             return await self.source.read(chunk, length)
 

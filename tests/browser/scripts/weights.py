@@ -13,6 +13,7 @@ from pyodide.code import run_js
 from capstan import Model, WeightStore
 from capstan.fallback import counted
 from capstan.weights import manifest as manifests
+from capstan.weights import weight_file
 
 from . import probe
 
@@ -84,6 +85,7 @@ async def load(models: Mapping[str, str], *, model: str, keep: bool = False, **o
 
 async def load_from(folder: Any, keep: bool, options: dict[str, Any]) -> dict[str, Any]:
     manifests.SHARD_BYTES = SHARD
+    weight_file.REQUEST_BYTES = options.pop("request_bytes", 16 << 20)
     counted.clear()
     found: dict[str, Any] = {"error": None, "weights": None, "handles": []}
     with warnings.catch_warnings(record=True) as caught:

@@ -12,7 +12,10 @@ export interface WeightSpan {
 }
 
 /** Bytes given to the queue before the GPU is waited for: until then the browser holds copies of them. */
-const MOST_IN_FLIGHT = 16 << 20;
+const MOST_IN_FLIGHT = 8 << 20;
+
+/** Bytes of one write: the browser copies a larger one once more on its way to the GPU process. */
+const PIECE = 256 << 10;
 
 /** Chunks come in ascending order and may leave out what no span wants. */
 export class WeightUpload {
@@ -85,9 +88,10 @@ class SpanWriter {
       if (this.heldCount === 4) this.flushHeld();
     }
     const whole = part.length - (part.length % 4);
-    if (whole > 0) {
-      this.watched.write(this.span.buffer, this.written, part.subarray(0, whole));
-      this.written += whole;
+    for (let at = 0; at < whole; at += PIECE) {
+      const piece = part.subarray(at, Math.min(whole, at + PIECE));
+      this.watched.write(this.span.buffer, this.written, piece);
+      this.written += piece.length;
     }
     for (const byte of part.subarray(whole)) this.held[this.heldCount++] = byte;
     return to - from;

@@ -19,6 +19,7 @@ export interface Backing {
   names(): Promise<string>;
   readText(name: string): Promise<string | null>;
   writeText(name: string, text: string): Promise<void>;
+  appendText(name: string, text: string): Promise<void>;
   remove(name: string): Promise<void>;
   open(name: string, size: number, shardSize: number, write: boolean): Promise<DataFile>;
 }

@@ -41,6 +41,10 @@ export class CacheBacking implements Backing {
     return storing(name, () => this.cache.put(address(name), new Response(text)));
   }
 
+  async appendText(name: string, text: string): Promise<void> {
+    await this.writeText(name, ((await this.readText(name)) ?? "") + text);
+  }
+
   remove(name: string): Promise<void> {
     return storing(name, async () => {
       const own = address(name);

@@ -22,6 +22,16 @@ function openSync(handle: FileSystemFileHandle, mode: "read-only" | "readwrite")
   return (handle as unknown as { createSyncAccessHandle: SyncOpen }).createSyncAccessHandle({ mode });
 }
 
+/** Write and flush; a disk without room takes less than it is given. */
+function writeAll(access: SyncAccess, bytes: Uint8Array, at: number): void {
+  for (let done = 0; done < bytes.length;) {
+    const written = access.write(bytes.subarray(done), { at: at + done });
+    if (written === 0) throw new DOMException("nothing was written", "QuotaExceededError");
+    done += written;
+  }
+  access.flush();
+}
+
 export class OpfsBacking implements Backing {
   readonly kind = "opfs";
 
@@ -66,15 +76,13 @@ export class OpfsBacking implements Backing {
         return;
       }
       // A record that is torn here reads as none: it holds its own hash.
-      const access = await openSync(handle, "readwrite");
-      try {
-        access.truncate(0);
-        access.write(new TextEncoder().encode(text), { at: 0 });
-        access.flush();
-      } finally {
-        access.close();
-      }
+      await this.rewrite(handle, text, false);
     });
+  }
+
+  /** Without the streams of `createWritable`, whose memory is given back late. */
+  appendText(name: string, text: string): Promise<void> {
+    return storing(name, async () => this.rewrite(await this.handle(name, true), text, true));
   }
 
   remove(name: string): Promise<void> {
@@ -112,6 +120,16 @@ export class OpfsBacking implements Backing {
   /** Looked up each time: the browser may evict an origin's files at any moment. */
   private async folder(): Promise<FileSystemDirectoryHandle> {
     return (await navigator.storage.getDirectory()).getDirectoryHandle(FOLDER, { create: true });
+  }
+
+  private async rewrite(handle: FileSystemFileHandle, text: string, append: boolean): Promise<void> {
+    const access = await openSync(handle, "readwrite");
+    try {
+      if (!append) access.truncate(0);
+      writeAll(access, new TextEncoder().encode(text), access.getSize());
+    } finally {
+      access.close();
+    }
   }
 
   private async handle(name: string, create = false): Promise<FileSystemFileHandle> {

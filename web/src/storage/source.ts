@@ -78,6 +78,8 @@ function validatorOf(response: Response): string | null {
 
 export class HttpSource {
   position: number | null = null;
+  /** Where the stream ends; null is the end of the file. */
+  end: number | null = null;
   private reader: ByteReader | null = null;
 
   /** With `keep` the browser's HTTP cache is left alone: the bytes are kept elsewhere. */
@@ -92,8 +94,15 @@ export class HttpSource {
 
   /** An `end` that Python leaves out is undefined here. */
   async seek(start: number, end?: number | null): Promise<void> {
-    this.close();
-    this.reader = await this.open(start, end ?? null, this.keep ? "no-store" : "default");
+    if (this.reader && this.end === null && this.position! <= start) {
+      // A server without ranges sends the whole file: what is not wanted of it is passed over.
+      await this.discard(this.reader, start - this.position!);
+    } else {
+      this.close();
+      const { reader, whole } = await this.open(start, end ?? null, this.keep ? "no-store" : "default");
+      this.reader = reader;
+      this.end = whole ? null : (end ?? null);
+    }
     this.position = start;
   }
 
@@ -104,7 +113,7 @@ export class HttpSource {
   }
 
   async readAt(chunk: Chunk, start: number, length: number): Promise<number> {
-    const reader = await this.open(start, start + length, this.keep ? "no-store" : "reload");
+    const { reader } = await this.open(start, start + length, this.keep ? "no-store" : "reload");
     try {
       return await this.fill(reader, chunk, length);
     } finally {
@@ -127,7 +136,11 @@ export class HttpSource {
   }
 
   /** The bytes from `start` to `end`, or to the end of the file. */
-  private async open(start: number, end: number | null, cache: RequestCache): Promise<ByteReader> {
+  private async open(
+    start: number,
+    end: number | null,
+    cache: RequestCache,
+  ): Promise<{ reader: ByteReader; whole: boolean }> {
     const { name: url, size } = this.about;
     const headers: Record<string, string> = {};
     if (start > 0 || end !== null) {
@@ -148,9 +161,9 @@ export class HttpSource {
       throw error;
     }
     const reader = new ByteReader(response.body);
-    // A server without ranges sends the whole file.
-    if (response.status === 200 && start > 0) await this.discard(reader, start);
-    return reader;
+    const whole = response.status === 200;
+    if (whole) await this.discard(reader, start);
+    return { reader, whole };
   }
 
   /** What makes the server send the whole file if it is another one; only our own origin's may be asked so. */
@@ -186,6 +199,7 @@ export class HttpSource {
 /** A file that the user picked. */
 export class BlobSource {
   position: number | null = null;
+  end: number | null = null;
   private reader: ByteReader | null = null;
 
   constructor(
@@ -202,6 +216,7 @@ export class BlobSource {
     this.close();
     this.reader = new ByteReader(this.file.slice(start, end ?? this.file.size).stream());
     this.position = start;
+    this.end = end ?? null;
   }
 
   async read(chunk: Chunk, length: number): Promise<number> {
