@@ -71,7 +71,7 @@ class Source(Protocol):
 
     @property
     def end(self) -> int | None:
-        """Where that stream ends; None is the end of the file, also where less was asked for and the server sends all."""
+        """Where that stream ends; None is the end of the file. Without ranges more comes than was asked for."""
 
     async def seek(self, start: int, end: int | None) -> None:
         """Open a stream over the bytes from `start` to `end` (None: the end of the file)."""
