@@ -20,9 +20,9 @@ TRIES = 3
 """How often a shard is fetched before its failure is the load's."""
 PAUSE_SECONDS = 0.2
 """Before an interrupted download is tried again; doubled each time."""
-REQUEST_BYTES = 16 << 20
-"""The most that one request asks for: a browser may buffer a whole response, up to 64 MiB in Chromium, when it is read
-more slowly than it comes."""
+REQUEST_BYTES = 24 << 20
+"""The most that one request asks for. A browser may buffer a whole response that is read more slowly than it comes, up
+to 64 MiB in Chromium; its developer tools keep every response of less than 20 MB while they are open."""
 STORE = "the weight store"
 FROM_THE_NETWORK = "the weights come from their source"
 
