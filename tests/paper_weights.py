@@ -71,6 +71,7 @@ class PaperSource:
 
     async def read(self, chunk: Any, length: int) -> int:
         assert self.position is not None
+        assert self.end is None or self.position + length <= self.end, "read past the end of what was asked for"
         cut = self.server.break_at
         if cut is not None and self.position + length > cut:
             self.server.sent += max(0, cut - self.position)

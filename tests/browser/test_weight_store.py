@@ -198,6 +198,11 @@ def test_an_interrupted_download_goes_on_where_it_stopped(origin: Origin) -> Non
     assert (origin.sent, origin.ranges) == (SIZE - kept, [f"bytes={kept}-"])
 
 
+def test_shards_may_end_anywhere_in_a_weight(origin: Origin) -> None:
+    for _ in range(2):
+        assert origin.load(shard_bytes=5003)["stored"] == [WHOLE]
+
+
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_large_file_is_asked_for_in_parts(ranges: bool, origin: Origin) -> None:
     origin.faults.no_ranges = not ranges

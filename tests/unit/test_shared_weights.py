@@ -113,6 +113,7 @@ def test_a_content_found_out_later_names_the_same_buffers(
     assert second.buffers == first.buffers
     first.release()
     second.release()
+    assert shared._names == {}
     third = acquire(shared, loads, "content c")
     assert len(loads.names) == 2
     third.release()

@@ -298,6 +298,10 @@ def test_a_stored_file_that_another_tab_has_locked_is_read_and_verified() -> Non
     assert page.traffic() == (0, [])
     page.backing.files[data][555] ^= 1
     assert page.traffic() == (100, [(500, 600)])
+    assert page.listed()[0].suspect == (5,)
+    page.backing.locked.clear()
+    assert page.traffic() == (100, [(500, 600)])
+    assert page.traffic() == (0, [])
 
 
 def test_no_room_is_a_warning_before_anything_is_written() -> None:
@@ -350,8 +354,39 @@ def test_a_stored_file_outlives_a_disk_that_is_full_for_its_new_source() -> None
 
     page.backing.before = full
     assert len(warned(mirror.load)) == 1
+    [source] = [name for name in page.backing.files if name.endswith(SOURCE)]
+    kept = page.backing.files.pop(source)
+    assert len(warned(page.load)) == 1
     page.backing.before = page.before
+    page.backing.files[source] = kept
     assert page.traffic() == (0, [])
+
+
+def test_a_manifest_that_comes_later_is_what_counts() -> None:
+    page = Page()
+    page.server.corrupt[150] = 1
+    page.server.break_at = 350
+    with pytest.raises(ModelFileError):
+        page.load()
+    page.crash()
+    page.server.break_at = None
+    page.manifest = manifest_of(BYTES)
+    assert page.traffic() == (750, [(100, 200), (300, 950)])
+    assert asyncio.run(page.store.verify())[0].damaged == ()
+
+
+def test_an_unchanged_file_is_loaded_without_writing() -> None:
+    page = Page()
+    page.load()
+    written = []
+
+    def note(operation: str, name: str) -> None:
+        if operation.startswith(("write", "append", "remove")):
+            written.append(name)
+
+    page.backing.before = note
+    page.load()
+    assert written == []
 
 
 def test_files_that_are_evicted_during_a_load_are_fetched() -> None:

@@ -223,6 +223,8 @@ class WeightStore:
             return
         source = SourceRecord(identity, content)
         before = SourceRecord.parse(await backing.read_text(source.name))
+        if before == source:
+            return
         await backing.write_text(source.name, source.serialize())
         if before is None or before.content == content:
             return

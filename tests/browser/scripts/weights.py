@@ -84,7 +84,7 @@ async def load(models: Mapping[str, str], *, model: str, keep: bool = False, **o
 
 
 async def load_from(folder: Any, keep: bool, options: dict[str, Any]) -> dict[str, Any]:
-    manifests.SHARD_BYTES = SHARD
+    manifests.SHARD_BYTES = options.pop("shard_bytes", SHARD)
     weight_file.REQUEST_BYTES = options.pop("request_bytes", 16 << 20)
     counted.clear()
     found: dict[str, Any] = {"error": None, "weights": None, "handles": []}
