@@ -252,6 +252,18 @@ def test_damage_on_disk_is_found_by_verify_and_repaired_alone(origin: Origin) ->
     assert origin.run("verify") == [[]]
 
 
+def test_what_was_evicted_or_cut_short_is_loaded_anew(origin: Origin) -> None:
+    origin.load()
+    origin.run("shorten", size=0)
+    found = origin.load()
+    assert (found["error"], found["warnings"], found["stored"], origin.sent) == (None, [], [WHOLE], SIZE)
+    origin.run("shorten", size=SIZE - 1)
+    found = origin.load()
+    assert (found["error"], found["stored"], origin.sent) == (None, [WHOLE], SIZE)
+    [warning] = found["warnings"]
+    assert f"{SIZE - 1} bytes are left of {SIZE}; the weights come from their source" in warning
+
+
 def test_a_changed_file_is_loaded_anew(origin: Origin) -> None:
     origin.load()
     origin.change()

@@ -50,6 +50,16 @@ SPOIL = """async position => {
     access.close();
   }
 }"""
+SHORTEN = """async size => {
+  const root = await navigator.storage.getDirectory();
+  if (size === 0) return root.removeEntry("capstan-weights", { recursive: true });
+  for await (const [name, handle] of (await root.getDirectoryHandle("capstan-weights")).entries()) {
+    if (!name.endsWith(".data")) continue;
+    const access = await handle.createSyncAccessHandle();
+    access.truncate(size);
+    access.close();
+  }
+}"""
 LOCK = """async create => {
   const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle("capstan-weights");
   globalThis.locks = [];
@@ -153,6 +163,11 @@ async def kind(models: Mapping[str, str]) -> str:
 async def spoil(models: Mapping[str, str], *, position: int) -> None:
     """Change a byte of every stored data file."""
     await run_js(SPOIL)(position)
+
+
+async def shorten(models: Mapping[str, str], *, size: int) -> None:
+    """Cut every stored data file; with 0 evict everything, as the browser does."""
+    await run_js(SHORTEN)(size)
 
 
 async def lock(models: Mapping[str, str]) -> int:
