@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from tests import oracle
 from tests.browser.page_scripts import PageScripts
 from tests.device_cases import check_conversions, check_masks, check_refusals
 
+LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 DEVICES = ["webgpu", "wasm"]
 device = pytest.mark.parametrize("device", DEVICES)
 
@@ -69,3 +73,22 @@ def test_the_probe_says_what_the_cpu_can_do(scripts: PageScripts) -> None:
     assert found["in_place_cache"], found["missing"]
     assert found["mappable_storage"]
     assert set(found["missing"]) >= {"subgroups", "timestamps"}
+
+
+def test_where_past_and_present_must_be_apart_they_are_copied(scripts: PageScripts) -> None:
+    found = scripts.run("memory", "apart_caches", "nano-llama", model="nano-llama", count=12)
+    assert found["ids"] == oracle.greedy(LLAMA, [5, 6, 7, 8, 9], 12)
+    assert found["notes"] == ["off: past and present of attention cannot be one buffer on this adapter"] * 2
+    assert [text for text in found["warned"] if "the test says so" in text] == [
+        "one buffer for past and present: the test says so; caches are written apart and copied after each step, which "
+        "is neither captured nor taped"
+    ], "warned once"
+    assert found["counted"] == [2]
+
+
+def test_an_adapter_that_cannot_be_read_is_refused(scripts: PageScripts) -> None:
+    found = scripts.run("memory", "incapable", "nano-llama", model="nano-llama")
+    assert found["error"] == (
+        "DeviceUnavailableError: nothing can be read back from this adapter: the test says so; use device='wasm'"
+    )
+    assert found["left"].strip() == "0 bytes     0  in all"

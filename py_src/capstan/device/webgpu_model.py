@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 
 from .. import graph
 from ..config import GenaiConfig
 from ..errors import DeviceUnavailableError, TapeError, UnsupportedModelError
+from ..fallback import fall_back
 from ..graph import GraphDescription
-from ..memory import Pools, PoolSize
+from ..memory import Capabilities, Pools, PoolSize
 from ..tape import TapeKey
 from ..weights.shared import Lease, SharedWeights, Span
 from ..weights.weight_file import WeightFile
@@ -95,6 +97,28 @@ async def lease(
     return held
 
 
+numbers = count(1)
+"""Of the models of this page, to tell the owners of their memory apart."""
+
+
+def require_capable(found: Capabilities, about: GraphDescription) -> bool:
+    """Whether past and present may be one buffer. Raises DeviceUnavailableError for what no step down replaces."""
+    reasons = dict(found.missing)
+    if not found.staging:
+        raise DeviceUnavailableError(
+            f"nothing can be read back from this adapter: {reasons['staging']}; use device='wasm'"
+        )
+    if about.needs_f16 and not found.f16:
+        raise DeviceUnavailableError(
+            f"the model computes in float16 and {reasons['f16']}; "
+            "export it with use_webgpu_fp32=true, or use device='wasm'"
+        )
+    if not found.in_place_cache:
+        instead = "caches are written apart and copied after each step, which is neither captured nor taped"
+        fall_back("one buffer for past and present", reasons["in_place_cache"], instead)
+    return found.in_place_cache
+
+
 class WebGpuModel:
     """Weights in GPU buffers, one prefill session over them, and decoders, each with a decode session of its own."""
 
@@ -109,7 +133,9 @@ class WebGpuModel:
         weights: dict[str, int],
         prefill: int,
         name: str,
+        owner: str,
         options: TapeOptions,
+        in_place: bool,
     ):
         self.interface = interface
         self._engine = interface.engine
@@ -119,6 +145,9 @@ class WebGpuModel:
         self._prefill = prefill
         self._capture = options.capture
         self._name = name
+        self._owner = owner
+        self._in_place = in_place
+        """Whether attention may write into the caches that it reads."""
         self._made = 0
         self._scratch: dict[int, int] = {}
         """Scratch bytes of a sequence by its capacity."""
@@ -149,11 +178,7 @@ class WebGpuModel:
         stays allocated on failure. `open_weights` opens a data file by its location."""
         engine = interface.engine
         graphs = await rewrite(model, config, open_weights)
-        if graphs.description.needs_f16 and "shader-f16" not in interface.about().features:
-            raise DeviceUnavailableError(
-                "the model computes in float16 and this adapter has no shader-f16; "
-                "export it with use_webgpu_fp32=true, or use device='wasm'"
-            )
+        in_place = require_capable(await interface.capabilities(), graphs.description)
         memory = webgpu_memory(interface, graphs, config)
         memory.fit(1, 1).require()
         leases: list[Lease] = []
@@ -164,22 +189,21 @@ class WebGpuModel:
                 file = await open_weights(location)
                 leases.append(await lease(engine, shared, file, entries, url + location, partial(progress, location)))
                 weights.update(zip((entry.name for entry in entries), leases[-1].buffers, strict=True))
-            session = await engine.create_session(graphs.prefill, capture=False, owner=url)
+            owner = f"{url} model {next(numbers)}"
+            session = await engine.create_session(graphs.prefill, capture=False, owner=owner)
         except BaseException:
             for held in leases:
                 held.release()
             raise
-        return cls(memory, interface, graphs, leases, weights, session, url, options)
+        return cls(memory, interface, graphs, leases, weights, session, url, owner, options, in_place)
 
     async def decoder(self, capacity: int, pools: Pools | None = None) -> WebGpuDecoder:
         """A decoder of that capacity: a free one, else a new one, recorded and checked."""
-        if pools is not None:
-            return await self._make_decoder(capacity, pools)
         for i, free in enumerate(self._free):
-            if free.capacity == capacity:
+            if pools is None and free.capacity == capacity:
                 free.require(self._key(capacity))
                 return self._free.pop(i)
-        making = asyncio.ensure_future(self._make_decoder(capacity))
+        making = asyncio.ensure_future(self._make_decoder(capacity, pools))
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
@@ -192,7 +216,8 @@ class WebGpuModel:
     def _keep(self, making: asyncio.Future[WebGpuDecoder]) -> None:
         """Take in a decoder that nobody waited for."""
         self._making.discard(making)
-        if not making.cancelled() and making.exception() is None:
+        # Of given buffers nobody can say that they are still meant; they are let go when the model is closed.
+        if not making.cancelled() and making.exception() is None and making.result().reusable:
             self._free.append(making.result())
 
     async def trim(self) -> None:
@@ -211,11 +236,11 @@ class WebGpuModel:
         else:
             await self._drop(decoder)
 
-    async def _make_decoder(self, capacity: int, pools: Pools | None = None) -> WebGpuDecoder:
+    async def _make_decoder(self, capacity: int, pools: Pools | None) -> WebGpuDecoder:
         self.memory.fit(1, capacity).require()
         given = self.memory.given(capacity, pools) if pools is not None else {}
         self._made += 1
-        owner = f"{self._name} sequence {self._made}"
+        owner = f"{self._owner} sequence {self._made}"
         buffers = SequenceBuffers.allocate(
             self.interface,
             self._graphs.description,
@@ -224,6 +249,7 @@ class WebGpuModel:
             owner,
             offset_alignment=self.memory.alignment().span_offset,
             given=given,
+            in_place=self._in_place,
         )
         try:
             step = await self._decode_step(buffers, capacity)
@@ -240,7 +266,7 @@ class WebGpuModel:
     def _note_scratch(self, buffers: SequenceBuffers) -> None:
         """Remember what onnxruntime-web allocated for the prefill session and for a sequence of this capacity."""
         of = {entry["owner"]: entry["bytes"] for entry in self._engine.ledger() if entry["category"] == "scratch"}
-        self._scratch[buffers.capacity] = of.get(self._name, 0) + of.get(buffers.owner, 0)
+        self._scratch[buffers.capacity] = of.get(self._owner, 0) + of.get(buffers.owner, 0)
 
     def _measured(self, capacity: int) -> PoolSize | None:
         found = self._scratch.get(capacity)
@@ -271,6 +297,8 @@ class WebGpuModel:
             return DecodeStep(self._engine, eager, capture="off", note=None)
         try:
             blocking = self._graphs.description.uncapturable
+            if not self._in_place:
+                raise TapeError("past and present of attention cannot be one buffer on this adapter")
             if blocking:
                 raise TapeError(f"the graph cannot be captured: {blocking[0]}")
             session = await self._engine.create_session(self._graphs.decode, capture=True, owner=buffers.owner)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import capstan
 from capstan import CapstanError, Generator, Model
+from capstan.device.probe import remembered
+from capstan.fallback import fallbacks
 from capstan.graph.one_node import add_model
 from capstan.memory import DeviceBuffer, MemoryType, Pools, ledger
 
@@ -156,6 +160,50 @@ async def refused_pools(models: Mapping[str, str], *, model: str) -> dict[str, s
         generator.append_tokens(PROMPT)
         found["ids"] = str(await take(generator, 4))
     return found
+
+
+async def apart_caches(models: Mapping[str, str], *, model: str, count: int) -> dict[str, Any]:
+    """Generate on an adapter of which the probe says that past and present cannot be one buffer."""
+    await close_all()
+    device = await capstan.open_device("webgpu")
+    found = await device.capabilities()
+    key = next(key for key, value in remembered.items() if value is found)
+    remembered[key] = replace(found, in_place_cache=False, missing=(("in_place_cache", "the test says so"),))
+    notes: list[str] = []
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                opened = await Model.load(models[model], device="webgpu")
+                async with opened, Generator(opened, parameters(opened, max_length=64)) as generator:
+                    generator.append_tokens(PROMPT)
+                    ids = await take(generator, count)
+                    notes.append(f"{generator.capture}: {generator.capture_note}")
+                    submits = generator.counters["submits"]
+    finally:
+        remembered[key] = found
+        device.close()
+    counted = [times for reason, times in fallbacks().items() if "the test says so" in reason]
+    texts = [str(warning.message) for warning in warned]
+    return {"ids": ids, "notes": notes, "warned": texts, "counted": counted, "submits": submits}
+
+
+async def incapable(models: Mapping[str, str], *, model: str) -> dict[str, str]:
+    """Load on an adapter whose staging memory does not work, by the probe's word."""
+    await close_all()
+    device = await capstan.open_device("webgpu")
+    found = await device.capabilities()
+    key = next(key for key, value in remembered.items() if value is found)
+    remembered[key] = replace(found, staging=False, missing=(("staging", "the test says so"),))
+    try:
+        await Model.load(models[model], device="webgpu")
+        error = "none"
+    except CapstanError as refused:
+        error = f"{type(refused).__name__}: {refused}"
+    finally:
+        remembered[key] = found
+        device.close()
+    return {"error": error, "left": str(ledger())}
 
 
 async def plans(models: Mapping[str, str], *, model: str) -> dict[str, Any]:
