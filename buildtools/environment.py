@@ -165,6 +165,8 @@ def _make_venv() -> None:
     remedy = "install Python's venv module (Debian and Ubuntu: apt-get install python3-venv) and run this again"
     if any(importlib.util.find_spec(module) is None for module in ("ensurepip", "venv")):
         raise CommandError(f"{sys.executable} cannot make virtual environments: {remedy}")
+    if VENV.is_symlink():
+        raise CommandError(f"{VENV} is a link to {VENV.resolve()}, whose packages would be cleared: remove the link")
     run_tool([_base_python(), "-m", "venv", "--clear", VENV], remedy)
 
 
