@@ -176,8 +176,13 @@ def test_a_cache_larger_than_the_adapter_binds_is_refused_and_a_smaller_one_work
 ) -> None:
     name = variants.config("wide-context", model__context_length=2**26, search__max_length=2**26)
     found = scripts.run("refusals", "too_large", name, model=name)
-    assert found["error"].startswith("OutOfMemoryError: buffer 'kv past_key_values.0.key' needs 8589934592 bytes")
-    assert "lower max_length" in found["error"]
+    error = found["error"]
+    assert error.startswith(
+        "OutOfMemoryError: kv past_key_values.0.key takes 8589934592 bytes with batch_size 1 and max"
+    )
+    assert "bytes in one binding" in error
+    longest = int(error.rpartition("use a max_length of at most ")[2])
+    assert 2**20 < longest < 2**26
     assert found["same"], "buffers are left"
     assert found["ids"] == oracle.greedy(LLAMA, PROMPT, 15)
     assert found["note"] is None
