@@ -2,9 +2,9 @@
 
 usage: .venv/bin/python benches/gpu_host/pack.py OUT.tar.xz
 
-The cases: the bundled model and the fixtures, greedy, on WebGPU, with the ids that onnxruntime-genai picks on CPython;
-a seeded sampled run with and without run-ahead; decode_modes.py for the bundled model. Models are not packed: on the
-host, unpack it and run `python3 run.py . OUT.json MODEL_FOLDER ...` in it.
+The cases: the operations on device memory; the bundled model and the fixtures, greedy, on WebGPU, with the ids that
+onnxruntime-genai picks on CPython; a seeded sampled run with and without run-ahead; decode_modes.py for the bundled
+model. Models are not packed: on the host, unpack it and run `python3 run.py . OUT.json MODEL_FOLDER ...` in it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,22 @@ from buildtools.site import assemble  # noqa: E402
 
 FIXTURES = ("nano-llama", "nano-qwen2", "nano-granite")
 PROMPT = "def fibonacci(n):"
+DEVICE_OPERATIONS = """
+import json
+import capstan
+
+device = await capstan.open_device("webgpu")
+print(json.dumps({
+    "capabilities": await capabilities(device),
+    "infos": await infos(device),
+    "differing copies": await copies(device, rounds=200),
+    "masks": await masks(device),
+    "conversions": await conversions(device),
+    "readbacks": await readbacks(device),
+    "ledger": str(capstan.memory.ledger()),
+}))
+"""
+"""Runs after tests/browser/scripts/device_operations.py, with its functions."""
 TOKENS = 200
 
 
@@ -61,7 +77,10 @@ def main() -> int:
         (pack / "timing.json").write_text(json.dumps(timing))
         timed = {**timing, "models": {"bundled": "/models/bundled/"}}
         last = {"name": "bundled decode modes", "model": "bundled", "request": timed, "expected": None}
-        (pack / "cases.json").write_text(json.dumps([*cases(models), last]))
+        operations = (ROOT / "tests/browser/scripts/device_operations.py").read_text() + DEVICE_OPERATIONS
+        on_device = {"kind": "exec", "source": operations, "filename": "device.py", "argv": ["device.py"], "models": {}}
+        device = {"name": "device operations", "model": "bundled", "request": on_device, "expected": None}
+        (pack / "cases.json").write_text(json.dumps([device, *cases(models), last]))
         packages = json.loads((ROOT / "package-lock.json").read_text())["packages"]
         versions = {name: packages[f"node_modules/{name}"]["version"] for name in ("onnxruntime-web", "pyodide")}
         about = {"versions": {**versions, "onnxruntime-genai (oracle)": oracle.og.__version__}}
