@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 
 from ..errors import CapstanError, DeviceLostError
 from ..graph.one_node import add_model, attention_model, cast_model
-from ..memory import Capabilities, DeviceBuffer
+from ..memory import Capabilities, DeviceBuffer, MemoryType
 from .interface import BoundSpan, DeviceInterface, DeviceSession
 
 __all__ = ["Probe", "capabilities_of"]
 
 PATTERN = bytes((37 * i + 11) % 256 for i in range(64))
+NUMBERS = array("f", [0.5, -1.0, 2.0, 65536.0]).tobytes()
+DOUBLED = array("f", [1.0, -2.0, 4.0, 131072.0]).tobytes()
 CACHE_POSITIONS, CACHE_LENGTH, HEAD_SIZE = 8, 5, 16
 
 remembered: dict[str, Capabilities] = {}
@@ -74,7 +76,8 @@ class Probe:
         return attempt
 
     async def _staging(self) -> str | None:
-        """A byte pattern goes to the device, is shifted there, and comes back whole and in part."""
+        """A byte pattern goes to the device, is shifted there, and comes back whole and in part; so does what
+        onnxruntime allocates, directly and through host accessible memory."""
         device = self.device
         with (
             device.allocate(len(PATTERN), label="probe") as first,
@@ -86,7 +89,32 @@ class Probe:
             part = (await device.copy_device_to_cpu(second.span(5, 7))).data
         if whole != bytes(4) + PATTERN[:60] or part != whole[5:12]:
             return f"{whole[:8].hex()}... was read back, {(bytes(4) + PATTERN)[:8].hex()}... was written"
+        for memory_type in MemoryType:
+            result = await self._allocated(memory_type)
+            if result != DOUBLED:
+                name = device.get_memory_info(memory_type).name
+                return f"a sum in {name} is {result.hex()}, expected {DOUBLED.hex()}"
         return None
+
+    async def _allocated(self, memory_type: MemoryType) -> bytes:
+        """2 * NUMBERS, in memory that onnxruntime allocated, read from there or from a buffer of the other type."""
+        device = self.device
+        session = await device.create_session(add_model("float32", 4), owner="probe")
+        try:
+            with device.allocate(len(NUMBERS), label="probe") as given:
+                device.copy_cpu_to_device(given.span(), NUMBERS)
+                feeds = [BoundSpan(name, given.span(), "float32", (4,)) for name in ("a", "b")]
+                (result,) = await session.run(feeds, ["c"])
+                # onnxruntime allocates in size classes.
+                found = result.span.sub(0, len(NUMBERS))
+                with result.span.buffer:
+                    if memory_type is MemoryType.DEFAULT:
+                        return (await device.copy_device_to_cpu(found)).data
+                    with device.allocate(len(NUMBERS), memory_type, label="probe") as reachable:
+                        device.copy_from(reachable.span(), found)
+                        return (await device.copy_device_to_cpu(reachable.span())).data
+        finally:
+            await session.close()
 
     async def _f16(self) -> str | None:
         reason = await self._feature("shader-f16")()
