@@ -104,7 +104,7 @@ class HeapDevice(DeviceInterface):
         raise NotImplementedError
 
     async def create_session(
-        self, model: bytes, *, external: dict[str, bytes] | None = None, capture: bool = False, owner: str = ""
+        self, model: bytes, *, external: dict[str, bytes] | None = None, owner: str = ""
     ) -> DeviceSession:
         return ReferenceSession.open(model, external or {}, self.get_memory_info())
 
@@ -132,7 +132,7 @@ class ApartDevice(HeapDevice):
         return memoryview(self.memory[span.buffer.handle])[span.offset : span.offset + span.length]
 
     async def create_session(
-        self, model: bytes, *, external: dict[str, bytes] | None = None, capture: bool = False, owner: str = ""
+        self, model: bytes, *, external: dict[str, bytes] | None = None, owner: str = ""
     ) -> DeviceSession:
         return ApartSession(self, ReferenceSession.open(model, external or {}, HEAP))
 

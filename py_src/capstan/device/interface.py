@@ -217,6 +217,6 @@ class DeviceInterface(ABC):
 
     @abstractmethod
     async def create_session(
-        self, model: bytes, *, external: dict[str, bytes] | None = None, capture: bool = False, owner: str = ""
+        self, model: bytes, *, external: dict[str, bytes] | None = None, owner: str = ""
     ) -> DeviceSession:
         """A session over a serialized ONNX model; `external` holds data files by location."""

@@ -19,7 +19,7 @@ class ReferenceDevice(HostMemory):
         return DeviceFacts(adapter="cpu (onnxruntime)")
 
     async def create_session(
-        self, model: bytes, *, external: dict[str, bytes] | None = None, capture: bool = False, owner: str = ""
+        self, model: bytes, *, external: dict[str, bytes] | None = None, owner: str = ""
     ) -> DeviceSession:
         from .reference_session import ReferenceSession
 

@@ -21,7 +21,7 @@ class WasmDevice(HostMemory):
         return DeviceFacts(adapter="cpu (wasm)")
 
     async def create_session(
-        self, model: bytes, *, external: dict[str, bytes] | None = None, capture: bool = False, owner: str = ""
+        self, model: bytes, *, external: dict[str, bytes] | None = None, owner: str = ""
     ) -> DeviceSession:
         from .._js.sessions import open_wasm_session
 

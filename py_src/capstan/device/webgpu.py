@@ -171,7 +171,7 @@ class WebGpuDevice(DeviceInterface):
         return handle
 
     async def create_session(
-        self, model: bytes, *, external: dict[str, bytes] | None = None, capture: bool = False, owner: str = ""
+        self, model: bytes, *, external: dict[str, bytes] | None = None, owner: str = ""
     ) -> DeviceSession:
         open_session = partial(self.engine.open_session, model, external or {}, owner)
         return await WebGpuSession.start(self.engine, open_session, self.get_memory_info(), owner)
