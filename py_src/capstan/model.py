@@ -7,7 +7,7 @@ from typing import Any
 from .config import GenaiConfig, parse_genai_config
 from .device.base import Decoder, DeviceModel, Progress, TapeOptions
 from .device.interface import DeviceInterface
-from .device.model_memory import capacity_for
+from .device.model_memory import capacity_for, require_lengths
 from .errors import AsyncRequiredError, ClosedError, ModelFileError, OptionError
 from .host import Host, current_host
 from .memory import AlignmentRequirements, MemoryRequirements, Pools
@@ -123,11 +123,7 @@ class Model:
         recorded, then what was measured at the device.
         """
         length = self.config.context_length if max_length is None else max_length
-        if batch_size < 1 or not 1 <= length <= self.config.context_length:
-            raise OptionError(
-                f"batch_size {batch_size}, max_length {length}: batch_size is at least 1, max_length from 1 to the "
-                f"context length of {self.config.context_length}"
-            )
+        require_lengths(batch_size, length, self.config.context_length)
         return self._open().memory.requirements(batch_size, length)
 
     def alignment_requirements(self) -> AlignmentRequirements:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .config import parse_genai_config
 from .device.interface import DeviceInterface
-from .errors import OptionError
+from .device.model_memory import require_lengths
 from .host import current_host
 from .memory import Fit
 
@@ -39,9 +39,5 @@ async def plan(
     folder = path if path.endswith("/") else path + "/"
     config = parse_genai_config(await host.read(folder, "genai_config.json"), folder + "genai_config.json")
     length = config.context_length if max_length is None else max_length
-    if batch_size < 1 or not 1 <= length <= config.context_length:
-        raise OptionError(
-            f"batch_size {batch_size}, max_length {length}: batch_size is at least 1, max_length from 1 to the context "
-            f"length of {config.context_length}"
-        )
+    require_lengths(batch_size, length, config.context_length)
     return await host.fit(folder, config, device, batch_size, length, budget)

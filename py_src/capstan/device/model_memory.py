@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..errors import OptionError
 from ..memory import (
     AlignmentRequirements,
     DeviceSpan,
@@ -18,13 +19,12 @@ from ..memory import (
     requirements,
     sequence_items,
 )
-from ..memory.pools import SIZE_ALIGNMENT
 from .interface import DeviceInterface
 
 if TYPE_CHECKING:
     from ..graph import Activations, GraphDescription, WeightEntry
 
-__all__ = ["ModelMemory", "capacity_for"]
+__all__ = ["ModelMemory", "capacity_for", "require_lengths"]
 
 CAPACITY_STEP = 256
 """KV caches are made for a multiple of this many positions, so that sequences of like length share a tape."""
@@ -33,6 +33,15 @@ CAPACITY_STEP = 256
 def capacity_for(max_length: int, context_length: int) -> int:
     """Positions of the KV cache that a sequence of `max_length` tokens gets."""
     return min(-(-max_length // CAPACITY_STEP) * CAPACITY_STEP, context_length)
+
+
+def require_lengths(batch_size: int, max_length: int, context_length: int) -> None:
+    """Raise OptionError unless there is a sequence, of at least one token and at most the context."""
+    if batch_size < 1 or not 1 <= max_length <= context_length:
+        raise OptionError(
+            f"batch_size {batch_size}, max_length {max_length}: batch_size is at least 1, max_length from 1 to the "
+            f"context length of {context_length}"
+        )
 
 
 def unmeasured(capacity: int) -> PoolSize | None:
@@ -70,8 +79,7 @@ class ModelMemory:
 
     def alignment(self) -> AlignmentRequirements:
         """Start, size and span alignments of buffers that a sequence may be given."""
-        start = self.interface.get_memory_info().alignment
-        return AlignmentRequirements(start, SIZE_ALIGNMENT, max(start, self.interface.about().offset_alignment))
+        return AlignmentRequirements.of(self.interface.get_memory_info(), self.interface.about())
 
     def fit(self, batch_size: int, max_length: int, budget: int | None = None) -> Fit:
         """Whether that fits the device, and the largest max_length that does."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from ..errors import CapstanError, DeviceLostError
 from ..graph.one_node import add_model, attention_model, cast_model
 from ..memory import Capabilities, DeviceBuffer, MemoryType
-from .interface import BoundSpan, DeviceInterface, DeviceSession
+from .element_types import byte_count
+from .interface import BoundSpan, DeviceInterface, DeviceSession, TensorSpec
 
 __all__ = ["Probe", "capabilities_of"]
 
@@ -177,13 +178,12 @@ class Probe:
         try:
             for name in [*feeds, *fetches]:
                 if name not in shared:
-                    buffers[name] = device.allocate(byte_count(specs[name].dtype, specs[name].dims), label="probe")
+                    buffers[name] = device.allocate(byte_count(specs[name].dtype, sizes(specs[name])), label="probe")
             for name, data in feeds.items():
                 device.copy_cpu_to_device(buffers[name].span(), data)
 
             def bound(name: str, buffer: DeviceBuffer) -> BoundSpan:
-                dims = tuple(int(size) for size in specs[name].dims)
-                return BoundSpan(name, buffer.span(), specs[name].dtype, dims)
+                return BoundSpan(name, buffer.span(), specs[name].dtype, sizes(specs[name]))
 
             targets = {name: buffers[shared.get(name, name)] for name in fetches}
             await session.run(
@@ -197,11 +197,9 @@ class Probe:
                 await session.close()
 
 
-def byte_count(dtype: str, dims: Sequence[int | str]) -> int:
-    total = {"float16": 2, "float32": 4, "int32": 4, "int64": 8}[dtype]
-    for size in dims:
-        total *= int(size)
-    return total
+def sizes(spec: TensorSpec) -> tuple[int, ...]:
+    """The dims of a tensor of a one-node model: none is free."""
+    return tuple(int(size) for size in spec.dims)
 
 
 def ramp(count: int, seed: int) -> bytes:

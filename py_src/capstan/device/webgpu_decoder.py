@@ -12,6 +12,7 @@ from ..memory import DeviceBuffer, DeviceSpan
 from ..search import SearchOptions
 from ..tape import TapeKey
 from .base import Burst, Counters
+from .element_types import byte_count
 from .engine import GpuEngine, SamplerSpec
 from .sequence_buffers import SequenceBuffers
 
@@ -134,8 +135,8 @@ class WebGpuDecoder:
 
     def _logits(self) -> DeviceSpan:
         """[vocab] in the model's own element type."""
-        width = {"float32": 4, "float16": 2}[self._about.logits_dtype]
-        return self._buffers.spans["logits"].sub(0, width * self._about.vocab_size)
+        size = byte_count(self._about.logits_dtype, (self._about.vocab_size,))
+        return self._buffers.spans["logits"].sub(0, size)
 
     def _floats(self) -> DeviceBuffer:
         """Room for the logits as float32 [vocab]."""

@@ -61,10 +61,13 @@ class Capabilities:
 
 
 class Limits(Protocol):
-    """The largest buffer and the largest binding of a device, in bytes."""
+    """The largest buffer and binding of a device, and the alignment of a bound span's offset, in bytes."""
 
     @property
     def max_buffer_size(self) -> int: ...
 
     @property
     def max_binding_size(self) -> int: ...
+
+    @property
+    def offset_alignment(self) -> int: ...

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from .info import Capabilities, MemoryInfo
+from .info import Limits, MemoryInfo
 
 if TYPE_CHECKING:
     from ..graph import Activations, GraphDescription, WeightEntry
@@ -79,9 +79,9 @@ class AlignmentRequirements:
     onnxruntime binds starts at offset 0 of a buffer of its own."""
 
     @classmethod
-    def of(cls, memory: MemoryInfo, capabilities: Capabilities) -> AlignmentRequirements:
-        """What the probe of a device said, for buffers made in `memory`."""
-        return cls(memory.alignment, SIZE_ALIGNMENT, max(memory.alignment, capabilities.offset_alignment))
+    def of(cls, memory: MemoryInfo, limits: Limits) -> AlignmentRequirements:
+        """What a device says of itself, or its probe, for buffers made in `memory`."""
+        return cls(memory.alignment, SIZE_ALIGNMENT, max(memory.alignment, limits.offset_alignment))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Buffers are numbers: an engine handle, or below zero one of the plan's temporari
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 __all__ = [
     "Bounce",
@@ -29,45 +29,37 @@ WORD = 4
 
 
 @dataclass(frozen=True)
-class Copy:
+class Move:
+    """`bytes` bytes of one buffer to another place; `kind` is what the executor calls it."""
+
+    kind: ClassVar[str]
+
+    source: int
+    source_offset: int
+    destination: int
+    destination_offset: int
+    bytes: int
+
+    def as_json(self) -> list[Any]:
+        return [self.kind, self.source, self.source_offset, self.destination, self.destination_offset, self.bytes]
+
+
+class Copy(Move):
     """copyBufferToBuffer: two buffers of one device, everything in words."""
 
-    source: int
-    source_offset: int
-    destination: int
-    destination_offset: int
-    bytes: int
-
-    def as_json(self) -> list[Any]:
-        return ["copy", self.source, self.source_offset, self.destination, self.destination_offset, self.bytes]
+    kind = "copy"
 
 
-@dataclass(frozen=True)
-class ByteCopy:
+class ByteCopy(Move):
     """The byte-exact copy kernel: two storage buffers, any offsets and size."""
 
-    source: int
-    source_offset: int
-    destination: int
-    destination_offset: int
-    bytes: int
-
-    def as_json(self) -> list[Any]:
-        return ["bytes", self.source, self.source_offset, self.destination, self.destination_offset, self.bytes]
+    kind = "bytes"
 
 
-@dataclass(frozen=True)
-class Bounce:
+class Bounce(Move):
     """A copy inside one storage buffer, which may overlap, through a buffer of the executor's: two copies."""
 
-    source: int
-    source_offset: int
-    destination: int
-    destination_offset: int
-    bytes: int
-
-    def as_json(self) -> list[Any]:
-        return ["bounce", self.source, self.source_offset, self.destination, self.destination_offset, self.bytes]
+    kind = "bounce"
 
 
 @dataclass(frozen=True)
