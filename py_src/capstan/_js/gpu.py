@@ -21,13 +21,15 @@ numbers = count(1)
 
 
 class JsGpuEngine:
-    """Each method is one call into web/src/engine.ts; see capstan.device.engine.GpuEngine.
+    """Each method is one call into engine.ts, bound_sessions.ts or tapes.ts of web/src; see device.engine.GpuEngine.
 
     The page's models and buffers share one; each user calls `retain` and, at its end, `close`.
     """
 
     def __init__(self, engine: Any) -> None:
         self._js = engine
+        self._sessions = engine.sessions
+        self._tapes = engine.tapes
         self._users = 0
         self.number = next(numbers)
         self._stop_account = keep_account(self._account)
@@ -104,33 +106,33 @@ class JsGpuEngine:
 
     def session_handle(self, session: Any, owner: str) -> int:
         with typed_errors():
-            return int(self._js.sessionHandle(session.js, owner))
+            return int(self._sessions.sessionHandle(session.js, owner))
 
     async def create_session(self, model: bytes, capture: bool, owner: str) -> int:
         with typed_errors():
-            return int(await self._js.createSession(model, capture, owner))
+            return int(await self._sessions.createSession(model, capture, owner))
 
     async def release_session(self, session: int) -> None:
         with typed_errors():
-            await self._js.releaseSession(session)
+            await self._sessions.releaseSession(session)
 
     def bind(self, session: int, feeds: Sequence[BoundTensor], fetches: Sequence[BoundTensor]) -> int:
         with typed_errors():
-            return int(self._js.bind(session, _tensors(feeds), _tensors(fetches)))
+            return int(self._sessions.bind(session, _tensors(feeds), _tensors(fetches)))
 
     def unbind(self, binding: int) -> None:
-        self._js.unbind(binding)
+        self._sessions.unbind(binding)
 
     async def run(self, binding: int) -> None:
         with typed_errors():
-            await self._js.run(binding)
+            await self._sessions.run(binding)
 
     async def record(self, binding: int) -> dict[str, Any]:
         with typed_errors():
-            return _object(await self._js.record(binding))
+            return _object(await self._sessions.record(binding))
 
     def retire(self, binding: int) -> None:
-        self._js.retire(binding)
+        self._sessions.retire(binding)
 
     def recorded_id(self, buffer: int) -> int:
         with typed_errors():
@@ -138,58 +140,58 @@ class JsGpuEngine:
 
     def make_tape(self, recording: int, played: Sequence[Any], written: Sequence[int]) -> int:
         with typed_errors():
-            return int(self._js.makeTape(recording, json.dumps(played), json.dumps(written)))
+            return int(self._tapes.makeTape(recording, json.dumps(played), json.dumps(written)))
 
     def add_table(self, tape: int, counts: bytes) -> None:
         with typed_errors():
-            self._js.addTable(tape, counts)
+            self._tapes.addTable(tape, counts)
 
     def poison(self, recording: int, buffers: Sequence[int]) -> None:
         with typed_errors():
-            self._js.poison(recording, json.dumps(buffers))
+            self._tapes.poison(recording, json.dumps(buffers))
 
     async def counts_by_length(
         self, recording: int, steps: Sequence[Any], source: int, offset: int, mask: int, lengths: int
     ) -> bytes:
         with typed_errors():
-            found = await self._js.countsByLength(recording, json.dumps(steps), source, offset, mask, lengths)
+            found = await self._tapes.countsByLength(recording, json.dumps(steps), source, offset, mask, lengths)
             return bytes(found.to_bytes())
 
     async def counts_of_step(self, tape: int, length: int) -> bytes:
         with typed_errors():
-            return bytes((await self._js.countsOfStep(tape, length)).to_bytes())
+            return bytes((await self._tapes.countsOfStep(tape, length)).to_bytes())
 
     def close_tape(self, tape: int) -> None:
-        self._js.closeTape(tape)
+        self._tapes.closeTape(tape)
 
     def drop_recording(self, recording: int) -> None:
-        self._js.dropRecording(recording)
+        self._sessions.dropRecording(recording)
 
     def play_once(self, tape: int, length: int) -> None:
         with typed_errors():
-            self._js.playOnce(tape, length)
+            self._tapes.playOnce(tape, length)
 
     def make_sampler(self, spec: SamplerSpec) -> int:
         with typed_errors():
-            return int(self._js.makeSampler(json.dumps(asdict(spec))))
+            return int(self._tapes.makeSampler(json.dumps(asdict(spec))))
 
     def set_sampling(self, sampler: int, words: bytes) -> None:
         with typed_errors():
-            self._js.setSampling(sampler, words)
+            self._tapes.setSampling(sampler, words)
 
     def destroy_sampler(self, sampler: int) -> None:
         with typed_errors():
-            self._js.destroySampler(sampler)
+            self._tapes.destroySampler(sampler)
 
     def burst(
         self, tape: int, sampler: int, picks: int, sample_first: bool, length: int, cursor: int
     ) -> Awaitable[Sequence[float]]:
         with typed_errors():
-            return _numbers(self._js.burst(tape, sampler, picks, sample_first, length, cursor))
+            return _numbers(self._tapes.burst(tape, sampler, picks, sample_first, length, cursor))
 
     def eager_burst(self, binding: int, sampler: int, cursor: int) -> Awaitable[Sequence[float]]:
         with typed_errors():
-            return _numbers(self._js.eagerBurst(binding, sampler, cursor))
+            return _numbers(self._tapes.eagerBurst(binding, sampler, cursor))
 
     def destroy_device(self) -> None:
         """Lose the device as a browser would; for tests."""

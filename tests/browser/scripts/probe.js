@@ -31,7 +31,7 @@
   /** Ids of the buffers that a tape uses and that the engine did not make: the captured session's own. */
   probe.privateIds = (engine, tape) => {
     const ours = new Set([...engine.buffers.all()].map((buffer) => engine.watched.info(buffer).id));
-    return JSON.stringify([...engine.tapes.get(tape).objects.infos.keys()].filter((id) => !ours.has(id)));
+    return JSON.stringify([...engine.tapes.tapes.get(tape).objects.infos.keys()].filter((id) => !ours.has(id)));
   };
   /** Devices not destroyed. */
   probe.devices = () => live.size;

@@ -1,0 +1,136 @@
+// Sessions whose inputs and outputs are bound to buffers of ours: run by onnxruntime-web, or recorded for a tape.
+
+import type { PyProxy } from "pyodide/ffi";
+import { copyBytes } from "./crossing";
+import { EngineError } from "./errors";
+import type { WatchedDevice } from "./gpu/device";
+import { DryRecorder, type RecordingObjects } from "./gpu/recorder";
+import { Handles } from "./handles";
+import { createSession, exclusively, keepRegistered, type Ort } from "./ort";
+import type { ModelSession } from "./sessions";
+
+/** One bound tensor: a whole buffer, seen with an ONNX dtype and dims. */
+interface BoundTensor {
+  name: string;
+  buffer: number;
+  dtype: Ort.Tensor.GpuBufferDataTypes;
+  dims: number[];
+}
+
+interface Binding {
+  session: number;
+  feeds: Record<string, Ort.Tensor>;
+  fetches: Record<string, Ort.Tensor>;
+}
+
+interface Session {
+  ort: Ort.InferenceSession;
+  /** Whose scratch its runs allocate. */
+  owner: string;
+}
+
+/** Python's `JsGpuEngine` calls this as the engine's `sessions`. */
+export class BoundSessions {
+  /** What was recorded; tapes are made of it. */
+  readonly recordings = new Handles<RecordingObjects>("recording");
+  private readonly sessions = new Handles<Session>("session");
+  private readonly bindings = new Handles<Binding>("binding");
+
+  constructor(
+    private readonly ort: typeof Ort,
+    private readonly watched: WatchedDevice,
+    private readonly buffers: Handles<GPUBuffer>,
+  ) {}
+
+  createSession(model: PyProxy, capture: boolean, owner: string): Promise<number> {
+    const bytes = copyBytes(model);
+    return this.exclusively(owner, async () => {
+      const session = await createSession(this.ort, bytes, { device: this.watched.device, capture });
+      this.watched.assertHealthy();
+      return this.sessions.add({ ort: session, owner });
+    });
+  }
+
+  /** A handle of such a session, to bind and record it by. */
+  sessionHandle(session: ModelSession, owner: string): number {
+    return this.sessions.add({ ort: session.session, owner });
+  }
+
+  async releaseSession(handle: number): Promise<void> {
+    const session = this.sessions.take(handle);
+    if (session) await this.exclusively(session.owner, () => session.ort.release());
+  }
+
+  /** Bind a session's inputs and outputs to whole buffers. */
+  bind(session: number, feeds: string, fetches: string): number {
+    const tensors = (json: string): Record<string, Ort.Tensor> =>
+      Object.fromEntries(
+        (JSON.parse(json) as BoundTensor[]).map(({ name, buffer, dtype, dims }) => [
+          name,
+          this.ort.Tensor.fromGpuBuffer(this.buffers.get(buffer), { dataType: dtype, dims }),
+        ]),
+      );
+    this.sessions.get(session);
+    return this.bindings.add({ session, feeds: tensors(feeds), fetches: tensors(fetches) });
+  }
+
+  unbind(handle: number): void {
+    this.bindings.take(handle);
+  }
+
+  /** Run a bound session; its results are in the bound buffers, in queue order. */
+  run(handle: number): Promise<void> {
+    const { session, feeds, fetches } = this.bindings.get(handle);
+    return this.exclusively(this.sessions.get(session).owner, async () => {
+      this.watched.assertHealthy();
+      try {
+        await this.sessions.get(session).ort.run(feeds, fetches);
+      } catch (error) {
+        this.watched.assertHealthy();
+        throw error instanceof EngineError
+          ? error
+          : new EngineError("ValidationError", `onnxruntime-web could not run the model: ${String(error)}`);
+      }
+    });
+  }
+
+  /** Record the first run of a captured session without executing it; returns JSON with the recording's handle. */
+  record(handle: number): Promise<string> {
+    const { session, feeds, fetches } = this.bindings.get(handle);
+    return this.exclusively(this.sessions.get(session).owner, async () => {
+      const keep = (): void => keepRegistered([...Object.values(feeds), ...Object.values(fetches)], true);
+      const recorder = new DryRecorder(this.watched, keep);
+      try {
+        await recorder.during(() => this.sessions.get(session).ort.run(feeds, fetches));
+      } catch (error) {
+        throw error instanceof EngineError
+          ? error
+          : new EngineError("TapeError", `onnxruntime-web could not capture the decode step: ${String(error)}`);
+      }
+      const data = recorder.data();
+      return JSON.stringify({ handle: this.recordings.add(recorder.objects), ...data });
+    });
+  }
+
+  /** A recorded binding will not be run by ORT again; its buffers need not stay registered. */
+  retire(handle: number): void {
+    const { feeds, fetches } = this.bindings.get(handle);
+    keepRegistered([...Object.values(feeds), ...Object.values(fetches)], false);
+  }
+
+  dropRecording(handle: number): void {
+    this.recordings.take(handle);
+  }
+
+  /** A turn of onnxruntime-web; the buffers it allocates meanwhile are `owner`'s. */
+  exclusively<T>(owner: string, action: () => Promise<T>): Promise<T> {
+    return exclusively(async () => {
+      this.watched.scratchOwner = owner;
+      try {
+        return await action();
+      } finally {
+        this.watched.scratchOwner = "";
+      }
+    });
+  }
+}

@@ -1,0 +1,188 @@
+// Tapes of recordings, and the samplers that take turns with them.
+
+import type { PyProxy } from "pyodide/ffi";
+import type { BoundSessions } from "./bound_sessions";
+import { copyBytes } from "./crossing";
+import { EngineError } from "./errors";
+import { countsByLength, countsOfStep } from "./gpu/counts";
+import type { WatchedDevice } from "./gpu/device";
+import { type PlayedOp, StepEncoder, Tape } from "./gpu/player";
+import { type BurstResult, RingReader } from "./gpu/ring";
+import { Sampler, type SamplerTargets, type Span } from "./gpu/sampler";
+import { Handles } from "./handles";
+
+/** Part of a buffer, by [handle, offset, bytes]. */
+type SpanSpec = [number, number, number];
+
+interface SamplerSpec {
+  logits: number;
+  logits_type: "float32" | "float16";
+  vocab: number;
+  state: SpanSpec;
+  ring: SpanSpec;
+  ring_capacity: number;
+  input_ids: number;
+  mask: number;
+  max_length: number;
+  position_ids: number | null;
+  owner: string;
+}
+
+/** Python's `JsGpuEngine` calls this as the engine's `tapes`. */
+export class Tapes {
+  private readonly tapes = new Handles<Tape>("tape");
+  private readonly samplers = new Handles<{ sampler: Sampler; reader: RingReader }>("sampler");
+
+  constructor(
+    private readonly watched: WatchedDevice,
+    private readonly buffers: Handles<GPUBuffer>,
+    private readonly sessions: BoundSessions,
+  ) {}
+
+  /** Make a tape of a recording; `written` lists the recorded ids of buffers that may change between replays. */
+  makeTape(recording: number, played: string, written: string): number {
+    const objects = this.sessions.recordings.get(recording);
+    const tape = new Tape(objects, JSON.parse(played) as PlayedOp[], new Set(JSON.parse(written) as number[]));
+    return this.tapes.add(tape);
+  }
+
+  /** Workgroup counts by sequence length for the next `table` number of a tape: u32 [length + 1, 3]. */
+  addTable(tape: number, counts: PyProxy): void {
+    const bytes = copyBytes(counts);
+    this.tapes.get(tape).addTable(new Uint32Array(bytes.buffer, 0, bytes.byteLength / 4));
+  }
+
+  /** Fill recorded buffers with bytes 0xFF, which no kernel takes for a finite float. */
+  poison(recording: number, buffers: string): void {
+    const objects = this.sessions.recordings.get(recording);
+    for (const id of JSON.parse(buffers) as number[]) {
+      const buffer = objects.buffers.get(id);
+      if (!buffer) throw new EngineError("TapeError", `buffer ${id} was not recorded`);
+      this.watched.poison(buffer);
+    }
+  }
+
+  /** For each sequence length, the counts `steps` leave in a recorded buffer: u32 [lengths, 3] as bytes. */
+  async countsByLength(
+    recording: number,
+    steps: string,
+    source: number,
+    offset: number,
+    mask: number,
+    lengths: number,
+  ): Promise<Uint8Array> {
+    const objects = this.sessions.recordings.get(recording);
+    const tape = new Tape(objects, JSON.parse(steps) as PlayedOp[], new Set(objects.infos.keys()));
+    try {
+      return await countsByLength(this.watched, tape, objects, { source, offset }, this.buffers.get(mask), lengths);
+    } finally {
+      tape.close();
+    }
+  }
+
+  /** The counts that the indirect dispatches of a tape really get in a step at `length`: u32 [dispatches, 3] as bytes. */
+  async countsOfStep(tape: number, length: number): Promise<Uint8Array> {
+    const played = this.tapes.get(tape);
+    played.assertPlayable();
+    return countsOfStep(this.watched, played, length);
+  }
+
+  closeTape(handle: number): void {
+    this.tapes.take(handle)?.close();
+  }
+
+  makeSampler(spec: string): number {
+    const s = JSON.parse(spec) as SamplerSpec;
+    const span = ([handle, offset, size]: SpanSpec): Span => ({ buffer: this.buffers.get(handle), offset, size });
+    const ring = span(s.ring);
+    const targets: SamplerTargets = {
+      logits: this.buffers.get(s.logits),
+      logitsType: s.logits_type,
+      vocab: s.vocab,
+      rows: 1,
+      state: span(s.state),
+      ring,
+      ringCapacity: s.ring_capacity,
+      inputIds: this.buffers.get(s.input_ids),
+      mask: this.buffers.get(s.mask),
+      maxLength: s.max_length,
+      ...(s.position_ids === null ? {} : { positionIds: this.buffers.get(s.position_ids) }),
+    };
+    const sampler = this.watched.attribute("kernels", s.owner, () => new Sampler(this.watched.device, targets));
+    return this.samplers.add({ sampler, reader: new RingReader(this.watched, ring, s.ring_capacity, s.owner) });
+  }
+
+  setSampling(handle: number, words: PyProxy): void {
+    const bytes = copyBytes(words);
+    this.samplers.get(handle).sampler.setParams(new Uint32Array(bytes.buffer, 0, bytes.byteLength / 4));
+  }
+
+  destroySampler(handle: number): void {
+    const held = this.samplers.take(handle);
+    held?.sampler.destroy();
+    held?.reader.destroy();
+  }
+
+  /** Encode one step of a tape and nothing else; `length` is the number of valid positions it sees. */
+  playOnce(tape: number, length: number): void {
+    const played = this.tapes.get(tape);
+    played.assertPlayable();
+    const step = new StepEncoder(this.watched);
+    played.encode(step, length);
+    this.watched.submit([step.finish()]);
+  }
+
+  /**
+   * Submit `picks` sampling steps in one command buffer, each after one step of the tape (the first of them without,
+   * if `sampleFirst`), and read the picked ids back. `length` is the number of valid positions the first tape step
+   * sees, `cursor` the ring index of the first pick. Resolves to [submitted, readable, host ms, ids ...].
+   */
+  burst(
+    tape: number,
+    sampler: number,
+    picks: number,
+    sampleFirst: boolean,
+    length: number,
+    cursor: number,
+  ): Promise<Float64Array> {
+    const start = performance.now();
+    this.watched.assertHealthy();
+    const held = this.samplers.get(sampler);
+    const step = new StepEncoder(this.watched);
+    let valid = length;
+    for (let i = 0; i < picks; i++) {
+      if (i > 0 || !sampleFirst) {
+        const played = this.tapes.get(tape);
+        played.assertPlayable();
+        played.encode(step, valid++);
+      }
+      held.sampler.encode(step.pass);
+    }
+    return this.finishBurst(step, held.reader, cursor, picks, start);
+  }
+
+  /** Pick one token from the logits that are there, through ORT's own run first if `binding` is not 0. */
+  async eagerBurst(binding: number, sampler: number, cursor: number): Promise<Float64Array> {
+    const start = performance.now();
+    if (binding) await this.sessions.run(binding);
+    const held = this.samplers.get(sampler);
+    const step = new StepEncoder(this.watched);
+    held.sampler.encode(step.pass);
+    return this.finishBurst(step, held.reader, cursor, 1, start);
+  }
+
+  private async finishBurst(
+    step: StepEncoder,
+    reader: RingReader,
+    cursor: number,
+    picks: number,
+    start: number,
+  ): Promise<Float64Array> {
+    step.endPass();
+    const read = reader.encodeCopy(step.encoder, cursor, picks);
+    this.watched.submit([step.finish()]);
+    const host = performance.now() - start;
+    const { ids, submitted, readable }: BurstResult = await read();
+    return Float64Array.of(submitted, readable, host, ...ids);
+  }
+}
