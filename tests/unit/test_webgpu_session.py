@@ -95,7 +95,7 @@ class Engine:
     def recorded_id(self, buffer: int) -> int:
         return buffer
 
-    def make_tape(self, recording: int, played: Sequence[Any], written: Sequence[int]) -> int:
+    async def make_tape(self, recording: int, played: Sequence[Any], written: Sequence[int]) -> int:
         assert written == [X, Y]
         self.played[len(self.played) + 1] = played
         return len(self.played)
@@ -103,7 +103,7 @@ class Engine:
     def close_tape(self, tape: int) -> None:
         self.closed.append(f"tape {tape}")
 
-    def poison(self, recording: int, buffers: Sequence[int]) -> None:
+    def poison(self, tape: int, recording: int, buffers: Sequence[int]) -> None:
         for buffer in buffers:
             self.memory[buffer][:] = b"\xff" * 16
 

@@ -6,6 +6,8 @@ import { copyBytes } from "./crossing";
 import { EngineError } from "./errors";
 import { countsByLength, countsOfStep } from "./gpu/counts";
 import type { WatchedDevice } from "./gpu/device";
+import { FusedKernels, type FusedSpec } from "./gpu/fused";
+import { FusedPipelines } from "./gpu/kernels";
 import { type PlayedOp, StepEncoder, Tape } from "./gpu/player";
 import { type BurstResult, RingReader } from "./gpu/ring";
 import { Sampler, type SamplerTargets, type Span } from "./gpu/sampler";
@@ -32,17 +34,27 @@ interface SamplerSpec {
 export class Tapes {
   private readonly tapes = new Handles<Tape>("tape");
   private readonly samplers = new Handles<{ sampler: Sampler; reader: RingReader }>("sampler");
+  private readonly fusedPipelines: FusedPipelines;
 
   constructor(
     private readonly watched: WatchedDevice,
     private readonly buffers: Handles<GPUBuffer>,
     private readonly sessions: BoundSessions,
-  ) {}
+  ) {
+    this.fusedPipelines = new FusedPipelines(watched.device);
+  }
 
-  /** Make a tape of a recording; `written` lists the recorded ids of buffers that may change between replays. */
-  makeTape(recording: number, played: string, written: string): number {
+  /**
+   * Make a tape of a recording; `written` lists the recorded ids of buffers that may change between replays, `fused`
+   * is the FusedSpec of its kernels.
+   */
+  async makeTape(recording: number, played: string, written: string, fused: string): Promise<number> {
     const objects = this.sessions.recordings.get(recording);
-    const tape = new Tape(objects, JSON.parse(played) as PlayedOp[], new Set(JSON.parse(written) as number[]));
+    const spec = JSON.parse(fused) as FusedSpec;
+    const made = await FusedKernels.make(this.watched, this.fusedPipelines, spec, objects, (handle) =>
+      this.buffers.get(handle),
+    );
+    const tape = new Tape(objects, JSON.parse(played) as PlayedOp[], new Set(JSON.parse(written) as number[]), made);
     return this.tapes.add(tape);
   }
 
@@ -52,8 +64,9 @@ export class Tapes {
     this.tapes.get(tape).addTable(new Uint32Array(bytes.buffer, 0, bytes.byteLength / 4));
   }
 
-  /** Fill recorded buffers with bytes 0xFF, which no kernel takes for a finite float. */
-  poison(recording: number, buffers: string): void {
+  /** Fill recorded buffers, and the tape's scratch, with bytes 0xFF, which no kernel takes for a finite float. */
+  poison(tape: number, recording: number, buffers: string): void {
+    this.tapes.get(tape).fused?.poison(this.watched);
     const objects = this.sessions.recordings.get(recording);
     for (const id of JSON.parse(buffers) as number[]) {
       const buffer = objects.buffers.get(id);

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from itertools import count
 from typing import Any
 
-from ..device.engine import BoundTensor, Difference, SamplerSpec
+from ..device.engine import NOT_FUSED, BoundTensor, Difference, SamplerSpec
 from ..memory import LedgerEntry, keep_account
 from .errors import typed_errors
 from .sessions import JsModelSession, open_gpu_session
@@ -138,17 +138,20 @@ class JsGpuEngine:
         with typed_errors():
             return int(self._js.recordedId(buffer))
 
-    def make_tape(self, recording: int, played: Sequence[Any], written: Sequence[int]) -> int:
+    async def make_tape(
+        self, recording: int, played: Sequence[Any], written: Sequence[int], fused: Mapping[str, Any] = NOT_FUSED
+    ) -> int:
         with typed_errors():
-            return int(self._tapes.makeTape(recording, json.dumps(played), json.dumps(written)))
+            made = self._tapes.makeTape(recording, json.dumps(played), json.dumps(written), json.dumps(fused))
+            return int(await made)
 
     def add_table(self, tape: int, counts: bytes) -> None:
         with typed_errors():
             self._tapes.addTable(tape, counts)
 
-    def poison(self, recording: int, buffers: Sequence[int]) -> None:
+    def poison(self, tape: int, recording: int, buffers: Sequence[int]) -> None:
         with typed_errors():
-            self._tapes.poison(recording, json.dumps(buffers))
+            self._tapes.poison(tape, recording, json.dumps(buffers))
 
     async def counts_by_length(
         self, recording: int, steps: Sequence[Any], source: int, offset: int, mask: int, lengths: int

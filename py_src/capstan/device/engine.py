@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ..weights.source import Sink
 from .page_session import ModelSession
 
-__all__ = ["BoundTensor", "Difference", "GpuEngine", "SamplerSpec"]
+__all__ = ["NOT_FUSED", "BoundTensor", "Difference", "GpuEngine", "SamplerSpec"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,10 @@ class Difference:
     """Elements that are finite in just one of the two."""
 
 
+NOT_FUSED: Mapping[str, Any] = {"scratch": [], "kernels": [], "owner": ""}
+"""A tape without kernels of its own."""
+
+
 class GpuEngine(Protocol):
     """One WebGPU device with onnxruntime-web on it. Errors are those of capstan.errors; sizes and offsets are bytes."""
 
@@ -88,9 +92,13 @@ class GpuEngine(Protocol):
     async def record(self, binding: int) -> dict[str, Any]: ...
     def retire(self, binding: int) -> None: ...
     def recorded_id(self, buffer: int) -> int: ...
-    def make_tape(self, recording: int, played: Sequence[Any], written: Sequence[int]) -> int: ...
+    async def make_tape(
+        self, recording: int, played: Sequence[Any], written: Sequence[int], fused: Mapping[str, Any] = NOT_FUSED
+    ) -> int:
+        """A tape of `played` operations; `fused` is a FusedSpec of web/src/gpu/fused.ts: the kernels of its own."""
+
     def add_table(self, tape: int, counts: bytes) -> None: ...
-    def poison(self, recording: int, buffers: Sequence[int]) -> None: ...
+    def poison(self, tape: int, recording: int, buffers: Sequence[int]) -> None: ...
     async def counts_by_length(
         self, recording: int, steps: Sequence[Any], source: int, offset: int, mask: int, lengths: int
     ) -> bytes: ...

@@ -153,13 +153,13 @@ class StepRecorder:
         """A tape that was seen to do what an eager step does, with the buffers in `poison` full of NaN before it."""
         engine = self.step.engine
         written = [engine.recorded_id(buffer) for buffer in self.buffers.written()]
-        tape = engine.make_tape(recording.handle, played, written)
+        tape = await engine.make_tape(recording.handle, played, written)
         try:
             for table in tables:
                 engine.add_table(tape, table)
 
             async def play() -> None:
-                engine.poison(recording.handle, sorted(set(poison) - set(written)))
+                engine.poison(tape, recording.handle, sorted(set(poison) - set(written)))
                 engine.play_once(tape, self._probe_length + 1)
 
             await self._check(play)

@@ -130,7 +130,7 @@ class TapeMaker:
 
     async def _tape(self, recording: Recording, ops: Sequence[Command], poisoned: frozenset[int]) -> int:
         written = {self.engine.recorded_id(tensor.span.buffer.handle) for tensor in (*self.feeds, *self.fetches)}
-        tape = self.engine.make_tape(recording.handle, [op.played() for op in ops], sorted(written))
+        tape = await self.engine.make_tape(recording.handle, [op.played() for op in ops], sorted(written))
         try:
             await self._check(recording, tape, sorted(poisoned - written))
         except BaseException:
@@ -161,7 +161,7 @@ class TapeMaker:
         await self.eager.run(self.feeds, self.fetches)
         expected = [await self._read(fetch) for fetch in self.fetches]
         self._poison_outputs()
-        self.engine.poison(recording.handle, poisoned)
+        self.engine.poison(tape, recording.handle, poisoned)
         self.engine.play_once(tape, 0)
         for fetch, wanted in zip(self.fetches, expected, strict=True):
             reason = difference(fetch.dtype, wanted, await self._read(fetch))

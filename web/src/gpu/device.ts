@@ -46,6 +46,7 @@ export interface PipelineInfo {
 export interface BindGroupEntry {
   binding: number;
   buffer: BufferInfo;
+  object: GPUBuffer;
   offset: number;
   size: number;
 }
@@ -70,6 +71,8 @@ export interface AdapterSummary {
   software: boolean;
   /** Features of the device; on an adapter that was not opened, of the adapter. */
   features: string[];
+  /** The size of every subgroup; 0 if subgroups are not to be used, or come in several sizes. */
+  subgroup_size: number;
   /** Why a feature of the adapter's is left out. */
   without: Record<string, string>;
   max_buffer_size: number;
@@ -116,6 +119,7 @@ export function summarize(adapter: GPUAdapter): AdapterSummary {
     description: info.description || info.device,
     software: info.isFallbackAdapter === true || /swiftshader|llvmpipe|lavapipe|software|warp/.test(text),
     features: [...features].sort(),
+    subgroup_size: 0,
     without: {},
     max_buffer_size: limits.maxBufferSize,
     max_storage_buffer_binding_size: limits.maxStorageBufferBindingSize,
@@ -192,6 +196,9 @@ export class WatchedDevice {
     }
     const summary = summarize(adapter);
     summary.features = [...device.features].sort();
+    const { subgroupMinSize, subgroupMaxSize } = adapter.info;
+    if (device.features.has("subgroups") && subgroupMinSize === subgroupMaxSize)
+      summary.subgroup_size = subgroupMinSize;
     if (adapter.features.has("subgroups") && !subgroups)
       summary.without["subgroups"] =
         `onnxruntime-web needs subgroups of ${LEAST_SUBGROUP}, the adapter's have ${adapter.info.subgroupMinSize}`;
@@ -369,7 +376,7 @@ export class WatchedDevice {
         if (!(bound.buffer instanceof GPUBuffer)) continue;
         const buffer = this.info(bound.buffer);
         const offset = bound.offset ?? 0;
-        entries.push({ binding, buffer, offset, size: bound.size ?? buffer.size - offset });
+        entries.push({ binding, buffer, object: bound.buffer, offset, size: bound.size ?? buffer.size - offset });
       }
       this.bindGroups.set(group, { id: this.nextId++, entries });
       return group;

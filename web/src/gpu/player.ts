@@ -2,13 +2,19 @@
 
 import { EngineError } from "../errors";
 import type { WatchedDevice } from "./device";
+import type { FusedKernels } from "./fused";
 import type { RecordingObjects } from "./recorder";
 
-/** What is played, by ids of one recording. A `table` op takes its workgroup counts from a table, by sequence length. */
+/**
+ * What is played, by ids of one recording. A `table` op takes its workgroup counts from a table, by sequence length;
+ * `kernel` and `kernel table` are fused kernels of the tape's, by number.
+ */
 export type PlayedOp =
   | ["dispatch", number, number[], number, number, number]
   | ["indirect", number, number[], number, number]
   | ["table", number, number[], number]
+  | ["kernel", number, number, number, number]
+  | ["kernel table", number, number]
   | ["copy", number, number, number, number, number]
   | ["clear", number, number, number];
 
@@ -58,6 +64,7 @@ export class Tape {
     private readonly objects: RecordingObjects,
     played: PlayedOp[],
     written: ReadonlySet<number>,
+    readonly fused: FusedKernels | null = null,
   ) {
     this.ops = played.map((op) => this.resolve(op));
     for (const info of objects.infos.values()) {
@@ -85,6 +92,7 @@ export class Tape {
 
   close(): void {
     this.end("it was closed");
+    this.fused?.destroy();
   }
 
   /** Indirect dispatches in a step. */
@@ -145,6 +153,10 @@ export class Tape {
       pipeline: found(this.objects.pipelines.get(pipeline), "pipeline", pipeline),
       groups: groups.map((id) => found(this.objects.bindGroups.get(id), "bind group", id)),
     });
+    const fused = (index: number): Bound => {
+      const { pipeline, group } = found(this.fused?.kernels[index], "fused kernel", index);
+      return { pipeline, groups: [group] };
+    };
     switch (op[0]) {
       case "dispatch":
         return { kind: "dispatch", ...bound(op[1], op[2]), x: op[3], y: op[4], z: op[5] };
@@ -152,6 +164,10 @@ export class Tape {
         return { kind: "indirect", ...bound(op[1], op[2]), buffer: buffer(op[3]), offset: op[4] };
       case "table":
         return { kind: "table", ...bound(op[1], op[2]), table: op[3] };
+      case "kernel":
+        return { kind: "dispatch", ...fused(op[1]), x: op[2], y: op[3], z: op[4] };
+      case "kernel table":
+        return { kind: "table", ...fused(op[1]), table: op[2] };
       case "copy":
         return { kind: "copy", source: buffer(op[1]), from: op[2], target: buffer(op[3]), to: op[4], size: op[5] };
       case "clear":

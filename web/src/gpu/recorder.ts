@@ -19,7 +19,7 @@ export type RecordedOp =
 /** A recording as Python sees it. */
 export interface RecordingData {
   ops: RecordedOp[];
-  pipelines: Record<number, { label: string; bindings: [number, number, string, string][] }>;
+  pipelines: Record<number, { label: string; code: string; bindings: [number, number, string, string][] }>;
   bind_groups: Record<number, [number, number, number, number][]>;
   buffers: Record<number, { size: number; usage: number; label: string }>;
 }
@@ -75,11 +75,14 @@ export class DryRecorder implements Recorder {
   data(): RecordingData {
     const pipelines: RecordingData["pipelines"] = {};
     for (const [id, info] of this.pipelineInfos)
-      pipelines[id] = { label: info.label, bindings: declaredBindings(info.code) };
+      pipelines[id] = { label: info.label, code: info.code, bindings: declaredBindings(info.code) };
     const bind_groups: RecordingData["bind_groups"] = {};
     for (const [id, info] of this.groupInfos) {
       bind_groups[id] = info.entries.map((e) => [e.binding, e.buffer.id, e.offset, e.size]);
-      for (const entry of info.entries) this.objects.infos.set(entry.buffer.id, entry.buffer);
+      for (const entry of info.entries) {
+        this.objects.infos.set(entry.buffer.id, entry.buffer);
+        this.objects.buffers.set(entry.buffer.id, entry.object);
+      }
     }
     const buffers: RecordingData["buffers"] = {};
     for (const [id, info] of this.objects.infos)

@@ -1,0 +1,76 @@
+// The fused kernels of one tape: their pipelines, bind groups, and the scratch buffers between them.
+
+import { EngineError } from "../errors";
+import type { WatchedDevice } from "./device";
+import { FusedPipelines, type KernelText } from "./kernels";
+import type { RecordingObjects } from "./recorder";
+
+/** What a kernel binds: a recorded buffer by id, a scratch buffer by number, or a span of one of ours by handle. */
+export type FusedBinding = ["recorded", number] | ["scratch", number] | ["span", number, number, number];
+
+export interface FusedSpec {
+  /** Bytes of each scratch buffer. */
+  scratch: number[];
+  kernels: (KernelText & { bindings: FusedBinding[] })[];
+  /** Whose memory it is. */
+  owner: string;
+}
+
+export interface FusedKernel {
+  pipeline: GPUComputePipeline;
+  group: GPUBindGroup;
+}
+
+export class FusedKernels {
+  private constructor(
+    readonly kernels: readonly FusedKernel[],
+    private readonly scratch: readonly GPUBuffer[],
+  ) {}
+
+  /** Compiles and binds; nothing stays allocated on failure. Throws TapeError if a kernel does not fit the device. */
+  static async make(
+    watched: WatchedDevice,
+    pipelines: FusedPipelines,
+    spec: FusedSpec,
+    objects: RecordingObjects,
+    buffer: (handle: number) => GPUBuffer,
+  ): Promise<FusedKernels> {
+    const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_DST | GPUBufferUsage.COPY_SRC;
+    const compiled = await Promise.all(spec.kernels.map((kernel) => pipelines.get(kernel)));
+    const scratch = spec.scratch.map((size) =>
+      watched.buffer("kernels", spec.owner, { label: "tape scratch", size, usage }),
+    );
+    const resource = (binding: FusedBinding): GPUBufferBinding => {
+      const [kind, id] = binding;
+      if (kind === "span") return { buffer: buffer(id), offset: binding[2], size: binding[3] };
+      const found = kind === "recorded" ? objects.buffers.get(id) : scratch[id];
+      if (!found) throw new EngineError("TapeError", `a fused kernel names ${kind} buffer ${id}, which there is not`);
+      return { buffer: found };
+    };
+    try {
+      const kernels = spec.kernels.map(({ shader, bindings }, index) => {
+        const { pipeline, layout, access } = compiled[index]!;
+        if (bindings.length !== access.length)
+          throw new EngineError(
+            "TapeError",
+            `kernel ${shader} declares ${access.length} bindings, ${bindings.length} were given`,
+          );
+        const entries = bindings.map((binding, place) => ({ binding: place, resource: resource(binding) }));
+        return { pipeline, group: watched.device.createBindGroup({ label: shader, layout, entries }) };
+      });
+      return new FusedKernels(kernels, scratch);
+    } catch (error) {
+      for (const held of scratch) held.destroy();
+      throw error;
+    }
+  }
+
+  /** Fill the scratch buffers with bytes 0xFF, which no kernel takes for a finite float. */
+  poison(watched: WatchedDevice): void {
+    for (const held of this.scratch) watched.poison(held);
+  }
+
+  destroy(): void {
+    for (const held of this.scratch) held.destroy();
+  }
+}
