@@ -1,0 +1,230 @@
+"""Contender: Capstan, driven from Python as its users do; runs in the page's worker.
+
+`load` keeps models by (name, capture, direct, passes), all over one set of weights. Every other function takes the same
+options to choose one of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable
+from collections.abc import Generator as Steps
+from dataclasses import asdict, replace
+from typing import Any
+
+import js
+from pyodide.code import run_js
+from pyodide.http import pyfetch
+
+import capstan
+from capstan._js import host
+
+loaded: dict[str, capstan.Model] = {}
+bursts_seen: dict[str, int] = {}
+"""The decode steps of a submit that the adaptive run-ahead of the last generation came to, by model and options."""
+
+
+async def load(*, model: str, memory: bool = False, **options: Any) -> dict[str, Any]:
+    """Load a model with these options; milliseconds, the adapter's name."""
+    if memory:
+        (await counts()).watchMemory()
+    start = host.now()
+    opened = await open_model(model, options)
+    return {"load_ms": host.now() - start, "adapter": opened.adapter}
+
+
+def key_of(name: str, options: dict[str, Any]) -> str:
+    return json.dumps([name, options], sort_keys=True)
+
+
+async def open_model(name: str, options: dict[str, Any]) -> capstan.Model:
+    key = key_of(name, options)
+    if key not in loaded:
+        loaded[key] = await capstan.Model.load(f"/models/{name}/", device="webgpu", **options)
+    return loaded[key]
+
+
+async def counts() -> Any:
+    """What counts.js leaves in this worker."""
+    if not hasattr(js, "benchCounts"):
+        run_js(await (await pyfetch("/bench/counts.js")).text())
+    return js.benchCounts
+
+
+async def close() -> None:
+    """Close every model."""
+    while loaded:
+        await loaded.popitem()[1].aclose()
+
+
+async def unload(*, model: str, **options: Any) -> None:
+    """Close one model."""
+    opened = loaded.pop(key_of(model, options), None)
+    if opened is not None:
+        await opened.aclose()
+
+
+def parameters(
+    model: capstan.Model, length: int, sampling: dict[str, Any] | None, run_ahead: int | None
+) -> capstan.GeneratorParams:
+    """Up to `length` tokens in all, whatever is generated: no end-of-sequence ids."""
+    params = capstan.GeneratorParams(model, run_ahead=run_ahead)
+    params.set_search_options(do_sample=sampling is not None, max_length=length, **(sampling or {}))
+    params.search = replace(params.search, eos_token_ids=())
+    return params
+
+
+async def generate(
+    *,
+    model: str,
+    prompt: list[int],
+    tokens: int,
+    sampling: dict[str, Any] | None = None,
+    run_ahead: int | None = None,
+    counting: bool = False,
+    **options: Any,
+) -> dict[str, Any]:
+    """Pick `tokens` ids after the prompt. `first_ms` goes from the call to the first id, `rest_ms` to the last one.
+
+    With `counting`, what WebGPU was asked for, and the host's milliseconds: `loop` is all that ran between the waits of
+    the loop that takes the tokens, `javascript` the part of it that encoded and submitted.
+    """
+    if counting:
+        (await counts()).install()
+    opened = await open_model(model, options)
+    ids: list[int] = []
+    times: list[float] = []
+
+    async def take(generator: capstan.Generator) -> None:
+        generator.append_tokens(prompt)
+        async for token in generator:
+            if not ids:
+                times.append(host.now())
+            ids.append(token)
+        times.append(host.now())
+
+    params = parameters(opened, len(prompt) + tokens, sampling, run_ahead)
+    if counting:
+        async with capstan.Generator(opened, params) as generator:
+            return await count(generator, take, ids)
+    start = host.now()
+    async with capstan.Generator(opened, params) as generator:
+        await take(generator)
+        if run_ahead is None and generator._run_ahead is not None:
+            bursts_seen[key_of(model, options)] = generator._run_ahead.next()
+        found = {"ids": ids, "first_ms": times[0] - start, "rest_ms": times[1] - times[0]}
+        return {**found, "capture": generator.capture, "capture_note": generator.capture_note}
+
+
+async def count(generator: capstan.Generator, take: Any, ids: list[int]) -> dict[str, Any]:
+    """What the decode steps of a run cost: WebGPU's counts and the host's milliseconds after the prefill."""
+    await generator.prepare_async()
+    counter = await counts()
+    decoder: Any = generator._decoder
+    prefill, receive = decoder.prefill, generator._receive
+    bursts: list[Any] = []
+    prefilled: list[float] = []
+
+    def keep(burst: Any) -> None:
+        bursts.append(burst)
+        receive(burst)
+
+    async def marked(ids: list[int], past: int) -> None:
+        await prefill(ids, past)
+        prefilled.append(loop.so_far())
+        counter.start()
+
+    generator._receive = keep  # type: ignore[method-assign]
+    decoder.prefill = marked
+    loop = Clocked(take(generator))
+    try:
+        await loop
+    finally:
+        del decoder.prefill
+    return {
+        "ids": ids,
+        "counts": counter.counted().to_py(),
+        "host": {"loop": loop.milliseconds - prefilled[0], "javascript": sum(burst.host for burst in bursts)},
+        "crossings": len(bursts),
+        "capture": generator.capture,
+        "tape_passes": generator.tape_passes,
+    }
+
+
+class Clocked:
+    """An awaitable that clocks what its coroutine does between its waits."""
+
+    def __init__(self, work: Awaitable[None]) -> None:
+        self.work = work
+        self.milliseconds = 0.0
+        self.resumed = 0.0
+
+    def so_far(self) -> float:
+        """The milliseconds, asked from within the coroutine."""
+        return self.milliseconds + host.now() - self.resumed
+
+    def __await__(self) -> Steps[Any, Any, None]:
+        steps = self.work.__await__()
+        sent: Any = None
+        while True:
+            self.resumed = host.now()
+            try:
+                waiting = steps.send(sent)
+            except StopIteration:
+                return
+            finally:
+                self.milliseconds += host.now() - self.resumed
+            sent = yield waiting
+
+
+async def started(
+    opened: capstan.Model, prompt: list[int], room: int, sampling: dict[str, Any] | None
+) -> capstan.Generator:
+    """A generator that has its first token."""
+    generator = capstan.Generator(opened, parameters(opened, len(prompt) + room, sampling, None))
+    generator.append_tokens(prompt)
+    await generator.generate_next_token_async()
+    return generator
+
+
+async def replay(
+    *, model: str, prompt: list[int], tokens: int, sampling: dict[str, Any] | None = None, **options: Any
+) -> dict[str, Any]:
+    """Milliseconds a token of the same tape and sampler played from JavaScript alone, in bursts as Python's were."""
+    opened = await open_model(model, options)
+    picks = bursts_seen[key_of(model, options)]
+    async with await started(opened, prompt, tokens + picks, sampling) as generator:
+        return {"ms_per_token": await capstan.measure.replay(generator, tokens, picks), "picks": picks}
+
+
+async def gpu_time(
+    *, model: str, prompt: list[int], steps: int, sampling: dict[str, Any] | None = None, **options: Any
+) -> dict[str, Any]:
+    """Milliseconds of GPU time of one replayed step at the prompt's length, by timestamp queries."""
+    opened = await open_model(model, options)
+    async with await started(opened, prompt, 2 * steps, sampling) as generator:
+        return {"gpu_ms": await capstan.measure.gpu_step_time(generator, steps)}
+
+
+async def operations(*, model: str, prompt: list[int], repeats: int, **options: Any) -> dict[str, Any]:
+    """Microseconds of each dispatch of a step, in a pass of its own."""
+    opened = await open_model(model, options)
+    async with await started(opened, prompt, 2 * repeats, None) as generator:
+        found = await capstan.measure.operations(generator, repeats)
+        return {"operations": [asdict(operation) for operation in found]}
+
+
+async def passes() -> dict[str, Any]:
+    """The names of the tape's passes."""
+    from capstan import tape
+
+    return {"passes": list(getattr(tape, "PASSES", ()))}
+
+
+async def memory() -> dict[str, Any]:
+    """GPU memory now and at its peak, and the ledger by category, in bytes."""
+    ledger = capstan.memory.ledger()
+    return {
+        **(await counts()).memory().to_py(),
+        "ledger": {name: ledger.bytes(category=name) for name in capstan.memory.CATEGORIES},
+    }

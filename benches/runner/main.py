@@ -1,0 +1,223 @@
+"""Runs the bench and writes what it found: the command of a GPU host, and what `build.py bench` calls."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .plan import SECTIONS, Step, extent, plan
+from .results import disagreements, failures, summarize
+from .run import play, probe_adapter
+from .server import BenchServer
+from .text import table
+
+__all__ = ["Bench", "add_run_arguments", "main"]
+
+PACK = Path(__file__).resolve().parents[2]
+"""The unpacked pack, of which this file is benches/runner/main.py; on a checkout, its root."""
+HOST_FLAGS = (
+    "--no-sandbox",
+    "--enable-unsafe-webgpu",
+    "--enable-features=Vulkan",
+    "--use-angle=vulkan",
+    "--disable-vulkan-surface",
+    "--ignore-gpu-blocklist",
+    "--enable-dawn-features=vulkan_enable_f16_on_nvidia",
+)
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that a pack's run and `build.py bench` share."""
+    names = ", ".join(SECTIONS)
+    parser.add_argument("--out", metavar="FILE.json", type=Path, help="all numbers; FILE.html and FILE.txt beside it")
+    parser.add_argument("--sections", metavar="LIST", default=None, help=f"comma-separated, of {names}")
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of the decode section, after the first")
+    parser.add_argument("--tokens", type=int, metavar="N", help="tokens decoded in a round")
+    parser.add_argument("--lengths", metavar="LIST", help="prompt lengths, comma-separated")
+    parser.add_argument("--budget", type=float, metavar="S", help="seconds in all; what is left is skipped")
+    parser.add_argument("--without", metavar="LIST", default="", help="contenders to leave out")
+
+
+class Bench:
+    """One run: where things are, what is measured, where results go. The JSON is written anew after every model."""
+
+    def __init__(
+        self,
+        *,
+        site: Path,
+        page: Path,
+        transformers_js: Path | None,
+        models: dict[str, Path],
+        browser: Path,
+        flags: Sequence[str],
+        about: dict[str, Any],
+        cases: Sequence[Step] = (),
+    ) -> None:
+        self.where = (site, page, transformers_js)
+        self.models = models
+        self.browser = browser
+        self.flags = flags
+        self.about = about
+        self.cases = cases
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Play it all; 0 if every step ran, the ids agree and nothing was asked of another host."""
+        started = time.monotonic()
+        adapter = probe_adapter(self.server, self.browser, self.flags)
+        if adapter is None:
+            say("the browser gives no WebGPU adapter here")
+            return 1
+        measured = extent(adapter["software"])
+        changes = {"rounds": args.rounds, "tokens": args.tokens, "lengths": numbers(args.lengths)}
+        measured = type(measured)(**{**vars(measured), **{k: v for k, v in changes.items() if v is not None}})
+        asked = args.sections.split(",") if args.sections else default_sections(adapter["software"])
+        unknown = set(asked) - set(SECTIONS)
+        if unknown:
+            say(f"--sections names {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+            return 2
+        without = [name for name in args.without.split(",") if name]
+        if self.where[2] is None:
+            without.append("transformers_js")
+        steps = plan(self.models, asked, measured, self.about.get("passes", []), self.cases, without)
+        report: dict[str, Any] = {
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "command": " ".join(sys.argv),
+            "adapter": adapter,
+            "gpu": gpu(),
+            "browser": version(self.browser),
+            **{name: value for name, value in self.about.items() if name != "passes"},
+            "measured": vars(measured),
+        }
+        outcomes: list[dict[str, Any]] = []
+
+        def keep(step: Step, outcome: dict[str, Any]) -> None:
+            args_kept = {k: v for k, v in step.items() if k not in ("args", "request", "expected")}
+            outcomes.append(checked({**args_kept, **outcome}, step))
+            shown = outcomes[-1]
+            said = " ".join(str(step[key]) for key in ("model", "section", "function", "row", "round") if key in step)
+            what = "ok" if shown["ok"] else shown["error"].strip().splitlines()[0][:300]
+            say(f"{time.monotonic() - started:6.1f} s  {said}: {what}")
+            if args.out and (step["section"] == "end" or not shown["ok"]):
+                write(args.out, report, steps, outcomes, [])
+
+        foreign = play(self.server(), self.browser, self.flags, steps, keep, args.budget)
+        report["seconds"] = round(time.monotonic() - started, 1)
+        good = write(args.out, report, steps, outcomes, foreign)
+        print(table(report))
+        return 0 if good else 1
+
+    def server(self) -> BenchServer:
+        return BenchServer(*self.where, self.models)
+
+
+def checked(outcome: dict[str, Any], step: Step) -> dict[str, Any]:
+    """A correctness case is judged: a good reply, the status of a script, the ids that were expected."""
+    if step["action"] != "request" or not outcome["ok"]:
+        return outcome
+    reply = outcome["data"]["reply"]
+    result = reply.get("result") or {}
+    expected = step.get("expected")
+    if not reply["ok"]:
+        return {**outcome, "ok": False, "error": f"{reply['error']['type']}: {reply['error']['message']}"}
+    if result.get("status", 0) != 0:
+        return {**outcome, "ok": False, "error": outcome["data"]["stderr"] or "the script failed"}
+    if expected is not None and result["token_ids"] != expected:
+        return {**outcome, "ok": False, "error": f"ids are {result['token_ids']}, expected {expected}"}
+    return outcome
+
+
+def write(
+    out: Path | None,
+    report: dict[str, Any],
+    steps: Sequence[Step],
+    outcomes: Sequence[dict[str, Any]],
+    foreign: Sequence[str],
+) -> bool:
+    """Bring the report up to date and write it; whether all is good."""
+    report["summary"] = summarize(outcomes)
+    report["disagreements"] = disagreements(outcomes)
+    report["failures"] = failures([step for step in steps if step["id"] <= len(outcomes) - 1], outcomes)
+    report["requests to other hosts"] = list(foreign)
+    report["cases"] = [step for step in outcomes if step["section"] == "cases"]
+    report["steps"] = [compact(step) for step in outcomes if step["section"] not in ("cases", "end")]
+    if out:
+        temporary = out.with_suffix(".new")
+        temporary.write_text(json.dumps(report, indent=1) + "\n")
+        temporary.replace(out)
+        out.with_suffix(".txt").write_text(table(report) + "\n")
+    return not (report["disagreements"] or report["failures"] or foreign)
+
+
+def compact(step: dict[str, Any]) -> dict[str, Any]:
+    """A step for the file: only the first ids, and no operations, which the summary has."""
+    data = step.get("data")
+    if not isinstance(data, dict):
+        return step
+    data = {name: value for name, value in data.items() if name not in ("operations", "ids")} | (
+        {"ids": data["ids"][:16]} if "ids" in data else {}
+    )
+    return {**step, "data": data}
+
+
+def default_sections(software: bool) -> list[str]:
+    """Those of a run that names none: on a software adapter only what means something there."""
+    left_out = ("lengths", "gpu", "ablation") if software else ("cases", "load")
+    return [name for name in SECTIONS if name not in left_out]
+
+
+def numbers(text: str | None) -> tuple[int, ...] | None:
+    return tuple(map(int, text.split(","))) if text else None
+
+
+def version(browser: Path) -> str:
+    return subprocess.run([browser, "--version"], capture_output=True, text=True, check=False).stdout.strip()
+
+
+def gpu() -> str | None:
+    """What nvidia-smi calls the GPU; None without it."""
+    if not shutil.which("nvidia-smi"):
+        return None
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip() or None
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    """`python3 -m benches.runner.main [options] MODEL_FOLDER ...` in an unpacked pack."""
+    parser = argparse.ArgumentParser(prog="python3 -m benches.runner.main", description=__doc__)
+    parser.add_argument("models", metavar="MODEL_FOLDER", nargs="*", type=Path, help="folders of the model builder")
+    parser.add_argument("--browser", default=os.environ.get("CHROME", "chromium"), help="default: $CHROME, chromium")
+    parser.add_argument("--flags", default=" ".join(HOST_FLAGS), help="the browser's flags for WebGPU")
+    add_run_arguments(parser)
+    args = parser.parse_args(argv)
+    browser = shutil.which(args.browser)
+    if browser is None:
+        parser.error(f"{args.browser} is not a program: name the browser with --browser")
+    cases = json.loads((PACK / "cases.json").read_text()) if (PACK / "cases.json").is_file() else []
+    bench = Bench(
+        site=PACK / "site",
+        page=PACK / "benches/page",
+        transformers_js=PACK / "transformers_js",
+        models={folder.resolve().name: folder.resolve() for folder in args.models},
+        browser=Path(browser),
+        flags=args.flags.split(),
+        about=json.loads((PACK / "about.json").read_text()),
+        cases=cases,
+    )
+    return bench.run(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

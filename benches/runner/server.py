@@ -1,0 +1,102 @@
+"""The bench's server: the site, the page, models in both layouts; what the page posts goes into a queue.
+
+A page that asks another host for anything is stopped by its content security policy, and the report fails the bench.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from buildtools.server import SiteHandler, SiteServer
+
+from .plan import Step
+
+__all__ = ["BenchServer"]
+
+POLICY = (
+    "default-src 'self' blob: data:; script-src 'self' blob: 'unsafe-inline' 'unsafe-eval' 'wasm-unsafe-eval'; "
+    "report-uri /bench/foreign"
+)
+TRANSFORMERS_JS_MODELS = "transformers_js_models"
+KINDS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+DECODER_KEYS = ("hidden_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads")
+
+
+class BenchHandler(SiteHandler):
+    """Answers GET and HEAD as the site's server does; takes what the page posts."""
+
+    server: BenchServer
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.posted.put((self.path.rsplit("/", 1)[1], json.loads(body)))
+        self.send_response(HTTPStatus.NO_CONTENT)
+        self.end_headers()
+
+    def end_headers(self) -> None:
+        self.send_header("Content-Security-Policy", POLICY)
+        super().end_headers()
+
+
+class BenchServer(SiteServer):
+    """Serves `site`, /bench/ (`page`), Transformers.js (`transformers_js`; None leaves it out) and the models."""
+
+    def __init__(self, site: Path, page: Path, transformers_js: Path | None, models: Mapping[str, Path]) -> None:
+        self.page = page
+        self.transformers_js = transformers_js
+        self.steps: Sequence[Step] = ()
+        self.posted: queue.Queue[tuple[str, Any]] = queue.Queue()
+        """What the page posts: begin, result, end, and foreign (a request to another host)."""
+        super().__init__(site, models)
+
+    @property
+    def handler(self) -> type[SiteHandler]:
+        return BenchHandler
+
+    def find(self, path: str) -> Path | bytes | None:
+        """The site's files, and those of the bench."""
+        parts = [part for part in path.split("/") if part]
+        if path == "/bench/plan.json":
+            return json.dumps(self.steps).encode()
+        if parts[:1] == [TRANSFORMERS_JS_MODELS]:
+            return self._transformers_js_file(parts[1:])
+        found = super().find(path)
+        if found is None and parts[:1] == ["bench"] and ".." not in parts:
+            folder, rest = self.page, parts[1:] or ["index.html"]
+            if rest[0] == "transformers_js" and self.transformers_js is not None:
+                folder, rest = self.transformers_js, rest[1:]
+            file = folder.joinpath(*rest)
+            found = file if file.is_file() else None
+        return found
+
+    def _transformers_js_file(self, parts: Sequence[str]) -> Path | bytes | None:
+        """A model folder of onnxruntime-genai's builder in the layout of Transformers.js; nothing large is copied."""
+        folder = self.models.get(parts[0]) if parts else None
+        if folder is None:
+            return None
+        config = json.loads((folder / "genai_config.json").read_text())["model"]
+        graph: str = config["decoder"]["filename"]
+        match "/".join(parts[1:]):
+            case "config.json":
+                kept = {name: config["decoder"][name] for name in DECODER_KEYS}
+                head = {"head_dim": config["decoder"]["head_size"], "vocab_size": config["vocab_size"]}
+                # It takes the empty cache's shape from the graph, where the builder leaves this dimension a name.
+                own = {"free_dimension_overrides": {"kv_cache_dim": config["decoder"]["head_size"]}}
+                kind = {"model_type": config["type"], "architectures": [KINDS[config["type"]]]}
+                return json.dumps({**kind, **kept, **head, "transformers.js_config": own}).encode()
+            case "generation_config.json":
+                # No end-of-sequence id: as many tokens as were asked for are generated.
+                return b"{}"
+            case "onnx/model.onnx":
+                given, wanted = f"{graph}.data".encode(), b"model.onnx_data"
+                if len(given) != len(wanted):
+                    raise ValueError(f"{graph}.data cannot be renamed in place: name the graph model.onnx")
+                return (folder / graph).read_bytes().replace(given, wanted)
+            case "onnx/model.onnx_data":
+                return folder / f"{graph}.data"
+        return None

@@ -1,0 +1,112 @@
+"""A report as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .plan import DECODE_ROWS
+
+__all__ = ["table"]
+
+TITLES = {row.key: row.title for row in DECODE_ROWS}
+NAMES = {"transformers_js": "Transformers.js", "eager": "onnxruntime-web, eager", "capstan": "Capstan"}
+
+
+def table(report: dict[str, Any]) -> str:
+    """Everything that matters, in aligned columns."""
+    adapter = report["adapter"]
+    name = report["gpu"] or adapter["description"] or " ".join([adapter["vendor"], adapter["architecture"]])
+    lines = [f"{report['date']}  {name}  {report['browser']}", versions(report), report["command"]]
+    if adapter["software"]:
+        lines.append("A software adapter: wall times are noise here; counters and host times mean something.")
+    for model, summary in report["summary"].items():
+        lines += ["", f"== {model} ==", *model_lines(summary)]
+    for title in ("disagreements", "failures", "requests to other hosts"):
+        if report[title]:
+            lines += ["", f"{title.upper()}:", *(f"  {entry}" for entry in report[title])]
+    return "\n".join(lines)
+
+
+def versions(report: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in report.get("versions", {}).items())
+
+
+def model_lines(summary: dict[str, Any]) -> list[str]:
+    lines: list[str] = []
+    rows: list[tuple[str, ...]]
+    if "decode" in summary:
+        rows = [(TITLES[key], f"{row['median']:.3f}", f"{row['p95']:.3f}") for key, row in summary["decode"].items()]
+        lines += columns("decode", ("ms/token, median", "p95"), rows)
+    if "counters" in summary:
+        names = ("submits", "readbacks", "bytes_down", "bytes_up", "create_buffer", "create_bind_group", "write_buffer")
+        hosts = ("host_python_ms", "host_javascript_ms")
+        rows = [
+            (TITLES[key], *(f"{row[name]:.4g}" for name in names), *(shown(row.get(name), 4) for name in hosts))
+            for key, row in summary["counters"].items()
+        ]
+        lines += columns("a token", (*names, *hosts), rows)
+    for title, path in (("first token, ms", "first_token_ms"), ("after it, ms/token", "ms_per_token")):
+        if "lengths" in summary:
+            lengths = sorted({int(n) for row in summary["lengths"].values() for n in row})
+            rows = [
+                (TITLES[key], *(shown(row.get(str(n), {}).get(path, {}).get("median"), 2) for n in lengths))
+                for key, row in summary["lengths"].items()
+            ]
+            lines += columns(f"{title}, by prompt length", map(str, lengths), rows)
+    if "lengths" in summary:
+        rows = [
+            (TITLES[key], *(shown(row.get(str(n), {}).get("prefill_tokens_per_s"), 0) for n in lengths))
+            for key, row in summary["lengths"].items()
+        ]
+        lines += columns("prefill tokens/s", map(str, lengths), rows)
+    if "start" in summary:
+        phases = ("pyodide_ms", "ready_ms", "loaded_ms", "first_token_ms")
+        rows = [
+            (NAMES[key], *(shown(row.get(name, {}).get("median"), 0) for name in phases), shown(cold(row), 0))
+            for key, row in summary["start"].items()
+        ]
+        lines += columns("page load, warm, ms", (*phases, "first_token, cold"), rows)
+    if "load" in summary:
+        lines += columns("load, runtimes started", ("ms",), [(k, f"{v:.0f}") for k, v in summary["load"].items()])
+    if "memory" in summary:
+        rows = [
+            (NAMES[key], *(f"{row[name] / 1e6:.1f}" for name in ("live_bytes", "peak_bytes")), ledger(row))
+            for key, row in summary["memory"].items()
+        ]
+        lines += columns("GPU buffers, MB", ("live", "peak", "ledger"), rows)
+    if "gpu" in summary:
+        for key, row in summary["gpu"]["step_ms"].items():
+            lines += columns(f"GPU time of a step, {TITLES[key]}", row, [("ms", *(f"{v:.4f}" for v in row.values()))])
+    if "ablation" in summary:
+        rows = [
+            (key, f"{row['ms_per_token']['median']:.3f}", shown(row.get("gpu_ms"), 4))
+            for key, row in summary["ablation"].items()
+        ]
+        lines += columns("passes", ("ms/token", "GPU ms"), rows)
+    ratios = [(name, f"{value:.2f}") for name, value in summary["ratios"].items()]
+    return lines + (columns("ratios", ("times",), ratios) if ratios else [])
+
+
+def cold(row: dict[str, Any]) -> float | None:
+    value: float | None = row.get("first_token_ms", {}).get("cold")
+    return value
+
+
+def ledger(row: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {size / 1e6:.1f}" for name, size in row.get("ledger", {}).items() if size)
+
+
+def shown(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def columns(title: str, names: Iterable[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a table under a heading; the first column to the left, the others to the right."""
+    lines = [[title, *names], *(list(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines if i < len(line)) for i in range(max(map(len, lines)))]
+    found = [""]
+    for line in lines:
+        cells = [cell.ljust(widths[0]) if i == 0 else cell.rjust(widths[i]) for i, cell in enumerate(line)]
+        found.append("  ".join(cells).rstrip())
+    return found

@@ -1,0 +1,126 @@
+"""`build.py bench`: measure Capstan beside Transformers.js and onnxruntime-web, or pack that for a GPU host."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .. import CACHE, ROOT
+from ..errors import CommandError
+from ..models import BUNDLED, check_model, mounts
+from ..terminal import say
+
+__all__ = ["GROUP", "about", "add_arguments", "check", "run"]
+
+GROUP = "dev"
+SUITES = ("cpu", "gpu")
+PAGE = ROOT / "benches/page"
+NANO = ROOT / "tests/fixtures/nano-llama"
+PACKED_TOOLS = ("__init__.py", "errors.py", "server.py")
+"""Of buildtools, what the runner uses; standard library only."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench`."""
+    from benches.runner.main import add_run_arguments
+
+    suite = "cpu: nano-llama and the bundled model, briefly, on the software adapter (default); gpu: at full length"
+    parser.add_argument("--suite", choices=SUITES, default="cpu", help=suite)
+    model = "a model folder, instead of the suite's; may be repeated"
+    parser.add_argument("--model", metavar="DIR", action="append", default=[], help=model)
+    pack = (
+        "write everything that a bare GPU host needs (benches/README.md) into DIR and DIR.tar.xz, and measure nothing"
+    )
+    parser.add_argument("--pack", metavar="DIR", type=Path, help=pack)
+    add_run_arguments(parser)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Check the models; fills `args.models`."""
+    if args.pack and args.suite != "gpu":
+        raise CommandError("--pack is for a GPU host: give --suite gpu with it")
+    if args.pack and args.pack.exists() and any(args.pack.iterdir()):
+        raise CommandError(f"{args.pack} is not empty: name a new folder")
+    folders = [Path(folder) for folder in args.model] or [NANO, BUNDLED]
+    args.models = mounts(check_model(folder) for folder in folders)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Pack, or measure here; 1 if a step failed, ids differ or another host was asked for anything."""
+    if args.pack:
+        return pack(args.pack, args.models if args.model else {})
+    from benches.runner.main import Bench
+
+    from ..browser import adapters_to_try, find_browser, flags
+    from ..site import assemble
+    from ..transformers_js import install
+
+    wish = "hardware" if args.suite == "gpu" else "software"
+    if args.suite == "gpu" and "hardware" not in adapters_to_try("auto"):
+        raise CommandError("no GPU is seen on this machine: use --suite cpu, or --pack DIR for a host that has one")
+    bench = Bench(
+        site=assemble(),
+        page=PAGE,
+        transformers_js=install(),
+        models=args.models,
+        browser=find_browser(),
+        flags=flags(wish),
+        about=about(),
+    )
+    return bench.run(args)
+
+
+def about() -> dict[str, Any]:
+    """Versions of everything that is measured, and the names of the tape's passes."""
+    sys.path.insert(0, str(ROOT / "py_src"))
+    import capstan.tape
+
+    from ..transformers_js import versions
+
+    packages = json.loads((ROOT / "package-lock.json").read_text())["packages"]
+    own = {name: packages[f"node_modules/{name}"]["version"] for name in ("onnxruntime-web", "pyodide")}
+    return {
+        "versions": {"capstan": json.loads((ROOT / "package.json").read_text())["version"], **own, **versions()},
+        "passes": list(getattr(capstan.tape, "PASSES", ())),
+    }
+
+
+def pack(folder: Path, given: dict[str, Path]) -> int:
+    """Write the site, the page, the runner, Transformers.js, the correctness cases, the fixtures and the given models
+    into a folder and an archive."""
+    from ..site import assemble
+    from ..transformers_js import install
+
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(assemble(), folder / "site")
+    shutil.copytree(install(), folder / "transformers_js")
+    quiet = shutil.ignore_patterns("__pycache__")
+    for name in ("page", "runner"):
+        shutil.copytree(ROOT / "benches" / name, folder / "benches" / name, ignore=quiet)
+    shutil.copy(ROOT / "benches/shapes/make_shape.py", folder)
+    (folder / "buildtools").mkdir()
+    for name in PACKED_TOOLS:
+        shutil.copy(ROOT / "buildtools" / name, folder / "buildtools")
+    (folder / "about.json").write_text(json.dumps(about(), indent=1))
+    small = folder / "models"
+    small.mkdir()
+    from benches.correctness import FIXTURES, cases
+
+    models = {"bundled": BUNDLED, **{name: ROOT / "tests/fixtures" / name for name in FIXTURES}}
+    for name, source in {**{name: models[name] for name in FIXTURES}, **given}.items():
+        shutil.copytree(source, small / name)
+    (folder / "cases.json").write_text(json.dumps(cases(models)))
+    archive = folder.with_name(folder.name + ".tar.xz")
+    with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+        made = Path(scratch) / archive.name
+        with tarfile.open(made, "w:xz", preset=6) as packed:
+            packed.add(folder, folder.name)
+        shutil.move(made, archive)
+    say(f"{archive}: {archive.stat().st_size / 1e6:.1f} MB")
+    return 0
