@@ -1,8 +1,9 @@
 // Our fused decode kernels: WGSL made from a template and constants, with one pipeline for each distinct text.
 //
-// A template is WGSL with lines `#if NAME`, `#else` and `#endif` (NAME is a boolean constant, HALF or SUBGROUPS). Its
-// header is generated: `element` (f16 or f32), LANES, and a constant for each number. Which kernel runs where is
-// decided in Python (capstan.tape); shapes are constants, so there are no uniforms to upload.
+// A template is WGSL with lines `#if NAME`, `#else` and `#endif` (NAME is a boolean constant, HALF or SUBGROUPS), and
+// `@binding(next)` where the lines that are left decide the number. Its header is generated: `element` (f16 or f32),
+// LANES, and a constant for each number. Which kernel runs where is decided in Python (capstan.tape); shapes are
+// constants, so there are no uniforms to upload.
 
 import { EngineError } from "../errors";
 import { declaredBindings } from "./recorder";
@@ -69,7 +70,9 @@ export function kernelCode({ shader, constants, floats, half, lanes }: KernelTex
   }
   const template = TEMPLATES[shader];
   if (template === undefined) throw new EngineError("TapeError", `there is no kernel '${shader}'`);
-  return `${header.join("\n")}\n${chosenLines(template, conditions)}`;
+  let binding = 0;
+  const body = chosenLines(template, conditions).replace(/@binding\(next\)/g, () => `@binding(${binding++})`);
+  return `${header.join("\n")}\n${body}`;
 }
 
 export interface FusedPipeline {
