@@ -6,10 +6,11 @@
 // constants, so there are no uniforms to upload.
 
 import { EngineError } from "../errors";
+import matvecQ4 from "../shaders/matvec_q4.wgsl";
 import { declaredBindings } from "./recorder";
 
 /** WGSL templates by name. */
-const TEMPLATES: Readonly<Record<string, string>> = {};
+const TEMPLATES: Readonly<Record<string, string>> = { matvec_q4: matvecQ4 };
 
 export interface KernelText {
   /** Name of a template. */

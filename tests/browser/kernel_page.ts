@@ -1,0 +1,83 @@
+// Runs one fused kernel on buffers of its own, inside error scopes, for tests/browser/test_matvec.py.
+
+import { FusedPipelines, type KernelText } from "../../web/src/gpu/kernels";
+
+interface KernelRun {
+  kernel: KernelText;
+  /** What the bindings hold at first, base64; sizes are multiples of 4. */
+  buffers: string[];
+  workgroups: [number, number, number];
+  /** Which of the buffers to read afterwards. */
+  read: number;
+}
+
+interface Opened {
+  device: GPUDevice;
+  pipelines: FusedPipelines;
+}
+
+let opened: Promise<Opened> | undefined;
+
+/** With subgroups even where the engine does without because onnxruntime-web's kernels fail with them. */
+async function open(): Promise<Opened> {
+  const adapter = await navigator.gpu.requestAdapter();
+  if (!adapter) throw new Error("there is no WebGPU adapter");
+  const requiredFeatures = (["shader-f16", "subgroups"] as const).filter((name) => adapter.features.has(name));
+  const device = await adapter.requestDevice({ requiredFeatures });
+  return { device, pipelines: new FusedPipelines(device) };
+}
+
+function decode(text: string): Uint8Array<ArrayBuffer> {
+  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+}
+
+function encode(bytes: Uint8Array): string {
+  const parts: string[] = [];
+  for (let at = 0; at < bytes.length; at += 8192) parts.push(String.fromCharCode(...bytes.subarray(at, at + 8192)));
+  return btoa(parts.join(""));
+}
+
+/** The contents of buffer `read` after the kernel ran, base64. */
+async function runKernel(run: KernelRun): Promise<string> {
+  const { device, pipelines } = await (opened ??= open());
+  for (const scope of ["validation", "out-of-memory", "internal"] as const) device.pushErrorScope(scope);
+  const errors: string[] = [];
+  const made: GPUBuffer[] = [];
+  const buffer = (size: number, usage: number): GPUBuffer => {
+    made.push(device.createBuffer({ size, usage }));
+    return made.at(-1)!;
+  };
+  let contents = "";
+  try {
+    const { pipeline, layout } = await pipelines.get(run.kernel);
+    const buffers = run.buffers.map((text) => {
+      const bytes = decode(text);
+      const filled = buffer(bytes.length, GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST);
+      device.queue.writeBuffer(filled, 0, bytes);
+      return filled;
+    });
+    const entries = buffers.map((resource, binding) => ({ binding, resource: { buffer: resource } }));
+    const encoder = device.createCommandEncoder();
+    const pass = encoder.beginComputePass();
+    pass.setPipeline(pipeline);
+    pass.setBindGroup(0, device.createBindGroup({ layout, entries }));
+    pass.dispatchWorkgroups(...run.workgroups);
+    pass.end();
+    const source = buffers[run.read]!;
+    const staging = buffer(source.size, GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST);
+    encoder.copyBufferToBuffer(source, 0, staging, 0, source.size);
+    device.queue.submit([encoder.finish()]);
+    await staging.mapAsync(GPUMapMode.READ);
+    contents = encode(new Uint8Array(staging.getMappedRange()));
+  } finally {
+    for (const each of made) each.destroy();
+    for (const scope of ["internal", "out-of-memory", "validation"]) {
+      const error = await device.popErrorScope();
+      if (error !== null) errors.push(`${scope} error: ${error.message}`);
+    }
+  }
+  if (errors.length > 0) throw new Error(errors.join("; "));
+  return contents;
+}
+
+Object.assign(globalThis, { runKernel });
