@@ -10,7 +10,7 @@ with capstan.Generator(model) as generator:
 
 from __future__ import annotations
 
-from . import memory
+from . import measure, memory
 from .errors import (
     AsyncRequiredError,
     BindingError,
@@ -34,11 +34,13 @@ from .errors import (
     WeightsChangedError,
 )
 from .fallback import FallbackWarning
-from .generator import Generator, GeneratorParams, Timing
+from .generator import Generator
+from .generator_params import GeneratorParams
 from .model import Model
 from .planning import open_device, plan
 from .search import SearchOptions
 from .stream import StopStrings, TextStream
+from .timing import Timing
 from .tokenizer import Tokenizer, TokenizerStream
 from .weights.store import StoredWeights, Verification, WeightStore
 
@@ -76,6 +78,7 @@ __all__ = [
     "Verification",
     "WeightStore",
     "WeightsChangedError",
+    "measure",
     "memory",
     "open_device",
     "plan",

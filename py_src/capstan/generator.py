@@ -4,65 +4,23 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from .device.base import COUNTER_NAMES, Burst, Counters, Decoder
 from .errors import AsyncRequiredError, CapstanError, ClosedError, OptionError, PromptError
+from .generator_params import GeneratorParams
 from .memory import Pools
 from .run_ahead import RunAhead
-from .search import SearchOptions
+from .timing import Timing
 
 if TYPE_CHECKING:
     from .model import Model
 
-__all__ = ["Generator", "GeneratorParams", "Timing"]
+__all__ = ["Generator"]
 
 T = TypeVar("T")
-
-
-class GeneratorParams:
-    """Search options for generators of a model, starting from its genai_config.json.
-
-    `run_ahead` fixes the decode steps of one submit (1 to 64); None adapts it.
-    """
-
-    def __init__(self, model: Model, *, run_ahead: int | None = None) -> None:
-        self.search: SearchOptions = model.search
-        self.run_ahead = run_ahead
-        RunAhead(run_ahead, 64)
-
-    def set_search_options(self, **options: object) -> None:
-        """Change options by their onnxruntime-genai names; OptionError for an unknown name or a bad value."""
-        self.search = self.search.replace(**options)
-
-
-@dataclass
-class Timing:
-    """Milliseconds on the worker's clock; None until it happened."""
-
-    started: float | None = None
-    """When the first token was asked for."""
-    first_token: float | None = None
-    last_token: float | None = None
-    tokens: int = 0
-
-    @property
-    def time_to_first_token(self) -> float | None:
-        """Prefill, the first pick and its readback, in milliseconds; recording a tape is part of it the first time."""
-        if self.started is None or self.first_token is None:
-            return None
-        return self.first_token - self.started
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Tokens after the first, per second between the first and the last."""
-        if self.first_token is None or self.last_token is None or self.tokens < 2:
-            return None
-        elapsed = self.last_token - self.first_token
-        return 1000.0 * (self.tokens - 1) / elapsed if elapsed > 0 else None
 
 
 class Generator:
@@ -266,6 +224,25 @@ class Generator:
         """`set_logits_async`, blocking."""
         self._wait(self.set_logits_async(values), "set_logits", "await set_logits_async(values)")
 
+    async def aside(self, action: Callable[[Decoder], Awaitable[T]]) -> T:
+        """Read the bursts under way, keeping their tokens, and let `action` use the decoder, which it must leave as it
+        was; nothing it does is counted. OptionError unless a token was generated since the sequence was last changed,
+        and more can be."""
+        self._require_open()
+        while self._flight and not self._stale:
+            await self._read()
+        if self._decoder is None or self._run_ahead is None or self._stale or self._sample_first:
+            raise OptionError("no token was generated since the sequence was last changed; generate one first")
+        if self._ended:
+            raise OptionError("generation has ended (eos); rewind_to, or generate with other eos_token_ids")
+        self._pause_counting()
+        try:
+            return await action(self._decoder)
+        finally:
+            self._run_ahead.pause()
+            self.timing.pause()
+            self._decode_start = self._decoder.counters()
+
     # The end.
 
     async def aclose(self) -> None:
@@ -328,7 +305,12 @@ class Generator:
                 break
             self._flight.append((picks, decoder.submit(picks, self._sample_first)))
             self._sample_first = False
+        await self._read()
+
+    async def _read(self) -> None:
+        """Wait for the oldest burst under way and take its ids."""
         _, burst = self._flight.popleft()
+        self.timing.wait(self._model.host.now())
         try:
             found = await burst
         except BaseException:
@@ -342,6 +324,7 @@ class Generator:
         assert self._run_ahead is not None
         self._totals["python_crossings"] += 1
         self._run_ahead.observe(burst)
+        self.timing.receive(burst)
         if self._ended:
             return
         for token in burst.ids:
@@ -362,6 +345,7 @@ class Generator:
         self._stale = False
         self._sample_first = True
         self._run_ahead.pause()
+        self.timing.pause()
         self._decode_start = self._decoder.counters()
 
     async def _settle(self) -> None:

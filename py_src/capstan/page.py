@@ -17,7 +17,8 @@ from typing import Any
 
 from ._js import host
 from .errors import OptionError, PromptError
-from .generator import Generator, GeneratorParams
+from .generator import Generator
+from .generator_params import GeneratorParams
 from .model import Model
 from .stream import TextStream
 from .tokenizer import Tokenizer

@@ -16,7 +16,7 @@ AsyncRequiredError BindingError BufferMismatchError CapstanError ClosedError Con
 DeviceLostError DeviceUnavailableError FallbackWarning Generator GeneratorParams Model ModelFileError
 OptionError OutOfMemoryError PromptError SearchOptions StopStrings StorageError StoredWeights TapeCheckError
 TapeError TapeKeyError TextStream Timing Tokenizer TokenizerStream UnsupportedModelError ValidationError
-Verification WeightStore WeightsChangedError memory open_device plan
+Verification WeightStore WeightsChangedError measure memory open_device plan
 """
 
 GENAI = {

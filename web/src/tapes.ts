@@ -11,6 +11,7 @@ import { FusedPipelines } from "./gpu/kernels";
 import { type PlayedOp, StepEncoder, Tape } from "./gpu/player";
 import { type BurstResult, RingReader } from "./gpu/ring";
 import { Sampler, type SamplerTargets, type Span } from "./gpu/sampler";
+import { operationTimes, stepTime } from "./gpu/timing";
 import { Handles } from "./handles";
 
 /** Part of a buffer, by [handle, offset, bytes]. */
@@ -95,9 +96,7 @@ export class Tapes {
 
   /** The counts that the indirect dispatches of a tape really get in a step at `length`: u32 [dispatches, 3] as bytes. */
   async countsOfStep(tape: number, length: number): Promise<Uint8Array> {
-    const played = this.tapes.get(tape);
-    played.assertPlayable();
-    return countsOfStep(this.watched, played, length);
+    return countsOfStep(this.watched, this.playable(tape), length);
   }
 
   closeTape(handle: number): void {
@@ -138,8 +137,7 @@ export class Tapes {
 
   /** Encode one step of a tape and nothing else; `length` is the number of valid positions it sees. */
   playOnce(tape: number, length: number): void {
-    const played = this.tapes.get(tape);
-    played.assertPlayable();
+    const played = this.playable(tape);
     const step = new StepEncoder(this.watched);
     played.encode(step, length);
     this.watched.submit([step.finish()]);
@@ -159,16 +157,12 @@ export class Tapes {
     cursor: number,
   ): Promise<Float64Array> {
     const start = performance.now();
-    this.watched.assertHealthy();
+    const played = this.playable(tape);
     const held = this.samplers.get(sampler);
     const step = new StepEncoder(this.watched);
     let valid = length;
     for (let i = 0; i < picks; i++) {
-      if (i > 0 || !sampleFirst) {
-        const played = this.tapes.get(tape);
-        played.assertPlayable();
-        played.encode(step, valid++);
-      }
+      if (i > 0 || !sampleFirst) played.encode(step, valid++);
       held.sampler.encode(step.pass);
     }
     return this.finishBurst(step, held.reader, cursor, picks, start);
@@ -182,6 +176,51 @@ export class Tapes {
     const step = new StepEncoder(this.watched);
     held.sampler.encode(step.pass);
     return this.finishBurst(step, held.reader, cursor, 1, start);
+  }
+
+  /**
+   * What `steps` tape steps and picks take when nothing but this loop drives them: bursts of `picks`, `inFlight` of them
+   * under way, each read back as `burst` does. Milliseconds a pick, from the first burst's ids to the last one's.
+   */
+  async replay(
+    tape: number,
+    sampler: number,
+    steps: number,
+    picks: number,
+    length: number,
+    cursor: number,
+    inFlight: number,
+  ): Promise<number> {
+    const flight: Promise<Float64Array>[] = [];
+    const readable: number[] = [];
+    try {
+      for (let at = 0; at < steps || flight.length;) {
+        for (; at < steps && flight.length < inFlight; at += picks)
+          flight.push(this.burst(tape, sampler, Math.min(picks, steps - at), false, length + at, cursor + at));
+        readable.push((await flight.shift()!)[1]!);
+      }
+    } finally {
+      await Promise.allSettled(flight);
+    }
+    return (readable[readable.length - 1]! - readable[0]!) / (steps - picks);
+  }
+
+  /** Milliseconds of GPU time a step, over `steps` of them from `length` valid positions on; see gpu/timing.ts. */
+  stepTime(tape: number, sampler: number, steps: number, length: number): Promise<number> {
+    return stepTime(this.watched, this.playable(tape), this.samplers.get(sampler).sampler, steps, length);
+  }
+
+  /** Milliseconds of GPU time of each dispatch of a step, as a JSON list of OperationTime; see gpu/timing.ts. */
+  async operationTimes(tape: number, sampler: number, length: number): Promise<string> {
+    const { sampler: picks } = this.samplers.get(sampler);
+    return JSON.stringify(await operationTimes(this.watched, this.playable(tape), picks, length));
+  }
+
+  private playable(tape: number): Tape {
+    this.watched.assertHealthy();
+    const found = this.tapes.get(tape);
+    found.assertPlayable();
+    return found;
   }
 
   private async finishBurst(

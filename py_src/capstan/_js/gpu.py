@@ -9,6 +9,8 @@ from dataclasses import asdict
 from itertools import count
 from typing import Any
 
+import _capstan_host
+
 from ..device.engine import NOT_FUSED, BoundTensor, Difference, SamplerSpec
 from ..memory import LedgerEntry, keep_account
 from .errors import typed_errors
@@ -196,6 +198,21 @@ class JsGpuEngine:
         with typed_errors():
             return _numbers(self._tapes.eagerBurst(binding, sampler, cursor))
 
+    async def step_time(self, tape: int, sampler: int, steps: int, length: int) -> float:
+        with typed_errors():
+            return float(await self._tapes.stepTime(tape, sampler, steps, length))
+
+    async def operation_times(self, tape: int, sampler: int, length: int) -> list[tuple[int, str, float]]:
+        with typed_errors():
+            found = json.loads(await self._tapes.operationTimes(tape, sampler, length))
+        return [(index, label, milliseconds) for index, label, milliseconds in found]
+
+    async def replay(
+        self, tape: int, sampler: int, steps: int, picks: int, length: int, cursor: int, in_flight: int
+    ) -> float:
+        with typed_errors():
+            return float(await self._tapes.replay(tape, sampler, steps, picks, length, cursor, in_flight))
+
     def destroy_device(self) -> None:
         """Lose the device as a browser would; for tests."""
         self._js.destroyDevice()
@@ -218,6 +235,10 @@ def _tensors(tensors: Sequence[BoundTensor]) -> str:
 
 
 async def _numbers(promise: Any) -> Sequence[float]:
-    """A promise of a Float64Array, already under way."""
+    """A promise of a burst's numbers, already under way; the time of their arrival becomes the fourth."""
     with typed_errors():
-        return array("d", (await promise).to_bytes())
+        found = await promise
+        entered = _capstan_host.now()
+        numbers = array("d", found.to_bytes())
+    numbers.insert(3, entered)
+    return numbers

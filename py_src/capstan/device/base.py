@@ -50,6 +50,8 @@ class Burst:
     readable: float
     host: float
     """Time the host spent encoding and submitting the burst."""
+    entered: float
+    """When Python was given the ids."""
 
 
 class Decoder(Protocol):

@@ -111,6 +111,19 @@ class GpuEngine(Protocol):
     def destroy_sampler(self, sampler: int) -> None: ...
     def burst(
         self, tape: int, sampler: int, picks: int, sample_first: bool, length: int, cursor: int
-    ) -> Awaitable[Sequence[float]]: ...
+    ) -> Awaitable[Sequence[float]]:
+        """The fields of a Burst but its ids, then the ids."""
+
     def eager_burst(self, binding: int, sampler: int, cursor: int) -> Awaitable[Sequence[float]]: ...
+    async def step_time(self, tape: int, sampler: int, steps: int, length: int) -> float:
+        """Milliseconds of GPU time of a step, in one submit of `steps` of them."""
+
+    async def operation_times(self, tape: int, sampler: int, length: int) -> list[tuple[int, str, float]]:
+        """(place, label, milliseconds) of each dispatch of a step, each in a pass of its own."""
+
+    async def replay(
+        self, tape: int, sampler: int, steps: int, picks: int, length: int, cursor: int, in_flight: int
+    ) -> float:
+        """Milliseconds a pick in bursts that JavaScript alone submits and reads."""
+
     def close(self) -> None: ...

@@ -62,7 +62,8 @@ class HostSampledDecoder:
             self._counters["steps"] += 1
         readable = self._now()
         self._pending = sample(self._logits, self._options, self._length)
-        return Burst((self._pending,), submitted, readable, self._now() - readable)
+        entered = self._now()
+        return Burst((self._pending,), submitted, readable, entered - readable, entered)
 
     async def logits(self) -> memoryview[float]:
         return memoryview(array("f", self._logits))

@@ -14,6 +14,7 @@ from ..tape import TapeKey
 from .base import Burst, Counters
 from .element_types import byte_count
 from .engine import GpuEngine, SamplerSpec
+from .rehearsal import Rehearsal
 from .sequence_buffers import SequenceBuffers
 
 if TYPE_CHECKING:
@@ -143,6 +144,12 @@ class WebGpuDecoder:
         size = 4 * self._about.vocab_size
         return self._device.allocate(size, label="logits float32", category="io", owner=self._buffers.owner)
 
+    def rehearsal(self) -> Rehearsal:
+        """What plays steps of the tape from here on for their times; for when no burst is under way."""
+        self._require_open()
+        step = (self._step.tape, self._sampler, self._length, self._cursor, self.max_in_flight)
+        return Rehearsal(self._engine, self._buffers, *step)
+
     def counters(self) -> Counters:
         return {"steps": self._steps, **self._engine.counters()}
 
@@ -186,5 +193,5 @@ def _span(span: DeviceSpan) -> tuple[int, int, int]:
 
 
 async def _burst(numbers: Awaitable[Sequence[float]]) -> Burst:
-    submitted, readable, host, *ids = await numbers
-    return Burst(tuple(int(id_) for id_ in ids), submitted, readable, host)
+    submitted, readable, host, entered, *ids = await numbers
+    return Burst(tuple(int(id_) for id_ in ids), submitted, readable, host, entered)

@@ -33,6 +33,8 @@
     const ours = new Set([...engine.buffers.all()].map((buffer) => engine.watched.info(buffer).id));
     return JSON.stringify([...engine.tapes.tapes.get(tape).objects.infos.keys()].filter((id) => !ours.has(id)));
   };
+  /** The kinds of a tape's operations, in order. */
+  probe.played = (engine, tape) => JSON.stringify(engine.tapes.tapes.get(tape).ops.map((op) => op.kind));
   /** Devices not destroyed. */
   probe.devices = () => live.size;
   /** Labels of buffers not destroyed, on devices not destroyed. */

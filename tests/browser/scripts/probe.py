@@ -89,6 +89,12 @@ def bound_buffers(engine: Any) -> list[int]:
     return found
 
 
+def played(engine: Any, tape: int) -> list[str]:
+    """The kinds of a tape's operations, in order."""
+    found: list[str] = json.loads(js.capstanProbe.played(engine._js, tape))
+    return found
+
+
 def private_buffers(engine: Any, tape: int) -> list[int]:
     """Ids of the buffers that a tape uses and that Capstan did not make."""
     found: list[int] = json.loads(js.capstanProbe.privateIds(engine._js, tape))

@@ -60,9 +60,11 @@ export async function countsOfStep(watched: WatchedDevice, tape: Tape, length: n
   const table = watched.buffer("kernels", OWNER, { label: "counts", size: STRIDE * Math.max(1, dispatches), usage });
   try {
     const step = new StepEncoder(watched);
-    tape.encode(step, length, (index, buffer, offset) =>
-      step.encoder.copyBufferToBuffer(buffer, offset, table, STRIDE * index, COUNTS),
-    );
+    let index = 0;
+    tape.encodeApart(step, length, (op) => {
+      if (op.kind === "indirect")
+        step.encoder.copyBufferToBuffer(op.buffer, op.offset, table, STRIDE * index++, COUNTS);
+    });
     watched.submit([step.finish()]);
     return await readCounts(watched, table, dispatches);
   } finally {

@@ -19,24 +19,30 @@ export type PlayedOp =
   | ["clear", number, number, number];
 
 type Bound = { pipeline: GPUComputePipeline; groups: GPUBindGroup[] };
-type Op =
+export type DispatchOp =
   | ({ kind: "dispatch"; x: number; y: number; z: number } & Bound)
   | ({ kind: "indirect"; buffer: GPUBuffer; offset: number } & Bound)
-  | ({ kind: "table"; table: number } & Bound)
+  | ({ kind: "table"; table: number } & Bound);
+type TransferOp =
   | { kind: "copy"; source: GPUBuffer; from: number; target: GPUBuffer; to: number; size: number }
   | { kind: "clear"; buffer: GPUBuffer; offset: number; size: number };
+type Op = DispatchOp | TransferOp;
 
 /** One command encoder with at most one open compute pass. */
 export class StepEncoder {
   readonly encoder: GPUCommandEncoder;
   private open: GPUComputePassEncoder | null = null;
 
-  constructor(watched: WatchedDevice) {
+  /** `describe` says how each pass is opened. */
+  constructor(
+    watched: WatchedDevice,
+    private readonly describe: (() => GPUComputePassDescriptor) | null = null,
+  ) {
     this.encoder = watched.encoder();
   }
 
   get pass(): GPUComputePassEncoder {
-    return (this.open ??= this.encoder.beginComputePass());
+    return (this.open ??= this.encoder.beginComputePass(this.describe?.()));
   }
 
   endPass(): void {
@@ -100,16 +106,17 @@ export class Tape {
     return this.ops.filter((op) => op.kind === "indirect").length;
   }
 
-  /**
-   * Encode one step; `length` is the number of valid positions the step sees (for `table` ops). `beforeIndirect` is
-   * called with the number and arguments of each indirect dispatch, outside of any pass.
-   */
-  encode(
-    step: StepEncoder,
-    length: number,
-    beforeIndirect?: (index: number, buffer: GPUBuffer, offset: number) => void,
-  ): void {
-    let indirect = 0;
+  get operationCount(): number {
+    return this.ops.length;
+  }
+
+  /** Operations that end a pass: copies and clears. */
+  get breakCount(): number {
+    return this.ops.filter((op) => op.kind === "copy" || op.kind === "clear").length;
+  }
+
+  /** Encode one step; `length` is the number of valid positions the step sees (for `table` ops). */
+  encode(step: StepEncoder, length: number): void {
     let pipeline: GPUComputePipeline | null = null;
     let groups: GPUBindGroup[] = [];
     for (const op of this.ops) {
@@ -117,15 +124,8 @@ export class Tape {
         step.endPass();
         pipeline = null;
         groups = [];
-        if (op.kind === "copy") step.encoder.copyBufferToBuffer(op.source, op.from, op.target, op.to, op.size);
-        else step.encoder.clearBuffer(op.buffer, op.offset, op.size);
+        transfer(step.encoder, op);
         continue;
-      }
-      if (beforeIndirect && op.kind === "indirect") {
-        step.endPass();
-        pipeline = null;
-        groups = [];
-        beforeIndirect(indirect++, op.buffer, op.offset);
       }
       const { pass } = step;
       if (op.pipeline !== pipeline) pass.setPipeline((pipeline = op.pipeline));
@@ -133,12 +133,30 @@ export class Tape {
         if (groups[i] !== op.groups[i]) pass.setBindGroup(i, op.groups[i]!);
       }
       groups = op.groups;
-      if (op.kind === "dispatch") pass.dispatchWorkgroups(op.x, op.y, op.z);
-      else if (op.kind === "indirect") pass.dispatchWorkgroupsIndirect(op.buffer, op.offset);
-      else {
-        const counts = this.tables[op.table]!;
-        pass.dispatchWorkgroups(counts[3 * length]!, counts[3 * length + 1]!, counts[3 * length + 2]!);
-      }
+      this.dispatch(pass, op, length);
+    }
+  }
+
+  /** The same with each dispatch in a pass of its own; `before` is called outside of any pass. */
+  encodeApart(step: StepEncoder, length: number, before: (op: DispatchOp, index: number) => void): void {
+    this.ops.forEach((op, index) => {
+      step.endPass();
+      if (op.kind === "copy" || op.kind === "clear") return transfer(step.encoder, op);
+      before(op, index);
+      const { pass } = step;
+      pass.setPipeline(op.pipeline);
+      op.groups.forEach((group, i) => pass.setBindGroup(i, group));
+      this.dispatch(pass, op, length);
+    });
+    step.endPass();
+  }
+
+  private dispatch(pass: GPUComputePassEncoder, op: DispatchOp, length: number): void {
+    if (op.kind === "dispatch") pass.dispatchWorkgroups(op.x, op.y, op.z);
+    else if (op.kind === "indirect") pass.dispatchWorkgroupsIndirect(op.buffer, op.offset);
+    else {
+      const counts = this.tables[op.table]!;
+      pass.dispatchWorkgroups(counts[3 * length]!, counts[3 * length + 1]!, counts[3 * length + 2]!);
     }
   }
 
@@ -174,6 +192,11 @@ export class Tape {
         return { kind: "clear", buffer: buffer(op[1]), offset: op[2], size: op[3] };
     }
   }
+}
+
+function transfer(encoder: GPUCommandEncoder, op: TransferOp): void {
+  if (op.kind === "copy") encoder.copyBufferToBuffer(op.source, op.from, op.target, op.to, op.size);
+  else encoder.clearBuffer(op.buffer, op.offset, op.size);
 }
 
 function found<T>(object: T | undefined, what: string, id: number): T {

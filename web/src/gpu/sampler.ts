@@ -259,8 +259,14 @@ export class Sampler {
 
   /** Encodes one step of all rows: sample, then advance. Throws before `setParams`. */
   encode(pass: GPUComputePassEncoder): void {
+    this.encodeApart(() => pass);
+  }
+
+  /** The same, each dispatch in the pass that `passFor` gives for its pipeline. */
+  encodeApart(passFor: (pipeline: GPUComputePipeline) => GPUComputePassEncoder): void {
     if (this.plan.length === 0) throw new Error("sampler: call setParams before encode");
     for (const { dispatch, pipeline } of this.plan) {
+      const pass = passFor(pipeline);
       pass.setPipeline(pipeline);
       pass.setBindGroup(0, dispatch.bindGroup);
       pass.dispatchWorkgroups(dispatch.blocks, this.rows);

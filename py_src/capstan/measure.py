@@ -1,0 +1,113 @@
+"""Where the time of a decode step goes: on the GPU, in its operations, and in JavaScript without Python.
+
+All of it is measured on a generator that has a tape and has generated a token. What is played to be timed leaves no
+trace: the sequence, the tokens computed ahead, the sampler's state and the counters are afterwards what they were.
+Other generators on the same device should rest meanwhile.
+
+Browsers round the GPU's timestamps to 0.1 ms unless they are started with --enable-webgpu-developer-features; without
+it `operations` can tell large ones from small ones at best.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from .errors import OptionError
+
+if TYPE_CHECKING:
+    from .device.base import Decoder
+    from .device.rehearsal import Rehearsal
+    from .generator import Generator
+
+__all__ = ["OperationTime", "gpu_step_time", "operations", "replay"]
+
+ROUNDS = 5
+"""Submits of which `gpu_step_time` takes the median."""
+
+
+@dataclass(frozen=True)
+class OperationTime:
+    """The GPU's time for one dispatch in a pass of its own, which adds some microseconds to each."""
+
+    index: int
+    """Its place in the tape; the sampler's dispatches follow the tape's last."""
+    label: str
+    """Of its pipeline; of onnxruntime-web's, which have none, the names of the buffers that are read and written."""
+    microseconds: float
+
+
+async def gpu_step_time(generator: Generator, steps: int = 32) -> float:
+    """Milliseconds of GPU time of one decode step with its pick.
+
+    `steps` of them follow one another in one submit, so that the GPU never waits for the host, and the time from the
+    first one's begin to the last one's end is divided by their number; the median of five such submits. Raises
+    OptionError without a tape or with no room for the steps, DeviceUnavailableError without timestamp queries.
+    """
+
+    async def take(decoder: Decoder) -> float:
+        rehearsal = _rehearsal(decoder)
+        _require_room(rehearsal, steps, 1)
+        return median(await rehearsal.step_time(steps, ROUNDS))
+
+    return await generator.aside(take)
+
+
+async def operations(generator: Generator, repeats: int = 16) -> list[OperationTime]:
+    """The GPU's time for each dispatch of the next step, the sampler's among them: medians over `repeats` (1 to 1000).
+
+    Raises OptionError without a tape, DeviceUnavailableError without timestamp queries.
+    """
+    _require("repeats", repeats, 1, 1000, "the median settles long before")
+
+    async def take(decoder: Decoder) -> list[OperationTime]:
+        rehearsal = _rehearsal(decoder)
+        _require_room(rehearsal, 1, 1)
+        rounds = await rehearsal.operation_times(repeats)
+        return [
+            OperationTime(same[0][0], same[0][1], 1000 * median(milliseconds for _, _, milliseconds in same))
+            for same in zip(*rounds, strict=True)
+        ]
+
+    return await generator.aside(take)
+
+
+async def replay(generator: Generator, steps: int, picks: int) -> float:
+    """Milliseconds a token of the same tape and sampler driven from JavaScript alone: bursts of `picks` tokens (1 to
+    64), as many of them under way and each read back as when Python drives them. From the first burst's ids to the
+    last one's, so `steps` is more than `picks`. Raises OptionError."""
+
+    async def take(decoder: Decoder) -> float:
+        rehearsal = _rehearsal(decoder)
+        _require("picks", picks, 1, decoder.max_burst, "bursts are no longer")
+        _require_room(rehearsal, steps, picks + 1)
+        return await rehearsal.replay(steps, picks)
+
+    return await generator.aside(take)
+
+
+def _rehearsal(decoder: Decoder) -> Rehearsal:
+    from .device.webgpu_decoder import WebGpuDecoder
+
+    if not isinstance(decoder, WebGpuDecoder) or decoder.capture != "tape":
+        note = f" ({decoder.capture_note})" if decoder.capture_note else ""
+        raise OptionError(
+            f"the decode steps of this generator run with capture '{decoder.capture}'{note}; only a tape's can be "
+            "timed: load the model on WebGPU with capture='tape'"
+        )
+    return decoder.rehearsal()
+
+
+def _require_room(rehearsal: Rehearsal, steps: int, least: int) -> None:
+    if rehearsal.room < least:
+        raise OptionError(
+            f"{rehearsal.room} more tokens fit into the KV cache of {rehearsal.buffers.capacity}, {least} are needed; "
+            "rewind_to and generate one, or raise max_length"
+        )
+    _require("steps", steps, least, rehearsal.room, "raise max_length for more")
+
+
+def _require(name: str, value: int, least: int, most: int, remedy: str) -> None:
+    if not least <= value <= most:
+        raise OptionError(f"{name} is {value}; it must be from {least} to {most} here: {remedy}")

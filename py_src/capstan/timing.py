@@ -1,0 +1,70 @@
+"""When the tokens of a generator came, and whose time it took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .device.base import Burst
+
+__all__ = ["Timing"]
+
+
+@dataclass
+class Timing:
+    """Milliseconds on the worker's clock; None until it happened."""
+
+    started: float | None = None
+    """When the first token was asked for."""
+    first_token: float | None = None
+    last_token: float | None = None
+    tokens: int = 0
+    host_ms: float = 0.0
+    """JavaScript's time to encode and submit the bursts that were read. Without a tape onnxruntime-web's waits for the
+    GPU are in it."""
+    python_ms: float = 0.0
+    """Python's time from being given a burst's ids to the wait for the next burst: the decode loop and the caller's
+    code between tokens, without what is in `host_ms`."""
+    _since: float | None = None
+    """When Python was given the ids it is at work on."""
+    _first: float | None = None
+    """The same of the first burst since `pause`."""
+    _waiting: float = 0.0
+    """When the wait for the last one began."""
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """Prefill, the first pick and its readback, in milliseconds; recording a tape is part of it the first time."""
+        if self.started is None or self.first_token is None:
+            return None
+        return self.first_token - self.started
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens after the first, per second between the first and the last."""
+        if self.first_token is None or self.last_token is None or self.tokens < 2:
+            return None
+        elapsed = self.last_token - self.first_token
+        return 1000.0 * (self.tokens - 1) / elapsed if elapsed > 0 else None
+
+    def wait(self, now: float) -> None:
+        """Python begins to wait for a burst."""
+        if self._since is not None:
+            self.python_ms += now - self._since
+        self._since = None
+        self._waiting = now
+
+    def receive(self, burst: Burst) -> None:
+        """The burst waited for is there."""
+        self.host_ms += burst.host
+        self._since = burst.entered
+        if self._first is None:
+            self._first = self._since
+        elif self._first <= burst.submitted <= self._waiting:
+            # It was submitted while Python ran, which that time holds too.
+            self.python_ms -= burst.host
+
+    def pause(self) -> None:
+        """What comes next is no part of the decode steps."""
+        self._since = self._first = None

@@ -1,0 +1,124 @@
+"""Measures of decode steps, and what they leave behind; runs in the page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from capstan import Generator, OptionError, measure
+from capstan.device.rehearsal import KEPT
+
+from . import probe
+from .running import load, parameters, take
+
+
+async def amid(
+    models: Mapping[str, str], *, model: str, prompt: Sequence[int], before: int, after: int, **options: Any
+) -> dict[str, Any]:
+    """A run that is measured in every way after `before` tokens, and the same run left alone."""
+    opened = await load(models, model)
+    loaded: Any = opened._loaded
+    found: dict[str, Any] = {}
+    for name in ("alone", "measured"):
+        async with Generator(opened, parameters(opened, **options)) as generator:
+            generator.append_tokens(prompt)
+            ids = await take(generator, before)
+            if name == "measured":
+                before_it = await generator.aside(state)
+                ahead = list(generator._ready)
+                found |= {"times": await times(generator), "ahead": len(ahead)}
+                found["changed"] = [
+                    name for name, data in (await generator.aside(state)).items() if data != before_it[name]
+                ]
+                found["left"] = [entry for entry in loaded._engine.ledger() if entry["owner"] == "timing"]
+            ids += await take(generator, after)
+            found[name] = {"ids": ids, "counters": generator.counters, "sequence": generator.get_sequence()}
+    return found
+
+
+async def state(decoder: Any) -> dict[str, bytes]:
+    """What steps change of a sequence, but for its caches."""
+    spans = decoder._buffers.spans
+    names = [name for name in KEPT if name in spans]
+    return {name: (await decoder._device.copy_device_to_cpu(spans[name])).data for name in names}
+
+
+async def times(generator: Generator) -> dict[str, Any]:
+    """Every measure, and what the wall clock says."""
+    wall: dict[str, float] = {}
+    start = time.perf_counter()
+    step = await measure.gpu_step_time(generator, steps=4)
+    wall["steps"] = 1000 * (time.perf_counter() - start)
+    operations = await measure.operations(generator, repeats=2)
+    decoder: Any = generator._decoder
+    kinds = probe.played(decoder._engine, decoder._step.tape)
+    return {
+        "step": step,
+        "operations": [(found.index, found.label, found.microseconds) for found in operations],
+        "kinds": kinds,
+        "replay": await measure.replay(generator, steps=6, picks=2),
+        "wall": wall,
+    }
+
+
+async def refused(models: Mapping[str, str], *, model: str, prompt: Sequence[int]) -> dict[str, list[str]]:
+    """Why measures are refused: without a tape, before a token, out of range, after the end."""
+    found: dict[str, list[str]] = {}
+
+    async def note(name: str, *attempts: Any) -> None:
+        found[name] = []
+        for attempt in attempts:
+            try:
+                await attempt
+            except OptionError as error:
+                found[name].append(str(error))
+
+    opened = await load(models, model, capture="off")
+    async with Generator(opened, parameters(opened)) as generator:
+        generator.append_tokens(prompt)
+        await take(generator, 1)
+        await note(
+            "off",
+            measure.gpu_step_time(generator),
+            measure.operations(generator),
+            measure.replay(generator, steps=4, picks=1),
+        )
+    opened = await load(models, model)
+    async with Generator(opened, parameters(opened, max_length=256, run_ahead=1)) as generator:
+        await generator.prepare_async()
+        generator.append_tokens([*prompt, *range(256 - 12 - len(prompt))])
+        await note("no token", measure.gpu_step_time(generator))
+        await take(generator, 1)
+        await note(
+            "range",
+            measure.gpu_step_time(generator, steps=0),
+            measure.gpu_step_time(generator, steps=100),
+            measure.operations(generator, repeats=0),
+            measure.replay(generator, steps=4, picks=65),
+            measure.replay(generator, steps=4, picks=4),
+            measure.replay(generator, steps=100, picks=4),
+        )
+        await take(generator, 11)
+        await note("at the end", measure.gpu_step_time(generator, steps=1))
+        generator.rewind_to(3)
+        await note("rewound", measure.gpu_step_time(generator))
+    return found
+
+
+async def shares(
+    models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int, pause: float
+) -> dict[str, float]:
+    """The host's milliseconds, JavaScript's and Python's, of a run whose reader takes `pause` ms for each token."""
+    opened = await load(models, model)
+    async with Generator(opened, parameters(opened, run_ahead=4)) as generator:
+        generator.append_tokens(prompt)
+        await take(generator, 5)
+        timing = generator.timing
+        start = timing.python_ms
+        for _ in range(count):
+            await take(generator, 1)
+            until = time.perf_counter() + pause / 1000
+            while time.perf_counter() < until:
+                pass
+        return {"javascript": timing.host_ms, "python": timing.python_ms - start, "tokens": timing.tokens}

@@ -1,0 +1,99 @@
+"""Measures of decode steps: what they tell, what they refuse, and that they leave no trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import oracle
+from tests.browser.page_scripts import PageScripts
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+PROMPT = [5, 6, 7, 8, 9]
+BEFORE, AFTER = 6, 12
+SEARCHES: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 40, "top_p": 0.9, "random_seed": 7},
+}
+
+
+def amid(scripts: PageScripts, model: str, **options: Any) -> dict[str, Any]:
+    """Three bursts of 3 are read and two more are under way when it is measured."""
+    found: dict[str, Any] = scripts.run(
+        "measuring", "amid", model, model=model, prompt=PROMPT, before=BEFORE, after=AFTER, run_ahead=3, **options
+    )
+    return found
+
+
+@pytest.fixture(scope="module", params=["nano-llama", "nano-copies"])
+def measured(request: pytest.FixtureRequest, installed_scripts: PageScripts) -> tuple[str, dict[str, Any]]:
+    """A model whose tape is one pass, and one whose copies divide it into several."""
+    return request.param, amid(installed_scripts, request.param, **SEARCHES["greedy"])
+
+
+def test_generation_goes_on_as_if_nothing_had_been_measured(measured: tuple[str, dict[str, Any]]) -> None:
+    model, found = measured
+    assert found["times"]["kinds"].count("copy") == 0 or model == "nano-copies"
+    assert found["ahead"] > 0, "tokens computed ahead are kept, too"
+    assert found["left"] == [], "memory of the measures"
+    assert found["changed"] == [], "state of the sequence"
+    assert found["measured"] == found["alone"]
+    assert found["measured"]["ids"] == oracle.greedy(FIXTURES / model, PROMPT, BEFORE + AFTER)
+
+
+def test_sampling_goes_on_as_if_nothing_had_been_measured(scripts: PageScripts) -> None:
+    found = amid(scripts, "nano-llama", **SEARCHES["sampled"])
+    assert found["measured"] == found["alone"]
+
+
+def test_a_steps_gpu_time_is_most_of_the_wall_time(measured: tuple[str, dict[str, Any]]) -> None:
+    times = measured[1]["times"]
+    # Five rounds of four steps: what the wall clock says besides is making queries and reading them.
+    assert 0.25 * times["wall"]["steps"] < 20 * times["step"] < 1.25 * times["wall"]["steps"], times
+    assert 0.3 * times["step"] < times["replay"] < 10 * times["step"], times
+
+
+def test_every_dispatch_is_timed_and_named(measured: tuple[str, dict[str, Any]]) -> None:
+    times = measured[1]["times"]
+    dispatches = [index for index, kind in enumerate(times["kinds"]) if kind not in ("copy", "clear")]
+    sampler = [len(times["kinds"]), len(times["kinds"]) + 1]
+    assert [index for index, _, _ in times["operations"]] == dispatches + sampler
+    labels = [label for _, label, _ in times["operations"]]
+    assert labels[-2:] == ["sampler blockMax 512 false", "sampler greedy 512 false"]
+    assert any("input_b" in label for label in labels), labels
+    assert all(label.strip("-> ") for label in labels), labels
+    spent = [microseconds for _, _, microseconds in times["operations"]]
+    assert all(microseconds >= 0 for microseconds in spent)
+    assert 0.2 * times["step"] < sum(spent) / 1000 < 5 * times["step"], times
+
+
+def test_what_cannot_be_measured_is_refused(scripts: PageScripts) -> None:
+    found = scripts.run("measuring", "refused", "nano-llama", model="nano-llama", prompt=PROMPT)
+    off = "the decode steps of this generator run with capture 'off'; only a tape's can be timed: "
+    assert found["off"] == [off + "load the model on WebGPU with capture='tape'"] * 3
+    assert found["no token"] == ["no token was generated since the sequence was last changed; generate one first"]
+    assert found["rewound"] == found["no token"]
+    # Of 256 positions 246 are taken: the prompt's 244, the first token's and that of the burst under way.
+    assert found["range"] == [
+        "steps is 0; it must be from 1 to 10 here: raise max_length for more",
+        "steps is 100; it must be from 1 to 10 here: raise max_length for more",
+        "repeats is 0; it must be from 1 to 1000 here: the median settles long before",
+        "picks is 65; it must be from 1 to 64 here: bursts are no longer",
+        "steps is 4; it must be from 5 to 10 here: raise max_length for more",
+        "steps is 100; it must be from 5 to 10 here: raise max_length for more",
+    ]
+    assert found["at the end"] == [
+        "0 more tokens fit into the KV cache of 256, 1 are needed; rewind_to and generate one, or raise max_length"
+    ]
+
+
+def test_what_python_does_between_tokens_is_pythons_time(scripts: PageScripts) -> None:
+    pause, count = 20, 16
+    found = scripts.run(
+        "measuring", "shares", "nano-llama", model="nano-llama", prompt=PROMPT, count=count, pause=pause
+    )
+    # The pauses after the last burst's ids are not over yet.
+    assert (count - 4) * pause <= found["python"] < 2 * count * pause, found
+    assert 0 < found["javascript"] < 0.5 * found["python"], found

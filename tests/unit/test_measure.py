@@ -1,0 +1,116 @@
+"""Measures where there is nothing to measure, and what they do around the steps they play."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from capstan import CapstanError, DeviceUnavailableError, Generator, Model, OptionError, measure
+from capstan.device.rehearsal import KEPT, Rehearsal
+
+NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"
+FEATURES = ["core-features-and-limits", "timestamp-query"]
+
+
+class PaperStage:
+    """The engine and the buffers of a rehearsal: a log of what is done with them, in order."""
+
+    def __init__(self, features: list[str] = FEATURES, play: Callable[[], Awaitable[float]] | None = None) -> None:
+        self.log: list[str] = []
+        self.features = features
+        self.play = play
+        self.device = self
+        self.capacity = 256
+        self.spans = {name: SimpleNamespace(name=name, length=16) for name in KEPT if name != "positions"}
+
+    def adapter(self) -> dict[str, Any]:
+        return {"features": self.features}
+
+    def allocate(self, length: int, *, category: str, owner: str) -> Any:
+        copy = SimpleNamespace(name="copy", length=length)
+        self.log.append("allocate")
+        return SimpleNamespace(span=lambda: copy, close=lambda: self.log.append("free"))
+
+    def copy_tensors(self, pairs: list[tuple[Any, Any]]) -> None:
+        [way] = {(source.name == "copy", target.name == "copy") for source, target in pairs}
+        self.log.append("keep" if way[1] else "put back")
+
+    async def step_time(self, tape: int, sampler: int, steps: int, length: int) -> float:
+        self.log.append(f"{steps} steps at {length}")
+        found = await self.play() if self.play else 1.5
+        self.log.append("done")
+        return found
+
+
+def rehearsal(stage: PaperStage) -> Rehearsal:
+    return Rehearsal(cast(Any, stage), cast(Any, stage), tape=1, sampler=2, length=20, cursor=3, in_flight=2)
+
+
+def test_a_device_without_a_tape_is_refused() -> None:
+    async def attempt() -> None:
+        async with Generator(await Model.load(str(NANO), device="reference")) as generator:
+            generator.append_tokens([5, 6, 7])
+            await generator.generate_next_token_async()
+            await measure.gpu_step_time(generator)
+
+    with pytest.raises(OptionError, match=r"run with capture 'off' \(the reference.*only a tape's can be timed"):
+        asyncio.run(attempt())
+
+
+@pytest.mark.parametrize("what", [lambda r: r.step_time(4, 2), lambda r: r.operation_times(2)])
+def test_an_adapter_without_timestamps_is_named_and_nothing_is_touched(
+    what: Callable[[Rehearsal], Awaitable[object]],
+) -> None:
+    async def attempt() -> object:
+        return await what(rehearsal(stage))
+
+    stage = PaperStage(["shader-f16"])
+    with pytest.raises(DeviceUnavailableError, match="timestamp-query, this adapter has shader-f16"):
+        asyncio.run(attempt())
+    assert stage.log == []
+
+
+def test_each_round_starts_from_the_state_that_was_there() -> None:
+    stage = PaperStage()
+    assert asyncio.run(rehearsal(stage).step_time(4, rounds=2)) == [1.5, 1.5]
+    round_ = ["4 steps at 20", "done", "put back"]
+    assert stage.log == ["allocate"] * 5 + ["keep", *round_, *round_] + ["free"] * 5
+
+
+def test_the_state_is_put_back_after_a_failure() -> None:
+    async def fail() -> float:
+        raise CapstanError("lost")
+
+    stage = PaperStage(play=fail)
+    with pytest.raises(CapstanError, match="lost"):
+        asyncio.run(rehearsal(stage).step_time(4, rounds=2))
+    assert stage.log == ["allocate"] * 5 + ["keep", "4 steps at 20", "put back"] + ["free"] * 5
+
+
+def test_a_cancelled_measure_waits_for_the_steps_that_are_under_way() -> None:
+    async def attempt() -> None:
+        gate = asyncio.Event()
+
+        async def play() -> float:
+            await gate.wait()
+            return 1.0
+
+        stage.play = play
+        measuring = asyncio.ensure_future(rehearsal(stage).step_time(4, rounds=2))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        measuring.cancel()
+        await asyncio.sleep(0)
+        assert stage.log[-1] == "4 steps at 20", "nothing is put back under steps that still run"
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await measuring
+
+    stage = PaperStage()
+    asyncio.run(attempt())
+    assert stage.log[-8:] == ["4 steps at 20", "done", "put back"] + ["free"] * 5

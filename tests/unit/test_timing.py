@@ -1,0 +1,44 @@
+"""Whose time a token took, from the stamps of bursts."""
+
+from __future__ import annotations
+
+from capstan import Timing
+from capstan.device.base import Burst
+
+
+def burst(submitted: float, entered: float, host: float) -> Burst:
+    return Burst((1, 2), submitted, entered - 0.5, host, entered)
+
+
+def test_pythons_time_is_that_between_being_given_ids_and_the_next_wait_without_javascripts() -> None:
+    timing = Timing()
+    # Two bursts are submitted before the first wait; each is followed by another.
+    timing.wait(10.0)
+    timing.receive(burst(9.0, 20.0, 0.5))
+    assert (timing.host_ms, timing.python_ms) == (0.5, 0.0)
+    timing.wait(23.0)
+    timing.receive(burst(9.5, 30.0, 0.5))
+    timing.wait(34.0)
+    timing.receive(burst(22.0, 40.0, 0.25))
+    assert timing.host_ms == 1.25
+    assert timing.python_ms == 3.0 + 4.0 - 0.25, "only the third burst was encoded between ids and a wait"
+
+
+def test_a_burst_that_is_encoded_during_the_wait_takes_nothing_from_pythons_time() -> None:
+    timing = Timing()
+    for start in (0.0, 10.0, 20.0):
+        timing.wait(start)
+        timing.receive(burst(start + 5.0, start + 9.0, 5.0))
+    assert (timing.host_ms, timing.python_ms) == (15.0, 2.0)
+
+
+def test_what_lies_between_a_pause_and_the_next_burst_is_nobodys_time() -> None:
+    timing = Timing()
+    timing.wait(0.0)
+    timing.receive(burst(0.0, 5.0, 1.0))
+    timing.wait(7.0)
+    timing.receive(burst(6.0, 8.0, 1.0))
+    timing.pause()
+    timing.wait(1000.0)
+    timing.receive(burst(900.0, 1001.0, 1.0))
+    assert (timing.host_ms, timing.python_ms) == (3.0, 1.0)
