@@ -105,8 +105,14 @@ class Problem:
 
 def run(page: Page, case: Case, tuning: MatvecTuning, lanes: int) -> Float:
     constants = {
-        **{"K": case.k, "N": case.n, "BLOCK": case.block, "EPSILON": EPSILON},
-        **{"NORM": case.norm, "RESIDUAL": case.residual, "BIAS": case.bias, "GATED": case.gated},
+        "K": case.k,
+        "N": case.n,
+        "BLOCK": case.block,
+        "EPSILON": EPSILON,
+        "NORM": case.norm,
+        "RESIDUAL": case.residual,
+        "BIAS": case.bias,
+        "GATED": case.gated,
         **tuning.constants(),
     }
     kernel = {"shader": "matvec_q4", "constants": constants, "floats": ["EPSILON"], "half": False, "lanes": lanes}

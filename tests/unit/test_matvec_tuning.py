@@ -1,0 +1,32 @@
+"""What the shader's header asks of its constants, for the shapes of models and the subgroup sizes there are."""
+
+from __future__ import annotations
+
+import pytest
+
+from capstan.tape.matvec_tuning import tune_matvec
+
+SHAPES = [
+    *[(576, 960, False), (576, 576, False), (576, 1536, True), (1536, 576, False), (576, 49152, False)],
+    *[(896, 1152, False), (896, 896, False), (896, 4864, True), (4864, 896, False), (896, 151936, False)],
+    *[(2048, 3072, False), (2048, 2048, False), (2048, 8192, True), (8192, 2048, False), (2048, 128256, False)],
+    *[(3072, 5120, False), (3072, 3072, False), (3072, 8192, True), (8192, 3072, False), (3072, 128256, False)],
+    *[(32, 1, False), (64, 65, True), (5120, 27648, True), (27648, 5120, False), (14336, 4096, False)],
+]
+
+
+@pytest.mark.parametrize("lanes", [0, 8, 16, 32, 64])
+@pytest.mark.parametrize(("k", "n", "gated"), SHAPES)
+def test_a_cut_covers_the_rows_and_keeps_the_shaders_limits(k: int, n: int, gated: bool, lanes: int) -> None:
+    tuning = tune_matvec(k, n, gated, lanes)
+    span, workgroup = tuning.span, tuning.workgroup
+    assert workgroup % span == 0
+    assert span % 4 == 0
+    assert tuning.rows <= span
+    assert 8 <= workgroup <= 256
+    if lanes:
+        assert workgroup % lanes == 0
+        assert span % lanes == 0 or (span < lanes and span.bit_count() == 1)
+    assert 1 <= tuning.workgroups <= 65535
+    if not tuning.loop:
+        assert (tuning.workgroups - 1) * tuning.tile < n <= tuning.workgroups * tuning.tile
