@@ -225,16 +225,15 @@ class Generator:
         self._wait(self.set_logits_async(values), "set_logits", "await set_logits_async(values)")
 
     async def aside(self, action: Callable[[Decoder], Awaitable[T]]) -> T:
-        """Read the bursts under way, keeping their tokens, and let `action` use the decoder, which it must leave as it
-        was; nothing it does is counted. OptionError unless a token was generated since the sequence was last changed,
-        and more can be."""
+        """Read the bursts under way, keep their tokens and lend the decoder to `action`, which is not counted and leaves
+        it as it was. OptionError unless a token was generated since the last change and more can be."""
         self._require_open()
         while self._flight and not self._stale:
             await self._read()
         if self._decoder is None or self._run_ahead is None or self._stale or self._sample_first:
             raise OptionError("no token was generated since the sequence was last changed; generate one first")
         if self._ended:
-            raise OptionError("generation has ended (eos); rewind_to, or generate with other eos_token_ids")
+            raise OptionError("generation has ended (eos); rewind_to or append_tokens, and generate one token")
         self._pause_counting()
         try:
             return await action(self._decoder)

