@@ -225,8 +225,8 @@ class Generator:
         self._wait(self.set_logits_async(values), "set_logits", "await set_logits_async(values)")
 
     async def aside(self, action: Callable[[Decoder], Awaitable[T]]) -> T:
-        """Read the bursts under way, keep their tokens and lend the decoder to `action`, which is not counted and leaves
-        it as it was. OptionError unless a token was generated since the last change and more can be."""
+        """Read the bursts under way, keep their tokens and lend the decoder to `action`, which leaves it as it was and
+        is not counted. OptionError unless a token was generated since the last change and more can be."""
         self._require_open()
         while self._flight and not self._stale:
             await self._read()
