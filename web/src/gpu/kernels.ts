@@ -6,11 +6,17 @@
 // constants, so there are no uniforms to upload.
 
 import { EngineError } from "../errors";
+import attention from "../shaders/attention.wgsl";
+import attentionJoin from "../shaders/attention_join.wgsl";
 import matvecQ4 from "../shaders/matvec_q4.wgsl";
 import { declaredBindings } from "./recorder";
 
 /** WGSL templates by name. */
-const TEMPLATES: Readonly<Record<string, string>> = { matvec_q4: matvecQ4 };
+const TEMPLATES: Readonly<Record<string, string>> = {
+  attention,
+  attention_join: attentionJoin,
+  matvec_q4: matvecQ4,
+};
 
 export interface KernelText {
   /** Name of a template. */

@@ -1,0 +1,120 @@
+"""How the attention of one new token is cut into workgroups, for web/src/shaders/attention.wgsl and its join."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Protocol
+
+from .kernel_plan import KernelPlan
+
+__all__ = ["AttentionShape", "fits_attention", "join_workgroup", "plan_attention"]
+
+LONGEST_HEAD = 256
+WORKGROUP_BYTES = 16_384
+"""Workgroup memory that every WebGPU device has."""
+
+
+class AttentionShape(Protocol):
+    """What of an attention decides its plan."""
+
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head(self) -> int:
+        """Elements of a head."""
+
+    @property
+    def capacity(self) -> int:
+        """Positions that the caches hold."""
+
+    @property
+    def scale(self) -> float: ...
+    @property
+    def element(self) -> str:
+        """f16 or f32."""
+
+
+Counts = Callable[[int], tuple[int, int, int]]
+
+
+def fits_attention(what: AttentionShape) -> bool:
+    """Whether the kernel covers this shape: the halves of a head must be whole chunks of 16 bytes."""
+    return what.heads % what.kv_heads == 0 and what.head % (2 * chunk_elements(what)) == 0 and what.head <= LONGEST_HEAD
+
+
+def plan_attention(what: AttentionShape, lanes: int) -> tuple[KernelPlan, KernelPlan, int]:
+    """The kernel that attends, the one that joins its splits, and the bytes of the partials between them.
+
+    `lanes` is the adapter's one subgroup size, 0 without. Both kernels' workgroups are functions of the sequence
+    length, the new token included; layers of one shape get the same functions.
+    """
+    per = chunk_elements(what)
+    chunks = what.head // per
+    team = 1 << (chunks - 1).bit_length()
+    group = what.heads // what.kv_heads
+    shuffled = team <= lanes
+    tiles = -(-group // (4 if per == 8 else 8))
+    tile = -(-group // tiles)
+    constants: dict[str, int | float | bool] = {
+        "HEADS": what.heads,
+        "KV_HEADS": what.kv_heads,
+        "HEAD": what.head,
+        "CAPACITY": what.capacity,
+        "SCALE": what.scale,
+        "TILE": tile,
+        "SHUFFLED": shuffled,
+    }
+    if shuffled:
+        warps = 256 // lanes
+        while warps * tile * what.head * 4 > WORKGROUP_BYTES * 3 // 4:
+            warps //= 2
+        workgroup, batch = warps * lanes, min(4, team)
+        block = workgroup // team * batch
+        constants |= {"TEAM": team, "BATCH": batch}
+        alone, most = max(1, 256 // block), 32
+    else:
+        workgroup = block = 64
+        alone, most = 2, 32
+    constants |= {"WORKGROUP": workgroup, "BLOCK": block, "ALONE": alone, "MAX_SPLITS": most}
+    join_constants: dict[str, int | float | bool] = {
+        "HEADS": what.heads,
+        "HEAD": what.head,
+        "WORKGROUP": join_workgroup(what.head, most),
+        "BLOCK": block,
+        "ALONE": alone,
+        "MAX_SPLITS": most,
+    }
+    attend, join = counts(block, alone, most, what.kv_heads * -(-group // tile), what.heads)
+    partial_bytes = what.heads * most * (4 + what.head) * 4
+    return KernelPlan("attention", constants, attend), KernelPlan("attention_join", join_constants, join), partial_bytes
+
+
+def join_workgroup(head: int, most: int) -> int:
+    """Threads that join a head: whole rows of four elements each, at least 4 rows and as many threads as splits."""
+    quads = head // 4
+    return quads * max(4, -(-most // quads))
+
+
+def chunk_elements(what: AttentionShape) -> int:
+    """Elements in 16 bytes."""
+    return 8 if what.element == "f16" else 4
+
+
+@lru_cache(maxsize=64)
+def counts(block: int, alone: int, most: int, rows: int, heads: int) -> tuple[Counts, Counts]:
+    """Workgroups of the attention and of the join by sequence length; a split alone needs no join."""
+
+    def splits(length: int) -> int:
+        blocks = -(-length // block)
+        return 1 if blocks <= alone else min(blocks, most)
+
+    def attend(length: int) -> tuple[int, int, int]:
+        return splits(length), rows, 1
+
+    def join(length: int) -> tuple[int, int, int]:
+        return heads if splits(length) > 1 else 0, 1, 1
+
+    return attend, join

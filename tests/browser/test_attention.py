@@ -1,0 +1,308 @@
+"""The fused attention kernels on the GPU against float64 sums in NumPy, with the plans that tapes use and others."""
+
+from __future__ import annotations
+
+import base64
+import math
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from playwright.sync_api import Browser, Page
+
+from buildtools.server import SiteServer
+from capstan.tape.attention_plan import join_workgroup, plan_attention
+from capstan.tape.kernel_plan import KernelPlan
+from tests.harness import watch
+
+ROOT = Path(__file__).parents[2]
+BOUNDS = {"f32": 2e-6, "f16": 2e-3}
+"""Largest error of a result, for values of about 1; for f16 half a unit of the last place of 4 is 2e-3."""
+LENGTHS = (1, 2, 63, 64, 65, 255, 256, 257, 511, 512, 513, 1000)
+LONG = (4096, 5000)
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Shape:
+    heads: int
+    kv_heads: int
+    head: int
+    capacity: int = 1037
+    element: str = "f32"
+
+    @property
+    def scale(self) -> float:
+        return 1 / math.sqrt(self.head)
+
+    @property
+    def dtype(self) -> type[np.floating[Any]]:
+        return np.float16 if self.element == "f16" else np.float32
+
+
+@dataclass
+class Step:
+    """What one step of a shape reads, as its buffers hold it."""
+
+    shape: Shape
+    qkv: npt.NDArray[Any]
+    cos: npt.NDArray[Any]
+    sin: npt.NDArray[Any]
+    keys: npt.NDArray[Any]
+    values: npt.NDArray[Any]
+
+    @classmethod
+    def random(cls, shape: Shape, seed: int = 1) -> Step:
+        source = np.random.default_rng(seed)
+        cached = (shape.kv_heads, shape.capacity, shape.head)
+        frequencies = 10000.0 ** (-2 * np.arange(shape.head // 2) / shape.head)
+        angles = np.arange(shape.capacity)[:, None] * frequencies
+
+        def rounded(numbers: Array) -> npt.NDArray[Any]:
+            return numbers.astype(shape.dtype)
+
+        return cls(
+            shape,
+            rounded(source.normal(size=(shape.heads + 2 * shape.kv_heads, shape.head)) * 2),
+            rounded(np.cos(angles)),
+            rounded(np.sin(angles)),
+            rounded(source.normal(size=cached) * 2),
+            rounded(source.normal(size=cached)),
+        )
+
+    def caches(self, length: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """The caches before the step: what lies at the new position and past it is NaN, which nothing may read."""
+        keys, values = self.keys.copy(), self.values.copy()
+        keys[:, length - 1 :] = np.nan
+        values[:, length - 1 :] = np.nan
+        return keys, values
+
+    def expected(self, length: int) -> tuple[Array, Array, Array]:
+        """The result, and the new rows of the key and the value cache."""
+        shape = self.shape
+        qkv, cos, sin = (tensor.astype(np.float64) for tensor in (self.qkv, self.cos[length - 1], self.sin[length - 1]))
+        low, high = np.split(qkv, 2, axis=1)
+        rotated = np.concatenate([low * cos - high * sin, low * sin + high * cos], axis=1)
+        new_keys = rotated[shape.heads : shape.heads + shape.kv_heads]
+        new_values = qkv[shape.heads + shape.kv_heads :]
+        keys = self.keys[:, :length].astype(np.float64)
+        values = self.values[:, :length].astype(np.float64)
+        keys[:, -1], values[:, -1] = new_keys, new_values
+        queries = rotated[: shape.heads].reshape(shape.kv_heads, -1, shape.head)
+        scores = queries @ keys.transpose(0, 2, 1) * shape.scale
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        result = weights / weights.sum(axis=2, keepdims=True) @ values
+        return result.reshape(shape.heads, shape.head), new_keys, new_values
+
+
+class KernelPage:
+    """The page with the bundled test script."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        offers = page.evaluate("() => adapterOffers()")
+        self.half: bool = offers["half"]
+        self.lanes: int = offers["lanes"]
+
+    def run(
+        self, buffers: Sequence[bytes], dispatches: Sequence[dict[str, Any]], wanted: Sequence[int]
+    ) -> list[bytearray]:
+        encoded = [base64.b64encode(data).decode() for data in buffers]
+        request = {"buffers": encoded, "dispatches": dispatches, "wanted": wanted}
+        return [bytearray(base64.b64decode(text)) for text in self.page.evaluate("run => runKernels(run)", request)]
+
+
+@pytest.fixture(scope="module")
+def kernels(browser: Browser, site: SiteServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelPage]:
+    script = tmp_path_factory.mktemp("kernels") / "page.js"
+    esbuild = ["node", str(ROOT / "node_modules/esbuild/bin/esbuild"), "--bundle", "--loader:.wgsl=text"]
+    source = str(Path(__file__).with_name("kernels_page.ts"))
+    subprocess.run([*esbuild, "--log-level=error", source, f"--outfile={script}"], check=True)
+    page = browser.new_page()
+    errors = watch(page, [])
+    page.goto(site.url + "blank.html")
+    page.add_script_tag(path=script)
+    yield KernelPage(page)
+    page.close()
+    assert not errors, f"the page reported {errors}"
+
+
+def dispatch(
+    plan: KernelPlan, shape: Shape, lanes: int, buffers: list[int], workgroups: Sequence[int]
+) -> dict[str, Any]:
+    text = {
+        "shader": plan.shader,
+        "constants": dict(plan.constants),
+        "floats": [name for name in plan.constants if name == "SCALE"],
+        "half": shape.element == "f16",
+        "lanes": lanes,
+    }
+    return {"kernel": text, "buffers": buffers, "workgroups": list(workgroups)}
+
+
+def workgroups(plan: KernelPlan, length: int) -> tuple[int, int, int]:
+    assert callable(plan.counts)
+    return plan.counts(length)
+
+
+Plans = tuple[KernelPlan, KernelPlan, int]
+
+
+@dataclass
+class Run:
+    result: npt.NDArray[Any]
+    keys: npt.NDArray[Any]
+    values: npt.NDArray[Any]
+
+
+def attend(
+    kernels: KernelPage, step: Step, plans: Plans, length: int, lanes: int = 0, dispatched: int | None = None
+) -> Run:
+    """Run both kernels with the workgroups of `dispatched` positions; partials and result are NaN before."""
+    shape = step.shape
+    attention, join, partial_bytes = plans
+    state = np.array([length, 0, 0, 0], dtype=np.uint32)
+    partials = np.full(partial_bytes // 4, np.nan, dtype=np.float32)
+    result = np.full((shape.heads, shape.head), np.nan, dtype=shape.dtype)
+    keys, values = step.caches(length)
+    buffers = [step.qkv, state, step.cos, step.sin, keys, values, partials, result]
+    dispatches = [
+        dispatch(attention, shape, lanes, [0, 1, 2, 3, 4, 5, 6, 7], workgroups(attention, dispatched or length)),
+        dispatch(join, shape, lanes, [6, 1, 7], workgroups(join, dispatched or length)),
+    ]
+    got = kernels.run([buffer.tobytes() for buffer in buffers], dispatches, [7, 4, 5])
+    cached = (shape.kv_heads, shape.capacity, shape.head)
+    read = [np.frombuffer(data, dtype=shape.dtype) for data in got]
+    return Run(read[0].reshape(shape.heads, shape.head), read[1].reshape(cached), read[2].reshape(cached))
+
+
+def check(step: Step, run: Run, length: int) -> None:
+    """The result within its bound; the caches as they were but for the new rows, byte for byte."""
+    bound = BOUNDS[step.shape.element]
+    result, new_keys, new_values = step.expected(length)
+    error = np.abs(run.result.astype(np.float64) - result).max()
+    assert error <= bound, f"length {length}: {error} away from float64 ({step.shape})"
+    keys, values = step.caches(length)
+    at = length - 1
+    assert np.abs(run.keys[:, at] - new_keys).max() <= bound * 4, f"length {length}: the new keys"
+    assert (run.values[:, at] == new_values).all(), f"length {length}: the new values"
+    keys[:, at], values[:, at] = run.keys[:, at], run.values[:, at]
+    assert run.keys.tobytes() == keys.tobytes(), f"length {length}: keys of other positions changed"
+    assert run.values.tobytes() == values.tobytes(), f"length {length}: values of other positions changed"
+
+
+def planned(kernels: KernelPage, shape: Shape, lengths: Sequence[int], lanes: int = 0, **constants: int) -> None:
+    """Check lengths with the plan of a shape, or with constants of both kernels replaced."""
+    plans = plan_attention(shape, lanes)
+    if constants:
+        plans = replaced(plans, **constants)
+    step = Step.random(shape)
+    for length in lengths:
+        check(step, attend(kernels, step, plans, length, lanes), length)
+
+
+def replaced(plans: Plans, **constants: int) -> Plans:
+    """The plans with other constants, and the workgroups these ask for."""
+    attention, join, _ = plans
+    chosen = {**attention.constants, **constants}
+    block, alone, most, tile = (int(chosen[name]) for name in ("BLOCK", "ALONE", "MAX_SPLITS", "TILE"))
+    heads, kv_heads, head = (int(chosen[name]) for name in ("HEADS", "KV_HEADS", "HEAD"))
+
+    def splits(length: int) -> int:
+        blocks = -(-length // block)
+        return 1 if blocks <= alone else min(blocks, most)
+
+    tiles = -(-(heads // kv_heads) // tile)
+    joined = {**join.constants, "BLOCK": block, "ALONE": alone, "MAX_SPLITS": most}
+    joined["WORKGROUP"] = join_workgroup(head, most)
+    return (
+        replace(attention, constants=chosen, counts=lambda length: (splits(length), kv_heads * tiles, 1)),
+        replace(join, constants=joined, counts=lambda length: (heads if splits(length) > 1 else 0, 1, 1)),
+        heads * most * (4 + head) * 4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head"),
+    [(4, 2, 64), (9, 3, 64), (7, 1, 64), (3, 1, 128), (2, 2, 80), (16, 1, 16)],
+)
+def test_results_and_caches_at_lengths_around_blocks(kernels: KernelPage, heads: int, kv_heads: int, head: int) -> None:
+    lengths = LENGTHS if (heads, head) == (4, 64) else (1, 65, 1000)
+    planned(kernels, Shape(heads, kv_heads, head), lengths)
+
+
+def test_lengths_where_a_split_takes_several_blocks(kernels: KernelPage) -> None:
+    planned(kernels, Shape(2, 1, 32, capacity=5003), LONG)
+    planned(kernels, Shape(2, 1, 32), (65, 129, 257, 321, 700), ALONE=2, MAX_SPLITS=4)
+
+
+@pytest.mark.parametrize(
+    ("tile", "workgroup", "batch", "team"), [(2, 32, 4, 4), (1, 32, 2, 4), (3, 16, 1, 4), (5, 64, 2, 2)]
+)
+def test_subgroups_give_the_same(kernels: KernelPage, tile: int, workgroup: int, batch: int, team: int) -> None:
+    """With subgroups of the adapter's size, of which a team is all or a half."""
+    if kernels.lanes < 4:
+        pytest.skip("the adapter's subgroups come in several sizes or are too small")
+    shape = Shape(10, 2, team * 4)
+    block = workgroup // team * batch
+    sizes = {"TILE": tile, "WORKGROUP": workgroup, "BATCH": batch, "TEAM": team, "BLOCK": block, "SHUFFLED": True}
+    lengths = (1, 2, block, block + 1, 2 * block, 2 * block + 1, 200, 1000)
+    planned(kernels, shape, lengths, kernels.lanes, **sizes, ALONE=tile % 2 + 1, MAX_SPLITS=4)
+
+
+def test_subgroups_as_planned(kernels: KernelPage) -> None:
+    if kernels.lanes < 4:
+        pytest.skip("the adapter's subgroups come in several sizes or are too small")
+    shape = Shape(6, 2, 4 * kernels.lanes)
+    assert plan_attention(shape, kernels.lanes)[0].constants["SHUFFLED"]
+    planned(kernels, shape, LENGTHS, kernels.lanes)
+
+
+def test_float16(kernels: KernelPage) -> None:
+    if not kernels.half:
+        pytest.skip("the adapter has no shader-f16")
+    for lanes in {0, kernels.lanes}:
+        for shape in (Shape(8, 2, 64), Shape(7, 1, 64), Shape(6, 2, 128), Shape(2, 2, 80)):
+            planned(kernels, replace(shape, element="f16"), LENGTHS, lanes)
+
+
+def test_workgroups_for_a_longer_sequence_do_nothing(kernels: KernelPage) -> None:
+    shape = Shape(4, 2, 64)
+    plans = plan_attention(shape, 0)
+    step = Step.random(shape)
+    for length, dispatched in ((1, 1000), (65, 1000), (200, 1000), (200, 201), (300, 1037)):
+        check(step, attend(kernels, step, plans, length, dispatched=dispatched), length)
+
+
+def test_where_one_split_is_alone_the_join_writes_nothing(kernels: KernelPage) -> None:
+    shape = Shape(4, 2, 64)
+    attention, join, partial_bytes = plan_attention(shape, 0)
+    length = int(attention.constants["BLOCK"]) * int(attention.constants["ALONE"])
+    assert workgroups(join, length) == (0, 1, 1)
+    for state, written in ((length, False), (length + 1, True)):
+        before = np.arange(shape.heads * shape.head, dtype=np.float32)
+        partials = np.ones(partial_bytes // 4, dtype=np.float32)
+        buffers = [partials.tobytes(), np.array([state], dtype=np.uint32).tobytes(), before.tobytes()]
+        [after] = kernels.run(buffers, [dispatch(join, shape, 0, [0, 1, 2], (shape.heads, 1, 1))], [2])
+        assert (bytes(after) != before.tobytes()) == written
+
+
+def test_scores_of_any_size_keep_the_softmax_finite(kernels: KernelPage) -> None:
+    """Scores of thousands, below and above: exp of them is 0 or infinite without the largest taken off."""
+    shape = Shape(4, 2, 64)
+    for lanes in (0, kernels.lanes) if kernels.lanes * 4 >= shape.head else (0,):
+        for sign in (-1, 1):
+            step = Step.random(shape)
+            step.qkv[: shape.heads] = 30
+            step.keys[:] = sign * 30 + step.keys
+            step.cos[:], step.sin[:] = 1, 0
+            for length in (3, 100, 700):
+                result = attend(kernels, step, plan_attention(shape, lanes), length, lanes).result
+                expected = step.expected(length)[0]
+                assert np.abs(result - expected).max() < 2e-2, f"lanes {lanes}, length {length}"

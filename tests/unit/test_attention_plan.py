@@ -1,0 +1,102 @@
+"""What the attention kernels ask of their constants, for every shape, element type and subgroup size in use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from capstan.tape.attention_plan import fits_attention, plan_attention
+from capstan.tape.kernel_plan import KernelPlan
+
+
+@dataclass(frozen=True)
+class Shape:
+    heads: int
+    kv_heads: int
+    head: int
+    element: str = "f16"
+    capacity: int = 4096
+    scale: float = 0.125
+
+
+SHAPES = [(32, 8, 64), (9, 3, 64), (14, 2, 64), (24, 8, 128), (32, 32, 96), (32, 32, 80), (71, 1, 64), (4, 4, 256)]
+EVERY = [
+    pytest.param(Shape(*shape, element=element), lanes, id=f"{shape}-{element}-{lanes}")
+    for shape in SHAPES
+    for element in ("f16", "f32")
+    for lanes in (0, 16, 32, 64)
+]
+
+
+def splits(plan: KernelPlan, length: int) -> int:
+    assert callable(plan.counts)
+    return plan.counts(length)[0]
+
+
+@pytest.mark.parametrize(("shape", "lanes"), EVERY)
+def test_constants_are_as_the_kernels_ask(shape: Shape, lanes: int) -> None:
+    attention, join, partial_bytes = plan_attention(shape, lanes)
+    constants = {name: int(value) for name, value in attention.constants.items() if name != "SCALE"}
+    workgroup, block, tile, most = (constants[name] for name in ("WORKGROUP", "BLOCK", "TILE", "MAX_SPLITS"))
+    per = 8 if shape.element == "f16" else 4
+    chunks = shape.head // per
+    if constants["SHUFFLED"]:
+        team, batch = constants["TEAM"], constants["BATCH"]
+        assert chunks <= team <= lanes
+        assert lanes % team == 0
+        assert team % batch == 0
+        assert workgroup % lanes == 0
+        assert block == workgroup // team * batch
+        shared = workgroup // lanes * tile * (shape.head + 2) * 4
+    else:
+        assert lanes < 64 or chunks > lanes
+        assert block == workgroup >= chunks
+        assert workgroup >= tile
+        rows = workgroup // chunks
+        shared = tile * shape.head * 4 + 2 * chunks * 16 + block * tile * 4 + 2 * workgroup * 4
+        shared += rows * tile * chunks * per * 4
+    assert workgroup <= 256
+    assert shared <= 16384
+    group = shape.heads // shape.kv_heads
+    assert callable(attention.counts)
+    assert (
+        attention.counts(100)[1] * tile >= shape.kv_heads * group > (attention.counts(100)[1] - shape.kv_heads) * tile
+    )
+    assert partial_bytes == shape.heads * most * (shape.head + 4) * 4
+    joined = {name: int(value) for name, value in join.constants.items()}
+    assert joined["WORKGROUP"] % (shape.head // 4) == 0
+    assert most <= joined["WORKGROUP"] <= 256
+    assert {name: joined[name] for name in ("BLOCK", "ALONE", "MAX_SPLITS", "HEADS", "HEAD")} == {
+        name: constants[name] for name in ("BLOCK", "ALONE", "MAX_SPLITS", "HEADS", "HEAD")
+    }
+
+
+@pytest.mark.parametrize(("shape", "lanes"), EVERY)
+def test_workgroups_grow_with_the_length_up_to_the_splits_that_partials_hold(shape: Shape, lanes: int) -> None:
+    attention, join, _ = plan_attention(shape, lanes)
+    counts = [splits(attention, length) for length in range(1, 20_000, 7)]
+    assert counts == sorted(counts)
+    assert counts[0] == 1
+    assert counts[-1] == attention.constants["MAX_SPLITS"]
+    for length in (1, 16, 128, 256, 257, 1000, 4096):
+        alone = splits(attention, length) == 1
+        assert splits(join, length) == (0 if alone else shape.heads)
+
+
+def test_layers_of_one_shape_share_their_counts() -> None:
+    first, first_join, _ = plan_attention(Shape(32, 8, 64), 32)
+    second, second_join, _ = plan_attention(Shape(32, 8, 64), 32)
+    assert first.counts is second.counts
+    assert first_join.counts is second_join.counts
+
+
+def test_heads_whose_halves_are_not_whole_chunks_do_not_fit() -> None:
+    fits = {
+        (element, head): fits_attention(Shape(4, 2, head, element))
+        for element in ("f16", "f32")
+        for head in (8, 16, 40, 72, 80, 256, 272)
+    }
+    assert [head for (element, head), fit in fits.items() if fit and element == "f16"] == [16, 80, 256]
+    assert [head for (element, head), fit in fits.items() if fit and element == "f32"] == [8, 16, 40, 72, 80, 256]
+    assert not fits_attention(Shape(9, 2, 64))

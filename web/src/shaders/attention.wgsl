@@ -1,0 +1,439 @@
+// Attention of one new token over a key/value cache: rotary embedding, cache write and one split of the positions.
+//
+// As onnxruntime's GroupQueryAttention with packed qkv and halves rotated: q and k are rotated at position
+// state[0] - 1, k (rounded to `element`) and v go into the caches there, and the softmax runs over positions 0 to that
+// one. All sums are f32. state[0] counts the new token.
+// Positions come in blocks of BLOCK; split s takes blocks s, s + splits, s + 2 * splits, ... One split alone writes y;
+// several write partials, which attention_join makes y of. Workgroups beyond the last split do nothing.
+// Workgroups: (splits or more, KV_HEADS * TILES); one takes TILE of the query heads of one key/value head.
+//
+// Bindings: 0 qkv [(HEADS + 2 * KV_HEADS) * HEAD], 1 state, 2 and 3 cos and sin [*, HEAD / 2], 4 and 5 keys and values
+// [KV_HEADS, CAPACITY, HEAD] (read, and written at the new position), 6 partials, 7 y [HEADS * HEAD].
+// Constants: HEADS, KV_HEADS, HEAD (chunks of 16 bytes, an even number of them), CAPACITY, SCALE, WORKGROUP, BLOCK, ALONE
+// and MAX_SPLITS (up to ALONE blocks are one split, more are one each up to MAX_SPLITS), TILE.
+// SHUFFLED: a team of TEAM lanes (a power of two up to LANES, at least the chunks of a head) shares a position and takes
+// BATCH positions (a power of two up to TEAM) at once; BLOCK = WORKGROUP / TEAM * BATCH. Else everything goes through
+// workgroup memory, and BLOCK = WORKGROUP. capstan.tape.attention_plan chooses all of them.
+
+@group(0) @binding(0) var<storage, read> qkv: array<vec4<u32>>;
+@group(0) @binding(1) var<storage, read> state: array<u32>;
+@group(0) @binding(2) var<storage, read> cos_cache: array<vec4<u32>>;
+@group(0) @binding(3) var<storage, read> sin_cache: array<vec4<u32>>;
+@group(0) @binding(4) var<storage, read_write> key_cache: array<vec4<u32>>;
+@group(0) @binding(5) var<storage, read_write> value_cache: array<vec4<u32>>;
+// First (largest score, sum of weights, 0, 0) of each head and split, then its HEAD values, not divided by the sum.
+@group(0) @binding(6) var<storage, read_write> partials: array<vec4<f32>>;
+@group(0) @binding(7) var<storage, read_write> y: array<vec4<element>>;
+
+// A chunk is 16 bytes of a head, PER elements; Values are its elements in f32.
+#if HALF
+const PER = 8u;
+alias Values = mat2x4<f32>;
+
+fn unpacked(chunk: vec4<u32>) -> Values {
+  return Values(vec4<f32>(bitcast<vec4<f16>>(chunk.xy)), vec4<f32>(bitcast<vec4<f16>>(chunk.zw)));
+}
+
+fn packed(v: Values) -> vec4<u32> {
+  return vec4<u32>(bitcast<vec2<u32>>(vec4<f16>(v[0])), bitcast<vec2<u32>>(vec4<f16>(v[1])));
+}
+
+// a * b + c * d of each element.
+fn combined(a: Values, b: Values, c: Values, d: Values) -> Values {
+  return Values(a[0] * b[0] + c[0] * d[0], a[1] * b[1] + c[1] * d[1]);
+}
+
+fn product(a: Values, b: Values) -> f32 {
+  return dot(a[0], b[0]) + dot(a[1], b[1]);
+}
+#else
+const PER = 4u;
+alias Values = vec4<f32>;
+
+fn unpacked(chunk: vec4<u32>) -> Values {
+  return bitcast<vec4<f32>>(chunk);
+}
+
+fn packed(v: Values) -> vec4<u32> {
+  return bitcast<vec4<u32>>(v);
+}
+
+// a * b + c * d of each element.
+fn combined(a: Values, b: Values, c: Values, d: Values) -> Values {
+  return a * b + c * d;
+}
+
+fn product(a: Values, b: Values) -> f32 {
+  return dot(a, b);
+}
+#endif
+
+const CHUNKS = HEAD / PER;
+const HALF_CHUNKS = CHUNKS / 2u;
+const GROUP = HEADS / KV_HEADS;
+const TILES = (GROUP + TILE - 1u) / TILE;
+const QUADS = HEAD / 4u;
+const VALUES = HEADS * MAX_SPLITS; // where the values of the partials begin
+const LOG2_E = 1.4426950408889634;
+const LEAST = -1e38; // below every score
+
+fn count_splits(length: u32) -> u32 {
+  let blocks = (length + BLOCK - 1u) / BLOCK;
+  return select(min(blocks, MAX_SPLITS), 1u, blocks <= ALONE);
+}
+
+// The two rotation factors of a chunk of a head: by itself, and by its partner in the other half.
+fn rotation(chunk: u32, position: u32) -> array<Values, 2> {
+  let at = position * HALF_CHUNKS + chunk % HALF_CHUNKS;
+  let sine = unpacked(sin_cache[at]);
+  return array<Values, 2>(unpacked(cos_cache[at]), sine * select(1.0, -1.0, chunk < HALF_CHUNKS));
+}
+
+fn partner(chunk: u32) -> u32 {
+  return select(chunk - HALF_CHUNKS, chunk + HALF_CHUNKS, chunk < HALF_CHUNKS);
+}
+
+// A quad (four elements) of a head's result: into y if `sum` is all of the softmax's, else into the partials.
+fn put(head: u32, split: u32, splits: u32, quad: u32, value: vec4<f32>, largest: f32, sum: f32) {
+  if (splits == 1u) {
+    y[head * QUADS + quad] = vec4<element>(value / sum);
+    return;
+  }
+  let record = head * MAX_SPLITS + split;
+  if (quad == 0u) {
+    partials[record] = vec4<f32>(largest, sum, 0.0, 0.0);
+  }
+  partials[VALUES + record * QUADS + quad] = value;
+}
+
+#if SHUFFLED
+const WARPS = WORKGROUP / LANES;
+const TEAMS = LANES / TEAM;
+const HALVINGS = firstTrailingBit(BATCH);
+const FOLDS = firstTrailingBit(TEAM);
+const OWNERS = TEAM / BATCH; // lanes of a team that end up with the same position
+
+var<workgroup> warp_values: array<vec4<f32>, WARPS * TILE * QUADS>;
+var<workgroup> warp_largest: array<f32, WARPS * TILE>;
+var<workgroup> warp_sums: array<f32, WARPS * TILE>;
+
+#if HALF
+fn plus_other(v: Values, mask: u32) -> Values {
+  return Values(v[0] + subgroupShuffleXor(v[0], mask), v[1] + subgroupShuffleXor(v[1], mask));
+}
+#else
+fn plus_other(v: Values, mask: u32) -> Values {
+  return v + subgroupShuffleXor(v, mask);
+}
+#endif
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+  let split = workgroup.x;
+  let kv_head = workgroup.y / TILES;
+  let tile = workgroup.y % TILES;
+  let lane = thread % LANES;
+  let warp = thread / LANES;
+  let member = lane % TEAM;
+  let chunk = min(member, CHUNKS - 1u);
+  let cache = kv_head * CAPACITY * CHUNKS + chunk;
+  let first = warp * TEAMS * BATCH + lane / TEAM; // position in a block of the team's first one; others TEAMS apart
+
+  // The first block is the same whatever the length, so its loads wait for nothing; what lies past the length is
+  // replaced by zeros when it is used.
+  var keys: array<vec4<u32>, BATCH>;
+  var values: array<vec4<u32>, BATCH>;
+  for (var j = 0u; j < BATCH; j++) {
+    keys[j] = key_cache[cache + min(split * BLOCK + first + j * TEAMS, CAPACITY - 1u) * CHUNKS];
+  }
+  for (var j = 0u; j < BATCH; j++) {
+    values[j] = value_cache[cache + min(split * BLOCK + first + j * TEAMS, CAPACITY - 1u) * CHUNKS];
+  }
+
+  let length = state[0];
+  let splits = count_splits(length);
+  if (split >= splits) {
+    return;
+  }
+  let position = length - 1u;
+  let turn = rotation(chunk, position);
+  let keys_at = (HEADS + kv_head) * CHUNKS;
+  let values_at = keys_at + KV_HEADS * CHUNKS;
+  let other = partner(chunk);
+  let new_key = packed(combined(unpacked(qkv[keys_at + chunk]), turn[0], unpacked(qkv[keys_at + other]), turn[1]));
+  let new_value = qkv[values_at + chunk];
+  if (split == ((position / BLOCK) % splits) && tile == 0u && thread < CHUNKS) {
+    key_cache[cache + position * CHUNKS] = new_key;
+    value_cache[cache + position * CHUNKS] = new_value;
+  }
+  var query: array<Values, TILE>;
+  let strength = select(0.0, SCALE * LOG2_E, member < CHUNKS);
+  for (var h = 0u; h < TILE; h++) {
+    let at = (kv_head * GROUP + min(tile * TILE + h, GROUP - 1u)) * CHUNKS;
+    query[h] = combined(unpacked(qkv[at + chunk]), turn[0], unpacked(qkv[at + other]), turn[1]) * strength;
+  }
+
+  var largest: array<f32, TILE>;
+  var sums: array<f32, TILE>;
+  var result: array<Values, TILE>;
+  for (var h = 0u; h < TILE; h++) {
+    largest[h] = LEAST;
+  }
+  var block = split;
+  loop {
+    let start = block * BLOCK + first;
+    // Scores: each lane has its chunk's part of BATCH * TILE of them.
+    var scores: array<f32, BATCH * TILE>;
+    for (var j = 0u; j < BATCH; j++) {
+      var key = keys[j];
+      if (start + j * TEAMS == position) {
+        key = new_key;
+      }
+      let elements = unpacked(key);
+      for (var h = 0u; h < TILE; h++) {
+        scores[j * TILE + h] = product(elements, query[h]);
+      }
+    }
+    // Summed over the team: at each step a lane keeps half of its positions and gives the other half away, so that it
+    // ends with the scores of position member / OWNERS.
+    for (var step = 0u; step < HALVINGS; step++) {
+      let mask = TEAM >> (step + 1u);
+      let upper = (lane & mask) != 0u;
+      let half = (BATCH >> (step + 1u)) * TILE;
+      for (var i = 0u; i < half; i++) {
+        let low = scores[i];
+        let high = scores[i + half];
+        scores[i] = select(low, high, upper) + subgroupShuffleXor(select(high, low, upper), mask);
+      }
+    }
+    for (var step = HALVINGS; step < FOLDS; step++) {
+      for (var h = 0u; h < TILE; h++) {
+        scores[h] += subgroupShuffleXor(scores[h], TEAM >> (step + 1u));
+      }
+    }
+    let counted = start + (member / OWNERS) * TEAMS < length;
+    for (var h = 0u; h < TILE; h++) {
+      let score = select(LEAST, scores[h], counted);
+      let most = max(largest[h], subgroupMax(score));
+      let weight = select(0.0, exp2(score - most), counted);
+      let shrink = exp2(largest[h] - most);
+      largest[h] = most;
+      sums[h] = sums[h] * shrink + weight;
+      result[h] = result[h] * shrink;
+      scores[h] = weight;
+    }
+    for (var j = 0u; j < BATCH; j++) {
+      var value = select(vec4<u32>(), values[j], vec4<bool>(start + j * TEAMS < length));
+      if (start + j * TEAMS == position) {
+        value = new_value;
+      }
+      let elements = unpacked(value);
+      for (var h = 0u; h < TILE; h++) {
+        result[h] = result[h] + elements * subgroupShuffle(scores[h], lane / TEAM * TEAM + j * OWNERS);
+      }
+    }
+    block += splits;
+    if (block * BLOCK >= length) {
+      break;
+    }
+    let next = block * BLOCK + first;
+    for (var j = 0u; j < BATCH; j++) {
+      keys[j] = key_cache[cache + min(next + j * TEAMS, CAPACITY - 1u) * CHUNKS];
+    }
+    for (var j = 0u; j < BATCH; j++) {
+      values[j] = value_cache[cache + min(next + j * TEAMS, CAPACITY - 1u) * CHUNKS];
+    }
+  }
+
+  // The teams of a subgroup, then the subgroups.
+  for (var h = 0u; h < TILE; h++) {
+    for (var mask = TEAM; mask < LANES; mask <<= 1u) {
+      result[h] = plus_other(result[h], mask);
+    }
+    let sum = subgroupAdd(select(0.0, sums[h], member % OWNERS == 0u));
+    if (lane == 0u) {
+      warp_largest[warp * TILE + h] = largest[h];
+      warp_sums[warp * TILE + h] = sum;
+    }
+    if (lane < CHUNKS) {
+      let at = (warp * TILE + h) * QUADS + lane * (PER / 4u);
+#if HALF
+      warp_values[at] = result[h][0];
+      warp_values[at + 1u] = result[h][1];
+#else
+      warp_values[at] = result[h];
+#endif
+    }
+  }
+  workgroupBarrier();
+  for (var i = thread; i < TILE * QUADS; i += WORKGROUP) {
+    let h = i / QUADS;
+    var most = LEAST;
+    for (var w = 0u; w < WARPS; w++) {
+      most = max(most, warp_largest[w * TILE + h]);
+    }
+    var sum = 0.0;
+    var value = vec4<f32>();
+    for (var w = 0u; w < WARPS; w++) {
+      let weight = exp2(warp_largest[w * TILE + h] - most);
+      sum += weight * warp_sums[w * TILE + h];
+      value += weight * warp_values[w * TILE * QUADS + i];
+    }
+    if (tile * TILE + h < GROUP) {
+      put(kv_head * GROUP + tile * TILE + h, split, splits, i % QUADS, value, most, sum);
+    }
+  }
+}
+#else
+const ROWS = WORKGROUP / CHUNKS; // threads that share a chunk of the values
+const SHARE = WORKGROUP / TILE; // threads that share a head of the softmax
+
+var<workgroup> query: array<Values, TILE * CHUNKS>;
+var<workgroup> new_key: array<vec4<u32>, CHUNKS>;
+var<workgroup> new_value: array<vec4<u32>, CHUNKS>;
+var<workgroup> weights: array<f32, BLOCK * TILE>; // the scores of a block, then their weights
+var<workgroup> most_of: array<f32, SHARE * TILE>;
+var<workgroup> sum_of: array<f32, SHARE * TILE>;
+var<workgroup> row_values: array<Values, ROWS * TILE * CHUNKS>;
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+  let split = workgroup.x;
+  let length = state[0];
+  let splits = count_splits(length);
+  if (split >= splits) {
+    return;
+  }
+  let kv_head = workgroup.y / TILES;
+  let tile = workgroup.y % TILES;
+  let position = length - 1u;
+  let cache = kv_head * CAPACITY * CHUNKS;
+  let keys_at = (HEADS + kv_head) * CHUNKS;
+  for (var i = thread; i < TILE * CHUNKS; i += WORKGROUP) {
+    let chunk = i % CHUNKS;
+    let turn = rotation(chunk, position);
+    let at = (kv_head * GROUP + min(tile * TILE + i / CHUNKS, GROUP - 1u)) * CHUNKS;
+    query[i] = combined(unpacked(qkv[at + chunk]), turn[0], unpacked(qkv[at + partner(chunk)]), turn[1])
+      * (SCALE * LOG2_E);
+  }
+  for (var chunk = thread; chunk < CHUNKS; chunk += WORKGROUP) {
+    let turn = rotation(chunk, position);
+    let key = combined(unpacked(qkv[keys_at + chunk]), turn[0], unpacked(qkv[keys_at + partner(chunk)]), turn[1]);
+    new_key[chunk] = packed(key);
+    new_value[chunk] = qkv[keys_at + KV_HEADS * CHUNKS + chunk];
+    if (split == ((position / BLOCK) % splits) && tile == 0u) {
+      key_cache[cache + position * CHUNKS + chunk] = packed(key);
+      value_cache[cache + position * CHUNKS + chunk] = new_value[chunk];
+    }
+  }
+  workgroupBarrier();
+
+  var largest: array<f32, TILE>; // the same in every thread
+  var sum = 0.0; // of this thread's share of its head
+  var result: array<Values, TILE>; // of this thread's chunk, over its rows
+  for (var h = 0u; h < TILE; h++) {
+    largest[h] = LEAST;
+  }
+  let row = thread / CHUNKS;
+  let chunk = thread % CHUNKS;
+  let head = thread % TILE;
+  let share = thread / TILE;
+  for (var block = split; block * BLOCK < length; block += splits) {
+    let here = min(BLOCK, length - block * BLOCK); // positions in this block
+    if (thread < here) {
+      let at = block * BLOCK + thread;
+      var scores: array<f32, TILE>;
+      for (var h = 0u; h < TILE; h++) {
+        scores[h] = 0.0; // said outright: without it SwiftShader keeps the last block's
+      }
+      for (var c = 0u; c < CHUNKS; c++) {
+        var key = new_key[c];
+        if (at < position) {
+          key = key_cache[cache + at * CHUNKS + c];
+        }
+        let elements = unpacked(key);
+        for (var h = 0u; h < TILE; h++) {
+          scores[h] += product(elements, query[h * CHUNKS + c]);
+        }
+      }
+      for (var h = 0u; h < TILE; h++) {
+        weights[thread * TILE + h] = scores[h];
+      }
+    }
+    workgroupBarrier();
+    if (share < SHARE) {
+      var most = LEAST;
+      for (var i = share; i < here; i += SHARE) {
+        most = max(most, weights[i * TILE + head]);
+      }
+      most_of[thread] = most;
+    }
+    workgroupBarrier();
+    var shrink: array<f32, TILE>;
+    for (var h = 0u; h < TILE; h++) {
+      var most = largest[h];
+      for (var i = 0u; i < min(SHARE, here); i++) {
+        most = max(most, most_of[i * TILE + h]);
+      }
+      shrink[h] = exp2(largest[h] - most);
+      largest[h] = most;
+    }
+    if (share < SHARE) {
+      sum *= shrink[head];
+      for (var i = share; i < here; i += SHARE) {
+        let weight = exp2(weights[i * TILE + head] - largest[head]);
+        weights[i * TILE + head] = weight;
+        sum += weight;
+      }
+    }
+    workgroupBarrier();
+    for (var h = 0u; h < TILE; h++) {
+      result[h] = result[h] * shrink[h];
+    }
+    if (row < ROWS) {
+      for (var i = row; i < here; i += ROWS) {
+        var value = new_value[chunk];
+        if (block * BLOCK + i < position) {
+          value = value_cache[cache + (block * BLOCK + i) * CHUNKS + chunk];
+        }
+        let elements = unpacked(value);
+        for (var h = 0u; h < TILE; h++) {
+          result[h] = result[h] + elements * weights[i * TILE + h];
+        }
+      }
+    }
+    workgroupBarrier();
+  }
+
+  if (share < SHARE) {
+    sum_of[thread] = sum;
+  }
+  if (row < ROWS) {
+    for (var h = 0u; h < TILE; h++) {
+      row_values[(row * TILE + h) * CHUNKS + chunk] = result[h];
+    }
+  }
+  workgroupBarrier();
+  for (var i = thread; i < TILE * CHUNKS; i += WORKGROUP) {
+    let h = i / CHUNKS;
+    if (tile * TILE + h < GROUP) {
+      var total = 0.0;
+      for (var s = 0u; s < SHARE; s++) {
+        total += sum_of[s * TILE + h];
+      }
+      var value = row_values[i];
+      for (var r = 1u; r < ROWS; r++) {
+        value = value + row_values[r * TILE * CHUNKS + i];
+      }
+      let head_index = kv_head * GROUP + tile * TILE + h;
+#if HALF
+      let quad = (i % CHUNKS) * 2u;
+      put(head_index, split, splits, quad, value[0], largest[h], total);
+      put(head_index, split, splits, quad + 1u, value[1], largest[h], total);
+#else
+      put(head_index, split, splits, i % CHUNKS, value, largest[h], total);
+#endif
+    }
+  }
+}
+#endif
