@@ -15,18 +15,24 @@ SHAPES = [
 ]
 
 
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("lanes", [0, 8, 16, 32, 64])
 @pytest.mark.parametrize(("k", "n", "gated"), SHAPES)
-def test_a_cut_covers_the_rows_and_keeps_the_shaders_limits(k: int, n: int, gated: bool, lanes: int) -> None:
-    tuning = tune_matvec(k, n, gated, lanes)
+def test_a_cut_covers_the_rows_and_keeps_the_shaders_limits(
+    k: int, n: int, gated: bool, lanes: int, half: bool
+) -> None:
+    tuning = tune_matvec(k, n, gated, lanes, half)
     span, workgroup = tuning.span, tuning.workgroup
     assert workgroup % span == 0
     assert span % 4 == 0
     assert tuning.rows <= span
     assert 8 <= workgroup <= 256
+    assert tuning.split == (lanes == 0 or span > lanes)
     if lanes:
         assert workgroup % lanes == 0
         assert span % lanes == 0 or (span < lanes and span.bit_count() == 1)
     assert 1 <= tuning.workgroups <= 65535
-    if not tuning.loop:
-        assert (tuning.workgroups - 1) * tuning.tile < n <= tuning.workgroups * tuning.tile
+    assert tuning.steps * span * 32 >= k
+    staging = 4 * tuning.steps * span
+    assert tuning.constants()["OWN"] == -(-staging // workgroup)
+    assert not tuning.staged or staging * (16 if half else 32) < 16384  # what every adapter has

@@ -1,6 +1,7 @@
 // Our fused decode kernels: WGSL made from a template and constants, with one pipeline for each distinct text.
 //
-// A template is WGSL with lines `#if NAME`, `#else` and `#endif` (NAME is a boolean constant, HALF or SUBGROUPS), and
+// A template is WGSL with lines `#if NAME`, `#else` and `#endif` (NAME is a boolean constant, HALF or SUBGROUPS),
+// `#repeat i COUNT` and `#end` (unrolled with subgroups; the software adapter takes too long to compile that), and
 // `@binding(next)` where the lines that are left decide the number. Its header is generated: `element` (f16 or f32),
 // LANES, and a constant for each number. Which kernel runs where is decided in Python (capstan.tape); shapes are
 // constants, so there are no uniforms to upload.
@@ -61,9 +62,41 @@ export function chosenLines(template: string, conditions: Readonly<Record<string
   return kept.join("\n");
 }
 
+/**
+ * The text with each `#repeat i COUNT` to `#end`, COUNT a number or the name of one, as a loop; or, `unrolled`, as so
+ * many blocks in which `i` is a constant, so that arrays indexed by it are registers.
+ */
+export function repeated(text: string, numbers: Readonly<Record<string, number>>, unrolled: boolean): string {
+  const lines = text.split("\n");
+  let at = 0;
+  const block = (nested: boolean): string[] => {
+    const kept: string[] = [];
+    for (; at < lines.length; at++) {
+      const [, word, index, name] = /^\s*#(repeat|end)\b\s*(\w*)\s*(\w*)\s*$/.exec(lines[at]!) ?? [];
+      if (word === undefined) {
+        kept.push(lines[at]!);
+      } else if (word === "end") {
+        if (!nested) throw new EngineError("TapeError", "a kernel has an #end without #repeat");
+        return kept;
+      } else {
+        const count = /^\d+$/.test(name!) ? Number(name) : numbers[name!];
+        if (count === undefined) throw new EngineError("TapeError", `a kernel repeats lines ${name} times; how many?`);
+        at++;
+        const body = block(true);
+        if (unrolled) for (let i = 0; i < count; i++) kept.push(`{ const ${index} = ${i}u;`, ...body, "}");
+        else kept.push(`for (var ${index} = 0u; ${index} < ${count}u; ${index}++) {`, ...body, "}");
+      }
+    }
+    if (nested) throw new EngineError("TapeError", "a kernel has a #repeat without #end");
+    return kept;
+  };
+  return block(false).join("\n");
+}
+
 /** The whole WGSL of a kernel. */
 export function kernelCode({ shader, constants, floats, half, lanes }: KernelText): string {
   const conditions: Record<string, boolean> = { HALF: half, SUBGROUPS: lanes > 0 };
+  const numbers: Record<string, number> = {};
   const header = [
     ...(half ? ["enable f16;"] : []),
     ...(lanes > 0 ? ["enable subgroups;"] : []),
@@ -73,12 +106,16 @@ export function kernelCode({ shader, constants, floats, half, lanes }: KernelTex
   for (const [name, value] of Object.entries(constants)) {
     if (typeof value === "boolean") conditions[name] = value;
     else if (floats.includes(name)) header.push(`const ${name}: f32 = ${value.toExponential()}f;`);
-    else header.push(`const ${name}: u32 = ${value}u;`);
+    else {
+      header.push(`const ${name}: u32 = ${value}u;`);
+      numbers[name] = value;
+    }
   }
   const template = TEMPLATES[shader];
   if (template === undefined) throw new EngineError("TapeError", `there is no kernel '${shader}'`);
   let binding = 0;
-  const body = chosenLines(template, conditions).replace(/@binding\(next\)/g, () => `@binding(${binding++})`);
+  const lines = repeated(chosenLines(template, conditions), numbers, lanes > 0);
+  const body = lines.replace(/@binding\(next\)/g, () => `@binding(${binding++})`);
   return `${header.join("\n")}\n${body}`;
 }
 

@@ -7,22 +7,20 @@
 // SPAN threads share a row; each takes every SPAN-th run of 32 elements of ROWS rows (a tile: WORKGROUP / SPAN * ROWS
 // rows), so neighbours load neighbouring 16 bytes. A tile's weights are requested before x is, the next tile's before
 // the present one's are used. STAGED: x is in workgroup memory, read once, in order; else in each thread's registers.
+// SPLIT: sums meet in workgroup memory at last; it must be so without subgroups, and where SPAN is more than LANES.
 // Dispatch: (tiles, 1, 1), or fewer: a workgroup takes every such tile if LOOP.
 // Bindings, those whose condition holds: x, weights, scales, gamma, residual, bias, weights_up, scales_up, y.
+// Counts that follow from the others: STEPS = runs of a row for each thread, SUMS = ROWS, twice that if GATED, OWN =
+// octets of x that a thread stages, HALVINGS = log2 of the threads whose sums meet by shuffles.
 // Limits: K a multiple of 32; BLOCK too and a divisor of K; SPAN a divisor of WORKGROUP, a multiple of 4 and at least
 // ROWS; WORKGROUP at least 8; GATED with neither RESIDUAL nor BIAS. With subgroups: SPAN a multiple of LANES or a power
 // of two below, WORKGROUP a multiple of LANES, threads numbered along their subgroups.
 
 const RUNS: u32 = K / 32u;
-const STEPS: u32 = (RUNS + SPAN - 1u) / SPAN;
+const OCTETS: u32 = K / 8u;
 const TEAMS: u32 = WORKGROUP / SPAN;
 const TILE: u32 = TEAMS * ROWS;
 const TILES: u32 = (N + TILE - 1u) / TILE;
-#if GATED
-const SUMS: u32 = 2u * ROWS;
-#else
-const SUMS: u32 = ROWS;
-#endif
 const LOADS: u32 = SUMS * STEPS;
 
 // Eight elements. With HALF two of a word each, as nibbles are unpacked: (0, 4), (1, 5), (2, 6), (3, 7).
@@ -56,7 +54,9 @@ const PARTS: u32 = SPAN / WIDTH; // what is left of a sum for workgroup memory
 #else
 const PARTS: u32 = SPAN;
 #endif
-var<workgroup> parts: array<f32, WORKGROUP / SPAN * PARTS * SUMS>;
+#if SPLIT
+var<workgroup> parts: array<f32, TEAMS * SUMS * PARTS>;
+#endif
 #if NORM
 #if SUBGROUPS
 const SQUARES: u32 = WORKGROUP / LANES;
@@ -150,40 +150,59 @@ fn run_dot(w: vec4<u32>, a: Octet, b: Octet, c: Octet, d: Octet) -> f32 {
 #endif
 
 #if NORM
-// 1 / sqrt(mean(x^2) + EPSILON), by the whole workgroup.
-fn inverse_norm(thread: u32) -> f32 {
-  var sum = 0.0;
-  for (var i = thread; i < K / 8u; i += WORKGROUP) {
-    sum += square(x[i]);
-  }
+// The sum of a value over the workgroup.
+fn workgroup_sum(thread: u32, value: f32) -> f32 {
 #if SUBGROUPS
-  sum = subgroupAdd(sum);
+  let part = subgroupAdd(value);
   if (thread % LANES == 0u) {
-    squares[thread / LANES] = sum;
+    squares[thread / LANES] = part;
   }
   workgroupBarrier();
+  var sum = 0.0;
+  for (var i = 0u; i < SQUARES; i++) {
+    sum += squares[i];
+  }
 #else
-  squares[thread] = sum;
+  squares[thread] = value;
   workgroupBarrier();
   if (thread < 8u) {
     for (var i = thread + 8u; i < SQUARES; i += 8u) {
-      sum += squares[i];
+      squares[thread] += squares[i];
     }
-    squares[thread] = sum;
   }
   workgroupBarrier();
-#endif
-  var total = 0.0;
-#if SUBGROUPS
-  for (var i = 0u; i < SQUARES; i++) {
-#else
+  var sum = 0.0;
   for (var i = 0u; i < 8u; i++) {
-#endif
-    total += squares[i];
+    sum += squares[i];
   }
-  return inverseSqrt(total / f32(K) + EPSILON);
+#endif
+  return sum;
 }
 #endif
+
+// What a thread needs of a tile's weights: of row r (the rows of weights_up follow) and step s at r * STEPS + s.
+struct Request {
+  words: array<vec4<u32>, LOADS>,
+  factors: array<element, LOADS>,
+}
+
+fn request(tile: u32, team: u32, member: u32) -> Request {
+  var wanted: Request;
+#repeat r ROWS
+#repeat s STEPS
+  let row = min(tile * TILE + team * ROWS + r, N - 1u);
+  let run = min(member + s * SPAN, RUNS - 1u);
+  let scale = row * (K / BLOCK) + run / (BLOCK / 32u);
+  wanted.words[r * STEPS + s] = weights[row * RUNS + run];
+  wanted.factors[r * STEPS + s] = scales[scale];
+#if GATED
+  wanted.words[(ROWS + r) * STEPS + s] = weights_up[row * RUNS + run];
+  wanted.factors[(ROWS + r) * STEPS + s] = scales_up[scale];
+#endif
+#end
+#end
+  return wanted;
+}
 
 @compute @workgroup_size(WORKGROUP)
 fn main(
@@ -194,81 +213,98 @@ fn main(
   let member = thread % SPAN;
   let team = thread / SPAN;
   // Which row of a tile the thread writes, if it is one.
-#if SUBGROUPS
-  let mine = select(thread, select(TILE, team * ROWS + member, member < ROWS), PARTS == 1u);
-#else
+#if SPLIT
   let mine = thread;
+#else
+  let mine = select(TILE, team * ROWS + member, member < ROWS);
 #endif
   var tile = group.x;
   if (tile >= TILES) {
     return;
   }
 
-  var words: array<vec4<u32>, LOADS>;
-  var factors: array<element, LOADS>;
-  for (var r = 0u; r < ROWS; r++) {
-    for (var s = 0u; s < STEPS; s++) {
-      let row = min(tile * TILE + team * ROWS + r, N - 1u);
-      let run = min(member + s * SPAN, RUNS - 1u);
-      words[r * STEPS + s] = weights[row * RUNS + run];
-      factors[r * STEPS + s] = scales[row * (K / BLOCK) + run / (BLOCK / 32u)];
-#if GATED
-      words[(ROWS + r) * STEPS + s] = weights_up[row * RUNS + run];
-      factors[(ROWS + r) * STEPS + s] = scales_up[row * (K / BLOCK) + run / (BLOCK / 32u)];
-#endif
-    }
-  }
+  var wanted = request(tile, team, member);
 
-#if NORM
-  let inverse = inverse_norm(thread);
-#endif
 #if STAGED
-  for (var i = thread; i < 4u * STEPS * SPAN; i += WORKGROUP) {
-    var octet = Octet();
-    if (i < K / 8u) {
+  var own = array<Octet, OWN>();
 #if NORM
-      octet = scaled(x[i], gamma[i], inverse);
-#else
-      octet = x[i];
+  var gains = array<Octet, OWN>();
 #endif
-    }
-    staged[i % 4u * STRIDE + i / 4u] = paired(octet);
+#repeat i OWN
+  let at = thread + i * WORKGROUP;
+  if ((i + 1u) * WORKGROUP <= OCTETS || at < OCTETS) {
+    own[i] = x[at];
+#if NORM
+    gains[i] = gamma[at];
+#endif
   }
+#end
+#if NORM
+  var squared = 0.0;
+#repeat i OWN
+  squared += square(own[i]);
+#end
+  let inverse = inverseSqrt(workgroup_sum(thread, squared) / f32(K) + EPSILON);
+#repeat i OWN
+  own[i] = scaled(own[i], gains[i], inverse);
+#end
+#endif
+#repeat i OWN
+  let at = thread + i * WORKGROUP;
+  if ((i + 1u) * WORKGROUP <= 4u * STEPS * SPAN || at < 4u * STEPS * SPAN) {
+    staged[at % 4u * STRIDE + at / 4u] = paired(own[i]);
+  }
+#end
   workgroupBarrier();
 #else
-  var held: array<Octet, 4u * STEPS>;
-  for (var s = 0u; s < STEPS; s++) {
-    for (var j = 0u; j < 4u; j++) {
-      let i = 4u * (member + s * SPAN) + j;
-      if (i < K / 8u) {
+  var held = array<Octet, 4u * STEPS>();
 #if NORM
-        held[4u * s + j] = paired(scaled(x[i], gamma[i], inverse));
-#else
-        held[4u * s + j] = paired(x[i]);
+  var gains: array<Octet, 4u * STEPS>;
 #endif
-      }
-    }
+#repeat s STEPS
+#repeat j 4
+  let at = 4u * (member + s * SPAN) + j;
+  if ((s + 1u) * SPAN <= RUNS || at < OCTETS) {
+    held[4u * s + j] = x[at];
   }
+#if NORM
+  gains[4u * s + j] = gamma[min(at, OCTETS - 1u)];
+#endif
+#end
+#end
+#if NORM
+  var squared = 0.0;
+#repeat i STEPS
+  squared += square(held[4u * i]) + square(held[4u * i + 1u]);
+  squared += square(held[4u * i + 2u]) + square(held[4u * i + 3u]);
+#end
+#if SPLIT
+  squared = workgroup_sum(thread, squared) / f32(TEAMS);
+#else
+#repeat h HALVINGS
+  squared += subgroupShuffleXor(squared, WIDTH >> (h + 1u));
+#end
+#endif
+  let inverse = inverseSqrt(squared / f32(K) + EPSILON);
+#repeat s STEPS
+#repeat j 4
+  held[4u * s + j] = scaled(held[4u * s + j], gains[4u * s + j], inverse);
+#end
+#end
+#endif
+#repeat s STEPS
+#repeat j 4
+  held[4u * s + j] = paired(held[4u * s + j]);
+#end
+#end
 #endif
 
 #if LOOP
   loop {
     let next = tile + groups.x;
-    var next_words: array<vec4<u32>, LOADS>;
-    var next_factors: array<element, LOADS>;
+    var later: Request;
     if (next < TILES) {
-      for (var r = 0u; r < ROWS; r++) {
-        for (var s = 0u; s < STEPS; s++) {
-          let row = min(next * TILE + team * ROWS + r, N - 1u);
-          let run = min(member + s * SPAN, RUNS - 1u);
-          next_words[r * STEPS + s] = weights[row * RUNS + run];
-          next_factors[r * STEPS + s] = scales[row * (K / BLOCK) + run / (BLOCK / 32u)];
-#if GATED
-          next_words[(ROWS + r) * STEPS + s] = weights_up[row * RUNS + run];
-          next_factors[(ROWS + r) * STEPS + s] = scales_up[row * (K / BLOCK) + run / (BLOCK / 32u)];
-#endif
-        }
-      }
+      later = request(next, team, member);
     }
 #endif
     let n = tile * TILE + mine;
@@ -283,57 +319,57 @@ fn main(
 #endif
     }
 
-    var sums = array<f32, SUMS>(); // without an initialiser SwiftShader keeps the last round's
-    for (var s = 0u; s < STEPS; s++) {
+    var sums = array<f32, SUMS>(); // without an initialiser SwiftShader keeps those of the last tile
+#repeat s STEPS
 #if STAGED
-      let run = member + s * SPAN;
-      let a = staged[run];
-      let b = staged[STRIDE + run];
-      let c = staged[2u * STRIDE + run];
-      let d = staged[3u * STRIDE + run];
+    let run = member + s * SPAN;
+    let a = staged[run];
+    let b = staged[STRIDE + run];
+    let c = staged[2u * STRIDE + run];
+    let d = staged[3u * STRIDE + run];
 #else
-      let a = held[4u * s];
-      let b = held[4u * s + 1u];
-      let c = held[4u * s + 2u];
-      let d = held[4u * s + 3u];
+    let a = held[4u * s];
+    let b = held[4u * s + 1u];
+    let c = held[4u * s + 2u];
+    let d = held[4u * s + 3u];
 #endif
-      for (var r = 0u; r < SUMS; r++) {
-        sums[r] += run_dot(words[r * STEPS + s], a, b, c, d) * f32(factors[r * STEPS + s]);
-      }
-    }
+#repeat r SUMS
+    sums[r] += run_dot(wanted.words[r * STEPS + s], a, b, c, d) * f32(wanted.factors[r * STEPS + s]);
+#end
+#end
 
     var sum = 0.0;
     var up = 0.0;
 #if SUBGROUPS
-    for (var r = 0u; r < SUMS; r++) {
-      for (var step = WIDTH / 2u; step > 0u; step /= 2u) {
-        sums[r] += subgroupShuffleXor(sums[r], step);
-      }
+#repeat h HALVINGS
+#repeat r SUMS
+    sums[r] += subgroupShuffleXor(sums[r], WIDTH >> (h + 1u));
+#end
+#end
+#if SPLIT
+    if (member % WIDTH == 0u) {
+#repeat r SUMS
+      parts[(team * SUMS + r) * PARTS + member / WIDTH] = sums[r];
+#end
     }
-    if (PARTS == 1u) {
-      for (var r = 0u; r < ROWS; r++) {
-        sum = select(sum, sums[r], member == r);
-        up = select(up, sums[SUMS - ROWS + r], member == r);
-      }
-    } else {
-      if (member % WIDTH == 0u) {
-        for (var r = 0u; r < SUMS; r++) {
-          parts[(team * SUMS + r) * PARTS + member / WIDTH] = sums[r];
-        }
-      }
-      workgroupBarrier();
-      if (writes) {
-        let at = (mine / ROWS * SUMS + mine % ROWS) * PARTS;
-        for (var i = 0u; i < PARTS; i++) {
-          sum += parts[at + i];
-          up += parts[at + (SUMS - ROWS) * PARTS + i];
-        }
+    workgroupBarrier();
+    if (writes) {
+      let at = (mine / ROWS * SUMS + mine % ROWS) * PARTS;
+      for (var i = 0u; i < PARTS; i++) {
+        sum += parts[at + i];
+        up += parts[at + (SUMS - ROWS) * PARTS + i];
       }
     }
 #else
-    for (var r = 0u; r < SUMS; r++) {
-      parts[(team * SUMS + r) * PARTS + member] = sums[r];
-    }
+#repeat r ROWS
+    sum = select(sum, sums[r], member == r);
+    up = select(up, sums[SUMS - ROWS + r], member == r);
+#end
+#endif
+#else
+#repeat r SUMS
+    parts[(team * SUMS + r) * PARTS + member] = sums[r];
+#end
     workgroupBarrier();
     // Quarters of each sum, then the sums.
     for (var i = thread; i < 4u * TEAMS * SUMS; i += WORKGROUP) {
@@ -364,12 +400,11 @@ fn main(
     if (next >= TILES) {
       break;
     }
-    if (PARTS > 1u) {
-      workgroupBarrier();
-    }
+#if SPLIT
+    workgroupBarrier();
+#endif
     tile = next;
-    words = next_words;
-    factors = next_factors;
+    wanted = later;
   }
 #endif
 }
