@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from .plan import SECTIONS, Step, extent, plan
-from .results import disagreements, failures, summarize
+from .report import page
+from .results import disagreements, failures, over_budget, summarize
 from .run import play, probe_adapter
 from .server import BenchServer
 from .text import table
@@ -24,6 +25,7 @@ __all__ = ["Bench", "add_run_arguments", "main"]
 
 PACK = Path(__file__).resolve().parents[2]
 """The unpacked pack, of which this file is benches/runner/main.py; on a checkout, its root."""
+FAULTS = ("disagreements", "failures", "over budget", "requests to other hosts")
 HOST_FLAGS = (
     "--no-sandbox",
     "--enable-unsafe-webgpu",
@@ -146,6 +148,7 @@ def write(
     report["summary"] = summarize(outcomes)
     report["disagreements"] = disagreements(outcomes)
     report["failures"] = failures([step for step in steps if step["id"] <= len(outcomes) - 1], outcomes)
+    report["over budget"] = over_budget(outcomes)
     report["requests to other hosts"] = list(foreign)
     report["cases"] = [step for step in outcomes if step["section"] == "cases"]
     report["steps"] = [compact(step) for step in outcomes if step["section"] not in ("cases", "end")]
@@ -153,8 +156,14 @@ def write(
         temporary = out.with_suffix(".new")
         temporary.write_text(json.dumps(report, indent=1) + "\n")
         temporary.replace(out)
-        out.with_suffix(".txt").write_text(table(report) + "\n")
-    return not (report["disagreements"] or report["failures"] or foreign)
+        render(out, report)
+    return not any(report[name] for name in FAULTS)
+
+
+def render(out: Path, report: dict[str, Any]) -> None:
+    """Write the report as text and as a page beside its JSON."""
+    out.with_suffix(".txt").write_text(table(report) + "\n")
+    out.with_suffix(".html").write_text(page(report))
 
 
 def compact(step: dict[str, Any]) -> dict[str, Any]:
@@ -198,10 +207,16 @@ def main(argv: Sequence[str]) -> int:
     """`python3 -m benches.runner.main [options] MODEL_FOLDER ...` in an unpacked pack."""
     parser = argparse.ArgumentParser(prog="python3 -m benches.runner.main", description=__doc__)
     parser.add_argument("models", metavar="MODEL_FOLDER", nargs="*", type=Path, help="folders of the model builder")
+    parser.add_argument(
+        "--render", metavar="FILE.json", type=Path, help="write FILE.txt and FILE.html, measure nothing"
+    )
     parser.add_argument("--browser", default=os.environ.get("CHROME", "chromium"), help="default: $CHROME, chromium")
     parser.add_argument("--flags", default=" ".join(HOST_FLAGS), help="the browser's flags for WebGPU")
     add_run_arguments(parser)
     args = parser.parse_args(argv)
+    if args.render:
+        render(args.render, json.loads(args.render.read_text()))
+        return 0
     browser = shutil.which(args.browser)
     if browser is None:
         parser.error(f"{args.browser} is not a program: name the browser with --browser")

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DECODE_ROWS", "LENGTH_ROWS", "SECTIONS", "Extent", "Row", "Step", "extent", "plan", "prompt_ids"]
+__all__ = [
+    "COUNTED_ROWS",
+    "DECODE_ROWS",
+    "LENGTH_ROWS",
+    "SECTIONS",
+    "Extent",
+    "Row",
+    "Step",
+    "extent",
+    "plan",
+    "prompt_ids",
+]
 
 Step = dict[str, Any]
 """id, model, section, action of the page, its arguments, `limit` in seconds; the other keys say what it is for."""
@@ -64,7 +75,10 @@ DECODE_ROWS = (
 """Those of a round, in the order of the first one; `replay` plays bursts as long as the `tape` row before it."""
 
 LENGTH_ROWS = tuple(row for row in DECODE_ROWS if row.key in ("transformers_js", "eager", "tape"))
-COUNTED_ROWS = tuple(row for row in DECODE_ROWS if row.function == "generate")
+COUNTED_ROWS = (
+    *(row for row in DECODE_ROWS if row.function == "generate"),
+    Row("tape_8", "Capstan, tape, K = 8, greedy", "capstan", arguments={**TAPE, "run_ahead": 8}),
+)
 LOADED: dict[str, list[dict[str, str]]] = {
     "transformers_js": [{}],
     "eager": [{}],
@@ -101,10 +115,12 @@ class Extent:
     ablation_rounds: int
     limit: float
     """Seconds for one step."""
+    only_counted_from: int | None = None
+    """Of a model with as many bytes of weights only the counters are measured."""
 
 
 HARDWARE = Extent(5, 128, (16, 128, 512, 1024, 2048, 4000), 3, 32, 2, 32, 3, 90)
-SOFTWARE = Extent(2, 12, (16, 64), 1, 4, 1, 8, 0, 120)
+SOFTWARE = Extent(2, 12, (16, 64), 1, 4, 1, 6, 0, 120, only_counted_from=4_000_000)
 PROMPT_TOKENS = 16
 GPU_STEPS = 32
 OPERATION_REPEATS = 16
@@ -143,8 +159,10 @@ def plan(
             "ablation": lambda name, config, measured: ablation(name, config, measured, passes),
             "counters": counters,
         }
+        weights = (folder / f"{config['decoder']['filename']}.data").stat().st_size
+        light = measured.only_counted_from is not None and weights >= measured.only_counted_from
         for section in SECTIONS:
-            if section not in sections:
+            if section not in sections or (light and section not in ("cases", "counters")):
                 continue
             for step in makers[section](name, config, measured):
                 if step.get("contender") not in without:
@@ -198,7 +216,8 @@ def counters(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator
     for row in COUNTED_ROWS:
         for tokens in (measured.counted, 2 * measured.counted):
             call = row.call(model=name, prompt=prompt, tokens=tokens, counting=True)
-            yield {**call, "warm": tokens > measured.counted, "tokens": tokens}
+            ahead = (row.arguments or {}).get("run_ahead")
+            yield {**call, "warm": tokens > measured.counted, "tokens": tokens, "run_ahead": ahead}
 
 
 def lengths(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator[Step]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from .plan import DECODE_ROWS, Step
 
-__all__ = ["disagreements", "failures", "summarize"]
+__all__ = ["disagreements", "failures", "over_budget", "summarize"]
 
 Outcome = dict[str, Any]
 """A step with `ok`, and `data` or `error`."""
@@ -38,7 +38,8 @@ def summarize(outcomes: Iterable[Outcome]) -> dict[str, Any]:
     }
     found = {}
     for model, sections in by_model.items():
-        summary = {name: make(sections[name]) for name, make in makers.items() if sections.get(name)}
+        made = {name: make(sections[name]) for name, make in makers.items() if sections.get(name)}
+        summary = {name: rows for name, rows in made.items() if rows}
         if summary:
             found[model] = {**summary, "ratios": ratios(summary)}
     return found
@@ -145,7 +146,7 @@ def gpu(outcomes: list[Outcome]) -> dict[str, Any]:
             found["step_ms"][step["row"]][str(step["length"])] = step["data"]["gpu_ms"]
         else:
             found["operations"][str(step["length"])] = step["data"]["operations"]
-    return found
+    return {name: rows for name, rows in found.items() if rows}
 
 
 def ablation(outcomes: list[Outcome]) -> dict[str, Any]:
@@ -232,6 +233,28 @@ def disagreements(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
                     where = {"model": model, "section": section, "length": length}
                     strict = step["contender"] == "capstan" and other.startswith(("tape", "capstan"))
                     found.append({**where, "row": step["row"], "against": other, "at": at, "strict": strict})
+    return found
+
+
+def over_budget(outcomes: Iterable[Outcome]) -> list[str]:
+    """What decode steps of a tape asked of WebGPU beyond their budget, a line each.
+
+    The budget of n tokens: no buffer, bind group or write; a submit and a readback for the first token and one for
+    every K after it (or, where K adapts, as many as Python was told of bursts); 4 bytes read a token.
+    """
+    found = []
+    for step in outcomes:
+        if step["section"] != "counters" or not step["ok"] or step["data"].get("capture") != "tape":
+            continue
+        data, ahead = step["data"], step["run_ahead"]
+        tokens = len(data["ids"])
+        bursts = data["crossings"] if ahead is None else 1 + ceil((tokens - 1) / ahead)
+        budget = {"create_buffer": 0, "create_bind_group": 0, "write_buffer": 0, "bytes_up": 0}
+        budget |= {"submits": bursts, "readbacks": bursts, "bytes_down": 4 * tokens}
+        for name, allowed in budget.items():
+            if data["counts"][name] > allowed:
+                where = f"{step['model']} {step['row']}, {tokens} tokens"
+                found.append(f"{where}: {data['counts'][name]} {name}, at most {allowed} are allowed")
     return found
 
 

@@ -115,7 +115,7 @@ def play_in(
             kind, body = server.posted.get(timeout=0.5)
         except queue.Empty:
             died = launch.process.poll() is not None
-            if not died and time.monotonic() < deadline:
+            if not server.posted.empty() or (not died and time.monotonic() < deadline):
                 continue
             if begun:
                 reason = "the browser died" if died else f"it took more than {limit:g} s"

@@ -5,27 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .plan import DECODE_ROWS
+from .plan import COUNTED_ROWS, DECODE_ROWS
 
-__all__ = ["table"]
+__all__ = ["NAMES", "TITLES", "adapter_name", "shown", "table", "versions"]
 
-TITLES = {row.key: row.title for row in DECODE_ROWS}
+TITLES = {row.key: row.title for row in (*DECODE_ROWS, *COUNTED_ROWS)}
 NAMES = {"transformers_js": "Transformers.js", "eager": "onnxruntime-web, eager", "capstan": "Capstan"}
 
 
 def table(report: dict[str, Any]) -> str:
     """Everything that matters, in aligned columns."""
     adapter = report["adapter"]
-    name = report["gpu"] or adapter["description"] or " ".join([adapter["vendor"], adapter["architecture"]])
-    lines = [f"{report['date']}  {name}  {report['browser']}", versions(report), report["command"]]
+    lines = [f"{report['date']}  {adapter_name(report)}  {report['browser']}", versions(report), report["command"]]
     if adapter["software"]:
         lines.append("A software adapter: wall times are noise here; counters and host times mean something.")
     for model, summary in report["summary"].items():
         lines += ["", f"== {model} ==", *model_lines(summary)]
-    for title in ("disagreements", "failures", "requests to other hosts"):
+    for title in ("disagreements", "failures", "over budget", "requests to other hosts"):
         if report[title]:
             lines += ["", f"{title.upper()}:", *(f"  {entry}" for entry in report[title])]
     return "\n".join(lines)
+
+
+def adapter_name(report: dict[str, Any]) -> str:
+    """The GPU as its driver names it, else as the browser does."""
+    adapter = report["adapter"]
+    told = adapter["description"] or " ".join([adapter["vendor"], adapter["architecture"]])
+    return told if adapter["software"] else str(report["gpu"] or told)
 
 
 def versions(report: dict[str, Any]) -> str:
@@ -76,7 +82,7 @@ def model_lines(summary: dict[str, Any]) -> list[str]:
         ]
         lines += columns("GPU buffers, MB", ("live", "peak", "ledger"), rows)
     if "gpu" in summary:
-        for key, row in summary["gpu"]["step_ms"].items():
+        for key, row in summary["gpu"].get("step_ms", {}).items():
             lines += columns(f"GPU time of a step, {TITLES[key]}", row, [("ms", *(f"{v:.4f}" for v in row.values()))])
     if "ablation" in summary:
         rows = [

@@ -22,6 +22,8 @@ GROUP = "dev"
 SUITES = ("cpu", "gpu")
 PAGE = ROOT / "benches/page"
 NANO = ROOT / "tests/fixtures/nano-llama"
+README = ROOT / "README.md"
+RESULTS = ROOT / "benches/results"
 PACKED_TOOLS = ("__init__.py", "errors.py", "server.py")
 """Of buildtools, what the runner uses; standard library only."""
 
@@ -38,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "write everything that a bare GPU host needs (benches/README.md) into DIR and DIR.tar.xz, and measure nothing"
     )
     parser.add_argument("--pack", metavar="DIR", type=Path, help=pack)
+    readme = "write the speed table of the newest benches/results/*-speed.json into README.md, and measure nothing"
+    parser.add_argument("--readme", action="store_true", help=readme)
     add_run_arguments(parser)
 
 
@@ -53,6 +57,8 @@ def check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Pack, or measure here; 1 if a step failed, ids differ or another host was asked for anything."""
+    if args.readme:
+        return write_readme()
     if args.pack:
         return pack(args.pack, args.models if args.model else {})
     from benches.runner.main import Bench
@@ -89,6 +95,26 @@ def about() -> dict[str, Any]:
         "versions": {"capstan": json.loads((ROOT / "package.json").read_text())["version"], **own, **versions()},
         "passes": list(getattr(capstan.tape, "PASSES", ())),
     }
+
+
+def readme_in_step() -> str | None:
+    """README.md as the newest results would have it; None without results or markers."""
+    from benches.runner.readme import BEGIN, newest_results, with_table
+
+    results = newest_results(RESULTS)
+    text = README.read_text(encoding="utf-8")
+    if results is None or BEGIN not in text:
+        return None
+    return with_table(text, results, results.relative_to(ROOT).as_posix())
+
+
+def write_readme() -> int:
+    """Bring README.md in step with the newest results."""
+    text = readme_in_step()
+    if text is None:
+        raise CommandError("README.md lacks <!-- speed -->, or benches/results/ has no *-speed.json: add it first")
+    README.write_text(text, encoding="utf-8")
+    return 0
 
 
 def pack(folder: Path, given: dict[str, Path]) -> int:

@@ -8,6 +8,7 @@ import subprocess
 from .. import ROOT
 from ..environment import venv_python
 from ..terminal import say
+from .bench import README, readme_in_step
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
 
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         for fix in (
             [*python, "ruff", "check", "--fix-only", "-q"],
             [*python, "ruff", "format", "-q"],
-            [*prettier, "--write", "web"],
+            [*prettier, "--write", "web", "benches/page"],
         ):
             subprocess.run(fix, cwd=ROOT)
     commands = {
@@ -40,12 +41,17 @@ def run(args: argparse.Namespace) -> int:
         "ruff format": [*python, "ruff", "format", "--check"],
         "mypy --strict": [*python, "mypy"],
         "tsc --strict": ["node", str(modules / "typescript/bin/tsc"), "--project", "tsconfig.json"],
-        "prettier": [*prettier, "--check", "web"],
+        "prettier": [*prettier, "--check", "web", "benches/page"],
     }
     failed = []
     for name, command in commands.items():
         say(f"check: {name}")
         if subprocess.run(command, cwd=ROOT).returncode:
             failed.append(name)
+    say("check: README's speed table")
+    text = readme_in_step()
+    if text is not None and text != README.read_text(encoding="utf-8"):
+        say("README.md is not what the newest results would make of it: python3 build.py bench --readme")
+        failed.append("README")
     say(f"check: failed: {', '.join(failed)}" if failed else "check: all passed")
     return 1 if failed else 0

@@ -1,0 +1,130 @@
+"""The README's speed table, made from the newest committed results, between two markers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .text import adapter_name, shown, versions
+
+__all__ = ["BEGIN", "END", "newest_results", "speed_table", "with_table"]
+
+BEGIN, END = "<!-- speed -->", "<!-- /speed -->"
+RESULTS = "*-speed.json"
+"""Results of this name, date first, are the ones that the README is made from."""
+CONTENDERS = (
+    ("transformers_js", "Transformers.js"),
+    ("eager", "eager loop"),
+    ("capstan_ort", "ORT's capture"),
+    ("tape", "**Capstan**"),
+)
+
+
+def newest_results(folder: Path) -> Path | None:
+    """The results file that the table is made from; None where there is none."""
+    return max(folder.glob(RESULTS), default=None, key=lambda path: path.name)
+
+
+def with_table(readme: str, results: Path, shown_path: str) -> str:
+    """The README with the table of these results between its markers; ValueError where they are missing."""
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the README lacks {BEGIN} or {END}")
+    table = speed_table(json.loads(results.read_text()), shown_path)
+    return f"{before}{begin}\n\n{table}\n\n{end}{after}"
+
+
+def speed_table(report: dict[str, Any], path: str) -> str:
+    """Markdown: conditions, decode, first tokens, page load; a cell that was not measured is a dash."""
+    summary = report["summary"]
+    condition = (
+        f"[{path}]({path}): {report['date'][:10]}, {adapter_name(report)}, {report['browser'].split(' built')[0]}"
+    )
+    parts = [f"{condition}, {versions(report)}. Equal greedy ids: {agreement(report)}."]
+    decode = [
+        (model, *cells(found, "decode", "", "median", 2), gain(found, "decode greedy: Transformers.js / Capstan"))
+        for model, found in summary.items()
+    ]
+    titles = [title for _, title in CONTENDERS]
+    parts.append(grid("Milliseconds a token, greedy, medians", (*titles, "times"), decode))
+    sampled = [
+        (
+            model,
+            shown(at(found, "decode", "transformers_js_sampled", "median"), 2),
+            shown(at(found, "decode", "tape_sampled", "median"), 2),
+            gain(found, "decode sampled: Transformers.js / Capstan"),
+        )
+        for model, found in summary.items()
+    ]
+    parts.append(
+        grid("The same, temperature, top-k and top-p on", ("Transformers.js", "**Capstan**", "times"), sampled)
+    )
+    firsts: list[tuple[str, ...]] = []
+    for model, found in summary.items():
+        for length in ("512", "4000"):
+            if at(found, "lengths", "tape", length, "first_token_ms", "median") is None:
+                continue
+            row = [
+                shown(at(found, "lengths", key, length, "first_token_ms", "median"), 1)
+                for key in ("transformers_js", "eager", "tape")
+            ]
+            times = gain(found, f"first token, {length}-token prompt: Transformers.js / Capstan")
+            firsts.append((f"{model}, {length}-token prompt", *row, times))
+    if firsts:
+        names = ("Transformers.js", "eager loop", "**Capstan**", "times")
+        parts.append(grid("Milliseconds to the first token", names, firsts))
+    starts: list[tuple[str, ...]] = [
+        (
+            model,
+            shown(at(found, "start", "transformers_js", "first_token_ms", "median"), 0),
+            shown(at(found, "start", "capstan", "first_token_ms", "median"), 0),
+            gain(found, "page load to first token, warm: Transformers.js / Capstan"),
+        )
+        for model, found in summary.items()
+        if "start" in found
+    ]
+    if starts:
+        title = "Milliseconds from page load to the first token, caches warm"
+        parts.append(grid(title, ("Transformers.js", "**Capstan**", "times"), starts))
+    return "\n\n".join(parts)
+
+
+def agreement(report: dict[str, Any]) -> str:
+    """What the ids' comparison found."""
+    found = report["disagreements"]
+    if not found:
+        return "all"
+    return "; ".join(
+        f"{entry['model']}, prompt of {entry['length']}: {entry['row']} differs from {entry['against']} at token "
+        f"{entry['at']}"
+        for entry in found
+    )
+
+
+def cells(found: dict[str, Any], section: str, suffix: str, name: str, digits: int) -> list[str]:
+    return [shown(at(found, section, key + suffix, name), digits) for key, _ in CONTENDERS]
+
+
+def gain(found: dict[str, Any], name: str) -> str:
+    return shown(found["ratios"].get(name), 1)
+
+
+def at(value: Any, *path: str) -> float | None:
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return None if value is None else float(value)
+
+
+def grid(title: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table in prettier's form: every column as wide as its widest cell."""
+    lines = [[title, *names], *rows]
+    widths = [max(3, *(len(line[column]) for line in lines)) for column in range(len(lines[0]))]
+
+    def joined(line: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
+
+    rule = "| " + " | ".join("-" * width for width in widths) + " |"
+    return "\n".join([joined(lines[0]), rule, *map(joined, lines[1:])])

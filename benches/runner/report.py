@@ -1,0 +1,243 @@
+"""A report as one HTML page that needs nothing else: tables, plots, conditions; light and dark, also on a phone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from .plots import Bar, bars, lines
+from .text import NAMES, TITLES, adapter_name, shown, versions
+
+__all__ = ["page"]
+
+STYLE = """
+:root { color-scheme: light dark; --ground: #fff; --ink: #1d2129; --soft: #5b6472; --rule: #d9dde3;
+  --other: #c2571a; --eager: #8a8f98; --ours: #1667c0; --second: #7aaee6; --third: #b9d3ee; --bad: #b3261e; }
+@media (prefers-color-scheme: dark) { :root { --ground: #14171c; --ink: #e6e9ee; --soft: #9aa4b2; --rule: #333a44;
+  --other: #f0904f; --eager: #8d95a1; --ours: #5aa5f2; --second: #2f6fb0; --third: #23507d; --bad: #ff8a80; } }
+body { margin: 0 auto; max-width: 60rem; padding: 1rem; background: var(--ground); color: var(--ink);
+  font: 16px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.5rem; } h2 { margin-top: 3rem; border-top: 1px solid var(--rule); padding-top: 1rem; }
+h3 { margin: 2rem 0 0.5rem; font-size: 1.05rem; }
+p, li { max-width: 44rem; } .soft { color: var(--soft); font-size: 0.9rem; } .bad { color: var(--bad); }
+code { font-size: 0.85rem; overflow-wrap: anywhere; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
+th, td { padding: 0.25rem 0.7rem 0.25rem 0; text-align: right; border-bottom: 1px solid var(--rule); }
+th:first-child, td:first-child { text-align: left; } th { font-weight: 600; color: var(--soft); white-space: nowrap; }
+svg { display: block; width: 100%; max-width: 40rem; height: auto; font: 12px system-ui, sans-serif; }
+svg text { fill: var(--ink); } svg .value { fill: var(--soft); } .end { text-anchor: end; }
+.middle { text-anchor: middle; } .grid { stroke: var(--rule); } .mark { stroke: var(--ink); stroke-width: 1.5; }
+.line { fill: none; stroke-width: 2; }
+.other { fill: var(--other); stroke: var(--other); } .eager { fill: var(--eager); stroke: var(--eager); }
+.ours { fill: var(--ours); stroke: var(--ours); } .second { fill: var(--second); stroke: var(--second); }
+.third { fill: var(--third); stroke: var(--third); }
+rect { stroke: none !important; } polyline { fill: none !important; }
+"""
+NOTES = (
+    "Every contender has a worker of its own in one page, is loaded once, and plays in each round; the order rotates. "
+    "A time is milliseconds from the first token to the last, over the tokens after the first, median over the rounds.",
+    "Transformers.js has onnxruntime-web "
+    "1.31-dev inside; the other contenders run 1.30.0. All load the same ONNX files.",
+    "“Sampled” is temperature 0.8, top-k 40, top-p 0.95. Transformers.js 4.3.1 takes top_p and does nothing with it.",
+    "Ids are compared before a time is believed: greedy ones of all contenders, sampled ones of Capstan's modes.",
+)
+
+
+def page(report: dict[str, Any]) -> str:
+    """The whole page."""
+    title = f"Capstan: the bench, {report['date'][:10]}, {adapter_name(report)}"
+    parts = [f"<h1>{escape(title)}</h1>", conditions(report), faults(report)]
+    for model, summary in report["summary"].items():
+        parts += [f"<h2>{escape(model)}</h2>", *model_parts(summary)]
+    head = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>"
+    )
+    return head + "\n".join(parts) + "</body></html>\n"
+
+
+def conditions(report: dict[str, Any]) -> str:
+    about = [
+        ("Date", report["date"]),
+        ("Adapter", f"{adapter_name(report)} ({report['adapter']['vendor']} {report['adapter']['architecture']})"),
+        ("Browser", report["browser"]),
+        ("Versions", versions(report)),
+        ("Measured", ", ".join(f"{name} {value}" for name, value in report["measured"].items())),
+    ]
+    rows = "".join(f"<li>{name}: {escape(str(value))}</li>" for name, value in about)
+    notes = "".join(f'<p class="soft">{escape(note)}</p>' for note in NOTES)
+    if report["adapter"]["software"]:
+        notes = (
+            '<p class="bad">A software adapter: wall times are noise here; counters and host times mean something.</p>'
+            + notes
+        )
+    return f"<ul>{rows}<li>Command: <code>{escape(report['command'])}</code></li></ul>{notes}"
+
+
+def faults(report: dict[str, Any]) -> str:
+    """What went wrong, all of it, before any number."""
+    found = []
+    for name in ("disagreements", "failures", "over budget", "requests to other hosts"):
+        entries = "".join(f"<li>{escape(said(entry))}</li>" for entry in report[name])
+        if entries:
+            found.append(f'<h3 class="bad">{name.capitalize()}</h3><ul class="bad">{entries}</ul>')
+    return "".join(found) or "<p>Every step ran, all ids agree, nothing was asked of another host.</p>"
+
+
+def said(entry: Any) -> str:
+    return ", ".join(f"{name} {value}" for name, value in entry.items()) if isinstance(entry, dict) else str(entry)
+
+
+def colour(row: str) -> str:
+    if row.startswith("transformers_js"):
+        return "other"
+    if row.startswith("eager"):
+        return "eager"
+    return "ours" if row in ("tape", "tape_sampled", "capstan") else "second"
+
+
+def model_parts(summary: dict[str, Any]) -> list[str]:
+    makers = {
+        "decode": decode,
+        "lengths": lengths,
+        "start": starts,
+        "gpu": gpu,
+        "ablation": ablation,
+        "counters": counters,
+        "memory": memory,
+        "load": load,
+    }
+    found = []
+    if summary["ratios"]:
+        rows = [(name, f"{value:.2f}") for name, value in summary["ratios"].items()]
+        found.append(section("Ratios", table(("", "times"), rows)))
+    return found + [make(summary[name]) for name, make in makers.items() if name in summary]
+
+
+def decode(rows: dict[str, Any]) -> str:
+    plot = bars(
+        [
+            Bar(
+                TITLES[key],
+                [(colour(key), row["median"], "median, ms a token")],
+                f"{row['median']:.3f}  p95 {row['p95']:.3f}",
+                row["p95"],
+            )
+            for key, row in rows.items()
+        ]
+    )
+    return section("Decode: milliseconds a token, median and 95th percentile over the rounds", plot)
+
+
+def lengths(rows: dict[str, Any]) -> str:
+    found = []
+    for title, unit, logarithmic, name in (
+        ("Time to first token", "ms", True, "first_token_ms"),
+        ("Prefill", "tokens/s", True, "prefill_tokens_per_s"),
+        ("Milliseconds a token after a prompt of so many tokens", "ms", False, "ms_per_token"),
+    ):
+        by_row = {key: {int(n): middle(cell[name]) for n, cell in row.items()} for key, row in rows.items()}
+        series = {TITLES[key]: (colour(key), line) for key, line in by_row.items()}
+        names = sorted({n for line in by_row.values() for n in line})
+        cells = [(TITLES[key], *(shown(line.get(n), 2) for n in names)) for key, line in by_row.items()]
+        found.append(section(title, lines(series, unit, logarithmic) + table(("", *map(str, names)), cells)))
+    return "".join(found)
+
+
+def middle(value: Any) -> float:
+    return float(value["median"] if isinstance(value, dict) else value)
+
+
+def starts(rows: dict[str, Any]) -> str:
+    drawn = []
+    for key, row in rows.items():
+        ready, loaded, first = (row[name]["median"] for name in ("ready_ms", "loaded_ms", "first_token_ms"))
+        parts = [
+            ("ours" if key == "capstan" else "other", ready, "the worker is ready, ms"),
+            ("second", loaded - ready, "the model is loaded, ms"),
+            ("third", first - loaded, "the first token, ms"),
+        ]
+        cold = shown(row["first_token_ms"]["cold"], 0)
+        drawn.append(Bar(f"{NAMES[key]} (cold {cold} ms)", parts, f"{first:.0f} ms"))
+    note = "From navigation; left to right: the worker ready, the model loaded, the first token. Caches are warm."
+    names = ("pyodide_ms", "ready_ms", "loaded_ms", "first_token_ms")
+    cells = [(NAMES[key], *(shown(row.get(n, {}).get("median"), 0) for n in names)) for key, row in rows.items()]
+    return section("Page load to first token", bars(drawn) + table(("", *names), cells), note)
+
+
+def gpu(found: dict[str, Any]) -> str:
+    names = sorted({int(n) for row in found.get("step_ms", {}).values() for n in row})
+    cells = [(TITLES[k], *(shown(row.get(str(n)), 4) for n in names)) for k, row in found.get("step_ms", {}).items()]
+    parts = [section("GPU milliseconds of a step, by length", table(("", *map(str, names)), cells))]
+    for length, operations in found.get("operations", {}).items():
+        by_label: dict[str, list[float]] = defaultdict(list)
+        for operation in operations:
+            by_label[operation["label"]].append(operation["microseconds"])
+        rows = sorted(by_label.items(), key=lambda item: -sum(item[1]))
+        drawn = [
+            Bar(
+                label or "(no label)",
+                [("ours", sum(times), "µs a token")],
+                f"{sum(times):.0f} µs, {len(times)} dispatches",
+            )
+            for label, times in rows[:16]
+        ]
+        note = "Each dispatch in a pass of its own, which adds some microseconds to it."
+        parts.append(section(f"Where a step's time goes, length {length}", bars(drawn), note))
+    return "".join(parts)
+
+
+def ablation(rows: dict[str, Any]) -> str:
+    drawn = [
+        Bar(
+            f"passes: {key}",
+            [("ours" if key == "all" else "second", row["ms_per_token"]["median"], "ms a token")],
+            f"{row['ms_per_token']['median']:.3f}  GPU {shown(row.get('gpu_ms'), 3)}",
+            row.get("gpu_ms"),
+        )
+        for key, row in rows.items()
+    ]
+    note = "Milliseconds a token with adaptive K; the tick is the GPU time of a step."
+    return section("What each pass gives", bars(drawn), note)
+
+
+def counters(rows: dict[str, Any]) -> str:
+    names = ("submits", "readbacks", "bytes_down", "bytes_up", "create_buffer", "create_bind_group", "write_buffer")
+    hosts = ("host_python_ms", "host_javascript_ms")
+    cells = [
+        (TITLES[key], *(f"{row[name]:.4g}" for name in names), *(shown(row.get(name), 4) for name in hosts))
+        for key, row in rows.items()
+    ]
+    note = (
+        "Counted at WebGPU's prototypes, in workers of their own. Host time: what the Python loop that takes the "
+        "tokens does between its waits, and the part of it in which JavaScript encodes and submits."
+    )
+    return section("A decoded token", table(("", *names, *hosts), cells), note)
+
+
+def memory(rows: dict[str, Any]) -> str:
+    cells = [
+        (NAMES[key], *(f"{row[name] / 1e6:.1f}" for name in ("live_bytes", "peak_bytes"))) for key, row in rows.items()
+    ]
+    parts = table(("MB", "live", "peak"), cells)
+    ledger = rows.get("capstan", {}).get("ledger", {})
+    if ledger:
+        parts += table(("Capstan's ledger", "MB"), [(name, f"{size / 1e6:.2f}") for name, size in ledger.items()])
+    return section("GPU buffers after a load and one token", parts)
+
+
+def load(rows: dict[str, float]) -> str:
+    return section("Load, runtimes started", table(("", "ms"), [(key, f"{value:.0f}") for key, value in rows.items()]))
+
+
+def section(title: str, content: str, note: str = "") -> str:
+    return f"<h3>{escape(title)}</h3>" + (f'<p class="soft">{escape(note)}</p>' if note else "") + content
+
+
+def table(names: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'

@@ -1,0 +1,135 @@
+"""The bench's counted part on the software adapter; and that it fails when a token costs one thing more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benches.runner.plan import SOFTWARE, plan
+from benches.runner.results import over_budget, summarize
+from benches.runner.run import play
+from benches.runner.server import BenchServer
+from buildtools.browser import find_browser, flags
+from buildtools.commands.bench import PAGE
+from buildtools.site import assemble
+from buildtools.transformers_js import install
+from tests import oracle
+
+LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
+MODELS = {LLAMA.name: LLAMA}
+TAPES = ("tape_1", "tape_8", "tape_sampled")
+ROWS = ("transformers_js", "eager", *TAPES)
+
+INJECTIONS = """
+// Makes every submit of the worker's devices cost one thing more, which globalThis.slowdown names.
+{
+  let device;
+  let spare;
+  const request = GPUAdapter.prototype.requestDevice;
+  GPUAdapter.prototype.requestDevice = async function (...args) {
+    device = await request.apply(this, args);
+    const usage = GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST;
+    spare = device.createBuffer({ size: 16, usage });
+    return device;
+  };
+  const at = (object, name, ...args) => Object.getPrototypeOf(object)[name].apply(object, args);
+  const more = {
+    create_buffer: () => at(device, "createBuffer", { size: 16, usage: GPUBufferUsage.STORAGE }).destroy(),
+    create_bind_group: () => {
+      const layout = device.createBindGroupLayout({ entries: [] });
+      at(device, "createBindGroup", { layout, entries: [] });
+    },
+    write_buffer: () => at(device.queue, "writeBuffer", spare, 0, new Uint8Array(16)),
+    submits: () => at(device.queue, "submit", []),
+    readbacks: () => spare.mapState === "unmapped" && spare.mapAsync(GPUMapMode.READ).then(() => spare.unmap()),
+  };
+  let busy = false;
+  const submit = GPUQueue.prototype.submit;
+  GPUQueue.prototype.submit = function (...args) {
+    submit.apply(this, args);
+    if (busy || !globalThis.slowdown) return;
+    busy = true;
+    more[globalThis.slowdown]();
+    busy = false;
+  };
+}
+"""
+"""In front of worker.js, so that what the bench counts with wraps it."""
+THINGS = ("create_buffer", "create_bind_group", "write_buffer", "submits", "readbacks")
+
+
+def slower_site(folder: Path) -> Path:
+    """The site with a worker whose tokens can be made to cost more."""
+    site = assemble()
+    (folder / "capstan").mkdir()
+    for path in (site / "capstan").iterdir():
+        if path.name != "worker.js":
+            (folder / "capstan" / path.name).symlink_to(path)
+    (folder / "capstan/worker.js").write_text(INJECTIONS + (site / "capstan/worker.js").read_text())
+    return folder
+
+
+def played(server: BenchServer, steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The steps with their outcomes; none may fail, and no other host may be asked."""
+    outcomes: list[dict[str, Any]] = []
+    foreign = play(
+        server, find_browser(), flags("software"), steps, lambda step, outcome: outcomes.append({**step, **outcome})
+    )
+    assert foreign == []
+    failed = {outcome["id"]: outcome["error"] for outcome in outcomes if not outcome["ok"]}
+    assert not failed
+    assert len(outcomes) == len(steps)
+    return outcomes
+
+
+def counted(rows: Sequence[str]) -> list[dict[str, Any]]:
+    """The steps of the counters section for these rows."""
+    steps = plan(MODELS, ["counters"], SOFTWARE, [], [])
+    return [step for step in steps if step.get("row") in rows]
+
+
+@pytest.fixture(scope="module")
+def run() -> list[dict[str, Any]]:
+    """The counted runs, all contenders in one page."""
+    return played(BenchServer(assemble(), PAGE, install(), MODELS), counted(ROWS))
+
+
+def test_every_contender_picks_the_oracles_greedy_ids(run: list[dict[str, Any]]) -> None:
+    greedy = [step for step in run if step["action"] == "call" and not step["row"].endswith("_sampled")]
+    assert {step["contender"] for step in greedy} == {"transformers_js", "eager", "capstan"}
+    for step in greedy:
+        ids = step["data"]["ids"]
+        assert ids == oracle.greedy(LLAMA, step["args"]["prompt"], len(ids)), step["row"]
+
+
+def test_a_tapes_token_stays_within_its_budget_and_the_others_are_counted_too(run: list[dict[str, Any]]) -> None:
+    assert over_budget(run) == []
+    rows = summarize(run)[LLAMA.name]["counters"]
+    tapes = [step for step in run if step.get("row") in TAPES]
+    assert {step["data"]["capture"] for step in tapes} == {"tape"}
+    assert (rows["tape_1"]["submits"], rows["tape_1"]["readbacks"], rows["tape_1"]["bytes_down"]) == (1, 1, 4)
+    assert rows["tape_8"]["submits"] == rows["tape_8"]["readbacks"] == 3 / 12, "12 tokens: 1, 8 and 3"
+    for name in ("transformers_js", "eager"):
+        assert rows[name]["bytes_down"] >= 4 * 512, "the logits of a vocabulary of 512"
+        assert rows[name]["create_bind_group"] > 1
+
+
+def test_a_slower_token_is_found(tmp_path: Path) -> None:
+    """Each thing that may not come with a token is made to come with each submit: the budget then fails by its name."""
+    steps = []
+    for thing in (None, *THINGS):
+        source = f"import js; js.slowdown = {thing!r}"
+        request = {"kind": "exec", "source": source, "filename": "slow.py", "argv": ["slow.py"], "models": {}}
+        steps.append({"action": "request", "request": request, "section": "slowdown", "model": "", "limit": 60})
+        steps += [{**step, "slowed": thing} for step in counted(["tape_8"]) if step["warm"]]
+    server = BenchServer(slower_site(tmp_path), PAGE, None, MODELS)
+    outcomes = played(server, [{**step, "id": number} for number, step in enumerate(steps)])
+    for thing in (None, *THINGS):
+        found = over_budget([outcome for outcome in outcomes if outcome.get("slowed", "") == thing])
+        if thing is None:
+            assert found == [], "without a slowdown nothing is found"
+        else:
+            assert any(f" {thing}, at most" in line for line in found), (thing, found)
