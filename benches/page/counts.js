@@ -27,6 +27,32 @@
     return size === undefined ? data.byteLength - offset * unit : size * unit;
   };
 
+  /** Keep account of the bytes of GPU buffers, for as long as the worker lives. */
+  const watchMemory = () => {
+    const create = GPUDevice.prototype.createBuffer;
+    const free = (buffer) => {
+      memory.live -= memory.buffers.get(buffer) ?? 0;
+      memory.buffers.delete(buffer);
+    };
+    GPUDevice.prototype.createBuffer = function (descriptor) {
+      const buffer = create.call(this, descriptor);
+      memory.buffers.set(buffer, descriptor.size);
+      memory.live += descriptor.size;
+      memory.peak = Math.max(memory.peak, memory.live);
+      return buffer;
+    };
+    const destroy = GPUBuffer.prototype.destroy;
+    GPUBuffer.prototype.destroy = function () {
+      free(this);
+      return destroy.call(this);
+    };
+    const end = GPUDevice.prototype.destroy;
+    GPUDevice.prototype.destroy = function () {
+      for (const buffer of [...memory.buffers.keys()]) free(buffer);
+      return end.call(this);
+    };
+  };
+
   globalThis.benchCounts = {
     /** Wrap the prototypes, before a device is made; without this call nothing costs anything. */
     install() {
@@ -47,38 +73,15 @@
         counts.readbacks++;
         counts.bytes_down += size;
       });
+      watchMemory();
     },
     /** Count from 0. */
     start() {
+      if (!installed) throw new Error("nothing is counted here: install() comes before a device is made");
       counts = Object.fromEntries(names.map((name) => [name, 0]));
     },
     /** The counts since `start`. */
     counted: () => ({ ...counts }),
-    /** Keep account of the bytes of GPU buffers from now on, for as long as the worker lives. */
-    watchMemory() {
-      const create = GPUDevice.prototype.createBuffer;
-      const free = (buffer) => {
-        memory.live -= memory.buffers.get(buffer) ?? 0;
-        memory.buffers.delete(buffer);
-      };
-      GPUDevice.prototype.createBuffer = function (descriptor) {
-        const buffer = create.call(this, descriptor);
-        memory.buffers.set(buffer, descriptor.size);
-        memory.live += descriptor.size;
-        memory.peak = Math.max(memory.peak, memory.live);
-        return buffer;
-      };
-      const destroy = GPUBuffer.prototype.destroy;
-      GPUBuffer.prototype.destroy = function () {
-        free(this);
-        return destroy.call(this);
-      };
-      const end = GPUDevice.prototype.destroy;
-      GPUDevice.prototype.destroy = function () {
-        for (const buffer of [...memory.buffers.keys()]) free(buffer);
-        return end.call(this);
-      };
-    },
     /** Bytes of GPU buffers alive now, and the most there were. */
     memory: () => ({ live_bytes: memory.live, peak_bytes: memory.peak }),
   };

@@ -12,9 +12,9 @@ let loaded = null;
 let shape = null;
 let cacheType = null;
 
-async function load({ model, memory }) {
+async function load({ model, counting }) {
   await close();
-  if (memory) benchCounts.watchMemory();
+  if (counting) benchCounts.install();
   const start = performance.now();
   const folder = `/models/${encodeURIComponent(model)}/`;
   shape = (await (await fetch(`${folder}genai_config.json`)).json()).model.decoder;
@@ -51,9 +51,8 @@ function argmax(logits) {
 
 /** Pick `tokens` ids after the prompt, greedily. */
 async function generate({ model, prompt, tokens, sampling, counting }) {
-  if (counting) benchCounts.install();
   if (sampling) throw new Error("the eager loop picks greedily only");
-  if (loaded !== model) await load({ model });
+  if (loaded !== model) await load({ model, counting });
   const { num_hidden_layers: layers, num_key_value_heads: heads, head_size: width } = shape;
   return timed(async (onToken) => {
     let past = {};

@@ -24,10 +24,11 @@ bursts_seen: dict[str, int] = {}
 """The decode steps of a submit that the adaptive run-ahead of the last generation came to, by model and options."""
 
 
-async def load(*, model: str, memory: bool = False, **options: Any) -> dict[str, Any]:
-    """Load a model with these options; milliseconds, the adapter's name."""
-    if memory:
-        (await counts()).watchMemory()
+async def load(*, model: str, counting: bool = False, **options: Any) -> dict[str, Any]:
+    """Load a model with these options; milliseconds, the adapter's name. `counting` is for the first load only: it has
+    what WebGPU is asked for counted from there on."""
+    if counting:
+        (await counts()).install()
     start = host.now()
     opened = await open_model(model, options)
     return {"load_ms": host.now() - start, "adapter": opened.adapter}
@@ -57,11 +58,12 @@ async def close() -> None:
         await loaded.popitem()[1].aclose()
 
 
-async def unload(*, model: str, **options: Any) -> None:
+async def unload(*, model: str, **options: Any) -> dict[str, Any]:
     """Close one model."""
     opened = loaded.pop(key_of(model, options), None)
     if opened is not None:
         await opened.aclose()
+    return {}
 
 
 def parameters(
@@ -89,8 +91,6 @@ async def generate(
     With `counting`, what WebGPU was asked for, and the host's milliseconds: `loop` is all that ran between the waits of
     the loop that takes the tokens, `javascript` the part of it that encoded and submitted.
     """
-    if counting:
-        (await counts()).install()
     opened = await open_model(model, options)
     ids: list[int] = []
     times: list[float] = []

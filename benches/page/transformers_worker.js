@@ -12,9 +12,9 @@ let model = null;
 let loaded = null;
 
 /** Load a model of the server; `session_options` are onnxruntime-web's. */
-async function load({ model: name, memory }) {
+async function load({ model: name, counting }) {
   await close();
-  if (memory) benchCounts.watchMemory();
+  if (counting) benchCounts.install();
   const start = performance.now();
   model = await AutoModelForCausalLM.from_pretrained(name, {
     device: "webgpu",
@@ -29,8 +29,7 @@ async function load({ model: name, memory }) {
 
 /** Pick `tokens` ids after the prompt with the public generate(). */
 async function generate({ model: name, prompt, tokens, sampling, counting }) {
-  if (counting) benchCounts.install();
-  if (loaded !== name) await load({ model: name });
+  if (loaded !== name) await load({ model: name, counting });
   return timed(async (onToken) => {
     let seenPrompt = false;
     const streamer = {

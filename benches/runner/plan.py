@@ -24,8 +24,8 @@ __all__ = [
 Step = dict[str, Any]
 """id, model, section, action of the page, its arguments, `limit` in seconds; the other keys say what it is for."""
 
-SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 40, "top_p": 0.95}
-SEED = 7
+SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
+SEEDED = {**SAMPLING, "random_seed": 7}
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,7 @@ class Row:
 
     def call(self, **arguments: Any) -> Step:
         """The part of a step that has this row play."""
-        sampling: dict[str, Any] | None = None
-        if self.sampled:
-            sampling = dict(SAMPLING)
-            if self.contender == "capstan":
-                del sampling["do_sample"]
-                sampling["random_seed"] = SEED
+        sampling = dict(SEEDED if self.contender == "capstan" else SAMPLING) if self.sampled else None
         given = {"sampling": sampling, **(self.arguments or {}), **arguments}
         return {
             "action": "call",
@@ -76,9 +71,11 @@ DECODE_ROWS = (
 
 LENGTH_ROWS = tuple(row for row in DECODE_ROWS if row.key in ("transformers_js", "eager", "tape"))
 COUNTED_ROWS = (
-    *(row for row in DECODE_ROWS if row.function == "generate"),
+    *(row for row in DECODE_ROWS if row.contender != "capstan"),
     Row("tape_8", "Capstan, tape, K = 8, greedy", "capstan", arguments={**TAPE, "run_ahead": 8}),
+    *(row for row in DECODE_ROWS if row.function == "generate" and row.contender == "capstan"),
 )
+"""Of Capstan a tape's first, so that memory is read before other captures are open."""
 LOADED: dict[str, list[dict[str, str]]] = {
     "transformers_js": [{}],
     "eager": [{}],
@@ -88,13 +85,12 @@ LOADED: dict[str, list[dict[str, str]]] = {
 SECTIONS = {
     "cases": "correctness: greedy ids against onnxruntime-genai's, operations on device memory",
     "start": "page load to first token",
-    "memory": "GPU memory of a load and one token, by its own page",
     "load": "load times, runtimes started",
     "decode": "ms a token, rounds of all contenders",
     "lengths": "time to first token and ms a token by prompt length",
     "gpu": "GPU time of a step, by length and operation",
     "ablation": "the tape with all passes, none, all but one",
-    "counters": "what WebGPU is asked for by a token, and host time; in workers of its own",
+    "counters": "what WebGPU is asked for by a token, host time, GPU memory; in workers of its own",
 }
 
 
@@ -119,7 +115,7 @@ class Extent:
     """Of a model with as many bytes of weights only the counters are measured."""
 
 
-HARDWARE = Extent(5, 128, (16, 128, 512, 1024, 2048, 4000), 3, 32, 2, 32, 3, 90)
+HARDWARE = Extent(5, 96, (16, 128, 512, 1024, 2048, 4000), 2, 24, 2, 32, 1, 90)
 SOFTWARE = Extent(2, 12, (16, 64), 1, 4, 1, 6, 0, 120, only_counted_from=4_000_000)
 PROMPT_TOKENS = 16
 GPU_STEPS = 32
@@ -151,7 +147,6 @@ def plan(
         makers: dict[str, Callable[[str, Mapping[str, Any], Extent], Iterator[Step]]] = {
             "cases": lambda name, *_: (case for case in cases if case["for"] == name),
             "start": starts,
-            "memory": memory,
             "load": load,
             "decode": decode,
             "lengths": lengths,
@@ -185,14 +180,6 @@ def starts(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator[S
             yield {"action": "start", "contender": contender, "row": contender, "warm": turn > 0, "args": args}
 
 
-def memory(name: str, config: Mapping[str, Any], _: Extent) -> Iterator[Step]:
-    prompt = prompt_ids(PROMPT_TOKENS, config["vocab_size"])
-    for contender in ("transformers_js", "eager", "capstan"):
-        options = TAPE if contender == "capstan" else {}
-        args = {"model": name, "prompt": prompt, "memory": True, **options}
-        yield {"action": "start", "contender": contender, "row": contender, "args": args}
-
-
 def load(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator[Step]:
     for contender, ways in LOADED.items():
         for options in ways:
@@ -213,11 +200,19 @@ def counters(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator
     prompt = prompt_ids(PROMPT_TOKENS, config["vocab_size"])
     # New workers: counting begins before a device is made, and no other section is slowed by it.
     yield {"action": "end", "row": "new workers"}
+    asked: set[str] = set()
     for row in COUNTED_ROWS:
+        if row.contender not in asked:
+            loading = {"model": name, "counting": True, **(TAPE if row.contender == "capstan" else {})}
+            shared = {"action": "call", "contender": row.contender, "row": row.contender, "warm": False}
+            yield {**shared, "function": "load", "args": loading}
         for tokens in (measured.counted, 2 * measured.counted):
             call = row.call(model=name, prompt=prompt, tokens=tokens, counting=True)
             ahead = (row.arguments or {}).get("run_ahead")
             yield {**call, "warm": tokens > measured.counted, "tokens": tokens, "run_ahead": ahead}
+        if row.contender not in asked:
+            yield {**shared, "function": "memory", "args": {}}
+        asked.add(row.contender)
 
 
 def lengths(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator[Step]:
@@ -238,8 +233,13 @@ def gpu(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator[Step
     for length in reached:
         prompt = prompt_ids(length, config["vocab_size"])
         for sampled in (False, True) if length == reached[0] else (False,):
-            sampling = {**SAMPLING, "random_seed": SEED} if sampled else None
-            args = {"model": name, "prompt": prompt, "steps": GPU_STEPS, "sampling": sampling, **TAPE}
+            args = {
+                "model": name,
+                "prompt": prompt,
+                "steps": GPU_STEPS,
+                "sampling": SEEDED if sampled else None,
+                **TAPE,
+            }
             call = {"function": "gpu_time", "row": "tape_sampled" if sampled else "tape", "length": length}
             yield {**shared, **call, "args": args}
     for length in (reached[0], reached[-1]):

@@ -30,7 +30,7 @@ class Bar:
 def bars(rows: Sequence[Bar]) -> str:
     """Bars from 0, each under its title."""
     most = max([sum(value for _, value, _ in row.parts) for row in rows] + [row.mark or 0 for row in rows]) or 1.0
-    room = WIDTH - 90
+    room = WIDTH - 130
     height = len(rows) * (LINE + BAR + 10)
     found = [opening(height)]
     for place, row in enumerate(rows):

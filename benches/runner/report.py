@@ -17,7 +17,7 @@ STYLE = """
   --other: #c2571a; --eager: #8a8f98; --ours: #1667c0; --second: #7aaee6; --third: #b9d3ee; --bad: #b3261e; }
 @media (prefers-color-scheme: dark) { :root { --ground: #14171c; --ink: #e6e9ee; --soft: #9aa4b2; --rule: #333a44;
   --other: #f0904f; --eager: #8d95a1; --ours: #5aa5f2; --second: #2f6fb0; --third: #23507d; --bad: #ff8a80; } }
-body { margin: 0 auto; max-width: 60rem; padding: 1rem; background: var(--ground); color: var(--ink);
+body { margin: 0 auto; max-width: 68rem; padding: 1rem; background: var(--ground); color: var(--ink);
   font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.5rem; } h2 { margin-top: 3rem; border-top: 1px solid var(--rule); padding-top: 1rem; }
 h3 { margin: 2rem 0 0.5rem; font-size: 1.05rem; }
@@ -226,7 +226,7 @@ def memory(rows: dict[str, Any]) -> str:
     ledger = rows.get("capstan", {}).get("ledger", {})
     if ledger:
         parts += table(("Capstan's ledger", "MB"), [(name, f"{size / 1e6:.2f}") for name, size in ledger.items()])
-    return section("GPU buffers after a load and one token", parts)
+    return section("GPU buffers after a load and some tokens", parts)
 
 
 def load(rows: dict[str, float]) -> str:

@@ -28,16 +28,18 @@ def summarize(outcomes: Iterable[Outcome]) -> dict[str, Any]:
             by_model[outcome["model"]][outcome["section"]].append(outcome)
     makers = {
         "start": starts,
-        "memory": memory,
         "load": load,
         "decode": decode,
         "counters": counters,
+        "memory": memory,
         "lengths": lengths,
         "gpu": gpu,
         "ablation": ablation,
     }
     found = {}
     for model, sections in by_model.items():
+        counted = sections.get("counters", [])
+        sections["memory"] = [step for step in counted if step.get("function") == "memory"]
         made = {name: make(sections[name]) for name, make in makers.items() if sections.get(name)}
         summary = {name: rows for name, rows in made.items() if rows}
         if summary:
@@ -85,7 +87,8 @@ def starts(outcomes: list[Outcome]) -> dict[str, Any]:
 
 
 def memory(outcomes: list[Outcome]) -> dict[str, Any]:
-    return {step["row"]: step["data"]["memory"] for step in outcomes}
+    """Bytes of GPU buffers by contender."""
+    return {step["row"]: step["data"] for step in outcomes}
 
 
 def load(outcomes: list[Outcome]) -> dict[str, Any]:
@@ -110,7 +113,7 @@ def counters(outcomes: list[Outcome]) -> dict[str, Any]:
     """
     rows: dict[str, Any] = {}
     for step in outcomes:
-        if step["action"] != "call" or not step["warm"]:
+        if step.get("function") != "generate" or not step["warm"]:
             continue
         data = step["data"]
         tokens = len(data["ids"]) - (0 if step["contender"] == "capstan" else 1)
@@ -244,7 +247,8 @@ def over_budget(outcomes: Iterable[Outcome]) -> list[str]:
     """
     found = []
     for step in outcomes:
-        if step["section"] != "counters" or not step["ok"] or step["data"].get("capture") != "tape":
+        counted = step["section"] == "counters" and step.get("function") == "generate" and step["ok"]
+        if not counted or step["data"].get("capture") != "tape":
             continue
         data, ahead = step["data"], step["run_ahead"]
         tokens = len(data["ids"])

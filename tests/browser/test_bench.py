@@ -72,33 +72,43 @@ def slower_site(folder: Path) -> Path:
     return folder
 
 
-def played(server: BenchServer, steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The steps with their outcomes; none may fail, and no other host may be asked."""
+def played(server: BenchServer, steps: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The steps with their outcomes, of which none may fail, and the requests to other hosts."""
     outcomes: list[dict[str, Any]] = []
     foreign = play(
         server, find_browser(), flags("software"), steps, lambda step, outcome: outcomes.append({**step, **outcome})
     )
-    assert foreign == []
     failed = {outcome["id"]: outcome["error"] for outcome in outcomes if not outcome["ok"]}
     assert not failed
     assert len(outcomes) == len(steps)
-    return outcomes
+    return outcomes, foreign
 
 
 def counted(rows: Sequence[str]) -> list[dict[str, Any]]:
-    """The steps of the counters section for these rows."""
+    """The steps of the counters section for these rows: each contender's load, its memory, the rows' two runs."""
     steps = plan(MODELS, ["counters"], SOFTWARE, [], [])
-    return [step for step in steps if step.get("row") in rows]
+    wanted = [step for step in steps if step.get("row") in rows]
+    contenders = {step["contender"] for step in wanted}
+    return [step for step in steps if step in wanted or step.get("row") in contenders]
 
 
 @pytest.fixture(scope="module")
-def run() -> list[dict[str, Any]]:
+def all_run() -> tuple[list[dict[str, Any]], list[str]]:
     """The counted runs, all contenders in one page."""
     return played(BenchServer(assemble(), PAGE, install(), MODELS), counted(ROWS))
 
 
+@pytest.fixture(scope="module")
+def run(all_run: tuple[list[dict[str, Any]], list[str]]) -> list[dict[str, Any]]:
+    return all_run[0]
+
+
+def test_no_contender_asks_another_host(all_run: tuple[list[dict[str, Any]], list[str]]) -> None:
+    assert all_run[1] == []
+
+
 def test_every_contender_picks_the_oracles_greedy_ids(run: list[dict[str, Any]]) -> None:
-    greedy = [step for step in run if step["action"] == "call" and not step["row"].endswith("_sampled")]
+    greedy = [step for step in run if step["function"] == "generate" and not step["row"].endswith("_sampled")]
     assert {step["contender"] for step in greedy} == {"transformers_js", "eager", "capstan"}
     for step in greedy:
         ids = step["data"]["ids"]
@@ -108,25 +118,46 @@ def test_every_contender_picks_the_oracles_greedy_ids(run: list[dict[str, Any]])
 def test_a_tapes_token_stays_within_its_budget_and_the_others_are_counted_too(run: list[dict[str, Any]]) -> None:
     assert over_budget(run) == []
     rows = summarize(run)[LLAMA.name]["counters"]
-    tapes = [step for step in run if step.get("row") in TAPES]
+    tapes = [step for step in run if step["row"] in TAPES]
     assert {step["data"]["capture"] for step in tapes} == {"tape"}
     assert (rows["tape_1"]["submits"], rows["tape_1"]["readbacks"], rows["tape_1"]["bytes_down"]) == (1, 1, 4)
     assert rows["tape_8"]["submits"] == rows["tape_8"]["readbacks"] == 3 / 12, "12 tokens: 1, 8 and 3"
+    memory = summarize(run)[LLAMA.name]["memory"]
+    assert set(memory) == {"transformers_js", "eager", "capstan"}
+    weights = (LLAMA / "model.onnx.data").stat().st_size
+    assert all(found["peak_bytes"] >= found["live_bytes"] >= weights for found in memory.values()), memory
     for name in ("transformers_js", "eager"):
         assert rows[name]["bytes_down"] >= 4 * 512, "the logits of a vocabulary of 512"
         assert rows[name]["create_bind_group"] > 1
 
 
-def test_a_slower_token_is_found(tmp_path: Path) -> None:
+def script(source: str) -> dict[str, Any]:
+    """A step that runs a script in Capstan's worker."""
+    request = {"kind": "exec", "source": source, "filename": "step.py", "argv": ["step.py"], "models": {}}
+    return {"action": "request", "request": request, "section": "script", "model": "", "limit": 60}
+
+
+ELSEWHERE = """
+from pyodide.http import pyfetch
+
+try:
+    await pyfetch("https://elsewhere.invalid/")
+except OSError:
+    pass
+"""
+
+
+def test_a_slower_token_and_a_request_to_another_host_are_found(tmp_path: Path) -> None:
     """Each thing that may not come with a token is made to come with each submit: the budget then fails by its name."""
-    steps = []
+    load, _, run, _ = counted(["tape_8"])
+    steps = [script(ELSEWHERE), load]
     for thing in (None, *THINGS):
-        source = f"import js; js.slowdown = {thing!r}"
-        request = {"kind": "exec", "source": source, "filename": "slow.py", "argv": ["slow.py"], "models": {}}
-        steps.append({"action": "request", "request": request, "section": "slowdown", "model": "", "limit": 60})
-        steps += [{**step, "slowed": thing} for step in counted(["tape_8"]) if step["warm"]]
+        steps.append(script(f"import js; js.slowdown = {thing!r}"))
+        steps.append({**run, "slowed": thing})
     server = BenchServer(slower_site(tmp_path), PAGE, None, MODELS)
-    outcomes = played(server, [{**step, "id": number} for number, step in enumerate(steps)])
+    outcomes, foreign = played(server, [{**step, "id": number} for number, step in enumerate(steps)])
+    assert len(foreign) == 1
+    assert "elsewhere.invalid" in foreign[0]
     for thing in (None, *THINGS):
         found = over_budget([outcome for outcome in outcomes if outcome.get("slowed", "") == thing])
         if thing is None:

@@ -36,11 +36,12 @@ def data_of(step: dict[str, Any]) -> dict[str, Any]:
     row = step.get("row", "")
     ms = MS.get(row, 4.0)
     if step["action"] == "start":
-        times = {"ready_ms": 10 * ms, "loaded_ms": 20 * ms, "first_token_ms": 30 * ms}
-        return {**times, "memory": {"live_bytes": 1000, "peak_bytes": 2000, "ledger": {"weights": 900}}}
+        return {"ready_ms": 10 * ms, "loaded_ms": 20 * ms, "first_token_ms": 30 * ms}
     match step.get("function"):
         case "load":
             return {"load_ms": 100 * ms}
+        case "memory":
+            return {"live_bytes": 1000, "peak_bytes": 2000, "ledger": {"weights": 900}}
         case "replay":
             return {"ms_per_token": 0.98 * MS["tape"], "picks": 8}
         case "gpu_time":
