@@ -147,6 +147,7 @@ async def count(generator: capstan.Generator, take: Any, ids: list[int]) -> dict
         "host": {"loop": loop.milliseconds - prefilled[0], "javascript": sum(burst.host for burst in bursts)},
         "crossings": len(bursts),
         "capture": generator.capture,
+        "capture_note": generator.capture_note,
         "tape_passes": generator.tape_passes,
     }
 

@@ -102,8 +102,9 @@ class Bench:
         outcomes: list[dict[str, Any]] = []
 
         def keep(step: Step, outcome: dict[str, Any]) -> None:
-            args_kept = {k: v for k, v in step.items() if k not in ("args", "request", "expected")}
-            outcomes.append(checked({**args_kept, **outcome}, step))
+            told = {name: value for name, value in step.items() if name not in ("args", "request", "expected")}
+            told["asked"] = {name: value for name, value in step.get("args", {}).items() if name != "prompt"}
+            outcomes.append(checked({**told, **outcome}, step))
             shown = outcomes[-1]
             said = " ".join(str(step[key]) for key in ("model", "section", "function", "row", "round") if key in step)
             what = "ok" if shown["ok"] else shown["error"].strip().splitlines()[0][:300]

@@ -248,6 +248,8 @@ def gpu(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator[Step
 
 
 def ablation(name: str, config: Mapping[str, Any], measured: Extent, passes: Sequence[str]) -> Iterator[Step]:
+    if not passes:
+        return
     prompt = prompt_ids(PROMPT_TOKENS, config["vocab_size"])
     ways: dict[str, list[str] | None] = {"all": None, "none": []}
     ways |= {f"all but {left}": [p for p in passes if p != left] for left in passes}

@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from .plots import Bar, bars, lines
+from .results import differing
 from .text import NAMES, TITLES, adapter_name, shown, versions
 
 __all__ = ["page"]
@@ -50,7 +51,7 @@ def page(report: dict[str, Any]) -> str:
     title = f"Capstan: the bench, {report['date'][:10]}, {adapter_name(report)}"
     parts = [f"<h1>{escape(title)}</h1>", conditions(report), faults(report)]
     for model, summary in report["summary"].items():
-        parts += [f"<h2>{escape(model)}</h2>", *model_parts(summary)]
+        parts += [f"<h2>{escape(model)}</h2>", *model_parts(summary, report, model)]
     head = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -99,7 +100,7 @@ def colour(row: str) -> str:
     return "ours" if row in ("tape", "tape_sampled", "capstan") else "second"
 
 
-def model_parts(summary: dict[str, Any]) -> list[str]:
+def model_parts(summary: dict[str, Any], report: dict[str, Any], model: str) -> list[str]:
     makers = {
         "decode": decode,
         "lengths": lengths,
@@ -114,6 +115,9 @@ def model_parts(summary: dict[str, Any]) -> list[str]:
     if summary["ratios"]:
         rows = [(name, f"{value:.2f}") for name, value in summary["ratios"].items()]
         found.append(section("Ratios", table(("", "times"), rows)))
+    for name in ("decode", "lengths"):
+        for row, said_of_it in differing(report, model, name).items():
+            found.append(f'<p class="bad">{escape(TITLES[row])}, {name}: {escape(said_of_it)}</p>')
     return found + [make(summary[name]) for name, make in makers.items() if name in summary]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from .plan import DECODE_ROWS, Step
 
-__all__ = ["disagreements", "failures", "over_budget", "summarize"]
+__all__ = ["differing", "disagreements", "failures", "over_budget", "summarize"]
 
 Outcome = dict[str, Any]
 """A step with `ok`, and `data` or `error`."""
@@ -262,6 +262,16 @@ def over_budget(outcomes: Iterable[Outcome]) -> list[str]:
     return found
 
 
+def differing(report: Mapping[str, Any], model: str, section: str) -> dict[str, str]:
+    """By row of a section: what is to be said beside its times, where ids differ."""
+    found: dict[str, str] = {}
+    for entry in report["disagreements"]:
+        if (entry["model"], entry["section"]) == (model, section):
+            told = f"ids differ from {entry['against']} at token {entry['at']}"
+            found[entry["row"]] = f"{told}, prompt of {entry['length']}"
+    return found
+
+
 def first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
     """The first place where two lists differ, or None."""
     for place, (one, other) in enumerate(zip(ids, others, strict=False)):
@@ -271,12 +281,20 @@ def first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
 
 
 def failures(steps: Sequence[Step], outcomes: Sequence[Outcome]) -> list[str]:
-    """Steps that failed or are missing, in a line each."""
+    """Steps that failed, are missing or ran in another capture than was asked for, in a line each."""
     by_id = {outcome["id"]: outcome for outcome in outcomes}
     found = []
+    for outcome in outcomes:
+        asked = (outcome.get("asked") or {}).get("capture")
+        used = (outcome.get("data") or {}).get("capture")
+        if asked and used and asked != used:
+            note = outcome["data"].get("capture_note")
+            found.append(
+                f"{outcome['model']} {outcome['section']} {outcome['row']}: ran as '{used}', not '{asked}': {note}"
+            )
     for step in steps:
-        outcome = by_id.get(step["id"])
-        if outcome is None or not outcome["ok"]:
+        played = by_id.get(step["id"])
+        if played is None or not played["ok"]:
             name = " ".join(str(step[key]) for key in ("model", "section", "function", "row", "length") if key in step)
-            found.append(f"{name}: {(outcome or {}).get('error', 'missing').strip().splitlines()[0][:300]}")
+            found.append(f"{name}: {(played or {}).get('error', 'missing').strip().splitlines()[0][:300]}")
     return found

@@ -23,7 +23,13 @@ POLICY = (
     "report-uri /bench/foreign"
 )
 TRANSFORMERS_JS_MODELS = "transformers_js_models"
-KINDS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+KINDS = {
+    "granite": "GraniteForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""By the model type: its class in Transformers.js."""
 DECODER_KEYS = ("hidden_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads")
 
 
@@ -80,6 +86,8 @@ class BenchServer(SiteServer):
         if folder is None:
             return None
         config = json.loads((folder / "genai_config.json").read_text())["model"]
+        if config["type"] not in KINDS:
+            return None
         graph: str = config["decoder"]["filename"]
         match "/".join(parts[1:]):
             case "config.json":

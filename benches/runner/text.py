@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .plan import COUNTED_ROWS, DECODE_ROWS
+from .results import differing
 
 __all__ = ["NAMES", "TITLES", "adapter_name", "shown", "table", "versions"]
 
@@ -20,7 +21,7 @@ def table(report: dict[str, Any]) -> str:
     if adapter["software"]:
         lines.append("A software adapter: wall times are noise here; counters and host times mean something.")
     for model, summary in report["summary"].items():
-        lines += ["", f"== {model} ==", *model_lines(summary)]
+        lines += ["", f"== {model} ==", *model_lines(summary, report, model)]
     for title in ("disagreements", "failures", "over budget", "requests to other hosts"):
         if report[title]:
             lines += ["", f"{title.upper()}:", *(f"  {entry}" for entry in report[title])]
@@ -38,12 +39,16 @@ def versions(report: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in report.get("versions", {}).items())
 
 
-def model_lines(summary: dict[str, Any]) -> list[str]:
+def model_lines(summary: dict[str, Any], report: dict[str, Any], model: str) -> list[str]:
     lines: list[str] = []
     rows: list[tuple[str, ...]]
     if "decode" in summary:
-        rows = [(TITLES[key], f"{row['median']:.3f}", f"{row['p95']:.3f}") for key, row in summary["decode"].items()]
-        lines += columns("decode", ("ms/token, median", "p95"), rows)
+        said = differing(report, model, "decode")
+        rows = [
+            (TITLES[key], f"{row['median']:.3f}", f"{row['p95']:.3f}", said.get(key, ""))
+            for key, row in summary["decode"].items()
+        ]
+        lines += columns("decode", ("ms/token, median", "p95", ""), rows)
     if "counters" in summary:
         names = ("submits", "readbacks", "bytes_down", "bytes_up", "create_buffer", "create_bind_group", "write_buffer")
         hosts = ("host_python_ms", "host_javascript_ms")
@@ -55,8 +60,13 @@ def model_lines(summary: dict[str, Any]) -> list[str]:
     for title, path in (("first token, ms", "first_token_ms"), ("after it, ms/token", "ms_per_token")):
         if "lengths" in summary:
             lengths = sorted({int(n) for row in summary["lengths"].values() for n in row})
+            said = differing(report, model, "lengths")
             rows = [
-                (TITLES[key], *(shown(row.get(str(n), {}).get(path, {}).get("median"), 2) for n in lengths))
+                (
+                    TITLES[key],
+                    *(shown(row.get(str(n), {}).get(path, {}).get("median"), 2) for n in lengths),
+                    said.get(key, ""),
+                )
                 for key, row in summary["lengths"].items()
             ]
             lines += columns(f"{title}, by prompt length", map(str, lengths), rows)

@@ -146,6 +146,14 @@ def test_one_thing_more_than_the_budget_is_told(name: str, outcomes: list[dict[s
     assert f" {name}, at most" in line
 
 
+def test_a_step_down_to_another_capture_is_told(outcomes: list[dict[str, Any]]) -> None:
+    tape = next(outcome for outcome in outcomes if outcome.get("row") == "tape" and outcome["section"] == "decode")
+    tape["asked"] = {"capture": "tape"}
+    assert failures([], outcomes) == []
+    tape["data"] |= {"capture": "ort", "capture_note": "a copy"}
+    assert failures([], outcomes) == ["nano-llama decode tape: ran as 'ort', not 'tape': a copy"]
+
+
 def test_failed_and_missing_steps_are_told(outcomes: list[dict[str, Any]]) -> None:
     steps = [dict(outcome) for outcome in outcomes]
     broken = [*outcomes[:3], {**outcomes[3], "ok": False, "error": "Error: why\n  at x"}, *outcomes[5:]]
@@ -191,10 +199,11 @@ def test_the_reports_name_the_conditions_and_need_no_other_file(report: dict[str
 
 def test_what_went_wrong_is_in_the_reports(report: dict[str, Any]) -> None:
     report["failures"] = ["it broke"]
-    report["disagreements"] = [{"model": "m", "row": "r", "against": "e", "at": 3}]
+    where = {"model": "nano-llama", "section": "decode", "length": 16}
+    report["disagreements"] = [{**where, "row": "tape", "against": "eager", "at": 3, "strict": False}]
     for made in (page(report), table(report)):
         assert "it broke" in made
-        assert "3" in made
+        assert "ids differ from eager at token 3, prompt of 16" in made
 
 
 def test_the_readme_table_replaces_what_is_between_the_markers(report: dict[str, Any], tmp_path: Path) -> None:
