@@ -11,6 +11,7 @@ from pathlib import Path
 from . import CACHE, ROOT, SITE
 from .environment import locked, run_tool
 from .errors import CommandError
+from .snapshot import WHEELS_FOLDER, make_snapshot, snapshot_tools
 from .terminal import say
 from .wheels import page_wheels, wheel_inputs
 
@@ -29,7 +30,7 @@ def assemble() -> Path:
     with locked("site"):
         SITE.mkdir(parents=True, exist_ok=True)
         part("vendor", [ROOT / "package-lock.json"], copy_vendor_files)
-        part("wheels", wheel_inputs(), copy_wheels)
+        part("wheels", [*wheel_inputs(), *snapshot_tools()], copy_python)
         web = sorted(path for path in (ROOT / "web").rglob("*") if path.is_file())
         part("web", [*web, ROOT / "package-lock.json", ROOT / "tsconfig.json"], build_web)
     return SITE
@@ -78,14 +79,20 @@ def copy_vendor_files() -> list[Path]:
     return made
 
 
-def copy_wheels() -> list[Path]:
-    """The wheels for the page, and wheels.json, which names them."""
-    target = SITE / "capstan/wheels"
-    target.mkdir(parents=True, exist_ok=True)
-    made = [Path(shutil.copy(wheel, target)) for wheel in page_wheels()]
-    index = target / "wheels.json"
-    index.write_text(json.dumps([wheel.name for wheel in made]))
-    return [*made, index]
+def copy_python() -> list[Path]:
+    """The wheels for the page, the snapshot with them imported, and python.json, which names both."""
+    target = SITE / "capstan"
+    (target / "wheels").mkdir(parents=True, exist_ok=True)
+    wheels = [Path(shutil.copy(wheel, target / "wheels")) for wheel in page_wheels()]
+    snapshot = make_snapshot(wheels)
+    copied = Path(shutil.copy(snapshot.path, target))
+    index = {
+        "folder": WHEELS_FOLDER,
+        "wheels": [f"wheels/{wheel.name}" for wheel in wheels],
+        "snapshot": {"file": copied.name, "bytes": snapshot.bytes, "heap": snapshot.heap},
+    }
+    (target / "python.json").write_text(json.dumps(index))
+    return [*wheels, copied, target / "python.json"]
 
 
 def build_web() -> list[Path]:

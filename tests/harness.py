@@ -60,14 +60,17 @@ class Harness:
     page: Page
     errors: list[str]
     events: list[dict[str, Any]] = field(default_factory=list)
+    readiness: dict[str, Any] = field(default_factory=dict)
+    """How Python came up; see Readiness in web/src/protocol.ts."""
 
     @classmethod
-    def open(cls, page: Page, url: str) -> Harness:
-        """Open harness.html of the site at `url` in a new page and wait for the worker."""
+    def open(cls, page: Page, url: str, query: str = "") -> Harness:
+        """Open harness.html of the site at `url` in a new page and wait for the worker; `events` are those of the
+        start. `query` "?python=plain" starts Python without its memory snapshot."""
         harness = cls(page, watch(page, []))
         page.expose_function("capstanEvent", lambda event: harness.events.append(event))
-        page.goto(url + "harness.html")
-        harness.evaluate("() => window.capstan.ready")
+        page.goto(f"{url}harness.html{query}")
+        harness.readiness = harness.evaluate("() => window.capstan.ready")
         return harness
 
     def evaluate(self, script: str, argument: Any = None) -> Any:

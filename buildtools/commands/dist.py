@@ -12,6 +12,7 @@ from ..environment import run_tool
 from ..models import BUNDLED, check_model
 from ..notices import NOTICES, notices, onnxruntime_notices
 from ..site import assemble
+from ..terminal import say
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
 
@@ -42,7 +43,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     assemble()
     shutil.rmtree(TARGET, ignore_errors=True)
-    print(static_folder(TARGET / "site"))
+    site = static_folder(TARGET / "site")
+    for snapshot in site.glob("capstan/*.snapshot"):
+        say(f"{snapshot.stat().st_size / 1e6:.1f} MB of it are the memory snapshot that Python starts from")
+    print(site)
     print(npm_package(TARGET))
     return 0
 

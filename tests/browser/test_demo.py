@@ -245,13 +245,13 @@ def test_without_isolation_the_page_works(browser: Browser, site: SiteServer) ->
 
 def test_a_worker_that_does_not_start_is_reported(browser: Browser, site: SiteServer) -> None:
     context = browser.new_context()
-    context.route("**/wheels.json", lambda route: route.abort())
+    context.route("**/python.json", lambda route: route.abort())
     page = context.new_page()
     page.goto(site.url)
     alert = page.get_by_role("alert")
     expect(alert).to_contain_text("The worker is not running", timeout=BOOT_MS)
     expect(alert).to_contain_text("Reload the page")
-    context.unroute("**/wheels.json")
+    context.unroute("**/python.json")
     page.select_option("#model", label="nano-llama")
     page.fill("#max-new-tokens", "4")
     page.click("#run")

@@ -70,13 +70,12 @@ def test_the_npm_package_holds_the_library_its_types_and_every_licence(tmp_path:
         pyodide = archive.extractfile("package/capstan/pyodide/pyodide.asm.wasm")
         assert pyodide is not None
         assert pyodide.read() == (ROOT / "node_modules/pyodide/pyodide.asm.wasm").read_bytes()
-    files = {"capstan/capstan.js", "capstan/worker.js", "capstan/wheels/wheels.json", "types/client.d.ts", "LICENSE"}
+    python = json.loads((SITE / "capstan/python.json").read_text())
+    files = {"capstan/capstan.js", "capstan/worker.js", "capstan/python.json", "types/client.d.ts", "LICENSE"}
     files |= {"THIRD_PARTY_NOTICES.md", "onnxruntime-ThirdPartyNotices.txt"}
     files |= {f"capstan/ort/{name}" for name in ORT_FILES} | {f"capstan/pyodide/{name}" for name in PYODIDE_FILES}
+    files |= {f"capstan/{name}" for name in [*python["wheels"], python["snapshot"]["file"]]}
     assert files <= names
-    assert {
-        f"capstan/wheels/{wheel}" for wheel in json.loads((SITE / "capstan/wheels/wheels.json").read_text())
-    } <= names
     assert (manifest["name"], manifest["license"]) == ("capstan-webgpu", "MIT")
     assert manifest["exports"]["."]["default"].removeprefix("./") in names
     assert "private" not in manifest

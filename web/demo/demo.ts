@@ -101,7 +101,7 @@ async function boot(): Promise<void> {
   }, SLOW_START_MS);
   try {
     const capstan = await start().finally(() => clearTimeout(slow));
-    if (!current) say("status", `Ready: Python started in ${milliseconds(capstan.bootMilliseconds)}`);
+    if (!current) say("status", `Ready: Python started in ${milliseconds(capstan.readiness.ready_ms)}`);
   } catch (error) {
     if (!current) fail(startFailure(error));
   }

@@ -1,10 +1,10 @@
 // The headless page that build.py and the tests drive: `window.capstan` passes requests on to the worker.
 
-import { Capstan, type CapstanEvent, type Reply, type Request } from "capstan-webgpu";
+import { Capstan, type CapstanEvent, type Readiness, type Reply, type Request } from "capstan-webgpu";
 
 interface Harness {
   /** Settles when the worker has booted, or could not. */
-  ready: Promise<void>;
+  ready: Promise<Readiness>;
   request(request: Request): Promise<Reply>;
   close(): Promise<void>;
 }
@@ -17,10 +17,12 @@ declare global {
   }
 }
 
-const started = Capstan.start({ onEvent: (event) => window.capstanEvent?.(event) });
+/** `?python=plain` starts Python without its memory snapshot. */
+const snapshot = new URLSearchParams(location.search).get("python") !== "plain";
+const started = Capstan.start({ snapshot, onEvent: (event) => window.capstanEvent?.(event) });
 
 window.capstan = {
-  ready: started.then(() => undefined),
+  ready: started.then((capstan) => capstan.readiness),
   request: async (request) => (await started).request(request),
   close: async () => (await started).close(),
 };

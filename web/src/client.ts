@@ -1,7 +1,7 @@
 // The page's handle on the worker: start it, ask it, close it.
 
 import { EngineError } from "./errors";
-import type { CapstanEvent, FromWorker, Reply, Request, ToWorker } from "./protocol";
+import type { CapstanEvent, FromWorker, Readiness, Reply, Request, ToWorker } from "./protocol";
 
 export type {
   CapstanEvent,
@@ -10,6 +10,7 @@ export type {
   ModelFolder,
   ModelsRequest,
   ModelsResult,
+  Readiness,
   RemoteError,
   Reply,
   Request,
@@ -23,8 +24,10 @@ const INTERRUPT_EVERY_MS = 100;
 const SIGINT = 2;
 
 export interface StartOptions {
-  /** URL of the folder that holds worker.js, ort/, pyodide/ and wheels/; default: where this module is. */
+  /** URL of the folder that holds worker.js, python.json, ort/, pyodide/ and wheels/; default: where this module is. */
   base?: string;
+  /** Whether Python may start from its memory snapshot (default), which is faster. */
+  snapshot?: boolean;
   /** Called for each event of the start and of every request. */
   onEvent?: (event: CapstanEvent) => void;
 }
@@ -38,17 +41,21 @@ interface Pending {
 
 /** One worker with Python and onnxruntime-web in it. Requests are answered one after the other. */
 export class Capstan {
-  /** Milliseconds from `start` to the worker's readiness, as the worker measured them. */
-  bootMilliseconds = 0;
   private readonly pending = new Map<number, Pending>();
   private nextId = 1;
   private failure: Error | null = null;
+  private ready: Readiness | null = null;
 
   private constructor(
     private readonly worker: Worker,
     private readonly interrupt: Uint8Array | null,
     private readonly onEvent: (event: CapstanEvent) => void,
   ) {}
+
+  /** How Python came up, and when. */
+  get readiness(): Readiness {
+    return this.ready!;
+  }
 
   /** Start a worker and boot Python in it. Rejects with the reason if a file is missing or the boot fails. */
   static async start(options: StartOptions = {}): Promise<Capstan> {
@@ -62,13 +69,13 @@ export class Capstan {
       capstan.fail(new EngineError("DeviceUnavailableError", `the worker failed: ${reason}`));
     };
     const booted = new Promise<Reply>((resolve, reject) => capstan.pending.set(0, { script: false, resolve, reject }));
-    capstan.post({ tag: "boot", base, interrupt: shared });
+    capstan.post({ tag: "boot", base, interrupt: shared, snapshot: options.snapshot ?? true });
     const reply = await booted;
     if (!reply.ok) {
       worker.terminate();
       throw new Error(`${reply.error.type}: ${reply.error.message}`);
     }
-    capstan.bootMilliseconds = reply.result as number;
+    capstan.ready = reply.result as Readiness;
     return capstan;
   }
 
@@ -100,7 +107,7 @@ export class Capstan {
     if (message.tag === "event") return this.onEvent(message.event);
     const pending = this.pending.get(message.id);
     this.pending.delete(message.id);
-    if (message.tag === "booted") pending?.resolve({ ok: true, result: message.milliseconds });
+    if (message.tag === "booted") pending?.resolve({ ok: true, result: message });
     else pending?.resolve(message.reply);
   }
 

@@ -82,9 +82,18 @@ export interface RemoteError {
 export type Reply = { ok: true; result: unknown } | { ok: false; error: RemoteError };
 
 export type ToWorker =
-  { tag: "boot"; base: string; interrupt: SharedArrayBuffer | null } | { tag: "request"; id: number; request: Request };
+  | { tag: "boot"; base: string; interrupt: SharedArrayBuffer | null; snapshot: boolean }
+  | { tag: "request"; id: number; request: Request };
+
+/** How Python came up. */
+export interface Readiness {
+  /** Milliseconds from the worker's start to its being ready for requests. */
+  ready_ms: number;
+  /** From the memory snapshot, or from nothing. */
+  python: "snapshot" | "plain";
+}
 
 export type FromWorker =
-  | { tag: "booted"; id: 0; milliseconds: number }
+  | ({ tag: "booted"; id: 0 } & Readiness)
   | { tag: "event"; id: number; event: CapstanEvent }
   | { tag: "reply"; id: number; reply: Reply };

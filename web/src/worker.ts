@@ -1,6 +1,5 @@
 // The worker: boots Python, gives it the host object below, and passes requests on to capstan.page.
 
-import type { PyodideInterface } from "pyodide";
 import type { PyCallable, PyProxy } from "pyodide/ffi";
 import { GpuEngine } from "./engine";
 import { EngineError } from "./errors";
@@ -12,11 +11,15 @@ import { Memory } from "./storage/memory";
 import { adopt, pickedFile } from "./storage/picked";
 import { absolute, assumedSource, openSource } from "./storage/source";
 import { loadOrt } from "./ort";
+import { startPython } from "./python";
 import { ModelSession } from "./sessions";
 import { makeTokenizer } from "./tokenizers";
 import { WasmEngine } from "./wasm";
 
 type Handler = PyCallable & { callPromising(request: string): Promise<string> };
+
+type Page = PyProxy & { handle: Handler; cancel: PyCallable };
+type Start = PyProxy & { begin(refused: string | undefined): void };
 
 let handler: Handler | null = null;
 let cancel: PyCallable | null = null;
@@ -135,26 +138,17 @@ function describe(thrown: unknown): Error {
   return new Error(text === "{}" ? "Pyodide failed to start and gave no reason; is a file of it missing?" : text);
 }
 
-async function boot(base: string, interrupt: SharedArrayBuffer | null): Promise<void> {
-  const start = performance.now();
+async function boot(base: string, interrupt: SharedArrayBuffer | null, snapshot: boolean): Promise<void> {
   emit({ kind: "status", text: "starting Python" });
-  const url = new URL("pyodide/", base).href;
-  const { loadPyodide } = (await import(`${url}pyodide.mjs`)) as typeof import("pyodide");
-  const wheelsUrl = new URL("wheels/", base).href;
-  const wheels = (async () => {
-    const names = (await (await fetch(`${wheelsUrl}wheels.json`)).json()) as string[];
-    return Promise.all(names.map(async (name) => (await fetch(wheelsUrl + name)).arrayBuffer()));
-  })();
-  const [pyodide, archives] = await Promise.all([loadPyodide({ indexURL: url }) as Promise<PyodideInterface>, wheels]);
+  const { pyodide, from, refused } = await startPython(base, makeHost(base), snapshot);
   if (interrupt) pyodide.setInterruptBuffer((signal = new Uint8Array(interrupt)));
   pyodide.setStdout(forward("stdout"));
   pyodide.setStderr(forward("stderr"));
-  for (const archive of archives) pyodide.unpackArchive(archive, "wheel");
-  pyodide.registerJsModule("_capstan_host", makeHost(base));
-  const page = pyodide.pyimport("capstan.page") as PyProxy & { handle: Handler; cancel: PyCallable };
+  (pyodide.pyimport("capstan.start") as Start).begin(refused);
+  const page = pyodide.pyimport("capstan.page") as Page;
   handler = page.handle;
   cancel = page.cancel;
-  post({ tag: "booted", id: 0, milliseconds: performance.now() - start });
+  post({ tag: "booted", id: 0, ready_ms: performance.now(), python: from });
 }
 
 /** The last request under way; requests wait for one another, `cancel` does not. */
@@ -192,7 +186,7 @@ self.onmessage = (message: MessageEvent<ToWorker>): void => {
   const { data } = message;
   if (data.tag === "boot") {
     const unhandled = unhandledRejection();
-    Promise.race([boot(data.base, data.interrupt), unhandled.promise])
+    Promise.race([boot(data.base, data.interrupt, data.snapshot), unhandled.promise])
       .catch((error: unknown) => post({ tag: "reply", id: 0, reply: failure(error) }))
       .finally(unhandled.stop);
   } else if (data.request.kind === "cancel") {

@@ -1,0 +1,35 @@
+"""The start of an interpreter in a page: what a memory snapshot brings from the machine that made it."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import time
+
+from .fallback import fall_back
+
+__all__ = ["begin"]
+
+
+def begin(refused: str | None) -> None:
+    """Make this interpreter one of its own; `refused` is why it did not start from a memory snapshot that should be.
+
+    Every start from a snapshot would repeat its random numbers, so `random` is seeded anew; `secrets`, `uuid` and
+    `os.urandom` ask the browser each time. The seed of `hash` stays, since dicts hold strings by it already. The zone's
+    name in `time.localtime().tm_zone` stays too, as the C library asks for it once; the offset beside it is right.
+    """
+    random.seed()
+    take_time_zone()
+    if refused is not None:
+        fall_back("the memory snapshot", refused, "Python started without it, which takes longer")
+
+
+def take_time_zone() -> None:
+    """Set what `time` says of the zone to what a `time` imported now says."""
+    spec = importlib.util.find_spec("time")
+    assert spec is not None
+    assert spec.loader is not None
+    fresh = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fresh)
+    for name in ("timezone", "altzone", "daylight"):
+        setattr(time, name, getattr(fresh, name))

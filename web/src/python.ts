@@ -1,0 +1,148 @@
+// Starts Python: from the snapshot of an interpreter that has imported Capstan already, or from nothing.
+
+import type { PyodideInterface } from "pyodide";
+import type { PyProxy } from "pyodide/ffi";
+
+/** What buildtools/site.py writes to python.json. */
+interface PythonFiles {
+  /** Where the wheels belong in Python's file system. */
+  folder: string;
+  wheels: string[];
+  /** Its sizes unpacked, and of the WebAssembly memory that it belongs into. */
+  snapshot: { file: string; bytes: number; heap: number };
+}
+
+export type StartedFrom = "snapshot" | "plain";
+
+export interface StartedPython {
+  pyodide: PyodideInterface;
+  from: StartedFrom;
+  /** Why it is not the snapshot although that was wanted. */
+  refused: string | undefined;
+}
+
+/** The part of Emscripten's module that restoring needs. */
+interface Module {
+  HEAP8: Int8Array;
+  HEAP32: Int32Array;
+  growMemory(bytes: number): void;
+  /** Addresses: CPython's state, and of the offset in it where the trampoline is kept. */
+  __PyRuntime: number;
+  __PyEM_EMSCRIPTEN_TRAMPOLINE_OFFSET: number;
+}
+type MakeModule = (settings: object) => Promise<Module>;
+
+/** Pyodide's options that are not in its types; private, so that nothing here may depend on their working. */
+interface SnapshotOptions {
+  _loadSnapshot?: Uint8Array;
+  _snapshotDeserializer?: (serialized: unknown) => unknown;
+  createPyodideModule?: MakeModule;
+}
+
+const HOST = "_capstan_host";
+
+/**
+ * Start Python with Capstan's wheels in its file system and on its path; `host` is what Python imports as
+ * `_capstan_host`. Where the snapshot is missing or refused, Python starts without it and `refused` says why.
+ */
+export async function startPython(base: string, host: object, snapshot: boolean): Promise<StartedPython> {
+  const index = (await (await fetched(new URL("python.json", base))).json()) as PythonFiles;
+  const wheels = Promise.all(
+    index.wheels.map(async (name): Promise<[string, Uint8Array]> => {
+      const response = await fetched(new URL(name, base));
+      return [index.folder + name.slice(name.lastIndexOf("/") + 1), new Uint8Array(await response.arrayBuffer())];
+    }),
+  );
+  // Awaited later: until then a failure must not count as unhandled.
+  wheels.catch(() => undefined);
+  let refused: string | undefined;
+  if (snapshot) {
+    try {
+      const pyodide = await restore(base, host, index.snapshot);
+      writeWheels(pyodide, index.folder, await wheels);
+      return { pyodide, from: "snapshot", refused };
+    } catch (error) {
+      refused = error instanceof Error ? error.message : String(error);
+    }
+  }
+  const pyodide = await load(base, {});
+  const written = await wheels;
+  writeWheels(pyodide, index.folder, written);
+  const { path } = pyodide.pyimport("sys") as PyProxy & { path: PyProxy & { append(folder: string): void } };
+  for (const [wheel] of written) path.append(wheel);
+  pyodide.registerJsModule(HOST, host);
+  return { pyodide, from: "plain", refused };
+}
+
+async function load(base: string, options: SnapshotOptions): Promise<PyodideInterface> {
+  const url = new URL("pyodide/", base).href;
+  const { loadPyodide } = (await import(`${url}pyodide.mjs`)) as typeof import("pyodide");
+  return loadPyodide({ indexURL: url, ...(options as object) });
+}
+
+/** Python as it was when the snapshot was made. Its file system is not in there, but for Pyodide's own files. */
+async function restore(base: string, host: object, about: PythonFiles["snapshot"]): Promise<PyodideInterface> {
+  // Pyodide waits for the snapshot before it compiles its WebAssembly: it is given memory that is filled meanwhile.
+  const memory = new Uint8Array(about.bytes);
+  const filled = unpack(new URL(about.file, base), memory);
+  filled.catch(() => undefined);
+  const { default: make } = (await import(new URL("pyodide/pyodide.asm.mjs", base).href)) as { default: MakeModule };
+  return load(base, {
+    _loadSnapshot: memory,
+    _snapshotDeserializer: () => host,
+    createPyodideModule: async (settings) => {
+      const module = await make(settings);
+      await filled;
+      if (module.HEAP8.length < about.heap) module.growMemory(about.heap);
+      adapt(memory, module);
+      return module;
+    },
+  });
+}
+
+/**
+ * Put this module's trampoline into a snapshot. It is a slot of the function table, by which CPython calls functions of
+ * other signatures; where an engine cannot compile it there is none, and calls go through JavaScript, where nothing can
+ * wait. So it must be this engine's own, not that of the one in which the snapshot was made.
+ */
+function adapt(memory: Uint8Array, module: Module): void {
+  const runtime = module.__PyRuntime;
+  const offset = module.HEAP32[module.__PyEM_EMSCRIPTEN_TRAMPOLINE_OFFSET >>> 2];
+  if (!runtime || !offset) throw new Error("this version of Pyodide keeps its trampoline elsewhere");
+  const view = new DataView(memory.buffer);
+  // The second word of a snapshot is where the memory begins in it.
+  const address = view.getUint32(4, true) + runtime + offset;
+  view.setInt32(address, module.HEAP32[(runtime + offset) >>> 2]!, true);
+}
+
+/** Fill `memory` with the content of a gzipped file, which must be exactly as large. */
+async function unpack(url: URL, memory: Uint8Array): Promise<void> {
+  const packed = (await fetched(url)).body!;
+  const reader = packed.pipeThrough(new DecompressionStream("gzip")).getReader();
+  let filled = 0;
+  const read = async (): Promise<ReadableStreamReadResult<Uint8Array>> => {
+    try {
+      return await reader.read();
+    } catch (error) {
+      throw new Error(`${url.href} cannot be unpacked: ${String(error)}`);
+    }
+  };
+  for (let part = await read(); !part.done; part = await read()) {
+    const end = filled + part.value.length;
+    if (end > memory.length) throw new Error(`${url.href} holds more than ${memory.length} bytes`);
+    memory.set(part.value, filled);
+    filled = end;
+  }
+  if (filled < memory.length) throw new Error(`${url.href} holds ${filled} bytes, expected ${memory.length}`);
+}
+
+function writeWheels(pyodide: PyodideInterface, folder: string, wheels: [string, Uint8Array][]): void {
+  pyodide.FS.mkdirTree(folder);
+  for (const [path, bytes] of wheels) pyodide.FS.writeFile(path, bytes);
+}
+
+async function fetched(url: URL): Promise<Response> {
+  const response = await fetch(url);
+  if (!response.ok) throw new Error(`${url.href} cannot be read (HTTP ${response.status})`);
+  return response;
+}
