@@ -45,7 +45,7 @@ class CapstanContender {
       },
     });
     [contender.source, contender.module] = await Promise.all([text("/bench/call.py"), text("/bench/in_page.py")]);
-    contender.about = { pyodide_ms: contender.capstan.bootMilliseconds };
+    contender.about = { pyodide_ms: contender.capstan.readiness.ready_ms };
     return contender;
   }
 
