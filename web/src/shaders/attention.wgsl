@@ -117,16 +117,6 @@ var<workgroup> warp_values: array<vec4<f32>, WARPS * TILE * QUADS>;
 var<workgroup> warp_largest: array<f32, WARPS * TILE>;
 var<workgroup> warp_sums: array<f32, WARPS * TILE>;
 
-#if HALF
-fn plus_other(v: Values, mask: u32) -> Values {
-  return Values(v[0] + subgroupShuffleXor(v[0], mask), v[1] + subgroupShuffleXor(v[1], mask));
-}
-#else
-fn plus_other(v: Values, mask: u32) -> Values {
-  return v + subgroupShuffleXor(v, mask);
-}
-#endif
-
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
   let split = workgroup.x;
@@ -247,23 +237,39 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 
   // The teams of a subgroup, then the subgroups.
   for (var h = 0u; h < TILE; h++) {
-    for (var mask = TEAM; mask < LANES; mask <<= 1u) {
-      result[h] = plus_other(result[h], mask);
-    }
     let sum = subgroupAdd(select(0.0, sums[h], member % OWNERS == 0u));
     if (lane == 0u) {
       warp_largest[warp * TILE + h] = largest[h];
       warp_sums[warp * TILE + h] = sum;
     }
-    if (lane < CHUNKS) {
-      let at = (warp * TILE + h) * QUADS + lane * (PER / 4u);
+    let at = (warp * TILE + h) * QUADS + member * (PER / 4u);
 #if HALF
-      warp_values[at] = result[h][0];
-      warp_values[at + 1u] = result[h][1];
-#else
-      warp_values[at] = result[h];
-#endif
+    if (TEAMS == 1u) {
+      if (lane < CHUNKS) {
+        warp_values[at] = result[h][0];
+        warp_values[at + 1u] = result[h][1];
+      }
+    } else {
+      // Every other team goes on with one half of the chunk, and gives the other half away.
+      let odd = (lane & TEAM) != 0u;
+      var quad = select(result[h][0], result[h][1], odd);
+      quad += subgroupShuffleXor(select(result[h][1], result[h][0], odd), TEAM);
+      for (var mask = 2u * TEAM; mask < LANES; mask <<= 1u) {
+        quad += subgroupShuffleXor(quad, mask);
+      }
+      if (lane < 2u * TEAM && member < CHUNKS) {
+        warp_values[at + lane / TEAM] = quad;
+      }
     }
+#else
+    var quad = result[h];
+    for (var mask = TEAM; mask < LANES; mask <<= 1u) {
+      quad += subgroupShuffleXor(quad, mask);
+    }
+    if (lane < CHUNKS) {
+      warp_values[at] = quad;
+    }
+#endif
   }
   workgroupBarrier();
   for (var i = thread; i < TILE * QUADS; i += WORKGROUP) {
