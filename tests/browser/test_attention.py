@@ -295,8 +295,8 @@ def test_where_one_split_is_alone_the_join_writes_nothing(kernels: KernelPage) -
 
 def test_scores_of_any_size_keep_the_softmax_finite(kernels: KernelPage) -> None:
     """Scores of thousands, below and above: exp of them is 0 or infinite without the largest taken off."""
-    shape = Shape(4, 2, 64)
-    for lanes in (0, kernels.lanes) if kernels.lanes * 4 >= shape.head else (0,):
+    shape = Shape(4, 2, 16)
+    for lanes in {0, kernels.lanes}:
         for sign in (-1, 1):
             step = Step.random(shape)
             step.qkv[: shape.heads] = 30

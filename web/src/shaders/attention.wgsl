@@ -152,7 +152,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let other = partner(chunk);
   let new_key = packed(combined(unpacked(qkv[keys_at + chunk]), turn[0], unpacked(qkv[keys_at + other]), turn[1]));
   let new_value = qkv[values_at + chunk];
-  if (split == ((position / BLOCK) % splits) && tile == 0u && thread < CHUNKS) {
+  if (split == 0u && tile == 0u && thread < CHUNKS) {
     key_cache[cache + position * CHUNKS] = new_key;
     value_cache[cache + position * CHUNKS] = new_value;
   }
@@ -327,7 +327,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let key = combined(unpacked(qkv[keys_at + chunk]), turn[0], unpacked(qkv[keys_at + partner(chunk)]), turn[1]);
     new_key[chunk] = packed(key);
     new_value[chunk] = qkv[keys_at + KV_HEADS * CHUNKS + chunk];
-    if (split == ((position / BLOCK) % splits) && tile == 0u) {
+    if (split == 0u && tile == 0u) {
       key_cache[cache + position * CHUNKS + chunk] = packed(key);
       value_cache[cache + position * CHUNKS + chunk] = new_value[chunk];
     }

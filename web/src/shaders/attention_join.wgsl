@@ -39,8 +39,8 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     return;
   }
   if (thread < MAX_SPLITS) {
-    largest[thread] = select(LEAST, summary.x, thread < splits);
-    sums[thread] = select(0.0, summary.y, thread < splits);
+    largest[thread] = summary.x;
+    sums[thread] = summary.y;
   }
   workgroupBarrier();
   var most = LEAST;
