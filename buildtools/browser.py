@@ -14,7 +14,7 @@ from .environment import locked, venv_python
 from .errors import CommandError
 from .terminal import say
 
-__all__ = ["adapters_to_try", "browser_version", "find_browser", "flags"]
+__all__ = ["HARDWARE_LINUX", "adapters_to_try", "browser_version", "find_browser", "flags"]
 
 NAMES = ("google-chrome", "google-chrome-stable", "chromium", "chromium-browser", "chrome")
 ELSEWHERE = {

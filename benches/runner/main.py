@@ -26,15 +26,6 @@ __all__ = ["Bench", "add_run_arguments", "main"]
 PACK = Path(__file__).resolve().parents[2]
 """The unpacked pack, of which this file is benches/runner/main.py; on a checkout, its root."""
 FAULTS = ("disagreements", "failures", "over budget", "requests to other hosts")
-HOST_FLAGS = (
-    "--no-sandbox",
-    "--enable-unsafe-webgpu",
-    "--enable-features=Vulkan",
-    "--use-angle=vulkan",
-    "--disable-vulkan-surface",
-    "--ignore-gpu-blocklist",
-    "--enable-dawn-features=vulkan_enable_f16_on_nvidia",
-)
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +87,7 @@ class Bench:
             "adapter": adapter,
             "gpu": gpu(),
             "browser": version(self.browser),
-            **{name: value for name, value in self.about.items() if name != "passes"},
+            **{name: value for name, value in self.about.items() if name not in ("passes", "flags")},
             "measured": vars(measured),
         }
         outcomes: list[dict[str, Any]] = []
@@ -212,7 +203,7 @@ def main(argv: Sequence[str]) -> int:
         "--render", metavar="FILE.json", type=Path, help="write FILE.txt and FILE.html, measure nothing"
     )
     parser.add_argument("--browser", default=os.environ.get("CHROME", "chromium"), help="default: $CHROME, chromium")
-    parser.add_argument("--flags", default=" ".join(HOST_FLAGS), help="the browser's flags for WebGPU")
+    parser.add_argument("--flags", help="the browser's flags for WebGPU; default: those for a GPU on Linux")
     add_run_arguments(parser)
     args = parser.parse_args(argv)
     if args.render:
@@ -221,6 +212,7 @@ def main(argv: Sequence[str]) -> int:
     browser = shutil.which(args.browser)
     if browser is None:
         parser.error(f"{args.browser} is not a program: name the browser with --browser")
+    about = json.loads((PACK / "about.json").read_text())
     cases = json.loads((PACK / "cases.json").read_text()) if (PACK / "cases.json").is_file() else []
     bench = Bench(
         site=PACK / "site",
@@ -228,8 +220,8 @@ def main(argv: Sequence[str]) -> int:
         transformers_js=PACK / "transformers_js",
         models={folder.resolve().name: folder.resolve() for folder in args.models},
         browser=Path(browser),
-        flags=args.flags.split(),
-        about=json.loads((PACK / "about.json").read_text()),
+        flags=args.flags.split() if args.flags else about["flags"],
+        about=about,
         cases=cases,
     )
     return bench.run(args)

@@ -120,6 +120,7 @@ def write_readme() -> int:
 def pack(folder: Path, given: dict[str, Path]) -> int:
     """Write the site, the page, the runner, Transformers.js, the correctness cases, the fixtures and the given models
     into a folder and an archive."""
+    from ..browser import HARDWARE_LINUX
     from ..site import assemble
     from ..transformers_js import install
 
@@ -133,7 +134,8 @@ def pack(folder: Path, given: dict[str, Path]) -> int:
     (folder / "buildtools").mkdir()
     for name in PACKED_TOOLS:
         shutil.copy(ROOT / "buildtools" / name, folder / "buildtools")
-    (folder / "about.json").write_text(json.dumps(about(), indent=1))
+    host_flags = {"flags": ["--no-sandbox", "--enable-unsafe-webgpu", *HARDWARE_LINUX]}
+    (folder / "about.json").write_text(json.dumps({**about(), **host_flags}, indent=1))
     small = folder / "models"
     small.mkdir()
     from benches.correctness import FIXTURES, cases

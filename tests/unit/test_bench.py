@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import queue
 import re
+import shutil
+import subprocess
+import sys
 import urllib.request
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,7 +22,7 @@ from benches.runner.report import page
 from benches.runner.results import disagreements, failures, over_budget, summarize
 from benches.runner.server import BenchServer
 from benches.runner.text import table
-from buildtools.commands.bench import PAGE, readme_in_step
+from buildtools.commands.bench import PACKED_TOOLS, PAGE, readme_in_step
 from buildtools.server import running
 
 ROOT = Path(__file__).parents[2]
@@ -247,6 +250,16 @@ def test_models_are_served_in_the_layout_of_transformers_js(tmp_path: Path) -> N
         assert served(server, folder + "onnx/model.onnx_data") == (LLAMA / "model.onnx.data").read_bytes()
         with urllib.request.urlopen(server.url + "bench/index.html") as reply:
             assert "default-src 'self'" in reply.headers["Content-Security-Policy"]
+
+
+def test_what_is_packed_runs_with_the_standard_library_alone(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "benches/runner", tmp_path / "benches/runner")
+    (tmp_path / "buildtools").mkdir()
+    for name in PACKED_TOOLS:
+        shutil.copy(ROOT / "buildtools" / name, tmp_path / "buildtools")
+    command = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import benches.runner.main"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 class Scripted:
