@@ -40,7 +40,15 @@ def copy(name: str) -> ModelProto:
     return twin
 
 
-def run(model: ModelProto, name: str, ids: list[int], valid: int, mask: int, **weights: Any) -> dict[str, Any]:
+def run(
+    model: ModelProto,
+    name: str,
+    ids: list[int],
+    valid: int,
+    mask: int,
+    lengths: graph.FedLengths | None = None,
+    **weights: Any,
+) -> dict[str, Any]:
     """All outputs for `ids`, the mask being `mask` long with `valid` ones; caches are of CAPACITY and empty."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -54,10 +62,13 @@ def run(model: ModelProto, name: str, ids: list[int], valid: int, mask: int, **w
         )
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     feeds: dict[str, Any] = dict(weights)
-    for pair in graph.describe(model, config_of(name).decoder).cache:
+    for pair in graph.describe(parsed(name), config_of(name).decoder).cache:
         feeds[pair.past] = np.zeros((1, 2, CAPACITY, 16), np.float32)
     feeds["input_ids"] = np.array([ids], np.int64)
-    feeds["attention_mask"] = (np.arange(mask) < valid).astype(np.int64)[None]
+    if lengths is None or lengths.reads_mask:
+        feeds["attention_mask"] = (np.arange(mask) < valid).astype(np.int64)[None]
+    if lengths is not None:
+        feeds |= {lengths.seqlens_k: np.array([valid - 1], np.int32), lengths.total: np.array(valid, np.int32)}
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(None, feeds), strict=True))
 
@@ -101,6 +112,7 @@ def test_passes_leave_their_argument_alone(name: str) -> None:
     graph.weights_to_inputs(parsed(name))
     graph.last_token_logits(parsed(name))
     graph.total_length_on_gpu(parsed(name))
+    graph.lengths_as_inputs(parsed(name))
     assert graph.serialize(parsed(name)) == before
 
 
@@ -253,6 +265,82 @@ def test_all_passes_together_compute_the_same(name: str) -> None:
     np.testing.assert_allclose(got["logits"][0, -1], wanted["logits"][0, -1], atol=CLOSE)
     for pair in graph.describe(model, config_of(name).decoder).cache:
         np.testing.assert_array_equal(got[pair.present], wanted[pair.present])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fed_lengths_compute_what_the_masks_sum_does(name: str) -> None:
+    summed = graph.total_length_on_gpu(parsed(name))
+    model, lengths, reason = graph.lengths_as_inputs(summed)
+    assert lengths is not None
+    assert (reason, lengths.reads_mask) == ("", False)
+    assert not {"ReduceSum", "ReduceMax"} & {node.op_type for node in model.graph.node}
+    assert "attention_mask" not in {value.name for value in model.graph.input}
+    # As many ids as positions, and fewer: a chunk after others.
+    for valid in (len(IDS), len(IDS) + 20):
+        wanted = run(summed, name, IDS, valid, CAPACITY)
+        got = run(model, name, IDS, valid, CAPACITY, lengths)
+        for output, values in wanted.items():
+            np.testing.assert_array_equal(got[output], values, err_msg=f"{output} at {valid}")
+    longer = run(model, name, IDS, len(IDS) + 21, CAPACITY, lengths)
+    assert np.abs(longer["logits"] - got["logits"]).max() > CLOSE, "the fed lengths change nothing"
+
+
+def test_fed_lengths_leave_the_mask_to_others_that_read_it() -> None:
+    model = copy("nano-llama")
+    model.graph.node.append(NodeProto(op_type="Identity", name="kept", input=["attention_mask"], output=["copy"]))
+    model.graph.output.add(name="copy").type.tensor_type.elem_type = TensorProto.INT64
+    model, lengths, _ = graph.lengths_as_inputs(model)
+    assert lengths is not None
+    assert lengths.reads_mask
+    found = run(model, "nano-llama", IDS, len(IDS), CAPACITY, lengths)
+    assert found["copy"].sum() == len(IDS)
+
+
+def length_nodes(model: ModelProto) -> dict[str, NodeProto]:
+    return {node.op_type: node for node in model.graph.node if "attn_mask_subgraph" in node.name}
+
+
+def other_lengths(kind: str) -> ModelProto:
+    """nano-llama with lengths that are no sums of the mask."""
+    model = copy("nano-llama")
+    nodes = length_nodes(model)
+    attention = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"][-1]
+    if kind == "another constant":
+        two = model.graph.initializer.add(name="two", data_type=TensorProto.INT32, raw_data=np.int32(2).tobytes())
+        two.dims.append(1)
+        nodes["Sub"].input[1] = two.name
+    elif kind == "the sum itself":
+        attention.input[5] = nodes["ReduceSum"].output[0]
+    elif kind == "kept dimensions":
+        nodes["ReduceMax"].attribute[0].i = 1
+    elif kind == "an input":
+        attention.input[6] = "input_ids"
+    elif kind == "another input's sum":
+        nodes["Cast"].input[0] = "input_ids"
+    elif kind == "no attention":
+        for node in model.graph.node:
+            if node.op_type == "GroupQueryAttention":
+                node.op_type = "MultiHeadAttention"
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("another constant", "seqlens_k of node /model/layers.0/attn/GroupQueryAttention is no sum of"),
+        ("the sum itself", "seqlens_k of node /model/layers.1/attn/GroupQueryAttention is no sum of"),
+        ("kept dimensions", "total_sequence_length of node /model/layers.0/attn/GroupQueryAttention is no sum of"),
+        ("an input", "total_sequence_length of node /model/layers.1/attn/GroupQueryAttention is no sum of"),
+        ("another input's sum", "seqlens_k of node /model/layers.0/attn/GroupQueryAttention is no sum of"),
+        ("no attention", "no GroupQueryAttention takes a length"),
+    ],
+)
+def test_lengths_that_are_no_sums_of_the_mask_are_not_fed(kind: str, reason: str) -> None:
+    model = other_lengths(kind)
+    result, lengths, found = graph.lengths_as_inputs(model)
+    assert found.startswith(reason)
+    assert lengths is None
+    assert result == model
 
 
 def test_copies_compute_what_llama_computes() -> None:

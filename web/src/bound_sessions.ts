@@ -21,6 +21,8 @@ interface Binding {
   session: number;
   feeds: Record<string, Ort.Tensor>;
   fetches: Record<string, Ort.Tensor>;
+  /** The inputs that hold the sequence's length: less one on the GPU, and as it is on the CPU. */
+  lengths: [last: string, total: string] | [];
 }
 
 interface Session {
@@ -35,6 +37,8 @@ export class BoundSessions {
   readonly recordings = new Handles<RecordingObjects>("recording");
   private readonly sessions = new Handles<Session>("session");
   private readonly bindings = new Handles<Binding>("binding");
+  /** The length of the run that is queued last, less one: i32. Runs take turns, so one is enough. */
+  private last: GPUBuffer | null = null;
 
   constructor(
     private readonly ort: typeof Ort,
@@ -61,8 +65,8 @@ export class BoundSessions {
     if (session) await this.exclusively(session.owner, () => session.ort.release());
   }
 
-  /** Bind a session's inputs and outputs to whole buffers. */
-  bind(session: number, feeds: string, fetches: string): number {
+  /** Bind a session's inputs and outputs to whole buffers; `lengths` is [] or the two names of Binding.lengths. */
+  bind(session: number, feeds: string, fetches: string, lengths: string): number {
     const tensors = (json: string): Record<string, Ort.Tensor> =>
       Object.fromEntries(
         (JSON.parse(json) as BoundTensor[]).map(({ name, buffer, dtype, dims }) => [
@@ -71,18 +75,34 @@ export class BoundSessions {
         ]),
       );
     this.sessions.get(session);
-    return this.bindings.add({ session, feeds: tensors(feeds), fetches: tensors(fetches) });
+    const binding: Binding = {
+      session,
+      feeds: tensors(feeds),
+      fetches: tensors(fetches),
+      lengths: JSON.parse(lengths) as Binding["lengths"],
+    };
+    const [last] = binding.lengths;
+    if (last) binding.feeds[last] = this.ort.Tensor.fromGpuBuffer(this.lastLength(), { dataType: "int32", dims: [1] });
+    return this.bindings.add(binding);
   }
 
   unbind(handle: number): void {
     this.bindings.take(handle);
   }
 
-  /** Run a bound session; its results are in the bound buffers, in queue order. */
-  run(handle: number): Promise<void> {
-    const { session, feeds, fetches } = this.bindings.get(handle);
+  /**
+   * Run a bound session; its results are in the bound buffers, in queue order. `valid` is the number of positions that
+   * are valid after the run, for a binding with lengths.
+   */
+  run(handle: number, valid: number): Promise<void> {
+    const { session, feeds, fetches, lengths } = this.bindings.get(handle);
     return this.exclusively(this.sessions.get(session).owner, async () => {
       this.watched.assertHealthy();
+      const [, total] = lengths;
+      if (total) {
+        this.watched.write(this.lastLength(), 0, new Uint8Array(Int32Array.of(valid - 1).buffer));
+        feeds[total] = new this.ort.Tensor("int32", Int32Array.of(valid), []);
+      }
       try {
         await this.sessions.get(session).ort.run(feeds, fetches);
       } catch (error) {
@@ -120,6 +140,11 @@ export class BoundSessions {
 
   dropRecording(handle: number): void {
     this.recordings.take(handle);
+  }
+
+  private lastLength(): GPUBuffer {
+    const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
+    return (this.last ??= this.watched.buffer("kernels", "lengths", { label: "last position", size: 16, usage }));
   }
 
   /** A turn of onnxruntime-web; the buffers it allocates meanwhile are `owner`'s. */

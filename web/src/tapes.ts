@@ -168,10 +168,10 @@ export class Tapes {
     return this.finishBurst(step, held.reader, cursor, picks, start);
   }
 
-  /** Pick one token from the logits that are there, through ORT's own run first if `binding` is not 0. */
-  async eagerBurst(binding: number, sampler: number, cursor: number): Promise<Float64Array> {
+  /** Pick one token from the logits that are there, after ORT's own run over `valid` positions unless `binding` is 0. */
+  async eagerBurst(binding: number, valid: number, sampler: number, cursor: number): Promise<Float64Array> {
     const start = performance.now();
-    if (binding) await this.sessions.run(binding);
+    if (binding) await this.sessions.run(binding, valid);
     const held = this.samplers.get(sampler);
     const step = new StepEncoder(this.watched);
     held.sampler.encode(step.pass);

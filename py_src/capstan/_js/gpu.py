@@ -12,6 +12,7 @@ from typing import Any
 import _capstan_host
 
 from ..device.engine import NOT_FUSED, BoundTensor, Difference, SamplerSpec
+from ..graph import FedLengths
 from ..memory import LedgerEntry, keep_account
 from .errors import typed_errors
 from .sessions import JsModelSession, open_gpu_session
@@ -118,16 +119,23 @@ class JsGpuEngine:
         with typed_errors():
             await self._sessions.releaseSession(session)
 
-    def bind(self, session: int, feeds: Sequence[BoundTensor], fetches: Sequence[BoundTensor]) -> int:
+    def bind(
+        self,
+        session: int,
+        feeds: Sequence[BoundTensor],
+        fetches: Sequence[BoundTensor],
+        lengths: FedLengths | None = None,
+    ) -> int:
+        names = json.dumps([lengths.seqlens_k, lengths.total] if lengths else [])
         with typed_errors():
-            return int(self._sessions.bind(session, _tensors(feeds), _tensors(fetches)))
+            return int(self._sessions.bind(session, _tensors(feeds), _tensors(fetches), names))
 
     def unbind(self, binding: int) -> None:
         self._sessions.unbind(binding)
 
-    async def run(self, binding: int) -> None:
+    async def run(self, binding: int, valid: int = 0) -> None:
         with typed_errors():
-            await self._sessions.run(binding)
+            await self._sessions.run(binding, valid)
 
     async def record(self, binding: int) -> dict[str, Any]:
         with typed_errors():
@@ -194,9 +202,9 @@ class JsGpuEngine:
         with typed_errors():
             return _numbers(self._tapes.burst(tape, sampler, picks, sample_first, length, cursor))
 
-    def eager_burst(self, binding: int, sampler: int, cursor: int) -> Awaitable[Sequence[float]]:
+    def eager_burst(self, binding: int, valid: int, sampler: int, cursor: int) -> Awaitable[Sequence[float]]:
         with typed_errors():
-            return _numbers(self._tapes.eagerBurst(binding, sampler, cursor))
+            return _numbers(self._tapes.eagerBurst(binding, valid, sampler, cursor))
 
     async def step_time(self, tape: int, sampler: int, steps: int, length: int) -> float:
         with typed_errors():

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from ..graph import FedLengths
 from ..weights.source import Sink
 from .page_session import ModelSession
 
@@ -86,9 +87,19 @@ class GpuEngine(Protocol):
     def session_handle(self, session: ModelSession, owner: str) -> int: ...
     async def create_session(self, model: bytes, capture: bool, owner: str) -> int: ...
     async def release_session(self, session: int) -> None: ...
-    def bind(self, session: int, feeds: Sequence[BoundTensor], fetches: Sequence[BoundTensor]) -> int: ...
+    def bind(
+        self,
+        session: int,
+        feeds: Sequence[BoundTensor],
+        fetches: Sequence[BoundTensor],
+        lengths: FedLengths | None = None,
+    ) -> int:
+        """A session with its inputs and outputs; those named by `lengths` are filled in at each run."""
+
     def unbind(self, binding: int) -> None: ...
-    async def run(self, binding: int) -> None: ...
+    async def run(self, binding: int, valid: int = 0) -> None:
+        """`valid` counts the positions valid after the run, for a binding with lengths."""
+
     async def record(self, binding: int) -> dict[str, Any]: ...
     def retire(self, binding: int) -> None: ...
     def recorded_id(self, buffer: int) -> int: ...
@@ -114,7 +125,7 @@ class GpuEngine(Protocol):
     ) -> Awaitable[Sequence[float]]:
         """The fields of a Burst but its ids, then the ids."""
 
-    def eager_burst(self, binding: int, sampler: int, cursor: int) -> Awaitable[Sequence[float]]: ...
+    def eager_burst(self, binding: int, valid: int, sampler: int, cursor: int) -> Awaitable[Sequence[float]]: ...
     async def step_time(self, tape: int, sampler: int, steps: int, length: int) -> float:
         """Milliseconds of GPU time of a step, in one submit of `steps` of them."""
 

@@ -192,7 +192,7 @@ class StepRecorder:
             kept = [span for span, _ in watched]
             buffers.device.copy_tensors([(span, copy.span()) for span, copy in zip(kept, copies, strict=True)])
             engine.fill(buffers.logits, 0xFF)
-            await engine.run(self.step.eager)
+            await engine.run(self.step.eager, length + 1)
             pairs = [
                 (copy.handle, span.buffer.handle, span.length, dtype)
                 for (span, dtype), copy in zip(watched, copies, strict=True)

@@ -91,7 +91,7 @@ class WebGpuDecoder:
             self._mask_bound = past + start + len(part)
             if len(part) not in self._prompt_bindings:
                 self._prompt_bindings[len(part)] = self._bind_prompt(buffers, "prompt", len(part))
-            await engine.run(self._prompt_bindings[len(part)])
+            await engine.run(self._prompt_bindings[len(part)], past + start + len(part))
             buffers.settle()
         self._length = past + len(ids)
         self._cursor = 0
@@ -110,7 +110,7 @@ class WebGpuDecoder:
         else:
             if picks != 1:
                 raise ValueError(f"{picks} picks in a burst without a tape; 1 is the most")
-            numbers = self._eager_burst(sample_first, cursor)
+            numbers = self._eager_burst(sample_first, first, cursor)
         return _burst(numbers)
 
     async def logits(self) -> memoryview[float]:
@@ -173,14 +173,14 @@ class WebGpuDecoder:
         await self._step.release()
         self._buffers.destroy()
 
-    async def _eager_burst(self, sample_first: bool, cursor: int) -> Sequence[float]:
-        """One pick, after a step that onnxruntime-web runs unless the logits are there."""
+    async def _eager_burst(self, sample_first: bool, valid: int, cursor: int) -> Sequence[float]:
+        """One pick, after a step over `valid` positions that onnxruntime-web runs unless the logits are there."""
         binding = 0 if sample_first else self._step.binding
         if binding and not self._buffers.in_place:
-            await self._engine.run(binding)
+            await self._engine.run(binding, valid)
             self._buffers.settle()
             binding = 0
-        return await self._engine.eager_burst(binding, self._sampler, cursor)
+        return await self._engine.eager_burst(binding, valid, self._sampler, cursor)
 
     def _require_open(self) -> None:
         if self._destroyed:

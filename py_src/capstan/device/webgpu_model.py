@@ -34,7 +34,8 @@ PREFILL_CHUNK = {False: 512, True: 64}
 
 @dataclass(frozen=True)
 class Graphs:
-    """A model's two graphs, serialized: the prefill one keeps the logits of the last position only."""
+    """A model's two graphs, serialized: the prefill one keeps the logits of the last position only, and is fed the
+    sequence's lengths unless it computes them in a way of its own."""
 
     prefill: bytes
     decode: bytes
@@ -42,6 +43,8 @@ class Graphs:
     weights: tuple[graph.WeightEntry, ...]
     activations: graph.Activations
     """Of the prefill graph."""
+    lengths: graph.FedLengths | None
+    """Inputs of the prefill graph; None if it sums the mask, which is then read back in every run."""
 
 
 async def rewrite(data: bytes, config: GenaiConfig, open_weights: Callable[[str], Awaitable[WeightFile]]) -> Graphs:
@@ -59,9 +62,11 @@ async def rewrite(data: bytes, config: GenaiConfig, open_weights: Callable[[str]
     prefill, reason = graph.last_token_logits(decode, description.logits)
     if reason and not description.last_token_only:
         raise UnsupportedModelError(f"the logits of model.onnx cannot be cut to the last position: {reason}")
-    return Graphs(
-        graph.serialize(prefill), graph.serialize(decode), description, tuple(weights), graph.activations(prefill)
-    )
+    prefill, lengths, reason = graph.lengths_as_inputs(prefill, description.mask)
+    if lengths is None:
+        fall_back("attention lengths known to the host", reason, "the mask is read back in every prefill run")
+    activations = graph.activations(prefill)
+    return Graphs(graph.serialize(prefill), graph.serialize(decode), description, tuple(weights), activations, lengths)
 
 
 def webgpu_memory(interface: WebGpuDevice, graphs: Graphs, config: GenaiConfig) -> ModelMemory:
@@ -320,12 +325,15 @@ class WebGpuModel:
         """Prefill a few tokens, so that a recorded step can be compared with an eager one on real state."""
         binding = self._bind_prefill(buffers, "prompt", len(ids))
         buffers.write_prompt(ids, 0)
-        await self._engine.run(binding)
+        await self._engine.run(binding, len(ids))
         self._engine.unbind(binding)
 
     def _bind_prefill(self, buffers: SequenceBuffers, which: str, length: int) -> int:
         feeds, fetches = self._tensors(buffers, which, length)
-        return self._engine.bind(self._prefill, feeds, fetches)
+        lengths = self._graphs.lengths
+        if lengths is not None and not lengths.reads_mask:
+            feeds = [feed for feed in feeds if feed.name != self._graphs.description.mask]
+        return self._engine.bind(self._prefill, feeds, fetches, lengths)
 
     def _tensors(
         self, buffers: SequenceBuffers, which: str, length: int

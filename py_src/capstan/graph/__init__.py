@@ -4,18 +4,21 @@
     serialize(model)                  ModelProto -> bytes for InferenceSession.create
     total_length_on_gpu(model)        Shape(attention_mask) -> ReduceSum/ReduceMax, so that the graph can be captured
     last_token_logits(model)          the output projection reads the last position only (for the prefill session)
+    lengths_as_inputs(model)          attention's lengths are fed, not summed from the mask (for the prefill session)
     weights_to_inputs(model, ...)     external initializers become graph inputs; returns the manifest too
     describe(model, decoder)          what a session over this graph needs, as a frozen dataclass
     uncapturable(model)               the nodes that onnxruntime-web cannot capture, and why
     activations(model)                the intermediate tensors of a run, for an estimate of its scratch memory
 
-A pass returns a new model and leaves its argument alone. The order for a decoder is the one above.
+A pass returns a new model and leaves its argument alone. The order for a decoder is total_length_on_gpu,
+weights_to_inputs; from there last_token_logits and lengths_as_inputs make the prefill graph.
 """
 
 from __future__ import annotations
 
 from .capture import Uncapturable, uncapturable
 from .description import CachePair, GraphDescription, TensorInfo, describe
+from .fed_lengths import FedLengths, lengths_as_inputs
 from .last_token import last_token_logits
 from .model_file import parse, serialize
 from .scratch import Activations, activations
@@ -25,6 +28,7 @@ from .weights import WeightEntry, constants_to_inline, external_entries, weights
 __all__ = [
     "Activations",
     "CachePair",
+    "FedLengths",
     "GraphDescription",
     "TensorInfo",
     "Uncapturable",
@@ -34,6 +38,7 @@ __all__ = [
     "describe",
     "external_entries",
     "last_token_logits",
+    "lengths_as_inputs",
     "parse",
     "serialize",
     "total_length_on_gpu",

@@ -8,7 +8,7 @@ from typing import Any
 from capstan import Generator
 
 from . import probe
-from .running import load, parameters, take
+from .running import load, parameters, picked, take
 
 
 async def decode_steps(
@@ -55,3 +55,33 @@ async def decode_steps(
             "capture": generator.capture,
             "note": generator.capture_note,
         }
+
+
+async def prefills(models: Mapping[str, str], *, model: str, capture: str, lengths: Sequence[int]) -> dict[str, Any]:
+    """What prefills of these lengths ask of the device once their kernels are compiled, and a pick after one step."""
+    opened = await load(models, model, capture=capture)
+    decoder: Any = await opened.decoder(512)
+    decoder.set_search(opened.search)
+    found: dict[str, Any] = {"chunk": decoder._buffers.chunk, "prefills": {}}
+    for length in lengths:
+        ids = [(37 * i + 11) % 509 for i in range(length)]
+        await decoder.prefill(ids, 0)
+        before = probe.counts()
+        await decoder.prefill(ids, 0)
+        found["prefills"][length] = counted_since(before)
+    await decoder.submit(1, True)
+    before = probe.counts()
+    await decoder.submit(1, False)
+    found["step"] = counted_since(before)
+    await decoder.close()
+    return found
+
+
+def counted_since(before: Mapping[str, int]) -> dict[str, int]:
+    after = probe.counts()
+    return {name: after[name] - before[name] for name in probe.COUNTS}
+
+
+async def picks(models: Mapping[str, str], *, model: str, capture: str, prompt: Sequence[int]) -> list[int]:
+    """The 8 greedy tokens after a prompt."""
+    return await picked(await load(models, model, capture=capture), prompt, 8, do_sample=False)

@@ -47,7 +47,7 @@ async def tape_and_eager(
         for cache, data in zip(buffers.cache, kept, strict=True):
             engine.write(cache, 0, data)
         spoil(buffers, "logits")
-        await engine.run(step.eager)
+        await engine.run(step.eager, length + 1)
         eager_logits = await engine.read(buffers.logits, 0, buffers.logits_bytes)
         eager_caches = [await engine.read(cache, 0, buffers.cache_bytes) for cache in buffers.cache]
 
@@ -113,7 +113,7 @@ async def private_buffers(models: Mapping[str, str], *, model: str, lengths: Seq
     for length in lengths:
         await decoder.prefill([(37 * i + 11) % 509 for i in range(length)], 0)
     decoder._buffers.set_input(5, max(lengths))
-    await decoder._engine.run(decoder._step.eager)
+    await decoder._engine.run(decoder._step.eager, max(lengths) + 1)
     bound = probe.bound_buffers(decoder._engine)
     await decoder.close()
     await other.close()

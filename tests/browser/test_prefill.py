@@ -1,0 +1,37 @@
+"""What a prompt costs besides its kernels, and that its chunks compute what one run would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import oracle
+from tests.browser.page_scripts import PageScripts
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+LENGTHS = [1, 5, 40, 64, 150]
+"""One id, few, more than 32 (where attention's kernel changes), a whole chunk, three chunks."""
+
+
+@pytest.mark.parametrize("model", ["nano-llama", "nano-shape"])
+def test_a_prefill_reads_nothing_back(model: str, scripts: PageScripts) -> None:
+    found = scripts.run("counting", "prefills", model, model=model, capture="tape", lengths=LENGTHS)
+    assert found["chunk"] == 64
+    for length, seen in found["prefills"].items():
+        assert (seen["readbacks"], seen["readback_bytes"]) == (0, 0), length
+        assert seen["create_buffer"] == 0, length
+
+
+@pytest.mark.parametrize("model", ["nano-llama", "nano-copies"])
+def test_an_eager_step_reads_back_its_pick_alone(model: str, scripts: PageScripts) -> None:
+    step = scripts.run("counting", "prefills", model, model=model, capture="off", lengths=[5])["step"]
+    assert (step["readbacks"], step["readback_bytes"]) == (1, 4)
+
+
+@pytest.mark.parametrize("count", [63, 64, 65, 150])
+def test_a_prompt_in_chunks_is_continued_as_by_the_oracle(count: int, scripts: PageScripts) -> None:
+    prompt = [(37 * i + 11) % 509 for i in range(count)]
+    for capture in ("tape", "off"):
+        found = scripts.run("counting", "picks", "nano-llama", model="nano-llama", capture=capture, prompt=prompt)
+        assert found == oracle.greedy(FIXTURES / "nano-llama", prompt, 8), capture
