@@ -9,7 +9,7 @@ import { Handles } from "./handles";
 import { createSession, exclusively, keepRegistered, type Ort } from "./ort";
 import type { ModelSession } from "./sessions";
 
-/** One bound tensor: a whole buffer, seen with an ONNX dtype and dims. */
+/** One bound tensor: a whole buffer, seen with an ONNX dtype and dims; a size below 0 is each run's number of tokens. */
 interface BoundTensor {
   name: string;
   buffer: number;
@@ -21,6 +21,8 @@ interface Binding {
   session: number;
   feeds: Record<string, Ort.Tensor>;
   fetches: Record<string, Ort.Tensor>;
+  /** Feeds whose size differs from run to run. */
+  sized: BoundTensor[];
   /** The inputs that hold the sequence's length: less one on the GPU, and as it is on the CPU. */
   lengths: [last: string, total: string] | [];
 }
@@ -67,18 +69,15 @@ export class BoundSessions {
 
   /** Bind a session's inputs and outputs to whole buffers; `lengths` is [] or the two names of Binding.lengths. */
   bind(session: number, feeds: string, fetches: string, lengths: string): number {
-    const tensors = (json: string): Record<string, Ort.Tensor> =>
-      Object.fromEntries(
-        (JSON.parse(json) as BoundTensor[]).map(({ name, buffer, dtype, dims }) => [
-          name,
-          this.ort.Tensor.fromGpuBuffer(this.buffers.get(buffer), { dataType: dtype, dims }),
-        ]),
-      );
+    const inputs = JSON.parse(feeds) as BoundTensor[];
+    const sized = inputs.filter(({ dims }) => Math.min(...dims) < 0);
+    const fixed = inputs.filter((input) => !sized.includes(input));
     this.sessions.get(session);
     const binding: Binding = {
       session,
-      feeds: tensors(feeds),
-      fetches: tensors(fetches),
+      feeds: this.tensors(fixed),
+      fetches: this.tensors(JSON.parse(fetches) as BoundTensor[]),
+      sized,
       lengths: JSON.parse(lengths) as Binding["lengths"],
     };
     const [last] = binding.lengths;
@@ -92,12 +91,13 @@ export class BoundSessions {
 
   /**
    * Run a bound session; its results are in the bound buffers, in queue order. `valid` is the number of positions that
-   * are valid after the run, for a binding with lengths.
+   * are valid after the run, for a binding with lengths, and `tokens` of them are the run's own.
    */
-  run(handle: number, valid: number): Promise<void> {
-    const { session, feeds, fetches, lengths } = this.bindings.get(handle);
+  run(handle: number, valid: number, tokens: number): Promise<void> {
+    const { session, feeds, fetches, sized, lengths } = this.bindings.get(handle);
     return this.exclusively(this.sessions.get(session).owner, async () => {
       this.watched.assertHealthy();
+      Object.assign(feeds, this.tensors(sized, tokens));
       const [, total] = lengths;
       if (total) {
         this.watched.write(this.lastLength(), 0, new Uint8Array(Int32Array.of(valid - 1).buffer));
@@ -140,6 +140,15 @@ export class BoundSessions {
 
   dropRecording(handle: number): void {
     this.recordings.take(handle);
+  }
+
+  private tensors(bound: BoundTensor[], tokens = 0): Record<string, Ort.Tensor> {
+    const tensor = ({ buffer, dtype, dims }: BoundTensor): Ort.Tensor =>
+      this.ort.Tensor.fromGpuBuffer(this.buffers.get(buffer), {
+        dataType: dtype,
+        dims: dims.map((size) => (size < 0 ? tokens : size)),
+      });
+    return Object.fromEntries(bound.map((spec) => [spec.name, tensor(spec)]));
   }
 
   private lastLength(): GPUBuffer {

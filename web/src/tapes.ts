@@ -171,7 +171,7 @@ export class Tapes {
   /** Pick one token from the logits that are there, after ORT's own run over `valid` positions unless `binding` is 0. */
   async eagerBurst(binding: number, valid: number, sampler: number, cursor: number): Promise<Float64Array> {
     const start = performance.now();
-    if (binding) await this.sessions.run(binding, valid);
+    if (binding) await this.sessions.run(binding, valid, 1);
     const held = this.samplers.get(sampler);
     const step = new StepEncoder(this.watched);
     held.sampler.encode(step.pass);

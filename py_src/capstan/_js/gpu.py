@@ -133,9 +133,9 @@ class JsGpuEngine:
     def unbind(self, binding: int) -> None:
         self._sessions.unbind(binding)
 
-    async def run(self, binding: int, valid: int = 0) -> None:
+    async def run(self, binding: int, valid: int = 0, tokens: int = 1) -> None:
         with typed_errors():
-            await self._sessions.run(binding, valid)
+            await self._sessions.run(binding, valid, tokens)
 
     async def record(self, binding: int) -> dict[str, Any]:
         with typed_errors():

@@ -10,12 +10,15 @@ from ..graph import FedLengths
 from ..weights.source import Sink
 from .page_session import ModelSession
 
-__all__ = ["NOT_FUSED", "BoundTensor", "Difference", "GpuEngine", "SamplerSpec"]
+__all__ = ["FREE", "NOT_FUSED", "BoundTensor", "Difference", "GpuEngine", "SamplerSpec"]
+
+FREE = -1
 
 
 @dataclass(frozen=True)
 class BoundTensor:
-    """A session input or output bound to a whole buffer; dtype by ONNX Runtime's name, as in 'float16'."""
+    """A session input or output bound to a whole buffer; dtype by ONNX Runtime's name, as in 'float16'. A size of FREE
+    is the number of tokens of each run."""
 
     name: str
     buffer: int
@@ -97,8 +100,8 @@ class GpuEngine(Protocol):
         """A session with its inputs and outputs; those named by `lengths` are filled in at each run."""
 
     def unbind(self, binding: int) -> None: ...
-    async def run(self, binding: int, valid: int = 0) -> None:
-        """`valid` counts the positions valid after the run, for a binding with lengths."""
+    async def run(self, binding: int, valid: int = 0, tokens: int = 1) -> None:
+        """`valid` counts the positions valid after the run, for a binding with lengths; `tokens` those that it adds."""
 
     async def record(self, binding: int) -> dict[str, Any]: ...
     def retire(self, binding: int) -> None: ...

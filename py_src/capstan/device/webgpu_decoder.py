@@ -35,7 +35,7 @@ class WebGpuDecoder:
         about: GraphDescription,
         buffers: SequenceBuffers,
         step: DecodeStep,
-        bind_prompt: Callable[[SequenceBuffers, str, int], int],
+        prompt: int,
         give_back: Callable[[WebGpuDecoder], Awaitable[None]],
     ):
         self._engine = engine
@@ -43,15 +43,16 @@ class WebGpuDecoder:
         self._buffers = buffers
         self._device = buffers.device
         self._step = step
-        self._bind_prompt = bind_prompt
+        self._prompt = prompt
+        """The prefill session bound to any number of prompt ids."""
         self._give_back = give_back
-        self._prompt_bindings: dict[int, int] = {}
         self._mask_bound: int | None = None
         """Positions past which the mask is known to be zero; None before the first prompt."""
         self._length = 0
         self._cursor = 0
         self._steps = 0
         self._destroyed = False
+        self.owner = buffers.owner
         self.capacity = buffers.capacity
         self.capture = step.capture
         self.capture_note = step.note
@@ -89,9 +90,7 @@ class WebGpuDecoder:
             part = ids[start : start + buffers.chunk]
             buffers.write_prompt(part, past + start, self._mask_bound)
             self._mask_bound = past + start + len(part)
-            if len(part) not in self._prompt_bindings:
-                self._prompt_bindings[len(part)] = self._bind_prompt(buffers, "prompt", len(part))
-            await engine.run(self._prompt_bindings[len(part)], past + start + len(part))
+            await engine.run(self._prompt, self._mask_bound, len(part))
             buffers.settle()
         self._length = past + len(ids)
         self._cursor = 0
@@ -168,8 +167,7 @@ class WebGpuDecoder:
             return
         self._destroyed = True
         self._engine.destroy_sampler(self._sampler)
-        for binding in self._prompt_bindings.values():
-            self._engine.unbind(binding)
+        self._engine.unbind(self._prompt)
         await self._step.release()
         self._buffers.destroy()
 

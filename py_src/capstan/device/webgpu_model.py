@@ -19,17 +19,15 @@ from ..weights.shared import Lease, SharedWeights, Span
 from ..weights.weight_file import WeightFile
 from .base import Progress, TapeOptions
 from .decode_step import DecodeStep
-from .engine import BoundTensor, GpuEngine
+from .engine import FREE, BoundTensor, GpuEngine
 from .model_memory import ModelMemory
+from .prefill_chunk import prefill_chunk
 from .sequence_buffers import SequenceBuffers
 from .step_recorder import StepRecorder
 from .webgpu import WebGpuDevice
 from .webgpu_decoder import WebGpuDecoder
 
 __all__ = ["WebGpuModel", "rewrite", "webgpu_memory"]
-
-PREFILL_CHUNK = {False: 512, True: 64}
-"""Most prompt tokens in one prefill run, by whether the adapter is software."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,8 @@ async def rewrite(data: bytes, config: GenaiConfig, open_weights: Callable[[str]
 
 def webgpu_memory(interface: WebGpuDevice, graphs: Graphs, config: GenaiConfig) -> ModelMemory:
     """What the rewritten graphs take of the GPU."""
-    chunk = PREFILL_CHUNK[interface.about().software]
+    software = interface.about().software
+    chunk = prefill_chunk(graphs.activations, config.context_length, software=software)
     return ModelMemory(interface, graphs.description, graphs.weights, chunk, config.context_length, graphs.activations)
 
 
@@ -164,7 +163,7 @@ class WebGpuModel:
         # Validating an indirect dispatch costs a pass of Dawn's, filling a table costs some kernels for each length: on
         # software adapters the second is more.
         self._direct = not about.software if options.direct is None else options.direct
-        self._chunk = PREFILL_CHUNK[about.software]
+        self._chunk = memory.chunk
         self.memory = replace(memory, measured=self._measured)
 
     @classmethod
@@ -236,6 +235,7 @@ class WebGpuModel:
 
     async def _give_back(self, decoder: WebGpuDecoder) -> None:
         """A decoder that nobody uses any more: the next one of its capacity, unless its buffers are the user's."""
+        self._note_scratch(decoder)
         if decoder.reusable:
             self._free.append(decoder)
         else:
@@ -261,21 +261,24 @@ class WebGpuModel:
         except BaseException:
             buffers.destroy()
             raise
-        decoder = WebGpuDecoder(
-            self._engine, self._graphs.description, buffers, step, self._bind_prefill, self._give_back
-        )
+        prompt = self._bind_prefill(buffers, "prompt", FREE)
+        decoder = WebGpuDecoder(self._engine, self._graphs.description, buffers, step, prompt, self._give_back)
         self._decoders.append(decoder)
-        self._note_scratch(buffers)
+        self._note_scratch(decoder)
         return decoder
 
-    def _note_scratch(self, buffers: SequenceBuffers) -> None:
+    def _note_scratch(self, decoder: WebGpuDecoder) -> None:
         """Remember what onnxruntime-web allocated for the prefill session and for a sequence of this capacity."""
         of = {entry["owner"]: entry["bytes"] for entry in self._engine.ledger() if entry["category"] == "scratch"}
-        self._scratch[buffers.capacity] = of.get(self._owner, 0) + of.get(buffers.owner, 0)
+        self._scratch[decoder.capacity] = of.get(self._owner, 0) + of.get(decoder.owner, 0)
 
     def _measured(self, capacity: int) -> PoolSize | None:
+        """What was allocated, unless that was for shorter prompts than a chunk: then what a chunk is estimated at."""
         found = self._scratch.get(capacity)
-        return None if found is None else PoolSize(found)
+        if found is None:
+            return None
+        chunk = self._graphs.activations.peak(1, min(self._chunk, capacity), capacity)
+        return PoolSize(found) if found >= chunk else PoolSize(chunk, exact=False)
 
     def healthy(self) -> bool:
         return self._engine.healthy()
@@ -323,9 +326,9 @@ class WebGpuModel:
 
     async def _run_probe(self, buffers: SequenceBuffers, ids: Sequence[int]) -> None:
         """Prefill a few tokens, so that a recorded step can be compared with an eager one on real state."""
-        binding = self._bind_prefill(buffers, "prompt", len(ids))
+        binding = self._bind_prefill(buffers, "prompt", FREE)
         buffers.write_prompt(ids, 0)
-        await self._engine.run(binding, len(ids))
+        await self._engine.run(binding, len(ids), len(ids))
         self._engine.unbind(binding)
 
     def _bind_prefill(self, buffers: SequenceBuffers, which: str, length: int) -> int:
@@ -339,7 +342,7 @@ class WebGpuModel:
         self, buffers: SequenceBuffers, which: str, length: int
     ) -> tuple[list[BoundTensor], list[BoundTensor]]:
         """The weights, this sequence's buffers, and `length` ids of its 'input' or its 'prompt', as both sessions take
-        them."""
+        them; FREE for any number of ids."""
         about = self._graphs.description
         ids = BoundTensor(about.input_ids, buffers.handle(f"{which} ids"), "int64", (1, length))
         feeds = [ids, BoundTensor(about.mask, buffers.mask, about.mask_dtype, (1, buffers.capacity))]
