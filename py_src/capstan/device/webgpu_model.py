@@ -29,6 +29,10 @@ from .webgpu_decoder import WebGpuDecoder
 
 __all__ = ["WebGpuModel", "rewrite", "webgpu_memory"]
 
+LONG_PROMPT = 64
+"""Tokens of a prompt that runs every kernel of longer ones: onnxruntime-web changes its matrix products at 4 and its
+attention at 32."""
+
 
 @dataclass(frozen=True)
 class Graphs:
@@ -164,6 +168,8 @@ class WebGpuModel:
         # software adapters the second is more.
         self._direct = not about.software if options.direct is None else options.direct
         self._chunk = memory.chunk
+        self._compile_early = not about.software
+        """Whether the kernels of long prompts have yet to be compiled, and compiling them is what takes the time."""
         self.memory = replace(memory, measured=self._measured)
 
     @classmethod
@@ -257,6 +263,7 @@ class WebGpuModel:
             in_place=self._in_place,
         )
         try:
+            await self._compile_prefill(buffers)
             step = await self._decode_step(buffers, capacity)
         except BaseException:
             buffers.destroy()
@@ -324,8 +331,14 @@ class WebGpuModel:
             await step.release()
             raise
 
+    async def _compile_prefill(self, buffers: SequenceBuffers) -> None:
+        """Have the kernels of long prompts compiled, once, before a prompt waits for it."""
+        if self._compile_early and buffers.capacity >= LONG_PROMPT:
+            self._compile_early = False
+            await self._run_probe(buffers, [0] * LONG_PROMPT)
+
     async def _run_probe(self, buffers: SequenceBuffers, ids: Sequence[int]) -> None:
-        """Prefill a few tokens, so that a recorded step can be compared with an eager one on real state."""
+        """Prefill tokens that are nobody's: a recorded step is compared with an eager one on the state they leave."""
         binding = self._bind_prefill(buffers, "prompt", FREE)
         buffers.write_prompt(ids, 0)
         await self._engine.run(binding, len(ids), len(ids))

@@ -8,7 +8,7 @@ from typing import Any
 from capstan import Generator
 
 from . import probe
-from .running import load, parameters, picked, take
+from .running import close_all, load, parameters, picked, take
 
 
 async def decode_steps(
@@ -73,6 +73,22 @@ async def prefills(models: Mapping[str, str], *, model: str, capture: str, lengt
     before = probe.counts()
     await decoder.submit(1, False)
     found["step"] = counted_since(before)
+    await decoder.close()
+    return found
+
+
+async def compiled(models: Mapping[str, str], *, model: str, early: bool, lengths: Sequence[int]) -> list[int]:
+    """Shaders made by prefills of these lengths on a new device, the kernels having been compiled early or not."""
+    await close_all()
+    opened = await load(models, model)
+    loaded: Any = opened._loaded
+    loaded._compile_early = early
+    decoder: Any = await opened.decoder(256)
+    found = []
+    for length in lengths:
+        before = probe.counts()["shader_modules"]
+        await decoder.prefill([5] * length, 0)
+        found.append(probe.counts()["shader_modules"] - before)
     await decoder.close()
     return found
 
