@@ -119,8 +119,8 @@ class Model:
         tokens (the context length unless given) take of the device, tensor by tensor.
 
         The KV cache is counted as it is allocated, for `max_length` rounded up to a multiple of 256. Scratch is what
-        onnxruntime-web allocates: an estimate from the graph (`exact` is False) until a sequence of that capacity was
-        recorded, then what was measured at the device.
+        onnxruntime-web allocates: an estimate from the graph (`exact` is False), then what was measured at the device
+        for a sequence of that capacity, once one was closed and a prompt had filled a whole prefill run.
         """
         length = self.config.context_length if max_length is None else max_length
         require_lengths(batch_size, length, self.config.context_length)

@@ -53,6 +53,8 @@ class WebGpuDecoder:
         self._steps = 0
         self._destroyed = False
         self.owner = buffers.owner
+        self.longest_run = 0
+        """Prompt tokens."""
         self.capacity = buffers.capacity
         self.capture = step.capture
         self.capture_note = step.note
@@ -91,6 +93,7 @@ class WebGpuDecoder:
             buffers.write_prompt(part, past + start, self._mask_bound)
             self._mask_bound = past + start + len(part)
             await engine.run(self._prompt, self._mask_bound, len(part))
+            self.longest_run = max(self.longest_run, len(part))
             buffers.settle()
         self._length = past + len(ids)
         self._cursor = 0

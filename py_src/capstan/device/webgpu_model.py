@@ -159,6 +159,8 @@ class WebGpuModel:
         self._made = 0
         self._scratch: dict[int, int] = {}
         """Scratch bytes of a sequence by its capacity."""
+        self._longest = 0
+        """Tokens of the longest prefill run."""
         self._free: list[WebGpuDecoder] = []
         self._decoders: list[WebGpuDecoder] = []
         self._making: set[asyncio.Future[WebGpuDecoder]] = set()
@@ -277,15 +279,16 @@ class WebGpuModel:
     def _note_scratch(self, decoder: WebGpuDecoder) -> None:
         """Remember what onnxruntime-web allocated for the prefill session and for a sequence of this capacity."""
         of = {entry["owner"]: entry["bytes"] for entry in self._engine.ledger() if entry["category"] == "scratch"}
+        self._longest = max(self._longest, decoder.longest_run)
         self._scratch[decoder.capacity] = of.get(self._owner, 0) + of.get(decoder.owner, 0)
 
     def _measured(self, capacity: int) -> PoolSize | None:
-        """What was allocated, unless that was for shorter prompts than a chunk: then what a chunk is estimated at."""
+        """What was allocated; if no run was as long as a chunk yet, at least what a chunk is estimated at."""
         found = self._scratch.get(capacity)
-        if found is None:
-            return None
-        chunk = self._graphs.activations.peak(1, min(self._chunk, capacity), capacity)
-        return PoolSize(found) if found >= chunk else PoolSize(chunk, exact=False)
+        chunk = min(self._chunk, capacity)
+        if found is None or self._longest >= chunk:
+            return None if found is None else PoolSize(found)
+        return PoolSize(max(found, self._graphs.activations.peak(1, chunk, capacity)), exact=False)
 
     def healthy(self) -> bool:
         return self._engine.healthy()

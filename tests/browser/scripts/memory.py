@@ -18,6 +18,8 @@ from . import device_operations, probe
 from .running import close_all, load, parameters, take
 
 PROMPT = [5, 6, 7, 8, 9]
+CHUNK = 64
+"""Prompt tokens of one run on a software adapter."""
 
 
 async def on_device(models: Mapping[str, str], *, case: str, device: str, foreign: str | None = None) -> Any:
@@ -64,17 +66,22 @@ async def agreement(models: Mapping[str, str], *, model: str) -> list[dict[str, 
 
 
 async def requirements(models: Mapping[str, str], *, model: str, max_length: int) -> dict[str, Any]:
-    """What is asked for, before and after a sequence was recorded, and what the ledger then has."""
+    """What is asked for, before a sequence was recorded, after, and after a whole chunk of prompt, and what the ledger
+    then has."""
     await close_all()
     async with await Model.load(models[model], device="webgpu") as opened:
         before = opened.query_memory_requirements(max_length=max_length)
         async with Generator(opened, parameters(opened, max_length=max_length)) as generator:
             await generator.prepare_async()
-            found = ledger()
-            after = opened.query_memory_requirements(max_length=max_length)
+            recorded = opened.query_memory_requirements(max_length=max_length)
+            generator.append_tokens(PROMPT * (CHUNK // len(PROMPT) + 1))
+            await take(generator, 1)
+        found = ledger()
+        after = opened.query_memory_requirements(max_length=max_length)
         return {
+            "recorded": recorded.scratch.bytes,
             "before": {name: getattr(before, name).bytes for name in ("weights", "scratch", "persistent", "io")},
-            "exact": [before.scratch.exact, after.scratch.exact, before.persistent.exact],
+            "exact": [before.scratch.exact, recorded.scratch.exact, after.scratch.exact, before.persistent.exact],
             "after": {name: getattr(after, name).bytes for name in ("weights", "scratch", "persistent", "io")},
             "ledger": {name: found.bytes(category=name) for name in ("weights", "scratch", "persistent", "io")},
             "alignment": vars(opened.alignment_requirements()),
