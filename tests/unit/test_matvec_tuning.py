@@ -15,13 +15,14 @@ SHAPES = [
 ]
 
 
+@pytest.mark.parametrize("software", [False, True])
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("lanes", [0, 8, 16, 32, 64])
 @pytest.mark.parametrize(("k", "n", "gated"), SHAPES)
 def test_a_cut_covers_the_rows_and_keeps_the_shaders_limits(
-    k: int, n: int, gated: bool, lanes: int, half: bool
+    k: int, n: int, gated: bool, lanes: int, half: bool, software: bool
 ) -> None:
-    tuning = tune_matvec(k, n, gated, lanes, half)
+    tuning = tune_matvec(k, n, gated, lanes, half, software)
     span, workgroup = tuning.span, tuning.workgroup
     assert workgroup % span == 0
     assert span % 4 == 0

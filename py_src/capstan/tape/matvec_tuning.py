@@ -69,15 +69,18 @@ class MatvecTuning:
         }
 
 
-def tune_matvec(k: int, n: int, gated: bool, lanes: int, half: bool) -> MatvecTuning:
+def tune_matvec(k: int, n: int, gated: bool, lanes: int, half: bool, software: bool = False) -> MatvecTuning:
     """For weights of `n` rows of `k` int4 (two such matrices if `gated`), and subgroups of `lanes` threads.
 
-    Measured on an H200; see benches/NOTES.md. Workgroups that take several tiles spare the reading and normalising of
+    `software`: the adapter is a processor, where few small workgroups are best (SwiftShader: 6 ms where 20 were). Else
+    measured on an H200; see benches/NOTES.md. Workgroups that take several tiles spare the reading and normalising of
     x, and request the next weights before they use the present ones; their number suits GPUs of up to 132 processors,
     and smaller ones run them in turns.
     """
+    if lanes == 0 and software:
+        return MatvecTuning(k, n, gated, lanes, rows=2, span=4, workgroup=16, most=32)
     if lanes == 0:
-        return MatvecTuning(k, n, gated, lanes, rows=2, span=8, workgroup=64)
+        return MatvecTuning(k, n, gated, lanes, rows=2, span=16, workgroup=64)
     runs = k // 32
     span = lanes
     while runs > STEPS * span and span < 256:

@@ -55,7 +55,11 @@ const PARTS: u32 = SPAN / WIDTH; // what is left of a sum for workgroup memory
 const PARTS: u32 = SPAN;
 #endif
 #if SPLIT
+#if LOOP
+var<workgroup> parts: array<f32, 2u * TEAMS * SUMS * PARTS>; // tiles take turns
+#else
 var<workgroup> parts: array<f32, TEAMS * SUMS * PARTS>;
+#endif
 #endif
 #if NORM
 #if SUBGROUPS
@@ -223,6 +227,7 @@ fn main(
     return;
   }
 
+  var turn = 0u;
   var wanted = request(tile, team, member);
 
 #if STAGED
@@ -349,12 +354,12 @@ fn main(
 #if SPLIT
     if (member % WIDTH == 0u) {
 #repeat r SUMS
-      parts[(team * SUMS + r) * PARTS + member / WIDTH] = sums[r];
+      parts[turn + (team * SUMS + r) * PARTS + member / WIDTH] = sums[r];
 #end
     }
     workgroupBarrier();
     if (writes) {
-      let at = (mine / ROWS * SUMS + mine % ROWS) * PARTS;
+      let at = turn + (mine / ROWS * SUMS + mine % ROWS) * PARTS;
       for (var i = 0u; i < PARTS; i++) {
         sum += parts[at + i];
         up += parts[at + (SUMS - ROWS) * PARTS + i];
@@ -368,12 +373,12 @@ fn main(
 #endif
 #else
 #repeat r SUMS
-    parts[(team * SUMS + r) * PARTS + member] = sums[r];
+    parts[turn + (team * SUMS + r) * PARTS + member] = sums[r];
 #end
     workgroupBarrier();
     // Quarters of each sum, then the sums.
     for (var i = thread; i < 4u * TEAMS * SUMS; i += WORKGROUP) {
-      let at = i / 4u * PARTS + i % 4u;
+      let at = turn + i / 4u * PARTS + i % 4u;
       var quarter = parts[at];
       for (var p = 4u; p < PARTS; p += 4u) {
         quarter += parts[at + p];
@@ -382,7 +387,7 @@ fn main(
     }
     workgroupBarrier();
     if (writes) {
-      let at = (mine / ROWS * SUMS + mine % ROWS) * PARTS;
+      let at = turn + (mine / ROWS * SUMS + mine % ROWS) * PARTS;
       let above = at + (SUMS - ROWS) * PARTS;
       sum = (parts[at] + parts[at + 1u]) + (parts[at + 2u] + parts[at + 3u]);
       up = (parts[above] + parts[above + 1u]) + (parts[above + 2u] + parts[above + 3u]);
@@ -401,7 +406,7 @@ fn main(
       break;
     }
 #if SPLIT
-    workgroupBarrier();
+    turn = TEAMS * SUMS * PARTS - turn;
 #endif
     tile = next;
     wanted = later;
