@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from .config import GenaiConfig, parse_genai_config
@@ -12,6 +13,7 @@ from .errors import AsyncRequiredError, ClosedError, ModelFileError, OptionError
 from .host import Host, current_host
 from .memory import AlignmentRequirements, MemoryRequirements, Pools
 from .search import SearchOptions
+from .tape import PASSES
 
 __all__ = ["Model"]
 
@@ -30,8 +32,8 @@ class Model:
     directory on CPython. `device` is 'webgpu', 'wasm', 'auto'
     (WebGPU on a hardware adapter, else wasm) or, on CPython, 'reference'. `capture` is how decode steps run on WebGPU:
     'tape', 'ort' (onnxruntime-web's own capture) or 'off' (eager); where that is not possible the next one down is
-    used, and the generator's `capture_note` says why. `direct` makes the tape's indirect dispatches direct, with
-    workgroup counts from a table; None does so on hardware adapters. Weights are kept in the browser's storage
+    used, and the generator's `capture_note` says why. `passes` names what is done to the recorded step, out of
+    `capstan.tape.PASSES`; None does all that pays on the adapter. Weights are kept in the browser's storage
     (`capstan.WeightStore`) unless `disable_file_mapped_weights` is set. `progress(what, done, total)` is called with
     bytes.
 
@@ -47,14 +49,14 @@ class Model:
         *,
         device: str = "auto",
         capture: str = "tape",
-        direct: bool | None = None,
+        passes: Collection[str] | None = None,
         disable_file_mapped_weights: bool = False,
         progress: Progress | None = None,
     ) -> None:
         host = current_host()
         if not host.can_wait():
             raise AsyncRequiredError(f"Model({path!r}) would have to wait here; use `await Model.load({path!r})`")
-        options = TapeOptions(capture, direct)
+        options = tape_options(capture, passes)
         keep = not disable_file_mapped_weights
         self._set(host, *host.wait(open_model(host, path, device, options, progress or no_progress, keep)))
 
@@ -65,13 +67,13 @@ class Model:
         *,
         device: str = "auto",
         capture: str = "tape",
-        direct: bool | None = None,
+        passes: Collection[str] | None = None,
         disable_file_mapped_weights: bool = False,
         progress: Progress | None = None,
     ) -> Model:
         """Load a model without blocking; see the class for the arguments and errors."""
         host = current_host()
-        options, keep = TapeOptions(capture, direct), not disable_file_mapped_weights
+        options, keep = tape_options(capture, passes), not disable_file_mapped_weights
         opened = await open_model(host, path, device, options, progress or no_progress, keep)
         model = cls.__new__(cls)
         model._set(host, *opened)
@@ -162,12 +164,22 @@ class Model:
         return self._loaded
 
 
+def tape_options(capture: str, passes: Collection[str] | None) -> TapeOptions:
+    """Checked options; OptionError with what there is."""
+    if capture not in CAPTURES:
+        raise OptionError(f"capture is {capture!r}; it must be one of {', '.join(map(repr, CAPTURES))}")
+    if passes is None:
+        return TapeOptions(capture)
+    unknown = [name for name in passes if name not in PASSES]
+    if isinstance(passes, str) or unknown:
+        raise OptionError(f"passes is {passes!r}; it must be a collection of names out of {', '.join(PASSES)}, or None")
+    return TapeOptions(capture, tuple(name for name in PASSES if name in passes))
+
+
 async def open_model(
     host: Host, path: Any, device: str, options: TapeOptions, progress: Progress, keep_weights: bool = True
 ) -> tuple[str, GenaiConfig, DeviceModel, dict[str, str]]:
     """Read the folder's small files, check them, then load the graph and the weights."""
-    if options.capture not in CAPTURES:
-        raise OptionError(f"capture is {options.capture!r}; it must be one of {', '.join(map(repr, CAPTURES))}")
     folder = await host.adopt(path)
     config = parse_genai_config(await host.read(folder, "genai_config.json"), folder + "genai_config.json")
     files = {}

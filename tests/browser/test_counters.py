@@ -61,8 +61,9 @@ def test_stopping_early_wastes_at_most_the_bursts_under_way(run_ahead: int, scri
     assert taken <= sum(bursts) < taken + IN_FLIGHT * run_ahead
 
 
-def test_a_direct_tape_costs_no_more(scripts: PageScripts) -> None:
-    found = run(scripts, run_ahead=3, direct=True)
+@pytest.mark.parametrize("passes", [("clears",), ("clears", "direct")], ids=["recorded", "direct"])
+def test_a_tape_of_recorded_kernels_costs_no_more(passes: tuple[str, ...], scripts: PageScripts) -> None:
+    found = run(scripts, run_ahead=3, passes=passes)
     counters = found["counters"]
     assert counters["create_buffer"] == counters["create_bind_group"] == counters["write_buffer"] == 0
     assert counters["submits"] == counters["python_crossings"] == len(found["bursts"])

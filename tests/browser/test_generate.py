@@ -73,15 +73,15 @@ def test_prompts_around_the_edges_of_a_prefill_chunk_are_the_oracles(
     assert way == "wasm" or (found["capture"], found["capture_note"]) == ("tape", None)
 
 
-@pytest.mark.parametrize("direct", [False, True], ids=["indirect", "direct"])
+@pytest.mark.parametrize("passes", [None, ("clears",), ("clears", "direct")], ids=["fused", "recorded", "direct"])
 @pytest.mark.parametrize("start", [55, 120])
 def test_a_run_across_the_lengths_where_kernels_change_is_the_oracles(
-    start: int, direct: bool, scripts: PageScripts
+    start: int, passes: tuple[str, ...] | None, scripts: PageScripts
 ) -> None:
     prompt = prompt_of(start)
     actions = [("append", prompt), ("generate", 16)]
     found = scripts.run(
-        "sequences", "drive", "nano-llama", model="nano-llama", actions=actions, direct=direct, run_ahead=3
+        "sequences", "drive", "nano-llama", model="nano-llama", actions=actions, passes=passes, run_ahead=3
     )
     assert found["picked"] == oracle.greedy(FIXTURES / "nano-llama", prompt, 16)
     assert (found["capture"], found["note"]) == ("tape", None)

@@ -35,12 +35,12 @@ def first_seen(ids: list[int], earliest: int) -> int:
 
 @pytest.mark.parametrize("start", [5, 58], ids=["short", "across_64_and_65"])
 @pytest.mark.parametrize(
-    ("direct", "run_ahead"),
-    [(False, 1), (False, 3), (False, 8), (False, None), (True, 8)],
-    ids=["K1", "K3", "K8", "adaptive", "direct-K8"],
+    ("passes", "run_ahead"),
+    [(None, 1), (None, 3), (None, 8), (None, None), (("clears",), 8), (("clears", "direct"), 8)],
+    ids=["K1", "K3", "K8", "adaptive", "recorded-K8", "direct-K8"],
 )
 def test_an_end_in_the_middle_of_a_burst_then_more_tokens_is_the_oracles(
-    start: int, run_ahead: int | None, direct: bool, tmp_path: Path, scripts: PageScripts
+    start: int, run_ahead: int | None, passes: tuple[str, ...] | None, tmp_path: Path, scripts: PageScripts
 ) -> None:
     prompt = [(31 * i + 7) % 509 for i in range(start)]
     free = oracle.greedy(LLAMA, prompt, 24)
@@ -51,7 +51,7 @@ def test_an_end_in_the_middle_of_a_burst_then_more_tokens_is_the_oracles(
     actions: list[Any] = [("append", prompt), ("generate", 30), ("append", APPENDED), ("generate", 6)]
     trace = oracle.drive(eos_overlay(tmp_path, eos), actions)
     assert trace.picked[: place + 1] == free[: place + 1]
-    options: dict[str, Any] = {"model": "nano-llama", "eos": [eos], "run_ahead": run_ahead, "direct": direct}
+    options: dict[str, Any] = {"model": "nano-llama", "eos": [eos], "run_ahead": run_ahead, "passes": passes}
     ended = scripts.run("sequences", "drive", "nano-llama", actions=actions[:2], **options)
     assert (ended["capture"], ended["note"]) == ("tape", None)
     assert ended["picked"] == free[: place + 1]

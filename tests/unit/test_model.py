@@ -130,8 +130,8 @@ class TestLoading:
 
     def test_options_reach_the_device_and_progress_comes_back(self, host: PaperHost) -> None:
         told: list[tuple[str, int, int]] = []
-        load(device="webgpu", capture="ort", direct=False, progress=lambda *what: told.append(what))
-        assert host.opened == [("/models/nano/", "webgpu", TapeOptions("ort", False))]
+        load(device="webgpu", capture="ort", passes=["dead", "clears"], progress=lambda *what: told.append(what))
+        assert host.opened == [("/models/nano/", "webgpu", TapeOptions("ort", ("clears", "dead")))]
         assert told == [("weights", 1, 2)]
 
     def test_what_the_folder_says_is_known(self, host: PaperHost) -> None:

@@ -20,6 +20,7 @@ DATA: dict[str, Any] = {
     "pipelines": {
         "1": {
             "label": "GroupQueryAttention",
+            "code": "fn main() {}",
             "bindings": [[0, 0, "read", "q"], [0, 1, "read_write", "out"], [0, 2, "uniform", "u"], [1, 0, "read", "k"]],
         }
     },
@@ -45,8 +46,15 @@ def test_is_read_whole(recording: Recording) -> None:
     )
     assert recording.pipelines[1].label == "GroupQueryAttention"
     assert recording.pipelines[1].access == {(0, 0): "read", (0, 1): "read_write", (0, 2): "uniform", (1, 0): "read"}
+    assert recording.pipelines[1].names == {(0, 0): "q", (0, 1): "out", (0, 2): "u", (1, 0): "k"}
+    assert recording.pipelines[1].code == "fn main() {}"
     assert recording.groups[21].entries == ((0, 12, 256, 64),)
     assert recording.sizes == dict.fromkeys(range(10, 15), 64)
+
+
+def test_what_the_step_alone_writes_is_private(recording: Recording) -> None:
+    assert recording.private() == {11, 12}, "13 was uploaded, 10 and 14 are only read"
+    assert recording.uploaded() == {}, "the upload does not begin at the buffer's start"
 
 
 def test_an_unknown_operation_is_refused() -> None:

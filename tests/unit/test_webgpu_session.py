@@ -84,7 +84,7 @@ class Engine:
         return {
             "handle": 5,
             "ops": [*half, *(op for op in half if op[0] == "dispatch")],
-            "pipelines": {10 + i: {"label": "", "bindings": []} for i in range(9)},
+            "pipelines": {10 + i: {"label": "", "code": "", "bindings": []} for i in range(9)},
             "bind_groups": {},
             "buffers": {
                 str(SCRATCH): {"size": 16, "usage": 128, "label": ""},

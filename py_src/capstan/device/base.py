@@ -37,8 +37,8 @@ class TapeOptions:
 
     capture: str = "tape"
     """'tape', 'ort' or 'off'."""
-    direct: bool | None = None
-    """Make the tape's indirect dispatches direct; None does so on hardware adapters."""
+    passes: tuple[str, ...] | None = None
+    """Names out of capstan.tape.PASSES: what is done to the recorded step. None chooses for the adapter."""
 
 
 @dataclass(frozen=True)

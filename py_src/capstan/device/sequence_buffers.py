@@ -177,6 +177,7 @@ class SequenceBuffers:
             if self.about.has_position_ids:
                 self.device.update_position_ids(self.spans["positions"].sub(0, 8), "int64", [position], 1)
             self.set_mask(position + 1)
+            self.set_length(position + 1)
 
     def set_length(self, length: int) -> None:
         """The sampler's state at the start of a generation: `length` valid positions, an empty ring, not done."""

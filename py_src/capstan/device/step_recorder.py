@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from ..errors import TapeCheckError, TapeError
+from ..fallback import fall_back
 from ..graph import GraphDescription
 from ..memory import DeviceBuffer
 from ..tape import (
     Command,
     DispatchIndirect,
+    Recorded,
     Recording,
     TableGroup,
     captured_half,
     check_replayable,
     copies_lost_by_ort,
     direct_dispatches,
+    fuse_step,
+    fused_step,
     without_clears,
 )
 from .decode_step import DecodeStep
+from .engine import NOT_FUSED
 from .sequence_buffers import SequenceBuffers
 
 __all__ = ["TOLERANCE", "StepRecorder"]
@@ -35,6 +40,9 @@ place."""
 
 PROBE_TOKENS = 5
 """Positions before the step that is compared."""
+
+LONG_PROBE = 700
+"""Positions before a second step that is compared where kernels are ours: attention there is split."""
 
 COUNTED_LENGTHS = (1, 63, 64, 65, 127, 128, 129)
 """Lengths at which every indirect dispatch is asked for its counts, besides the longest: where kernels change."""
@@ -49,8 +57,8 @@ class StepRecorder:
     about: GraphDescription
     probe: Callable[[SequenceBuffers, Sequence[int]], Awaitable[None]]
     """Prefills a few tokens, so that steps are compared on real state."""
-    direct: bool
-    """Make indirect dispatches direct."""
+    passes: Sequence[str]
+    """What is done to the recorded step, names out of capstan.tape.PASSES."""
 
     async def record(self) -> DecodeStep:
         """Record the captured session's first run; return the step asked for, or the next one down with the reason."""
@@ -73,7 +81,7 @@ class StepRecorder:
             lost = copies_lost_by_ort(ops)
             if lost:
                 raise TapeError(f"onnxruntime-web's capture loses {lost} buffer copies of this model's decode step")
-            await self._check(partial(engine.run, self.step.captured))
+            await self._check(partial(engine.run, self.step.captured), self._probe_length)
             return replace(self.step, capture="ort", note="; ".join(notes) or None)
         except TapeError as error:
             notes.append(str(error))
@@ -85,38 +93,86 @@ class StepRecorder:
     async def _make_tape(self, recording: Recording, ops: Sequence[Command]) -> tuple[int, dict[str, str]]:
         """A checked tape and what the passes did; a pass that fails its check is left out. Raises TapeError."""
         check_replayable(recording)
-        passes: dict[str, str] = {}
-        lean, cleared = without_clears(ops)
+        report: dict[str, str] = {}
+        lean, cleared = without_clears(ops) if "clears" in self.passes else (tuple(ops), frozenset())
+        try:
+            tape = await self._fused(recording, lean, cleared, report)
+            report["clears"] = f"{len(ops) - len(lean)} dropped"
+            return tape, report
+        except TapeError as error:
+            if report:
+                fall_back("fused decode kernels", str(error), "onnxruntime-web's own kernels are replayed")
+            report = {"fused": f"not used: {error}"}
         try:
             tape = await self._checked_tape(recording, [op.played() for op in lean], poison=cleared)
-            passes["clears"] = f"{len(ops) - len(lean)} dropped"
-            ops = lean
+            report["clears"] = f"{len(ops) - len(lean)} dropped"
         except TapeCheckError as error:
             tape = await self._checked_tape(recording, [op.played() for op in ops])
-            passes["clears"] = f"kept: {error}"
-        indirect = sum(isinstance(op, DispatchIndirect) for op in ops)
+            report["clears"] = f"kept: {error}"
+            lean = tuple(ops)
+        indirect = sum(isinstance(op, DispatchIndirect) for op in lean)
         if not indirect:
-            passes["indirect"] = "none"
-        elif not self.direct:
-            passes["indirect"] = f"{indirect} kept: not asked for on this adapter"
+            report["direct"] = "no indirect dispatches"
+        elif "direct" not in self.passes:
+            report["direct"] = f"{indirect} indirect dispatches kept: not asked for"
         else:
             try:
-                direct = await self._make_direct(recording, ops, tape)
+                played, tables = await self._direct(recording, lean)
+                direct = await self._checked_tape(recording, played, poison=cleared, tables=tables)
                 self.step.engine.close_tape(tape)
                 tape = direct
-                passes["indirect"] = f"{indirect} made direct"
+                report["direct"] = f"{indirect} made direct"
             except TapeError as error:
-                passes["indirect"] = f"{indirect} kept: {error}"
-        return tape, passes
+                report["direct"] = f"{indirect} indirect dispatches kept: {error}"
+        return tape, report
 
-    async def _make_direct(self, recording: Recording, ops: Sequence[Command], tape: int) -> int:
-        """A checked tape whose indirect dispatches take their counts from tables. Raises TapeError."""
+    async def _fused(
+        self, recording: Recording, ops: Sequence[Command], cleared: Collection[int], report: dict[str, str]
+    ) -> int:
+        """A checked tape with kernels of ours; `report` is filled as soon as there is something to join.
+
+        Raises TapeError, with an empty report, if the step has nothing for the passes asked for.
+        """
+        engine, buffers = self.step.engine, self.buffers
+        lasting = {engine.recorded_id(buffer) for buffer in buffers.written()}
+        placement = fuse_step(recording, ops, lasting, self.passes)
+        replayed = [node.what.index for node in placement.nodes if isinstance(node.what, Recorded)]
+        if len(replayed) == len(ops):
+            raise TapeError("the step has nothing that the passes join")
+        report["fused"] = f"{len(ops)} operations became {len(placement.nodes)}, {len(replayed)} of them as recorded"
+        played = {index: ops[index].played() for index in replayed}
+        tables: Sequence[bytes] = ()
+        indirect = sum(isinstance(ops[index], DispatchIndirect) for index in replayed)
+        if indirect and "direct" in self.passes:
+            with_tables, tables = await self._direct(recording, ops)
+            played = {index: with_tables[index] for index in replayed}
+        report["direct"] = f"{indirect} indirect dispatches {'made direct' if tables else 'kept'}"
+        state = buffers.spans["state"]
+        fused = fused_step(
+            placement,
+            played,
+            tables,
+            (state.buffer.handle, state.offset, state.length),
+            engine.adapter()["subgroup_size"],
+            buffers.capacity,
+        )
+        return await self._checked_tape(
+            recording,
+            fused.played,
+            poison={*cleared, *(place.id for place in placement.places.values() if place.kind == "recorded")},
+            tables=fused.tables,
+            fused=fused.spec(buffers.owner),
+            lengths=(self._probe_length, min(LONG_PROBE, buffers.capacity - 1)),
+        )
+
+    async def _direct(self, recording: Recording, ops: Sequence[Command]) -> tuple[list[list[Any]], list[bytes]]:
+        """The played step with tables for its indirect dispatches, whose counts were checked. Raises TapeError."""
         if self.about.mask_dtype != "int64":
             raise TapeError(f"the mask is {self.about.mask_dtype}, tables are filled under an int64 mask")
         played, groups = direct_dispatches(recording, ops)
         tables = [await self._fill_table(recording, ops, group) for group in groups]
-        await self._check_counts(ops, tape, groups, tables)
-        return await self._checked_tape(recording, played, tables=tables)
+        await self._check_counts(recording, ops, groups, tables)
+        return played, tables
 
     async def _fill_table(self, recording: Recording, ops: Sequence[Command], group: TableGroup) -> bytes:
         """u32 [capacity + 1, 3]: the counts by sequence length, computed by the step's own kernels."""
@@ -126,9 +182,18 @@ class StepRecorder:
         )
 
     async def _check_counts(
-        self, ops: Sequence[Command], tape: int, groups: Sequence[TableGroup], tables: Sequence[bytes]
+        self, recording: Recording, ops: Sequence[Command], groups: Sequence[TableGroup], tables: Sequence[bytes]
     ) -> None:
         """Raise TapeCheckError unless every indirect dispatch really gets the counts its table has."""
+        tape = await self._tape(recording, [op.played() for op in ops])
+        try:
+            await self._compare_counts(tape, ops, groups, tables)
+        finally:
+            self.step.engine.close_tape(tape)
+
+    async def _compare_counts(
+        self, tape: int, ops: Sequence[Command], groups: Sequence[TableGroup], tables: Sequence[bytes]
+    ) -> None:
         uses = [i for i, op in enumerate(ops) if isinstance(op, DispatchIndirect)]
         capacity = self.buffers.capacity
         for length in sorted({n for n in COUNTED_LENGTHS if n < capacity} | {capacity}):
@@ -143,26 +208,38 @@ class StepRecorder:
                             f"indirect dispatch {use} gets {got} workgroups at length {length}, its table {expected}"
                         )
 
+    async def _tape(self, recording: Recording, played: Sequence[Any], fused: Mapping[str, Any] = NOT_FUSED) -> int:
+        engine = self.step.engine
+        written = [engine.recorded_id(buffer) for buffer in self.buffers.written()]
+        return await engine.make_tape(recording.handle, played, written, fused)
+
     async def _checked_tape(
         self,
         recording: Recording,
         played: Sequence[Any],
         poison: Collection[int] = (),
         tables: Sequence[bytes] = (),
+        fused: Mapping[str, Any] = NOT_FUSED,
+        lengths: Collection[int] | None = None,
     ) -> int:
-        """A tape that was seen to do what an eager step does, with the buffers in `poison` full of NaN before it."""
+        """A tape that was seen to do what an eager step does after each of `lengths` positions.
+
+        What the step writes and need not keep, `poison` and the scratch of its kernels, is full of NaN before it.
+        """
         engine = self.step.engine
-        written = [engine.recorded_id(buffer) for buffer in self.buffers.written()]
-        tape = await engine.make_tape(recording.handle, played, written)
+        written = {engine.recorded_id(buffer) for buffer in self.buffers.written()}
+        poisoned = sorted({b for b in poison if b in recording.private()} - written)
+        tape = await self._tape(recording, played, fused)
         try:
             for table in tables:
                 engine.add_table(tape, table)
+            for length in sorted(set(lengths or (self._probe_length,))):
 
-            async def play() -> None:
-                engine.poison(tape, recording.handle, sorted(set(poison) - set(written)))
-                engine.play_once(tape, self._probe_length + 1)
+                async def play(length: int = length) -> None:
+                    engine.poison(tape, recording.handle, poisoned)
+                    engine.play_once(tape, length + 1)
 
-            await self._check(play)
+                await self._check(play, length)
         except BaseException:
             engine.close_tape(tape)
             raise
@@ -172,14 +249,15 @@ class StepRecorder:
     def _probe_length(self) -> int:
         return min(PROBE_TOKENS, self.buffers.capacity - 1)
 
-    async def _check(self, replay: Callable[[], Awaitable[None]]) -> None:
-        """Replay one step, run the same step eagerly, and compare logits and every byte of the KV cache.
+    async def _check(self, replay: Callable[[], Awaitable[None]], length: int) -> None:
+        """Replay the step after `length` positions, run it eagerly, and compare logits and every byte of the KV cache.
 
-        Raises TapeCheckError with the largest difference and the tolerance. Logits are full of NaN before each.
+        A few positions are prefilled; those after them have in their caches what was there, the same for both. Raises
+        TapeCheckError with the largest difference and the tolerance. Logits are full of NaN before each.
         """
         engine, buffers, about = self.step.engine, self.buffers, self.about
-        length = self._probe_length
-        await self.probe(buffers, [(7 * i + 3) % about.vocab_size for i in range(length)])
+        prefilled = min(length, self._probe_length)
+        await self.probe(buffers, [(7 * i + 3) % about.vocab_size for i in range(prefilled)])
         buffers.set_input(11 % about.vocab_size, length)
         watched = [(buffers.spans["logits"], about.logits_dtype)]
         watched += [(buffers.spans[f"kv {pair.past}"], about.cache_dtype) for pair in about.cache]

@@ -14,7 +14,7 @@ from ..errors import DeviceUnavailableError, TapeError, UnsupportedModelError
 from ..fallback import fall_back
 from ..graph import GraphDescription
 from ..memory import Capabilities, Pools, PoolSize
-from ..tape import TapeKey
+from ..tape import PASSES, TapeKey
 from ..weights.shared import Lease, SharedWeights, Span
 from ..weights.weight_file import WeightFile
 from .base import Progress, TapeOptions
@@ -105,6 +105,15 @@ async def lease(
     return held
 
 
+def passes_for(software: bool) -> tuple[str, ...]:
+    """What is done to a recorded step unless the user chooses.
+
+    Validating an indirect dispatch costs a pass of Dawn's, filling a table of counts some kernels for each length: on
+    software adapters the second is more, so that indirect dispatches stay.
+    """
+    return tuple(name for name in PASSES if not (software and name == "direct"))
+
+
 numbers = count(1)
 """Of the models of this page, to tell the owners of their memory apart."""
 
@@ -166,9 +175,7 @@ class WebGpuModel:
         self._making: set[asyncio.Future[WebGpuDecoder]] = set()
         about = interface.about()
         self.adapter = about.adapter
-        # Validating an indirect dispatch costs a pass of Dawn's, filling a table costs some kernels for each length: on
-        # software adapters the second is more.
-        self._direct = not about.software if options.direct is None else options.direct
+        self._passes = passes_for(about.software) if options.passes is None else options.passes
         self._chunk = memory.chunk
         self._compile_early = not about.software
         """Whether the kernels of long prompts have yet to be compiled, and compiling them is what takes the time."""
@@ -306,7 +313,7 @@ class WebGpuModel:
 
     def _key(self, capacity: int) -> TapeKey:
         """What a tape of this model for `capacity` positions is valid for."""
-        return TapeKey(self._name, 1, capacity, self.adapter, self._capture)
+        return TapeKey(self._name, 1, capacity, self.adapter, " ".join((self._capture, *self._passes)))
 
     async def _decode_step(self, buffers: SequenceBuffers, capacity: int) -> DecodeStep:
         """The best way to run a decode step that was asked for and that works, with the reason if it is another."""
@@ -329,7 +336,7 @@ class WebGpuModel:
             self._engine, eager, capture=self._capture, note=None, session=session, captured=binding, key=key
         )
         try:
-            return await StepRecorder(step, buffers, self._graphs.description, self._run_probe, self._direct).record()
+            return await StepRecorder(step, buffers, self._graphs.description, self._run_probe, self._passes).record()
         except BaseException:
             await step.release()
             raise

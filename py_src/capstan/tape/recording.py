@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
@@ -95,6 +95,10 @@ class Pipeline:
 
     label: str
     access: Mapping[tuple[int, int], str]
+    code: str = ""
+    """Its WGSL."""
+    names: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    """What the WGSL calls each binding."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +126,29 @@ class Recording:
             handle=int(data["handle"]),
             ops=tuple(_op(op) for op in data["ops"]),
             pipelines={
-                int(id_): Pipeline(p["label"], {(g, b): access for g, b, access, _ in p["bindings"]})
+                int(id_): Pipeline(
+                    p["label"],
+                    {(g, b): access for g, b, access, _ in p["bindings"]},
+                    p["code"],
+                    {(g, b): name for g, b, _, name in p["bindings"]},
+                )
                 for id_, p in data["pipelines"].items()
             },
             groups={int(id_): BindGroup(tuple((*entry,) for entry in e)) for id_, e in data["bind_groups"].items()},
             sizes={int(id_): buffer["size"] for id_, buffer in data["buffers"].items()},
         )
+
+    def private(self) -> frozenset[int]:
+        """Buffers that the step itself writes and the host does not."""
+        written: set[int] = set()
+        for op in self.ops:
+            if not isinstance(op, Write):
+                written |= self.writes(op)
+        return frozenset(written - {op.buffer for op in self.ops if isinstance(op, Write)})
+
+    def uploaded(self) -> dict[int, bytes]:
+        """What the host uploaded while recording, by buffer; only uploads that begin at its start."""
+        return {op.buffer: op.data for op in self.ops if isinstance(op, Write) and op.offset == 0}
 
     def reads(self, op: Op) -> frozenset[int]:
         """Buffers whose contents the operation may use, uniforms included."""

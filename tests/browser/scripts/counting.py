@@ -18,11 +18,11 @@ async def decode_steps(
     prompt: Sequence[int],
     count: int,
     stop_after: int | None = None,
-    direct: bool | None = None,
+    passes: Sequence[str] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Counters over the decode steps of a run up to max_length, or stopped after some tokens with bursts under way."""
-    opened = await load(models, model, direct=direct)
+    opened = await load(models, model, passes=passes)
     limit = len(prompt) + count
     async with Generator(opened, parameters(opened, max_length=limit, **options)) as generator:
         await generator.prepare_async()

@@ -10,16 +10,21 @@ from capstan import Generator, GeneratorParams, Model
 
 __all__ = ["close_all", "take", "load", "parameters", "picked"]
 
-loaded: dict[tuple[str, str, str, bool | None], Model] = {}
+loaded: dict[tuple[str, str, str, tuple[str, ...] | None], Model] = {}
 
 
 async def load(
-    models: Mapping[str, str], name: str, *, device: str = "webgpu", capture: str = "tape", direct: bool | None = None
+    models: Mapping[str, str],
+    name: str,
+    *,
+    device: str = "webgpu",
+    capture: str = "tape",
+    passes: Sequence[str] | None = None,
 ) -> Model:
     """A model, loaded now or by an earlier script of this page."""
-    key = (name, device, capture, direct)
+    key = (name, device, capture, None if passes is None else tuple(passes))
     if key not in loaded or not loaded[key].healthy():
-        loaded[key] = await Model.load(models[name], device=device, capture=capture, direct=direct)
+        loaded[key] = await Model.load(models[name], device=device, capture=capture, passes=passes)
     return loaded[key]
 
 

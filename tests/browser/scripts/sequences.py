@@ -15,7 +15,7 @@ async def drive(
     models: Mapping[str, str], *, model: str, actions: Sequence[tuple[str, Any]], device: str = "webgpu", **options: Any
 ) -> dict[str, Any]:
     """The actions of tests/oracle.py on one generator: ("append", ids), ("generate", most), ("rewind", length)."""
-    source = {name: options.pop(name) for name in ("capture", "direct") if name in options}
+    source = {name: options.pop(name) for name in ("capture", "passes") if name in options}
     opened = await load(models, model, device=device, **source)
     ids: list[int] = []
     async with Generator(opened, parameters(opened, **options)) as generator:
@@ -40,7 +40,7 @@ async def each(
     models: Mapping[str, str], *, model: str, prompts: Sequence[Sequence[int]], count: int, **options: Any
 ) -> list[list[int]]:
     """The tokens after each prompt, each by a generator of its own, one after the other."""
-    source = {name: options.pop(name) for name in ("capture", "direct", "device") if name in options}
+    source = {name: options.pop(name) for name in ("capture", "passes", "device") if name in options}
     opened = await load(models, model, **source)
     return [await picked(opened, prompt, count, **options) for prompt in prompts]
 

@@ -16,10 +16,10 @@ NAN = 0xFF
 
 
 async def tape_and_eager(
-    models: Mapping[str, str], *, model: str, lengths: Sequence[int], capacity: int, direct: bool | None
+    models: Mapping[str, str], *, model: str, lengths: Sequence[int], capacity: int, passes: Sequence[str] | None
 ) -> list[dict[str, Any]]:
     """For each number of valid positions before the step: how far logits and caches of the two ways are apart."""
-    opened = await load(models, model, direct=direct)
+    opened = await load(models, model, passes=passes)
     decoder: Any = await opened.decoder(capacity)
     engine, buffers, step = decoder._engine, decoder._buffers, decoder._step
     decoder.set_search(opened.search)
@@ -63,6 +63,13 @@ async def tape_and_eager(
                 "logits": apart(array("f", tape_logits), eager),
                 "largest": max(map(abs, eager)),
                 "differing_bytes": [differing_bytes(x, y) for x, y in pairs],
+                "caches": max(
+                    apart(array("f", x), array("f", y)) for x, y in zip(tape_caches, eager_caches, strict=True)
+                ),
+                "elsewhere": sum(
+                    written_elsewhere(x, y, opened.config.decoder.head_size, decoder.capacity, length)
+                    for x, y in zip(kept, tape_caches, strict=True)
+                ),
                 "wrote": [x != y for x, y in zip(kept, tape_caches, strict=True)],
                 "tape_pick": burst.ids[0],
                 "eager_pick": eager.index(max(eager)),
@@ -94,6 +101,14 @@ def apart(a: Sequence[float], b: Sequence[float]) -> float:
     """The largest difference; infinite if anything is not a number."""
     differences = [abs(x - y) for x, y in zip(a, b, strict=True)]
     return max(differences) if all(d == d for d in differences) else float("inf")
+
+
+def written_elsewhere(before: bytes, after: bytes, head: int, capacity: int, position: int) -> int:
+    """Bytes of a float32 cache [heads, capacity, head] that changed at another position."""
+    row = 4 * head
+    rows = range(len(before) // row)
+    changed = [i for i in rows if before[i * row : (i + 1) * row] != after[i * row : (i + 1) * row]]
+    return row * sum(i % capacity != position for i in changed)
 
 
 def differing_bytes(a: bytes, b: bytes) -> int:

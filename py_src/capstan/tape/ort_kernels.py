@@ -1,0 +1,231 @@
+"""Recognises the decode kernels of onnxruntime-web in a recording, by what their WGSL declares and contains.
+
+A kernel is taken for what it looks like only if its bindings, the fields of its uniforms and the lines that make it
+this operation and no other are all there. Whoever replaces it still compares a step with an eager one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from .recording import Dispatch, DispatchIndirect, Op, Recording
+from .uniforms import Number, uniform_values
+
+__all__ = ["OrtKernel", "recognise"]
+
+
+@dataclass(frozen=True)
+class OrtKernel:
+    """One recognised dispatch."""
+
+    kind: str
+    """'matmul_nbits', 'add', 'norm', 'skip_norm', 'gated_mlp', 'rotary', 'attention_split' or 'attention_join'."""
+    at: Mapping[str, int]
+    """Buffers by the WGSL's names of their bindings."""
+    uniforms: Mapping[str, Number]
+    element: str
+    """'f16' or 'f32'."""
+
+    def number(self, name: str) -> int:
+        value = self.uniforms[name]
+        assert isinstance(value, int), name
+        return value
+
+    def real(self, name: str) -> float:
+        value = self.uniforms[name]
+        assert isinstance(value, float), name
+        return value
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How a kernel's WGSL tells what it is."""
+
+    kind: str
+    bindings: tuple[str, ...]
+    """In order, uniforms left out."""
+    has: tuple[str, ...]
+    lacks: tuple[str, ...] = ()
+    holds: Callable[[OrtKernel], bool] = lambda _: True
+    """What must be true of the uniforms."""
+
+
+NORM_LACKS = ("x_element_t(mean)", "beta", "bias[")
+ATTENTION_LACKS = ("softcap", "head_sink", "local_window", "attn_bias[", "attention_bias[")
+
+
+def one_row(kernel: OrtKernel) -> bool:
+    return all(kernel.uniforms[name] == 1 for name in ("M", "batch_count", "dispatch_M"))
+
+
+def one_token(kernel: OrtKernel) -> bool:
+    whole_head = 2 * kernel.number("half_rotary_dim") == kernel.number("head_size")
+    return whole_head and kernel.uniforms["sequence_length"] == 1 and kernel.uniforms["batch_size"] == 1
+
+
+def one_query(kernel: OrtKernel) -> bool:
+    biased = any(kernel.uniforms[f"attn_bias_dim{axis}"] not in (0, 1) for axis in (0, 1))
+    return kernel.uniforms["new_sequence_length"] == 1 and kernel.uniforms["batch_size"] == 1 and not biased
+
+
+def same_sizes(kernel: OrtKernel) -> bool:
+    """Neither operand of a sum is spread over the other."""
+    count = kernel.uniforms["element_count"]
+    shapes = [kernel.uniforms.get(f"{side}_indices_shape", count) for side in ("a", "b")]
+    return all((prod(shape) if isinstance(shape, tuple) else shape) == count for shape in shapes)
+
+
+SIGNATURES = (
+    Signature(
+        "matmul_nbits",
+        ("input_a", "input_b", "scales_b", "output"),
+        has=(
+            "const default_zero_point = 8;",
+            "const bit_mask = 0xFu;",
+            "const b_base_offset : u32 = 0;",
+            "const b_scale_offset : u32 = 0;",
+            "output[output_idx]=output_value;",
+        ),
+        holds=one_row,
+    ),
+    Signature(
+        "add",
+        ("input_a", "input_b", "output"),
+        has=("output[global_idx]=a + b;", "input_a: array<vec4<f", "input_b: array<vec4<f"),
+        holds=same_sizes,
+    ),
+    Signature(
+        "norm",
+        ("x", "scale", "y"),
+        has=("inverseSqrt(", "uniforms.norm_size", "x_element_t(inv_std_dev) * scale["),
+        lacks=NORM_LACKS,
+        holds=lambda kernel: kernel.uniforms["norm_count"] == 1,
+    ),
+    *(
+        Signature(
+            "skip_norm",
+            ("x", "skip", "gamma", "output", *with_sum),
+            has=(
+                "inverseSqrt(",
+                "uniforms.hidden_size",
+                "x_element_t(inv_std_dev) * gamma[",
+                "input_value + skip_value",
+            ),
+            lacks=NORM_LACKS,
+            holds=lambda kernel: kernel.uniforms["skip_size"] == kernel.uniforms["hidden_size"],
+        )
+        for with_sum in ((), ("input_skip_bias_sum",))
+    ),
+    Signature(
+        "gated_mlp",
+        (
+            "input_a",
+            "skip",
+            "norm_scale",
+            "gate_b",
+            "gate_scales_b",
+            "up_b",
+            "up_scales_b",
+            "output",
+            "input_skip_bias_sum",
+        ),
+        has=(
+            "const default_zero_point = output_element_t(8);",
+            "& 0x0F0F0F0Fu",
+            "inverseSqrt(",
+            "gate_output_value * (one / (one + exp(-gate_output_value)))",
+            "activated_value * up_output_value",
+        ),
+        lacks=("bias[", "gate_bias", "up_bias"),
+        holds=lambda kernel: (
+            kernel.uniforms["batch_count"] == 1 and kernel.uniforms["skip_size"] == kernel.uniforms["K"]
+        ),
+    ),
+    Signature(
+        "rotary",
+        (
+            "packed_qkv",
+            "seqlens",
+            "cos_cache",
+            "sin_cache",
+            "total_sequence_length_input",
+            "query",
+            "present_key",
+            "present_value",
+            "indirect_buffer",
+        ),
+        has=(
+            "packed_qkv: array<vec4<",
+            "let base_position = 0u;",
+            "let idx_j = idx_i + uniforms.half_rotary_dim;",
+            "let q_re = q_i * cos_v - q_j * sin_v;",
+            "let k_im = k_i * sin_v + k_j * cos_v;",
+        ),
+        holds=one_token,
+    ),
+    Signature(
+        "attention_split",
+        (
+            "q",
+            "present_key",
+            "present_value",
+            "seqlens_k",
+            "total_sequence_length_input",
+            "indirect_buffer",
+            "out_split_vx",
+            "metadata",
+        ),
+        has=("q: array<vec4<", "return q_element_t(0);", "q_element_t(uniforms.alpha)", "exp(f32(tile_qk"),
+        lacks=ATTENTION_LACKS,
+        holds=one_query,
+    ),
+    Signature(
+        "attention_join",
+        ("input", "metadata", "seqlens_k", "output"),
+        has=("metadata[meta_base + i].x", "m_value.y * exp(m_value.x - g_max)"),
+        lacks=ATTENTION_LACKS,
+        holds=lambda kernel: kernel.uniforms["new_sequence_length"] == 1,
+    ),
+)
+BY_BINDINGS: dict[tuple[str, ...], list[Signature]] = {}
+for signature in SIGNATURES:
+    BY_BINDINGS.setdefault(signature.bindings, []).append(signature)
+
+
+def recognise(recording: Recording, op: Op, uploaded: Mapping[int, bytes]) -> OrtKernel | None:
+    """What a recorded operation is, None if it is not one of SIGNATURES. `uploaded` is `recording.uploaded()`."""
+    if not isinstance(op, Dispatch | DispatchIndirect):
+        return None
+    pipeline = recording.pipelines[op.pipeline]
+    bound = sorted(
+        (index, binding, buffer)
+        for index, group in enumerate(op.groups)
+        for binding, buffer, _, _ in _entries(recording, group)
+    )
+    at: dict[str, int] = {}
+    uniforms: Mapping[str, Number] = {}
+    for index, binding, buffer in bound:
+        name = pipeline.names.get((index, binding))
+        if name is None:
+            return None
+        if pipeline.access[index, binding] == "uniform":
+            uniforms = uniform_values(pipeline.code, uploaded.get(buffer, b""))
+        else:
+            at[name] = buffer
+    kernel = OrtKernel("", at, uniforms, "f16" if "<f16>" in pipeline.code else "f32")
+    for signature in BY_BINDINGS.get(tuple(at), ()):
+        code = pipeline.code
+        fits = all(part in code for part in signature.has) and not any(part in code for part in signature.lacks)
+        try:
+            if fits and uniforms and signature.holds(kernel):
+                return OrtKernel(signature.kind, at, uniforms, kernel.element)
+        except KeyError:
+            # The uniforms have other fields than this kernel's: another version of it.
+            continue
+    return None
+
+
+def _entries(recording: Recording, group: int) -> tuple[tuple[int, int, int, int], ...]:
+    return recording.groups[group].entries

@@ -1,0 +1,119 @@
+"""Puts the values of a step's graph into buffers: recorded ones where recorded operations meet them, else scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import TapeError
+from .step_graph import Add, Attention, MatVec, Node, Norm, Recorded, StepGraph
+
+__all__ = ["MisplacedError", "Place", "Placement", "place_values"]
+
+ELEMENT_BYTES = {"f16": 2, "f32": 4}
+SCRATCH_ALIGNMENT = 256
+"""Scratch sizes are rounded up to this many bytes, so that values of similar size can share a buffer in turn."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A recorded buffer by id, or a scratch buffer by number."""
+
+    kind: str
+    """'recorded' or 'scratch'."""
+    id: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Nodes in the order they run, where each value is while it is needed, and the bytes of each scratch buffer."""
+
+    nodes: tuple[Node, ...]
+    places: Mapping[int, Place]
+    scratch: tuple[int, ...]
+
+
+class MisplacedError(TapeError):
+    """An operation of ours does not fit where its values are; `origins` are the recorded operations it stands for."""
+
+    def __init__(self, message: str, origins: frozenset[int]) -> None:
+        super().__init__(message)
+        self.origins = origins
+
+
+def place_values(graph: StepGraph) -> Placement:
+    """Choose a buffer for each value, and check that each operation finds what it reads where it looks for it.
+
+    Raises MisplacedError if an operation would find another value, or would read a buffer that it writes: recorded
+    operations find their values in the buffers of the recording, and these may have served others in between.
+    """
+    nodes = sorted(graph.nodes, key=lambda node: node.position)
+    met = {value for node in nodes if isinstance(node.what, Recorded) for value in (*node.reads, *node.writes)}
+    fixed = met | set(graph.first.values()) | _lasting(graph)
+    places = {value: Place("recorded", graph.homes[value]) for value in fixed if value in graph.homes}
+    last_use = {value: i for i, node in enumerate(nodes) for value in (*node.writes, *node.reads)}
+    scratch: list[int] = []
+    free: dict[int, list[int]] = {}
+    for i, node in enumerate(nodes):
+        for value in node.writes:
+            if value not in places:
+                size = -(-_bytes(node) // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+                if not free.get(size):
+                    free.setdefault(size, []).append(len(scratch))
+                    scratch.append(size)
+                places[value] = Place("scratch", free[size].pop())
+        for value in dict.fromkeys((*node.reads, *node.writes)):
+            place = places.get(value)
+            if place is not None and place.kind == "scratch" and last_use[value] == i:
+                free[scratch[place.id]].append(place.id)
+    placement = Placement(tuple(nodes), places, tuple(scratch))
+    _check(graph, placement)
+    return placement
+
+
+def _lasting(graph: StepGraph) -> set[int]:
+    """Every version of a buffer that outlives the step: such buffers are written in place."""
+    return {value for value, home in graph.homes.items() if home in graph.last}
+
+
+def _bytes(node: Node) -> int:
+    """Of the vector that a node of ours makes."""
+    what = node.what
+    match what:
+        case MatVec():
+            return what.n * ELEMENT_BYTES[what.element]
+        case Attention():
+            return what.heads * what.head * ELEMENT_BYTES[what.element]
+        case Add() | Norm():
+            return what.size * ELEMENT_BYTES[what.element]
+        case Recorded():
+            raise TapeError(f"the recorded operation {what.index} writes a value that no recorded buffer holds")
+
+
+def _check(graph: StepGraph, placement: Placement) -> None:
+    holds: dict[Place, int] = {Place("recorded", buffer): value for buffer, value in graph.first.items()}
+    writers: dict[Place, Node] = {}
+    for node in placement.nodes:
+        for value in node.reads:
+            place = placement.places[value]
+            if holds.get(place) != value:
+                moved = node if not isinstance(node.what, Recorded) else writers.get(place, node)
+                raise MisplacedError(
+                    f"the operation at {node.position} of the rewritten step would read another value from {place}",
+                    moved.origins,
+                )
+        if not isinstance(node.what, Recorded):
+            read = {placement.places[value] for value in node.reads if graph.homes.get(value) not in graph.last}
+            both = read & {placement.places[value] for value in node.writes}
+            if both:
+                raise MisplacedError(
+                    f"the operation at {node.position} would read and write {both.pop()}", node.origins
+                )
+        for value in node.writes:
+            holds[placement.places[value]] = value
+            writers[placement.places[value]] = node
+    for buffer, value in graph.last.items():
+        place = Place("recorded", buffer)
+        if holds.get(place) != value:
+            origins = writers[place].origins if place in writers else frozenset()
+            raise MisplacedError(f"the rewritten step leaves another value in buffer {buffer}", origins)
