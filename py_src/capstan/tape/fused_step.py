@@ -106,7 +106,7 @@ def fused_step(
 
 def plan_matvec(what: MatVec, lanes: int) -> KernelPlan:
     """The kernel that computes a product, and its workgroups."""
-    tuning = tune_matvec(what.k, what.n, what.up is not None, lanes)
+    tuning = tune_matvec(what.k, what.n, what.up is not None, lanes, what.element == "f16")
     constants: dict[str, int | float | bool] = {
         "K": what.k,
         "N": what.n,
