@@ -87,12 +87,8 @@ def is_weight(wiring: Wiring, name: str) -> bool:
 
 
 def insert_before(graph: GraphProto, anchor: NodeProto, node: NodeProto) -> None:
-    position = next(index for index, item in enumerate(graph.node) if item is anchor or item == anchor)
-    order = [item.SerializeToString() for item in graph.node]
-    order.insert(position, node.SerializeToString())
-    del graph.node[:]
-    for data in order:
-        graph.node.add().ParseFromString(data)
+    made = anchor.output[0]  # by one node only
+    graph.node.insert(next(index for index, item in enumerate(graph.node) if made in item.output), node)
 
 
 def set_one(dim: TensorShapeProto.Dimension) -> None:

@@ -103,11 +103,8 @@ def total_length_on_gpu(model: ModelProto, mask: str = "attention_mask") -> Mode
     for node in users:
         node.input[SEQLENS_K] = names["Sub"]
         node.input[TOTAL_LENGTH] = names["ReduceMax"]
-    rest = [node.SerializeToString() for node in graph.node]
-    del graph.node[:]
-    graph.node.extend([cast, total, less, most])
-    for data in rest:
-        graph.node.add().ParseFromString(data)
+    for place, node in enumerate((cast, total, less, most)):
+        graph.node.insert(place, node)
     prune(graph)
     return result
 
