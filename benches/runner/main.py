@@ -171,7 +171,7 @@ def compact(step: dict[str, Any]) -> dict[str, Any]:
 
 def default_sections(software: bool) -> list[str]:
     """Those of a run that names none: on a software adapter only what means something there."""
-    left_out = ("lengths", "gpu", "ablation") if software else ("cases", "load")
+    left_out = ("lengths", "gpu", "ablation", "load") if software else ("cases", "load")
     return [name for name in SECTIONS if name not in left_out]
 
 

@@ -196,8 +196,8 @@ def ratios(summary: Mapping[str, Any]) -> dict[str, float]:
             put(f"first token, {length}-token prompt: {title} / Capstan", other, mine)
     reached = sorted(map(int, by_length.get(SHIPPED, {})))
     for row, title in ((SHIPPED, "Capstan"), (BASE, "Transformers.js")):
+        low = str(128 if 128 in reached[:-1] else reached[0]) if reached else ""
         if len(reached) > 1:
-            low = str(128 if 128 in reached else reached[0])
             ends = [at("lengths", row, length, "ms_per_token", "median") for length in (str(reached[-1]), low)]
             put(f"{title}: ms a token at length {reached[-1]} / at {low}", *ends)
     firsts = [at("start", row, "first_token_ms", "median") for row in (BASE, "capstan")]

@@ -121,6 +121,7 @@ def test_medians_and_ratios_come_from_the_rounds_after_the_first(outcomes: list[
     assert ratios["first token, 128-token prompt: Transformers.js / Capstan"] == 10
     assert ratios["page load to first token, warm: Transformers.js / Capstan"] == 2.5
     assert found["lengths"]["tape"]["128"]["prefill_tokens_per_s"] == 1000 * 128 / 5
+    assert ratios["Capstan: ms a token at length 128 / at 16"] == 1
     assert set(found["ablation"]) == {"all", "none", "all but one", "all but two"}
     assert found["counters"]["tape_1"]["host_python_ms"] == pytest.approx(0.3 / 4)
 
