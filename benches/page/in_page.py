@@ -215,13 +215,6 @@ async def operations(*, model: str, prompt: list[int], repeats: int, **options: 
         return {"operations": [asdict(operation) for operation in found]}
 
 
-async def passes() -> dict[str, Any]:
-    """The names of the tape's passes."""
-    from capstan import tape
-
-    return {"passes": list(getattr(tape, "PASSES", ()))}
-
-
 async def memory() -> dict[str, Any]:
     """GPU memory now and at its peak, and the ledger by category, in bytes."""
     ledger = capstan.memory.ledger()

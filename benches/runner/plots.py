@@ -30,7 +30,7 @@ class Bar:
 def bars(rows: Sequence[Bar]) -> str:
     """Bars from 0, each under its title."""
     most = max([sum(value for _, value, _ in row.parts) for row in rows] + [row.mark or 0 for row in rows]) or 1.0
-    room = WIDTH - 130
+    room = WIDTH - 160
     height = len(rows) * (LINE + BAR + 10)
     found = [opening(height)]
     for place, row in enumerate(rows):
@@ -55,7 +55,7 @@ def bars(rows: Sequence[Bar]) -> str:
 
 def lines(series: Mapping[str, tuple[str, Mapping[int, float]]], unit: str, logarithmic: bool = False) -> str:
     """A line for each title: (colour class, value by length). Lengths are spread by their logarithm."""
-    left, right, top, bottom = 40, 10, 14, 210
+    left, right, top, bottom = 40, 10, 26, 222
     lengths = sorted({length for _, values in series.values() for length in values})
     found = [opening(bottom + 24 + LINE * len(series))]
     values = [value for _, line in series.values() for value in line.values()]

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 def about() -> dict[str, Any]:
     """Versions of everything that is measured, and the names of the tape's passes."""
     sys.path.insert(0, str(ROOT / "py_src"))
-    import capstan.tape
+    from capstan.tape import PASSES
 
     from ..transformers_js import versions
 
@@ -93,7 +93,7 @@ def about() -> dict[str, Any]:
     own = {name: packages[f"node_modules/{name}"]["version"] for name in ("onnxruntime-web", "pyodide")}
     return {
         "versions": {"capstan": json.loads((ROOT / "package.json").read_text())["version"], **own, **versions()},
-        "passes": list(getattr(capstan.tape, "PASSES", ())),
+        "passes": list(PASSES),
     }
 
 
