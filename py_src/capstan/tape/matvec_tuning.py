@@ -83,6 +83,8 @@ def tune_matvec(k: int, n: int, gated: bool, lanes: int, half: bool, software: b
         return MatvecTuning(k, n, gated, lanes, rows=2, span=16, workgroup=64)
     runs = k // 32
     span = lanes
+    while span // 2 >= max(runs, 4):
+        span //= 2
     while runs > STEPS * span and span < 256:
         span *= 2
     if span > lanes or -(-runs // span) * span * (64 if half else 128) > WORKGROUP_BYTES:
