@@ -167,12 +167,20 @@ class Generator:
 
     async def prepare_async(self) -> None:
         """Do now what the first token would wait for besides its prompt: allocate the KV cache, record and check the
-        tape. Optional; a generator that reuses a closed one's KV cache has nothing to do here."""
+        tape and, while there is no prompt yet, compile the kernels that long ones need. Optional; a generator that
+        reuses a closed one's KV cache has nothing to do here."""
         self._require_open()
+        if self._decoder is None:
+            decoder = await self._ready_decoder()
+            if not self._sequence:
+                await decoder.warm_up()
+
+    async def _ready_decoder(self) -> Decoder:
         if self._decoder is None:
             self._decoder = await self._model.decoder(self.max_length, self._pools)
             self._decoder.set_search(self._options)
             self._run_ahead = RunAhead(self._fixed_run_ahead, self._decoder.max_burst)
+        return self._decoder
 
     def prepare(self) -> None:
         """`prepare_async`, blocking."""
@@ -336,16 +344,15 @@ class Generator:
         """Run the model on the tokens it has not seen."""
         await self._drain()
         self._pause_counting()
-        await self.prepare_async()
-        assert self._decoder is not None
+        decoder = await self._ready_decoder()
         assert self._run_ahead is not None
-        await self._decoder.prefill(self._sequence[self._valid :], self._valid)
+        await decoder.prefill(self._sequence[self._valid :], self._valid)
         self._valid = len(self._sequence)
         self._stale = False
         self._sample_first = True
         self._run_ahead.pause()
         self.timing.pause()
-        self._decode_start = self._decoder.counters()
+        self._decode_start = decoder.counters()
 
     async def _settle(self) -> None:
         """Have logits for the end of the sequence and nothing computed ahead of it."""

@@ -76,6 +76,7 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
     ids: list[int] = []
     text: list[str] = []
     async with Generator(model, params) as generator:
+        generator.append_tokens(prompt_ids)
         host.emit({"kind": "status", "text": "preparing the decode step"})
         await generator.prepare_async()
         about = {
@@ -86,7 +87,6 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
         }
         host.emit({"kind": "ready", **about})
         host.emit({"kind": "status", "text": "generating"})
-        generator.append_tokens(prompt_ids)
         show = text_events(tokenizer, text.append)
         async for token in generator:
             ids.append(token)

@@ -66,6 +66,12 @@ class PaperDecoder:
         self.gate: asyncio.Event | None = None
         """Bursts are readable once it is set."""
         self.searches: list[SearchOptions] = []
+        self.warmed = 0
+
+    async def warm_up(self) -> None:
+        assert self.unread == 0, "bursts are under way"
+        self.warmed += 1
+        self.cache, self.logits_of = [], None
 
     def set_search(self, options: SearchOptions) -> None:
         self.searches.append(options)
@@ -241,6 +247,26 @@ class TestRunningAhead:
         assert len(decoder.submitted) == 3
         asyncio.run(take(generator, 1))
         assert len(decoder.submitted) == 4
+
+    @pytest.mark.parametrize(
+        ("prepares", "prompt_first", "warmed"), [(0, False, 0), (1, False, 1), (2, False, 1), (1, True, 0)]
+    )
+    def test_preparing_without_a_prompt_warms_up_once(self, prepares: int, prompt_first: bool, warmed: int) -> None:
+        generator, paper = made()
+
+        async def run() -> None:
+            if prompt_first:
+                generator.append_tokens(PROMPT)
+            for _ in range(prepares):
+                await generator.prepare_async()
+            if not prompt_first:
+                generator.append_tokens(PROMPT)
+            await take(generator, 3)
+            await generator.prepare_async()
+
+        asyncio.run(run())
+        assert paper.decoders[0].warmed == warmed
+        assert paper.decoders[0].prefills == [(PROMPT, 0)]
 
     @pytest.mark.parametrize("taken", [0, 1, 4])
     @pytest.mark.parametrize("run_ahead", [1, 3, 8, None])

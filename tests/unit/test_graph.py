@@ -313,6 +313,8 @@ def other_lengths(kind: str) -> ModelProto:
         attention.input[5] = nodes["ReduceSum"].output[0]
     elif kind == "kept dimensions":
         nodes["ReduceMax"].attribute[0].i = 1
+    elif kind == "another reduction":
+        nodes["ReduceMax"].op_type = "ReduceMin"
     elif kind == "an input":
         attention.input[6] = "input_ids"
     elif kind == "another input's sum":
@@ -330,6 +332,7 @@ def other_lengths(kind: str) -> ModelProto:
         ("another constant", "seqlens_k of node /model/layers.0/attn/GroupQueryAttention is no sum of"),
         ("the sum itself", "seqlens_k of node /model/layers.1/attn/GroupQueryAttention is no sum of"),
         ("kept dimensions", "total_sequence_length of node /model/layers.0/attn/GroupQueryAttention is no sum of"),
+        ("another reduction", "total_sequence_length of node /model/layers.0/attn/GroupQueryAttention is no sum of"),
         ("an input", "total_sequence_length of node /model/layers.1/attn/GroupQueryAttention is no sum of"),
         ("another input's sum", "seqlens_k of node /model/layers.0/attn/GroupQueryAttention is no sum of"),
         ("no attention", "no GroupQueryAttention takes a length"),

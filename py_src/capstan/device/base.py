@@ -73,6 +73,9 @@ class Decoder(Protocol):
     def set_search(self, options: SearchOptions) -> None:
         """Choose how tokens are picked from now on."""
 
+    async def warm_up(self) -> None:
+        """Have the kernels that a prompt of any length needs compiled; what the cache holds is dead afterwards."""
+
     async def prefill(self, ids: Sequence[int], past: int) -> None:
         """Run the model on `ids` at positions `past`, `past + 1`, ...; what lay past `past` is dead. Afterwards the
         logits are those of the last position."""

@@ -47,6 +47,9 @@ class HostSampledDecoder:
     def set_search(self, options: SearchOptions) -> None:
         self._options = options
 
+    async def warm_up(self) -> None:
+        """Nothing is compiled on the CPU."""
+
     async def prefill(self, ids: Sequence[int], past: int) -> None:
         for start in range(0, len(ids), PREFILL_CHUNK):
             await self._run(ids[start : start + PREFILL_CHUNK], past + start)

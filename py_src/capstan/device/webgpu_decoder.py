@@ -25,6 +25,10 @@ __all__ = ["WebGpuDecoder"]
 MAX_BURST = 64
 TAPE_IN_FLIGHT = 2
 
+LONG_PROMPT = 64
+"""Tokens of a prompt that runs every kernel of longer ones: onnxruntime-web changes its matrix products at 4 and its
+attention at 32."""
+
 
 class WebGpuDecoder:
     """A Decoder over SequenceBuffers; see base.Decoder for what each method promises."""
@@ -37,6 +41,7 @@ class WebGpuDecoder:
         step: DecodeStep,
         prompt: int,
         give_back: Callable[[WebGpuDecoder], Awaitable[None]],
+        take_warm_up: Callable[[], bool],
     ):
         self._engine = engine
         self._about = about
@@ -46,6 +51,7 @@ class WebGpuDecoder:
         self._prompt = prompt
         """The prefill session bound to any number of prompt ids."""
         self._give_back = give_back
+        self._take_warm_up = take_warm_up
         self._mask_bound: int | None = None
         """Positions past which the mask is known to be zero; None before the first prompt."""
         self._length = 0
@@ -84,6 +90,10 @@ class WebGpuDecoder:
 
     def set_search(self, options: SearchOptions) -> None:
         self._engine.set_sampling(self._sampler, options.sampler_words().tobytes())
+
+    async def warm_up(self) -> None:
+        if self.capacity >= LONG_PROMPT and self._take_warm_up():
+            await self.prefill([0] * LONG_PROMPT, 0)
 
     async def prefill(self, ids: Sequence[int], past: int) -> None:
         engine, buffers = self._engine, self._buffers

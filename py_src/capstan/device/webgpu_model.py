@@ -29,10 +29,6 @@ from .webgpu_decoder import WebGpuDecoder
 
 __all__ = ["WebGpuModel", "rewrite", "webgpu_memory"]
 
-LONG_PROMPT = 64
-"""Tokens of a prompt that runs every kernel of longer ones: onnxruntime-web changes its matrix products at 4 and its
-attention at 32."""
-
 
 @dataclass(frozen=True)
 class Graphs:
@@ -177,8 +173,8 @@ class WebGpuModel:
         self.adapter = about.adapter
         self._passes = passes_for(about.software) if options.passes is None else options.passes
         self._chunk = memory.chunk
-        self._compile_early = not about.software
-        """Whether the kernels of long prompts have yet to be compiled, and compiling them is what takes the time."""
+        self._warm_up = not about.software
+        """Whether to compile the kernels of long prompts early: on software adapters running them takes longer."""
         self.memory = replace(memory, measured=self._measured)
 
     @classmethod
@@ -272,13 +268,14 @@ class WebGpuModel:
             in_place=self._in_place,
         )
         try:
-            await self._compile_prefill(buffers)
             step = await self._decode_step(buffers, capacity)
         except BaseException:
             buffers.destroy()
             raise
         prompt = self._bind_prefill(buffers, "prompt", FREE)
-        decoder = WebGpuDecoder(self._engine, self._graphs.description, buffers, step, prompt, self._give_back)
+        decoder = WebGpuDecoder(
+            self._engine, self._graphs.description, buffers, step, prompt, self._give_back, self._take_warm_up
+        )
         self._decoders.append(decoder)
         self._note_scratch(decoder)
         return decoder
@@ -341,14 +338,13 @@ class WebGpuModel:
             await step.release()
             raise
 
-    async def _compile_prefill(self, buffers: SequenceBuffers) -> None:
-        """Have the kernels of long prompts compiled, once, before a prompt waits for it."""
-        if self._compile_early and buffers.capacity >= LONG_PROMPT:
-            self._compile_early = False
-            await self._run_probe(buffers, [0] * LONG_PROMPT)
+    def _take_warm_up(self) -> bool:
+        """Whether the kernels of long prompts have yet to be compiled; True once, for who will see to it."""
+        wanted, self._warm_up = self._warm_up, False
+        return wanted
 
     async def _run_probe(self, buffers: SequenceBuffers, ids: Sequence[int]) -> None:
-        """Prefill tokens that are nobody's: a recorded step is compared with an eager one on the state they leave."""
+        """Prefill a few tokens, so that a recorded step can be compared with an eager one on real state."""
         binding = self._bind_prefill(buffers, "prompt", FREE)
         buffers.write_prompt(ids, 0)
         await self._engine.run(binding, len(ids), len(ids))

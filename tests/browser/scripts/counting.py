@@ -82,7 +82,9 @@ async def compiled(models: Mapping[str, str], *, model: str, early: bool, length
     await close_all()
     opened = await load(models, model)
     loaded: Any = opened._loaded
-    loaded._compile_early = early
+    loaded._warm_up = early
+    async with Generator(opened, parameters(opened, max_length=256)) as generator:
+        await generator.prepare_async()
     decoder: Any = await opened.decoder(256)
     found = []
     for length in lengths:
