@@ -104,6 +104,8 @@ def test_prompts_fit_the_context_and_contenders_can_be_left_out() -> None:
 def test_on_a_software_adapter_a_larger_model_is_only_counted() -> None:
     steps = plan({"nano-llama": LLAMA, "bundled": BUNDLED}, ["decode", "counters"], SOFTWARE, [], [])
     assert {step["section"] for step in steps if step["model"] == "bundled"} == {"counters", "end"}
+    rows = {step["row"] for step in steps if step["model"] == "bundled" and step.get("function") == "generate"}
+    assert rows == {"transformers_js", "eager", "tape_8", "tape_1_sampled", "tape_sampled"}
     assert {step["section"] for step in steps if step["model"] == "nano-llama"} == {"decode", "counters", "end"}
 
 
