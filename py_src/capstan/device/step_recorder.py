@@ -148,12 +148,14 @@ class StepRecorder:
             played = {index: with_tables[index] for index in replayed}
         report["direct"] = f"{indirect} indirect dispatches {'made direct' if tables else 'kept'}"
         state = buffers.spans["state"]
+        adapter = engine.adapter()
         fused = fused_step(
             placement,
             played,
             tables,
             (state.buffer.handle, state.offset, state.length),
-            engine.adapter()["subgroup_size"],
+            adapter["subgroup_size"],
+            adapter["software"],
             buffers.capacity,
         )
         return await self._checked_tape(

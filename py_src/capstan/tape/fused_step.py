@@ -40,12 +40,14 @@ def fused_step(
     tables: Sequence[bytes],
     state: tuple[int, int, int],
     lanes: int,
+    software: bool,
     capacity: int,
 ) -> FusedStep:
     """Emit a placed step. `played` has the recorded operations by index, whose table numbers are those of `tables`.
 
     `state` is the sampler's state (handle, offset, bytes), from which attention takes the length; `lanes` the
-    adapter's one subgroup size, 0 if it has none to rely on; `capacity` the longest sequence, in tokens.
+    adapter's one subgroup size, 0 if it has none to rely on; `software` whether the adapter is a processor; `capacity`
+    the longest sequence, in tokens.
     """
     step = FusedStep(scratch=list(placement.scratch), tables=list(tables))
     shared: dict[Callable[[int], tuple[int, int, int]], int] = {}
@@ -86,7 +88,7 @@ def fused_step(
             case Recorded():
                 step.played.append(played[node.what.index])
             case MatVec():
-                plan = plan_matvec(node.what, lanes)
+                plan = plan_matvec(node.what, lanes, software)
                 emit(plan, node.what.element == "f16", matvec_bindings(node, node.what, at))
             case Attention():
                 what = node.what
@@ -104,9 +106,9 @@ def fused_step(
     return step
 
 
-def plan_matvec(what: MatVec, lanes: int) -> KernelPlan:
+def plan_matvec(what: MatVec, lanes: int, software: bool) -> KernelPlan:
     """The kernel that computes a product, and its workgroups."""
-    tuning = tune_matvec(what.k, what.n, what.up is not None, lanes, what.element == "f16")
+    tuning = tune_matvec(what.k, what.n, what.up is not None, lanes, what.element == "f16", software)
     constants: dict[str, int | float | bool] = {
         "K": what.k,
         "N": what.n,
