@@ -179,7 +179,8 @@ class Generator:
         if self._decoder is None:
             self._decoder = await self._model.decoder(self.max_length, self._pools)
             self._decoder.set_search(self._options)
-            self._run_ahead = RunAhead(self._fixed_run_ahead, self._decoder.max_burst)
+            usual = self._decoder.usual_burst
+            self._run_ahead = RunAhead(self._fixed_run_ahead, self._decoder.max_burst, usual)
         return self._decoder
 
     def prepare(self) -> None:
@@ -259,7 +260,8 @@ class Generator:
         self._closed = True
         await self._drain()
         self._pause_counting()
-        if self._decoder is not None:
+        if self._decoder is not None and self._run_ahead is not None:
+            self._decoder.usual_burst = self._run_ahead.usual
             await self._decoder.close()
 
     def close(self) -> None:

@@ -11,29 +11,37 @@ BURST_MS = 12.0
 """A burst is made about this long: with a step in flight one synchronization costs 4 to 6 ms (docs/design.md), so two
 bursts of 12 ms under way hide it, and a reader still sees a token's text within two of them."""
 
+GROWTH = 4
+"""Most by which a burst is longer than the one before it."""
+
 LARGEST = 16
 """Most steps an adaptive burst takes: what is submitted past a stop is wasted."""
 
 
 class RunAhead:
-    """Chooses the picks of each burst; `fixed` (>= 1) switches the adaptation off.
+    """Chooses the picks of each burst; `fixed` (>= 1) switches the adaptation off, `first` is what it starts with.
 
     The time of a step is measured from one burst's readability to the next, which is the GPU's pace while bursts
     follow each other without a gap.
     """
 
-    def __init__(self, fixed: int | None, largest: int) -> None:
+    def __init__(self, fixed: int | None, largest: int, first: int = 1) -> None:
         if fixed is not None and not 1 <= fixed <= 64:
             raise OptionError(f"run_ahead is {fixed!r}; it must be from 1 to 64 decode steps, or None to adapt")
         self._fixed = fixed
         self._largest = min(LARGEST, largest)
         self._limit = largest
-        self._steps = 1
+        self._steps = min(first, self._largest)
         self._last_readable: float | None = None
 
     def next(self) -> int:
         """Picks for the burst that is submitted next."""
         return min(self._fixed, self._limit) if self._fixed is not None else self._steps
+
+    @property
+    def usual(self) -> int:
+        """The picks that the adaptation has come to."""
+        return self._steps
 
     def observe(self, burst: Burst) -> None:
         """Learn from a burst that was read."""
@@ -43,8 +51,8 @@ class RunAhead:
             return
         step = max(1e-3, (burst.readable - last) / len(burst.ids))
         wanted = max(1, round(BURST_MS / step))
-        # At most double, so that one odd measurement does not make a long burst.
-        self._steps = min(wanted, 2 * self._steps, self._largest)
+        # At most GROWTH times as many, so that one odd measurement does not make a long burst.
+        self._steps = min(wanted, GROWTH * self._steps, self._largest)
 
     def pause(self) -> None:
         """The next interval is not a step's time: a prefill or a rewind comes between."""

@@ -45,13 +45,16 @@ def run_of(prompt: Sequence[int], count: int) -> list[int]:
 class PaperDecoder:
     """A Decoder whose KV cache is a list of tokens; it fails a test that uses what is dead."""
 
-    def __init__(self, capacity: int, *, in_flight: int = 2, largest: int = 64, eos_at: int | None = None) -> None:
+    def __init__(
+        self, capacity: int, *, in_flight: int = 2, largest: int = 64, eos_at: int | None = None, usual: int = 1
+    ) -> None:
         self.capacity = capacity
         self.capture = "tape"
         self.capture_note: str | None = None
         self.tape_passes: dict[str, str] = {}
         self.max_in_flight = in_flight
         self.max_burst = largest
+        self.usual_burst = usual
         self.eos_at = eos_at
         """The position at which the model picks EOS."""
         self.cache: list[int] = []
@@ -655,6 +658,22 @@ class TestClosing:
         for call in calls:
             with pytest.raises(ClosedError, match="this generator was closed"):
                 call()
+
+    def test_a_decoder_keeps_the_burst_that_suited_it_for_the_next_one(self) -> None:
+        generator, paper = made(max_length=60)
+
+        async def run(generator: Generator) -> None:
+            async with generator:
+                generator.append_tokens(PROMPT)
+                await take(generator, 50)
+
+        asyncio.run(run(generator))
+        used = paper.decoders[0]
+        assert used.usual_burst > 1
+        again, paper = made(max_length=60, decoder={"usual": 8})
+        asyncio.run(run(again))
+        # The first burst is one pick, for an early first token.
+        assert [picks for picks, _ in paper.decoders[0].submitted][:2] == [1, 8]
 
     def test_an_async_block_closes_also_after_an_error(self) -> None:
         generator, paper = made()

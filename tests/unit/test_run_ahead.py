@@ -55,10 +55,19 @@ def test_bursts_grow_to_about_the_wanted_time(step: float) -> None:
     assert last == min(LARGEST, max(1, round(BURST_MS / step)))
 
 
-def test_bursts_at_most_double() -> None:
+def test_bursts_grow_by_at_most_four() -> None:
     chosen = settled(RunAhead(None, 64), 0.1)
     # The first burst has no interval before it.
-    assert chosen[:7] == [1, 1, 2, 4, 8, 16, 16]
+    assert chosen[:5] == [1, 1, 4, 16, 16]
+
+
+def test_it_starts_where_the_last_one_ended() -> None:
+    last = RunAhead(None, 64)
+    settled(last, 1.0)
+    assert last.usual == round(BURST_MS / 1.0)
+    assert RunAhead(None, 64, last.usual).next() == last.usual
+    assert RunAhead(None, 1, last.usual).next() == 1, "a decoder without bursts has none"
+    assert RunAhead(3, 64, last.usual).next() == 3
 
 
 def test_one_slow_burst_shortens_the_next_at_once() -> None:
@@ -92,4 +101,4 @@ def test_bursts_that_are_readable_together_do_not_divide_by_zero() -> None:
     run_ahead = RunAhead(None, 64)
     run_ahead.observe(Burst((1,), 0.0, 10.0, 0.1, 0.0))
     run_ahead.observe(Burst((1,), 5.0, 10.0, 0.1, 0.0))
-    assert run_ahead.next() == 2
+    assert run_ahead.next() == 4

@@ -69,6 +69,8 @@ class Decoder(Protocol):
     """Bursts that may be submitted before the first is awaited."""
     max_burst: int
     """Most picks in one burst."""
+    usual_burst: int
+    """Picks that an adaptive run-ahead came to when the decoder was last used; 1 before that."""
 
     def set_search(self, options: SearchOptions) -> None:
         """Choose how tokens are picked from now on."""

@@ -67,6 +67,7 @@ class WebGpuDecoder:
         self.tape_passes = step.passes
         self.max_in_flight = TAPE_IN_FLIGHT if step.capture == "tape" else 1
         self.max_burst = MAX_BURST if step.capture == "tape" else 1
+        self.usual_burst = 1
         self._sampler = engine.make_sampler(
             SamplerSpec(
                 logits=buffers.logits,
