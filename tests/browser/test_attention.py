@@ -16,7 +16,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from buildtools.server import SiteServer
-from capstan.tape.attention_plan import join_workgroup, plan_attention
+from capstan.tape.attention_plan import join_rows, plan_attention, team_constants
 from capstan.tape.kernel_plan import KernelPlan
 from tests.harness import watch
 
@@ -219,8 +219,7 @@ def replaced(plans: Plans, **constants: int) -> Plans:
         return 1 if blocks <= alone else min(blocks, most)
 
     tiles = -(-(heads // kv_heads) // tile)
-    joined = {**join.constants, "BLOCK": block, "ALONE": alone, "MAX_SPLITS": most}
-    joined["WORKGROUP"] = join_workgroup(head, most)
+    joined = {**join.constants, "BLOCK": block, "ALONE": alone, "MAX_SPLITS": most, **join_rows(head, most)}
     return (
         replace(attention, constants=chosen, counts=lambda length: (splits(length), kv_heads * tiles, 1)),
         replace(join, constants=joined, counts=lambda length: (heads if splits(length) > 1 else 0, 1, 1)),
@@ -253,7 +252,8 @@ def test_subgroups_give_the_same(kernels: KernelPage, tile: int, workgroup: int,
         pytest.skip("the adapter's subgroups come in several sizes or are too small")
     shape = Shape(10, 2, team * 4)
     block = workgroup // team * batch
-    sizes = {"TILE": tile, "WORKGROUP": workgroup, "BATCH": batch, "TEAM": team, "BLOCK": block, "SHUFFLED": True}
+    sizes = team_constants(team, batch, tile) | {"TILE": tile, "WORKGROUP": workgroup, "BLOCK": block, "SHUFFLED": True}
+    sizes["WARPS"] = workgroup // kernels.lanes
     lengths = (1, 2, block, block + 1, 2 * block, 2 * block + 1, 200, 1000)
     planned(kernels, shape, lengths, kernels.lanes, **sizes, ALONE=tile % 2 + 1, MAX_SPLITS=4)
 

@@ -48,6 +48,10 @@ def test_constants_are_as_the_kernels_ask(shape: Shape, lanes: int) -> None:
         assert team % batch == 0
         assert workgroup % lanes == 0
         assert block == workgroup // team * batch
+        assert constants["WARPS"] == workgroup // lanes
+        assert 1 << constants["HALVINGS"] == batch
+        assert batch << constants["FOLDS"] == team
+        assert constants["HALF_SCORES"] == (batch // 2) * tile
         shared = workgroup // lanes * tile * (shape.head + 2) * 4
     else:
         assert lanes < 64 or chunks > lanes
@@ -65,7 +69,8 @@ def test_constants_are_as_the_kernels_ask(shape: Shape, lanes: int) -> None:
     )
     assert partial_bytes == shape.heads * most * (shape.head + 4) * 4
     joined = {name: int(value) for name, value in join.constants.items()}
-    assert joined["WORKGROUP"] % (shape.head // 4) == 0
+    assert joined["WORKGROUP"] == joined["ROWS"] * shape.head // 4
+    assert joined["SHARE"] * joined["ROWS"] >= most
     assert most <= joined["WORKGROUP"] <= 256
     assert {name: joined[name] for name in ("BLOCK", "ALONE", "MAX_SPLITS", "HEADS", "HEAD")} == {
         name: constants[name] for name in ("BLOCK", "ALONE", "MAX_SPLITS", "HEADS", "HEAD")

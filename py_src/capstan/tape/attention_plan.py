@@ -8,7 +8,7 @@ from typing import Protocol
 
 from .kernel_plan import KernelPlan
 
-__all__ = ["AttentionShape", "fits_attention", "join_workgroup", "plan_attention"]
+__all__ = ["AttentionShape", "fits_attention", "join_rows", "plan_attention", "team_constants"]
 
 LONGEST_HEAD = 256
 WORKGROUP_BYTES = 16_384
@@ -73,7 +73,7 @@ def plan_attention(what: AttentionShape, lanes: int) -> tuple[KernelPlan, Kernel
             warps //= 2
         workgroup, batch = warps * lanes, min(4, team)
         block = workgroup // team * batch
-        constants |= {"TEAM": team, "BATCH": batch}
+        constants |= team_constants(team, batch, tile) | {"WARPS": warps}
         alone, most = max(1, 256 // block), 32
     else:
         workgroup = block = 64
@@ -82,20 +82,28 @@ def plan_attention(what: AttentionShape, lanes: int) -> tuple[KernelPlan, Kernel
     join_constants: dict[str, int | float | bool] = {
         "HEADS": what.heads,
         "HEAD": what.head,
-        "WORKGROUP": join_workgroup(what.head, most),
         "BLOCK": block,
         "ALONE": alone,
         "MAX_SPLITS": most,
+        **join_rows(what.head, most),
     }
     attend, join = counts(block, alone, most, what.kv_heads * -(-group // tile), what.heads)
     partial_bytes = what.heads * most * (4 + what.head) * 4
     return KernelPlan("attention", constants, attend), KernelPlan("attention_join", join_constants, join), partial_bytes
 
 
-def join_workgroup(head: int, most: int) -> int:
-    """Threads that join a head: whole rows of four elements each, at least 4 rows and as many threads as splits."""
+def team_constants(team: int, batch: int, tile: int) -> dict[str, int]:
+    """What follows from a team of `team` lanes that takes `batch` positions for `tile` heads at once."""
+    halvings = batch.bit_length() - 1
+    folds = team.bit_length() - 1 - halvings
+    return {"TEAM": team, "BATCH": batch, "HALVINGS": halvings, "FOLDS": folds, "HALF_SCORES": batch // 2 * tile}
+
+
+def join_rows(head: int, most: int) -> dict[str, int]:
+    """Of the join of up to `most` splits: rows of threads, at least 4 and a thread for each split; splits of a row."""
     quads = head // 4
-    return quads * max(4, -(-most // quads))
+    rows = max(4, -(-most // quads))
+    return {"WORKGROUP": rows * quads, "ROWS": rows, "SHARE": -(-most // rows)}
 
 
 def chunk_elements(what: AttentionShape) -> int:

@@ -12,7 +12,8 @@
 // Constants: HEADS, KV_HEADS, HEAD (chunks of 16 bytes, an even number of them), CAPACITY, SCALE, WORKGROUP, BLOCK, ALONE
 // and MAX_SPLITS (up to ALONE blocks are one split, more are one each up to MAX_SPLITS), TILE.
 // SHUFFLED: a team of TEAM lanes (a power of two up to LANES, at least the chunks of a head) shares a position and takes
-// BATCH positions (a power of two up to TEAM) at once; BLOCK = WORKGROUP / TEAM * BATCH. Else everything goes through
+// BATCH positions (a power of two up to TEAM) at once; BLOCK = WORKGROUP / TEAM * BATCH, WARPS = WORKGROUP / LANES,
+// HALVINGS = log2(BATCH), FOLDS = log2(TEAM / BATCH), HALF_SCORES = BATCH * TILE / 2. Else everything goes through
 // workgroup memory, and BLOCK = WORKGROUP. capstan.tape.attention_plan chooses all of them.
 
 @group(0) @binding(0) var<storage, read> qkv: array<vec4<u32>>;
@@ -107,15 +108,30 @@ fn put(head: u32, split: u32, splits: u32, quad: u32, value: vec4<f32>, largest:
 }
 
 #if SHUFFLED
-const WARPS = WORKGROUP / LANES;
 const TEAMS = LANES / TEAM;
-const HALVINGS = firstTrailingBit(BATCH);
-const FOLDS = firstTrailingBit(TEAM);
 const OWNERS = TEAM / BATCH; // lanes of a team that end up with the same position
 
 var<workgroup> warp_values: array<vec4<f32>, WARPS * TILE * QUADS>;
 var<workgroup> warp_largest: array<f32, WARPS * TILE>;
 var<workgroup> warp_sums: array<f32, WARPS * TILE>;
+
+struct Request {
+  keys: array<vec4<u32>, BATCH>,
+  values: array<vec4<u32>, BATCH>,
+}
+
+// The chunks of a team's positions: `first` and every TEAMS-th from there. `cache` is where its kv head's chunk begins.
+// Positions past the capacity give any other's.
+fn request(cache: u32, first: u32) -> Request {
+  var wanted: Request;
+#repeat j BATCH
+  wanted.keys[j] = key_cache[cache + min(first + j * TEAMS, CAPACITY - 1u) * CHUNKS];
+#end
+#repeat j BATCH
+  wanted.values[j] = value_cache[cache + min(first + j * TEAMS, CAPACITY - 1u) * CHUNKS];
+#end
+  return wanted;
+}
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
@@ -127,24 +143,14 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let member = lane % TEAM;
   let chunk = min(member, CHUNKS - 1u);
   let cache = kv_head * CAPACITY * CHUNKS + chunk;
-  let first = warp * TEAMS * BATCH + lane / TEAM; // position in a block of the team's first one; others TEAMS apart
-
-  // The first block is the same whatever the length, so its loads wait for nothing; what lies past the length is
-  // replaced by zeros when it is used.
-  var keys: array<vec4<u32>, BATCH>;
-  var values: array<vec4<u32>, BATCH>;
-  for (var j = 0u; j < BATCH; j++) {
-    keys[j] = key_cache[cache + min(split * BLOCK + first + j * TEAMS, CAPACITY - 1u) * CHUNKS];
-  }
-  for (var j = 0u; j < BATCH; j++) {
-    values[j] = value_cache[cache + min(split * BLOCK + first + j * TEAMS, CAPACITY - 1u) * CHUNKS];
-  }
+  let first = warp * TEAMS * BATCH + lane / TEAM; // the team's first position in a block
 
   let length = state[0];
   let splits = count_splits(length);
   if (split >= splits) {
     return;
   }
+  var wanted = request(cache, split * BLOCK + first);
   let position = length - 1u;
   let turn = rotation(chunk, position);
   let keys_at = (HEADS + kv_head) * CHUNKS;
@@ -156,135 +162,125 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     key_cache[cache + position * CHUNKS] = new_key;
     value_cache[cache + position * CHUNKS] = new_value;
   }
-  var query: array<Values, TILE>;
+  var query = array<Values, TILE>();
   let strength = select(0.0, SCALE * LOG2_E, member < CHUNKS);
-  for (var h = 0u; h < TILE; h++) {
-    let at = (kv_head * GROUP + min(tile * TILE + h, GROUP - 1u)) * CHUNKS;
-    query[h] = combined(unpacked(qkv[at + chunk]), turn[0], unpacked(qkv[at + other]), turn[1]) * strength;
-  }
+#repeat h TILE
+  let at = (kv_head * GROUP + min(tile * TILE + h, GROUP - 1u)) * CHUNKS;
+  query[h] = combined(unpacked(qkv[at + chunk]), turn[0], unpacked(qkv[at + other]), turn[1]) * strength;
+#end
 
-  var largest: array<f32, TILE>;
-  var sums: array<f32, TILE>;
-  var result: array<Values, TILE>;
-  for (var h = 0u; h < TILE; h++) {
-    largest[h] = LEAST;
-  }
+  var largest = array<f32, TILE>();
+  var sums = array<f32, TILE>();
+  var result = array<Values, TILE>();
+#repeat h TILE
+  largest[h] = LEAST;
+#end
   var block = split;
   loop {
     let start = block * BLOCK + first;
     // Scores: each lane has its chunk's part of BATCH * TILE of them.
-    var scores: array<f32, BATCH * TILE>;
-    for (var j = 0u; j < BATCH; j++) {
-      var key = keys[j];
-      if (start + j * TEAMS == position) {
-        key = new_key;
-      }
-      let elements = unpacked(key);
-      for (var h = 0u; h < TILE; h++) {
-        scores[j * TILE + h] = product(elements, query[h]);
-      }
-    }
+    var scores = array<f32, BATCH * TILE>();
+#repeat j BATCH
+    let key = unpacked(select(wanted.keys[j], new_key, vec4<bool>(start + j * TEAMS == position)));
+#repeat h TILE
+    scores[j * TILE + h] = product(key, query[h]);
+#end
+#end
     // Summed over the team: at each step a lane keeps half of its positions and gives the other half away, so that it
     // ends with the scores of position member / OWNERS.
-    for (var step = 0u; step < HALVINGS; step++) {
-      let mask = TEAM >> (step + 1u);
-      let upper = (lane & mask) != 0u;
-      let half = (BATCH >> (step + 1u)) * TILE;
-      for (var i = 0u; i < half; i++) {
-        let low = scores[i];
-        let high = scores[i + half];
-        scores[i] = select(low, high, upper) + subgroupShuffleXor(select(high, low, upper), mask);
-      }
+#repeat step HALVINGS
+    let mask = TEAM >> (step + 1u);
+    let upper = (lane & mask) != 0u;
+    const half = (BATCH >> (step + 1u)) * TILE;
+#repeat i HALF_SCORES
+    if (i < half) {
+      let low = scores[i];
+      let high = scores[i + half];
+      scores[i] = select(low, high, upper) + subgroupShuffleXor(select(high, low, upper), mask);
     }
-    for (var step = HALVINGS; step < FOLDS; step++) {
-      for (var h = 0u; h < TILE; h++) {
-        scores[h] += subgroupShuffleXor(scores[h], TEAM >> (step + 1u));
-      }
-    }
+#end
+#end
+#repeat step FOLDS
+#repeat h TILE
+    scores[h] += subgroupShuffleXor(scores[h], OWNERS >> (step + 1u));
+#end
+#end
     let counted = start + (member / OWNERS) * TEAMS < length;
-    for (var h = 0u; h < TILE; h++) {
-      let score = select(LEAST, scores[h], counted);
-      let most = max(largest[h], subgroupMax(score));
-      let weight = select(0.0, exp2(score - most), counted);
-      let shrink = exp2(largest[h] - most);
-      largest[h] = most;
-      sums[h] = sums[h] * shrink + weight;
-      result[h] = result[h] * shrink;
-      scores[h] = weight;
-    }
-    for (var j = 0u; j < BATCH; j++) {
-      var value = select(vec4<u32>(), values[j], vec4<bool>(start + j * TEAMS < length));
-      if (start + j * TEAMS == position) {
-        value = new_value;
-      }
-      let elements = unpacked(value);
-      for (var h = 0u; h < TILE; h++) {
-        result[h] = result[h] + elements * subgroupShuffle(scores[h], lane / TEAM * TEAM + j * OWNERS);
-      }
-    }
+#repeat h TILE
+    let score = select(LEAST, scores[h], counted);
+    let most = max(largest[h], subgroupMax(score));
+    let weight = select(0.0, exp2(score - most), counted);
+    let shrink = exp2(largest[h] - most);
+    largest[h] = most;
+    sums[h] = sums[h] * shrink + weight;
+    result[h] = result[h] * shrink;
+    scores[h] = weight;
+#end
+#repeat j BATCH
+    // What lies past the length may be anything, NaN too.
+    let cached = select(vec4<u32>(), wanted.values[j], vec4<bool>(start + j * TEAMS < length));
+    let value = unpacked(select(cached, new_value, vec4<bool>(start + j * TEAMS == position)));
+#repeat h TILE
+    result[h] = result[h] + value * subgroupShuffle(scores[h], lane / TEAM * TEAM + j * OWNERS);
+#end
+#end
     block += splits;
     if (block * BLOCK >= length) {
       break;
     }
-    let next = block * BLOCK + first;
-    for (var j = 0u; j < BATCH; j++) {
-      keys[j] = key_cache[cache + min(next + j * TEAMS, CAPACITY - 1u) * CHUNKS];
-    }
-    for (var j = 0u; j < BATCH; j++) {
-      values[j] = value_cache[cache + min(next + j * TEAMS, CAPACITY - 1u) * CHUNKS];
-    }
+    wanted = request(cache, block * BLOCK + first);
   }
 
   // The teams of a subgroup, then the subgroups.
-  for (var h = 0u; h < TILE; h++) {
-    let sum = subgroupAdd(select(0.0, sums[h], member % OWNERS == 0u));
-    if (lane == 0u) {
-      warp_largest[warp * TILE + h] = largest[h];
-      warp_sums[warp * TILE + h] = sum;
-    }
-    let at = (warp * TILE + h) * QUADS + member * (PER / 4u);
+#repeat h TILE
+  let sum = subgroupAdd(select(0.0, sums[h], member % OWNERS == 0u));
+  if (lane == 0u) {
+    warp_largest[warp * TILE + h] = largest[h];
+    warp_sums[warp * TILE + h] = sum;
+  }
+  let at = (warp * TILE + h) * QUADS + member * (PER / 4u);
 #if HALF
-    if (TEAMS == 1u) {
-      if (lane < CHUNKS) {
-        warp_values[at] = result[h][0];
-        warp_values[at + 1u] = result[h][1];
-      }
-    } else {
-      // Every other team goes on with one half of the chunk, and gives the other half away.
-      let odd = (lane & TEAM) != 0u;
-      var quad = select(result[h][0], result[h][1], odd);
-      quad += subgroupShuffleXor(select(result[h][1], result[h][0], odd), TEAM);
-      for (var mask = 2u * TEAM; mask < LANES; mask <<= 1u) {
-        quad += subgroupShuffleXor(quad, mask);
-      }
-      if (lane < 2u * TEAM && member < CHUNKS) {
-        warp_values[at + lane / TEAM] = quad;
-      }
+  if (TEAMS == 1u) {
+    if (lane < CHUNKS) {
+      warp_values[at] = result[h][0];
+      warp_values[at + 1u] = result[h][1];
     }
-#else
-    var quad = result[h];
-    for (var mask = TEAM; mask < LANES; mask <<= 1u) {
+  } else {
+    // Every other team goes on with one half of the chunk, and gives the other half away.
+    let odd = (lane & TEAM) != 0u;
+    var quad = select(result[h][0], result[h][1], odd);
+    quad += subgroupShuffleXor(select(result[h][1], result[h][0], odd), TEAM);
+    for (var mask = 2u * TEAM; mask < LANES; mask <<= 1u) {
       quad += subgroupShuffleXor(quad, mask);
     }
-    if (lane < CHUNKS) {
-      warp_values[at] = quad;
+    if (lane < 2u * TEAM && member < CHUNKS) {
+      warp_values[at + lane / TEAM] = quad;
     }
-#endif
   }
+#else
+  var quad = result[h];
+  for (var mask = TEAM; mask < LANES; mask <<= 1u) {
+    quad += subgroupShuffleXor(quad, mask);
+  }
+  if (lane < CHUNKS) {
+    warp_values[at] = quad;
+  }
+#endif
+#end
   workgroupBarrier();
   for (var i = thread; i < TILE * QUADS; i += WORKGROUP) {
     let h = i / QUADS;
     var most = LEAST;
-    for (var w = 0u; w < WARPS; w++) {
-      most = max(most, warp_largest[w * TILE + h]);
-    }
+#repeat w WARPS
+    most = max(most, warp_largest[w * TILE + h]);
+#end
     var sum = 0.0;
     var value = vec4<f32>();
-    for (var w = 0u; w < WARPS; w++) {
-      let weight = exp2(warp_largest[w * TILE + h] - most);
-      sum += weight * warp_sums[w * TILE + h];
-      value += weight * warp_values[w * TILE * QUADS + i];
-    }
+#repeat w WARPS
+    let weight = exp2(warp_largest[w * TILE + h] - most);
+    sum += weight * warp_sums[w * TILE + h];
+    value += weight * warp_values[w * TILE * QUADS + i];
+#end
     if (tile * TILE + h < GROUP) {
       put(kv_head * GROUP + tile * TILE + h, split, splits, i % QUADS, value, most, sum);
     }
