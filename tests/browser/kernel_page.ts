@@ -1,9 +1,12 @@
 // Runs one fused kernel on buffers of its own, inside error scopes, for tests/browser/test_matvec.py.
 
-import { FusedPipelines, type KernelText } from "../../web/src/gpu/kernels";
+import { FusedPipelines, kernelCode, type FusedPipeline, type KernelText } from "../../web/src/gpu/kernels";
+import { declaredBindings } from "../../web/src/gpu/recorder";
 
 interface KernelRun {
   kernel: KernelText;
+  /** Whether float32 stands in for float16 in what the kernel computes; what it unpacks from words stays float16. */
+  widened: boolean;
   /** What the bindings hold at first, base64; sizes are multiples of 4. */
   buffers: string[];
   workgroups: [number, number, number];
@@ -37,6 +40,25 @@ function encode(bytes: Uint8Array): string {
   return btoa(parts.join(""));
 }
 
+/** The text of a kernel for float16 as an adapter without it takes it. */
+function widenedCode(kernel: KernelText): string {
+  return kernelCode(kernel)
+    .replace("enable f16;", "")
+    .replace("element = f16", "element = f32")
+    .replaceAll("bitcast<vec2<f16>>(", "unpack2x16float(")
+    .replaceAll("bitcast<u32>(vec2<f16>(", "pack2x16float(vec2<f32>(")
+    .replaceAll("vec2<f16>", "vec2<f32>")
+    .replace(/\b([\d.]+)h\b/g, "$1");
+}
+
+async function widenedPipeline(device: GPUDevice, kernel: KernelText): Promise<FusedPipeline> {
+  const code = widenedCode(kernel);
+  const access = declaredBindings(code).map(([, , kind]) => kind);
+  const module = device.createShaderModule({ code });
+  const pipeline = await device.createComputePipelineAsync({ layout: "auto", compute: { module, entryPoint: "main" } });
+  return { pipeline, layout: pipeline.getBindGroupLayout(0), access };
+}
+
 /** The contents of buffer `read` after the kernel ran, base64. */
 async function runKernel(run: KernelRun): Promise<string> {
   const { device, pipelines } = await (opened ??= open());
@@ -49,7 +71,7 @@ async function runKernel(run: KernelRun): Promise<string> {
   };
   let contents = "";
   try {
-    const { pipeline, layout } = await pipelines.get(run.kernel);
+    const { pipeline, layout } = await (run.widened ? widenedPipeline(device, run.kernel) : pipelines.get(run.kernel));
     const buffers = run.buffers.map((text) => {
       const bytes = decode(text);
       const filled = buffer(bytes.length, GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST);
