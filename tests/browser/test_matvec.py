@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from playwright.sync_api import Browser, Page
 
 from buildtools.server import SiteServer
+from capstan.tape.kernel_plan import WorkgroupLimits
 from capstan.tape.matvec_tuning import MatvecTuning, tune_matvec
 from tests.harness import watch
 
@@ -164,7 +165,7 @@ REAL = [
 
 @pytest.mark.parametrize("case", REAL, ids=str)
 def test_the_shapes_of_models_as_they_are_tuned(kernels: Page, case: Case) -> None:
-    check(kernels, case, tune_matvec(case.k, case.n, case.gated, 0, False, software=True))
+    check(kernels, case, tune_matvec(case.k, case.n, case.gated, False, WorkgroupLimits(software=True)))
 
 
 FUSED = [
@@ -211,4 +212,6 @@ def test_blocks_of_several_runs_share_a_scale(kernels: Page, block: int) -> None
 
 def test_the_tuning_for_larger_subgroups_computes_the_same_without_them(kernels: Page) -> None:
     for case in (Case(2048, 300, norm=True), Case(8192, 40, residual=True)):
-        check(kernels, case, replace(tune_matvec(case.k, case.n, case.gated, 32, False), lanes=0, most=3))
+        check(
+            kernels, case, replace(tune_matvec(case.k, case.n, case.gated, False, WorkgroupLimits(32)), lanes=0, most=3)
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from capstan.tape.kernel_plan import WorkgroupLimits
 from capstan.tape.matvec_tuning import tune_matvec
 
 SHAPES = [
@@ -15,19 +16,27 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("software", [False, True])
+LIMITS = [
+    WorkgroupLimits(software=True),
+    WorkgroupLimits(0, 1024, 49152),
+    *[WorkgroupLimits(lanes, 256) for lanes in (8, 16, 32, 64)],
+    *[WorkgroupLimits(lanes, 1024, 49152) for lanes in (8, 16, 32, 64)],
+]
+
+
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("lanes", [0, 8, 16, 32, 64])
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
 @pytest.mark.parametrize(("k", "n", "gated"), SHAPES)
-def test_a_cut_covers_the_rows_and_keeps_the_shaders_limits(
-    k: int, n: int, gated: bool, lanes: int, half: bool, software: bool
+def test_a_cut_keeps_the_limits_of_the_shader_and_the_adapter(
+    k: int, n: int, gated: bool, half: bool, limits: WorkgroupLimits
 ) -> None:
-    tuning = tune_matvec(k, n, gated, lanes, half, software)
+    tuning = tune_matvec(k, n, gated, half, limits)
+    lanes = limits.lanes
     span, workgroup = tuning.span, tuning.workgroup
     assert workgroup % span == 0
     assert span % 4 == 0
     assert tuning.rows <= span
-    assert 8 <= workgroup <= 256
+    assert 8 <= workgroup <= limits.threads
     assert tuning.split == (lanes == 0 or span > lanes)
     if lanes:
         assert workgroup % lanes == 0
@@ -36,4 +45,4 @@ def test_a_cut_covers_the_rows_and_keeps_the_shaders_limits(
     assert tuning.steps * span * 32 >= k
     staging = 4 * tuning.steps * span
     assert tuning.constants()["OWN"] == -(-staging // workgroup)
-    assert not tuning.staged or staging * (16 if half else 32) < 16384  # what every adapter has
+    assert not tuning.staged or staging * (16 if half else 32) < limits.memory

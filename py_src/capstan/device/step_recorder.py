@@ -18,6 +18,7 @@ from ..tape import (
     Recorded,
     Recording,
     TableGroup,
+    WorkgroupLimits,
     captured_half,
     check_replayable,
     copies_lost_by_ort,
@@ -154,8 +155,12 @@ class StepRecorder:
             played,
             tables,
             (state.buffer.handle, state.offset, state.length),
-            adapter["subgroup_size"],
-            adapter["software"],
+            WorkgroupLimits(
+                adapter["subgroup_size"],
+                adapter["max_workgroup_threads"],
+                adapter["max_workgroup_bytes"],
+                adapter["software"],
+            ),
             buffers.capacity,
         )
         return await self._checked_tape(

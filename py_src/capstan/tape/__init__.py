@@ -6,7 +6,7 @@ ort_kernels.py what a recorded dispatch computes; uniforms.py reads what it was 
 step_graph.py  the step as a graph of values
 fusions.py     passes over that graph
 placement.py   values back into buffers, checked
-fused_step.py  the rewritten step as the device takes it; matvec_plan.py, attention_plan.py: how our kernels are made
+fused_step.py  the rewritten step as the device takes it; matvec_tuning.py, attention_plan.py: how our kernels are made
 key.py         what a tape is valid for
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from .fused_step import FusedStep, fused_step
 from .fusions import PASSES, fuse_step
+from .kernel_plan import WorkgroupLimits
 from .key import TapeKey
 from .passes import (
     TableGroup,
@@ -45,6 +46,7 @@ __all__ = [
     "StepGraph",
     "TableGroup",
     "TapeKey",
+    "WorkgroupLimits",
     "Write",
     "captured_half",
     "check_replayable",

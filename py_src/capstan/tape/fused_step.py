@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .attention_plan import plan_attention
-from .kernel_plan import KernelPlan
+from .kernel_plan import KernelPlan, WorkgroupLimits
 from .matvec_tuning import tune_matvec
 from .placement import Placement
 from .step_graph import Attention, MatVec, Node, Recorded
@@ -39,15 +39,13 @@ def fused_step(
     played: Mapping[int, list[Any]],
     tables: Sequence[bytes],
     state: tuple[int, int, int],
-    lanes: int,
-    software: bool,
+    limits: WorkgroupLimits,
     capacity: int,
 ) -> FusedStep:
     """Emit a placed step. `played` has the recorded operations by index, whose table numbers are those of `tables`.
 
-    `state` is the sampler's state (handle, offset, bytes), from which attention takes the length; `lanes` the
-    adapter's one subgroup size, 0 if it has none to rely on; `software` whether the adapter is a processor; `capacity`
-    the longest sequence, in tokens.
+    `state` is the sampler's state (handle, offset, bytes), from which attention takes the length; `limits` are the
+    adapter's; `capacity` is the longest sequence, in tokens.
     """
     step = FusedStep(scratch=list(placement.scratch), tables=list(tables))
     shared: dict[Callable[[int], tuple[int, int, int]], int] = {}
@@ -72,7 +70,7 @@ def fused_step(
                 "constants": constants,
                 "floats": floats,
                 "half": half,
-                "lanes": lanes,
+                "lanes": limits.lanes,
                 "bindings": bindings,
             }
         )
@@ -88,12 +86,12 @@ def fused_step(
             case Recorded():
                 step.played.append(played[node.what.index])
             case MatVec():
-                plan = plan_matvec(node.what, lanes, software)
+                plan = plan_matvec(node.what, limits)
                 emit(plan, node.what.element == "f16", matvec_bindings(node, node.what, at))
             case Attention():
                 what = node.what
                 half = what.element == "f16"
-                split, join, partial_bytes = plan_attention(what, lanes)
+                split, join, partial_bytes = plan_attention(what, limits.lanes)
                 # Layers take turns, so that one buffer serves all of them.
                 partial = partials.setdefault(partial_bytes, len(step.scratch))
                 if partial == len(step.scratch):
@@ -106,9 +104,9 @@ def fused_step(
     return step
 
 
-def plan_matvec(what: MatVec, lanes: int, software: bool) -> KernelPlan:
+def plan_matvec(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
     """The kernel that computes a product, and its workgroups."""
-    tuning = tune_matvec(what.k, what.n, what.up is not None, lanes, what.element == "f16", software)
+    tuning = tune_matvec(what.k, what.n, what.up is not None, what.element == "f16", limits)
     constants: dict[str, int | float | bool] = {
         "K": what.k,
         "N": what.n,

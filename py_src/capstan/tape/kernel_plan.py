@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["KernelPlan"]
+__all__ = ["KernelPlan", "WorkgroupLimits"]
 
 
 @dataclass(frozen=True)
@@ -15,3 +15,16 @@ class KernelPlan:
     shader: str
     constants: Mapping[str, int | float | bool]
     counts: tuple[int, int, int] | Callable[[int], tuple[int, int, int]]
+
+
+@dataclass(frozen=True)
+class WorkgroupLimits:
+    """What an adapter's workgroups may be. The defaults are what every adapter has."""
+
+    lanes: int = 0
+    """Threads of every subgroup; 0 without subgroups to rely on."""
+    threads: int = 256
+    memory: int = 16384
+    """Bytes."""
+    software: bool = False
+    """Whether the adapter is a processor."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .kernel_plan import WorkgroupLimits
+
 __all__ = ["MatvecTuning", "tune_matvec"]
 
 STEPS = 3
 """Runs of x that a thread takes at most, if workgroups can be that large: 16 registers each."""
-WORKGROUP_BYTES = 15872
-"""Workgroup memory for x: what every adapter has, less room for the sums."""
+SPARE = 512
+"""Bytes of workgroup memory that x leaves for sums."""
 
 
 @dataclass(frozen=True)
@@ -69,29 +71,42 @@ class MatvecTuning:
         }
 
 
-def tune_matvec(k: int, n: int, gated: bool, lanes: int, half: bool, software: bool = False) -> MatvecTuning:
-    """For weights of `n` rows of `k` int4 (two such matrices if `gated`), and subgroups of `lanes` threads.
+def tune_matvec(k: int, n: int, gated: bool, half: bool, limits: WorkgroupLimits) -> MatvecTuning:
+    """For weights of `n` rows of `k` int4 (two such matrices if `gated`), and activations of float16 if `half`.
 
-    `software`: the adapter is a processor, where few small workgroups are best (SwiftShader: 6 ms where 20 were). Else
-    measured on an H200; see benches/NOTES.md. Workgroups that take several tiles spare the reading and normalising of
-    x, and request the next weights before they use the present ones; their number suits GPUs of up to 132 processors,
-    and smaller ones run them in turns.
+    Measured on an H200; see benches/NOTES.md. Workgroups that take several tiles spare the reading and normalising of
+    x, and request the next weights before they use the present ones. Their number keeps up to 132 processors busy;
+    fewer run them in turns. On a processor few small workgroups are best (SwiftShader: 6 ms where 20 were).
     """
-    if lanes == 0 and software:
-        return MatvecTuning(k, n, gated, lanes, rows=2, span=4, workgroup=16, most=32)
+    lanes = limits.lanes
+
+    def cut(rows: int, span: int, workgroup: int, most: int | None = None, *, staged: bool = False) -> MatvecTuning:
+        return MatvecTuning(k, n, gated, lanes, rows, span, workgroup, staged, most)
+
+    if limits.software and lanes == 0:
+        return cut(2, 4, 16, 32)
     if lanes == 0:
-        return MatvecTuning(k, n, gated, lanes, rows=2, span=16, workgroup=64)
+        return cut(2, 16, 64)
     runs = k // 32
     span = lanes
     while span // 2 >= max(runs, 4):
         span //= 2
     while runs > STEPS * span and span < 256:
         span *= 2
-    if span > lanes or -(-runs // span) * span * (64 if half else 128) > WORKGROUP_BYTES:
+    steps = -(-runs // span)
+    if span > lanes or steps * span * (64 if half else 128) > limits.memory - SPARE:
         span = max(span, min(128, 2 * span))
-        return MatvecTuning(k, n, gated, lanes, rows=2, span=span, workgroup=max(span, 128), most=528)
+        return cut(2, span, max(span, 128), 528)
+    large = limits.threads >= 512
     if n >= 32768:
-        return MatvecTuning(k, n, gated, lanes, rows=4, span=span, workgroup=256, staged=True, most=264)
-    if gated and n >= 8192:
-        return MatvecTuning(k, n, gated, lanes, rows=2, span=span, workgroup=256, staged=True, most=132)
-    return MatvecTuning(k, n, gated, lanes, rows=2, span=span, workgroup=128 if n < 2048 else 256, staged=True)
+        rows = min(4 if steps > 1 else 8, span)
+        if large:
+            return cut(min(rows, max(8 // steps // 2 * 2, 1)), span, 512, 132, staged=True)
+        return cut(rows, span, 128, 1056, staged=True)
+    if gated and large and steps > 1:
+        return cut(1, span, 512, 264 if steps == 2 else 132, staged=True)
+    if gated:
+        return cut(2, span, 128, 264 if steps > 1 else 528, staged=True)
+    if n > k and large:
+        return cut(1, span, 512, staged=True)
+    return cut(2, span, 128, 528, staged=True)

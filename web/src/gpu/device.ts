@@ -75,6 +75,9 @@ export interface AdapterSummary {
   subgroup_size: number;
   /** Why a feature of the adapter's is left out. */
   without: Record<string, string>;
+  /** Threads and bytes of memory that a workgroup may have. */
+  max_workgroup_threads: number;
+  max_workgroup_bytes: number;
   max_buffer_size: number;
   max_storage_buffer_binding_size: number;
   min_storage_buffer_offset_alignment: number;
@@ -137,6 +140,8 @@ export function summarize(adapter: GPUAdapter): AdapterSummary {
     features: [...features].sort(),
     subgroup_size: 0,
     without: {},
+    max_workgroup_threads: Math.min(limits.maxComputeInvocationsPerWorkgroup, limits.maxComputeWorkgroupSizeX),
+    max_workgroup_bytes: limits.maxComputeWorkgroupStorageSize,
     max_buffer_size: limits.maxBufferSize,
     max_storage_buffer_binding_size: limits.maxStorageBufferBindingSize,
     min_storage_buffer_offset_alignment: limits.minStorageBufferOffsetAlignment,
