@@ -55,8 +55,13 @@ export class Tapes {
     const made = await FusedKernels.make(this.watched, this.fusedPipelines, spec, objects, (handle) =>
       this.buffers.get(handle),
     );
-    const tape = new Tape(objects, JSON.parse(played) as PlayedOp[], new Set(JSON.parse(written) as number[]), made);
-    return this.tapes.add(tape);
+    try {
+      const tape = new Tape(objects, JSON.parse(played) as PlayedOp[], new Set(JSON.parse(written) as number[]), made);
+      return this.tapes.add(tape);
+    } catch (error) {
+      made.destroy();
+      throw error;
+    }
   }
 
   /** Workgroup counts by sequence length for the next `table` number of a tape: u32 [length + 1, 3]. */

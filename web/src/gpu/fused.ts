@@ -37,9 +37,7 @@ export class FusedKernels {
   ): Promise<FusedKernels> {
     const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_DST | GPUBufferUsage.COPY_SRC;
     const compiled = await Promise.all(spec.kernels.map((kernel) => pipelines.get(kernel)));
-    const scratch = spec.scratch.map((size) =>
-      watched.buffer("kernels", spec.owner, { label: "tape scratch", size, usage }),
-    );
+    const scratch: GPUBuffer[] = [];
     const resource = (binding: FusedBinding): GPUBufferBinding => {
       const [kind, id] = binding;
       if (kind === "span") return { buffer: buffer(id), offset: binding[2], size: binding[3] };
@@ -48,6 +46,8 @@ export class FusedKernels {
       return { buffer: found };
     };
     try {
+      for (const size of spec.scratch)
+        scratch.push(watched.buffer("kernels", spec.owner, { label: "tape scratch", size, usage }));
       const kernels = spec.kernels.map(({ shader, bindings }, index) => {
         const { pipeline, layout, access } = compiled[index]!;
         if (bindings.length !== access.length)
