@@ -20,8 +20,8 @@ PASSES = ("clears", "direct", "matvec", "gated", "norm", "residual", "attention"
 clears     drop the clears of recycled buffers
 direct     give indirect dispatches counts from a table by sequence length
 matvec     int4 matrix-vector products by a kernel of ours
-gated      the gated half of a feed-forward layer (norm, two products, SiLU) by the same kernel
-norm       RMS norms computed by the product that reads them (needs matvec)
+gated      the gated half of a feed-forward layer (norm, two products, SiLU) by the same kernel (needs residual)
+norm       RMS norms computed by the product that reads them (needs matvec; those of a sum need residual)
 residual   residuals and biases added by the product before them (needs matvec; residuals need norm or gated)
 attention  rotary embedding, cache write and attention of one token in one kernel, and its join
 dead       drop operations whose results nobody reads

@@ -7,7 +7,7 @@ this operation and no other are all there. Whoever replaces it still compares a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from .recording import Dispatch, DispatchIndirect, Op, Recording
@@ -27,6 +27,8 @@ class OrtKernel:
     uniforms: Mapping[str, Number]
     element: str
     """'f16' or 'f32'."""
+    weights: frozenset[int] = frozenset()
+    """Those of the buffers whose contents a replacement takes for constant."""
 
     def number(self, name: str) -> int:
         value = self.uniforms[name]
@@ -47,6 +49,10 @@ class Signature:
     bindings: tuple[str, ...]
     """In order, uniforms left out."""
     has: tuple[str, ...]
+    asked: tuple[str, ...]
+    """Uniforms that a replacement needs to know."""
+    weights: tuple[str, ...] = ()
+    """Bindings whose contents a replacement takes for constant."""
     lacks: tuple[str, ...] = ()
     holds: Callable[[OrtKernel], bool] = lambda _: True
     """What must be true of the uniforms."""
@@ -88,18 +94,23 @@ SIGNATURES = (
             "const b_scale_offset : u32 = 0;",
             "output[output_idx]=output_value;",
         ),
+        asked=("N", "K", "block_size"),
+        weights=("input_b", "scales_b"),
         holds=one_row,
     ),
     Signature(
         "add",
         ("input_a", "input_b", "output"),
         has=("output[global_idx]=a + b;", "input_a: array<vec4<f", "input_b: array<vec4<f"),
+        asked=("element_count",),
         holds=same_sizes,
     ),
     Signature(
         "norm",
         ("x", "scale", "y"),
         has=("inverseSqrt(", "uniforms.norm_size", "x_element_t(inv_std_dev) * scale["),
+        asked=("norm_size", "epsilon"),
+        weights=("scale",),
         lacks=NORM_LACKS,
         holds=lambda kernel: kernel.uniforms["norm_count"] == 1,
     ),
@@ -113,6 +124,8 @@ SIGNATURES = (
                 "x_element_t(inv_std_dev) * gamma[",
                 "input_value + skip_value",
             ),
+            asked=("hidden_size", "epsilon"),
+            weights=("gamma",),
             lacks=NORM_LACKS,
             holds=lambda kernel: kernel.uniforms["skip_size"] == kernel.uniforms["hidden_size"],
         )
@@ -138,6 +151,8 @@ SIGNATURES = (
             "gate_output_value * (one / (one + exp(-gate_output_value)))",
             "activated_value * up_output_value",
         ),
+        asked=("N", "K", "block_size", "epsilon"),
+        weights=("norm_scale", "gate_b", "gate_scales_b", "up_b", "up_scales_b"),
         lacks=("bias[", "gate_bias", "up_bias"),
         holds=lambda kernel: (
             kernel.uniforms["batch_count"] == 1 and kernel.uniforms["skip_size"] == kernel.uniforms["K"]
@@ -163,6 +178,8 @@ SIGNATURES = (
             "let q_re = q_i * cos_v - q_j * sin_v;",
             "let k_im = k_i * sin_v + k_j * cos_v;",
         ),
+        asked=("num_heads", "kv_num_heads", "head_size", "present_sequence_length"),
+        weights=("cos_cache", "sin_cache"),
         holds=one_token,
     ),
     Signature(
@@ -178,6 +195,7 @@ SIGNATURES = (
             "metadata",
         ),
         has=("q: array<vec4<", "return q_element_t(0);", "q_element_t(uniforms.alpha)", "exp(f32(tile_qk"),
+        asked=("alpha",),
         lacks=ATTENTION_LACKS,
         holds=one_query,
     ),
@@ -185,6 +203,7 @@ SIGNATURES = (
         "attention_join",
         ("input", "metadata", "seqlens_k", "output"),
         has=("metadata[meta_base + i].x", "m_value.y * exp(m_value.x - g_max)"),
+        asked=(),
         lacks=ATTENTION_LACKS,
         holds=lambda kernel: kernel.uniforms["new_sequence_length"] == 1,
     ),
@@ -200,15 +219,16 @@ def recognise(recording: Recording, op: Op, uploaded: Mapping[int, bytes]) -> Or
         return None
     pipeline = recording.pipelines[op.pipeline]
     bound = sorted(
-        (index, binding, buffer)
+        (index, binding, buffer, offset)
         for index, group in enumerate(op.groups)
-        for binding, buffer, _, _ in _entries(recording, group)
+        for binding, buffer, offset, _ in recording.groups[group].entries
     )
     at: dict[str, int] = {}
     uniforms: Mapping[str, Number] = {}
-    for index, binding, buffer in bound:
+    for index, binding, buffer, offset in bound:
         name = pipeline.names.get((index, binding))
-        if name is None:
+        if name is None or offset:
+            # What replaces it binds whole buffers.
             return None
         if pipeline.access[index, binding] == "uniform":
             uniforms = uniform_values(pipeline.code, uploaded.get(buffer, b""))
@@ -219,13 +239,10 @@ def recognise(recording: Recording, op: Op, uploaded: Mapping[int, bytes]) -> Or
         code = pipeline.code
         fits = all(part in code for part in signature.has) and not any(part in code for part in signature.lacks)
         try:
-            if fits and uniforms and signature.holds(kernel):
-                return OrtKernel(signature.kind, at, uniforms, kernel.element)
+            if fits and set(signature.asked) <= uniforms.keys() and signature.holds(kernel):
+                weights = frozenset(at[name] for name in signature.weights)
+                return replace(kernel, kind=signature.kind, weights=weights)
         except KeyError:
             # The uniforms have other fields than this kernel's: another version of it.
             continue
     return None
-
-
-def _entries(recording: Recording, group: int) -> tuple[tuple[int, int, int, int], ...]:
-    return recording.groups[group].entries

@@ -93,18 +93,22 @@ def _bytes(node: Node) -> int:
 def _check(graph: StepGraph, placement: Placement) -> None:
     holds: dict[Place, int] = {Place("recorded", buffer): value for buffer, value in graph.first.items()}
     writers: dict[Place, Node] = {}
+    makers = graph.makers()
     for node in placement.nodes:
         for value in node.reads:
             place = placement.places[value]
             if holds.get(place) != value:
-                moved = node if not isinstance(node.what, Recorded) else writers.get(place, node)
+                # Operations of ours run where the last of those that they stand for did: one of these is out of place.
+                involved = (node, makers.get(value), writers.get(place))
+                moved = [other for other in involved if other is not None and not isinstance(other.what, Recorded)]
                 raise MisplacedError(
                     f"the operation at {node.position} of the rewritten step would read another value from {place}",
-                    moved.origins,
+                    moved[0].origins if moved else frozenset(),
                 )
         if not isinstance(node.what, Recorded):
-            read = {placement.places[value] for value in node.reads if graph.homes.get(value) not in graph.last}
-            both = read & {placement.places[value] for value in node.writes}
+            both = {placement.places[value] for value in node.reads} & {placement.places[v] for v in node.writes}
+            if isinstance(node.what, Attention):
+                both -= {Place("recorded", cache) for cache in (node.what.key, node.what.value)}
             if both:
                 raise MisplacedError(
                     f"the operation at {node.position} would read and write {both.pop()}", node.origins

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from .attention_plan import fits_attention
 from .ort_kernels import OrtKernel, recognise
-from .recording import Command, Recording
+from .recording import Command, Dispatch, DispatchIndirect, Recording
 
 __all__ = ["Add", "Attention", "MatVec", "Node", "Norm", "Recorded", "RmsNorm", "StepGraph", "What", "read_step"]
 
@@ -130,6 +130,7 @@ class Values:
     homes: dict[int, int] = field(default_factory=dict)
     first: dict[int, int] = field(default_factory=dict)
     current: dict[int, int] = field(default_factory=dict)
+    read: set[int] = field(default_factory=set)
     count: int = 0
 
     def fresh(self) -> int:
@@ -143,6 +144,10 @@ class Values:
             self.current[buffer] = self.first[buffer] = value
             self.homes[value] = buffer
         return self.current[buffer]
+
+    def unread(self, buffer: int) -> bool:
+        """Whether the buffer holds what the step has made and not read."""
+        return buffer in self.current and self.current[buffer] not in self.read
 
     def written(self, buffer: int) -> int:
         value = self.fresh()
@@ -158,10 +163,12 @@ def read_step(
 
     Operations of a kind in `lift` become what they compute ('matvec', 'gated', 'norm', 'residual', 'attention'), except
     those whose index is in `kept`; norms and sums are taken apart so that their parts can join their neighbours. A
-    kernel is taken to write all of what it may write, unless the buffer outlives the step;
+    kernel is taken to write all of what it may write, unless the buffer outlives the step or holds what the step put
+    there and nobody has read: then the kernel may be there to change a part of it.
     `capstan.device.step_recorder` makes sure of it by replaying with those buffers full of NaN.
     """
     uploaded = recording.uploaded()
+    changed = frozenset(buffer for op in ops for buffer in recording.writes(op))
     values = Values()
     nodes: list[Node] = []
     kernels: dict[int, OrtKernel] = {}
@@ -169,11 +176,14 @@ def read_step(
     """Of each operation: the values it writes, by buffer."""
     for index, op in enumerate(ops):
         written = recording.writes(op)
-        partly = {b for b in written if b in lasting or not _whole(recording, op, b)}
+        partly = {b for b in written if b in lasting or not _whole(recording, op, b, values.unread(b))}
         reads = tuple(values.of(buffer) for buffer in sorted(recording.reads(op) - written | partly))
         read_at = {values.homes[value]: value for value in reads}
+        values.read |= set(reads)
         writes = {buffer: values.written(buffer) for buffer in sorted(written)}
         kernel = recognise(recording, op, uploaded) if index not in kept else None
+        if kernel is not None and not changed.isdisjoint(kernel.weights):
+            kernel = None  # What the step computes is no weight: it may be elsewhere, or gone, when ours runs.
         if kernel is not None:
             kernels[index] = kernel
         parts = _parts(kernel, read_at, writes, index, values, lift) if kernel is not None else None
@@ -185,9 +195,9 @@ def read_step(
     return _with_attention(graph, kernels, buffers) if "attention" in lift else graph
 
 
-def _whole(recording: Recording, op: Command, buffer: int) -> bool:
-    """Whether the operation leaves nothing of what the buffer held: a kernel's output is taken to be all it writes."""
-    return bool(getattr(op, "groups", ())) or recording.overwrites(op, buffer)
+def _whole(recording: Recording, op: Command, buffer: int, unread: bool) -> bool:
+    """Whether the operation leaves nothing of what the buffer held; `unread` if the step put that there for nobody."""
+    return recording.overwrites(op, buffer) or (isinstance(op, Dispatch | DispatchIndirect) and not unread)
 
 
 def _parts(
@@ -267,7 +277,11 @@ def _with_attention(
         if split is None or only_reader(writes[index][at["indirect_buffer"]], "attention_split") != split:
             continue
         partial = kernels[split]
-        if any(partial.at[name] != at[name] for name in ("present_key", "present_value")):
+        caches = (at["present_key"], at["present_value"])
+        reads = {graph.homes[value]: value for value in by_index[index].reads}
+        filled = {writes[index][cache] for cache in caches}
+        if not filled <= set(by_index[split].reads) or not graph.last.keys() >= set(caches):
+            # Attention of ours is over what the rotary kernel has put into caches that outlive the step.
             continue
         join = only_reader(writes[split][partial.at["out_split_vx"]], "attention_join")
         if join is None or only_reader(writes[split][partial.at["metadata"]], "attention_join") != join:
@@ -287,8 +301,6 @@ def _with_attention(
         )
         if not fits_attention(what):
             continue
-        reads = {graph.homes[value]: value for value in by_index[index].reads}
-        caches = (at["present_key"], at["present_value"])
         replaced |= {index: None, split: None}
         replaced[join] = Node(
             what,

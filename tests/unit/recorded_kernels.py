@@ -1,0 +1,315 @@
+"""Decode kernels as onnxruntime-web has them, as far as they can be told by their WGSL, and what each computes.
+
+Bindings and uniforms are in the order of theirs. Vectors are numpy arrays of float64, one for each buffer.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["KERNELS", "Kernel", "Number", "Vector", "attend", "gated", "normed", "pack_uniforms", "product", "rotated"]
+
+Vector = NDArray[np.float64]
+Number = int | float | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """WGSL and meaning of a recorded kernel."""
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    """Bindings in order: what is read, what is written, then the uniforms."""
+    fields: tuple[tuple[str, str], ...]
+    """Uniforms: name and WGSL type."""
+    lines: tuple[str, ...]
+    """Of its body: those that make it this operation."""
+    compute: Callable[[Mapping[str, Vector], Mapping[str, Any]], None]
+    vectors: bool = True
+    """Whether it binds arrays of vec4<f32>; else of f32."""
+
+    @property
+    def bindings(self) -> tuple[tuple[str, str], ...]:
+        """Name and access."""
+        named = [(name, "read") for name in self.reads] + [(name, "read_write") for name in self.writes]
+        return (*named, ("uniforms", "uniform")) if self.fields else tuple(named)
+
+    @property
+    def code(self) -> str:
+        element = "vec4<f32>" if self.vectors else "f32"
+        declared = [
+            f"@group(0) @binding({i}) var<storage, {access}> {name}: array<{element}>;"
+            for i, (name, access) in enumerate(self.bindings)
+            if access != "uniform"
+        ]
+        if self.fields:
+            inside = ",\n".join(f"  {name}: {kind}" for name, kind in self.fields)
+            declared.append(f"struct Uniforms {{\n{inside}\n}};")
+            declared.append(f"@group(0) @binding({len(self.bindings) - 1}) var<uniform> uniforms: Uniforms;")
+        return "\n".join([*declared, "fn main() {", *(f"  {line}" for line in self.lines), "}"])
+
+    def without(self, line: str) -> Kernel:
+        return replace(self, lines=tuple(other for other in self.lines if other != line))
+
+    def with_line(self, line: str) -> Kernel:
+        return replace(self, lines=(*self.lines, line))
+
+
+def pack_uniforms(fields: Sequence[tuple[str, str]], values: Mapping[str, Number]) -> bytes:
+    """As WGSL lays out a struct: scalars at multiples of 4, vec2 of 8, vec3 and vec4 of 16; the whole of 16."""
+    assert {name for name, _ in fields} == set(values)
+    data = b""
+    for name, kind in fields:
+        value = values[name]
+        items = value if isinstance(value, tuple) else (value,)
+        size = int(kind[3]) if kind.startswith("vec") else 1
+        assert len(items) == size, name
+        data += bytes(-len(data) % {1: 4, 2: 8, 3: 16, 4: 16}[size])
+        data += struct.pack(f"<{size}{'f' if kind == 'f32' else 'I'}", *items)
+    return data + bytes(-len(data) % 16)
+
+
+def product(weights: Vector, scales: Vector, x: Vector, n: int, k: int, block: int) -> Vector:
+    """W x, with a scale for each block of a row."""
+    spread = np.repeat(scales[: n * k // block].reshape(n, k // block), block, axis=1)
+    return np.asarray((weights[: n * k].reshape(n, k) * spread) @ x[:k])
+
+
+def normed(x: Vector, gamma: Vector, epsilon: float) -> Vector:
+    return np.asarray(x / np.sqrt(np.mean(x * x) + epsilon) * gamma[: x.size])
+
+
+def gated(gate: Vector, up: Vector) -> Vector:
+    return np.asarray(gate / (1 + np.exp(-gate)) * up)
+
+
+def rotated(x: Vector, cos: Vector, sin: Vector, position: int) -> Vector:
+    """x [heads, head] with the halves of each head rotated."""
+    half = x.shape[1] // 2
+    c, s = (cache[position * half : (position + 1) * half] for cache in (cos, sin))
+    re, im = x[:, :half], x[:, half:]
+    return np.concatenate([re * c - im * s, im * c + re * s], axis=1)
+
+
+def attend(q: Vector, keys: Vector, values: Vector, length: int, scale: float) -> tuple[Vector, Vector, Vector]:
+    """(sums of weighted values [heads, head], sums of weights [heads], largest scores [heads])
+
+    of q [heads, head] over the first `length` positions of the caches [kv heads, capacity, head].
+    """
+    repeats = q.shape[0] // keys.shape[0]
+    scores = np.einsum("hd,htd->ht", q, np.repeat(keys, repeats, axis=0)[:, :length]) * scale
+    largest = scores.max(axis=1)
+    weights = np.exp(scores - largest[:, None])
+    return (
+        np.einsum("ht,htd->hd", weights, np.repeat(values, repeats, axis=0)[:, :length]),
+        weights.sum(axis=1),
+        largest,
+    )
+
+
+def put(target: Vector, value: Vector) -> None:
+    flat = value.reshape(-1)
+    assert flat.size <= target.size, "the buffer is too small"
+    target[: flat.size] = flat
+
+
+def matmul(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    put(at["output"], product(at["input_b"], at["scales_b"], at["input_a"], u["N"], u["K"], u["block_size"]))
+
+
+def add(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    count = u["element_count"]
+    put(at["output"], at["input_a"][:count] + at["input_b"][:count])
+
+
+def norm(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    put(at["y"], normed(at["x"][: u["norm_size"]], at["scale"], u["epsilon"]))
+
+
+def skip_norm(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    size = u["hidden_size"]
+    total = at["x"][:size] + at["skip"][:size]
+    put(at["output"], normed(total, at["gamma"], u["epsilon"]))
+    if "input_skip_bias_sum" in at:
+        put(at["input_skip_bias_sum"], total)
+
+
+def gated_mlp(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    n, k, block = u["N"], u["K"], u["block_size"]
+    total = at["input_a"][:k] + at["skip"][:k]
+    x = normed(total, at["norm_scale"], u["epsilon"])
+    gate = product(at["gate_b"], at["gate_scales_b"], x, n, k, block)
+    put(at["output"], gated(gate, product(at["up_b"], at["up_scales_b"], x, n, k, block)))
+    put(at["input_skip_bias_sum"], total)
+
+
+def rotary(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    heads, kv, head, capacity = u["num_heads"], u["kv_num_heads"], 4 * u["head_size"], u["present_sequence_length"]
+    position = int(at["seqlens"][0])
+    assert position + 1 == at["total_sequence_length_input"][0]
+    q, k, v = np.split(at["packed_qkv"][: (heads + 2 * kv) * head].reshape(-1, head), [heads, heads + kv])
+    put(at["query"], rotated(q, at["cos_cache"], at["sin_cache"], position))
+    for name, rows in (
+        ("present_key", rotated(k, at["cos_cache"], at["sin_cache"], position)),
+        ("present_value", v),
+    ):
+        at[name][: kv * capacity * head].reshape(kv, capacity, head)[:, position] = rows
+    put(at["indirect_buffer"], np.array([1.0 + position // 64, heads, 1.0]))
+
+
+def attention_split(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    heads, kv, head = u["num_heads"], u["num_heads"] // u["n_reps"], 4 * u["head_size_vec"]
+    length, capacity = int(at["seqlens_k"][0]) + 1, u["present_sequence_length"]
+    assert at["indirect_buffer"][0] == 1 + (length - 1) // 64
+    keys, values = (
+        at[name][: kv * capacity * head].reshape(kv, capacity, head) for name in ("present_key", "present_value")
+    )
+    sum_of_values, sums, largest = attend(
+        at["q"][: heads * head].reshape(heads, head), keys, values, length, u["alpha"]
+    )
+    put(at["out_split_vx"], sum_of_values)
+    put(at["metadata"], np.stack([largest, sums], axis=1))
+
+
+def attention_join(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    heads, head = u["num_heads"], 4 * u["head_size_vec"]
+    sums = at["metadata"][: 2 * heads].reshape(heads, 2)[:, 1:]
+    put(at["output"], at["input"][: heads * head].reshape(heads, head) / sums)
+
+
+MATMUL_FIELDS = tuple((name, "u32") for name in ("M", "N", "K", "block_size", "batch_count", "dispatch_M"))
+NORM_LINES = ("let inv_std_dev = inverseSqrt(mean_square / f32(size) + uniforms.epsilon);",)
+SKIP_NORM = Kernel(
+    ("x", "skip", "gamma"),
+    ("output", "input_skip_bias_sum"),
+    (("components", "u32"), ("hidden_size", "u32"), ("epsilon", "f32"), ("skip_size", "u32")),
+    (
+        *NORM_LINES,
+        "let size = uniforms.hidden_size;",
+        "let value = input_value + skip_value;",
+        "output[i] = value * x_element_t(inv_std_dev) * gamma[i];",
+    ),
+    skip_norm,
+)
+KERNELS: Mapping[str, Kernel] = {
+    "matmul_nbits": Kernel(
+        ("input_a", "input_b", "scales_b"),
+        ("output",),
+        MATMUL_FIELDS,
+        (
+            "const default_zero_point = 8;",
+            "const bit_mask = 0xFu;",
+            "const b_base_offset : u32 = 0;",
+            "const b_scale_offset : u32 = 0;",
+            "output[output_idx]=output_value;",
+        ),
+        matmul,
+    ),
+    "add": Kernel(
+        ("input_a", "input_b"),
+        ("output",),
+        (
+            ("bcast_indices_shape", "vec3<u32>"),
+            ("bcast_indices_stride", "vec2<u32>"),
+            ("a_indices_shape", "vec3<u32>"),
+            ("b_indices_shape", "u32"),
+            ("element_count", "u32"),
+        ),
+        ("output[global_idx]=a + b;",),
+        add,
+    ),
+    "norm": Kernel(
+        ("x", "scale"),
+        ("y",),
+        (("components", "u32"), ("norm_count", "u32"), ("norm_size", "u32"), ("epsilon", "f32")),
+        (*NORM_LINES, "let size = uniforms.norm_size;", "y[i] = x[i] * x_element_t(inv_std_dev) * scale[i];"),
+        norm,
+    ),
+    "skip_norm": SKIP_NORM,
+    "skip_norm_alone": replace(SKIP_NORM, writes=("output",)),
+    "gated_mlp": Kernel(
+        ("input_a", "skip", "norm_scale", "gate_b", "gate_scales_b", "up_b", "up_scales_b"),
+        ("output", "input_skip_bias_sum"),
+        (
+            *((name, "u32") for name in ("N", "K", "block_size", "batch_count", "skip_size")),
+            ("epsilon", "f32"),
+        ),
+        (
+            *NORM_LINES,
+            "const default_zero_point = output_element_t(8);",
+            "let low = word & 0x0F0F0F0Fu;",
+            "let activated_value = gate_output_value * (one / (one + exp(-gate_output_value)));",
+            "output[n] = activated_value * up_output_value;",
+        ),
+        gated_mlp,
+    ),
+    "rotary": Kernel(
+        ("packed_qkv", "seqlens", "cos_cache", "sin_cache", "total_sequence_length_input"),
+        ("query", "present_key", "present_value", "indirect_buffer"),
+        (
+            ("query_shape", "vec3<u32>"),
+            ("present_key_shape", "vec4<u32>"),
+            *(
+                (name, "u32")
+                for name in (
+                    "sequence_length",
+                    "num_heads",
+                    "kv_num_heads",
+                    "head_size",
+                    "half_rotary_dim",
+                    "present_sequence_length",
+                    "batch_size",
+                )
+            ),
+        ),
+        (
+            "let base_position = 0u;",
+            "let idx_j = idx_i + uniforms.half_rotary_dim;",
+            "let q_re = q_i * cos_v - q_j * sin_v;",
+            "let k_im = k_i * sin_v + k_j * cos_v;",
+        ),
+        rotary,
+    ),
+    "attention_split": Kernel(
+        ("q", "present_key", "present_value", "seqlens_k", "total_sequence_length_input", "indirect_buffer"),
+        ("out_split_vx", "metadata"),
+        (
+            ("head_size_vec", "u32"),
+            ("alpha", "f32"),
+            *(
+                (name, "u32")
+                for name in (
+                    "present_sequence_length",
+                    "n_reps",
+                    "num_heads",
+                    "batch_size",
+                    "attn_bias_dim0",
+                    "attn_bias_dim1",
+                    "new_sequence_length",
+                )
+            ),
+        ),
+        (
+            "return q_element_t(0);",
+            "let score = sum * q_element_t(uniforms.alpha);",
+            "let weight = exp(f32(tile_qk[i]) - largest);",
+        ),
+        attention_split,
+    ),
+    "attention_join": Kernel(
+        ("input", "metadata", "seqlens_k"),
+        ("output",),
+        tuple((name, "u32") for name in ("head_size_vec", "new_sequence_length", "num_heads")),
+        (
+            "let g = metadata[meta_base + i].x;",
+            "sum += m_value.y * exp(m_value.x - g_max);",
+        ),
+        attention_join,
+    ),
+}

@@ -1,0 +1,227 @@
+"""Steps of small decoders, as sketches: what onnxruntime-web's kernels do for the model types there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tests.unit.recorded_kernels import Number
+from tests.unit.step_simulator import Sketch
+
+__all__ = ["HEADS", "SMALL_DECODERS", "Small"]
+
+WIDTH, INNER, VOCABULARY, CAPACITY, BLOCK = 32, 64, 48, 160, 32
+HEADS, KV_HEADS, HEAD = 4, 2, 8
+QKV = (HEADS + 2 * KV_HEADS) * HEAD
+EPSILON = 1e-5
+
+
+@dataclass
+class Small:
+    """A decoder of two layers as it grows; `step` makes llama, and the other functions what others have."""
+
+    layers: int = 2
+    sketch: Sketch = field(default_factory=Sketch)
+    calls: dict[str, int] = field(default_factory=dict)
+    """The operations by name."""
+
+    def __post_init__(self) -> None:
+        s = self.sketch
+        self.ids = s.lasting(1, 3)
+        self.mask = s.lasting(CAPACITY)
+        self.logits = s.lasting(VOCABULARY)
+        self.caches = [s.lasting(KV_HEADS * CAPACITY * HEAD) for _ in range(2 * self.layers)]
+        for cache in self.caches:
+            s.given[cache] = 0.3 * s.rng.standard_normal(s.sizes[cache])
+        self.table = s.weights(16 * WIDTH)
+        self.cos = s.weights(CAPACITY * HEAD // 2)
+        self.sin = s.weights(CAPACITY * HEAD // 2)
+
+    def named(self, name: str) -> None:
+        """The last operation goes by this name."""
+        self.calls[name] = len(self.sketch.calls) - 1
+
+    def embedded(self) -> int:
+        return self.sketch.unknown(
+            lambda ids, table: table.reshape(16, WIDTH)[int(ids[0]) % 16], [self.ids, self.table], WIDTH
+        )
+
+    def matmul(self, x: int, n: int, k: int, into: int | None = None) -> int:
+        s = self.sketch
+        reads = {"input_a": x, "input_b": s.weights(n * k), "scales_b": s.weights(n * k // BLOCK, 1.0)}
+        uniforms = {"M": 1, "N": n, "K": k, "block_size": BLOCK, "batch_count": 1, "dispatch_M": 1}
+        writes = {"output": n} if into is None else {}
+        [y] = s.run("matmul_nbits", reads, writes, uniforms, into={} if into is None else {"output": into})
+        return y
+
+    def add(self, a: int, b: int, size: int) -> int:
+        shapes: dict[str, Number] = {"bcast_indices_shape": (1, 1, size), "bcast_indices_stride": (size, size)}
+        uniforms = {**shapes, "a_indices_shape": (1, 1, size), "b_indices_shape": size, "element_count": size}
+        [y] = self.sketch.run("add", {"input_a": a, "input_b": b}, {"output": size}, uniforms)
+        return y
+
+    def norm(self, x: int) -> int:
+        uniforms = {"components": 4, "norm_count": 1, "norm_size": WIDTH, "epsilon": EPSILON}
+        [y] = self.sketch.run("norm", {"x": x, "scale": self.sketch.weights(WIDTH, 1.0)}, {"y": WIDTH}, uniforms)
+        return y
+
+    def skip_norm(self, x: int, skip: int) -> tuple[int, int]:
+        """The normalised sum, and the sum."""
+        reads = {"x": x, "skip": skip, "gamma": self.sketch.weights(WIDTH, 1.0)}
+        uniforms = {"components": 4, "hidden_size": WIDTH, "epsilon": EPSILON, "skip_size": WIDTH}
+        y, total = self.sketch.run("skip_norm", reads, {"output": WIDTH, "input_skip_bias_sum": WIDTH}, uniforms)
+        return y, total
+
+    def last_norm(self, x: int, skip: int) -> int:
+        reads = {"x": x, "skip": skip, "gamma": self.sketch.weights(WIDTH, 1.0)}
+        uniforms = {"components": 4, "hidden_size": WIDTH, "epsilon": EPSILON, "skip_size": WIDTH}
+        [y] = self.sketch.run("skip_norm_alone", reads, {"output": WIDTH}, uniforms)
+        return y
+
+    def gated_mlp(self, x: int, skip: int) -> tuple[int, int]:
+        """silu(gate) * up of the normalised sum, and the sum."""
+        s = self.sketch
+        reads = {"input_a": x, "skip": skip, "norm_scale": s.weights(WIDTH, 1.0)}
+        for half in ("gate", "up"):
+            reads |= {f"{half}_b": s.weights(INNER * WIDTH), f"{half}_scales_b": s.weights(INNER * WIDTH // BLOCK, 1.0)}
+        sizes = {"N": INNER, "K": WIDTH, "block_size": BLOCK, "batch_count": 1, "skip_size": WIDTH}
+        writes = {"output": INNER, "input_skip_bias_sum": WIDTH}
+        y, total = s.run("gated_mlp", reads, writes, {**sizes, "epsilon": EPSILON})
+        return y, total
+
+    def lengths(self) -> tuple[int, int]:
+        """(position of the new token, positions with it), reduced from the mask."""
+        total = self.sketch.unknown(lambda mask: np.sum(mask), [self.mask], 1)
+        return self.sketch.unknown(lambda n: n[:1] - 1, [total], 1), total
+
+    def attention(self, qkv: int, layer: int, lengths: tuple[int, int]) -> int:
+        s = self.sketch
+        key, value = self.caches[2 * layer : 2 * layer + 2]
+        sizes = {"sequence_length": 1, "num_heads": HEADS, "kv_num_heads": KV_HEADS, "head_size": HEAD // 4}
+        sizes |= {"half_rotary_dim": HEAD // 8, "present_sequence_length": CAPACITY, "batch_size": 1}
+        query, _, _, counts = s.run(
+            "rotary",
+            {
+                "packed_qkv": qkv,
+                "seqlens": lengths[0],
+                "cos_cache": self.cos,
+                "sin_cache": self.sin,
+                "total_sequence_length_input": lengths[1],
+            },
+            {"query": HEADS * HEAD, "indirect_buffer": 3},
+            {**sizes, "query_shape": (1, 1, 8), "present_key_shape": (1, KV_HEADS, CAPACITY, HEAD // 4)},
+            into={"present_key": key, "present_value": value},
+        )
+        self.named(f"rotary {layer}")
+        sizes = {"head_size_vec": HEAD // 4, "present_sequence_length": CAPACITY, "n_reps": HEADS // KV_HEADS}
+        sizes |= {"num_heads": HEADS, "batch_size": 1, "attn_bias_dim0": 1, "attn_bias_dim1": 1}
+        out, metadata = s.run(
+            "attention_split",
+            {
+                "q": query,
+                "present_key": key,
+                "present_value": value,
+                "seqlens_k": lengths[0],
+                "total_sequence_length_input": lengths[1],
+                "indirect_buffer": counts,
+            },
+            {"out_split_vx": HEADS * HEAD, "metadata": 2 * HEADS},
+            {**sizes, "new_sequence_length": 1, "alpha": 0.35},
+            counts=counts,
+        )
+        self.named(f"split {layer}")
+        reads = {"input": out, "metadata": metadata, "seqlens_k": lengths[0]}
+        sizes = {"head_size_vec": HEAD // 4, "new_sequence_length": 1, "num_heads": HEADS}
+        [y] = s.run("attention_join", reads, {"output": HEADS * HEAD}, sizes)
+        self.named(f"join {layer}")
+        return y
+
+    def scaled(self, x: int, by: float, size: int = WIDTH) -> int:
+        """Times a number, by a kernel that nobody recognises."""
+        return self.sketch.unknown(lambda v: by * v[:size], [x], size)
+
+
+def decoder(
+    *,
+    bias: bool = False,
+    multipliers: bool = False,
+    gated: bool = True,
+    watched: bool = False,
+    patched: bool = False,
+    layers: int = 2,
+) -> Small:
+    """Llama, unless otherwise asked.
+
+    `bias`: added to q, k and v (qwen2). `multipliers`: unknown kernels after the embedding, attention and feed-forward
+    (granite). `gated`: the first half of the feed-forward is one kernel; else its two products read one norm.
+    `watched`: an unknown kernel reads a residual and a norm. `patched`: a copy that the next kernel changes a part of.
+    """
+    m = Small(layers)
+    s = m.sketch
+    x = m.embedded()
+    if multipliers:
+        x = m.scaled(x, 1.5)
+    y = m.norm(x)
+    m.named("first norm")
+    lengths: tuple[int, int] | None = None
+    for layer in range(layers):
+        qkv = m.matmul(y, QKV, WIDTH)
+        m.named(f"qkv {layer}")
+        if bias:
+            qkv = m.add(qkv, s.weights(QKV), QKV)
+            m.named(f"bias {layer}")
+        lengths = lengths or m.lengths()
+        out = m.matmul(m.attention(qkv, layer, lengths), WIDTH, HEADS * HEAD)
+        m.named(f"out {layer}")
+        if multipliers:
+            out = m.scaled(out, 0.7)
+        if gated:
+            y, x = m.gated_mlp(out, x)
+            m.named(f"gated {layer}")
+        else:
+            y, x = m.skip_norm(out, x)
+            m.named(f"inner norm {layer}")
+            halves = [m.matmul(y, INNER, WIDTH) for _ in range(2)]
+            y = s.unknown(lambda a, b: a[:INNER] * np.tanh(b[:INNER]), halves, INNER)
+        down = m.matmul(y, WIDTH, INNER)
+        m.named(f"down {layer}")
+        if multipliers:
+            down = m.scaled(down, 0.7)
+        if layer + 1 < layers:
+            y, x = m.skip_norm(down, x)
+            m.named(f"norm {layer}")
+    if watched:
+        y, x = m.skip_norm(down, x)
+        m.named("watched norm")
+        for tensor in (x, y):
+            s.unknown(lambda v: v[:WIDTH], [tensor], WIDTH, into=s.lasting(WIDTH))
+    else:
+        y = m.last_norm(down, x)
+        m.named("last norm")
+    if patched:
+        copied = s.tensor(WIDTH)
+        s.copy(y, copied, WIDTH)
+        m.named("copy")
+        s.unknown(lambda v: v[:4] ** 2, [x], 4, into=copied, first=8)
+        y = copied
+    if multipliers or patched:
+        product = m.matmul(y, VOCABULARY, WIDTH)
+        s.unknown(lambda v: v[:VOCABULARY] / 3, [product], VOCABULARY, into=m.logits)
+    else:
+        m.matmul(y, VOCABULARY, WIDTH, into=m.logits)
+    m.named("head")
+    return m
+
+
+SMALL_DECODERS: Mapping[str, Callable[[], Small]] = {
+    "llama": decoder,
+    "qwen2": lambda: decoder(bias=True),
+    "granite": lambda: decoder(multipliers=True),
+    "two products": lambda: decoder(gated=False),
+    "watched": lambda: decoder(watched=True),
+    "patched": lambda: decoder(patched=True),
+    "everything": lambda: decoder(bias=True, multipliers=True, gated=False, watched=True, patched=True),
+    "one layer": lambda: decoder(layers=1),
+}

@@ -1,0 +1,388 @@
+"""Recorded decode steps made by hand, and a machine that carries out recorded and fused steps on vectors."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from capstan.tape import BindGroup, Clear, Command, Copy, Dispatch, DispatchIndirect, Op, Pipeline, Recording, Write
+from capstan.tape.uniforms import uniform_values
+from tests.unit.recorded_kernels import (
+    KERNELS,
+    Kernel,
+    Number,
+    Vector,
+    attend,
+    gated,
+    normed,
+    pack_uniforms,
+    product,
+    rotated,
+)
+
+__all__ = ["Machine", "Recorded", "Sketch", "declared_bindings"]
+
+SHADERS = Path(__file__).parents[2] / "web" / "src" / "shaders"
+
+
+@dataclass
+class Call:
+    """One operation of a sketch: tensors by the names of the kernel's bindings."""
+
+    kernel: Kernel
+    reads: dict[str, int]
+    writes: dict[str, int]
+    uniforms: Mapping[str, Number]
+    counts: int | None = None
+    """The tensor with the workgroup counts of an indirect dispatch."""
+    copied: tuple[int, int, int] | None = None
+    """Of a copy: elements, and the first one in source and target."""
+
+
+@dataclass
+class Recorded:
+    """A recorded step and what is needed to carry it out."""
+
+    recording: Recording
+    ops: tuple[Command, ...]
+    """The sketch's operations in their order, and clears."""
+    kernels: Mapping[int, Kernel]
+    """By pipeline."""
+    lasting: frozenset[int]
+    buffer_of: Mapping[int, int]
+    """Of each tensor."""
+    initial: Mapping[int, Vector]
+    """Contents of the buffers before the step; NaN in those that it keeps for itself."""
+
+
+@dataclass
+class Sketch:
+    """A step over tensors, numbered in the order they are made, to be recorded over recycled buffers."""
+
+    sizes: list[int] = field(default_factory=list)
+    """Elements of each tensor."""
+    given: dict[int, Vector] = field(default_factory=dict)
+    """What is there before the step."""
+    kept: set[int] = field(default_factory=set)
+    """Tensors that outlive the step."""
+    calls: list[Call] = field(default_factory=list)
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(5))
+
+    def tensor(self, size: int) -> int:
+        self.sizes.append(size)
+        return len(self.sizes) - 1
+
+    def weights(self, size: int, around: float = 0.0) -> int:
+        """Random numbers of about `around`, spread by 0.3."""
+        made = self.tensor(size)
+        self.given[made] = around + 0.3 * self.rng.standard_normal(size)
+        return made
+
+    def lasting(self, size: int, value: float = 0.0) -> int:
+        made = self.tensor(size)
+        self.given[made] = np.full(size, value)
+        self.kept.add(made)
+        return made
+
+    def run(
+        self,
+        kernel: str | Kernel,
+        reads: Mapping[str, int],
+        writes: Mapping[str, int],
+        uniforms: Mapping[str, Number] | None = None,
+        into: Mapping[str, int] | None = None,
+        counts: int | None = None,
+    ) -> list[int]:
+        """Append a call; `writes` gives the elements of new tensors, `into` tensors that are there. The tensors it
+        writes, in order."""
+        text = KERNELS[kernel] if isinstance(kernel, str) else kernel
+        made = {name: self.tensor(size) for name, size in writes.items()} | dict(into or {})
+        written = {name: made[name] for name in text.writes}
+        self.calls.append(Call(text, {name: reads[name] for name in text.reads}, written, uniforms or {}, counts))
+        return list(written.values())
+
+    def copy(self, source: int, target: int, elements: int, from_: int = 0, to: int = 0) -> None:
+        self.calls.append(
+            Call(NOTHING, {"source": source}, {"target": target}, {}, copied=(elements, from_, to)),
+        )
+
+    def unknown(
+        self, compute: Callable[..., Vector], reads: Sequence[int], size: int, into: int | None = None, first: int = 0
+    ) -> int:
+        """A kernel that nobody recognises: `compute` of the tensors it reads, from element `first` on."""
+        names = tuple(f"in{i}" for i in range(len(reads)))
+
+        def run(at: Mapping[str, Vector], _: Mapping[str, Any]) -> None:
+            found = np.asarray(compute(*(at[name] for name in names)), dtype=np.float64).reshape(-1)
+            assert found.size == size
+            at["out"][first : first + size] = found
+
+        kernel = Kernel(names, ("out",), (), (f"// {len(self.calls)}",), run)
+        target = self.tensor(first + size) if into is None else into
+        self.run(kernel, dict(zip(names, reads, strict=True)), {}, into={"out": target})
+        return target
+
+    def record(self, seed: int | None = None, clears: bool = True, recycle: bool = True) -> Recorded:
+        """Give the tensors buffers as onnxruntime does: a temporary's is free after its last use, and cleared when it
+        is handed out again. `seed` chooses among the free ones that are large enough; None takes the last freed."""
+        rng = random.Random(seed)
+        last: dict[int, int] = {}
+        for i, call in enumerate(self.calls):
+            last |= dict.fromkeys((*call.reads.values(), *call.writes.values(), *filter(None, [call.counts])), i)
+        sizes: dict[int, int] = {}
+        """Elements of each buffer."""
+        buffer_of: dict[int, int] = {}
+        free: list[int] = []
+
+        def new(elements: int) -> int:
+            buffer = 10 + len(sizes)
+            sizes[buffer] = elements
+            return buffer
+
+        for tensor in self.given:
+            buffer_of[tensor] = new(self.sizes[tensor])
+        ops: list[Op] = []
+        commands: list[Command] = []
+        pipelines: dict[int, Pipeline] = {}
+        kernels: dict[int, Kernel] = {}
+        groups: dict[int, BindGroup] = {}
+        numbers: dict[str, int] = {}
+        for i, call in enumerate(self.calls):
+            for tensor in call.writes.values():
+                if tensor in buffer_of:
+                    continue
+                fitting = [b for b in free if sizes[b] >= self.sizes[tensor]] if recycle else []
+                if not fitting:
+                    buffer_of[tensor] = new(-(-self.sizes[tensor] // 16) * 16)
+                    continue
+                chosen = fitting[-1] if seed is None else rng.choice(fitting)
+                free.remove(chosen)
+                buffer_of[tensor] = chosen
+                if clears:
+                    commands.append(Clear(chosen, 0, 4 * sizes[chosen]))
+            if call.copied:
+                elements, from_, to = call.copied
+                source, target = buffer_of[call.reads["source"]], buffer_of[call.writes["target"]]
+                commands.append(Copy(source, 4 * from_, target, 4 * to, 4 * elements))
+            else:
+                code = call.kernel.code
+                pipeline = numbers.setdefault(code, 1 + len(numbers))
+                kernels[pipeline] = call.kernel
+                bindings = call.kernel.bindings
+                pipelines[pipeline] = Pipeline(
+                    "recorded",
+                    {(0, b): access for b, (_, access) in enumerate(bindings)},
+                    code,
+                    {(0, b): name for b, (name, _) in enumerate(bindings)},
+                )
+                tensors = call.reads | call.writes
+                entries = [(b, buffer_of[tensors[n]], 0, 0) for b, (n, _) in enumerate(bindings) if n in tensors]
+                if call.kernel.fields:
+                    uniform = new(64)
+                    ops.append(Write(uniform, 0, pack_uniforms(call.kernel.fields, call.uniforms)))
+                    entries.append((len(bindings) - 1, uniform, 0, 0))
+                groups[1000 + i] = BindGroup(tuple(entries))
+                commands.append(
+                    Dispatch(pipeline, (1000 + i,), 1, 1, 1)
+                    if call.counts is None
+                    else DispatchIndirect(pipeline, (1000 + i,), buffer_of[call.counts], 0)
+                )
+            done = {
+                t for t in (*call.reads.values(), *call.writes.values(), *filter(None, [call.counts])) if last[t] == i
+            }
+            free += sorted(buffer_of[t] for t in done if t not in self.given)
+        again = [op for op in commands if isinstance(op, Dispatch | DispatchIndirect)]
+        recording = Recording(
+            7, (*ops, *commands, *again), pipelines, groups, {buffer: 4 * size for buffer, size in sizes.items()}
+        )
+        initial = {buffer: np.full(size, np.nan) for buffer, size in sizes.items()}
+        for tensor, value in self.given.items():
+            initial[buffer_of[tensor]][: value.size] = value
+        lasting = frozenset(buffer_of[tensor] for tensor in self.kept)
+        return Recorded(recording, tuple(commands), kernels, lasting, buffer_of, initial)
+
+
+NOTHING = Kernel(("source",), ("target",), (), (), lambda _at, _u: None)
+
+
+class Machine:
+    """Buffers of a recorded step, with the sampler's state beside them; carries out played operations."""
+
+    def __init__(self, step: Recorded, length: int = 1) -> None:
+        self.step = step
+        self.memory = {buffer: value.copy() for buffer, value in step.initial.items()}
+        self.uniforms = {
+            buffer: uniform_values(step.kernels[op.pipeline].code, data)
+            for buffer, data in step.recording.uploaded().items()
+            for op in step.ops
+            if isinstance(op, Dispatch | DispatchIndirect)
+            and buffer in (entry[1] for group in op.groups for entry in step.recording.groups[group].entries)
+        }
+        self.length = length
+        """Positions, the new token's included."""
+
+    def spoil(self) -> None:
+        """NaN into what a step keeps for itself."""
+        for buffer in self.step.recording.private() - self.step.lasting:
+            self.memory[buffer][:] = np.nan
+
+    def kept(self) -> dict[int, Vector]:
+        """Copies of the buffers that outlive a step."""
+        return {buffer: self.memory[buffer].copy() for buffer in sorted(self.step.lasting)}
+
+    def play_recorded(self) -> None:
+        for op in self.step.ops:
+            self.play(op.played(), (), (), ())
+
+    def play_fused(self, fused: Any) -> None:
+        """Carry out a capstan.tape.FusedStep, its scratch full of NaN."""
+        scratch = [np.full(size // 4, np.nan) for size in fused.scratch]
+        tables = [np.frombuffer(table, np.uint32).reshape(-1, 3) for table in fused.tables]
+        for op in fused.played:
+            self.play(op, fused.kernels, scratch, tables)
+
+    def play(self, op: Sequence[Any], kernels: Any, scratch: Any, tables: Any) -> None:
+        match op:
+            case ["dispatch", pipeline, groups, *_]:
+                self.dispatch(pipeline, groups)
+            case ["indirect", pipeline, groups, buffer, offset]:
+                counts = self.memory[buffer][offset // 4 : offset // 4 + 3]
+                assert (counts >= 1).all(), f"workgroup counts {counts}"
+                self.dispatch(pipeline, groups)
+            case ["copy", source, from_, target, to, size]:
+                assert source != target
+                self.memory[target][to // 4 : (to + size) // 4] = self.memory[source][from_ // 4 : (from_ + size) // 4]
+            case ["clear", buffer, offset, size]:
+                self.memory[buffer][offset // 4 : (offset + size) // 4] = 0
+            case ["kernel", index, x, y, z]:
+                assert x * y * z > 0
+                self.fused(kernels[index], scratch, (x, y, z))
+            case ["kernel table", index, table]:
+                count = tables[table][self.length]
+                self.fused(kernels[index], scratch, (int(count[0]), int(count[1]), int(count[2])))
+            case _:
+                raise AssertionError(f"{op} cannot be played")
+
+    def dispatch(self, pipeline: int, groups: Sequence[int]) -> None:
+        kernel = self.step.kernels[pipeline]
+        at: dict[str, Vector] = {}
+        uniforms: Mapping[str, Any] = {}
+        written: set[int] = set()
+        read: set[int] = set()
+        for group in groups:
+            for binding, buffer, _, _ in self.step.recording.groups[group].entries:
+                name, access = kernel.bindings[binding]
+                if access == "uniform":
+                    uniforms = self.uniforms[buffer]
+                else:
+                    at[name] = self.memory[buffer]
+                    (written if access == "read_write" else read).add(buffer)
+        assert not written & read, "WebGPU allows no buffer to be read and written by one dispatch"
+        kernel.compute(at, uniforms)
+
+    def fused(self, kernel: Mapping[str, Any], scratch: Sequence[Vector], counts: tuple[int, int, int]) -> None:
+        constants = kernel["constants"]
+        conditions = {name: value for name, value in constants.items() if isinstance(value, bool)}
+        declared = declared_bindings(
+            kernel["shader"], {**conditions, "HALF": kernel["half"], "SUBGROUPS": kernel["lanes"] > 0}
+        )
+        assert len(declared) == len(kernel["bindings"])
+        at: dict[str, Vector] = {}
+        written: list[tuple[Any, ...]] = []
+        read: list[tuple[Any, ...]] = []
+        for (name, access), binding in zip(declared, kernel["bindings"], strict=True):
+            match binding:
+                case ["recorded", buffer]:
+                    at[name] = self.memory[buffer]
+                case ["scratch", number]:
+                    at[name] = scratch[number]
+                case ["span", *_]:
+                    at[name] = np.array([self.length], float)
+            (written if access == "read_write" else read).append(tuple(binding))
+        assert not set(written) & set(read), "WebGPU allows no buffer to be read and written by one dispatch"
+        assert len(set(written)) == len(written), "a buffer is bound twice to be written"
+        OURS[kernel["shader"]](at, constants, counts)
+
+
+def declared_bindings(shader: str, conditions: Mapping[str, bool]) -> list[tuple[str, str]]:
+    """(name, access) of what a template declares where these conditions hold, by binding."""
+    return _declared(shader, tuple(sorted(conditions.items())))
+
+
+@cache
+def _declared(shader: str, sorted_conditions: tuple[tuple[str, bool], ...]) -> list[tuple[str, str]]:
+    conditions = dict(sorted_conditions)
+    found: list[tuple[int | None, str, str]] = []
+    active = [True]
+    for line in (SHADERS / f"{shader}.wgsl").read_text().splitlines():
+        word = line.split()
+        if word[:1] == ["#if"]:
+            active.append(active[-1] and conditions[word[1]])
+        elif word[:1] == ["#else"]:
+            active[-1] = active[-2] and not active[-1]
+        elif word[:1] == ["#endif"]:
+            active.pop()
+        elif active[-1]:
+            declared = re.search(r"@binding\((\w+)\) var<storage, (\w+)> (\w+)", line)
+            if declared:
+                number, access, name = declared.groups()
+                found.append((None if number == "next" else int(number), name, access))
+    assert active == [True], "#if without #endif"
+    assert all(number in (None, place) for place, (number, _, _) in enumerate(found))
+    return [(name, access) for _, name, access in found]
+
+
+def matvec_q4(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
+    n, k, block = c["N"], c["K"], c["BLOCK"]
+    x = at["x"][:k]
+    x = normed(x, at["gamma"], c["EPSILON"]) if c["NORM"] else x
+    y = product(at["weights"], at["scales"], x, n, k, block)
+    if c["GATED"]:
+        y = gated(y, product(at["weights_up"], at["scales_up"], x, n, k, block))
+    y = y + at["residual"][:n] if c["RESIDUAL"] else y
+    assert not c["BIAS"]
+    assert at["y"].size >= n
+    at["y"][:n] = y
+
+
+def attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
+    heads, kv, head, capacity = c["HEADS"], c["KV_HEADS"], c["HEAD"], c["CAPACITY"]
+    length = int(at["state"][0])
+    q, k, v = np.split(at["qkv"][: (heads + 2 * kv) * head].reshape(-1, head), [heads, heads + kv])
+    keys, values = (
+        at[name][: kv * capacity * head].reshape(kv, capacity, head) for name in ("key_cache", "value_cache")
+    )
+    keys[:, length - 1] = rotated(k, at["cos_cache"], at["sin_cache"], length - 1)
+    values[:, length - 1] = v
+    q = rotated(q, at["cos_cache"], at["sin_cache"], length - 1)
+    totals, sums, _ = attend(q, keys, values, length, c["SCALE"])
+    result = (totals / sums[:, None]).reshape(-1)
+    assert at["partials"].size == heads * c["MAX_SPLITS"] * (4 + head)
+    splits = splits_of(c, length)
+    assert counts[0] >= splits
+    target = at["y"] if splits == 1 else at["partials"]
+    assert target.size >= result.size
+    target[: result.size] = result
+
+
+def attention_join(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
+    if counts[0] == 0:
+        return
+    assert splits_of(c, int(at["state"][0])) > 1
+    size = c["HEADS"] * c["HEAD"]
+    at["y"][:size] = at["partials"][:size]
+
+
+def splits_of(c: Mapping[str, Any], length: int) -> int:
+    blocks = -(-length // int(c["BLOCK"]))
+    return 1 if blocks <= c["ALONE"] else min(blocks, int(c["MAX_SPLITS"]))
+
+
+OURS = {"matvec_q4": matvec_q4, "attention": attention, "attention_join": attention_join}
