@@ -308,12 +308,16 @@ class Generator:
         assert self._run_ahead is not None
         while not self._ended and len(self._flight) < decoder.max_in_flight:
             room = self.max_length - len(self._sequence) - len(self._ready) - sum(n for n, _ in self._flight)
-            # The first burst is one pick, so that the first token comes as early as it can.
-            picks = min(room, 1 if self._sample_first else self._run_ahead.next())
+            first = self._sample_first
+            # The first burst is one pick with nothing behind it: a browser told of its end 7 ms later on an H200 when
+            # sixteen steps were under way as well.
+            picks = min(room, 1 if first else self._run_ahead.next())
             if picks <= 0:
                 break
-            self._flight.append((picks, decoder.submit(picks, self._sample_first)))
+            self._flight.append((picks, decoder.submit(picks, first)))
             self._sample_first = False
+            if first:
+                break
         await self._read()
 
     async def _read(self) -> None:

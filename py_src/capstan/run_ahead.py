@@ -11,6 +11,9 @@ BURST_MS = 12.0
 """A burst is made about this long: with a step in flight one synchronization costs 4 to 6 ms (docs/design.md), so two
 bursts of 12 ms under way hide it, and a reader still sees a token's text within two of them."""
 
+RESTART = 4
+"""Most steps of the burst after a pause: the GPU waits while it is encoded, and for a longer one longer."""
+
 GROWTH = 4
 """Most by which a burst is longer than the one before it."""
 
@@ -33,10 +36,14 @@ class RunAhead:
         self._limit = largest
         self._steps = min(first, self._largest)
         self._last_readable: float | None = None
+        self._paused = True
 
     def next(self) -> int:
         """Picks for the burst that is submitted next."""
-        return min(self._fixed, self._limit) if self._fixed is not None else self._steps
+        if self._fixed is not None:
+            return min(self._fixed, self._limit)
+        paused, self._paused = self._paused, False
+        return min(self._steps, RESTART) if paused else self._steps
 
     @property
     def usual(self) -> int:
@@ -57,3 +64,4 @@ class RunAhead:
     def pause(self) -> None:
         """The next interval is not a step's time: a prefill or a rewind comes between."""
         self._last_readable = None
+        self._paused = True

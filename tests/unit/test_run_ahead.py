@@ -6,7 +6,7 @@ import pytest
 
 from capstan.device.base import Burst
 from capstan.errors import OptionError
-from capstan.run_ahead import BURST_MS, LARGEST, RunAhead
+from capstan.run_ahead import BURST_MS, LARGEST, RESTART, RunAhead
 
 
 class Queue:
@@ -65,9 +65,12 @@ def test_it_starts_where_the_last_one_ended() -> None:
     last = RunAhead(None, 64)
     settled(last, 1.0)
     assert last.usual == round(BURST_MS / 1.0)
-    assert RunAhead(None, 64, last.usual).next() == last.usual
+    again = RunAhead(None, 64, last.usual)
+    assert [again.next(), again.next()] == [RESTART, last.usual], "the GPU waits for the first one"
     assert RunAhead(None, 1, last.usual).next() == 1, "a decoder without bursts has none"
     assert RunAhead(3, 64, last.usual).next() == 3
+    again.pause()
+    assert [again.next(), again.next()] == [RESTART, last.usual]
 
 
 def test_one_slow_burst_shortens_the_next_at_once() -> None:
