@@ -9,7 +9,18 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import pytest
 
-from capstan.tape import PASSES, Copy, FusedStep, MatVec, Recorded, fuse_step, fused_step, fusions, without_clears
+from capstan.tape import (
+    PASSES,
+    Copy,
+    FusedStep,
+    MatVec,
+    Recorded,
+    WorkgroupLimits,
+    fuse_step,
+    fused_step,
+    fusions,
+    without_clears,
+)
 from capstan.tape.placement import MisplacedError, Placement, place_values
 from capstan.tape.step_graph import StepGraph
 from tests.unit import step_simulator
@@ -35,7 +46,7 @@ def fused(step: step_simulator.Recorded, passes: Collection[str]) -> tuple[Place
     ops, _ = without_clears(step.ops) if "clears" in passes else (step.ops, None)
     placement = fuse_step(step.recording, ops, step.lasting, passes)
     played = {i: op.played() for i, op in enumerate(ops)}
-    return placement, fused_step(placement, played, (), STATE, 0, CAPACITY)
+    return placement, fused_step(placement, played, (), STATE, WorkgroupLimits(), CAPACITY)
 
 
 def play(machine: Machine, small: Small, by: FusedStep | None) -> list[dict[int, Vector]]:
