@@ -1,8 +1,9 @@
-"""Write a decoder of a well-known shape with random weights, int4 with float16 activations, for timing on a GPU host.
+"""Write a decoder of a well-known shape with random weights and float16 activations, for timing on a GPU host.
 
 usage: make_shape.py SHAPE OUT TOKENIZER_FOLDER BUILDER.py      needs torch, transformers, onnx, onnx_ir; no network
 
-SHAPE is smollm2-135m, qwen2.5-0.5b, llama-3.2-1b or llama-3.2-3b. BUILDER.py is onnxruntime_genai/models/builder.py of
+SHAPE is smollm2-135m, qwen2.5-0.5b, llama-3.2-1b or llama-3.2-3b, with int4 weights, or one of these with -f16 after
+it, with float16 weights. BUILDER.py is onnxruntime_genai/models/builder.py of
 the onnxruntime-genai wheel; TOKENIZER_FOLDER's tokenizer is put beside the model, whose ids it does not match: time it
 with token ids. The context is cut to 4096 tokens. Everything else is the builder's default, accuracy_level 4 too.
 """
@@ -70,14 +71,18 @@ SHAPES: dict[str, tuple[tuple[Any, Any], dict[str, Any]]] = {
     ),
 }
 CONTEXT = 4096
+HALF = "-f16"
+"""Ends the names of shapes with float16 weights."""
+
 SHARE = 3.0
 """How much larger than a token's embedding the sum of what the layers add to it is."""
 
 
 def main() -> int:
     shape, out, tokenizer, builder = sys.argv[1:5]
+    precision = "fp16" if shape.endswith(HALF) else "int4"
     torch.manual_seed(0)
-    (make_config, make_model), sizes = SHAPES[shape]
+    (make_config, make_model), sizes = SHAPES[shape.removesuffix(HALF)]
     config = make_config(
         **sizes,
         max_position_embeddings=CONTEXT,
@@ -98,7 +103,7 @@ def main() -> int:
         for file in Path(tokenizer).glob("tokenizer*"):
             shutil.copy(file, folder)
         options = ["enable_webgpu_graph=true"]
-        command = [sys.executable, builder, "-i", folder, "-o", out, "-p", "int4", "-e", "webgpu"]
+        command = [sys.executable, builder, "-i", folder, "-o", out, "-p", precision, "-e", "webgpu"]
         subprocess.run([*command, "-c", f"{folder}/cache", "--extra_options", *options], check=True)
     limit_context(Path(out) / "genai_config.json")
     return 0
