@@ -41,8 +41,8 @@ class Host(Protocol):
     async def adopt(self, path: Any) -> str:
         """The folder's name, ending in a slash, of what `Model.load` was given."""
 
-    async def weight_backing(self) -> Backing | None:
-        """Where weights are kept; None if nowhere."""
+    async def backing(self, folder: str) -> Backing | None:
+        """Where files of one kind are kept from one start to the next; None if nowhere."""
 
     async def open_model(
         self,

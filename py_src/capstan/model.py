@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 from .config import GenaiConfig, parse_genai_config
@@ -11,6 +13,7 @@ from .device.interface import DeviceInterface
 from .device.model_memory import capacity_for, require_lengths
 from .errors import AsyncRequiredError, ClosedError, ModelFileError, OptionError
 from .host import Host, current_host
+from .load_times import during_load, phase
 from .memory import AlignmentRequirements, MemoryRequirements, Pools
 from .search import SearchOptions
 from .tape import PASSES
@@ -58,7 +61,7 @@ class Model:
             raise AsyncRequiredError(f"Model({path!r}) would have to wait here; use `await Model.load({path!r})`")
         options = tape_options(capture, passes)
         keep = not disable_file_mapped_weights
-        self._set(host, *host.wait(open_model(host, path, device, options, progress or no_progress, keep)))
+        self._set(host, host.wait(open_model(host, path, device, options, progress or no_progress, keep)))
 
     @classmethod
     async def load(
@@ -76,15 +79,18 @@ class Model:
         options, keep = tape_options(capture, passes), not disable_file_mapped_weights
         opened = await open_model(host, path, device, options, progress or no_progress, keep)
         model = cls.__new__(cls)
-        model._set(host, *opened)
+        model._set(host, opened)
         return model
 
-    def _set(self, host: Host, folder: str, config: GenaiConfig, loaded: DeviceModel, files: dict[str, str]) -> None:
+    def _set(self, host: Host, opened: Opened) -> None:
+        config = opened.config
         self.host = host
-        self.folder = folder
+        self.folder = opened.folder
         self.config = config
-        self.tokenizer_files = files
-        self._loaded: DeviceModel | None = loaded
+        self.tokenizer_files = opened.files
+        self.load_times = opened.times
+        """The phases of the load: when each began and ended, in ms from the call. They overlap."""
+        self._loaded: DeviceModel | None = opened.loaded
         self.search = SearchOptions.from_config(
             config.search,
             eos_token_ids=config.eos_token_ids,
@@ -176,19 +182,41 @@ def tape_options(capture: str, passes: Collection[str] | None) -> TapeOptions:
     return TapeOptions(capture, tuple(name for name in PASSES if name in passes))
 
 
+@dataclass(frozen=True)
+class Opened:
+    """What was loaded out of a folder."""
+
+    folder: str
+    config: GenaiConfig
+    loaded: DeviceModel
+    files: dict[str, str]
+    """The tokenizer's, by name."""
+    times: dict[str, tuple[float, float]]
+
+
 async def open_model(
     host: Host, path: Any, device: str, options: TapeOptions, progress: Progress, keep_weights: bool = True
-) -> tuple[str, GenaiConfig, DeviceModel, dict[str, str]]:
+) -> Opened:
     """Read the folder's small files, check them, then load the graph and the weights."""
-    folder = await host.adopt(path)
-    config = parse_genai_config(await host.read(folder, "genai_config.json"), folder + "genai_config.json")
-    files = {}
-    for name in TOKENIZER_FILES:
-        content = await host.read_optional(folder, name)
-        if content is not None:
-            files[name] = content.decode()
+    with during_load(host.now) as times:
+        folder = await host.adopt(path)
+        with phase("files"):
+            config, files = await read_small_files(host, folder)
+        loaded = await host.open_model(folder, config, device, options, progress, keep_weights)
+    return Opened(folder, config, loaded, files, times.phases)
+
+
+async def read_small_files(host: Host, folder: str) -> tuple[GenaiConfig, dict[str, str]]:
+    """The checked configuration and the tokenizer's files, asked for at once. Raises ConfigError, ModelFileError."""
+    tokenizer = asyncio.gather(*(host.read_optional(folder, name) for name in TOKENIZER_FILES))
+    try:
+        config = parse_genai_config(await host.read(folder, "genai_config.json"), folder + "genai_config.json")
+        SearchOptions.from_config(config.search, context_length=config.context_length)
+    except BaseException:
+        tokenizer.cancel()
+        raise
+    contents = dict(zip(TOKENIZER_FILES, await tokenizer, strict=True))
+    files = {name: content.decode() for name, content in contents.items() if content is not None}
     if "tokenizer.json" not in files:
         raise ModelFileError(f"{folder}tokenizer.json is missing; copy the tokenizer's files into the model folder")
-    SearchOptions.from_config(config.search, context_length=config.context_length)
-    loaded = await host.open_model(folder, config, device, options, progress, keep_weights)
-    return folder, config, loaded, files
+    return config, files

@@ -61,6 +61,9 @@ class PaperHost:
         self.opened: list[tuple[str, str, TapeOptions]] = []
         self.loaded = PaperDevice()
 
+    def now(self) -> float:
+        return 0.0
+
     def can_wait(self) -> bool:
         return self.waits
 

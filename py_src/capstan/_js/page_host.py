@@ -17,6 +17,7 @@ from ..device.webgpu_model import WebGpuModel, rewrite, webgpu_memory
 from ..errors import DeviceUnavailableError, ModelFileError, OptionError
 from ..fallback import fall_back
 from ..graph import describe, external_entries, parse
+from ..load_times import phase
 from ..memory import Fit
 from ..weights.manifest import MANIFEST_SUFFIX
 from ..weights.source import BrokenDownloadError
@@ -56,8 +57,8 @@ class PageHost:
             return await storage.adopt(path)
         return path if path.endswith("/") else path + "/"
 
-    async def weight_backing(self) -> storage.JsBacking | None:
-        return await storage.open_backing()
+    async def backing(self, folder: str) -> storage.JsBacking | None:
+        return await storage.open_backing(folder)
 
     async def open_model(
         self,
@@ -68,15 +69,18 @@ class PageHost:
         progress: Progress,
         keep_weights: bool,
     ) -> DeviceModel:
-        chosen, reason = await choose_device(device)
-        model = await self.read(folder, config.decoder.filename)
+        with phase("adapter"):
+            chosen, reason = await choose_device(device)
+        with phase("model.onnx"):
+            model = await self.read(folder, config.decoder.filename)
 
         def open_weights(location: str) -> Awaitable[WeightFile]:
             return self._open_weights(folder, location, WeightStore() if keep_weights else None)
 
         if chosen == "wasm":
             return await self._open_wasm(folder, model, config, reason, open_weights, progress)
-        engine = await host.open_gpu()
+        with phase("device"):
+            engine = await host.open_gpu()
         try:
             interface, shared = WebGpuDevice(engine), host.shared_weights(engine)
             return await WebGpuModel.load(interface, shared, folder, model, config, options, open_weights, progress)

@@ -53,10 +53,10 @@ def absolute(url: str) -> str:
     return str(_capstan_host.storage.absolute(url))
 
 
-async def open_backing() -> JsBacking | None:
-    """Where this browser keeps weights, None if nowhere."""
+async def open_backing(folder: str) -> JsBacking | None:
+    """Where this browser keeps files, None if nowhere; those of one folder do not see those of another."""
     with storage_errors():
-        found = await _capstan_host.storage.openBacking()
+        found = await _capstan_host.storage.openBacking(folder)
     return JsBacking(found) if found else None
 
 

@@ -64,7 +64,7 @@ class LocalHost:
         folder: str = os.fspath(path)
         return folder if folder.endswith("/") else folder + "/"
 
-    async def weight_backing(self) -> Backing | None:
+    async def backing(self, folder: str) -> Backing | None:
         return None
 
     async def open_model(

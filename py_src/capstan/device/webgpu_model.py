@@ -13,6 +13,7 @@ from ..config import GenaiConfig
 from ..errors import DeviceUnavailableError, TapeError, UnsupportedModelError
 from ..fallback import fall_back
 from ..graph import GraphDescription
+from ..load_times import phase
 from ..memory import Capabilities, Pools, PoolSize
 from ..tape import PASSES, TapeKey
 from ..weights.shared import Lease, SharedWeights, Span
@@ -192,8 +193,10 @@ class WebGpuModel:
         """Rewrite the graph, load the weights that are not on the device yet and make the prefill session; nothing
         stays allocated on failure. `open_weights` opens a data file by its location."""
         engine = interface.engine
-        graphs = await rewrite(model, config, open_weights)
-        in_place = require_capable(await interface.capabilities(), graphs.description)
+        with phase("graph"):
+            graphs = await rewrite(model, config, open_weights)
+        with phase("probe"):
+            in_place = require_capable(await interface.capabilities(), graphs.description)
         memory = webgpu_memory(interface, graphs, config)
         memory.fit(1, 1).require()
         leases: list[Lease] = []
@@ -201,11 +204,14 @@ class WebGpuModel:
         try:
             for location in sorted({entry.location for entry in graphs.weights}):
                 entries = [entry for entry in graphs.weights if entry.location == location]
-                file = await open_weights(location)
-                leases.append(await lease(engine, shared, file, entries, url + location, partial(progress, location)))
+                with phase("weights"):
+                    file = await open_weights(location)
+                    told = partial(progress, location)
+                    leases.append(await lease(engine, shared, file, entries, url + location, told))
                 weights.update(zip((entry.name for entry in entries), leases[-1].buffers, strict=True))
             owner = f"{url} model {next(numbers)}"
-            session = await engine.create_session(graphs.prefill, capture=False, owner=owner)
+            with phase("session"):
+                session = await engine.create_session(graphs.prefill, capture=False, owner=owner)
         except BaseException:
             for held in leases:
                 held.release()

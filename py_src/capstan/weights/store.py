@@ -19,6 +19,8 @@ from .source import Backing, SourceIdentity
 
 __all__ = ["StoredWeights", "Verification", "WeightStore"]
 
+FOLDER = "capstan-weights"
+
 
 @dataclass(frozen=True)
 class StoredWeights:
@@ -149,7 +151,7 @@ class WeightStore:
     async def backing(self) -> Backing | None:
         """Where the files are; None where this host keeps none."""
         if self._backing is None:
-            self._backing = await current_host().weight_backing()
+            self._backing = await current_host().backing(FOLDER)
         return self._backing
 
     # For loading.

@@ -24,9 +24,9 @@ export interface Backing {
   open(name: string, size: number, shardSize: number, write: boolean): Promise<DataFile>;
 }
 
-/** The private file system, else the Cache API, else nothing. */
-export async function openBacking(): Promise<Backing | null> {
-  return (await OpfsBacking.find()) ?? (await CacheBacking.find());
+/** A folder in the private file system, else a cache of that name in the Cache API, else nothing. */
+export async function openBacking(folder: string): Promise<Backing | null> {
+  return (await OpfsBacking.find(folder)) ?? (await CacheBacking.find(folder));
 }
 
 /** What the browser would still let this origin store; null where it does not tell. */

@@ -4,41 +4,37 @@ import { EngineError } from "../errors";
 import { type Backing, type DataFile, storing } from "./backing";
 import { ByteReader, type Chunk } from "./chunk";
 
-const CACHE = "capstan-weights";
-/** Entries are kept under addresses of our own origin that no server is ever asked for. */
-const FOLDER = "/capstan-weights/";
-
-function address(name: string): string {
-  return new URL(FOLDER + name, location.origin).href;
-}
-
 export class CacheBacking implements Backing {
   readonly kind = "cache";
 
-  private constructor(private readonly cache: Cache) {}
+  private constructor(
+    private readonly cache: Cache,
+    private readonly name: string,
+  ) {}
 
   /** Null where there is no Cache API: in a page that is not a secure context, or in a private window. */
-  static async find(): Promise<CacheBacking | null> {
+  static async find(name: string): Promise<CacheBacking | null> {
     try {
-      return new CacheBacking(await caches.open(CACHE));
+      return new CacheBacking(await caches.open(name), name);
     } catch {
       return null;
     }
   }
 
   names(): Promise<string> {
-    return storing(CACHE, async () => {
-      const paths = (await this.cache.keys()).map(({ url }) => new URL(url).pathname.slice(FOLDER.length));
+    return storing(this.name, async () => {
+      const start = new URL(this.address("")).pathname.length;
+      const paths = (await this.cache.keys()).map(({ url }) => new URL(url).pathname.slice(start));
       return JSON.stringify([...new Set(paths.map((path) => path.split("/")[0]))]);
     });
   }
 
   readText(name: string): Promise<string | null> {
-    return storing(name, async () => (await this.cache.match(address(name)))?.text() ?? null);
+    return storing(name, async () => (await this.cache.match(this.address(name)))?.text() ?? null);
   }
 
   writeText(name: string, text: string): Promise<void> {
-    return storing(name, () => this.cache.put(address(name), new Response(text)));
+    return storing(name, () => this.cache.put(this.address(name), new Response(text)));
   }
 
   async appendText(name: string, text: string): Promise<void> {
@@ -47,7 +43,7 @@ export class CacheBacking implements Backing {
 
   remove(name: string): Promise<void> {
     return storing(name, async () => {
-      const own = address(name);
+      const own = this.address(name);
       for (const request of await this.cache.keys()) {
         if (request.url === own || request.url.startsWith(own + "/")) await this.cache.delete(request);
       }
@@ -57,11 +53,16 @@ export class CacheBacking implements Backing {
   open(name: string, size: number, shardSize: number, write: boolean): Promise<DataFile> {
     return storing(name, async () => {
       const last = Math.max(0, Math.ceil(size / shardSize) - 1);
-      if (!write && size > 0 && !(await this.cache.match(address(`${name}/${last}`)))) {
+      if (!write && size > 0 && !(await this.cache.match(this.address(`${name}/${last}`)))) {
         throw new EngineError("StorageError", `${name}: its last shard is gone`);
       }
-      return new CachedFile(this.cache, name, shardSize);
+      return new CachedFile(this.cache, name, this.address(name), shardSize);
     });
+  }
+
+  /** Entries are kept under addresses of our own origin that no server is ever asked for. */
+  private address(name: string): string {
+    return new URL(`/${this.name}/${name}`, location.origin).href;
   }
 }
 
@@ -72,6 +73,7 @@ class CachedFile implements DataFile {
   constructor(
     private readonly cache: Cache,
     private readonly name: string,
+    private readonly address: string,
     private readonly shardSize: number,
   ) {}
 
@@ -92,6 +94,6 @@ class CachedFile implements DataFile {
   }
 
   private entry(start: number): string {
-    return address(`${this.name}/${start / this.shardSize}`);
+    return `${this.address}/${start / this.shardSize}`;
   }
 }

@@ -4,8 +4,6 @@ import { EngineError } from "../errors";
 import { type Backing, type DataFile, storing } from "./backing";
 import { ByteReader, type Chunk } from "./chunk";
 
-const FOLDER = "capstan-weights";
-
 /** FileSystemSyncAccessHandle, which TypeScript knows in its library for workers only. */
 interface SyncAccess {
   getSize(): number;
@@ -35,10 +33,12 @@ function writeAll(access: SyncAccess, bytes: Uint8Array, at: number): void {
 export class OpfsBacking implements Backing {
   readonly kind = "opfs";
 
+  private constructor(private readonly name: string) {}
+
   /** Null where there is no private file system, or none with synchronous access. */
-  static async find(): Promise<OpfsBacking | null> {
+  static async find(name: string): Promise<OpfsBacking | null> {
     try {
-      const backing = new OpfsBacking();
+      const backing = new OpfsBacking(name);
       await backing.folder();
       return "createSyncAccessHandle" in FileSystemFileHandle.prototype ? backing : null;
     } catch {
@@ -47,7 +47,7 @@ export class OpfsBacking implements Backing {
   }
 
   names(): Promise<string> {
-    return storing(FOLDER, async () => {
+    return storing(this.name, async () => {
       const names: string[] = [];
       for await (const name of (await this.folder()).keys()) names.push(name);
       return JSON.stringify(names);
@@ -119,7 +119,7 @@ export class OpfsBacking implements Backing {
 
   /** Looked up each time: the browser may evict an origin's files at any moment. */
   private async folder(): Promise<FileSystemDirectoryHandle> {
-    return (await navigator.storage.getDirectory()).getDirectoryHandle(FOLDER, { create: true });
+    return (await navigator.storage.getDirectory()).getDirectoryHandle(this.name, { create: true });
   }
 
   private async rewrite(handle: FileSystemFileHandle, text: string, append: boolean): Promise<void> {

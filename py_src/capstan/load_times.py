@@ -1,0 +1,54 @@
+"""When the phases of a load began and ended, in milliseconds since it was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+__all__ = ["LoadTimes", "during_load", "phase"]
+
+
+class LoadTimes:
+    """The phases of one load, in the order in which they ended; they overlap where nothing makes one wait."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._start = now()
+        self.phases: dict[str, tuple[float, float]] = {}
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """A phase; what comes in several parts lasts from the first to the last."""
+        begun = self._now() - self._start
+        try:
+            yield
+        finally:
+            first, last = self.phases.pop(name, (begun, begun))
+            self.phases[name] = min(first, begun), max(last, self._now() - self._start)
+
+
+current: ContextVar[LoadTimes | None] = ContextVar("capstan load times", default=None)
+"""Of the load that the running task belongs to."""
+
+
+@contextmanager
+def during_load(now: Callable[[], float]) -> Iterator[LoadTimes]:
+    """Everything inside belongs to one load, tasks that are begun there too."""
+    times = LoadTimes(now)
+    token = current.set(times)
+    try:
+        yield times
+    finally:
+        current.reset(token)
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """A phase of the load that is under way; outside of a load nothing is noted."""
+    times = current.get()
+    if times is None:
+        yield
+    else:
+        with times.of(name):
+            yield

@@ -1,0 +1,117 @@
+"""Notes for later page loads."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capstan import notes
+from capstan.errors import StorageError
+from capstan.fallback import FallbackWarning
+from capstan.notes import Notes
+from capstan.weights.source import Backing
+
+
+class Shelf:
+    """A backing in memory, as far as notes need one."""
+
+    kind = "memory"
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self.broken = False
+
+    def _touch(self) -> None:
+        if self.broken:
+            raise StorageError("the shelf fell down")
+
+    async def names(self) -> list[str]:
+        self._touch()
+        return list(self.texts)
+
+    async def read_text(self, name: str) -> str | None:
+        self._touch()
+        return self.texts.get(name)
+
+    async def write_text(self, name: str, text: str) -> None:
+        self._touch()
+        self.texts[name] = text
+
+    async def remove(self, name: str) -> None:
+        del self.texts[name]
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+def read(shelf: Any, name: str, key: str) -> str | None:
+    backing: Backing = shelf
+    return asyncio.run(Notes(backing).read(name, key))
+
+
+def write(shelf: Any, name: str, key: str, content: str) -> None:
+    backing: Backing = shelf
+    asyncio.run(Notes(backing).write(name, key, content))
+
+
+def test_a_note_is_there_for_its_key_only(shelf: Shelf) -> None:
+    write(shelf, "adapter", "one", "first\nsecond")
+    assert read(shelf, "adapter", "one") == "first\nsecond"
+    assert read(shelf, "adapter", "two") is None
+    assert read(shelf, "other", "one") is None
+
+
+def test_a_name_has_one_note(shelf: Shelf) -> None:
+    write(shelf, "adapter", "one", "old")
+    write(shelf, "adapter", "two", "new")
+    assert (read(shelf, "adapter", "one"), read(shelf, "adapter", "two")) == (None, "new")
+    assert len(shelf.texts) == 1
+
+
+@pytest.mark.parametrize("damage", [lambda text: text[:-1], lambda text: text[1:], lambda text: "", lambda text: "{}"])
+def test_a_damaged_note_is_none(shelf: Shelf, damage: Any) -> None:
+    write(shelf, "adapter", "one", "content")
+    (name,) = shelf.texts
+    shelf.texts[name] = damage(shelf.texts[name])
+    assert read(shelf, "adapter", "one") is None
+
+
+def test_the_number_of_notes_is_bounded(shelf: Shelf) -> None:
+    for i in range(3 * notes.MOST):
+        write(shelf, f"model {i}", "one", "x")
+        assert len(shelf.texts) <= notes.MOST
+        assert read(shelf, f"model {i}", "one") == "x"
+
+
+def test_failing_storage_is_a_step_down(shelf: Shelf) -> None:
+    shelf.broken = True
+    with pytest.warns(FallbackWarning, match="the shelf fell down"):
+        write(shelf, "adapter", "one", "content")
+    assert read(shelf, "adapter", "one") is None
+
+
+def test_without_storage_nothing_is_noted() -> None:
+    write(None, "adapter", "one", "content")
+    assert read(None, "adapter", "one") is None
+
+
+def test_a_build_is_its_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FromZip:
+        archive = str(tmp_path / "capstan.whl")
+
+    class Spec:
+        loader = FromZip()
+
+    monkeypatch.setattr(notes, "__spec__", Spec())
+    found = []
+    for content in (b"one", b"two", b"two"):
+        (tmp_path / "capstan.whl").write_bytes(content)
+        notes.build.cache_clear()
+        found.append(notes.build())
+    notes.build.cache_clear()
+    assert found[0] != found[1] == found[2]
