@@ -9,39 +9,9 @@ from typing import Any
 import pytest
 
 from capstan import notes
-from capstan.errors import StorageError
 from capstan.fallback import FallbackWarning
 from capstan.notes import Notes
-from capstan.weights.source import Backing
-
-
-class Shelf:
-    """A backing in memory, as far as notes need one."""
-
-    kind = "memory"
-
-    def __init__(self) -> None:
-        self.texts: dict[str, str] = {}
-        self.broken = False
-
-    def _touch(self) -> None:
-        if self.broken:
-            raise StorageError("the shelf fell down")
-
-    async def names(self) -> list[str]:
-        self._touch()
-        return list(self.texts)
-
-    async def read_text(self, name: str) -> str | None:
-        self._touch()
-        return self.texts.get(name)
-
-    async def write_text(self, name: str, text: str) -> None:
-        self._touch()
-        self.texts[name] = text
-
-    async def remove(self, name: str) -> None:
-        del self.texts[name]
+from tests.unit.shelf import Shelf
 
 
 @pytest.fixture
@@ -49,14 +19,12 @@ def shelf() -> Shelf:
     return Shelf()
 
 
-def read(shelf: Any, name: str, key: str) -> str | None:
-    backing: Backing = shelf
-    return asyncio.run(Notes(backing).read(name, key))
+def read(shelf: Shelf, name: str, key: str) -> str | None:
+    return asyncio.run(shelf.notes.read(name, key))
 
 
-def write(shelf: Any, name: str, key: str, content: str) -> None:
-    backing: Backing = shelf
-    asyncio.run(Notes(backing).write(name, key, content))
+def write(shelf: Shelf, name: str, key: str, content: str) -> None:
+    asyncio.run(shelf.notes.write(name, key, content))
 
 
 def test_a_note_is_there_for_its_key_only(shelf: Shelf) -> None:
@@ -89,15 +57,15 @@ def test_the_number_of_notes_is_bounded(shelf: Shelf) -> None:
 
 
 def test_failing_storage_is_a_step_down(shelf: Shelf) -> None:
-    shelf.broken = True
+    shelf.broken = "the shelf fell down"
     with pytest.warns(FallbackWarning, match="the shelf fell down"):
         write(shelf, "adapter", "one", "content")
     assert read(shelf, "adapter", "one") is None
 
 
 def test_without_storage_nothing_is_noted() -> None:
-    write(None, "adapter", "one", "content")
-    assert read(None, "adapter", "one") is None
+    asyncio.run(Notes().write("adapter", "one", "content"))
+    assert asyncio.run(Notes().read("adapter", "one")) is None
 
 
 def test_a_build_is_its_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,8 +51,10 @@ export class GpuEngine {
     return new GpuEngine(await loadOrt(base), await WatchedDevice.open());
   }
 
+  /** The adapter's summary, and what computes on it. */
   adapter(): string {
-    return JSON.stringify(this.watched.summary);
+    const runtime = `onnxruntime-web ${this.ort.env.versions.web}, ${navigator.userAgent}`;
+    return JSON.stringify({ ...this.watched.summary, runtime });
   }
 
   counters(): string {

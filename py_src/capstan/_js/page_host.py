@@ -10,15 +10,17 @@ from typing import Any, TypeVar
 from ..config import GenaiConfig
 from ..device.base import DeviceModel, Progress, TapeOptions
 from ..device.interface import DeviceInterface
+from ..device.model_graphs import rewrite
 from ..device.wasm import WasmDevice
 from ..device.wasm_model import WasmModel, prepare, wasm_memory
 from ..device.webgpu import WebGpuDevice
-from ..device.webgpu_model import WebGpuModel, rewrite, webgpu_memory
+from ..device.webgpu_model import WebGpuModel, webgpu_memory
 from ..errors import DeviceUnavailableError, ModelFileError, OptionError
 from ..fallback import fall_back
 from ..graph import describe, external_entries, parse
 from ..load_times import phase
 from ..memory import Fit
+from ..notes import Notes
 from ..weights.manifest import MANIFEST_SUFFIX
 from ..weights.source import BrokenDownloadError
 from ..weights.store import WeightStore
@@ -83,7 +85,10 @@ class PageHost:
             engine = await host.open_gpu()
         try:
             interface, shared = WebGpuDevice(engine), host.shared_weights(engine)
-            return await WebGpuModel.load(interface, shared, folder, model, config, options, open_weights, progress)
+            notes = Notes() if keep_weights else None
+            return await WebGpuModel.load(
+                interface, shared, folder, model, config, options, open_weights, notes, progress
+            )
         except BaseException:
             engine.close()
             raise

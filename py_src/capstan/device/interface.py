@@ -74,6 +74,8 @@ class DeviceFacts:
     max_buffer_size: int = sys.maxsize
     max_binding_size: int = sys.maxsize
     offset_alignment: int = 1
+    runtime: str = ""
+    """What computes on it and in which version, if what was seen of it holds as long as these facts do."""
 
 
 class DeviceTape(ABC):

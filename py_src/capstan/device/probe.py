@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from ..errors import CapstanError, DeviceLostError
 from ..graph.one_node import add_model, attention_model, cast_model
 from ..memory import Capabilities, DeviceBuffer, MemoryType
+from ..notes import Notes, build
 from .element_types import byte_count
 from .interface import BoundSpan, DeviceInterface, DeviceSession, TensorSpec
 
@@ -20,15 +22,36 @@ DOUBLED = array("f", [1.0, -2.0, 4.0, 131072.0]).tobytes()
 CACHE_POSITIONS, CACHE_LENGTH, HEAD_SIZE = 8, 5, 16
 
 remembered: dict[str, Capabilities] = {}
-"""Capabilities by adapter, for as long as the interpreter runs."""
+"""Capabilities by adapter, for as long as the interpreter runs; notes keep them longer."""
 
 
 async def capabilities_of(device: DeviceInterface) -> Capabilities:
-    """Probe the device, unless its adapter was probed before."""
+    """Probe the device, unless its adapter was probed before, by this page or an earlier one."""
     key = f"{device.type} {device.about().adapter}"
     if key not in remembered:
-        remembered[key] = await Probe(device).run()
+        remembered[key] = await noted_capabilities(device, Notes())
     return remembered[key]
+
+
+async def noted_capabilities(device: DeviceInterface, notes: Notes) -> Capabilities:
+    """What an earlier page noted of the device under the same facts, else what it is seen to do now.
+
+    An attempt that ended with an error is made again by the next page: the error may have been of the moment.
+    """
+    facts = device.about()
+    if not facts.runtime:
+        return await Probe(device).run()
+    told = asdict(facts) | {"features": sorted(facts.features)}
+    name, key = f"capabilities of {device.type}", json.dumps([build(), told], sort_keys=True)
+    text = await notes.read(name, key)
+    if text is not None:
+        found = json.loads(text)
+        return Capabilities(**found | {"missing": tuple((what, why) for what, why in found["missing"])})
+    probe = Probe(device)
+    capabilities = await probe.run()
+    if not probe.failed:
+        await notes.write(name, key, json.dumps(asdict(capabilities)))
+    return capabilities
 
 
 @dataclass
@@ -37,6 +60,8 @@ class Probe:
 
     device: DeviceInterface
     missing: list[tuple[str, str]] = field(default_factory=list)
+    failed: bool = False
+    """Whether an attempt ended with an error instead of an answer."""
 
     async def run(self) -> Capabilities:
         """Try everything. Raises DeviceLostError if the device died of it."""
@@ -65,6 +90,7 @@ class Probe:
             raise
         except CapstanError as error:
             reason = str(error)
+            self.failed = True
         if reason is not None:
             self.missing.append((capability, reason))
         return reason is None

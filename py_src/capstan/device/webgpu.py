@@ -48,6 +48,7 @@ class WebGpuDevice(DeviceInterface):
             max_buffer_size=summary["max_buffer_size"],
             max_binding_size=summary["max_storage_buffer_binding_size"],
             offset_alignment=summary["min_storage_buffer_offset_alignment"],
+            runtime=summary["runtime"],
         )
 
     def readbacks(self) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count
 
@@ -15,12 +15,14 @@ from ..fallback import fall_back
 from ..graph import GraphDescription
 from ..load_times import phase
 from ..memory import Capabilities, Pools, PoolSize
+from ..notes import Notes
 from ..tape import PASSES, TapeKey
 from ..weights.shared import Lease, SharedWeights, Span
 from ..weights.weight_file import WeightFile
 from .base import Progress, TapeOptions
 from .decode_step import DecodeStep
 from .engine import FREE, BoundTensor, GpuEngine
+from .model_graphs import Graphs, OpenWeights, model_graphs
 from .model_memory import ModelMemory
 from .prefill_chunk import prefill_chunk
 from .sequence_buffers import SequenceBuffers
@@ -28,44 +30,7 @@ from .step_recorder import StepRecorder
 from .webgpu import WebGpuDevice
 from .webgpu_decoder import WebGpuDecoder
 
-__all__ = ["WebGpuModel", "rewrite", "webgpu_memory"]
-
-
-@dataclass(frozen=True)
-class Graphs:
-    """A model's two graphs, serialized: the prefill one keeps the logits of the last position only, and is fed the
-    sequence's lengths unless it computes them in a way of its own."""
-
-    prefill: bytes
-    decode: bytes
-    description: GraphDescription
-    weights: tuple[graph.WeightEntry, ...]
-    activations: graph.Activations
-    """Of the prefill graph."""
-    lengths: graph.FedLengths | None
-    """Inputs of the prefill graph; None if it sums the mask, which is then read back in every run."""
-
-
-async def rewrite(data: bytes, config: GenaiConfig, open_weights: Callable[[str], Awaitable[WeightFile]]) -> Graphs:
-    """model.onnx as written by a model builder -> the graphs that WebGPU sessions are made from."""
-    parsed = graph.total_length_on_gpu(graph.parse(data))
-    constants = {}
-    for entry in graph.constants_to_inline(parsed):
-        file = await open_weights(entry.location)
-        try:
-            constants[entry.name] = await file.read(entry.offset, entry.length)
-        finally:
-            file.close()
-    decode, weights = graph.weights_to_inputs(parsed, constants)
-    description = graph.describe(decode, config.decoder, config.vocab_size)
-    prefill, reason = graph.last_token_logits(decode, description.logits)
-    if reason and not description.last_token_only:
-        raise UnsupportedModelError(f"the logits of model.onnx cannot be cut to the last position: {reason}")
-    prefill, lengths, reason = graph.lengths_as_inputs(prefill, description.mask)
-    if lengths is None:
-        fall_back("attention lengths known to the host", reason, "the mask is read back in every prefill run")
-    activations = graph.activations(prefill)
-    return Graphs(graph.serialize(prefill), graph.serialize(decode), description, tuple(weights), activations, lengths)
+__all__ = ["WebGpuModel", "webgpu_memory"]
 
 
 def webgpu_memory(interface: WebGpuDevice, graphs: Graphs, config: GenaiConfig) -> ModelMemory:
@@ -187,14 +152,15 @@ class WebGpuModel:
         model: bytes,
         config: GenaiConfig,
         options: TapeOptions,
-        open_weights: Callable[[str], Awaitable[WeightFile]],
+        open_weights: OpenWeights,
+        notes: Notes | None,
         progress: Progress,
     ) -> WebGpuModel:
         """Rewrite the graph, load the weights that are not on the device yet and make the prefill session; nothing
-        stays allocated on failure. `open_weights` opens a data file by its location."""
+        stays allocated on failure. `notes` keep the rewritten graphs."""
         engine = interface.engine
         with phase("graph"):
-            graphs = await rewrite(model, config, open_weights)
+            graphs = await model_graphs(model, config, open_weights, url, notes)
         with phase("probe"):
             in_place = require_capable(await interface.capabilities(), graphs.description)
         memory = webgpu_memory(interface, graphs, config)

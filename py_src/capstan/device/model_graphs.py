@@ -1,0 +1,122 @@
+"""A model's graphs as WebGPU sessions are made from them: rewritten once, then noted for later page loads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, is_dataclass
+from functools import cache
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from .. import graph
+from ..config import GenaiConfig
+from ..errors import UnsupportedModelError
+from ..fallback import fall_back
+from ..graph import GraphDescription
+from ..notes import Notes, build
+from ..weights.weight_file import WeightFile
+
+__all__ = ["Graphs", "model_graphs", "rewrite"]
+
+OpenWeights = Callable[[str], Awaitable[WeightFile]]
+"""Opens a data file by its location."""
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """A model's two graphs, serialized: the prefill one keeps the logits of the last position only, and is fed the
+    sequence's lengths unless it computes them in a way of its own."""
+
+    prefill: bytes
+    decode: bytes
+    description: GraphDescription
+    weights: tuple[graph.WeightEntry, ...]
+    activations: graph.Activations
+    """Of the prefill graph."""
+    lengths: graph.FedLengths | None
+    """Inputs of the prefill graph; None if it sums the mask, which is then read back in every run."""
+    unfed: str
+    """Why there are no `lengths`; empty if there are."""
+    own: bool
+    """Whether everything here is from model.onnx, nothing from the data files."""
+
+    def serialize(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self), default=lambda data: b64encode(data).decode())
+
+    @classmethod
+    def parse(cls, text: str) -> Graphs:
+        """What `serialize` wrote."""
+        found: Graphs = rebuilt(cls, json.loads(text))
+        return found
+
+
+PLAIN = (str, int, bool, int | str)
+
+
+def rebuilt(kind: Any, tree: Any) -> Any:
+    """A frozen dataclass of tuples, bytes, names, numbers and its like, out of its JSON."""
+    if tree is None or kind in PLAIN:
+        return tree
+    if kind is bytes:
+        return b64decode(tree)
+    if isinstance(kind, UnionType):
+        (kind,) = (part for part in get_args(kind) if is_dataclass(part))
+    if get_origin(kind) is tuple:
+        item = get_args(kind)[0]
+        return tuple(tree) if item in PLAIN else tuple(rebuilt(item, part) for part in tree)
+    types = types_of(kind)
+    return kind(**{name: rebuilt(types[name], value) for name, value in tree.items()})
+
+
+types_of = cache(get_type_hints)
+"""Of a class's fields."""
+
+
+async def rewrite(data: bytes, config: GenaiConfig, open_weights: OpenWeights) -> Graphs:
+    """model.onnx as written by a model builder -> the graphs that WebGPU sessions are made from."""
+    parsed = graph.total_length_on_gpu(graph.parse(data))
+    constants = {}
+    for entry in graph.constants_to_inline(parsed):
+        file = await open_weights(entry.location)
+        try:
+            constants[entry.name] = await file.read(entry.offset, entry.length)
+        finally:
+            file.close()
+    decode, weights = graph.weights_to_inputs(parsed, constants)
+    description = graph.describe(decode, config.decoder, config.vocab_size)
+    prefill, reason = graph.last_token_logits(decode, description.logits)
+    if reason and not description.last_token_only:
+        raise UnsupportedModelError(f"the logits of model.onnx cannot be cut to the last position: {reason}")
+    prefill, lengths, reason = graph.lengths_as_inputs(prefill, description.mask)
+    return Graphs(
+        graph.serialize(prefill),
+        graph.serialize(decode),
+        description,
+        tuple(weights),
+        graph.activations(prefill),
+        lengths,
+        "" if lengths else reason,
+        not constants,
+    )
+
+
+async def model_graphs(
+    data: bytes, config: GenaiConfig, open_weights: OpenWeights, folder: str, notes: Notes | None
+) -> Graphs:
+    """The graphs of a model folder: as noted if model.onnx, the configuration and Capstan are what they were, else
+    rewritten and noted. Without `notes` nothing is."""
+    key = json.dumps([build(), hashlib.sha256(data).hexdigest(), repr(config.decoder), config.vocab_size])
+    text = await notes.read(f"graphs of {folder}", key) if notes else None
+    if text is not None:
+        graphs = Graphs.parse(text)
+    else:
+        graphs = await rewrite(data, config, open_weights)
+        if notes and graphs.own:
+            await notes.write(f"graphs of {folder}", key, graphs.serialize())
+    if graphs.lengths is None:
+        fall_back("attention lengths known to the host", graphs.unfed, "the mask is read back in every prefill run")
+    return graphs

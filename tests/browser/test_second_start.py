@@ -1,0 +1,108 @@
+"""What one page load found out, the next one need not: the device's capabilities and the rewritten graphs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext
+
+from buildtools.server import SiteServer
+from tests.conftest import BOOT_MS
+from tests.harness import Harness
+
+MODEL = "nano-llama"
+LOAD = """
+import json, sys
+import capstan
+from capstan._js import host
+from capstan.device import model_graphs
+from capstan.notes import FOLDER
+from capstan.host import current_host
+
+rewrite, rewrites = model_graphs.rewrite, []
+async def counted(*given):
+    rewrites.append(1)
+    return await rewrite(*given)
+model_graphs.rewrite = counted
+options, damage = json.loads(sys.argv[1])
+if damage:
+    backing = await current_host().backing(FOLDER)
+    for name in await backing.names():
+        await backing.write_text(name, damage)
+async with await capstan.Model.load(next(iter(models.values())), device="webgpu", capture="off", **options) as model:
+    probing = host.gpu().counters()["readbacks"]
+    params = capstan.GeneratorParams(model)
+    params.set_search_options(do_sample=False, max_length=16)
+    async with capstan.Generator(model, params) as generator:
+        generator.append_tokens([5, 6, 7])
+        ids = [token async for token in generator]
+    capabilities = await model.device.capabilities()
+    found = {"rewrites": len(rewrites), "readbacks": probing, "ids": ids, "phases": list(model.load_times)}
+    found["capabilities"] = str(capabilities)
+model_graphs.rewrite = rewrite
+print(json.dumps(found))
+"""
+
+
+TORN = "{}"
+
+
+@pytest.fixture(scope="module")
+def starts(browser: Browser, site: SiteServer) -> Iterator[list[dict[str, Any]]]:
+    """Page loads of one profile that stores nothing at first: the third finds its notes damaged, the last is not to
+    keep anything."""
+    context = browser.new_context()
+    loads: list[tuple[dict[str, Any], str]] = [({}, ""), ({}, ""), ({}, TORN), ({}, "")]
+    loads.append(({"disable_file_mapped_weights": True}, ""))
+    yield [start(context, site, *load) for load in loads]
+    context.close()
+
+
+def start(context: BrowserContext, site: SiteServer, options: dict[str, Any], damage: str) -> dict[str, Any]:
+    """Load a page and the model in it; what it found out for itself."""
+    page = context.new_page()
+    page.set_default_navigation_timeout(BOOT_MS)
+    harness = Harness.open(page, site.url)
+    done = harness.exec(LOAD, [MODEL], [json.dumps([options, damage])])
+    assert (done.status, done.stderr, harness.errors) == (0, "", []), done.stderr
+    page.close()
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_first_page_probes_and_rewrites(starts: list[dict[str, Any]]) -> None:
+    assert starts[0]["rewrites"] == 1
+    assert starts[0]["readbacks"] > 0
+    assert set(starts[0]["phases"]) == {
+        "files",
+        "adapter",
+        "model.onnx",
+        "device",
+        "graph",
+        "probe",
+        "weights",
+        "session",
+    }
+
+
+@pytest.mark.parametrize("later", [1, 3])
+def test_the_next_page_neither_probes_nor_rewrites(later: int, starts: list[dict[str, Any]]) -> None:
+    assert starts[later]["rewrites"] == starts[later]["readbacks"] == 0
+
+
+def test_damaged_notes_are_found_out_anew(starts: list[dict[str, Any]]) -> None:
+    assert starts[2]["rewrites"] == 1
+    assert starts[2]["readbacks"] == starts[0]["readbacks"]
+
+
+def test_where_weights_are_not_kept_neither_are_graphs(starts: list[dict[str, Any]]) -> None:
+    assert starts[4]["rewrites"] == 1
+    assert starts[4]["readbacks"] == 0, "capabilities are no weights"
+
+
+def test_every_page_computes_the_same(starts: list[dict[str, Any]]) -> None:
+    for key in ("ids", "capabilities"):
+        assert [found[key] for found in starts] == 5 * [starts[0][key]], key

@@ -1,0 +1,124 @@
+"""Rewritten graphs, and the notes of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from capstan.config import GenaiConfig, parse_genai_config
+from capstan.device import model_graphs as graphs_module
+from capstan.device.model_graphs import Graphs, model_graphs, rewrite
+from capstan.fallback import FallbackWarning
+from tests.unit.shelf import Shelf
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+MODELS = sorted(path.parent.name for path in FIXTURES.glob("*/genai_config.json"))
+
+
+async def no_weights(location: str) -> Any:
+    raise AssertionError(f"{location} was opened")
+
+
+def config_of(model: str) -> GenaiConfig:
+    return parse_genai_config((FIXTURES / model / "genai_config.json").read_bytes(), model)
+
+
+def bytes_of(model: str) -> bytes:
+    return (FIXTURES / model / "model.onnx").read_bytes()
+
+
+@pytest.fixture
+def rewrites(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What was rewritten."""
+    seen: list[bytes] = []
+
+    async def counted(data: bytes, *rest: Any) -> Graphs:
+        seen.append(data)
+        return await rewrite(data, *rest)
+
+    monkeypatch.setattr(graphs_module, "rewrite", counted)
+    return seen
+
+
+def loaded(shelf: Shelf, data: bytes, config: GenaiConfig, folder: str = "http://here/nano/") -> Graphs:
+    return asyncio.run(model_graphs(data, config, no_weights, folder, shelf.notes))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_noted_graphs_are_those_that_were_rewritten(model: str, rewrites: list[bytes]) -> None:
+    shelf = Shelf()
+    data, config = bytes_of(model), config_of(model)
+    first, second = loaded(shelf, data, config), loaded(shelf, data, config)
+    assert first == second == asyncio.run(rewrite(data, config, no_weights))
+    assert len(rewrites) == 1
+
+
+def other_bytes(data: bytes, config: GenaiConfig) -> tuple[bytes, GenaiConfig]:
+    model = onnx.load_from_string(data)
+    model.producer_name = "somebody else"
+    return model.SerializeToString(), config
+
+
+def other_config(data: bytes, config: GenaiConfig) -> tuple[bytes, GenaiConfig]:
+    return data, replace(config, decoder=replace(config.decoder, filename="other.onnx"))
+
+
+@pytest.mark.parametrize("change", [other_bytes, other_config])
+def test_another_model_or_configuration_is_rewritten(
+    change: Callable[[bytes, GenaiConfig], tuple[bytes, GenaiConfig]], rewrites: list[bytes]
+) -> None:
+    shelf = Shelf()
+    data, config = bytes_of("nano-llama"), config_of("nano-llama")
+    loaded(shelf, data, config)
+    changed = change(data, config)
+    assert loaded(shelf, *changed) == asyncio.run(rewrite(*changed, no_weights))
+    assert len(rewrites) == 2
+    assert len(shelf.texts) == 1, "a folder has one note"
+
+
+def test_another_capstan_rewrites(rewrites: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = Shelf()
+    data, config = bytes_of("nano-llama"), config_of("nano-llama")
+    loaded(shelf, data, config)
+    monkeypatch.setattr(graphs_module, "build", lambda: "another")
+    loaded(shelf, data, config)
+    assert len(rewrites) == 2
+
+
+def test_damaged_and_unreadable_notes_are_made_anew(rewrites: list[bytes]) -> None:
+    shelf = Shelf()
+    data, config = bytes_of("nano-llama"), config_of("nano-llama")
+    first = loaded(shelf, data, config)
+    (name,) = shelf.texts
+    shelf.texts[name] = shelf.texts[name].replace("A", "B")
+    assert loaded(shelf, data, config) == first
+    assert loaded(shelf, data, config) == first
+    assert len(rewrites) == 2
+    shelf.broken = "the shelf is gone"
+    with pytest.warns(FallbackWarning, match="the shelf is gone"):
+        assert loaded(shelf, data, config) == first
+    assert len(rewrites) == 3
+
+
+def test_graphs_with_constants_of_the_data_file_are_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = Shelf()
+    data, config = bytes_of("nano-llama"), config_of("nano-llama")
+
+    async def with_constants(*given: Any) -> Graphs:
+        return replace(await rewrite(*given), own=False)
+
+    monkeypatch.setattr(graphs_module, "rewrite", with_constants)
+    loaded(shelf, data, config)
+    assert not shelf.texts
+
+
+def test_without_notes_it_is_rewritten() -> None:
+    data, config = bytes_of("nano-llama"), config_of("nano-llama")
+    found = asyncio.run(model_graphs(data, config, no_weights, "http://here/nano/", None))
+    assert found.own
