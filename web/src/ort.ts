@@ -40,6 +40,30 @@ export function exclusively<T>(action: () => Promise<T>): Promise<T> {
   return result;
 }
 
+/** An ONNX model with nothing in it but y = Identity(x), float32 [1]. */
+const IDENTITY = Uint8Array.from([
+  ...[0x08, 0x08], // ir_version 8
+  ...[0x3a, 0x37], // graph
+  ...[0x0a, 0x10, 0x0a, 0x01, 0x78, 0x12, 0x01, 0x79, 0x22, 0x08, ...new TextEncoder().encode("Identity")], // node
+  ...[0x12, 0x01, 0x67], // name "g"
+  ...[0x5a, 0x0f, 0x0a, 0x01, 0x78, 0x12, 0x0a, 0x0a, 0x08, 0x08, 0x01, 0x12, 0x04, 0x0a, 0x02, 0x08, 0x01], // input x
+  ...[0x62, 0x0f, 0x0a, 0x01, 0x79, 0x12, 0x0a, 0x0a, 0x08, 0x08, 0x01, 0x12, 0x04, 0x0a, 0x02, 0x08, 0x01], // output y
+  ...[0x42, 0x02, 0x10, 0x0d], // opset 13
+]);
+
+/**
+ * Load and compile it before it is asked for; its compilation starts with its first session. A failure shows where it
+ * is needed.
+ */
+export async function warmUpOrt(base: string): Promise<void> {
+  try {
+    const ort = await loadOrt(base);
+    await exclusively(async () => (await createSession(ort, IDENTITY, "wasm")).release());
+  } catch {
+    // Whoever needs it comes upon the same failure.
+  }
+}
+
 /** How a session is placed: our own device with or without ORT's graph capture, or the CPU. */
 export type Placement =
   { device: GPUDevice; capture: boolean; outputs?: Record<string, "gpu-buffer" | "cpu"> } | "wasm";

@@ -10,7 +10,7 @@ import { Chunk } from "./storage/chunk";
 import { Memory } from "./storage/memory";
 import { adopt, pickedFile } from "./storage/picked";
 import { absolute, assumedSource, openSource } from "./storage/source";
-import { loadOrt } from "./ort";
+import { loadOrt, warmUpOrt } from "./ort";
 import { startPython } from "./python";
 import { ModelSession } from "./sessions";
 import { makeTokenizer } from "./tokenizers";
@@ -140,7 +140,11 @@ function describe(thrown: unknown): Error {
 
 async function boot(base: string, interrupt: SharedArrayBuffer | null, snapshot: boolean): Promise<void> {
   emit({ kind: "status", text: "starting Python" });
-  const { pyodide, from, refused } = await startPython(base, makeHost(base), snapshot);
+  const starting = startPython(base, makeHost(base), snapshot);
+  // Both take their time, and nearly everything that Python is asked for needs them.
+  void warmUpOrt(base);
+  requestAdapter().catch(() => undefined);
+  const { pyodide, from, refused } = await starting;
   if (interrupt) pyodide.setInterruptBuffer((signal = new Uint8Array(interrupt)));
   pyodide.setStdout(forward("stdout"));
   pyodide.setStderr(forward("stderr"));
