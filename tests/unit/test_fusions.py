@@ -242,8 +242,8 @@ def test_nothing_recognised_is_everything_recorded() -> None:
     assert placement.scratch == ()
 
 
-class TestKeptAsRecorded:
-    """What would not be the same any more."""
+class TestNeighbours:
+    """What joins, and what stays as it was recorded since it would not be the same any more."""
 
     def test_a_sum_in_the_buffer_that_its_product_reads(self) -> None:
         small = Small()
@@ -295,6 +295,50 @@ class TestKeptAsRecorded:
         small.matmul(small.add(total, small.cos, WIDTH), VOCABULARY, WIDTH, into=small.logits)
         placement = check(small, s.record(recycle=False), PASSES)
         assert made_of(placement) == {"product residual": 1, "recorded": 1, "product": 1}
+
+    def test_a_product_that_outlives_the_step(self) -> None:
+        small = Small()
+        s = small.sketch
+        small.matmul(small.embedded(), VOCABULARY, WIDTH, into=small.logits)
+        s.unknown(lambda v: v[:VOCABULARY], [small.add(small.logits, small.cos, VOCABULARY)], 48, s.lasting(48))
+        placement = check(small, s.record(), PASSES)
+        assert made_of(placement) == {"recorded": 3, "product": 1}
+
+    def test_a_norm_that_outlives_the_step(self) -> None:
+        small = Small()
+        s = small.sketch
+        y = small.norm(small.embedded())
+        seen = s.lasting(WIDTH)
+        s.calls[-1].writes["y"] = seen
+        small.matmul(seen, VOCABULARY, WIDTH, into=small.logits)
+        assert y not in s.calls[-1].reads.values()
+        placement = check(small, s.record(), PASSES)
+        assert made_of(placement) == {"recorded": 2, "product": 1}
+
+    def test_a_sum_behind_the_gated_half(self) -> None:
+        small = Small()
+        s = small.sketch
+        y, _ = small.gated_mlp(small.matmul(small.cos, WIDTH, WIDTH), small.embedded())
+        small.matmul(small.add(y, small.cos, 64), VOCABULARY, 64, into=small.logits)
+        placement = check(small, s.record(recycle=False), PASSES)
+        assert made_of(placement) == {"recorded": 2, "product residual": 1, "product norm gated": 1, "product": 1}
+
+    def test_a_norm_that_its_product_is_added_to(self) -> None:
+        small = Small()
+        s = small.sketch
+        y = small.norm(small.embedded())
+        small.matmul(small.add(small.matmul(y, WIDTH, WIDTH), y, WIDTH), VOCABULARY, WIDTH, into=small.logits)
+        placement = check(small, s.record(recycle=False), PASSES)
+        assert made_of(placement) == {"recorded": 2, "product residual": 1, "product": 1}
+
+    def test_a_sum_with_what_is_made_after_the_product(self) -> None:
+        small = Small()
+        s = small.sketch
+        product = small.matmul(small.embedded(), WIDTH, WIDTH)
+        later = s.unknown(lambda v: v[:WIDTH] ** 2, [small.cos], WIDTH)
+        small.matmul(small.add(product, later, WIDTH), VOCABULARY, WIDTH, into=small.logits)
+        placement = check(small, s.record(recycle=False), PASSES)
+        assert made_of(placement) == {"recorded": 2, "product residual": 1, "product": 1}
 
     def test_a_product_whose_weights_the_step_computes(self) -> None:
         small = Small()

@@ -1,0 +1,183 @@
+"""What the device is given of a fused step: bindings in the order of the WGSL, counts, scratch and tables."""
+
+from __future__ import annotations
+
+import struct
+from itertools import product as combinations
+from typing import Any
+
+import pytest
+
+from capstan.tape import FusedStep, MatVec, Recorded, WorkgroupLimits, fused_step
+from capstan.tape.attention_plan import plan_attention
+from capstan.tape.placement import Place, Placement
+from capstan.tape.step_graph import Attention, Node, RmsNorm
+from tests.unit.step_simulator import declared_bindings
+
+STATE = (77, 512, 32)
+CAPACITY = 300
+WEIGHTS, SCALES, GAMMA, UP, UP_SCALES = 21, 22, 23, 24, 25
+COS, SIN, KEY, VALUE = 31, 32, 33, 34
+LIMITS = {
+    "every adapter": WorkgroupLimits(),
+    "software": WorkgroupLimits(software=True),
+    "subgroups": WorkgroupLimits(32, 1024, 32768),
+    "small subgroups": WorkgroupLimits(8),
+}
+GIVEN = {1: Place("recorded", 11), 2: Place("scratch", 0), 3: Place("recorded", 13), 4: Place("scratch", 1)}
+"""Where values are."""
+
+
+def emitted(*nodes: Node, limits: WorkgroupLimits = LIMITS["every adapter"], **options: Any) -> FusedStep:
+    given: dict[str, Any] = {"played": {}, "tables": (), "places": GIVEN} | options
+    placement = Placement(nodes, given["places"], (256, 512))
+    return fused_step(placement, given["played"], given["tables"], STATE, limits, CAPACITY)
+
+
+def node(what: Any, reads: tuple[int, ...], writes: tuple[int, ...]) -> Node:
+    return Node(what, reads, writes, 0, frozenset({0}))
+
+
+def matvec(*, norm: bool = False, residual: bool = False, gated: bool = False, element: str = "f32") -> Node:
+    what = MatVec(
+        WEIGHTS,
+        SCALES,
+        96,
+        64,
+        32,
+        element,
+        norm=RmsNorm(GAMMA, 0.5) if norm else None,
+        residual=residual,
+        up=(UP, UP_SCALES) if gated else None,
+    )
+    return node(what, (1, 2) if residual else (1,), (3,))
+
+
+def attention(head: int = 16, layer: int = 0, element: str = "f32") -> Node:
+    caches = (KEY + 10 * layer, VALUE + 10 * layer)
+    what = Attention(4, 2, head, CAPACITY, 0.25, COS, SIN, *caches, element)
+    return node(what, (2, 8, 9), (4, 18, 19))
+
+
+def declared(kernel: dict[str, Any]) -> list[tuple[str, str]]:
+    """(name, access) of the bindings that the kernel's template declares for its constants."""
+    chosen = {name: value for name, value in kernel["constants"].items() if isinstance(value, bool)}
+    return declared_bindings(kernel["shader"], {**chosen, "HALF": kernel["half"], "SUBGROUPS": kernel["lanes"] > 0})
+
+
+def named(kernel: dict[str, Any]) -> dict[str, Any]:
+    """Bindings by the names that the template gives them."""
+    return {name: binding for (name, _), binding in zip(declared(kernel), kernel["bindings"], strict=True)}
+
+
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+@pytest.mark.parametrize("element", ["f32", "f16"])
+@pytest.mark.parametrize(
+    ("norm", "residual", "gated"),
+    [flags for flags in combinations([False, True], repeat=3) if not (flags[1] and flags[2])],
+)
+def test_products_bind_what_their_template_declares(
+    norm: bool, residual: bool, gated: bool, element: str, limits: WorkgroupLimits
+) -> None:
+    step = emitted(matvec(norm=norm, residual=residual, gated=gated, element=element), limits=limits)
+    [kernel] = step.kernels
+    expected = {"x": ["recorded", 11], "weights": ["recorded", WEIGHTS], "scales": ["recorded", SCALES]}
+    expected |= {"gamma": ["recorded", GAMMA]} if norm else {}
+    expected |= {"residual": ["scratch", 0]} if residual else {}
+    expected |= {"weights_up": ["recorded", UP], "scales_up": ["recorded", UP_SCALES]} if gated else {}
+    assert named(kernel) == {**expected, "y": ["recorded", 13]}
+    assert [name for name, access in declared(kernel) if access == "read_write"] == ["y"]
+    flags = {name: kernel["constants"][name] for name in ("NORM", "RESIDUAL", "GATED", "BIAS")}
+    assert flags == {"NORM": norm, "RESIDUAL": residual, "GATED": gated, "BIAS": False}
+    assert (kernel["shader"], kernel["half"], kernel["lanes"]) == ("matvec_q4", element == "f16", limits.lanes)
+    assert [kernel["constants"][name] for name in ("N", "K", "BLOCK")] == [96, 64, 32]
+    assert kernel["constants"].get("EPSILON") == (0.5 if norm else None)
+    assert kernel["floats"] == (["EPSILON"] if norm else [])
+
+
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+@pytest.mark.parametrize("element", ["f32", "f16"])
+def test_attention_binds_what_its_templates_declare(element: str, limits: WorkgroupLimits) -> None:
+    step = emitted(attention(element=element), limits=limits)
+    attend, join = step.kernels
+    state = ["span", *STATE]
+    partials = ["scratch", 2]
+    assert named(attend) == {
+        "qkv": ["scratch", 0],
+        "state": state,
+        "cos_cache": ["recorded", COS],
+        "sin_cache": ["recorded", SIN],
+        "key_cache": ["recorded", KEY],
+        "value_cache": ["recorded", VALUE],
+        "partials": partials,
+        "y": ["scratch", 1],
+    }
+    written = [name for name, access in declared(attend) if access == "read_write"]
+    assert written == ["key_cache", "value_cache", "partials", "y"]
+    assert named(join) == {"partials": partials, "state": state, "y": ["scratch", 1]}
+    assert [name for name, access in declared(join) if access == "read_write"] == ["y"]
+    assert attend["floats"] == ["SCALE"]
+    assert join["floats"] == []
+    assert {kernel["half"] for kernel in step.kernels} == {element == "f16"}
+
+
+def test_products_are_dispatched_by_their_workgroups() -> None:
+    step = emitted(matvec(), matvec(norm=True))
+    assert [op[:2] for op in step.played] == [["kernel", 0], ["kernel", 1]]
+    for _, index, x, y, z in step.played:
+        constants = step.kernels[index]["constants"]
+        rows = constants["WORKGROUP"] // constants["SPAN"] * constants["ROWS"]
+        assert (y, z) == (1, 1)
+        assert x * rows >= 96 > (x - 1) * rows
+
+
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+def test_tables_have_the_counts_of_every_length(limits: WorkgroupLimits) -> None:
+    made = attention()
+    assert isinstance(made.what, Attention)
+    step = emitted(made, limits=limits)
+    attend, join, _ = plan_attention(made.what, limits.lanes)
+    assert step.played == [["kernel table", 0, 0], ["kernel table", 1, 1]]
+    for table, plan in zip(step.tables, (attend, join), strict=True):
+        assert len(table) == 12 * (CAPACITY + 1)
+        assert callable(plan.counts)
+        rows = [struct.unpack_from("<3I", table, 12 * length) for length in range(CAPACITY + 1)]
+        assert rows == [(0, 0, 0), *(plan.counts(length) for length in range(1, CAPACITY + 1))]
+
+
+def test_layers_of_one_shape_share_tables_and_partials() -> None:
+    step = emitted(attention(), matvec(), attention(layer=1), attention(layer=2))
+    assert [op[1:] for op in step.played if op[0] == "kernel table"] == [[0, 0], [1, 1], [3, 0], [4, 1], [5, 0], [6, 1]]
+    assert len(step.tables) == 2
+    assert len(step.scratch) == 3
+    assert [named(kernel)["key_cache"] for kernel in step.kernels if kernel["shader"] == "attention"] == [
+        ["recorded", KEY + 10 * layer] for layer in range(3)
+    ]
+
+
+def test_layers_of_another_shape_have_their_own() -> None:
+    step = emitted(attention(head=16), attention(head=32), attention(head=16, layer=1))
+    partials = [named(kernel)["partials"] for kernel in step.kernels]
+    assert partials == [["scratch", n] for n in (2, 2, 3, 3, 2, 2)]
+    sizes = [
+        4 * kernel["constants"]["MAX_SPLITS"] * (4 + head) * 4
+        for kernel, head in zip(step.kernels, (16,), strict=False)
+    ]
+    assert step.scratch[:3] == [256, 512, *sizes]
+    assert step.scratch[3] == sizes[0] * 36 // 20
+
+
+def test_recorded_operations_are_played_as_given_and_in_order() -> None:
+    given = {4: ["copy", 1, 0, 2, 0, 4], 7: ["table", 1, [100], 0]}
+    nodes = (node(Recorded(4), (), ()), matvec(), node(Recorded(7), (), ()))
+    table = bytes(12 * (CAPACITY + 1))
+    step = emitted(*nodes, attention(), played=given, tables=[table])
+    assert [op[0] for op in step.played] == ["copy", "kernel", "table", "kernel table", "kernel table"]
+    assert [step.played[0], step.played[2]] == [given[4], given[7]]
+    assert step.tables[0] == table
+    assert [op[2] for op in step.played[3:]] == [1, 2], "tables of recorded operations keep their numbers"
+
+
+def test_the_spec_is_what_the_page_is_given() -> None:
+    step = emitted(matvec())
+    assert step.spec("decoder 3") == {"kernels": step.kernels, "scratch": [256, 512], "owner": "decoder 3"}

@@ -1,0 +1,264 @@
+"""A recorded kernel is taken for what it is only if everything that makes it this operation is there, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from capstan.tape import BindGroup, Clear, Copy, Dispatch, DispatchIndirect, Op, Pipeline, Recording, Write
+from capstan.tape.ort_kernels import OrtKernel, recognise
+from tests.unit.recorded_kernels import KERNELS, Kernel, Number, pack_uniforms
+
+UNIFORM = 99
+UNIFORMS: Mapping[str, Mapping[str, Number]] = {
+    "matmul_nbits": {"M": 1, "N": 96, "K": 64, "block_size": 32, "batch_count": 1, "dispatch_M": 1},
+    "add": {
+        "bcast_indices_shape": (1, 1, 64),
+        "bcast_indices_stride": (64, 64),
+        "a_indices_shape": (1, 1, 64),
+        "b_indices_shape": 64,
+        "element_count": 64,
+    },
+    "norm": {"components": 4, "norm_count": 1, "norm_size": 64, "epsilon": 0.25},
+    "skip_norm": {"components": 4, "hidden_size": 64, "epsilon": 0.25, "skip_size": 64},
+    "skip_norm_alone": {"components": 4, "hidden_size": 64, "epsilon": 0.25, "skip_size": 64},
+    "gated_mlp": {"N": 96, "K": 64, "block_size": 32, "batch_count": 1, "skip_size": 64, "epsilon": 0.25},
+    "rotary": {
+        "query_shape": (1, 1, 64),
+        "present_key_shape": (1, 2, 256, 4),
+        "sequence_length": 1,
+        "num_heads": 4,
+        "kv_num_heads": 2,
+        "head_size": 4,
+        "half_rotary_dim": 2,
+        "present_sequence_length": 256,
+        "batch_size": 1,
+    },
+    "attention_split": {
+        "head_size_vec": 4,
+        "alpha": 0.25,
+        "present_sequence_length": 256,
+        "n_reps": 2,
+        "num_heads": 4,
+        "batch_size": 1,
+        "attn_bias_dim0": 1,
+        "attn_bias_dim1": 1,
+        "new_sequence_length": 1,
+    },
+    "attention_join": {"head_size_vec": 4, "new_sequence_length": 1, "num_heads": 4},
+}
+KIND = {name: name.removesuffix("_alone") for name in KERNELS}
+
+
+def found(
+    kernel: Kernel,
+    uniforms: Mapping[str, Number],
+    *,
+    code: str | None = None,
+    offset: int = 0,
+    names: Mapping[tuple[int, int], str] | None = None,
+    upload: bytes | None = None,
+    indirect: bool = False,
+) -> OrtKernel | None:
+    """What is recognised in a dispatch of `kernel`, whose bindings are buffers 10, 11, ... and UNIFORM."""
+    bindings = kernel.bindings
+    pipeline = Pipeline(
+        "",
+        {(0, b): access for b, (_, access) in enumerate(bindings)},
+        kernel.code if code is None else code,
+        {(0, b): name for b, (name, _) in enumerate(bindings)} if names is None else names,
+    )
+    buffers = [10 + b for b in range(len(bindings) - 1)]
+    entries = [(b, buffer, offset if b == 1 else 0, 0) for b, buffer in enumerate(buffers)]
+    group = BindGroup((*reversed(entries), (len(buffers), UNIFORM, 0, 0)))
+    op: Op = DispatchIndirect(1, (5,), 60, 0) if indirect else Dispatch(1, (5,), 1, 1, 1)
+    data = pack_uniforms(kernel.fields, uniforms) if upload is None else upload
+    recording = Recording(7, (Write(UNIFORM, 0, data), op), {1: pipeline}, {5: group}, {})
+    return recognise(recording, op, recording.uploaded())
+
+
+def change(name: str, **values: Number) -> dict[str, Number]:
+    assert values.keys() <= UNIFORMS[name].keys()
+    return {**UNIFORMS[name], **values}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+class TestEach:
+    def test_is_recognised_with_its_buffers_and_uniforms(self, name: str) -> None:
+        kernel = found(KERNELS[name], UNIFORMS[name])
+        assert kernel is not None
+        assert kernel.kind == KIND[name]
+        assert kernel.uniforms == UNIFORMS[name]
+        bound = [binding for binding, access in KERNELS[name].bindings if access != "uniform"]
+        assert kernel.at == {binding: 10 + b for b, binding in enumerate(bound)}
+        assert kernel.element == "f32"
+
+    def test_in_float16(self, name: str) -> None:
+        # As onnxruntime writes it: everything but the weights in f16.
+        code = KERNELS[name].code.replace("<f32>", "<f16>")
+        kernel = found(KERNELS[name], UNIFORMS[name], code=code)
+        assert kernel is not None
+        assert kernel.element == "f16"
+
+    def test_lines_that_decide_are_all_needed(self, name: str) -> None:
+        needless = {"let size = uniforms.norm_size;", "let size = uniforms.hidden_size;"}
+        for line in KERNELS[name].lines:
+            lacking = KERNELS[name].without(line)
+            if line in needless:
+                continue
+            assert found(lacking, UNIFORMS[name]) is None, line
+
+    def test_another_order_or_name_of_bindings_is_another_kernel(self, name: str) -> None:
+        kernel = KERNELS[name]
+        swapped = replace(kernel, reads=(kernel.reads[1], kernel.reads[0], *kernel.reads[2:]))
+        assert found(swapped, UNIFORMS[name]) is None
+        renamed = replace(kernel, reads=("other", *kernel.reads[1:]))
+        assert found(renamed, UNIFORMS[name]) is None
+        assert found(replace(kernel, reads=(*kernel.reads, "bias")), UNIFORMS[name]) is None
+
+    def test_a_binding_that_the_wgsl_does_not_name_is_not_understood(self, name: str) -> None:
+        names = {(0, b): binding for b, (binding, _) in enumerate(KERNELS[name].bindings)}
+        assert found(KERNELS[name], UNIFORMS[name], names=names) is not None
+        del names[0, 1]
+        assert found(KERNELS[name], UNIFORMS[name], names=names) is None
+
+    def test_a_part_of_a_buffer_is_not_what_a_replacement_would_bind(self, name: str) -> None:
+        assert found(KERNELS[name], UNIFORMS[name], offset=256) is None
+
+    def test_uniforms_that_are_not_known_or_not_there_are_not_guessed(self, name: str) -> None:
+        kernel = KERNELS[name]
+        assert found(kernel, UNIFORMS[name], upload=b"") is None
+        assert found(kernel, UNIFORMS[name], upload=bytes(4)) is None
+
+    def test_every_uniform_that_counts_is_asked_for(self, name: str) -> None:
+        kernel = KERNELS[name]
+        harmless = {
+            "add": {"bcast_indices_shape", "bcast_indices_stride", "a_indices_shape", "b_indices_shape"},
+            "norm": {"components"},
+            "skip_norm": {"components"},
+            "skip_norm_alone": {"components"},
+            "rotary": {"query_shape", "present_key_shape"},
+            "attention_split": {"head_size_vec", "present_sequence_length", "n_reps", "num_heads"},
+            "attention_join": {"head_size_vec", "num_heads"},
+        }.get(name, set())
+        for field, _ in kernel.fields:
+            fewer = replace(kernel, fields=tuple(other for other in kernel.fields if other[0] != field))
+            values = {other: value for other, value in UNIFORMS[name].items() if other != field}
+            assert (found(fewer, values) is not None) == (field in harmless), field
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        *((name, "value = value - x_element_t(mean);") for name in ("norm", "skip_norm", "skip_norm_alone")),
+        *((name, "value = value + beta[i];") for name in ("norm", "skip_norm", "skip_norm_alone")),
+        ("skip_norm", "value = value + bias[i];"),
+        ("gated_mlp", "value = value + gate_bias[i];"),
+        ("gated_mlp", "value = value + up_bias[i];"),
+        *((name, "score = uniforms.softcap * tanh(score);") for name in ("attention_split", "attention_join")),
+        *((name, "sum += exp(head_sink[head] - m);") for name in ("attention_split", "attention_join")),
+        ("attention_split", "if (position < total - uniforms.local_window_size) { continue; }"),
+        ("attention_split", "score += attn_bias[offset];"),
+        ("attention_split", "score += attention_bias[offset];"),
+    ],
+)
+def test_lines_of_a_richer_operation_are_not_passed_over(name: str, line: str) -> None:
+    assert found(KERNELS[name].with_line(line), UNIFORMS[name]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "uniforms"),
+    [
+        ("matmul_nbits", change("matmul_nbits", M=2)),
+        ("matmul_nbits", change("matmul_nbits", batch_count=2)),
+        ("matmul_nbits", change("matmul_nbits", dispatch_M=2)),
+        ("add", change("add", a_indices_shape=(1, 1, 1))),
+        ("add", change("add", b_indices_shape=4)),
+        ("add", change("add", element_count=128)),
+        ("norm", change("norm", norm_count=4)),
+        ("skip_norm", change("skip_norm", skip_size=128)),
+        ("gated_mlp", change("gated_mlp", batch_count=2)),
+        ("gated_mlp", change("gated_mlp", skip_size=32)),
+        ("rotary", change("rotary", half_rotary_dim=1)),
+        ("rotary", change("rotary", sequence_length=2)),
+        ("rotary", change("rotary", batch_size=2)),
+        ("attention_split", change("attention_split", new_sequence_length=2)),
+        ("attention_split", change("attention_split", batch_size=2)),
+        ("attention_split", change("attention_split", attn_bias_dim0=2)),
+        ("attention_split", change("attention_split", attn_bias_dim1=4)),
+        ("attention_join", change("attention_join", new_sequence_length=2)),
+    ],
+)
+def test_other_shapes_are_other_operations(name: str, uniforms: Mapping[str, Number]) -> None:
+    assert found(KERNELS[name], uniforms) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "instead"),
+    [
+        ("matmul_nbits", "const default_zero_point = 8;", "let zero_point = get_zero_point(row, block);"),
+        ("matmul_nbits", "const bit_mask = 0xFu;", "const bit_mask = 0xFFu;"),
+        (
+            "matmul_nbits",
+            "output[output_idx]=output_value;",
+            "output[output_idx]=output_value + output_element_t(bias[n]);",
+        ),
+        ("add", "output[global_idx]=a + b;", "output[global_idx]=a - b;"),
+        ("rotary", "let idx_j = idx_i + uniforms.half_rotary_dim;", "let idx_j = idx_i + 1u;"),
+        ("rotary", "let base_position = 0u;", "let base_position = u32(position_ids[0]);"),
+    ],
+    ids=["zero points", "8 bits", "bias", "difference", "interleaved rotary", "given positions"],
+)
+def test_variants_of_a_kernel_are_told_by_their_lines(name: str, line: str, instead: str) -> None:
+    assert line in KERNELS[name].lines
+    assert found(KERNELS[name].without(line).with_line(instead), UNIFORMS[name]) is None
+
+
+@pytest.mark.parametrize("name", ["add", "rotary", "attention_split"])
+def test_scalar_arrays_are_another_kernel(name: str) -> None:
+    assert found(replace(KERNELS[name], vectors=False), UNIFORMS[name]) is None
+
+
+def test_sums_of_equal_shapes_declare_none() -> None:
+    kernel = replace(KERNELS["add"], fields=(("vec_size", "u32"), ("element_count", "u32")))
+    found_ = found(kernel, {"vec_size": 16, "element_count": 64})
+    assert found_ is not None
+    assert found_.number("element_count") == 64
+
+
+def test_counts_may_come_from_a_buffer() -> None:
+    kernel = found(KERNELS["attention_split"], UNIFORMS["attention_split"], indirect=True)
+    assert kernel is not None
+    assert 60 not in kernel.at.values()
+
+
+@pytest.mark.parametrize("op", [Copy(1, 0, 2, 0, 64), Clear(1, 0, 64), Write(1, 0, b"")])
+def test_only_dispatches_are_kernels(op: Op) -> None:
+    assert recognise(Recording(7, (op,), {}, {}, {1: 64, 2: 64}), op, {}) is None
+
+
+def test_weights_are_what_a_replacement_takes_for_constant() -> None:
+    weights = {}
+    for name in KERNELS:
+        kernel = found(KERNELS[name], UNIFORMS[name])
+        assert kernel is not None
+        weights[name] = sorted(binding for binding, buffer in kernel.at.items() if buffer in kernel.weights)
+    assert weights == {
+        "matmul_nbits": ["input_b", "scales_b"],
+        "add": [],
+        "norm": ["scale"],
+        "skip_norm": ["gamma"],
+        "skip_norm_alone": ["gamma"],
+        "gated_mlp": ["gate_b", "gate_scales_b", "norm_scale", "up_b", "up_scales_b"],
+        "rotary": ["cos_cache", "sin_cache"],
+        "attention_split": [],
+        "attention_join": [],
+    }
+
+
+def test_numbers_are_read_by_their_type() -> None:
+    kernel = found(KERNELS["norm"], UNIFORMS["norm"])
+    assert kernel is not None
+    assert (kernel.number("norm_size"), kernel.real("epsilon")) == (64, 0.25)
