@@ -12,7 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from capstan.tape import BindGroup, Clear, Command, Copy, Dispatch, DispatchIndirect, Op, Pipeline, Recording, Write
+from capstan.tape import (
+    BindGroup,
+    Clear,
+    Command,
+    Copy,
+    Dispatch,
+    DispatchIndirect,
+    FusedStep,
+    Op,
+    Pipeline,
+    Recording,
+    Write,
+)
 from capstan.tape.uniforms import uniform_values
 from tests.unit.recorded_kernels import (
     KERNELS,
@@ -241,12 +253,17 @@ class Machine:
         for op in self.step.ops:
             self.play(op.played(), (), (), ())
 
-    def play_fused(self, fused: Any) -> None:
-        """Carry out a capstan.tape.FusedStep, its scratch full of NaN."""
-        scratch = [np.full(size // 4, np.nan) for size in fused.scratch]
-        tables = [np.frombuffer(table, np.uint32).reshape(-1, 3) for table in fused.tables]
-        for op in fused.played:
-            self.play(op, fused.kernels, scratch, tables)
+    def play_fused(self, fused: FusedStep) -> None:
+        self.play_all(fused.played, fused.kernels, fused.scratch, fused.tables)
+
+    def play_all(
+        self, played: Sequence[Any], kernels: Sequence[Any], scratch: Sequence[int], tables: Sequence[bytes]
+    ) -> None:
+        """Carry out a tape, its scratch full of NaN."""
+        vectors = [np.full(size // 4, np.nan) for size in scratch]
+        rows = [np.frombuffer(table, np.uint32).reshape(-1, 3) for table in tables]
+        for op in played:
+            self.play(op, kernels, vectors, rows)
 
     def play(self, op: Sequence[Any], kernels: Any, scratch: Any, tables: Any) -> None:
         match op:
@@ -255,6 +272,9 @@ class Machine:
             case ["indirect", pipeline, groups, buffer, offset]:
                 counts = self.memory[buffer][offset // 4 : offset // 4 + 3]
                 assert (counts >= 1).all(), f"workgroup counts {counts}"
+                self.dispatch(pipeline, groups)
+            case ["table", pipeline, groups, table]:
+                assert (tables[table][self.length] >= 1).all()
                 self.dispatch(pipeline, groups)
             case ["copy", source, from_, target, to, size]:
                 assert source != target

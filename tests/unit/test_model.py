@@ -23,6 +23,7 @@ from capstan import (
 )
 from capstan.config import GenaiConfig
 from capstan.device.base import TapeOptions
+from capstan.tape import PASSES
 
 T = TypeVar("T")
 LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
@@ -137,6 +138,15 @@ class TestLoading:
         assert host.opened == [("/models/nano/", "webgpu", TapeOptions("ort", ("clears", "dead")))]
         assert told == [("weights", 1, 2)]
 
+    @pytest.mark.parametrize("kind", [list, tuple, set, frozenset, dict.fromkeys])
+    def test_passes_are_any_collection_in_any_order(self, kind: Callable[[list[str]], Any], host: PaperHost) -> None:
+        for names in (["dead", "matvec", "clears"], ["clears", "matvec", "dead", "matvec"]):
+            load(passes=kind(names))
+        load(passes=kind(list(PASSES[::-1])))
+        load(passes=kind([]))
+        given = [options.passes for _, _, options in host.opened]
+        assert given == [("clears", "matvec", "dead")] * 2 + [PASSES, ()]
+
     def test_what_the_folder_says_is_known(self, host: PaperHost) -> None:
         model = load()
         assert (model.type, model.device_type, model.adapter) == ("llama", "paper", "a sheet")
@@ -162,6 +172,27 @@ class TestRefusing:
     def test_an_unknown_capture_lists_the_choices(self, host: PaperHost) -> None:
         with pytest.raises(OptionError, match="capture is 'video'; it must be one of 'tape', 'ort', 'off'"):
             load(capture="video")
+        assert host.read_names == [], "nothing was fetched"
+
+    @pytest.mark.parametrize(
+        ("passes", "found"),
+        [
+            (["clears", "fusion"], r"\['clears', 'fusion'\]"),
+            (("Dead",), r"\('Dead',\)"),
+            ({""}, r"\{''\}"),
+            ("dead", "'dead'"),
+            ("", "''"),
+            (PASSES[0], f"'{PASSES[0]}'"),
+        ],
+    )
+    def test_unknown_passes_and_a_plain_string_list_the_names_there_are(
+        self, passes: Any, found: str, host: PaperHost
+    ) -> None:
+        names = "clears, direct, matvec, gated, norm, residual, attention, dead"
+        with pytest.raises(OptionError, match=f"^passes is {found}; it must be a collection of names out of {names}, "):
+            load(passes=passes)
+        with pytest.raises(OptionError, match=f"out of {names}, or None$"):
+            Model("/models/nano", passes=passes)
         assert host.read_names == [], "nothing was fetched"
 
     @pytest.mark.parametrize("name", ["genai_config.json", "tokenizer.json"])

@@ -1,0 +1,426 @@
+"""A fused tape is used only after it did what an eager step does; else the recorded kernels are, and it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from capstan import FallbackWarning, TapeError, fallback
+from capstan.device.decode_step import DecodeStep
+from capstan.device.engine import NOT_FUSED, Difference
+from capstan.device.step_recorder import StepRecorder
+from capstan.fallback import fallbacks
+from capstan.memory import DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
+from capstan.tape import PASSES, Clear, Op, Recording, Write
+from tests.unit import step_simulator
+from tests.unit.recorded_kernels import Vector
+from tests.unit.small_decoders import CAPACITY, HEADS, VOCABULARY, WIDTH, Small, decoder
+from tests.unit.step_simulator import Machine
+
+GPU = MemoryInfo("WebGPU_Buffer", "webgpu", MemoryType.DEFAULT, alignment=256)
+STATE = 9999
+"""Handle of the sampler's state."""
+EAGER, CAPTURED = 1, 2
+OWNER = "decoder 1"
+
+
+@pytest.fixture(autouse=True)
+def no_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
+
+
+@dataclass
+class Pair:
+    past: str
+    present: str
+
+
+@dataclass
+class About:
+    cache: tuple[Pair, ...]
+    vocab_size: int = VOCABULARY
+    logits_dtype: str = "float32"
+    cache_dtype: str = "float32"
+    mask_dtype: str = "int64"
+
+
+def as_json(recording: Recording) -> dict[str, Any]:
+    """What the page hands over."""
+
+    def op(op: Op) -> list[Any]:
+        return ["write", op.buffer, op.offset, op.data.hex()] if isinstance(op, Write) else op.played()
+
+    return {
+        "handle": recording.handle,
+        "ops": [op(each) for each in recording.ops],
+        "pipelines": {
+            str(id_): {
+                "label": made.label,
+                "code": made.code,
+                "bindings": [[*at, access, made.names[at]] for at, access in made.access.items()],
+            }
+            for id_, made in recording.pipelines.items()
+        },
+        "bind_groups": {str(id_): [list(entry) for entry in group.entries] for id_, group in recording.groups.items()},
+        "buffers": {str(id_): {"size": size, "usage": 0, "label": ""} for id_, size in recording.sizes.items()},
+    }
+
+
+@dataclass
+class Tape:
+    played: Sequence[Any]
+    fused: Mapping[str, Any]
+    tables: list[bytes] = field(default_factory=list)
+
+    @property
+    def ours(self) -> bool:
+        return any(op[0].startswith("kernel") for op in self.played)
+
+
+class Engine:
+    """Tapes and eager runs over a Machine; `spoils` may damage the logits that a played tape left."""
+
+    def __init__(self, small: Small, step: step_simulator.Recorded) -> None:
+        self.small = small
+        self.step = step
+        self.machine = Machine(step)
+        self.tapes: dict[int, Tape] = {}
+        self.made: list[Tape] = []
+        self.played_at: list[tuple[bool, int]] = []
+        """Whether the tape was ours, and the length, of every step played."""
+        self.refuses: str | None = None
+        """Why kernels of ours cannot be made, if so."""
+        self.spoils: Callable[[Tape, int], float] = lambda _tape, _length: 0.0
+        self.retired: list[int] = []
+        self.dropped: list[int] = []
+
+    def adapter(self) -> dict[str, Any]:
+        return {"subgroup_size": 0, "max_workgroup_threads": 256, "max_workgroup_bytes": 16384, "software": False}
+
+    async def record(self, binding: int) -> dict[str, Any]:
+        assert binding == CAPTURED
+        return as_json(self.step.recording)
+
+    def recorded_id(self, buffer: int) -> int:
+        return buffer
+
+    async def make_tape(
+        self, recording: int, played: Sequence[Any], written: Sequence[int], fused: Mapping[str, Any] = NOT_FUSED
+    ) -> int:
+        assert (recording, set(written)) == (7, set(self.step.lasting))
+        tape = Tape(played, fused)
+        if self.refuses and tape.ours:
+            raise TapeError(self.refuses)
+        self.made.append(tape)
+        self.tapes[len(self.made)] = tape
+        return len(self.made)
+
+    def add_table(self, tape: int, counts: bytes) -> None:
+        self.tapes[tape].tables.append(counts)
+
+    def close_tape(self, tape: int) -> None:
+        del self.tapes[tape]
+
+    def retire(self, binding: int) -> None:
+        self.retired.append(binding)
+
+    def drop_recording(self, recording: int) -> None:
+        self.dropped.append(recording)
+
+    def poison(self, tape: int, recording: int, buffers: Sequence[int]) -> None:
+        for buffer in buffers:
+            self.machine.memory[buffer][:] = np.nan
+
+    def play_once(self, tape: int, length: int) -> None:
+        played = self.tapes[tape]
+        self.played_at.append((played.ours, length))
+        self.machine.length = length
+        self.machine.play_all(played.played, played.fused["kernels"], played.fused["scratch"], played.tables)
+        self.logits[3] += self.spoils(played, length)
+
+    @property
+    def logits(self) -> Vector:
+        return self.machine.memory[self.step.buffer_of[self.small.logits]]
+
+    async def run(self, binding: int, valid: int = 0, tokens: int = 1) -> None:
+        # onnxruntime's own buffers are other ones in each session.
+        own = Machine(self.step, valid)
+        for buffer in self.step.lasting:
+            own.memory[buffer] = self.machine.memory[buffer]
+        own.play_recorded()
+        if binding == CAPTURED:
+            self.logits[3] += self.spoils(Tape((), NOT_FUSED), valid)
+
+    def fill(self, buffer: int, byte: int) -> None:
+        assert byte == 0xFF
+        self.machine.memory[buffer][:] = np.nan
+
+    async def compare(self, pairs: Sequence[tuple[int, int, int, str]]) -> list[Difference]:
+        found = []
+        for a, b, size, _ in pairs:
+            x, y = self.machine.memory[a][: size // 4], self.machine.memory[b][: size // 4]
+            both = np.isfinite(x) & np.isfinite(y)
+            unlike = int((np.isfinite(x) != np.isfinite(y)).sum())
+            apart = float(np.abs(x - y)[both].max(initial=0))
+            found.append(Difference(apart, float(np.abs(y[both]).max(initial=0)), unlike))
+        return found
+
+    async def counts_by_length(
+        self, recording: int, steps: Sequence[Any], source: int, offset: int, mask: int, lengths: int
+    ) -> bytes:
+        assert (offset, lengths) == (0, CAPACITY)
+        rows = [(0, 0, 0), *((1 + (length - 1) // 64, HEADS, 1) for length in range(1, lengths + 1))]
+        return b"".join(struct.pack("<3I", *row) for row in rows)
+
+    async def counts_of_step(self, tape: int, length: int) -> bytes:
+        indirect = sum(op[0] == "indirect" for op in self.tapes[tape].played)
+        return b"".join([struct.pack("<3I", 1 + (length - 1) // 64, HEADS, 1)] * indirect)
+
+
+class Buffers:
+    """SequenceBuffers of a small decoder: every buffer's handle is its recorded id."""
+
+    owner = OWNER
+    capacity = CAPACITY
+
+    def __init__(self, engine: Engine, about: About) -> None:
+        self.engine = engine
+        self.device = self
+        at = engine.step.buffer_of
+        self.lent: list[int] = []
+        self.spans = {"logits": self.span(at[engine.small.logits]), "state": DeviceSpan(self.held(STATE, 64), 32, 32)}
+        for pair, cache in zip(about.cache, engine.small.caches, strict=True):
+            self.spans[f"kv {pair.past}"] = self.span(at[cache])
+        self.logits, self.mask = at[engine.small.logits], at[engine.small.mask]
+
+    def held(self, handle: int, size: int) -> DeviceBuffer:
+        return DeviceBuffer(
+            handle, size, GPU, label="", category="io", owner=OWNER, free=lambda: self.lent.remove(handle)
+        )
+
+    def span(self, handle: int) -> DeviceSpan:
+        size = self.engine.step.recording.sizes[handle]
+        return DeviceSpan(self.held(handle, size), 0, size)
+
+    def allocate(self, size: int, *, category: str, owner: str) -> DeviceBuffer:
+        assert owner == "tape check"
+        handle = 5000 + len(self.engine.machine.memory)
+        self.engine.machine.memory[handle] = np.zeros(size // 4)
+        self.lent.append(handle)
+        return self.held(handle, size)
+
+    def copy_tensors(self, pairs: Sequence[tuple[DeviceSpan, DeviceSpan]]) -> None:
+        memory = self.engine.machine.memory
+        for source, target in pairs:
+            memory[target.buffer.handle][:] = memory[source.buffer.handle][: target.length // 4]
+
+    def written(self) -> list[int]:
+        return sorted(self.engine.step.lasting)
+
+    def set_input(self, token: int, position: int) -> None:
+        memory, at = self.engine.machine.memory, self.engine.step.buffer_of
+        memory[at[self.engine.small.ids]][:] = token
+        memory[self.mask][:] = 0
+        memory[self.mask][: position + 1] = 1
+
+
+@dataclass
+class Outcome:
+    step: DecodeStep
+    engine: Engine
+    buffers: Buffers
+
+    @property
+    def tape(self) -> Tape:
+        """The one that is left."""
+        [tape] = self.engine.tapes.items()
+        assert tape[0] == self.step.tape
+        return tape[1]
+
+
+def record(
+    small: Small | None = None,
+    *,
+    passes: Sequence[str] = PASSES,
+    mask_dtype: str = "int64",
+    recorded: step_simulator.Recorded | None = None,
+    prepare: Callable[[Engine], None] = lambda _engine: None,
+) -> Outcome:
+    small = small or decoder()
+    engine = Engine(small, recorded or small.sketch.record())
+    prepare(engine)
+    about = About(tuple(Pair(f"past {i}", f"present {i}") for i in range(len(small.caches))), mask_dtype=mask_dtype)
+    buffers = Buffers(engine, about)
+    step = DecodeStep(cast(Any, engine), EAGER, capture="tape", note=None, captured=CAPTURED)
+
+    async def probe(_buffers: Any, _ids: Sequence[int]) -> None:
+        """What is in the caches does."""
+
+    made = asyncio.run(StepRecorder(step, cast(Any, buffers), cast(Any, about), probe, passes).record())
+    assert engine.dropped == [7]
+    assert buffers.lent == [], "what the check allocates is freed"
+    return Outcome(made, engine, buffers)
+
+
+def clears(outcome: Outcome) -> int:
+    return sum(isinstance(op, Clear) for op in outcome.engine.step.ops)
+
+
+def test_a_fused_tape_that_does_what_an_eager_step_does_is_used() -> None:
+    outcome = record()
+    count = len(outcome.engine.step.ops) - clears(outcome)
+    assert (outcome.step.capture, outcome.step.note) == ("tape", None)
+    assert outcome.step.passes == {
+        "fused": f"{count} operations became 12, 1 of them as recorded",
+        "direct": "no indirect dispatches",
+        "clears": f"{clears(outcome)} dropped",
+    }
+    assert clears(outcome) > 0
+    assert fallbacks() == {}
+    assert outcome.tape.ours
+    assert outcome.tape.fused["owner"] == OWNER
+    assert outcome.engine.retired == [CAPTURED]
+
+
+def test_it_is_checked_at_a_short_and_a_long_length() -> None:
+    assert record().engine.played_at == [(True, 6), (True, CAPACITY)]
+
+
+@pytest.mark.parametrize("length", [6, CAPACITY], ids=["short", "long"])
+@pytest.mark.parametrize("damage", [1.0, math.nan, math.inf])
+def test_a_fused_tape_that_fails_its_check_steps_down_to_the_recorded_kernels(damage: float, length: int) -> None:
+    def prepare(engine: Engine) -> None:
+        engine.spoils = lambda tape, at: damage if tape.ours and at == length else 0.0
+
+    with pytest.warns(
+        FallbackWarning, match="fused decode kernels: a replayed step differs from an eager one in logits"
+    ):
+        outcome = record(prepare=prepare, passes=[name for name in PASSES if name != "direct"])
+    assert (outcome.step.capture, outcome.step.note) == ("tape", None)
+    reason = outcome.step.passes["fused"].removeprefix("not used: ")
+    assert reason.startswith("a replayed step differs from an eager one in logits by ")
+    assert fallbacks() == {f"fused decode kernels: {reason}": 1}
+    assert list(outcome.tape.played) == [op.played() for op in outcome.engine.step.ops if not isinstance(op, Clear)]
+    assert outcome.step.passes["clears"] == f"{clears(outcome)} dropped"
+    assert outcome.tape.fused["scratch"] == [], "scratch is freed with the tape that failed"
+    assert any(tape.ours for tape in outcome.engine.made)
+
+
+def test_differences_within_the_tolerance_are_let_pass() -> None:
+    def prepare(engine: Engine) -> None:
+        engine.spoils = lambda tape, _: 1e-4 if tape.ours else 0.0
+
+    assert record(prepare=prepare).tape.ours
+
+
+def test_a_kernel_that_does_not_compile_steps_down_to_the_recorded_kernels() -> None:
+    def prepare(engine: Engine) -> None:
+        engine.refuses = "kernel matvec_q4 does not compile on this adapter: line 3: no"
+
+    with pytest.warns(FallbackWarning, match="kernel matvec_q4 does not compile .* own kernels are replayed"):
+        outcome = record(prepare=prepare)
+    assert outcome.step.passes["fused"] == "not used: kernel matvec_q4 does not compile on this adapter: line 3: no"
+    assert list(fallbacks().values()) == [1]
+    assert not outcome.tape.ours
+    assert not any(tape.ours for tape in outcome.engine.made)
+
+
+@pytest.mark.parametrize(
+    "passes", [(), ("clears",), ("direct",), ("clears", "direct"), ("norm",), ("clears", "residual")]
+)
+def test_a_step_with_nothing_to_fuse_is_no_step_down(passes: Sequence[str]) -> None:
+    outcome = record(passes=passes)
+    assert fallbacks() == {}
+    assert outcome.step.capture == "tape"
+    assert outcome.step.passes["fused"] == "not used: the step has nothing that the passes join"
+    assert outcome.step.passes["clears"] == f"{clears(outcome) if 'clears' in passes else 0} dropped"
+    assert sum(op[0] == "clear" for op in outcome.tape.played) == (0 if "clears" in passes else clears(outcome))
+    kinds = {op[0] for op in outcome.tape.played} - {"clear", "dispatch"}
+    assert kinds == {"table" if "direct" in passes else "indirect"}
+
+
+class TestIndirectDispatches:
+    PASSES = tuple(name for name in PASSES if name != "attention")
+
+    def test_get_their_counts_from_tables_beside_fused_kernels(self) -> None:
+        outcome = record(passes=self.PASSES)
+        assert outcome.step.passes["direct"] == "2 made direct"
+        assert [op[0] for op in outcome.tape.played if op[0] in ("table", "indirect")] == ["table"] * 2
+        assert outcome.tape.ours
+        assert len(outcome.tape.tables) == 1
+
+    def test_stay_if_not_asked_for(self) -> None:
+        outcome = record(passes=[name for name in self.PASSES if name != "direct"])
+        assert outcome.step.passes["direct"] == "2 indirect dispatches kept: not asked for"
+        assert [op[0] for op in outcome.tape.played if op[0] in ("table", "indirect")] == ["indirect"] * 2
+
+    def test_stay_where_their_counts_cannot_be_learned_and_fused_kernels_too(self) -> None:
+        outcome = record(passes=self.PASSES, mask_dtype="int32")
+        assert outcome.step.passes["direct"].startswith("2 indirect dispatches kept: the mask is int32")
+        assert outcome.step.passes["fused"].endswith("recorded")
+        assert outcome.tape.ours
+        assert [op[0] for op in outcome.tape.played if op[0] in ("table", "indirect")] == ["indirect"] * 2
+        assert fallbacks() == {}
+
+    def test_tapes_made_to_learn_counts_are_closed(self) -> None:
+        outcome = record(passes=self.PASSES)
+        assert len(outcome.engine.made) > 1
+        assert len(outcome.engine.tapes) == 1
+
+
+def test_a_clear_that_matters_is_found_out_and_kept() -> None:
+    small = decoder()
+    s = small.sketch
+    # Adds to what is in its buffer, which the clear had made zero.
+    used = s.unknown(lambda v: v[:WIDTH], [small.cos], WIDTH)
+    s.unknown(lambda v: np.resize(v, WIDTH), [used], WIDTH, into=s.lasting(WIDTH))
+    total = s.tensor(WIDTH)
+    s.unknown(lambda v: v[:WIDTH], [small.sin], WIDTH, into=total)
+    add = s.calls[-1].kernel
+
+    def accumulate(at: Mapping[str, Any], _: Mapping[str, Any]) -> None:
+        at["out"][:WIDTH] += at["in0"][:WIDTH]
+
+    s.calls[-1].kernel = type(add)(add.reads, add.writes, (), ("// adds",), accumulate)
+    s.unknown(lambda t, v: v[:VOCABULARY] * 2 + t[0], [total, small.logits], VOCABULARY, into=s.lasting(VOCABULARY))
+    s.unknown(lambda t: np.resize(t[:WIDTH], VOCABULARY), [total], VOCABULARY, into=small.logits)
+    with pytest.warns(FallbackWarning, match="elements finite in only one"):
+        outcome = record(small)
+    assert outcome.step.capture == "tape"
+    assert outcome.step.passes["clears"].startswith("kept: a replayed step differs from an eager one in logits")
+    assert sum(op[0] == "clear" for op in outcome.tape.played) == clears(outcome)
+
+
+def test_a_fused_kernel_that_leaves_its_scratch_unwritten_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def does_nothing(*_: Any) -> None:
+        """As a kernel whose workgroups are too few."""
+
+    monkeypatch.setitem(step_simulator.OURS, "attention", does_nothing)
+    with pytest.warns(FallbackWarning, match="finite in only one"):
+        outcome = record()
+    assert not outcome.tape.ours
+
+
+def test_a_step_that_no_tape_repeats_is_left_to_orts_capture() -> None:
+    def prepare(engine: Engine) -> None:
+        engine.spoils = lambda tape, _: 1.0 if tape.played else 0.0
+
+    with pytest.warns(FallbackWarning):
+        outcome = record(prepare=prepare)
+    assert (outcome.step.capture, outcome.step.tape) == ("ort", 0)
+    assert outcome.step.note is not None
+    assert outcome.step.note.startswith("the tape cannot be used: a replayed step differs from an eager one in logits")
+    assert outcome.engine.tapes == {}, "no tape is left open"
+
+
+def test_copies_that_the_next_kernel_changes_a_part_of_are_played() -> None:
+    outcome = record(decoder(patched=True))
+    assert outcome.tape.ours
+    assert sum(op[0] == "copy" for op in outcome.tape.played) == 1
