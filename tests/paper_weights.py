@@ -170,12 +170,32 @@ class PaperFile:
         file.extend(bytes(max(0, start + length - len(file))))
         file[start : start + length] = chunk.handle[:length]
 
+    async def pour(self, sink: Any, start: int, length: int, shard_size: int, told: Callable[[int], None]) -> int:
+        """Shard by shard, up to the first that is not whole or may not be read."""
+        done = 0
+        while sink.pours and done < length:
+            size = min(shard_size, length - done)
+            if sink.wants(start + done, size):
+                chunk = PaperChunk(size)
+                try:
+                    if await self.read(chunk, start + done, size) < size:
+                        break
+                except StorageError:
+                    break
+                await sink.accept(chunk, start + done, size)
+            done += size
+            told(done)
+        return done
+
     def close(self) -> None:
         self._backing.open_files[self._name] -= 1
 
 
 class PaperSink:
     """Collects the bytes of (offset, length) spans."""
+
+    pours = False
+    """Whether stored files can do without a chunk."""
 
     def __init__(self, *spans: tuple[int, int]) -> None:
         self.spans = spans

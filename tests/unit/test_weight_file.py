@@ -30,8 +30,10 @@ class CrashError(BaseException):
     """The page is gone."""
 
 
-@pytest.fixture(autouse=True)
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=[False, True], ids=["chunks", "poured"])
+def small_shards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small shards, which stored files give to the sink through a chunk, or without."""
+    monkeypatch.setattr(PaperSink, "pours", request.param)
     monkeypatch.setattr(manifests, "SHARD_BYTES", SHARD)
     monkeypatch.setattr(weight_file, "PAUSE_SECONDS", 0)
     counted.clear()

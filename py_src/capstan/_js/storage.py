@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import _capstan_host
 from pyodide.ffi import JsException
 
-from ..weights.source import BrokenDownloadError, Chunk, SourceIdentity
+from ..weights.source import BrokenDownloadError, Chunk, Sink, SourceIdentity
 from .errors import typed_errors
 
 __all__ = [
@@ -139,6 +139,11 @@ class JsDataFile:
     async def write(self, chunk: Chunk, start: int, length: int) -> None:
         with storage_errors():
             await self._js.write(chunk.handle, start, length)
+
+    async def pour(self, sink: Sink, start: int, length: int, shard_size: int, told: Callable[[int], None]) -> int:
+        assert isinstance(sink, JsSink)
+        with storage_errors():
+            return int(await self._js.pour(sink.js, start, length, shard_size, told))
 
     def close(self) -> None:
         self._js.close()

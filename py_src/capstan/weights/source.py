@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -95,6 +95,12 @@ class DataFile(Protocol):
     async def read(self, chunk: Chunk, start: int, length: int) -> int: ...
     async def write(self, chunk: Chunk, start: int, length: int) -> None:
         """On return the bytes survive a crash of the page."""
+
+    async def pour(self, sink: Sink, start: int, length: int, shard_size: int, told: Callable[[int], None]) -> int:
+        """Give the sink what it wants of these bytes, shard by shard, without a chunk in between.
+
+        Returns how many bytes are done: whole shards, and 0 where file or sink need the chunk. `told` hears of them.
+        """
 
     def close(self) -> None: ...
 

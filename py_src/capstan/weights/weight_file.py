@@ -157,7 +157,8 @@ class WeightFile:
     async def _each_shard(self, sink: Sink, end: int, progress: Callable[[int, int], None]) -> None:
         chunk = self._make_chunk(self._shard_size if self._size is None else max(1, min(self._shard_size, self._size)))
         total = self._size or end
-        shard = start = 0
+        start = await self._pour(sink, lambda done: progress(done, total))
+        shard = -(-start // self._shard_size)
         while start < (end if self._size is None else self._size):
             length = self._shard_size if self._size is None else min(self._shard_size, self._size - start)
             wanted = sink.wants(start, length)
@@ -174,6 +175,16 @@ class WeightFile:
                 break
         if start < end:
             raise ModelFileError(self._too_short(start, end))
+
+    async def _pour(self, sink: Sink, told: Callable[[int], None]) -> int:
+        """Load the shards that the store has from the first on, without a stop at each; the bytes that are done."""
+        if self._file is None or self._size is None or self._verifies:
+            return 0
+        shards = 0
+        while shards in self._have:
+            shards += 1
+        length = min(shards * self._shard_size, self._size)
+        return await self._file.pour(sink, 0, length, self._shard_size, told)
 
     # The store.
 

@@ -17,6 +17,19 @@ const MOST_IN_FLIGHT = 8 << 20;
 /** Bytes of one write: the browser copies a larger one once more on its way to the GPU process. */
 const PIECE = 256 << 10;
 
+/** Windows of a stored file that are on their way at once, and how large they are unless a shard is larger. */
+const WINDOWS = 3;
+const WINDOW = 4 << 20;
+
+/** Fills memory from a place of a file, at once; returns how many bytes there were. */
+export type ReadAt = (into: Uint8Array<ArrayBuffer>, at: number) => number;
+
+/** Mapped memory that a window passes through; `ready` once it is mapped. */
+interface Window {
+  buffer: GPUBuffer;
+  ready: Promise<undefined>;
+}
+
 /** Chunks come in ascending order and may leave out what no span wants. */
 export class WeightUpload {
   private readonly writers: SpanWriter[];
@@ -34,13 +47,97 @@ export class WeightUpload {
   /** Upload the first `length` bytes of the chunk, which lie at `start` of the file. */
   async accept(chunk: Chunk, start: number, length: number): Promise<void> {
     const bytes = chunk.view(length);
-    const { writers } = this;
-    while (this.first < writers.length && writers[this.first]!.end <= start) this.first++;
-    for (let i = this.first; i < writers.length && writers[i]!.span.offset < start + length; i++) {
-      this.inFlight += writers[i]!.accept(start, bytes);
-    }
+    for (const writer of this.within(start, length)) this.inFlight += writer.accept(start, bytes, this.write);
     if (this.inFlight >= MOST_IN_FLIGHT) await this.settle();
   }
+
+  /**
+   * Upload `length` bytes from `start` of a file, which is read straight into memory that the GPU process shares.
+   *
+   * `start` is that of a shard, and shards are taken as a whole: returns the bytes before the first that could not be
+   * read, of which nothing was uploaded. `told` is called with the bytes done so far.
+   */
+  async pour(
+    read: ReadAt,
+    start: number,
+    length: number,
+    shard: number,
+    told: (done: number) => void,
+  ): Promise<number> {
+    const most = Math.max(1, Math.floor(WINDOW / shard)) * shard;
+    const windows: Window[] = [];
+    try {
+      for (let done = 0, turn = 0; done < length; turn++) {
+        const size = Math.min(most, length - done);
+        const writers = this.within(start + done, size);
+        if (writers.length > 0) {
+          const window = (windows[turn % WINDOWS] ??= this.window(most));
+          await window.ready;
+          this.requireOpen(writers);
+          const bytes = new Uint8Array(window.buffer.getMappedRange(), 0, size);
+          if (!filled(read, bytes, start + done)) return done;
+          this.copy(writers, window, start + done, bytes);
+        }
+        done += size;
+        told(done);
+      }
+      await Promise.all(windows.map(({ ready }) => ready));
+      return length;
+    } catch (error) {
+      throw await this.watched.explain(error);
+    } finally {
+      for (const { buffer } of windows) buffer.destroy();
+    }
+  }
+
+  /** The weights that have bytes there, in ascending order. */
+  private within(start: number, length: number): SpanWriter[] {
+    const { writers } = this;
+    while (this.first < writers.length && writers[this.first]!.end <= start) this.first++;
+    let last = this.first;
+    while (last < writers.length && writers[last]!.span.offset < start + length) last++;
+    return writers.slice(this.first, last);
+  }
+
+  private window(size: number): Window {
+    const usage = GPUBufferUsage.MAP_WRITE | GPUBufferUsage.COPY_SRC;
+    const descriptor = { label: "weights on their way", size: Math.ceil(size / 4) * 4, usage };
+    const buffer = this.watched.buffer("staging", "uploads", descriptor);
+    return { buffer, ready: buffer.mapAsync(GPUMapMode.WRITE) };
+  }
+
+  /** Copy what a mapped window holds to the weights, on the GPU, and map it again once that is done. */
+  private copy(writers: SpanWriter[], window: Window, start: number, bytes: Uint8Array<ArrayBuffer>): void {
+    const encoder = this.watched.encoder();
+    const send: Send = (buffer, at, part) => {
+      // Copies on the GPU begin at multiples of 4 bytes.
+      if (part.byteOffset % 4 === 0) {
+        encoder.copyBufferToBuffer(window.buffer, part.byteOffset, buffer, at, part.length);
+      } else {
+        this.write(buffer, at, part);
+      }
+    };
+    for (const writer of writers) writer.accept(start, bytes, send);
+    window.buffer.unmap();
+    this.watched.submit([encoder.finish()]);
+    window.ready = window.buffer.mapAsync(GPUMapMode.WRITE);
+    // Awaited when its turn comes, which a failure elsewhere may forestall.
+    window.ready.catch(() => undefined);
+  }
+
+  /** The load may have been given up meanwhile. */
+  private requireOpen(writers: SpanWriter[]): void {
+    this.watched.assertHealthy();
+    if (writers.some(({ span }) => this.watched.info(span.buffer).destroyed)) {
+      throw new EngineError("ClosedError", "the weights' buffers were freed while they were being loaded");
+    }
+  }
+
+  private readonly write: Send = (buffer, at, bytes) => {
+    for (let done = 0; done < bytes.length; done += PIECE) {
+      this.watched.write(buffer, at + done, bytes.subarray(done, Math.min(bytes.length, done + PIECE)));
+    }
+  };
 
   /** Wait until everything is on the GPU. */
   async finish(): Promise<void> {
@@ -57,6 +154,18 @@ export class WeightUpload {
   }
 }
 
+/** Whether all of `bytes` could be read; why not shows when the shard is read by itself. */
+function filled(read: ReadAt, bytes: Uint8Array<ArrayBuffer>, at: number): boolean {
+  try {
+    return read(bytes, at) === bytes.length;
+  } catch {
+    return false;
+  }
+}
+
+/** Puts bytes, a multiple of 4, into a buffer. */
+type Send = (buffer: GPUBuffer, at: number, bytes: Uint8Array<ArrayBuffer>) => void;
+
 /** Writes what belongs to one weight; keeps back what is not a multiple of 4 bytes. */
 class SpanWriter {
   readonly end: number;
@@ -72,8 +181,8 @@ class SpanWriter {
     this.end = span.offset + span.length;
   }
 
-  /** Returns the bytes of the chunk that were the weight's. */
-  accept(position: number, chunk: Uint8Array<ArrayBuffer>): number {
+  /** Returns the bytes of the chunk that were the weight's; `send` gets them but for those that `held` rounds off. */
+  accept(position: number, chunk: Uint8Array<ArrayBuffer>, send: Send): number {
     const from = Math.max(0, this.span.offset - position);
     const to = Math.min(chunk.length, this.end - position);
     if (to <= from) return 0;
@@ -88,10 +197,9 @@ class SpanWriter {
       if (this.heldCount === 4) this.flushHeld();
     }
     const whole = part.length - (part.length % 4);
-    for (let at = 0; at < whole; at += PIECE) {
-      const piece = part.subarray(at, Math.min(whole, at + PIECE));
-      this.watched.write(this.span.buffer, this.written, piece);
-      this.written += piece.length;
+    if (whole > 0) {
+      send(this.span.buffer, this.written, part.subarray(0, whole));
+      this.written += whole;
     }
     for (const byte of part.subarray(whole)) this.held[this.heldCount++] = byte;
     return to - from;

@@ -2,7 +2,9 @@
 
 import { EngineError } from "../errors";
 import { CacheBacking } from "./cache";
+import type { WeightUpload } from "../gpu/weights";
 import type { Chunk } from "./chunk";
+import type { Memory } from "./memory";
 import { OpfsBacking } from "./opfs";
 
 /** A stored file, open. */
@@ -10,8 +12,13 @@ export interface DataFile {
   readonly exclusive: boolean;
   read(chunk: Chunk, start: number, length: number): Promise<number>;
   write(chunk: Chunk, start: number, length: number): Promise<void>;
+  /** WeightUpload.pour from here; 0 where the file cannot be read at once or `sink` is memory. */
+  pour(sink: Sink, start: number, length: number, shard: number, told: (done: number) => void): Promise<number>;
   close(): void;
 }
+
+/** What stored bytes go to. */
+export type Sink = WeightUpload | Memory;
 
 export interface Backing {
   readonly kind: "opfs" | "cache";

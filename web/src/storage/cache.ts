@@ -89,6 +89,10 @@ class CachedFile implements DataFile {
     return storing(this.name, () => this.cache.put(this.entry(start), new Response(chunk.view(length))));
   }
 
+  pour(): Promise<number> {
+    return Promise.resolve(0);
+  }
+
   close(): void {
     // Entries are not held open.
   }
