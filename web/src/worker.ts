@@ -43,7 +43,7 @@ function makeHost(base: string): Record<string, unknown> {
     emit: (event: string) => emit(JSON.parse(event) as CapstanEvent),
     now: () => performance.now(),
     fetchBytes,
-    exists,
+    fetchOptional,
     storage,
     makeTokenizer,
     openGpu: () => GpuEngine.open(base),
@@ -68,9 +68,13 @@ const storage = {
   memory: (size: number) => new Memory(size),
 };
 
-async function exists(url: string): Promise<boolean> {
+/** A whole file, null where the server or the picked folder has none. */
+async function fetchOptional(url: string): Promise<Uint8Array | null> {
   const file = await pickedFile(url);
-  return file === undefined ? (await fetch(url, { method: "HEAD" })).status !== 404 : file !== null;
+  if (file !== undefined) return file && new Uint8Array(await file.arrayBuffer());
+  const response = await fetched(url);
+  if (response.status === 404) return null;
+  return new Uint8Array(await readable(url, response).arrayBuffer());
 }
 
 async function fetchBytes(url: string, progress: ((done: number, total: number) => void) | null): Promise<Uint8Array> {
@@ -78,20 +82,12 @@ async function fetchBytes(url: string, progress: ((done: number, total: number) 
   if (file) return new Uint8Array(await file.arrayBuffer());
   if (file === null)
     throw new EngineError("ModelFileError", `${url} is not in the picked folder; pick the model's own`);
-  let response: Response;
-  try {
-    response = await fetch(url);
-  } catch (error) {
-    throw new EngineError("ModelFileError", `${url} cannot be fetched: ${String(error)}`);
-  }
-  if (!response.ok || !response.body) {
-    throw new EngineError("ModelFileError", `${url} cannot be read (HTTP ${response.status}); check the model folder`);
-  }
+  const response = readable(url, await fetched(url));
   if (!progress) return new Uint8Array(await response.arrayBuffer());
   const total = Number(response.headers.get("Content-Length") ?? 0);
   const parts: Uint8Array[] = [];
   let done = 0;
-  const reader = response.body.getReader();
+  const reader = response.body!.getReader();
   for (let part = await reader.read(); !part.done; part = await reader.read()) {
     parts.push(part.value);
     done += part.value.length;
@@ -104,6 +100,19 @@ async function fetchBytes(url: string, progress: ((done: number, total: number) 
     at += part.length;
   }
   return whole;
+}
+
+async function fetched(url: string): Promise<Response> {
+  try {
+    return await fetch(url);
+  } catch (error) {
+    throw new EngineError("ModelFileError", `${url} cannot be fetched: ${String(error)}`);
+  }
+}
+
+function readable(url: string, response: Response): Response {
+  if (response.ok && response.body) return response;
+  throw new EngineError("ModelFileError", `${url} cannot be read (HTTP ${response.status}); check the model folder`);
 }
 
 function forward(kind: "stdout" | "stderr"): { write: (bytes: Uint8Array) => number } {

@@ -64,9 +64,8 @@ async def fetch_bytes(url: str, progress: Callable[[int, int], None] | None = No
 async def fetch_optional(url: str) -> bytes | None:
     """A whole file, None if the server has none."""
     with typed_errors():
-        if not await _capstan_host.exists(url):
-            return None
-    return await fetch_bytes(url)
+        found = await _capstan_host.fetchOptional(url)
+    return bytes(found.to_bytes()) if hasattr(found, "to_bytes") else None
 
 
 async def adapter() -> dict[str, Any] | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from array import array
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from ..config import GenaiConfig
 from ..device.base import DeviceModel, Progress, TapeOptions
 from ..device.interface import DeviceInterface
-from ..device.model_graphs import rewrite
+from ..device.model_graphs import Graphs, OpenWeights, model_graphs, rewrite
 from ..device.wasm import WasmDevice
 from ..device.wasm_model import WasmModel, prepare, wasm_memory
 from ..device.webgpu import WebGpuDevice
@@ -73,36 +74,43 @@ class PageHost:
     ) -> DeviceModel:
         with phase("adapter"):
             chosen, reason = await choose_device(device)
-        with phase("model.onnx"):
-            model = await self.read(folder, config.decoder.filename)
 
         def open_weights(location: str) -> Awaitable[WeightFile]:
             return self._open_weights(folder, location, WeightStore() if keep_weights else None)
 
         if chosen == "wasm":
-            return await self._open_wasm(folder, model, config, reason, open_weights, progress)
-        with phase("device"):
-            engine = await host.open_gpu()
+            return await self._open_wasm(folder, config, reason, open_weights, progress)
+        reading = begin(self._graphs(folder, config, open_weights, Notes() if keep_weights else None))
         try:
-            interface, shared = WebGpuDevice(engine), host.shared_weights(engine)
-            notes = Notes() if keep_weights else None
-            return await WebGpuModel.load(
-                interface, shared, folder, model, config, options, open_weights, notes, progress
-            )
-        except BaseException:
-            engine.close()
-            raise
+            with phase("device"):
+                engine = await host.open_gpu()
+            try:
+                interface, shared = WebGpuDevice(engine), host.shared_weights(engine)
+                return await WebGpuModel.load(
+                    interface, shared, folder, reading, config, options, open_weights, progress
+                )
+            except BaseException:
+                engine.close()
+                raise
+        finally:
+            reading.cancel()
+
+    async def _graphs(self, folder: str, config: GenaiConfig, open_weights: OpenWeights, notes: Notes | None) -> Graphs:
+        with phase("model.onnx"):
+            model = await self.read(folder, config.decoder.filename)
+        with phase("graph"):
+            return await model_graphs(model, config, open_weights, folder, notes)
 
     async def _open_wasm(
         self,
         folder: str,
-        model: bytes,
         config: GenaiConfig,
         reason: str | None,
-        open_weights: Callable[[str], Awaitable[WeightFile]],
+        open_weights: OpenWeights,
         progress: Progress,
     ) -> WasmModel:
-        parsed = parse(model)
+        with phase("model.onnx"):
+            parsed = parse(await self.read(folder, config.decoder.filename))
         entries = external_entries(parsed)
         locations = sorted({entry.location for entry in entries})
         if len(locations) > 1:
@@ -152,6 +160,13 @@ class PageHost:
             source = storage.assumed_source(known, keep)
         manifest = location + MANIFEST_SUFFIX
         return await WeightFile.open(source, storage.make_chunk, store, lambda: self.read_optional(folder, manifest))
+
+
+def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Begin with something whose failure, if it is not awaited any more, is nobody's."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
 
 
 async def choose_device(device: str) -> tuple[str, str | None]:

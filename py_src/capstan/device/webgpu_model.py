@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
 
 from .. import graph
 from ..config import GenaiConfig
-from ..errors import DeviceUnavailableError, TapeError, UnsupportedModelError
+from ..errors import CapstanError, DeviceUnavailableError, TapeError, UnsupportedModelError
 from ..fallback import fall_back
 from ..graph import GraphDescription
 from ..load_times import phase
 from ..memory import Capabilities, Pools, PoolSize
-from ..notes import Notes
 from ..tape import PASSES, TapeKey
 from ..weights.shared import Lease, SharedWeights, Span
 from ..weights.weight_file import WeightFile
 from .base import Progress, TapeOptions
 from .decode_step import DecodeStep
 from .engine import FREE, BoundTensor, GpuEngine
-from .model_graphs import Graphs, OpenWeights, model_graphs
+from .model_graphs import Graphs, OpenWeights
 from .model_memory import ModelMemory
 from .prefill_chunk import prefill_chunk
 from .sequence_buffers import SequenceBuffers
@@ -65,6 +65,11 @@ async def lease(
     if known_as and file.content:
         shared.also(known_as, file.content)
     return held
+
+
+async def prefill_session(engine: GpuEngine, graphs: Graphs, owner: str) -> int:
+    with phase("session"):
+        return await engine.create_session(graphs.prefill, capture=False, owner=owner)
 
 
 def passes_for(software: bool) -> tuple[str, ...]:
@@ -149,24 +154,26 @@ class WebGpuModel:
         interface: WebGpuDevice,
         shared: SharedWeights,
         url: str,
-        model: bytes,
+        reading: Awaitable[Graphs],
         config: GenaiConfig,
         options: TapeOptions,
         open_weights: OpenWeights,
-        notes: Notes | None,
         progress: Progress,
     ) -> WebGpuModel:
-        """Rewrite the graph, load the weights that are not on the device yet and make the prefill session; nothing
-        stays allocated on failure. `notes` keep the rewritten graphs."""
+        """Load the weights that are not on the device yet and make the prefill session; nothing stays allocated on
+        failure. `reading` may still be under way."""
         engine = interface.engine
-        with phase("graph"):
-            graphs = await model_graphs(model, config, open_weights, url, notes)
         with phase("probe"):
-            in_place = require_capable(await interface.capabilities(), graphs.description)
+            found = await interface.capabilities()
+        graphs = await reading
+        in_place = require_capable(found, graphs.description)
         memory = webgpu_memory(interface, graphs, config)
         memory.fit(1, 1).require()
         leases: list[Lease] = []
         weights: dict[str, int] = {}
+        owner = f"{url} model {next(numbers)}"
+        # A session needs the graph alone.
+        making = asyncio.ensure_future(prefill_session(engine, graphs, owner))
         try:
             for location in sorted({entry.location for entry in graphs.weights}):
                 entries = [entry for entry in graphs.weights if entry.location == location]
@@ -175,12 +182,12 @@ class WebGpuModel:
                     told = partial(progress, location)
                     leases.append(await lease(engine, shared, file, entries, url + location, told))
                 weights.update(zip((entry.name for entry in entries), leases[-1].buffers, strict=True))
-            owner = f"{url} model {next(numbers)}"
-            with phase("session"):
-                session = await engine.create_session(graphs.prefill, capture=False, owner=owner)
+            session = await asyncio.shield(making)
         except BaseException:
             for held in leases:
                 held.release()
+            with suppress(CapstanError):
+                await engine.release_session(await making)
             raise
         return cls(memory, interface, graphs, leases, weights, session, url, owner, options, in_place)
 
