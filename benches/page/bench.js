@@ -89,8 +89,12 @@ function contender(name) {
 }
 
 const ACTIONS = {
-  /** What a function of the contender gives. */
-  call: async ({ contender: name, function: called, args }) => (await contender(name)).call(called, args),
+  /** What a function of the contender gives, after an untimed call for `warm_up` tokens where the plan has that. */
+  call: async ({ contender: name, function: called, args, warm_up: tokens }) => {
+    const called_upon = await contender(name);
+    if (tokens) await called_upon.call(called, { ...args, tokens });
+    return called_upon.call(called, args);
+  },
   /** A correctness case: any request of the protocol. */
   request: async ({ request }) => (await contender("capstan")).request(request),
   /** End the contenders' workers, so that what follows finds the GPU free. */

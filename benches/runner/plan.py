@@ -184,6 +184,12 @@ def starts(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator[S
             yield {"action": "start", "contender": contender, "row": contender, "warm": turn > 0, "args": args}
 
 
+WARM_UP_DECODE = 32
+WARM_UP_PROMPT = 4
+"""Tokens of the untimed call before each timed one, of the same contender with the same prompt: a GPU that a contender
+leaves idle between its tokens clocks down, and whoever comes next would pay for that."""
+
+
 def load(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator[Step]:
     for contender, ways in LOADED.items():
         for options in ways:
@@ -197,7 +203,7 @@ def decode(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator[S
         # The first round warms everything up, and in order: a replay repeats bursts that were seen.
         for row in rotated(DECODE_ROWS, max(0, turn - 1)):
             call = row.call(model=name, prompt=prompt, tokens=measured.tokens)
-            yield {**call, "round": turn, "warm": turn > 0, "length": len(prompt)}
+            yield {**call, "round": turn, "warm": turn > 0, "length": len(prompt), "warm_up": WARM_UP_DECODE}
 
 
 def counters(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator[Step]:
@@ -227,7 +233,7 @@ def lengths(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator[
         for turn in range(measured.length_rounds + 1):
             for row in rotated(LENGTH_ROWS, turn):
                 call = row.call(model=name, prompt=prompt, tokens=measured.length_tokens)
-                yield {**call, "round": turn, "warm": turn > 0, "length": length}
+                yield {**call, "round": turn, "warm": turn > 0, "length": length, "warm_up": WARM_UP_PROMPT}
 
 
 def gpu(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator[Step]:
