@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from buildtools.models import BUNDLED
+from capstan.tape import PASSES
+from tests import oracle
 from tests.browser.page_scripts import PageScripts
 
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 CONTEXT = 512
 LENGTHS = [1, 62, 63, 64, 65, 127, 128, 129, CONTEXT - 1]
 """Valid positions before the step: kernels change at 64 and 128, and the last step fills the last position."""
@@ -18,6 +24,8 @@ TOLERANCE = 2e-4
 
 EVERY_LENGTH = {"capacity": CONTEXT, "lengths": LENGTHS}
 
+
+PICKED: dict[str, Any] = {"prompt": [5, 6, 7, 8, 9], "count": 10}
 
 RECORDED = ("clears",)
 DIRECT = ("clears", "direct")
@@ -45,11 +53,51 @@ def test_a_fused_step_is_an_eager_step_where_kernels_change(model: str, scripts:
         check(step)
 
 
-@pytest.mark.parametrize("model", ["nano-copies", "nano-float", "nano-granite", "nano-qwen3", "nano-shape"])
-def test_a_tape_step_is_an_eager_step_for_every_fixture(model: str, scripts: PageScripts) -> None:
+@pytest.mark.parametrize(
+    ("model", "ours"),
+    [
+        # A copy that the next kernel changes a part of.
+        ("nano-copies", 8),
+        # Weights in float32: attention alone.
+        ("nano-float", 2),
+        # Multipliers behind attention and feed-forward: products stand alone.
+        ("nano-granite", 9),
+        # Norms of q and k: attention stays as recorded.
+        ("nano-qwen3", 9),
+        # The embedding alone is recorded.
+        ("nano-shape", 11),
+    ],
+)
+def test_a_tape_step_is_an_eager_step_for_every_fixture(model: str, ours: int, scripts: PageScripts) -> None:
     found = scripts.run("steps", "tape_and_eager", model, model=model, passes=None, capacity=256, lengths=[63, 64, 129])
     for step in found:
         check(step)
+        recorded, played, kept = fused_operations(step["passes"])
+        assert played - kept == ours
+        assert recorded > played
+
+
+def test_ids_are_the_oracles_without_any_one_of_the_passes(scripts: PageScripts) -> None:
+    # Tables of counts take long on a software adapter, and are compared with recorded counts elsewhere.
+    passes = [name for name in PASSES if name != "direct"]
+    choices = [passes, *([name for name in passes if name != left_out] for left_out in passes)]
+    found = scripts.run("passes", "picked_with", "nano-llama", model="nano-llama", choices=choices, **PICKED)
+    wanted = oracle.greedy(FIXTURES / "nano-llama", PICKED["prompt"], PICKED["count"])
+    assert [each["ids"] for each in found["tapes"]] == [wanted] * len(choices)
+    assert found["fallbacks"] == {}
+    everything, *without = (fused_operations(each["passes"]) for each in found["tapes"])
+    assert everything[1:] == (12, 1)
+    assert all(kept > 1 for name, (_, _, kept) in zip(passes, without, strict=True) if name != "clears")
+    assert [each["passes"]["clears"] for each in found["tapes"]].count("0 dropped") == 1
+
+
+def test_of_the_bundled_model_attention_is_ours_and_ids_are_the_oracles(scripts: PageScripts) -> None:
+    # Its products are of float32 weights.
+    found = scripts.run("passes", "picked_with", "bundled", model="bundled", choices=[None], **PICKED)
+    assert [each["ids"] for each in found["tapes"]] == [oracle.greedy(BUNDLED, PICKED["prompt"], PICKED["count"])]
+    assert found["fallbacks"] == {}
+    _, played, kept = fused_operations(found["tapes"][0]["passes"])
+    assert played - kept >= 5
 
 
 @pytest.mark.parametrize("model", ["nano-llama", "nano-copies"])
@@ -67,6 +115,14 @@ def test_recording_runs_nothing_although_ort_executes_a_capture_twice(model: str
     assert found["kinds"]["dispatch"] > 20
     assert found["submits"] == 0
     assert all(found["unchanged"]), "the recorded run wrote logits or caches"
+
+
+def fused_operations(passes: dict[str, str]) -> tuple[int, int, int]:
+    """Operations that were recorded, clears left out; that are played; and that are played as recorded."""
+    said = re.fullmatch(r"(\d+) operations became (\d+), (\d+) of them as recorded", passes["fused"])
+    assert said, passes
+    recorded, played, kept = map(int, said.groups())
+    return recorded, played, kept
 
 
 def check(step: dict[str, Any]) -> None:

@@ -399,12 +399,20 @@ class TestNeighbours:
         placement = check(small, s.record(recycle=False), PASSES)
         assert made_of(placement)["attention"] == 1
 
-    @pytest.mark.parametrize(("made_by", "which"), [("rotary 1", "query"), ("split 1", "out_split_vx")])
-    def test_attention_of_which_something_is_read_elsewhere(self, made_by: str, which: str) -> None:
+    @pytest.mark.parametrize(
+        ("made_by", "which", "size"),
+        [
+            ("rotary 1", "query", 8),
+            ("rotary 1", "indirect_buffer", 3),
+            ("split 1", "out_split_vx", 8),
+            ("split 1", "metadata", 8),
+        ],
+    )
+    def test_attention_of_which_something_is_read_elsewhere(self, made_by: str, which: str, size: int) -> None:
         small = decoder()
         s = small.sketch
         tensor = s.calls[small.calls[made_by]].writes[which]
-        s.unknown(lambda v: v[:8], [tensor], 8, into=s.lasting(8))
+        s.unknown(lambda v: v[:size], [tensor], size, into=s.lasting(size))
         placement = check(small, s.record(), PASSES)
         assert made_of(placement)["attention"] == 1
 

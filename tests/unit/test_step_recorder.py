@@ -100,6 +100,8 @@ class Engine:
         self.spoils: Callable[[Tape, int], float] = lambda _tape, _length: 0.0
         self.retired: list[int] = []
         self.dropped: list[int] = []
+        self.poisoned: dict[int, set[int]] = {}
+        """Buffers by tape."""
 
     def adapter(self) -> dict[str, Any]:
         return {"subgroup_size": 0, "max_workgroup_threads": 256, "max_workgroup_bytes": 16384, "software": False}
@@ -135,6 +137,7 @@ class Engine:
         self.dropped.append(recording)
 
     def poison(self, tape: int, recording: int, buffers: Sequence[int]) -> None:
+        self.poisoned.setdefault(tape, set()).update(buffers)
         for buffer in buffers:
             self.machine.memory[buffer][:] = np.nan
 
@@ -144,6 +147,10 @@ class Engine:
         self.machine.length = length
         self.machine.play_all(played.played, played.fused["kernels"], played.fused["scratch"], played.tables)
         self.logits[3] += self.spoils(played, length)
+
+    def bound(self, groups: Sequence[int]) -> set[int]:
+        """The buffers of these bind groups."""
+        return {buffer for group in groups for _, buffer, _, _ in self.step.recording.groups[group].entries}
 
     @property
     def logits(self) -> Vector:
@@ -291,6 +298,16 @@ def test_a_fused_tape_that_does_what_an_eager_step_does_is_used() -> None:
 
 def test_it_is_checked_at_a_short_and_a_long_length() -> None:
     assert record().engine.played_at == [(True, 6), (True, CAPACITY)]
+
+
+def test_what_it_meets_of_the_recorded_buffers_is_full_of_nan_before_the_check() -> None:
+    small = decoder(multipliers=True)
+    outcome = record(small, passes=[name for name in PASSES if name != "clears"])
+    engine = outcome.engine
+    private = engine.step.recording.private() - engine.step.lasting
+    met = {buffer for op in outcome.tape.played if op[0] == "dispatch" for buffer in engine.bound(op[2])}
+    assert len(met & private) > 1
+    assert met & private <= engine.poisoned[outcome.step.tape] <= private
 
 
 @pytest.mark.parametrize("length", [6, CAPACITY], ids=["short", "long"])

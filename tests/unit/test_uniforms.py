@@ -27,7 +27,9 @@ def test_fields_are_declared_with_type_and_components() -> None:
 
 
 def test_a_comma_after_the_last_field_is_allowed() -> None:
-    assert declared_fields("struct Uniforms {\n  a: u32,\n  b: u32,\n};") == [("a", "u32", 1), ("b", "u32", 1)]
+    for end in ("\n", "", " "):
+        code = f"struct Uniforms {{\n  a: u32,\n  b: u32,{end}}};"
+        assert declared_fields(code) == [("a", "u32", 1), ("b", "u32", 1)]
 
 
 @pytest.mark.parametrize(

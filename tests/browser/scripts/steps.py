@@ -58,6 +58,7 @@ async def tape_and_eager(
                 "length": length,
                 "capture": decoder.capture,
                 "note": decoder.capture_note,
+                "passes": decoder.tape_passes,
                 "first": first.ids[0],
                 "input": struct.unpack("<q", inputs[0][1])[0],
                 "logits": apart(array("f", tape_logits), eager),

@@ -1,0 +1,57 @@
+"""Greedy picks by tapes of one recording, made with other passes each; runs in the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from capstan import Model
+from capstan.device.step_recorder import StepRecorder
+from capstan.fallback import fallbacks
+
+from .running import picked
+
+CAPACITY = 256
+
+
+async def picked_with(
+    models: Mapping[str, str],
+    *,
+    model: str,
+    prompt: Sequence[int],
+    count: int,
+    choices: Sequence[Sequence[str] | None],
+) -> dict[str, Any]:
+    """Of each choice of passes, None being the model's own: the ids, and what the passes did; and all steps down."""
+    before = fallbacks()
+    patched: Any = StepRecorder
+    make_tape = patched._make_tape
+    tapes: list[tuple[int, dict[str, str]]] = []
+
+    async def make_all(self: Any, *recorded: Any) -> tuple[int, dict[str, str]]:
+        for passes in choices:
+            one = self if passes is None else replace(self, passes=passes)
+            tapes.append(await make_tape(one, *recorded))
+        return tapes[0]
+
+    found = []
+    async with await Model.load(models[model], device="webgpu") as opened:
+        patched._make_tape = make_all
+        try:
+            decoder: Any = await opened.decoder(CAPACITY)
+        finally:
+            patched._make_tape = make_tape
+        first = decoder._step
+        await decoder.close()
+        for tape, passes in tapes:
+            decoder._step = replace(first, tape=tape, passes=passes)
+            ids = await picked(opened, prompt, count, max_length=CAPACITY)
+            loaded: Any = opened._loaded
+            assert loaded._decoders == [decoder], "another decoder picked"
+            found.append({"ids": ids, "passes": passes})
+        decoder._step = first
+        for tape, _ in tapes[1:]:
+            first.engine.close_tape(tape)
+    down = {name: times for name, times in fallbacks().items() if times > before.get(name, 0)}
+    return {"tapes": found, "fallbacks": down}
