@@ -25,13 +25,13 @@ bursts_seen: dict[str, int] = {}
 
 
 async def load(*, model: str, counting: bool = False, **options: Any) -> dict[str, Any]:
-    """Load a model with these options; milliseconds, the adapter's name. `counting` is for the first load only: it has
-    what WebGPU is asked for counted from there on."""
+    """Load a model with these options; milliseconds, its phases, the adapter's name. `counting` is for the first load
+    only: it has what WebGPU is asked for counted from there on."""
     if counting:
         (await counts()).install()
     start = host.now()
     opened = await open_model(model, options)
-    return {"load_ms": host.now() - start, "adapter": opened.adapter}
+    return {"load_ms": host.now() - start, "phases": opened.load_times, "adapter": opened.adapter}
 
 
 def key_of(name: str, options: dict[str, Any]) -> str:

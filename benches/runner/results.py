@@ -73,7 +73,8 @@ def grouped(outcomes: Iterable[Outcome], *names: str) -> dict[Any, list[Outcome]
 
 
 def starts(outcomes: list[Outcome]) -> dict[str, Any]:
-    """Milliseconds from navigation, the first (cold) load apart from the median of the following ones."""
+    """Milliseconds from navigation, the first (cold) load apart from the median of the following ones. `phases` are
+    those of the last one: when each began and ended, from the call of Capstan's `load`."""
     found: dict[str, Any] = {}
     for row, steps in grouped(outcomes, "row").items():
         times: dict[str, Any] = {}
@@ -82,7 +83,8 @@ def starts(outcomes: list[Outcome]) -> dict[str, Any]:
             cold = [step["data"][name] for step in steps if not step["warm"] and name in step["data"]]
             if warm:
                 times[name] = {**spread(warm), "cold": cold[0] if cold else None}
-        found[row] = times
+        timelines = [step["data"]["phases"] for step in steps if step["warm"] and step["data"].get("phases")]
+        found[row] = times | ({"phases": timelines[-1]} if timelines else {})
     return found
 
 

@@ -83,6 +83,10 @@ def model_lines(summary: dict[str, Any], report: dict[str, Any], model: str) -> 
             for key, row in summary["start"].items()
         ]
         lines += columns("page load, warm, ms", (*phases, "first_token, cold"), rows)
+        for row in summary["start"].values():
+            if "phases" in row:
+                spans = [f"{start:.0f}-{end:.0f}" for start, end in row["phases"].values()]
+                lines += columns("of which loading, ms from its begin", row["phases"], [("from-to", *spans)])
     if "load" in summary:
         lines += columns("load, runtimes started", ("ms",), [(k, f"{v:.0f}") for k, v in summary["load"].items()])
     if "memory" in summary:
