@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["WebGpuDecoder"]
 
 MAX_BURST = 64
-TAPE_IN_FLIGHT = 2
+IN_FLIGHT = {False: 3, True: 2}
+"""Bursts under way at once with a tape, by whether the adapter is software.
+
+On an H200 a burst of 16 steps takes 9 ms, and as long passes between its ids being readable and the next burst being
+ready for the GPU: with two under way the GPU waited 0.05 ms a token."""
 
 LONG_PROMPT = 64
 """Tokens of a prompt that runs every kernel of longer ones: onnxruntime-web changes its matrix products at 4 and its
@@ -65,7 +69,7 @@ class WebGpuDecoder:
         self.capture = step.capture
         self.capture_note = step.note
         self.tape_passes = step.passes
-        self.max_in_flight = TAPE_IN_FLIGHT if step.capture == "tape" else 1
+        self.max_in_flight = IN_FLIGHT[self._device.about().software] if step.capture == "tape" else 1
         self.max_burst = MAX_BURST if step.capture == "tape" else 1
         self.usual_burst = 1
         self._sampler = engine.make_sampler(
