@@ -123,6 +123,21 @@ def matmul(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
     put(at["output"], product(at["input_b"], at["scales_b"], at["input_a"], u["N"], u["K"], u["block_size"]))
 
 
+def dense(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    k, n = u["dim_inner"], u["dim_b_outer"]
+    put(at["output"], at["a"][:k] @ at["b"][: k * n].reshape(k, n))
+
+
+def multiply(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    count = u["element_count"]
+    put(at["output"], at["input_a"][:count] * at["input_b"][:count])
+
+
+def silu(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    x = at["x"][: 4 * u["vec_size"]]
+    put(at["y"], x / (1 + np.exp(-u["attr"] * x)))
+
+
 def add(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
     count = u["element_count"]
     put(at["output"], at["input_a"][:count] + at["input_b"][:count])
@@ -210,6 +225,50 @@ KERNELS: Mapping[str, Kernel] = {
             "output[output_idx]=output_value;",
         ),
         matmul,
+    ),
+    "matmul": Kernel(
+        ("a", "b"),
+        ("output",),
+        (
+            ("a_shape", "vec3<u32>"),
+            ("b_shape", "vec2<u32>"),
+            ("output_shape", "vec3<u32>"),
+            *((name, "u32") for name in ("dim_a_outer", "dim_b_outer", "dim_inner")),
+        ),
+        (
+            "return a[i2o_a(indices_fnarg)];",
+            "return b[i2o_b(indices_fnarg)];",
+            "output[i2o_output(indices)]=value;",
+            "a_indices[1]=u32(row);\na_indices[2]=u32(colIn);\n        value = get_a_by_indices(a_indices);\n    }",
+            "b_indices[0]=u32(row);\nb_indices[1]=u32(colIn);\n        value = get_b_by_indices(b_indices);\n    }",
+            "var value = valueIn;\n    let coords = vec3(u32(batch), u32(row), u32(colIn));\n    \n"
+            "    set_output_by_indices(coords, value);",
+            "var kStart = 0;",
+            "acc[i] = BCached0 * ACached.x + acc[i];",
+            "acc[i] = BCached3 * ACached.w + acc[i];",
+            "mm_write(batch, globalRow + innerRow, globalCol, acc[innerRow]);",
+        ),
+        dense,
+    ),
+    "multiply": Kernel(
+        ("input_a", "input_b"),
+        ("output",),
+        (("vec_size", "u32"), ("element_count", "u32")),
+        ("output[global_idx]=a * b;",),
+        multiply,
+    ),
+    "silu": Kernel(
+        ("x",),
+        ("y",),
+        (("vec_size", "u32"), ("attr", "f32")),
+        (
+            "let v = a * alpha_vec;",
+            "x1[i] = one / (one + exp(-v[i]));",
+            "x1[i] = one - one / (one + exp(v[i]));",
+            "return a * x1;",
+            "y[global_idx]=quick_gelu_v(a);",
+        ),
+        silu,
     ),
     "add": Kernel(
         ("input_a", "input_b"),

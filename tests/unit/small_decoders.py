@@ -23,6 +23,8 @@ class Small:
     """A decoder of two layers as it grows; `step` makes llama, and the other functions what others have."""
 
     layers: int = 2
+    dense: bool = False
+    """Whether the weights of products are dense; else int4."""
     sketch: Sketch = field(default_factory=Sketch)
     calls: dict[str, int] = field(default_factory=dict)
     """The operations by name."""
@@ -50,16 +52,35 @@ class Small:
 
     def matmul(self, x: int, n: int, k: int, into: int | None = None) -> int:
         s = self.sketch
+        writes = {"output": n} if into is None else {}
+        there = {} if into is None else {"output": into}
+        if self.dense:
+            shapes: dict[str, Number] = {
+                "a_shape": (1, 1, k // 4),
+                "b_shape": (k, n // 4),
+                "output_shape": (1, 1, n // 4),
+            }
+            sizes = {"dim_a_outer": 1, "dim_b_outer": n, "dim_inner": k}
+            [y] = s.run("matmul", {"a": x, "b": s.weights(n * k)}, writes, {**shapes, **sizes}, into=there)
+            return y
         reads = {"input_a": x, "input_b": s.weights(n * k), "scales_b": s.weights(n * k // BLOCK, 1.0)}
         uniforms = {"M": 1, "N": n, "K": k, "block_size": BLOCK, "batch_count": 1, "dispatch_M": 1}
-        writes = {"output": n} if into is None else {}
-        [y] = s.run("matmul_nbits", reads, writes, uniforms, into={} if into is None else {"output": into})
+        [y] = s.run("matmul_nbits", reads, writes, uniforms, into=there)
         return y
 
     def add(self, a: int, b: int, size: int) -> int:
         shapes: dict[str, Number] = {"bcast_indices_shape": (1, 1, size), "bcast_indices_stride": (size, size)}
         uniforms = {**shapes, "a_indices_shape": (1, 1, size), "b_indices_shape": size, "element_count": size}
         [y] = self.sketch.run("add", {"input_a": a, "input_b": b}, {"output": size}, uniforms)
+        return y
+
+    def silu(self, x: int, size: int, alpha: float = 1.0) -> int:
+        [y] = self.sketch.run("silu", {"x": x}, {"y": size}, {"vec_size": size // 4, "attr": alpha})
+        return y
+
+    def multiply(self, a: int, b: int, size: int) -> int:
+        uniforms = {"vec_size": size // 4, "element_count": size}
+        [y] = self.sketch.run("multiply", {"input_a": a, "input_b": b}, {"output": size}, uniforms)
         return y
 
     def norm(self, x: int) -> int:
@@ -150,15 +171,18 @@ def decoder(
     gated: bool = True,
     watched: bool = False,
     patched: bool = False,
+    dense: bool = False,
+    swapped: bool = False,
     layers: int = 2,
 ) -> Small:
     """Llama, unless otherwise asked.
 
     `bias`: added to q, k and v (qwen2). `multipliers`: unknown kernels after the embedding, attention and feed-forward
     (granite). `gated`: the first half of the feed-forward is one kernel; else its two products read one norm.
+    `dense`: weights as they are, and a gate of separate operations; `swapped`: its factors in the other order.
     `watched`: an unknown kernel reads a residual and a norm. `patched`: a copy that the next kernel changes a part of.
     """
-    m = Small(layers)
+    m = Small(layers, dense)
     s = m.sketch
     x = m.embedded()
     if multipliers:
@@ -177,7 +201,13 @@ def decoder(
         m.named(f"out {layer}")
         if multipliers:
             out = m.scaled(out, 0.7)
-        if gated:
+        if dense:
+            y, x = m.skip_norm(out, x)
+            gate, up = (m.matmul(y, INNER, WIDTH) for _ in range(2))
+            activated = m.silu(gate, INNER)
+            m.named(f"silu {layer}")
+            y = m.multiply(up, activated, INNER) if swapped else m.multiply(activated, up, INNER)
+        elif gated:
             y, x = m.gated_mlp(out, x)
             m.named(f"gated {layer}")
         else:
@@ -223,5 +253,7 @@ SMALL_DECODERS: Mapping[str, Callable[[], Small]] = {
     "watched": lambda: decoder(watched=True),
     "patched": lambda: decoder(patched=True),
     "everything": lambda: decoder(bias=True, multipliers=True, gated=False, watched=True, patched=True),
+    "dense": lambda: decoder(dense=True, bias=True),
+    "dense everything": lambda: decoder(dense=True, swapped=True, multipliers=True, watched=True, patched=True),
     "one layer": lambda: decoder(layers=1),
 }

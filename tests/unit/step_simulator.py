@@ -372,6 +372,19 @@ def matvec_q4(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int,
     at["y"][:n] = y
 
 
+def matvec_dense(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
+    n, k = c["N"], c["K"]
+    assert counts[0] * c["COLUMNS"] * 4 >= n
+    x = at["x"][:k]
+    x = normed(x, at["gamma"], c["EPSILON"]) if c["NORM"] else x
+    y = x @ at["weights"][: k * n].reshape(k, n)
+    if c["GATED"]:
+        y = gated(y, x @ at["weights_up"][: k * n].reshape(k, n))
+    y = y + at["residual"][:n] if c["RESIDUAL"] else y
+    assert at["y"].size >= n
+    at["y"][:n] = y
+
+
 def attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
     heads, kv, head, capacity = c["HEADS"], c["KV_HEADS"], c["HEAD"], c["CAPACITY"]
     length = int(at["state"][0])
@@ -405,4 +418,4 @@ def splits_of(c: Mapping[str, Any], length: int) -> int:
     return 1 if blocks <= c["ALONE"] else min(blocks, int(c["MAX_SPLITS"]))
 
 
-OURS = {"matvec_q4": matvec_q4, "attention": attention, "attention_join": attention_join}
+OURS = {"matvec_dense": matvec_dense, "matvec_q4": matvec_q4, "attention": attention, "attention_join": attention_join}

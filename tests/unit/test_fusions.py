@@ -120,7 +120,7 @@ class TestWhateverTheBuffers:
             rng = random.Random(seed)
             passes = PASSES if seed % 3 == 0 else rng.sample(PASSES, rng.randrange(2, len(PASSES)))
             check(small, small.sketch.record(seed, clears=seed % 2 == 0), passes)
-        if name != "granite":
+        if name != "granite" and not name.startswith("dense"):
             assert misplaced, "no buffer came back where a fold would have read and written it"
         assert all(error.origins for error in misplaced)
 

@@ -14,6 +14,16 @@ from tests.unit.recorded_kernels import KERNELS, Kernel, Number, pack_uniforms
 UNIFORM = 99
 UNIFORMS: Mapping[str, Mapping[str, Number]] = {
     "matmul_nbits": {"M": 1, "N": 96, "K": 64, "block_size": 32, "batch_count": 1, "dispatch_M": 1},
+    "matmul": {
+        "a_shape": (1, 1, 16),
+        "b_shape": (64, 24),
+        "output_shape": (1, 1, 24),
+        "dim_a_outer": 1,
+        "dim_b_outer": 96,
+        "dim_inner": 64,
+    },
+    "multiply": {"vec_size": 24, "element_count": 96},
+    "silu": {"vec_size": 24, "attr": 1.0},
     "add": {
         "bcast_indices_shape": (1, 1, 64),
         "bcast_indices_stride": (64, 64),
@@ -108,8 +118,9 @@ class TestEach:
 
     def test_another_order_or_name_of_bindings_is_another_kernel(self, name: str) -> None:
         kernel = KERNELS[name]
-        swapped = replace(kernel, reads=(kernel.reads[1], kernel.reads[0], *kernel.reads[2:]))
-        assert found(swapped, UNIFORMS[name]) is None
+        if len(kernel.reads) > 1:
+            swapped = replace(kernel, reads=(kernel.reads[1], kernel.reads[0], *kernel.reads[2:]))
+            assert found(swapped, UNIFORMS[name]) is None
         renamed = replace(kernel, reads=("other", *kernel.reads[1:]))
         assert found(renamed, UNIFORMS[name]) is None
         assert found(replace(kernel, reads=(*kernel.reads, "bias")), UNIFORMS[name]) is None
@@ -132,6 +143,7 @@ class TestEach:
         kernel = KERNELS[name]
         harmless = {
             "add": {"bcast_indices_shape", "bcast_indices_stride", "a_indices_shape", "b_indices_shape"},
+            "multiply": {"vec_size"},
             "norm": {"components"},
             "skip_norm": {"components"},
             "skip_norm_alone": {"components"},
@@ -170,6 +182,14 @@ def test_lines_of_a_richer_operation_are_not_passed_over(name: str, line: str) -
         ("matmul_nbits", change("matmul_nbits", M=2)),
         ("matmul_nbits", change("matmul_nbits", batch_count=2)),
         ("matmul_nbits", change("matmul_nbits", dispatch_M=2)),
+        ("matmul", change("matmul", dim_a_outer=2)),
+        ("matmul", change("matmul", a_shape=(2, 1, 16))),
+        ("matmul", change("matmul", b_shape=(32, 24))),
+        ("matmul", change("matmul", b_shape=(64, 12))),
+        ("matmul", change("matmul", output_shape=(2, 1, 24))),
+        ("matmul", change("matmul", dim_inner=66)),
+        ("matmul", change("matmul", dim_b_outer=98)),
+        ("silu", change("silu", attr=1.702)),
         ("add", change("add", a_indices_shape=(1, 1, 1))),
         ("add", change("add", b_indices_shape=4)),
         ("add", change("add", element_count=128)),
@@ -201,18 +221,45 @@ def test_other_shapes_are_other_operations(name: str, uniforms: Mapping[str, Num
             "output[output_idx]=output_value;",
             "output[output_idx]=output_value + output_element_t(bias[n]);",
         ),
+        (
+            "matmul",
+            "var value = valueIn;\n    let coords = vec3(u32(batch), u32(row), u32(colIn));\n    \n"
+            "    set_output_by_indices(coords, value);",
+            "var value = valueIn;\n    let coords = vec3(u32(batch), u32(row), u32(colIn));\n    value += bias;\n"
+            "    set_output_by_indices(coords, value);",
+        ),
+        (
+            "matmul",
+            "b_indices[0]=u32(row);\nb_indices[1]=u32(colIn);\n        value = get_b_by_indices(b_indices);\n    }",
+            "b_indices[0]=u32(colIn);\nb_indices[1]=u32(row);\n        value = get_b_by_indices(b_indices);\n    }",
+        ),
+        ("matmul", "var kStart = 0;", "var kStart = kSplitK * i32(logical_global_id.z);"),
+        ("multiply", "output[global_idx]=a * b;", "output[global_idx]=a / b;"),
+        ("silu", "return a * x1;", "return x1;"),
         ("add", "output[global_idx]=a + b;", "output[global_idx]=a - b;"),
         ("rotary", "let idx_j = idx_i + uniforms.half_rotary_dim;", "let idx_j = idx_i + 1u;"),
         ("rotary", "let base_position = 0u;", "let base_position = u32(position_ids[0]);"),
     ],
-    ids=["zero points", "8 bits", "bias", "difference", "interleaved rotary", "given positions"],
+    ids=[
+        "zero points",
+        "8 bits",
+        "bias",
+        "dense bias",
+        "transposed",
+        "split",
+        "quotient",
+        "sigmoid",
+        "difference",
+        "interleaved rotary",
+        "given positions",
+    ],
 )
 def test_variants_of_a_kernel_are_told_by_their_lines(name: str, line: str, instead: str) -> None:
     assert line in KERNELS[name].lines
     assert found(KERNELS[name].without(line).with_line(instead), UNIFORMS[name]) is None
 
 
-@pytest.mark.parametrize("name", ["add", "rotary", "attention_split"])
+@pytest.mark.parametrize("name", ["matmul", "multiply", "silu", "add", "rotary", "attention_split"])
 def test_scalar_arrays_are_another_kernel(name: str) -> None:
     assert found(replace(KERNELS[name], vectors=False), UNIFORMS[name]) is None
 
@@ -250,6 +297,9 @@ def test_weights_are_what_a_replacement_takes_for_constant() -> None:
         weights[name] = sorted(binding for binding, buffer in kernel.at.items() if buffer in kernel.weights)
     assert weights == {
         "matmul_nbits": ["input_b", "scales_b"],
+        "matmul": ["b"],
+        "multiply": [],
+        "silu": [],
         "add": [],
         "norm": ["scale"],
         "skip_norm": ["gamma"],

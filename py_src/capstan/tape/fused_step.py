@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .attention_plan import plan_attention
+from .dense_tuning import tune_dense
 from .kernel_plan import KernelPlan, WorkgroupLimits
 from .matvec_tuning import tune_matvec
 from .placement import Placement
@@ -106,25 +107,26 @@ def fused_step(
 
 def plan_matvec(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
     """The kernel that computes a product, and its workgroups."""
-    tuning = tune_matvec(what.k, what.n, what.up is not None, what.element == "f16", limits)
-    constants: dict[str, int | float | bool] = {
-        "K": what.k,
-        "N": what.n,
-        "BLOCK": what.block,
+    fused: dict[str, int | float | bool] = {
         "NORM": what.norm is not None,
         "RESIDUAL": what.residual,
-        "BIAS": False,
         "GATED": what.up is not None,
-        **tuning.constants(),
     }
     if what.norm is not None:
-        constants["EPSILON"] = what.norm.epsilon
+        fused["EPSILON"] = what.norm.epsilon
+    if what.scales is None:
+        dense = tune_dense(what.k, what.n, what.element == "f16", limits)
+        return KernelPlan("matvec_dense", {**fused, **dense.constants()}, (dense.workgroups, 1, 1))
+    tuning = tune_matvec(what.k, what.n, what.up is not None, what.element == "f16", limits)
+    constants = {**fused, "BLOCK": what.block, "BIAS": False, **tuning.constants()}
     return KernelPlan("matvec_q4", constants, (tuning.workgroups, 1, 1))
 
 
 def matvec_bindings(node: Node, what: MatVec, at: Callable[[int], list[Any]]) -> list[list[Any]]:
-    """As shaders/matvec_q4.wgsl declares them."""
-    bindings = [at(node.reads[0]), ["recorded", what.weights], ["recorded", what.scales]]
+    """As shaders/matvec_q4.wgsl and matvec_dense.wgsl declare them."""
+    bindings = [at(node.reads[0]), ["recorded", what.weights]]
+    if what.scales is not None:
+        bindings.append(["recorded", what.scales])
     if what.norm is not None:
         bindings.append(["recorded", what.norm.gamma])
     if what.residual:

@@ -21,7 +21,8 @@ class OrtKernel:
     """One recognised dispatch."""
 
     kind: str
-    """'matmul_nbits', 'add', 'norm', 'skip_norm', 'gated_mlp', 'rotary', 'attention_split' or 'attention_join'."""
+    """'matmul_nbits', 'matmul', 'add', 'multiply', 'silu', 'norm', 'skip_norm', 'gated_mlp', 'rotary',
+    'attention_split' or 'attention_join'."""
     at: Mapping[str, int]
     """Buffers by the WGSL's names of their bindings."""
     uniforms: Mapping[str, Number]
@@ -66,6 +67,16 @@ def one_row(kernel: OrtKernel) -> bool:
     return all(kernel.uniforms[name] == 1 for name in ("M", "batch_count", "dispatch_M"))
 
 
+def one_dense_row(kernel: OrtKernel) -> bool:
+    """A row of k elements by a matrix [k, n]; the uniforms have shapes in vectors of four elements."""
+    k, n = kernel.number("dim_inner"), kernel.number("dim_b_outer")
+    sizes = {
+        name: prod(shape) for name in ("a", "output") if isinstance(shape := kernel.uniforms[f"{name}_shape"], tuple)
+    }
+    whole = sizes == {"a": k // 4, "output": n // 4} and kernel.uniforms["b_shape"] == (k, n // 4)
+    return whole and k % 4 == n % 4 == 0 and kernel.uniforms["dim_a_outer"] == 1
+
+
 def one_token(kernel: OrtKernel) -> bool:
     whole_head = 2 * kernel.number("half_rotary_dim") == kernel.number("head_size")
     return whole_head and kernel.uniforms["sequence_length"] == 1 and kernel.uniforms["batch_size"] == 1
@@ -97,6 +108,50 @@ SIGNATURES = (
         asked=("N", "K", "block_size"),
         weights=("input_b", "scales_b"),
         holds=one_row,
+    ),
+    Signature(
+        "matmul",
+        ("a", "b", "output"),
+        has=(
+            "a: array<vec4<f",
+            "b: array<vec4<f",
+            "output: array<vec4<f",
+            "return a[i2o_a(indices_fnarg)];",
+            "return b[i2o_b(indices_fnarg)];",
+            "a_indices[1]=u32(row);\na_indices[2]=u32(colIn);\n        value = get_a_by_indices(a_indices);\n    }",
+            "b_indices[0]=u32(row);\nb_indices[1]=u32(colIn);\n        value = get_b_by_indices(b_indices);\n    }",
+            "var kStart = 0;",
+            "acc[i] = BCached0 * ACached.x + acc[i];",
+            "acc[i] = BCached3 * ACached.w + acc[i];",
+            "mm_write(batch, globalRow + innerRow, globalCol, acc[innerRow]);",
+            "var value = valueIn;\n    let coords = vec3(u32(batch), u32(row), u32(colIn));\n    \n"
+            "    set_output_by_indices(coords, value);",
+            "output[i2o_output(indices)]=value;",
+        ),
+        asked=("dim_inner", "dim_b_outer"),
+        weights=("b",),
+        holds=one_dense_row,
+    ),
+    Signature(
+        "multiply",
+        ("input_a", "input_b", "output"),
+        has=("output[global_idx]=a * b;", "input_a: array<vec4<f", "input_b: array<vec4<f"),
+        asked=("element_count",),
+        holds=same_sizes,
+    ),
+    Signature(
+        "silu",
+        ("x", "y"),
+        has=(
+            "x: array<vec4<f",
+            "let v = a * alpha_vec;",
+            "x1[i] = one / (one + exp(-v[i]));",
+            "x1[i] = one - one / (one + exp(v[i]));",
+            "return a * x1;",
+            "y[global_idx]=quick_gelu_v(a);",
+        ),
+        asked=("vec_size",),
+        holds=lambda kernel: kernel.uniforms["attr"] == 1,
     ),
     Signature(
         "add",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import TapeError
-from .step_graph import Add, Attention, MatVec, Node, Norm, Recorded, StepGraph
+from .step_graph import Add, Attention, MatVec, Multiply, Node, Norm, Recorded, Silu, StepGraph
 
 __all__ = ["MisplacedError", "Place", "Placement", "place_values"]
 
@@ -84,7 +84,7 @@ def _bytes(node: Node) -> int:
             return what.n * ELEMENT_BYTES[what.element]
         case Attention():
             return what.heads * what.head * ELEMENT_BYTES[what.element]
-        case Add() | Norm():
+        case Add() | Silu() | Multiply() | Norm():
             return what.size * ELEMENT_BYTES[what.element]
         case Recorded():
             raise TapeError(f"the recorded operation {what.index} writes a value that no recorded buffer holds")

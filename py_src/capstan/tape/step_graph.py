@@ -10,10 +10,24 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .attention_plan import fits_attention
+from .dense_tuning import column_width
 from .ort_kernels import OrtKernel, recognise
 from .recording import Command, Dispatch, DispatchIndirect, Recording
 
-__all__ = ["Add", "Attention", "MatVec", "Node", "Norm", "Recorded", "RmsNorm", "StepGraph", "What", "read_step"]
+__all__ = [
+    "Add",
+    "Attention",
+    "MatVec",
+    "Multiply",
+    "Node",
+    "Norm",
+    "Recorded",
+    "RmsNorm",
+    "Silu",
+    "StepGraph",
+    "What",
+    "read_step",
+]
 
 
 @dataclass(frozen=True)
@@ -40,6 +54,22 @@ class Add:
 
 
 @dataclass(frozen=True)
+class Silu:
+    """x * sigmoid(x) of reads[0]"""
+
+    size: int
+    element: str
+
+
+@dataclass(frozen=True)
+class Multiply:
+    """reads[0] * reads[1]"""
+
+    size: int
+    element: str
+
+
+@dataclass(frozen=True)
 class Norm:
     """RMS norm of reads[0]."""
 
@@ -50,21 +80,25 @@ class Norm:
 
 @dataclass(frozen=True)
 class MatVec:
-    """W x, W [n, k] in int4 with one scale for each `block` of a row; reads[0] is x, reads[1] the residual if added.
+    """W x; reads[0] is x, reads[1] the residual if added.
+
+    W is [n, k] in int4 with one scale for each `block` of a row; or, without scales, [k, n] of numbers like those of x.
 
     With `norm`, x is normalised first. With `up`, the result is silu(W x) * (W_up x). Buffers of weights by id.
     """
 
     weights: int
-    scales: int
+    scales: int | None
+    """None where the weights are dense."""
     n: int
     k: int
     block: int
+    """Of int4 weights, else 0."""
     element: str
     norm: RmsNorm | None = None
     residual: bool = False
-    up: tuple[int, int] | None = None
-    """The other half of a gated layer: weights and scales."""
+    up: tuple[int, ...] | None = None
+    """The other half of a gated layer: weights, and scales if there are."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +117,7 @@ class Attention:
     element: str
 
 
-What = Recorded | Add | Norm | MatVec | Attention
+What = Recorded | Add | Silu | Multiply | Norm | MatVec | Attention
 
 
 @dataclass(frozen=True)
@@ -225,6 +259,17 @@ def _parts(
             if not fits_matvec(what):
                 return None
             return [node(what, (reads[at["input_a"]],), writes[at["output"]])]
+        case "matmul" if "matvec" in lift:
+            n, k = kernel.number("dim_b_outer"), kernel.number("dim_inner")
+            what = MatVec(at["b"], None, n, k, 0, element)
+            if not fits_matvec(what):
+                return None
+            return [node(what, (reads[at["a"]],), writes[at["output"]])]
+        case "silu" if "gated" in lift:
+            return [node(Silu(4 * kernel.number("vec_size"), element), (reads[at["x"]],), writes[at["y"]])]
+        case "multiply" if "gated" in lift:
+            both = (reads[at["input_a"]], reads[at["input_b"]])
+            return [node(Multiply(kernel.number("element_count"), element), both, writes[at["output"]])]
         case "add" if "residual" in lift:
             total, _ = added("input_a", "input_b", "output", kernel.number("element_count"))
             return [total]
@@ -250,7 +295,9 @@ def _parts(
 
 
 def fits_matvec(what: MatVec) -> bool:
-    """Whether web/src/shaders/matvec_q4.wgsl covers these weights."""
+    """Whether web/src/shaders/matvec_q4.wgsl or, for dense ones, matvec_dense.wgsl covers these weights."""
+    if what.scales is None:
+        return what.k % 4 == 0 and what.n % column_width(what.element == "f16") == 0
     return what.k % 32 == 0 and what.block % 32 == 0 and what.k % what.block == 0
 
 

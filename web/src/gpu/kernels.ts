@@ -9,6 +9,7 @@
 import { EngineError } from "../errors";
 import attention from "../shaders/attention.wgsl";
 import attentionJoin from "../shaders/attention_join.wgsl";
+import matvecDense from "../shaders/matvec_dense.wgsl";
 import matvecQ4 from "../shaders/matvec_q4.wgsl";
 import { declaredBindings } from "./recorder";
 
@@ -16,6 +17,7 @@ import { declaredBindings } from "./recorder";
 const TEMPLATES: Readonly<Record<string, string>> = {
   attention,
   attention_join: attentionJoin,
+  matvec_dense: matvecDense,
   matvec_q4: matvecQ4,
 };
 

@@ -1,0 +1,164 @@
+"""web/src/shaders/matvec_dense.wgsl against float64, on the adapter there is: float32, with and without subgroups.
+
+An error counts relative to the sum of the absolute products of its column, which is what rounding scales with: 2^-20 is
+8 roundings of 2^-23. The kernel for float16 is run with float32 in place of it, which no software adapter has: how it
+takes x and the weights apart is then seen, exactly, for nothing is rounded to float16.
+"""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from playwright.sync_api import Browser, Page
+
+from buildtools.server import SiteServer
+from capstan.tape.dense_tuning import DenseTuning, tune_dense
+from capstan.tape.kernel_plan import WorkgroupLimits
+from tests.harness import watch
+
+ROOT = Path(__file__).parents[2]
+BOUND = 2.0**-20
+EPSILON = 0.1
+GUARD = 64
+"""Elements after y that must keep what they hold."""
+
+
+@dataclass(frozen=True)
+class Case:
+    k: int
+    n: int
+    norm: bool = False
+    residual: bool = False
+    gated: bool = False
+
+
+@pytest.fixture(scope="module")
+def kernels(browser: Browser, site: SiteServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    script = tmp_path_factory.mktemp("kernel") / "page.js"
+    esbuild = ["node", str(ROOT / "node_modules/esbuild/bin/esbuild"), "--bundle", "--loader:.wgsl=text"]
+    source = str(Path(__file__).with_name("kernel_page.ts"))
+    subprocess.run([*esbuild, "--log-level=error", source, f"--outfile={script}"], check=True)
+    page = browser.new_page()
+    errors = watch(page, [])
+    page.goto(site.url + "blank.html")
+    page.add_script_tag(path=script)
+    yield page
+    page.close()
+    assert not errors, f"the page reported {errors}"
+
+
+class Problem:
+    """A case with random contents, exact in float16."""
+
+    def __init__(self, case: Case) -> None:
+        random = np.random.default_rng(case.k * 7 + case.n)
+        self.case = case
+        self.weights = random.normal(0, 0.05, (1 + case.gated, case.k, case.n)).astype(np.float16)
+        self.x = random.normal(0.3, 1, case.k).astype(np.float16)
+        self.gamma = random.uniform(0.5, 1.5, case.k).astype(np.float16)
+        self.residual = random.normal(0, 3, case.n).astype(np.float32)
+
+    def buffers(self, half: bool) -> list[bytes]:
+        """What the kernel binds, y last."""
+        case = self.case
+        wide = np.float16 if half else np.float32
+        x, gamma, *weights = (a.astype(wide).tobytes() for a in (self.x, self.gamma, *self.weights))
+        buffers = [x, weights[0], *[gamma] * case.norm, *[self.residual.tobytes()] * case.residual, *weights[1:]]
+        return [*buffers, np.full(case.n + GUARD, 77, np.float32).tobytes()]
+
+    def expected(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """y, and what its errors count relative to."""
+        case = self.case
+        x = self.x.astype(np.float64)
+        if case.norm:
+            x = x / np.sqrt(np.mean(x * x) + EPSILON) * self.gamma
+        weights = self.weights.astype(np.float64)
+        y, size = x @ weights[0], np.abs(x) @ np.abs(weights[0])
+        if case.gated:
+            up, up_size = x @ weights[1], np.abs(x) @ np.abs(weights[1])
+            y, size = y / (1 + np.exp(-y)) * up, size * up_size
+        if case.residual:
+            y, size = y + self.residual, size + np.abs(self.residual)
+        return y, size
+
+
+def check(page: Page, case: Case, tuning: DenseTuning, half: bool = False) -> None:
+    constants = {
+        "EPSILON": EPSILON,
+        "NORM": case.norm,
+        "RESIDUAL": case.residual,
+        "GATED": case.gated,
+        **tuning.constants(),
+    }
+    problem = Problem(case)
+    buffers = problem.buffers(half)
+    request: dict[str, Any] = {
+        "kernel": {
+            "shader": "matvec_dense",
+            "constants": constants,
+            "floats": ["EPSILON"],
+            "half": half,
+            "lanes": tuning.lanes,
+        },
+        "widened": half,
+        "buffers": [base64.b64encode(data).decode() for data in buffers],
+        "workgroups": [tuning.workgroups, 1, 1],
+        "read": len(buffers) - 1,
+    }
+    got = np.frombuffer(base64.b64decode(page.evaluate("request => runKernel(request)", request)), np.float32)
+    wanted, size = problem.expected()
+    errors = np.abs(got[: case.n] - wanted) / size
+    worst = int(np.argmax(np.nan_to_num(errors, nan=np.inf)))
+    assert errors[worst] <= BOUND, f"y[{worst}] of {case} is {got[worst]}, not {wanted[worst]}, with {tuning}"
+    assert (got[case.n :] == 77).all(), f"{case} writes past its {case.n} elements with {tuning}"
+
+
+REAL = [
+    Case(256, 512, norm=True),
+    Case(256, 448, norm=True, gated=True),
+    Case(448, 256, residual=True),
+    Case(576, 960, norm=True),
+    Case(1536, 576, residual=True),
+    Case(896, 1152, norm=True, residual=True),
+    Case(4864, 104, residual=True),
+    Case(2048, 304, norm=True, gated=True),
+    Case(8192, 72, residual=True),
+]
+
+
+@pytest.mark.parametrize("case", REAL, ids=str)
+def test_the_shapes_of_models_as_they_are_tuned(kernels: Page, case: Case) -> None:
+    check(kernels, case, tune_dense(case.k, case.n, False, WorkgroupLimits(software=True)))
+
+
+FUSED = [
+    Case(92, 72),
+    Case(92, 72, norm=True),
+    Case(92, 72, residual=True),
+    Case(92, 72, norm=True, residual=True),
+    Case(92, 72, gated=True),
+    Case(92, 72, norm=True, gated=True),
+]
+"""23 runs of rows and 18 vectors of columns (9 of float16): hardly a cut divides them."""
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
+@pytest.mark.parametrize("lanes", [0, 4])
+@pytest.mark.parametrize("case", FUSED, ids=str)
+def test_every_cut_computes_what_surrounds_the_product(kernels: Page, case: Case, lanes: int, half: bool) -> None:
+    for columns, span in ((4, 1), (4, 8), (2, 2), (2, 32)):
+        check(kernels, case, DenseTuning(case.k, case.n, half, lanes, columns, span), half)
+
+
+def test_the_cuts_of_other_adapters_compute_the_same_without_subgroups(kernels: Page) -> None:
+    for case in (Case(576, 960, norm=True), Case(2048, 72, residual=True)):
+        tuning = tune_dense(case.k, case.n, True, WorkgroupLimits(32))
+        check(kernels, case, DenseTuning(case.k, case.n, True, 0, tuning.columns, tuning.span), half=True)

@@ -1,0 +1,76 @@
+"""Products of weights that are not int4, and gates that were recorded as separate operations, are fused too."""
+
+from __future__ import annotations
+
+import pytest
+
+from capstan.tape import PASSES
+from tests.unit.small_decoders import INNER, VOCABULARY, WIDTH, Small, decoder
+from tests.unit.test_fusions import check, made_of
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_is_fused_as_int4_is(swapped: bool) -> None:
+    small = decoder(dense=True, swapped=swapped)
+    expected = {"product norm": 3, "product residual": 4, "product norm gated": 2, "attention": 2, "recorded": 1}
+    assert made_of(check(small, small.sketch.record(recycle=False), PASSES)) == expected
+
+
+def test_a_gate_of_int4_products() -> None:
+    small = Small()
+    x = small.embedded()
+    gate, up = (small.matmul(x, INNER, WIDTH) for _ in range(2))
+    small.matmul(small.multiply(small.silu(gate, INNER), up, INNER), VOCABULARY, INNER, into=small.logits)
+    placement = check(small, small.sketch.record(), PASSES)
+    assert made_of(placement) == {"recorded": 1, "product gated": 1, "product": 1}
+
+
+def gate_of(small: Small, alpha: float = 1.0, *, same_input: bool = True, widths: tuple[int, int] = (64, 64)) -> None:
+    x = small.embedded()
+    gate = small.matmul(x, widths[0], WIDTH)
+    up = small.matmul(x if same_input else small.cos, widths[1], WIDTH)
+    product = small.multiply(small.silu(gate, INNER, alpha), up, INNER)
+    small.matmul(product, VOCABULARY, INNER, into=small.logits)
+
+
+def test_a_gate_with_another_activation_stays() -> None:
+    small = Small(dense=True)
+    gate_of(small, 1.702)
+    placement = check(small, small.sketch.record(), PASSES)
+    assert made_of(placement) == {"recorded": 3, "product": 3}
+
+
+def test_a_gate_of_two_inputs_stays() -> None:
+    small = Small(dense=True)
+    gate_of(small, same_input=False)
+    assert made_of(check(small, small.sketch.record(), PASSES)) == {"recorded": 3, "product": 3}
+
+
+def test_a_gate_of_products_of_other_sizes_stays() -> None:
+    small = Small(dense=True)
+    gate_of(small, widths=(64, 68))
+    assert made_of(check(small, small.sketch.record(), PASSES)) == {"recorded": 3, "product": 3}
+    small = Small(dense=True)
+    gate_of(small, widths=(68, 68))
+    assert made_of(check(small, small.sketch.record(), PASSES)) == {"recorded": 3, "product": 3}
+
+
+@pytest.mark.parametrize("which", ["gate", "activated", "up"])
+def test_a_gate_of_which_something_is_read_elsewhere_stays(which: str) -> None:
+    small = Small(dense=True)
+    s = small.sketch
+    x = small.embedded()
+    parts = {name: small.matmul(x, INNER, WIDTH) for name in ("gate", "up")}
+    parts["activated"] = small.silu(parts["gate"], INNER)
+    product = small.multiply(parts["activated"], parts["up"], INNER)
+    s.unknown(lambda v: v[:8], [parts[which]], 8, into=s.lasting(8))
+    small.matmul(product, VOCABULARY, INNER, into=small.logits)
+    assert made_of(check(small, s.record(), PASSES)) == {"recorded": 4, "product": 3}
+
+
+def test_a_squared_silu_stays() -> None:
+    small = Small(dense=True)
+    activated = small.silu(small.matmul(small.embedded(), INNER, WIDTH), INNER)
+    product = small.multiply(activated, activated, INNER)
+    small.matmul(product, VOCABULARY, INNER, into=small.logits)
+    assert made_of(check(small, small.sketch.record(), PASSES)) == {"recorded": 3, "product": 2}

@@ -1,0 +1,44 @@
+"""What the shader's header asks of its constants, for the shapes of models and the subgroup sizes there are."""
+
+from __future__ import annotations
+
+import pytest
+
+from capstan.tape.dense_tuning import column_width, tune_dense
+from capstan.tape.kernel_plan import WorkgroupLimits
+
+SHAPES = [
+    *[(256, 512), (256, 256), (256, 448), (448, 256), (256, 2048), (64, 128), (4, 8)],
+    *[(576, 960), (576, 576), (576, 1536), (1536, 576), (576, 49152)],
+    *[(896, 1152), (896, 896), (896, 4864), (4864, 896), (896, 151936)],
+    *[(2048, 3072), (2048, 2048), (2048, 8192), (8192, 2048), (2048, 128256), (5120, 27648), (27648, 5120)],
+]
+LIMITS = [
+    WorkgroupLimits(software=True),
+    WorkgroupLimits(0, 1024, 49152),
+    *[WorkgroupLimits(lanes, 256) for lanes in (4, 8, 16, 32, 64)],
+    *[WorkgroupLimits(lanes, 1024, 49152) for lanes in (4, 8, 16, 32, 64)],
+]
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@pytest.mark.parametrize(("k", "n"), SHAPES)
+def test_a_cut_keeps_the_limits_of_the_shader_and_the_adapter(
+    k: int, n: int, half: bool, limits: WorkgroupLimits
+) -> None:
+    tuning = tune_dense(k, n, half, limits)
+    constants = tuning.constants()
+    threads = tuning.columns * tuning.span
+    assert threads <= limits.threads
+    assert tuning.span % tuning.width == 0
+    assert constants["SPLIT"] == (tuning.span > tuning.width)
+    assert 2 ** int(constants["HALVINGS"]) == tuning.width
+    if limits.lanes:
+        assert tuning.columns * tuning.width == limits.lanes
+        assert threads % limits.lanes == 0
+    else:
+        assert tuning.width == 1
+    assert 1 <= tuning.workgroups <= 65535
+    assert 0 <= tuning.workgroups * tuning.columns * column_width(half) - n < tuning.columns * column_width(half)
+    assert not constants["SPLIT"] or tuning.memory <= limits.memory
