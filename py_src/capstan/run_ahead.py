@@ -8,8 +8,8 @@ from .errors import OptionError
 __all__ = ["RunAhead"]
 
 BURST_MS = 12.0
-"""A burst is made about this long: with a step in flight one synchronization costs 4 to 6 ms (docs/design.md), so two or
-three bursts of 12 ms under way hide it, and a reader still sees a token's text within that time."""
+"""A burst is made about this long: with a step in flight one synchronization costs 4 to 6 ms (docs/design.md), so two
+or three bursts of 12 ms under way hide it, and a reader still sees a token's text within that time."""
 
 RESTART = 4
 """Most steps of the burst after a pause: the GPU waits while it is encoded, and for a longer one longer."""
