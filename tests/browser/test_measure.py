@@ -75,14 +75,14 @@ def test_what_cannot_be_measured_is_refused(scripts: PageScripts) -> None:
     assert found["off"] == [off + "load the model on WebGPU with capture='tape'"] * 3
     assert found["no token"] == ["no token was generated since the sequence was last changed; generate one first"]
     assert found["rewound"] == found["no token"]
-    # Of 256 positions 246 are taken: the prompt's 244, the first token's and that of the burst under way.
+    # Of 256 positions 245 are taken: the prompt's 244 and the first token's, behind which nothing is under way.
     assert found["range"] == [
-        "steps is 0; it must be from 1 to 10 here: raise max_length for more",
-        "steps is 100; it must be from 1 to 10 here: raise max_length for more",
+        "steps is 0; it must be from 1 to 11 here: raise max_length for more",
+        "steps is 100; it must be from 1 to 11 here: raise max_length for more",
         "repeats is 0; it must be from 1 to 1000 here: the median settles long before",
         "picks is 65; it must be from 1 to 64 here: bursts are no longer",
-        "steps is 4; it must be from 5 to 10 here: raise max_length for more",
-        "steps is 100; it must be from 5 to 10 here: raise max_length for more",
+        "steps is 4; it must be from 5 to 11 here: raise max_length for more",
+        "steps is 100; it must be from 5 to 11 here: raise max_length for more",
     ]
     assert found["at the end"] == [
         "0 more tokens fit into the KV cache of 256, 1 are needed; rewind_to and generate one, or raise max_length"
