@@ -16,6 +16,7 @@ SHAPES = [
 LIMITS = [
     WorkgroupLimits(software=True),
     WorkgroupLimits(0, 1024, 49152),
+    WorkgroupLimits(4, 1024),
     *[WorkgroupLimits(lanes, 256) for lanes in (4, 8, 16, 32, 64)],
     *[WorkgroupLimits(lanes, 1024, 49152) for lanes in (4, 8, 16, 32, 64)],
 ]
