@@ -1,4 +1,4 @@
-// Runs one fused kernel on buffers of its own, inside error scopes, for tests/browser/test_matvec.py.
+// Runs one fused kernel on buffers of its own, inside error scopes, for tests/browser/test_matvec.py and test_matmul.py.
 
 import { FusedPipelines, kernelCode, type FusedPipeline, type KernelText } from "../../web/src/gpu/kernels";
 import { declaredBindings } from "../../web/src/gpu/recorder";
@@ -26,7 +26,8 @@ async function open(): Promise<Opened> {
   const adapter = await navigator.gpu.requestAdapter();
   if (!adapter) throw new Error("there is no WebGPU adapter");
   const requiredFeatures = (["shader-f16", "subgroups"] as const).filter((name) => adapter.features.has(name));
-  const device = await adapter.requestDevice({ requiredFeatures });
+  const { maxComputeWorkgroupStorageSize } = adapter.limits;
+  const device = await adapter.requestDevice({ requiredFeatures, requiredLimits: { maxComputeWorkgroupStorageSize } });
   return { device, pipelines: new FusedPipelines(device) };
 }
 

@@ -63,8 +63,11 @@ class Decoder(Protocol):
     """How decode steps run: 'tape', 'ort' or 'off'."""
     capture_note: str | None
     """Why it is not the capture that was asked for."""
-    tape_passes: dict[str, str]
-    """What each pass over the tape did, or why it did nothing; empty without a tape."""
+
+    @property
+    def tape_passes(self) -> dict[str, str]:
+        """What each pass over the tape did, or why it did nothing; empty without a tape."""
+
     max_in_flight: int
     """Bursts that may be submitted before the first is awaited."""
     max_burst: int

@@ -32,10 +32,13 @@ class Graphs:
 
     prefill: bytes
     decode: bytes
+    captured_prefill: bytes
+    """The prefill graph before its lengths were made inputs: what it computes can be captured."""
     description: GraphDescription
     weights: tuple[graph.WeightEntry, ...]
     activations: graph.Activations
     """Of the prefill graph."""
+    products: tuple[graph.Int4Product, ...]
     lengths: graph.FedLengths | None
     """Inputs of the prefill graph; None if it sums the mask, which is then read back in every run."""
     unfed: str
@@ -91,13 +94,16 @@ async def rewrite(data: bytes, config: GenaiConfig, open_weights: OpenWeights) -
     prefill, reason = graph.last_token_logits(decode, description.logits)
     if reason and not description.last_token_only:
         raise UnsupportedModelError(f"the logits of model.onnx cannot be cut to the last position: {reason}")
+    captured_prefill = graph.serialize(prefill)
     prefill, lengths, reason = graph.lengths_as_inputs(prefill, description.mask)
     return Graphs(
         graph.serialize(prefill),
         graph.serialize(decode),
+        captured_prefill,
         description,
         tuple(weights),
         graph.activations(prefill),
+        graph.int4_products(decode),
         lengths,
         "" if lengths else reason,
         not constants,

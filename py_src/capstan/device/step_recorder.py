@@ -158,18 +158,12 @@ class StepRecorder:
             except TapeError as error:
                 report["direct"] = f"{indirect} indirect dispatches kept: {error}"
         state = buffers.spans["state"]
-        adapter = engine.adapter()
         fused = fused_step(
             placement,
             played,
             tables,
             (state.buffer.handle, state.offset, state.length),
-            WorkgroupLimits(
-                adapter["subgroup_size"],
-                adapter["max_workgroup_threads"],
-                adapter["max_workgroup_bytes"],
-                adapter["software"],
-            ),
+            WorkgroupLimits.of(engine.adapter()),
             buffers.capacity,
         )
         return await self._checked_tape(

@@ -14,6 +14,7 @@ from ..tape import TapeKey
 from .base import Burst, Counters
 from .element_types import byte_count
 from .engine import GpuEngine, SamplerSpec
+from .prefill_tape import PrefillTapes, cut_prompt
 from .rehearsal import Rehearsal
 from .sequence_buffers import SequenceBuffers
 
@@ -46,6 +47,7 @@ class WebGpuDecoder:
         prompt: int,
         give_back: Callable[[WebGpuDecoder], Awaitable[None]],
         take_warm_up: Callable[[], bool],
+        prefill_tapes: PrefillTapes | None,
     ):
         self._engine = engine
         self._about = about
@@ -56,6 +58,7 @@ class WebGpuDecoder:
         """The prefill session bound to any number of prompt ids."""
         self._give_back = give_back
         self._take_warm_up = take_warm_up
+        self._prefill_tapes = prefill_tapes
         self._mask_bound: int | None = None
         """Positions past which the mask is known to be zero; None before the first prompt."""
         self._length = 0
@@ -68,7 +71,6 @@ class WebGpuDecoder:
         self.capacity = buffers.capacity
         self.capture = step.capture
         self.capture_note = step.note
-        self.tape_passes = step.passes
         self.max_in_flight = IN_FLIGHT[self._device.about().software] if step.capture == "tape" else 1
         self.max_burst = MAX_BURST if step.capture == "tape" else 1
         self.usual_burst = 1
@@ -93,21 +95,33 @@ class WebGpuDecoder:
         """Whether the next sequence may have its buffers: none of them is the user's."""
         return not self._buffers.given
 
+    @property
+    def tape_passes(self) -> dict[str, str]:
+        tapes = self._prefill_tapes
+        return dict(self._step.passes) if tapes is None else {**self._step.passes, "prefill": tapes.report}
+
     def set_search(self, options: SearchOptions) -> None:
         self._engine.set_sampling(self._sampler, options.sampler_words().tobytes())
 
     async def warm_up(self) -> None:
         if self.capacity >= LONG_PROMPT and self._take_warm_up():
             await self.prefill([0] * LONG_PROMPT, 0)
+        tapes = self._prefill_tapes
+        if tapes is not None and await tapes.make(tapes.seen):
+            self._mask_bound = None
 
     async def prefill(self, ids: Sequence[int], past: int) -> None:
         engine, buffers = self._engine, self._buffers
         self._require_open()
-        for start in range(0, len(ids), buffers.chunk):
-            part = ids[start : start + buffers.chunk]
-            buffers.write_prompt(part, past + start, self._mask_bound)
-            self._mask_bound = past + start + len(part)
-            await engine.run(self._prompt, self._mask_bound, len(part))
+        tapes = self._prefill_tapes
+        if tapes is not None and past == 0 and await tapes.prepare(len(ids)):
+            self._mask_bound = None
+        for run in tapes.cut(len(ids)) if tapes is not None else cut_prompt(len(ids), buffers.chunk, ()):
+            part = ids[run.start : run.start + run.length]
+            buffers.write_prompt(part, past + run.start, self._mask_bound)
+            self._mask_bound = past + run.start + len(part)
+            if tapes is None or not tapes.play(len(part), self._mask_bound):
+                await engine.run(self._prompt, self._mask_bound, len(part))
             self.longest_run = max(self.longest_run, len(part))
             buffers.settle()
         self._length = past + len(ids)
@@ -186,6 +200,8 @@ class WebGpuDecoder:
         self._destroyed = True
         self._engine.destroy_sampler(self._sampler)
         self._engine.unbind(self._prompt)
+        if self._prefill_tapes is not None:
+            await self._prefill_tapes.release()
         await self._step.release()
         self._buffers.destroy()
 

@@ -25,6 +25,7 @@ from .engine import FREE, BoundTensor, GpuEngine
 from .model_graphs import Graphs, OpenWeights
 from .model_memory import ModelMemory
 from .prefill_chunk import prefill_chunk
+from .prefill_tape import PrefillTapes, weights_on_device
 from .sequence_buffers import SequenceBuffers
 from .step_recorder import StepRecorder
 from .webgpu import WebGpuDevice
@@ -76,9 +77,10 @@ def passes_for(software: bool) -> tuple[str, ...]:
     """What is done to a recorded step unless the user chooses.
 
     Validating an indirect dispatch costs a pass of Dawn's, filling a table of counts some kernels for each length: on
-    software adapters the second is more, so that indirect dispatches stay.
+    software adapters the second is more, so that indirect dispatches stay. There, too, recording and checking prefill
+    runs takes longer than they save.
     """
-    return tuple(name for name in PASSES if not (software and name == "direct"))
+    return tuple(name for name in PASSES if not (software and name in ("direct", "prefill")))
 
 
 numbers = count(1)
@@ -252,8 +254,9 @@ class WebGpuModel:
             buffers.destroy()
             raise
         prompt = self._bind_prefill(buffers, "prompt", FREE)
+        tapes = self._prefill_tapes(buffers, prompt)
         decoder = WebGpuDecoder(
-            self._engine, self._graphs.description, buffers, step, prompt, self._give_back, self._take_warm_up
+            self._engine, self._graphs.description, buffers, step, prompt, self._give_back, self._take_warm_up, tapes
         )
         self._decoders.append(decoder)
         self._note_scratch(decoder)
@@ -316,6 +319,20 @@ class WebGpuModel:
         except BaseException:
             await step.release()
             raise
+
+    def _prefill_tapes(self, buffers: SequenceBuffers, prompt: int) -> PrefillTapes | None:
+        """What makes and keeps the prefill tapes of a sequence, if there can be any."""
+        engine, graphs = self._engine, self._graphs
+        possible = self._in_place and not graphs.description.uncapturable
+        if self._capture != "tape" or "prefill" not in self._passes or not possible:
+            return None
+
+        async def capture(length: int) -> tuple[int, int]:
+            session = await engine.create_session(graphs.captured_prefill, capture=True, owner=buffers.owner)
+            return session, engine.bind(session, *self._tensors(buffers, "prompt", length))
+
+        weights = weights_on_device(engine, graphs.products, self._weights)
+        return PrefillTapes(engine, buffers, graphs.description, weights, capture, prompt)
 
     def _take_warm_up(self) -> bool:
         """Whether the kernels of long prompts have yet to be compiled; True once, for who will see to it."""

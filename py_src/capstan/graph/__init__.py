@@ -8,6 +8,7 @@
     weights_to_inputs(model, ...)     external initializers become graph inputs; returns the manifest too
     describe(model, decoder)          what a session over this graph needs, as a frozen dataclass
     uncapturable(model)               the nodes that onnxruntime-web cannot capture, and why
+    int4_products(model)              the MatMulNBits nodes by their weights
     activations(model)                the intermediate tensors of a run, for an estimate of its scratch memory
 
 A pass returns a new model and leaves its argument alone. The order for a decoder is total_length_on_gpu,
@@ -19,6 +20,7 @@ from __future__ import annotations
 from .capture import Uncapturable, uncapturable
 from .description import CachePair, GraphDescription, TensorInfo, describe
 from .fed_lengths import FedLengths, lengths_as_inputs
+from .int4_products import Int4Product, int4_products
 from .last_token import last_token_logits
 from .model_file import parse, serialize
 from .scratch import Activations, activations
@@ -30,6 +32,7 @@ __all__ = [
     "CachePair",
     "FedLengths",
     "GraphDescription",
+    "Int4Product",
     "TensorInfo",
     "Uncapturable",
     "WeightEntry",
@@ -37,6 +40,7 @@ __all__ = [
     "constants_to_inline",
     "describe",
     "external_entries",
+    "int4_products",
     "last_token_logits",
     "lengths_as_inputs",
     "parse",

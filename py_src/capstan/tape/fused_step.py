@@ -10,6 +10,8 @@ from typing import Any
 from .attention_plan import plan_attention
 from .dense_tuning import tune_dense
 from .kernel_plan import KernelPlan, WorkgroupLimits
+from .matmul import MatMul, Quantize
+from .matmul_plan import matmul_bindings, plan_matmul, plan_quantize
 from .matvec_tuning import tune_matvec
 from .placement import Placement
 from .step_graph import Attention, MatVec, Node, Recorded
@@ -89,6 +91,9 @@ def fused_step(
             case MatVec():
                 plan = plan_matvec(node.what, limits)
                 emit(plan, node.what.element == "f16", matvec_bindings(node, node.what, at))
+            case Quantize() | MatMul():
+                plan = plan_quantize(node.what) if isinstance(node.what, Quantize) else plan_matmul(node.what, limits)
+                emit(plan, node.what.element == "f16", matmul_bindings(node, at))
             case Attention():
                 what = node.what
                 half = what.element == "f16"

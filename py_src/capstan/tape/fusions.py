@@ -14,7 +14,7 @@ from .step_graph import Add, MatVec, Multiply, Node, Norm, Silu, StepGraph, read
 
 __all__ = ["PASSES", "fold_gates", "fold_norms", "fold_residuals", "fuse_step", "without_dead"]
 
-PASSES = ("clears", "direct", "matvec", "gated", "norm", "residual", "attention", "dead")
+PASSES = ("clears", "direct", "matvec", "gated", "norm", "residual", "attention", "dead", "prefill")
 """What can be done to a recorded step, by the names that `Model.load(passes=...)` takes.
 
 clears     drop the clears of recycled buffers
@@ -26,6 +26,7 @@ norm       RMS norms computed by the product that reads them (needs matvec; thos
 residual   residuals and biases added by the product before them (needs matvec; residuals need norm or gated)
 attention  rotary embedding, cache write and attention of one token in one kernel, and its join
 dead       drop operations whose results nobody reads
+prefill    replay prefill runs of a few lengths, with int4 matrix products by a kernel of ours
 """
 
 LIFTED = ("matvec", "gated", "norm", "residual", "attention")

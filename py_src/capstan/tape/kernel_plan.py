@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["KernelPlan", "WorkgroupLimits"]
 
@@ -28,3 +29,9 @@ class WorkgroupLimits:
     """Bytes."""
     software: bool = False
     """Whether the adapter is a processor."""
+
+    @classmethod
+    def of(cls, adapter: Mapping[str, Any]) -> WorkgroupLimits:
+        """From the engine's summary of the adapter."""
+        threads, memory = adapter["max_workgroup_threads"], adapter["max_workgroup_bytes"]
+        return cls(adapter["subgroup_size"], threads, memory, adapter["software"])

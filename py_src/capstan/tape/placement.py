@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import TapeError
-from .step_graph import Add, Attention, MatVec, Multiply, Node, Norm, Recorded, Silu, StepGraph
+from .matmul import MatMul, Quantize
+from .step_graph import (
+    Add,
+    Attention,
+    MatVec,
+    Multiply,
+    Node,
+    Norm,
+    Recorded,
+    Silu,
+    StepGraph,
+)
 
 __all__ = ["MisplacedError", "Place", "Placement", "place_values"]
 
@@ -57,7 +68,7 @@ def place_values(graph: StepGraph) -> Placement:
     for i, node in enumerate(nodes):
         for value in node.writes:
             if value not in places:
-                size = -(-_bytes(node) // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+                size = -(-_bytes(node, value) // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
                 if not free.get(size):
                     free.setdefault(size, []).append(len(scratch))
                     scratch.append(size)
@@ -76,8 +87,8 @@ def _lasting(graph: StepGraph) -> set[int]:
     return {value for value, home in graph.homes.items() if home in graph.last}
 
 
-def _bytes(node: Node) -> int:
-    """Of the vector that a node of ours makes."""
+def _bytes(node: Node, value: int) -> int:
+    """Of a value that a node of ours makes."""
     what = node.what
     match what:
         case MatVec():
@@ -86,6 +97,10 @@ def _bytes(node: Node) -> int:
             return what.heads * what.head * ELEMENT_BYTES[what.element]
         case Add() | Silu() | Multiply() | Norm():
             return what.size * ELEMENT_BYTES[what.element]
+        case Quantize():
+            return what.rows * what.k if value == node.writes[0] else what.rows * what.k // 8
+        case MatMul():
+            return what.rows * what.n * ELEMENT_BYTES[what.element]
         case Recorded():
             raise TapeError(f"the recorded operation {what.index} writes a value that no recorded buffer holds")
 

@@ -6,11 +6,12 @@ replaced and joined by what they compute; `placement` puts the values back into 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .attention_plan import fits_attention
 from .dense_tuning import column_width
+from .matmul import MatMul, Quantize
 from .ort_kernels import OrtKernel, recognise
 from .recording import Command, Dispatch, DispatchIndirect, Recording
 
@@ -25,8 +26,10 @@ __all__ = [
     "RmsNorm",
     "Silu",
     "StepGraph",
+    "Values",
     "What",
     "read_step",
+    "walk",
 ]
 
 
@@ -117,7 +120,7 @@ class Attention:
     element: str
 
 
-What = Recorded | Add | Silu | Multiply | Norm | MatVec | Attention
+What = Recorded | Add | Silu | Multiply | Norm | MatVec | Attention | Quantize | MatMul
 
 
 @dataclass(frozen=True)
@@ -204,10 +207,32 @@ def read_step(
     uploaded = recording.uploaded()
     changed = frozenset(buffer for op in ops for buffer in recording.writes(op))
     values = Values()
-    nodes: list[Node] = []
     kernels: dict[int, OrtKernel] = {}
-    buffers: dict[int, dict[int, int]] = {}
+    buffers: dict[int, Mapping[int, int]] = {}
     """Of each operation: the values it writes, by buffer."""
+
+    def lifted(index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
+        buffers[index] = writes
+        kernel = recognise(recording, ops[index], uploaded) if index not in kept else None
+        if kernel is None or not changed.isdisjoint(kernel.weights):
+            return None  # What the step computes is no weight: it may be elsewhere, or gone, when ours runs.
+        kernels[index] = kernel
+        return _parts(kernel, reads, writes, index, values, lift)
+
+    graph = walk(recording, ops, lasting, values, lifted)
+    return _with_attention(graph, kernels, buffers) if "attention" in lift else graph
+
+
+def walk(
+    recording: Recording,
+    ops: Sequence[Command],
+    lasting: Collection[int],
+    values: Values,
+    lifted: Callable[[int, Mapping[int, int], Mapping[int, int]], list[Node] | None],
+) -> StepGraph:
+    """The graph of what was recorded. `lifted` is given the index of each operation, and the values that it reads and
+    writes by buffer; it returns what the operation computes, or None if it stays as it was recorded."""
+    nodes: list[Node] = []
     for index, op in enumerate(ops):
         written = recording.writes(op)
         partly = {b for b in written if b in lasting or not _whole(recording, op, b, values.unread(b))}
@@ -215,18 +240,10 @@ def read_step(
         read_at = {values.homes[value]: value for value in reads}
         values.read |= set(reads)
         writes = {buffer: values.written(buffer) for buffer in sorted(written)}
-        kernel = recognise(recording, op, uploaded) if index not in kept else None
-        if kernel is not None and not changed.isdisjoint(kernel.weights):
-            kernel = None  # What the step computes is no weight: it may be elsewhere, or gone, when ours runs.
-        if kernel is not None:
-            kernels[index] = kernel
-        parts = _parts(kernel, read_at, writes, index, values, lift) if kernel is not None else None
+        parts = lifted(index, read_at, writes)
         nodes += parts or [Node(Recorded(index), reads, tuple(writes.values()), index, frozenset({index}))]
-        buffers[index] = writes
-    graph = StepGraph(
-        tuple(nodes), values.homes, values.first, {b: values.current[b] for b in lasting if b in values.current}
-    )
-    return _with_attention(graph, kernels, buffers) if "attention" in lift else graph
+    last = {buffer: values.current[buffer] for buffer in lasting if buffer in values.current}
+    return StepGraph(tuple(nodes), values.homes, values.first, last)
 
 
 def _whole(recording: Recording, op: Command, buffer: int, unread: bool) -> bool:

@@ -9,16 +9,20 @@
 import { EngineError } from "../errors";
 import attention from "../shaders/attention.wgsl";
 import attentionJoin from "../shaders/attention_join.wgsl";
+import matmulQ4 from "../shaders/matmul_q4.wgsl";
 import matvecDense from "../shaders/matvec_dense.wgsl";
 import matvecQ4 from "../shaders/matvec_q4.wgsl";
+import quantizeRows from "../shaders/quantize_rows.wgsl";
 import { declaredBindings } from "./recorder";
 
 /** WGSL templates by name. */
 const TEMPLATES: Readonly<Record<string, string>> = {
   attention,
   attention_join: attentionJoin,
+  matmul_q4: matmulQ4,
   matvec_dense: matvecDense,
   matvec_q4: matvecQ4,
+  quantize_rows: quantizeRows,
 };
 
 export interface KernelText {

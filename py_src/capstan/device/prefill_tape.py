@@ -1,0 +1,246 @@
+"""Prefill runs of one length replayed from a tape: recorded, rewritten, and seen to do what an eager run does."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from ..errors import TapeCheckError, TapeError, UnsupportedModelError
+from ..fallback import fall_back
+from ..graph import GraphDescription, Int4Product
+from ..memory import DeviceBuffer
+from ..tape import (
+    Int4Weights,
+    MatMul,
+    Recorded,
+    Recording,
+    WorkgroupLimits,
+    captured_half,
+    check_replayable,
+    fuse_prefill,
+    fused_step,
+    without_clears,
+)
+from .engine import GpuEngine
+from .sequence_buffers import SequenceBuffers
+from .step_recorder import TOLERANCE
+
+__all__ = ["IN_INT8", "PrefillTapes", "Run", "cut_prompt", "weights_on_device"]
+
+IN_INT8 = 0.125
+"""Largest difference between a taped run and an eager one where products of ours round activations to int8 and
+onnxruntime-web's do not, or in other groups; relative to the largest value, in logits and KV cache.
+
+Rounding is to 1/127 of the largest of 32; what attention makes of that differs by model (0.06 in a nano one with steep
+attention). A product of the wrong rows or scales is off by as much as the largest value. Else TOLERANCE holds."""
+
+SHARES = (1, 2, 4)
+"""A chunk, its half and its quarter may have tapes."""
+
+LEAST_FULL = 0.75
+"""How much of a taped run must be new positions; the rest are computed once more, to the same values."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A prefill run over ids[start:start + length] of a prompt."""
+
+    start: int
+    length: int
+
+
+def cut_prompt(count: int, chunk: int, lengths: Collection[int]) -> list[Run]:
+    """The runs of a prompt of `count` ids: full chunks, then the rest.
+
+    The rest is a run of one of `lengths` where it nearly has one: such a run then reaches back to ids before it.
+    """
+    runs = [Run(start, chunk) for start in range(0, count - count % chunk, chunk)]
+    rest = count % chunk
+    if rest:
+        longer = [n for n in lengths if rest <= n <= min(rest / LEAST_FULL, count)]
+        length = min(longer, default=rest)
+        runs.append(Run(count - length, length))
+    return runs
+
+
+def weights_on_device(
+    engine: GpuEngine, products: Collection[Int4Product], buffers: Mapping[str, int]
+) -> dict[int, Int4Weights]:
+    """The weights of those products that are in `buffers` of their own, by recorded buffer."""
+    recorded = {name: engine.recorded_id(buffer) for name, buffer in buffers.items()}
+    return {
+        recorded[p.weights]: Int4Weights(recorded[p.scales], p.n, p.k, p.block, p.int8)
+        for p in products
+        if p.weights in recorded and p.scales in recorded
+    }
+
+
+@dataclass
+class PrefillTapes:
+    """The prefill tapes of one sequence. A tape is made when a run of its length comes for the second time, or before
+    that, when a sequence is prepared after the first."""
+
+    engine: GpuEngine
+    buffers: SequenceBuffers
+    about: GraphDescription
+    weights: Mapping[int, Int4Weights]
+    """By recorded buffer."""
+    capture: Callable[[int], Awaitable[tuple[int, int]]]
+    """A captured session over the sequence's buffers for runs of that length, and its binding."""
+    eager: int
+    """The prefill session bound to any number of prompt ids."""
+    tapes: dict[int, int] = field(default_factory=dict)
+    """By length; 0 where there can be none."""
+    said: dict[int, str] = field(default_factory=dict)
+    """What was made, or why nothing was, by length."""
+    sessions: list[tuple[int, int]] = field(default_factory=list)
+    seen: set[int] = field(default_factory=set)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Of the runs that may have a tape."""
+        return tuple(self.buffers.chunk // share for share in SHARES if self.buffers.chunk >= share)
+
+    @property
+    def report(self) -> str:
+        """What there is, and why not more."""
+        if not self.said:
+            return f"no run of {', '.join(map(str, self.lengths))} positions came twice yet"
+        return "; ".join(f"{length} positions: {said}" for length, said in sorted(self.said.items()))
+
+    async def prepare(self, count: int) -> bool:
+        """Make the tapes that a new prompt of `count` ids wants; whether the sequence's buffers were used for it."""
+        wanted = {run.length for run in cut_prompt(count, self.buffers.chunk, self.lengths)} & set(self.lengths)
+        made = await self.make(wanted & self.seen)
+        self.seen |= wanted
+        return made
+
+    async def make(self, lengths: Collection[int]) -> bool:
+        """Make the tapes of these lengths that were not tried yet; whether the sequence's buffers were used for it."""
+        new = sorted(set(lengths) - self.tapes.keys())
+        for length in new:
+            self.tapes[length] = await self._make(length)
+        return bool(new)
+
+    def cut(self, count: int) -> list[Run]:
+        """The runs of a prompt of `count` ids."""
+        return cut_prompt(count, self.buffers.chunk, [length for length, tape in self.tapes.items() if tape])
+
+    def play(self, length: int, valid: int) -> bool:
+        """Queue a run whose inputs are written, if there is a tape for its length; `valid` positions after it."""
+        tape = self.tapes.get(length, 0)
+        if tape:
+            self.engine.play_once(tape, valid)
+        return bool(tape)
+
+    async def release(self) -> None:
+        """Close the tapes, then the sessions whose buffers they use."""
+        for tape in filter(None, self.tapes.values()):
+            self.engine.close_tape(tape)
+        self.tapes.clear()
+        for session, binding in self.sessions:
+            self.engine.unbind(binding)
+            await self.engine.release_session(session)
+        self.sessions.clear()
+
+    async def _make(self, length: int) -> int:
+        """A checked tape of runs of `length`; 0, with the reason reported, if there can be none."""
+        try:
+            session, binding = await self.capture(length)
+            self.sessions.append((session, binding))
+            try:
+                tape, said = await self._recorded(length, binding)
+                self.engine.retire(binding)
+                self.said[length] = said
+                return tape
+            except BaseException:
+                self.sessions.remove((session, binding))
+                self.engine.retire(binding)
+                self.engine.unbind(binding)
+                await self.engine.release_session(session)
+                raise
+        except (TapeError, UnsupportedModelError) as error:
+            self.said[length] = f"not used: {error}"
+            fall_back("prefill runs from a tape", str(error), "onnxruntime-web runs them")
+            return 0
+
+    async def _recorded(self, length: int, binding: int) -> tuple[int, str]:
+        engine, buffers = self.engine, self.buffers
+        recording = Recording.from_json(await engine.record(binding))
+        try:
+            ops = captured_half(recording)
+            check_replayable(recording)
+            lean, cleared = without_clears(ops)
+            results = {engine.recorded_id(handle) for handle in (*buffers.cache, buffers.logits)}
+            placement = fuse_prefill(recording, lean, results, self.weights, length)
+            replayed = [node.what.index for node in placement.nodes if isinstance(node.what, Recorded)]
+            ours = any(isinstance(node.what, MatMul) for node in placement.nodes)
+            state = buffers.spans["state"]
+            fused = fused_step(
+                placement,
+                {index: lean[index].played() for index in replayed},
+                (),
+                (state.buffer.handle, state.offset, state.length),
+                WorkgroupLimits.of(engine.adapter()),
+                buffers.capacity,
+            )
+            written = [engine.recorded_id(handle) for handle in self._written()]
+            tape = await engine.make_tape(recording.handle, fused.played, written, fused.spec(buffers.owner))
+            try:
+                places = (place.id for place in placement.places.values() if place.kind == "recorded")
+                poisoned = sorted({*cleared, *places} & recording.private() - set(written))
+                for past in sorted({0, min(length, buffers.capacity - length)}):
+                    engine.poison(tape, recording.handle, poisoned)
+                    await self._check(tape, length, past, ours)
+            except BaseException:
+                engine.close_tape(tape)
+                raise
+            return tape, f"{len(ops)} operations became {len(placement.nodes)}, {len(replayed)} of them as recorded"
+        finally:
+            engine.drop_recording(recording.handle)
+
+    def _written(self) -> list[int]:
+        """Buffers that the run is bound to and that others may write."""
+        buffers = self.buffers
+        positions = [buffers.handle("prompt positions")] if self.about.has_position_ids else []
+        return [*buffers.written(), buffers.handle("prompt ids"), *positions]
+
+    async def _check(self, tape: int, length: int, past: int, ours: bool) -> None:
+        """Play the tape after `past` positions, run them eagerly, and compare logits and every byte of the KV cache.
+
+        `ours`: some products are. Raises TapeCheckError with the largest difference and the tolerance. Logits are full
+        of NaN before each.
+        """
+        engine, buffers, about = self.engine, self.buffers, self.about
+        ids = [(7 * i + 3) % about.vocab_size for i in range(past, past + length)]
+        buffers.write_prompt(ids, past)
+        watched = [("logits", buffers.spans["logits"], about.logits_dtype)]
+        watched += [(pair.present, buffers.spans[f"kv {pair.past}"], about.cache_dtype) for pair in about.cache]
+        copies: list[DeviceBuffer] = []
+        try:
+            for _, span, _ in watched:
+                copies.append(buffers.device.allocate(span.length, category="kernels", owner="tape check"))
+            engine.fill(buffers.logits, 0xFF)
+            engine.play_once(tape, past + length)
+            buffers.device.copy_tensors(
+                [(span, copy.span()) for (_, span, _), copy in zip(watched, copies, strict=True)]
+            )
+            engine.fill(buffers.logits, 0xFF)
+            await engine.run(self.eager, past + length, length)
+            differences = await engine.compare(
+                [
+                    (copy.handle, span.buffer.handle, span.length, dtype)
+                    for (_, span, dtype), copy in zip(watched, copies, strict=True)
+                ]
+            )
+        finally:
+            for copy in copies:
+                copy.close()
+        for (name, _, dtype), found in zip(watched, differences, strict=True):
+            limit = (IN_INT8 if ours else TOLERANCE[dtype]) * max(1.0, found.max_magnitude)
+            if found.unlike or found.max_difference > limit:
+                raise TapeCheckError(
+                    f"a replayed run of {length} positions after {past} differs from an eager one in {name} by "
+                    f"{found.max_difference:g} ({found.unlike} elements finite in only one), at most {limit:g} is "
+                    "allowed"
+                )

@@ -1,0 +1,136 @@
+"""web/src/shaders/matmul_q4.wgsl and quantize_rows.wgsl against float64, on the adapter there is: float32.
+
+Products and sums of a run of 32 are exact integers, so that y is compared with what the int8 values give: errors count
+relative to the sum of the absolute products of an element, as in test_matvec. How far int8 is from float32 is bounded
+apart: half a step of each element.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from playwright.sync_api import Page
+
+from capstan.tape.kernel_plan import KernelPlan, WorkgroupLimits
+from capstan.tape.matmul import MatMul, Quantize
+from capstan.tape.matmul_plan import LARGE, ODD, SMALL, MatMulTuning, plan_matmul, plan_quantize
+from tests.browser.test_matvec import kernels, packed
+
+__all__ = ["kernels"]
+
+BOUND = 2.0**-20
+GUARD = 64
+RUN = 32
+
+
+@dataclass(frozen=True)
+class Case:
+    rows: int
+    k: int
+    n: int
+    block: int = 32
+    gated: bool = False
+    group: int = 32
+
+
+class Problem:
+    """A case with random contents; one row of x is zero."""
+
+    def __init__(self, case: Case) -> None:
+        random = np.random.default_rng(case.k * 7 + case.n)
+        self.case = case
+        matrices = 2 if case.gated else 1
+        self.nibbles = random.integers(0, 16, (matrices, case.n, case.k), np.uint8)
+        shape = (matrices, case.n, case.k // case.block)
+        self.scales = random.uniform(0.005, 0.02, shape).astype(np.float32)
+        self.x = random.normal(0.3, 1, (case.rows, case.k)).astype(np.float32)
+        self.x[case.rows // 2] = 0
+
+
+def run(page: Page, plan: KernelPlan, buffers: list[bytes], read: int) -> bytes:
+    kernel = {"shader": plan.shader, "constants": dict(plan.constants), "floats": [], "half": False, "lanes": 0}
+    request: dict[str, Any] = {
+        "kernel": kernel,
+        "buffers": [base64.b64encode(data).decode() for data in buffers],
+        "workgroups": plan.counts,
+        "read": read,
+    }
+    return base64.b64decode(page.evaluate("request => runKernel(request)", request))
+
+
+def quantized(page: Page, problem: Problem) -> tuple[bytes, bytes]:
+    """x as the kernel makes it: words and factors."""
+    case = problem.case
+    plan = plan_quantize(Quantize(case.rows, case.k, case.group, "f32"))
+    buffers = [problem.x.tobytes(), bytes(case.rows * case.k), bytes(case.rows * case.k // 8)]
+    return run(page, plan, buffers, 1), run(page, plan, buffers, 2)
+
+
+def as_floats(case: Case, words: bytes, factors: bytes) -> NDArray[np.float64]:
+    """What the int8 rows stand for: [rows, k]."""
+    halves = np.frombuffer(words, np.int8).reshape(case.k // 16, case.rows, 2, 2, 4)
+    # Of each eight elements the even ones come first.
+    values = halves.transpose(1, 0, 2, 4, 3).reshape(case.rows, case.k).astype(np.float64)
+    scales = np.frombuffer(factors, np.float32).reshape(case.k // RUN, case.rows).T.astype(np.float64) * 16
+    return values * np.repeat(scales, RUN, axis=1)
+
+
+def check(page: Page, case: Case, tuning: MatMulTuning | None = None) -> None:
+    problem = Problem(case)
+    words, factors = quantized(page, problem)
+    what = MatMul(0, 0, case.rows, case.n, case.k, case.block, "f32", (0, 0) if case.gated else None)
+    limits = WorkgroupLimits(threads=256, memory=32768, software=tuning in (None, SMALL))
+    plan = plan_matmul(what, limits)
+    if tuning is not None:
+        assert plan.constants["SLICES"] == tuning.slices
+        assert plan.constants["RUNS"] == tuning.runs
+    pairs = [(packed(w), s.tobytes()) for w, s in zip(problem.nibbles, problem.scales, strict=True)]
+    out = np.full(case.rows * case.n + GUARD, 77, np.float32).tobytes()
+    buffers = [words, factors, *pairs[0], *(pairs[1] if case.gated else ()), out]
+    got = np.frombuffer(run(page, plan, buffers, len(buffers) - 1), np.float32)
+    assert (got[case.rows * case.n :] == 77).all(), "written past the end"
+
+    x = as_floats(case, words, factors)
+    weights = (problem.nibbles.astype(np.float64) - 8) * np.repeat(problem.scales, case.block, axis=2)
+    y, size = x @ weights[0].T, np.abs(x) @ np.abs(weights[0]).T
+    if case.gated:
+        up, up_size = x @ weights[1].T, np.abs(x) @ np.abs(weights[1]).T
+        y, size = y / (1 + np.exp(-y)) * up, size * up_size
+    errors = np.abs(got[: case.rows * case.n].reshape(y.shape) - y) / np.maximum(size, 1e-30)
+    errors[case.rows // 2] = np.abs(got.reshape(-1)[case.rows // 2 * case.n :][: case.n])
+    assert errors.max() <= BOUND, f"{case}: {errors.max()} at {np.unravel_index(errors.argmax(), y.shape)}"
+
+
+@pytest.mark.parametrize("group", [32, 128])
+def test_rows_in_int8_are_within_half_a_step(kernels: Page, group: int) -> None:
+    case = Case(rows=19, k=384, n=4, group=group)
+    problem = Problem(case)
+    got = as_floats(case, *quantized(kernels, problem))
+    step = np.abs(problem.x.reshape(case.rows, -1, group)).max(axis=2, keepdims=True) / 127
+    errors = np.abs(got - problem.x).reshape(case.rows, -1, group)
+    assert (errors <= step * 0.5001).all()
+    assert (got[case.rows // 2] == 0).all()
+
+
+SHAPES = [
+    Case(40, 576, 100),
+    Case(40, 96, 68, gated=True),
+    Case(33, 256, 192, block=64),
+    Case(70, 128, 132, block=128, gated=True),
+]
+
+
+@pytest.mark.parametrize("case", SHAPES, ids=str)
+def test_products_that_end_within_a_tile(kernels: Page, case: Case) -> None:
+    check(kernels, case)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("tuning", "k"), [(LARGE, 192), (ODD, 96)])
+def test_the_cuts_of_gpus_compute_the_same(kernels: Page, tuning: MatMulTuning, k: int, gated: bool) -> None:
+    check(kernels, Case(70, k, 68, gated=gated), tuning)

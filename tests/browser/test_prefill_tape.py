@@ -1,0 +1,65 @@
+"""Prefill runs from tapes: the ids and caches of eager runs, where a prompt has runs of their length and where not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from capstan.graph.onnx_pb2 import ModelProto
+from tests import oracle
+from tests.browser.model_variants import Variants
+from tests.browser.page_scripts import PageScripts
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+CHUNK = 64
+"""Of the software adapter; its half and its quarter may have tapes as well."""
+
+
+def prompt_of(count: int) -> list[int]:
+    return [(37 * i + 11) % 509 for i in range(count)]
+
+
+def in_int8(model: ModelProto) -> None:
+    """Allow activations in int8."""
+    for node in model.graph.node:
+        for item in node.attribute:
+            if node.op_type == "MatMulNBits" and item.name == "accuracy_level":
+                item.i = 4
+
+
+@pytest.mark.parametrize(
+    ("count", "eager"), [(CHUNK - 1, 1), (CHUNK, 0), (CHUNK + 1, 1), (2 * CHUNK - 8, 0), (2 * CHUNK + 3, 1), (16, 0)]
+)
+def test_ids_are_the_oracles(count: int, eager: int, scripts: PageScripts) -> None:
+    prompt = prompt_of(count)
+    wanted = oracle.greedy(FIXTURES / "nano-llama", prompt, 8)
+    found = scripts.run("prefilling", "again", "nano-llama", model="nano-llama", prompt=prompt, count=8, times=3)
+    assert [run["ids"] for run in found] == [wanted] * 3, found[-1]["report"]
+    assert found[-1]["eager"] == eager, found[-1]
+
+
+def test_products_in_int8_are_near_the_eager_ones(scripts: PageScripts, variants: Variants) -> None:
+    model = variants.graph("int8", in_int8)
+    for past in (0, 5):
+        found = scripts.run(
+            "prefilling", "apart", model, model=model, prompt=prompt_of(2 * CHUNK), past=prompt_of(past)
+        )
+        assert found["lengths"] == [CHUNK], found["report"]
+        for difference, largest in zip(found["differences"], found["largest"], strict=True):
+            assert 0 < difference <= 0.125 * largest, found
+
+
+def test_a_tape_that_fails_its_check_is_not_used(scripts: PageScripts, variants: Variants) -> None:
+    prompt = prompt_of(CHUNK)
+    model = variants.graph("refused", in_int8)
+    found = scripts.run("prefilling", "refused", model, model=model, prompt=prompt, count=8)
+    assert "differs from an eager one" in found["report"]
+    assert found["eager"] == 1
+    assert found["ids"] == oracle.greedy(FIXTURES / "nano-llama", prompt, 8)
+    assert found["sessions"] == 0, "the captured session is kept"
+
+
+def test_it_is_left_out_where_it_is_not_asked_for(scripts: PageScripts) -> None:
+    report = scripts.run("prefilling", "left_out", "nano-llama", model="nano-llama", prompt=prompt_of(CHUNK))
+    assert "prefill" not in report

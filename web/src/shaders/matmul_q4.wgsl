@@ -1,0 +1,243 @@
+// A matrix times an int4 matrix: y[m][n] = sum over k of W[n][k] * x[m][k], with what follows it in a decoder fused in.
+//
+// x as shaders/quantize_rows.wgsl makes it: int8, in runs of 32 elements with one scale each; products and sums of a
+// run are exact integers, those of runs are added as float32. W as in matvec_q4.wgsl; BLOCK elements share a scale.
+// RESIDUAL: + residual[m][n]. BIAS: + bias[n]. GATED: y[m][n] = silu(W[n].x[m]) * (W_up[n].x[m]).
+//
+// A workgroup makes TM * WM rows and TN * WN columns (half of them GATE, half up, if GATED), a thread TM by TN of them.
+// It goes over k in steps of RUNS runs, those of the next step being loaded while the present ones are multiplied.
+// SLICES sets of WM * WN threads each take a part of a step's runs of the whole tile; their sums meet at last,
+// MEETING of TM rows at a time.
+// Dispatch: (ceil(N / columns), ceil(M / rows), 1). Bindings: x, x_scales, weights, scales, [bias], [residual],
+// [weights_up, scales_up], y.
+// Counts that follow from the others: A_LOADS, B_LOADS, S_LOADS = what a thread loads of x, weights and x_scales a
+// step; FOURS = TN / 4, OUT_FOURS = half of it if GATED.
+// Limits: K a multiple of 32 * RUNS; BLOCK a multiple of 32 and a divisor of K; N and TN multiples of 4, TN of 8 if
+// GATED; RUNS a multiple of SLICES; WM a multiple of 4 and WN of 8; GATED with neither RESIDUAL nor BIAS.
+
+const TILE_M: u32 = TM * WM;
+const TILE_N: u32 = TN * WN;
+const THREADS: u32 = WM * WN;
+const WORKGROUP: u32 = THREADS * SLICES;
+const ALL_RUNS: u32 = K / 32u;
+const STEPS: u32 = ALL_RUNS / RUNS;
+#if GATED
+const COLUMNS: u32 = TN / 2u;
+#else
+const COLUMNS: u32 = TN;
+#endif
+const STRIDE_N: u32 = TILE_N + 2u; // so that the halves of a run are stored to different banks
+const A_SIZE: u32 = 2u * RUNS * TILE_M;
+const B_SIZE: u32 = 2u * RUNS * STRIDE_N;
+const SIZE: u32 = A_SIZE + B_SIZE;
+const SCALES: u32 = RUNS * (TILE_M + TILE_N);
+
+alias Four = vec4<element>;
+
+@group(0) @binding(next) var<storage, read> x: array<vec4<u32>>;
+@group(0) @binding(next) var<storage, read> x_scales: array<f32>;
+@group(0) @binding(next) var<storage, read> weights: array<vec4<u32>>;
+@group(0) @binding(next) var<storage, read> scales: array<element>;
+#if BIAS
+@group(0) @binding(next) var<storage, read> bias: array<Four>;
+#endif
+#if RESIDUAL
+@group(0) @binding(next) var<storage, read> residual: array<Four>;
+#endif
+#if GATED
+@group(0) @binding(next) var<storage, read> weights_up: array<vec4<u32>>;
+@group(0) @binding(next) var<storage, read> scales_up: array<element>;
+#endif
+@group(0) @binding(next) var<storage, read_write> y: array<Four>;
+
+// Of each of two steps: x as [half of a run][row], then weights as [half of a run][slot].
+var<workgroup> tiles: array<vec4<u32>, 2u * SIZE>;
+// Of each of two steps: scales of x as [run][row], then those of weights as [run][slot].
+var<workgroup> factors: array<f32, 2u * SCALES>;
+
+// 16 q of eight nibbles 8 + q as int8: of the even elements, then of the odd ones.
+fn evens(words: vec2<u32>) -> vec2<u32> {
+  return ((words << vec2<u32>(4u)) & vec2<u32>(0xf0f0f0f0u)) ^ vec2<u32>(0x80808080u);
+}
+
+fn odds(words: vec2<u32>) -> vec2<u32> {
+  return (words & vec2<u32>(0xf0f0f0f0u)) ^ vec2<u32>(0x80808080u);
+}
+
+fn unpacked(words: vec2<u32>) -> vec4<u32> {
+  let even = evens(words);
+  let odd = odds(words);
+  return vec4<u32>(even.x, odd.x, even.y, odd.y);
+}
+
+// A sum of 32 products, at most 32 * 127 * 128: as the low bits of the float32 3 * 2^22.
+fn run_dot(a: vec4<u32>, b: vec4<u32>, v: vec4<u32>, w: vec4<u32>) -> f32 {
+  var sum = 0x4b400000i;
+  sum += dot4I8Packed(a.x, v.x);
+  sum += dot4I8Packed(a.y, v.y);
+  sum += dot4I8Packed(a.z, v.z);
+  sum += dot4I8Packed(a.w, v.w);
+  sum += dot4I8Packed(b.x, w.x);
+  sum += dot4I8Packed(b.y, w.y);
+  sum += dot4I8Packed(b.z, w.z);
+  sum += dot4I8Packed(b.w, w.w);
+  return bitcast<f32>(sum) - 12582912.0;
+}
+
+// What a thread loads of a step.
+struct Request {
+  a: array<vec4<u32>, A_LOADS>,
+  b: array<vec4<u32>, B_LOADS>,
+  a_scales: array<f32, S_LOADS>,
+  b_scales: array<element, B_LOADS>,
+}
+
+fn request(step: u32, thread: u32, row: u32, column: u32) -> Request {
+  var wanted: Request;
+#repeat i A_LOADS
+  let at = thread + i * WORKGROUP;
+  wanted.a[i] = x[(step * 2u * RUNS + at / TILE_M) * M + min(row + at % TILE_M, M - 1u)];
+#end
+#repeat i S_LOADS
+  let at = min(thread + i * WORKGROUP, RUNS * TILE_M - 1u);
+  wanted.a_scales[i] = x_scales[(step * RUNS + at / TILE_M) * M + min(row + at % TILE_M, M - 1u)];
+#end
+#repeat i B_LOADS
+  let at = thread + i * WORKGROUP;
+  // Slot j * WN + c holds column c * COLUMNS + j: neighbours in a tile read neighbouring slots, and write neighbours.
+  let slot = at / RUNS;
+  let run = step * RUNS + at % RUNS;
+  let n = min(column + slot % WN * COLUMNS + slot / WN % COLUMNS, N - 1u);
+#if GATED
+  if (slot >= TILE_N / 2u) {
+    wanted.b[i] = weights_up[n * ALL_RUNS + run];
+    wanted.b_scales[i] = scales_up[n * (K / BLOCK) + run / (BLOCK / 32u)];
+  } else {
+    wanted.b[i] = weights[n * ALL_RUNS + run];
+    wanted.b_scales[i] = scales[n * (K / BLOCK) + run / (BLOCK / 32u)];
+  }
+#else
+  wanted.b[i] = weights[n * ALL_RUNS + run];
+  wanted.b_scales[i] = scales[n * (K / BLOCK) + run / (BLOCK / 32u)];
+#endif
+#end
+  return wanted;
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+  let row = group.y * TILE_M;
+  let column = group.x * (COLUMNS * WN);
+  let slice = thread / THREADS;
+  let member = thread % THREADS;
+  // 32 threads are 4 rows by 8 columns, numbered so that neighbours share what they read.
+  let warp = member / 32u;
+  let tx = warp % (WN / 8u) * 8u + ((member & 1u) | ((member >> 1u) & 6u));
+  let ty = warp / (WN / 8u) * 4u + (((member >> 1u) & 1u) | ((member >> 3u) & 2u));
+
+  var sums = array<f32, SUMS>();
+  var wanted = request(0u, thread, row, column);
+  for (var step = 0u; step < STEPS; step++) {
+    let base = (step & 1u) * SIZE;
+    let scale_base = (step & 1u) * SCALES;
+#repeat i A_LOADS
+    tiles[base + thread + i * WORKGROUP] = wanted.a[i];
+#end
+#repeat i S_LOADS
+    if ((i + 1u) * WORKGROUP <= RUNS * TILE_M || thread + i * WORKGROUP < RUNS * TILE_M) {
+      factors[scale_base + thread + i * WORKGROUP] = wanted.a_scales[i];
+    }
+#end
+#repeat i B_LOADS
+    let at = thread + i * WORKGROUP;
+    let slot = at / RUNS;
+    let run = at % RUNS;
+    tiles[base + A_SIZE + 2u * run * STRIDE_N + slot] = unpacked(wanted.b[i].xy);
+    tiles[base + A_SIZE + (2u * run + 1u) * STRIDE_N + slot] = unpacked(wanted.b[i].zw);
+    factors[scale_base + RUNS * TILE_M + run * TILE_N + slot] = f32(wanted.b_scales[i]);
+#end
+    workgroupBarrier();
+    wanted = request(min(step + 1u, STEPS - 1u), thread, row, column);
+
+    for (var r = 0u; r < RUNS / SLICES; r++) {
+      let run = slice * (RUNS / SLICES) + r;
+      let at_a = base + 2u * run * TILE_M + ty;
+      let at_b = base + A_SIZE + 2u * run * STRIDE_N + tx;
+      let scale_a = scale_base + run * TILE_M + ty;
+      let scale_b = scale_base + RUNS * TILE_M + run * TILE_N + tx;
+      var first = array<vec4<u32>, TM>();
+      var second = array<vec4<u32>, TM>();
+      var shares = array<f32, TM>();
+#repeat i TM
+      first[i] = tiles[at_a + i * WM];
+      second[i] = tiles[at_a + TILE_M + i * WM];
+      shares[i] = factors[scale_a + i * WM];
+#end
+#repeat j TN
+      let v = tiles[at_b + j * WN];
+      let w = tiles[at_b + STRIDE_N + j * WN];
+      let share = factors[scale_b + j * WN];
+#repeat i TM
+      sums[i * TN + j] += run_dot(first[i], second[i], v, w) * (shares[i] * share);
+#end
+#end
+    }
+  }
+
+#if SLICED
+  for (var s = 1u; s < SLICES; s++) {
+#repeat p PARTS
+    workgroupBarrier();
+    if (slice == s) {
+#repeat i MEETING
+#repeat f FOURS
+      let four = (p * MEETING + i) * TN + 4u * f;
+      tiles[(i * FOURS + f) * THREADS + member] =
+        bitcast<vec4<u32>>(vec4<f32>(sums[four], sums[four + 1u], sums[four + 2u], sums[four + 3u]));
+#end
+#end
+    }
+    workgroupBarrier();
+    if (slice == 0u) {
+#repeat i MEETING
+#repeat f FOURS
+      let four = (p * MEETING + i) * TN + 4u * f;
+      let other = bitcast<vec4<f32>>(tiles[(i * FOURS + f) * THREADS + member]);
+      sums[four] += other.x;
+      sums[four + 1u] += other.y;
+      sums[four + 2u] += other.z;
+      sums[four + 3u] += other.w;
+#end
+#end
+    }
+#end
+  }
+  if (slice != 0u) {
+    return;
+  }
+#endif
+#repeat i TM
+  let m = row + ty + i * WM;
+  if (m < M) {
+#repeat f OUT_FOURS
+    let n = column + tx * COLUMNS + 4u * f;
+    if (n < N) {
+      let at = i * TN + 4u * f;
+      var value = vec4<f32>(sums[at], sums[at + 1u], sums[at + 2u], sums[at + 3u]);
+#if GATED
+      let above = at + COLUMNS;
+      let up = vec4<f32>(sums[above], sums[above + 1u], sums[above + 2u], sums[above + 3u]);
+      value = value / (1.0 + exp(-value)) * up;
+#endif
+#if BIAS
+      value += vec4<f32>(bias[n / 4u]);
+#endif
+#if RESIDUAL
+      value += vec4<f32>(residual[(m * N + n) / 4u]);
+#endif
+      y[(m * N + n) / 4u] = Four(value);
+    }
+#end
+  }
+#end
+}
