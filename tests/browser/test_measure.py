@@ -52,7 +52,7 @@ def test_a_steps_gpu_time_is_about_the_wall_time(measured: tuple[str, dict[str, 
     times = measured[1]["times"]
     # Five rounds of four steps; their median is no mean, and the machine may be busy with other things.
     assert 0.1 * times["wall"]["steps"] < 20 * times["step"] < 2 * times["wall"]["steps"], times
-    assert 0.2 * times["step"] < times["replay"] < 10 * times["step"], times
+    assert 0.2 * times["step"] < times["replay"] < 50 * times["step"], times
 
 
 def test_every_dispatch_is_timed_and_named(measured: tuple[str, dict[str, Any]]) -> None:
