@@ -68,9 +68,15 @@ async def lease(
     return held
 
 
-async def prefill_session(engine: GpuEngine, graphs: Graphs, owner: str) -> int:
-    with phase("session"):
-        return await engine.create_session(graphs.prefill, capture=False, owner=owner)
+async def make_session(engine: GpuEngine, model: bytes, capture: bool, owner: str) -> int:
+    with phase("decode session" if capture else "session"):
+        return await engine.create_session(model, capture=capture, owner=owner)
+
+
+async def release_made(engine: GpuEngine, made: Awaitable[int]) -> None:
+    """Release a session that is made or being made, and that nobody waits for."""
+    with suppress(CapstanError):
+        await engine.release_session(await made)
 
 
 def passes_for(software: bool) -> tuple[str, ...]:
@@ -118,6 +124,7 @@ class WebGpuModel:
         leases: Sequence[Lease],
         weights: dict[str, int],
         prefill: int,
+        ahead: asyncio.Future[int] | None,
         name: str,
         owner: str,
         options: TapeOptions,
@@ -129,6 +136,8 @@ class WebGpuModel:
         self._leases = leases
         self._weights = weights
         self._prefill = prefill
+        self._ahead = ahead
+        """The first sequence's captured session, made beside the load of the weights."""
         self._capture = options.capture
         self._name = name
         self._owner = owner
@@ -174,8 +183,11 @@ class WebGpuModel:
         leases: list[Lease] = []
         weights: dict[str, int] = {}
         owner = f"{url} model {next(numbers)}"
-        # A session needs the graph alone.
-        making = asyncio.ensure_future(prefill_session(engine, graphs, owner))
+        # Sessions need the graphs alone.
+        making = asyncio.ensure_future(make_session(engine, graphs.prefill, False, owner))
+        ahead = None
+        if options.capture != "off" and in_place and not graphs.description.uncapturable:
+            ahead = asyncio.ensure_future(make_session(engine, graphs.decode, True, f"{owner} sequence 1"))
         try:
             for location in sorted({entry.location for entry in graphs.weights}):
                 entries = [entry for entry in graphs.weights if entry.location == location]
@@ -188,10 +200,10 @@ class WebGpuModel:
         except BaseException:
             for held in leases:
                 held.release()
-            with suppress(CapstanError):
-                await engine.release_session(await making)
+            for made in filter(None, (making, ahead)):
+                await release_made(engine, made)
             raise
-        return cls(memory, interface, graphs, leases, weights, session, url, owner, options, in_place)
+        return cls(memory, interface, graphs, leases, weights, session, ahead, url, owner, options, in_place)
 
     async def decoder(self, capacity: int, pools: Pools | None = None) -> WebGpuDecoder:
         """A decoder of that capacity: a free one, else a new one, recorded and checked."""
@@ -285,6 +297,8 @@ class WebGpuModel:
             await decoder.destroy()
         self._decoders.clear()
         self._free.clear()
+        if self._ahead is not None:
+            await release_made(self._engine, self._ahead)
         await self._engine.release_session(self._prefill)
         for held in self._leases:
             held.release()
@@ -305,7 +319,7 @@ class WebGpuModel:
                 raise TapeError("past and present of attention cannot be one buffer on this adapter")
             if blocking:
                 raise TapeError(f"the graph cannot be captured: {blocking[0]}")
-            session = await self._engine.create_session(self._graphs.decode, capture=True, owner=buffers.owner)
+            session = await self._decode_session(buffers.owner)
         except (TapeError, UnsupportedModelError) as error:
             return DecodeStep(self._engine, eager, capture="off", note=str(error))
         feeds, fetches = self._tensors(buffers, "input", 1)
@@ -333,6 +347,13 @@ class WebGpuModel:
 
         weights = weights_on_device(engine, graphs.products, self._weights)
         return PrefillTapes(engine, buffers, graphs.description, weights, capture, prompt)
+
+    async def _decode_session(self, owner: str) -> int:
+        ahead = self._ahead
+        if ahead is not None and self._made == 1:
+            self._ahead = None
+            return await ahead
+        return await self._engine.create_session(self._graphs.decode, capture=True, owner=owner)
 
     def _take_warm_up(self) -> bool:
         """Whether the kernels of long prompts have yet to be compiled; True once, for who will see to it."""
