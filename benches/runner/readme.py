@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from .text import adapter_name, shown, versions
 __all__ = ["BEGIN", "END", "newest_results", "speed_table", "with_table"]
 
 BEGIN, END = "<!-- speed -->", "<!-- /speed -->"
-RESULTS = "*-speed.json"
-"""Results of this name, date first, are the ones that the README is made from."""
+RESULTS = "*-speed*.json"
+"""Results of this name, date first, are the ones that the README is made from: all of the newest date."""
 CONTENDERS = (
     ("transformers_js", "Transformers.js"),
     ("eager", "eager loop"),
@@ -22,19 +22,21 @@ CONTENDERS = (
 )
 
 
-def newest_results(folder: Path) -> Path | None:
-    """The results file that the table is made from; None where there is none."""
-    return max(folder.glob(RESULTS), default=None, key=lambda path: path.name)
+def newest_results(folder: Path) -> list[Path]:
+    """The results files that the tables are made from, those with the shortest name first."""
+    found = sorted(folder.glob(RESULTS), key=lambda path: (len(path.name), path.name))
+    newest = max((path.name[:10] for path in found), default="")
+    return [path for path in found if path.name.startswith(newest)]
 
 
-def with_table(readme: str, results: Path, shown_path: str) -> str:
-    """The README with the table of these results between its markers; ValueError where they are missing."""
+def with_table(readme: str, results: Mapping[str, Path]) -> str:
+    """The README with the tables of these results, by the path shown, between its markers; ValueError without them."""
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"the README lacks {BEGIN} or {END}")
-    table = speed_table(json.loads(results.read_text()), shown_path)
-    return f"{before}{begin}\n\n{table}\n\n{end}{after}"
+    tables = "\n\n".join(speed_table(json.loads(path.read_text()), shown_as) for shown_as, path in results.items())
+    return f"{before}{begin}\n\n{tables}\n\n{end}{after}"
 
 
 def speed_table(report: dict[str, Any], path: str) -> str:

@@ -103,9 +103,9 @@ def readme_in_step() -> str | None:
 
     results = newest_results(RESULTS)
     text = README.read_text(encoding="utf-8")
-    if results is None or BEGIN not in text:
+    if not results or BEGIN not in text:
         return None
-    return with_table(text, results, results.relative_to(ROOT).as_posix())
+    return with_table(text, {path.relative_to(ROOT).as_posix(): path for path in results})
 
 
 def write_readme() -> int:

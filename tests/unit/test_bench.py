@@ -213,20 +213,21 @@ def test_what_went_wrong_is_in_the_reports(report: dict[str, Any]) -> None:
 
 
 def test_the_readme_table_replaces_what_is_between_the_markers(report: dict[str, Any], tmp_path: Path) -> None:
-    assert newest_results(tmp_path) is None
-    for day in ("2026-01-02", "2026-01-01"):
-        (tmp_path / f"{day}-h200-speed.json").write_text(json.dumps({**report, "date": day}))
+    assert newest_results(tmp_path) == []
+    for name in ("2026-01-02-h200-speed-more", "2026-01-02-h200-speed", "2026-01-01-h200-speed"):
+        (tmp_path / f"{name}.json").write_text(json.dumps({**report, "date": name[:10]}))
     newest = newest_results(tmp_path)
-    assert newest is not None
-    assert newest.name == "2026-01-02-h200-speed.json"
-    made = with_table(f"before\n{BEGIN}\nold\n{END}\nafter\n", newest, "results.json")
+    assert [path.name for path in newest] == ["2026-01-02-h200-speed.json", "2026-01-02-h200-speed-more.json"]
+    shown = {"results.json": newest[0], "more.json": newest[1]}
+    made = with_table(f"before\n{BEGIN}\nold\n{END}\nafter\n", shown)
     assert made.startswith(f"before\n{BEGIN}\n\n[results.json](results.json): 2026-01-02, GPU & co, Chromium 1")
     assert made.endswith(f"|\n\n{END}\nafter\n")
     assert "| 10.00 " in made
+    assert "[more.json](more.json): 2026-01-02" in made
     assert "old" not in made
-    assert with_table(made, newest, "results.json") == made
+    assert with_table(made, shown) == made
     with pytest.raises(ValueError, match="lacks"):
-        with_table("no markers", newest, "results.json")
+        with_table("no markers", shown)
 
 
 def test_the_readme_is_in_step_with_the_committed_results() -> None:
