@@ -100,18 +100,24 @@ class SiteHandler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self._answer(with_body=False)
 
+    def handle_one_request(self) -> None:
+        """Answer the next request of the connection, if its client is still there."""
+        try:
+            super().handle_one_request()
+        except ConnectionError:
+            self.close_connection = True
+
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing: the terminal belongs to the model's text."""
 
     def _answer(self, with_body: bool) -> None:
         found = self.server.find(unquote(urlsplit(self.path).path))
-        with contextlib.suppress(ConnectionError):
-            if found is None:
-                self._send_bytes(HTTPStatus.NOT_FOUND, b"not found\n", "text/plain; charset=utf-8", with_body)
-            elif isinstance(found, bytes):
-                self._send_bytes(HTTPStatus.OK, found, MIME[".json"], with_body)
-            else:
-                self._send_file(found, with_body)
+        if found is None:
+            self._send_bytes(HTTPStatus.NOT_FOUND, b"not found\n", "text/plain; charset=utf-8", with_body)
+        elif isinstance(found, bytes):
+            self._send_bytes(HTTPStatus.OK, found, MIME[".json"], with_body)
+        else:
+            self._send_file(found, with_body)
 
     def _send_bytes(self, status: HTTPStatus, body: bytes, mime: str, with_body: bool) -> None:
         self._start(status, mime, len(body), {})

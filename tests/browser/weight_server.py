@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ __all__ = ["Faults", "WeightServer"]
 
 PIECE = 4096
 """Bytes sent at a time."""
+CUT_AFTER_S = 0.3
+"""The wait before a connection is cut: a browser may drop what came just before."""
 
 
 @dataclass
@@ -100,6 +103,7 @@ class WeightHandler(SiteHandler):
                 faults.held.set()
                 faults.released.wait(60)
             if faults.cut_at is not None and at + len(piece) > faults.cut_at:
+                time.sleep(CUT_AFTER_S)
                 self.close_connection = True
                 return
             self.wfile.write(piece)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import struct
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -162,6 +165,23 @@ def test_models_are_mounted_and_listed(server: SiteServer) -> None:
 
 def test_other_methods_are_refused(server: SiteServer) -> None:
     assert get(server, "/data.bin", method="POST")[0].status == 501
+
+
+@pytest.mark.parametrize("path", ["/sub/", "/large.bin"])
+def test_a_client_that_is_gone_is_no_error(
+    path: str, folder: Path, server: SiteServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "large.bin").write_bytes(bytes(8 << 20))  # More than the sockets hold: it goes away during the answer.
+    before = set(threading.enumerate())
+    with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=10) as client:
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert client.recv(1) == b"H"
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # Closing resets.
+    deadline = time.monotonic() + 10
+    while not set(threading.enumerate()) <= before:
+        assert time.monotonic() < deadline, "the connection's thread did not end"
+        time.sleep(0.01)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_taken_port_names_the_option(server: SiteServer, folder: Path) -> None:
