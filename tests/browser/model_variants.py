@@ -12,7 +12,7 @@ from buildtools.server import SiteServer
 from capstan import graph
 from capstan.graph.onnx_pb2 import AttributeProto, ModelProto, TensorProto
 
-__all__ = ["LLAMA", "Variants", "through_float16", "through_hardmax"]
+__all__ = ["LLAMA", "Variants", "looking_back", "through_float16", "through_hardmax"]
 
 LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 
@@ -94,6 +94,18 @@ def rename_output(model: ModelProto, old: str, new: str) -> None:
         for place, name in enumerate(node.output):
             if name == old:
                 node.output[place] = new
+
+
+def looking_back(positions: int) -> Callable[[ModelProto], None]:
+    """The same with attention that sees no more than the last `positions`."""
+
+    def change(model: ModelProto) -> None:
+        for node in model.graph.node:
+            for attribute in node.attribute:
+                if attribute.name == "local_window_size":
+                    attribute.i = positions
+
+    return change
 
 
 def through_hardmax(model: ModelProto) -> None:

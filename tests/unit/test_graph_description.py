@@ -153,3 +153,32 @@ def test_control_flow_and_operators_without_a_kernel_are_named() -> None:
     assert [(item.node, item.op_type) for item in found] == [("branch", "If"), ("find", "NonZero")]
     assert str(found[0]).startswith("node branch (If): chooses its path")
     assert "no WebGPU kernel" in str(found[1])
+
+
+def look_back(model: ModelProto, *sizes: int) -> None:
+    """Give the graph's attentions windows of these sizes in turn."""
+    attentions = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
+    for node, size in zip(attentions, sizes, strict=True):
+        [window] = (item for item in node.attribute if item.name == "local_window_size")
+        window.i = size
+
+
+@pytest.mark.parametrize(("sizes", "window"), [((-1, -1), 0), ((-1, 40), 40), ((64, -1), 64), ((64, 40), 40)])
+def test_the_shortest_window_of_attention_is_found(sizes: tuple[int, int], window: int) -> None:
+    model, decoder = load("nano-llama")
+    look_back(model, *sizes)
+    assert graph.describe(model, decoder).attention_window == window
+
+
+def test_runs_that_outgrow_the_window_of_attention_cannot_be_captured() -> None:
+    model, decoder = load("nano-llama")
+    assert graph.describe(model, decoder).obstacle(1 << 20) is None
+    look_back(model, -1, 40)
+    about = graph.describe(model, decoder)
+    assert about.obstacle(40) is None
+    found = about.obstacle(41)
+    assert found is not None
+    assert "looks back 40 positions" in found
+    assert "max_length is 41; ask for at most 40" in found
+    model, decoder = load("nano-shape")
+    assert "takes the length from the size" in str(graph.describe(model, decoder).obstacle(1))

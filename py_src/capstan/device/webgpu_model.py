@@ -314,11 +314,11 @@ class WebGpuModel:
         if self._capture == "off":
             return DecodeStep(self._engine, eager, capture="off", note=None)
         try:
-            blocking = self._graphs.description.uncapturable
+            obstacle = self._graphs.description.obstacle(capacity)
             if not self._in_place:
                 raise TapeError("past and present of attention cannot be one buffer on this adapter")
-            if blocking:
-                raise TapeError(f"the graph cannot be captured: {blocking[0]}")
+            if obstacle:
+                raise TapeError(f"the graph cannot be captured: {obstacle}")
             session = await self._decode_session(buffers.owner)
         except (TapeError, UnsupportedModelError) as error:
             return DecodeStep(self._engine, eager, capture="off", note=str(error))
@@ -337,7 +337,7 @@ class WebGpuModel:
     def _prefill_tapes(self, buffers: SequenceBuffers, prompt: int) -> PrefillTapes | None:
         """What makes and keeps the prefill tapes of a sequence, if there can be any."""
         engine, graphs = self._engine, self._graphs
-        possible = self._in_place and not graphs.description.uncapturable
+        possible = self._in_place and graphs.description.obstacle(buffers.capacity) is None
         if self._capture != "tape" or "prefill" not in self._passes or not possible:
             return None
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from .onnx_pb2 import ModelProto, NodeProto
 from .total_length import SEQLENS_K, TOTAL_LENGTH, ancestry
-from .wiring import Wiring
+from .wiring import Wiring, attribute
 
-__all__ = ["Uncapturable", "uncapturable"]
+__all__ = ["Uncapturable", "attention_window", "uncapturable"]
 
 CONTROL_FLOW = {"If", "Loop", "Scan", "SequenceMap"}
 
@@ -72,6 +72,16 @@ def uncapturable(model: ModelProto, mask: str = "attention_mask") -> list[Uncapt
                 Uncapturable(name, node.op_type, "has no WebGPU kernel in onnxruntime-web, so it would run on the CPU")
             )
     return found
+
+
+def attention_window(model: ModelProto) -> int:
+    """Positions, the new one included, that the shortest-sighted attention of the graph looks back; 0 if each sees all.
+
+    onnxruntime-web asks for the window on the host, by the total length. In a captured step that is a number on the
+    GPU, and the window is left out without a word.
+    """
+    attentions = (node for node in model.graph.node if node.op_type == "GroupQueryAttention")
+    return min((size for node in attentions if (size := attribute(node, "local_window_size", -1)) > 0), default=0)
 
 
 def feeds_attention(wiring: Wiring, shape: NodeProto) -> bool:

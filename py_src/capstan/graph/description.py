@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import UnsupportedModelError
-from .capture import Uncapturable, uncapturable
+from .capture import Uncapturable, attention_window, uncapturable
 from .model_file import require_decoder
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 from .weights import DTYPES
@@ -59,6 +59,8 @@ class GraphDescription:
     position_ids: str | None
     needs_f16: bool
     uncapturable: tuple[Uncapturable, ...]
+    attention_window: int
+    """Positions that attention looks back; 0 if it sees all."""
 
     @property
     def has_position_ids(self) -> bool:
@@ -67,6 +69,17 @@ class GraphDescription:
     @property
     def capturable(self) -> bool:
         return not self.uncapturable
+
+    def obstacle(self, capacity: int) -> str | None:
+        """What keeps runs over sequences of up to `capacity` positions from being captured."""
+        if self.uncapturable:
+            return str(self.uncapturable[0])
+        if 0 < self.attention_window < capacity:
+            return (
+                f"attention looks back {self.attention_window} positions, which onnxruntime-web leaves out of a "
+                f"captured run, and max_length is {capacity}; ask for at most {self.attention_window}"
+            )
+        return None
 
 
 def describe(model: ModelProto, decoder: DecoderConfig, vocab_size: int | None = None) -> GraphDescription:
@@ -140,6 +153,7 @@ def describe(model: ModelProto, decoder: DecoderConfig, vocab_size: int | None =
         position_ids=names.position_ids if names.position_ids in found else None,
         needs_f16=needs_f16(graph),
         uncapturable=tuple(uncapturable(model, mask.name)),
+        attention_window=attention_window(model),
     )
 
 
