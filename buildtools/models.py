@@ -18,7 +18,7 @@ CONFIG = "genai_config.json"
 
 def check_model(folder: Path) -> Path:
     """The folder, made absolute, if it can be a model that onnxruntime-genai's builder wrote."""
-    remedy = "give --model the folder that onnxruntime-genai's model builder wrote"
+    remedy = "give a folder that onnxruntime-genai's model builder wrote"
     if not folder.is_dir():
         state = "is not a folder" if folder.exists() else "does not exist"
         raise CommandError(f"model folder {folder} {state}: {remedy}")

@@ -99,8 +99,10 @@ const ACTIONS = {
   request: async ({ request }) => (await contender("capstan")).request(request),
   /** End the contenders' workers, so that what follows finds the GPU free. */
   end: async () => {
-    for (const ended of contenders.values()) (await ended).end();
+    const started = await Promise.allSettled(contenders.values());
     contenders.clear();
+    // One that did not start has nothing to end; each of its steps said so.
+    for (const { value } of started) value?.end();
     return {};
   },
   /** A page of its own, from its navigation to its first token; the page posts what it found to this one. */
@@ -117,7 +119,8 @@ const ACTIONS = {
       document.body.append(frame);
     }),
   adapter: async () => {
-    const adapter = await navigator.gpu.requestAdapter();
+    const adapter = await navigator.gpu?.requestAdapter();
+    if (!adapter) throw new Error(navigator.gpu ? "requestAdapter() gave none" : "there is no navigator.gpu");
     const { vendor, architecture, description, device } = adapter.info;
     const software = adapter.info.isFallbackAdapter === true || /swiftshader/i.test(architecture + description);
     return { vendor, architecture, device, description, software, features: [...adapter.features] };

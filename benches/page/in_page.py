@@ -21,7 +21,7 @@ from capstan._js import host
 
 loaded: dict[str, capstan.Model] = {}
 bursts_seen: dict[str, int] = {}
-"""The decode steps of a submit that the adaptive run-ahead of the last generation came to, by model and options."""
+"""The decode steps of a submit that the adaptive run-ahead of the last generation came to, as `played` names it."""
 
 
 async def load(*, model: str, counting: bool = False, **options: Any) -> dict[str, Any]:
@@ -36,6 +36,11 @@ async def load(*, model: str, counting: bool = False, **options: Any) -> dict[st
 
 def key_of(name: str, options: dict[str, Any]) -> str:
     return json.dumps([name, options], sort_keys=True)
+
+
+def played(name: str, sampling: dict[str, Any] | None, options: dict[str, Any]) -> str:
+    """What a replay has in common with the generation whose bursts it repeats: the model, its options, the sampler."""
+    return key_of(name, {**options, "sampling": sampling})
 
 
 async def open_model(name: str, options: dict[str, Any]) -> capstan.Model:
@@ -111,7 +116,7 @@ async def generate(
     async with capstan.Generator(opened, params) as generator:
         await take(generator)
         if run_ahead is None and generator._run_ahead is not None:
-            bursts_seen[key_of(model, options)] = generator._run_ahead.next()
+            bursts_seen[played(model, sampling, options)] = generator._run_ahead.next()
         found = {"ids": ids, "first_ms": times[0] - start, "rest_ms": times[1] - times[0]}
         return {**found, "capture": generator.capture, "capture_note": generator.capture_note}
 
@@ -193,7 +198,7 @@ async def replay(
 ) -> dict[str, Any]:
     """Milliseconds a token of the same tape and sampler played from JavaScript alone, in bursts as Python's were."""
     opened = await open_model(model, options)
-    picks = bursts_seen[key_of(model, options)]
+    picks = bursts_seen[played(model, sampling, options)]
     async with await started(opened, prompt, tokens + picks, sampling) as generator:
         return {"ms_per_token": await capstan.measure.replay(generator, tokens, picks), "picks": picks}
 

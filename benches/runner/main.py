@@ -14,6 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from buildtools.errors import CommandError
+from buildtools.models import check_model, mounts
+
+from .arguments import add_run_arguments, check_run_arguments, check_weights
 from .plan import SECTIONS, Step, extent, plan
 from .report import page
 from .results import disagreements, failures, over_budget, summarize
@@ -21,23 +25,11 @@ from .run import play, probe_adapter
 from .server import BenchServer
 from .text import table
 
-__all__ = ["Bench", "add_run_arguments", "main"]
+__all__ = ["Bench", "main"]
 
 PACK = Path(__file__).resolve().parents[2]
 """The unpacked pack, of which this file is benches/runner/main.py; on a checkout, its root."""
 FAULTS = ("disagreements", "failures", "over budget", "requests to other hosts")
-
-
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that a pack's run and `build.py bench` share."""
-    names = ", ".join(SECTIONS)
-    parser.add_argument("--out", metavar="FILE.json", type=Path, help="all numbers; FILE.html and FILE.txt beside it")
-    parser.add_argument("--sections", metavar="LIST", default=None, help=f"comma-separated, of {names}")
-    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of the decode section, after the first")
-    parser.add_argument("--tokens", type=int, metavar="N", help="tokens decoded in a round")
-    parser.add_argument("--lengths", metavar="LIST", help="prompt lengths, comma-separated")
-    parser.add_argument("--budget", type=float, metavar="S", help="seconds in all; what is left is skipped")
-    parser.add_argument("--without", metavar="LIST", default="", help="contenders to leave out")
 
 
 class Bench:
@@ -64,20 +56,15 @@ class Bench:
 
     def run(self, args: argparse.Namespace) -> int:
         """Play it all; 0 if every step ran, the ids agree and nothing was asked of another host."""
+        if "cases" in (args.sections or ()) and not self.cases:
+            raise CommandError("the section cases needs the replies that a pack carries: --pack DIR writes one")
         started = time.monotonic()
         adapter = probe_adapter(self.server, self.browser, self.flags)
-        if adapter is None:
-            say("the browser gives no WebGPU adapter here")
-            return 1
         measured = extent(adapter["software"])
-        changes = {"rounds": args.rounds, "tokens": args.tokens, "lengths": numbers(args.lengths)}
+        changes = {"rounds": args.rounds, "tokens": args.tokens, "lengths": args.lengths}
         measured = type(measured)(**{**vars(measured), **{k: v for k, v in changes.items() if v is not None}})
-        asked = args.sections.split(",") if args.sections else default_sections(adapter["software"])
-        unknown = set(asked) - set(SECTIONS)
-        if unknown:
-            say(f"--sections names {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
-            return 2
-        without = [name for name in args.without.split(",") if name]
+        asked = args.sections or default_sections(adapter["software"])
+        without = list(args.without or ())
         if self.where[2] is None:
             without.append("transformers_js")
         steps = plan(self.models, asked, measured, self.about.get("passes", []), self.cases, without)
@@ -114,7 +101,12 @@ class Bench:
 
 
 def checked(outcome: dict[str, Any], step: Step) -> dict[str, Any]:
-    """A correctness case is judged: a good reply, the status of a script, the ids that were expected."""
+    """A generation is judged: as many ids as were asked for; and a correctness case: a good reply, the status of a
+    script, the ids that were expected."""
+    if step.get("function") == "generate" and outcome["ok"]:
+        given, asked = len(outcome["data"]["ids"]), step["args"]["tokens"]
+        if given != asked:
+            return {**outcome, "ok": False, "error": f"{given} tokens came, {asked} were asked for"}
     if step["action"] != "request" or not outcome["ok"]:
         return outcome
     reply = outcome["data"]["reply"]
@@ -175,10 +167,6 @@ def default_sections(software: bool) -> list[str]:
     return [name for name in SECTIONS if name not in left_out]
 
 
-def numbers(text: str | None) -> tuple[int, ...] | None:
-    return tuple(map(int, text.split(","))) if text else None
-
-
 def version(browser: Path) -> str:
     return subprocess.run([browser, "--version"], capture_output=True, text=True, check=False).stdout.strip()
 
@@ -206,19 +194,40 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--flags", help="the browser's flags for WebGPU; default: those for a GPU on Linux")
     add_run_arguments(parser)
     args = parser.parse_args(argv)
-    if args.render:
-        render(args.render, json.loads(args.render.read_text()))
-        return 0
+    try:
+        return render_again(args.render) if args.render else measure(args)
+    except CommandError as error:
+        say(f"error: {error}")
+        return error.status
+
+
+def render_again(file: Path) -> int:
+    """The text and the page of a results file."""
+    try:
+        render(file, json.loads(file.read_text()))
+    except (OSError, ValueError, KeyError) as error:
+        raise CommandError(f"{file} cannot be rendered ({error!r}): name the JSON that a run wrote") from error
+    return 0
+
+
+def measure(args: argparse.Namespace) -> int:
+    """A pack's run."""
+    check_run_arguments(args)
+    if not args.models:
+        raise CommandError("no model: name a folder, as models/nano-llama")
+    models = mounts(check_weights(check_model(folder)) for folder in args.models)
     browser = shutil.which(args.browser)
     if browser is None:
-        parser.error(f"{args.browser} is not a program: name the browser with --browser")
+        raise CommandError(f"{args.browser} is not a program: name the browser with --browser")
+    if not (PACK / "about.json").is_file():
+        raise CommandError(f"{PACK} is no unpacked pack: in a checkout, run python3 build.py bench")
     about = json.loads((PACK / "about.json").read_text())
     cases = json.loads((PACK / "cases.json").read_text()) if (PACK / "cases.json").is_file() else []
     bench = Bench(
         site=PACK / "site",
         page=PACK / "benches/page",
         transformers_js=PACK / "transformers_js",
-        models={folder.resolve().name: folder.resolve() for folder in args.models},
+        models=models,
         browser=Path(browser),
         flags=args.flags.split() if args.flags else about["flags"],
         about=about,

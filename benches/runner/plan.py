@@ -181,7 +181,8 @@ def starts(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator[S
     for turn in range(measured.starts + 1):
         for contender in ("transformers_js", "capstan"):
             args = {"model": name, "prompt": prompt, **(TAPE if contender == "capstan" else {})}
-            yield {"action": "start", "contender": contender, "row": contender, "warm": turn > 0, "args": args}
+            start = {"action": "start", "contender": contender, "row": contender, "warm": turn > 0, "args": args}
+            yield {**start, "length": len(prompt)}
 
 
 WARM_UP_DECODE = 32
@@ -219,7 +220,8 @@ def counters(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator
         for tokens in (measured.counted, 2 * measured.counted):
             call = row.call(model=name, prompt=prompt, tokens=tokens, counting=True)
             ahead = (row.arguments or {}).get("run_ahead")
-            yield {**call, "warm": tokens > measured.counted, "tokens": tokens, "run_ahead": ahead}
+            warm = {"warm": tokens > measured.counted, "length": len(prompt)}
+            yield {**call, **warm, "tokens": tokens, "run_ahead": ahead}
         if row.contender not in asked:
             yield {**shared, "function": "memory", "args": {}}
         asked.add(row.contender)
@@ -239,6 +241,8 @@ def lengths(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator[
 def gpu(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator[Step]:
     room = 2 * GPU_STEPS
     reached = [length for length in measured.lengths if length + room <= config["context_length"]]
+    if not reached:
+        return
     shared = {"action": "call", "contender": "capstan"}
     for length in reached:
         prompt = prompt_ids(length, config["vocab_size"])
@@ -268,7 +272,8 @@ def ablation(name: str, config: Mapping[str, Any], measured: Extent, passes: Seq
         given = {"model": name, **TAPE, **({} if chosen is None else {"passes": chosen})}
         for turn in range(measured.ablation_rounds + 1):
             args = {**given, "prompt": prompt, "tokens": measured.tokens}
-            yield {**shared, "function": "generate", "row": title, "round": turn, "warm": turn > 0, "args": args}
+            call = {**shared, "function": "generate", "row": title, "round": turn, "warm": turn > 0, "args": args}
+            yield {**call, "length": len(prompt)}
         if measured.ablation_rounds:
             args = {**given, "prompt": prompt, "steps": GPU_STEPS}
             yield {**shared, "function": "gpu_time", "row": title, "args": args}

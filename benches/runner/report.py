@@ -26,7 +26,8 @@ p, li { max-width: 44rem; } .soft { color: var(--soft); font-size: 0.9rem; } .ba
 code { font-size: 0.85rem; overflow-wrap: anywhere; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
 th, td { padding: 0.25rem 0.7rem 0.25rem 0; text-align: right; border-bottom: 1px solid var(--rule); }
-th:first-child, td:first-child { text-align: left; } th { font-weight: 600; color: var(--soft); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; min-width: 8rem; }
+th { font-weight: 600; color: var(--soft); vertical-align: bottom; }
 svg { display: block; width: 100%; max-width: 40rem; height: auto; font: 12px system-ui, sans-serif; }
 svg text { fill: var(--ink); } svg .value { fill: var(--soft); } .end { text-anchor: end; }
 .middle { text-anchor: middle; } .grid { stroke: var(--rule); } .mark { stroke: var(--ink); stroke-width: 1.5; }
@@ -39,8 +40,7 @@ rect { stroke: none !important; } polyline { fill: none !important; }
 NOTES = (
     "Every contender has a worker of its own in one page, is loaded once, and plays in each round; the order rotates. "
     "A time is milliseconds from the first token to the last, over the tokens after the first, median over the rounds.",
-    "Transformers.js has onnxruntime-web "
-    "1.31-dev inside; the other contenders run 1.30.0. All load the same ONNX files.",
+    "Transformers.js has an onnxruntime-web of its own inside (see the versions). All load the same ONNX files.",
     "“Sampled” is temperature 0.8, top-k 40, top-p 0.95. Transformers.js 4.3.1 takes top_p and does nothing with it.",
     "Ids are compared before a time is believed: greedy ones of all contenders, sampled ones of Capstan's modes.",
 )
@@ -115,9 +115,9 @@ def model_parts(summary: dict[str, Any], report: dict[str, Any], model: str) -> 
     if summary["ratios"]:
         rows = [(name, f"{value:.2f}") for name, value in summary["ratios"].items()]
         found.append(section("Ratios", table(("", "times"), rows)))
-    for name in ("decode", "lengths"):
+    for name in makers:
         for row, said_of_it in differing(report, model, name).items():
-            found.append(f'<p class="bad">{escape(TITLES[row])}, {name}: {escape(said_of_it)}</p>')
+            found.append(f'<p class="bad">{escape(TITLES.get(row, row))}, {name}: {escape(said_of_it)}</p>')
     return found + [make(summary[name]) for name, make in makers.items() if name in summary]
 
 
@@ -215,11 +215,12 @@ def counters(rows: dict[str, Any]) -> str:
         (TITLES[key], *(f"{row[name]:.4g}" for name in names), *(shown(row.get(name), 4) for name in hosts))
         for key, row in rows.items()
     ]
+    titles = [name.replace("_", " ") for name in (*names, *hosts)]
     note = (
-        "Counted at WebGPU's prototypes, in workers of their own. Host time: what the Python loop that takes the "
-        "tokens does between its waits, and the part of it in which JavaScript encodes and submits."
+        "Counted at WebGPU's prototypes, in workers of their own. Host time is what the Python loop that takes the "
+        "tokens does between its waits: JavaScript's share is encoding and submitting, Python's the rest of it."
     )
-    return section("A decoded token", table(("", *names, *hosts), cells), note)
+    return section("A decoded token", table(("", *titles), cells), note)
 
 
 def memory(rows: dict[str, Any]) -> str:
@@ -234,7 +235,9 @@ def memory(rows: dict[str, Any]) -> str:
 
 
 def load(rows: dict[str, float]) -> str:
-    return section("Load, runtimes started", table(("", "ms"), [(key, f"{value:.0f}") for key, value in rows.items()]))
+    note = "Capstan's captures after the first one find its weights on the GPU: models of a page share them."
+    cells = [(key, f"{value:.0f}") for key, value in rows.items()]
+    return section("Load, runtimes started", table(("", "ms"), cells), note)
 
 
 def section(title: str, content: str, note: str = "") -> str:

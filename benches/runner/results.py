@@ -210,6 +210,7 @@ def ratios(summary: Mapping[str, Any]) -> dict[str, float]:
 def disagreements(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
     """Rows whose greedy ids, or sampled ones of Capstan, are not those of the reference row for the same prompt.
 
+    Ids are compared wherever a step gives some, so that no time or count is told of a row whose ids nobody looked at.
     The reference is the untouched one: the eager loop in JavaScript, else the first row there is; Capstan's rows are
     compared with one another too. `at` is the first place that differs. A row that differs from itself in another round
     is in the list as well.
@@ -218,13 +219,14 @@ def disagreements(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
     sampled = {row.key for row in DECODE_ROWS if row.sampled}
     told: dict[Any, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
-        if not outcome["ok"] or "ids" not in outcome["data"] or outcome["section"] not in ("decode", "lengths"):
+        if not outcome["ok"] or "ids" not in outcome["data"]:
             continue
         row = outcome["row"]
         if row in sampled and outcome["contender"] != "capstan":
             continue
-        told[outcome["model"], outcome["section"], outcome["length"], row in sampled].append(outcome)
-    for (model, section, length, _), steps in told.items():
+        alike = (outcome["model"], outcome["section"], outcome["length"], outcome.get("tokens"), row in sampled)
+        told[alike].append(outcome)
+    for (model, section, length, *_), steps in told.items():
         first = {step["row"]: step["data"]["ids"] for step in reversed(steps)}
         capstan = [step["row"] for step in steps if step["contender"] == "capstan"]
         references = [row for row in ("eager", capstan[0] if capstan else None, next(iter(first))) if row in first]
@@ -236,7 +238,7 @@ def disagreements(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
                 if at is not None and (step["row"], other) not in noted:
                     noted.add((step["row"], other))
                     where = {"model": model, "section": section, "length": length}
-                    strict = step["contender"] == "capstan" and other.startswith(("tape", "capstan"))
+                    strict = step["contender"] == "capstan" and other in capstan
                     found.append({**where, "row": step["row"], "against": other, "at": at, "strict": strict})
     return found
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from buildtools.errors import CommandError
+
 from .plan import Step
 from .server import BenchServer
 
@@ -142,14 +144,13 @@ def tail(log: Path) -> str:
     return " | ".join(log.read_text(errors="replace").strip().splitlines()[-4:])[-800:]
 
 
-def probe_adapter(make_server: Callable[[], BenchServer], browser: Path, flags: Sequence[str]) -> dict[str, Any] | None:
-    """What the browser calls its adapter; None where the page does not come up or there is none."""
+def probe_adapter(make_server: Callable[[], BenchServer], browser: Path, flags: Sequence[str]) -> dict[str, Any]:
+    """What the browser calls its adapter; CommandError with the reason where the page does not come up or has none."""
     found: list[dict[str, Any]] = []
-
-    def keep(_: Step, outcome: dict[str, Any]) -> None:
-        if outcome["ok"]:
-            found.append(outcome["data"])
-
     step = {"id": 0, "model": "", "section": "adapter", "action": "adapter", "limit": BOOT_SECONDS}
-    play(make_server(), browser, flags, [step], keep)
-    return found[0] if found else None
+    play(make_server(), browser, flags, [step], lambda _, outcome: found.append(outcome))
+    if not found[0]["ok"]:
+        reason = found[0]["error"].strip().splitlines()[0]
+        raise CommandError(f"{browser} gives no WebGPU adapter here ({reason}): name another browser or flags", 1)
+    adapter: dict[str, Any] = found[0]["data"]
+    return adapter

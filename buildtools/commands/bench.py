@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .. import CACHE, ROOT
+from .. import ROOT
 from ..errors import CommandError
 from ..models import BUNDLED, check_model, mounts
 from ..terminal import say
@@ -24,13 +24,13 @@ PAGE = ROOT / "benches/page"
 NANO = ROOT / "tests/fixtures/nano-llama"
 README = ROOT / "README.md"
 RESULTS = ROOT / "benches/results"
-PACKED_TOOLS = ("__init__.py", "errors.py", "server.py")
+PACKED_TOOLS = ("__init__.py", "errors.py", "models.py", "server.py")
 """Of buildtools, what the runner uses; standard library only."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench`."""
-    from benches.runner.main import add_run_arguments
+    from benches.runner.arguments import add_run_arguments
 
     suite = "cpu: nano-llama and the bundled model, briefly, on the software adapter (default); gpu: at full length"
     parser.add_argument("--suite", choices=SUITES, default="cpu", help=suite)
@@ -46,13 +46,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Check the models; fills `args.models`."""
+    """Check the options and the models; fills `args.models`."""
+    from benches.runner.arguments import check_run_arguments, check_weights
+
     if args.pack and args.suite != "gpu":
         raise CommandError("--pack is for a GPU host: give --suite gpu with it")
-    if args.pack and args.pack.exists() and any(args.pack.iterdir()):
-        raise CommandError(f"{args.pack} is not empty: name a new folder")
+    if args.pack:
+        args.pack = args.pack.resolve()
+        check_pack(args.pack)
+    check_run_arguments(args)
     folders = [Path(folder) for folder in args.model] or [NANO, BUNDLED]
-    args.models = mounts(check_model(folder) for folder in folders)
+    args.models = mounts(check_weights(check_model(folder)) for folder in folders)
+
+
+def check_pack(folder: Path) -> None:
+    """Refuse what a pack would overwrite, and where none can be written."""
+    from benches.runner.arguments import check_place
+
+    if folder.is_dir() and any(folder.iterdir()):
+        raise CommandError(f"{folder} is not empty: name a new folder")
+    if archive_of(folder).exists():
+        raise CommandError(f"{archive_of(folder)} is there already: remove it or name another folder")
+    check_place(folder)
+
+
+def archive_of(folder: Path) -> Path:
+    """The archive beside a pack's folder."""
+    return folder.with_name(folder.name + ".tar.xz")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -110,45 +130,61 @@ def readme_in_step() -> str | None:
 
 def write_readme() -> int:
     """Bring README.md in step with the newest results."""
-    text = readme_in_step()
+    try:
+        text = readme_in_step()
+    except (OSError, ValueError, KeyError) as error:
+        raise CommandError(f"no table can be made of benches/results/*-speed*.json ({error!r}): mend these") from error
     if text is None:
-        raise CommandError("README.md lacks <!-- speed -->, or benches/results/ has no *-speed.json: add it first")
+        raise CommandError("README.md lacks <!-- speed -->, or benches/results/ has no *-speed*.json: add it first")
     README.write_text(text, encoding="utf-8")
     return 0
 
 
 def pack(folder: Path, given: dict[str, Path]) -> int:
     """Write the site, the page, the runner, Transformers.js, the correctness cases, the fixtures and the given models
-    into a folder and an archive."""
+    into a folder and an archive; both appear once they are complete."""
+    from benches.correctness import FIXTURES
+
+    fixtures = {name: ROOT / "tests/fixtures" / name for name in FIXTURES}
+    for name in fixtures:
+        if given.get(name, fixtures[name]) != fixtures[name]:
+            raise CommandError(f"{given[name]} has the name of a fixture of the pack, {name}: rename the folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    archive = archive_of(folder)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".pack-") as scratch:
+        made = Path(scratch) / folder.name
+        fill(made, fixtures, given)
+        with tarfile.open(Path(scratch) / archive.name, "w:xz", preset=6) as packed:
+            packed.add(made, folder.name)
+        if folder.exists():
+            folder.rmdir()
+        made.rename(folder)
+        (Path(scratch) / archive.name).rename(archive)
+    say(f"{archive}: {archive.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+def fill(folder: Path, fixtures: dict[str, Path], given: dict[str, Path]) -> None:
+    """Write all that a pack holds into a new folder."""
+    from benches.correctness import cases
+
     from ..browser import HARDWARE_LINUX
     from ..site import assemble
     from ..transformers_js import install
 
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir()
     shutil.copytree(assemble(), folder / "site")
     shutil.copytree(install(), folder / "transformers_js")
     quiet = shutil.ignore_patterns("__pycache__")
     for name in ("page", "runner"):
         shutil.copytree(ROOT / "benches" / name, folder / "benches" / name, ignore=quiet)
-    shutil.copy(ROOT / "benches/shapes/make_shape.py", folder)
+    for name in ("README.md", "shapes/make_shape.py"):
+        shutil.copy(ROOT / "benches" / name, folder)
     (folder / "buildtools").mkdir()
     for name in PACKED_TOOLS:
         shutil.copy(ROOT / "buildtools" / name, folder / "buildtools")
     host_flags = {"flags": ["--no-sandbox", "--enable-unsafe-webgpu", *HARDWARE_LINUX]}
     (folder / "about.json").write_text(json.dumps({**about(), **host_flags}, indent=1))
-    small = folder / "models"
-    small.mkdir()
-    from benches.correctness import FIXTURES, cases
-
-    models = {"bundled": BUNDLED, **{name: ROOT / "tests/fixtures" / name for name in FIXTURES}}
-    for name, source in {**{name: models[name] for name in FIXTURES}, **given}.items():
-        shutil.copytree(source, small / name)
-    (folder / "cases.json").write_text(json.dumps(cases(models)))
-    archive = folder.with_name(folder.name + ".tar.xz")
-    with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-        made = Path(scratch) / archive.name
-        with tarfile.open(made, "w:xz", preset=6) as packed:
-            packed.add(folder, folder.name)
-        shutil.move(made, archive)
-    say(f"{archive}: {archive.stat().st_size / 1e6:.1f} MB")
-    return 0
+    for name, source in {**fixtures, **given}.items():
+        shutil.copytree(source, folder / "models" / name)
+    (folder / "cases.json").write_text(json.dumps(cases({"bundled": BUNDLED, **fixtures})))

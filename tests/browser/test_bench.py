@@ -164,3 +164,18 @@ def test_a_slower_token_and_a_request_to_another_host_are_found(tmp_path: Path) 
             assert found == [], "without a slowdown nothing is found"
         else:
             assert any(f" {thing}, at most" in line for line in found), (thing, found)
+
+
+def test_a_contender_that_does_not_start_fails_its_own_steps_only() -> None:
+    """Its worker's script is not served here; the others' workers are ended all the same, and new ones start."""
+
+    def step(contender: str) -> dict[str, Any]:
+        return {"action": "call", "contender": contender, "function": "memory", "args": {}, "limit": 60}
+
+    end = {"action": "end", "limit": 60}
+    steps = [step("eager"), step("transformers_js"), step("transformers_js"), end, step("eager"), end]
+    found: list[bool] = []
+    server = BenchServer(assemble(), PAGE, None, {})
+    numbered = [{**step, "id": number} for number, step in enumerate(steps)]
+    play(server, find_browser(), flags("software"), numbered, lambda _, outcome: found.append(outcome["ok"]))
+    assert found == [True, False, False, True, True, True]

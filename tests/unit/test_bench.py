@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import urllib.request
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def data_of(step: dict[str, Any]) -> dict[str, Any]:
     row = step.get("row", "")
     ms = MS.get(row, 4.0)
     if step["action"] == "start":
-        return {"ready_ms": 10 * ms, "loaded_ms": 20 * ms, "first_token_ms": 30 * ms}
+        return {"ready_ms": 10 * ms, "loaded_ms": 20 * ms, "first_token_ms": 30 * ms, "ids": GREEDY[:1]}
     match step.get("function"):
         case "load":
             return {"load_ms": 100 * ms}
@@ -141,6 +142,34 @@ def test_ids_that_differ_are_told_with_their_place(outcomes: list[dict[str, Any]
     assert ("transformers_js", "transformers_js", 2, False) in found
     assert ("tape_sampled", "tape_1_sampled", 3, True) in found
     assert len(found) == 3
+
+
+@pytest.mark.parametrize(
+    ("section", "row", "against"),
+    [
+        ("start", "capstan", "capstan"),
+        ("lengths", "transformers_js", "eager"),
+        ("ablation", "all but one", "all"),
+        ("counters", "tape_8", "eager"),
+        ("counters", "tape_sampled", "tape_1_sampled"),
+    ],
+)
+def test_ids_are_compared_wherever_something_is_measured(
+    section: str, row: str, against: str, outcomes: list[dict[str, Any]], report: dict[str, Any]
+) -> None:
+    of_row = [step for step in outcomes if (step["section"], step.get("row")) == (section, row)]
+    wrong = next(step for step in reversed(of_row) if "ids" in step["data"])
+    wrong["data"]["ids"] = [*wrong["data"]["ids"][:-1], 0]
+    found = disagreements(outcomes)
+    assert (section, row, against) in {(entry["section"], entry["row"], entry["against"]) for entry in found}
+    assert {entry["section"] for entry in found} == {section}
+    assert f"{section}: ids differ from " in page({**report, "disagreements": found})
+
+
+def test_prompts_longer_than_the_context_are_left_out_everywhere() -> None:
+    measured = replace(HARDWARE, lengths=(4000,))
+    steps = plan({"nano-llama": LLAMA}, ["lengths", "gpu"], measured, [], [])
+    assert [step["section"] for step in steps] == ["end"]
 
 
 @pytest.mark.parametrize("name", ["create_buffer", "create_bind_group", "write_buffer", "submits", "readbacks"])

@@ -152,7 +152,7 @@ def test_a_script_that_is_not_text_is_refused(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (None, r"has no genai_config.json: give --model"),
+        (None, r"has no genai_config.json: give a folder"),
         ('{"model": ', r"genai_config.json is not JSON \(.*line 1 column 11.*\): repair it"),
         ("[]", r"model.decoder.filename is not a string"),
         ('{"model": {"decoder": {"filename": 3}}}', r"model.decoder.filename is not a string"),
@@ -167,9 +167,9 @@ def test_a_model_folder_that_cannot_work_is_refused(tmp_path: Path, config: str 
 
 
 def test_a_model_path_that_is_no_folder_is_refused(tmp_path: Path, model: Path) -> None:
-    with pytest.raises(CommandError, match="nowhere does not exist: give --model the folder"):
+    with pytest.raises(CommandError, match="nowhere does not exist: give a folder that"):
         check_model(tmp_path / "nowhere")
-    with pytest.raises(CommandError, match=r"model.onnx is not a folder: give --model the folder"):
+    with pytest.raises(CommandError, match=r"model.onnx is not a folder: give a folder that"):
         check_model(model / "model.onnx")
     assert check_model(model) == model
 
