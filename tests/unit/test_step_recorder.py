@@ -152,6 +152,10 @@ class Engine:
         """The buffers of these bind groups."""
         return {buffer for group in groups for _, buffer, _, _ in self.step.recording.groups[group].entries}
 
+    def positions(self) -> int:
+        """Before the new token, by the mask."""
+        return int(self.machine.memory[self.step.buffer_of[self.small.mask]].sum()) - 1
+
     @property
     def logits(self) -> Vector:
         return self.machine.memory[self.step.buffer_of[self.small.logits]]
@@ -435,6 +439,29 @@ def test_a_step_that_no_tape_repeats_is_left_to_orts_capture() -> None:
     assert outcome.step.note is not None
     assert outcome.step.note.startswith("the tape cannot be used: a replayed step differs from an eager one in logits")
     assert outcome.engine.tapes == {}, "no tape is left open"
+
+
+@pytest.mark.parametrize("passes", [("clears",), ("clears", "direct")])
+def test_recorded_kernels_that_fail_at_a_long_length_only_are_not_used(passes: Sequence[str]) -> None:
+    def prepare(engine: Engine) -> None:
+        engine.spoils = lambda tape, at: 1.0 if tape.played and at == CAPACITY else 0.0
+
+    outcome = record(passes=passes, prepare=prepare)
+    assert (outcome.step.capture, outcome.step.tape) == ("ort", 0)
+    assert outcome.engine.tapes == {}
+
+
+def test_orts_capture_is_compared_at_a_long_length_too() -> None:
+    def prepare(engine: Engine) -> None:
+        long = CAPACITY - 1
+        engine.spoils = lambda tape, at: 1.0 if tape.played or engine.positions() == long else 0.0
+
+    with pytest.warns(FallbackWarning):
+        outcome = record(prepare=prepare)
+    assert (outcome.step.capture, outcome.step.tape) == ("off", 0)
+    assert outcome.step.note is not None
+    assert outcome.step.note.count("a replayed step differs from an eager one in logits") == 2
+    assert outcome.engine.retired == [CAPTURED]
 
 
 def test_copies_that_the_next_kernel_changes_a_part_of_are_played() -> None:

@@ -43,7 +43,8 @@ PROBE_TOKENS = 5
 """Positions before the step that is compared."""
 
 LONG_PROBE = 700
-"""Positions before a second step that is compared where kernels are ours: attention there is split."""
+"""Positions before a second step that is compared: attention there is split, and what was frozen at the length of the
+recorded run shows."""
 
 NO_INDIRECT = "no indirect dispatches"
 
@@ -84,7 +85,8 @@ class StepRecorder:
             lost = copies_lost_by_ort(ops)
             if lost:
                 raise TapeError(f"onnxruntime-web's capture loses {lost} buffer copies of this model's decode step")
-            await self._check(partial(engine.run, self.step.captured), self._probe_length)
+            for length in self._probe_lengths:
+                await self._check(partial(engine.run, self.step.captured), length)
             return replace(self.step, capture="ort", note="; ".join(notes) or None)
         except TapeError as error:
             notes.append(str(error))
@@ -172,7 +174,6 @@ class StepRecorder:
             poison={*cleared, *(place.id for place in placement.places.values() if place.kind == "recorded")},
             tables=fused.tables,
             fused=fused.spec(buffers.owner),
-            lengths=(self._probe_length, min(LONG_PROBE, buffers.capacity - 1)),
         )
 
     async def _direct(self, recording: Recording, ops: Sequence[Command]) -> tuple[list[list[Any]], list[bytes]]:
@@ -230,9 +231,8 @@ class StepRecorder:
         poison: Collection[int] = (),
         tables: Sequence[bytes] = (),
         fused: Mapping[str, Any] = NOT_FUSED,
-        lengths: Collection[int] | None = None,
     ) -> int:
-        """A tape that was seen to do what an eager step does after each of `lengths` positions.
+        """A tape that was seen to do what an eager step does after few positions and after many.
 
         What the step writes and need not keep, `poison` and the scratch of its kernels, is full of NaN before it.
         """
@@ -243,7 +243,7 @@ class StepRecorder:
         try:
             for table in tables:
                 engine.add_table(tape, table)
-            for length in sorted(set(lengths or (self._probe_length,))):
+            for length in self._probe_lengths:
 
                 async def play(length: int = length) -> None:
                     engine.poison(tape, recording.handle, poisoned)
@@ -256,8 +256,8 @@ class StepRecorder:
         return tape
 
     @property
-    def _probe_length(self) -> int:
-        return min(PROBE_TOKENS, self.buffers.capacity - 1)
+    def _probe_lengths(self) -> list[int]:
+        return sorted({min(length, self.buffers.capacity - 1) for length in (PROBE_TOKENS, LONG_PROBE)})
 
     async def _check(self, replay: Callable[[], Awaitable[None]], length: int) -> None:
         """Replay the step after `length` positions, run it eagerly, and compare logits and every byte of the KV cache.
@@ -266,7 +266,7 @@ class StepRecorder:
         TapeCheckError with the largest difference and the tolerance. Logits are full of NaN before each.
         """
         engine, buffers, about = self.step.engine, self.buffers, self.about
-        prefilled = min(length, self._probe_length)
+        prefilled = min(length, PROBE_TOKENS)
         await self.probe(buffers, [(7 * i + 3) % about.vocab_size for i in range(prefilled)])
         buffers.set_input(11 % about.vocab_size, length)
         watched = [(buffers.spans["logits"], about.logits_dtype)]
