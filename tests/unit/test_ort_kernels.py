@@ -264,11 +264,56 @@ def test_scalar_arrays_are_another_kernel(name: str) -> None:
     assert found(replace(KERNELS[name], vectors=False), UNIFORMS[name]) is None
 
 
-@pytest.mark.parametrize("side", ["input_a", "input_b"])
-def test_a_sum_with_a_scalar_is_another_kernel(side: str) -> None:
-    code = KERNELS["add"].code.replace(f"{side}: array<vec4<f32>>", f"{side}: array<f32>")
-    assert code != KERNELS["add"].code
-    assert found(KERNELS["add"], UNIFORMS["add"], code=code) is None
+@pytest.mark.parametrize(
+    ("name", "operand"),
+    [
+        *(("matmul", operand) for operand in ("a", "b", "output")),
+        *((name, operand) for name in ("add", "multiply") for operand in ("input_a", "input_b")),
+        *(("rotary", operand) for operand in ("packed_qkv", "present_key", "present_value")),
+        ("attention_split", "q"),
+    ],
+)
+@pytest.mark.parametrize("other", ["f32", "u32", "vec4<u32>"])
+def test_an_array_of_something_else_is_another_kernel(name: str, operand: str, other: str) -> None:
+    code = KERNELS[name].code.replace(f" {operand}: array<vec4<f32>>", f" {operand}: array<{other}>")
+    assert code != KERNELS[name].code
+    assert found(KERNELS[name], UNIFORMS[name], code=code) is None
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_arrays_of_two_precisions_are_another_kernel(name: str) -> None:
+    first, *_ = KERNELS[name].reads
+    code = KERNELS[name].code.replace(f" {first}: array<vec4<f32>>", f" {first}: array<vec4<f16>>")
+    assert code != KERNELS[name].code
+    assert found(KERNELS[name], UNIFORMS[name], code=code) is None
+
+
+def test_sums_of_attention_are_of_full_precision_in_float16_too() -> None:
+    for name in ("attention_split", "attention_join"):
+        code = KERNELS[name].code.replace("<f32>", "<f16>")
+        code = code.replace(" metadata: array<vec4<f16>>", " metadata: array<vec2<f32>>")
+        kernel = found(KERNELS[name], UNIFORMS[name], code=code)
+        assert kernel is not None
+        assert kernel.element == "f16"
+
+
+@pytest.mark.parametrize("name", ["add", "multiply"])
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_an_operand_of_one_element_is_spread_over_the_other(name: str, side: str) -> None:
+    # As onnxruntime-web writes it: the operand is declared as an array of vectors, and no shapes are uniforms.
+    kernel = replace(KERNELS[name], fields=(("vec_size", "u32"), ("element_count", "u32")))
+    uniforms = {"vec_size": 16, "element_count": 64}
+    assert found(kernel, uniforms) is not None
+    spread = f"let {side} = input_{side}_value_t(input_{side}[0].x);"
+    assert found(kernel.with_line(spread), uniforms) is None
+
+
+@pytest.mark.parametrize("name", ["add", "multiply"])
+def test_operands_of_other_shapes_are_spread(name: str) -> None:
+    kernel = replace(KERNELS[name], fields=KERNELS["add"].fields)
+    assert found(kernel, UNIFORMS["add"]) is not None
+    assert found(kernel, change("add", a_indices_shape=(1, 1, 1))) is None
+    assert found(kernel, change("add", b_indices_shape=1)) is None
 
 
 def test_sums_of_equal_shapes_declare_none() -> None:

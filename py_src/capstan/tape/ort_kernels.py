@@ -6,11 +6,12 @@ this operation and no other are all there. Whoever replaces it still compares a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from .recording import Dispatch, DispatchIndirect, Op, Recording
+from .recording import Dispatch, DispatchIndirect, Op, Pipeline, Recording
 from .uniforms import Number, uniform_values
 
 __all__ = ["OrtKernel", "recognise"]
@@ -60,6 +61,8 @@ class Signature:
 
 
 NORM_LACKS = ("x_element_t(mean)", "beta", "bias[")
+SPREAD = ("input_a[0]", "input_b[0]")
+"""An operand of one element, which is declared like any other."""
 ATTENTION_LACKS = ("softcap", "head_sink", "local_window", "attn_bias[", "attention_bias[")
 
 
@@ -137,6 +140,7 @@ SIGNATURES = (
         ("input_a", "input_b", "output"),
         has=("output[global_idx]=a * b;", "input_a: array<vec4<f", "input_b: array<vec4<f"),
         asked=("element_count",),
+        lacks=SPREAD,
         holds=same_sizes,
     ),
     Signature(
@@ -158,6 +162,7 @@ SIGNATURES = (
         ("input_a", "input_b", "output"),
         has=("output[global_idx]=a + b;", "input_a: array<vec4<f", "input_b: array<vec4<f"),
         asked=("element_count",),
+        lacks=SPREAD,
         holds=same_sizes,
     ),
     Signature(
@@ -227,7 +232,9 @@ SIGNATURES = (
             "indirect_buffer",
         ),
         has=(
-            "packed_qkv: array<vec4<",
+            "packed_qkv: array<vec4<f",
+            "present_key: array<vec4<f",
+            "present_value: array<vec4<f",
             "let base_position = 0u;",
             "let idx_j = idx_i + uniforms.half_rotary_dim;",
             "let q_re = q_i * cos_v - q_j * sin_v;",
@@ -249,7 +256,7 @@ SIGNATURES = (
             "out_split_vx",
             "metadata",
         ),
-        has=("q: array<vec4<", "return q_element_t(0);", "q_element_t(uniforms.alpha)", "exp(f32(tile_qk"),
+        has=("q: array<vec4<f", "return q_element_t(0);", "q_element_t(uniforms.alpha)", "exp(f32(tile_qk"),
         asked=("alpha",),
         lacks=ATTENTION_LACKS,
         holds=one_query,
@@ -266,6 +273,15 @@ SIGNATURES = (
 BY_BINDINGS: dict[tuple[str, ...], list[Signature]] = {}
 for signature in SIGNATURES:
     BY_BINDINGS.setdefault(signature.bindings, []).append(signature)
+
+
+FLOATS = re.compile(r"var<storage, \w+> (\w+) ?: array<(?:vec[24]<)?(f16|f32)>")
+
+
+def element_of(pipeline: Pipeline) -> str | None:
+    """'f16' or 'f32', None if the pipeline's arrays are of both or neither; attention's sums are always f32."""
+    found = {element for name, element in FLOATS.findall(pipeline.code) if name != "metadata"}
+    return found.pop() if len(found) == 1 else None
 
 
 def recognise(recording: Recording, op: Op, uploaded: Mapping[int, bytes]) -> OrtKernel | None:
@@ -289,8 +305,12 @@ def recognise(recording: Recording, op: Op, uploaded: Mapping[int, bytes]) -> Or
             uniforms = uniform_values(pipeline.code, uploaded.get(buffer, b""))
         else:
             at[name] = buffer
-    kernel = OrtKernel("", at, uniforms, "f16" if "<f16>" in pipeline.code else "f32")
-    for signature in BY_BINDINGS.get(tuple(at), ()):
+    signatures = BY_BINDINGS.get(tuple(at), ())
+    element = element_of(pipeline) if signatures else None
+    if element is None:
+        return None
+    kernel = OrtKernel("", at, uniforms, element)
+    for signature in signatures:
         code = pipeline.code
         fits = all(part in code for part in signature.has) and not any(part in code for part in signature.lacks)
         try:
