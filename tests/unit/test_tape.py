@@ -102,6 +102,22 @@ class TestCheckReplayable:
             check_replayable(recording(ops, (1, 2, 3)))
 
     @pytest.mark.parametrize(
+        "second",
+        [Write(3, 4, b"cccc"), Write(3, 7, b"cccc"), Write(3, 0, b"aaab"), Write(3, 2, b"aabc"), Write(3, 0, b"baaab")],
+    )
+    def test_refuses_another_range_that_overlaps_with_different_contents(self, second: Write) -> None:
+        first = Write(3, 0, b"aaaabbbb")
+        for ops in ([first, run(100, PARAMETRIC), second], [second, run(100, PARAMETRIC), first]):
+            with pytest.raises(TapeError, match="buffer 3 is uploaded twice in one step with different contents"):
+                check_replayable(recording(ops, (1, 2, 3)))
+
+    @pytest.mark.parametrize("second", [Write(3, 4, b"bbbbcc"), Write(3, 8, b"cc"), Write(3, 2, b"aabb")])
+    def test_accepts_another_range_that_agrees_where_it_overlaps(self, second: Write) -> None:
+        first = Write(3, 0, b"aaaabbbb")
+        for ops in ([first, second], [second, first]):
+            check_replayable(recording([*ops, run(100, PARAMETRIC)], (1, 2, 3)))
+
+    @pytest.mark.parametrize(
         "change", [run(100), Copy(1, 0, 2, 0, 4), Clear(2, 0, 4)], ids=["dispatch", "copy", "clear"]
     )
     def test_refuses_an_upload_that_the_step_changes(self, change: Op) -> None:

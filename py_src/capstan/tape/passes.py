@@ -57,20 +57,27 @@ def check_replayable(recording: Recording) -> None:
     Host writes are not replayed, so what they uploaded must stay: no byte range may be written twice with different
     contents, and none may be changed by the step itself.
     """
-    written: dict[tuple[int, int], bytes] = {}
+    written: dict[int, list[Write]] = {}
     for op in recording.ops:
         if not isinstance(op, Write):
             continue
-        before = written.setdefault((op.buffer, op.offset), op.data)
-        if before != op.data:
+        before = written.setdefault(op.buffer, [])
+        if not all(_agree(op, other) for other in before):
             raise TapeError(
                 f"buffer {op.buffer} is uploaded twice in one step with different contents; it cannot be replayed"
             )
-    uploaded = {buffer for buffer, _ in written}
+        before.append(op)
+    uploaded = written.keys()
     for op in recording.ops:
         changed = uploaded & recording.writes(op) if not isinstance(op, Write) else frozenset()
         if changed:
             raise TapeError(f"buffer {min(changed)} is uploaded by the host and then changed by the step itself")
+
+
+def _agree(a: Write, b: Write) -> bool:
+    """Whether two uploads into one buffer are the same where they overlap."""
+    first, last = max(a.offset, b.offset), min(a.offset + len(a.data), b.offset + len(b.data))
+    return first >= last or a.data[first - a.offset : last - a.offset] == b.data[first - b.offset : last - b.offset]
 
 
 def reaching_definition(recording: Recording, ops: Sequence[Op], use: int, buffer: int) -> int | None:
