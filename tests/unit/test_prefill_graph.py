@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import pytest
 
 from capstan.tape import Int4Weights, Recorded, Recording, fuse_prefill
 from capstan.tape.matmul import MatMul, Quantize
@@ -30,11 +32,23 @@ class Sketch:
     pipelines: dict[int, Pipeline] = field(default_factory=dict)
     groups: dict[int, BindGroup] = field(default_factory=dict)
     uniforms: dict[int, bytes] = field(default_factory=dict)
+    known: dict[str, Int4Weights] = field(default_factory=dict)
+    """Weights that are not of the usual shape, or whose scales are others'; by name."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Bytes of buffers that are not large."""
 
     def id(self, name: str) -> int:
         return self.ids.setdefault(name, len(self.ids) + 1)
 
-    def run(self, code: str, reads: dict[str, str], writes: dict[str, str], x: int = 1, rows: int = ROWS) -> None:
+    def run(
+        self,
+        code: str,
+        reads: dict[str, str],
+        writes: dict[str, str],
+        groups: tuple[int, int, int] = (1, 1, 1),
+        rows: int = ROWS,
+        offset: int = 0,
+    ) -> None:
         """Dispatch a kernel that binds buffers by the names of its WGSL."""
         number = len(self.ops)
         bound = [*reads.items(), *writes.items()]
@@ -43,16 +57,17 @@ class Sketch:
         uniform = self.id(f"uniforms {number}")
         self.uniforms[uniform] = struct.pack("<I", rows)
         access[0, len(bound)], names[0, len(bound)] = "uniform", "uniforms"
-        entries = [(i, self.id(buffer), 0, 1 << 20) for i, (_, buffer) in enumerate(bound)]
+        entries = [(i, self.id(buffer), offset, 1 << 20) for i, (_, buffer) in enumerate(bound)]
         self.groups[number] = BindGroup((*entries, (len(bound), uniform, 0, 16)))
         self.pipelines[number] = Pipeline(f"kernel {number}", access, UNIFORMS + code, names)
-        self.ops.append(Dispatch(number, (number,), x, 1, 1))
+        self.ops.append(Dispatch(number, (number,), *groups))
 
     def fused(self, weights: list[str], lasting: list[str], int8: bool = True) -> Placement:
         writes = tuple(Write(buffer, 0, data) for buffer, data in self.uniforms.items())
-        sizes = dict.fromkeys(self.ids.values(), 1 << 20)
+        sizes = dict.fromkeys(self.ids.values(), 1 << 20) | {self.id(name): size for name, size in self.sizes.items()}
         recording = Recording(1, (*writes, *self.ops), self.pipelines, self.groups, sizes)
         known = {self.id(name): Int4Weights(self.id(f"{name} scales"), N, K, 32, int8) for name in weights}
+        known |= {self.id(name): found for name, found in self.known.items()}
         return fuse_prefill(recording, self.ops, [self.id(name) for name in lasting], known, ROWS)
 
     def quantized(self, x: str, to: str) -> None:
@@ -62,18 +77,30 @@ class Sketch:
         reads = {"input_a": x, "scales_a": f"{x} scales", "input_b": weights, "scales_b": f"{weights} scales"}
         self.run(PRODUCT, reads, {"output": y}, rows=rows)
 
-    def layered(self) -> None:
+    def tiled_product(self, x: str, weights: str, y: str, element: str = "f16", offset: int = 0) -> None:
+        """In float, as onnxruntime-web computes it where the model allows no int8."""
+        reads = {"input_a": x, "input_b": weights, "scales": f"{weights} scales"}
+        self.run(PRODUCT.replace("f16", element), reads, {"output": y}, offset=offset)
+
+    def layered(self, activation: str = ACTIVATION, up_reads: str = "x") -> None:
         """A gated layer as onnxruntime-web runs it in int8: each product brings its input into int8 itself."""
-        for half in ("gate", "up"):
-            self.quantized("x", "q")
+        for half, x in (("gate", "x"), ("up", up_reads)):
+            self.quantized(x, "q")
             self.int8_product("q", f"W {half}", half)
-        self.run(ACTIVATION, {"gate": "gate", "up": "up"}, {"output": "h"})
+        self.run(activation, {"gate": "gate", "up": "up"}, {"output": "h"})
         self.quantized("h", "q")
         self.int8_product("q", "W down", "y")
 
 
 def kinds(placement: Placement) -> list[type]:
     return [type(node.what) for node in placement.nodes]
+
+
+def read_by(sketch: Sketch, placement: Placement, index: int) -> list[str]:
+    """The recorded buffers that an operation reads, by name."""
+    names = {id_: name for name, id_ in sketch.ids.items()}
+    places = [placement.places[value] for value in placement.nodes[index].reads]
+    return [names[place.id] for place in places if place.kind == "recorded"]
 
 
 def test_a_gated_layer_in_int8_becomes_two_products() -> None:
@@ -100,13 +127,37 @@ def test_halves_that_others_read_are_not_joined() -> None:
     assert kinds(placement) == [Quantize, MatMul, MatMul, Recorded, Quantize, MatMul, Recorded]
 
 
-def test_products_by_subgroup_matrices_are_replaced_where_they_leave_a_gpu_idle() -> None:
-    for groups, expected in ((64, [Quantize, MatMul]), (256, [Recorded, Recorded])):
-        sketch = Sketch()
-        sketch.run("layout", {"input_a": "x"}, {"output_a": "a"})
-        reads = {"input_a": "a", "input_b": "W", "scales_b": "W scales"}
-        sketch.run(PRODUCT, reads, {"output": "y"}, x=groups)
-        assert kinds(sketch.fused(["W"], ["y"])) == expected
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ((64, 1, 1), [Quantize, MatMul]),
+        ((1, 191, 1), [Quantize, MatMul]),
+        ((192, 1, 1), [Recorded, Recorded]),
+        ((16, 12, 1), [Recorded, Recorded]),
+        ((8, 8, 3), [Recorded, Recorded]),
+    ],
+)
+def test_products_by_subgroup_matrices_are_replaced_where_they_leave_a_gpu_idle(
+    groups: tuple[int, int, int], expected: list[type]
+) -> None:
+    sketch = Sketch()
+    sketch.run("layout", {"input_a": "x"}, {"output_a": "a"})
+    reads = {"input_a": "a", "input_b": "W", "scales_b": "W scales"}
+    sketch.run(PRODUCT, reads, {"output": "y"}, groups=groups)
+    placement = sketch.fused(["W"], ["y"])
+    assert kinds(placement) == expected
+    if expected[0] is Quantize:
+        assert read_by(sketch, placement, 0) == ["x"]
+
+
+def test_other_products_are_replaced_however_many_workgroups_they_have() -> None:
+    sketch = Sketch()
+    sketch.quantized("x", "q")
+    reads = {"input_a": "q", "scales_a": "q scales", "input_b": "W", "scales_b": "W scales"}
+    sketch.run(PRODUCT, reads, {"output": "y"}, groups=(1000, 1, 1))
+    reads = {"input_a": "x", "input_b": "V", "scales": "V scales"}
+    sketch.run(PRODUCT, reads, {"output": "z"}, groups=(1000, 1, 1))
+    assert kinds(sketch.fused(["W", "V"], ["y", "z"])) == [Quantize, MatMul, Quantize, MatMul]
 
 
 def test_products_in_float_stay_where_the_model_wants_them() -> None:
@@ -134,3 +185,200 @@ def test_a_product_whose_input_is_gone_when_it_is_joined_stays_as_recorded() -> 
     sketch.run(ACTIVATION, {"gate": "gate", "up": "up"}, {"output": "x"})
     placement = sketch.fused(["W gate", "W up"], ["x"])
     assert kinds(placement) == [Quantize, MatMul], "int8 is made before x changes"
+
+
+def test_products_have_scratch_for_int8_and_for_what_they_make() -> None:
+    sketch = Sketch()
+    sketch.layered()
+    placement = sketch.fused(["W gate", "W up", "W down"], ["y"])
+    first, gated, second, _ = placement.nodes
+    made = [placement.places[value] for node in (first, gated, second) for value in node.writes]
+    assert {place.kind for place in made} == {"scratch"}
+    # The gated half is [ROWS, N] in float16, as large as the int8 of x [ROWS, K] doubled.
+    assert [placement.scratch[place.id] for place in made] == [
+        *(ROWS * K, ROWS * K // 8),
+        ROWS * N * 2,
+        *(ROWS * K, ROWS * K // 8),
+    ]
+
+
+def test_a_product_in_float32() -> None:
+    sketch = Sketch(sizes={"y": ROWS * N * 4})
+    sketch.tiled_product("x", "W", "y", "f32")
+    first, product = (node.what for node in sketch.fused(["W"], ["y"]).nodes)
+    assert isinstance(first, Quantize)
+    assert isinstance(product, MatMul)
+    assert (first.group, first.element) == (32, "f32")
+    assert (product.n, product.k, product.block, product.element) == (N, K, 32, "f32")
+
+
+@pytest.mark.parametrize(("element", "bytes_"), [("f16", 2), ("f32", 4)])
+def test_a_product_whose_output_has_no_room_for_all_rows_is_another(element: str, bytes_: int) -> None:
+    for size, expected in ((ROWS * N * bytes_, [Quantize, MatMul]), (ROWS * N * bytes_ - 4, [Recorded])):
+        sketch = Sketch(sizes={"y": size})
+        sketch.tiled_product("x", "W", "y", element)
+        assert kinds(sketch.fused(["W"], ["y"])) == expected
+
+
+@pytest.mark.parametrize(("n", "k", "block"), [(N, 48, 16), (N, 80, 16), (N, 96, 64), (N, 48, 32), (510, K, 32)])
+def test_shapes_that_the_kernel_does_not_cover_stay_as_recorded(n: int, k: int, block: int) -> None:
+    sketch = Sketch()
+    sketch.tiled_product("x", "W", "y")
+    weights = Int4Weights(sketch.id("W scales"), N, K, 32, int8=True)
+    sketch.known["W"] = weights
+    assert kinds(sketch.fused([], ["y"])) == [Quantize, MatMul]
+    sketch.known["W"] = replace(weights, n=n, k=k, block=block)
+    assert kinds(sketch.fused([], ["y"])) == [Recorded]
+
+
+def test_rows_that_are_no_whole_groups_of_int8_stay_as_recorded() -> None:
+    sketch = Sketch()
+    sketch.quantized("x", "q")
+    sketch.int8_product("q", "W", "y")
+    sketch.known["W"] = Int4Weights(sketch.id("W scales"), N, 96, 32, int8=True)
+    assert kinds(sketch.fused([], ["y"])) == [Recorded, Recorded]
+
+
+def test_a_product_by_other_scales_is_another() -> None:
+    sketch = Sketch()
+    sketch.tiled_product("x", "W", "y")
+    sketch.known["W"] = Int4Weights(sketch.id("V scales"), N, K, 32, int8=True)
+    assert kinds(sketch.fused([], ["y"])) == [Recorded]
+
+
+def test_weights_that_the_run_writes_are_not_taken_for_constant() -> None:
+    sketch = Sketch()
+    sketch.tiled_product("x", "W", "y")
+    sketch.run("change", {"a": "z"}, {"b": "W"})
+    assert kinds(sketch.fused(["W"], ["y", "W"])) == [Recorded, Recorded]
+
+
+@pytest.mark.parametrize("extra", ["bias", "zero_points"])
+def test_a_product_that_reads_more_is_another(extra: str) -> None:
+    sketch = Sketch()
+    reads = {"input_a": "x", "input_b": "W", "scales": "W scales", extra: "more"}
+    sketch.run(PRODUCT, reads, {"output": "y"})
+    assert kinds(sketch.fused(["W"], ["y"])) == [Recorded]
+
+
+def test_a_part_of_a_buffer_is_not_what_a_replacement_would_bind() -> None:
+    sketch = Sketch()
+    sketch.tiled_product("x", "W", "y", offset=256)
+    assert kinds(sketch.fused(["W"], ["y"])) == [Recorded]
+
+
+@pytest.mark.parametrize(
+    ("code", "writes"),
+    [
+        ("quantize in another way", {"output": "q", "scales": "q scales"}),
+        (QUANTIZE, {"other": "q", "scales": "q scales"}),
+    ],
+)
+def test_int8_that_was_made_in_an_unknown_way_is_multiplied_as_it_was(code: str, writes: dict[str, str]) -> None:
+    sketch = Sketch()
+    sketch.run(code, {"input_a": "x"}, writes)
+    sketch.int8_product("q", "W", "y")
+    assert kinds(sketch.fused(["W"], ["y"], int8=False)) == [Recorded, Recorded]
+    assert kinds(sketch.fused(["W"], ["y"], int8=True)) == [Recorded, Recorded]
+
+
+def test_int8_may_be_asked_for_by_the_recorded_kernel_alone() -> None:
+    sketch = Sketch()
+    sketch.quantized("x", "q")
+    sketch.int8_product("q", "W", "y")
+    assert kinds(sketch.fused(["W"], ["y"], int8=False)) == [Quantize, MatMul]
+
+
+SEPARATE = [Quantize, MatMul, MatMul, Recorded, Quantize, MatMul]
+
+
+class TestGates:
+    @pytest.mark.parametrize(
+        "line", ["let activated_value = gate_value * (one / (one + exp(-gate_value)));", "activated_value * up_value"]
+    )
+    def test_another_activation_is_not_joined(self, line: str) -> None:
+        sketch = Sketch()
+        assert line in ACTIVATION
+        sketch.layered(ACTIVATION.replace(line, "something else"))
+        assert kinds(sketch.fused(["W gate", "W up", "W down"], ["y"])) == SEPARATE
+
+    def test_halves_of_different_inputs_are_not_joined(self) -> None:
+        sketch = Sketch()
+        sketch.layered(up_reads="z")
+        placement = sketch.fused(["W gate", "W up", "W down"], ["y"])
+        assert kinds(placement) == [Quantize, MatMul, Quantize, MatMul, Recorded, Quantize, MatMul]
+        assert [read_by(sketch, placement, index) for index in (0, 2)] == [["x"], ["z"]]
+
+    def test_halves_of_different_blocks_are_not_joined(self) -> None:
+        sketch = Sketch()
+        sketch.layered()
+        sketch.known["W up"] = Int4Weights(sketch.id("W up scales"), N, K, 64, int8=True)
+        assert kinds(sketch.fused(["W gate", "W down"], ["y"])) == SEPARATE
+
+    @pytest.mark.parametrize("half", ["gate", "up"])
+    def test_a_half_that_outlives_the_run_is_not_joined(self, half: str) -> None:
+        sketch = Sketch()
+        sketch.layered()
+        assert kinds(sketch.fused(["W gate", "W up", "W down"], ["y", half])) == SEPARATE
+
+    @pytest.mark.parametrize("half", ["gate", "up"])
+    def test_a_half_that_others_read_is_not_joined(self, half: str) -> None:
+        sketch = Sketch()
+        sketch.layered()
+        sketch.run("copy", {"a": half}, {"b": "z"})
+        assert kinds(sketch.fused(["W gate", "W up", "W down"], ["y", "z"])) == [*SEPARATE, Recorded]
+
+    @pytest.mark.parametrize("half", ["gate", "up"])
+    def test_a_half_that_is_no_product_of_ours_is_not_joined(self, half: str) -> None:
+        other = {"gate": "up", "up": "gate"}[half]
+        sketch = Sketch()
+        # Of what the other kernel makes, a part is read by nobody.
+        sketch.run("split", {"a": "z"}, {"b": half, "c": "unread"})
+        sketch.tiled_product("x", f"W {other}", other)
+        sketch.run(ACTIVATION, {"gate": "gate", "up": "up"}, {"output": "h"})
+        assert kinds(sketch.fused([f"W {other}"], ["h"])) == [Recorded, Quantize, MatMul, Recorded]
+
+    @pytest.mark.parametrize("half", ["gate", "up"])
+    def test_a_half_from_outside_the_run_is_not_joined(self, half: str) -> None:
+        other = {"gate": "up", "up": "gate"}[half]
+        sketch = Sketch()
+        sketch.tiled_product("x", f"W {other}", other)
+        sketch.run(ACTIVATION, {"gate": "gate", "up": "up"}, {"output": "h"})
+        assert kinds(sketch.fused([f"W {other}"], ["h"])) == [Quantize, MatMul, Recorded]
+
+    def test_a_product_that_is_both_halves_is_not_joined(self) -> None:
+        sketch = Sketch()
+        sketch.tiled_product("x", "W", "gate")
+        sketch.run(ACTIVATION, {"gate": "gate", "up": "gate"}, {"output": "h"})
+        assert kinds(sketch.fused(["W"], ["h"])) == [Quantize, MatMul, Recorded]
+
+
+def test_one_input_in_int8_by_two_rules_is_made_twice() -> None:
+    sketch = Sketch()
+    sketch.quantized("x", "q")
+    sketch.int8_product("q", "W", "y")
+    sketch.tiled_product("x", "V", "z")
+    placement = sketch.fused(["W", "V"], ["y", "z"])
+    assert kinds(placement) == [Quantize, MatMul, Quantize, MatMul]
+    groups = [node.what.group for node in placement.nodes if isinstance(node.what, Quantize)]
+    assert groups == [128, 32]
+
+
+def test_two_inputs_are_brought_into_int8_each() -> None:
+    sketch = Sketch()
+    for x, y in (("x", "y"), ("y", "z")):
+        sketch.quantized(x, "q")
+        sketch.int8_product("q", "W", y)
+    placement = sketch.fused(["W"], ["y", "z"])
+    assert kinds(placement) == [Quantize, MatMul, Quantize, MatMul]
+    assert [read_by(sketch, placement, index) for index in (0, 2)] == [["x"], ["y"]]
+
+
+def test_an_input_that_changes_in_between_is_brought_into_int8_anew() -> None:
+    sketch = Sketch()
+    sketch.tiled_product("x", "W", "gate")
+    sketch.run("change", {"a": "gate"}, {"b": "x"})
+    sketch.tiled_product("x", "V", "up")
+    sketch.run(ACTIVATION, {"gate": "gate", "up": "up"}, {"output": "h"})
+    placement = sketch.fused(["W", "V"], ["h"])
+    assert kinds(placement) == [Quantize, MatMul, Recorded, Quantize, MatMul, Recorded]

@@ -107,7 +107,8 @@ class TestCheckReplayable:
     )
     def test_refuses_another_range_that_overlaps_with_different_contents(self, second: Write) -> None:
         first = Write(3, 0, b"aaaabbbb")
-        for ops in ([first, run(100, PARAMETRIC), second], [second, run(100, PARAMETRIC), first]):
+        orders: list[list[Op]] = [[first, run(100, PARAMETRIC), second], [second, run(100, PARAMETRIC), first]]
+        for ops in orders:
             with pytest.raises(TapeError, match="buffer 3 is uploaded twice in one step with different contents"):
                 check_replayable(recording(ops, (1, 2, 3)))
 

@@ -108,6 +108,8 @@ def _read(
         if not (quantized or found.int8):
             return None
         x, position = origin.get(reads[at["input_a"]], (reads[at["input_a"]], index))
+        if quantized and (position == index or found.k % QUANTIZED):
+            return None  # What is in int8 already, by who knows which rule, cannot be brought into it.
         if position != index and not quantized and op.x * op.y * op.z >= MATRICES_FULL:
             return None
         group = QUANTIZED if quantized else RUN
@@ -180,8 +182,9 @@ def _gate(recording: Recording, ops: Sequence[Command], graph: StepGraph) -> Ste
         if gate is None or up is None or gate is up:
             continue
         a, b = gate.what, up.what
-        alone = all(readers[v] == [node] and v not in lasting for half in (gate, up) for v in half.writes)
-        if not (isinstance(a, MatMul) and isinstance(b, MatMul) and alone):
+        if not (isinstance(a, MatMul) and isinstance(b, MatMul)):
+            continue
+        if not all(readers[v] == [node] and v not in lasting for half in (gate, up) for v in half.writes):
             continue
         if replace(a, weights=0, scales=0) != replace(b, weights=0, scales=0):
             continue
