@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 
@@ -80,6 +81,11 @@ class TestValues:
     def test_a_part_copy_leaves_the_rest(self, copy: Copy) -> None:
         graph = plain(((1,), (2,)), ((2,), (9,)), between={1: copy})
         assert set(graph.nodes[0].writes) < set(graph.nodes[1].reads)
+
+    @pytest.mark.parametrize("copy", [Copy(1, 0, 2, 0, SIZE - 4), Copy(1, 0, 2, 4, SIZE - 4)])
+    def test_a_part_copy_leaves_the_rest_of_what_was_read_before_too(self, copy: Copy) -> None:
+        graph = plain(((1,), (2,)), ((2,), (3,)), ((2,), (9,)), between={2: copy})
+        assert set(graph.nodes[0].writes) < set(graph.nodes[2].reads)
 
     def test_counts_of_an_indirect_dispatch_are_read(self) -> None:
         recording = Recording(
@@ -223,6 +229,34 @@ class TestShapes:
     )
     def test_products_are_of_whole_runs_and_blocks(self, k: int, block: int, fits: bool) -> None:
         assert fits_matvec(MatVec(1, 2, 64, k, block, "f32")) is fits
+
+    @pytest.mark.parametrize(
+        ("k", "n", "element", "fits"),
+        [
+            (64, 4, "f32", True),
+            (64, 8, "f16", True),
+            (64, 4, "f16", False),
+            (64, 12, "f16", False),
+            (64, 6, "f32", False),
+            (66, 8, "f32", False),
+            (66, 8, "f16", False),
+        ],
+    )
+    def test_dense_products_are_of_whole_vectors(self, k: int, n: int, element: str, fits: bool) -> None:
+        assert fits_matvec(MatVec(1, None, n, k, 0, element)) is fits
+
+    def test_dense_products_of_other_shapes_stay_as_recorded(self) -> None:
+        small = Small(dense=True)
+        # As large as the kernel of float32 covers, and not that of float16.
+        small.matmul(small.embedded(), 36, WIDTH)
+        for element, expected in (("<f32>", MatVec), ("<f16>", Recorded)):
+            step = small.sketch.record(recycle=False)
+            pipelines = {
+                id_: replace(made, code=made.code.replace("<f32>", element))
+                for id_, made in step.recording.pipelines.items()
+            }
+            graph = read(replace(step, recording=replace(step.recording, pipelines=pipelines)), EVERY)
+            assert kinds(graph, 1) == [expected]
 
     @pytest.mark.parametrize("gated", [False, True])
     def test_others_stay_as_recorded(self, gated: bool) -> None:
