@@ -31,7 +31,7 @@ from capstan.tape import (
 
 READ_TO_WRITE = Pipeline("read to write", {(0, 0): "read", (0, 1): "read_write"})
 WITH_UNIFORM = Pipeline("with uniform", {(0, 0): "read", (0, 1): "read_write", (0, 2): "uniform"})
-PLAIN, PARAMETRIC = 1, 2
+PLAIN, PARAMETRIC, OTHER = 1, 2, 3
 SIZE = 64
 
 
@@ -49,7 +49,11 @@ def recording(ops: Sequence[Op], *bound: tuple[int, ...]) -> Recording:
             case Clear() | Write() | DispatchIndirect():
                 buffers.add(op.buffer)
     return Recording(
-        7, tuple(ops), {PLAIN: READ_TO_WRITE, PARAMETRIC: WITH_UNIFORM}, groups, dict.fromkeys(buffers, SIZE)
+        7,
+        tuple(ops),
+        {PLAIN: READ_TO_WRITE, PARAMETRIC: WITH_UNIFORM, OTHER: WITH_UNIFORM},
+        groups,
+        dict.fromkeys(buffers, SIZE),
     )
 
 
@@ -112,7 +116,9 @@ class TestCheckReplayable:
             with pytest.raises(TapeError, match="buffer 3 is uploaded twice in one step with different contents"):
                 check_replayable(recording(ops, (1, 2, 3)))
 
-    @pytest.mark.parametrize("second", [Write(3, 4, b"bbbbcc"), Write(3, 8, b"cc"), Write(3, 2, b"aabb")])
+    @pytest.mark.parametrize(
+        "second", [Write(3, 4, b"bbbbcc"), Write(3, 8, b"cc"), Write(3, 10, b"ccccdddd"), Write(3, 2, b"aabb")]
+    )
     def test_accepts_another_range_that_agrees_where_it_overlaps(self, second: Write) -> None:
         first = Write(3, 0, b"aaaabbbb")
         for ops in ([first, second], [second, first]):
@@ -203,8 +209,15 @@ class TestDirectDispatches:
 
     @pytest.mark.parametrize(
         ("second", "uniform"),
-        [(run(101, PARAMETRIC), b"else"), (run(101, PARAMETRIC, x=2), b"same"), (run(101), b"same")],
-        ids=["uniforms", "size", "pipeline"],
+        [
+            (run(101, PARAMETRIC), b"else"),
+            (run(101, PARAMETRIC, x=2), b"same"),
+            (Dispatch(PARAMETRIC, (101,), 1, 2, 1), b"same"),
+            (Dispatch(PARAMETRIC, (101,), 1, 1, 2), b"same"),
+            (run(101), b"same"),
+            (run(101, OTHER), b"same"),
+        ],
+        ids=["uniforms", "width", "height", "depth", "bindings", "pipeline"],
     )
     def test_definitions_that_may_differ_get_tables_of_their_own(self, second: Dispatch, uniform: bytes) -> None:
         ops: list[Op] = [run(100, PARAMETRIC), indirect(102, 2), second, indirect(103, 3)]
