@@ -141,7 +141,7 @@ def play_in(
 
 def tail(log: Path) -> str:
     """The browser's last words."""
-    return " | ".join(log.read_text(errors="replace").strip().splitlines()[-4:])[-800:]
+    return " | ".join(log.read_text(errors="replace").strip().splitlines()[-4:])[-800:] or "it said nothing"
 
 
 def probe_adapter(make_server: Callable[[], BenchServer], browser: Path, flags: Sequence[str]) -> dict[str, Any]:

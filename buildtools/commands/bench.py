@@ -141,19 +141,19 @@ def write_readme() -> int:
 
 
 def pack(folder: Path, given: dict[str, Path]) -> int:
-    """Write the site, the page, the runner, Transformers.js, the correctness cases, the fixtures and the given models
-    into a folder and an archive; both appear once they are complete."""
+    """Write the site, the page, the runner, Transformers.js, the correctness cases with their models and the given
+    models into a folder and an archive; both appear once they are complete."""
     from benches.correctness import FIXTURES
 
-    fixtures = {name: ROOT / "tests/fixtures" / name for name in FIXTURES}
-    for name in fixtures:
-        if given.get(name, fixtures[name]) != fixtures[name]:
-            raise CommandError(f"{given[name]} has the name of a fixture of the pack, {name}: rename the folder")
+    own = {"bundled": BUNDLED, **{name: ROOT / "tests/fixtures" / name for name in FIXTURES}}
+    for name in own:
+        if given.get(name, own[name]) != own[name]:
+            raise CommandError(f"{given[name]} has the name of a model of the pack's own, {name}: rename the folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     archive = archive_of(folder)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".pack-") as scratch:
         made = Path(scratch) / folder.name
-        fill(made, fixtures, given)
+        fill(made, own, given)
         with tarfile.open(Path(scratch) / archive.name, "w:xz", preset=6) as packed:
             packed.add(made, folder.name)
         if folder.exists():
@@ -164,8 +164,8 @@ def pack(folder: Path, given: dict[str, Path]) -> int:
     return 0
 
 
-def fill(folder: Path, fixtures: dict[str, Path], given: dict[str, Path]) -> None:
-    """Write all that a pack holds into a new folder."""
+def fill(folder: Path, own: dict[str, Path], given: dict[str, Path]) -> None:
+    """Write all that a pack holds into a new folder; `own` are the models that it has cases for."""
     from benches.correctness import cases
 
     from ..browser import HARDWARE_LINUX
@@ -185,6 +185,6 @@ def fill(folder: Path, fixtures: dict[str, Path], given: dict[str, Path]) -> Non
         shutil.copy(ROOT / "buildtools" / name, folder / "buildtools")
     host_flags = {"flags": ["--no-sandbox", "--enable-unsafe-webgpu", *HARDWARE_LINUX]}
     (folder / "about.json").write_text(json.dumps({**about(), **host_flags}, indent=1))
-    for name, source in {**fixtures, **given}.items():
+    for name, source in {**own, **given}.items():
         shutil.copytree(source, folder / "models" / name)
-    (folder / "cases.json").write_text(json.dumps(cases({"bundled": BUNDLED, **fixtures})))
+    (folder / "cases.json").write_text(json.dumps(cases(own)))

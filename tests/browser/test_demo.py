@@ -168,6 +168,7 @@ def test_a_bad_value_is_explained_at_its_field_and_the_next_run_works(
     expect(alert).to_contain_text(message, timeout=RUN_MS)
     expect(demo.page.locator("#" + field)).to_have_attribute("aria-invalid", "true")
     expect(demo.page.locator("#" + field)).to_be_focused()
+    assert (demo.text("capture"), demo.text("capture-note")) == ("–", ""), "nothing is prepared"
     demo.page.fill("#" + field, right)
     demo.page.keyboard.press("Control+Enter")
     demo.wait("status", "^Done$")
@@ -196,6 +197,11 @@ def test_stored_weights_are_listed_verified_and_removed(demo: Demo) -> None:
     row = demo.page.locator("#stored-rows tr").filter(has_text="nano-llama/model.onnx.data")
     expect(row).to_contain_text("232 kB")
     expect(row).to_contain_text("complete")
+    usual = demo.page.viewport_size
+    assert usual is not None
+    demo.page.set_viewport_size({"width": 390, "height": 844})
+    assert demo.page.evaluate("() => document.documentElement.scrollWidth") == 390, "a phone scrolls one way only"
+    demo.page.set_viewport_size(usual)
     row.get_by_role("button", name="Verify nano-llama/model.onnx.data").click()
     demo.wait("stored-note", "^Every byte is as it was stored. Kept")
     row.get_by_role("button", name="Remove nano-llama/model.onnx.data").click()

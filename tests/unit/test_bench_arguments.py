@@ -190,7 +190,8 @@ def test_a_pack_appears_whole_or_not_at_all(fails: bool, monkeypatch: pytest.Mon
     assert sorted(folder.parent.iterdir()) == [folder, folder.with_name("pack.tar.xz")]
 
 
-def test_a_model_with_the_name_of_a_fixture_is_not_packed(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="has the name of a fixture of the pack, nano-llama: rename"):
-        bench.pack(tmp_path / "pack", {"nano-llama": tmp_path})
+@pytest.mark.parametrize("name", ["nano-llama", "bundled"])
+def test_another_model_with_the_name_of_a_packs_own_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match=f"has the name of a model of the pack's own, {name}: rename"):
+        bench.pack(tmp_path / "pack", {name: tmp_path})
     assert list(tmp_path.iterdir()) == []

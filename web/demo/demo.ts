@@ -143,7 +143,7 @@ function forecast(): void {
   } else if (adapter.software) {
     notice.hidden = false;
     notice.textContent =
-      "WebGPU is software here: the CPU does the GPU's work, which is slow. It shows that the tape runs, not how fast it is.";
+      "WebGPU is software here: the CPU does the GPU's work. It shows that the tape runs, not how fast it is on a GPU.";
   }
   say("device", chosen);
   say("device-note", why);
@@ -354,6 +354,11 @@ function stopped({ tokens }: Run): void {
 
 function fail({ type, message, traceback }: RemoteError, field = ""): void {
   say("status", "");
+  if (current) {
+    // What was asked for has not come to be.
+    say("capture", UNKNOWN);
+    say("capture-note", "");
+  }
   say("error-title", type);
   say("error-message", message || "no message was given");
   say("error-traceback", traceback);
