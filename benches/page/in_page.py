@@ -116,7 +116,7 @@ async def generate(
     async with capstan.Generator(opened, params) as generator:
         await take(generator)
         if run_ahead is None and generator._run_ahead is not None:
-            bursts_seen[played(model, sampling, options)] = generator._run_ahead.next()
+            bursts_seen[played(model, sampling, options)] = generator._run_ahead.usual
         found = {"ids": ids, "first_ms": times[0] - start, "rest_ms": times[1] - times[0]}
         return {**found, "capture": generator.capture, "capture_note": generator.capture_note}
 

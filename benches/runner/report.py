@@ -217,8 +217,10 @@ def counters(rows: dict[str, Any]) -> str:
     ]
     titles = [name.replace("_", " ") for name in (*names, *hosts)]
     note = (
-        "Counted at WebGPU's prototypes, in workers of their own. Host time is what the Python loop that takes the "
-        "tokens does between its waits: JavaScript's share is encoding and submitting, Python's the rest of it."
+        "Counted at WebGPU's prototypes, in workers of their own: JavaScript's contenders from the first token to the "
+        "last, over the tokens after the first; Capstan from the prefill's end, over all of them. Host time is what "
+        "the Python loop that takes the tokens does between its waits: JavaScript's share is encoding and submitting, "
+        "Python's the rest of it."
     )
     return section("A decoded token", table(("", *titles), cells), note)
 

@@ -79,9 +79,11 @@ class Generator:
     def append_tokens(self, tokens: Iterable[int]) -> None:
         """Add tokens (ids of the vocabulary) to the sequence; the model runs on them when the next token is asked for.
 
-        Raises PromptError for no tokens, an id outside the vocabulary, or more than max_length allows.
+        Raises PromptError for no tokens, text, an id outside the vocabulary, or more than max_length allows.
         """
         self._require_open()
+        if isinstance(tokens, str):
+            raise PromptError("tokens is text; append its ids, tokenizer.encode(text)")
         ids = [int(token) for token in tokens]
         vocab = self._model.config.vocab_size
         if not ids:

@@ -10,7 +10,7 @@ import builtins
 import json
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -31,6 +31,7 @@ loaded: tuple[tuple[str, str, str], Model] | None = None
 """The last model and what it was loaded for: the next request for the same one finds it ready."""
 loading: asyncio.Task[Model] | None = None
 """The load that is under way."""
+GENERATE_FIELDS = ("model", "device", "capture", "run_ahead", "prompt", "prompt_ids", "max_new_tokens", "search")
 
 
 async def handle(text: str) -> str:
@@ -39,8 +40,7 @@ async def handle(text: str) -> str:
     running = asyncio.current_task()
     try:
         request = json.loads(text)
-        answer = {"generate": generate, "exec": execute, "models": models}[request["kind"]]
-        reply = {"ok": True, "result": await answer(request)}
+        reply = {"ok": True, "result": await answer_of(request)(request)}
     except (asyncio.CancelledError, KeyboardInterrupt) as error:
         reply = failure("KeyboardInterrupt", "stopped by the user", error)
     except Exception as error:
@@ -48,6 +48,23 @@ async def handle(text: str) -> str:
     finally:
         running = None
     return json.dumps(reply)
+
+
+def answer_of(request: dict[str, Any]) -> Callable[[dict[str, Any]], Awaitable[Any]]:
+    """What answers a request; OptionError where web/src/protocol.ts has no such request."""
+    answers: dict[str, tuple[Callable[[dict[str, Any]], Awaitable[Any]], tuple[str, ...]]] = {
+        "generate": (generate, GENERATE_FIELDS),
+        "exec": (execute, ("source", "filename", "argv", "models")),
+        "models": (models, ("action", "which")),
+    }
+    kind = request.get("kind")
+    if kind not in answers:
+        raise OptionError(f"a request's kind is {kind!r}; it must be one of {', '.join(answers)} or cancel")
+    answer, fields = answers[kind]
+    missing = [field for field in fields if field not in request]
+    if missing:
+        raise OptionError(f"{', '.join(missing)}: missing in the request {kind!r}; null is for what is left open")
+    return answer
 
 
 def cancel() -> None:
@@ -170,6 +187,8 @@ def text_events(tokenizer: Tokenizer, keep: Callable[[str], None]) -> Callable[[
 
 async def models(request: dict[str, Any]) -> dict[str, Any]:
     """What the weight store holds, after `evict` or `verify`."""
+    if request["action"] not in ("list", "evict", "verify"):
+        raise OptionError(f"action is {request['action']!r}; it must be list, evict or verify")
     store = WeightStore()
     freed = 0
     if request["action"] == "evict":

@@ -134,6 +134,24 @@ def test_a_bad_request_is_refused(what: str, harness: Harness, scripts: PageScri
     refuse(harness, scripts, "nano-llama", kind, parts, **request)
 
 
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({}, "a request's kind is None; it must be one of generate, exec, models or cancel"),
+        ({"kind": "chat"}, "a request's kind is 'chat'; it must be"),
+        ({"kind": "models", "action": "list"}, "which: missing in the request 'models'; null is"),
+        ({"kind": "models", "action": "purge", "which": None}, "action is 'purge'; it must be list, evict or verify"),
+        ({"kind": "generate", "model": "x", "prompt": "y"}, "device, capture, run_ahead, prompt_ids, max_new_tokens,"),
+    ],
+)
+def test_a_request_that_the_protocol_has_not_is_refused(
+    request_: dict[str, Any], message: str, harness: Harness
+) -> None:
+    reply = harness.reply(request_)
+    assert (reply["ok"], reply["error"]["type"]) == (False, "OptionError")
+    assert reply["error"]["message"].startswith(message)
+
+
 def test_without_webgpu_it_cannot_be_had_and_auto_takes_wasm(scripts: PageScripts) -> None:
     found = scripts.run("refusals", "without_webgpu", "nano-llama", model="nano-llama")
     assert found["webgpu"].startswith(

@@ -66,5 +66,5 @@ def test_a_tape_of_recorded_kernels_costs_no_more(passes: tuple[str, ...], scrip
     found = run(scripts, run_ahead=3, passes=passes)
     counters = found["counters"]
     assert counters["create_buffer"] == counters["create_bind_group"] == counters["write_buffer"] == 0
-    assert counters["submits"] == counters["python_crossings"] == len(found["bursts"])
+    assert counters["submits"] == counters["readbacks"] == counters["python_crossings"] == len(found["bursts"])
     assert found["ids"] == oracle.greedy(LLAMA, PROMPT, TOKENS)

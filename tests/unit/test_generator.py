@@ -312,6 +312,13 @@ class TestRunningAhead:
         # The last token was picked but its cache entry cannot be known to be right.
         assert paper.decoders[0].prefills == [(PROMPT, 0), ([first[-1], 40, 41], 7)]
 
+    @pytest.mark.parametrize("text", ["def f():", "12"])
+    def test_text_is_no_list_of_tokens(self, text: str) -> None:
+        generator, _ = made()
+        with pytest.raises(PromptError, match=r"append its ids, tokenizer.encode\(text\)"):
+            generator.append_tokens(text)  # type: ignore[arg-type]
+        assert generator.get_sequence() == []
+
     def test_two_appends_are_one_prefill(self) -> None:
         generator, paper = made()
         generator.append_tokens(PROMPT[:1])
