@@ -68,6 +68,8 @@ class Bench:
         if self.where[2] is None:
             without.append("transformers_js")
         steps = plan(self.models, asked, measured, self.about.get("passes", []), self.cases, without)
+        if all(step["action"] == "end" for step in steps):
+            raise CommandError("nothing is left to measure: ask for other sections, contenders or lengths")
         report: dict[str, Any] = {
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "command": " ".join(sys.argv),

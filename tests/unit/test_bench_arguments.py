@@ -126,6 +126,24 @@ def test_a_checkout_has_no_cases(tmp_path: Path, capsys: pytest.CaptureFixture[s
         made.run(args)
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--sections", "gpu", "--lengths", "9999"],
+        ["--sections", "decode", "--without", "transformers_js,eager,capstan"],
+    ],
+)
+def test_a_plan_without_a_step_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, argv: list[str]) -> None:
+    monkeypatch.setattr(runner, "probe_adapter", lambda *_: {"software": True})
+    args = cli.parse(["bench", "--model", str(LLAMA), *argv])
+    bench.check(args)
+    made = runner.Bench(
+        site=tmp_path, page=tmp_path, transformers_js=None, models=args.models, browser=tmp_path, flags=[], about={}
+    )
+    with pytest.raises(CommandError, match="nothing is left to measure"):
+        made.run(args)
+
+
 def test_a_browser_without_an_adapter_is_told_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def failing(server: Any, browser: Any, flags: Any, steps: Any, keep: Any) -> list[str]:
         server.server_close()
