@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -45,8 +45,6 @@ PROBE_TOKENS = 5
 LONG_PROBE = 700
 """Positions before a second step that is compared: attention there is split, and what was frozen at the length of the
 recorded run shows."""
-
-NO_INDIRECT = "no indirect dispatches"
 
 COUNTED_LENGTHS = (1, 63, 64, 65, 127, 128, 129)
 """Lengths at which every indirect dispatch is asked for its counts, besides the longest: where kernels change."""
@@ -115,20 +113,18 @@ class StepRecorder:
             tape = await self._checked_tape(recording, [op.played() for op in ops])
             report["clears"] = f"kept: {error}"
             lean = tuple(ops)
-        indirect = sum(isinstance(op, DispatchIndirect) for op in lean)
-        if not indirect:
-            report["direct"] = NO_INDIRECT
-        elif "direct" not in self.passes:
-            report["direct"] = f"{indirect} indirect dispatches kept: not asked for"
-        else:
+        played, tables = await self._with_tables(recording, lean, range(len(lean)), report)
+        if tables:
             try:
-                played, tables = await self._direct(recording, lean)
                 direct = await self._checked_tape(recording, played, poison=cleared, tables=tables)
+            except TapeError as error:
+                report["direct"] = f"{indirect_count(lean)} indirect dispatches kept: {error}"
+            except BaseException:
+                self.step.engine.close_tape(tape)
+                raise
+            else:
                 self.step.engine.close_tape(tape)
                 tape = direct
-                report["direct"] = f"{indirect} made direct"
-            except TapeError as error:
-                report["direct"] = f"{indirect} indirect dispatches kept: {error}"
         return tape, report
 
     async def _fused(
@@ -145,24 +141,11 @@ class StepRecorder:
         if len(replayed) == len(ops):
             raise TapeError("the step has nothing that the passes join")
         report["fused"] = f"{len(ops)} operations became {len(placement.nodes)}, {len(replayed)} of them as recorded"
-        played = {index: ops[index].played() for index in replayed}
-        tables: Sequence[bytes] = ()
-        indirect = sum(isinstance(ops[index], DispatchIndirect) for index in replayed)
-        if not indirect:
-            report["direct"] = NO_INDIRECT
-        elif "direct" not in self.passes:
-            report["direct"] = f"{indirect} indirect dispatches kept: not asked for"
-        else:
-            try:
-                with_tables, tables = await self._direct(recording, ops)
-                played = {index: with_tables[index] for index in replayed}
-                report["direct"] = f"{indirect} made direct"
-            except TapeError as error:
-                report["direct"] = f"{indirect} indirect dispatches kept: {error}"
+        played, tables = await self._with_tables(recording, ops, replayed, report)
         state = buffers.spans["state"]
         fused = fused_step(
             placement,
-            played,
+            {index: played[index] for index in replayed},
             tables,
             (state.buffer.handle, state.offset, state.length),
             WorkgroupLimits.of(engine.adapter()),
@@ -175,6 +158,27 @@ class StepRecorder:
             tables=fused.tables,
             fused=fused.spec(buffers.owner),
         )
+
+    async def _with_tables(
+        self, recording: Recording, ops: Sequence[Command], replayed: Collection[int], report: dict[str, str]
+    ) -> tuple[list[Any], Sequence[bytes]]:
+        """The played step, and tables for its indirect dispatches where that is asked for and possible.
+
+        `report` tells what becomes of the indirect ones among `replayed`.
+        """
+        indirect = indirect_count(ops[index] for index in replayed)
+        if not indirect:
+            report["direct"] = "no indirect dispatches"
+        elif "direct" not in self.passes:
+            report["direct"] = f"{indirect} indirect dispatches kept: not asked for"
+        else:
+            try:
+                direct = await self._direct(recording, ops)
+                report["direct"] = f"{indirect} made direct"
+                return direct
+            except TapeError as error:
+                report["direct"] = f"{indirect} indirect dispatches kept: {error}"
+        return [op.played() for op in ops], ()
 
     async def _direct(self, recording: Recording, ops: Sequence[Command]) -> tuple[list[list[Any]], list[bytes]]:
         """The played step with tables for its indirect dispatches, whose counts were checked. Raises TapeError."""
@@ -297,3 +301,7 @@ class StepRecorder:
                     f"a replayed step differs from an eager one in {name} by {found.max_difference:g} "
                     f"({found.unlike} elements finite in only one), at most {limit:g} is allowed"
                 )
+
+
+def indirect_count(ops: Iterable[Command]) -> int:
+    return sum(isinstance(op, DispatchIndirect) for op in ops)
