@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from .device.base import COUNTER_NAMES, Burst, Counters, Decoder
-from .errors import AsyncRequiredError, CapstanError, ClosedError, OptionError, PromptError
+from .device.base import Burst, Counters, Decoder
+from .errors import ClosedError, OptionError, PromptError
+from .flight import Flight
 from .generator_params import GeneratorParams
+from .host import wait_here
 from .memory import Pools
+from .prompt import checked_tokens
 from .run_ahead import RunAhead
+from .step_counts import StepCounts
 from .timing import Timing
 
 if TYPE_CHECKING:
@@ -45,17 +49,8 @@ class Generator:
         self._model = model
         self._pools = pools
         self._options = params.search
-        if self._options.batch_size != 1:
-            raise OptionError(
-                f"batch_size is {self._options.batch_size}; generators have one row: make one generator each"
-            )
+        self.max_length = params.length_limit(model.config.context_length)
         self._fixed_run_ahead = params.run_ahead
-        self.max_length = self._options.max_length or model.config.context_length
-        if self.max_length > model.config.context_length:
-            raise OptionError(
-                f"max_length ({self.max_length}) cannot be greater than model context_length "
-                f"({model.config.context_length}); lower max_length"
-            )
         self.timing = Timing()
         self._sequence: list[int] = []
         self._valid = 0
@@ -65,16 +60,15 @@ class Generator:
         self._decoder: Decoder | None = None
         self._run_ahead: RunAhead | None = None
         self._ready: deque[int] = deque()
-        self._flight: deque[tuple[int, Awaitable[Burst]]] = deque()
+        self._flight = Flight()
         self._sample_first = False
         self._ended = False
         """An end-of-sequence id was picked; it is the last one at hand, and no more is submitted."""
         self._closed = False
         self._last: list[int] = []
-        self._totals: Counters = dict.fromkeys((*COUNTER_NAMES, "python_crossings"), 0)
-        self._decode_start: Counters | None = None
-
-    # What the sequence is.
+        self._counts = StepCounts()
+        self._turn = asyncio.Lock()
+        """Of who waits for the decoder: what uses it at the same time would meet in its buffers."""
 
     def append_tokens(self, tokens: Iterable[int]) -> None:
         """Add tokens (ids of the vocabulary) to the sequence; the model runs on them when the next token is asked for.
@@ -82,22 +76,8 @@ class Generator:
         Raises PromptError for no tokens, text, an id outside the vocabulary, or more than max_length allows.
         """
         self._require_open()
-        if isinstance(tokens, str):
-            raise PromptError("tokens is text; append its ids, tokenizer.encode(text)")
-        ids = [int(token) for token in tokens]
         vocab = self._model.config.vocab_size
-        if not ids:
-            raise PromptError("no tokens were given; append at least one")
-        for place, token in enumerate(ids):
-            if not 0 <= token < vocab:
-                raise PromptError(f"token {place} is {token}; ids go from 0 to {vocab - 1}")
-        total = len(self._sequence) + len(ids)
-        if total > self.max_length:
-            raise PromptError(
-                f"the sequence would have {total} tokens, max_length is {self.max_length}; "
-                "shorten the prompt or raise max_length"
-            )
-        self._sequence += ids
+        self._sequence += checked_tokens(tokens, vocab, len(self._sequence), self.max_length)
         self._discard_ahead()
 
     def rewind_to(self, new_length: int) -> None:
@@ -162,20 +142,19 @@ class Generator:
         steps, submits, readbacks, readback_bytes, create_buffer, create_bind_group, write_buffer, and
         python_crossings: how often JavaScript entered Python with results.
         """
-        self._pause_counting()
-        return dict(self._totals)
-
-    # Generating.
+        self._counts.add(self._decoder)
+        return self._counts.totals()
 
     async def prepare_async(self) -> None:
         """Do now what the first token would wait for besides its prompt: allocate the KV cache, record and check the
         tape and, while there is no prompt yet, compile the kernels that long ones need. Optional; a generator that
         reuses a closed one's KV cache has nothing to do here."""
-        self._require_open()
-        if self._decoder is None:
-            decoder = await self._ready_decoder()
-            if not self._sequence:
-                await decoder.warm_up()
+        async with self._turn:
+            self._require_open()
+            if self._decoder is None:
+                decoder = await self._ready_decoder()
+                if not self._sequence:
+                    await decoder.warm_up()
 
     async def _ready_decoder(self) -> Decoder:
         if self._decoder is None:
@@ -191,15 +170,14 @@ class Generator:
 
     async def generate_next_token_async(self) -> int:
         """Generate one token and return its id. Raises PromptError without tokens, OptionError when done."""
-        self._require_open()
-        if not self._sequence:
-            raise PromptError("the sequence is empty; append_tokens first")
-        if self.is_done():
-            raise OptionError(f"generation is done ({self.finish_reason}); append_tokens, rewind_to or a new generator")
+        self._require_more()
         if self.timing.started is None:
             self.timing.started = self._model.host.now()
         while not self._ready:
-            await self._advance()
+            async with self._turn:
+                if not self._ready:
+                    self._require_more()
+                    await self._advance()
         return self._take()
 
     def generate_next_token(self) -> None:
@@ -215,8 +193,9 @@ class Generator:
 
     async def get_logits_async(self) -> memoryview[float]:
         """The logits the next token will be picked from, float32 [vocab]; tokens computed ahead are discarded."""
-        await self._settle()
-        return await self._open_decoder().logits()
+        async with self._turn:
+            await self._settle()
+            return await self._open_decoder().logits()
 
     def get_logits(self) -> memoryview[float]:
         """`get_logits_async`, blocking."""
@@ -228,8 +207,9 @@ class Generator:
         vocab = self._model.config.vocab_size
         if view.format != "f" or view.nbytes != 4 * vocab:
             raise OptionError(f"logits of format {view.format!r} and {view.nbytes} bytes; {vocab} float32 are needed")
-        await self._settle()
-        self._open_decoder().set_logits(view.cast("B").cast("f"))
+        async with self._turn:
+            await self._settle()
+            self._open_decoder().set_logits(view.cast("B").cast("f"))
 
     def set_logits(self, values: bytes | bytearray | memoryview | array[float]) -> None:
         """`set_logits_async`, blocking."""
@@ -238,33 +218,29 @@ class Generator:
     async def aside(self, action: Callable[[Decoder], Awaitable[T]]) -> T:
         """Read the bursts under way, keep their tokens and lend the decoder to `action`, which leaves it as it was and
         is not counted. OptionError unless a token was generated since the last change and more can be."""
-        self._require_open()
-        while self._flight and not self._stale:
-            await self._read()
-        if self._decoder is None or self._run_ahead is None or self._stale or self._sample_first:
-            raise OptionError("no token was generated since the sequence was last changed; generate one first")
-        if self._ended:
-            raise OptionError("generation has ended (eos); rewind_to or append_tokens, and generate one token")
-        self._pause_counting()
-        try:
-            return await action(self._decoder)
-        finally:
-            self._run_ahead.pause()
-            self.timing.pause()
-            self._decode_start = self._decoder.counters()
-
-    # The end.
+        async with self._turn:
+            self._require_open()
+            while self._flight and not self._stale:
+                await self._read()
+            if self._decoder is None or self._run_ahead is None or self._stale or self._sample_first:
+                raise OptionError("no token was generated since the sequence was last changed; generate one first")
+            if self._ended:
+                raise OptionError("generation has ended (eos); rewind_to or append_tokens, and generate one token")
+            self._counts.add(self._decoder)
+            try:
+                return await action(self._decoder)
+            finally:
+                self._run_ahead.pause()
+                self.timing.pause()
+                self._counts.begin(self._decoder)
 
     async def aclose(self) -> None:
         """Discard what was computed ahead and give the KV cache back. Closing twice is harmless."""
         if self._closed:
             return
         self._closed = True
-        await self._drain()
-        self._pause_counting()
-        if self._decoder is not None and self._run_ahead is not None:
-            self._decoder.usual_burst = self._run_ahead.usual
-            await self._decoder.close()
+        # Nobody else gives the decoder back if this wait is cancelled.
+        await asyncio.shield(asyncio.ensure_future(self._end()))
 
     def close(self) -> None:
         """`aclose`, blocking."""
@@ -285,6 +261,14 @@ class Generator:
 
     # How it works.
 
+    async def _end(self) -> None:
+        async with self._turn:
+            await self._flight.drain()
+            self._counts.add(self._decoder)
+            if self._decoder is not None and self._run_ahead is not None:
+                self._decoder.usual_burst = self._run_ahead.usual
+                await self._decoder.close()
+
     def _take(self) -> int:
         token = self._ready.popleft()
         # The logits this token was picked from came from the token before it.
@@ -296,27 +280,26 @@ class Generator:
         else:
             self._sequence.append(token)
         self._last = [token]
-        timing = self.timing
-        timing.last_token = self._model.host.now()
-        timing.first_token = timing.first_token or timing.last_token
-        timing.tokens += 1
+        self.timing.token(self._model.host.now())
         return token
 
     async def _advance(self) -> None:
         """Do what brings the next token nearer: prefill, submit, or wait for a burst."""
         if self._stale:
             await self._prefill()
+            if self._stale:
+                return
         decoder = self._open_decoder()
         assert self._run_ahead is not None
         while not self._ended and len(self._flight) < decoder.max_in_flight:
-            room = self.max_length - len(self._sequence) - len(self._ready) - sum(n for n, _ in self._flight)
+            room = self.max_length - len(self._sequence) - len(self._ready) - self._flight.picks
             first = self._sample_first
             # The first burst is one pick with nothing behind it: a browser told of its end 7 ms later on an H200 when
             # sixteen steps were under way as well.
             picks = min(room, 1 if first else self._run_ahead.next())
             if picks <= 0:
                 break
-            self._flight.append((picks, decoder.submit(picks, first)))
+            self._flight.add(picks, decoder.submit(picks, first))
             self._sample_first = False
             if first:
                 break
@@ -324,20 +307,21 @@ class Generator:
 
     async def _read(self) -> None:
         """Wait for the oldest burst under way and take its ids."""
-        _, burst = self._flight.popleft()
+        burst = self._flight.oldest()
         self.timing.wait(self._model.host.now())
         try:
             found = await burst
         except BaseException:
             # The GPU has gone on, but the ids are lost to a cancelled wait or a fault: the next token is computed anew.
-            self._valid = min(self._valid, len(self._sequence) - 1)
+            self._valid = min(self._valid, max(0, len(self._sequence) - 1))
             self._discard_ahead()
             raise
-        self._receive(found)
+        if not self._stale:
+            self._receive(found)
 
     def _receive(self, burst: Burst) -> None:
         assert self._run_ahead is not None
-        self._totals["python_crossings"] += 1
+        self._counts.cross()
         self._run_ahead.observe(burst)
         self.timing.receive(burst)
         if self._ended:
@@ -350,35 +334,37 @@ class Generator:
 
     async def _prefill(self) -> None:
         """Run the model on the tokens it has not seen."""
-        await self._drain()
-        self._pause_counting()
+        await self._flight.drain()
+        self._counts.add(self._decoder)
         decoder = await self._ready_decoder()
+        self._require_open()
         assert self._run_ahead is not None
-        await decoder.prefill(self._sequence[self._valid :], self._valid)
-        self._valid = len(self._sequence)
+        end = len(self._sequence)
         self._stale = False
+        try:
+            await decoder.prefill(self._sequence[self._valid :], self._valid)
+        except BaseException:
+            self._stale = True
+            raise
+        self._require_open()
+        if self._stale:
+            # The sequence was changed meanwhile.
+            return
+        self._valid = end
         self._sample_first = True
         self._run_ahead.pause()
         self.timing.pause()
-        self._decode_start = decoder.counters()
+        self._counts.begin(decoder)
 
     async def _settle(self) -> None:
         """Have logits for the end of the sequence and nothing computed ahead of it."""
-        self._require_open()
-        if not self._sequence:
-            raise PromptError("the sequence is empty; append_tokens first")
+        self._require_tokens()
         if not self._stale and not self._sample_first:
             self._valid = min(self._valid, len(self._sequence) - 1)
             self._discard_ahead()
-        if self._stale:
+        while self._stale:
+            self._require_tokens()
             await self._prefill()
-
-    async def _drain(self) -> None:
-        """Let bursts under way finish; their ids are not wanted, and a fault is told by the next use of the device."""
-        while self._flight:
-            _, burst = self._flight.popleft()
-            with suppress(CapstanError):
-                await burst
 
     def _discard_ahead(self) -> None:
         """What was computed past the end of the sequence is void, and so are the logits."""
@@ -387,28 +373,24 @@ class Generator:
         self._ended = False
         self._sample_first = False
 
-    def _pause_counting(self) -> None:
-        """Add what the device did since the decode steps began; counting goes on from here."""
-        if self._decode_start is None or self._decoder is None:
-            return
-        now = self._decoder.counters()
-        for name in COUNTER_NAMES:
-            self._totals[name] += now.get(name, 0) - self._decode_start.get(name, 0)
-        self._decode_start = now
-
-    def _wait(self, awaitable: Awaitable[T], name: str, twin: str) -> T:
-        host = self._model.host
-        if not host.can_wait():
-            close = getattr(awaitable, "close", None)
-            if close is not None:
-                close()
-            raise AsyncRequiredError(f"{name}() would have to wait here; use `{twin}`")
-        return host.wait(awaitable)
+    def _wait(self, awaitable: Coroutine[Any, Any, T], name: str, twin: str) -> T:
+        return wait_here(self._model.host, awaitable, name, twin)
 
     def _open_decoder(self) -> Decoder:
         if self._decoder is None:
             raise PromptError("nothing was computed yet; append_tokens and generate first")
         return self._decoder
+
+    def _require_tokens(self) -> None:
+        self._require_open()
+        if not self._sequence:
+            raise PromptError("the sequence is empty; append_tokens first")
+
+    def _require_more(self) -> None:
+        """Raise unless there is a token to generate."""
+        self._require_tokens()
+        if self.is_done():
+            raise OptionError(f"generation is done ({self.finish_reason}); append_tokens, rewind_to or a new generator")
 
     def _require_open(self) -> None:
         if self._closed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .errors import OptionError
 from .run_ahead import RunAhead
 from .search import SearchOptions
 
@@ -23,6 +24,20 @@ class GeneratorParams:
         self.search: SearchOptions = model.search
         self.run_ahead = run_ahead
         RunAhead(run_ahead, 64)
+
+    def length_limit(self, context_length: int) -> int:
+        """Tokens of the longest sequence. Raises OptionError for several rows, or a max_length beyond the context."""
+        if self.search.batch_size != 1:
+            raise OptionError(
+                f"batch_size is {self.search.batch_size}; generators have one row: make one generator each"
+            )
+        max_length = self.search.max_length or context_length
+        if max_length > context_length:
+            raise OptionError(
+                f"max_length ({max_length}) cannot be greater than model context_length ({context_length}); "
+                "lower max_length"
+            )
+        return max_length
 
     def set_search_options(self, **options: object) -> None:
         """Change options by their onnxruntime-genai names; OptionError for an unknown name or a bad value."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from .config import GenaiConfig
 from .device.base import DeviceModel, Progress, TapeOptions
 from .device.interface import DeviceInterface
+from .errors import AsyncRequiredError
 from .memory import Fit
 from .weights.source import Backing
 
-__all__ = ["Host", "current_host"]
+__all__ = ["Host", "current_host", "wait_here"]
 
 T = TypeVar("T")
 
@@ -62,6 +63,15 @@ class Host(Protocol):
         self, folder: str, config: GenaiConfig, device: str, batch_size: int, max_length: int, budget: int | None
     ) -> Fit:
         """Whether a model's sequences would fit the device, from its graph alone."""
+
+
+def wait_here(host: Host, awaitable: Coroutine[Any, Any, T], name: str, twin: str) -> T:
+    """Block in the method `name` until that is done. Raises AsyncRequiredError with its twin where blocking is not
+    possible; the coroutine is closed then."""
+    if not host.can_wait():
+        awaitable.close()
+        raise AsyncRequiredError(f"{name}() would have to wait here; use `{twin}`")
+    return host.wait(awaitable)
 
 
 def current_host() -> Host:

@@ -91,12 +91,7 @@ class Model:
         self.load_times = opened.times
         """The phases of the load: when each began and ended, in ms from the call. They overlap."""
         self._loaded: DeviceModel | None = opened.loaded
-        self.search = SearchOptions.from_config(
-            config.search,
-            eos_token_ids=config.eos_token_ids,
-            pad_token_id=config.pad_token_id,
-            context_length=config.context_length,
-        )
+        self.search = search_options(config)
 
     @property
     def type(self) -> str:
@@ -128,7 +123,8 @@ class Model:
 
         The KV cache is counted as it is allocated, for `max_length` rounded up to a multiple of 256. Scratch is what
         onnxruntime-web allocates: an estimate from the graph (`exact` is False), then what was measured at the device
-        for a sequence of that capacity, once one was closed and a prompt had filled a whole prefill run.
+        for a sequence of that capacity, once one was closed and a prompt had filled a whole prefill run. What the tapes
+        of prompt runs take is left out: where there is no memory for one, the prompt is run without it.
         """
         length = self.config.context_length if max_length is None else max_length
         require_lengths(batch_size, length, self.config.context_length)
@@ -150,7 +146,8 @@ class Model:
         """Free the device; generators of this model fail from now on. Closing twice is harmless."""
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
-            await loaded.close()
+            # Nobody else can free it if this wait is cancelled.
+            await asyncio.shield(asyncio.ensure_future(loaded.close()))
 
     def close(self) -> None:
         """`aclose`, blocking."""
@@ -168,6 +165,16 @@ class Model:
         if self._loaded is None:
             raise ClosedError(f"the model {self.folder} was closed; load it again")
         return self._loaded
+
+
+def search_options(config: GenaiConfig) -> SearchOptions:
+    """What generators of the model start from. Raises OptionError."""
+    return SearchOptions.from_config(
+        config.search,
+        eos_token_ids=config.eos_token_ids,
+        pad_token_id=config.pad_token_id,
+        context_length=config.context_length,
+    )
 
 
 def tape_options(capture: str, passes: Collection[str] | None) -> TapeOptions:
@@ -211,7 +218,7 @@ async def read_small_files(host: Host, folder: str) -> tuple[GenaiConfig, dict[s
     tokenizer = asyncio.gather(*(host.read_optional(folder, name) for name in TOKENIZER_FILES))
     try:
         config = parse_genai_config(await host.read(folder, "genai_config.json"), folder + "genai_config.json")
-        SearchOptions.from_config(config.search, context_length=config.context_length)
+        search_options(config)
     except BaseException:
         tokenizer.cancel()
         raise

@@ -65,6 +65,12 @@ class Timing:
             # It was submitted while Python ran, which that time holds too.
             self.python_ms -= burst.host
 
+    def token(self, now: float) -> None:
+        """A token was handed out."""
+        self.last_token = now
+        self.first_token = self.first_token or now
+        self.tokens += 1
+
     def pause(self) -> None:
         """What comes next is no part of the decode steps."""
         self._since = self._first = None

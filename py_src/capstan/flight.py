@@ -1,0 +1,40 @@
+"""The bursts of one generator that were submitted and not read yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable
+from contextlib import suppress
+
+from .device.base import Burst
+from .errors import CapstanError
+
+__all__ = ["Flight"]
+
+
+class Flight:
+    """Bursts under way, which are read in the order in which they were submitted."""
+
+    def __init__(self) -> None:
+        self._bursts: deque[tuple[int, Awaitable[Burst]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._bursts)
+
+    @property
+    def picks(self) -> int:
+        """Tokens that they bring."""
+        return sum(picks for picks, _ in self._bursts)
+
+    def add(self, picks: int, burst: Awaitable[Burst]) -> None:
+        self._bursts.append((picks, burst))
+
+    def oldest(self) -> Awaitable[Burst]:
+        """The burst to read next, which is under way no longer."""
+        return self._bursts.popleft()[1]
+
+    async def drain(self) -> None:
+        """Let them finish; their ids are not wanted, and a fault is told by the next use of the device."""
+        while self._bursts:
+            with suppress(CapstanError):
+                await self.oldest()

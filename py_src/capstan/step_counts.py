@@ -1,0 +1,36 @@
+"""What a device does during the decode steps of one generator."""
+
+from __future__ import annotations
+
+from .device.base import COUNTER_NAMES, Counters, Decoder
+
+__all__ = ["StepCounts"]
+
+
+class StepCounts:
+    """Totals by COUNTER_NAMES, and how often JavaScript entered Python with results. What lies between `add` and the
+    next `begin` is left out: prefills, and measurements."""
+
+    def __init__(self) -> None:
+        self._totals: Counters = dict.fromkeys((*COUNTER_NAMES, "python_crossings"), 0)
+        self._start: Counters | None = None
+
+    def begin(self, decoder: Decoder) -> None:
+        """Count from here."""
+        self._start = decoder.counters()
+
+    def add(self, decoder: Decoder | None) -> None:
+        """Take in what the device did since the decode steps began; counting goes on from here."""
+        if self._start is None or decoder is None:
+            return
+        now = decoder.counters()
+        for name in COUNTER_NAMES:
+            self._totals[name] += now.get(name, 0) - self._start.get(name, 0)
+        self._start = now
+
+    def cross(self) -> None:
+        """JavaScript entered Python with a burst's ids."""
+        self._totals["python_crossings"] += 1
+
+    def totals(self) -> Counters:
+        return dict(self._totals)

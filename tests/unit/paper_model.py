@@ -1,0 +1,230 @@
+"""A device made of paper for the generation loop: a model whose tokens can be told beforehand."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Awaitable, Sequence
+from collections.abc import Generator as Steps
+from typing import Any, TypeVar, cast
+
+from capstan import Generator, GeneratorParams
+from capstan.device.base import Burst, Counters
+from capstan.model import Model
+from capstan.search import SearchOptions
+
+__all__ = [
+    "CONTEXT",
+    "EOS",
+    "PROMPT",
+    "VOCAB",
+    "PaperDecoder",
+    "PaperHost",
+    "PaperModel",
+    "best",
+    "made",
+    "run_of",
+    "take",
+]
+
+T = TypeVar("T")
+VOCAB = 100
+CONTEXT = 64
+EOS = 99
+
+
+def following(sequence: Sequence[int]) -> int:
+    """The paper model: the next token depends on every token before it and on their number."""
+    return (7 * sum(sequence) + 3 * len(sequence) + 1) % 90
+
+
+def run_of(prompt: Sequence[int], count: int) -> list[int]:
+    sequence = list(prompt)
+    for _ in range(count):
+        sequence.append(following(sequence))
+    return sequence[len(prompt) :]
+
+
+class PaperDecoder:
+    """A Decoder whose KV cache is a list of tokens; it fails a test that uses what is dead."""
+
+    def __init__(
+        self, capacity: int, *, in_flight: int = 2, largest: int = 64, eos_at: int | None = None, usual: int = 1
+    ) -> None:
+        self.capacity = capacity
+        self.capture = "tape"
+        self.capture_note: str | None = None
+        self.tape_passes: dict[str, str] = {}
+        self.max_in_flight = in_flight
+        self.max_burst = largest
+        self.usual_burst = usual
+        self.eos_at = eos_at
+        """The position at which the model picks EOS."""
+        self.cache: list[int] = []
+        self.logits_of: list[int] | None = None
+        self.forced: int | None = None
+        self.prefills: list[tuple[list[int], int]] = []
+        self.submitted: list[tuple[int, bool]] = []
+        self.unread = 0
+        self.steps = 0
+        self.closed = 0
+        self.fault: Exception | None = None
+        self.gate: asyncio.Event | None = None
+        """Bursts are readable, and prefills done, once it is set."""
+        self.searches: list[SearchOptions] = []
+        self.warmed = 0
+
+    async def warm_up(self) -> None:
+        assert self.unread == 0, "bursts are under way"
+        self.warmed += 1
+        self.cache, self.logits_of = [], None
+
+    def set_search(self, options: SearchOptions) -> None:
+        self.searches.append(options)
+
+    async def prefill(self, ids: Sequence[int], past: int) -> None:
+        assert ids, "a prefill of nothing"
+        assert past <= len(self.cache), f"a prefill at {past} over {len(self.cache)} cached positions"
+        assert past + len(ids) <= self.capacity
+        assert self.unread == 0, "a prefill while bursts are under way"
+        self.prefills.append((list(ids), past))
+        if self.gate is not None:
+            await self.gate.wait()
+        self.cache = [*self.cache[:past], *ids]
+        self.logits_of = list(self.cache)
+        self.forced = None
+        self.pending: int | None = None
+        self.done = False
+
+    def submit(self, picks: int, sample_first: bool) -> Awaitable[Burst]:
+        assert 1 <= picks <= self.max_burst
+        assert self.unread < self.max_in_flight, "more bursts than the device takes"
+        self.submitted.append((picks, sample_first))
+        self.unread += 1
+        ids = []
+        for i in range(picks):
+            if i or not sample_first:
+                self.steps += 1
+                if not self.done:
+                    assert self.pending is not None
+                    self.cache.append(self.pending)
+                    assert len(self.cache) <= self.capacity, "a step past the cache's end"
+            ids.append(self.pick())
+        return PaperBurst(self, ids, self.fault)
+
+    def pick(self) -> int:
+        if self.done:
+            return 0
+        token = following(self.cache) if self.forced is None else self.forced
+        self.forced = None
+        if len(self.cache) == self.eos_at:
+            token = EOS
+        self.done = token == EOS
+        self.pending = token
+        return token
+
+    async def logits(self) -> memoryview[float]:
+        scores = array("f", [0.0] * VOCAB)
+        scores[following(self.cache) if self.forced is None else self.forced] = 1.0
+        return memoryview(scores)
+
+    def set_logits(self, values: memoryview[float]) -> None:
+        self.forced = max(range(VOCAB), key=values.__getitem__)
+
+    def counters(self) -> Counters:
+        submits = len(self.submitted)
+        picks = sum(picks for picks, _ in self.submitted)
+        # Prefills make buffers and submits, which are no part of decode steps.
+        made = len(self.prefills)
+        return {
+            "steps": self.steps,
+            "submits": submits + 5 * made,
+            "readbacks": submits,
+            "readback_bytes": 4 * picks,
+            "create_buffer": 3 * made,
+        }
+
+    async def close(self) -> None:
+        assert self.unread == 0, "closed while bursts are under way"
+        self.closed += 1
+
+
+class PaperBurst:
+    """What `submit` returns: unlike a coroutine it may be dropped unread."""
+
+    def __init__(self, decoder: PaperDecoder, ids: Sequence[int], fault: Exception | None) -> None:
+        self.decoder, self.ids, self.fault = decoder, ids, fault
+
+    def __await__(self) -> Steps[Any, Any, Burst]:
+        self.decoder.unread -= 1
+        if self.decoder.gate is not None:
+            yield from self.decoder.gate.wait().__await__()
+        if self.fault is not None:
+            raise self.fault
+        return Burst(tuple(self.ids), 0.0, 1.0, 0.1, 1.0)
+
+
+class PaperHost:
+    """A clock that ticks a millisecond at each look."""
+
+    def __init__(self, *, can_wait: bool = True) -> None:
+        self.waits = can_wait
+        self.time = 0.0
+
+    def now(self) -> float:
+        self.time += 1.0
+        return self.time
+
+    def can_wait(self) -> bool:
+        return self.waits
+
+    def wait(self, awaitable: Awaitable[T]) -> T:
+        async def result() -> T:
+            return await awaitable
+
+        return asyncio.run(result())
+
+
+class PaperConfig:
+    vocab_size = VOCAB
+    context_length = CONTEXT
+
+
+class PaperModel:
+    """As much of capstan.Model as a Generator uses."""
+
+    def __init__(self, host: PaperHost | None = None, **decoder: Any) -> None:
+        self.host = host or PaperHost()
+        self.config = PaperConfig()
+        self.search = SearchOptions(eos_token_ids=(EOS,), context_length=CONTEXT)
+        self.options = decoder
+        self.decoders: list[PaperDecoder] = []
+        self.gate: asyncio.Event | None = None
+        """Decoders are made once it is set."""
+
+    async def decoder(self, max_length: int, pools: object = None) -> PaperDecoder:
+        if self.gate is not None:
+            await self.gate.wait()
+        self.decoders.append(PaperDecoder(max_length, **self.options))
+        return self.decoders[-1]
+
+
+def made(
+    *, run_ahead: int | None = None, host: PaperHost | None = None, decoder: dict[str, Any] | None = None, **search: Any
+) -> tuple[Generator, PaperModel]:
+    paper = PaperModel(host, **(decoder or {}))
+    model = cast(Model, paper)
+    params = GeneratorParams(model, run_ahead=run_ahead)
+    params.set_search_options(**search)
+    return Generator(model, params), paper
+
+
+async def take(generator: Generator, count: int) -> list[int]:
+    return [await generator.generate_next_token_async() for _ in range(count)]
+
+
+def best(logits: memoryview[float]) -> int:
+    return list(logits).index(1.0)
+
+
+PROMPT = [5, 6, 7]
