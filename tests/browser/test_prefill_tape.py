@@ -63,3 +63,35 @@ def test_a_tape_that_fails_its_check_is_not_used(scripts: PageScripts, variants:
 def test_it_is_left_out_where_it_is_not_asked_for(scripts: PageScripts) -> None:
     report = scripts.run("prefilling", "left_out", "nano-llama", model="nano-llama", prompt=prompt_of(CHUNK))
     assert "prefill" not in report
+
+
+def test_a_wait_that_is_cancelled_while_a_tape_is_made_harms_nothing(scripts: PageScripts) -> None:
+    prompt, short = prompt_of(CHUNK), prompt_of(7)
+    at = {"record": 1, "make_tape": 1, "compare": 2}
+    found = scripts.run(
+        "prefilling", "cancelled", "nano-llama", model="nano-llama", prompt=prompt, at=at, short=short, count=6
+    )
+    wanted = oracle.greedy(FIXTURES / "nano-llama", short, 6), oracle.greedy(FIXTURES / "nano-llama", prompt, 6)
+    for name, ids in zip(at, found, strict=True):
+        assert ids == [wanted[0], wanted[1], wanted[1]], name
+
+
+def test_a_model_that_is_closed_meanwhile_leaves_nothing(scripts: PageScripts) -> None:
+    at = [["decode", "record"], ["prefill", "compare"]]
+    found = scripts.run("prefilling", "closed", "nano-llama", model="nano-llama", prompt=prompt_of(CHUNK), at=at)
+    assert found == [[*where, "ClosedError", {}] for where in at]
+
+
+@pytest.mark.parametrize("at", ["record", "make_tape", "create_buffers"])
+def test_without_memory_for_a_tape_the_prompt_runs_without_one(at: str, scripts: PageScripts) -> None:
+    prompt = prompt_of(CHUNK)
+    found = scripts.run("prefilling", "without_room", "nano-llama", model="nano-llama", prompt=prompt, count=6, at=at)
+    assert found["ids"] == [oracle.greedy(FIXTURES / "nano-llama", prompt, 6)] * 3
+    assert found["report"].startswith(f"{CHUNK} positions: not used: there is no memory for "), found["report"]
+    assert found["healthy"]
+    before, after = found["left"]
+    # onnxruntime-web drops a few bytes of a session without destroying them.
+    assert 0 <= after.pop("scratch") - before.pop("scratch") <= 64
+    assert after == before, "something of the tape is left"
+    assert any("prefill runs from a tape: there is no memory for " in text for text in found["warned"])
+    assert found["counted"], "the step down is not counted"

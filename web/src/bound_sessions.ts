@@ -114,6 +114,11 @@ export class BoundSessions {
     });
   }
 
+  /** Until every run and recording that was asked for is over, those too that nobody waits for any more. */
+  idle(): Promise<void> {
+    return exclusively(() => Promise.resolve());
+  }
+
   /** Record the first run of a captured session without executing it; returns JSON with the recording's handle. */
   record(handle: number): Promise<string> {
     const { session, feeds, fetches } = this.bindings.get(handle);

@@ -6,6 +6,7 @@ import type { PyProxy } from "pyodide/ffi";
 import { BoundSessions } from "./bound_sessions";
 import { withBytes } from "./crossing";
 import { EngineError } from "./errors";
+import { Allocations } from "./gpu/allocations";
 import { compareBuffers } from "./gpu/compare";
 import { type Category, WatchedDevice } from "./gpu/device";
 import { SpanOps, type SpanStep } from "./gpu/spans";
@@ -100,6 +101,22 @@ export class GpuEngine {
     const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
     const size = Math.max(16, Math.ceil(bytes / 16) * 16);
     return this.buffers.add(this.watched.buffer(category, owner, { label, size, usage }));
+  }
+
+  /** Buffers of the sizes of a JSON list, as one JSON list, or OutOfMemoryError and none. */
+  async createBuffers(label: string, sizes: string, category: Category, owner: string): Promise<string> {
+    const handles: number[] = [];
+    const allocations = new Allocations(this.watched);
+    try {
+      allocations.during(() => {
+        for (const size of JSON.parse(sizes) as number[]) handles.push(this.createBuffer(label, size, category, owner));
+      });
+      await allocations.require(`'${label}' buffers`);
+    } catch (error) {
+      for (const handle of handles) this.destroyBuffer(handle);
+      throw error;
+    }
+    return JSON.stringify(handles);
   }
 
   destroyBuffer(handle: number): void {

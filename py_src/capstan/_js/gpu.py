@@ -62,6 +62,11 @@ class JsGpuEngine:
         with typed_errors():
             return int(self._js.createBuffer(label, size, category, owner))
 
+    async def create_buffers(self, label: str, sizes: Sequence[int], category: str, owner: str) -> list[int]:
+        with typed_errors():
+            found: list[int] = json.loads(await self._js.createBuffers(label, json.dumps(sizes), category, owner))
+        return found
+
     def destroy_buffer(self, buffer: int) -> None:
         with typed_errors():
             self._js.destroyBuffer(buffer)
@@ -136,6 +141,10 @@ class JsGpuEngine:
     async def run(self, binding: int, valid: int = 0, tokens: int = 1) -> None:
         with typed_errors():
             await self._sessions.run(binding, valid, tokens)
+
+    async def idle(self) -> None:
+        with typed_errors():
+            await self._sessions.idle()
 
     async def record(self, binding: int) -> dict[str, Any]:
         with typed_errors():

@@ -176,6 +176,19 @@ class DeviceInterface(ABC):
     ) -> DeviceBuffer:
         """`size` bytes of zeros. Raises OutOfMemoryError over the device's limits."""
 
+    async def allocate_all(self, sizes: Sequence[int], *, label: str, category: str, owner: str) -> list[DeviceBuffer]:
+        """Buffers of these sizes, or OutOfMemoryError and none: where a device tells of its lack of memory later than
+        `allocate` returns, that is waited for, and the device stays usable."""
+        made: list[DeviceBuffer] = []
+        try:
+            for size in sizes:
+                made.append(self.allocate(size, label=label, category=category, owner=owner))
+        except BaseException:
+            for buffer in made:
+                buffer.close()
+            raise
+        return made
+
     @abstractmethod
     def batch(self) -> AbstractContextManager[None]:
         """Queue what is called in the block and submit it once at the end."""

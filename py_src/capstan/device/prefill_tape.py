@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from ..errors import TapeCheckError, TapeError, UnsupportedModelError
+from ..errors import OutOfMemoryError, TapeCheckError, TapeError, UnsupportedModelError
 from ..fallback import fall_back
 from ..graph import GraphDescription, Int4Product
-from ..memory import DeviceBuffer
 from ..tape import (
     Int4Weights,
     MatMul,
@@ -78,7 +77,12 @@ def weights_on_device(
 @dataclass
 class PrefillTapes:
     """The prefill tapes of one sequence. A tape is made when a run of its length comes for the second time, or before
-    that, when a sequence is prepared after the first."""
+    that, when a sequence is prepared after the first.
+
+    What a tape takes (the buffers of its captured session, the scratch of its kernels, and copies of the caches while
+    it is checked) is in no estimate of the model's memory: where there is none for it, onnxruntime-web goes on running
+    the prompt, which is counted as a step down, and nothing is kept.
+    """
 
     engine: GpuEngine
     buffers: SequenceBuffers
@@ -108,19 +112,21 @@ class PrefillTapes:
             return f"no run of {', '.join(map(str, self.lengths))} positions came twice yet"
         return "; ".join(f"{length} positions: {said}" for length, said in sorted(self.said.items()))
 
-    async def prepare(self, count: int) -> bool:
-        """Make the tapes that a new prompt of `count` ids wants; whether the sequence's buffers were used for it."""
+    def due(self, count: int) -> list[int]:
+        """The lengths of the tapes to make now for a new prompt of `count` ids; what it wants of others is noted."""
         wanted = {run.length for run in cut_prompt(count, self.buffers.chunk, self.lengths)} & set(self.lengths)
-        made = await self.make(wanted & self.seen)
+        due = self.untried(wanted & self.seen)
         self.seen |= wanted
-        return made
+        return due
 
-    async def make(self, lengths: Collection[int]) -> bool:
-        """Make the tapes of these lengths that were not tried yet; whether the sequence's buffers were used for it."""
-        new = sorted(set(lengths) - self.tapes.keys())
-        for length in new:
+    def untried(self, lengths: Collection[int]) -> list[int]:
+        """Those of these lengths of which no tape was made or found impossible."""
+        return sorted(set(lengths) - self.tapes.keys())
+
+    async def make(self, lengths: Collection[int]) -> None:
+        """Make the tapes of these lengths; the sequence's buffers are used for it, its mask too."""
+        for length in lengths:
             self.tapes[length] = await self._make(length)
-        return bool(new)
 
     def cut(self, count: int) -> list[Run]:
         """The runs of a prompt of `count` ids."""
@@ -159,7 +165,9 @@ class PrefillTapes:
                 self.engine.unbind(binding)
                 await self.engine.release_session(session)
                 raise
-        except (TapeError, UnsupportedModelError) as error:
+        except (TapeError, UnsupportedModelError, OutOfMemoryError) as error:
+            if not self.engine.healthy():
+                raise
             self.said[length] = f"not used: {error}"
             fall_back("prefill runs from a tape", str(error), "onnxruntime-web runs them")
             return 0
@@ -216,10 +224,9 @@ class PrefillTapes:
         buffers.write_prompt(ids, past)
         watched = [("logits", buffers.spans["logits"], about.logits_dtype)]
         watched += [(pair.present, buffers.spans[f"kv {pair.past}"], about.cache_dtype) for pair in about.cache]
-        copies: list[DeviceBuffer] = []
+        sizes = [span.length for _, span, _ in watched]
+        copies = await buffers.device.allocate_all(sizes, label="copy", category="kernels", owner="tape check")
         try:
-            for _, span, _ in watched:
-                copies.append(buffers.device.allocate(span.length, category="kernels", owner="tape check"))
             engine.fill(buffers.logits, 0xFF)
             engine.play_once(tape, past + length)
             buffers.device.copy_tensors(

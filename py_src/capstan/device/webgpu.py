@@ -67,15 +67,20 @@ class WebGpuDevice(DeviceInterface):
             handle = self.engine.create_staging(label, size, owner)
         else:
             handle = self.engine.create_buffer(label, size, category, owner)
-        return DeviceBuffer(
-            handle,
-            size,
-            self.get_memory_info(memory_type),
-            label=label,
-            category=category,
-            owner=owner,
-            free=partial(self.engine.destroy_buffer, handle),
-        )
+        return self._buffer(handle, size, memory_type, label, category, owner)
+
+    async def allocate_all(self, sizes: Sequence[int], *, label: str, category: str, owner: str) -> list[DeviceBuffer]:
+        handles = await self.engine.create_buffers(label, sizes, category, owner)
+        return [
+            self._buffer(handle, size, MemoryType.DEFAULT, label, category, owner)
+            for handle, size in zip(handles, sizes, strict=True)
+        ]
+
+    def _buffer(
+        self, handle: int, size: int, memory_type: MemoryType, label: str, category: str, owner: str
+    ) -> DeviceBuffer:
+        memory, free = self.get_memory_info(memory_type), partial(self.engine.destroy_buffer, handle)
+        return DeviceBuffer(handle, size, memory, label=label, category=category, owner=owner, free=free)
 
     @contextmanager
     def batch(self) -> Iterator[None]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import ClosedError
@@ -65,6 +66,10 @@ class WebGpuDecoder:
         self._cursor = 0
         self._steps = 0
         self._destroyed = False
+        self._making: asyncio.Future[None] | None = None
+        """Prefill tapes that are being made."""
+        self._unfinished = False
+        """Whether a wait for onnxruntime-web was cancelled, which goes on meanwhile."""
         self.owner = buffers.owner
         self.longest_run = 0
         """Prompt tokens."""
@@ -107,21 +112,22 @@ class WebGpuDecoder:
         if self.capacity >= LONG_PROMPT and self._take_warm_up():
             await self.prefill([0] * LONG_PROMPT, 0)
         tapes = self._prefill_tapes
-        if tapes is not None and await tapes.make(tapes.seen):
-            self._mask_bound = None
+        if tapes is not None:
+            await self._make_tapes(tapes, tapes.untried(tapes.seen))
 
     async def prefill(self, ids: Sequence[int], past: int) -> None:
-        engine, buffers = self._engine, self._buffers
+        buffers = self._buffers
         self._require_open()
+        await self._rest()
         tapes = self._prefill_tapes
-        if tapes is not None and past == 0 and await tapes.prepare(len(ids)):
-            self._mask_bound = None
+        if tapes is not None and past == 0:
+            await self._make_tapes(tapes, tapes.due(len(ids)))
         for run in tapes.cut(len(ids)) if tapes is not None else cut_prompt(len(ids), buffers.chunk, ()):
             part = ids[run.start : run.start + run.length]
             buffers.write_prompt(part, past + run.start, self._mask_bound)
             self._mask_bound = past + run.start + len(part)
             if tapes is None or not tapes.play(len(part), self._mask_bound):
-                await engine.run(self._prompt, self._mask_bound, len(part))
+                await self._run(self._prompt, self._mask_bound, len(part))
             self.longest_run = max(self.longest_run, len(part))
             buffers.settle()
         self._length = past + len(ids)
@@ -198,6 +204,10 @@ class WebGpuDecoder:
         if self._destroyed:
             return
         self._destroyed = True
+        # What runs now must find its buffers.
+        if self._making is not None:
+            await asyncio.wait([self._making])
+        await self._engine.idle()
         self._engine.destroy_sampler(self._sampler)
         self._engine.unbind(self._prompt)
         if self._prefill_tapes is not None:
@@ -209,10 +219,38 @@ class WebGpuDecoder:
         """One pick, after a step over `valid` positions that onnxruntime-web runs unless the logits are there."""
         binding = 0 if sample_first else self._step.binding
         if binding and not self._buffers.in_place:
-            await self._engine.run(binding, valid)
+            await self._run(binding, valid)
             self._buffers.settle()
             binding = 0
-        return await self._engine.eager_burst(binding, valid, self._sampler, cursor)
+        try:
+            return await self._engine.eager_burst(binding, valid, self._sampler, cursor)
+        except asyncio.CancelledError:
+            self._unfinished = True
+            raise
+
+    async def _run(self, binding: int, valid: int, tokens: int = 1) -> None:
+        try:
+            await self._engine.run(binding, valid, tokens)
+        except asyncio.CancelledError:
+            self._unfinished = True
+            raise
+
+    async def _make_tapes(self, tapes: PrefillTapes, lengths: Collection[int]) -> None:
+        """Make prefill tapes. If the wait is cancelled the making goes on: what runs on the GPU needs its buffers."""
+        if lengths:
+            # The mask is left as the last check needed it.
+            self._mask_bound = None
+            self._making = asyncio.ensure_future(tapes.make(lengths))
+            await asyncio.shield(self._making)
+
+    async def _rest(self) -> None:
+        """Wait for what still works on the buffers since a wait for it was cancelled."""
+        if self._making is not None:
+            await asyncio.wait([self._making])
+            self._making = None
+        if self._unfinished:
+            await self._engine.idle()
+            self._unfinished = False
 
     def _require_open(self) -> None:
         if self._destroyed:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
 
-from .. import graph
 from ..config import GenaiConfig
-from ..errors import CapstanError, DeviceUnavailableError, TapeError, UnsupportedModelError
+from ..errors import CapstanError, ClosedError, DeviceUnavailableError, TapeError, UnsupportedModelError
 from ..fallback import fall_back
 from ..graph import GraphDescription
 from ..load_times import phase
 from ..memory import Capabilities, Pools, PoolSize
 from ..tape import PASSES, TapeKey
-from ..weights.shared import Lease, SharedWeights, Span
-from ..weights.weight_file import WeightFile
+from ..weights.shared import Lease, SharedWeights
 from .base import Progress, TapeOptions
 from .decode_step import DecodeStep
 from .engine import FREE, BoundTensor, GpuEngine
@@ -30,6 +28,7 @@ from .sequence_buffers import SequenceBuffers
 from .step_recorder import StepRecorder
 from .webgpu import WebGpuDevice
 from .webgpu_decoder import WebGpuDecoder
+from .weight_lease import lease
 
 __all__ = ["WebGpuModel", "webgpu_memory"]
 
@@ -39,33 +38,6 @@ def webgpu_memory(interface: WebGpuDevice, graphs: Graphs, config: GenaiConfig) 
     software = interface.about().software
     chunk = prefill_chunk(graphs.activations, config.context_length, software=software)
     return ModelMemory(interface, graphs.description, graphs.weights, chunk, config.context_length, graphs.activations)
-
-
-async def lease(
-    engine: GpuEngine,
-    shared: SharedWeights,
-    file: WeightFile,
-    entries: Sequence[graph.WeightEntry],
-    owner: str,
-    progress: Callable[[int, int], None],
-) -> Lease:
-    """The buffers of a data file's weights, loaded now unless they are on the device already."""
-
-    async def load(missing: list[tuple[Span, int]]) -> None:
-        sink = engine.upload_weights([(buffer, span.offset, span.length) for span, buffer in missing])
-        await file.load(sink, end, progress)
-
-    end = max(entry.end for entry in entries)
-    spans = [Span(entry.name, entry.offset, entry.length) for entry in entries]
-    known_as = file.content
-    try:
-        file.require(end)
-        held = await shared.acquire(known_as, spans, owner, load)
-    finally:
-        file.close()
-    if known_as and file.content:
-        shared.also(known_as, file.content)
-    return held
 
 
 async def make_session(engine: GpuEngine, model: bytes, capture: bool, owner: str) -> int:
@@ -151,6 +123,7 @@ class WebGpuModel:
         self._free: list[WebGpuDecoder] = []
         self._decoders: list[WebGpuDecoder] = []
         self._making: set[asyncio.Future[WebGpuDecoder]] = set()
+        self._closed = False
         about = interface.about()
         self.adapter = about.adapter
         self._passes = passes_for(about.software) if options.passes is None else options.passes
@@ -207,25 +180,32 @@ class WebGpuModel:
 
     async def decoder(self, capacity: int, pools: Pools | None = None) -> WebGpuDecoder:
         """A decoder of that capacity: a free one, else a new one, recorded and checked."""
+        self._require_open()
         for i, free in enumerate(self._free):
             if pools is None and free.capacity == capacity:
                 free.require(self._key(capacity))
                 return self._free.pop(i)
         making = asyncio.ensure_future(self._make_decoder(capacity, pools))
+        self._making.add(making)
+        making.add_done_callback(self._making.discard)
         try:
-            return await asyncio.shield(making)
+            decoder = await asyncio.shield(making)
         except asyncio.CancelledError:
             # What runs on the GPU cannot be called back, and its buffers must stay: the decoder serves the next one.
-            if not making.done():
-                self._making.add(making)
-                making.add_done_callback(self._keep)
+            making.add_done_callback(self._keep)
             raise
+        self._require_open()
+        return decoder
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the model {self._name} was closed; load it again")
 
     def _keep(self, making: asyncio.Future[WebGpuDecoder]) -> None:
         """Take in a decoder that nobody waited for."""
-        self._making.discard(making)
         # Of given buffers nobody can say that they are still meant; they are let go when the model is closed.
-        if not making.cancelled() and making.exception() is None and making.result().reusable:
+        made = not making.cancelled() and making.exception() is None
+        if made and making.result().reusable and not self._closed:
             self._free.append(making.result())
 
     async def trim(self) -> None:
@@ -248,8 +228,7 @@ class WebGpuModel:
     async def _make_decoder(self, capacity: int, pools: Pools | None) -> WebGpuDecoder:
         self.memory.fit(1, capacity).require()
         given = self.memory.given(capacity, pools) if pools is not None else {}
-        self._made += 1
-        owner = f"{self._owner} sequence {self._made}"
+        owner = f"{self._owner} sequence {self._made + 1}"
         buffers = SequenceBuffers.allocate(
             self.interface,
             self._graphs.description,
@@ -260,16 +239,22 @@ class WebGpuModel:
             given=given,
             in_place=self._in_place,
         )
+        # The first that has buffers is the first that takes a session.
+        self._made += 1
+        step, prompt = None, 0
         try:
             step = await self._decode_step(buffers, capacity)
+            prompt = self._bind_prefill(buffers, "prompt", FREE)
+            tapes = self._prefill_tapes(buffers, prompt)
+            about, give_back = self._graphs.description, self._give_back
+            decoder = WebGpuDecoder(self._engine, about, buffers, step, prompt, give_back, self._take_warm_up, tapes)
         except BaseException:
+            if prompt:
+                self._engine.unbind(prompt)
+            if step is not None:
+                await step.release()
             buffers.destroy()
             raise
-        prompt = self._bind_prefill(buffers, "prompt", FREE)
-        tapes = self._prefill_tapes(buffers, prompt)
-        decoder = WebGpuDecoder(
-            self._engine, self._graphs.description, buffers, step, prompt, self._give_back, self._take_warm_up, tapes
-        )
         self._decoders.append(decoder)
         self._note_scratch(decoder)
         return decoder
@@ -292,11 +277,11 @@ class WebGpuModel:
         return self._engine.healthy()
 
     async def close(self) -> None:
+        self._closed = True
         await asyncio.gather(*self._making, return_exceptions=True)
-        for decoder in self._decoders:
-            await decoder.destroy()
-        self._decoders.clear()
         self._free.clear()
+        while self._decoders:
+            await self._decoders.pop().destroy()
         if self._ahead is not None:
             await release_made(self._engine, self._ahead)
         await self._engine.release_session(self._prefill)
@@ -310,25 +295,16 @@ class WebGpuModel:
 
     async def _decode_step(self, buffers: SequenceBuffers, capacity: int) -> DecodeStep:
         """The best way to run a decode step that was asked for and that works, with the reason if it is another."""
-        eager = self._bind_prefill(buffers, "input", 1)
+        step = DecodeStep(self._engine, self._bind_prefill(buffers, "input", 1), capture="off", note=None)
         if self._capture == "off":
-            return DecodeStep(self._engine, eager, capture="off", note=None)
+            return step
         try:
-            obstacle = self._graphs.description.obstacle(capacity)
-            if not self._in_place:
-                raise TapeError("past and present of attention cannot be one buffer on this adapter")
-            if obstacle:
-                raise TapeError(f"the graph cannot be captured: {obstacle}")
-            session = await self._decode_session(buffers.owner)
-        except (TapeError, UnsupportedModelError) as error:
-            return DecodeStep(self._engine, eager, capture="off", note=str(error))
-        feeds, fetches = self._tensors(buffers, "input", 1)
-        binding = self._engine.bind(session, feeds, fetches)
-        key = self._key(capacity)
-        step = DecodeStep(
-            self._engine, eager, capture=self._capture, note=None, session=session, captured=binding, key=key
-        )
-        try:
+            try:
+                session = await self._decode_session(buffers.owner, capacity)
+            except (TapeError, UnsupportedModelError) as error:
+                return replace(step, note=str(error))
+            step = replace(step, capture=self._capture, session=session, key=self._key(capacity))
+            step = replace(step, captured=self._engine.bind(session, *self._tensors(buffers, "input", 1)))
             return await StepRecorder(step, buffers, self._graphs.description, self._run_probe, self._passes).record()
         except BaseException:
             await step.release()
@@ -343,12 +319,22 @@ class WebGpuModel:
 
         async def capture(length: int) -> tuple[int, int]:
             session = await engine.create_session(graphs.captured_prefill, capture=True, owner=buffers.owner)
-            return session, engine.bind(session, *self._tensors(buffers, "prompt", length))
+            try:
+                return session, engine.bind(session, *self._tensors(buffers, "prompt", length))
+            except BaseException:
+                await engine.release_session(session)
+                raise
 
         weights = weights_on_device(engine, graphs.products, self._weights)
         return PrefillTapes(engine, buffers, graphs.description, weights, capture, prompt)
 
-    async def _decode_session(self, owner: str) -> int:
+    async def _decode_session(self, owner: str, capacity: int) -> int:
+        """A session to capture decode steps with. Raises TapeError, UnsupportedModelError if there can be none."""
+        obstacle = self._graphs.description.obstacle(capacity)
+        if not self._in_place:
+            raise TapeError("past and present of attention cannot be one buffer on this adapter")
+        if obstacle:
+            raise TapeError(f"the graph cannot be captured: {obstacle}")
         ahead = self._ahead
         if ahead is not None and self._made == 1:
             self._ahead = None
@@ -363,9 +349,11 @@ class WebGpuModel:
     async def _run_probe(self, buffers: SequenceBuffers, ids: Sequence[int]) -> None:
         """Prefill a few tokens, so that a recorded step can be compared with an eager one on real state."""
         binding = self._bind_prefill(buffers, "prompt", FREE)
-        buffers.write_prompt(ids, 0)
-        await self._engine.run(binding, len(ids), len(ids))
-        self._engine.unbind(binding)
+        try:
+            buffers.write_prompt(ids, 0)
+            await self._engine.run(binding, len(ids), len(ids))
+        finally:
+            self._engine.unbind(binding)
 
     def _bind_prefill(self, buffers: SequenceBuffers, which: str, length: int) -> int:
         feeds, fetches = self._tensors(buffers, which, length)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import warnings
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
+from pyodide.code import run_js
+
+import capstan
 from capstan import Generator
+from capstan._js.gpu import JsGpuEngine
 from capstan.device import prefill_tape
+from capstan.fallback import fallbacks
+from capstan.memory import ledger
 from capstan.tape import PASSES
 
 from .running import close_all, load, parameters, picked, take
@@ -70,7 +79,7 @@ async def apart(models: Mapping[str, str], *, model: str, prompt: Sequence[int],
     decoder: Any = await opened.decoder(256)
     tapes, engine, buffers = decoder._prefill_tapes, decoder._engine, decoder._buffers
     for _ in range(2):
-        await tapes.prepare(len(prompt))
+        await tapes.make(tapes.due(len(prompt)))
     found = []
     for taped in (True, False):
         decoder._prefill_tapes = tapes if taped else None
@@ -90,4 +99,149 @@ async def apart(models: Mapping[str, str], *, model: str, prompt: Sequence[int],
         "largest": [max(map(abs, values)) for values in found[1]],
         "report": tapes.report,
         "lengths": [length for length, tape in tapes.tapes.items() if tape],
+    }
+
+
+@contextmanager
+def on_call(name: str, action: Callable[[], object], number: int = 1) -> Iterator[None]:
+    """Call `action` right before a call of the engine's method of that name, and see that it comes to that."""
+    method = getattr(JsGpuEngine, name)
+    left = number
+
+    def called(self: JsGpuEngine, *given: Any, **named: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            setattr(JsGpuEngine, name, method)
+            action()
+        return method(self, *given, **named)
+
+    setattr(JsGpuEngine, name, called)
+    try:
+        yield
+        assert getattr(JsGpuEngine, name) is method, f"{name} was not called so often"
+    finally:
+        setattr(JsGpuEngine, name, method)
+
+
+async def cancelled(
+    models: Mapping[str, str],
+    *,
+    model: str,
+    prompt: Sequence[int],
+    at: Mapping[str, int],
+    short: Sequence[int],
+    count: int,
+) -> list[list[list[int]]]:
+    """The ids after a short prompt, and after `prompt` twice, when a wait was cancelled that made a tape for it.
+
+    The decode step is as recorded: it takes its length from the mask.
+    """
+    found = []
+    opened = await load(models, model, passes=["prefill"])
+    for name, number in at.items():
+        await opened.trim()
+        await picked(opened, prompt, 1, max_length=256)
+        async with Generator(opened, parameters(opened, max_length=256)) as generator:
+            generator.append_tokens(prompt)
+            waiting = asyncio.ensure_future(generator.generate_next_token_async())
+            with on_call(name, waiting.cancel, number), suppress(asyncio.CancelledError):
+                await waiting
+            generator.rewind_to(0)
+            generator.append_tokens(short)
+            ids = [await take(generator, count)]
+        found.append([*ids, *[await picked(opened, prompt, count, max_length=256) for _ in range(2)]])
+        assert opened.healthy()
+    return found
+
+
+def held(model: str) -> dict[str, int]:
+    """Bytes by category that a model and its sequences hold."""
+    found: dict[str, int] = {}
+    for entry in ledger().entries:
+        if model in entry.owner:
+            found[entry.category] = found.get(entry.category, 0) + entry.bytes
+    return found
+
+
+class Closing:
+    """The end of a model, begun at some moment."""
+
+    def __init__(self, model: capstan.Model) -> None:
+        self.model = model
+        self.task: asyncio.Future[None] | None = None
+
+    def begin(self) -> None:
+        self.task = asyncio.ensure_future(self.model.aclose())
+
+    async def end(self) -> None:
+        assert self.task is not None
+        await self.task
+
+
+async def closed(
+    models: Mapping[str, str], *, model: str, prompt: Sequence[int], at: Sequence[Sequence[str]]
+) -> list[Any]:
+    """What a generator says whose model is closed while it makes a decode step or a prefill tape, and what is left."""
+    await close_all()
+    device = await capstan.open_device("webgpu")
+    found: list[Any] = []
+    try:
+        for step, name in at:
+            opened = await capstan.Model.load(models[model], device="webgpu", passes=TAPED)
+            if step == "prefill":
+                await picked(opened, prompt, 1, max_length=256)
+            generator = Generator(opened, parameters(opened, max_length=256))
+            generator.append_tokens(prompt)
+            waiting = asyncio.ensure_future(generator.generate_next_token_async())
+            closing = Closing(opened)
+            with on_call(name, closing.begin):
+                await asyncio.wait([waiting])
+            error = waiting.exception()
+            await closing.end()
+            await generator.aclose()
+            found.append([step, name, type(error).__name__, held(model)])
+    finally:
+        device.close()
+    return found
+
+
+NO_ROOM = """device => {
+  const pop = Object.getPrototypeOf(device).popErrorScope;
+  let first = true;
+  device.popErrorScope = async () => {
+    const lacks = first;
+    first = false;
+    const found = await pop.call(device);
+    return lacks ? new GPUOutOfMemoryError("no room") : found;
+  };
+}"""
+ROOM = "device => { delete device.popErrorScope; }"
+
+
+async def without_room(
+    models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int, at: str
+) -> dict[str, Any]:
+    """Ids after a prompt that came before, whose tape finds no memory in one of the engine's methods."""
+    opened = await load(models, model, passes=TAPED)
+    await opened.trim()
+    first = await picked(opened, prompt, count, max_length=256)
+    loaded: Any = opened._loaded
+    device = loaded._engine._js.watched.device
+    before = held(model)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with on_call(at, lambda: run_js(NO_ROOM)(device)):
+            async with Generator(opened, parameters(opened, max_length=256)) as generator:
+                generator.append_tokens(prompt)
+                second = await take(generator, count)
+                report = generator.tape_passes["prefill"]
+        run_js(ROOM)(device)
+    return {
+        "ids": [first, second, await picked(opened, prompt, count, max_length=256)],
+        "report": report,
+        "healthy": opened.healthy(),
+        "left": [before, held(model)],
+        "warned": [str(warning.message) for warning in warned],
+        "counted": [times for reason, times in fallbacks().items() if "no memory" in reason],
     }

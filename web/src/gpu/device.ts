@@ -62,6 +62,8 @@ export interface Recorder {
   write(buffer: BufferInfo, offset: number, bytes: Uint8Array): void;
   /** Returns true if the submit is to be withheld. */
   submit(): boolean;
+  /** Allocate, or bind or write what may not have been allocated. */
+  allocate<T>(action: () => T): T;
 }
 
 export interface AdapterSummary {
@@ -235,6 +237,12 @@ export class WatchedDevice {
     if (this.fault) throw this.fault;
   }
 
+  /** Note what has gone wrong: nothing on the device can be trusted any more. */
+  blame(error: GPUError): void {
+    const code = error instanceof GPUOutOfMemoryError ? "OutOfMemoryError" : "ValidationError";
+    this.fault ??= new EngineError(code, `WebGPU: ${error.message}`);
+  }
+
   /** A failure seen elsewhere (a rejected mapAsync): the device's own fault when there is one. */
   async explain(error: unknown): Promise<Error> {
     // A device that is lost first rejects what was to be mapped, then tells of its loss.
@@ -313,9 +321,7 @@ export class WatchedDevice {
 
   private watchFaults(): void {
     this.device.addEventListener("uncapturederror", (event) => {
-      const { error } = event;
-      const code = error instanceof GPUOutOfMemoryError ? "OutOfMemoryError" : "ValidationError";
-      this.fault ??= new EngineError(code, `WebGPU: ${error.message}`);
+      this.blame(event.error);
     });
     void this.device.lost.then((info) => {
       if (this.closing) return;
@@ -324,6 +330,11 @@ export class WatchedDevice {
       // A loss outranks the validation errors that follow from it.
       this.fault = new EngineError("DeviceLostError", message);
     });
+  }
+
+  /** A call that may be the recorded run's, and is if nobody else speaks for it. */
+  private theirs<T>(call: () => T): T {
+    return this.recorder && !this.attribution ? this.recorder.allocate(call) : call();
   }
 
   private wrapResources(): void {
@@ -353,7 +364,7 @@ export class WatchedDevice {
     const createBuffer = device.createBuffer.bind(device);
     device.createBuffer = (descriptor) => {
       this.counters.create_buffer++;
-      const buffer = createBuffer(descriptor);
+      const buffer = this.theirs(() => createBuffer(descriptor));
       const info: BufferInfo = {
         id: this.nextId++,
         size: descriptor.size,
@@ -390,7 +401,7 @@ export class WatchedDevice {
     const createBindGroup = device.createBindGroup.bind(device);
     device.createBindGroup = (descriptor) => {
       this.counters.create_bind_group++;
-      const group = createBindGroup(descriptor);
+      const group = this.theirs(() => createBindGroup(descriptor));
       const entries: BindGroupEntry[] = [];
       for (const { binding, resource } of descriptor.entries) {
         const bound = resource instanceof GPUBuffer ? { buffer: resource } : (resource as GPUBufferBinding);
@@ -418,9 +429,11 @@ export class WatchedDevice {
       const info = this.info(buffer);
       for (const notify of info.onWrite) notify();
       if (this.recorder) this.recorder.write(info, offset, writtenBytes(data, dataOffset, size));
-      return size === undefined
-        ? writeBuffer(buffer, offset, data, dataOffset)
-        : writeBuffer(buffer, offset, data, dataOffset, size);
+      return this.theirs(() =>
+        size === undefined
+          ? writeBuffer(buffer, offset, data, dataOffset)
+          : writeBuffer(buffer, offset, data, dataOffset, size),
+      );
     };
     const submit = queue.submit.bind(queue);
     queue.submit = (commands) => {

@@ -1,6 +1,7 @@
 // The fused kernels of one tape: their pipelines, bind groups, and the scratch buffers between them.
 
 import { EngineError } from "../errors";
+import { Allocations } from "./allocations";
 import type { WatchedDevice } from "./device";
 import { FusedPipelines, type KernelText } from "./kernels";
 import type { RecordingObjects } from "./recorder";
@@ -27,7 +28,10 @@ export class FusedKernels {
     private readonly scratch: readonly GPUBuffer[],
   ) {}
 
-  /** Compiles and binds; nothing stays allocated on failure. Throws TapeError if a kernel does not fit the device. */
+  /**
+   * Compiles and binds; nothing stays allocated on failure. Throws TapeError if a kernel does not fit the device,
+   * OutOfMemoryError if its scratch does not.
+   */
   static async make(
     watched: WatchedDevice,
     pipelines: FusedPipelines,
@@ -45,10 +49,11 @@ export class FusedKernels {
       if (!found) throw new EngineError("TapeError", `a fused kernel names ${kind} buffer ${id}, which there is not`);
       return { buffer: found };
     };
-    try {
+    const allocations = new Allocations(watched);
+    const bind = (): FusedKernel[] => {
       for (const size of spec.scratch)
         scratch.push(watched.buffer("kernels", spec.owner, { label: "tape scratch", size, usage }));
-      const kernels = spec.kernels.map(({ shader, bindings }, index) => {
+      return spec.kernels.map(({ shader, bindings }, index) => {
         const { pipeline, layout, access } = compiled[index]!;
         if (bindings.length !== access.length)
           throw new EngineError(
@@ -58,6 +63,10 @@ export class FusedKernels {
         const entries = bindings.map((binding, place) => ({ binding: place, resource: resource(binding) }));
         return { pipeline, group: watched.device.createBindGroup({ label: shader, layout, entries }) };
       });
+    };
+    try {
+      const kernels = allocations.during(bind);
+      await allocations.require("the scratch of a tape's kernels");
       return new FusedKernels(kernels, scratch);
     } catch (error) {
       for (const held of scratch) held.destroy();

@@ -6,6 +6,7 @@
 // as plain data over integer ids; the objects stay here.
 
 import { EngineError } from "../errors";
+import { Allocations } from "./allocations";
 import type { BindGroupInfo, BufferInfo, PipelineInfo, Recorder, WatchedDevice } from "./device";
 
 /** One operation, by ids. Python's capstan.tape reads these tuples. */
@@ -54,14 +55,20 @@ export class DryRecorder implements Recorder {
   };
   private readonly pipelineInfos = new Map<number, PipelineInfo>();
   private readonly groupInfos = new Map<number, BindGroupInfo>();
+  private readonly allocations: Allocations;
 
   /** `onStart` is called once, when the run asks for its first encoder. */
   constructor(
     private readonly watched: WatchedDevice,
     private onStart: (() => void) | null = null,
-  ) {}
+  ) {
+    this.allocations = new Allocations(watched);
+  }
 
-  /** Run `action` with this recorder installed; one recording at a time. */
+  /**
+   * Run `action` with this recorder installed; one recording at a time. Throws OutOfMemoryError, which is no fault of
+   * the device, if there is no memory for what it allocates.
+   */
   async during(action: () => Promise<unknown>): Promise<void> {
     if (this.watched.recorder) throw new EngineError("TapeError", "another recording is under way on this device");
     this.watched.recorder = this;
@@ -69,6 +76,7 @@ export class DryRecorder implements Recorder {
       await action();
     } finally {
       this.watched.recorder = null;
+      await this.allocations.require("the buffers of a captured session");
     }
   }
 
@@ -92,6 +100,10 @@ export class DryRecorder implements Recorder {
 
   submit(): boolean {
     return true;
+  }
+
+  allocate<T>(action: () => T): T {
+    return this.allocations.during(action);
   }
 
   write(buffer: BufferInfo, offset: number, bytes: Uint8Array): void {

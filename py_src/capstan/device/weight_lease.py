@@ -1,0 +1,39 @@
+"""The weights of a data file on the device, for as long as a model needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..graph import WeightEntry
+from ..weights.shared import Lease, SharedWeights, Span
+from ..weights.weight_file import WeightFile
+from .engine import GpuEngine
+
+__all__ = ["lease"]
+
+
+async def lease(
+    engine: GpuEngine,
+    shared: SharedWeights,
+    file: WeightFile,
+    entries: Sequence[WeightEntry],
+    owner: str,
+    progress: Callable[[int, int], None],
+) -> Lease:
+    """The buffers of a data file's weights, loaded now unless they are on the device already."""
+
+    async def load(missing: list[tuple[Span, int]]) -> None:
+        sink = engine.upload_weights([(buffer, span.offset, span.length) for span, buffer in missing])
+        await file.load(sink, end, progress)
+
+    end = max(entry.end for entry in entries)
+    spans = [Span(entry.name, entry.offset, entry.length) for entry in entries]
+    known_as = file.content
+    try:
+        file.require(end)
+        held = await shared.acquire(known_as, spans, owner, load)
+    finally:
+        file.close()
+    if known_as and file.content:
+        shared.also(known_as, file.content)
+    return held

@@ -1,0 +1,200 @@
+"""A GPU engine of handles alone: what is made and freed, what a cancelled wait leaves running, calls that fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from capstan.device.engine import FREE, NOT_FUSED, BoundTensor, Difference
+
+__all__ = ["PaperEngine"]
+
+T = TypeVar("T")
+
+
+class PaperEngine:
+    """As much of GpuEngine as models and decoders use.
+
+    As in a page, sessions take turns, and what was asked for goes on when the wait for it is cancelled. `on_call` is
+    called with the number of each call and may raise, or cancel or close something.
+    """
+
+    number = 1
+
+    def __init__(self) -> None:
+        self.live: Counter[str] = Counter()
+        self.handles: dict[tuple[str, int], Any] = {}
+        self.wrong: list[str] = []
+        """Handles freed twice or used afterwards, and buffers freed under a run."""
+        self.calls = 0
+        self.on_call: Callable[[int], None] = lambda _number: None
+        self.under_way: list[set[int]] = []
+        """Buffers of each run that is under way."""
+        self.turn = asyncio.Lock()
+        self.users = 1
+        self.works = True
+
+    def _add(self, kind: str, what: Any = None) -> int:
+        handle = self.calls = self.calls + 1
+        self.handles[kind, handle] = what
+        self.live[kind] += 1
+        return handle
+
+    def _take(self, kind: str, handle: int) -> Any:
+        if (kind, handle) not in self.handles:
+            self.wrong.append(f"{kind} {handle} was freed twice")
+            return None
+        self.live[kind] -= 1
+        return self.handles.pop((kind, handle))
+
+    def _call(self) -> None:
+        self.calls += 1
+        self.on_call(self.calls)
+
+    async def _begun(self, work: Callable[[], Awaitable[T]]) -> T:
+        """What JavaScript does, whoever waits for it."""
+        self._call()
+        return await asyncio.shield(asyncio.ensure_future(work()))
+
+    async def _in_turn(self, buffers: set[int], result: Callable[[], T]) -> T:
+        async def work() -> T:
+            async with self.turn:
+                for buffer in buffers:
+                    if ("buffer", buffer) not in self.handles:
+                        self.wrong.append(f"a run meets buffer {buffer}, which was destroyed")
+                self.under_way.append(buffers)
+                for _ in range(3):
+                    await asyncio.sleep(0)
+                self.under_way.remove(buffers)
+                return result()
+
+        return await self._begun(work)
+
+    def retain(self) -> PaperEngine:
+        self.users += 1
+        return self
+
+    def close(self) -> None:
+        self.users -= 1
+
+    def adapter(self) -> dict[str, Any]:
+        sizes = ("max_buffer_size", "max_storage_buffer_binding_size", "max_workgroup_threads", "max_workgroup_bytes")
+        return {
+            **dict.fromkeys(("vendor", "architecture", "description", "runtime"), "paper"),
+            **dict.fromkeys(sizes, 1 << 30),
+            "min_storage_buffer_offset_alignment": 256,
+            "software": False,
+            "features": [],
+            "without": {},
+            "subgroup_size": 0,
+        }
+
+    def healthy(self) -> bool:
+        return self.works
+
+    def counters(self) -> dict[str, int]:
+        return {"readbacks": 0}
+
+    def ledger(self) -> list[dict[str, Any]]:
+        return []
+
+    def create_buffer(self, label: str, size: int, category: str, owner: str) -> int:
+        self._call()
+        return self._add("buffer", label)
+
+    async def create_buffers(self, label: str, sizes: Sequence[int], category: str, owner: str) -> list[int]:
+        async def work() -> list[int]:
+            await asyncio.sleep(0)
+            return [self._add("buffer", label) for _ in sizes]
+
+        return await self._begun(work)
+
+    def destroy_buffer(self, buffer: int) -> None:
+        label = self._take("buffer", buffer)
+        if any(buffer in buffers for buffers in self.under_way):
+            self.wrong.append(f"buffer {buffer}, {label}, was destroyed under a run")
+
+    def write(self, buffer: int, offset: int, data: Any) -> None:
+        self._call()
+
+    def fill(self, buffer: int, byte: int) -> None:
+        self._call()
+
+    def execute(self, steps: Sequence[Sequence[Any]]) -> None:
+        self._call()
+
+    async def compare(self, pairs: Sequence[tuple[int, int, int, str]]) -> list[Difference]:
+        buffers = {buffer for a, b, _, _ in pairs for buffer in (a, b)}
+        return await self._in_turn(buffers, lambda: [Difference(0, 1, 0) for _ in pairs])
+
+    def upload_weights(self, spans: Sequence[tuple[int, int, int]]) -> None:
+        self._call()
+
+    async def create_session(self, model: bytes, capture: bool, owner: str) -> int:
+        return await self._in_turn(set(), lambda: self._add("session", owner))
+
+    async def release_session(self, session: int) -> None:
+        self._take("session", session)
+        await asyncio.shield(asyncio.ensure_future(self._quietly()))
+
+    async def idle(self) -> None:
+        await asyncio.shield(asyncio.ensure_future(self._quietly()))
+
+    async def _quietly(self) -> None:
+        """Ends fail no calls."""
+        async with self.turn:
+            await asyncio.sleep(0)
+
+    def bind(
+        self, session: int, feeds: Sequence[BoundTensor], fetches: Sequence[BoundTensor], lengths: object = None
+    ) -> int:
+        self._call()
+        assert all(size == FREE or size > 0 for tensor in feeds for size in tensor.dims)
+        return self._add("binding", {tensor.buffer for tensor in (*feeds, *fetches)})
+
+    def unbind(self, binding: int) -> None:
+        self._take("binding", binding)
+
+    def retire(self, binding: int) -> None:
+        assert ("binding", binding) in self.handles
+
+    async def run(self, binding: int, valid: int = 0, tokens: int = 1) -> None:
+        await self._in_turn(self.handles["binding", binding], lambda: None)
+
+    async def record(self, binding: int) -> dict[str, Any]:
+        return await self._in_turn(self.handles["binding", binding], lambda: {"handle": self._add("recording")})
+
+    def recorded_id(self, buffer: int) -> int:
+        return buffer
+
+    def drop_recording(self, recording: int) -> None:
+        self._take("recording", recording)
+
+    async def make_tape(
+        self, recording: int, played: Sequence[Any], written: Sequence[int], fused: object = NOT_FUSED
+    ) -> int:
+        async def work() -> int:
+            await asyncio.sleep(0)
+            return self._add("tape")
+
+        return await self._begun(work)
+
+    def close_tape(self, tape: int) -> None:
+        self._take("tape", tape)
+
+    def play_once(self, tape: int, length: int) -> None:
+        self._call()
+        if ("tape", tape) not in self.handles:
+            self.wrong.append(f"tape {tape} is played after its end")
+
+    def make_sampler(self, spec: object) -> int:
+        self._call()
+        return self._add("sampler")
+
+    def set_sampling(self, sampler: int, words: bytes) -> None:
+        self._call()
+
+    def destroy_sampler(self, sampler: int) -> None:
+        self._take("sampler", sampler)

@@ -1,0 +1,242 @@
+"""What a model on WebGPU holds is freed once, whatever fails, is cancelled or is closed on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from capstan import CapstanError, ClosedError, DeviceLostError, OutOfMemoryError, TapeError, fallback
+from capstan.config import GenaiConfig, parse_genai_config
+from capstan.device import probe
+from capstan.device.base import TapeOptions
+from capstan.device.decode_step import DecodeStep
+from capstan.device.model_graphs import Graphs, rewrite
+from capstan.device.prefill_tape import PrefillTapes
+from capstan.device.step_recorder import StepRecorder
+from capstan.device.webgpu import WebGpuDevice
+from capstan.device.webgpu_decoder import WebGpuDecoder
+from capstan.device.webgpu_model import WebGpuModel
+from capstan.memory import Capabilities
+from capstan.search import SearchOptions
+from capstan.weights.shared import SharedWeights
+from tests.unit.paper_engine import PaperEngine
+
+LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
+CONFIG: GenaiConfig = parse_genai_config((LLAMA / "genai_config.json").read_bytes(), "nano-llama")
+CAPACITY = 512
+PROMPT = [1] * CAPACITY
+"""As long as one of the runs that may have a tape."""
+
+
+class PaperFile:
+    """A data file that is there."""
+
+    content = "content"
+
+    def require(self, end: int) -> None: ...
+
+    async def load(self, sink: object, end: int, progress: object) -> None:
+        await asyncio.sleep(0)
+
+    def close(self) -> None: ...
+
+
+async def opened(location: str) -> Any:
+    return PaperFile()
+
+
+async def no_weights(location: str) -> Any:
+    raise AssertionError(location)
+
+
+@pytest.fixture(scope="module")
+def graphs() -> Graphs:
+    return asyncio.run(rewrite((LLAMA / "model.onnx").read_bytes(), CONFIG, no_weights))
+
+
+async def recorded_step(recorder: StepRecorder) -> DecodeStep:
+    """As `StepRecorder.record` uses the engine."""
+    engine, step = recorder.step.engine, recorder.step
+    recording = (await engine.record(step.captured))["handle"]
+    try:
+        await recorder.probe(recorder.buffers, [1, 2, 3])
+        return replace(step, tape=await engine.make_tape(recording, [], []))
+    finally:
+        engine.drop_recording(recording)
+
+
+async def recorded_run(tapes: PrefillTapes, length: int, binding: int) -> tuple[int, str]:
+    """As `PrefillTapes._recorded` uses the engine."""
+    recording = (await tapes.engine.record(binding))["handle"]
+    try:
+        tape = await tapes.engine.make_tape(recording, [], [])
+        try:
+            await tapes._check(tape, length, 0, False)
+        except BaseException:
+            tapes.engine.close_tape(tape)
+            raise
+        return tape, "made"
+    finally:
+        tapes.engine.drop_recording(recording)
+
+
+@pytest.fixture(autouse=True)
+def paper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepRecorder, "record", recorded_step)
+    monkeypatch.setattr(PrefillTapes, "_recorded", recorded_run)
+    monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
+    able: dict[str, Any] = dict.fromkeys(("staging", "f16", "subgroups", "timestamps", "int64", "in_place_cache"), True)
+    sizes: dict[str, Any] = dict.fromkeys(("max_buffer_size", "max_binding_size"), 1 << 30)
+    found = Capabilities("paper", software=False, mappable_storage=False, offset_alignment=256, **able, **sizes)
+    monkeypatch.setitem(probe.remembered, "webgpu paper paper paper", found)
+
+
+class Life:
+    """A model from its load to its close, as a page with one generator after another uses it."""
+
+    def __init__(self, graphs: Graphs) -> None:
+        self.graphs = graphs
+        self.engine = PaperEngine()
+        self.weights = SharedWeights(cast(Any, self.engine), 1 << 30)
+        self.model: WebGpuModel | None = None
+
+    async def load(self) -> WebGpuModel:
+        async def reading() -> Graphs:
+            return self.graphs
+
+        device = WebGpuDevice(cast(Any, self.engine))
+        options = TapeOptions("tape")
+        self.model = await WebGpuModel.load(
+            device, self.weights, "/m/", reading(), CONFIG, options, opened, lambda *_: None
+        )
+        return self.model
+
+    async def decoder(self) -> WebGpuDecoder:
+        assert self.model is not None
+        decoder = await self.model.decoder(CAPACITY)
+        decoder.set_search(SearchOptions())
+        return decoder
+
+    async def use(self) -> None:
+        """Load, and generate."""
+        await self.load()
+        await self.generate()
+
+    async def generate(self) -> None:
+        """Run a prompt three times on each of two sequences, the last time from a tape, and then on one of the two."""
+        decoders = [await self.decoder() for _ in range(2)]
+        for decoder in decoders:
+            await decoder.warm_up()
+            for _ in range(3):
+                await decoder.prefill(PROMPT, 0)
+            await decoder.prefill(PROMPT[:7], 3)
+        for decoder in decoders:
+            await decoder.close()
+        await (await self.decoder()).prefill(PROMPT, 0)
+
+    async def close(self) -> None:
+        if self.model is not None:
+            await self.model.close()
+
+    async def settle(self) -> None:
+        """Until what goes on by itself is over."""
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+    def check(self, what: str) -> None:
+        assert self.engine.wrong == [], what
+        assert +self.engine.live == {}, f"{what}: {+self.engine.live} left, {self.engine.handles}"
+
+
+def calls_of_a_life(graphs: Graphs) -> int:
+    async def run() -> int:
+        life = Life(graphs)
+        await life.use()
+        calls = life.engine.calls
+        assert life.engine.live["tape"] >= 4, "two steps and two prompts"
+        await life.close()
+        life.check("nothing went wrong")
+        return calls
+
+    return asyncio.run(run())
+
+
+def at(number: int, action: Callable[[], object]) -> Callable[[int], None]:
+    """What calls `action` once, at the first call that has at least that number."""
+    pending = [action]
+
+    def on_call(call: int) -> None:
+        if call >= number and pending:
+            pending.pop()()
+
+    return on_call
+
+
+@pytest.mark.parametrize("kind", [DeviceLostError, OutOfMemoryError, TapeError])
+@pytest.mark.filterwarnings("ignore::capstan.FallbackWarning")
+def test_whatever_call_fails_everything_is_freed_once(kind: type[CapstanError], graphs: Graphs) -> None:
+    async def run(number: int) -> None:
+        life = Life(graphs)
+
+        def fail() -> None:
+            life.engine.works = kind is TapeError
+            raise kind("the test says so")
+
+        life.engine.on_call = at(number, fail)
+        with suppress(kind):
+            await life.use()
+        await life.close()
+        await life.settle()
+        life.check(f"{kind.__name__} in call {number}")
+
+    for number in range(1, calls_of_a_life(graphs)):
+        asyncio.run(run(number))
+
+
+def test_wherever_it_is_cancelled_everything_is_freed_once_and_another_sequence_works(graphs: Graphs) -> None:
+    async def run(number: int) -> None:
+        life = Life(graphs)
+        using = asyncio.ensure_future(life.use())
+        life.engine.on_call = at(number, using.cancel)
+        with suppress(asyncio.CancelledError):
+            await using
+        if life.model is not None:
+            decoder = await life.decoder()
+            for _ in range(3):
+                await decoder.prefill(PROMPT, 0)
+            await decoder.close()
+        await life.close()
+        await life.settle()
+        life.check(f"cancelled in call {number}")
+
+    for number in range(1, calls_of_a_life(graphs)):
+        asyncio.run(run(number))
+
+
+def test_wherever_it_is_closed_everything_is_freed_once(graphs: Graphs) -> None:
+    async def run(number: int) -> bool:
+        life = Life(graphs)
+        await life.load()
+        closing: list[asyncio.Future[None]] = []
+        life.engine.on_call = at(
+            life.engine.calls + number, lambda: closing.append(asyncio.ensure_future(life.close()))
+        )
+        with suppress(ClosedError):
+            await life.generate()
+        if not closing:
+            return False
+        await closing[0]
+        await life.settle()
+        life.check(f"closed in call {number}")
+        return True
+
+    number = 1
+    while asyncio.run(run(number)):
+        number += 1
+    assert number > 100

@@ -1,0 +1,32 @@
+// Memory that there may be none of: its lack is told to who asked for it, and is no fault of the device.
+
+import { EngineError } from "../errors";
+import type { WatchedDevice } from "./device";
+
+export class Allocations {
+  private readonly scopes: Promise<GPUError | null>[] = [];
+
+  constructor(private readonly watched: WatchedDevice) {}
+
+  /** Do something at once that allocates, or that uses what was allocated so. */
+  during<T>(action: () => T): T {
+    const { device } = this.watched;
+    device.pushErrorScope("validation");
+    device.pushErrorScope("out-of-memory");
+    try {
+      return action();
+    } finally {
+      this.scopes.push(device.popErrorScope(), device.popErrorScope());
+    }
+  }
+
+  /** Throw OutOfMemoryError if there was no memory; any other error is the device's fault. Ask before it is used. */
+  async require(what: string): Promise<void> {
+    const errors = await Promise.all(this.scopes.splice(0));
+    const lack = errors.find((error) => error instanceof GPUOutOfMemoryError);
+    // What is made of a buffer without memory is not valid either.
+    if (lack) throw new EngineError("OutOfMemoryError", `there is no memory for ${what}: ${lack.message}`);
+    for (const error of errors) if (error) this.watched.blame(error);
+    this.watched.assertHealthy();
+  }
+}
