@@ -220,6 +220,8 @@ async def read_small_files(host: Host, folder: str) -> tuple[GenaiConfig, dict[s
         config = parse_genai_config(await host.read(folder, "genai_config.json"), folder + "genai_config.json")
         search_options(config)
     except BaseException:
+        # How they end is nobody's concern any more.
+        tokenizer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         tokenizer.cancel()
         raise
     contents = dict(zip(TOKENIZER_FILES, await tokenizer, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -215,6 +216,21 @@ class TestRefusing:
         with pytest.raises(OptionError, match="top_p is 7"):
             load()
         assert host.opened == []
+
+    def test_too_many_ends_of_a_sequence_are_found_before_the_weights_are_fetched(self, host: PaperHost) -> None:
+        change(host, model={"eos_token_id": list(range(3, 20))})
+        with pytest.raises(OptionError, match="there are 17 eos_token_ids; at most 16"):
+            load()
+        assert host.opened == []
+
+    def test_files_that_are_not_wanted_any_more_are_not_complained_of(
+        self, host: PaperHost, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        del host.files["genai_config.json"]
+        with pytest.raises(ModelFileError):
+            load()
+        gc.collect()
+        assert caplog.messages == []
 
     def test_an_unsupported_type_is_found_before_the_weights_are_fetched(self, host: PaperHost) -> None:
         change(host, model={"type": "whisper"})
