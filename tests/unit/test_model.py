@@ -50,6 +50,7 @@ class PaperDevice:
         return self.works
 
     async def close(self) -> None:
+        await asyncio.sleep(0)
         self.closed += 1
 
 
@@ -261,6 +262,21 @@ class TestClosing:
         asyncio.run(model.aclose())
         assert host.loaded.closed == 1
         assert not model.healthy()
+
+    def test_goes_on_when_the_wait_for_it_is_cancelled(self, host: PaperHost) -> None:
+        model = load()
+
+        async def run() -> None:
+            closing = asyncio.ensure_future(model.aclose())
+            await asyncio.sleep(0)
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+        asyncio.run(run())
+        assert host.loaded.closed == 1
 
     def test_makes_every_use_fail(self, host: PaperHost) -> None:
         model = load()

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from capstan import FallbackWarning, TapeError, fallback
+from capstan import DeviceLostError, FallbackWarning, TapeError, fallback
 from capstan.device.decode_step import DecodeStep
 from capstan.device.engine import NOT_FUSED, Difference
 from capstan.device.step_recorder import StepRecorder
@@ -365,6 +365,30 @@ def test_a_step_with_nothing_to_fuse_is_no_step_down(passes: Sequence[str]) -> N
     assert sum(op[0] == "clear" for op in outcome.tape.played) == (0 if "clears" in passes else clears(outcome))
     kinds = {op[0] for op in outcome.tape.played} - {"clear", "dispatch"}
     assert kinds == {"table" if "direct" in passes else "indirect"}
+
+
+@pytest.mark.parametrize("passes", [PASSES, ("clears", "direct")], ids=["fused", "recorded"])
+def test_a_device_that_is_lost_on_the_way_leaves_no_tape(passes: Sequence[str]) -> None:
+    lost: list[Engine] = []
+    plays = len(record(passes=passes).engine.played_at)
+
+    def losing(number: int) -> Callable[[Engine], None]:
+        def prepare(engine: Engine) -> None:
+            def spoil(_tape: Tape, _length: int) -> float:
+                if len(engine.played_at) == number:
+                    raise DeviceLostError("the test says so")
+                return 0.0
+
+            engine.spoils = spoil
+            lost.append(engine)
+
+        return prepare
+
+    for number in range(1, plays + 1):
+        with pytest.raises(DeviceLostError):
+            record(passes=passes, prepare=losing(number))
+        assert (lost[-1].tapes, lost[-1].dropped) == ({}, [7]), f"in replay {number}"
+    assert plays >= 2
 
 
 class TestIndirectDispatches:

@@ -240,3 +240,24 @@ def test_wherever_it_is_closed_everything_is_freed_once(graphs: Graphs) -> None:
     while asyncio.run(run(number)):
         number += 1
     assert number > 100
+
+
+def test_a_first_sequence_without_memory_leaves_the_session_made_ahead_to_the_next(graphs: Graphs) -> None:
+    async def run() -> list[str]:
+        life = Life(graphs)
+        model = await life.load()
+
+        def fail() -> None:
+            raise OutOfMemoryError("the test says so")
+
+        life.engine.on_call = at(life.engine.calls + 1, fail)
+        with pytest.raises(OutOfMemoryError):
+            await life.decoder()
+        first, second = await asyncio.gather(life.decoder(), life.decoder())
+        owners = sorted(owner for (kind, _), owner in life.engine.handles.items() if kind == "session" and owner)
+        assert [first.owner, second.owner] == owners[1:]
+        await model.close()
+        life.check("closed")
+        return [owner.partition(" sequence ")[2] for owner in owners]
+
+    assert asyncio.run(run()) == ["", "1", "2"]
