@@ -10,7 +10,7 @@ from urllib.parse import quote
 from . import ROOT
 from .errors import CommandError
 
-__all__ = ["BUNDLED", "check_model", "model_url", "mounts"]
+__all__ = ["BUNDLED", "check_model", "check_onnx_folder", "model_url", "mounts"]
 
 BUNDLED = ROOT / "models/bundled"
 CONFIG = "genai_config.json"
@@ -37,6 +37,15 @@ def check_model(folder: Path) -> Path:
     if not (folder / filename).is_file():
         raise CommandError(f"model file {folder / filename} does not exist, but {CONFIG} names it: {remedy}")
     return folder.resolve()
+
+
+def check_onnx_folder(folder: Path) -> Path:
+    """The folder, made absolute, if it can be a model for a script: one of the builder's, or any with an ONNX graph."""
+    if folder.is_dir() and not (folder / CONFIG).exists():
+        if not any(folder.glob("*.onnx")):
+            raise CommandError(f"{folder} has neither {CONFIG} nor an .onnx file: give a model's folder")
+        return folder.resolve()
+    return check_model(folder)
 
 
 def mounts(folders: Iterable[Path]) -> dict[str, Path]:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ..errors import CommandError
-from ..models import check_model, model_url, mounts
+from ..models import check_onnx_folder, model_url, mounts
 from ..terminal import Progress
 from .run import raise_remote
 
@@ -20,7 +20,7 @@ GROUP = "run"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `exec`; what follows `--` goes to the script."""
     parser.add_argument("script", metavar="SCRIPT.py", help="the script; its sys.argv holds what follows --")
-    model_help = "a model folder, which the script reaches as /models/NAME/ (NAME is the folder's own name)"
+    model_help = "a folder with a model or an ONNX graph, which the script reaches as /models/NAME/ (its own name)"
     parser.add_argument("--model", metavar="DIR", action="append", default=[], help=model_help)
 
 
@@ -32,7 +32,7 @@ def check(args: argparse.Namespace) -> None:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise CommandError(f"cannot read the script {script} ({reason}): give the path of a Python file") from error
-    args.mounts = mounts(check_model(Path(folder)) for folder in args.model)
+    args.mounts = mounts(check_onnx_folder(Path(folder)) for folder in args.model)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from buildtools import cli
+from buildtools.commands import exec as exec_command
 from buildtools.commands import models as models_command
 from buildtools.commands import run as run_command
 from buildtools.errors import CommandError
@@ -140,6 +141,22 @@ def test_everything_after_test_is_pytests() -> None:
         "--debug",
         "tests/unit",
     ]
+
+
+def test_a_script_is_given_any_folder_with_an_onnx_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "s.py"
+    script.touch()
+    folder = tmp_path / "any"
+    folder.mkdir()
+    command = ["exec", str(script), "--model", str(folder)]
+    assert cli.main(command) == 2
+    assert "has neither genai_config.json nor an .onnx file" in capsys.readouterr().err
+    (folder / "model.onnx").touch()
+    args = cli.parse(command)
+    exec_command.check(args)
+    assert args.mounts == {"any": folder}
+    (folder / "genai_config.json").write_text("[]")
+    assert cli.main(command) == 2, "a folder of the builder's is checked as one"
 
 
 def test_a_script_that_is_not_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
