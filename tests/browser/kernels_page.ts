@@ -1,6 +1,6 @@
 // Runs fused kernels on buffers of its own for the tests of the kernels, inside error scopes.
 
-import { requestAdapter } from "../../web/src/gpu/device";
+import { requestAdapter } from "../../web/src/gpu/adapter";
 import { FusedPipelines, type KernelText } from "../../web/src/gpu/kernels";
 
 interface KernelRun {

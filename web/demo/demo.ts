@@ -9,7 +9,7 @@ import {
   type RemoteError,
   type StoredFile,
 } from "capstan-webgpu";
-import { type AdapterSummary, requestAdapter, summarize } from "../src/gpu/device";
+import { type AdapterSummary, requestAdapter, summarize } from "../src/gpu/adapter";
 
 /** What `build.py run --json` prints, and a finished generate request answers. */
 interface Result {

@@ -3,7 +3,7 @@
 import type { PyCallable, PyProxy } from "pyodide/ffi";
 import { GpuEngine } from "./engine";
 import { EngineError } from "./errors";
-import { requestAdapter, summarize } from "./gpu/device";
+import { requestAdapter, summarize } from "./gpu/adapter";
 import type { CapstanEvent, FromWorker, ModelFolder, Reply, Request, ToWorker } from "./protocol";
 import { freeBytes, openBacking } from "./storage/backing";
 import { Chunk } from "./storage/chunk";

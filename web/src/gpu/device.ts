@@ -1,6 +1,7 @@
 // Our GPUDevice: made by us, counted and watched, and given to onnxruntime-web as an execution provider option.
 
 import { EngineError } from "../errors";
+import { type AdapterSummary, openDevice } from "./adapter";
 
 export interface Counters {
   create_buffer: number;
@@ -66,89 +67,8 @@ export interface Recorder {
   allocate<T>(action: () => T): T;
 }
 
-export interface AdapterSummary {
-  vendor: string;
-  architecture: string;
-  description: string;
-  software: boolean;
-  /** Features of the device; on an adapter that was not opened, of the adapter. */
-  features: string[];
-  /** The size of every subgroup; 0 if subgroups are not to be used, or come in several sizes. */
-  subgroup_size: number;
-  /** Why a feature of the adapter's is left out. */
-  without: Record<string, string>;
-  /** Threads and bytes of memory that a workgroup may have. */
-  max_workgroup_threads: number;
-  max_workgroup_bytes: number;
-  max_buffer_size: number;
-  max_storage_buffer_binding_size: number;
-  min_storage_buffer_offset_alignment: number;
-}
-
-const LIMITS = [
-  "maxBufferSize",
-  "maxStorageBufferBindingSize",
-  "maxStorageBuffersPerShaderStage",
-  "maxComputeWorkgroupStorageSize",
-  "maxComputeInvocationsPerWorkgroup",
-  "maxComputeWorkgroupSizeX",
-  "maxComputeWorkgroupSizeY",
-  "maxComputeWorkgroupSizeZ",
-  "maxComputeWorkgroupsPerDimension",
-  "maxBindGroups",
-] as const;
-
-/**
- * What the device is asked for where the adapter has it. The last is experimental, behind browser flags, and not in the
- * types yet: onnxruntime-web's int4 products of long prompts take 1.4 times as long without it on an H200, and the
- * device that onnxruntime-web makes itself asks for it as well.
- */
-const FEATURES = [
-  "shader-f16",
-  "subgroups",
-  "timestamp-query",
-  "chromium-experimental-subgroup-matrix" as GPUFeatureName,
-] as const;
-
-/** Features that are only asked for with subgroups of a size that onnxruntime-web computes rightly with. */
-const WITH_SUBGROUPS: readonly GPUFeatureName[] = [
-  "subgroups",
-  "chromium-experimental-subgroup-matrix" as GPUFeatureName,
-];
-
-/**
- * The smallest subgroup that onnxruntime-web's prefill attention (32 tokens and more) computes rightly with: its kernel
- * shuffles among 8 invocations at least. SwiftShader's subgroups have 4, and its results were wrong.
- */
-const LEAST_SUBGROUP = 8;
-
 /** How long a failure that nobody explains yet may turn out to be the device's loss. */
 const LOSS_MS = 100;
-
-/** The adapter WebGPU offers, or null where there is none. */
-export async function requestAdapter(): Promise<GPUAdapter | null> {
-  const gpu = (globalThis.navigator as Navigator | undefined)?.gpu;
-  return gpu ? await gpu.requestAdapter({ powerPreference: "high-performance" }) : null;
-}
-
-export function summarize(adapter: GPUAdapter): AdapterSummary {
-  const { info, features, limits } = adapter;
-  const text = `${info.vendor} ${info.architecture} ${info.device} ${info.description}`.toLowerCase();
-  return {
-    vendor: info.vendor,
-    architecture: info.architecture,
-    description: info.description || info.device,
-    software: info.isFallbackAdapter === true || /swiftshader|llvmpipe|lavapipe|software|warp/.test(text),
-    features: [...features].sort(),
-    subgroup_size: 0,
-    without: {},
-    max_workgroup_threads: Math.min(limits.maxComputeInvocationsPerWorkgroup, limits.maxComputeWorkgroupSizeX),
-    max_workgroup_bytes: limits.maxComputeWorkgroupStorageSize,
-    max_buffer_size: limits.maxBufferSize,
-    max_storage_buffer_binding_size: limits.maxStorageBufferBindingSize,
-    min_storage_buffer_offset_alignment: limits.minStorageBufferOffsetAlignment,
-  };
-}
 
 /**
  * A GPUDevice whose methods are replaced, on this one object, by versions that count, name and (while a recorder is
@@ -199,32 +119,7 @@ export class WatchedDevice {
 
   /** Open a device with every feature and the highest limits the adapter has. */
   static async open(): Promise<WatchedDevice> {
-    const adapter = await requestAdapter();
-    if (!adapter) {
-      throw new EngineError(
-        "DeviceUnavailableError",
-        "WebGPU was asked for and this browser offers no adapter; use device='wasm', or a browser with WebGPU",
-      );
-    }
-    const requiredLimits = Object.fromEntries(LIMITS.map((name) => [name, adapter.limits[name]]));
-    const subgroups = adapter.info.subgroupMinSize >= LEAST_SUBGROUP;
-    const requiredFeatures = FEATURES.filter(
-      (name) => adapter.features.has(name) && (subgroups || !WITH_SUBGROUPS.includes(name)),
-    );
-    let device: GPUDevice;
-    try {
-      device = await adapter.requestDevice({ requiredFeatures, requiredLimits });
-    } catch (error) {
-      throw new EngineError("DeviceUnavailableError", `the WebGPU adapter gave no device: ${String(error)}`);
-    }
-    const summary = summarize(adapter);
-    summary.features = [...device.features].sort();
-    const { subgroupMinSize, subgroupMaxSize } = adapter.info;
-    if (device.features.has("subgroups") && subgroupMinSize === subgroupMaxSize)
-      summary.subgroup_size = subgroupMinSize;
-    if (adapter.features.has("subgroups") && !subgroups)
-      summary.without["subgroups"] =
-        `onnxruntime-web needs subgroups of ${LEAST_SUBGROUP}, the adapter's have ${adapter.info.subgroupMinSize}`;
+    const { device, summary } = await openDevice();
     const watched = new WatchedDevice(device, summary);
     watched.watchFaults();
     watched.wrapResources();
