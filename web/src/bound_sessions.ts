@@ -6,7 +6,7 @@ import { EngineError } from "./errors";
 import type { WatchedDevice } from "./gpu/device";
 import { DryRecorder, type RecordingObjects } from "./gpu/recorder";
 import { Handles } from "./handles";
-import { createSession, exclusively, keepRegistered, type Ort } from "./ort";
+import { createSession, endCapture, exclusively, keepRegistered, type Ort } from "./ort";
 import type { ModelSession } from "./sessions";
 
 /** One bound tensor: a whole buffer, seen with an ONNX dtype and dims; a size below 0 is each run's number of tokens. */
@@ -128,6 +128,8 @@ export class BoundSessions {
       try {
         await recorder.during(() => this.sessions.get(session).ort.run(feeds, fetches));
       } catch (error) {
+        this.watched.assertHealthy();
+        await this.endCapture();
         throw error instanceof EngineError
           ? error
           : new EngineError("TapeError", `onnxruntime-web could not capture the decode step: ${String(error)}`);
@@ -135,6 +137,18 @@ export class BoundSessions {
       const data = recorder.data();
       return JSON.stringify({ handle: this.recordings.add(recorder.objects), ...data });
     });
+  }
+
+  private async endCapture(): Promise<void> {
+    try {
+      await endCapture(this.ort, this.watched.device, this.lastLength());
+    } catch (error) {
+      this.watched.assertHealthy();
+      throw new EngineError(
+        "ValidationError",
+        `onnxruntime-web captures a run that failed and cannot be told to end it; open the page again: ${String(error)}`,
+      );
+    }
   }
 
   /** A recorded binding will not be run by ORT again; its buffers need not stay registered. */

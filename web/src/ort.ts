@@ -108,6 +108,19 @@ export async function createSession(
   }
 }
 
+/**
+ * End a capture whose run failed, which onnxruntime-web 1.30 does not do: it would go on noting what later runs do, in
+ * memory that is freed with the session. A capture that succeeds ends it; `input` is a storage buffer of 4 bytes or more.
+ */
+export async function endCapture(ort: typeof Ort, device: GPUDevice, input: GPUBuffer): Promise<void> {
+  const session = await createSession(ort, IDENTITY, { device, capture: true });
+  try {
+    await session.run({ x: ort.Tensor.fromGpuBuffer(input, { dataType: "float32", dims: [1] }) });
+  } finally {
+    await session.release();
+  }
+}
+
 /** onnxruntime-web 1.30's note on a bound buffer: [handle in the wasm module, runs that use it]. */
 type Registration = [handle: number, users: number];
 

@@ -56,6 +56,7 @@ export class DryRecorder implements Recorder {
   private readonly pipelineInfos = new Map<number, PipelineInfo>();
   private readonly groupInfos = new Map<number, BindGroupInfo>();
   private readonly allocations: Allocations;
+  private over = false;
 
   /** `onStart` is called once, when the run asks for its first encoder. */
   constructor(
@@ -76,6 +77,7 @@ export class DryRecorder implements Recorder {
       await action();
     } finally {
       this.watched.recorder = null;
+      this.over = true;
       await this.allocations.require("the buffers of a captured session");
     }
   }
@@ -114,7 +116,13 @@ export class DryRecorder implements Recorder {
   encoder(real: GPUCommandEncoder): GPUCommandEncoder {
     this.onStart?.();
     this.onStart = null;
+    const plain = {
+      copy: real.copyBufferToBuffer.bind(real) as (...args: unknown[]) => undefined,
+      clear: real.clearBuffer.bind(real),
+      pass: real.beginComputePass.bind(real),
+    };
     const copyBuffer = (...args: unknown[]): undefined => {
+      if (this.over) return plain.copy(...args);
       // The short form is (source, destination, size?).
       const [source, from, target, to, size] =
         typeof args[1] === "number"
@@ -125,17 +133,19 @@ export class DryRecorder implements Recorder {
     };
     real.copyBufferToBuffer = copyBuffer as GPUCommandEncoder["copyBufferToBuffer"];
     real.clearBuffer = (buffer, offset = 0, size) => {
+      if (this.over) return plain.clear(buffer, offset, size);
       this.ops.push(["clear", this.buffer(buffer), offset, size ?? this.watched.info(buffer).size - offset]);
     };
-    const beginComputePass = real.beginComputePass.bind(real);
-    real.beginComputePass = (descriptor) => this.pass(beginComputePass(descriptor));
+    real.beginComputePass = (descriptor) => (this.over ? plain.pass(descriptor) : this.pass(plain.pass(descriptor)));
     for (const name of [
       "copyBufferToTexture",
       "copyTextureToBuffer",
       "copyTextureToTexture",
       "beginRenderPass",
     ] as const) {
-      (real as unknown as Record<string, unknown>)[name] = () => {
+      const unrecorded = real[name].bind(real) as (...args: unknown[]) => unknown;
+      (real as unknown as Record<string, unknown>)[name] = (...args: unknown[]) => {
+        if (this.over) return unrecorded(...args);
         throw new EngineError("TapeError", `the decode step uses ${name}, which a tape does not record`);
       };
     }
@@ -149,19 +159,29 @@ export class DryRecorder implements Recorder {
       if (!pipeline) throw new EngineError("TapeError", "a dispatch was recorded before any pipeline was set");
       return [this.pipeline(pipeline), groups.map((group) => this.bindGroup(group))];
     };
+    const plain = {
+      pipeline: real.setPipeline.bind(real),
+      group: real.setBindGroup.bind(real) as (...args: unknown[]) => undefined,
+      dispatch: real.dispatchWorkgroups.bind(real),
+      indirect: real.dispatchWorkgroupsIndirect.bind(real),
+    };
     real.setPipeline = (next) => {
+      if (this.over) return plain.pipeline(next);
       pipeline = next;
     };
     real.setBindGroup = (index: number, group: GPUBindGroup | null | undefined, ...rest: unknown[]) => {
+      if (this.over) return plain.group(index, group, ...rest);
       if (rest.length)
         throw new EngineError("TapeError", "the decode step uses dynamic offsets, which a tape does not record");
       groups = groups.slice();
       if (group) groups[index] = group;
     };
     real.dispatchWorkgroups = (x, y = 1, z = 1) => {
+      if (this.over) return plain.dispatch(x, y, z);
       this.ops.push(["dispatch", ...bound(), x, y, z]);
     };
     real.dispatchWorkgroupsIndirect = (buffer, offset) => {
+      if (this.over) return plain.indirect(buffer, offset);
       this.ops.push(["indirect", ...bound(), this.buffer(buffer), offset]);
     };
     return real;
