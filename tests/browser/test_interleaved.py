@@ -41,6 +41,13 @@ def test_sampling_generators_side_by_side_pick_what_each_picks_alone(scripts: Pa
     assert alone[0] != alone[1]
 
 
+def test_what_another_sequence_uploads_while_a_step_is_recorded_is_no_part_of_it(scripts: PageScripts) -> None:
+    call = {"model": "nano-llama", "prompt": PROMPTS[0], "count": 8}
+    found = scripts.run("sequences", "beside_a_recording", "nano-llama", **call)
+    assert (found["capture"], found["times"]) == ("tape", 1)
+    assert found["ids"] == oracle.greedy(LLAMA, PROMPTS[0], 8)
+
+
 def test_a_closed_generators_decoder_serves_the_next_one(scripts: PageScripts) -> None:
     prompt = PROMPTS[0]
     found = scripts.run("sequences", "reused", "nano-llama", model="nano-llama", prompt=prompt, count=8)

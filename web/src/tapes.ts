@@ -125,7 +125,10 @@ export class Tapes {
       maxLength: s.max_length,
       ...(s.position_ids === null ? {} : { positionIds: this.buffers.get(s.position_ids) }),
     };
-    const sampler = this.watched.attribute("kernels", s.owner, () => new Sampler(this.watched.device, targets));
+    const { watched } = this;
+    const write = (buffer: GPUBuffer, words: Uint32Array<ArrayBuffer>): void =>
+      watched.write(buffer, 0, new Uint8Array(words.buffer, words.byteOffset, words.byteLength));
+    const sampler = watched.attribute("kernels", s.owner, () => new Sampler(watched.device, targets, write));
     return this.samplers.add({ sampler, reader: new RingReader(this.watched, ring, s.ring_capacity, s.owner) });
   }
 

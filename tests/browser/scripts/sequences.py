@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pyodide.code import run_js
+from pyodide.ffi import create_proxy
+
 from capstan import Generator, Model
 
 from . import probe
 from .running import close_all, load, parameters, picked, take
+
+WHEN_RECORDING = """(watched, action) => {
+  let recorder = null;
+  const set = (value) => {
+    recorder = value;
+    if (value) action();
+  };
+  Object.defineProperty(watched, "recorder", { get: () => recorder, set, configurable: true });
+  return () => Object.defineProperty(watched, "recorder", { value: null, writable: true });
+}"""
 
 
 async def drive(
@@ -89,6 +102,34 @@ async def interleaved(
         for generator in generators:
             await generator.aclose()
     return found
+
+
+async def beside_a_recording(
+    models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int
+) -> dict[str, Any]:
+    """Set one sequence's sampling when a step of another is being recorded, and again before that one is used."""
+    opened = await load(models, model)
+    decoder: Any = await opened.decoder(64)
+    search = parameters(opened, do_sample=True, top_k=3).search
+    times = [0]
+
+    def upload() -> None:
+        times[0] += 1
+        decoder.set_search(search)
+
+    uploading = create_proxy(upload)
+    restore = run_js(WHEN_RECORDING)(decoder._engine._js.watched, uploading)
+    try:
+        async with Generator(opened, parameters(opened, max_length=100)) as generator:
+            await generator.prepare_async()
+            decoder.set_search(search)
+            generator.append_tokens(prompt)
+            ids = await take(generator, count)
+            return {"ids": ids, "capture": generator.capture, "times": times[0]}
+    finally:
+        restore()
+        uploading.destroy()
+        await decoder.close()
 
 
 async def reused(models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int) -> dict[str, Any]:

@@ -155,6 +155,9 @@ class SamplerPipelines {
   }
 }
 
+/** Puts words at the start of a buffer. */
+type Write = (buffer: GPUBuffer, words: Uint32Array<ArrayBuffer>) => void;
+
 /** Samples and advances all rows of one generator; owns its parameter and scratch buffers, not the targets. */
 export class Sampler {
   private readonly params: GPUBuffer;
@@ -167,10 +170,14 @@ export class Sampler {
   private readonly rows: number;
   private plan: readonly { dispatch: Dispatch; pipeline: GPUComputePipeline }[] = [];
 
-  /** Makes every buffer and bind group it will use. Throws RangeError where a target does not fit. */
+  /**
+   * Makes every buffer and bind group it will use. Throws RangeError where a target does not fit. `write` uploads at
+   * once, also while a recorder watches the queue: what the sampler uploads is no part of a step.
+   */
   constructor(
     private readonly device: GPUDevice,
     private readonly targets: SamplerTargets,
+    private readonly write: Write = (buffer, words) => device.queue.writeBuffer(buffer, 0, words),
   ) {
     checkTargets(device, targets);
     const { BLOCKS } = blocking(targets.vocab);
@@ -184,9 +191,9 @@ export class Sampler {
     const round = this.buffer("sampler rounds", stride * ROUNDS, GPUBufferUsage.UNIFORM);
     const roundWords = new Uint32Array((stride * ROUNDS) / 4);
     for (let index = 0; index < ROUNDS; index++) roundWords[(index * stride) / 4] = index;
-    device.queue.writeBuffer(round, 0, roundWords);
+    this.write(round, roundWords);
     const sizes = this.buffer("sampler sizes", 8, GPUBufferUsage.UNIFORM);
-    device.queue.writeBuffer(sizes, 0, new Uint32Array([targets.ringCapacity, targets.maxLength]));
+    this.write(sizes, new Uint32Array([targets.ringCapacity, targets.maxLength]));
 
     const group = (layout: GPUBindGroupLayout, buffers: (GPUBuffer | Span)[]): GPUBindGroup =>
       device.createBindGroup({
@@ -236,7 +243,7 @@ export class Sampler {
     }
     const copy = words.slice();
     if (copy[WORD_TOP_K]! >= this.targets.vocab) copy[WORD_TOP_K] = 0;
-    this.device.queue.writeBuffer(this.params, 0, copy);
+    this.write(this.params, copy);
     const pipelines = SamplerPipelines.of(this.device);
     const half = this.targets.logitsType === "float16";
     this.plan = this.dispatches(copy).map((dispatch) => ({
