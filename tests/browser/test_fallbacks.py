@@ -95,6 +95,57 @@ def test_a_recording_that_is_not_understood_is_used_by_nobody(scripts: PageScrip
     assert found["ids"] == oracle.greedy(LLAMA, PROMPT, 8)
 
 
+LEAST = {
+    "maxBufferSize": 1 << 28,
+    "maxStorageBufferBindingSize": 1 << 27,
+    "maxComputeWorkgroupStorageSize": 16384,
+    "maxComputeInvocationsPerWorkgroup": 256,
+    "maxComputeWorkgroupSizeX": 256,
+    "maxComputeWorkgroupSizeY": 256,
+    "maxComputeWorkgroupsPerDimension": 65535,
+    "maxStorageBuffersPerShaderStage": 8,
+}
+"""What every WebGPU device has."""
+CHUNK = [(37 * i + 11) % 509 for i in range(64)]
+"""A prompt that has a prefill tape when it comes again."""
+
+
+def test_a_recording_that_fails_leaves_onnxruntime_as_it_was(scripts: PageScripts) -> None:
+    call = {"model": "nano-llama", "prompt": CHUNK, "count": 8, "times": 2, "limits": LEAST}
+    found = scripts.run("adapters", "limited", "nano-llama", **call)
+    assert found["ids"] == [oracle.greedy(LLAMA, CHUNK, 8)] * 2
+    assert found["capture"] == "off"
+    assert "Too many storage buffers in shader. Current: 9, Max is 8" in found["note"]
+    assert found["passes"]["prefill"].startswith("64 positions: not used: onnxruntime-web could not capture")
+    assert found["healthy"]
+
+
+def test_small_workgroups_are_enough_for_tapes(scripts: PageScripts) -> None:
+    limits = {**LEAST, "maxStorageBuffersPerShaderStage": 10, "minStorageBufferOffsetAlignment": 32}
+    call = {"model": "nano-llama", "prompt": CHUNK, "count": 8, "times": 2, "limits": limits}
+    found = scripts.run("adapters", "limited", "nano-llama", **call)
+    assert found["ids"] == [oracle.greedy(LLAMA, CHUNK, 8)] * 2
+    assert (found["capture"], found["note"], found["healthy"]) == ("tape", None, True)
+    assert "operations became" in found["passes"]["fused"]
+    assert found["passes"]["prefill"].startswith("64 positions: 36 operations became")
+    assert found["alignment"] == [256, 256], "of the device, not of the adapter"
+
+
+def test_kernels_that_do_not_compile_leave_the_device_sound(scripts: PageScripts) -> None:
+    found = scripts.run("adapters", "uncompiled", "nano-llama", model="nano-llama", prompt=PROMPT, count=8)
+    assert found["ids"] == oracle.greedy(LLAMA, PROMPT, 8)
+    assert (found["capture"], found["healthy"]) == ("tape", True)
+    assert found["passes"]["fused"].startswith("not used: kernel ")
+    assert "does not compile on this adapter: line " in found["passes"]["fused"]
+    assert "unresolved value 'WORKGROUP'" in found["passes"]["fused"]
+
+
+def test_memory_that_no_buffer_can_have_is_refused_and_the_device_stays_sound(scripts: PageScripts) -> None:
+    found = scripts.run("adapters", "too_large", "nano-llama", model="nano-llama")
+    assert found["DEFAULT"].startswith("buffer 'huge' needs 68719476736 bytes and this adapter")
+    assert found["HOST_ACCESSIBLE"].startswith("staging buffer 'huge' needs 68719476736 bytes and")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

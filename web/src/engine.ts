@@ -151,6 +151,13 @@ export class GpuEngine {
 
   /** A buffer that the host can map, and that nothing computes with: the end of a readback. */
   createStaging(label: string, bytes: number, owner: string): number {
+    const limit = this.watched.device.limits.maxBufferSize;
+    if (bytes > limit) {
+      throw new EngineError(
+        "OutOfMemoryError",
+        `staging buffer '${label}' needs ${bytes} bytes and this adapter's buffers have at most ${limit}; read in parts`,
+      );
+    }
     const size = Math.max(16, Math.ceil(bytes / 16) * 16);
     const usage = GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST;
     return this.buffers.add(this.watched.buffer("staging", owner, { label, size, usage }));

@@ -151,6 +151,8 @@ export class FusedPipelines {
 
   private async compile(label: string, code: string): Promise<FusedPipeline> {
     const access = declaredBindings(code).map(([, , kind]) => kind);
+    // What is wrong with the kernel must not count as a fault of the device.
+    this.device.pushErrorScope("validation");
     const layout = this.device.createBindGroupLayout({
       label,
       entries: access.map((kind, binding) => ({
@@ -160,17 +162,17 @@ export class FusedPipelines {
       })),
     });
     const module = this.device.createShaderModule({ label, code });
+    const pipelineLayout = this.device.createPipelineLayout({ label, bindGroupLayouts: [layout] });
+    const refused = this.device.popErrorScope().catch(() => null);
     try {
-      const pipeline = await this.device.createComputePipelineAsync({
-        label,
-        layout: this.device.createPipelineLayout({ label, bindGroupLayouts: [layout] }),
-        compute: { module, entryPoint: "main" },
-      });
+      const compute = { module, entryPoint: "main" };
+      const pipeline = await this.device.createComputePipelineAsync({ label, layout: pipelineLayout, compute });
       return { pipeline, layout, access };
     } catch (error) {
       const { messages } = await module.getCompilationInfo();
       const said = messages.map(({ lineNum, message }) => `line ${lineNum}: ${message}`).join("; ");
-      throw new EngineError("TapeError", `kernel ${label} does not compile on this adapter: ${said || String(error)}`);
+      const why = said || (await refused)?.message || String(error);
+      throw new EngineError("TapeError", `kernel ${label} does not compile on this adapter: ${why}`);
     }
   }
 }

@@ -1,0 +1,114 @@
+"""Adapters with less than this one has, and kernels that one does not compile; runs in the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from pyodide.code import run_js
+
+from capstan import Generator, Model, OutOfMemoryError
+from capstan.memory import MemoryType
+
+from .prefilling import TAPED
+from .running import close_all, load, parameters, picked, take
+
+step_recorder: Any = import_module("capstan.device.step_recorder")
+
+WITH_LIMITS = """limits => {
+  const wanted = JSON.parse(limits);
+  const { prototype } = GPU;
+  const { requestAdapter } = prototype;
+  prototype.requestAdapter = async function (...args) {
+    const adapter = await requestAdapter.apply(this, args);
+    const { limits } = adapter;
+    const value = new Proxy(limits, { get: (found, name) => wanted[name] ?? found[name] });
+    return Object.defineProperty(adapter, "limits", { value });
+  };
+  return () => { prototype.requestAdapter = requestAdapter; };
+}"""
+
+
+@contextmanager
+def adapter(limits: Mapping[str, int]) -> Iterator[None]:
+    """Adapters that say they have these limits: devices get no more."""
+    restore = run_js(WITH_LIMITS)(json.dumps(limits))
+    try:
+        yield
+    finally:
+        restore()
+
+
+async def limited(
+    models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int, times: int, limits: Mapping[str, int]
+) -> dict[str, Any]:
+    """The ids after a prompt, again and again, on a device of an adapter with these limits, and how they came about."""
+    await close_all()
+    with adapter(limits):
+        opened = await Model.load(models[model], device="webgpu", passes=TAPED)
+    loaded: Any = opened._loaded
+    try:
+        ids = [await picked(opened, prompt, count) for _ in range(times)]
+        [decoder] = loaded._free
+        engine = loaded._engine
+        return {
+            "ids": ids,
+            "capture": decoder.capture,
+            "note": decoder.capture_note,
+            "passes": decoder.tape_passes,
+            "healthy": opened.healthy(),
+            "alignment": [
+                engine.adapter()["min_storage_buffer_offset_alignment"],
+                engine._js.watched.device.limits.minStorageBufferOffsetAlignment,
+            ],
+        }
+    finally:
+        await opened.aclose()
+
+
+async def uncompiled(models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int) -> dict[str, Any]:
+    """The ids after a prompt where no fused kernel compiles."""
+    original = step_recorder.fused_step
+
+    class Broken:
+        """A fused step whose kernels lack a constant."""
+
+        def __init__(self, *given: Any) -> None:
+            made = original(*given)
+            self.played, self.tables, self._spec = made.played, made.tables, made.spec
+
+        def spec(self, owner: str) -> dict[str, Any]:
+            spec: dict[str, Any] = json.loads(json.dumps(self._spec(owner)))
+            for kernel in spec["kernels"]:
+                del kernel["constants"]["WORKGROUP"]
+            return spec
+
+    opened = await load(models, model)
+    step_recorder.fused_step = Broken
+    try:
+        # A decoder of another capacity is recorded anew.
+        async with Generator(opened, parameters(opened, max_length=100)) as generator:
+            generator.append_tokens(prompt)
+            ids = await take(generator, count)
+            passes = generator.tape_passes
+            return {"ids": ids, "capture": generator.capture, "passes": passes, "healthy": opened.healthy()}
+    finally:
+        step_recorder.fused_step = original
+        await close_all()
+
+
+async def too_large(models: Mapping[str, str], *, model: str) -> dict[str, Any]:
+    """Memory that no buffer of the adapter can have: the error of each kind."""
+    opened = await load(models, model)
+    loaded: Any = opened._loaded
+    found: dict[str, Any] = {}
+    for kind in MemoryType.DEFAULT, MemoryType.HOST_ACCESSIBLE:
+        try:
+            loaded.interface.allocate(1 << 36, kind, label="huge")
+        except OutOfMemoryError as error:
+            found[kind.name] = str(error)
+    await picked(opened, [5, 6, 7], 2)
+    return found
