@@ -199,6 +199,21 @@ def test_weights_at_any_offset_arrive_whole(origin: Origin) -> None:
     assert origin.sent == 0
 
 
+def test_a_file_may_begin_with_what_is_not_wanted(origin: Origin) -> None:
+    offset, size = (9 << 20) + 5, 12 << 20
+    found = origin.run("poured", model=origin.model, offset=offset, size=size)
+    assert found == {"done": size, "weight": [(offset + i) % 256 for i in range(32)]}
+
+
+def test_a_small_file_that_breaks_off_is_an_error_that_names_it(origin: Origin) -> None:
+    path = f"/models/{origin.model}/tokenizer.json"
+    origin.server.faults[path] = Faults(cut_at=1000)
+    found = origin.load()
+    assert found["error"].startswith(f"ModelFileError: {path} broke off while it was read: "), found["error"]
+    del origin.server.faults[path]
+    assert origin.load()["error"] is None
+
+
 def test_the_wasm_device_stores_and_verifies_too(origin: Origin) -> None:
     origin.write_manifest()
     origin.faults.spoilt[5 * SHARD + 7] = 1

@@ -74,7 +74,23 @@ async function fetchOptional(url: string): Promise<Uint8Array | null> {
   if (file !== undefined) return file && new Uint8Array(await file.arrayBuffer());
   const response = await fetched(url);
   if (response.status === 404) return null;
-  return new Uint8Array(await readable(url, response).arrayBuffer());
+  return whole(url, readable(url, response));
+}
+
+/** A response's body; its breaking off as an error that names the file. */
+async function whole(
+  url: string,
+  response: Response,
+  progress: ((done: number, total: number) => void) | null = null,
+): Promise<Uint8Array> {
+  try {
+    return progress ? await told(response, progress) : new Uint8Array(await response.arrayBuffer());
+  } catch (error) {
+    throw new EngineError(
+      "ModelFileError",
+      `${url} broke off while it was read: ${String(error)}; load the model again`,
+    );
+  }
 }
 
 async function fetchBytes(url: string, progress: ((done: number, total: number) => void) | null): Promise<Uint8Array> {
@@ -82,8 +98,11 @@ async function fetchBytes(url: string, progress: ((done: number, total: number) 
   if (file) return new Uint8Array(await file.arrayBuffer());
   if (file === null)
     throw new EngineError("ModelFileError", `${url} is not in the picked folder; pick the model's own`);
-  const response = readable(url, await fetched(url));
-  if (!progress) return new Uint8Array(await response.arrayBuffer());
+  return whole(url, readable(url, await fetched(url)), progress);
+}
+
+/** A response's body, with its progress told. */
+async function told(response: Response, progress: (done: number, total: number) => void): Promise<Uint8Array> {
   const total = Number(response.headers.get("Content-Length") ?? 0);
   const parts: Uint8Array[] = [];
   let done = 0;
@@ -93,13 +112,13 @@ async function fetchBytes(url: string, progress: ((done: number, total: number) 
     done += part.value.length;
     progress(done, total);
   }
-  const whole = new Uint8Array(done);
+  const joined = new Uint8Array(done);
   let at = 0;
   for (const part of parts) {
-    whole.set(part, at);
+    joined.set(part, at);
     at += part.length;
   }
-  return whole;
+  return joined;
 }
 
 async function fetched(url: string): Promise<Response> {

@@ -84,6 +84,7 @@ PICK = """async (url, names, how) => {
   }
   return folder;
 }"""
+READ = "(into, at) => { for (let i = 0; i < into.length; i++) into[i] = at + i; return into.length; }"
 
 kept: list[Model] = []
 
@@ -116,6 +117,21 @@ async def load_from(folder: Any, keep: bool, options: dict[str, Any]) -> dict[st
     found["warnings"] = [str(warning.message) for warning in caught]
     found["stored"] = await stored({})
     return found
+
+
+async def poured(models: Mapping[str, str], *, model: str, offset: int, size: int) -> dict[str, Any]:
+    """Pour a stored file of `size` bytes, of which 32 at `offset` are wanted: the bytes done, and those."""
+    opened = await Model.load(models[model], device="webgpu")
+    loaded: Any = opened._loaded
+    engine = loaded._engine
+    buffer = engine.create_buffer("late", 32, "user", "test")
+    sink = engine.upload_weights([(buffer, offset, 32)])
+    try:
+        done = await sink.js.pour(run_js(READ), 0, size, 1 << 20, run_js("() => {}"))
+        return {"done": done, "weight": list(await engine.read(buffer, 0, 32))}
+    finally:
+        engine.destroy_buffer(buffer)
+        await opened.aclose()
 
 
 async def digest(loaded: Any) -> str:

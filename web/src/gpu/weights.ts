@@ -67,11 +67,11 @@ export class WeightUpload {
     const most = Math.max(1, Math.floor(WINDOW / shard)) * shard;
     const windows: Window[] = [];
     try {
-      for (let done = 0, turn = 0; done < length; turn++) {
+      for (let done = 0, turn = 0; done < length;) {
         const size = Math.min(most, length - done);
         const writers = this.within(start + done, size);
         if (writers.length > 0) {
-          const window = (windows[turn % WINDOWS] ??= this.window(most));
+          const window = (windows[turn++ % WINDOWS] ??= this.window(most));
           await window.ready;
           this.requireOpen(writers);
           const bytes = new Uint8Array(window.buffer.getMappedRange(), 0, size);
