@@ -70,12 +70,14 @@ export class Capstan {
     };
     const booted = new Promise<Reply>((resolve, reject) => capstan.pending.set(0, { script: false, resolve, reject }));
     capstan.post({ tag: "boot", base, interrupt: shared, snapshot: options.snapshot ?? true });
-    const reply = await booted;
-    if (!reply.ok) {
+    try {
+      const reply = await booted;
+      if (!reply.ok) throw new Error(`${reply.error.type}: ${reply.error.message}`);
+      capstan.ready = reply.result as Readiness;
+    } catch (error) {
       worker.terminate();
-      throw new Error(`${reply.error.type}: ${reply.error.message}`);
+      throw error;
     }
-    capstan.ready = reply.result as Readiness;
     return capstan;
   }
 
