@@ -16,6 +16,7 @@ from capstan.memory import MemoryType
 from .prefilling import TAPED
 from .running import close_all, load, parameters, picked, take
 
+host: Any = import_module("capstan._js.host")
 step_recorder: Any = import_module("capstan.device.step_recorder")
 
 WITH_LIMITS = """limits => {
@@ -34,19 +35,20 @@ WITH_LIMITS = """limits => {
 
 @contextmanager
 def adapter(limits: Mapping[str, int]) -> Iterator[None]:
-    """Adapters that say they have these limits: devices get no more."""
+    """A device of an adapter that says it has these limits, in place of the page's: it gets no more."""
     restore = run_js(WITH_LIMITS)(json.dumps(limits))
+    opened, host._gpu = host._gpu, None
     try:
         yield
     finally:
         restore()
+        host._gpu = opened
 
 
 async def limited(
     models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int, times: int, limits: Mapping[str, int]
 ) -> dict[str, Any]:
     """The ids after a prompt, again and again, on a device of an adapter with these limits, and how they came about."""
-    await close_all()
     with adapter(limits):
         opened = await Model.load(models[model], device="webgpu", passes=TAPED)
     loaded: Any = opened._loaded
