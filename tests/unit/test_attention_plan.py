@@ -70,7 +70,7 @@ def test_constants_are_as_the_kernels_ask(shape: Shape, lanes: int) -> None:
     assert partial_bytes == shape.heads * most * (shape.head + 4) * 4
     joined = {name: int(value) for name, value in join.constants.items()}
     assert joined["WORKGROUP"] == joined["ROWS"] * shape.head // 4
-    assert joined["SHARE"] * joined["ROWS"] >= most
+    assert joined["SHARE"] * joined["ROWS"] >= most > (joined["SHARE"] - 1) * joined["ROWS"]
     assert most <= joined["WORKGROUP"] <= 256
     assert {name: joined[name] for name in ("BLOCK", "ALONE", "MAX_SPLITS", "HEADS", "HEAD")} == {
         name: constants[name] for name in ("BLOCK", "ALONE", "MAX_SPLITS", "HEADS", "HEAD")
@@ -87,6 +87,21 @@ def test_workgroups_grow_with_the_length_up_to_the_splits_that_partials_hold(sha
     for length in (1, 16, 128, 256, 257, 1000, 4096):
         alone = splits(attention, length) == 1
         assert splits(join, length) == (0 if alone else shape.heads)
+
+
+@pytest.mark.parametrize(("shape", "lanes"), EVERY)
+def test_workgroups_are_as_many_as_the_kernels_count_themselves_at_every_length(shape: Shape, lanes: int) -> None:
+    attention, join, _ = plan_attention(shape, lanes)
+    block, alone, most, tile = (int(attention.constants[name]) for name in ("BLOCK", "ALONE", "MAX_SPLITS", "TILE"))
+    tiles = -(-shape.heads // shape.kv_heads // tile)
+    assert callable(attention.counts)
+    assert callable(join.counts)
+    for length in range(1, block * (most + 2)):
+        # count_splits of attention.wgsl and attention_join.wgsl.
+        blocks = (length + block - 1) // block
+        splits = 1 if blocks <= alone else min(blocks, most)
+        assert attention.counts(length) == (splits, shape.kv_heads * tiles, 1), length
+        assert join.counts(length) == (shape.heads if splits > 1 else 0, 1, 1), length
 
 
 def test_layers_of_one_shape_share_their_counts() -> None:

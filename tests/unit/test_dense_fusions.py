@@ -68,6 +68,21 @@ def test_a_gate_of_which_something_is_read_elsewhere_stays(which: str) -> None:
     assert made_of(check(small, s.record(), PASSES)) == {"recorded": 4, "product": 3}
 
 
+@pytest.mark.parametrize("which", ["gate", "activated", "up"])
+def test_a_gate_of_which_something_outlives_the_step_stays(which: str) -> None:
+    small = Small(dense=True)
+    s = small.sketch
+    x = small.embedded()
+    kept = s.lasting(INNER)
+    parts = {name: small.matmul(x, INNER, WIDTH, into=kept if name == which else None) for name in ("gate", "up")}
+    parts["activated"] = small.silu(parts["gate"], INNER)
+    if which == "activated":
+        s.calls[-1].writes["y"] = parts["activated"] = kept
+    product = small.multiply(parts["activated"], parts["up"], INNER)
+    small.matmul(product, VOCABULARY, INNER, into=small.logits)
+    assert made_of(check(small, s.record(), PASSES)) == {"recorded": 3, "product": 3}
+
+
 def test_a_squared_silu_stays() -> None:
     small = Small(dense=True)
     activated = small.silu(small.matmul(small.embedded(), INNER, WIDTH), INNER)

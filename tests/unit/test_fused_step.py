@@ -10,6 +10,8 @@ import pytest
 
 from capstan.tape import FusedStep, MatVec, Recorded, WorkgroupLimits, fused_step
 from capstan.tape.attention_plan import plan_attention
+from capstan.tape.dense_tuning import column_width
+from capstan.tape.matmul import MatMul, Quantize
 from capstan.tape.placement import Place, Placement
 from capstan.tape.step_graph import Attention, Node, RmsNorm
 from tests.unit.step_simulator import declared_bindings
@@ -93,6 +95,50 @@ def test_products_bind_what_their_template_declares(
     assert [kernel["constants"][name] for name in ("N", "K", "BLOCK")] == [96, 64, 32]
     assert kernel["constants"].get("EPSILON") == (0.5 if norm else None)
     assert kernel["floats"] == (["EPSILON"] if norm else [])
+
+
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+@pytest.mark.parametrize("element", ["f32", "f16"])
+@pytest.mark.parametrize(
+    ("norm", "residual", "gated"),
+    [flags for flags in combinations([False, True], repeat=3) if not (flags[1] and flags[2])],
+)
+def test_dense_products_bind_what_their_template_declares(
+    norm: bool, residual: bool, gated: bool, element: str, limits: WorkgroupLimits
+) -> None:
+    by = RmsNorm(GAMMA, 0.5) if norm else None
+    what = MatVec(WEIGHTS, None, 1000, 64, 0, element, norm=by, residual=residual, up=(UP,) if gated else None)
+    step = emitted(node(what, (1, 2) if residual else (1,), (3,)), limits=limits)
+    [kernel] = step.kernels
+    expected = {"x": ["recorded", 11], "weights": ["recorded", WEIGHTS]}
+    expected |= {"gamma": ["recorded", GAMMA]} if norm else {}
+    expected |= {"residual": ["scratch", 0]} if residual else {}
+    expected |= {"weights_up": ["recorded", UP]} if gated else {}
+    assert named(kernel) == {**expected, "y": ["recorded", 13]}
+    assert (kernel["shader"], kernel["half"], kernel["lanes"]) == ("matvec_dense", element == "f16", limits.lanes)
+    flags = [kernel["constants"][name] for name in ("NORM", "RESIDUAL", "GATED", "N", "K")]
+    assert flags == [norm, residual, gated, 1000, 64]
+    assert kernel["constants"].get("EPSILON") == (0.5 if norm else None)
+    columns = kernel["constants"]["COLUMNS"] * column_width(element == "f16")
+    [[_, _, x, y, z]] = step.played
+    assert (x, y, z) == (-(-1000 // columns), 1, 1)
+
+
+@pytest.mark.parametrize("element", ["f32", "f16"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_products_of_many_rows_bind_what_their_templates_declare(gated: bool, element: str) -> None:
+    made = MatMul(WEIGHTS, SCALES, 100, 96, 64, 32, element, up=(UP, UP_SCALES) if gated else None)
+    step = emitted(node(Quantize(100, 64, 32, element), (1,), (2, 4)), node(made, (2, 4), (3,)))
+    quantize, kernel = step.kernels
+    words, factors = ["scratch", 0], ["scratch", 1]
+    assert named(quantize) == {"x": ["recorded", 11], "words": words, "factors": factors}
+    expected = {"x": words, "x_scales": factors, "weights": ["recorded", WEIGHTS], "scales": ["recorded", SCALES]}
+    expected |= {"weights_up": ["recorded", UP], "scales_up": ["recorded", UP_SCALES]} if gated else {}
+    assert named(kernel) == {**expected, "y": ["recorded", 13]}
+    assert [each["shader"] for each in step.kernels] == ["quantize_rows", "matmul_q4"]
+    assert {each["half"] for each in step.kernels} == {element == "f16"}
+    assert [kernel["constants"][name] for name in ("M", "N", "K", "BLOCK", "GATED")] == [100, 96, 64, 32, gated]
+    assert [quantize["constants"][name] for name in ("M", "K", "GROUPED")] == [100, 64, False]
 
 
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
