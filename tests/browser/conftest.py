@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from playwright.sync_api import Browser
 
 from buildtools.server import SiteServer
+from tests.browser.kernel_page import KernelPage
 from tests.browser.model_variants import Variants
 from tests.browser.page_scripts import PageScripts
 from tests.harness import Harness
@@ -31,3 +33,10 @@ def variants(site: SiteServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
     made = Variants(site, tmp_path_factory.mktemp("models"))
     yield made
     made.unmount()
+
+
+@pytest.fixture(scope="module")
+def kernel_page(browser: Browser, site: SiteServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelPage]:
+    """Runs single kernels."""
+    with KernelPage.opened(browser, site.url, tmp_path_factory.mktemp("kernel")) as page:
+        yield page

@@ -1,4 +1,4 @@
-// Runs one fused kernel on buffers of its own, inside error scopes, for tests/browser/test_matvec.py and test_matmul.py.
+// Runs one fused kernel on buffers of its own, inside error scopes, for tests/browser/kernel_page.py.
 
 import { FusedPipelines, kernelCode, type FusedPipeline, type KernelText } from "../../web/src/gpu/kernels";
 import { declaredBindings } from "../../web/src/gpu/recorder";

@@ -7,24 +7,17 @@ apart: half a step of each element.
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from playwright.sync_api import Page
 
 from capstan.tape.kernel_plan import KernelPlan, WorkgroupLimits
 from capstan.tape.matmul import MatMul, Quantize
 from capstan.tape.matmul_plan import LARGE, ODD, SMALL, MatMulTuning, plan_matmul, plan_quantize
-from tests.browser.test_matvec import kernels, packed
+from tests.browser.kernel_page import BOUND, KernelPage, guarded, packed, results
 
-__all__ = ["kernels"]
-
-BOUND = 2.0**-20
-GUARD = 64
 RUN = 32
 
 
@@ -52,18 +45,12 @@ class Problem:
         self.x[case.rows // 2] = 0
 
 
-def run(page: Page, plan: KernelPlan, buffers: list[bytes], read: int) -> bytes:
-    kernel = {"shader": plan.shader, "constants": dict(plan.constants), "floats": [], "half": False, "lanes": 0}
-    request: dict[str, Any] = {
-        "kernel": kernel,
-        "buffers": [base64.b64encode(data).decode() for data in buffers],
-        "workgroups": plan.counts,
-        "read": read,
-    }
-    return base64.b64decode(page.evaluate("request => runKernel(request)", request))
+def run(page: KernelPage, plan: KernelPlan, buffers: list[bytes], read: int = -1) -> bytes:
+    assert not callable(plan.counts)
+    return page.run(plan.shader, plan.constants, buffers, plan.counts, read=read)
 
 
-def quantized(page: Page, problem: Problem) -> tuple[bytes, bytes]:
+def quantized(page: KernelPage, problem: Problem) -> tuple[bytes, bytes]:
     """x as the kernel makes it: words and factors."""
     case = problem.case
     plan = plan_quantize(Quantize(case.rows, case.k, case.group, "f32"))
@@ -80,7 +67,7 @@ def as_floats(case: Case, words: bytes, factors: bytes) -> NDArray[np.float64]:
     return values * np.repeat(scales, RUN, axis=1)
 
 
-def check(page: Page, case: Case, tuning: MatMulTuning | None = None) -> None:
+def check(page: KernelPage, case: Case, tuning: MatMulTuning | None = None) -> None:
     problem = Problem(case)
     words, factors = quantized(page, problem)
     what = MatMul(0, 0, case.rows, case.n, case.k, case.block, "f32", (0, 0) if case.gated else None)
@@ -90,10 +77,9 @@ def check(page: Page, case: Case, tuning: MatMulTuning | None = None) -> None:
         assert plan.constants["SLICES"] == tuning.slices
         assert plan.constants["RUNS"] == tuning.runs
     pairs = [(packed(w), s.tobytes()) for w, s in zip(problem.nibbles, problem.scales, strict=True)]
-    out = np.full(case.rows * case.n + GUARD, 77, np.float32).tobytes()
-    buffers = [words, factors, *pairs[0], *(pairs[1] if case.gated else ()), out]
-    got = np.frombuffer(run(page, plan, buffers, len(buffers) - 1), np.float32)
-    assert (got[case.rows * case.n :] == 77).all(), "written past the end"
+    count = case.rows * case.n
+    buffers = [words, factors, *pairs[0], *(pairs[1] if case.gated else ()), guarded(count)]
+    got = results(run(page, plan, buffers), count)
 
     x = as_floats(case, words, factors)
     weights = (problem.nibbles.astype(np.float64) - 8) * np.repeat(problem.scales, case.block, axis=2)
@@ -101,16 +87,16 @@ def check(page: Page, case: Case, tuning: MatMulTuning | None = None) -> None:
     if case.gated:
         up, up_size = x @ weights[1].T, np.abs(x) @ np.abs(weights[1]).T
         y, size = y / (1 + np.exp(-y)) * up, size * up_size
-    errors = np.abs(got[: case.rows * case.n].reshape(y.shape) - y) / np.maximum(size, 1e-30)
+    errors = np.abs(got.reshape(y.shape) - y) / np.maximum(size, 1e-30)
     errors[case.rows // 2] = np.abs(got.reshape(-1)[case.rows // 2 * case.n :][: case.n])
     assert errors.max() <= BOUND, f"{case}: {errors.max()} at {np.unravel_index(errors.argmax(), y.shape)}"
 
 
 @pytest.mark.parametrize("group", [32, 128])
-def test_rows_in_int8_are_within_half_a_step(kernels: Page, group: int) -> None:
+def test_rows_in_int8_are_within_half_a_step(kernel_page: KernelPage, group: int) -> None:
     case = Case(rows=19, k=384, n=4, group=group)
     problem = Problem(case)
-    got = as_floats(case, *quantized(kernels, problem))
+    got = as_floats(case, *quantized(kernel_page, problem))
     step = np.abs(problem.x.reshape(case.rows, -1, group)).max(axis=2, keepdims=True) / 127
     errors = np.abs(got - problem.x).reshape(case.rows, -1, group)
     assert (errors <= step * 0.5001).all()
@@ -126,11 +112,11 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("case", SHAPES, ids=str)
-def test_products_that_end_within_a_tile(kernels: Page, case: Case) -> None:
-    check(kernels, case)
+def test_products_that_end_within_a_tile(kernel_page: KernelPage, case: Case) -> None:
+    check(kernel_page, case)
 
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("tuning", "k"), [(LARGE, 192), (ODD, 96)])
-def test_the_cuts_of_gpus_compute_the_same(kernels: Page, tuning: MatMulTuning, k: int, gated: bool) -> None:
-    check(kernels, Case(70, k, 68, gated=gated), tuning)
+def test_the_cuts_of_gpus_compute_the_same(kernel_page: KernelPage, tuning: MatMulTuning, k: int, gated: bool) -> None:
+    check(kernel_page, Case(70, k, 68, gated=gated), tuning)

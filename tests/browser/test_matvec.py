@@ -8,31 +8,18 @@ bound is what float16 leaves of x.
 
 from __future__ import annotations
 
-import base64
-import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from playwright.sync_api import Browser, Page
 
-from buildtools.server import SiteServer
 from capstan.tape.kernel_plan import WorkgroupLimits
 from capstan.tape.matvec_tuning import MatvecTuning, tune_matvec
-from tests.harness import watch
+from tests.browser.kernel_page import BOUND, EPSILON, KernelPage, guarded, packed, results
 
-ROOT = Path(__file__).parents[2]
-BOUND = 2.0**-20
 HALF_BOUND = 2.0**-10
-EPSILON = 0.1
-GUARD = 64
-"""Elements after y that must keep what they hold."""
-
-Float = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -44,26 +31,6 @@ class Case:
     residual: bool = False
     bias: bool = False
     gated: bool = False
-
-
-@pytest.fixture(scope="module")
-def kernels(browser: Browser, site: SiteServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    script = tmp_path_factory.mktemp("kernel") / "page.js"
-    esbuild = ["node", str(ROOT / "node_modules/esbuild/bin/esbuild"), "--bundle", "--loader:.wgsl=text"]
-    source = str(Path(__file__).with_name("kernel_page.ts"))
-    subprocess.run([*esbuild, "--log-level=error", source, f"--outfile={script}"], check=True)
-    page = browser.new_page()
-    errors = watch(page, [])
-    page.goto(site.url + "blank.html")
-    page.add_script_tag(path=script)
-    yield page
-    page.close()
-    assert not errors, f"the page reported {errors}"
-
-
-def packed(nibbles: NDArray[np.uint8]) -> bytes:
-    """Low nibbles first, as MatMulNBits has them."""
-    return (nibbles[:, ::2] | nibbles[:, 1::2] << 4).astype(np.uint8).tobytes()
 
 
 class Problem:
@@ -90,7 +57,7 @@ class Problem:
         buffers = [x, *pairs[0]]
         buffers += [gamma] * case.norm + [self.residual.tobytes()] * case.residual
         buffers += [self.bias.tobytes()] * case.bias + [*pairs[-1]] * case.gated
-        return [*buffers, np.full(case.n + GUARD, 77, np.float32).tobytes()]
+        return [*buffers, guarded(case.n)]
 
     def expected(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """y, and what its errors count relative to."""
@@ -110,7 +77,7 @@ class Problem:
         return y, size
 
 
-def run(page: Page, case: Case, tuning: MatvecTuning, half: bool) -> Float:
+def check(page: KernelPage, case: Case, tuning: MatvecTuning, half: bool = False) -> None:
     constants = {
         "BLOCK": case.block,
         "EPSILON": EPSILON,
@@ -119,32 +86,15 @@ def run(page: Page, case: Case, tuning: MatvecTuning, half: bool) -> Float:
         "BIAS": case.bias,
         **tuning.constants(),
     }
-    buffers = Problem(case).buffers(half)
-    request: dict[str, Any] = {
-        "kernel": {
-            "shader": "matvec_q4",
-            "constants": constants,
-            "floats": ["EPSILON"],
-            "half": half,
-            "lanes": tuning.lanes,
-        },
-        "widened": half,
-        "buffers": [base64.b64encode(data).decode() for data in buffers],
-        "workgroups": [tuning.workgroups, 1, 1],
-        "read": len(buffers) - 1,
-    }
-    return np.frombuffer(base64.b64decode(page.evaluate("request => runKernel(request)", request)), np.float32)
-
-
-def check(page: Page, case: Case, tuning: MatvecTuning, half: bool = False) -> None:
-    got = run(page, case, tuning, half)
-    wanted, size = Problem(case).expected()
-    errors = np.abs(got[: case.n] - wanted) / size
+    problem, workgroups = Problem(case), (tuning.workgroups, 1, 1)
+    found = page.run("matvec_q4", constants, problem.buffers(half), workgroups, half=half, lanes=tuning.lanes)
+    got = results(found, case.n)
+    wanted, size = problem.expected()
+    errors = np.abs(got - wanted) / size
     worst = int(np.argmax(np.nan_to_num(errors, nan=np.inf)))
     assert errors[worst] <= (HALF_BOUND if half else BOUND), (
         f"y[{worst}] of {case} is {got[worst]}, not {wanted[worst]}, with {tuning}"
     )
-    assert (got[case.n :] == 77).all(), f"{case} writes past its {case.n} elements with {tuning}"
 
 
 def cut(case: Case, lanes: int, rows: int, span: int, workgroup: int, **rest: Any) -> MatvecTuning:
@@ -164,8 +114,8 @@ REAL = [
 
 
 @pytest.mark.parametrize("case", REAL, ids=str)
-def test_the_shapes_of_models_as_they_are_tuned(kernels: Page, case: Case) -> None:
-    check(kernels, case, tune_matvec(case.k, case.n, case.gated, False, WorkgroupLimits(software=True)))
+def test_the_shapes_of_models_as_they_are_tuned(kernel_page: KernelPage, case: Case) -> None:
+    check(kernel_page, case, tune_matvec(case.k, case.n, case.gated, False, WorkgroupLimits(software=True)))
 
 
 FUSED = [
@@ -181,37 +131,39 @@ FUSED = [
 
 @pytest.mark.parametrize("lanes", [0, 4])
 @pytest.mark.parametrize("case", FUSED, ids=str)
-def test_what_surrounds_the_product(kernels: Page, case: Case, lanes: int) -> None:
-    check(kernels, case, cut(case, lanes, 2, 8, 32, staged=True))
-    check(kernels, case, cut(case, lanes, 2, 8, 32))
+def test_what_surrounds_the_product(kernel_page: KernelPage, case: Case, lanes: int) -> None:
+    check(kernel_page, case, cut(case, lanes, 2, 8, 32, staged=True))
+    check(kernel_page, case, cut(case, lanes, 2, 8, 32))
 
 
 @pytest.mark.parametrize("lanes", [0, 4])
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize(("rows", "span", "workgroup"), [(1, 4, 8), (4, 4, 32), (3, 8, 16), (1, 16, 64), (8, 32, 32)])
 def test_every_cut_gives_the_same(
-    kernels: Page, lanes: int, staged: bool, rows: int, span: int, workgroup: int
+    kernel_page: KernelPage, lanes: int, staged: bool, rows: int, span: int, workgroup: int
 ) -> None:
     case = Case(224, 53, norm=True, gated=True)  # 7 runs of 32: no span divides them
-    check(kernels, case, cut(case, lanes, rows, span, workgroup, staged=staged))
-    check(kernels, case, cut(case, lanes, rows, span, workgroup, staged=staged, most=2))
+    check(kernel_page, case, cut(case, lanes, rows, span, workgroup, staged=staged))
+    check(kernel_page, case, cut(case, lanes, rows, span, workgroup, staged=staged, most=2))
 
 
 @pytest.mark.parametrize("lanes", [0, 4])
 @pytest.mark.parametrize("staged", [False, True])
-def test_float16_is_taken_apart_as_float32_is(kernels: Page, lanes: int, staged: bool) -> None:
+def test_float16_is_taken_apart_as_float32_is(kernel_page: KernelPage, lanes: int, staged: bool) -> None:
     for case in (Case(224, 53, norm=True, gated=True), Case(224, 53, residual=True)):
-        check(kernels, case, cut(case, lanes, 2, 8, 32, staged=staged), half=True)
+        check(kernel_page, case, cut(case, lanes, 2, 8, 32, staged=staged), half=True)
 
 
 @pytest.mark.parametrize("block", [32, 64, 128])
-def test_blocks_of_several_runs_share_a_scale(kernels: Page, block: int) -> None:
+def test_blocks_of_several_runs_share_a_scale(kernel_page: KernelPage, block: int) -> None:
     case = Case(384, 21, block=block)
-    check(kernels, case, cut(case, 0, 2, 8, 32))
+    check(kernel_page, case, cut(case, 0, 2, 8, 32))
 
 
-def test_the_tuning_for_larger_subgroups_computes_the_same_without_them(kernels: Page) -> None:
+def test_the_tuning_for_larger_subgroups_computes_the_same_without_them(kernel_page: KernelPage) -> None:
     for case in (Case(2048, 300, norm=True), Case(8192, 40, residual=True)):
         check(
-            kernels, case, replace(tune_matvec(case.k, case.n, case.gated, False, WorkgroupLimits(32)), lanes=0, most=3)
+            kernel_page,
+            case,
+            replace(tune_matvec(case.k, case.n, case.gated, False, WorkgroupLimits(32)), lanes=0, most=3),
         )

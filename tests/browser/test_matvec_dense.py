@@ -7,28 +7,15 @@ takes x and the weights apart is then seen, exactly, for nothing is rounded to f
 
 from __future__ import annotations
 
-import base64
-import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from playwright.sync_api import Browser, Page
 
-from buildtools.server import SiteServer
 from capstan.tape.dense_tuning import DenseTuning, tune_dense
 from capstan.tape.kernel_plan import WorkgroupLimits
-from tests.harness import watch
-
-ROOT = Path(__file__).parents[2]
-BOUND = 2.0**-20
-EPSILON = 0.1
-GUARD = 64
-"""Elements after y that must keep what they hold."""
+from tests.browser.kernel_page import BOUND, EPSILON, KernelPage, guarded, results
 
 
 @dataclass(frozen=True)
@@ -38,21 +25,6 @@ class Case:
     norm: bool = False
     residual: bool = False
     gated: bool = False
-
-
-@pytest.fixture(scope="module")
-def kernels(browser: Browser, site: SiteServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    script = tmp_path_factory.mktemp("kernel") / "page.js"
-    esbuild = ["node", str(ROOT / "node_modules/esbuild/bin/esbuild"), "--bundle", "--loader:.wgsl=text"]
-    source = str(Path(__file__).with_name("kernel_page.ts"))
-    subprocess.run([*esbuild, "--log-level=error", source, f"--outfile={script}"], check=True)
-    page = browser.new_page()
-    errors = watch(page, [])
-    page.goto(site.url + "blank.html")
-    page.add_script_tag(path=script)
-    yield page
-    page.close()
-    assert not errors, f"the page reported {errors}"
 
 
 class Problem:
@@ -72,7 +44,7 @@ class Problem:
         wide = np.float16 if half else np.float32
         x, gamma, *weights = (a.astype(wide).tobytes() for a in (self.x, self.gamma, *self.weights))
         buffers = [x, weights[0], *[gamma] * case.norm, *[self.residual.tobytes()] * case.residual, *weights[1:]]
-        return [*buffers, np.full(case.n + GUARD, 77, np.float32).tobytes()]
+        return [*buffers, guarded(case.n)]
 
     def expected(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """y, and what its errors count relative to."""
@@ -90,7 +62,7 @@ class Problem:
         return y, size
 
 
-def check(page: Page, case: Case, tuning: DenseTuning, half: bool = False) -> None:
+def check(page: KernelPage, case: Case, tuning: DenseTuning, half: bool = False) -> None:
     constants = {
         "EPSILON": EPSILON,
         "NORM": case.norm,
@@ -98,27 +70,13 @@ def check(page: Page, case: Case, tuning: DenseTuning, half: bool = False) -> No
         "GATED": case.gated,
         **tuning.constants(),
     }
-    problem = Problem(case)
-    buffers = problem.buffers(half)
-    request: dict[str, Any] = {
-        "kernel": {
-            "shader": "matvec_dense",
-            "constants": constants,
-            "floats": ["EPSILON"],
-            "half": half,
-            "lanes": tuning.lanes,
-        },
-        "widened": half,
-        "buffers": [base64.b64encode(data).decode() for data in buffers],
-        "workgroups": [tuning.workgroups, 1, 1],
-        "read": len(buffers) - 1,
-    }
-    got = np.frombuffer(base64.b64decode(page.evaluate("request => runKernel(request)", request)), np.float32)
+    problem, workgroups = Problem(case), (tuning.workgroups, 1, 1)
+    found = page.run("matvec_dense", constants, problem.buffers(half), workgroups, half=half, lanes=tuning.lanes)
+    got = results(found, case.n)
     wanted, size = problem.expected()
-    errors = np.abs(got[: case.n] - wanted) / size
+    errors = np.abs(got - wanted) / size
     worst = int(np.argmax(np.nan_to_num(errors, nan=np.inf)))
     assert errors[worst] <= BOUND, f"y[{worst}] of {case} is {got[worst]}, not {wanted[worst]}, with {tuning}"
-    assert (got[case.n :] == 77).all(), f"{case} writes past its {case.n} elements with {tuning}"
 
 
 REAL = [
@@ -135,8 +93,8 @@ REAL = [
 
 
 @pytest.mark.parametrize("case", REAL, ids=str)
-def test_the_shapes_of_models_as_they_are_tuned(kernels: Page, case: Case) -> None:
-    check(kernels, case, tune_dense(case.k, case.n, False, WorkgroupLimits(software=True)))
+def test_the_shapes_of_models_as_they_are_tuned(kernel_page: KernelPage, case: Case) -> None:
+    check(kernel_page, case, tune_dense(case.k, case.n, False, WorkgroupLimits(software=True)))
 
 
 FUSED = [
@@ -153,12 +111,14 @@ FUSED = [
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
 @pytest.mark.parametrize("lanes", [0, 4])
 @pytest.mark.parametrize("case", FUSED, ids=str)
-def test_every_cut_computes_what_surrounds_the_product(kernels: Page, case: Case, lanes: int, half: bool) -> None:
+def test_every_cut_computes_what_surrounds_the_product(
+    kernel_page: KernelPage, case: Case, lanes: int, half: bool
+) -> None:
     for columns, span in ((4, 1), (4, 8), (2, 2), (2, 32)):
-        check(kernels, case, DenseTuning(case.k, case.n, half, lanes, columns, span), half)
+        check(kernel_page, case, DenseTuning(case.k, case.n, half, lanes, columns, span), half)
 
 
-def test_the_cuts_of_other_adapters_compute_the_same_without_subgroups(kernels: Page) -> None:
+def test_the_cuts_of_other_adapters_compute_the_same_without_subgroups(kernel_page: KernelPage) -> None:
     for case in (Case(576, 960, norm=True), Case(2048, 72, residual=True)):
         tuning = tune_dense(case.k, case.n, True, WorkgroupLimits(32))
-        check(kernels, case, DenseTuning(case.k, case.n, True, 0, tuning.columns, tuning.span), half=True)
+        check(kernel_page, case, DenseTuning(case.k, case.n, True, 0, tuning.columns, tuning.span), half=True)

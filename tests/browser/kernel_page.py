@@ -1,0 +1,89 @@
+"""One fused kernel run on buffers of its own by kernel_page.ts, and what the tests of such kernels share."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from playwright.sync_api import Browser, Page
+
+from tests.harness import watch
+
+__all__ = ["BOUND", "EPSILON", "KernelPage", "guarded", "packed", "results"]
+
+ROOT = Path(__file__).parents[2]
+BOUND = 2.0**-20
+"""Of an error relative to the sum of the absolute products of an element: 8 roundings of 2^-23."""
+EPSILON = 0.1
+"""Of the norms."""
+GUARD = 64
+"""Elements after the results that must keep what they hold."""
+UNTOUCHED = 77
+
+
+class KernelPage:
+    """The page with the bundled test script."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+
+    @classmethod
+    @contextmanager
+    def opened(cls, browser: Browser, url: str, folder: Path) -> Iterator[KernelPage]:
+        """The script is bundled into `folder`; an error in the page fails the test."""
+        script = folder / "page.js"
+        esbuild = ["node", str(ROOT / "node_modules/esbuild/bin/esbuild"), "--bundle", "--loader:.wgsl=text"]
+        source = str(Path(__file__).with_name("kernel_page.ts"))
+        subprocess.run([*esbuild, "--log-level=error", source, f"--outfile={script}"], check=True)
+        page = browser.new_page()
+        errors = watch(page, [])
+        page.goto(url + "blank.html")
+        page.add_script_tag(path=script)
+        yield cls(page)
+        page.close()
+        assert not errors, f"the page reported {errors}"
+
+    def run(
+        self,
+        shader: str,
+        constants: Mapping[str, int | float | bool],
+        buffers: Sequence[bytes],
+        workgroups: Sequence[int],
+        *,
+        read: int = -1,
+        half: bool = False,
+        lanes: int = 0,
+    ) -> bytes:
+        """Buffer `read` after the kernel ran; with `half` the kernel for float16, float32 in place of it."""
+        floats = [name for name in constants if name == "EPSILON"]
+        request: dict[str, Any] = {
+            "kernel": {"shader": shader, "constants": dict(constants), "floats": floats, "half": half, "lanes": lanes},
+            "widened": half,
+            "buffers": [base64.b64encode(data).decode() for data in buffers],
+            "workgroups": list(workgroups),
+            "read": read % len(buffers),
+        }
+        return base64.b64decode(self.page.evaluate("request => runKernel(request)", request))
+
+
+def packed(nibbles: NDArray[np.uint8]) -> bytes:
+    """Low nibbles first, as MatMulNBits has them."""
+    return (nibbles[:, ::2] | nibbles[:, 1::2] << 4).astype(np.uint8).tobytes()
+
+
+def guarded(count: int) -> bytes:
+    """Room for `count` results of float32, and what must stay untouched after them."""
+    return np.full(count + GUARD, UNTOUCHED, np.float32).tobytes()
+
+
+def results(data: bytes, count: int) -> NDArray[np.float32]:
+    """The results in a buffer that `guarded` made; nothing was written past them."""
+    found = np.frombuffer(data, np.float32)
+    assert (found[count:] == UNTOUCHED).all(), f"written past the {count} results"
+    return found[:count]
