@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -83,7 +84,10 @@ class Rehearsal:
                     found.append(await asyncio.shield(playing))
                 finally:
                     # The GPU goes on when the wait is cancelled: its steps must not follow what is put back here.
-                    await asyncio.wait([playing])
+                    while not playing.done():
+                        # One more cancellation than the one that is on its way changes nothing.
+                        with suppress(asyncio.CancelledError):
+                            await asyncio.wait([playing])
                     device.copy_tensors([(copy, span) for span, copy in pairs])
             return found
         finally:
