@@ -219,6 +219,30 @@ def test_wherever_it_is_cancelled_everything_is_freed_once_and_another_sequence_
         asyncio.run(run(number))
 
 
+def test_a_load_that_is_cancelled_twice_leaves_nothing(graphs: Graphs) -> None:
+    async def run(number: int) -> bool:
+        life = Life(graphs)
+        loading = asyncio.ensure_future(life.load())
+
+        def cancel() -> None:
+            loading.cancel()
+            asyncio.get_running_loop().call_later(0, lambda: asyncio.get_running_loop().call_soon(loading.cancel))
+
+        life.engine.on_call = at(number, cancel)
+        with suppress(asyncio.CancelledError):
+            await loading
+        await life.settle()
+        if life.model is not None:
+            return False
+        life.check(f"cancelled in call {number}")
+        return True
+
+    number = 1
+    while asyncio.run(run(number)):
+        number += 1
+    assert number > 10
+
+
 def test_wherever_it_is_closed_everything_is_freed_once(graphs: Graphs) -> None:
     async def run(number: int) -> bool:
         life = Life(graphs)

@@ -173,8 +173,8 @@ class WebGpuModel:
         except BaseException:
             for held in leases:
                 held.release()
-            for made in filter(None, (making, ahead)):
-                await release_made(engine, made)
+            # They go on if this wait is cancelled too.
+            await asyncio.shield(asyncio.gather(*(release_made(engine, made) for made in (making, ahead) if made)))
             raise
         return cls(memory, interface, graphs, leases, weights, session, ahead, url, owner, options, in_place)
 
