@@ -64,7 +64,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if argv[:1] == ["exec"] and "--" in argv:
         cut = list(argv).index("--")
         argv, rest = argv[:cut], list(argv[cut + 1 :])
-    args = parser.parse_args(argv)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        subparsers.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     args.rest = rest
     return args
 

@@ -44,7 +44,8 @@ def build(
         [helper.make_tensor_value_info(*value) for value in outputs],
         [numpy_helper.from_array(array, name) for name, array in weights.items()],
     )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
+    made = helper.make_model(graph, opset_imports=opsets, ir_version=IR)
     onnx.checker.check_model(made)
     return made
 
@@ -128,13 +129,47 @@ def sized() -> onnx.ModelProto:
     return build(nodes, [("x", F32, [4, 6]), ("shape", I64, [2])], [("y", F32, ["p", "q"])])
 
 
+def looking_back() -> onnx.ModelProto:
+    """Attention of one position that sees no more than the last four; y is its value, the last third of x."""
+    attention = helper.make_node(
+        "GroupQueryAttention",
+        ["x", "", "", "past", "past", "before", "total"],
+        ["y", "keys", "values"],
+        domain="com.microsoft",
+        num_heads=1,
+        kv_num_heads=1,
+        local_window_size=4,
+    )
+    return build(
+        [attention],
+        [("x", F32, [1, 1, 48])],
+        [("y", F32, [1, 1, 16])],
+        past=np.zeros((1, 1, 8, 16), np.float32),
+        before=np.zeros((1, 1), np.int32),
+        total=np.ones(1, np.int32),
+    )
+
+
 def sum_of_any() -> onnx.ModelProto:
     """y = a + b for vectors of any lengths, which fails where they do not broadcast."""
     values: list[Value] = [("a", F32, ["n"]), ("b", F32, ["m"])]
     return build([helper.make_node("Add", ["a", "b"], ["y"])], values, [("y", F32, ["k"])])
 
 
-MODELS = (affine, two_outputs, static, reshaped, element_types, half, narrow, positions, unnamed, sized, sum_of_any)
+MODELS = (
+    affine,
+    two_outputs,
+    static,
+    reshaped,
+    element_types,
+    half,
+    narrow,
+    positions,
+    unnamed,
+    sized,
+    sum_of_any,
+    looking_back,
+)
 
 
 @cache

@@ -152,6 +152,32 @@ def test_a_request_that_the_protocol_has_not_is_refused(
     assert reply["error"]["message"].startswith(message)
 
 
+LOAD = """
+import sys, capstan
+try:
+    await capstan.Model.load(eval(sys.argv[1]))
+except capstan.CapstanError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("3", "OptionError a model's path is 3, but must be a URL, a FileSystemDirectoryHandle or an array of File"),
+        ("None", "OptionError a model's path is undefined, but must be"),
+        ("['a.onnx']", "OptionError a model's path is ['a.onnx'], but must be"),
+        ("__import__('js').Array.of(3)", "OptionError a model's path is 3, but must be"),
+        ("'https://127.0.0.1:1/m/'", "ModelFileError https://127.0.0.1:1/m/genai_config.json cannot be fetched ("),
+    ],
+)
+def test_what_is_no_model_folder_is_refused(path: str, said: str, harness: Harness, scripts: PageScripts) -> None:
+    scripts.expect(r"net::ERR_")
+    done = harness.exec(LOAD, [], [path])
+    assert (done.status, done.stderr) == (0, "")
+    assert done.stdout.startswith(said)
+
+
 def test_without_webgpu_it_cannot_be_had_and_auto_takes_wasm(scripts: PageScripts) -> None:
     found = scripts.run("refusals", "without_webgpu", "nano-llama", model="nano-llama")
     assert found["webgpu"].startswith(

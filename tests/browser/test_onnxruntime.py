@@ -115,6 +115,9 @@ def test_runs_that_depend_on_values_are_not_captured(scripts: PageScripts) -> No
         assert error.startswith(("TapeError: ", "TapeCheckError: ")), (name, error)
     assert found["sized"][1] == told(np.arange(24, dtype=F32).reshape(3, 8))
     assert found["positions"][1] == told(np.array([[1, 2]]))
+    # That attention would see everything in a captured run.
+    assert "attention looks back 4 positions" in found["looking_back"][0]
+    assert found["looking_back"][1] == told(np.arange(32, 48, dtype=F32).reshape(1, 1, 16))
 
 
 def test_a_run_copies_each_tensor_once_and_leaves_nothing(scripts: PageScripts) -> None:

@@ -92,7 +92,7 @@ def test_options_reach_the_request(model: Path) -> None:
         (["a", "--greedy", "--seed", "1"], "--greedy and --seed contradict each other"),
         (["a", "--device", "cuda"], "argument --device: invalid choice: 'cuda'"),
         (["a", "--capture", "graph"], "argument --capture: invalid choice: 'graph'"),
-        (["a", "--max-tokens", "3"], "unrecognized arguments: --max-tokens 3"),
+        (["a", "--max-tokens", "3"], "unrecognized arguments: --max-tokens 3; build.py run --help lists the options"),
         (["a", "b"], "unrecognized arguments: b"),
     ],
 )

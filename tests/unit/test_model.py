@@ -124,6 +124,12 @@ def change(host: PaperHost, **fields: Any) -> None:
     host.files["genai_config.json"] = json.dumps(tree).encode()
 
 
+@pytest.mark.parametrize("path", [3, None, ["a.onnx"]])
+def test_on_cpython_a_model_is_a_directory(path: Any) -> None:
+    with pytest.raises(OptionError, match=r"^a model's path is .*, but must be a directory's$"):
+        asyncio.run(Model.load(path, device="reference"))
+
+
 class TestLoading:
     def test_a_folder_is_a_url_that_ends_in_a_slash(self, host: PaperHost) -> None:
         assert load().folder == "/models/nano/"

@@ -9,7 +9,7 @@ import { freeBytes, openBacking } from "./storage/backing";
 import { Chunk } from "./storage/chunk";
 import { Memory } from "./storage/memory";
 import { adopt, pickedFile } from "./storage/picked";
-import { absolute, assumedSource, openSource } from "./storage/source";
+import { absolute, assumedSource, fetched, openSource } from "./storage/source";
 import { loadOrt, warmUpOrt } from "./ort";
 import { startPython } from "./python";
 import { ModelSession } from "./sessions";
@@ -72,7 +72,7 @@ const storage = {
 async function fetchOptional(url: string): Promise<Uint8Array | null> {
   const file = await pickedFile(url);
   if (file !== undefined) return file && new Uint8Array(await file.arrayBuffer());
-  const response = await fetched(url);
+  const response = await fetched(url, "ModelFileError");
   if (response.status === 404) return null;
   return whole(url, readable(url, response));
 }
@@ -98,7 +98,7 @@ async function fetchBytes(url: string, progress: ((done: number, total: number) 
   if (file) return new Uint8Array(await file.arrayBuffer());
   if (file === null)
     throw new EngineError("ModelFileError", `${url} is not in the picked folder; pick the model's own`);
-  return whole(url, readable(url, await fetched(url)), progress);
+  return whole(url, readable(url, await fetched(url, "ModelFileError")), progress);
 }
 
 /** A response's body, with its progress told. */
@@ -119,14 +119,6 @@ async function told(response: Response, progress: (done: number, total: number) 
     at += part.length;
   }
   return joined;
-}
-
-async function fetched(url: string): Promise<Response> {
-  try {
-    return await fetch(url);
-  } catch (error) {
-    throw new EngineError("ModelFileError", `${url} cannot be fetched: ${String(error)}`);
-  }
 }
 
 function readable(url: string, response: Response): Response {

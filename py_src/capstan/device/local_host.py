@@ -61,7 +61,9 @@ class LocalHost:
         return LocalBackend(tokenizer_json, tokenizer_config_json)
 
     async def adopt(self, path: Any) -> str:
-        folder: str = os.fspath(path)
+        if not isinstance(path, str | os.PathLike):
+            raise OptionError(f"a model's path is {path!r}, but must be a directory's")
+        folder = os.fspath(path)
         return folder if folder.endswith("/") else folder + "/"
 
     async def backing(self, folder: str) -> Backing | None:

@@ -8,6 +8,7 @@
     weights_to_inputs(model, ...)     external initializers become graph inputs; returns the manifest too
     describe(model, decoder)          what a session over this graph needs, as a frozen dataclass
     uncapturable(model)               the nodes that onnxruntime-web cannot capture, and why
+    attention_window(model)           positions that attention looks back, which a captured run leaves out
     int4_products(model)              the MatMulNBits nodes by their weights
     activations(model)                the intermediate tensors of a run, for an estimate of its scratch memory
 
@@ -17,7 +18,7 @@ weights_to_inputs; from there last_token_logits and lengths_as_inputs make the p
 
 from __future__ import annotations
 
-from .capture import Uncapturable, uncapturable
+from .capture import Uncapturable, attention_window, uncapturable
 from .description import CachePair, GraphDescription, TensorInfo, describe
 from .fed_lengths import FedLengths, lengths_as_inputs
 from .int4_products import Int4Product, int4_products
@@ -37,6 +38,7 @@ __all__ = [
     "Uncapturable",
     "WeightEntry",
     "activations",
+    "attention_window",
     "constants_to_inline",
     "describe",
     "external_entries",

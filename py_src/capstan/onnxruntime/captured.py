@@ -83,6 +83,11 @@ class CapturedRun:
 
 async def capture(session: InferenceSession, binding: IOBinding) -> CapturedRun:
     """Record a run on what is bound; outputs bound to the device without memory get a tensor each, and keep it."""
+    if session.attention_window:
+        raise TapeError(
+            f"attention looks back {session.attention_window} positions, which onnxruntime-web leaves out of a "
+            "captured run; use session.run_with_iobinding"
+        )
     feeds, outputs = session.bound(binding)
     require_device(session, feeds, outputs)
     missing = [name for name, output in outputs.items() if output.value is None]

@@ -25,6 +25,8 @@ class Placed:
 
     device: DeviceInterface
     session: DeviceSession
+    attention_window: int
+    """Positions that attention looks back; 0 if it sees all."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class ModelFiles:
     external: dict[str, bytes]
     half: bool
     """It computes in float16."""
+    attention_window: int
 
 
 async def place_session(
@@ -68,7 +71,7 @@ async def best_of(files: ModelFiles, providers: Sequence[str], owner: str) -> Pl
 async def make_session(files: ModelFiles, provider: str, owner: str) -> Placed:
     device = await open_device(DEVICE_TYPES[provider])
     try:
-        return Placed(device, await session_on(device, files, provider, owner))
+        return Placed(device, await session_on(device, files, provider, owner), files.attention_window)
     except BaseException:
         device.close()
         raise
@@ -107,7 +110,7 @@ async def read_model(host: Host, path_or_bytes: str | bytes | os.PathLike[str]) 
             f"the model's weights are in the file {locations[0]!r}, which bytes cannot name; give the model's path"
         )
     external = {location: await read_file(host, folder + slash, location) for location in locations}
-    return ModelFiles(model, external, needs_f16(parsed.graph))
+    return ModelFiles(model, external, needs_f16(parsed.graph), graph.attention_window(parsed))
 
 
 async def read_file(host: Host, folder: str, name: str) -> bytes:

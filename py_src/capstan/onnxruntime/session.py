@@ -87,6 +87,7 @@ class InferenceSession:
         self.host = host
         self.label = label
         self.device = placed.device
+        self.attention_window = placed.attention_window
         self._session: DeviceSession | None = placed.session
         self.inputs = {spec.name: spec for spec in placed.session.inputs}
         self.outputs = {spec.name: spec for spec in placed.session.outputs}
@@ -174,8 +175,8 @@ class InferenceSession:
 
     def capture(self, iobinding: IOBinding) -> CapturedRun:
         """Record one run on what is bound as a tape of GPU commands; see CapturedRun. Raises TapeError with the reason
-        where that cannot be: on the CPU, for outputs bound to 'cpu', for models that choose their path or work in
-        place."""
+        where that cannot be: on the CPU, for outputs bound to 'cpu', for models that choose their path, work in place
+        or have attention with a window."""
         twin = "session.capture_async(binding)"
         return blocking(self.host, "session.capture", twin, lambda: self.capture_async(iobinding))
 

@@ -227,6 +227,7 @@ async def uncapturable(models: Any, *, given: Texts) -> dict[str, Any]:
     cases: dict[str, dict[str, Any]] = {
         "sized": {"x": floats(range(24), 4, 6), "shape": array("q", [3, 8])},
         "positions": {"x": array("f", [0, 1, 2, 0])},
+        "looking_back": {"x": floats(range(48), 1, 1, 48)},
     }
     for name, feeds in cases.items():
         session = await session_of(given, name, "webgpu")

@@ -1,5 +1,6 @@
 // Model folders that the user picked, under names that look like URLs: "picked:NAME/".
 
+import { EngineError } from "../errors";
 import type { ModelFolder } from "../protocol";
 
 /** A folder handle, or the files of one (those of an `<input type="file" webkitdirectory>`). */
@@ -11,6 +12,7 @@ const folders = new Map<string, PickedFolder>();
 /** A name for a picked folder; the same one for the same folder, or for files of the same names, sizes and times. */
 export async function adopt(folder: PickedFolder): Promise<string> {
   if (Array.isArray(folder)) {
+    for (const file of folder) if (!(file instanceof File)) throw notAFolder(file);
     const listed = folder.map((file) => `${pathOf(file)} ${file.size} ${file.lastModified}`).sort();
     const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", new TextEncoder().encode(listed.join("\n"))));
     const hex = [...digest.subarray(0, 8)].map((byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -18,6 +20,7 @@ export async function adopt(folder: PickedFolder): Promise<string> {
     folders.set(name, folder);
     return name;
   }
+  if (!(folder instanceof FileSystemDirectoryHandle)) throw notAFolder(folder);
   for (const [name, known] of folders) {
     if (!Array.isArray(known) && (await known.isSameEntry(folder))) return name;
   }
@@ -44,6 +47,13 @@ export async function pickedFile(url: string): Promise<File | null | undefined> 
   } catch {
     return null;
   }
+}
+
+function notAFolder(given: unknown): EngineError {
+  return new EngineError(
+    "OptionError",
+    `a model's path is ${String(given)}, but must be a URL, a FileSystemDirectoryHandle or an array of File objects`,
+  );
 }
 
 /** A file's path below the folder that was picked. */

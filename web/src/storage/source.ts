@@ -1,7 +1,7 @@
 // Where weights come from: a URL, in ranges, or a file that the user picked. A source that changes while it is read is
 // noticed: by If-Range and by the validators of every response, or by the browser itself.
 
-import { EngineError } from "../errors";
+import { EngineError, type EngineErrorCode } from "../errors";
 import { ByteReader, Chunk } from "./chunk";
 import { pickedFile } from "./picked";
 
@@ -35,21 +35,23 @@ export function assumedSource(identity: string, keep: boolean): HttpSource {
 }
 
 async function probe(url: string): Promise<SourceIdentity> {
-  let response = await request(url, { method: "HEAD" });
+  let response = await fetched(url, "BrokenDownloadError", { method: "HEAD" });
   if (!response.ok && response.status !== 404 && response.status !== 410) {
     // Some servers answer GET only.
-    response = await request(url, { headers: { Range: "bytes=0-0" } });
+    response = await fetched(url, "BrokenDownloadError", { headers: { Range: "bytes=0-0" } });
     void response.body?.cancel();
   }
   if (!response.ok) throw refused(url, response.status);
   return { name: url, size: sizeOf(response), validator: validatorOf(response) };
 }
 
-async function request(url: string, init: RequestInit): Promise<Response> {
+/** A response, whatever its status; an error of this code if there is none. */
+export async function fetched(url: string, code: EngineErrorCode, init?: RequestInit): Promise<Response> {
   try {
     return await fetch(url, init);
   } catch (error) {
-    throw new EngineError("BrokenDownloadError", `${url} cannot be fetched: ${String(error)}`);
+    const remedy = "check the address, the network and, on another origin, that its server allows this page (CORS)";
+    throw new EngineError(code, `${url} cannot be fetched (${String(error)}); ${remedy}`);
   }
 }
 
@@ -148,7 +150,7 @@ export class HttpSource {
       const condition = this.condition();
       if (condition) headers["If-Range"] = condition;
     }
-    const response = await request(url, { headers, cache });
+    const response = await fetched(url, "BrokenDownloadError", { headers, cache });
     try {
       if (response.status === 416) throw this.changed("it is shorter now");
       if (!response.ok || !response.body) throw refused(url, response.status);
