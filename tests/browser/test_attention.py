@@ -22,7 +22,8 @@ from tests.harness import watch
 
 ROOT = Path(__file__).parents[2]
 BOUNDS = {"f32": 2e-6, "f16": 2e-3}
-"""Largest error of a result, for values of about 1; for f16 half a unit of the last place of 4 is 2e-3."""
+"""Largest error of a result, for values of about 1; for f16 half a unit of the last place of 4 is 2e-3. Scores of heads
+above 128 are sums of so many more terms."""
 LENGTHS = (1, 2, 63, 64, 65, 255, 256, 257, 511, 512, 513, 1000)
 LONG = (4096, 5000)
 
@@ -184,7 +185,7 @@ def attend(
 
 def check(step: Step, run: Run, length: int) -> None:
     """The result within its bound; the caches as they were but for the new rows, byte for byte."""
-    bound = BOUNDS[step.shape.element]
+    bound = BOUNDS[step.shape.element] * max(1, step.shape.head / 128)
     result, new_keys, new_values = step.expected(length)
     error = np.abs(run.result.astype(np.float64) - result).max()
     assert error <= bound, f"length {length}: {error} away from float64 ({step.shape})"
@@ -228,7 +229,8 @@ def replaced(plans: Plans, **constants: int) -> Plans:
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head"), [(4, 2, 64), (9, 3, 64), (7, 1, 64), (3, 1, 128), (2, 2, 80), (16, 1, 16)]
+    ("heads", "kv_heads", "head"),
+    [(4, 2, 64), (9, 3, 64), (7, 1, 64), (3, 1, 128), (2, 2, 80), (16, 1, 16), (8, 1, 256)],
 )
 def test_results_and_caches(kernels: KernelPage, heads: int, kv_heads: int, head: int) -> None:
     planned(kernels, Shape(heads, kv_heads, head, capacity=303), (1, 65, 300))

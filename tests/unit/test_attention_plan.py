@@ -20,7 +20,18 @@ class Shape:
     scale: float = 0.125
 
 
-SHAPES = [(32, 8, 64), (9, 3, 64), (14, 2, 64), (24, 8, 128), (32, 32, 96), (32, 32, 80), (71, 1, 64), (4, 4, 256)]
+SHAPES = [
+    (32, 8, 64),
+    (9, 3, 64),
+    (14, 2, 64),
+    (24, 8, 128),
+    (32, 32, 96),
+    (32, 32, 80),
+    (71, 1, 64),
+    (4, 4, 256),
+    (14, 2, 256),
+    (32, 2, 256),
+]
 EVERY = [
     pytest.param(Shape(*shape, element=element), lanes, id=f"{shape}-{element}-{lanes}")
     for shape in SHAPES

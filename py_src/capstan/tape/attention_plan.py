@@ -13,6 +13,8 @@ __all__ = ["AttentionShape", "fits_attention", "join_rows", "plan_attention", "t
 LONGEST_HEAD = 256
 WORKGROUP_BYTES = 16_384
 """Workgroup memory that every WebGPU device has."""
+UNSHUFFLED = 64
+"""Threads of a workgroup without subgroups, and positions of a block there."""
 TILE, POSITIONS, ALONE = 3, 128, 384
 """With subgroups: query heads of a workgroup at most, positions of a block, positions that one split takes alone.
 
@@ -63,8 +65,10 @@ def plan_attention(what: AttentionShape, lanes: int) -> tuple[KernelPlan, Kernel
     team = 1 << (chunks - 1).bit_length()
     group = what.heads // what.kv_heads
     shuffled = team <= lanes
-    tiles = -(-group // (TILE if shuffled else 32 // per))
-    tile = -(-group // tiles)
+    tile = evenly(group, TILE if shuffled else 32 // per)
+    while not shuffled and unshuffled_bytes(tile, what.head, chunks) > WORKGROUP_BYTES:
+        tile = evenly(group, tile - 1)
+    tiles = -(-group // tile)
     constants: dict[str, int | float | bool] = {
         "HEADS": what.heads,
         "KV_HEADS": what.kv_heads,
@@ -84,7 +88,7 @@ def plan_attention(what: AttentionShape, lanes: int) -> tuple[KernelPlan, Kernel
         constants |= team_constants(team, batch, tile) | {"WARPS": warps}
         alone, most = max(1, ALONE // block), 16 if what.kv_heads * tiles >= 8 else 32
     else:
-        workgroup = block = 64
+        workgroup = block = UNSHUFFLED
         alone, most = 2, 32
     constants |= {"WORKGROUP": workgroup, "BLOCK": block, "ALONE": alone, "MAX_SPLITS": most}
     join_constants: dict[str, int | float | bool] = {
@@ -98,6 +102,17 @@ def plan_attention(what: AttentionShape, lanes: int) -> tuple[KernelPlan, Kernel
     attend, join = counts(block, alone, most, what.kv_heads * tiles, what.heads)
     partial_bytes = what.heads * most * (4 + what.head) * 4
     return KernelPlan("attention", constants, attend), KernelPlan("attention_join", join_constants, join), partial_bytes
+
+
+def evenly(group: int, most: int) -> int:
+    """Heads of a tile where a group is cut into as few tiles of up to `most` as there can be."""
+    return -(-group // -(-group // most))
+
+
+def unshuffled_bytes(tile: int, head: int, chunks: int) -> int:
+    """Workgroup memory of the kernel without subgroups: query, new key and value, weights, two reductions, results."""
+    rows = UNSHUFFLED // chunks
+    return 4 * (tile * head + 8 * chunks + UNSHUFFLED * tile + 2 * UNSHUFFLED + rows * tile * head)
 
 
 def team_constants(team: int, batch: int, tile: int) -> dict[str, int]:
