@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,10 +35,9 @@ from tests.unit.recorded_kernels import (
     product,
     rotated,
 )
+from tests.unit.shader_declarations import declared_bindings
 
-__all__ = ["Machine", "Recorded", "Sketch", "declared_bindings"]
-
-SHADERS = Path(__file__).parents[2] / "web" / "src" / "shaders"
+__all__ = ["Machine", "Recorded", "Sketch"]
 
 
 @dataclass
@@ -329,34 +325,6 @@ class Machine:
         assert not set(written) & set(read), "WebGPU allows no buffer to be read and written by one dispatch"
         assert len(set(written)) == len(written), "a buffer is bound twice to be written"
         OURS[kernel["shader"]](at, constants, counts)
-
-
-def declared_bindings(shader: str, conditions: Mapping[str, bool]) -> list[tuple[str, str]]:
-    """(name, access) of what a template declares where these conditions hold, by binding."""
-    return _declared(shader, tuple(sorted(conditions.items())))
-
-
-@cache
-def _declared(shader: str, sorted_conditions: tuple[tuple[str, bool], ...]) -> list[tuple[str, str]]:
-    conditions = dict(sorted_conditions)
-    found: list[tuple[int | None, str, str]] = []
-    active = [True]
-    for line in (SHADERS / f"{shader}.wgsl").read_text().splitlines():
-        word = line.split()
-        if word[:1] == ["#if"]:
-            active.append(active[-1] and conditions[word[1]])
-        elif word[:1] == ["#else"]:
-            active[-1] = active[-2] and not active[-1]
-        elif word[:1] == ["#endif"]:
-            active.pop()
-        elif active[-1]:
-            declared = re.search(r"@binding\((\w+)\) var<storage, (\w+)> (\w+)", line)
-            if declared:
-                number, access, name = declared.groups()
-                found.append((None if number == "next" else int(number), name, access))
-    assert active == [True], "#if without #endif"
-    assert all(number in (None, place) for place, (number, _, _) in enumerate(found))
-    return [(name, access) for _, name, access in found]
 
 
 def matvec_q4(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from capstan.tape.dense_tuning import column_width, tune_dense
 from capstan.tape.kernel_plan import WorkgroupLimits
+from tests.unit.shader_declarations import declared_constants, workgroup_bytes
 
 SHAPES = [
     *[(256, 512), (256, 256), (256, 448), (448, 256), (256, 2048), (64, 128), (4, 8)],
@@ -42,4 +43,8 @@ def test_a_cut_keeps_the_limits_of_the_shader_and_the_adapter(
         assert tuning.width == 1
     assert 1 <= tuning.workgroups <= 65535
     assert 0 <= tuning.workgroups * tuning.columns * column_width(half) - n < tuning.columns * column_width(half)
-    assert not constants["SPLIT"] or tuning.memory <= limits.memory
+    given = {"HALF": half, "SUBGROUPS": limits.lanes > 0, "NORM": True, "RESIDUAL": False, "GATED": True, **constants}
+    assert declared_constants("matvec_dense", given)["WORKGROUP"] == threads
+    assert declared_constants("matvec_dense", given)["VECTORS"] * column_width(half) == n
+    assert workgroup_bytes("matvec_dense", given) == (tuning.memory if constants["SPLIT"] else 0)
+    assert workgroup_bytes("matvec_dense", given) <= limits.memory

@@ -14,7 +14,7 @@ from capstan.tape.dense_tuning import column_width
 from capstan.tape.matmul import MatMul, Quantize
 from capstan.tape.placement import Place, Placement
 from capstan.tape.step_graph import Attention, Node, RmsNorm
-from tests.unit.step_simulator import declared_bindings
+from tests.unit.shader_declarations import declared_bindings
 
 STATE = (77, 512, 32)
 CAPACITY = 300

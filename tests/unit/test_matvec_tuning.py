@@ -6,6 +6,7 @@ import pytest
 
 from capstan.tape.kernel_plan import WorkgroupLimits
 from capstan.tape.matvec_tuning import tune_matvec
+from tests.unit.shader_declarations import declared_constants, workgroup_bytes
 
 SHAPES = [
     *[(576, 960, False), (576, 576, False), (576, 1536, True), (1536, 576, False), (576, 49152, False)],
@@ -21,6 +22,7 @@ LIMITS = [
     WorkgroupLimits(0, 1024, 49152),
     *[WorkgroupLimits(lanes, 256) for lanes in (8, 16, 32, 64)],
     *[WorkgroupLimits(lanes, 1024, 49152) for lanes in (8, 16, 32, 64)],
+    WorkgroupLimits(32, 1024),
 ]
 
 
@@ -46,3 +48,26 @@ def test_a_cut_keeps_the_limits_of_the_shader_and_the_adapter(
     staging = 4 * tuning.steps * span
     assert tuning.constants()["OWN"] == -(-staging // workgroup)
     assert not tuning.staged or staging * (16 if half else 32) < limits.memory
+    flags = {"HALF": half, "SUBGROUPS": lanes > 0, "NORM": True, "RESIDUAL": False, "BIAS": False}
+    constants = {**flags, "LANES": lanes, **tuning.constants()}
+    assert constants["SUMS"] == tuning.rows * (2 if gated else 1)
+    assert 1 << int(constants["HALVINGS"]) == min(span, lanes or 1)
+    declared = declared_constants("matvec_q4", constants)
+    tiles = declared["TILES"]
+    assert declared["TILE"] * (tiles - 1) < n <= declared["TILE"] * tiles
+    assert tuning.workgroups == tiles or (tuning.workgroups < tiles and constants["LOOP"])
+    assert workgroup_bytes("matvec_q4", constants) <= limits.memory
+
+
+def test_a_processor_without_subgroups_gets_fewer_threads() -> None:
+    software, other = (tune_matvec(2048, 8192, True, False, WorkgroupLimits(software=s)) for s in (True, False))
+    assert software.workgroup * software.workgroups < other.workgroup * other.workgroups
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+def test_what_a_thread_keeps_of_x_and_of_sums_does_not_grow_with_the_weights(limits: WorkgroupLimits) -> None:
+    for k, n, gated in SHAPES:
+        tuning = tune_matvec(k, n, gated, True, limits)
+        if limits.lanes and k <= 3 * 32 * 256:
+            assert tuning.steps <= 3
+        assert tuning.constants()["SUMS"] <= 16

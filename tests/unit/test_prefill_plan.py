@@ -11,8 +11,9 @@ from capstan.device.prefill_tape import LEAST_FULL, Run, cut_prompt
 from capstan.errors import TapeError
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.tape.kernel_plan import WorkgroupLimits
-from capstan.tape.matmul import MatMul
-from capstan.tape.matmul_plan import plan_matmul, tune_matmul
+from capstan.tape.matmul import MatMul, Quantize
+from capstan.tape.matmul_plan import plan_matmul, plan_quantize, tune_matmul
+from tests.unit.shader_declarations import declared_constants, workgroup_bytes
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama" / "model.onnx"
 
@@ -69,29 +70,72 @@ def test_products_with_zero_points_or_shared_weights_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    "limits", [WorkgroupLimits(), WorkgroupLimits(32, 1024, 49152), WorkgroupLimits(software=True)]
+    "limits",
+    [
+        WorkgroupLimits(),
+        WorkgroupLimits(32, 1024, 49152),
+        WorkgroupLimits(software=True),
+        WorkgroupLimits(0, 256, 12000),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("k", [32, 96, 576, 896, 2048, 8192])
 def test_a_cut_keeps_the_shaders_limits(k: int, gated: bool, limits: WorkgroupLimits) -> None:
-    tuning = tune_matmul(k, limits)
-    assert k % (32 * tuning.runs) == 0
-    assert tuning.runs % tuning.slices == 0
-    assert (tuning.threads[0] % 4, tuning.threads[1] % 8, tuning.thread[1] % 8) == (0, 0, 0)
-    assert tuning.memory <= limits.memory
-    assert tuning.workgroup <= limits.threads
-    rows, columns = tuning.tile
-    constants = tuning.constants(gated)
-    assert constants["A_LOADS"] * tuning.workgroup == 2 * tuning.runs * rows
-    assert constants["B_LOADS"] * tuning.workgroup == tuning.runs * columns
-    assert constants["MEETING"] * constants["PARTS"] == tuning.thread[0]
     what = MatMul(1, 2, 100, 1000, k, 32, "f16", (3, 4) if gated else None)
-    counts = plan_matmul(what, limits).counts
-    assert not callable(counts)
-    x, y, z = counts
-    assert (x * columns // (1 + gated) >= 1000, y * rows >= 100, z) == (True, True, 1)
+    plan = plan_matmul(what, limits)
+    made = declared_constants(plan.shader, {"HALF": True, **plan.constants})
+    assert (made["K"], made["N"], made["M"], made["BLOCK"]) == (k, 1000, 100, 32)
+    assert k % (32 * made["RUNS"]) == 0
+    assert made["RUNS"] % made["SLICES"] == 0
+    assert (made["WM"] % 4, made["WN"] % 8, made["TN"] % 8) == (0, 0, 0)
+    workgroup = made["WORKGROUP"]
+    assert workgroup <= limits.threads
+    memory = workgroup_bytes(plan.shader, {"HALF": True, **plan.constants})
+    assert memory == tune_matmul(k, limits).memory <= limits.memory
+    rows, columns = made["TILE_M"], made["TILE_N"] // (2 if gated else 1)
+    # What a workgroup loads of a step: halves of runs of x, runs of weights, scales of x.
+    assert made["A_LOADS"] * workgroup == 2 * made["RUNS"] * rows
+    assert made["B_LOADS"] * workgroup == made["RUNS"] * made["TILE_N"]
+    assert made["RUNS"] * rows <= made["S_LOADS"] * workgroup < made["RUNS"] * rows + workgroup
+    assert made["SUMS"] == made["TM"] * made["TN"]
+    assert (4 * made["FOURS"], 4 * made["OUT_FOURS"]) == (made["TN"], made["COLUMNS"])
+    # Where the sums of slices meet.
+    assert made["MEETING"] * made["PARTS"] == made["TM"]
+    assert made["MEETING"] * made["FOURS"] * made["THREADS"] <= 2 * made["SIZE"]
+    assert bool(made["SLICED"]) == (made["SLICES"] > 1)
+    assert not callable(plan.counts)
+    x, y, z = plan.counts
+    assert (x - 1) * columns < 1000 <= x * columns
+    assert (y - 1) * rows < 100 <= y * rows
+    assert z == 1
 
 
-def test_workgroups_too_small_for_any_cut_are_refused() -> None:
+@pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.parametrize(("rows", "k"), [(1, 32), (8, 256), (9, 384), (100, 8192)])
+def test_every_run_of_every_row_is_made_int8_once(rows: int, k: int, group: int) -> None:
+    plan = plan_quantize(Quantize(rows, k, group, "f16"))
+    assert plan.constants == {"K": k, "M": rows, "GROUPED": group == 128}
+    assert not callable(plan.counts)
+    # A workgroup has 8 rows and 8 runs.
+    x, y, z = plan.counts
+    assert (x - 1) * 8 < rows <= x * 8
+    assert (y - 1) * 8 < k // 32 <= y * 8
+    assert z == 1
+
+
+@pytest.mark.parametrize(
+    ("k", "limits"),
+    [(2048, WorkgroupLimits(memory=4096)), (2048, WorkgroupLimits(threads=16)), (2064, WorkgroupLimits())],
+    ids=["memory", "threads", "part of a run"],
+)
+def test_what_no_cut_fits_is_refused(k: int, limits: WorkgroupLimits) -> None:
     with pytest.raises(TapeError, match="no cut"):
-        tune_matmul(2048, WorkgroupLimits(memory=4096))
+        tune_matmul(k, limits)
+
+
+def test_a_cut_that_just_fits_is_taken() -> None:
+    wide = tune_matmul(2048, WorkgroupLimits(32, 1024, 49152))
+    assert tune_matmul(2048, WorkgroupLimits(0, wide.workgroup, wide.memory)) == wide
+    assert tune_matmul(2048, WorkgroupLimits(0, wide.workgroup - 1, wide.memory)) != wide
+    assert tune_matmul(2048, WorkgroupLimits(0, wide.workgroup, wide.memory - 1)) != wide
