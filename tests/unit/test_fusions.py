@@ -124,6 +124,20 @@ class TestWhateverTheBuffers:
             assert misplaced, "no buffer came back where a fold would have read and written it"
         assert all(error.origins for error in misplaced)
 
+    def test_what_fits_nowhere_even_as_recorded_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        small = decoder()
+        tried: list[StepGraph] = []
+
+        def never(graph: StepGraph) -> Placement:
+            tried.append(graph)
+            assert len(tried) < 10, "it goes round in circles"
+            raise MisplacedError("it fits nowhere", frozenset({small.calls["qkv 1"]}))
+
+        monkeypatch.setattr(fusions, "place_values", never)
+        with pytest.raises(MisplacedError, match="it fits nowhere"):
+            fused(small.sketch.record(), PASSES)
+        assert Recorded(small.calls["qkv 1"]) in [node.what for node in tried[-1].nodes]
+
     def test_each_its_own(self) -> None:
         small = decoder()
         placement = check(small, small.sketch.record(recycle=False), PASSES)

@@ -11,6 +11,7 @@ import pytest
 from capstan import AsyncRequiredError, ClosedError, DeviceLostError, Generator, GeneratorParams, OptionError
 from capstan.device.base import COUNTER_NAMES
 from capstan.model import Model
+from capstan.search import SearchOptions
 from tests.unit.paper_model import CONTEXT, PROMPT, PaperHost, PaperModel, best, made, run_of, take
 
 
@@ -18,6 +19,16 @@ class TestOptions:
     def test_a_max_length_beyond_the_context_is_refused(self) -> None:
         with pytest.raises(OptionError, match=r"max_length .*65.*context_length .*64"):
             made(max_length=65)
+
+    def test_options_that_know_no_context_are_held_to_the_models(self) -> None:
+        model = cast(Model, PaperModel())
+        params = GeneratorParams(model)
+        params.search = SearchOptions(max_length=CONTEXT + 1)
+        with pytest.raises(OptionError, match=r"max_length \(65\) cannot be greater than model context_length \(64\)"):
+            Generator(model, params)
+        for max_length, expected in ((CONTEXT, CONTEXT), (CONTEXT - 1, CONTEXT - 1), (0, CONTEXT)):
+            params.search = SearchOptions(max_length=max_length)
+            assert Generator(model, params).max_length == expected
 
     def test_several_rows_are_refused(self) -> None:
         with pytest.raises(OptionError, match="batch_size is 2; generators have one row"):

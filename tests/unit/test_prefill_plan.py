@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from capstan.errors import TapeError
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.tape.kernel_plan import WorkgroupLimits
 from capstan.tape.matmul import MatMul, Quantize
-from capstan.tape.matmul_plan import plan_matmul, plan_quantize, tune_matmul
+from capstan.tape.matmul_plan import MatMulTuning, plan_matmul, plan_quantize, tune_matmul
 from tests.unit.shader_declarations import declared_constants, workgroup_bytes
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama" / "model.onnx"
@@ -69,6 +70,43 @@ def test_products_with_zero_points_or_shared_weights_are_left_out() -> None:
     assert second.input[1] not in left
 
 
+def hold_to_the_shader(made: Mapping[str, int]) -> None:
+    """What the shader asks of the counts that follow from a cut."""
+    workgroup = made["WORKGROUP"]
+    # What a workgroup loads of a step: halves of runs of x, runs of weights, scales of x.
+    assert made["A_LOADS"] * workgroup == 2 * made["RUNS"] * made["TILE_M"]
+    assert made["B_LOADS"] * workgroup == made["RUNS"] * made["TILE_N"]
+    scales = made["RUNS"] * made["TILE_M"]
+    assert scales <= made["S_LOADS"] * workgroup < scales + workgroup
+    assert made["SUMS"] == made["TM"] * made["TN"]
+    assert (4 * made["FOURS"], 4 * made["OUT_FOURS"]) == (made["TN"], made["COLUMNS"])
+    # Where the sums of slices meet.
+    assert made["MEETING"] * made["PARTS"] == made["TM"]
+    assert made["MEETING"] * made["FOURS"] * made["THREADS"] <= 2 * made["SIZE"]
+    assert bool(made["SLICED"]) == (made["SLICES"] > 1)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(
+    "tuning",
+    [
+        MatMulTuning((8, 8), (4, 8), slices=1, runs=2),
+        MatMulTuning((4, 16), (8, 8), slices=2, runs=4),
+        MatMulTuning((16, 8), (4, 16), slices=4, runs=4),
+        MatMulTuning((16, 16), (8, 8), slices=2, runs=2),
+    ],
+    ids=str,
+)
+def test_counts_follow_from_a_cut_as_in_the_shader(tuning: MatMulTuning, gated: bool) -> None:
+    given = {"HALF": True, "RESIDUAL": False, "BIAS": False, "GATED": gated, "K": 2048, "N": 1000, "M": 100}
+    constants = {**given, "BLOCK": 32, **tuning.constants(gated)}
+    made = declared_constants("matmul_q4", constants)
+    hold_to_the_shader(made)
+    assert (made["TILE_M"], made["TILE_N"]) == tuning.tile
+    assert made["WORKGROUP"] == tuning.workgroup
+    assert workgroup_bytes("matmul_q4", constants) == tuning.memory
+
+
 @pytest.mark.parametrize(
     "limits",
     [
@@ -94,16 +132,7 @@ def test_a_cut_keeps_the_shaders_limits(k: int, gated: bool, limits: WorkgroupLi
     memory = workgroup_bytes(plan.shader, {"HALF": True, **plan.constants})
     assert memory == tune_matmul(k, limits).memory <= limits.memory
     rows, columns = made["TILE_M"], made["TILE_N"] // (2 if gated else 1)
-    # What a workgroup loads of a step: halves of runs of x, runs of weights, scales of x.
-    assert made["A_LOADS"] * workgroup == 2 * made["RUNS"] * rows
-    assert made["B_LOADS"] * workgroup == made["RUNS"] * made["TILE_N"]
-    assert made["RUNS"] * rows <= made["S_LOADS"] * workgroup < made["RUNS"] * rows + workgroup
-    assert made["SUMS"] == made["TM"] * made["TN"]
-    assert (4 * made["FOURS"], 4 * made["OUT_FOURS"]) == (made["TN"], made["COLUMNS"])
-    # Where the sums of slices meet.
-    assert made["MEETING"] * made["PARTS"] == made["TM"]
-    assert made["MEETING"] * made["FOURS"] * made["THREADS"] <= 2 * made["SIZE"]
-    assert bool(made["SLICED"]) == (made["SLICES"] > 1)
+    hold_to_the_shader(made)
     assert not callable(plan.counts)
     x, y, z = plan.counts
     assert (x - 1) * columns < 1000 <= x * columns
