@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from capstan.tape import PASSES
@@ -23,6 +24,8 @@ def test_a_gate_of_int4_products() -> None:
     small.matmul(small.multiply(small.silu(gate, INNER), up, INNER), VOCABULARY, INNER, into=small.logits)
     placement = check(small, small.sketch.record(), PASSES)
     assert made_of(placement) == {"recorded": 1, "product gated": 1, "product": 1}
+    placement = check(small, small.sketch.record(), [name for name in PASSES if name != "dead"])
+    assert made_of(placement) == {"recorded": 1, "product gated": 1, "product": 1}, "its parts are left over"
 
 
 def gate_of(small: Small, alpha: float = 1.0, *, same_input: bool = True, widths: tuple[int, int] = (64, 64)) -> None:
@@ -81,6 +84,35 @@ def test_a_gate_of_which_something_outlives_the_step_stays(which: str) -> None:
     product = small.multiply(parts["activated"], parts["up"], INNER)
     small.matmul(product, VOCABULARY, INNER, into=small.logits)
     assert made_of(check(small, s.record(), PASSES)) == {"recorded": 3, "product": 3}
+
+
+@pytest.mark.parametrize("unknown", [("gate", "up"), ("gate",), ("up",)], ids="-".join)
+def test_a_gate_of_what_nobody_recognises_stays(unknown: tuple[str, ...]) -> None:
+    small = Small()
+    s = small.sketch
+    x = small.embedded()
+    parts = {
+        name: s.unknown(lambda v: np.resize(v[:WIDTH] ** 2, INNER), [x], INNER)
+        if name in unknown
+        else small.matmul(x, INNER, WIDTH)
+        for name in ("gate", "up")
+    }
+    product = small.multiply(small.silu(parts["gate"], INNER), parts["up"], INNER)
+    small.matmul(product, VOCABULARY, INNER, into=small.logits)
+    assert made_of(check(small, s.record(), PASSES)) == {"recorded": 3 + len(unknown), "product": 3 - len(unknown)}
+
+
+@pytest.mark.parametrize("kinds", [(False, True), (True, False)], ids=["int4 and dense", "dense and int4"])
+def test_a_gate_of_an_int4_and_a_dense_product_stays(kinds: tuple[bool, bool]) -> None:
+    small = Small()
+    x = small.embedded()
+    made = []
+    for dense in kinds:
+        small.dense = dense
+        made.append(small.matmul(x, INNER, WIDTH))
+    product = small.multiply(small.silu(made[0], INNER), made[1], INNER)
+    small.matmul(product, VOCABULARY, INNER, into=small.logits)
+    assert made_of(check(small, small.sketch.record(), PASSES)) == {"recorded": 3, "product": 3}
 
 
 def test_a_squared_silu_stays() -> None:

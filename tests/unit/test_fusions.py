@@ -45,6 +45,9 @@ SUBSETS = {
 def fused(step: step_simulator.Recorded, passes: Collection[str]) -> tuple[Placement, FusedStep]:
     ops, _ = without_clears(step.ops) if "clears" in passes else (step.ops, None)
     placement = fuse_step(step.recording, ops, step.lasting, passes)
+    done = {index for node in placement.nodes for index in node.origins}
+    assert done <= set(range(len(ops)))
+    assert "dead" in passes or done == set(range(len(ops))), "nobody does the work of these operations"
     played = {i: op.played() for i, op in enumerate(ops)}
     return placement, fused_step(placement, played, (), STATE, WorkgroupLimits(), CAPACITY)
 
@@ -273,6 +276,15 @@ class TestNeighbours:
         assert recorded(placement, 1, 2, 4) == [True, True, False]
         placement = check(small, s.record(recycle=False), PASSES)
         assert made_of(placement) == {"recorded": 2, "product residual": 1, "product": 1}
+
+    @pytest.mark.parametrize("last", [False, True])
+    def test_a_product_on_either_side_of_a_sum(self, last: bool) -> None:
+        small = Small()
+        product = small.matmul(small.cos, WIDTH, WIDTH)
+        total = small.add(small.sin, product, WIDTH) if last else small.add(product, small.sin, WIDTH)
+        small.matmul(total, VOCABULARY, WIDTH, into=small.logits)
+        placement = check(small, small.sketch.record(recycle=False), PASSES)
+        assert made_of(placement) == {"product residual": 1, "product": 1}
 
     def test_a_sum_whose_product_somebody_else_reads(self) -> None:
         small = Small()

@@ -226,6 +226,17 @@ class TestDirectDispatches:
         assert [group.buffer for group in groups] == [2, 3]
         assert [op[-1] for op in played if op[0] == "table"] == [0, 1]
 
+    def test_equal_uniforms_in_other_places_are_not_the_same(self) -> None:
+        ops: list[Op] = [run(100, PARAMETRIC), indirect(102, 2), run(101, PARAMETRIC), indirect(103, 3)]
+        _, groups = self.made(ops, [Write(8, 0, b"same"), Write(9, 4, b"same")])
+        assert [group.uses for group in groups] == [(1,), (3,)]
+
+    def test_copied_counts_have_the_table_of_their_copy(self) -> None:
+        copy = Copy(2, 0, 3, 0, SIZE)
+        ops: list[Op] = [run(100, PARAMETRIC), copy, indirect(103, 3), indirect(102, 3), indirect(102, 2)]
+        _, groups = self.made(ops)
+        assert [(group.uses, group.steps, group.buffer) for group in groups] == [((2, 3), (0, 1), 3), ((4,), (0,), 2)]
+
     def test_other_offsets_are_other_tables(self) -> None:
         ops: list[Op] = [run(100, PARAMETRIC), indirect(102, 2), indirect(103, 2, offset=12)]
         _, groups = self.made(ops)
