@@ -53,6 +53,77 @@ def test_an_option_out_of_range_or_unknown_is_refused(options: dict[str, object]
         base.replace(**options)
 
 
+INTEGERS = {
+    "max_length": (0, 2**31 - 1),
+    "min_length": (0, 2**31 - 1),
+    "top_k": (0, 2**31 - 1),
+    "random_seed": (-1, 2**64 - 1),
+    "batch_size": (1, 65535),
+    "chunk_size": (1, 2**31 - 1),
+    "pad_token_id": (0, 2**31 - 1),
+    "context_length": (1, 2**31 - 1),
+    "seed": (-1, 2**64 - 1),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_an_integer_is_accepted_up_to_both_its_limits_and_refused_past_them(name: str) -> None:
+    def made(value: int) -> SearchOptions:
+        return SearchOptions(**{name: value})  # type: ignore[arg-type]
+
+    low, high = INTEGERS[name]
+    assert getattr(made(high), name) == high
+    assert getattr(made(low), name) == low or (name, low) == ("seed", -1)
+    for value in (low - 1, high + 1):
+        with pytest.raises(OptionError, match=f"{name} is {value}; it must be from {low} to {high}"):
+            made(value)
+
+
+@pytest.mark.parametrize("name", ["do_sample", "early_stopping", "past_present_share_buffer"])
+def test_a_switch_is_no_number(name: str) -> None:
+    with pytest.raises(OptionError, match=f"{name} is 1; it must be True or False"):
+        SearchOptions().replace(**{name: 1})
+
+
+@pytest.mark.parametrize("value", [True, "1", None, INF])
+@pytest.mark.parametrize("name", ["temperature", "top_p", "repetition_penalty", "length_penalty", "diversity_penalty"])
+def test_what_is_no_finite_number_is_refused(name: str, value: object) -> None:
+    with pytest.raises(OptionError, match=f"{name} is {value!r}; it must be a (finite )?number"):
+        SearchOptions().replace(**{name: value})
+
+
+def test_a_number_too_large_for_a_float_is_refused() -> None:
+    with pytest.raises(OptionError, match="temperature is inf"):
+        SearchOptions().replace(temperature=10**400)
+
+
+def test_a_top_p_of_false_is_not_off() -> None:
+    with pytest.raises(OptionError, match="top_p is False"):
+        SearchOptions.from_config({"top_p": False})
+
+
+@pytest.mark.parametrize("token", [-1, 2**31, 1.0, True])
+def test_what_is_no_token_id_ends_no_sequence(token: object) -> None:
+    with pytest.raises(OptionError, match="eos_token_ids is "):
+        SearchOptions(eos_token_ids=(0, token))  # type: ignore[arg-type]
+
+
+def test_lengths_may_be_as_long_as_each_other() -> None:
+    options = SearchOptions(context_length=100).replace(min_length=100, max_length=100)
+    assert (options.min_length, options.max_length) == (100, 100)
+    assert SearchOptions(min_length=100).max_length == 0, "how long a sequence may be is not known yet"
+    with pytest.raises(OptionError, match=r"min_length \(101\) cannot be greater than max_length \(100\)"):
+        SearchOptions(context_length=100, min_length=101)
+
+
+def test_what_a_search_section_leaves_out_is_as_in_onnxruntime_genai() -> None:
+    options = SearchOptions.from_config({})
+    assert (options.do_sample, options.top_k, options.top_p, options.temperature) == (False, 50, 1.0, 1.0)
+    assert (options.min_length, options.batch_size, options.chunk_size) == (0, 1, None)
+    assert (options.early_stopping, options.eos_token_ids, options.pad_token_id) == (True, (), 0)
+    assert options.greedy
+
+
 def test_a_search_section_of_the_model_builder_is_accepted_whole() -> None:
     section = {
         "diversity_penalty": 0.0,
@@ -111,6 +182,10 @@ def test_the_words_for_the_gpu() -> None:
 def test_greedy_words_turn_every_cut_off() -> None:
     for options in (SearchOptions(do_sample=False, top_p=0.5), SearchOptions(do_sample=True, top_k=1, top_p=0.5)):
         assert list(options.sampler_words()[:3]) == [0, 0, 0]
+
+
+def test_a_top_p_that_rounds_to_nothing_keeps_one_token() -> None:
+    assert SearchOptions(do_sample=True, top_p=2.0**-40).top_p_bits == 1
 
 
 def test_a_top_p_that_rounds_to_one_is_off() -> None:

@@ -1,0 +1,16 @@
+"""What an adapter tells of its workgroups is what kernels are cut for."""
+
+from __future__ import annotations
+
+from capstan.tape.kernel_plan import WorkgroupLimits
+
+
+def test_limits_are_those_of_the_adapter() -> None:
+    adapter = {"subgroup_size": 32, "max_workgroup_threads": 1024, "max_workgroup_bytes": 32768, "software": True}
+    limits = WorkgroupLimits.of(adapter)
+    assert (limits.lanes, limits.threads, limits.memory, limits.software) == (32, 1024, 32768, True)
+
+
+def test_without_an_adapter_they_are_what_webgpu_promises() -> None:
+    limits = WorkgroupLimits()
+    assert (limits.lanes, limits.threads, limits.memory, limits.software) == (0, 256, 16384, False)
