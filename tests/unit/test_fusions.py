@@ -341,6 +341,15 @@ class TestNeighbours:
         placement = check(small, s.record(), PASSES)
         assert made_of(placement) == {"recorded": 2, "product": 1}
 
+    @pytest.mark.parametrize("passes", [("matvec", "norm"), PASSES], ids=["without dead", "all"])
+    def test_a_norm_that_nobody_reads_goes_only_where_the_dead_do(self, passes: Sequence[str]) -> None:
+        small = Small()
+        x = small.embedded()
+        small.norm(x)
+        small.matmul(x, VOCABULARY, WIDTH, into=small.logits)
+        placement = check(small, small.sketch.record(clears=False), passes)
+        assert recorded(placement, 0, 1, 2) == [True, "dead" not in passes, False]
+
     def test_a_sum_behind_the_gated_half(self) -> None:
         small = Small()
         s = small.sketch

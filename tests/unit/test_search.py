@@ -45,6 +45,9 @@ INF, NAN = math.inf, math.nan
         ({"chunk_size": 0}, "chunk_size is 0"),
         ({"topk": 5}, "'topk' is not a search option; the options are batch_size, chunk_size, .*top_p"),
         ({"seed": 5}, "'seed' is not a search option"),
+        ({"eos_token_ids": (5,)}, "'eos_token_ids' is not a search option"),
+        ({"pad_token_id": 5}, "'pad_token_id' is not a search option"),
+        ({"context_length": 200}, "'context_length' is not a search option"),
     ],
 )
 def test_an_option_out_of_range_or_unknown_is_refused(options: dict[str, object], message: str) -> None:
@@ -152,7 +155,11 @@ def test_a_drawn_seed_is_reported_and_kept() -> None:
     assert options.seed != SearchOptions(do_sample=True).seed
     assert options.replace(temperature=0.5).seed == options.seed
     assert options.replace(random_seed=-1).seed != options.seed
+    assert options.replace(random_seed=-1).seed != options.replace(random_seed=-1).seed
     assert options.replace(random_seed=4).seed == 4
+    assert options.replace(random_seed=0).seed == 0, "0 is a seed like any other"
+    assert options.replace(random_seed=0).replace(temperature=0.5).seed == 0
+    assert SearchOptions(seed=0).seed == 0
 
 
 def test_numpy_numbers_are_numbers() -> None:
@@ -171,12 +178,25 @@ def test_too_many_end_of_sequence_ids_are_refused() -> None:
 
 def test_the_words_for_the_gpu() -> None:
     options = SearchOptions(
-        max_length=80, min_length=6, do_sample=True, top_k=40, top_p=0.75, random_seed=2**40 + 3, eos_token_ids=(8, 9)
+        max_length=80,
+        min_length=6,
+        do_sample=True,
+        top_k=40,
+        top_p=0.75,
+        random_seed=2**40 + 3,
+        eos_token_ids=(8, 9),
+        pad_token_id=7,
     ).replace(temperature=1.0)
     mantissa, shift = temperature_scale(1.0)
-    expected = [1, 40, 3 << 30, mantissa, shift & 0xFFFFFFFF, 3, 256, 0, 6, 2, 1, 0, 8, 9] + [0] * 14
+    expected = [1, 40, 3 << 30, mantissa, shift & 0xFFFFFFFF, 3, 256, 7, 6, 2, 1, 0, 8, 9] + [0] * 14
     assert list(options.sampler_words()) == expected
     assert len(expected) == SAMPLER_WORDS
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1.0, 1e300])
+def test_the_shift_of_the_temperature_is_a_signed_word(temperature: float) -> None:
+    word = SearchOptions(do_sample=True, temperature=temperature).sampler_words()[4]
+    assert word - (2**32 if word >= 2**31 else 0) == temperature_scale(temperature)[1]
 
 
 def test_greedy_words_turn_every_cut_off() -> None:
@@ -193,7 +213,7 @@ def test_a_top_p_that_rounds_to_one_is_off() -> None:
         assert list(SearchOptions(do_sample=True, top_k=0, top_p=top_p).sampler_words()[:3]) == [1, 0, 0]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7, 1e-300, 1e300, 5e-324, 1.4426950408889634])
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1e-300, 1e300, 5e-324, 1.4426950408889634, 1.4426950408889636])
 def test_the_temperature_scale_is_the_rounded_quotient(temperature: float) -> None:
     mantissa, shift = temperature_scale(temperature)
     assert 2**31 <= mantissa < 2**32
