@@ -118,7 +118,7 @@ class Extent:
 
 
 HARDWARE = Extent(5, 96, (16, 128, 512, 1024, 2048, 4000), 2, 24, 2, 32, 1, 90)
-SOFTWARE = Extent(2, 12, (16, 64), 1, 4, 1, 6, 0, 120, only_counted_from=4_000_000)
+SOFTWARE = Extent(2, 12, (16, 64), 1, 4, 1, 6, 1, 120, only_counted_from=4_000_000)
 PROMPT_TOKENS = 16
 GPU_STEPS = 32
 OPERATION_REPEATS = 16
@@ -274,8 +274,7 @@ def ablation(name: str, config: Mapping[str, Any], measured: Extent, passes: Seq
             args = {**given, "prompt": prompt, "tokens": measured.tokens}
             call = {**shared, "function": "generate", "row": title, "round": turn, "warm": turn > 0, "args": args}
             yield {**call, "length": len(prompt)}
-        if measured.ablation_rounds:
-            args = {**given, "prompt": prompt, "steps": GPU_STEPS}
-            yield {**shared, "function": "gpu_time", "row": title, "args": args}
+        args = {**given, "prompt": prompt, "steps": GPU_STEPS}
+        yield {**shared, "function": "gpu_time", "row": title, "args": args}
         if chosen is not None:
             yield {**shared, "function": "unload", "row": title, "args": given}

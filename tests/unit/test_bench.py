@@ -110,6 +110,13 @@ def test_on_a_software_adapter_a_larger_model_is_only_counted() -> None:
     assert {step["section"] for step in steps if step["model"] == "nano-llama"} == {"decode", "counters", "end"}
 
 
+@pytest.mark.parametrize("section", [name for name in SECTIONS if name != "cases"])
+def test_on_a_software_adapter_every_section_that_is_asked_for_gives_figures(section: str) -> None:
+    steps = plan({"nano-llama": LLAMA}, [section], SOFTWARE, ["one", "two"], [])
+    summary = summarize([{**step, "ok": True, "data": data_of(step)} for step in steps])
+    assert summary["nano-llama"][section]
+
+
 def test_medians_and_ratios_come_from_the_rounds_after_the_first(outcomes: list[dict[str, Any]]) -> None:
     for outcome in outcomes:
         if outcome["section"] == "decode" and not outcome["warm"] and "rest_ms" in outcome["data"]:
