@@ -28,7 +28,9 @@ PROBE = Path(__file__).with_suffix(".js")
 SECONDS = 0.02
 """Between two samples of the processes."""
 SETTLE_MS = 300
-"""For memory that was just freed to be given back."""
+SETTLED_BYTES = 1 << 20
+"""What was freed is given back when less than this comes back in SETTLE_MS."""
+SETTLE_ROUNDS = 50
 POLL_MS = 50
 """Between two samples of the ArrayBuffers and wasm heaps."""
 SPIN_MS = 300
@@ -94,7 +96,7 @@ class PageMemory:
         """Evaluate `start` in the page, a function that returns a promise: what that gave, and the growth meanwhile."""
         growth = Growth()
         self._targets.collect_garbage()
-        self.page.wait_for_timeout(SETTLE_MS)
+        self._settle()
         growth.take(self._heaps())
         with self._resident(growth):
             self.page.evaluate("([start, argument]) => { window.measured = eval(start)(argument); }", [start, argument])
@@ -105,6 +107,17 @@ class PageMemory:
                 growth.take(self._heaps())
             growth.take(self._heaps())
         return self.page.evaluate("() => window.measured"), growth
+
+    def _settle(self) -> None:
+        """Wait while the renderer gives memory back, which would hide as much of what grows meanwhile."""
+        before = self._resident_now()["renderer"]
+        for _ in range(SETTLE_ROUNDS):
+            self.page.wait_for_timeout(SETTLE_MS)
+            now = self._resident_now()["renderer"]
+            if now > before - SETTLED_BYTES:
+                return
+            before = now
+        raise AssertionError(f"the renderer still gives memory back after {SETTLE_ROUNDS * SETTLE_MS} ms")
 
     @contextmanager
     def _resident(self, growth: Growth) -> Iterator[None]:

@@ -90,8 +90,8 @@ def test_without_memory_for_a_tape_the_prompt_runs_without_one(at: str, scripts:
     assert found["report"].startswith(f"{CHUNK} positions: not used: there is no memory for "), found["report"]
     assert found["healthy"]
     before, after = found["left"]
-    # onnxruntime-web drops a few bytes of a session without destroying them.
-    assert 0 <= after.pop("scratch") - before.pop("scratch") <= 64
+    # onnxruntime-web drops small buffers of a session without destroying them; the rest is a hundred times as much.
+    assert abs(after.pop("scratch") - before.pop("scratch")) <= 1024
     assert after == before, "something of the tape is left"
     assert any("prefill runs from a tape: there is no memory for " in text for text in found["warned"])
     assert found["counted"], "the step down is not counted"
