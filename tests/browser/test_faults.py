@@ -42,3 +42,17 @@ def test_a_fault_in_the_middle_of_a_burst_is_typed_and_a_new_load_works(what: st
     assert found["again"] == kind, "the fault is not told a second time"
     assert found["healthy"] is healthy
     assert found["fresh"] == wanted[:12]
+
+
+@pytest.mark.parametrize("what", ["weights", "sequence"])
+def test_without_memory_an_error_says_so_and_the_device_works_on(what: str, scripts: PageScripts) -> None:
+    found = scripts.run("faults", "without_room", "nano-llama", "nano-float", what=what)
+    assert found["lacking"].startswith("OutOfMemoryError: there is no memory for "), found["lacking"]
+    assert found["lacking"].endswith("no room; close other models and pages, or ask for less")
+    assert found["cancelled"].startswith("CancelledError")
+    for turn in ("lacking", "cancelled"):
+        before, after = found[f"{turn} left"]
+        assert before["weights"] > 0
+        assert after == before, turn
+    assert found["healthy"]
+    assert found["ids"] == [oracle.greedy(LLAMA, PROMPT, 12)]

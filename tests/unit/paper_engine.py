@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from capstan.device.engine import FREE, NOT_FUSED, BoundTensor, Difference
+from capstan.memory import BufferRequest
 
 __all__ = ["PaperEngine"]
 
@@ -104,12 +105,22 @@ class PaperEngine:
         self._call()
         return self._add("buffer", label)
 
-    async def create_buffers(self, label: str, sizes: Sequence[int], category: str, owner: str) -> list[int]:
+    async def create_buffers(self, requests: Sequence[BufferRequest], owner: str) -> list[int]:
         async def work() -> list[int]:
             await asyncio.sleep(0)
-            return [self._add("buffer", label) for _ in sizes]
+            return [self._add("buffer", request.label) for request in requests]
 
-        return await self._begun(work)
+        def destroy(making: asyncio.Future[list[int]]) -> None:
+            for buffer in making.result():
+                self.destroy_buffer(buffer)
+
+        self._call()
+        making = asyncio.ensure_future(work())
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(destroy)
+            raise
 
     def destroy_buffer(self, buffer: int) -> None:
         label = self._take("buffer", buffer)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from capstan.errors import OutOfMemoryError
+from capstan.memory import BufferRequest
 from capstan.weights.shared import Lease, SharedWeights, Span
 
 SPANS = [Span("a", 0, 64), Span("b", 64, 4), Span("c", 100, 32)]
@@ -19,11 +21,17 @@ class PaperOwner:
         self.live: dict[int, tuple[str, int]] = {}
         self.made = 0
 
-    def create_buffer(self, label: str, size: int, category: str, owner: str) -> int:
-        assert category == "weights"
-        self.made += 1
-        self.live[self.made] = (label, size)
-        return self.made
+        self.room = True
+
+    async def create_buffers(self, requests: Sequence[BufferRequest], owner: str) -> list[int]:
+        assert {request.category for request in requests} == {"weights"}
+        await asyncio.sleep(0)
+        if not self.room:
+            raise OutOfMemoryError("no room")
+        made = range(self.made + 1, self.made + len(requests) + 1)
+        self.made += len(requests)
+        self.live |= {buffer: (label, size) for buffer, (label, size, _) in zip(made, requests, strict=True)}
+        return list(made)
 
     def destroy_buffer(self, buffer: int) -> None:
         del self.live[buffer]
@@ -154,6 +162,35 @@ def test_a_load_that_fails_leaves_nothing_and_who_waited_loads_for_itself(
     assert len(owner.live) == 3
     lease.release()
     assert owner.live == {}
+
+
+def test_without_memory_nothing_is_left_and_who_waited_asks_for_it_again(
+    shared: SharedWeights, owner: PaperOwner, loads: Loads
+) -> None:
+    async def both() -> Lease:
+        owner.room = False
+        first = asyncio.ensure_future(shared.acquire("c", SPANS, "model", loads))
+        await asyncio.sleep(0)
+        second = asyncio.ensure_future(shared.acquire("c", SPANS[:1], "model", loads))
+        with pytest.raises(OutOfMemoryError, match="no room"):
+            await first
+        owner.room = True
+        return await second
+
+    lease = asyncio.run(both())
+    assert loads.names == [["a"]]
+    assert list(owner.live) == lease.buffers
+    lease.release()
+    assert owner.live == {}
+
+
+def test_who_comes_while_buffers_are_made_gets_the_same(shared: SharedWeights, owner: PaperOwner, loads: Loads) -> None:
+    async def both() -> list[Lease]:
+        return await asyncio.gather(*(shared.acquire("c", SPANS, "model", loads) for _ in range(2)))
+
+    first, second = asyncio.run(both())
+    assert first.buffers == second.buffers
+    assert len(owner.live) == len(SPANS)
 
 
 def test_a_weight_over_the_adapters_limit_is_refused(shared: SharedWeights, owner: PaperOwner, loads: Loads) -> None:

@@ -17,7 +17,7 @@ from capstan.device.decode_step import DecodeStep
 from capstan.device.engine import NOT_FUSED, Difference
 from capstan.device.step_recorder import StepRecorder
 from capstan.fallback import fallbacks
-from capstan.memory import DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
+from capstan.memory import BufferRequest, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
 from capstan.tape import PASSES, Clear, Op, Recording, Write
 from tests.unit import step_simulator
 from tests.unit.recorded_kernels import Vector
@@ -220,8 +220,11 @@ class Buffers:
         size = self.engine.step.recording.sizes[handle]
         return DeviceSpan(self.held(handle, size), 0, size)
 
-    def allocate(self, size: int, *, category: str, owner: str) -> DeviceBuffer:
+    async def allocate_all(self, requests: Sequence[BufferRequest], owner: str) -> list[DeviceBuffer]:
         assert owner == "tape check"
+        return [self.allocate(request.size) for request in requests]
+
+    def allocate(self, size: int) -> DeviceBuffer:
         handle = 5000 + len(self.engine.machine.memory)
         self.engine.machine.memory[handle] = np.zeros(size // 4)
         self.lent.append(handle)

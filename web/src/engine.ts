@@ -103,15 +103,17 @@ export class GpuEngine {
     return this.buffers.add(this.watched.buffer(category, owner, { label, size, usage }));
   }
 
-  /** Buffers of the sizes of a JSON list, as one JSON list, or OutOfMemoryError and none. */
-  async createBuffers(label: string, sizes: string, category: Category, owner: string): Promise<string> {
+  /** Buffers for a JSON list of [label, bytes, category], as one of handles, or OutOfMemoryError and none. */
+  async createBuffers(requests: string, owner: string): Promise<string> {
+    const wanted = JSON.parse(requests) as [string, number, Category][];
     const handles: number[] = [];
     const allocations = new Allocations(this.watched);
     try {
       allocations.during(() => {
-        for (const size of JSON.parse(sizes) as number[]) handles.push(this.createBuffer(label, size, category, owner));
+        for (const [label, bytes, category] of wanted) handles.push(this.createBuffer(label, bytes, category, owner));
       });
-      await allocations.require(`'${label}' buffers`);
+      const total = wanted.reduce((sum, [, bytes]) => sum + bytes, 0);
+      await allocations.require(`${total} bytes in ${wanted.length} buffers of ${owner}`);
     } catch (error) {
       for (const handle of handles) this.destroyBuffer(handle);
       throw error;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from array import array
 from collections.abc import Awaitable, Mapping, Sequence
@@ -13,7 +14,7 @@ import _capstan_host
 
 from ..device.engine import NOT_FUSED, BoundTensor, Difference, SamplerSpec
 from ..graph import FedLengths
-from ..memory import LedgerEntry, keep_account
+from ..memory import BufferRequest, LedgerEntry, keep_account
 from .errors import typed_errors
 from .sessions import JsModelSession, open_gpu_session
 from .storage import JsSink
@@ -62,10 +63,24 @@ class JsGpuEngine:
         with typed_errors():
             return int(self._js.createBuffer(label, size, category, owner))
 
-    async def create_buffers(self, label: str, sizes: Sequence[int], category: str, owner: str) -> list[int]:
+    async def create_buffers(self, requests: Sequence[BufferRequest], owner: str) -> list[int]:
+        making = asyncio.ensure_future(self._create_buffers(requests, owner))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(self._destroy_made)
+            raise
+
+    async def _create_buffers(self, requests: Sequence[BufferRequest], owner: str) -> list[int]:
         with typed_errors():
-            found: list[int] = json.loads(await self._js.createBuffers(label, json.dumps(sizes), category, owner))
+            found: list[int] = json.loads(await self._js.createBuffers(json.dumps(requests), owner))
         return found
+
+    def _destroy_made(self, making: asyncio.Future[list[int]]) -> None:
+        """Buffers that nobody waited for."""
+        if not making.cancelled() and making.exception() is None:
+            for buffer in making.result():
+                self.destroy_buffer(buffer)
 
     def destroy_buffer(self, buffer: int) -> None:
         with typed_errors():

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from ..graph import FedLengths
+from ..memory import BufferRequest
 from ..weights.source import Sink
 from .page_session import ModelSession
 
@@ -73,8 +74,9 @@ class GpuEngine(Protocol):
     def counters(self) -> dict[str, int]: ...
     def ledger(self) -> list[dict[str, Any]]: ...
     def create_buffer(self, label: str, size: int, category: str, owner: str) -> int: ...
-    async def create_buffers(self, label: str, sizes: Sequence[int], category: str, owner: str) -> list[int]:
-        """All or none: OutOfMemoryError where there is no memory, which is no fault of the device."""
+    async def create_buffers(self, requests: Sequence[BufferRequest], owner: str) -> list[int]:
+        """All or none: OutOfMemoryError where there is no memory, which is no fault of the device. Of a wait that is
+        cancelled none are left."""
 
     def destroy_buffer(self, buffer: int) -> None: ...
     def write(self, buffer: int, offset: int, data: bytes | bytearray | memoryview) -> None: ...

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..errors import TapeError
-from ..memory import Capabilities, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
+from ..memory import BufferRequest, Capabilities, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
 
 __all__ = ["BoundSpan", "DeviceFacts", "DeviceInterface", "DeviceSession", "DeviceTape", "Readback", "TensorSpec"]
 
@@ -176,12 +176,12 @@ class DeviceInterface(ABC):
     ) -> DeviceBuffer:
         """`size` bytes of zeros. Raises OutOfMemoryError over the device's limits."""
 
-    async def allocate_all(self, sizes: Sequence[int], *, label: str, category: str, owner: str) -> list[DeviceBuffer]:
-        """Buffers of these sizes, or OutOfMemoryError and none: where a device tells of its lack of memory later than
+    async def allocate_all(self, requests: Sequence[BufferRequest], owner: str) -> list[DeviceBuffer]:
+        """All these buffers, or OutOfMemoryError and none: where a device tells of its lack of memory later than
         `allocate` returns, that is waited for, and the device stays usable."""
         made: list[DeviceBuffer] = []
         try:
-            for size in sizes:
+            for label, size, category in requests:
                 made.append(self.allocate(size, label=label, category=category, owner=owner))
         except BaseException:
             for buffer in made:

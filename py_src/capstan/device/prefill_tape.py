@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ..errors import OutOfMemoryError, TapeCheckError, TapeError, UnsupportedModelError
 from ..fallback import fall_back
 from ..graph import GraphDescription, Int4Product
+from ..memory import BufferRequest
 from ..tape import (
     Int4Weights,
     MatMul,
@@ -224,8 +225,8 @@ class PrefillTapes:
         buffers.write_prompt(ids, past)
         watched = [("logits", buffers.spans["logits"], about.logits_dtype)]
         watched += [(pair.present, buffers.spans[f"kv {pair.past}"], about.cache_dtype) for pair in about.cache]
-        sizes = [span.length for _, span, _ in watched]
-        copies = await buffers.device.allocate_all(sizes, label="copy", category="kernels", owner="tape check")
+        requests = [BufferRequest("copy", span.length, "kernels") for _, span, _ in watched]
+        copies = await buffers.device.allocate_all(requests, "tape check")
         try:
             engine.fill(buffers.logits, 0xFF)
             engine.play_once(tape, past + length)

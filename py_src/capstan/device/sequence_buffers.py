@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from ..graph import GraphDescription
-from ..memory import DeviceBuffer, DeviceSpan, PoolItem, pack, sequence_items
+from ..memory import BufferRequest, DeviceBuffer, DeviceSpan, pack, sequence_items
 from .interface import DeviceInterface
 from .span_checks import INDEX_BYTES
 
@@ -37,7 +38,7 @@ class SequenceBuffers:
     """Where attention writes its caches: the caches themselves, or buffers apart where the device needs that."""
 
     @classmethod
-    def allocate(
+    async def allocate(
         cls,
         device: DeviceInterface,
         about: GraphDescription,
@@ -50,41 +51,32 @@ class SequenceBuffers:
         in_place: bool = True,
     ) -> SequenceBuffers:
         """Allocate what is not `given` for `capacity` positions; nothing stays allocated on failure."""
-        items = sequence_items(about, capacity, chunk)
         spans: dict[str, DeviceSpan] = dict(given or {})
+        ours = [item for item in sequence_items(about, capacity, chunk) if item.name not in spans]
+        bound, packed = [item for item in ours if item.bound], [item for item in ours if not item.bound]
+        requests = [BufferRequest(item.name, item.bytes, item.pool) for item in bound]
+        if packed:
+            # What our kernels alone use is in one buffer.
+            packing = pack(packed, offset_alignment)
+            label = " and ".join(item.name for item in packed)
+            requests.append(BufferRequest(label, packing.bytes, packed[0].pool))
+        caches = [f"kv {pair.past}" for pair in about.cache]
+        if not in_place:
+            sizes = {item.name: item.bytes for item in ours} | {name: span.length for name, span in spans.items()}
+            requests += [BufferRequest("kv apart", sizes[name], "persistent") for name in caches]
         lent = {id(span.buffer): span.buffer for span in spans.values()}
-        made: list[DeviceBuffer] = []
-
-        def buffer(label: str, size: int, category: str) -> DeviceBuffer:
-            made.append(device.allocate(size, label=label, category=category, owner=owner))
-            return made[-1]
-
-        try:
-            ours = [item for item in items if item.name not in spans]
-            for item in ours:
-                if item.bound:
-                    spans[item.name] = buffer(item.name, item.bytes, item.pool).span()
-            spans |= cls._packed([item for item in ours if not item.bound], offset_alignment, buffer)
-            caches = [spans[f"kv {pair.past}"] for pair in about.cache]
-            present = caches if in_place else [buffer("kv apart", c.length, "persistent").span() for c in caches]
-        except BaseException:
-            for held in made:
-                held.close()
-            raise
-        for held in lent.values():
-            held.retain()
+        with ExitStack() as on_failure:
+            for held in lent.values():
+                held.retain()
+                on_failure.callback(held.release)
+            made = await device.allocate_all(requests, owner)
+            on_failure.pop_all()
+        spans |= {item.name: buffer.span() for item, buffer in zip(bound, made, strict=False)}
+        if packed:
+            whole = made[len(bound)]
+            spans |= {item.name: whole.span(packing.offsets[item.name], item.bytes) for item in packed}
+        present = [spans[name] for name in caches] if in_place else [buffer.span() for buffer in made[-len(caches) :]]
         return cls(device, about, owner, capacity, chunk, spans, tuple(made), tuple(lent.values()), tuple(present))
-
-    @staticmethod
-    def _packed(
-        items: Sequence[PoolItem], alignment: int, buffer: Callable[[str, int, str], DeviceBuffer]
-    ) -> dict[str, DeviceSpan]:
-        """Items that our kernels alone use, in one buffer."""
-        if not items:
-            return {}
-        packing = pack(items, alignment)
-        whole = buffer(" and ".join(item.name for item in items), packing.bytes, items[0].pool)
-        return {item.name: whole.span(packing.offsets[item.name], item.bytes) for item in items}
 
     def handle(self, name: str) -> int:
         """The device's handle of the buffer behind `name`, which onnxruntime-web binds whole."""

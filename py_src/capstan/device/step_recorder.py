@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import TapeCheckError, TapeError
 from ..fallback import fall_back
 from ..graph import GraphDescription
-from ..memory import DeviceBuffer
+from ..memory import BufferRequest
 from ..tape import (
     Command,
     DispatchIndirect,
@@ -275,10 +275,9 @@ class StepRecorder:
         buffers.set_input(11 % about.vocab_size, length)
         watched = [(buffers.spans["logits"], about.logits_dtype)]
         watched += [(buffers.spans[f"kv {pair.past}"], about.cache_dtype) for pair in about.cache]
-        copies: list[DeviceBuffer] = []
+        requests = [BufferRequest("copy", span.length, "kernels") for span, _ in watched]
+        copies = await buffers.device.allocate_all(requests, "tape check")
         try:
-            for span, _ in watched:
-                copies.append(buffers.device.allocate(span.length, category="kernels", owner="tape check"))
             engine.fill(buffers.logits, 0xFF)
             await replay()
             kept = [span for span, _ in watched]

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ..errors import BufferMismatchError
-from ..memory import DeviceBuffer, DeviceSpan, MemoryType, Place, plan_tensor_copies
+from ..memory import BufferRequest, DeviceBuffer, DeviceSpan, MemoryType, Place, plan_tensor_copies
 from .engine import GpuEngine
 from .interface import DeviceFacts, DeviceInterface, DeviceSession, Readback
 from .span_checks import check_cast, check_copies, check_mask, check_positions
@@ -69,11 +69,11 @@ class WebGpuDevice(DeviceInterface):
             handle = self.engine.create_buffer(label, size, category, owner)
         return self._buffer(handle, size, memory_type, label, category, owner)
 
-    async def allocate_all(self, sizes: Sequence[int], *, label: str, category: str, owner: str) -> list[DeviceBuffer]:
-        handles = await self.engine.create_buffers(label, sizes, category, owner)
+    async def allocate_all(self, requests: Sequence[BufferRequest], owner: str) -> list[DeviceBuffer]:
+        handles = await self.engine.create_buffers(requests, owner)
         return [
             self._buffer(handle, size, MemoryType.DEFAULT, label, category, owner)
-            for handle, size in zip(handles, sizes, strict=True)
+            for handle, (label, size, category) in zip(handles, requests, strict=True)
         ]
 
     def _buffer(

@@ -116,6 +116,7 @@ class WebGpuModel:
         self._in_place = in_place
         """Whether attention may write into the caches that it reads."""
         self._made = 0
+        self._allocating = asyncio.Lock()
         self._scratch: dict[int, int] = {}
         """Scratch bytes of a sequence by its capacity."""
         self._longest = 0
@@ -228,19 +229,20 @@ class WebGpuModel:
     async def _make_decoder(self, capacity: int, pools: Pools | None) -> WebGpuDecoder:
         self.memory.fit(1, capacity).require()
         given = self.memory.given(capacity, pools) if pools is not None else {}
-        owner = f"{self._owner} sequence {self._made + 1}"
-        buffers = SequenceBuffers.allocate(
-            self.interface,
-            self._graphs.description,
-            capacity,
-            self._chunk,
-            owner,
-            offset_alignment=self.memory.alignment().span_offset,
-            given=given,
-            in_place=self._in_place,
-        )
-        # The first that has buffers is the first that takes a session.
-        self._made += 1
+        async with self._allocating:
+            owner = f"{self._owner} sequence {self._made + 1}"
+            buffers = await SequenceBuffers.allocate(
+                self.interface,
+                self._graphs.description,
+                capacity,
+                self._chunk,
+                owner,
+                offset_alignment=self.memory.alignment().span_offset,
+                given=given,
+                in_place=self._in_place,
+            )
+            # The first that has buffers is the first that takes a session.
+            self._made += 1
         step, prompt = None, 0
         try:
             step = await self._decode_step(buffers, capacity)

@@ -20,7 +20,7 @@ from .pools import (
     sequence_items,
     weight_items,
 )
-from .span import DeviceBuffer, DeviceSpan
+from .span import BufferRequest, DeviceBuffer, DeviceSpan
 from .steps import (
     Bounce,
     ByteCopy,
@@ -39,6 +39,7 @@ from .steps import (
 
 __all__ = [
     "AlignmentRequirements",
+    "BufferRequest",
     "Bounce",
     "ByteCopy",
     "CATEGORIES",

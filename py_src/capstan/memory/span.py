@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import BufferMismatchError, ClosedError
 from .info import MemoryInfo
 
-__all__ = ["DeviceBuffer", "DeviceSpan"]
+__all__ = ["BufferRequest", "DeviceBuffer", "DeviceSpan"]
+
+
+class BufferRequest(NamedTuple):
+    """A buffer that is wanted; see `DeviceInterface.allocate_all`."""
+
+    label: str
+    size: int
+    """Bytes."""
+    category: str
+    """As the ledger lists it."""
 
 
 class DeviceBuffer:

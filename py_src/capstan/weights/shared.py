@@ -9,6 +9,7 @@ from itertools import count
 from typing import Protocol
 
 from ..errors import OutOfMemoryError
+from ..memory import BufferRequest
 
 __all__ = ["BufferOwner", "Lease", "SharedWeights", "Span"]
 
@@ -19,7 +20,7 @@ LEAST_BYTES = 16
 class BufferOwner(Protocol):
     """What makes and frees buffers: capstan.device.engine.GpuEngine."""
 
-    def create_buffer(self, label: str, size: int, category: str, owner: str) -> int: ...
+    async def create_buffers(self, requests: Sequence[BufferRequest], owner: str) -> list[int]: ...
     def destroy_buffer(self, buffer: int) -> None: ...
 
 
@@ -38,9 +39,9 @@ Key = tuple[str, int, int]
 
 @dataclass
 class Shared:
-    """One buffer; `users` counts the leases that hold it."""
+    """One buffer, 0 until it is made; `users` counts the leases that hold it."""
 
-    buffer: int
+    buffer: int = 0
     users: int = 0
     loaded: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -104,13 +105,18 @@ class SharedWeights:
             for key, span in zip(keys, spans, strict=True):
                 entry = self._entries.get(key)
                 if entry is None:
-                    size = max(LEAST_BYTES, span.length)
-                    entry = Shared(self._owner.create_buffer(f"weight {span.name}", size, "weights", owner))
-                    self._entries[key] = entry
+                    entry = self._entries[key] = Shared()
                     missing[key] = (span, entry)
                 entry.users += 1
                 held.append((key, entry))
             if missing:
+                requests = [
+                    BufferRequest(f"weight {span.name}", max(LEAST_BYTES, span.length), "weights")
+                    for span, _ in missing.values()
+                ]
+                made = await self._owner.create_buffers(requests, owner)
+                for (_, entry), buffer in zip(missing.values(), made, strict=True):
+                    entry.buffer = buffer
                 await load([(span, entry.buffer) for span, entry in missing.values()])
         except BaseException:
             self.give_back(held)
@@ -130,7 +136,8 @@ class SharedWeights:
         for key, entry in held:
             entry.users -= 1
             if entry.users == 0:
-                self._owner.destroy_buffer(entry.buffer)
+                if entry.buffer:
+                    self._owner.destroy_buffer(entry.buffer)
                 del self._entries[key]
         names = {key[0] for key in self._entries}
         self._names = {content: name for content, name in self._names.items() if name in names}

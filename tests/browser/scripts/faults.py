@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, cast
 
 from pyodide.code import run_js
 
-from capstan import CapstanError, Generator, GeneratorParams
+from capstan import CapstanError, Generator, GeneratorParams, Model
+from capstan.memory import CATEGORIES, ledger
 
 from . import probe
-from .running import load, picked
+from .meddling import NO_ROOM, ROOM, on_call
+from .running import close_all, load, picked
 
 PROMPT = [5, 6, 7, 8, 9]
 OUT_OF_MEMORY = """device => {
@@ -22,6 +25,58 @@ async def seen(models: dict[str, str]) -> list[str]:
     """Faults of the devices since the last call."""
     found = probe.faults()
     probe.forgive()
+    return found
+
+
+async def without_room(models: dict[str, str], *, what: str) -> dict[str, Any]:
+    """There is no memory for a model's weights, or for a sequence of one; then there is."""
+    await close_all()
+    url = models["nano-llama"]
+    found: dict[str, Any] = {}
+    async with await Model.load(models["nano-float"], device="webgpu") as other:
+        device = cast(Any, other._loaded)._engine._js.watched.device
+        # So that what all sequences share is there before.
+        await picked(other, PROMPT, 2)
+        model = None if what == "weights" else await Model.load(url, device="webgpu")
+        before = categories()
+        for turn in ("lacking", "cancelled"):
+            pending: list[asyncio.Future[Any]] = []
+
+            def meet(turn: str = turn, pending: list[asyncio.Future[Any]] = pending) -> None:
+                if turn == "lacking":
+                    run_js(NO_ROOM)(device)
+                else:
+                    asyncio.get_running_loop().call_soon(pending[0].cancel)
+
+            with on_call("create_buffers", meet):
+                wanted = Model.load(url, device="webgpu") if model is None else picked(model, PROMPT, 1)
+                pending.append(asyncio.ensure_future(wanted))
+                try:
+                    await pending[0]
+                    found[turn] = "nothing was raised"
+                except (CapstanError, asyncio.CancelledError) as error:
+                    found[turn] = f"{type(error).__name__}: {error}"
+            run_js(ROOM)(device)
+            # What was asked for goes on; the sequence is kept for the next generator.
+            if model is not None:
+                await asyncio.gather(*cast(Any, model._loaded)._making)
+                await model.trim()
+            for _ in range(100):
+                if categories() == before:
+                    break
+                await asyncio.sleep(0.05)
+            found[f"{turn} left"] = [before, categories()]
+        again = model or await Model.load(url, device="webgpu")
+        found["healthy"] = other.healthy() and again.healthy()
+        found["ids"] = [await picked(again, PROMPT, 12)]
+        await again.aclose()
+    return found
+
+
+def categories() -> dict[str, int]:
+    """Live bytes, but for what onnxruntime-web has."""
+    found = {name: ledger().bytes(category=name) for name in CATEGORIES}
+    del found["scratch"]
     return found
 
 

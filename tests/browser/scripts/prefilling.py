@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import warnings
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pyodide.code import run_js
 
 import capstan
 from capstan import Generator
-from capstan._js.gpu import JsGpuEngine
 from capstan.device import prefill_tape
 from capstan.fallback import fallbacks
 from capstan.memory import ledger
 from capstan.tape import PASSES
 
+from .meddling import NO_ROOM, ROOM, on_call
 from .running import close_all, load, parameters, picked, take
 
 EAGER = tuple(name for name in PASSES if name not in ("prefill", "direct"))
@@ -102,28 +102,6 @@ async def apart(models: Mapping[str, str], *, model: str, prompt: Sequence[int],
     }
 
 
-@contextmanager
-def on_call(name: str, action: Callable[[], object], number: int = 1) -> Iterator[None]:
-    """Call `action` right before a call of the engine's method of that name, and see that it comes to that."""
-    method = getattr(JsGpuEngine, name)
-    left = number
-
-    def called(self: JsGpuEngine, *given: Any, **named: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            setattr(JsGpuEngine, name, method)
-            action()
-        return method(self, *given, **named)
-
-    setattr(JsGpuEngine, name, called)
-    try:
-        yield
-        assert getattr(JsGpuEngine, name) is method, f"{name} was not called so often"
-    finally:
-        setattr(JsGpuEngine, name, method)
-
-
 async def cancelled(
     models: Mapping[str, str],
     *,
@@ -204,19 +182,6 @@ async def closed(
     finally:
         device.close()
     return found
-
-
-NO_ROOM = """device => {
-  const pop = Object.getPrototypeOf(device).popErrorScope;
-  let first = true;
-  device.popErrorScope = async () => {
-    const lacks = first;
-    first = false;
-    const found = await pop.call(device);
-    return lacks ? new GPUOutOfMemoryError("no room") : found;
-  };
-}"""
-ROOM = "device => { delete device.popErrorScope; }"
 
 
 async def without_room(

@@ -3,6 +3,8 @@
 import { EngineError } from "../errors";
 import type { WatchedDevice } from "./device";
 
+const REMEDY = "close other models and pages, or ask for less";
+
 export class Allocations {
   private readonly scopes: Promise<GPUError | null>[] = [];
 
@@ -25,7 +27,7 @@ export class Allocations {
     const errors = await Promise.all(this.scopes.splice(0));
     const lack = errors.find((error) => error instanceof GPUOutOfMemoryError);
     // What is made of a buffer without memory is not valid either.
-    if (lack) throw new EngineError("OutOfMemoryError", `there is no memory for ${what}: ${lack.message}`);
+    if (lack) throw new EngineError("OutOfMemoryError", `there is no memory for ${what}: ${lack.message}; ${REMEDY}`);
     for (const error of errors) if (error) this.watched.blame(error);
     this.watched.assertHealthy();
   }
