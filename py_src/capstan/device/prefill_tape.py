@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
-from ..errors import OutOfMemoryError, TapeCheckError, TapeError, UnsupportedModelError
+from ..errors import OutOfMemoryError, TapeError, UnsupportedModelError
 from ..fallback import fall_back
 from ..graph import GraphDescription, Int4Product
-from ..memory import BufferRequest
 from ..tape import (
     Int4Weights,
     MatMul,
@@ -22,8 +22,8 @@ from ..tape import (
     without_clears,
 )
 from .engine import GpuEngine
+from .replay_check import TOLERANCE, check_replay
 from .sequence_buffers import SequenceBuffers
-from .step_recorder import TOLERANCE
 
 __all__ = ["IN_INT8", "PrefillTapes", "Run", "cut_prompt", "weights_on_device"]
 
@@ -215,40 +215,15 @@ class PrefillTapes:
         return [*buffers.written(), buffers.handle("prompt ids"), *positions]
 
     async def _check(self, tape: int, length: int, past: int, ours: bool) -> None:
-        """Play the tape after `past` positions, run them eagerly, and compare logits and every byte of the KV cache.
-
-        `ours`: some products are. Raises TapeCheckError with the largest difference and the tolerance. Logits are full
-        of NaN before each.
-        """
+        """Compare the run after `past` positions with an eager one; see check_replay. `ours`: some products are."""
         engine, buffers, about = self.engine, self.buffers, self.about
         ids = [(7 * i + 3) % about.vocab_size for i in range(past, past + length)]
         buffers.write_prompt(ids, past)
-        watched = [("logits", buffers.spans["logits"], about.logits_dtype)]
-        watched += [(pair.present, buffers.spans[f"kv {pair.past}"], about.cache_dtype) for pair in about.cache]
-        requests = [BufferRequest("copy", span.length, "kernels") for _, span, _ in watched]
-        copies = await buffers.device.allocate_all(requests, "tape check")
-        try:
-            engine.fill(buffers.logits, 0xFF)
+
+        async def replay() -> None:
             engine.play_once(tape, past + length)
-            buffers.device.copy_tensors(
-                [(span, copy.span()) for (_, span, _), copy in zip(watched, copies, strict=True)]
-            )
-            engine.fill(buffers.logits, 0xFF)
-            await engine.run(self.eager, past + length, length)
-            differences = await engine.compare(
-                [
-                    (copy.handle, span.buffer.handle, span.length, dtype)
-                    for (_, span, dtype), copy in zip(watched, copies, strict=True)
-                ]
-            )
-        finally:
-            for copy in copies:
-                copy.close()
-        for (name, _, dtype), found in zip(watched, differences, strict=True):
-            limit = (IN_INT8 if ours else TOLERANCE[dtype]) * max(1.0, found.max_magnitude)
-            if found.unlike or found.max_difference > limit:
-                raise TapeCheckError(
-                    f"a replayed run of {length} positions after {past} differs from an eager one in {name} by "
-                    f"{found.max_difference:g} ({found.unlike} elements finite in only one), at most {limit:g} is "
-                    "allowed"
-                )
+
+        what = f"run of {length} positions after {past}"
+        tolerance = dict.fromkeys(TOLERANCE, IN_INT8) if ours else TOLERANCE
+        eager = partial(engine.run, self.eager, past + length, length)
+        await check_replay(engine, buffers, about, what, replay, eager, tolerance)

@@ -11,7 +11,6 @@ from typing import Any
 from ..errors import TapeCheckError, TapeError
 from ..fallback import fall_back
 from ..graph import GraphDescription
-from ..memory import BufferRequest
 from ..tape import (
     Command,
     DispatchIndirect,
@@ -29,15 +28,10 @@ from ..tape import (
 )
 from .decode_step import DecodeStep
 from .engine import NOT_FUSED
+from .replay_check import check_replay
 from .sequence_buffers import SequenceBuffers
 
-__all__ = ["TOLERANCE", "StepRecorder"]
-
-TOLERANCE = {"float32": 2e-4, "float16": 2e-2}
-"""Largest difference between a tape step and an eager step, relative to the largest value, in logits and KV cache.
-
-Both compute the same sums, in another order where kernels are ours or attention is split differently, which is worth a
-few units in the last place."""
+__all__ = ["StepRecorder"]
 
 PROBE_TOKENS = 5
 """Positions before the step that is compared."""
@@ -264,42 +258,15 @@ class StepRecorder:
         return sorted({min(length, self.buffers.capacity - 1) for length in (PROBE_TOKENS, LONG_PROBE)})
 
     async def _check(self, replay: Callable[[], Awaitable[None]], length: int) -> None:
-        """Replay the step after `length` positions, run it eagerly, and compare logits and every byte of the KV cache.
+        """Compare the step after `length` positions with an eager one; see check_replay.
 
-        A few positions are prefilled; those after them have in their caches what was there, the same for both. Raises
-        TapeCheckError with the largest difference and the tolerance. Logits are full of NaN before each.
+        A few positions are prefilled; those after them have in their caches what was there, the same for both.
         """
         engine, buffers, about = self.step.engine, self.buffers, self.about
         prefilled = min(length, PROBE_TOKENS)
         await self.probe(buffers, [(7 * i + 3) % about.vocab_size for i in range(prefilled)])
         buffers.set_input(11 % about.vocab_size, length)
-        watched = [(buffers.spans["logits"], about.logits_dtype)]
-        watched += [(buffers.spans[f"kv {pair.past}"], about.cache_dtype) for pair in about.cache]
-        requests = [BufferRequest("copy", span.length, "kernels") for span, _ in watched]
-        copies = await buffers.device.allocate_all(requests, "tape check")
-        try:
-            engine.fill(buffers.logits, 0xFF)
-            await replay()
-            kept = [span for span, _ in watched]
-            buffers.device.copy_tensors([(span, copy.span()) for span, copy in zip(kept, copies, strict=True)])
-            engine.fill(buffers.logits, 0xFF)
-            await engine.run(self.step.eager, length + 1)
-            pairs = [
-                (copy.handle, span.buffer.handle, span.length, dtype)
-                for (span, dtype), copy in zip(watched, copies, strict=True)
-            ]
-            differences = await engine.compare(pairs)
-        finally:
-            for copy in copies:
-                copy.close()
-        names = ["logits", *(pair.present for pair in about.cache)]
-        for name, (_, dtype), found in zip(names, watched, differences, strict=True):
-            limit = TOLERANCE[dtype] * max(1.0, found.max_magnitude)
-            if found.unlike or found.max_difference > limit:
-                raise TapeCheckError(
-                    f"a replayed step differs from an eager one in {name} by {found.max_difference:g} "
-                    f"({found.unlike} elements finite in only one), at most {limit:g} is allowed"
-                )
+        await check_replay(engine, buffers, about, "step", replay, partial(engine.run, self.step.eager, length + 1))
 
 
 def indirect_count(ops: Iterable[Command]) -> int:

@@ -1,0 +1,60 @@
+"""Compares what a tape does with what an eager run does: the logits and every byte of the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from ..errors import TapeCheckError
+from ..graph import GraphDescription
+from ..memory import BufferRequest
+from .engine import GpuEngine
+from .sequence_buffers import SequenceBuffers
+
+__all__ = ["TOLERANCE", "check_replay"]
+
+TOLERANCE = {"float32": 2e-4, "float16": 2e-2}
+"""Largest difference between a replayed and an eager run, relative to the largest value, in logits and KV cache.
+
+Both compute the same sums, in another order where kernels are ours or attention is split differently, which is worth a
+few units in the last place."""
+
+
+async def check_replay(
+    engine: GpuEngine,
+    buffers: SequenceBuffers,
+    about: GraphDescription,
+    what: str,
+    replay: Callable[[], Awaitable[None]],
+    eager: Callable[[], Awaitable[None]],
+    tolerance: Mapping[str, float] = TOLERANCE,
+) -> None:
+    """Do a step or run, `what`, by `replay` and by `eager`, from inputs that are set and that both leave as they are.
+
+    Raises TapeCheckError with the largest difference and the tolerance. Logits are full of NaN before each.
+    """
+    watched = [("logits", buffers.spans["logits"], about.logits_dtype)]
+    watched += [(pair.present, buffers.spans[f"kv {pair.past}"], about.cache_dtype) for pair in about.cache]
+    requests = [BufferRequest("copy", span.length, "kernels") for _, span, _ in watched]
+    copies = await buffers.device.allocate_all(requests, "tape check")
+    try:
+        engine.fill(buffers.logits, 0xFF)
+        await replay()
+        buffers.device.copy_tensors([(span, copy.span()) for (_, span, _), copy in zip(watched, copies, strict=True)])
+        engine.fill(buffers.logits, 0xFF)
+        await eager()
+        differences = await engine.compare(
+            [
+                (copy.handle, span.buffer.handle, span.length, dtype)
+                for (_, span, dtype), copy in zip(watched, copies, strict=True)
+            ]
+        )
+    finally:
+        for copy in copies:
+            copy.close()
+    for (name, _, dtype), found in zip(watched, differences, strict=True):
+        limit = tolerance[dtype] * max(1.0, found.max_magnitude)
+        if found.unlike or found.max_difference > limit:
+            raise TapeCheckError(
+                f"a replayed {what} differs from an eager one in {name} by {found.max_difference:g} "
+                f"({found.unlike} elements finite in only one), at most {limit:g} is allowed"
+            )
