@@ -46,7 +46,11 @@ class Request:
 
 
 class WeightServer(SiteServer):
-    """`sent` counts the body bytes of each path, `requests` holds all that was asked; both until `forget`."""
+    """`requests` holds all that was asked since `forget`, `sent` counts the body bytes of each path in answer to it.
+
+    A response that began earlier counts in what was forgotten, however long it goes on: a browser
+    may take a while to close the connections of a page that is gone.
+    """
 
     def __init__(self, root: Path, models: Mapping[str, Path]) -> None:
         self.faults: dict[str, Faults] = {}
@@ -65,8 +69,8 @@ class WeightServer(SiteServer):
         return place.name
 
     def forget(self) -> None:
-        self.sent.clear()
-        self.requests.clear()
+        self.sent = Counter()
+        self.requests = []
 
     def asked(self, path: str) -> list[Request]:
         """The requests for bodies of a path."""
@@ -91,7 +95,7 @@ class WeightHandler(SiteHandler):
             super().send_header(keyword, value)
 
     def _send_body(self, file: BinaryIO, start: int, length: int) -> None:
-        faults = self._faults
+        faults, sent = self._faults, self.server.sent
         file.seek(start)
         for at in range(start, start + length, PIECE):
             piece = bytearray(file.read(min(PIECE, start + length - at)))
@@ -107,4 +111,4 @@ class WeightHandler(SiteHandler):
                 self.close_connection = True
                 return
             self.wfile.write(piece)
-            self.server.sent[self.path] += len(piece)
+            sent[self.path] += len(piece)
