@@ -20,6 +20,27 @@ OUT_OF_MEMORY = """device => {
   device.dispatchEvent(new GPUUncapturedErrorEvent("uncapturederror", { error }));
 }"""
 
+LATE = """() => {
+  const { prototype } = GPUAdapter;
+  const { requestDevice } = prototype;
+  let busy = Promise.resolve();
+  let answer;
+  prototype.requestDevice = async function (...args) {
+    const device = await requestDevice.apply(this, args);
+    const { lost, queue } = device;
+    const done = queue.onSubmittedWorkDone.bind(queue);
+    Object.defineProperty(device, "lost", { value: lost.then((info) => busy.then(() => info)) });
+    queue.onSubmittedWorkDone = () => done().then(() => busy);
+    return device;
+  };
+  return {
+    begin: () => { busy = new Promise((resolve) => { answer = resolve; }); },
+    end: () => answer(),
+    restore: () => { prototype.requestDevice = requestDevice; },
+  };
+}"""
+"""Devices of a GPU process that can be too busy to tell of their loss, or of anything else."""
+
 
 async def seen(models: dict[str, str]) -> list[str]:
     """Faults of the devices since the last call."""
@@ -124,3 +145,32 @@ async def in_a_burst(models: dict[str, str], *, what: str, tokens: int = 9) -> d
         "healthy": healthy,
         "fresh": await picked(fresh, PROMPT, 12),
     }
+
+
+async def lost_late(models: dict[str, str], *, waiting: float) -> dict[str, Any]:
+    """A device that is destroyed with a burst under way, and of whose loss the browser tells nothing for as many
+    seconds: whether the generator did, and what it says then."""
+    await close_all()
+    gpu_process = run_js(LATE)()
+    try:
+        model = await load(models, "nano-llama")
+    finally:
+        gpu_process.restore()
+    async with Generator(model, GeneratorParams(model, run_ahead=4)) as generator:
+        generator.append_tokens(PROMPT)
+        for _ in range(9):
+            await generator.generate_next_token_async()
+        loaded: Any = model._loaded
+        gpu_process.begin()
+        loaded._engine.destroy_device()
+        told = asyncio.ensure_future(all_of(generator))
+        early, _ = await asyncio.wait([told], timeout=waiting)
+        gpu_process.end()
+        await asyncio.wait([told])
+    await close_all()
+    return {"early": len(early), "error": type(told.exception()).__name__}
+
+
+async def all_of(generator: Generator) -> None:
+    async for _ in generator:
+        pass

@@ -67,7 +67,7 @@ export interface Recorder {
   allocate<T>(action: () => T): T;
 }
 
-/** How long a failure that nobody explains yet may turn out to be the device's loss. */
+/** How long after the GPU answered a failure that nobody explains yet may turn out to be the device's loss. */
 const LOSS_MS = 100;
 
 /**
@@ -140,10 +140,17 @@ export class WatchedDevice {
 
   /** A failure seen elsewhere (a rejected mapAsync): the device's own fault when there is one. */
   async explain(error: unknown): Promise<Error> {
-    // A device that is lost first rejects what was to be mapped, then tells of its loss.
-    if (!this.fault) await Promise.race([this.device.lost, new Promise((resolve) => setTimeout(resolve, LOSS_MS))]);
+    // A device that is lost first rejects what was to be mapped, at once where it was destroyed, then tells of its loss:
+    // before it answers anything else, which takes the GPU process as long as other work keeps it.
+    if (!this.fault) await Promise.race([this.device.lost, this.answered()]);
     if (this.fault) return this.fault;
     return error instanceof Error ? error : new Error(String(error));
+  }
+
+  /** Some time after the GPU process has come to what is asked of it now. */
+  private async answered(): Promise<void> {
+    await this.device.queue.onSubmittedWorkDone().catch(() => undefined);
+    await new Promise((resolve) => setTimeout(resolve, LOSS_MS));
   }
 
   /** Give the device back; a loss that follows is no fault. */
