@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -87,40 +88,51 @@ def test_a_generator_closed_with_bursts_under_way_leaves_its_decoder_usable(
     assert found["ids"] == oracle.greedy(LLAMA, prompt, 12)
 
 
-@pytest.mark.parametrize("device", ["webgpu", "wasm"])
+def cancelled(request: dict[str, Any], kind: str, text: str, at: str, number: int, scripts: PageScripts) -> Any:
+    """The reply to a request that is cancelled when it has told of something; it gets no further than the `number`-th
+    wait at a place of the script until then."""
+    harness = scripts.harness
+
+    def has_told() -> bool:
+        return any(event["kind"] == kind and text in event["text"] for event in harness.events)
+
+    scripts.run("holding", "hold", at=at, number=number)
+    try:
+        harness.begin(request)
+        deadline = time.monotonic() + 120
+        while not has_told() and time.monotonic() < deadline:
+            harness.page.wait_for_timeout(20)
+        in_time = has_told()
+        harness.evaluate("() => window.capstan.request({ kind: 'cancel' })")
+        reply = harness.end()
+        told = harness.text()
+    finally:
+        scripts.run("holding", "let_go")
+    assert in_time, f"nothing was told of {kind} {text!r}"
+    assert not reply["ok"], "the request was not cancelled"
+    assert (reply["error"]["type"], reply["error"]["message"]) == ("KeyboardInterrupt", "stopped by the user")
+    return told
+
+
+@pytest.mark.parametrize(("device", "number"), [("webgpu", 20), ("wasm", 200)])
 def test_a_cancelled_request_ends_as_by_ctrl_c_and_the_next_one_works(
-    device: str, harness: Harness, scripts: PageScripts
+    device: str, number: int, harness: Harness, scripts: PageScripts
 ) -> None:
     prompt = [5, 6, 7, 8, 9]
     request = generate_request("nano-llama", prompt_ids=prompt, max_new_tokens=500, device=device)
-    harness.begin(request)
-    for _ in range(300):
-        harness.page.wait_for_timeout(20)
-        if harness.text():
-            break
-    harness.evaluate("() => window.capstan.request({ kind: 'cancel' })")
-    reply = harness.end()
-    assert not reply["ok"], "all 500 tokens came before the request was cancelled"
-    assert (reply["error"]["type"], reply["error"]["message"]) == ("KeyboardInterrupt", "stopped by the user")
+    cancelled(request, "text", "", device, number, scripts)
     again = harness.generate("nano-llama", prompt_ids=prompt, max_new_tokens=8, device=device)
     assert again["token_ids"] == oracle.greedy(LLAMA, prompt, 8)
 
 
-@pytest.mark.parametrize("stage", ["loading", "preparing"])
+@pytest.mark.parametrize(("stage", "at"), [("loading", "load"), ("preparing", "record")])
 def test_a_request_that_is_cancelled_before_its_first_token_leaves_a_model_that_works(
-    stage: str, harness: Harness, scripts: PageScripts
+    stage: str, at: str, harness: Harness, scripts: PageScripts
 ) -> None:
     prompt = [5, 6, 7, 8, 9]
     # Another capture than the other tests', so that the model is loaded and its step recorded here.
     wanted = {"capture": "tape" if stage == "loading" else "ort", "prompt_ids": prompt}
-    harness.begin(generate_request("nano-float", max_new_tokens=60, **wanted))
-    for _ in range(3000):
-        harness.page.wait_for_timeout(5)
-        if stage in harness.text("status"):
-            break
-    harness.evaluate("() => window.capstan.request({ kind: 'cancel' })")
-    reply = harness.end()
-    assert not reply["ok"], "the request ended before it was cancelled"
-    assert (reply["error"]["type"], harness.text()) == ("KeyboardInterrupt", "")
+    request = generate_request("nano-float", max_new_tokens=60, **wanted)
+    assert cancelled(request, "status", stage, at, 1, scripts) == ""
     again = harness.generate("nano-float", max_new_tokens=8, **wanted)
     assert again["token_ids"] == oracle.greedy(FIXTURES / "nano-float", prompt, 8)

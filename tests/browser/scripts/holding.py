@@ -1,0 +1,55 @@
+"""Requests that do not get past some place until they are cancelled; runs in the page."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any, cast
+
+from capstan import page
+from capstan._js.gpu import JsGpuEngine
+from capstan._js.page_host import JsWasmSequence
+
+PLACES: dict[str, tuple[Any, str]] = {
+    "load": (page, "load"),
+    "record": (JsGpuEngine, "record"),
+    "webgpu": (JsGpuEngine, "burst"),
+    "wasm": (JsWasmSequence, "step"),
+}
+"""Where there is something to wait for, by a name: who has the function."""
+held: dict[str, Any] = {}
+"""The functions themselves of the places that hold."""
+
+
+async def hold(models: Mapping[str, str], *, at: str, number: int) -> None:
+    """Have the `number`-th wait at that place last until its request is cancelled."""
+    owner, name = PLACES[at]
+    original = held[at] = getattr(owner, name)
+    left = number
+
+    def called(*given: Any) -> Coroutine[Any, Any, Any]:
+        nonlocal left
+        left -= 1
+        begun: Coroutine[Any, Any, Any] = original(*given)
+        return begun if left else when_cancelled(cast("asyncio.Task[Any]", page.running), begun)
+
+    setattr(owner, name, called)
+
+
+async def when_cancelled(request: asyncio.Task[Any], begun: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        # Its end is no sign: what was begun may have to end first.
+        while not request.cancelling():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    except asyncio.CancelledError:
+        begun.close()
+        raise
+    return await begun
+
+
+async def let_go(models: Mapping[str, str]) -> None:
+    """Have no place hold any more."""
+    for at, original in held.items():
+        owner, name = PLACES[at]
+        setattr(owner, name, original)
+    held.clear()
