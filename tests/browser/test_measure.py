@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from tests.browser.page_scripts import PageScripts
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 PROMPT = [5, 6, 7, 8, 9]
 BEFORE, AFTER = 6, 12
+ROUNDED = 0.1
+"""Milliseconds by which a browser may round the GPU's time stamps."""
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 40, "top_p": 0.9, "random_seed": 7},
@@ -50,9 +53,20 @@ def test_sampling_goes_on_as_if_nothing_had_been_measured(scripts: PageScripts) 
 
 def test_a_steps_gpu_time_is_about_the_wall_time(measured: tuple[str, dict[str, Any]]) -> None:
     times = measured[1]["times"]
-    # Five rounds of four steps; their median is no mean, and the machine may be busy with other things.
-    assert 0.1 * times["wall"]["steps"] < 20 * times["step"] < 2 * times["wall"]["steps"], times
-    assert 0.2 * times["step"] < times["replay"] < 50 * times["step"], times
+    wall = times["wall"]["steps"]
+    assert len(wall) == 5
+    # In no submit of four steps is the GPU at work for longer than from there to the result, so their median is not.
+    assert 4 * times["step"] <= median(wall) + ROUNDED, times
+    # Only a busy machine lets the host wait for long besides.
+    assert 0.1 * min(wall) < 4 * times["step"], times
+
+
+def test_a_replays_time_goes_from_its_first_ids_to_its_last(measured: tuple[str, dict[str, Any]]) -> None:
+    times = measured[1]["times"]
+    assert len(times["readable"]) == 3
+    (begin, late_begin), _, (end, late_end) = times["readable"]
+    # Bursts of two; the first one's ids are there when it begins.
+    assert end - late_begin <= 4 * times["replay"] <= late_end - begin, times
 
 
 def test_every_dispatch_is_timed_and_named(measured: tuple[str, dict[str, Any]]) -> None:
@@ -66,7 +80,10 @@ def test_every_dispatch_is_timed_and_named(measured: tuple[str, dict[str, Any]])
     assert all(label.strip("-> ") for label in labels), labels
     spent = [microseconds for _, _, microseconds in times["operations"]]
     assert all(microseconds >= 0 for microseconds in spent)
-    assert 0.1 * times["step"] < sum(spent) / 1000 < 10 * times["step"], times
+    wall = times["wall"]["operations"]
+    assert len(wall) == 2
+    # A median of two is their mean.
+    assert 0.1 * min(wall) < sum(spent) / 1000 <= sum(wall) / 2 + ROUNDED, times
 
 
 def test_what_cannot_be_measured_is_refused(scripts: PageScripts) -> None:
@@ -90,10 +107,11 @@ def test_what_cannot_be_measured_is_refused(scripts: PageScripts) -> None:
 
 
 def test_what_python_does_between_tokens_is_pythons_time(scripts: PageScripts) -> None:
-    pause, count = 20, 16
+    pause, count = 20, 21
     found = scripts.run(
         "measuring", "shares", "nano-llama", model="nano-llama", prompt=PROMPT, count=count, pause=pause
     )
     # The pauses after the last burst's ids are not over yet.
-    assert (count - 4) * pause <= found["python"] < 2 * count * pause, found
-    assert 0 < found["javascript"] < 0.5 * found["python"], found
+    assert (count - 4) * pause <= found["python"], found
+    assert 0 < found["javascript"] <= found["submitting"], found
+    assert found["python"] + found["javascript"] + found["waiting"] <= found["all"], found

@@ -1,8 +1,7 @@
-"""Times, as ratios of medians over interleaved runs in one page, and against stamps taken independently."""
+"""Times, as ratios of the least of interleaved runs in one page, and between stamps taken independently."""
 
 from __future__ import annotations
 
-from statistics import median
 from typing import Any
 
 import pytest
@@ -15,9 +14,9 @@ PROMPT = [5, 6, 7, 8, 9]
 def test_the_tapes_host_time_is_at_most_a_third_of_the_other_ways(scripts: PageScripts) -> None:
     found = scripts.run("timings", "host_times", "nano-llama", model="nano-llama", prompt=PROMPT, count=25, rounds=3)
     assert found["used"] == {capture: [capture, None] for capture in ("tape", "ort", "off")}
-    medians = found["medians"]
-    assert 3 * medians["tape"] <= medians["ort"], medians
-    assert 3 * medians["tape"] <= medians["off"], medians
+    least = found["least"]
+    assert 3 * least["tape"] <= least["ort"], least
+    assert 3 * least["tape"] <= least["off"], least
 
 
 @pytest.fixture(scope="module")
@@ -29,25 +28,23 @@ def stamps(installed_scripts: PageScripts) -> dict[str, Any]:
     return found
 
 
-def close(told: float, seen: float) -> bool:
-    return abs(told - seen) <= 0.05 * seen
-
-
 def test_a_bursts_times_are_those_of_its_submit_and_its_map(stamps: dict[str, Any]) -> None:
-    bursts, submitted, mapped = stamps["bursts"], stamps["submitted"], stamps["mapped"]
-    assert len(bursts) == len(submitted) == len(mapped) == 9
-    told = [readable - submit for submit, readable, _ in bursts]
-    seen = [end - submit for submit, end in zip(submitted, mapped, strict=True)]
-    assert close(median(told), median(seen)), (told, seen)
-    assert close(sum(told), sum(seen)), (told, seen)
-    gaps = [b[0] - a[0] for a, b in zip(bursts, bursts[2:], strict=False)]
-    gaps_seen = [b - a for a, b in zip(submitted, submitted[2:], strict=False)]
-    assert close(sum(gaps), sum(gaps_seen)), (gaps, gaps_seen)
+    """Each lies between what comes right before it and right after it, however long a busy machine makes that."""
+    seen = [stamps[name] for name in ("finished", "submitted", "mapped", "ranged")]
+    assert [len(stamps["bursts"]), *map(len, seen)] == [9] * 5
+    for (submit, readable), finished, submitted, mapped, ranged in zip(stamps["bursts"], *seen, strict=True):
+        assert finished <= submit <= submitted, stamps
+        assert mapped <= readable <= ranged, stamps
 
 
 def test_the_generators_times_are_those_of_the_gpus_results(stamps: dict[str, Any]) -> None:
-    mapped, asked = stamps["mapped"], stamps["asked"]
-    assert close(stamps["time_to_first_token"], mapped[0] - asked), stamps
-    # The last token is taken one step after its burst was readable, the first one at once.
-    assert close(stamps["last_token"] - stamps["first_token"], mapped[-1] - mapped[0]), stamps
-    assert close(stamps["tokens_per_second"], 1000.0 * 16 / (mapped[-1] - mapped[0])), stamps
+    tokens, mapped = stamps["tokens"], stamps["mapped"]
+    assert len(tokens) == 17
+    assert tokens[0][0] <= stamps["started"] <= stamps["first_submit"], stamps
+    assert mapped[0] <= stamps["first_token"] <= tokens[0][1], stamps
+    asked, there = tokens[-1]
+    # The last token comes with another one, which is taken before it.
+    assert mapped[-1] <= asked <= stamps["last_token"] <= there, stamps
+    assert stamps["time_to_first_token"] == stamps["first_token"] - stamps["started"]
+    elapsed = stamps["last_token"] - stamps["first_token"]
+    assert stamps["tokens_per_second"] == pytest.approx(1000.0 * 16 / elapsed)

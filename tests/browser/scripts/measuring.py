@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from capstan import Generator, OptionError, measure
+from capstan._js import host
+from capstan.device.base import Burst
 from capstan.device.rehearsal import KEPT
 
 from . import probe
@@ -45,21 +47,32 @@ async def state(decoder: Any) -> dict[str, bytes]:
 
 
 async def times(generator: Generator) -> dict[str, Any]:
-    """Every measure, and what the wall clock says."""
-    wall: dict[str, float] = {}
-    start = time.perf_counter()
+    """Every measure, and what the wall clock says: of each submit that is measured, the milliseconds until its times
+    could be read; of the replay, between which stamps its first and its last ids became readable."""
+    probe.forget()
     step = await measure.gpu_step_time(generator, steps=4)
-    wall["steps"] = 1000 * (time.perf_counter() - start)
+    wall = {"steps": rounds()}
     operations = await measure.operations(generator, repeats=2)
+    wall["operations"] = rounds()
     decoder: Any = generator._decoder
     kinds = probe.played(decoder._engine, decoder._step.tape)
+    replay = await measure.replay(generator, steps=6, picks=2)
+    seen = probe.stamps()
     return {
         "step": step,
         "operations": [(found.index, found.label, found.microseconds) for found in operations],
         "kinds": kinds,
-        "replay": await measure.replay(generator, steps=6, picks=2),
+        "replay": replay,
+        "readable": [(mapped, ranged) for (_, mapped), ranged in zip(seen["mapped"], seen["ranged"], strict=True)],
         "wall": wall,
     }
+
+
+def rounds() -> list[float]:
+    """Milliseconds from each submit that was read back to its result; forgets the stamps."""
+    seen = probe.stamps()
+    probe.forget()
+    return [end - max(at for at in seen["submitted"] if at <= called) for called, end in seen["mapped"]]
 
 
 async def refused(models: Mapping[str, str], *, model: str, prompt: Sequence[int]) -> dict[str, list[str]]:
@@ -109,16 +122,42 @@ async def refused(models: Mapping[str, str], *, model: str, prompt: Sequence[int
 async def shares(
     models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int, pause: float
 ) -> dict[str, float]:
-    """The host's milliseconds, JavaScript's and Python's, of a run whose reader takes `pause` ms for each token."""
+    """The host's milliseconds, JavaScript's and Python's, of a run whose reader takes `pause` ms for each token.
+
+    By stamps taken here: those in which bursts were submitted, those in which they were waited for, and all from the
+    first such to the last.
+    """
     opened = await load(models, model)
     async with Generator(opened, parameters(opened, run_ahead=4)) as generator:
+        await generator.prepare_async()
+        decoder: Any = generator._decoder
+        submit = decoder.submit
+        seen = {"submitting": 0.0, "waiting": 0.0}
+        begun: list[float] = []
+        ended: list[float] = []
+
+        async def waited(burst: Awaitable[Burst]) -> Burst:
+            start = host.now()
+            found = await burst
+            ended.append(found.entered)
+            seen["waiting"] += ended[-1] - start
+            return found
+
+        def watched(picks: int, sample_first: bool) -> Awaitable[Burst]:
+            begun.append(host.now())
+            burst = submit(picks, sample_first)
+            seen["submitting"] += host.now() - begun[-1]
+            return waited(burst)
+
+        decoder.submit = watched
         generator.append_tokens(prompt)
-        await take(generator, 5)
+        try:
+            for _ in range(count):
+                await take(generator, 1)
+                until = time.perf_counter() + pause / 1000
+                while time.perf_counter() < until:
+                    pass
+        finally:
+            del decoder.submit
         timing = generator.timing
-        start = timing.python_ms
-        for _ in range(count):
-            await take(generator, 1)
-            until = time.perf_counter() + pause / 1000
-            while time.perf_counter() < until:
-                pass
-        return {"javascript": timing.host_ms, "python": timing.python_ms - start, "tokens": timing.tokens}
+        return {"javascript": timing.host_ms, "python": timing.python_ms, **seen, "all": ended[-1] - begun[0]}

@@ -13,18 +13,22 @@
     destroyed_devices: 0,
   };
   const live = new Map();
-  const probe = { counts, submitted: [], mapped: [], errors: [], lost: [], bound: new Set() };
+  const probe = { counts, finished: [], submitted: [], mapped: [], ranged: [], errors: [], lost: [], bound: new Set() };
+  const stamped = ["finished", "submitted", "mapped", "ranged"];
   globalThis.capstanProbe = probe;
   probe.counted = () => JSON.stringify(counts);
   probe.faults = () => JSON.stringify([...probe.errors, ...probe.lost]);
   probe.forget = () => {
-    probe.submitted.length = probe.mapped.length = 0;
+    for (const name of stamped) probe[name].length = 0;
   };
   probe.forgive = () => {
     probe.errors.length = probe.lost.length = 0;
   };
-  /** Stamps since `forget`: when queue.submit was called, and when mapAsync was called and had resolved. */
-  probe.stamps = () => JSON.stringify({ submitted: probe.submitted, mapped: probe.mapped });
+  /**
+   * Stamps since `forget`: when an encoder's finish and queue.submit were called, when mapAsync was called and had
+   * resolved, and when getMappedRange was called.
+   */
+  probe.stamps = () => JSON.stringify(Object.fromEntries(stamped.map((name) => [name, probe[name]])));
   /** Ids, by the engine, of the buffers in bind groups made since `forgetBound`. */
   probe.forgetBound = () => probe.bound.clear();
   probe.boundIds = (engine) => JSON.stringify([...probe.bound].map((buffer) => engine.watched.buffers.get(buffer)?.id ?? 0));
@@ -91,6 +95,10 @@
     counts.write_buffer++;
     return write(...args);
   });
+  wrap(GPUCommandEncoder.prototype, "finish", (finish, args) => {
+    probe.finished.push(performance.now());
+    return finish(...args);
+  });
   wrap(GPUQueue.prototype, "submit", (submit, args) => {
     counts.submits++;
     probe.submitted.push(performance.now());
@@ -103,5 +111,9 @@
     const called = performance.now();
     await map(...args);
     probe.mapped.push([called, performance.now()]);
+  });
+  wrap(GPUBuffer.prototype, "getMappedRange", (range, args) => {
+    probe.ranged.push(performance.now());
+    return range(...args);
   });
 })();

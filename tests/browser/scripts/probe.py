@@ -57,7 +57,8 @@ def live_devices() -> int:
 
 
 def stamps() -> dict[str, Any]:
-    """`submitted`: when queue.submit was called; `mapped`: when mapAsync was called and resolved. Since `forget`."""
+    """`finished`, `submitted`, `ranged`: when an encoder's finish, queue.submit and getMappedRange were called;
+    `mapped`: when mapAsync was called and resolved. Since `forget`."""
     found: dict[str, Any] = json.loads(js.capstanProbe.stamps())
     return found
 

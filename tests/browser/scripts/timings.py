@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any
 
 from capstan import Generator
+from capstan._js import host
 from capstan.device.base import Burst
 
 from . import probe
-from .running import load, parameters, take
+from .running import load, parameters
 
 CAPTURES = ("tape", "ort", "off")
 
@@ -18,7 +18,8 @@ CAPTURES = ("tape", "ort", "off")
 async def host_times(
     models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int, rounds: int
 ) -> dict[str, Any]:
-    """Median host milliseconds of a step, by capture; runs of the three alternate.
+    """Least host milliseconds of a step, by capture; runs of the three alternate. Whoever else has the cores adds to
+    some of them.
 
     A step is what brings one token: the tape's bursts have 8 each, the other ways can have only one. A burst's host
     time goes from the request to its submit. In an eager step onnxruntime-web waits for the GPU meanwhile (mapAsync);
@@ -31,7 +32,7 @@ async def host_times(
             opened = await load(models, model, capture=capture)
             async with Generator(opened, parameters(opened, run_ahead=8)) as generator:
                 generator.append_tokens(prompt)
-                bursts = await watched(generator, count)
+                bursts, _ = await watched(generator, count)
                 used[capture] = (generator.capture, generator.capture_note)
                 waits = [tuple(stamp) for stamp in probe.stamps()["mapped"]]
                 # The first burst picks from the prefill's logits: it is no step.
@@ -39,27 +40,28 @@ async def host_times(
                     start = burst.submitted - burst.host
                     waiting = sum(max(0.0, min(end, burst.submitted) - max(begin, start)) for begin, end in waits)
                     hosts[capture].append((burst.host - (waiting if capture == "off" else 0.0)) / len(burst.ids))
-    return {"medians": {capture: median(times) for capture, times in hosts.items()}, "used": used}
+    return {"least": {capture: min(times) for capture, times in hosts.items()}, "used": used}
 
 
 async def stamps(models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int) -> dict[str, Any]:
-    """The stamps of every burst, and those taken at queue.submit and at mapAsync; the generator's times beside both."""
-    from capstan._js import host
-
+    """The stamps of every burst, and those that the probe took right before and after; the generator's times, and when
+    each token was asked for and there."""
     opened = await load(models, model)
     async with Generator(opened, parameters(opened, run_ahead=2, max_length=len(prompt) + count)) as generator:
         await generator.prepare_async()
         generator.append_tokens(prompt)
-        asked = host.now()
-        bursts = await watched(generator, count)
+        bursts, tokens = await watched(generator, count)
         seen = probe.stamps()
         timing = generator.timing
         return {
-            "asked": asked,
-            "bursts": [(burst.submitted, burst.readable, len(burst.ids)) for burst in bursts],
+            "tokens": tokens,
+            "bursts": [(burst.submitted, burst.readable) for burst in bursts],
+            "first_submit": seen["submitted"][0],
             # Of the prefill's submits the last ones are the bursts'.
+            "finished": seen["finished"][-len(bursts) :],
             "submitted": seen["submitted"][-len(bursts) :],
-            "mapped": [end for _, end in seen["mapped"]][-len(bursts) :],
+            "mapped": [end for _, end in seen["mapped"]],
+            "ranged": seen["ranged"],
             "started": timing.started,
             "first_token": timing.first_token,
             "last_token": timing.last_token,
@@ -69,8 +71,8 @@ async def stamps(models: Mapping[str, str], *, model: str, prompt: Sequence[int]
         }
 
 
-async def watched(generator: Generator, count: int) -> list[Burst]:
-    """Take tokens; the bursts that brought them."""
+async def watched(generator: Generator, count: int) -> tuple[list[Burst], list[tuple[float, float]]]:
+    """Take tokens: the bursts that brought them, and for each token when it was asked for and when it was there."""
     await generator.prepare_async()
     bursts: list[Burst] = []
     receive = generator._receive
@@ -81,5 +83,9 @@ async def watched(generator: Generator, count: int) -> list[Burst]:
 
     generator._receive = keep  # type: ignore[method-assign]
     probe.forget()
-    await take(generator, count)
-    return bursts
+    tokens = []
+    for _ in range(count):
+        asked = host.now()
+        await generator.generate_next_token_async()
+        tokens.append((asked, host.now()))
+    return bursts, tokens
