@@ -8,21 +8,55 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Page, Route, Worker, expect
 
 from buildtools.server import SiteServer
 from tests.harness import watch
 
 WATCH_TEXT = """() => {
-  const watch = (id, seen) => {
-    const element = document.getElementById(id);
-    new MutationObserver(() => seen.push(element.textContent)).observe(element, { childList: true });
+  const [text, status, run, stop, output] = ['text', 'status', 'run', 'stop', 'output'].map(
+    (id) => document.getElementById(id),
+  );
+  const watch = (element, look, seen) => {
+    new MutationObserver(() => seen.push(look())).observe(element, { childList: true });
     return seen;
   };
-  window.seen = { text: watch('text', []), status: watch('status', []) };
+  window.seen = {
+    text: watch(text, () => text.textContent, []),
+    status: watch(status, () => status.textContent, []),
+    busy: watch(text, () => [run.disabled, stop.disabled, output.getAttribute('aria-busy')], []),
+  };
 }"""
+HOLD = """() => {
+  const { postMessage } = self;
+  const { mapAsync } = GPUBuffer.prototype;
+  let told = 0;
+  let most = Infinity;
+  let released;
+  self.postMessage = (message) => {
+    if (message.event?.kind === 'text') told++;
+    postMessage(message);
+  };
+  GPUBuffer.prototype.mapAsync = async function (...given) {
+    await mapAsync.apply(this, given);
+    if (told >= most) await released;
+  };
+  self.holdAfter = (tokens) => {
+    told = 0;
+    most = tokens;
+    released = new Promise((resolve) => {
+      addEventListener('message', ({ data }) => {
+        if (data.request?.kind !== 'cancel') return;
+        most = Infinity;
+        resolve();
+      });
+    });
+  };
+}"""
+"""In the worker, before it has a device: after `holdAfter(n)` no readback arrives once n tokens were told, until a
+request is cancelled."""
 BOOT_MS = 120_000
-RUN_MS = 60_000
+RUN_MS = 120_000
 CHOOSE = {"#model": "nano-llama", "#device-choice": "webgpu", "#capture-choice": "tape"}
 
 
@@ -33,6 +67,11 @@ class Demo:
     page: Page
     errors: list[str]
     addresses: list[str]
+
+    @property
+    def worker(self) -> Worker:
+        [worker] = self.page.workers
+        return worker
 
     def set(self, **fields: str) -> None:
         """Fill fields by id, `_` for `-`."""
@@ -61,6 +100,7 @@ def booted(browser: Browser, site: SiteServer) -> Iterator[Demo]:
     context.on("request", lambda request: demo.addresses.append(request.url))
     page.goto(site.url)
     expect(page.locator("#status")).to_have_text(re.compile("^Ready: Python started"), timeout=BOOT_MS)
+    demo.worker.evaluate(HOLD)
     yield demo
     context.close()
 
@@ -79,13 +119,11 @@ def demo(booted: Demo) -> Iterator[Demo]:
 def test_a_run_streams_text_and_tells_how_it_was_computed(demo: Demo) -> None:
     demo.page.evaluate(WATCH_TEXT)
     demo.page.click("#run")
-    expect(demo.page.locator("#stop")).to_be_enabled()
-    expect(demo.page.locator("#run")).to_be_disabled()
-    expect(demo.page.locator("#output")).to_have_attribute("aria-busy", "true")
     demo.wait("status", "^Done$")
     assert demo.text("tokens") == "6"
     seen = demo.page.evaluate("() => window.seen")
     assert len(set(seen["text"])) >= 4, f"the text came as {seen['text']}, not token by token"
+    assert all(busy == [True, False, "true"] for busy in seen["busy"]), seen["busy"]
     loading = re.compile(r"Loading model.onnx.data: [\d.]+ [kM]B of [\d.]+ [kM]B")
     assert any(loading.fullmatch(status) for status in seen["status"]), seen["status"]
     assert demo.text("echo") == "def fibonacci(n):"
@@ -131,6 +169,7 @@ def test_the_cpu_device_tells_why_there_is_no_tape(demo: Demo) -> None:
 
 def test_stop_ends_a_run_midway_and_the_next_one_works(demo: Demo) -> None:
     demo.set(max_new_tokens="200")
+    demo.worker.evaluate("tokens => holdAfter(tokens)", 3)
     demo.page.click("#run")
     demo.wait("tokens", r"^([3-9]|\d\d+)$")
     demo.page.click("#stop")
