@@ -62,13 +62,13 @@ def test_a_stub_alone_ends_in_one_line_that_says_what_to_install(tmp_path: Path)
 
 
 def test_a_program_that_is_no_browser_or_hangs_has_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(browser, "VERSION_SECONDS", 0.2)
     assert browser_version(program(tmp_path, "editor", prints("Editor 3.0"))) is None
-    started = time.monotonic()
-    assert browser_version(program(tmp_path, "slow", "#!/bin/sh\nexec sleep 10\n")) is None
-    assert time.monotonic() - started < 5
     assert browser_version(tmp_path / "absent") is None
     assert browser_version(program(tmp_path, "chrome", prints("Chromium 1.2"))) == "Chromium 1.2"
+    monkeypatch.setattr(browser, "VERSION_SECONDS", 0.2)
+    started = time.monotonic()
+    assert browser_version(program(tmp_path, "slow", "#!/bin/sh\nexec sleep 120\n")) is None
+    assert time.monotonic() - started < 60
 
 
 def test_capstan_browser_comes_first_and_is_never_replaced(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_second_set_up_waits_for_the_first(tmp_path: Path, monkeypatch: pytest
         thread.start()
         time.sleep(0.3)
         order.append("first")
-    thread.join(10)
+    thread.join(60)
     assert order == ["first", "second"]
 
 

@@ -42,7 +42,7 @@ def server(folder: Path) -> Iterator[SiteServer]:
 def get(
     server: SiteServer, path: str, headers: Mapping[str, str] | None = None, method: str = "GET"
 ) -> tuple[http.client.HTTPResponse, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
     connection.request(method, path, headers=dict(headers or {}))
     response = connection.getresponse()
     body = response.read()
@@ -123,7 +123,7 @@ def test_an_unchanged_file_is_not_sent_again_and_a_stale_range_is_sent_whole(ser
 
 
 def test_head_tells_the_length_without_the_body(server: SiteServer) -> None:
-    with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=60) as connection:
         connection.sendall(b"HEAD /data.bin HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         answer = b"".join(iter(lambda: connection.recv(4096), b""))
     head, body = answer.split(b"\r\n\r\n", 1)
@@ -173,11 +173,11 @@ def test_a_client_that_is_gone_is_no_error(
 ) -> None:
     (folder / "large.bin").write_bytes(bytes(8 << 20))  # More than the sockets hold: it goes away during the answer.
     before = set(threading.enumerate())
-    with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=60) as client:
         client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         assert client.recv(1) == b"H"
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # Closing resets.
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not set(threading.enumerate()) <= before:
         assert time.monotonic() < deadline, "the connection's thread did not end"
         time.sleep(0.01)
