@@ -249,7 +249,7 @@ def test_stored_weights_are_listed_verified_and_removed(demo: Demo) -> None:
     demo.page.select_option("#device-choice", "wasm")
     demo.page.click("#run")
     demo.wait("status", "^Done$")
-    expect(row).to_contain_text("complete")
+    expect(row).to_contain_text("complete", timeout=RUN_MS)
     demo.page.click("#stored summary")
 
 
