@@ -21,9 +21,10 @@ from capstan.tape.kernel_plan import KernelPlan
 from tests.harness import watch
 
 ROOT = Path(__file__).parents[2]
-BOUNDS = {"f32": 2e-6, "f16": 2e-3}
+BOUNDS = {"f32": 4e-6, "f16": 2e-3}
 """Largest error of a result, for values of about 1; for f16 half a unit of the last place of 4 is 2e-3. Scores of heads
-above 128 are sums of so many more terms."""
+above 128 are sums of so many more terms. That of f32 is twice what SwiftShader comes to on one processor, 1.8e-6: on
+another one the last place of a sum may be another."""
 LENGTHS = (1, 2, 63, 64, 65, 255, 256, 257, 511, 512, 513, 1000)
 LONG = (4096, 5000)
 
