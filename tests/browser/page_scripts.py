@@ -67,7 +67,9 @@ class PageScripts:
 
     def faults(self) -> list[str]:
         """What went wrong in the page and on its devices since the last call, but for what was expected."""
-        found = [*self.harness.errors, *self.run("faults", "seen")]
+        on_devices = self.run("faults", "seen")
+        # Those too that the page told of meanwhile: they are forgotten here.
+        found = [*self.harness.errors, *on_devices]
         found = [text for text in found if not any(part in text for part in self.expected)]
         self.harness.errors.clear()
         self.expected.clear()

@@ -134,7 +134,7 @@ def test_a_tapes_token_stays_within_its_budget_and_the_others_are_counted_too(ru
 def script(source: str) -> dict[str, Any]:
     """A step that runs a script in Capstan's worker."""
     request = {"kind": "exec", "source": source, "filename": "step.py", "argv": ["step.py"], "models": {}}
-    return {"action": "request", "request": request, "section": "script", "model": "", "limit": 60}
+    return {"action": "request", "request": request, "section": "script", "model": "", "limit": SOFTWARE.limit}
 
 
 ELSEWHERE = """
@@ -170,9 +170,9 @@ def test_a_contender_that_does_not_start_fails_its_own_steps_only() -> None:
     """Its worker's script is not served here; the others' workers are ended all the same, and new ones start."""
 
     def step(contender: str) -> dict[str, Any]:
-        return {"action": "call", "contender": contender, "function": "memory", "args": {}, "limit": 60}
+        return {"action": "call", "contender": contender, "function": "memory", "args": {}, "limit": SOFTWARE.limit}
 
-    end = {"action": "end", "limit": 60}
+    end = {"action": "end", "limit": SOFTWARE.limit}
     steps = [step("eager"), step("transformers_js"), step("transformers_js"), end, step("eager"), end]
     found: list[bool] = []
     server = BenchServer(assemble(), PAGE, None, {})

@@ -82,7 +82,7 @@ async def without_room(models: dict[str, str], *, what: str) -> dict[str, Any]:
             if model is not None:
                 await asyncio.gather(*cast(Any, model._loaded)._making)
                 await model.trim()
-            for _ in range(100):
+            for _ in range(1200):
                 if categories() == before:
                     break
                 await asyncio.sleep(0.05)
