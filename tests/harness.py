@@ -113,15 +113,12 @@ class Harness:
         self, source: str, models: Iterable[str] = (), argv: Sequence[str] = (), filename: str = "script.py"
     ) -> ExecResult:
         """Run a Python script in the page with these mounted models; RemoteError if the page could not run it."""
-        reply = self.reply(
-            {
-                "kind": "exec",
-                "source": source,
-                "filename": filename,
-                "argv": [filename, *argv],
-                "models": {name: f"/models/{name}/" for name in models},
-            }
-        )
+        self.begin(exec_request(source, models, argv, filename))
+        return self.end_exec()
+
+    def end_exec(self) -> ExecResult:
+        """How the script ended that `begin` was given; RemoteError if the page could not run it."""
+        reply = self.end()
         if not reply["ok"]:
             raise RemoteError(reply["error"])
         return ExecResult(reply["result"]["status"], self.text("stdout"), self.text("stderr"))
@@ -129,6 +126,17 @@ class Harness:
     def text(self, kind: str = "text") -> str:
         """The joined text of the last request's events of one kind: text, stdout, stderr or status."""
         return "".join(event["text"] for event in self.events if event["kind"] == kind)
+
+
+def exec_request(source: str, models: Iterable[str], argv: Sequence[str], filename: str) -> dict[str, Any]:
+    """A request to run a Python script with these mounted models."""
+    return {
+        "kind": "exec",
+        "source": source,
+        "filename": filename,
+        "argv": [filename, *argv],
+        "models": {name: f"/models/{name}/" for name in models},
+    }
 
 
 def generate_request(model: str, **options: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.harness import Harness
+from tests.harness import Harness, exec_request
 
 __all__ = ["PageScripts"]
 
@@ -55,7 +55,17 @@ class PageScripts:
 
     def run(self, module: str, name: str, *models: str, **arguments: Any) -> Any:
         """Await `name` of a script module with the models' URLs by name and keyword arguments; its JSON-able result."""
-        done = self.harness.exec(CALL, models, argv=[json.dumps([module, name, arguments])], filename=f"{module}.py")
+        self.begin(module, name, *models, **arguments)
+        return self.end()
+
+    def begin(self, module: str, name: str, *models: str, **arguments: Any) -> None:
+        """`run` without waiting for the result."""
+        argv = [json.dumps([module, name, arguments])]
+        self.harness.begin(exec_request(CALL, models, argv, f"{module}.py"))
+
+    def end(self) -> Any:
+        """The result of what was begun."""
+        done = self.harness.end_exec()
         assert done.status == 0, done.stderr
         line = done.stdout.splitlines()[-1]
         assert line.startswith("result:"), done.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,8 +16,6 @@ __all__ = ["Faults", "WeightServer"]
 
 PIECE = 4096
 """Bytes sent at a time."""
-CUT_AFTER_S = 0.3
-"""The wait before a connection is cut: a browser may drop what came just before."""
 
 
 @dataclass
@@ -26,7 +23,7 @@ class Faults:
     """What goes wrong with one file. Positions are bytes of the file."""
 
     cut_at: int | None = None
-    """No response gets past this byte: the connection is closed there."""
+    """No response gets past this byte: the connection is closed there, and a browser may drop what came just before."""
     hold_at: int | None = None
     """Nothing past this byte is sent until `released`."""
     released: threading.Event = field(default_factory=threading.Event)
@@ -48,8 +45,9 @@ class Request:
 class WeightServer(SiteServer):
     """`requests` holds all that was asked since `forget`, `sent` counts the body bytes of each path in answer to it.
 
-    A response that began earlier counts in what was forgotten, however long it goes on: a browser
-    may take a while to close the connections of a page that is gone.
+    An answer that was begun earlier counts in what was forgotten, however long it goes on: a browser
+    may take a while to close the connections of a page that is gone. Bytes are counted before they go
+    out, so that whoever has received them finds them counted.
     """
 
     def __init__(self, root: Path, models: Mapping[str, Path]) -> None:
@@ -79,23 +77,23 @@ class WeightServer(SiteServer):
 
 class WeightHandler(SiteHandler):
     server: WeightServer
+    _faults = Faults()
+    """Of the file that is asked for, as they are when the request comes."""
 
     def _answer(self, with_body: bool) -> None:
+        self._faults = self.server.faults.get(self.path) or Faults()
+        self._sent = self.server.sent
         self.server.requests.append(Request(self.command, self.path, self.headers.get("Range")))
         if self._faults.no_ranges:
             del self.headers["Range"]
         super()._answer(with_body)
-
-    @property
-    def _faults(self) -> Faults:
-        return self.server.faults.get(self.path) or Faults()
 
     def send_header(self, keyword: str, value: str) -> None:
         if not (self._faults.no_validators and keyword in ("ETag", "Last-Modified")):
             super().send_header(keyword, value)
 
     def _send_body(self, file: BinaryIO, start: int, length: int) -> None:
-        faults, sent = self._faults, self.server.sent
+        faults = self._faults
         file.seek(start)
         for at in range(start, start + length, PIECE):
             piece = bytearray(file.read(min(PIECE, start + length - at)))
@@ -105,10 +103,9 @@ class WeightHandler(SiteHandler):
                     piece[place - at] ^= 1
             if faults.hold_at is not None and at + len(piece) > faults.hold_at:
                 faults.held.set()
-                faults.released.wait(60)
+                faults.released.wait()
             if faults.cut_at is not None and at + len(piece) > faults.cut_at:
-                time.sleep(CUT_AFTER_S)
                 self.close_connection = True
                 return
+            self._sent[self.path] += len(piece)
             self.wfile.write(piece)
-            sent[self.path] += len(piece)

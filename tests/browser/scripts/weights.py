@@ -68,6 +68,20 @@ LOCK = """async create => {
   }
   return globalThis.locks.length;
 }"""
+LOCKED = """async () => {
+  const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle("capstan-weights");
+  let found = 0;
+  for await (const [name, handle] of folder.entries()) {
+    if (!name.endsWith(".data")) continue;
+    try {
+      (await handle.createSyncAccessHandle()).close();
+    } catch (error) {
+      if (error.name !== "NoModificationAllowedError") throw error;
+      found++;
+    }
+  }
+  return found;
+}"""
 UNLOCK = "() => { for (const lock of globalThis.locks) lock.close(); }"
 PICK = """async (url, names, how) => {
   const files = [];
@@ -84,6 +98,15 @@ PICK = """async (url, names, how) => {
   }
   return folder;
 }"""
+ANSWER = """etag => {
+  globalThis.realFetch ??= globalThis.fetch;
+  globalThis.fetch = (url, init) => {
+    if (init?.method === "HEAD" || !url.endsWith(".onnx.data")) return globalThis.realFetch(url, init);
+    const body = new ReadableStream({ start: (stream) => stream.error(new TypeError("network error")) });
+    return Promise.resolve(new Response(body, { headers: { ETag: etag } }));
+  };
+}"""
+ANSWER_AGAIN = "() => { globalThis.fetch = globalThis.realFetch; }"
 READ = "(into, at) => { for (let i = 0; i < into.length; i++) into[i] = at + i; return into.length; }"
 
 kept: list[Model] = []
@@ -191,6 +214,11 @@ async def lock(models: Mapping[str, str]) -> int:
     return int(await run_js(LOCK)())
 
 
+async def locked(models: Mapping[str, str]) -> int:
+    """How many stored data files somebody has open."""
+    return int(await run_js(LOCKED)())
+
+
 async def unlock(models: Mapping[str, str]) -> None:
     run_js(UNLOCK)()
 
@@ -202,6 +230,15 @@ async def full(models: Mapping[str, str], *, after: int) -> None:
 
 async def not_full(models: Mapping[str, str]) -> None:
     run_js(EMPTY_AGAIN)()
+
+
+async def broken(models: Mapping[str, str], *, etag: str) -> None:
+    """Data files are answered for with this ETag, and have broken off by then."""
+    run_js(ANSWER)(etag)
+
+
+async def not_broken(models: Mapping[str, str]) -> None:
+    run_js(ANSWER_AGAIN)()
 
 
 async def without(models: Mapping[str, str], *, names: list[str]) -> None:

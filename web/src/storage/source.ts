@@ -39,7 +39,7 @@ async function probe(url: string): Promise<SourceIdentity> {
   if (!response.ok && response.status !== 404 && response.status !== 410) {
     // Some servers answer GET only.
     response = await fetched(url, "BrokenDownloadError", { headers: { Range: "bytes=0-0" } });
-    void response.body?.cancel();
+    discardBody(response);
   }
   if (!response.ok) throw refused(url, response.status);
   return { name: url, size: sizeOf(response), validator: validatorOf(response) };
@@ -53,6 +53,11 @@ export async function fetched(url: string, code: EngineErrorCode, init?: Request
     const remedy = "check the address, the network and, on another origin, that its server allows this page (CORS)";
     throw new EngineError(code, `${url} cannot be fetched (${String(error)}); ${remedy}`);
   }
+}
+
+/** Have no more of a response sent; one that has broken off already rejects that with its own error. */
+function discardBody(response: Response): void {
+  response.body?.cancel().catch(() => undefined);
 }
 
 function refused(url: string, status: number): EngineError {
@@ -159,7 +164,7 @@ export class HttpSource {
       if (size !== null && found !== null && found !== size)
         throw this.changed(`it has ${found} bytes now, not ${size}`);
     } catch (error) {
-      void response.body?.cancel();
+      discardBody(response);
       throw error;
     }
     const reader = new ByteReader(response.body);
