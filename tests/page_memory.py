@@ -29,8 +29,8 @@ SECONDS = 0.02
 """Between two samples of the processes."""
 SETTLE_MS = 300
 SETTLED_BYTES = 1 << 20
-"""What was freed is given back when less than this comes back in SETTLE_MS."""
-SETTLE_ROUNDS = 50
+"""A process has settled when its memory changes by less than this in SETTLE_MS."""
+SETTLE_ROUNDS = 200
 POLL_MS = 50
 """Between two samples of the ArrayBuffers and wasm heaps."""
 SPIN_MS = 300
@@ -109,15 +109,16 @@ class PageMemory:
         return self.page.evaluate("() => window.measured"), growth
 
     def _settle(self) -> None:
-        """Wait while the renderer gives memory back, which would hide as much of what grows meanwhile."""
-        before = self._resident_now()["renderer"]
+        """Wait while a process gives memory back, which would hide as much of what grows meanwhile, and while what was
+        begun before still takes some, which would count as what grows."""
+        before = self._resident_now()
         for _ in range(SETTLE_ROUNDS):
             self.page.wait_for_timeout(SETTLE_MS)
-            now = self._resident_now()["renderer"]
-            if now > before - SETTLED_BYTES:
+            now = self._resident_now()
+            if all(abs(now[name] - before[name]) < SETTLED_BYTES for name in now):
                 return
             before = now
-        raise AssertionError(f"the renderer still gives memory back after {SETTLE_ROUNDS * SETTLE_MS} ms")
+        raise AssertionError(f"the memory still changes after {SETTLE_ROUNDS * SETTLE_MS} ms: {before}")
 
     @contextmanager
     def _resident(self, growth: Growth) -> Iterator[None]:
@@ -137,6 +138,7 @@ class PageMemory:
         finally:
             stop.set()
             thread.join()
+        growth.take(self._resident_now())
 
     def _resident_now(self) -> dict[str, int]:
         own, gpu = resident(self.renderer), resident(self.gpu)

@@ -27,8 +27,12 @@ LARGE = 1536
 LIMIT = 64 * MIB
 PROMPT = [5, 6, 7, 8, 9]
 TOKENS = 12
+SLACK = 16 * MIB
+"""What the browser may give back of its own while something else grows."""
 WARM_LOADS = 4
-"""By then the runtimes are there and the browser has compiled what is hot, which takes memory of its own."""
+"""By then the runtimes are there."""
+NO_OPTIMIZING = "--js-flags=--liftoff-only --no-opt"
+"""The browser compiles what has become hot whenever it gets to it, and takes up to 80 MiB for that."""
 
 
 class Loading:
@@ -77,7 +81,7 @@ def folder(site: SiteServer, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def loading(browser: Browser, site: SiteServer, folder: Path) -> Iterator[Loading]:
     adapter = os.environ.get("CAPSTAN_ADAPTER", "software")
     context = browser.browser_type.launch_persistent_context(
-        folder / "profile", executable_path=str(find_browser()), args=["--headless=new", *flags(adapter)]
+        folder / "profile", executable_path=str(find_browser()), args=["--headless=new", NO_OPTIMIZING, *flags(adapter)]
     )
     prepare(context)
     page = context.new_page()
@@ -104,15 +108,14 @@ def assert_bounded(growth: Growth) -> None:
 
 def test_the_sampler_sees_what_is_allocated(loading: Loading) -> None:
     script = """async (bytes) => {
-      const held = [new Uint8Array(bytes).fill(1), new WebAssembly.Memory({ initial: bytes >> 16 })];
-      new Uint8Array(held[1].buffer).fill(1);
-      await new Promise((resolve) => setTimeout(resolve, 500));
-      return held.length;
+      window.held = [new Uint8Array(bytes).fill(1), new WebAssembly.Memory({ initial: bytes >> 16 })];
+      new Uint8Array(window.held[1].buffer).fill(1);
     }"""
     _, growth = loading.memory.during(script, 2 * LIMIT)
-    assert 2 * LIMIT <= growth.array_buffers < 3 * LIMIT, in_mib(growth)
-    assert 4 * LIMIT <= growth.heaps < 5 * LIMIT, in_mib(growth)
-    assert 4 * LIMIT <= growth.renderer < 5 * LIMIT, in_mib(growth)
+    loading.harness.evaluate("() => { delete window.held; }")
+    assert 2 * LIMIT - SLACK <= growth.array_buffers < 3 * LIMIT, in_mib(growth)
+    assert 4 * LIMIT - SLACK <= growth.heaps < 5 * LIMIT, in_mib(growth)
+    assert 4 * LIMIT - SLACK <= growth.renderer < 5 * LIMIT, in_mib(growth)
 
 
 def test_the_first_load_streams_from_the_network(loading: Loading) -> None:
@@ -124,9 +127,6 @@ def test_the_first_load_streams_from_the_network(loading: Loading) -> None:
 def test_the_second_load_streams_from_the_store(loading: Loading) -> None:
     _, growth = loading.load("large")
     assert set(loading.asked) == {"HEAD"}, "only whether the file is still the same"
-    if growth.renderer > LIMIT:
-        # The browser may compile what has become hot meanwhile, once; what a load holds is there in each.
-        _, growth = loading.load("large")
     assert_bounded(growth)
 
 
