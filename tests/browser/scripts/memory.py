@@ -91,6 +91,7 @@ async def requirements(models: Mapping[str, str], *, model: str, max_length: int
 
 async def given_pools(models: Mapping[str, str], *, model: str, count: int, close_early: bool) -> dict[str, Any]:
     """Generate with buffers of our own; what is live before, meanwhile and after."""
+    await close_all()
     async with await Model.load(models[model], device="webgpu") as opened:
         need = opened.query_memory_requirements(max_length=64)
         made = own_buffers(opened, need.items)
