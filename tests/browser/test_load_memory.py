@@ -95,6 +95,13 @@ def loading(browser: Browser, site: SiteServer, folder: Path) -> Iterator[Loadin
     assert not errors, f"the page reported {errors}"
 
 
+@pytest.fixture(scope="module")
+def first_load(loading: Loading) -> tuple[list[str], Growth]:
+    """Of the large model, which is stored by then: the requests for its data, and the growth meanwhile."""
+    _, growth = loading.load("large")
+    return list(loading.asked), growth
+
+
 def in_mib(growth: Growth) -> str:
     return json.dumps({name: round(value / MIB, 1) for name, value in growth.as_json().items()})
 
@@ -118,12 +125,13 @@ def test_the_sampler_sees_what_is_allocated(loading: Loading) -> None:
     assert 4 * LIMIT - SLACK <= growth.renderer < 5 * LIMIT, in_mib(growth)
 
 
-def test_the_first_load_streams_from_the_network(loading: Loading) -> None:
-    _, growth = loading.load("large")
-    assert "GET" in loading.asked
+def test_the_first_load_streams_from_the_network(first_load: tuple[list[str], Growth]) -> None:
+    asked, growth = first_load
+    assert "GET" in asked
     assert_bounded(growth)
 
 
+@pytest.mark.usefixtures("first_load")
 def test_the_second_load_streams_from_the_store(loading: Loading) -> None:
     _, growth = loading.load("large")
     assert set(loading.asked) == {"HEAD"}, "only whether the file is still the same"
