@@ -395,6 +395,18 @@ def test_a_whole_file_that_another_tab_has_locked_is_read_all_the_same(origin: O
     assert (found["error"], found["warnings"], origin.sent) == (None, [], 0)
 
 
+def test_a_record_that_another_tab_appends_to_is_read_again(origin: Origin) -> None:
+    origin.load()
+    try:
+        origin.run("appended", times=5)
+        assert origin.run("stored") == [WHOLE]
+        origin.run("appended", times=10**6)
+        with pytest.raises(AssertionError, match=r"StorageError: .*the file has changed"):
+            origin.run("stored")
+    finally:
+        origin.run("not_appended")
+
+
 def test_a_page_that_dies_during_a_download_leaves_nothing_that_looks_whole(origin: Origin) -> None:
     kept = origin.faults.hold_at = 6 * SHARD
     released = origin.faults.released

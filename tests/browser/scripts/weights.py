@@ -107,6 +107,15 @@ ANSWER = """etag => {
   };
 }"""
 ANSWER_AGAIN = "() => { globalThis.fetch = globalThis.realFetch; }"
+APPEND = """times => {
+  globalThis.realText ??= Blob.prototype.text;
+  let left = times;
+  Blob.prototype.text = function () {
+    if (left-- > 0) return Promise.reject(new DOMException("the file has changed", "NotReadableError"));
+    return globalThis.realText.call(this);
+  };
+}"""
+APPEND_NO_MORE = "() => { Blob.prototype.text = globalThis.realText; }"
 READ = "(into, at) => { for (let i = 0; i < into.length; i++) into[i] = at + i; return into.length; }"
 
 kept: list[Model] = []
@@ -239,6 +248,15 @@ async def broken(models: Mapping[str, str], *, etag: str) -> None:
 
 async def not_broken(models: Mapping[str, str]) -> None:
     run_js(ANSWER_AGAIN)()
+
+
+async def appended(models: Mapping[str, str], *, times: int) -> None:
+    """The next reads of a file meet what another tab appends after the file was looked up."""
+    run_js(APPEND)(times)
+
+
+async def not_appended(models: Mapping[str, str]) -> None:
+    run_js(APPEND_NO_MORE)()
 
 
 async def without(models: Mapping[str, str], *, names: list[str]) -> None:

@@ -15,6 +15,9 @@ interface SyncAccess {
   close(): void;
 }
 
+/** How often a text is looked up: what another tab appends makes the file that was looked up before unreadable. */
+const READS = 10;
+
 type SyncOpen = (options: { mode: "read-only" | "readwrite" }) => Promise<SyncAccess>;
 
 function openSync(handle: FileSystemFileHandle, mode: "read-only" | "readwrite"): Promise<SyncAccess> {
@@ -57,11 +60,14 @@ export class OpfsBacking implements Backing {
 
   readText(name: string): Promise<string | null> {
     return storing(name, async () => {
-      try {
-        return await (await (await this.handle(name)).getFile()).text();
-      } catch (error) {
-        if (error instanceof DOMException && error.name === "NotFoundError") return null;
-        throw error;
+      for (let left = READS; ; left--) {
+        try {
+          return await (await (await this.handle(name)).getFile()).text();
+        } catch (error) {
+          if (!(error instanceof DOMException)) throw error;
+          if (error.name === "NotFoundError") return null;
+          if (error.name !== "NotReadableError" || left === 1) throw error;
+        }
       }
     });
   }
