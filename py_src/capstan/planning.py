@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .config import parse_genai_config
 from .device.interface import DeviceInterface
 from .device.model_memory import require_lengths
@@ -21,22 +23,22 @@ async def open_device(device: str = "auto") -> DeviceInterface:
 
 
 async def plan(
-    path: str,
+    path: Any,
     *,
     device: str = "auto",
     batch_size: int = 1,
     max_length: int | None = None,
     budget: int | None = None,
 ) -> Fit:
-    """Whether the model folder `path` and `batch_size` sequences of `max_length` tokens (its context length unless
-    given) would fit the device, told from the graph before anything is allocated.
+    """Whether the model folder `path`, as Model.load takes it, and `batch_size` sequences of `max_length` tokens (its
+    context length unless given) would fit the device, told from the graph before anything is allocated.
 
     A false Fit names the limit that is broken, by which tensor, and the largest max_length that would do.
     `fit.requirements` has the bytes of each pool, `fit.require()` raises OutOfMemoryError. `budget` is the most bytes
     in all; WebGPU does not tell how much memory there is.
     """
     host = current_host()
-    folder = path if path.endswith("/") else path + "/"
+    folder = await host.adopt(path)
     config = parse_genai_config(await host.read(folder, "genai_config.json"), folder + "genai_config.json")
     length = config.context_length if max_length is None else max_length
     require_lengths(batch_size, length, config.context_length)

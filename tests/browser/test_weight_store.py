@@ -448,6 +448,7 @@ def test_what_is_picked_is_stored_too(origin: Origin) -> None:
     for how in ("files", "folder"):
         first = origin.run("pick", model=origin.model, names=names, how=how)
         assert (first["error"], first["warnings"], first["weights"]) == (None, [], origin.weights())
+        assert first["fits"]
     assert first["stored"] == [WHOLE]
     missing = origin.run("pick", model=origin.model, names=["genai_config.json", "tokenizer.json"], how="files")
     assert missing["error"].startswith("ModelFileError: picked:2-files-")

@@ -10,7 +10,7 @@ from typing import Any
 import js
 from pyodide.code import run_js
 
-from capstan import Model, WeightStore
+from capstan import Model, WeightStore, plan
 from capstan.fallback import counted
 from capstan.weights import manifest as manifests
 from capstan.weights import weight_file
@@ -189,10 +189,10 @@ async def close_kept(models: Mapping[str, str], *, count: int = 1) -> list[str]:
 
 
 async def pick(models: Mapping[str, str], *, model: str, names: list[str], how: str) -> dict[str, Any]:
-    """Load a folder as the user would pick it: 'files' or 'folder'."""
-    return await load_from(
-        await run_js(PICK)(models[model], js.JSON.parse(str(names).replace("'", '"')), how), False, {}
-    )
+    """Load a folder as the user would pick it: 'files' or 'folder'; where that is done, whether it fits."""
+    folder = await run_js(PICK)(models[model], js.JSON.parse(str(names).replace("'", '"')), how)
+    found = await load_from(folder, False, {})
+    return found | {"fits": bool(await plan(folder, device="webgpu"))} if found["error"] is None else found
 
 
 async def evict(models: Mapping[str, str]) -> int:
