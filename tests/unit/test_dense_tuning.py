@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from capstan.tape.dense_tuning import column_width, tune_dense
@@ -20,6 +22,7 @@ LIMITS = [
     WorkgroupLimits(4, 1024),
     *[WorkgroupLimits(lanes, 256) for lanes in (4, 8, 16, 32, 64)],
     *[WorkgroupLimits(lanes, 1024, 49152) for lanes in (4, 8, 16, 32, 64)],
+    WorkgroupLimits(32, 512, 32768),
 ]
 
 
@@ -48,3 +51,43 @@ def test_a_cut_keeps_the_limits_of_the_shader_and_the_adapter(
     assert declared_constants("matvec_dense", given)["VECTORS"] * column_width(half) == n
     assert workgroup_bytes("matvec_dense", given) == (tuning.memory if constants["SPLIT"] else 0)
     assert workgroup_bytes("matvec_dense", given) <= limits.memory
+
+
+@pytest.mark.parametrize(("k", "n"), SHAPES)
+def test_a_processor_without_subgroups_shares_no_columns(k: int, n: int) -> None:
+    alone, shared = (tune_dense(k, n, False, WorkgroupLimits(software=software)) for software in (True, False))
+    assert alone.span == 1 < shared.span
+    assert tune_dense(k, n, False, WorkgroupLimits(8, software=True)) == tune_dense(k, n, False, WorkgroupLimits(8))
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(("lanes", "most"), [(4, 2), (8, 4), (16, 8), (32, 16), (64, 16)])
+def test_as_many_columns_stand_side_by_side_as_leave_two_workgroups_for_132_processors(
+    lanes: int, most: int, half: bool
+) -> None:
+    for columns in (2, 4, 8, 16):
+        n = 264 * columns * column_width(half)
+        at, below = (tune_dense(2048, n - less, half, WorkgroupLimits(lanes)) for less in (0, column_width(half)))
+        assert at.columns == min(columns, most)
+        assert at.workgroups >= 264
+        assert below.columns == min(max(columns // 2, 2), most)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("limits", [limits for limits in LIMITS if limits.lanes], ids=str)
+@pytest.mark.parametrize(("k", "n"), SHAPES)
+def test_subgroups_share_columns_until_a_limit_or_the_runs_of_four_rows_are_used_up(
+    k: int, n: int, half: bool, limits: WorkgroupLimits
+) -> None:
+    tuning = tune_dense(k, n, half, limits)
+    assert tuning.span == tuning.width or 4 * tuning.span <= k
+    wider = replace(tuning, span=2 * tuning.span)
+    assert wider.span * wider.columns > min(limits.threads, 512) or 4 * wider.span > k or wider.memory > limits.memory
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_cut_may_take_all_of_the_workgroup_memory(half: bool) -> None:
+    wide = tune_dense(2048, 2048, half, WorkgroupLimits(8, 1024, 49152))
+    assert tune_dense(2048, 2048, half, WorkgroupLimits(8, 1024, wide.memory)) == wide
+    narrower = tune_dense(2048, 2048, half, WorkgroupLimits(8, 1024, wide.memory - 1))
+    assert narrower == replace(wide, span=wide.span // 2)

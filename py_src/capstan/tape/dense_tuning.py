@@ -8,8 +8,8 @@ from .kernel_plan import WorkgroupLimits
 
 __all__ = ["DenseTuning", "column_width", "tune_dense"]
 
-BUSY = 132
-"""Workgroups that a large adapter wants at least."""
+BUSY = 264
+"""Workgroups that a large adapter wants at least: two for each of 132 processors."""
 
 
 def column_width(half: bool) -> int:
@@ -75,7 +75,7 @@ def tune_dense(k: int, n: int, half: bool, limits: WorkgroupLimits) -> DenseTuni
     if limits.lanes == 0:
         return DenseTuning(k, n, half, 0, 4, 16)
     columns = min(16, limits.lanes // 2)
-    while columns > 2 and vectors < 2 * BUSY * columns:
+    while columns > 2 and vectors < BUSY * columns:
         columns //= 2
     span = (512 if limits.threads >= 512 else 256) // columns
     tuning = DenseTuning(k, n, half, limits.lanes, columns, span)
