@@ -159,7 +159,7 @@ def test_every_run_of_every_row_is_made_int8_once(rows: int, k: int, group: int)
     ids=["memory", "threads", "part of a run"],
 )
 def test_what_no_cut_fits_is_refused(k: int, limits: WorkgroupLimits) -> None:
-    with pytest.raises(TapeError, match="no cut"):
+    with pytest.raises(TapeError, match=f"rows of {k} and .* of {limits.threads} threads with {limits.memory} bytes"):
         tune_matmul(k, limits)
 
 
@@ -168,3 +168,11 @@ def test_a_cut_that_just_fits_is_taken() -> None:
     assert tune_matmul(2048, WorkgroupLimits(0, wide.workgroup, wide.memory)) == wide
     assert tune_matmul(2048, WorkgroupLimits(0, wide.workgroup - 1, wide.memory)) != wide
     assert tune_matmul(2048, WorkgroupLimits(0, wide.workgroup, wide.memory - 1)) != wide
+
+
+@pytest.mark.parametrize("k", [2048, 2080], ids=["even", "odd"])
+def test_a_processor_gets_a_smaller_cut_and_other_adapters_one_tile_for_any_number_of_runs(k: int) -> None:
+    software, other = (tune_matmul(k, WorkgroupLimits(0, 1024, 49152, software=flag)) for flag in (True, False))
+    assert software.workgroup < other.workgroup
+    assert software.memory < other.memory
+    assert other.tile == tune_matmul(2048, WorkgroupLimits(0, 1024, 49152)).tile

@@ -90,7 +90,10 @@ def tune_matmul(k: int, limits: WorkgroupLimits) -> MatMulTuning:
         fits = tuning.memory <= limits.memory and tuning.workgroup <= limits.threads
         if fits and k % (RUN * tuning.runs) == 0 and not (limits.software and tuning is not SMALL):
             return tuning
-    raise TapeError(f"no cut of the matrix product fits rows of {k} and workgroup memory of {limits.memory} bytes")
+    raise TapeError(
+        f"no cut of the matrix product fits rows of {k} and workgroups of {limits.threads} threads with "
+        f"{limits.memory} bytes of memory"
+    )
 
 
 def plan_matmul(what: MatMul, limits: WorkgroupLimits) -> KernelPlan:
