@@ -80,9 +80,11 @@ def hold_to_the_shader(made: Mapping[str, int]) -> None:
     assert scales <= made["S_LOADS"] * workgroup < scales + workgroup
     assert made["SUMS"] == made["TM"] * made["TN"]
     assert (4 * made["FOURS"], 4 * made["OUT_FOURS"]) == (made["TN"], made["COLUMNS"])
-    # Where the sums of slices meet.
+    # Where the sums of slices meet: as many rows at a time as there is room for.
     assert made["MEETING"] * made["PARTS"] == made["TM"]
-    assert made["MEETING"] * made["FOURS"] * made["THREADS"] <= 2 * made["SIZE"]
+    row = made["FOURS"] * made["THREADS"]
+    assert made["MEETING"] * row <= 2 * made["SIZE"]
+    assert made["PARTS"] == 1 or 2 * made["MEETING"] * row > 2 * made["SIZE"]
     assert bool(made["SLICED"]) == (made["SLICES"] > 1)
 
 
