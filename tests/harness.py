@@ -8,7 +8,7 @@ from typing import Any
 
 from playwright.sync_api import Error, Page
 
-__all__ = ["ExecResult", "Harness", "RemoteError", "watch"]
+__all__ = ["ExecResult", "Harness", "RemoteError", "exec_request", "generate_request", "watch"]
 
 WATCH_DEVICES = """
 if (globalThis.GPUAdapter) {

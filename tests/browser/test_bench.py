@@ -17,6 +17,7 @@ from buildtools.commands.bench import PAGE
 from buildtools.site import assemble
 from buildtools.transformers_js import install
 from tests import oracle
+from tests.harness import exec_request
 
 LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 MODELS = {LLAMA.name: LLAMA}
@@ -133,7 +134,7 @@ def test_a_tapes_token_stays_within_its_budget_and_the_others_are_counted_too(ru
 
 def script(source: str) -> dict[str, Any]:
     """A step that runs a script in Capstan's worker."""
-    request = {"kind": "exec", "source": source, "filename": "step.py", "argv": ["step.py"], "models": {}}
+    request = exec_request(source, (), (), "step.py")
     return {"action": "request", "request": request, "section": "script", "model": "", "limit": SOFTWARE.limit}
 
 

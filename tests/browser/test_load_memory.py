@@ -17,7 +17,7 @@ from buildtools.browser import find_browser, flags
 from buildtools.server import SiteServer
 from tests import large_model, oracle
 from tests.conftest import BOOT_MS
-from tests.harness import Harness
+from tests.harness import Harness, exec_request
 from tests.page_memory import Growth, PageMemory, prepare
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the memory of processes is read from /proc")
@@ -53,13 +53,8 @@ class Loading:
         """Load a model, decode runs of so many tokens, close it: what each run gave, and the growth meanwhile."""
         self.harness.events.clear()
         self.asked.clear()
-        request = {
-            "kind": "exec",
-            "source": IN_PAGE.read_text(),
-            "filename": IN_PAGE.name,
-            "argv": [IN_PAGE.name, json.dumps(PROMPT), json.dumps(runs)],
-            "models": {model: f"/models/{model}/"},
-        }
+        argv = [json.dumps(PROMPT), json.dumps(runs)]
+        request = exec_request(IN_PAGE.read_text(), [model], argv, IN_PAGE.name)
         reply, growth = self.memory.during("(request) => window.capstan.request(request)", request)
         assert reply == {"ok": True, "result": {"status": 0}}, self.harness.text("stderr")
         return json.loads(self.harness.text("stdout")), growth

@@ -21,7 +21,7 @@ from capstan.weights.manifest import MANIFEST_SUFFIX, Manifest
 from tests.browser.model_variants import LLAMA
 from tests.browser.page_scripts import PageScripts
 from tests.browser.weight_server import Faults, WeightServer
-from tests.harness import Harness
+from tests.harness import Harness, exec_request
 
 BOOT_MS = 120_000
 LOAD = """
@@ -130,8 +130,7 @@ class Origin:
 
     def begin(self, tab: PageScripts) -> None:
         """Let a tab load the model, without waiting for it; it prints how that ends."""
-        argv = ["load.py", f"/models/{self.model}/", str(SHARD)]
-        tab.harness.begin({"kind": "exec", "source": LOAD, "filename": "load.py", "argv": argv, "models": {}})
+        tab.harness.begin(exec_request(LOAD, (), [f"/models/{self.model}/", str(SHARD)], "load.py"))
 
     @property
     def sent(self) -> int:

@@ -15,10 +15,10 @@ interface SyncAccess {
   close(): void;
 }
 
+type SyncOpen = (options: { mode: "read-only" | "readwrite" }) => Promise<SyncAccess>;
+
 /** How often a text is looked up: what another tab appends makes the file that was looked up before unreadable. */
 const READS = 10;
-
-type SyncOpen = (options: { mode: "read-only" | "readwrite" }) => Promise<SyncAccess>;
 
 function openSync(handle: FileSystemFileHandle, mode: "read-only" | "readwrite"): Promise<SyncAccess> {
   return (handle as unknown as { createSyncAccessHandle: SyncOpen }).createSyncAccessHandle({ mode });
