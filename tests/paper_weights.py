@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from capstan.errors import StorageError, WeightsChangedError
-from capstan.weights.source import BrokenDownloadError, SourceIdentity
+from capstan.storage import BrokenDownloadError, SourceIdentity
 
 __all__ = ["PaperBacking", "PaperChunk", "PaperServer", "PaperSink", "PaperSource"]
 

@@ -10,6 +10,8 @@ with capstan.Generator(model) as generator:
 
 from __future__ import annotations
 
+import sys
+
 from . import measure, memory
 from .errors import (
     AsyncRequiredError,
@@ -36,6 +38,7 @@ from .errors import (
 from .fallback import FallbackWarning
 from .generator import Generator
 from .generator_params import GeneratorParams
+from .host import use_host
 from .model import Model
 from .planning import open_device, plan
 from .search import SearchOptions
@@ -43,6 +46,15 @@ from .stream import StopStrings, TextStream
 from .timing import Timing
 from .tokenizer import Tokenizer, TokenizerStream
 from .weights.store import StoredWeights, Verification, WeightStore
+
+if sys.platform == "emscripten":
+    from ._js.page_host import PageHost
+
+    use_host(PageHost)
+else:
+    from .local.host import LocalHost
+
+    use_host(LocalHost)
 
 __all__ = [
     "AsyncRequiredError",

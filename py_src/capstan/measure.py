@@ -12,19 +12,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from .errors import OptionError
 
 if TYPE_CHECKING:
     from .device.base import Decoder
-    from .device.rehearsal import Rehearsal
+    from .device.webgpu.rehearsal import Rehearsal
     from .generator import Generator
 
 __all__ = ["OperationTime", "gpu_step_time", "operations", "replay"]
 
 ROUNDS = 5
 """Submits of which `gpu_step_time` takes the median."""
+
+
+@runtime_checkable
+class Rehearsable(Protocol):
+    """A decoder whose steps may be on a tape, which can be played to be timed."""
+
+    def rehearsal(self) -> Rehearsal:
+        """Over the sequence as it is; only where `capture` is 'tape'."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +96,7 @@ async def replay(generator: Generator, steps: int, picks: int) -> float:
 
 
 def _rehearsal(decoder: Decoder) -> Rehearsal:
-    from .device.webgpu_decoder import WebGpuDecoder
-
-    if not isinstance(decoder, WebGpuDecoder) or decoder.capture != "tape":
+    if not isinstance(decoder, Rehearsable) or decoder.capture != "tape":
         note = f" ({decoder.capture_note})" if decoder.capture_note else ""
         raise OptionError(
             f"the decode steps of this generator run with capture '{decoder.capture}'{note}; only a tape's can be "

@@ -13,7 +13,7 @@ from pathlib import Path
 from .errors import StorageError
 from .fallback import fall_back
 from .host import current_host
-from .weights.source import Backing, short_hash
+from .storage import Backing, short_hash
 
 __all__ = ["Notes", "build"]
 

@@ -1,9 +1,9 @@
 """Text to token ids and back, chat templates and incremental decoding, as in onnxruntime-genai.
 
-The work is done by a backend: in the page by @huggingface/tokenizers and @huggingface/jinja (`PageBackend`), on CPython
-by the `tokenizers` package and jinja2 (`LocalBackend`). Like onnxruntime-genai's Tokenizer, `encode` adds no special
-tokens of its own (a bos in the text, or from a chat template, becomes its id) and `decode` leaves special tokens out;
-`update_options` changes either.
+The work is done by a backend, which the host gives: in the page @huggingface/tokenizers and @huggingface/jinja
+(_js/tokenizer.py), on CPython the `tokenizers` package and jinja2 (local/tokenizer.py). Like onnxruntime-genai's
+Tokenizer, `encode` adds no special tokens of its own (a bos in the text, or from a chat template, becomes its id) and
+`decode` leaves special tokens out; `update_options` changes either.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .config import parse_object
 from .errors import CapstanError, ConfigError, OptionError
 from .stream import TextStream
 
-__all__ = ["LocalBackend", "PageBackend", "Tokenizer", "TokenizerBackend", "TokenizerSource", "TokenizerStream"]
+__all__ = ["Tokenizer", "TokenizerBackend", "TokenizerSource", "TokenizerStream"]
 
 Message = Mapping[str, Any]
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
@@ -74,7 +74,7 @@ class Tokenizer:
         """Build from the contents of tokenizer.json, tokenizer_config.json and chat_template.jinja.
 
         The last two may be absent; the chat template is taken from tokenizer_config.json unless it is given.
-        `make_backend(tokenizer_json, tokenizer_config_json)` gives a TokenizerBackend, or the page's JavaScript object.
+        `make_backend(tokenizer_json, tokenizer_config_json)` gives a TokenizerBackend.
         """
         tokenizer = cls.__new__(cls)
         tokenizer._set(make_backend, tokenizer_json, tokenizer_config_json, chat_template)
@@ -102,7 +102,7 @@ class Tokenizer:
             raise ConfigError(
                 f"tokenizer.json: a {kind} tokenizer that cannot be built ({error}); copy the file again"
             ) from error
-        self._backend: TokenizerBackend = backend if hasattr(backend, "render") else PageBackend(backend)
+        self._backend: TokenizerBackend = backend
         self._template = chat_template if chat_template is not None else default_template(self._config)
         self._add_special_tokens = False
         self._skip_special_tokens = True
@@ -182,48 +182,6 @@ class TokenizerStream:
     def flush(self) -> str:
         """What is still held back, at the end: incomplete characters as U+FFFD."""
         return self._stream.flush()
-
-
-class PageBackend:
-    """The object that web/src/tokenizers.ts makes; ids cross as a typed array one way and as JSON the other."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids = self._tokenizer.encode(text, add_special_tokens)
-        return list(ids.to_py() if hasattr(ids, "to_py") else ids)
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        return str(self._tokenizer.decode(json.dumps(list(ids)), skip_special_tokens))
-
-    def render(self, template: str, variables: Mapping[str, Any]) -> str:
-        return str(self._tokenizer.applyTemplate(json.dumps({"template": template, "variables": dict(variables)})))
-
-
-class LocalBackend:
-    """On CPython: the `tokenizers` package, and jinja2 for chat templates (imported when first used)."""
-
-    def __init__(self, tokenizer_json: str, tokenizer_config_json: str = "{}") -> None:
-        import tokenizers
-
-        self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
-
-    def render(self, template: str, variables: Mapping[str, Any]) -> str:
-        from jinja2.sandbox import ImmutableSandboxedEnvironment  # type: ignore[import-not-found, unused-ignore]
-
-        def raise_exception(message: str) -> None:
-            raise ValueError(message)
-
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = raise_exception
-        return str(environment.from_string(template).render(**variables))
 
 
 def token_text(token: object) -> str | None:

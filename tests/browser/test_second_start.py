@@ -18,7 +18,7 @@ LOAD = """
 import json, sys
 import capstan
 from capstan._js import host
-from capstan.device import model_graphs
+from capstan.device.webgpu import model_graphs
 from capstan.notes import FOLDER
 from capstan.host import current_host
 

@@ -20,7 +20,7 @@ LENGTHS = [1, 62, 63, 64, 65, 127, 128, 129, CONTEXT - 1]
 """Valid positions before the step: kernels change at 64 and 128, and the last step fills the last position."""
 
 TOLERANCE = 2e-4
-"""Of the largest logit, in float32; capstan.device.step_recorder allows as much."""
+"""Of the largest logit, in float32; capstan.device.webgpu.step_recorder allows as much."""
 
 EVERY_LENGTH = {"capacity": CONTEXT, "lengths": LENGTHS}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from capstan.device.local_host import LocalHost
+from capstan.local.host import LocalHost
 from tests.unit.stand_in_device import ApartDevice, HeapDevice
 
 

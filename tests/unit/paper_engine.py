@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from capstan.device.engine import FREE, NOT_FUSED, BoundTensor, Difference
+from capstan.device.webgpu.engine import FREE, NOT_FUSED, BoundTensor, Difference
 from capstan.memory import BufferRequest
 
 __all__ = ["PaperEngine"]

@@ -13,9 +13,10 @@ from typing import Any, ClassVar
 import onnxruntime  # noqa: F401  (sessions are made with it)
 
 from capstan.device.interface import BoundSpan, DeviceFacts, DeviceInterface, DeviceSession, DeviceTape, Readback
-from capstan.device.reference_session import ReferenceSession
+from capstan.device.probe import capabilities_of
+from capstan.device.reference.session import ReferenceSession
 from capstan.errors import BufferMismatchError, TapeError
-from capstan.memory import DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
+from capstan.memory import Capabilities, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
 
 __all__ = ["ApartDevice", "HeapDevice"]
 
@@ -43,6 +44,9 @@ class HeapDevice(DeviceInterface):
 
     def about(self) -> DeviceFacts:
         return DeviceFacts("stand-in")
+
+    async def capabilities(self) -> Capabilities:
+        return await capabilities_of(self)
 
     def allocate(
         self,

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from capstan import CapstanError, DeviceUnavailableError, Generator, Model, OptionError, measure
-from capstan.device.rehearsal import KEPT, Rehearsal
+from capstan.device.webgpu.rehearsal import KEPT, Rehearsal
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 FEATURES = ["core-features-and-limits", "timestamp-query"]

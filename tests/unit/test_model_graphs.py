@@ -12,8 +12,8 @@ import onnx
 import pytest
 
 from capstan.config import GenaiConfig, parse_genai_config
-from capstan.device import model_graphs as graphs_module
-from capstan.device.model_graphs import Graphs, model_graphs, rewrite
+from capstan.device.webgpu import model_graphs as graphs_module
+from capstan.device.webgpu.model_graphs import Graphs, model_graphs, rewrite
 from capstan.fallback import FallbackWarning
 from tests.unit.shelf import Shelf
 

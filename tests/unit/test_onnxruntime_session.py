@@ -12,7 +12,6 @@ import pytest
 import capstan
 import capstan.onnxruntime as ort
 from capstan import fallback
-from capstan.device.local_host import LocalHost
 from capstan.errors import (
     AsyncRequiredError,
     BindingError,
@@ -23,6 +22,7 @@ from capstan.errors import (
     OptionError,
     UnsupportedModelError,
 )
+from capstan.local.host import LocalHost
 from capstan.memory import Capabilities, MemoryType
 from tests import onnx_models
 from tests.onnx_models import computed, model, ramp

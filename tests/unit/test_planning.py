@@ -13,8 +13,8 @@ import pytest
 import capstan
 from capstan import ConfigError, DeviceUnavailableError, ModelFileError, OptionError
 from capstan.config import parse_genai_config
-from capstan.device.local_host import LocalHost
-from capstan.device.reference import ReferenceDevice
+from capstan.device.reference.device import ReferenceDevice
+from capstan.local.host import LocalHost
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 CONTEXT = 300

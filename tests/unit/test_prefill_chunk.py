@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from capstan.device.prefill_chunk import SCRATCH_BYTES, prefill_chunk
+from capstan.device.webgpu.prefill_chunk import SCRATCH_BYTES, prefill_chunk
 from capstan.graph.scratch import Activation, Activations
 
 

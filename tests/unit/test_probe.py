@@ -11,7 +11,7 @@ import pytest
 from capstan.device import probe
 from capstan.device.interface import DeviceFacts, DeviceSession
 from capstan.device.probe import noted_capabilities
-from capstan.device.reference import ReferenceDevice
+from capstan.device.reference.device import ReferenceDevice
 from capstan.errors import CapstanError
 from capstan.memory import Capabilities
 from tests.unit.shelf import Shelf

@@ -38,7 +38,7 @@ GENAI = {
 }
 """Names that a script written for onnxruntime-genai uses."""
 
-IN_THE_PAGE = ("capstan._js", "capstan.page")
+IN_THE_PAGE = ("capstan._js",)
 
 
 def modules() -> list[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
-from capstan.device.reference import ReferenceDevice
-from capstan.device.wasm import WasmDevice
+from capstan.device.page_session import ModelSession
+from capstan.device.reference.device import ReferenceDevice
+from capstan.device.wasm.device import WasmDevice
 from tests.browser.scripts import device_operations
 from tests.device_cases import check_conversions, check_masks, check_refusals
 
@@ -28,8 +30,12 @@ def test_casts() -> None:
     check_conversions(asyncio.run(device_operations.conversions(ReferenceDevice())))
 
 
+async def no_session(model: bytes, external: Mapping[str, bytes], owner: str) -> ModelSession:
+    raise AssertionError("no session was asked for")
+
+
 def test_refusals_leave_the_buffers_as_they_were() -> None:
-    check_refusals(asyncio.run(device_operations.refusals(ReferenceDevice(), WasmDevice())))
+    check_refusals(asyncio.run(device_operations.refusals(ReferenceDevice(), WasmDevice(no_session))))
 
 
 def test_what_it_can_do() -> None:

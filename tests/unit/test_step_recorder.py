@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from capstan import DeviceLostError, FallbackWarning, TapeError, fallback
-from capstan.device.decode_step import DecodeStep
-from capstan.device.engine import NOT_FUSED, Difference
-from capstan.device.step_recorder import StepRecorder
+from capstan.device.webgpu.decode_step import DecodeStep
+from capstan.device.webgpu.engine import NOT_FUSED, Difference
+from capstan.device.webgpu.step_recorder import StepRecorder
 from capstan.fallback import fallbacks
 from capstan.memory import BufferRequest, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
 from capstan.tape import PASSES, Clear, Op, Recording, Write

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from capstan._js.tokenizer import PageBackend
 from capstan.errors import ConfigError, OptionError
-from capstan.tokenizer import LocalBackend, Tokenizer
+from capstan.local.tokenizer import LocalBackend
+from capstan.tokenizer import Tokenizer
 from tests import oracle
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +81,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
                 raise RuntimeError(answer["error"])
             return answer["result"]
 
-        yield lambda tokenizer, config: NodeTokenizer(call, call("make", tokenizer, config))
+        yield lambda tokenizer, config: PageBackend(NodeTokenizer(call, call("make", tokenizer, config)))
         stdin.close()
 
 

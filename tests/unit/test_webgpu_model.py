@@ -15,13 +15,13 @@ from capstan import CapstanError, ClosedError, DeviceLostError, OutOfMemoryError
 from capstan.config import GenaiConfig, parse_genai_config
 from capstan.device import probe
 from capstan.device.base import TapeOptions
-from capstan.device.decode_step import DecodeStep
-from capstan.device.model_graphs import Graphs, rewrite
-from capstan.device.prefill_tape import PrefillTapes
-from capstan.device.step_recorder import StepRecorder
-from capstan.device.webgpu import WebGpuDevice
-from capstan.device.webgpu_decoder import WebGpuDecoder
-from capstan.device.webgpu_model import WebGpuModel
+from capstan.device.webgpu.decode_step import DecodeStep
+from capstan.device.webgpu.decoder import WebGpuDecoder
+from capstan.device.webgpu.device import WebGpuDevice
+from capstan.device.webgpu.model import WebGpuModel
+from capstan.device.webgpu.model_graphs import Graphs, rewrite
+from capstan.device.webgpu.prefill_tape import PrefillTapes
+from capstan.device.webgpu.step_recorder import StepRecorder
 from capstan.memory import Capabilities
 from capstan.search import SearchOptions
 from capstan.weights.shared import SharedWeights

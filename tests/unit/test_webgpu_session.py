@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from capstan.device.interface import BoundSpan
-from capstan.device.webgpu_session import WebGpuSession, difference
+from capstan.device.webgpu.session import WebGpuSession, difference
 from capstan.errors import ClosedError, TapeCheckError, TapeError, UnsupportedModelError, ValidationError
 from capstan.memory import DeviceBuffer, MemoryInfo, MemoryType
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from capstan.errors import ModelFileError
+from capstan.storage import SourceIdentity
 from capstan.weights.manifest import MAX_SHARD_BYTES, Manifest, parse_manifest
 from capstan.weights.records import Journal, SourceRecord, StoredRecord
-from capstan.weights.source import SourceIdentity
 
 DATA = bytes(range(250))
 MANIFEST = Manifest.of([DATA[i : i + 100] for i in range(0, 250, 100)], 100)

@@ -23,5 +23,5 @@ export type EngineErrorCode =
   | "TapeCheckError"
   | "StorageError"
   | "WeightsChangedError"
-  /** Of capstan.weights.source: a download that may be tried again. */
+  /** Of capstan.storage: a download that may be tried again. */
   | "BrokenDownloadError";

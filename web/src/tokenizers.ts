@@ -1,4 +1,4 @@
-// The tokenizer and the chat templates, as the object that capstan.tokenizer's PageBackend calls.
+// The tokenizer and the chat templates, as the object that PageBackend in py_src/capstan/_js/tokenizer.py calls.
 
 import { Template } from "@huggingface/jinja";
 import { Tokenizer } from "@huggingface/tokenizers";

@@ -1,4 +1,4 @@
-// The worker: boots Python, gives it the host object below, and passes requests on to capstan.page.
+// The worker: boots Python, gives it the host object below, and passes requests on to capstan._js.page.
 
 import type { PyCallable, PyProxy } from "pyodide/ffi";
 import { GpuEngine } from "./engine";
@@ -168,8 +168,8 @@ async function boot(base: string, interrupt: SharedArrayBuffer | null, snapshot:
   if (interrupt) pyodide.setInterruptBuffer((signal = new Uint8Array(interrupt)));
   pyodide.setStdout(forward("stdout"));
   pyodide.setStderr(forward("stderr"));
-  (pyodide.pyimport("capstan.start") as Start).begin(refused);
-  const page = pyodide.pyimport("capstan.page") as Page;
+  (pyodide.pyimport("capstan._js.start") as Start).begin(refused);
+  const page = pyodide.pyimport("capstan._js.page") as Page;
   handler = page.handle;
   cancel = page.cancel;
   post({ tag: "booted", id: 0, ready_ms: performance.now(), python: from });

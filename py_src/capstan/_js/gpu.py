@@ -12,7 +12,7 @@ from typing import Any
 
 import _capstan_host
 
-from ..device.engine import NOT_FUSED, BoundTensor, Difference, SamplerSpec
+from ..device.webgpu.engine import NOT_FUSED, BoundTensor, Difference, SamplerSpec
 from ..graph import FedLengths
 from ..memory import BufferRequest, LedgerEntry, keep_account
 from .errors import typed_errors

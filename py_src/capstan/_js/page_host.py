@@ -11,23 +11,25 @@ from typing import Any, TypeVar
 from ..config import GenaiConfig
 from ..device.base import DeviceModel, Progress, TapeOptions
 from ..device.interface import DeviceInterface
-from ..device.model_graphs import Graphs, OpenWeights, model_graphs, rewrite
-from ..device.wasm import WasmDevice
-from ..device.wasm_model import WasmModel, prepare, wasm_memory
-from ..device.webgpu import WebGpuDevice
-from ..device.webgpu_model import WebGpuModel, webgpu_memory
+from ..device.wasm.device import WasmDevice
+from ..device.wasm.model import WasmModel, prepare, wasm_memory
+from ..device.webgpu.device import WebGpuDevice
+from ..device.webgpu.model import WebGpuModel, webgpu_memory
+from ..device.webgpu.model_graphs import Graphs, OpenWeights, model_graphs, rewrite
 from ..errors import DeviceUnavailableError, ModelFileError, OptionError
 from ..fallback import fall_back
 from ..graph import describe, external_entries, parse
 from ..load_times import phase
 from ..memory import Fit
 from ..notes import Notes
+from ..storage import BrokenDownloadError
 from ..weights.manifest import MANIFEST_SUFFIX
-from ..weights.source import BrokenDownloadError
 from ..weights.store import WeightStore
 from ..weights.weight_file import WeightFile
 from . import host, storage
 from .errors import typed_errors
+from .sessions import open_wasm_session
+from .tokenizer import PageBackend
 
 __all__ = ["PageHost"]
 
@@ -53,7 +55,7 @@ class PageHost:
         return await host.fetch_optional(folder + name)
 
     def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
-        return host.make_tokenizer(tokenizer_json, tokenizer_config_json)
+        return PageBackend(host.make_tokenizer(tokenizer_json, tokenizer_config_json))
 
     async def adopt(self, path: Any) -> str:
         if not isinstance(path, str):
@@ -125,11 +127,13 @@ class PageHost:
             await file.load(data, end, lambda done, total: progress(locations[0], done, total))
         graph, about = prepare(parsed, config)
         session = await host.open_wasm(graph, data.js if data else None, locations[0] if locations else "")
-        return WasmModel(JsWasmSession(session), wasm_memory(parsed, about, config), host.now, reason)
+        return WasmModel(
+            JsWasmSession(session), wasm_memory(WasmDevice(open_wasm_session), parsed, about, config), host.now, reason
+        )
 
     async def open_device(self, device: str) -> DeviceInterface:
         chosen, _ = await choose_device("wasm" if device == "cpu" else device)
-        return WasmDevice() if chosen == "wasm" else WebGpuDevice(await host.open_gpu())
+        return WasmDevice(open_wasm_session) if chosen == "wasm" else WebGpuDevice(await host.open_gpu())
 
     async def fit(
         self, folder: str, config: GenaiConfig, device: str, batch_size: int, max_length: int, budget: int | None
@@ -138,7 +142,9 @@ class PageHost:
         model = await self.read(folder, config.decoder.filename)
         if chosen == "wasm":
             parsed = parse(model)
-            memory = wasm_memory(parsed, describe(parsed, config.decoder, config.vocab_size), config)
+            memory = wasm_memory(
+                WasmDevice(open_wasm_session), parsed, describe(parsed, config.decoder, config.vocab_size), config
+            )
             return memory.fit(batch_size, max_length, budget)
         engine = await host.open_gpu()
         try:

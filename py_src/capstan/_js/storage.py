@@ -1,4 +1,4 @@
-"""Weights' sources, chunks and storage (web/src/storage), as capstan.weights drives them."""
+"""Weights' sources, chunks and storage (web/src/storage), as capstan.storage describes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import _capstan_host
 from pyodide.ffi import JsException
 
-from ..weights.source import BrokenDownloadError, Chunk, Sink, SourceIdentity
+from ..storage import BrokenDownloadError, Chunk, Sink, SourceIdentity
 from .errors import typed_errors
 
 __all__ = [
@@ -81,7 +81,7 @@ def memory(size: int, spans: Sequence[tuple[int, int]]) -> JsSink:
 
 
 class JsChunk:
-    """capstan.weights.source.Chunk over web/src/storage/chunk.ts."""
+    """capstan.storage.Chunk over web/src/storage/chunk.ts."""
 
     def __init__(self, chunk: Any) -> None:
         self.handle = chunk
@@ -95,7 +95,7 @@ class JsChunk:
 
 
 class JsSource:
-    """capstan.weights.source.Source over web/src/storage/source.ts."""
+    """capstan.storage.Source over web/src/storage/source.ts."""
 
     def __init__(self, source: Any) -> None:
         self._js = source
@@ -126,7 +126,7 @@ class JsSource:
 
 
 class JsDataFile:
-    """capstan.weights.source.DataFile over web/src/storage/backing.ts."""
+    """capstan.storage.DataFile over web/src/storage/backing.ts."""
 
     def __init__(self, file: Any) -> None:
         self._js = file
@@ -150,7 +150,7 @@ class JsDataFile:
 
 
 class JsBacking:
-    """capstan.weights.source.Backing over web/src/storage/backing.ts."""
+    """capstan.storage.Backing over web/src/storage/backing.ts."""
 
     def __init__(self, backing: Any) -> None:
         self._js = backing
@@ -190,7 +190,7 @@ class JsBacking:
 
 
 class JsSink:
-    """capstan.weights.source.Sink over a WeightUpload (web/src/gpu/weights.ts) or a Memory."""
+    """capstan.storage.Sink over a WeightUpload (web/src/gpu/weights.ts) or a Memory."""
 
     def __init__(self, sink: Any, spans: Sequence[tuple[int, int]]) -> None:
         """`spans` are the (offset, length) that are wanted."""

@@ -12,9 +12,10 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from ..errors import BufferMismatchError, OutOfMemoryError
-from ..memory import DeviceBuffer, DeviceSpan, MemoryType
+from ..memory import Capabilities, DeviceBuffer, DeviceSpan, MemoryType
 from .casts import convert
 from .interface import DeviceInterface, Readback
+from .probe import capabilities_of
 from .span_checks import INDEX_BYTES, check_cast, check_copies, check_device, check_mask, check_positions
 
 __all__ = ["HostMemory"]
@@ -36,6 +37,9 @@ class HostMemory(DeviceInterface):
     ) -> None:
         self._on_allocate = on_allocate
         self._on_free = on_free
+
+    async def capabilities(self) -> Capabilities:
+        return await capabilities_of(self)
 
     def allocate(
         self,

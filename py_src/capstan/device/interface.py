@@ -152,11 +152,9 @@ class DeviceInterface(ABC):
         """How often memory of the device was mapped to be read, by whom ever; 0 where nothing needs mapping."""
         return 0
 
+    @abstractmethod
     async def capabilities(self) -> Capabilities:
-        """What the device can really do; probed once for each adapter."""
-        from .probe import capabilities_of
-
-        return await capabilities_of(self)
+        """What the device can really do; probed once for each adapter (device/probe.py)."""
 
     def retain(self) -> None:  # noqa: B027
         """One more user of the device, who will `close` it; nothing where there is nothing to give back."""

@@ -1,4 +1,4 @@
-"""DeviceSession over onnxruntime-web: on the CPU as it is, on WebGPU below device.webgpu_session."""
+"""DeviceSession over onnxruntime-web: on the CPU as it is, on WebGPU below device.webgpu.session."""
 
 from __future__ import annotations
 

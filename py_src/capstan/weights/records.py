@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ModelFileError
+from ..storage import SourceIdentity
 from .manifest import DIGEST, Manifest, manifest_of, shard_count
-from .source import SourceIdentity
 
 __all__ = ["DATA", "JOURNAL", "RECORD", "SOURCE", "Journal", "SourceRecord", "StoredRecord"]
 

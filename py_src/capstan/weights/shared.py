@@ -18,7 +18,7 @@ LEAST_BYTES = 16
 
 
 class BufferOwner(Protocol):
-    """What makes and frees buffers: capstan.device.engine.GpuEngine."""
+    """What makes and frees buffers: capstan.device.webgpu.engine.GpuEngine."""
 
     async def create_buffers(self, requests: Sequence[BufferRequest], owner: str) -> list[int]: ...
     def destroy_buffer(self, buffer: int) -> None: ...

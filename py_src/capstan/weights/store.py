@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 from ..errors import StorageError
 from ..host import current_host
+from ..storage import Backing, SourceIdentity
 from .manifest import Manifest
 from .records import DATA, JOURNAL, RECORD, SOURCE, Journal, SourceRecord, StoredRecord
-from .source import Backing, SourceIdentity
 
 __all__ = ["StoredWeights", "Verification", "WeightStore"]
 

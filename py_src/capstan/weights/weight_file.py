@@ -8,10 +8,10 @@ from contextlib import suppress
 
 from ..errors import ModelFileError, StorageError, WeightsChangedError
 from ..fallback import fall_back
+from ..storage import BrokenDownloadError, Chunk, DataFile, Sink, Source
 from . import manifest as manifests
 from .manifest import Manifest, parse_manifest, shard_count
 from .records import DATA, StoredRecord
-from .source import BrokenDownloadError, Chunk, DataFile, Sink, Source
 from .store import WeightStore
 
 __all__ = ["WeightFile", "end_of_run"]

@@ -12,7 +12,7 @@ from capstan.tape import Op, Recording
 
 from .running import load, picked
 
-step_recorder: Any = import_module("capstan.device.step_recorder")
+step_recorder: Any = import_module("capstan.device.webgpu.step_recorder")
 
 PROMPT = [5, 6, 7, 8, 9]
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any, cast
 
-from capstan import page
+from capstan._js import page
 from capstan._js.gpu import JsGpuEngine
 from capstan._js.page_host import JsWasmSequence
 

@@ -9,7 +9,7 @@ from typing import Any
 from capstan import Generator, OptionError, measure
 from capstan._js import host
 from capstan.device.base import Burst
-from capstan.device.rehearsal import KEPT
+from capstan.device.webgpu.rehearsal import KEPT
 
 from . import probe
 from .running import load, parameters, take

@@ -13,7 +13,7 @@ from pyodide.code import run_js
 
 import capstan
 from capstan import Generator
-from capstan.device import prefill_tape
+from capstan.device.webgpu import prefill_tape
 from capstan.fallback import fallbacks
 from capstan.memory import ledger
 from capstan.tape import PASSES

@@ -1,4 +1,4 @@
-// Where weights can be kept in this browser; see capstan.weights.source.Backing.
+// Where weights can be kept in this browser; see capstan.storage.Backing.
 
 import { EngineError } from "../errors";
 import { CacheBacking } from "./cache";

@@ -5,7 +5,7 @@ import { EngineError, type EngineErrorCode } from "../errors";
 import { ByteReader, Chunk } from "./chunk";
 import { pickedFile } from "./picked";
 
-/** What a source says of itself; see capstan.weights.source.SourceIdentity. */
+/** What a source says of itself; see capstan.storage.SourceIdentity. */
 export interface SourceIdentity {
   name: string;
   size: number | null;

@@ -6,15 +6,15 @@ from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from .. import graph
-from ..config import GenaiConfig
-from ..errors import BufferMismatchError
-from ..graph import GraphDescription
-from ..graph.onnx_pb2 import ModelProto
-from ..memory import Pools
-from .host_sampled import PREFILL_CHUNK, HostSampledDecoder
-from .model_memory import ModelMemory
-from .wasm import WasmDevice
+from ... import graph
+from ...config import GenaiConfig
+from ...errors import BufferMismatchError
+from ...graph import GraphDescription
+from ...graph.onnx_pb2 import ModelProto
+from ...memory import Pools
+from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder
+from ..model_memory import ModelMemory
+from .device import WasmDevice
 
 __all__ = ["WasmModel", "WasmSession", "prepare", "wasm_memory"]
 
@@ -38,10 +38,10 @@ def prepare(parsed: ModelProto, config: GenaiConfig) -> tuple[bytes, GraphDescri
     return graph.serialize(pruned), graph.describe(parsed, config.decoder, config.vocab_size)
 
 
-def wasm_memory(parsed: ModelProto, about: GraphDescription, config: GenaiConfig) -> ModelMemory:
+def wasm_memory(device: WasmDevice, parsed: ModelProto, about: GraphDescription, config: GenaiConfig) -> ModelMemory:
     """What a model takes of WebAssembly memory."""
     weights = tuple(graph.external_entries(parsed))
-    return ModelMemory(WasmDevice(), about, weights, PREFILL_CHUNK, config.context_length, graph.activations(parsed))
+    return ModelMemory(device, about, weights, PREFILL_CHUNK, config.context_length, graph.activations(parsed))
 
 
 class WasmModel:

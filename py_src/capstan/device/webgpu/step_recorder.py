@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ..errors import TapeCheckError, TapeError
-from ..fallback import fall_back
-from ..graph import GraphDescription
-from ..tape import (
+from ...errors import TapeCheckError, TapeError
+from ...fallback import fall_back
+from ...graph import GraphDescription
+from ...tape import (
     Command,
     DispatchIndirect,
     Recorded,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from ..errors import TapeCheckError
-from ..graph import GraphDescription
-from ..memory import BufferRequest
+from ...errors import TapeCheckError
+from ...graph import GraphDescription
+from ...memory import BufferRequest
 from .engine import GpuEngine
 from .sequence_buffers import SequenceBuffers
 

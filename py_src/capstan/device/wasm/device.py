@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import ClassVar
 
-from .host_memory import HostMemory
-from .interface import DeviceFacts, DeviceSession
-from .page_session import PageSession
+from ..host_memory import HostMemory
+from ..interface import DeviceFacts, DeviceSession
+from ..page_session import ModelSession, PageSession
 
 __all__ = ["WasmDevice"]
+
+
+OpenSession = Callable[[bytes, Mapping[str, bytes], str], Awaitable[ModelSession]]
+"""Makes a session of a model, its data files by location, and its owner's name."""
 
 
 class WasmDevice(HostMemory):
@@ -17,12 +22,14 @@ class WasmDevice(HostMemory):
 
     type: ClassVar[str] = "wasm"
 
+    def __init__(self, open_session: OpenSession) -> None:
+        super().__init__()
+        self._open_session = open_session
+
     def about(self) -> DeviceFacts:
         return DeviceFacts(adapter="cpu (wasm)")
 
     async def create_session(
         self, model: bytes, *, external: dict[str, bytes] | None = None, owner: str = ""
     ) -> DeviceSession:
-        from .._js.sessions import open_wasm_session
-
-        return await PageSession.open(partial(open_wasm_session, model, external or {}, owner), self.get_memory_info())
+        return await PageSession.open(partial(self._open_session, model, external or {}, owner), self.get_memory_info())

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from ..errors import CapstanError
+from .errors import CapstanError
 
 __all__ = ["Backing", "BrokenDownloadError", "Chunk", "DataFile", "Sink", "Source", "SourceIdentity"]
 

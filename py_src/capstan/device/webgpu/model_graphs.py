@@ -11,13 +11,13 @@ from functools import cache
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from .. import graph
-from ..config import GenaiConfig
-from ..errors import UnsupportedModelError
-from ..fallback import fall_back
-from ..graph import GraphDescription
-from ..notes import Notes, build
-from ..weights.weight_file import WeightFile
+from ... import graph
+from ...config import GenaiConfig
+from ...errors import UnsupportedModelError
+from ...fallback import fall_back
+from ...graph import GraphDescription
+from ...notes import Notes, build
+from ...weights.weight_file import WeightFile
 
 __all__ = ["Graphs", "model_graphs", "rewrite"]
 

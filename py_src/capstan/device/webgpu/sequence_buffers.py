@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from ..graph import GraphDescription
-from ..memory import BufferRequest, DeviceBuffer, DeviceSpan, pack, sequence_items
-from .interface import DeviceInterface
-from .span_checks import INDEX_BYTES
+from ...graph import GraphDescription
+from ...memory import BufferRequest, DeviceBuffer, DeviceSpan, pack, sequence_items
+from ..interface import DeviceInterface
+from ..span_checks import INDEX_BYTES
 
 __all__ = ["SequenceBuffers"]
 

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from math import isfinite, prod
 from typing import Any
 
-from ..errors import BindingError, TapeCheckError, TapeError, UnsupportedModelError, ValidationError
-from ..memory import MemoryInfo
-from ..tape import Command, Copy, Recording, captured_half, check_replayable, without_clears
-from .element_types import byte_count
+from ...errors import BindingError, TapeCheckError, TapeError, UnsupportedModelError, ValidationError
+from ...memory import MemoryInfo
+from ...tape import Command, Copy, Recording, captured_half, check_replayable, without_clears
+from ..element_types import byte_count
+from ..interface import BoundSpan, DeviceTape
+from ..page_session import ModelSession, PageSession
 from .engine import BoundTensor, GpuEngine
-from .interface import BoundSpan, DeviceTape
-from .page_session import ModelSession, PageSession
 
 __all__ = ["WebGpuSession", "WebGpuTape"]
 

@@ -15,14 +15,16 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from ._js import host
-from .errors import OptionError, PromptError
-from .generator import Generator
-from .generator_params import GeneratorParams
-from .model import Model
-from .stream import TextStream
-from .tokenizer import Tokenizer
-from .weights.store import WeightStore
+from pyodide.code import eval_code_async
+
+from ..errors import OptionError, PromptError
+from ..generator import Generator
+from ..generator_params import GeneratorParams
+from ..model import Model
+from ..stream import TextStream
+from ..tokenizer import Tokenizer
+from ..weights.store import WeightStore
+from . import host
 
 __all__ = ["cancel", "handle"]
 
@@ -200,8 +202,6 @@ async def models(request: dict[str, Any]) -> dict[str, Any]:
 
 async def execute(request: dict[str, Any]) -> dict[str, int]:
     """Run a script as `__main__`, top-level await allowed; `models` maps names to folders."""
-    from pyodide.code import eval_code_async
-
     sys.argv = list(request["argv"])
     names = {"__name__": "__main__", "__file__": request["filename"], "models": dict(request["models"])}
     names["__builtins__"] = builtins

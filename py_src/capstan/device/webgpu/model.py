@@ -9,25 +9,25 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 
-from ..config import GenaiConfig
-from ..errors import CapstanError, ClosedError, DeviceUnavailableError, TapeError, UnsupportedModelError
-from ..fallback import fall_back
-from ..graph import GraphDescription
-from ..load_times import phase
-from ..memory import Capabilities, Pools, PoolSize
-from ..tape import PASSES, TapeKey
-from ..weights.shared import Lease, SharedWeights
-from .base import Progress, TapeOptions
+from ...config import GenaiConfig
+from ...errors import CapstanError, ClosedError, DeviceUnavailableError, TapeError, UnsupportedModelError
+from ...fallback import fall_back
+from ...graph import GraphDescription
+from ...load_times import phase
+from ...memory import Capabilities, Pools, PoolSize
+from ...tape import PASSES, TapeKey
+from ...weights.shared import Lease, SharedWeights
+from ..base import Progress, TapeOptions
+from ..model_memory import ModelMemory
 from .decode_step import DecodeStep
+from .decoder import WebGpuDecoder
+from .device import WebGpuDevice
 from .engine import FREE, BoundTensor, GpuEngine
 from .model_graphs import Graphs, OpenWeights
-from .model_memory import ModelMemory
 from .prefill_chunk import prefill_chunk
 from .prefill_tape import PrefillTapes, weights_on_device
 from .sequence_buffers import SequenceBuffers
 from .step_recorder import StepRecorder
-from .webgpu import WebGpuDevice
-from .webgpu_decoder import WebGpuDecoder
 from .weight_lease import lease
 
 __all__ = ["WebGpuModel", "webgpu_memory"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..tape import TapeKey
+from ...tape import TapeKey
 from .engine import GpuEngine
 
 __all__ = ["DecodeStep"]

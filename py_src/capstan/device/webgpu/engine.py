@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from ..graph import FedLengths
-from ..memory import BufferRequest
-from ..weights.source import Sink
-from .page_session import ModelSession
+from ...graph import FedLengths
+from ...memory import BufferRequest
+from ...storage import Sink
+from ..page_session import ModelSession
 
 __all__ = ["FREE", "NOT_FUSED", "BoundTensor", "Difference", "GpuEngine", "SamplerSpec"]
 

@@ -6,7 +6,7 @@ import importlib.util
 import random
 import time
 
-from .fallback import fall_back
+from ..fallback import fall_back
 
 __all__ = ["begin"]
 

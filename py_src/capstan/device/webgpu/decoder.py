@@ -7,13 +7,13 @@ from array import array
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import ClosedError
-from ..graph import GraphDescription
-from ..memory import DeviceBuffer, DeviceSpan
-from ..search import SearchOptions
-from ..tape import TapeKey
-from .base import Burst, Counters
-from .element_types import byte_count
+from ...errors import ClosedError
+from ...graph import GraphDescription
+from ...memory import DeviceBuffer, DeviceSpan
+from ...search import SearchOptions
+from ...tape import TapeKey
+from ..base import Burst, Counters
+from ..element_types import byte_count
 from .engine import GpuEngine, SamplerSpec
 from .prefill_tape import PrefillTapes, cut_prompt
 from .rehearsal import Rehearsal

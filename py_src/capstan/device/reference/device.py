@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from .host_memory import HostMemory
-from .interface import DeviceFacts, DeviceSession
+from ..host_memory import HostMemory
+from ..interface import DeviceFacts, DeviceSession
+from .session import ReferenceSession
 
 __all__ = ["ReferenceDevice"]
 
@@ -21,6 +22,4 @@ class ReferenceDevice(HostMemory):
     async def create_session(
         self, model: bytes, *, external: dict[str, bytes] | None = None, owner: str = ""
     ) -> DeviceSession:
-        from .reference_session import ReferenceSession
-
         return ReferenceSession.open(model, external or {}, self.get_memory_info())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..graph import WeightEntry
-from ..weights.shared import Lease, SharedWeights, Span
-from ..weights.weight_file import WeightFile
+from ...graph import WeightEntry
+from ...weights.shared import Lease, SharedWeights, Span
+from ...weights.weight_file import WeightFile
 from .engine import GpuEngine
 
 __all__ = ["lease"]

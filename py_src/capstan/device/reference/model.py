@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from .. import graph
-from ..config import GenaiConfig, parse_genai_config
-from ..errors import BufferMismatchError, ClosedError, ModelFileError, PromptError
-from ..graph import GraphDescription
-from ..memory import Pools
-from .host_sampled import PREFILL_CHUNK, HostSampledDecoder
-from .model_memory import ModelMemory
-from .reference import ReferenceDevice
+from ... import graph
+from ...config import GenaiConfig, parse_genai_config
+from ...errors import BufferMismatchError, ClosedError, ModelFileError, PromptError
+from ...graph import GraphDescription
+from ...memory import Pools
+from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder
+from ..model_memory import ModelMemory
+from .device import ReferenceDevice
 
 __all__ = ["ReferenceModel", "ReferenceRunner", "ReferenceSequence", "reference_memory"]
 

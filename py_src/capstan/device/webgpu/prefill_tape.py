@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from ..errors import OutOfMemoryError, TapeError, UnsupportedModelError
-from ..fallback import fall_back
-from ..graph import GraphDescription, Int4Product
-from ..tape import (
+from ...errors import OutOfMemoryError, TapeError, UnsupportedModelError
+from ...fallback import fall_back
+from ...graph import GraphDescription, Int4Product
+from ...tape import (
     Int4Weights,
     MatMul,
     Recorded,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from ..errors import BindingError, ClosedError, UnsupportedModelError, ValidationError
-from ..memory import DeviceBuffer, DeviceSpan, MemoryInfo
-from .interface import BoundSpan, DeviceSession, TensorSpec
+from ...errors import BindingError, ClosedError, UnsupportedModelError, ValidationError
+from ...memory import DeviceBuffer, DeviceSpan, MemoryInfo
+from ..interface import BoundSpan, DeviceSession, TensorSpec
 
 __all__ = ["ReferenceSession"]
 

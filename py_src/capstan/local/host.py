@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..config import GenaiConfig
+from ..device.base import DeviceModel, Progress, TapeOptions
+from ..device.interface import DeviceInterface
 from ..errors import DeviceUnavailableError, ModelFileError, OptionError
 from ..memory import Fit
-from ..tokenizer import LocalBackend
-from ..weights.source import Backing
-from .base import DeviceModel, Progress, TapeOptions
-from .interface import DeviceInterface
+from ..storage import Backing
+from .tokenizer import LocalBackend
 
 __all__ = ["LocalHost"]
 
@@ -79,7 +79,7 @@ class LocalHost:
         keep_weights: bool = False,
     ) -> DeviceModel:
         require_reference(device)
-        from .reference_model import ReferenceModel
+        from ..device.reference.model import ReferenceModel
 
         return ReferenceModel(folder)
 
@@ -87,7 +87,7 @@ class LocalHost:
         if device == "webgpu":
             raise DeviceUnavailableError("device 'webgpu' was asked for, and CPython has 'cpu' only; use it in a page")
         require_reference(device, "auto", "cpu", "reference")
-        from .reference import ReferenceDevice
+        from ..device.reference.device import ReferenceDevice
 
         return ReferenceDevice()
 
@@ -95,7 +95,7 @@ class LocalHost:
         self, folder: str, config: GenaiConfig, device: str, batch_size: int, max_length: int, budget: int | None
     ) -> Fit:
         require_reference(device)
-        from .reference_model import reference_memory
+        from ..device.reference.model import reference_memory
 
         model = await self.read(folder, config.decoder.filename)
         return reference_memory(model, config).fit(batch_size, max_length, budget)

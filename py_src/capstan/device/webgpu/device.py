@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
-from ..errors import BufferMismatchError
-from ..memory import BufferRequest, DeviceBuffer, DeviceSpan, MemoryType, Place, plan_tensor_copies
+from ...errors import BufferMismatchError
+from ...memory import BufferRequest, Capabilities, DeviceBuffer, DeviceSpan, MemoryType, Place, plan_tensor_copies
+from ..interface import DeviceFacts, DeviceInterface, DeviceSession, Readback
+from ..probe import capabilities_of
+from ..span_checks import check_cast, check_copies, check_mask, check_positions
 from .engine import GpuEngine
-from .interface import DeviceFacts, DeviceInterface, DeviceSession, Readback
-from .span_checks import check_cast, check_copies, check_mask, check_positions
-from .webgpu_session import WebGpuSession
+from .session import WebGpuSession
 
 __all__ = ["WebGpuDevice"]
 
@@ -50,6 +51,9 @@ class WebGpuDevice(DeviceInterface):
             offset_alignment=summary["min_storage_buffer_offset_alignment"],
             runtime=summary["runtime"],
         )
+
+    async def capabilities(self) -> Capabilities:
+        return await capabilities_of(self)
 
     def readbacks(self) -> int:
         return self.engine.counters()["readbacks"]

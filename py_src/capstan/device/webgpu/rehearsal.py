@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ..errors import DeviceUnavailableError
-from ..memory import DeviceBuffer
+from ...errors import DeviceUnavailableError
+from ...memory import DeviceBuffer
 from .engine import GpuEngine
 from .sequence_buffers import SequenceBuffers
 

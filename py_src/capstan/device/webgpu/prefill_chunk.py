@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..graph import Activations
+from ...graph import Activations
 
 __all__ = ["SCRATCH_BYTES", "prefill_chunk"]
 

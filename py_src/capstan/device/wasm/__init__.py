@@ -1,0 +1,1 @@
+"""onnxruntime-web's CPU execution provider in a page."""

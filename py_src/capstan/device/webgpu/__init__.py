@@ -1,0 +1,1 @@
+"""WebGPU in a page: decode steps from a tape, sampling on the GPU."""

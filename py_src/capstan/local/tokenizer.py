@@ -1,0 +1,33 @@
+"""The tokenizer of CPython, as capstan.tokenizer drives it; its packages are in the extra `reference`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["LocalBackend"]
+
+
+class LocalBackend:
+    """On CPython: the `tokenizers` package, and jinja2 for chat templates (imported when first used)."""
+
+    def __init__(self, tokenizer_json: str, tokenizer_config_json: str = "{}") -> None:
+        import tokenizers
+
+        self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def render(self, template: str, variables: Mapping[str, Any]) -> str:
+        from jinja2.sandbox import ImmutableSandboxedEnvironment  # type: ignore[import-not-found, unused-ignore]
+
+        def raise_exception(message: str) -> None:
+            raise ValueError(message)
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = raise_exception
+        return str(environment.from_string(template).render(**variables))
