@@ -15,7 +15,7 @@ RESTART = 4
 """Most steps of the burst after a pause: the GPU waits while it is encoded, and for a longer one longer."""
 
 GROWTH = 4
-"""Most by which a burst is longer than the one before it."""
+"""Most times by which a burst is longer than the one submitted before it."""
 
 LARGEST = 16
 """Most steps an adaptive burst takes: what is submitted past a stop is wasted."""
@@ -23,6 +23,9 @@ LARGEST = 16
 
 class RunAhead:
     """Chooses the picks of each burst; `fixed` (>= 1) switches the adaptation off, `first` is what it starts with.
+
+    After a pause the first pick is a burst of its own, which `next` is not asked about. Then come a burst of at most
+    RESTART picks, one of at most GROWTH times as many, and so on up to the number that the adaptation has come to.
 
     The time of a step is measured from one burst's readability to the next, which is the GPU's pace while bursts
     follow each other without a gap.
@@ -36,14 +39,26 @@ class RunAhead:
         self._limit = largest
         self._steps = min(first, self._largest)
         self._last_readable: float | None = None
-        self._paused = True
+        self._most = RESTART
+        """Most picks of the burst that is submitted next, by what was submitted since the pause."""
 
     def next(self) -> int:
         """Picks for the burst that is submitted next."""
         if self._fixed is not None:
             return min(self._fixed, self._limit)
-        paused, self._paused = self._paused, False
-        return min(self._steps, RESTART) if paused else self._steps
+        picks = min(self._steps, self._most)
+        self._most = GROWTH * picks
+        return picks
+
+    def behind_first(self, most: int) -> int:
+        """Picks for a burst right behind the first one of a sequence, of which the device takes `most` there; 0 where
+        the pace of the device is not known."""
+        if self._fixed is not None:
+            return self.next() if self._fixed <= most else 0
+        if not most or self._steps == 1:
+            return 0
+        self._most = min(self._most, most)
+        return self.next()
 
     @property
     def usual(self) -> int:
@@ -64,4 +79,4 @@ class RunAhead:
     def pause(self) -> None:
         """The next interval is not a step's time: a prefill or a rewind comes between."""
         self._last_readable = None
-        self._paused = True
+        self._most = RESTART

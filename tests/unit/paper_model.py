@@ -49,7 +49,14 @@ class PaperDecoder:
     """A Decoder whose KV cache is a list of tokens; it fails a test that uses what is dead."""
 
     def __init__(
-        self, capacity: int, *, in_flight: int = 2, largest: int = 64, eos_at: int | None = None, usual: int = 1
+        self,
+        capacity: int,
+        *,
+        in_flight: int = 2,
+        largest: int = 64,
+        eos_at: int | None = None,
+        usual: int = 1,
+        behind: int = 0,
     ) -> None:
         self.capacity = capacity
         self.capture = "tape"
@@ -57,6 +64,7 @@ class PaperDecoder:
         self.tape_passes: dict[str, str] = {}
         self.max_in_flight = in_flight
         self.max_burst = largest
+        self.behind_first = behind
         self.usual_burst = usual
         self.eos_at = eos_at
         """The position at which the model picks EOS."""

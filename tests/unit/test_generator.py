@@ -44,6 +44,38 @@ class TestRunningAhead:
         assert len(decoder.submitted) == 4, "the burst that was read, and three under way"
 
     @pytest.mark.parametrize(
+        ("run_ahead", "usual", "behind", "wanted"),
+        [
+            (None, 16, 4, [1, 4, 11]),
+            (None, 16, 2, [1, 2, 8, 5]),
+            (None, 2, 4, [1, 2, 2, 2]),
+            (None, 16, 0, [1]),
+            (None, 1, 4, [1]),
+            (3, 1, 4, [1, 3, 3, 3]),
+            (8, 1, 4, [1]),
+        ],
+        ids=["usual", "the device takes fewer", "short bursts", "none", "unknown pace", "fixed", "fixed and long"],
+    )
+    def test_a_short_burst_is_right_behind_the_first_pick(
+        self, run_ahead: int | None, usual: int, behind: int, wanted: list[int]
+    ) -> None:
+        options = {"in_flight": 3, "usual": usual, "behind": behind}
+        generator, paper = made(run_ahead=run_ahead, decoder=options, max_length=len(PROMPT) + 16)
+        generator.append_tokens(PROMPT)
+        asyncio.run(take(generator, 1))
+        decoder = paper.decoders[0]
+        assert decoder.submitted == [(picks, picks == 1 and at == 0) for at, picks in enumerate(wanted[:2])]
+        asyncio.run(take(generator, 1))
+        if len(wanted) > 1:
+            assert [picks for picks, _ in decoder.submitted] == wanted
+
+    def test_the_first_pick_alone_is_no_burst_for_what_is_behind_it(self) -> None:
+        generator, paper = made(decoder={"in_flight": 3, "usual": 16, "behind": 4}, max_length=len(PROMPT) + 1)
+        generator.append_tokens(PROMPT)
+        assert asyncio.run(take(generator, 1)) == run_of(PROMPT, 1)
+        assert paper.decoders[0].submitted == [(1, True)], "there is no room for more"
+
+    @pytest.mark.parametrize(
         ("prepares", "prompt_first", "warmed"), [(0, False, 0), (1, False, 1), (2, False, 1), (1, True, 0)]
     )
     def test_preparing_without_a_prompt_warms_up_once(self, prepares: int, prompt_first: bool, warmed: int) -> None:

@@ -73,6 +73,34 @@ def test_it_starts_where_the_last_one_ended() -> None:
     assert [again.next(), again.next()] == [RESTART, last.usual]
 
 
+def test_after_a_pause_bursts_grow_as_they_are_submitted() -> None:
+    run_ahead = RunAhead(None, 64, 16)
+    assert [run_ahead.next() for _ in range(3)] == [RESTART, 16, 16]
+    slow = RunAhead(None, 64, 5)
+    assert [slow.next() for _ in range(3)] == [RESTART, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("fixed", "first", "most", "wanted"),
+    [
+        (None, 16, 4, 4),
+        (None, 16, 2, 2),
+        (None, 3, 4, 3),
+        (None, 1, 4, 0),
+        (None, 16, 0, 0),
+        (4, 1, 4, 4),
+        (5, 1, 4, 0),
+    ],
+)
+def test_what_is_behind_the_first_pick(fixed: int | None, first: int, most: int, wanted: int) -> None:
+    assert RunAhead(fixed, 64, first).behind_first(most) == wanted
+
+
+def test_the_burst_after_the_one_behind_the_first_is_longer() -> None:
+    run_ahead = RunAhead(None, 64, 16)
+    assert [run_ahead.behind_first(4), run_ahead.next()] == [4, 16]
+
+
 def test_one_slow_burst_shortens_the_next_at_once() -> None:
     run_ahead = RunAhead(None, 64)
     settled(run_ahead, 1.0)

@@ -72,8 +72,10 @@ class Decoder(Protocol):
     """Bursts that may be submitted before the first is awaited."""
     max_burst: int
     """Most picks in one burst."""
+    behind_first: int
+    """Most picks of a burst that is queued right behind the first pick without its coming later; 0 for none."""
     usual_burst: int
-    """Picks that an adaptive run-ahead came to when the decoder was last used; 1 before that."""
+    """Picks that an adaptive run-ahead came to when the decoder was last used; before that what it starts with."""
 
     def set_search(self, options: SearchOptions) -> None:
         """Choose how tokens are picked from now on."""

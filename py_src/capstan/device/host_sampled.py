@@ -36,6 +36,7 @@ class HostSampledDecoder:
         self.capacity = capacity
         self.capture_note = note
         self.tape_passes: dict[str, str] = {}
+        self.behind_first = 0
         self.usual_burst = 1
         self._runner: Runner | None = runner
         self._now = now

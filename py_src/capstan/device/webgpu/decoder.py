@@ -31,6 +31,10 @@ IN_FLIGHT = {False: 3, True: 2}
 On an H200 a burst of 16 steps takes 9 ms, and as long passes between its ids being readable and the next burst being
 ready for the GPU: with two under way the GPU waited 0.05 ms a token."""
 
+BEHIND_FIRST = 4
+"""Picks right behind the first one of a prompt on a hardware adapter, which takes that many in while it computes the
+prompt. A software adapter computes them with the same processor that reads the first one back."""
+
 LONG_PROMPT = 64
 """Tokens of a prompt that runs every kernel of longer ones: onnxruntime-web changes its matrix products at 4 and its
 attention at 32."""
@@ -78,7 +82,8 @@ class WebGpuDecoder:
         self.capture_note = step.note
         self.max_in_flight = IN_FLIGHT[self._device.about().software] if step.capture == "tape" else 1
         self.max_burst = MAX_BURST if step.capture == "tape" else 1
-        self.usual_burst = 1
+        self.behind_first = 0 if step.capture != "tape" or self._device.about().software else BEHIND_FIRST
+        self.usual_burst = max(1, self.behind_first)
         self._sampler = engine.make_sampler(
             SamplerSpec(
                 logits=buffers.logits,

@@ -121,6 +121,8 @@ class WebGpuModel:
         """Scratch bytes of a sequence by its capacity."""
         self._longest = 0
         """Tokens of the longest prefill run."""
+        self._usual_burst: int | None = None
+        """Of the sequence that was given back last."""
         self._free: list[WebGpuDecoder] = []
         self._decoders: list[WebGpuDecoder] = []
         self._making: set[asyncio.Future[WebGpuDecoder]] = set()
@@ -221,6 +223,7 @@ class WebGpuModel:
     async def _give_back(self, decoder: WebGpuDecoder) -> None:
         """A decoder that nobody uses any more: the next one of its capacity, unless its buffers are the user's."""
         self._note_scratch(decoder)
+        self._usual_burst = decoder.usual_burst
         if decoder.reusable:
             self._free.append(decoder)
         else:
@@ -257,6 +260,8 @@ class WebGpuModel:
                 await step.release()
             buffers.destroy()
             raise
+        if self._usual_burst is not None:
+            decoder.usual_burst = self._usual_burst
         self._decoders.append(decoder)
         self._note_scratch(decoder)
         return decoder
