@@ -1,7 +1,7 @@
 // Runs one fused kernel on buffers of its own, inside error scopes, for tests/browser/kernel_page.py.
 
 import { FusedPipelines, kernelCode, type FusedPipeline, type KernelText } from "../../web/src/gpu/kernels";
-import { declaredBindings } from "../../web/src/gpu/recorder";
+import { declaredBindings } from "../../web/src/gpu/wgsl";
 
 interface KernelRun {
   kernel: KernelText;
@@ -54,10 +54,10 @@ function widenedCode(kernel: KernelText): string {
 
 async function widenedPipeline(device: GPUDevice, kernel: KernelText): Promise<FusedPipeline> {
   const code = widenedCode(kernel);
-  const access = declaredBindings(code).map(([, , kind]) => kind);
+  const names = declaredBindings(code).map(({ name }) => name);
   const module = device.createShaderModule({ code });
   const pipeline = await device.createComputePipelineAsync({ layout: "auto", compute: { module, entryPoint: "main" } });
-  return { pipeline, layout: pipeline.getBindGroupLayout(0), access };
+  return { pipeline, layout: pipeline.getBindGroupLayout(0), names };
 }
 
 /** The contents of buffer `read` after the kernel ran, base64. */

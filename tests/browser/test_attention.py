@@ -16,8 +16,8 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from buildtools.server import SiteServer
-from capstan.tape.attention_plan import join_rows, plan_attention, team_constants
 from capstan.tape.kernel_plan import KernelPlan
+from capstan.tape.ops.attention import join_rows, plan_attention, team_constants
 from tests.harness import watch
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from capstan.tape.kernel_plan import KernelPlan, WorkgroupLimits
-from capstan.tape.matmul import MatMul, Quantize
-from capstan.tape.matmul_plan import LARGE, ODD, SMALL, MatMulTuning, plan_matmul, plan_quantize
+from capstan.tape.ops.matmul import LARGE, ODD, SMALL, MatMul, MatMulTuning, Quantize, plan_matmul, plan_quantize
 from tests.browser.kernel_page import BOUND, KernelPage, guarded, packed, results
 
 RUN = 32

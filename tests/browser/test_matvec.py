@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from capstan.tape.kernel_plan import WorkgroupLimits
-from capstan.tape.matvec_tuning import MatvecTuning, tune_matvec
+from capstan.tape.ops.gemv_int4 import MatvecTuning, tune_matvec
 from tests.browser.kernel_page import BOUND, EPSILON, KernelPage, guarded, packed, results
 
 HALF_BOUND = 2.0**-10

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from capstan.tape.dense_tuning import DenseTuning, tune_dense
 from capstan.tape.kernel_plan import WorkgroupLimits
+from capstan.tape.ops.gemv_dense import DenseTuning, tune_dense
 from tests.browser.kernel_page import BOUND, EPSILON, KernelPage, guarded, results
 
 

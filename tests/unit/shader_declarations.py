@@ -1,94 +1,108 @@
-"""What the templates of web/src/shaders declare: bindings, constants and workgroup memory."""
+"""What our kernels declare once web/src/gpu/wgsl.ts has made them: bindings, constants and workgroup memory."""
 
 from __future__ import annotations
 
+import atexit
+import json
 import re
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from types import CodeType
+from typing import Any
 
-__all__ = ["declared_bindings", "declared_constants", "workgroup_bytes"]
+__all__ = ["declared_bindings", "declared_constants", "expanded", "workgroup_bytes"]
 
-SHADERS = Path(__file__).parents[2] / "web" / "src" / "shaders"
+ROOT = Path(__file__).parents[2]
 SIZES = {"f32": 4, "u32": 4, "vec2<u32>": 8, "vec4<u32>": 16, "vec4<f32>": 16, "mat2x4<f32>": 32}
 """Bytes of an element of an array."""
 
 
-def declared_bindings(shader: str, conditions: Mapping[str, bool]) -> list[tuple[str, str]]:
-    """(name, access) of what a template declares where these conditions hold, by binding."""
-    return _bindings(shader, tuple(sorted(conditions.items())))
+def expanded(
+    shader: str, constants: Mapping[str, int | float | bool], *, half: bool = False, lanes: int = 0
+) -> dict[str, Any]:
+    """The whole WGSL of a kernel, `code`, and its `bindings` as web/src/gpu/wgsl.ts gives them.
+
+    Raises ValueError, with the page's words, for a template that lacks something.
+    """
+    text = {"shader": shader, "constants": dict(constants), "half": half, "lanes": lanes}
+    text["floats"] = [name for name, value in constants.items() if isinstance(value, float)]
+    return _answer(json.dumps(text, sort_keys=True))
 
 
-def declared_constants(shader: str, constants: Mapping[str, int | float | bool]) -> dict[str, int]:
+def declared_bindings(kernel: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name, access) of what a kernel of a FusedStep declares, by binding."""
+    made = expanded(kernel["shader"], kernel["constants"], half=kernel["half"], lanes=kernel["lanes"])["bindings"]
+    assert [(each["group"], each["binding"]) for each in made] == [(0, place) for place in range(len(made))]
+    return [(each["name"], each["access"]) for each in made]
+
+
+def declared_constants(
+    shader: str, constants: Mapping[str, int | float | bool], *, half: bool = False, lanes: int = 0
+) -> dict[str, int]:
     """Given constants, and those that the template computes from them."""
     known = {name: int(value) for name, value in constants.items() if not isinstance(value, float)}
-    for name, value in _parsed(shader, _conditions(constants))[0]:
-        known[name] = eval(value, {"min": min}, known)
+    code = expanded(shader, constants, half=half, lanes=lanes)["code"]
+    for name, value in re.findall(r"^const (\w+): u32 = (.+?);", code, re.MULTILINE):
+        known[name] = _value(value, known)
     return known
 
 
-def workgroup_bytes(shader: str, constants: Mapping[str, int | float | bool]) -> int:
-    """Bytes of the variables that the workgroups of a template share."""
-    known = declared_constants(shader, constants)
-    return sum(size * eval(count, {}, known) for size, count in _parsed(shader, _conditions(constants))[1])
-
-
-def _conditions(constants: Mapping[str, int | float | bool]) -> tuple[tuple[str, bool], ...]:
-    return tuple(sorted((name, value) for name, value in constants.items() if isinstance(value, bool)))
-
-
-@cache
-def _lines(shader: str, sorted_conditions: tuple[tuple[str, bool], ...]) -> list[str]:
-    """The lines that are there where these conditions hold."""
-    conditions = dict(sorted_conditions)
-    found: list[str] = []
-    active = [True]
-    for line in (SHADERS / f"{shader}.wgsl").read_text().splitlines():
-        word = line.split()
-        if word[:1] == ["#if"]:
-            active.append(active[-1] and conditions[word[1]])
-        elif word[:1] == ["#else"]:
-            active[-1] = active[-2] and not active[-1]
-        elif word[:1] == ["#endif"]:
-            active.pop()
-        elif active[-1]:
-            found.append(line)
-    assert active == [True], "#if without #endif"
-    return found
-
-
-@cache
-def _bindings(shader: str, sorted_conditions: tuple[tuple[str, bool], ...]) -> list[tuple[str, str]]:
-    found: list[tuple[int | None, str, str]] = []
-    for line in _lines(shader, sorted_conditions):
-        declared = re.search(r"@binding\((\w+)\) var<storage, (\w+)> (\w+)", line)
-        if declared:
-            number, access, name = declared.groups()
-            found.append((None if number == "next" else int(number), name, access))
-    assert all(number in (None, place) for place, (number, _, _) in enumerate(found))
-    return [(name, access) for _, name, access in found]
-
-
-@cache
-def _parsed(
-    shader: str, sorted_conditions: tuple[tuple[str, bool], ...]
-) -> tuple[list[tuple[str, CodeType]], list[tuple[int, CodeType]]]:
-    """Constants with their values, and arrays of workgroup memory: bytes of an element, and how many."""
+def workgroup_bytes(
+    shader: str, constants: Mapping[str, int | float | bool], *, half: bool = False, lanes: int = 0
+) -> int:
+    """Bytes of the variables that the workgroups of a kernel share."""
+    known = declared_constants(shader, constants, half=half, lanes=lanes)
+    code = expanded(shader, constants, half=half, lanes=lanes)["code"]
     sizes = dict(SIZES)
-    constants, arrays = [], []
-    for line in _lines(shader, sorted_conditions):
-        if alias := re.match(r"alias (\w+) = (.+);", line):
-            sizes[alias[1]] = sizes.get(alias[2], 0)
-        elif constant := re.match(r"const (\w+): u32 = (.+?);", line):
-            constants.append((constant[1], _compiled(constant[2])))
-        elif line.startswith("var<workgroup>"):
-            array = re.match(r"var<workgroup> \w+: array<(.+), ([^,]+)>;", line)
-            assert array, line
-            assert sizes[array[1]], line
-            arrays.append((sizes[array[1]], _compiled(array[2])))
-    return constants, arrays
+    for name, kind in re.findall(r"^alias (\w+) = (.+);", code, re.MULTILINE):
+        sizes[name] = sizes.get(kind, 0)
+    total = 0
+    for line in re.findall(r"^var<workgroup>.*", code, re.MULTILINE):
+        array = re.match(r"var<workgroup> \w+: array<(.+), ([^,]+)>;", line)
+        assert array, line
+        assert sizes[array[1]], line
+        total += sizes[array[1]] * _value(array[2], known)
+    return total
 
 
-def _compiled(expression: str) -> CodeType:
-    return compile(re.sub(r"\b(\d+)u\b", r"\1", expression).replace("/", "//"), "shader", "eval")
+def _value(expression: str, known: Mapping[str, int]) -> int:
+    plain = re.sub(r"\b(\d+)u\b", r"\1", expression).replace("/", "//")
+    return int(eval(plain, {"min": min}, dict(known)))
+
+
+@cache
+def _answer(request: str) -> dict[str, Any]:
+    server = _server()
+    assert server.stdin
+    assert server.stdout
+    server.stdin.write(request + "\n")
+    server.stdin.flush()
+    answer: dict[str, Any] = json.loads(server.stdout.readline())
+    if "error" in answer:
+        raise ValueError(answer["error"])
+    return answer
+
+
+@cache
+def _server() -> subprocess.Popen[str]:
+    """Node with the page's code; it ends with this process."""
+    folder = tempfile.TemporaryDirectory()
+    bundle = Path(folder.name) / "server.mjs"
+    esbuild = [str(ROOT / "node_modules" / ".bin" / "esbuild"), str(Path(__file__).with_name("wgsl_server.mjs"))]
+    options = ["--bundle", "--platform=node", "--format=esm", "--loader:.wgsl=text", f"--outfile={bundle}"]
+    subprocess.run([*esbuild, *options], check=True, capture_output=True, cwd=ROOT)
+    node = shutil.which("node")
+    assert node
+    server = subprocess.Popen([node, str(bundle)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def end() -> None:
+        assert server.stdin
+        server.stdin.close()
+        server.wait()
+        folder.cleanup()
+
+    atexit.register(end)
+    return server

@@ -305,15 +305,13 @@ class Machine:
 
     def fused(self, kernel: Mapping[str, Any], scratch: Sequence[Vector], counts: tuple[int, int, int]) -> None:
         constants = kernel["constants"]
-        conditions = {name: value for name, value in constants.items() if isinstance(value, bool)}
-        declared = declared_bindings(
-            kernel["shader"], {**conditions, "HALF": kernel["half"], "SUBGROUPS": kernel["lanes"] > 0}
-        )
-        assert len(declared) == len(kernel["bindings"])
+        declared = declared_bindings(kernel)
+        assert {name for name, _ in declared} == kernel["bindings"].keys()
         at: dict[str, Vector] = {}
         written: list[tuple[Any, ...]] = []
         read: list[tuple[Any, ...]] = []
-        for (name, access), binding in zip(declared, kernel["bindings"], strict=True):
+        for name, access in declared:
+            binding = kernel["bindings"][name]
             match binding:
                 case ["recorded", buffer]:
                     at[name] = self.memory[buffer]

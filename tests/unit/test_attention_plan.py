@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from capstan.tape.attention_plan import fits_attention, plan_attention
 from capstan.tape.kernel_plan import KernelPlan
+from capstan.tape.ops.attention import fits_attention, plan_attention
 
 
 @dataclass(frozen=True)

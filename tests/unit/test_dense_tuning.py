@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from capstan.tape.dense_tuning import column_width, tune_dense
 from capstan.tape.kernel_plan import WorkgroupLimits
+from capstan.tape.ops.gemv_dense import column_width, tune_dense
 from tests.unit.shader_declarations import declared_constants, workgroup_bytes
 
 SHAPES = [
@@ -46,11 +46,13 @@ def test_a_cut_keeps_the_limits_of_the_shader_and_the_adapter(
         assert tuning.width == 1
     assert 1 <= tuning.workgroups <= 65535
     assert 0 <= tuning.workgroups * tuning.columns * column_width(half) - n < tuning.columns * column_width(half)
-    given = {"HALF": half, "SUBGROUPS": limits.lanes > 0, "NORM": True, "RESIDUAL": False, "GATED": True, **constants}
-    assert declared_constants("matvec_dense", given)["WORKGROUP"] == threads
-    assert declared_constants("matvec_dense", given)["VECTORS"] * column_width(half) == n
-    assert workgroup_bytes("matvec_dense", given) == (tuning.memory if constants["SPLIT"] else 0)
-    assert workgroup_bytes("matvec_dense", given) <= limits.memory
+    given = {"NORM": True, "RESIDUAL": False, "GATED": True, **constants}
+    declared = declared_constants("matvec_dense", given, half=half, lanes=limits.lanes)
+    assert declared["WORKGROUP"] == threads
+    assert declared["VECTORS"] * column_width(half) == n
+    memory = workgroup_bytes("matvec_dense", given, half=half, lanes=limits.lanes)
+    assert memory == (tuning.memory if constants["SPLIT"] else 0)
+    assert memory <= limits.memory
 
 
 @pytest.mark.parametrize(("k", "n"), SHAPES)

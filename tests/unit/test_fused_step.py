@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from capstan.tape import FusedStep, MatVec, Recorded, WorkgroupLimits, fused_step
-from capstan.tape.attention_plan import plan_attention
-from capstan.tape.dense_tuning import column_width
-from capstan.tape.matmul import MatMul, Quantize
+from capstan.tape.ops.attention import Attention, plan_attention
+from capstan.tape.ops.gemv_dense import column_width
+from capstan.tape.ops.matmul import MatMul, Quantize
+from capstan.tape.ops.norm import RmsNorm
 from capstan.tape.placement import Place, Placement
-from capstan.tape.step_graph import Attention, Node, RmsNorm
+from capstan.tape.step_graph import Node
 from tests.unit.shader_declarations import declared_bindings
 
 STATE = (77, 512, 32)
@@ -63,13 +64,14 @@ def attention(head: int = 16, layer: int = 0, element: str = "f32") -> Node:
 
 def declared(kernel: dict[str, Any]) -> list[tuple[str, str]]:
     """(name, access) of the bindings that the kernel's template declares for its constants."""
-    chosen = {name: value for name, value in kernel["constants"].items() if isinstance(value, bool)}
-    return declared_bindings(kernel["shader"], {**chosen, "HALF": kernel["half"], "SUBGROUPS": kernel["lanes"] > 0})
+    return declared_bindings(kernel)
 
 
 def named(kernel: dict[str, Any]) -> dict[str, Any]:
-    """Bindings by the names that the template gives them."""
-    return {name: binding for (name, _), binding in zip(declared(kernel), kernel["bindings"], strict=True)}
+    """Bindings by name, which are those that the template declares."""
+    bindings: dict[str, Any] = kernel["bindings"]
+    assert bindings.keys() == {name for name, _ in declared(kernel)}
+    return bindings
 
 
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)

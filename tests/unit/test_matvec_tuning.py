@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from capstan.tape.kernel_plan import WorkgroupLimits
-from capstan.tape.matvec_tuning import tune_matvec
+from capstan.tape.ops.gemv_int4 import tune_matvec
 from tests.unit.shader_declarations import declared_constants, workgroup_bytes
 
 SHAPES = [
@@ -56,15 +56,14 @@ def test_a_cut_keeps_the_limits_of_the_shader_and_the_adapter(
     staging = 4 * tuning.steps * span
     assert tuning.constants()["OWN"] == -(-staging // workgroup)
     assert not tuning.staged or staging * (16 if half else 32) < limits.memory
-    flags = {"HALF": half, "SUBGROUPS": lanes > 0, "NORM": True, "RESIDUAL": False, "BIAS": False}
-    constants = {**flags, "LANES": lanes, **tuning.constants()}
+    constants = {"NORM": True, "RESIDUAL": False, "BIAS": False, "BLOCK": 32, **tuning.constants()}
     assert constants["SUMS"] == tuning.rows * (2 if gated else 1)
     assert 1 << int(constants["HALVINGS"]) == min(span, lanes or 1)
-    declared = declared_constants("matvec_q4", constants)
+    declared = declared_constants("matvec_q4", constants, half=half, lanes=lanes)
     tiles = declared["TILES"]
     assert declared["TILE"] * (tiles - 1) < n <= declared["TILE"] * tiles
     assert tuning.workgroups == tiles or (tuning.workgroups < tiles and constants["LOOP"])
-    assert workgroup_bytes("matvec_q4", constants) <= limits.memory
+    assert workgroup_bytes("matvec_q4", constants, half=half, lanes=lanes) <= limits.memory
 
 
 def test_a_processor_without_subgroups_gets_fewer_threads() -> None:

@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from capstan.tape import BindGroup, Clear, Copy, Dispatch, DispatchIndirect, Op, Pipeline, Recording, Write
+from capstan.tape.ops import RULES
 from capstan.tape.ort_kernels import OrtKernel, recognise
 from tests.unit.recorded_kernels import KERNELS, Kernel, Number, pack_uniforms
 
+SIGNATURES = [signature for rules in RULES for signature in rules.signatures]
 UNIFORM = 99
 UNIFORMS: Mapping[str, Mapping[str, Number]] = {
     "matmul_nbits": {"M": 1, "N": 96, "K": 64, "block_size": 32, "batch_count": 1, "dispatch_M": 1},
@@ -86,7 +88,8 @@ def found(
     op: Op = DispatchIndirect(1, (5,), 60, 0) if indirect else Dispatch(1, (5,), 1, 1, 1)
     data = pack_uniforms(kernel.fields, uniforms) if upload is None else upload
     recording = Recording(7, (Write(UNIFORM, 0, data), op), {1: pipeline}, {5: group}, {})
-    return recognise(recording, op, recording.uploaded())
+    met = recognise(recording, op, recording.uploaded(), SIGNATURES)
+    return met[0] if met else None
 
 
 def change(name: str, **values: Number) -> dict[str, Number]:
@@ -331,7 +334,7 @@ def test_counts_may_come_from_a_buffer() -> None:
 
 @pytest.mark.parametrize("op", [Copy(1, 0, 2, 0, 64), Clear(1, 0, 64), Write(1, 0, b"")])
 def test_only_dispatches_are_kernels(op: Op) -> None:
-    assert recognise(Recording(7, (op,), {}, {}, {1: 64, 2: 64}), op, {}) is None
+    assert recognise(Recording(7, (op,), {}, {}, {1: 64, 2: 64}), op, {}, SIGNATURES) is None
 
 
 def test_weights_are_what_a_replacement_takes_for_constant() -> None:

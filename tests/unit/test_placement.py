@@ -9,8 +9,11 @@ from itertools import pairwise
 import pytest
 
 from capstan.errors import TapeError
+from capstan.tape.ops.attention import Attention
+from capstan.tape.ops.elementwise import Add
+from capstan.tape.ops.gemv import MatVec
 from capstan.tape.placement import MisplacedError, Place, Placement, place_values
-from capstan.tape.step_graph import Add, Attention, MatVec, Node, Recorded, StepGraph, What
+from capstan.tape.step_graph import Node, Recorded, StepGraph, What
 
 
 def product(n: int, element: str = "f32", residual: bool = False) -> MatVec:

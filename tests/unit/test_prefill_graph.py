@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from capstan.tape import Int4Weights, Recorded, Recording, fuse_prefill
-from capstan.tape.matmul import MatMul, Quantize
+from capstan.tape.ops.matmul import MatMul, Quantize
 from capstan.tape.placement import Placement
 from capstan.tape.recording import BindGroup, Dispatch, Pipeline, Write
 

@@ -12,8 +12,7 @@ from capstan.device.webgpu.prefill_tape import LEAST_FULL, Run, cut_prompt
 from capstan.errors import TapeError
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.tape.kernel_plan import WorkgroupLimits
-from capstan.tape.matmul import MatMul, Quantize
-from capstan.tape.matmul_plan import MatMulTuning, plan_matmul, plan_quantize, tune_matmul
+from capstan.tape.ops.matmul import MatMul, MatMulTuning, Quantize, plan_matmul, plan_quantize, tune_matmul
 from tests.unit.shader_declarations import declared_constants, workgroup_bytes
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama" / "model.onnx"
@@ -100,13 +99,13 @@ def hold_to_the_shader(made: Mapping[str, int]) -> None:
     ids=str,
 )
 def test_counts_follow_from_a_cut_as_in_the_shader(tuning: MatMulTuning, gated: bool) -> None:
-    given = {"HALF": True, "RESIDUAL": False, "BIAS": False, "GATED": gated, "K": 2048, "N": 1000, "M": 100}
+    given = {"RESIDUAL": False, "BIAS": False, "GATED": gated, "K": 2048, "N": 1000, "M": 100}
     constants = {**given, "BLOCK": 32, **tuning.constants(gated)}
-    made = declared_constants("matmul_q4", constants)
+    made = declared_constants("matmul_q4", constants, half=True)
     hold_to_the_shader(made)
     assert (made["TILE_M"], made["TILE_N"]) == tuning.tile
     assert made["WORKGROUP"] == tuning.workgroup
-    assert workgroup_bytes("matmul_q4", constants) == tuning.memory
+    assert workgroup_bytes("matmul_q4", constants, half=True) == tuning.memory
 
 
 @pytest.mark.parametrize(
@@ -124,14 +123,14 @@ def test_counts_follow_from_a_cut_as_in_the_shader(tuning: MatMulTuning, gated: 
 def test_a_cut_keeps_the_shaders_limits(k: int, gated: bool, limits: WorkgroupLimits) -> None:
     what = MatMul(1, 2, 100, 1000, k, 32, "f16", (3, 4) if gated else None)
     plan = plan_matmul(what, limits)
-    made = declared_constants(plan.shader, {"HALF": True, **plan.constants})
+    made = declared_constants(plan.shader, plan.constants, half=True)
     assert (made["K"], made["N"], made["M"], made["BLOCK"]) == (k, 1000, 100, 32)
     assert k % (32 * made["RUNS"]) == 0
     assert made["RUNS"] % made["SLICES"] == 0
     assert (made["WM"] % 4, made["WN"] % 8, made["TN"] % 8) == (0, 0, 0)
     workgroup = made["WORKGROUP"]
     assert workgroup <= limits.threads
-    memory = workgroup_bytes(plan.shader, {"HALF": True, **plan.constants})
+    memory = workgroup_bytes(plan.shader, plan.constants, half=True)
     assert memory == tune_matmul(k, limits).memory <= limits.memory
     rows, columns = made["TILE_M"], made["TILE_N"] // (2 if gated else 1)
     hold_to_the_shader(made)

@@ -8,7 +8,13 @@ from dataclasses import replace
 import pytest
 
 from capstan.tape import BindGroup, Command, Copy, Dispatch, DispatchIndirect, MatVec, Pipeline, Recorded, Recording
-from capstan.tape.step_graph import Add, Attention, Norm, StepGraph, fits_matvec, read_step
+from capstan.tape.ops import RULES
+from capstan.tape.ops.attention import Attention
+from capstan.tape.ops.elementwise import Add
+from capstan.tape.ops.gemv import fits_matvec
+from capstan.tape.ops.norm import Norm
+from capstan.tape.ort_kernels import read_step
+from capstan.tape.step_graph import StepGraph
 from tests.unit import step_simulator
 from tests.unit.recorded_kernels import KERNELS
 from tests.unit.small_decoders import BLOCK, HEADS, INNER, VOCABULARY, WIDTH, Small, decoder
@@ -33,7 +39,7 @@ def plain(*bound: tuple[tuple[int, ...], tuple[int, ...]], between: dict[int, Co
     while between and len(ops) in between:
         ops.append(between[len(ops)])
     recording = Recording(7, tuple(ops), pipelines, groups, dict.fromkeys(range(20), SIZE))
-    return read_step(recording, ops, {9}, EVERY, ())
+    return read_step(recording, ops, {9}, EVERY, (), RULES)[0]
 
 
 def homes(graph: StepGraph, values: Collection[int]) -> list[int]:
@@ -92,7 +98,7 @@ class TestValues:
             7, (), {0: Pipeline("", {(0, 0): "read_write"})}, {100: BindGroup(((0, 2, 0, 0),))}, {2: SIZE, 5: SIZE}
         )
         ops = [DispatchIndirect(0, (100,), 5, 0)]
-        graph = read_step(recording, ops, (), EVERY, ())
+        graph = read_step(recording, ops, (), EVERY, (), RULES)[0]
         assert homes(graph, graph.nodes[0].reads) == [5]
 
     def test_readers_and_makers(self) -> None:
@@ -105,7 +111,7 @@ class TestValues:
 
 
 def read(step: step_simulator.Recorded, lift: Collection[str], kept: Collection[int] = ()) -> StepGraph:
-    return read_step(step.recording, step.ops, step.lasting, lift, kept)
+    return read_step(step.recording, step.ops, step.lasting, lift, kept, RULES)[0]
 
 
 def kinds(graph: StepGraph, index: int) -> list[type]:

@@ -2,12 +2,13 @@
 
 recording.py   what the device was asked for during one captured run, as frozen dataclasses
 passes.py      recording -> the operations to replay: the captured half, clears, indirect dispatches
-ort_kernels.py what a recorded dispatch computes; uniforms.py reads what it was told
 step_graph.py  the step as a graph of values
-fusions.py     passes over that graph
-prefill_graph.py  a recorded prefill run in the same way, its products as ours; matmul_plan.py: how these are made
+ort_kernels.py recognises recorded dispatches by the signatures of `ops`; uniforms.py reads what they were told
+operation.py   what an operation of ours is to the modules here
+ops/           the operations of ours, one module each: recognised, joined, planned, bound
+fusions.py     the passes over the graph of a decode step, prefill_graph.py over that of a prefill run
 placement.py   values back into buffers, checked
-fused_step.py  the rewritten step as the device takes it; matvec_tuning.py, attention_plan.py: how our kernels are made
+fused_step.py  the rewritten step as the device takes it
 key.py         what a tape is valid for
 """
 
@@ -17,7 +18,8 @@ from .fused_step import FusedStep, fused_step
 from .fusions import PASSES, fuse_step
 from .kernel_plan import WorkgroupLimits
 from .key import TapeKey
-from .matmul import MatMul
+from .ops.gemv import MatVec
+from .ops.matmul import Int4Weights, MatMul
 from .passes import (
     TableGroup,
     captured_half,
@@ -28,9 +30,9 @@ from .passes import (
     slice_for,
     without_clears,
 )
-from .prefill_graph import Int4Weights, fuse_prefill
+from .prefill_graph import fuse_prefill
 from .recording import BindGroup, Clear, Command, Copy, Dispatch, DispatchIndirect, Op, Pipeline, Recording, Write
-from .step_graph import MatVec, Recorded, StepGraph
+from .step_graph import Recorded, StepGraph
 
 __all__ = [
     "PASSES",

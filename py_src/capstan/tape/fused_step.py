@@ -7,19 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .attention_plan import plan_attention
-from .dense_tuning import tune_dense
-from .kernel_plan import KernelPlan, WorkgroupLimits
-from .matmul import MatMul, Quantize
-from .matmul_plan import matmul_bindings, plan_matmul, plan_quantize
-from .matvec_tuning import tune_matvec
+from .kernel_plan import WorkgroupLimits
+from .operation import Binding, Buffer, Kernel, Shared, State, Value
 from .placement import Placement
-from .step_graph import Attention, MatVec, Node, Recorded
+from .step_graph import Recorded
 
 __all__ = ["FusedStep", "fused_step"]
-
-FLOATS = ("EPSILON", "SCALE")
-"""Kernel constants that are f32 in WGSL."""
 
 
 @dataclass
@@ -47,95 +40,57 @@ def fused_step(
 ) -> FusedStep:
     """Emit a placed step. `played` has the recorded operations by index, whose table numbers are those of `tables`.
 
-    `state` is the sampler's state (handle, offset, bytes), from which attention takes the length; `limits` are the
+    `state` is the sampler's state (handle, offset, bytes), from which kernels take the length; `limits` are the
     adapter's; `capacity` is the longest sequence, in tokens.
     """
     step = FusedStep(scratch=list(placement.scratch), tables=list(tables))
-    shared: dict[Callable[[int], tuple[int, int, int]], int] = {}
-    partials: dict[int, int] = {}
+    numbered: dict[Callable[[int], tuple[int, int, int]], int] = {}
+    shared: dict[int, int] = {}
+    """Scratch between kernels of one operation, by its bytes: operations take turns."""
 
     def table(counts: Callable[[int], tuple[int, int, int]]) -> int:
-        if counts not in shared:
+        if counts not in numbered:
             rows = array("I", [0, 0, 0])
             for length in range(1, capacity + 1):
                 rows.extend(counts(length))
-            shared[counts] = len(step.tables)
+            numbered[counts] = len(step.tables)
             step.tables.append(rows.tobytes())
-        return shared[counts]
+        return numbered[counts]
 
-    def emit(plan: KernelPlan, half: bool, bindings: list[list[Any]]) -> None:
-        kernel = len(step.kernels)
-        constants = dict(plan.constants)
-        floats = [name for name in FLOATS if name in constants]
+    def resource(binding: Binding) -> list[Any]:
+        match binding:
+            case Value():
+                place = placement.places[binding.id]
+                return [place.kind, place.id]
+            case Buffer():
+                return ["recorded", binding.id]
+            case State():
+                return ["span", *state]
+            case Shared():
+                number = shared.setdefault(binding.bytes, len(step.scratch))
+                if number == len(step.scratch):
+                    step.scratch.append(binding.bytes)
+                return ["scratch", number]
+
+    def emit(kernel: Kernel) -> None:
+        plan, number = kernel.plan, len(step.kernels)
         step.kernels.append(
             {
                 "shader": plan.shader,
-                "constants": constants,
-                "floats": floats,
-                "half": half,
+                "constants": dict(plan.constants),
+                "floats": [name for name, value in plan.constants.items() if isinstance(value, float)],
+                "half": kernel.half,
                 "lanes": limits.lanes,
-                "bindings": bindings,
+                "bindings": {name: resource(binding) for name, binding in kernel.bindings.items()},
             }
         )
         counts = plan.counts
-        step.played.append(["kernel table", kernel, table(counts)] if callable(counts) else ["kernel", kernel, *counts])
-
-    def at(value: int) -> list[Any]:
-        place = placement.places[value]
-        return [place.kind, place.id]
+        step.played.append(["kernel table", number, table(counts)] if callable(counts) else ["kernel", number, *counts])
 
     for node in placement.nodes:
-        match node.what:
-            case Recorded():
-                step.played.append(played[node.what.index])
-            case MatVec():
-                plan = plan_matvec(node.what, limits)
-                emit(plan, node.what.element == "f16", matvec_bindings(node, node.what, at))
-            case Quantize() | MatMul():
-                plan = plan_quantize(node.what) if isinstance(node.what, Quantize) else plan_matmul(node.what, limits)
-                emit(plan, node.what.element == "f16", matmul_bindings(node, at))
-            case Attention():
-                what = node.what
-                half = what.element == "f16"
-                split, join, partial_bytes = plan_attention(what, limits.lanes)
-                # Layers take turns, so that one buffer serves all of them.
-                partial = partials.setdefault(partial_bytes, len(step.scratch))
-                if partial == len(step.scratch):
-                    step.scratch.append(partial_bytes)
-                out, _, _ = node.writes
-                length = ["span", *state]
-                caches = [["recorded", buffer] for buffer in (what.cos, what.sin, what.key, what.value)]
-                emit(split, half, [at(node.reads[0]), length, *caches, ["scratch", partial], at(out)])
-                emit(join, half, [["scratch", partial], length, at(out)])
+        if isinstance(node.what, Recorded):
+            step.played.append(played[node.what.index])
+        else:
+            for kernel in node.what.kernels(node.reads, node.writes, limits):
+                emit(kernel)
     return step
-
-
-def plan_matvec(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
-    """The kernel that computes a product, and its workgroups."""
-    fused: dict[str, int | float | bool] = {
-        "NORM": what.norm is not None,
-        "RESIDUAL": what.residual,
-        "GATED": what.up is not None,
-    }
-    if what.norm is not None:
-        fused["EPSILON"] = what.norm.epsilon
-    if what.scales is None:
-        dense = tune_dense(what.k, what.n, what.element == "f16", limits)
-        return KernelPlan("matvec_dense", {**fused, **dense.constants()}, (dense.workgroups, 1, 1))
-    tuning = tune_matvec(what.k, what.n, what.up is not None, what.element == "f16", limits)
-    constants = {**fused, "BLOCK": what.block, "BIAS": False, **tuning.constants()}
-    return KernelPlan("matvec_q4", constants, (tuning.workgroups, 1, 1))
-
-
-def matvec_bindings(node: Node, what: MatVec, at: Callable[[int], list[Any]]) -> list[list[Any]]:
-    """As shaders/matvec_q4.wgsl and matvec_dense.wgsl declare them."""
-    bindings = [at(node.reads[0]), ["recorded", what.weights]]
-    if what.scales is not None:
-        bindings.append(["recorded", what.scales])
-    if what.norm is not None:
-        bindings.append(["recorded", what.norm.gamma])
-    if what.residual:
-        bindings.append(at(node.reads[1]))
-    if what.up is not None:
-        bindings += [["recorded", buffer] for buffer in what.up]
-    return [*bindings, at(node.writes[0])]

@@ -6,22 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import TapeError
-from .matmul import MatMul, Quantize
-from .step_graph import (
-    Add,
-    Attention,
-    MatVec,
-    Multiply,
-    Node,
-    Norm,
-    Recorded,
-    Silu,
-    StepGraph,
-)
+from .step_graph import Node, Recorded, StepGraph
 
 __all__ = ["MisplacedError", "Place", "Placement", "place_values"]
 
-ELEMENT_BYTES = {"f16": 2, "f32": 4}
 SCRATCH_ALIGNMENT = 256
 """Scratch sizes are rounded up to this many bytes, so that values of similar size can share a buffer in turn."""
 
@@ -89,20 +77,9 @@ def _lasting(graph: StepGraph) -> set[int]:
 
 def _bytes(node: Node, value: int) -> int:
     """Of a value that a node of ours makes."""
-    what = node.what
-    match what:
-        case MatVec():
-            return what.n * ELEMENT_BYTES[what.element]
-        case Attention():
-            return what.heads * what.head * ELEMENT_BYTES[what.element]
-        case Add() | Silu() | Multiply() | Norm():
-            return what.size * ELEMENT_BYTES[what.element]
-        case Quantize():
-            return what.rows * what.k if value == node.writes[0] else what.rows * what.k // 8
-        case MatMul():
-            return what.rows * what.n * ELEMENT_BYTES[what.element]
-        case Recorded():
-            raise TapeError(f"the recorded operation {what.index} writes a value that no recorded buffer holds")
+    if isinstance(node.what, Recorded):
+        raise TapeError(f"the recorded operation {node.what.index} writes a value that no recorded buffer holds")
+    return node.what.written_bytes(node.writes.index(value))
 
 
 def _check(graph: StepGraph, placement: Placement) -> None:
@@ -122,8 +99,7 @@ def _check(graph: StepGraph, placement: Placement) -> None:
                 )
         if not isinstance(node.what, Recorded):
             both = {placement.places[value] for value in node.reads} & {placement.places[v] for v in node.writes}
-            if isinstance(node.what, Attention):
-                both -= {Place("recorded", cache) for cache in (node.what.key, node.what.value)}
+            both -= {Place("recorded", buffer) for buffer in node.what.in_place}
             if both:
                 raise MisplacedError(
                     f"the operation at {node.position} would read and write {both.pop()}", node.origins

@@ -71,25 +71,29 @@ async def limited(
         await opened.aclose()
 
 
-async def uncompiled(models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int) -> dict[str, Any]:
-    """The ids after a prompt where no fused kernel compiles."""
+async def spoiled(
+    models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int, part: str, lost: str, given: str | None
+) -> dict[str, Any]:
+    """The ids after a prompt where a `part` of each fused kernel that has it goes by the name `given`, not `lost`."""
     original = step_recorder.fused_step
 
-    class Broken:
-        """A fused step whose kernels lack a constant."""
+    class Spoiled:
+        """A fused step with such kernels."""
 
-        def __init__(self, *given: Any) -> None:
-            made = original(*given)
+        def __init__(self, *wanted: Any) -> None:
+            made = original(*wanted)
             self.played, self.tables, self._spec = made.played, made.tables, made.spec
 
         def spec(self, owner: str) -> dict[str, Any]:
             spec: dict[str, Any] = json.loads(json.dumps(self._spec(owner)))
             for kernel in spec["kernels"]:
-                del kernel["constants"]["WORKGROUP"]
+                value = kernel[part].pop(lost, None)
+                if given is not None and value is not None:
+                    kernel[part][given] = value
             return spec
 
     opened = await load(models, model)
-    step_recorder.fused_step = Broken
+    step_recorder.fused_step = Spoiled
     try:
         # A decoder of another capacity is recorded anew.
         async with Generator(opened, parameters(opened, max_length=100)) as generator:

@@ -12,7 +12,8 @@ export type FusedBinding = ["recorded", number] | ["scratch", number] | ["span",
 export interface FusedSpec {
   /** Bytes of each scratch buffer. */
   scratch: number[];
-  kernels: (KernelText & { bindings: FusedBinding[] })[];
+  /** What each kernel binds, by the names that its WGSL declares. */
+  kernels: (KernelText & { bindings: Record<string, FusedBinding> })[];
   /** Whose memory it is. */
   owner: string;
 }
@@ -54,13 +55,16 @@ export class FusedKernels {
       for (const size of spec.scratch)
         scratch.push(watched.buffer("kernels", spec.owner, { label: "tape scratch", size, usage }));
       return spec.kernels.map(({ shader, bindings }, index) => {
-        const { pipeline, layout, access } = compiled[index]!;
-        if (bindings.length !== access.length)
+        const { pipeline, layout, names } = compiled[index]!;
+        const missing = names.filter((name) => !(name in bindings));
+        const unknown = Object.keys(bindings).filter((name) => !names.includes(name));
+        if (missing.length || unknown.length)
           throw new EngineError(
             "TapeError",
-            `kernel ${shader} declares ${access.length} bindings, ${bindings.length} were given`,
+            `kernel ${shader} declares ${names.join(", ")}; not given: ${missing.join(", ") || "none"}; ` +
+              `given and not declared: ${unknown.join(", ") || "none"}`,
           );
-        const entries = bindings.map((binding, place) => ({ binding: place, resource: resource(binding) }));
+        const entries = names.map((name, place) => ({ binding: place, resource: resource(bindings[name]!) }));
         return { pipeline, group: watched.device.createBindGroup({ label: shader, layout, entries }) };
       });
     };

@@ -8,6 +8,7 @@
 import { EngineError } from "../errors";
 import { Allocations } from "./allocations";
 import type { BindGroupInfo, BufferInfo, PipelineInfo, Recorder, WatchedDevice } from "./device";
+import { declaredBindings } from "./wgsl";
 
 /** One operation, by ids. Python's capstan.tape reads these tuples. */
 export type RecordedOp =
@@ -31,18 +32,6 @@ export interface RecordingObjects {
   bindGroups: Map<number, GPUBindGroup>;
   buffers: Map<number, GPUBuffer>;
   infos: Map<number, BufferInfo>;
-}
-
-const BINDING = /@group\((\d+)\)\s*@binding\((\d+)\)\s*var<\s*(storage|uniform)\s*(?:,\s*(\w+)\s*)?>\s*(\w+)/g;
-
-/** The buffer bindings a WGSL module declares: [group, binding, access, name]; access is read, read_write or uniform. */
-export function declaredBindings(code: string): [number, number, string, string][] {
-  return [...code.matchAll(BINDING)].map(([, group, binding, space, access, name]) => [
-    Number(group),
-    Number(binding),
-    space === "uniform" ? "uniform" : (access ?? "read"),
-    name!,
-  ]);
 }
 
 export class DryRecorder implements Recorder {
@@ -85,7 +74,11 @@ export class DryRecorder implements Recorder {
   data(): RecordingData {
     const pipelines: RecordingData["pipelines"] = {};
     for (const [id, info] of this.pipelineInfos)
-      pipelines[id] = { label: info.label, code: info.code, bindings: declaredBindings(info.code) };
+      pipelines[id] = {
+        label: info.label,
+        code: info.code,
+        bindings: declaredBindings(info.code).map(({ group, binding, access, name }) => [group, binding, access, name]),
+      };
     const bind_groups: RecordingData["bind_groups"] = {};
     for (const [id, info] of this.groupInfos) {
       bind_groups[id] = info.entries.map((e) => [e.binding, e.buffer.id, e.offset, e.size]);

@@ -6,8 +6,8 @@
 import { EngineError } from "../errors";
 import type { WatchedDevice } from "./device";
 import { StepEncoder, type Tape } from "./player";
-import { declaredBindings } from "./recorder";
 import type { Sampler } from "./sampler";
+import { declaredBindings } from "./wgsl";
 
 /** Most queries in one set, by the standard. */
 const SET_QUERIES = 4096;
@@ -140,8 +140,8 @@ function called(watched: WatchedDevice, pipeline: GPUComputePipeline): string {
   const bindings = declaredBindings(watched.pipelines.get(pipeline)?.code ?? "");
   const named = (writes: boolean): string =>
     bindings
-      .filter(([, , access]) => access !== "uniform" && (access === "read_write") === writes)
-      .map(([, , , name]) => name)
+      .filter(({ access }) => access !== "uniform" && (access === "read_write") === writes)
+      .map(({ name }) => name)
       .join(", ");
   return `${named(false)} -> ${named(true)}`;
 }

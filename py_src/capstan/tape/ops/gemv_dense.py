@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .kernel_plan import WorkgroupLimits
+from ..kernel_plan import WorkgroupLimits
 
 __all__ = ["DenseTuning", "column_width", "tune_dense"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .kernel_plan import WorkgroupLimits
+from ..kernel_plan import WorkgroupLimits
 
 __all__ = ["MatvecTuning", "tune_matvec"]
 

@@ -1,0 +1,77 @@
+"""What an operation of ours is to the rest of the tape: the values it writes, and the kernels it is computed by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from .kernel_plan import KernelPlan, WorkgroupLimits
+
+__all__ = ["ELEMENT_BYTES", "STATE", "Binding", "Buffer", "Kernel", "Operation", "Shared", "State", "Value"]
+
+ELEMENT_BYTES = {"f16": 2, "f32": 4}
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of the step, wherever it is placed."""
+
+    id: int
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A recorded buffer."""
+
+    id: int
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Scratch between the kernels of one operation; operations that ask for as many bytes use the same in turn."""
+
+    bytes: int
+
+
+@dataclass(frozen=True)
+class State:
+    """The sampler's state, whose first word is the sequence's length."""
+
+
+STATE = State()
+
+Binding = Value | Buffer | Shared | State
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel to dispatch, and what it binds, by the names that its template declares."""
+
+    plan: KernelPlan
+    half: bool
+    """Whether activations are float16."""
+    bindings: Mapping[str, Binding]
+
+
+class Operation(Protocol):
+    """What a node of the step's graph computes, if it is not replayed as it was recorded.
+
+    A frozen dataclass: equal operations compute the same of equal reads.
+    """
+
+    @property
+    def loose(self) -> bool:
+        """Whether no kernel computes it by itself: it joins a neighbour, or what it was taken from stays recorded."""
+        return False
+
+    @property
+    def in_place(self) -> frozenset[int]:
+        """Recorded buffers that it may read and write at once."""
+        return frozenset()
+
+    def written_bytes(self, index: int) -> int:
+        """Bytes of the value that it writes as its `index`-th."""
+
+    def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> Sequence[Kernel]:
+        """The kernels that compute it, in order; `reads` and `writes` are the node's values."""

@@ -1,0 +1,22 @@
+"""One module an operation of ours: what it is, how it is recognised, how its kernels are made, and what they bind.
+
+elementwise.py, norm.py  what products join to themselves
+gemv.py       products of one row; gemv_int4.py, gemv_dense.py choose their tiling
+attention.py  attention of one token
+matmul.py     products of many rows
+
+A further operation is a module of its own and a line in RULES (of decode steps) or READERS (of prefill runs).
+"""
+
+from __future__ import annotations
+
+from . import attention, elementwise, gemv, norm
+from .matmul import Products
+
+__all__ = ["READERS", "RULES"]
+
+RULES = (attention.RULES, elementwise.RULES, norm.RULES, gemv.RULES)
+"""Of the operations of decode steps, in the order in which their folds run."""
+
+READERS = (Products,)
+"""Of the operations of prefill runs; the first that knows an operation reads it."""

@@ -1,0 +1,355 @@
+"""Products of many rows by int4 weights, from activations in int8: matmul_q4.wgsl and quantize_rows.wgsl.
+
+onnxruntime-web multiplies by int4 weights in several ways, by adapter and shape. Which dispatch is which product is
+told by the weights that it binds; what brings activations into the form it needs, by the one thing it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...errors import TapeError
+from ..kernel_plan import KernelPlan, WorkgroupLimits
+from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
+from ..ort_kernels import bound
+from ..recording import Command, Dispatch, Recording
+from ..step_graph import Node, StepGraph, Values
+
+__all__ = [
+    "Int4Weights",
+    "MatMul",
+    "MatMulTuning",
+    "Products",
+    "Quantize",
+    "plan_matmul",
+    "plan_quantize",
+    "tune_matmul",
+]
+
+RUN = 32
+"""Elements of a row that share a scale in int8."""
+QUANTIZED = 128
+"""Elements of a row that share a scale where onnxruntime-web computes in int8."""
+MATRICES_FULL = 192
+"""Workgroups from which onnxruntime-web's products by subgroup matrices, of 128 rows by 128 columns each, fill a large
+GPU: of 256 they took 161 us on an H200 where ours take 223; of 96, 128 us where ours take 89."""
+
+
+@dataclass(frozen=True)
+class Int4Weights:
+    """Weights [n, k] of a MatMulNBits node, on the device."""
+
+    scales: int
+    """The recorded id of their scales' buffer."""
+    n: int
+    k: int
+    block: int
+    int8: bool
+    """Whether the model allows activations in int8 (accuracy_level 4)."""
+
+
+PRODUCTS = (
+    ("input_a", "scales_a", "input_b", "scales_b", "output"),
+    ("input_a", "input_b", "scales_b", "output"),
+    ("input_a", "input_b", "scales", "output"),
+)
+"""What the kernels of a product bind, uniforms left out: from int8, by subgroup matrices, and in tiles."""
+
+
+@dataclass(frozen=True)
+class Quantize(Operation):
+    """`rows` rows of `k` elements as int8, and their scales: two values. `group` elements share a scale."""
+
+    rows: int
+    k: int
+    group: int
+    element: str
+
+    def written_bytes(self, index: int) -> int:
+        return self.rows * self.k if index == 0 else self.rows * self.k // 8
+
+    def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
+        names = ("x", "words", "factors")
+        bindings = dict(zip(names, map(Value, (*reads, *writes)), strict=True))
+        return [Kernel(plan_quantize(self), self.element == "f16", bindings)]
+
+
+@dataclass(frozen=True)
+class MatMul(Operation):
+    """`rows` rows of x, each multiplied by W [n, k] in int4 with one scale for each `block` of a row.
+
+    reads are x in int8 and its scales. With `up`, the result is silu(W x) * (W_up x). Buffers of weights by id.
+    """
+
+    weights: int
+    scales: int
+    rows: int
+    n: int
+    k: int
+    block: int
+    element: str
+    up: tuple[int, int] | None = None
+    """The other half of a gated layer: weights and scales."""
+
+    def written_bytes(self, index: int) -> int:
+        return self.rows * self.n * ELEMENT_BYTES[self.element]
+
+    def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
+        bindings: dict[str, Binding] = {"x": Value(reads[0]), "x_scales": Value(reads[1]), "y": Value(writes[0])}
+        bindings |= {"weights": Buffer(self.weights), "scales": Buffer(self.scales)}
+        for name, buffer in zip(("weights_up", "scales_up"), self.up or (), strict=False):
+            bindings[name] = Buffer(buffer)
+        return [Kernel(plan_matmul(self, limits), self.element == "f16", bindings)]
+
+
+@dataclass(frozen=True)
+class MatMulTuning:
+    """The cut of matmul_q4.wgsl; it changes its speed alone."""
+
+    thread: tuple[int, int]
+    """Rows and columns of a thread."""
+    threads: tuple[int, int]
+    """Threads over rows and columns of a tile."""
+    slices: int
+    """Sets of such threads, each for a part of k."""
+    runs: int
+    """Runs of 32 elements of k in a step."""
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of a workgroup."""
+        return self.thread[0] * self.threads[0], self.thread[1] * self.threads[1]
+
+    @property
+    def workgroup(self) -> int:
+        """Threads."""
+        return self.threads[0] * self.threads[1] * self.slices
+
+    @property
+    def vectors(self) -> int:
+        """16-byte words of x and weights in workgroup memory."""
+        rows, columns = self.tile
+        return 4 * self.runs * (rows + columns + 2)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of workgroup memory."""
+        return 16 * self.vectors + 8 * self.runs * sum(self.tile)
+
+    def constants(self, gated: bool) -> dict[str, int | float | bool]:
+        """By their names in the shader."""
+        rows, columns = self.tile
+        meeting = self.thread[0]
+        while meeting * self.thread[1] // 4 * self.threads[0] * self.threads[1] > self.vectors:
+            meeting //= 2
+        return {
+            "TM": self.thread[0],
+            "TN": self.thread[1],
+            "WM": self.threads[0],
+            "WN": self.threads[1],
+            "SLICES": self.slices,
+            "RUNS": self.runs,
+            "SUMS": self.thread[0] * self.thread[1],
+            "A_LOADS": 2 * self.runs * rows // self.workgroup,
+            "B_LOADS": self.runs * columns // self.workgroup,
+            "S_LOADS": -(-self.runs * rows // self.workgroup),
+            "FOURS": self.thread[1] // 4,
+            "OUT_FOURS": self.thread[1] // (8 if gated else 4),
+            "MEETING": meeting,
+            "PARTS": self.thread[0] // meeting,
+            "SLICED": self.slices > 1,
+        }
+
+
+LARGE = MatMulTuning((8, 8), (8, 8), slices=2, runs=2)
+"""The best of 15 for each shape of a Llama of 1B at 512 rows on an H200."""
+ODD = MatMulTuning((8, 8), (8, 8), slices=1, runs=1)
+"""For an odd number of runs."""
+SMALL = MatMulTuning((8, 8), (4, 8), slices=1, runs=1)
+"""Where workgroups have little memory, or the adapter is a processor."""
+
+
+def tune_matmul(k: int, limits: WorkgroupLimits) -> MatMulTuning:
+    """For rows of `k` elements. Raises TapeError if no cut fits the adapter's workgroups."""
+    for tuning in (LARGE, ODD, SMALL):
+        fits = tuning.memory <= limits.memory and tuning.workgroup <= limits.threads
+        if fits and k % (RUN * tuning.runs) == 0 and not (limits.software and tuning is not SMALL):
+            return tuning
+    raise TapeError(
+        f"no cut of the matrix product fits rows of {k} and workgroups of {limits.threads} threads with "
+        f"{limits.memory} bytes of memory"
+    )
+
+
+def plan_matmul(what: MatMul, limits: WorkgroupLimits) -> KernelPlan:
+    """The kernel that computes a product of many rows, and its workgroups."""
+    gated = what.up is not None
+    tuning = tune_matmul(what.k, limits)
+    constants = {
+        "K": what.k,
+        "N": what.n,
+        "M": what.rows,
+        "BLOCK": what.block,
+        "GATED": gated,
+        "RESIDUAL": False,
+        "BIAS": False,
+        **tuning.constants(gated),
+    }
+    rows, columns = tuning.tile
+    counts = (-(-what.n // (columns // 2 if gated else columns)), -(-what.rows // rows), 1)
+    return KernelPlan("matmul_q4", constants, counts)
+
+
+def plan_quantize(what: Quantize) -> KernelPlan:
+    """The kernel that makes int8 of activations, and its workgroups."""
+    constants = {"K": what.k, "M": what.rows, "GROUPED": what.group > RUN}
+    return KernelPlan("quantize_rows", constants, (-(-what.rows // 8), -(-what.k // (8 * RUN)), 1))
+
+
+def _fits(weights: Int4Weights) -> bool:
+    """Whether web/src/shaders/matmul_q4.wgsl covers these weights."""
+    whole = weights.k % RUN == 0 and weights.block % RUN == 0 and weights.k % weights.block == 0
+    return whole and weights.n % 4 == 0
+
+
+def _converts(recording: Recording, op: Dispatch, at: Mapping[str, int]) -> bool:
+    """Whether the dispatch only brings activations into the form that a product needs: int8, or another order."""
+    if tuple(at) == ("input_a", "output_a"):
+        return True
+    return tuple(at) == ("input_a", "output", "scales") and "pack4x8snorm(" in recording.pipelines[op.pipeline].code
+
+
+@dataclass
+class Products:
+    """Reads a recorded run of `rows` positions: each of its int4 products as two nodes, the input in int8 and the
+    product of that."""
+
+    recording: Recording
+    ops: Sequence[Command]
+    weights: Mapping[int, Int4Weights]
+    """By recorded buffer."""
+    rows: int
+    values: Values
+    origin: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """What a converted value was made of, and by which operation."""
+
+    def __post_init__(self) -> None:
+        self.uploaded = self.recording.uploaded()
+        self.changed = frozenset(buffer for op in self.ops for buffer in self.recording.writes(op))
+
+    def read(self, index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
+        """What a recorded operation computes, from the values that it reads and writes by buffer; None if it is no
+        product of ours."""
+        op, rows = self.ops[index], self.rows
+        met = bound(self.recording, op, self.uploaded)
+        if not isinstance(op, Dispatch) or met is None:
+            return None
+        at, uniforms = met
+        if _converts(self.recording, op, at):
+            self.origin.update(dict.fromkeys(writes.values(), (reads[at["input_a"]], index)))
+            return None
+        found = self.weights.get(at.get("input_b", -1))
+        if (
+            found is None
+            or tuple(at) not in PRODUCTS
+            or at["input_b"] in self.changed
+            or uniforms.get("M", rows) != rows
+        ):
+            return None
+        scales = at.get("scales_b", at.get("scales"))
+        element = "f16" if "<f16>" in self.recording.pipelines[op.pipeline].code else "f32"
+        size = rows * found.n * ELEMENT_BYTES[element]
+        quantized = "scales_a" in at
+        if scales != found.scales or self.recording.sizes[at["output"]] < size or not _fits(found):
+            return None
+        if not (quantized or found.int8):
+            return None
+        x, position = self.origin.get(reads[at["input_a"]], (reads[at["input_a"]], index))
+        if quantized and (position == index or found.k % QUANTIZED):
+            return None  # What is in int8 already, by who knows which rule, cannot be brought into it.
+        if position != index and not quantized and op.x * op.y * op.z >= MATRICES_FULL:
+            return None
+        group = QUANTIZED if quantized else RUN
+        words, factors = self.values.fresh(), self.values.fresh()
+        origins = frozenset({index})
+        what = MatMul(at["input_b"], scales, rows, found.n, found.k, found.block, element)
+        return [
+            Node(Quantize(rows, found.k, group, element), (x,), (words, factors), position, origins),
+            Node(what, (words, factors), (writes[at["output"]],), index, origins),
+        ]
+
+    def joined(self, graph: StepGraph) -> StepGraph:
+        """The halves of gated layers joined, and each input brought into int8 once."""
+        return _share(_gate(self.recording, self.ops, graph))
+
+
+GATED = (
+    "let activated_value = gate_value * (one / (one + exp(-gate_value)));",
+    "output[global_idx]=activated_value * up_value;",
+)
+"""Lines of the kernel that joins the halves of a gated layer."""
+
+
+def _gate(recording: Recording, ops: Sequence[Command], graph: StepGraph) -> StepGraph:
+    """Let one product make what the halves of a gated layer, read by nobody else, are joined to."""
+    readers, makers = graph.readers(), graph.makers()
+    lasting = set(graph.last.values())
+    gone: set[int] = set()
+    joined: dict[int, Node] = {}
+    for node in graph.nodes:
+        index = node.position
+        op = ops[index]
+        if node.origins != {index} or not isinstance(op, Dispatch) or len(node.writes) != 1:
+            continue
+        met = bound(recording, op, {})
+        code = recording.pipelines[op.pipeline].code
+        if met is None or tuple(met[0]) != ("gate", "up", "output") or not all(line in code for line in GATED):
+            continue
+        at = met[0]
+        value = {graph.homes.get(v): v for v in node.reads}
+        gate, up = (makers.get(value.get(at[name], -1)) for name in ("gate", "up"))
+        if gate is None or up is None or gate is up:
+            continue
+        a, b = gate.what, up.what
+        if not (isinstance(a, MatMul) and isinstance(b, MatMul)):
+            continue
+        if not all(readers[v] == [node] and v not in lasting for half in (gate, up) for v in half.writes):
+            continue
+        if replace(a, weights=0, scales=0) != replace(b, weights=0, scales=0):
+            continue
+        if _source(makers, gate) != _source(makers, up):
+            continue
+        origins = gate.origins | up.origins | node.origins
+        joined[node.writes[0]] = Node(
+            replace(a, up=(b.weights, b.scales)), gate.reads, node.writes, node.position, origins
+        )
+        gone |= {*gate.writes, *up.writes}
+    nodes = [
+        joined.get(node.writes[0], node) if node.writes else node
+        for node in graph.nodes
+        if not (isinstance(node.what, MatMul) and node.writes[0] in gone)
+    ]
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _source(makers: Mapping[int, Node], product: Node) -> tuple[Any, ...]:
+    """What a product multiplies, before it was brought into another form."""
+    made = makers.get(product.reads[0])
+    return (made.what, made.reads) if made is not None and isinstance(made.what, Quantize) else product.reads
+
+
+def _share(graph: StepGraph) -> StepGraph:
+    """Bring each value into int8 once, however many products read it."""
+    first: dict[tuple[Any, ...], Node] = {}
+    instead: dict[int, int] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if isinstance(node.what, Quantize):
+            same = first.setdefault((node.what, node.reads), node)
+            if same is not node:
+                instead |= dict(zip(node.writes, same.writes, strict=True))
+                continue
+        nodes.append(replace(node, reads=tuple(instead.get(value, value) for value in node.reads)))
+    return replace(graph, nodes=tuple(nodes))

@@ -1,0 +1,125 @@
+// WGSL as text: what a module declares, and templates made into modules. Nothing here needs a device.
+//
+// A template is WGSL with lines `#if NAME`, `#else` and `#endif` (NAME is a boolean constant, HALF or SUBGROUPS),
+// `#repeat i COUNT` and `#end` (unrolled with subgroups; the software adapter takes too long to compile that), and
+// `@binding(next)` where the lines that are left decide the number. Its header is generated: `element` (f16 or f32),
+// LANES, and a constant for each number.
+
+import { EngineError } from "../errors";
+
+/** What a template is given. */
+export interface TemplateValues {
+  /** Numbers become WGSL constants, f32 if listed in `floats`; booleans choose lines. */
+  constants: Readonly<Record<string, number | boolean>>;
+  /** Names of the constants that are f32 in WGSL. */
+  floats: readonly string[];
+  /** Whether activations are float16. */
+  half: boolean;
+  /** The adapter's one subgroup size, 0 if subgroup operations are not to be used. */
+  lanes: number;
+}
+
+/** A buffer binding that a module declares. */
+export interface DeclaredBinding {
+  group: number;
+  binding: number;
+  access: "read" | "read_write" | "uniform";
+  name: string;
+}
+
+const BINDING = /@group\((\d+)\)\s*@binding\((\d+)\)\s*var<\s*(storage|uniform)\s*(?:,\s*(\w+)\s*)?>\s*(\w+)/g;
+
+/** The buffer bindings of a module, in the order of its text. */
+export function declaredBindings(code: string): DeclaredBinding[] {
+  return [...code.matchAll(BINDING)].map(([, group, binding, space, access, name]) => ({
+    group: Number(group),
+    binding: Number(binding),
+    access: space === "uniform" ? "uniform" : access === "read_write" ? "read_write" : "read",
+    name: name!,
+  }));
+}
+
+/** The whole module of a template. Throws TapeError for a template that does not parse, or asks for what is not given. */
+export function expanded(template: string, { constants, floats, half, lanes }: TemplateValues): string {
+  const conditions: Record<string, boolean> = { HALF: half, SUBGROUPS: lanes > 0 };
+  const numbers: Record<string, number> = {};
+  const header = [
+    ...(half ? ["enable f16;"] : []),
+    ...(lanes > 0 ? ["enable subgroups;"] : []),
+    `alias element = ${half ? "f16" : "f32"};`,
+    `const LANES: u32 = ${lanes}u;`,
+  ];
+  for (const [name, value] of Object.entries(constants)) {
+    if (typeof value === "boolean") conditions[name] = value;
+    else if (floats.includes(name)) header.push(`const ${name}: f32 = ${value.toExponential()}f;`);
+    else {
+      header.push(`const ${name}: u32 = ${value}u;`);
+      numbers[name] = value;
+    }
+  }
+  let binding = 0;
+  const lines = repeated(chosenLines(template, conditions), numbers, lanes > 0);
+  const body = lines.replace(/@binding\(next\)/g, () => `@binding(${binding++})`);
+  return `${header.join("\n")}\n${body}`;
+}
+
+/** The lines of a template that the conditions leave. */
+function chosenLines(template: string, conditions: Readonly<Record<string, boolean>>): string {
+  const kept: string[] = [];
+  /** Of each open #if: whether its lines count, and whether those around it do. */
+  const open: { taken: boolean; outer: boolean }[] = [];
+  let active = true;
+  for (const line of template.split("\n")) {
+    const directive = /^\s*#(if|else|endif)\s*(\w*)\s*$/.exec(line);
+    if (!directive) {
+      if (active) kept.push(line);
+      continue;
+    }
+    const [, word, name] = directive;
+    if (word === "if") {
+      const condition = conditions[name!];
+      if (condition === undefined)
+        throw new EngineError("TapeError", `a kernel asks for the unknown condition ${name}`);
+      open.push({ taken: condition, outer: active });
+      active = active && condition;
+      continue;
+    }
+    const innermost = open.at(-1);
+    if (!innermost) throw new EngineError("TapeError", `a kernel has an #${word} without #if`);
+    if (word === "else") active = innermost.outer && !innermost.taken;
+    else active = open.pop()!.outer;
+  }
+  if (open.length) throw new EngineError("TapeError", "a kernel has an #if without #endif");
+  return kept.join("\n");
+}
+
+/**
+ * The text with each `#repeat i COUNT` to `#end`, COUNT a number or the name of one, as a loop; or, `unrolled`, as so
+ * many blocks in which `i` is a constant, so that arrays indexed by it are registers.
+ */
+function repeated(text: string, numbers: Readonly<Record<string, number>>, unrolled: boolean): string {
+  const lines = text.split("\n");
+  let at = 0;
+  const block = (nested: boolean): string[] => {
+    const kept: string[] = [];
+    for (; at < lines.length; at++) {
+      const [, word, index, name] = /^\s*#(repeat|end)\b\s*(\w*)\s*(\w*)\s*$/.exec(lines[at]!) ?? [];
+      if (word === undefined) {
+        kept.push(lines[at]!);
+      } else if (word === "end") {
+        if (!nested) throw new EngineError("TapeError", "a kernel has an #end without #repeat");
+        return kept;
+      } else {
+        const count = /^\d+$/.test(name!) ? Number(name) : numbers[name!];
+        if (count === undefined) throw new EngineError("TapeError", `a kernel repeats lines ${name} times; how many?`);
+        at++;
+        const body = block(true);
+        if (unrolled) for (let i = 0; i < count; i++) kept.push(`{ const ${index} = ${i}u;`, ...body, "}");
+        else kept.push(`for (var ${index} = 0u; ${index} < ${count}u; ${index}++) {`, ...body, "}");
+      }
+    }
+    if (nested) throw new EngineError("TapeError", "a kernel has a #repeat without #end");
+    return kept;
+  };
+  return block(false).join("\n");
+}
