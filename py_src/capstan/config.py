@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +23,16 @@ SUPPORTED_TYPES = tuple(
     "chatglm decoder ernie4_5 gemma gemma2 gemma3_text gpt-oss gptoss granite hunyuan_v1_dense internlm2 llama "  # noqa: SIM905
     "ministral3 mistral nemotron olmo olmo2 phi phi3 phi3small phimoe qwen2 qwen3 smollm3".split()
 )
+
+# Options of the decoder's sessions that are known: of logging, threads, memory arenas and the CPU's fallback, which
+# change no result; Capstan decides by itself whether to capture and to validate.
+SESSION_OPTIONS = set(
+    "log_id log_severity_level log_verbosity_level enable_profiling intra_op_num_threads inter_op_num_threads "  # noqa: SIM905
+    "enable_cpu_mem_arena enable_mem_pattern disable_cpu_ep_fallback use_env_allocators graph_optimization_level "
+    "provider_options".split()
+)
+LONG_ROPE = "multiRotaryCacheConcatOffset"
+WEBGPU_OPTIONS = {"enableGraphCapture", "validationMode", LONG_ROPE}
 
 # Sections of `model` or `model.decoder` that say the model is more than one decoder.
 OTHER_PARTS = {
@@ -70,7 +80,11 @@ class DecoderConfig:
     hidden_size: int | None = None
     inputs: InputNames = InputNames()
     outputs: OutputNames = OutputNames()
-    session_options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    long_rope_from: int = 0
+    """Positions up to which the rotary factors are the short ones, from multiRotaryCacheConcatOffset; 0 if there is no
+    such length."""
+    unknown_options: tuple[str, ...] = ()
+    """JSON paths below `model.decoder` of session options that mean nothing to Capstan."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +209,8 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
                 present_key_names=outputs.pattern("present_key_names", OutputNames.present_key_names),
                 present_value_names=outputs.pattern("present_value_names", OutputNames.present_value_names),
             ),
-            session_options=MappingProxyType(dict(decoder.section("session_options", optional=True).value)),
+            long_rope_from=long_rope_from(decoder),
+            unknown_options=unknown_options(decoder.section("session_options", optional=True)),
         ),
         search=MappingProxyType(dict(root.section("search", optional=True).value)),
         name=name,
@@ -239,6 +254,36 @@ def supported_decoder(model: Section, model_type: str) -> Section:
         if key in inputs.value:
             raise UnsupportedModelError(f"{inputs.where(key)}: an input that Capstan does not feed; {works}")
     return decoder
+
+
+def webgpu_options(session_options: Section) -> list[Section]:
+    """The sections of `provider_options` for WebGPU; those for other providers are for other runtimes."""
+    value = session_options.value.get("provider_options", [])
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise session_options.error("provider_options", "an array of objects")
+    listed = [
+        Section(session_options.file, f"{session_options.path}.provider_options[{i}]", item)
+        for i, item in enumerate(value)
+    ]
+    return [item.section(name) for item in listed for name in item.value if name.lower() == "webgpu"]
+
+
+def unknown_options(session_options: Section) -> tuple[str, ...]:
+    """The paths of session options, and of WebGPU's options, that are not among those known."""
+    sections = [(session_options, SESSION_OPTIONS)]
+    sections += [(options, WEBGPU_OPTIONS) for options in webgpu_options(session_options)]
+    return tuple(f"{section.path}.{name}" for section, known in sections for name in section.value if name not in known)
+
+
+def long_rope_from(decoder: Section) -> int:
+    """The length from which on a model's rotary factors are the long ones, 0 if it has one kind."""
+    for options in webgpu_options(decoder.section("session_options", optional=True)):
+        value = options.value.get(LONG_ROPE, "0")
+        if not str(value).isdecimal():
+            raise options.error(LONG_ROPE, "a number of positions")
+        if int(value):
+            return int(value)
+    return 0
 
 
 def file_name(section: Section, key: str) -> str:

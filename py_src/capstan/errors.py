@@ -6,6 +6,7 @@
     │   └── WeightsChangedError       a weight file is not what it was when its other parts were read
     ├── StorageError              the browser's storage cannot keep or give what was asked of it
     ├── UnsupportedModelError     a model type, graph node or dtype that Capstan cannot run
+    │   └── UncomputedError           a graph node that onnxruntime-web does not compute on this device
     ├── OptionError               an unknown option or a value out of range       (also a ValueError)
     ├── PromptError               an empty prompt, or one longer than max_length  (also a ValueError)
     ├── BindingError              a name, dtype or shape that a session does not have   (also a ValueError)
@@ -44,6 +45,7 @@ __all__ = [
     "TapeCheckError",
     "TapeError",
     "TapeKeyError",
+    "UncomputedError",
     "UnsupportedModelError",
     "ValidationError",
     "WeightsChangedError",
@@ -72,6 +74,10 @@ class StorageError(CapstanError):
 
 class UnsupportedModelError(CapstanError):
     """The model's type, a node of its graph or a dtype cannot be run; the message names it."""
+
+
+class UncomputedError(UnsupportedModelError):
+    """onnxruntime-web does not compute, on this device, what a node asks for; the message names the node."""
 
 
 class OptionError(CapstanError, ValueError):

@@ -59,7 +59,7 @@ class Host(Protocol):
         """The page's GPU, the CPU of a page, or CPython's; `device` 'auto' is resolved here."""
 
     async def fit(
-        self, folder: str, config: GenaiConfig, device: str, batch_size: int, max_length: int, budget: int | None
+        self, folder: str, config: GenaiConfig, device: str, batch_size: int, max_length: int | None, budget: int | None
     ) -> Fit:
         """Whether a model's sequences would fit the device, from its graph alone."""
 

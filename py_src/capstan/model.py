@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .config import GenaiConfig, parse_genai_config
@@ -12,6 +12,7 @@ from .device.base import Decoder, DeviceModel, Progress, TapeOptions
 from .device.interface import DeviceInterface
 from .device.model_memory import capacity_for, require_lengths
 from .errors import AsyncRequiredError, ClosedError, ModelFileError, OptionError
+from .fallback import fall_back
 from .host import Host, current_host
 from .load_times import during_load, phase
 from .memory import AlignmentRequirements, MemoryRequirements, Pools
@@ -210,7 +211,22 @@ async def open_model(
         with phase("files"):
             config, files = await read_small_files(host, folder)
         loaded = await host.open_model(folder, config, device, options, progress, keep_weights)
-    return Opened(folder, config, loaded, files, times.phases)
+    return Opened(folder, shortened(config, loaded.memory.context_length), loaded, files, times.phases)
+
+
+def shortened(config: GenaiConfig, context_length: int) -> GenaiConfig:
+    """The configuration of a model whose sequences end at `context_length`; a warning if it says a greater one."""
+    if context_length == config.context_length:
+        return config
+    fall_back(
+        f"positions from {context_length} to the model's context_length of {config.context_length}",
+        "from there on the model rotates all positions by other factors (long rope), which Capstan does not",
+        f"sequences end at a max_length of {context_length}",
+    )
+    search = dict(config.search)
+    if isinstance(search.get("max_length"), int):
+        search["max_length"] = min(search["max_length"], context_length)
+    return replace(config, context_length=context_length, search=search)
 
 
 async def read_small_files(host: Host, folder: str) -> tuple[GenaiConfig, dict[str, str]]:
@@ -219,6 +235,9 @@ async def read_small_files(host: Host, folder: str) -> tuple[GenaiConfig, dict[s
     try:
         config = parse_genai_config(await host.read(folder, "genai_config.json"), folder + "genai_config.json")
         search_options(config)
+        if config.decoder.unknown_options:
+            what = ", ".join(config.decoder.unknown_options)
+            fall_back(f"options of {config.name}", f"{what} unknown to Capstan", "the model is run without them")
     except BaseException:
         # How they end is nobody's concern any more.
         tokenizer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())

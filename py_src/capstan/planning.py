@@ -40,6 +40,5 @@ async def plan(
     host = current_host()
     folder = await host.adopt(path)
     config = parse_genai_config(await host.read(folder, "genai_config.json"), folder + "genai_config.json")
-    length = config.context_length if max_length is None else max_length
-    require_lengths(batch_size, length, config.context_length)
-    return await host.fit(folder, config, device, batch_size, length, budget)
+    require_lengths(batch_size, 1 if max_length is None else max_length, config.context_length)
+    return await host.fit(folder, config, device, batch_size, max_length, budget)

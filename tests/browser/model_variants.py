@@ -11,8 +11,19 @@ from typing import Any
 from buildtools.server import SiteServer
 from capstan import graph
 from capstan.graph.onnx_pb2 import AttributeProto, ModelProto, TensorProto
+from capstan.graph.wiring import int64_tensor
 
-__all__ = ["LLAMA", "Variants", "looking_back", "through_float16", "through_hardmax"]
+__all__ = [
+    "LLAMA",
+    "Variants",
+    "keeping_logits",
+    "looking_back",
+    "norms_in_attention",
+    "soft_capped",
+    "through_float16",
+    "through_hardmax",
+    "with_scalar_input",
+]
 
 LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 
@@ -24,10 +35,10 @@ class Variants:
         self.site = site
         self.place = place
 
-    def folder(self, name: str) -> Path:
-        """A mounted copy of nano-llama, to be changed."""
+    def folder(self, name: str, source: Path = LLAMA) -> Path:
+        """A mounted copy of nano-llama, or of another fixture, to be changed."""
         folder = self.place / name
-        shutil.copytree(LLAMA, folder)
+        shutil.copytree(source, folder)
         self.site.models[name] = folder
         return folder
 
@@ -63,9 +74,9 @@ class Variants:
         path.write_bytes(path.read_bytes()[:size])
         return name
 
-    def graph(self, name: str, change: Callable[[ModelProto], None]) -> str:
+    def graph(self, name: str, change: Callable[[ModelProto], None], source: Path = LLAMA) -> str:
         """A copy with another graph over the same weights."""
-        path = self.folder(name) / "model.onnx"
+        path = self.folder(name, source) / "model.onnx"
         model = ModelProto()
         model.CopyFrom(graph.parse(path.read_bytes()))
         change(model)
@@ -106,6 +117,67 @@ def looking_back(positions: int) -> Callable[[ModelProto], None]:
                     attribute.i = positions
 
     return change
+
+
+def soft_capped(value: float) -> Callable[[ModelProto], None]:
+    """The same with a soft cap on attention's scores."""
+
+    def change(model: ModelProto) -> None:
+        for node in model.graph.node:
+            if node.op_type == "GroupQueryAttention":
+                for attribute in [item for item in node.attribute if item.name == "softcap"]:
+                    node.attribute.remove(attribute)
+                node.attribute.add(name="softcap", type=AttributeProto.FLOAT, f=value)
+
+    return change
+
+
+def norms_in_attention(model: ModelProto) -> None:
+    """nano-qwen3 with the norms of q and k inside attention, as the model builder writes it unless told not to."""
+    producer = {name: node for node in model.graph.node for name in node.output}
+    for node in [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]:
+        node.input.extend([""] * (14 - len(node.input)))
+        for place in (0, 1):
+            back = producer[node.input[place]]
+            norm = producer[back.input[0]]
+            there = producer[norm.input[0]]
+            assert norm.op_type == "SimplifiedLayerNormalization"
+            node.input[place] = there.input[0]
+            node.input.append(norm.input[1])
+            epsilon = next(item.f for item in norm.attribute if item.name == "epsilon")
+            for step in (there, norm, back):
+                model.graph.node.remove(step)
+        node.attribute.add(name="qk_norm_epsilon", type=AttributeProto.FLOAT, f=epsilon)
+
+
+def scalar_input(model: ModelProto, name: str) -> None:
+    value = model.graph.input.add(name=name)
+    value.type.tensor_type.elem_type = TensorProto.INT64
+    value.type.tensor_type.shape.SetInParent()
+
+
+def with_scalar_input(model: ModelProto) -> None:
+    """The same with an int64 [] that the logits are multiplied by."""
+    rename_output(model, "logits", "logits_before")
+    scalar_input(model, "factor")
+    add_node(model, "Cast", ["factor"], "factor_float", to=TensorProto.FLOAT)
+    add_node(model, "Mul", ["logits_before", "factor_float"], "logits")
+
+
+def keeping_logits(model: ModelProto) -> None:
+    """The same logits, of the last `num_logits_to_keep` positions."""
+    [head] = [node for node in model.graph.node if "logits" in node.output]
+    scalar_input(model, "num_logits_to_keep")
+    for name, number in (("back", 0), ("axis", 1), ("end", 2**63 - 1)):
+        model.graph.initializer.append(int64_tensor(f"/added/{name}", [number]))
+    add_node(model, "Unsqueeze", ["num_logits_to_keep", "/added/back"], "kept")
+    add_node(model, "Neg", ["kept"], "first_kept")
+    add_node(model, "Slice", [head.input[0], "first_kept", "/added/end", "/added/axis"], "hidden_kept")
+    head.input[0] = "hidden_kept"
+    last = type(head)()
+    last.CopyFrom(head)
+    model.graph.node.remove(head)
+    model.graph.node.add().CopyFrom(last)
 
 
 def through_hardmax(model: ModelProto) -> None:

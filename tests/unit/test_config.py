@@ -164,3 +164,24 @@ def test_what_is_no_plain_decoder_is_refused(path: str, value: Any, message: str
     with pytest.raises(UnsupportedModelError, match=message):
         parse_genai_config(changed(path, value))
     assert parse_genai_config(changed("model.decoder.sliding_window", {"slide_key_value_cache": False}))
+
+
+def test_session_options_that_mean_nothing_here_are_listed_by_their_paths() -> None:
+    options = {"log_id": "x", "made_up": 1, "provider_options": [{"cuda": {"a": "1"}}, {"WebGPU": {"b": "2"}}]}
+    config = parse_genai_config(changed("model.decoder.session_options", options))
+    section = "model.decoder.session_options"
+    assert config.decoder.unknown_options == (f"{section}.made_up", f"{section}.provider_options[1].WebGPU.b")
+    assert parse_genai_config(json.dumps(GOOD)).decoder.unknown_options == ()
+
+
+def test_the_length_at_which_long_rope_begins_is_read() -> None:
+    path = "model.decoder.session_options"
+    for value in ("4096", 4096):
+        options = {"provider_options": [{"webgpu": {"multiRotaryCacheConcatOffset": value}}]}
+        assert parse_genai_config(changed(path, options)).decoder.long_rope_from == 4096
+    assert parse_genai_config(json.dumps(GOOD)).decoder.long_rope_from == 0
+    options = {"provider_options": [{"webgpu": {"multiRotaryCacheConcatOffset": "-1"}}]}
+    with pytest.raises(ConfigError, match=r"webgpu.multiRotaryCacheConcatOffset: expected a number of positions, got"):
+        parse_genai_config(changed(path, options))
+    with pytest.raises(ConfigError, match=r"session_options.provider_options: expected an array of objects"):
+        parse_genai_config(changed(path, {"provider_options": {"webgpu": {}}}))

@@ -263,7 +263,7 @@ def test_all_passes_together_compute_the_same(name: str) -> None:
     wanted = run(parsed(name), name, IDS, len(IDS), len(IDS))
     got = run(model, name, IDS, len(IDS), CAPACITY, **weights_of(manifest, name))
     np.testing.assert_allclose(got["logits"][0, -1], wanted["logits"][0, -1], atol=CLOSE)
-    for pair in graph.describe(model, config_of(name).decoder).cache:
+    for pair in graph.describe(model, config_of(name).decoder, weights=[weight.name for weight in manifest]).cache:
         np.testing.assert_array_equal(got[pair.present], wanted[pair.present])
 
 

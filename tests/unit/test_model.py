@@ -7,6 +7,7 @@ import gc
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -41,6 +42,7 @@ class PaperDevice:
         self.capacities: list[int] = []
         self.closed = 0
         self.works = True
+        self.memory = SimpleNamespace(context_length=CONTEXT)
 
     async def decoder(self, capacity: int, pools: object = None) -> str:
         self.capacities.append(capacity)
@@ -60,6 +62,8 @@ class PaperHost:
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
         self.waits = True
+        self.longest = CONTEXT
+        """Positions that the graph allows."""
         self.read_names: list[str] = []
         self.opened: list[tuple[str, str, TapeOptions]] = []
         self.loaded = PaperDevice()
@@ -101,6 +105,7 @@ class PaperHost:
         self.kept = keep_weights
         self.opened.append((folder, device, options))
         progress("weights", 1, 2)
+        self.loaded.memory.context_length = min(config.context_length, self.longest)
         return self.loaded
 
 

@@ -49,7 +49,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, ("auto", 1, CONTEXT, None)),
+        ({}, ("auto", 1, None, None)),
         ({"max_length": CONTEXT}, ("auto", 1, CONTEXT, None)),
         ({"max_length": 1}, ("auto", 1, 1, None)),
         ({"device": "wasm", "batch_size": 3, "max_length": 70, "budget": 9000}, ("wasm", 3, 70, 9000)),

@@ -15,8 +15,8 @@ PUBLIC = """
 AsyncRequiredError BindingError BufferMismatchError CapstanError ClosedError ConfigError DeviceError
 DeviceLostError DeviceUnavailableError FallbackWarning Generator GeneratorParams Model ModelFileError
 OptionError OutOfMemoryError PromptError SearchOptions StopStrings StorageError StoredWeights TapeCheckError
-TapeError TapeKeyError TextStream Timing Tokenizer TokenizerStream UnsupportedModelError ValidationError
-Verification WeightStore WeightsChangedError measure memory open_device plan
+TapeError TapeKeyError TextStream Timing Tokenizer TokenizerStream UncomputedError UnsupportedModelError
+ValidationError Verification WeightStore WeightsChangedError measure memory open_device plan
 """
 
 GENAI = {

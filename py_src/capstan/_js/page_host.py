@@ -16,9 +16,9 @@ from ..device.wasm.model import WasmModel, prepare, wasm_memory
 from ..device.webgpu.device import WebGpuDevice
 from ..device.webgpu.model import WebGpuModel, webgpu_memory
 from ..device.webgpu.model_graphs import Graphs, OpenWeights, model_graphs, rewrite
-from ..errors import DeviceUnavailableError, ModelFileError, OptionError
+from ..errors import DeviceUnavailableError, ModelFileError, OptionError, UncomputedError
 from ..fallback import fall_back
-from ..graph import describe, external_entries, parse
+from ..graph import external_entries, parse
 from ..load_times import phase
 from ..memory import Fit
 from ..notes import Notes
@@ -74,14 +74,27 @@ class PageHost:
         progress: Progress,
         keep_weights: bool,
     ) -> DeviceModel:
-        with phase("adapter"):
-            chosen, reason = await choose_device(device)
-
         def open_weights(location: str) -> Awaitable[WeightFile]:
             return self._open_weights(folder, location, WeightStore() if keep_weights else None)
 
-        if chosen == "wasm":
-            return await self._open_wasm(folder, config, reason, open_weights, progress)
+        def open_on(chosen: str, reason: str | None) -> Awaitable[DeviceModel]:
+            if chosen == "wasm":
+                return self._open_wasm(folder, config, reason, open_weights, progress)
+            return self._open_webgpu(folder, config, open_weights, options, progress, keep_weights)
+
+        with phase("adapter"):
+            chosen, reason = await choose_device(device)
+        return await on_device(device, chosen, reason, open_on)
+
+    async def _open_webgpu(
+        self,
+        folder: str,
+        config: GenaiConfig,
+        open_weights: OpenWeights,
+        options: TapeOptions,
+        progress: Progress,
+        keep_weights: bool,
+    ) -> DeviceModel:
         reading = begin(self._graphs(folder, config, open_weights, Notes() if keep_weights else None))
         try:
             with phase("device"):
@@ -113,6 +126,7 @@ class PageHost:
     ) -> WasmModel:
         with phase("model.onnx"):
             parsed = parse(await self.read(folder, config.decoder.filename))
+        graph, about = prepare(parsed, config)
         entries = external_entries(parsed)
         locations = sorted({entry.location for entry in entries})
         if len(locations) > 1:
@@ -125,7 +139,6 @@ class PageHost:
             data = storage.memory(end, [(0, end)])
             file = await open_weights(locations[0])
             await file.load(data, end, lambda done, total: progress(locations[0], done, total))
-        graph, about = prepare(parsed, config)
         session = await host.open_wasm(graph, data.js if data else None, locations[0] if locations else "")
         return WasmModel(
             JsWasmSession(session), wasm_memory(WasmDevice(open_wasm_session), parsed, about, config), host.now, reason
@@ -136,22 +149,24 @@ class PageHost:
         return WasmDevice(open_wasm_session) if chosen == "wasm" else WebGpuDevice(await host.open_gpu())
 
     async def fit(
-        self, folder: str, config: GenaiConfig, device: str, batch_size: int, max_length: int, budget: int | None
+        self, folder: str, config: GenaiConfig, device: str, batch_size: int, max_length: int | None, budget: int | None
     ) -> Fit:
-        chosen, _ = await choose_device(device)
         model = await self.read(folder, config.decoder.filename)
-        if chosen == "wasm":
-            parsed = parse(model)
-            memory = wasm_memory(
-                WasmDevice(open_wasm_session), parsed, describe(parsed, config.decoder, config.vocab_size), config
-            )
-            return memory.fit(batch_size, max_length, budget)
-        engine = await host.open_gpu()
-        try:
-            graphs = await rewrite(model, config, lambda location: self._open_weights(folder, location, None))
-            return webgpu_memory(WebGpuDevice(engine), graphs, config).fit(batch_size, max_length, budget)
-        finally:
-            engine.close()
+
+        async def fit_on(chosen: str, reason: str | None) -> Fit:
+            if chosen == "wasm":
+                parsed = parse(model)
+                _, about = prepare(parsed, config)
+                memory = wasm_memory(WasmDevice(open_wasm_session), parsed, about, config)
+                return memory.fit(batch_size, max_length, budget)
+            engine = await host.open_gpu()
+            try:
+                graphs = await rewrite(model, config, lambda location: self._open_weights(folder, location, None))
+                return webgpu_memory(WebGpuDevice(engine), graphs, config).fit(batch_size, max_length, budget)
+            finally:
+                engine.close()
+
+        return await on_device(device, *await choose_device(device), fit_on)
 
     async def _open_weights(self, folder: str, location: str, store: WeightStore | None) -> WeightFile:
         name = storage.absolute(folder + location)
@@ -195,6 +210,19 @@ async def choose_device(device: str) -> tuple[str, str | None]:
     if device == "auto" and adapter is not None and adapter["software"]:
         return "wasm", "the only WebGPU adapter is software; device='webgpu' uses it all the same"
     return "webgpu", None
+
+
+async def on_device(asked: str, chosen: str, reason: str | None, work: Callable[[str, str | None], Awaitable[T]]) -> T:
+    """The result of `work(device, reason)` on the chosen device. Where 'auto' was asked for and the graph has what
+    onnxruntime-web does not compute there, on the other one, if this page has it: a step down."""
+    try:
+        return await work(chosen, reason)
+    except UncomputedError as error:
+        other = "webgpu" if chosen == "wasm" else "wasm"
+        if asked != "auto" or (other == "webgpu" and await host.adapter() is None):
+            raise
+        fall_back(f"device {chosen!r}", str(error), f"device {other!r} is used")
+        return await work(other, str(error))
 
 
 class JsWasmSession:

@@ -81,11 +81,14 @@ class ModelMemory:
         """Start, size and span alignments of buffers that a sequence may be given."""
         return AlignmentRequirements.of(self.interface.get_memory_info(), self.interface.about())
 
-    def fit(self, batch_size: int, max_length: int, budget: int | None = None) -> Fit:
-        """Whether that fits the device, and the largest max_length that does."""
+    def fit(self, batch_size: int, max_length: int | None = None, budget: int | None = None) -> Fit:
+        """Whether that fits the device, and the largest max_length that does; without a length, whether the longest
+        sequence does. Raises OptionError for lengths that there cannot be."""
+        length = self.context_length if max_length is None else max_length
+        require_lengths(batch_size, length, self.context_length)
         return plan(
             lambda length: self.requirements(batch_size, length),
-            max_length,
+            length,
             self.interface.about(),
             at_most=self.context_length,
             budget=budget,

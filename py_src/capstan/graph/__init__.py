@@ -6,14 +6,17 @@
     last_token_logits(model)          the output projection reads the last position only (for the prefill session)
     lengths_as_inputs(model)          attention's lengths are fed, not summed from the mask (for the prefill session)
     weights_to_inputs(model, ...)     external initializers become graph inputs; returns the manifest too
+    keep_last_logits(model)           num_logits_to_keep becomes the constant 1
+    short_rope(model)                 a choice of rotary factors becomes the short ones; up to which length they hold
+    require_computed(model, device)   UncomputedError for what the kernels of onnxruntime-web leave out or refuse
     describe(model, decoder)          what a session over this graph needs, as a frozen dataclass
     uncapturable(model)               the nodes that onnxruntime-web cannot capture, and why
     attention_window(model)           positions that attention looks back, which a captured run leaves out
     int4_products(model)              the MatMulNBits nodes by their weights
     activations(model)                the intermediate tensors of a run, for an estimate of its scratch memory
 
-A pass returns a new model and leaves its argument alone. The order for a decoder is total_length_on_gpu,
-weights_to_inputs; from there last_token_logits and lengths_as_inputs make the prefill graph.
+A pass returns a new model and leaves its argument alone. The order for a decoder is keep_last_logits, short_rope,
+total_length_on_gpu, weights_to_inputs; from there last_token_logits and lengths_as_inputs make the prefill graph.
 """
 
 from __future__ import annotations
@@ -23,9 +26,12 @@ from .description import CachePair, GraphDescription, TensorInfo, describe
 from .fed_lengths import FedLengths, lengths_as_inputs
 from .int4_products import Int4Product, int4_products
 from .last_token import last_token_logits
+from .logits_to_keep import keep_last_logits
+from .long_rope import short_rope
 from .model_file import parse, serialize
 from .scratch import Activations, activations
 from .total_length import total_length_on_gpu
+from .uncomputed import require_computed
 from .weights import WeightEntry, constants_to_inline, external_entries, weights_to_inputs
 
 __all__ = [
@@ -43,10 +49,13 @@ __all__ = [
     "describe",
     "external_entries",
     "int4_products",
+    "keep_last_logits",
     "last_token_logits",
     "lengths_as_inputs",
     "parse",
+    "require_computed",
     "serialize",
+    "short_rope",
     "total_length_on_gpu",
     "uncapturable",
     "weights_to_inputs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,8 @@ class GraphDescription:
     uncapturable: tuple[Uncapturable, ...]
     attention_window: int
     """Positions that attention looks back; 0 if it sees all."""
+    max_positions: int = 0
+    """Positions of the longest sequence, where that is less than the model's context length; else 0."""
 
     @property
     def has_position_ids(self) -> bool:
@@ -69,6 +72,10 @@ class GraphDescription:
     @property
     def capturable(self) -> bool:
         return not self.uncapturable
+
+    def context_within(self, context_length: int) -> int:
+        """Positions of the longest sequence, of `context_length` that the configuration says."""
+        return min(context_length, self.max_positions or context_length)
 
     def obstacle(self, capacity: int) -> str | None:
         """What keeps runs over sequences of up to `capacity` positions from being captured."""
@@ -82,8 +89,15 @@ class GraphDescription:
         return None
 
 
-def describe(model: ModelProto, decoder: DecoderConfig, vocab_size: int | None = None) -> GraphDescription:
-    """Check a graph against its configuration and describe it; run it before or after `weights_to_inputs`.
+def describe(
+    model: ModelProto,
+    decoder: DecoderConfig,
+    vocab_size: int | None = None,
+    weights: Collection[str] = (),
+    short_rope_to: int = 0,
+) -> GraphDescription:
+    """Check a graph against its configuration and describe it; run it before `weights_to_inputs`, or after it with the
+    names of the weights. `short_rope_to` is what `short_rope` told.
 
     Raises UnsupportedModelError, naming the input, output or dtype: no token ids, a state that is not a key/value
     cache, an input that Capstan does not feed, caches that are neither float32 nor float16, sizes that differ from the
@@ -116,7 +130,8 @@ def describe(model: ModelProto, decoder: DecoderConfig, vocab_size: int | None =
     logits = found.get(decoder.outputs.logits)
     if logits is None:
         raise UnsupportedModelError(f"model.onnx has no output {decoder.outputs.logits}; export it with its lm_head")
-    strangers = [info for info in inputs if info.name not in known and info.name in read and is_run_time(info)]
+    fed = {*known, *weights}
+    strangers = [info for info in inputs if info.name not in fed and info.name in read]
     if strangers:
         first = strangers[0]
         shape = ", ".join(map(str, first.dims))
@@ -154,6 +169,7 @@ def describe(model: ModelProto, decoder: DecoderConfig, vocab_size: int | None =
         needs_f16=needs_f16(graph),
         uncapturable=tuple(uncapturable(model, mask.name)),
         attention_window=attention_window(model),
+        max_positions=min(filter(None, (short_rope_to, decoder.long_rope_from)), default=0),
     )
 
 
@@ -216,11 +232,6 @@ def cache_shape(
                         f"cache {name} has {size} at dimension {place}, but model.decoder.{field} is {wanted}"
                     )
     return first.dtype, decoder.num_key_value_heads, decoder.head_size
-
-
-def is_run_time(info: TensorInfo) -> bool:
-    """Weights that became inputs have sizes only; what changes from run to run has a free dimension."""
-    return any(isinstance(size, str) for size in info.dims)
 
 
 def tensor_info(value: ValueInfoProto) -> TensorInfo:

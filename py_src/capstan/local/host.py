@@ -92,7 +92,7 @@ class LocalHost:
         return ReferenceDevice()
 
     async def fit(
-        self, folder: str, config: GenaiConfig, device: str, batch_size: int, max_length: int, budget: int | None
+        self, folder: str, config: GenaiConfig, device: str, batch_size: int, max_length: int | None, budget: int | None
     ) -> Fit:
         require_reference(device)
         from ..device.reference.model import reference_memory

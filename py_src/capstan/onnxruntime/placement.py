@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from .. import graph
 from ..device.element_types import ELEMENT_TYPES
 from ..device.interface import DeviceInterface, DeviceSession
-from ..errors import DeviceUnavailableError, ModelFileError, OutOfMemoryError, UnsupportedModelError
+from ..errors import (
+    DeviceUnavailableError,
+    ModelFileError,
+    OutOfMemoryError,
+    UncomputedError,
+    UnsupportedModelError,
+)
 from ..fallback import fall_back
 from ..graph.description import needs_f16
+from ..graph.onnx_pb2 import ModelProto
 from ..host import Host
 from .providers import CPU, DEVICE_TYPES, WEBGPU, open_device, provider_of
 
@@ -38,6 +45,8 @@ class ModelFiles:
     half: bool
     """It computes in float16."""
     attention_window: int
+    uncomputed: dict[str, str]
+    """What onnxruntime-web does not compute on a device, by the device's type."""
 
 
 async def place_session(
@@ -83,6 +92,8 @@ async def session_on(device: DeviceInterface, files: ModelFiles, provider: str, 
             "the model computes in float16 and this adapter has no shader-f16; "
             f"add {CPU!r} to providers, or convert the model to float32"
         )
+    if device.type in files.uncomputed:
+        raise UncomputedError(files.uncomputed[device.type])
     session = await device.create_session(files.model, external=files.external, owner=owner)
     for spec in (*session.inputs, *session.outputs):
         if spec.dtype not in ELEMENT_TYPES:
@@ -110,7 +121,17 @@ async def read_model(host: Host, path_or_bytes: str | bytes | os.PathLike[str]) 
             f"the model's weights are in the file {locations[0]!r}, which bytes cannot name; give the model's path"
         )
     external = {location: await read_file(host, folder + slash, location) for location in locations}
-    return ModelFiles(model, external, needs_f16(parsed.graph), graph.attention_window(parsed))
+    return ModelFiles(
+        model, external, needs_f16(parsed.graph), graph.attention_window(parsed), dict(refused_devices(parsed))
+    )
+
+
+def refused_devices(parsed: ModelProto) -> Iterator[tuple[str, str]]:
+    for device in ("webgpu", "wasm"):
+        try:
+            graph.require_computed(parsed, device, position_ids="")
+        except UncomputedError as error:
+            yield device, str(error)
 
 
 async def read_file(host: Host, folder: str, name: str) -> bytes:

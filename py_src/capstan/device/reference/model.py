@@ -20,6 +20,7 @@ from ... import graph
 from ...config import GenaiConfig, parse_genai_config
 from ...errors import BufferMismatchError, ClosedError, ModelFileError, PromptError
 from ...graph import GraphDescription
+from ...graph.logits_to_keep import LOGITS_TO_KEEP
 from ...memory import Pools
 from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder
 from ..model_memory import ModelMemory
@@ -33,11 +34,13 @@ NOTE = "the reference device has no GPU commands to record"
 def reference_memory(data: bytes, config: GenaiConfig) -> ModelMemory:
     """What a model as it is on disk takes of this machine. Raises ModelFileError, UnsupportedModelError."""
     model = graph.parse(data, config.decoder.filename)
-    about = graph.describe(model, config.decoder, config.vocab_size)
-    weights = tuple(graph.external_entries(model))
-    return ModelMemory(
-        ReferenceDevice(), about, weights, PREFILL_CHUNK, config.context_length, graph.activations(model)
+    kept, short_rope_to = graph.short_rope(
+        graph.keep_last_logits(model, config.decoder.outputs.logits), config.decoder.inputs.attention_mask
     )
+    about = graph.describe(kept, config.decoder, config.vocab_size, short_rope_to=short_rope_to)
+    weights = tuple(graph.external_entries(model))
+    context = about.context_within(config.context_length)
+    return ModelMemory(ReferenceDevice(), about, weights, PREFILL_CHUNK, context, graph.activations(model))
 
 
 class ReferenceModel:
@@ -73,7 +76,7 @@ class ReferenceModel:
         """A new sequence over a cache of `capacity` positions (the model's context length unless given)."""
         if self._session is None:
             raise ClosedError("this model was closed; load it again")
-        return ReferenceSequence(self._session, self.about, capacity or self.config.context_length)
+        return ReferenceSequence(self._session, self.about, capacity or self.memory.context_length)
 
     async def trim(self) -> None:
         """Decoders are not kept here."""
@@ -102,6 +105,8 @@ class ReferenceSequence:
         self.length = 0
         """Positions in the cache that are valid."""
         shape = (1, about.num_kv_heads, capacity, about.head_size)
+        shapes = {value.name: value.shape for value in session.get_inputs()}
+        self._logits_to_keep = shapes.get(LOGITS_TO_KEEP)
         self._caches = {
             pair: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, about.cache_dtype)) for pair in about.cache
         }
@@ -123,6 +128,8 @@ class ReferenceSequence:
         binding.bind_cpu_input(about.mask, np.ones((1, end), about.mask_dtype))
         if about.position_ids is not None:
             binding.bind_cpu_input(about.position_ids, np.arange(self.length, end, dtype=np.int64)[None])
+        if self._logits_to_keep is not None:
+            binding.bind_cpu_input(LOGITS_TO_KEEP, np.ones(self._logits_to_keep, np.int64))
         for pair, cache in self._caches.items():
             binding.bind_ortvalue_input(pair.past, cache)
             binding.bind_ortvalue_output(pair.present, cache)

@@ -12,6 +12,7 @@ from ...errors import BufferMismatchError
 from ...graph import GraphDescription
 from ...graph.onnx_pb2 import ModelProto
 from ...memory import Pools
+from ..decoder_graph import decoder_graph
 from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder
 from ..model_memory import ModelMemory
 from .device import WasmDevice
@@ -33,15 +34,21 @@ class WasmSession(Protocol):
 
 
 def prepare(parsed: ModelProto, config: GenaiConfig) -> tuple[bytes, GraphDescription]:
-    """The model with the logits cut to the last position where that is possible, and its description."""
-    pruned, _ = graph.last_token_logits(parsed, config.decoder.outputs.logits)
-    return graph.serialize(pruned), graph.describe(parsed, config.decoder, config.vocab_size)
+    """The model with the logits cut to the last position where that is possible, and its description.
+
+    Raises UncomputedError, UnsupportedModelError.
+    """
+    decoder, short_rope_to = decoder_graph(parsed, config, "wasm")
+    pruned, _ = graph.last_token_logits(decoder, config.decoder.outputs.logits)
+    about = graph.describe(decoder, config.decoder, config.vocab_size, short_rope_to=short_rope_to)
+    return graph.serialize(pruned), about
 
 
 def wasm_memory(device: WasmDevice, parsed: ModelProto, about: GraphDescription, config: GenaiConfig) -> ModelMemory:
     """What a model takes of WebAssembly memory."""
     weights = tuple(graph.external_entries(parsed))
-    return ModelMemory(device, about, weights, PREFILL_CHUNK, config.context_length, graph.activations(parsed))
+    context = about.context_within(config.context_length)
+    return ModelMemory(device, about, weights, PREFILL_CHUNK, context, graph.activations(parsed))
 
 
 class WasmModel:

@@ -35,9 +35,9 @@ __all__ = ["WebGpuModel", "webgpu_memory"]
 
 def webgpu_memory(interface: WebGpuDevice, graphs: Graphs, config: GenaiConfig) -> ModelMemory:
     """What the rewritten graphs take of the GPU."""
-    software = interface.about().software
-    chunk = prefill_chunk(graphs.activations, config.context_length, software=software)
-    return ModelMemory(interface, graphs.description, graphs.weights, chunk, config.context_length, graphs.activations)
+    software, context = interface.about().software, graphs.description.context_within(config.context_length)
+    chunk = prefill_chunk(graphs.activations, context, software=software)
+    return ModelMemory(interface, graphs.description, graphs.weights, chunk, context, graphs.activations)
 
 
 async def make_session(engine: GpuEngine, model: bytes, capture: bool, owner: str) -> int:

@@ -18,6 +18,7 @@ from ...fallback import fall_back
 from ...graph import GraphDescription
 from ...notes import Notes, build
 from ...weights.weight_file import WeightFile
+from ..decoder_graph import decoder_graph
 
 __all__ = ["Graphs", "model_graphs", "rewrite"]
 
@@ -80,8 +81,12 @@ types_of = cache(get_type_hints)
 
 
 async def rewrite(data: bytes, config: GenaiConfig, open_weights: OpenWeights) -> Graphs:
-    """model.onnx as written by a model builder -> the graphs that WebGPU sessions are made from."""
-    parsed = graph.total_length_on_gpu(graph.parse(data))
+    """model.onnx as written by a model builder -> the graphs that WebGPU sessions are made from.
+
+    Raises UncomputedError, UnsupportedModelError.
+    """
+    parsed, short_rope_to = decoder_graph(graph.parse(data), config, "webgpu")
+    parsed = graph.total_length_on_gpu(parsed)
     constants = {}
     for entry in graph.constants_to_inline(parsed):
         file = await open_weights(entry.location)
@@ -90,7 +95,8 @@ async def rewrite(data: bytes, config: GenaiConfig, open_weights: OpenWeights) -
         finally:
             file.close()
     decode, weights = graph.weights_to_inputs(parsed, constants)
-    description = graph.describe(decode, config.decoder, config.vocab_size)
+    names = [entry.name for entry in weights]
+    description = graph.describe(decode, config.decoder, config.vocab_size, names, short_rope_to)
     prefill, reason = graph.last_token_logits(decode, description.logits)
     if reason and not description.last_token_only:
         raise UnsupportedModelError(f"the logits of model.onnx cannot be cut to the last position: {reason}")

@@ -1,0 +1,123 @@
+"""What nodes ask for and the pinned onnxruntime-web does not compute on a device.
+
+Some kernels refuse at the first run what they do not compute, after the weights came in; others leave it out without a
+word and compute something else. `RULES` lists both, as onnxruntime-web 1.30.0 does it in eager runs;
+tests/browser/test_attention_nodes.py proves each row with models of one node, on both devices. What GroupQueryAttention
+computes everywhere, and has no row: scale, do_rotary, rotary_interleaved, local_window_size (not in a captured run, see
+capture.py), smooth_softmax, head_sink, attention_bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import UncomputedError
+from .fed_lengths import source
+from .onnx_pb2 import ModelProto, NodeProto
+from .wiring import Wiring
+
+__all__ = ["RULES", "Rule", "Uncomputed", "require_computed", "uncomputed"]
+
+ATTENTION = "GroupQueryAttention"
+POSITION_IDS, Q_NORM_WEIGHT = 9, 14
+"""Inputs of GroupQueryAttention."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What nodes of one kind may ask for: `asked` says what a node does ask for, None if it does not."""
+
+    op_type: str
+    asked: Callable[[Wiring, NodeProto, str], str | None]
+    """Given the graph, the node and the name of the position ids."""
+    not_on: dict[str, str]
+    """By device, what happens there: "ignores" or "refuses"."""
+
+
+@dataclass(frozen=True)
+class Uncomputed:
+    """A node, what it asks for, and what onnxruntime-web does with that on the device."""
+
+    node: str
+    op_type: str
+    asked: str
+    verb: str
+
+    def __str__(self) -> str:
+        return f"node {self.node} ({self.op_type}): onnxruntime-web {self.verb} {self.asked}"
+
+
+def other_than(name: str, neutral: float, integer: bool = True) -> Callable[[Wiring, NodeProto, str], str | None]:
+    """Whether an attribute has another value than the one at which it changes nothing."""
+
+    def asked(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
+        value = next((item.i if integer else item.f for item in node.attribute if item.name == name), neutral)
+        return None if value == neutral else f"{name}={value:g}"
+
+    return asked
+
+
+def given(node: NodeProto, place: int) -> str:
+    """The name of an input, "" if it is left out."""
+    return node.input[place] if place < len(node.input) else ""
+
+
+def own_positions(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
+    """Positions that are not the ones which Capstan feeds; those are what attention takes from the lengths anyway."""
+    name = given(node, POSITION_IDS)
+    return f"its input {name} (position_ids)" if name and source(wiring, name) != position_ids else None
+
+
+def norms(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
+    name = given(node, Q_NORM_WEIGHT)
+    return f"its input {name} (q_norm_weight)" if name else None
+
+
+def norms_without_rotary(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
+    rotary = any(item.name == "do_rotary" and item.i for item in node.attribute)
+    return None if rotary or not norms(wiring, node, position_ids) else "norms of q and k without do_rotary"
+
+
+def any_node(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
+    return "the whole operator"
+
+
+RULES = (
+    Rule(ATTENTION, other_than("softcap", 0.0, integer=False), {"webgpu": "ignores"}),
+    Rule(ATTENTION, own_positions, {"webgpu": "ignores"}),
+    Rule(ATTENTION, other_than("causal", 1), {"webgpu": "refuses"}),
+    Rule(ATTENTION, other_than("qk_output", 0), {"webgpu": "refuses"}),
+    Rule(ATTENTION, other_than("sliding_window_cache", 0), {"webgpu": "refuses"}),
+    Rule(ATTENTION, norms_without_rotary, {"webgpu": "refuses"}),
+    Rule(ATTENTION, norms, {"wasm": "refuses"}),
+    Rule("GatherBlockQuantized", any_node, {"wasm": "refuses"}),
+)
+
+
+def uncomputed(model: ModelProto, device: str, position_ids: str = "position_ids") -> list[Uncomputed]:
+    """What the graph asks for and 'webgpu' or 'wasm' does not compute, in graph order; empty if nothing is known."""
+    rules: dict[str, list[Rule]] = {}
+    for rule in RULES:
+        if device in rule.not_on:
+            rules.setdefault(rule.op_type, []).append(rule)
+    wiring = Wiring(model.graph)
+    found = []
+    for node in model.graph.node:
+        for rule in rules.get(node.op_type, ()):
+            asked = rule.asked(wiring, node, position_ids)
+            if asked is not None:
+                name = node.name or "/".join(node.output)
+                found.append(Uncomputed(name, node.op_type, asked, f"{rule.not_on[device]} on {device}"))
+    return found
+
+
+def require_computed(model: ModelProto, device: str, position_ids: str = "position_ids") -> None:
+    """Raise UncomputedError, naming the first node, if the graph asks for what the device does not compute."""
+    found = uncomputed(model, device, position_ids)
+    if not found:
+        return
+    other = "wasm" if device == "webgpu" else "webgpu"
+    remedy = "export the model without it" if uncomputed(model, other, position_ids) else f"use device={other!r} for it"
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    raise UncomputedError(f"{found[0]}{more}; {remedy}")

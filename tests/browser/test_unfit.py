@@ -1,0 +1,144 @@
+"""What a device does not compute, and where a model ends before its context: refused or run right, never wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import oracle
+from tests.browser.model_variants import (
+    LLAMA,
+    Variants,
+    keeping_logits,
+    norms_in_attention,
+    soft_capped,
+    with_scalar_input,
+)
+from tests.browser.page_scripts import PageScripts
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+QWEN3 = FIXTURES / "nano-qwen3"
+LONG_ROPE = FIXTURES / "long_rope" / "nano-phi3"
+EXPECTED = json.loads((LONG_ROPE / "expected.json").read_text())
+PROMPT = [5, 6, 7, 8, 9]
+ORIGINAL_LENGTH = 64
+
+
+def loaded(scripts: PageScripts, model: str, **options: Any) -> dict[str, Any]:
+    arguments = {"prompt": PROMPT, "count": 12} | options
+    found: dict[str, Any] = scripts.run("unfit", "loaded", model, model=model, **arguments)
+    return found
+
+
+@pytest.fixture(scope="module")
+def capped(variants: Variants) -> str:
+    return variants.graph("nano-capped", soft_capped(2.0))
+
+
+@pytest.fixture(scope="module")
+def normed(variants: Variants) -> str:
+    return variants.graph("nano-normed", norms_in_attention, QWEN3)
+
+
+@pytest.fixture(scope="module")
+def long_rope(variants: Variants) -> str:
+    return variants.folder("nano-phi3", LONG_ROPE).name
+
+
+def test_a_soft_cap_is_refused_on_webgpu_before_any_weights_are_read(capped: str, scripts: PageScripts) -> None:
+    found = loaded(scripts, capped, device="webgpu")
+    assert found["error"] == (
+        "UncomputedError: node /model/layers.0/attn/GroupQueryAttention (GroupQueryAttention): "
+        "onnxruntime-web ignores on webgpu softcap=2 (and 1 more); use device='wasm' for it"
+    )
+    assert found["read"] == []
+
+
+@pytest.mark.parametrize(("device", "hardware"), [("wasm", False), ("auto", True)])
+def test_a_soft_cap_is_computed_on_wasm_where_auto_steps_down_to(
+    device: str, hardware: bool, capped: str, variants: Variants, scripts: PageScripts
+) -> None:
+    found = loaded(scripts, capped, device=device, hardware=hardware)
+    assert found["device"] == "wasm"
+    assert found["ids"] == oracle.greedy(variants.place / capped, PROMPT, 12)
+    assert found["ids"] != oracle.greedy(LLAMA, PROMPT, 12), "the soft cap changes nothing"
+    if device == "auto":
+        [(what, times)] = found["counted"].items()
+        assert (times, len(found["warned"])) == (1, 1)
+        assert what.startswith("device 'webgpu': node /model/layers.0/attn/GroupQueryAttention")
+        assert found["warned"][0].endswith("device 'wasm' is used")
+
+
+def test_norms_in_attention_are_refused_on_wasm_and_auto_takes_the_software_adapter(
+    normed: str, scripts: PageScripts
+) -> None:
+    found = loaded(scripts, normed, device="wasm")
+    assert found["error"].startswith("UncomputedError: node /model/layers.0/attn/GroupQueryAttention")
+    assert "onnxruntime-web refuses on wasm its input " in found["error"]
+    assert found["read"] == []
+    found = loaded(scripts, normed, device="auto")
+    assert (found["device"], found["ids"]) == ("webgpu", oracle.greedy(QWEN3, PROMPT, 12))
+    assert [key.split(":")[0] for key in found["counted"]] == ["device 'wasm'"]
+
+
+@pytest.mark.parametrize("device", ["webgpu", "wasm"])
+def test_sequences_end_where_long_rope_begins_and_are_right_up_to_there(
+    device: str, long_rope: str, scripts: PageScripts
+) -> None:
+    short = [run for run in EXPECTED if len(run["prompt"]) < ORIGINAL_LENGTH]
+    assert len(short) == 2
+    for run in short:
+        found = loaded(scripts, long_rope, device=device, prompt=run["prompt"], count=100)
+        assert (found["context"], found["ids"]) == (ORIGINAL_LENGTH, run["ids"])
+        [what] = [key for key in found["counted"] if "(long rope)" in key]
+        assert what.startswith("positions from 64 to the model's context_length of 512: ")
+    found = loaded(scripts, long_rope, device=device, max_length=ORIGINAL_LENGTH + 1)
+    assert found["error"] == (
+        "OptionError: max_length (65) cannot be greater than the model's context_length (64); lower it"
+    )
+    found = loaded(scripts, long_rope, device=device, prompt=EXPECTED[2]["prompt"])
+    assert found["error"].startswith("PromptError: ")
+
+
+def test_a_plan_ends_where_long_rope_begins(long_rope: str, scripts: PageScripts) -> None:
+    found = scripts.run("unfit", "stretched", long_rope, model=long_rope, max_length=ORIGINAL_LENGTH + 1)
+    assert found["longest"] == ORIGINAL_LENGTH
+    assert found["error"].startswith("OptionError: batch_size 1, max_length 65: ")
+
+
+def test_options_of_the_configuration_that_mean_nothing_here_are_told(variants: Variants, scripts: PageScripts) -> None:
+    options = {"custom_ops_library": "x.so", "provider_options": [{"webgpu": {"deviceId": "3", "validationMode": "x"}}]}
+    name = variants.config("nano-optioned", model__decoder__session_options=options)
+    found = loaded(scripts, name, device="webgpu")
+    section = "model.decoder.session_options"
+    [what] = found["counted"]
+    assert f"{section}.custom_ops_library, {section}.provider_options[0].webgpu.deviceId unknown to Capstan" in what
+    assert found["ids"] == oracle.greedy(LLAMA, PROMPT, 12)
+
+
+def test_the_rotary_offset_of_the_configuration_ends_sequences(variants: Variants, scripts: PageScripts) -> None:
+    options = {"provider_options": [{"webgpu": {"multiRotaryCacheConcatOffset": "40"}}]}
+    name = variants.config("nano-offset", model__decoder__session_options=options)
+    found = loaded(scripts, name, device="webgpu", count=100)
+    assert (found["context"], len(found["ids"])) == (40, 35)
+    assert found["ids"] == oracle.greedy(LLAMA, PROMPT, 35)
+
+
+@pytest.mark.parametrize("device", ["webgpu", "wasm"])
+def test_the_number_of_logits_is_fed(device: str, variants: Variants, scripts: PageScripts) -> None:
+    name = variants.graph(f"nano-keeping-{device}", keeping_logits)
+    found = loaded(scripts, name, device=device)
+    assert found["ids"] == oracle.greedy(LLAMA, PROMPT, 12)
+
+
+@pytest.mark.parametrize("device", ["webgpu", "wasm"])
+def test_an_input_that_nobody_feeds_is_found_at_load(device: str, variants: Variants, scripts: PageScripts) -> None:
+    name = variants.graph(f"nano-factor-{device}", with_scalar_input)
+    found = loaded(scripts, name, device=device)
+    assert found["error"] == (
+        "UnsupportedModelError: model.onnx has an input factor [] that Capstan does not know how to feed"
+    )
+    assert found["read"] == []

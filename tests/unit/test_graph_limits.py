@@ -1,0 +1,187 @@
+"""Graphs that ask for what a device does not compute, choose rotary factors by a length, or keep some logits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import capstan
+from capstan import FallbackWarning, OptionError, UncomputedError, UnsupportedModelError, graph
+from capstan.config import parse_genai_config
+from capstan.graph.onnx_pb2 import AttributeProto, ModelProto, TensorProto
+from capstan.graph.uncomputed import uncomputed
+from tests.browser.model_variants import keeping_logits, norms_in_attention, soft_capped
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+LLAMA = FIXTURES / "nano-llama"
+LONG_ROPE = FIXTURES / "long_rope" / "nano-phi3"
+EXPECTED = json.loads((LONG_ROPE / "expected.json").read_text())
+
+
+def parsed(folder: Path) -> ModelProto:
+    model = ModelProto()
+    model.CopyFrom(graph.parse((folder / "model.onnx").read_bytes()))
+    return model
+
+
+def attentions(model: ModelProto) -> list[str]:
+    return [node.name for node in model.graph.node if node.op_type == "GroupQueryAttention"]
+
+
+@pytest.mark.parametrize("device", ["webgpu", "wasm"])
+def test_fixtures_ask_for_nothing_that_is_not_computed(device: str) -> None:
+    for folder in FIXTURES.glob("**/model.onnx"):
+        assert uncomputed(parsed(folder.parent), device) == [], folder
+
+
+def test_a_soft_cap_is_what_webgpu_ignores_unless_it_is_zero() -> None:
+    model = parsed(LLAMA)
+    soft_capped(0.0)(model)
+    graph.require_computed(model, "webgpu")
+    soft_capped(30.0)(model)
+    graph.require_computed(model, "wasm")
+    assert [found.node for found in uncomputed(model, "webgpu")] == attentions(model)
+    with pytest.raises(
+        UncomputedError, match=r"on webgpu softcap=30 \(and 1 more\); use device='wasm' for it$"
+    ):
+        graph.require_computed(model, "webgpu")
+
+
+def test_what_no_device_computes_has_another_remedy() -> None:
+    model = parsed(FIXTURES / "nano-qwen3")
+    norms_in_attention(model)
+    graph.require_computed(model, "webgpu")
+    with pytest.raises(UncomputedError, match=r"refuses on wasm its input .* use device='webgpu' for it$"):
+        graph.require_computed(model, "wasm")
+    soft_capped(30.0)(model)
+    for device in ("webgpu", "wasm"):
+        with pytest.raises(UncomputedError, match=r"export the model without it$"):
+            graph.require_computed(model, device)
+
+
+def test_positions_are_ignored_unless_they_are_the_ones_that_are_fed() -> None:
+    model = parsed(LLAMA)
+    for node in model.graph.node:
+        if node.op_type == "GroupQueryAttention":
+            node.input.extend([""] * (9 - len(node.input)))
+            del node.input[9:]
+            node.input.append("positions")
+    graph.require_computed(model, "webgpu", position_ids="positions")
+    with pytest.raises(UncomputedError, match=r"ignores on webgpu its input positions \(position_ids\)"):
+        graph.require_computed(model, "webgpu")
+
+
+def test_the_short_rotary_factors_take_the_place_of_the_choice() -> None:
+    model = parsed(LONG_ROPE)
+    assert [node.op_type for node in model.graph.node if node.op_type == "If"] == ["If"]
+    short, longest = graph.short_rope(model)
+    assert longest == 64
+    assert not {"If", "Greater"} & {node.op_type for node in short.graph.node}
+    assert not graph.uncapturable(graph.total_length_on_gpu(short))
+    rows = {tensor.name: list(tensor.dims) for tensor in short.graph.initializer if tensor.name.endswith("_cache")}
+    assert rows == {"cos_cache": [64, 8], "sin_cache": [64, 8]}
+    same, longest = graph.short_rope(parsed(LLAMA))
+    assert (same, longest) == (parsed(LLAMA), 0)
+
+
+def test_up_to_the_original_length_the_short_factors_compute_what_the_choice_does() -> None:
+    short, _ = graph.short_rope(parsed(LONG_ROPE))
+    data = (LONG_ROPE / "model.onnx.data").read_bytes()
+    options = onnxruntime.SessionOptions()
+    options.add_external_initializers_from_files_in_memory(["model.onnx.data"], [data], [len(data)])
+    session = onnxruntime.InferenceSession(graph.serialize(short), options, providers=["CPUExecutionProvider"])
+    [run] = [run for run in EXPECTED if len(run["prompt"]) == 5]
+    ids = run["prompt"] + run["ids"]
+    feeds = {
+        "input_ids": np.array([ids[:63]], np.int64),
+        "attention_mask": np.array([[1] * 63], np.int64),
+    }
+    empty = np.zeros((1, 2, 0, 16), np.float32)
+    feeds |= {f"past_key_values.{layer}.{kind}": empty for layer in range(2) for kind in ("key", "value")}
+    logits = session.run(["logits"], feeds)[0][0]
+    assert logits.argmax(axis=1)[4:].tolist() == ids[5:]
+
+
+@pytest.mark.parametrize("other", ["kind", "source"])
+def test_a_choice_by_something_else_is_refused(other: str) -> None:
+    model = parsed(LONG_ROPE)
+    [greater] = [node for node in model.graph.node if node.op_type == "Greater"]
+    if other == "kind":
+        greater.op_type = "Less"
+    else:
+        greater.input[0] = "input_ids"
+    with pytest.raises(
+        UnsupportedModelError, match=r"\(If\) chooses rotary factors, and not by whether"
+    ):
+        graph.short_rope(model)
+
+
+def test_on_cpython_too_sequences_end_where_long_rope_begins() -> None:
+    with pytest.warns(
+        FallbackWarning, match=r"^positions from 64 to the model's context_length of 512: "
+    ):
+        model = asyncio.run(capstan.Model.load(LONG_ROPE, device="reference"))
+    params = capstan.GeneratorParams(model)
+    with pytest.raises(
+        OptionError, match=r"max_length \(65\) cannot be .* context_length \(64\)"
+    ):
+        params.set_search_options(max_length=65)
+    for run in EXPECTED[:2]:
+        with capstan.Generator(model, params) as generator:
+            generator.append_tokens(run["prompt"])
+            picked = []
+            while not generator.is_done():
+                generator.generate_next_token()
+                picked.append(int(generator.get_next_tokens()[0]))
+        assert picked == run["ids"]
+
+
+def test_the_number_of_logits_to_keep_is_one() -> None:
+    model = parsed(LLAMA)
+    assert graph.keep_last_logits(model) == model
+    keeping_logits(model)
+    kept = graph.keep_last_logits(model)
+    assert "num_logits_to_keep" not in {value.name for value in kept.graph.input}
+    config = parse_genai_config((LLAMA / "genai_config.json").read_bytes())
+    assert graph.describe(kept, config.decoder).last_token_only
+    with pytest.raises(UnsupportedModelError, match=r"input num_logits_to_keep \[\] that Capstan does not know"):
+        graph.describe(model, config.decoder)
+
+
+def test_a_number_of_logits_of_another_kind_is_fed_by_nobody() -> None:
+    model = parsed(LLAMA)
+    keeping_logits(model)
+    [value] = [value for value in model.graph.input if value.name == "num_logits_to_keep"]
+    value.type.tensor_type.elem_type = TensorProto.FLOAT
+    assert graph.keep_last_logits(model) == model
+
+
+def test_on_cpython_the_number_of_logits_is_fed(tmp_path: Path) -> None:
+    folder = tmp_path / "keeping"
+    shutil.copytree(LLAMA, folder)
+    model = parsed(LLAMA)
+    keeping_logits(model)
+    (folder / "model.onnx").write_bytes(graph.serialize(model))
+    picked = []
+    for place in (folder, LLAMA):
+        opened = asyncio.run(capstan.Model.load(place, device="reference"))
+        with capstan.Generator(opened, capstan.GeneratorParams(opened)) as generator:
+            generator.append_tokens([5, 6, 7, 8, 9])
+            picked.append([])
+            for _ in range(8):
+                generator.generate_next_token()
+                picked[-1].append(int(generator.get_next_tokens()[0]))
+    assert picked[0] == picked[1]
+
+
+def test_attributes_of_other_types_are_left_alone() -> None:
+    model = parsed(LLAMA)
+    node = next(node for node in model.graph.node if node.op_type == "GroupQueryAttention")
+    node.attribute.add(name="k_quant_type", type=AttributeProto.STRING, s=b"NONE")
+    assert uncomputed(model, "webgpu") == []
