@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -47,9 +48,7 @@ def test_a_soft_cap_is_what_webgpu_ignores_unless_it_is_zero() -> None:
     soft_capped(30.0)(model)
     graph.require_computed(model, "wasm")
     assert [found.node for found in uncomputed(model, "webgpu")] == attentions(model)
-    with pytest.raises(
-        UncomputedError, match=r"on webgpu softcap=30 \(and 1 more\); use device='wasm' for it$"
-    ):
+    with pytest.raises(UncomputedError, match=r"on webgpu softcap=30 \(and 1 more\); use device='wasm' for it$"):
         graph.require_computed(model, "webgpu")
 
 
@@ -98,7 +97,7 @@ def test_up_to_the_original_length_the_short_factors_compute_what_the_choice_doe
     session = onnxruntime.InferenceSession(graph.serialize(short), options, providers=["CPUExecutionProvider"])
     [run] = [run for run in EXPECTED if len(run["prompt"]) == 5]
     ids = run["prompt"] + run["ids"]
-    feeds = {
+    feeds: dict[str, np.ndarray[Any, Any]] = {
         "input_ids": np.array([ids[:63]], np.int64),
         "attention_mask": np.array([[1] * 63], np.int64),
     }
@@ -116,21 +115,15 @@ def test_a_choice_by_something_else_is_refused(other: str) -> None:
         greater.op_type = "Less"
     else:
         greater.input[0] = "input_ids"
-    with pytest.raises(
-        UnsupportedModelError, match=r"\(If\) chooses rotary factors, and not by whether"
-    ):
+    with pytest.raises(UnsupportedModelError, match=r"\(If\) chooses rotary factors, and not by whether"):
         graph.short_rope(model)
 
 
 def test_on_cpython_too_sequences_end_where_long_rope_begins() -> None:
-    with pytest.warns(
-        FallbackWarning, match=r"^positions from 64 to the model's context_length of 512: "
-    ):
+    with pytest.warns(FallbackWarning, match=r"^positions from 64 to the model's context_length of 512: "):
         model = asyncio.run(capstan.Model.load(LONG_ROPE, device="reference"))
     params = capstan.GeneratorParams(model)
-    with pytest.raises(
-        OptionError, match=r"max_length \(65\) cannot be .* context_length \(64\)"
-    ):
+    with pytest.raises(OptionError, match=r"max_length \(65\) cannot be .* context_length \(64\)"):
         params.set_search_options(max_length=65)
     for run in EXPECTED[:2]:
         with capstan.Generator(model, params) as generator:
@@ -168,7 +161,7 @@ def test_on_cpython_the_number_of_logits_is_fed(tmp_path: Path) -> None:
     model = parsed(LLAMA)
     keeping_logits(model)
     (folder / "model.onnx").write_bytes(graph.serialize(model))
-    picked = []
+    picked: list[list[int]] = []
     for place in (folder, LLAMA):
         opened = asyncio.run(capstan.Model.load(place, device="reference"))
         with capstan.Generator(opened, capstan.GeneratorParams(opened)) as generator:
