@@ -26,8 +26,9 @@ async function open(): Promise<Opened> {
   const adapter = await navigator.gpu.requestAdapter();
   if (!adapter) throw new Error("there is no WebGPU adapter");
   const requiredFeatures = (["shader-f16", "subgroups"] as const).filter((name) => adapter.features.has(name));
-  const { maxComputeWorkgroupStorageSize } = adapter.limits;
-  const device = await adapter.requestDevice({ requiredFeatures, requiredLimits: { maxComputeWorkgroupStorageSize } });
+  const { maxComputeWorkgroupStorageSize, maxStorageBuffersPerShaderStage } = adapter.limits;
+  const requiredLimits = { maxComputeWorkgroupStorageSize, maxStorageBuffersPerShaderStage };
+  const device = await adapter.requestDevice({ requiredFeatures, requiredLimits });
   return { device, pipelines: new FusedPipelines(device) };
 }
 

@@ -27,6 +27,8 @@ class Case:
     k: int
     n: int
     block: int = 32
+    bits: int = 4
+    zeros: bool = False
     norm: bool = False
     residual: bool = False
     bias: bool = False
@@ -40,9 +42,11 @@ class Problem:
         random = np.random.default_rng(case.k * 7 + case.n)
         self.case = case
         matrices = 2 if case.gated else 1
-        self.nibbles = random.integers(0, 16, (matrices, case.n, case.k), np.uint8)
-        shape = (matrices, case.n, case.k // case.block)
-        self.scales = random.uniform(0.005, 0.02, shape).astype(np.float32)
+        blocks = -(-case.k // case.block)
+        self.weights = random.integers(0, 1 << case.bits, (matrices, case.n, blocks * case.block), np.uint8)
+        shape = (matrices, case.n, blocks)
+        self.scales = random.uniform(0.005, 0.02, shape).astype(np.float32) * 2.0 ** (4 - case.bits)
+        self.zeros = random.integers(0, 1 << case.bits, shape, np.uint8)
         self.x = random.normal(0.3, 1, case.k).astype(np.float16).astype(np.float32)
         self.gamma = random.uniform(0.5, 1.5, case.k).astype(np.float16).astype(np.float32)
         self.residual = random.normal(0, 3, case.n).astype(np.float32)
@@ -53,11 +57,23 @@ class Problem:
         case = self.case
         wide = np.float16 if half else np.float32
         x, gamma = self.x.astype(wide).tobytes(), self.gamma.astype(wide).tobytes()
-        pairs = [(packed(w), s.tobytes()) for w, s in zip(self.nibbles, self.scales, strict=True)]
-        buffers = [x, *pairs[0]]
+        packs = [
+            [self.packed(w), s.tobytes(), *([self.packed(z)] if case.zeros else [])]
+            for w, s, z in zip(self.weights, self.scales, self.zeros, strict=True)
+        ]
+        buffers = [x, *packs[0]]
         buffers += [gamma] * case.norm + [self.residual.tobytes()] * case.residual
-        buffers += [self.bias.tobytes()] * case.bias + [*pairs[-1]] * case.gated
+        buffers += [self.bias.tobytes()] * case.bias + (packs[-1] if case.gated else [])
         return [*buffers, guarded(case.n)]
+
+    def packed(self, numbers: NDArray[np.uint8]) -> bytes:
+        """Rows of whole bytes, the buffer of whole words."""
+        if self.case.bits == 4:
+            odd = numbers.shape[1] % 2
+            data = packed(np.pad(numbers, ((0, 0), (0, odd)), constant_values=9))
+        else:
+            data = numbers.tobytes()
+        return data + bytes(-len(data) % 4)
 
     def expected(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """y, and what its errors count relative to."""
@@ -65,7 +81,9 @@ class Problem:
         x = self.x.astype(np.float64)
         if case.norm:
             x = x / np.sqrt(np.mean(x * x) + EPSILON) * self.gamma
-        weights = (self.nibbles.astype(np.float64) - 8) * np.repeat(self.scales, case.block, axis=2)
+        zeros = np.repeat(self.zeros, case.block, axis=2) if case.zeros else 1 << (case.bits - 1)
+        weights = (self.weights.astype(np.float64) - zeros) * np.repeat(self.scales, case.block, axis=2)
+        weights = weights[:, :, : case.k]
         y, size = weights[0] @ x, np.abs(weights[0]) @ np.abs(x)
         if case.bias:
             y, size = y + self.bias, size + np.abs(self.bias)
@@ -80,6 +98,9 @@ class Problem:
 def check(page: KernelPage, case: Case, tuning: MatvecTuning, half: bool = False) -> None:
     constants = {
         "BLOCK": case.block,
+        "BYTES": case.bits == 8,
+        "ZEROS": case.zeros,
+        "SIXTEENS": case.block == 16,
         "EPSILON": EPSILON,
         "NORM": case.norm,
         "RESIDUAL": case.residual,
@@ -154,10 +175,32 @@ def test_float16_is_taken_apart_as_float32_is(kernel_page: KernelPage, lanes: in
         check(kernel_page, case, cut(case, lanes, 2, 8, 32, staged=staged), half=True)
 
 
-@pytest.mark.parametrize("block", [32, 64, 128])
-def test_blocks_of_several_runs_share_a_scale(kernel_page: KernelPage, block: int) -> None:
-    case = Case(384, 21, block=block)
-    check(kernel_page, case, cut(case, 0, 2, 8, 32))
+PACKED = [
+    Case(384, 21, block=64),
+    Case(384, 21, block=128, bits=8),
+    Case(96, 37, zeros=True),
+    Case(96, 37, bits=8),
+    Case(96, 37, bits=8, zeros=True),
+    Case(96, 37, block=16),
+    Case(96, 37, block=16, zeros=True),
+    Case(96, 37, block=16, bits=8, zeros=True),
+    # The last block of a row is part empty, and its rows have an odd number of zero points.
+    Case(320, 21, block=128, zeros=True),
+    Case(96, 21, block=128),
+    Case(576, 21, block=256, bits=8, zeros=True),
+    Case(224, 53, norm=True, gated=True, zeros=True),
+    Case(224, 53, norm=True, gated=True, bits=8, zeros=True),
+    Case(160, 53, norm=True, gated=True, block=16, bits=8, zeros=True),
+    Case(224, 53, residual=True, block=64, zeros=True),
+]
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("lanes", [0, 4])
+@pytest.mark.parametrize("case", PACKED, ids=str)
+def test_weights_in_every_form(kernel_page: KernelPage, case: Case, lanes: int, half: bool) -> None:
+    check(kernel_page, case, cut(case, lanes, 2, 8, 32, staged=True), half=half)
+    check(kernel_page, case, cut(case, lanes, 4, 4, 16, most=3), half=half)
 
 
 def test_the_tuning_for_larger_subgroups_computes_the_same_without_them(kernel_page: KernelPage) -> None:

@@ -75,10 +75,16 @@ def pack_uniforms(fields: Sequence[tuple[str, str]], values: Mapping[str, Number
     return data + bytes(-len(data) % 16)
 
 
-def product(weights: Vector, scales: Vector, x: Vector, n: int, k: int, block: int) -> Vector:
-    """W x, with a scale for each block of a row."""
-    spread = np.repeat(scales[: n * k // block].reshape(n, k // block), block, axis=1)
-    return np.asarray((weights[: n * k].reshape(n, k) * spread) @ x[:k])
+def product(
+    weights: Vector, scales: Vector, x: Vector, n: int, k: int, block: int, zeros: Vector | None = None, odd: int = 0
+) -> Vector:
+    """W x, with a scale for each block of a row, and a zero point if there are `zeros`: a row has `odd` unused ones."""
+    blocks = k // block
+    values = weights[: n * k].reshape(n, k)
+    if zeros is not None:
+        rows = zeros[: n * (blocks + odd)].reshape(n, blocks + odd)
+        values = values - np.repeat(rows[:, :blocks], block, axis=1)
+    return np.asarray((values * np.repeat(scales[: n * blocks].reshape(n, blocks), block, axis=1)) @ x[:k])
 
 
 def normed(x: Vector, gamma: Vector, epsilon: float) -> Vector:
@@ -120,7 +126,9 @@ def put(target: Vector, value: Vector) -> None:
 
 
 def matmul(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
-    put(at["output"], product(at["input_b"], at["scales_b"], at["input_a"], u["N"], u["K"], u["block_size"]))
+    sizes = (u["N"], u["K"], u["block_size"])
+    odd = u.get("zero_blocks_per_col", 0) - u["K"] // u["block_size"]
+    put(at["output"], product(at["input_b"], at["scales_b"], at["input_a"], *sizes, at.get("zero_points"), odd))
 
 
 def dense(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
@@ -212,20 +220,37 @@ SKIP_NORM = Kernel(
     ),
     skip_norm,
 )
-KERNELS: Mapping[str, Kernel] = {
-    "matmul_nbits": Kernel(
-        ("input_a", "input_b", "scales_b"),
-        ("output",),
-        MATMUL_FIELDS,
-        (
-            "const default_zero_point = 8;",
-            "const bit_mask = 0xFu;",
-            "const b_base_offset : u32 = 0;",
-            "const b_scale_offset : u32 = 0;",
-            "output[output_idx]=output_value;",
-        ),
-        matmul,
+MATMUL = Kernel(
+    ("input_a", "input_b", "scales_b"),
+    ("output",),
+    MATMUL_FIELDS,
+    (
+        "const default_zero_point = 8;",
+        "const bit_mask = 0xFu;",
+        "const b_base_offset : u32 = 0;",
+        "const b_scale_offset : u32 = 0;",
+        "output[output_idx]=output_value;",
     ),
+    matmul,
+)
+BYTES = ("const default_zero_point = 128;", "const bit_mask = 0xFFu;", *MATMUL.lines[2:])
+ZEROS = (
+    "let offset = row * c_dim + col;",
+    "let packed_value = zero_points[array_index];",
+    "let masked_value = (packed_value >> shift_amount) & bit_mask;",
+    "let zero = mm_read_zero(b_global, block_idx, uniforms.N, uniforms.zero_blocks_per_col);",
+)
+MATMUL_ZEROS = replace(
+    MATMUL,
+    reads=(*MATMUL.reads, "zero_points"),
+    fields=(*MATMUL_FIELDS, ("zero_blocks_per_col", "u32")),
+    lines=(*MATMUL.lines, *ZEROS),
+)
+KERNELS: Mapping[str, Kernel] = {
+    "matmul_nbits": MATMUL,
+    "matmul_nbits_zeros": MATMUL_ZEROS,
+    "matmul_nbits_bytes": replace(MATMUL, lines=BYTES),
+    "matmul_nbits_bytes_zeros": replace(MATMUL_ZEROS, lines=(*BYTES, *ZEROS)),
     "matmul": Kernel(
         ("a", "b"),
         ("output",),

@@ -25,6 +25,8 @@ class Small:
     layers: int = 2
     dense: bool = False
     """Whether the weights of products are dense; else int4."""
+    packed: str = ""
+    """What the name of their kernel ends in: zero points, int8."""
     sketch: Sketch = field(default_factory=Sketch)
     calls: dict[str, int] = field(default_factory=dict)
     """The operations by name."""
@@ -65,7 +67,11 @@ class Small:
             return y
         reads = {"input_a": x, "input_b": s.weights(n * k), "scales_b": s.weights(n * k // BLOCK, 1.0)}
         uniforms = {"M": 1, "N": n, "K": k, "block_size": BLOCK, "batch_count": 1, "dispatch_M": 1}
-        [y] = s.run("matmul_nbits", reads, writes, uniforms, into=there)
+        if "zeros" in self.packed:
+            blocks = k // BLOCK if "bytes" in self.packed else (k // BLOCK + 1) // 2 * 2
+            uniforms["zero_blocks_per_col"] = blocks
+            reads["zero_points"] = s.weights(n * blocks)
+        [y] = s.run(f"matmul_nbits{self.packed}", reads, writes, uniforms, into=there)
         return y
 
     def add(self, a: int, b: int, size: int) -> int:
@@ -172,6 +178,7 @@ def decoder(
     watched: bool = False,
     patched: bool = False,
     dense: bool = False,
+    packed: str = "",
     swapped: bool = False,
     layers: int = 2,
 ) -> Small:
@@ -179,10 +186,11 @@ def decoder(
 
     `bias`: added to q, k and v (qwen2). `multipliers`: unknown kernels after the embedding, attention and feed-forward
     (granite). `gated`: the first half of the feed-forward is one kernel; else its two products read one norm.
-    `dense`: weights as they are, and a gate of separate operations; `swapped`: its factors in the other order.
+    `dense`: weights as they are, and a gate of separate operations; so has `packed` (zero points, int8). `swapped`: the
+    gate's factors in the other order.
     `watched`: an unknown kernel reads a residual and a norm. `patched`: a copy that the next kernel changes a part of.
     """
-    m = Small(layers, dense)
+    m = Small(layers, dense, packed)
     s = m.sketch
     x = m.embedded()
     if multipliers:
@@ -201,7 +209,7 @@ def decoder(
         m.named(f"out {layer}")
         if multipliers:
             out = m.scaled(out, 0.7)
-        if dense:
+        if dense or packed:
             y, x = m.skip_norm(out, x)
             gate, up = (m.matmul(y, INNER, WIDTH) for _ in range(2))
             activated = m.silu(gate, INNER)
@@ -255,5 +263,8 @@ SMALL_DECODERS: Mapping[str, Callable[[], Small]] = {
     "everything": lambda: decoder(bias=True, multipliers=True, gated=False, watched=True, patched=True),
     "dense": lambda: decoder(dense=True, bias=True),
     "dense everything": lambda: decoder(dense=True, swapped=True, multipliers=True, watched=True, patched=True),
+    "zero points": lambda: decoder(packed="_zeros"),
+    "int8": lambda: decoder(packed="_bytes"),
+    "int8 and zero points": lambda: decoder(packed="_bytes_zeros", swapped=True, multipliers=True, watched=True),
     "one layer": lambda: decoder(layers=1),
 }

@@ -329,9 +329,12 @@ def matvec_q4(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int,
     n, k, block = c["N"], c["K"], c["BLOCK"]
     x = at["x"][:k]
     x = normed(x, at["gamma"], c["EPSILON"]) if c["NORM"] else x
-    y = product(at["weights"], at["scales"], x, n, k, block)
+    assert c["SIXTEENS"] == (block == 16)
+    in_byte = 1 if c["BYTES"] else 2
+    odd = -(k // block) % in_byte
+    y = product(at["weights"], at["scales"], x, n, k, block, at.get("zeros"), odd)
     if c["GATED"]:
-        y = gated(y, product(at["weights_up"], at["scales_up"], x, n, k, block))
+        y = gated(y, product(at["weights_up"], at["scales_up"], x, n, k, block, at.get("zeros_up"), odd))
     y = y + at["residual"][:n] if c["RESIDUAL"] else y
     assert not c["BIAS"]
     assert at["y"].size >= n

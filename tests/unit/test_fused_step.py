@@ -20,6 +20,7 @@ from tests.unit.shader_declarations import declared_bindings
 STATE = (77, 512, 32)
 CAPACITY = 300
 WEIGHTS, SCALES, GAMMA, UP, UP_SCALES = 21, 22, 23, 24, 25
+ZEROS, UP_ZEROS = 26, 27
 COS, SIN, KEY, VALUE = 31, 32, 33, 34
 LIMITS = {
     "every adapter": WorkgroupLimits(),
@@ -54,6 +55,21 @@ def matvec(*, norm: bool = False, residual: bool = False, gated: bool = False, e
         up=(UP, UP_SCALES) if gated else None,
     )
     return node(what, (1, 2) if residual else (1,), (3,))
+
+
+@pytest.mark.parametrize("block", [16, 32])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("gated", [False, True])
+def test_products_with_zero_points_bind_what_their_template_declares(gated: bool, bits: int, block: int) -> None:
+    up = (UP, UP_SCALES, UP_ZEROS) if gated else None
+    what = MatVec(WEIGHTS, SCALES, 96, 64, block, "f32", up=up, bits=bits, zeros=ZEROS)
+    [kernel] = emitted(node(what, (1,), (3,))).kernels
+    expected = {"x": ["recorded", 11], "weights": ["recorded", WEIGHTS], "scales": ["recorded", SCALES]}
+    expected |= {"zeros": ["recorded", ZEROS], "y": ["recorded", 13]}
+    halves = {"weights_up": UP, "scales_up": UP_SCALES, "zeros_up": UP_ZEROS} if gated else {}
+    assert named(kernel) == expected | {name: ["recorded", buffer] for name, buffer in halves.items()}
+    flags = [kernel["constants"][name] for name in ("BYTES", "ZEROS", "SIXTEENS", "BLOCK")]
+    assert flags == [bits == 8, True, block == 16, block]
 
 
 def attention(head: int = 16, layer: int = 0, element: str = "f32") -> Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -16,6 +17,18 @@ SIGNATURES = [signature for rules in RULES for signature in rules.signatures]
 UNIFORM = 99
 UNIFORMS: Mapping[str, Mapping[str, Number]] = {
     "matmul_nbits": {"M": 1, "N": 96, "K": 64, "block_size": 32, "batch_count": 1, "dispatch_M": 1},
+    **{
+        f"matmul_nbits{form}": {
+            "M": 1,
+            "N": 96,
+            "K": 64,
+            "block_size": 32,
+            "batch_count": 1,
+            "dispatch_M": 1,
+            **({"zero_blocks_per_col": 2} if "zeros" in form else {}),
+        }
+        for form in ("_zeros", "_bytes", "_bytes_zeros")
+    },
     "matmul": {
         "a_shape": (1, 1, 16),
         "b_shape": (64, 24),
@@ -61,7 +74,7 @@ UNIFORMS: Mapping[str, Mapping[str, Number]] = {
     },
     "attention_join": {"head_size_vec": 4, "new_sequence_length": 1, "num_heads": 4},
 }
-KIND = {name: name.removesuffix("_alone") for name in KERNELS}
+KIND = {name: re.sub("_alone|_bytes|_zeros", "", name) for name in KERNELS}
 
 
 def found(
@@ -220,6 +233,11 @@ def test_other_shapes_are_other_operations(name: str, uniforms: Mapping[str, Num
         ("matmul_nbits", "const default_zero_point = 8;", "let zero_point = get_zero_point(row, block);"),
         ("matmul_nbits", "const bit_mask = 0xFu;", "const bit_mask = 0xFFu;"),
         (
+            "matmul_nbits_zeros",
+            "let offset = row * c_dim + col;",
+            "let offset = col * r_dim + row;",
+        ),
+        (
             "matmul_nbits",
             "output[output_idx]=output_value;",
             "output[output_idx]=output_value + output_element_t(bias[n]);",
@@ -246,6 +264,7 @@ def test_other_shapes_are_other_operations(name: str, uniforms: Mapping[str, Num
     ids=[
         "zero points",
         "8 bits",
+        "zero points by columns",
         "bias",
         "dense bias",
         "transposed",
@@ -345,6 +364,9 @@ def test_weights_are_what_a_replacement_takes_for_constant() -> None:
         weights[name] = sorted(binding for binding, buffer in kernel.at.items() if buffer in kernel.weights)
     assert weights == {
         "matmul_nbits": ["input_b", "scales_b"],
+        "matmul_nbits_zeros": ["input_b", "scales_b", "zero_points"],
+        "matmul_nbits_bytes": ["input_b", "scales_b"],
+        "matmul_nbits_bytes_zeros": ["input_b", "scales_b", "zero_points"],
         "matmul": ["b"],
         "multiply": [],
         "silu": [],

@@ -222,19 +222,35 @@ class TestWhatKernelsCompute:
 
 class TestShapes:
     @pytest.mark.parametrize(
-        ("k", "block", "fits"),
+        ("k", "block", "bits", "fits"),
         [
-            (64, 32, True),
-            (64, 64, True),
-            (96, 32, True),
-            (64, 16, False),
-            (48, 16, False),
-            (96, 64, False),
-            (16, 16, False),
+            (64, 32, 4, True),
+            (64, 64, 8, True),
+            (96, 32, 4, True),
+            (64, 16, 4, True),
+            (48, 16, 4, False),
+            (96, 64, 4, True),
+            (16, 16, 8, False),
+            (96, 48, 4, False),
+            (64, 32, 2, False),
         ],
     )
-    def test_products_are_of_whole_runs_and_blocks(self, k: int, block: int, fits: bool) -> None:
-        assert fits_matvec(MatVec(1, 2, 64, k, block, "f32")) is fits
+    def test_products_are_of_whole_runs_and_of_blocks_of_runs_or_halves(
+        self, k: int, block: int, bits: int, fits: bool
+    ) -> None:
+        assert fits_matvec(MatVec(1, 2, 64, k, block, "f32", bits=bits)) is fits
+
+    @pytest.mark.parametrize(
+        ("form", "blocks", "expected"),
+        [("_zeros", 2, MatVec), ("_zeros", 1, Recorded), ("_bytes_zeros", 1, MatVec), ("_bytes_zeros", 2, Recorded)],
+    )
+    def test_rows_of_zero_points_are_whole_bytes(self, form: str, blocks: int, expected: type) -> None:
+        small = Small(packed=form)
+        small.matmul(small.embedded(), VOCABULARY, WIDTH, into=small.logits)
+        call = small.sketch.calls[-1]
+        assert WIDTH == BLOCK, "a row is one block"
+        call.uniforms = {**call.uniforms, "zero_blocks_per_col": blocks}
+        assert kinds(read(small.sketch.record(recycle=False), EVERY), 1) == [expected]
 
     @pytest.mark.parametrize(
         ("k", "n", "element", "fits"),
@@ -270,7 +286,7 @@ class TestShapes:
         s = small.sketch
         index = small.calls["gated 0" if gated else "qkv 0"]
         call = s.calls[index]
-        call.uniforms = {**call.uniforms, "block_size": 16}
+        call.uniforms = {**call.uniforms, "block_size": 48}
         assert kinds(read(s.record(recycle=False), EVERY), index) == [Recorded]
 
     def test_heads_that_the_kernel_does_not_cover_stay_as_recorded(self) -> None:

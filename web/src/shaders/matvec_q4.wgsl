@@ -1,18 +1,22 @@
-// A row vector times an int4 matrix: y[n] = sum over k of W[n][k] * x[k], with what surrounds it in a decoder fused in.
+// A row vector times a matrix in int4 or int8: y[n] = sum over k of W[n][k] * x[k], with what surrounds it in a decoder
+// fused in.
 //
-// W as ONNX Runtime's MatMulNBits has it: nibble i of a row, low nibbles first, is 8 + q; W = q * scale of its block.
+// W as ONNX Runtime's MatMulNBits has it: nibble i of a row, low nibbles first (BYTES: byte i), is q; W = (q - 8) * scale
+// of its block (BYTES: q - 128). ZEROS: q less the block's zero point, which is packed as q is, each row's from a whole
+// byte on. A row is whole blocks; what the last one has past K is not read. SIXTEENS: BLOCK is 16, else a multiple of 32.
 // NORM: x is x / sqrt(mean(x^2) + EPSILON) * gamma. RESIDUAL: + residual[n]. BIAS: + bias[n].
-// GATED: y[n] = silu(W[n].x) * (W_up[n].x). Sums are float32; with HALF, 16 products are added as float16 before that.
+// GATED: y[n] = silu(W[n].x) * (W_up[n].x). Sums are float32; with HALF, 16 products are added as float16 before that (BYTES, SIXTEENS: 8).
 //
 // SPAN threads share a row; each takes every SPAN-th run of 32 elements of ROWS rows (a tile: WORKGROUP / SPAN * ROWS
 // rows), so neighbours load neighbouring 16 bytes. A tile's weights are requested before x is, the next tile's before
 // the present one's are used. STAGED: x is in workgroup memory, read once, in order; else in each thread's registers.
 // SPLIT: sums meet in workgroup memory at last; it must be so without subgroups, and where SPAN is more than LANES.
 // Dispatch: (tiles, 1, 1), or fewer: a workgroup takes every such tile if LOOP.
-// Bindings, those whose condition holds: x, weights, scales, gamma, residual, bias, weights_up, scales_up, y.
+// Bindings, those whose condition holds: x, weights, scales, zeros, gamma, residual, bias, weights_up, scales_up,
+// zeros_up, y.
 // Counts that follow from the others: STEPS = runs of a row for each thread, SUMS = ROWS, twice that if GATED, OWN =
 // octets of x that a thread stages, HALVINGS = log2 of the threads whose sums meet by shuffles.
-// Limits: K a multiple of 32; BLOCK too and a divisor of K; SPAN a divisor of WORKGROUP, a multiple of 4 and at least
+// Limits: K a multiple of 32; SPAN a divisor of WORKGROUP, a multiple of 4 and at least
 // ROWS; WORKGROUP at least 8; GATED with neither RESIDUAL nor BIAS. With subgroups: SPAN a multiple of LANES or a power
 // of two below, WORKGROUP a multiple of LANES, threads numbered along their subgroups.
 
@@ -23,7 +27,27 @@ const TILE: u32 = TEAMS * ROWS;
 const TILES: u32 = (N + TILE - 1u) / TILE;
 const LOADS: u32 = SUMS * STEPS;
 
-// Eight elements. With HALF two of a word each, as nibbles are unpacked: (0, 4), (1, 5), (2, 6), (3, 7).
+// Blocks of a row, and the runs that they have room for.
+const BLOCKS: u32 = (K + BLOCK - 1u) / BLOCK;
+const ROOM: u32 = BLOCKS * BLOCK / 32u;
+// Of a run: words of 16 bytes, and scales.
+#if BYTES
+const WORDS: u32 = 2u;
+const BITS: u32 = 8u;
+const ZERO_BLOCKS: u32 = BLOCKS;
+#else
+const WORDS: u32 = 1u;
+const BITS: u32 = 4u;
+const ZERO_BLOCKS: u32 = (BLOCKS + 1u) / 2u * 2u;
+#endif
+#if SIXTEENS
+const SCALES: u32 = 2u;
+#else
+const SCALES: u32 = 1u;
+#endif
+
+// Eight elements. With HALF two of a word each, as weights are unpacked: (0, 4), (1, 5), (2, 6), (3, 7) of nibbles,
+// (0, 2), (1, 3), (4, 6), (5, 7) of bytes.
 #if HALF
 alias Octet = vec4<u32>;
 #else
@@ -33,6 +57,9 @@ alias Octet = mat2x4<f32>;
 @group(0) @binding(next) var<storage, read> x: array<Octet>;
 @group(0) @binding(next) var<storage, read> weights: array<vec4<u32>>;
 @group(0) @binding(next) var<storage, read> scales: array<element>;
+#if ZEROS
+@group(0) @binding(next) var<storage, read> zeros: array<u32>;
+#endif
 #if NORM
 @group(0) @binding(next) var<storage, read> gamma: array<Octet>;
 #endif
@@ -45,6 +72,9 @@ alias Octet = mat2x4<f32>;
 #if GATED
 @group(0) @binding(next) var<storage, read> weights_up: array<vec4<u32>>;
 @group(0) @binding(next) var<storage, read> scales_up: array<element>;
+#if ZEROS
+@group(0) @binding(next) var<storage, read> zeros_up: array<u32>;
+#endif
 #endif
 @group(0) @binding(next) var<storage, read_write> y: array<element>;
 
@@ -81,8 +111,13 @@ fn halves(word: u32) -> vec2<f32> {
 }
 
 fn paired(o: Octet) -> Octet {
+#if BYTES
+  return Octet((o.x & 0xffffu) | (o.y << 16u), (o.x >> 16u) | (o.y & 0xffff0000u), //
+               (o.z & 0xffffu) | (o.w << 16u), (o.z >> 16u) | (o.w & 0xffff0000u));
+#else
   return Octet((o.x & 0xffffu) | (o.z << 16u), (o.x >> 16u) | (o.z & 0xffff0000u), //
                (o.y & 0xffffu) | (o.w << 16u), (o.y >> 16u) | (o.w & 0xffff0000u));
+#endif
 }
 
 fn square(o: Octet) -> f32 {
@@ -100,29 +135,70 @@ fn scaled(o: Octet, g: Octet, inverse: f32) -> Octet {
                scaled_pair(o.z, g.z, inverse), scaled_pair(o.w, g.w, inverse));
 }
 
-// 0x6400 | n is the float16 1024 + n, 0x6400 | n << 4 is 1024 + 16 n. Eighths of q, so that no product exceeds |x|.
-const SHARE: f32 = 8.0;
+// 0x6400 | n is the float16 1024 + n, 0x6400 | n << 4 is 1024 + 16 n. Of q - zero a share, so that no product exceeds
+// |x|; shares of 1024 + q and their differences are exact in float16.
+#if BYTES
+#if ZEROS
+const SHARE: f32 = 256.0;
+const STEP: element = 0.00390625;
+#else
+const SHARE: f32 = 128.0;
+const STEP: element = 0.0078125;
+const ZERO: element = 1.0;
+#endif
 
-fn eighths(word: u32) -> vec2<f16> {
-  return fma(bitcast<vec2<f16>>((word & 0x000f000fu) | 0x64006400u), vec2<f16>(0.125h), vec2<f16>(-129.0h));
+alias Eight = vec2<u32>; // weights of eight elements
+alias Part = f32; // of a sum
+
+fn shares(word: u32, zero: element) -> vec2<f16> {
+  return fma(bitcast<vec2<f16>>((word & 0x00ff00ffu) | 0x64006400u), vec2<f16>(STEP), vec2<f16>(-1024.0 * STEP - zero));
 }
 
-fn eighths_above(word: u32) -> vec2<f16> {
-  return fma(bitcast<vec2<f16>>((word & 0x00f000f0u) | 0x64006400u), vec2<f16>(0.0078125h), vec2<f16>(-9.0h));
-}
-
-fn octet_dot(low: u32, o: Octet) -> vec2<f16> {
-  let high = low >> 8u;
-  let first = eighths(low) * bitcast<vec2<f16>>(o.x);
-  let second = fma(eighths_above(low), bitcast<vec2<f16>>(o.y), first);
-  let third = fma(eighths(high), bitcast<vec2<f16>>(o.z), second);
-  return fma(eighths_above(high), bitcast<vec2<f16>>(o.w), third);
-}
-
-fn run_dot(w: vec4<u32>, a: Octet, b: Octet, c: Octet, d: Octet) -> f32 {
-  let sum = (octet_dot(w.x, a) + octet_dot(w.y, b)) + (octet_dot(w.z, c) + octet_dot(w.w, d));
+fn octet_dot(w: Eight, o: Octet, zero: element) -> Part {
+  let first = shares(w.x, zero) * bitcast<vec2<f16>>(o.x);
+  let second = fma(shares(w.x >> 8u, zero), bitcast<vec2<f16>>(o.y), first);
+  let third = fma(shares(w.y, zero), bitcast<vec2<f16>>(o.z), second);
+  let sum = fma(shares(w.y >> 8u, zero), bitcast<vec2<f16>>(o.w), third);
   return f32(sum.x) + f32(sum.y);
 }
+
+fn total(part: Part) -> f32 {
+  return part;
+}
+#else
+#if ZEROS
+const SHARE: f32 = 16.0;
+const STEP: element = 0.0625;
+#else
+const SHARE: f32 = 8.0;
+const STEP: element = 0.125;
+const ZERO: element = 1.0;
+#endif
+
+alias Eight = u32;
+alias Part = vec2<f16>;
+
+fn shares(word: u32, zero: element) -> vec2<f16> {
+  return fma(bitcast<vec2<f16>>((word & 0x000f000fu) | 0x64006400u), vec2<f16>(STEP), vec2<f16>(-1024.0 * STEP - zero));
+}
+
+fn shares_above(word: u32, zero: element) -> vec2<f16> {
+  let above = bitcast<vec2<f16>>((word & 0x00f000f0u) | 0x64006400u);
+  return fma(above, vec2<f16>(STEP / 16.0), vec2<f16>(-64.0 * STEP - zero));
+}
+
+fn octet_dot(low: Eight, o: Octet, zero: element) -> Part {
+  let high = low >> 8u;
+  let first = shares(low, zero) * bitcast<vec2<f16>>(o.x);
+  let second = fma(shares_above(low, zero), bitcast<vec2<f16>>(o.y), first);
+  let third = fma(shares(high, zero), bitcast<vec2<f16>>(o.z), second);
+  return fma(shares_above(high, zero), bitcast<vec2<f16>>(o.w), third);
+}
+
+fn total(part: Part) -> f32 {
+  return f32(part.x) + f32(part.y);
+}
+#endif
 #else
 fn paired(o: Octet) -> Octet {
   return o;
@@ -137,19 +213,33 @@ fn scaled(o: Octet, g: Octet, inverse: f32) -> Octet {
 }
 
 const SHARE: f32 = 1.0;
+#if BYTES
+const ZERO: f32 = 128.0;
+alias Eight = vec2<u32>; // weights of eight elements
+#else
+const ZERO: f32 = 8.0;
+alias Eight = u32;
+#endif
+alias Part = f32; // of a sum
 
 // 0x4b000000 | n is the float32 8388608 + n.
-fn nibbles(words: vec4<u32>) -> vec4<f32> {
-  return bitcast<vec4<f32>>((words & vec4<u32>(15u)) | vec4<u32>(0x4b000000u)) - 8388616.0;
+fn shares(words: vec4<u32>, zero: f32) -> vec4<f32> {
+  return bitcast<vec4<f32>>((words & vec4<u32>((1u << BITS) - 1u)) | vec4<u32>(0x4b000000u)) - (8388608.0 + zero);
 }
 
-fn octet_dot(word: u32, o: Octet) -> f32 {
-  let words = vec4<u32>(word, word >> 4u, word >> 8u, word >> 12u);
-  return dot(nibbles(words), o[0]) + dot(nibbles(words >> vec4<u32>(16u)), o[1]);
+fn octet_dot(w: Eight, o: Octet, zero: f32) -> Part {
+#if BYTES
+  let words = vec4<u32>(w.x, w.x >> 8u, w.x >> 16u, w.x >> 24u);
+  let above = vec4<u32>(w.y, w.y >> 8u, w.y >> 16u, w.y >> 24u);
+#else
+  let words = vec4<u32>(w, w >> 4u, w >> 8u, w >> 12u);
+  let above = words >> vec4<u32>(16u);
+#endif
+  return dot(shares(words, zero), o[0]) + dot(shares(above, zero), o[1]);
 }
 
-fn run_dot(w: vec4<u32>, a: Octet, b: Octet, c: Octet, d: Octet) -> f32 {
-  return (octet_dot(w.x, a) + octet_dot(w.y, b)) + (octet_dot(w.z, c) + octet_dot(w.w, d));
+fn total(part: Part) -> f32 {
+  return part;
 }
 #endif
 
@@ -186,9 +276,29 @@ fn workgroup_sum(thread: u32, value: f32) -> f32 {
 
 // What a thread needs of a tile's weights: of row r (the rows of weights_up follow) and step s at r * STEPS + s.
 struct Request {
-  words: array<vec4<u32>, LOADS>,
-  factors: array<element, LOADS>,
+  words: array<vec4<u32>, WORDS * LOADS>,
+  factors: array<element, SCALES * LOADS>,
+#if ZEROS
+  zeros: array<u32, LOADS>, // the words that they are in
+#endif
 }
+
+// Of a row and a run: the first block.
+fn block_of(run: u32) -> u32 {
+  return run * 32u / BLOCK;
+}
+
+#if ZEROS
+// Where the zero point of a block is, counted in zero points.
+fn zero_of(row: u32, block: u32) -> u32 {
+  return row * ZERO_BLOCKS + block;
+}
+
+// The share of a zero point in the word that it is in.
+fn zero_share(word: u32, at: u32) -> element {
+  return element(f32(extractBits(word, at % (32u / BITS) * BITS, BITS)) / SHARE);
+}
+#endif
 
 fn request(tile: u32, team: u32, member: u32) -> Request {
   var wanted: Request;
@@ -196,12 +306,32 @@ fn request(tile: u32, team: u32, member: u32) -> Request {
 #repeat s STEPS
   let row = min(tile * TILE + team * ROWS + r, N - 1u);
   let run = min(member + s * SPAN, RUNS - 1u);
-  let scale = row * (K / BLOCK) + run / (BLOCK / 32u);
-  wanted.words[r * STEPS + s] = weights[row * RUNS + run];
-  wanted.factors[r * STEPS + s] = scales[scale];
+  let block = block_of(run);
+  let at = r * STEPS + s;
+  wanted.words[WORDS * at] = weights[WORDS * (row * ROOM + run)];
+  wanted.factors[SCALES * at] = scales[row * BLOCKS + block];
+#if BYTES
+  wanted.words[WORDS * at + 1u] = weights[WORDS * (row * ROOM + run) + 1u];
+#endif
+#if SIXTEENS
+  wanted.factors[SCALES * at + 1u] = scales[row * BLOCKS + block + 1u];
+#endif
+#if ZEROS
+  wanted.zeros[at] = zeros[zero_of(row, block) / (32u / BITS)];
+#endif
 #if GATED
-  wanted.words[(ROWS + r) * STEPS + s] = weights_up[row * RUNS + run];
-  wanted.factors[(ROWS + r) * STEPS + s] = scales_up[scale];
+  let up = (ROWS + r) * STEPS + s;
+  wanted.words[WORDS * up] = weights_up[WORDS * (row * ROOM + run)];
+  wanted.factors[SCALES * up] = scales_up[row * BLOCKS + block];
+#if BYTES
+  wanted.words[WORDS * up + 1u] = weights_up[WORDS * (row * ROOM + run) + 1u];
+#endif
+#if SIXTEENS
+  wanted.factors[SCALES * up + 1u] = scales_up[row * BLOCKS + block + 1u];
+#endif
+#if ZEROS
+  wanted.zeros[up] = zeros_up[zero_of(row, block) / (32u / BITS)];
+#endif
 #endif
 #end
 #end
@@ -339,7 +469,35 @@ fn main(
     let d = held[4u * s + 3u];
 #endif
 #repeat r SUMS
-    sums[r] += run_dot(wanted.words[r * STEPS + s], a, b, c, d) * f32(wanted.factors[r * STEPS + s]);
+    let at = r * STEPS + s;
+#if ZEROS
+    let row = min(tile * TILE + team * ROWS + r % ROWS, N - 1u);
+    let place = zero_of(row, block_of(min(member + s * SPAN, RUNS - 1u)));
+    let zero = zero_share(wanted.zeros[at], place);
+#if SIXTEENS
+    let zero_after = zero_share(wanted.zeros[at], place + 1u);
+#else
+    let zero_after = zero;
+#endif
+#else
+    let zero = ZERO;
+    let zero_after = ZERO;
+#endif
+#if BYTES
+    let w = wanted.words[2u * at];
+    let v = wanted.words[2u * at + 1u];
+    let lower = octet_dot(w.xy, a, zero) + octet_dot(w.zw, b, zero);
+    let upper = octet_dot(v.xy, c, zero_after) + octet_dot(v.zw, d, zero_after);
+#else
+    let w = wanted.words[at];
+    let lower = octet_dot(w.x, a, zero) + octet_dot(w.y, b, zero);
+    let upper = octet_dot(w.z, c, zero_after) + octet_dot(w.w, d, zero_after);
+#endif
+#if SIXTEENS
+    sums[r] += total(lower) * f32(wanted.factors[2u * at]) + total(upper) * f32(wanted.factors[2u * at + 1u]);
+#else
+    sums[r] += total(lower + upper) * f32(wanted.factors[at]);
+#endif
 #end
 #end
 

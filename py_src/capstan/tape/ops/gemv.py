@@ -1,13 +1,14 @@
 """A row vector times a matrix of weights, with what surrounds it in a decoder joined to it.
 
-The kernels are matvec_q4.wgsl for weights in int4 and matvec_dense.wgsl for dense ones; gemv_int4.py and gemv_dense.py
-choose their tiling.
+The kernels are matvec_q4.wgsl for weights in int4 or int8 and matvec_dense.wgsl for dense ones; gemv_int4.py and
+gemv_dense.py choose their tiling.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 from ..kernel_plan import KernelPlan, WorkgroupLimits
@@ -21,12 +22,18 @@ from .norm import Norm, RmsNorm
 
 __all__ = ["RULES", "MatVec", "fits_matvec"]
 
+RUN = 32
+"""Elements of a row that a thread takes at a time."""
+SIXTEEN = 16
+"""The one size of blocks below a run: a run has two scales."""
+
 
 @dataclass(frozen=True)
 class MatVec(Operation):
     """W x; reads[0] is x, reads[1] the residual if added.
 
-    W is [n, k] in int4 with one scale for each `block` of a row; or, without scales, [k, n] of numbers like those of x.
+    W is [n, k] in integers of `bits` with a scale, and a zero point if there are `zeros`, for each `block` of a row;
+    or, without scales, [k, n] of numbers like those of x.
 
     With `norm`, x is normalised first. With `up`, the result is silu(W x) * (W_up x). Buffers of weights by id.
     """
@@ -37,12 +44,16 @@ class MatVec(Operation):
     n: int
     k: int
     block: int
-    """Of int4 weights, else 0."""
+    """Of weights in integers, else 0."""
     element: str
     norm: RmsNorm | None = None
     residual: bool = False
     up: tuple[int, ...] | None = None
-    """The other half of a gated layer: weights, and scales if there are."""
+    """The other half of a gated layer: weights, and scales and zero points if there are."""
+    bits: int = 4
+    """Of weights in integers: 4 or 8."""
+    zeros: int | None = None
+    """Zero points, packed as the weights are; None where each is half of the range."""
 
     def written_bytes(self, index: int) -> int:
         return self.n * ELEMENT_BYTES[self.element]
@@ -51,11 +62,13 @@ class MatVec(Operation):
         bindings: dict[str, Binding] = {"x": Value(reads[0]), "weights": Buffer(self.weights), "y": Value(writes[0])}
         if self.scales is not None:
             bindings["scales"] = Buffer(self.scales)
+        if self.zeros is not None:
+            bindings["zeros"] = Buffer(self.zeros)
         if self.norm is not None:
             bindings["gamma"] = Buffer(self.norm.gamma)
         if self.residual:
             bindings["residual"] = Value(reads[1])
-        for name, buffer in zip(("weights_up", "scales_up"), self.up or (), strict=False):
+        for name, buffer in zip(("weights_up", "scales_up", "zeros_up"), self.up or (), strict=False):
             bindings[name] = Buffer(buffer)
         return [Kernel(plan_matvec(self, limits), self.element == "f16", bindings)]
 
@@ -73,7 +86,8 @@ def plan_matvec(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
         dense = tune_dense(what.k, what.n, what.element == "f16", limits)
         return KernelPlan("matvec_dense", {**fused, **dense.constants()}, (dense.workgroups, 1, 1))
     tuning = tune_matvec(what.k, what.n, what.up is not None, what.element == "f16", limits)
-    constants = {**fused, "BLOCK": what.block, "BIAS": False, **tuning.constants()}
+    packed = {"BYTES": what.bits == 8, "ZEROS": what.zeros is not None, "SIXTEENS": what.block == SIXTEEN}
+    constants = {**fused, "BLOCK": what.block, "BIAS": False, **packed, **tuning.constants()}
     return KernelPlan("matvec_q4", constants, (tuning.workgroups, 1, 1))
 
 
@@ -81,7 +95,7 @@ def fits_matvec(what: MatVec) -> bool:
     """Whether web/src/shaders/matvec_q4.wgsl or, for dense ones, matvec_dense.wgsl covers these weights."""
     if what.scales is None:
         return what.k % 4 == 0 and what.n % column_width(what.element == "f16") == 0
-    return what.k % 32 == 0 and what.block % 32 == 0 and what.k % what.block == 0
+    return what.k % RUN == 0 and (what.block == SIXTEEN or what.block % RUN == 0) and what.bits in (4, 8)
 
 
 def gates_joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
@@ -110,7 +124,7 @@ def gates_joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
             if not (isinstance(gate.what, MatVec) and isinstance(up.what, MatVec) and _pair(gate.what, up.what)):
                 continue
             if silu.what.size == node.what.size == gate.what.n:
-                weights = [up.what.weights, up.what.scales]
+                weights = [up.what.weights, up.what.scales, up.what.zeros]
                 joined[node.writes[0]] = replace(
                     gate,
                     what=replace(gate.what, up=tuple(buffer for buffer in weights if buffer is not None)),
@@ -126,7 +140,8 @@ def gates_joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
 
 def _pair(gate: MatVec, up: MatVec) -> bool:
     """Whether two products differ in their weights alone, and do nothing besides."""
-    alike = replace(gate, weights=up.weights, scales=up.scales) == up and (gate.scales is None) == (up.scales is None)
+    alike = replace(gate, weights=up.weights, scales=up.scales, zeros=up.zeros) == up
+    alike = alike and (gate.scales is None) == (up.scales is None) and (gate.zeros is None) == (up.zeros is None)
     return alike and gate.up is None and gate.norm is None and not gate.residual
 
 
@@ -207,11 +222,20 @@ def one_dense_row(kernel: OrtKernel) -> bool:
     return whole and k % 4 == n % 4 == 0 and kernel.uniforms["dim_a_outer"] == 1
 
 
-def int4_product(met: Met) -> list[Node] | None:
+def packed_product(met: Met, bits: int) -> list[Node] | None:
     kernel, at = met.kernel, met.kernel.at
     n, k, block = (kernel.number(name) for name in ("N", "K", "block_size"))
-    what = MatVec(at["input_b"], at["scales_b"], n, k, block, kernel.element)
+    zeros = at.get("zero_points")
+    if zeros is not None and kernel.number("zero_blocks_per_col") != zero_points_of_row(k, block, bits):
+        return None
+    what = MatVec(at["input_b"], at["scales_b"], n, k, block, kernel.element, bits=bits, zeros=zeros)
     return [met.node(what, (met.read("input_a"),), met.written("output"))] if fits_matvec(what) else None
+
+
+def zero_points_of_row(k: int, block: int, bits: int) -> int:
+    """Those of whole bytes, as matvec_q4.wgsl counts them."""
+    blocks, in_byte = (k + block - 1) // block, 8 // bits
+    return (blocks + in_byte - 1) // in_byte * in_byte
 
 
 def dense_product(met: Met) -> list[Node] | None:
@@ -232,23 +256,36 @@ def gated_half(met: Met) -> list[Node] | None:
     return [total, met.node(what, (value,), met.written("output"))]
 
 
+ZERO_POINTS = (
+    "let offset = row * c_dim + col;",
+    "let packed_value = zero_points[array_index];",
+    "let masked_value = (packed_value >> shift_amount) & bit_mask;",
+    "mm_read_zero(b_global, block_idx, uniforms.N, uniforms.zero_blocks_per_col);",
+)
+"""How a kernel finds the zero point of a block."""
+
 RULES = Rules(
     (
-        Signature(
-            "matmul_nbits",
-            "matvec",
-            ("input_a", "input_b", "scales_b", "output"),
-            has=(
-                "const default_zero_point = 8;",
-                "const bit_mask = 0xFu;",
-                "const b_base_offset : u32 = 0;",
-                "const b_scale_offset : u32 = 0;",
-                "output[output_idx]=output_value;",
-            ),
-            asked=("N", "K", "block_size"),
-            weights=("input_b", "scales_b"),
-            holds=one_row,
-            parts=int4_product,
+        *(
+            Signature(
+                "matmul_nbits",
+                "matvec",
+                ("input_a", "input_b", "scales_b", *zeros, "output"),
+                has=(
+                    f"const default_zero_point = {1 << (bits - 1)};",
+                    f"const bit_mask = 0x{(1 << bits) - 1:X}u;",
+                    "const b_base_offset : u32 = 0;",
+                    "const b_scale_offset : u32 = 0;",
+                    "output[output_idx]=output_value;",
+                    *(ZERO_POINTS if zeros else ()),
+                ),
+                asked=("N", "K", "block_size", *(["zero_blocks_per_col"] if zeros else [])),
+                weights=("input_b", "scales_b", *zeros),
+                holds=one_row,
+                parts=partial(packed_product, bits=bits),
+            )
+            for bits in (4, 8)
+            for zeros in ((), ("zero_points",))
         ),
         Signature(
             "gated_mlp",
