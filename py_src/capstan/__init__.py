@@ -43,7 +43,7 @@ from .host import use_host
 from .model import Model
 from .planning import open_device, plan
 from .search import SearchOptions
-from .stream import StopStrings, TextStream
+from .stream import TextStream
 from .timing import Timing
 from .tokenizer import Tokenizer, TokenizerStream
 from .weights.store import StoredWeights, Verification, WeightStore
@@ -76,7 +76,6 @@ __all__ = [
     "OutOfMemoryError",
     "PromptError",
     "SearchOptions",
-    "StopStrings",
     "StorageError",
     "StoredWeights",
     "TapeCheckError",

@@ -348,15 +348,17 @@ class Generator:
         end = len(self._sequence)
         self._stale = False
         try:
-            await decoder.prefill(self._sequence[self._valid :], self._valid)
+            while self._valid < end:
+                part = self._sequence[self._valid : end][: self._options.chunk_size]
+                await decoder.prefill(part, self._valid)
+                self._require_open()
+                if self._stale:
+                    # The sequence was changed meanwhile.
+                    return
+                self._valid += len(part)
         except BaseException:
             self._stale = True
             raise
-        self._require_open()
-        if self._stale:
-            # The sequence was changed meanwhile.
-            return
-        self._valid = end
         self._sample_first = True
         self._run_ahead.pause()
         self.timing.pause()

@@ -55,7 +55,8 @@ class SearchOptions:
     - `do_sample` false, or `top_k` 1, is greedy: the largest logit, the lowest id among equals.
     - `temperature` (> 0), then `top_k` (0 = off), then `top_p` (0 < p <= 1; 1 = off) over what `top_k` left.
     - `random_seed` (-1 = draw one; 0 to 2**64 - 1). `seed` is the number in use, also when it was drawn.
-    - `batch_size` rows; `chunk_size` is the most prompt tokens in one prefill run (None = the engine's choice).
+    - `batch_size` rows; `chunk_size` is the most prompt tokens of one prefill run, of which a device may take fewer
+      (None: as many as it takes).
     - `early_stopping` concerns beam search only: with one beam either value means the same.
 
     Raises OptionError for a value of the wrong type or out of range.

@@ -1,12 +1,10 @@
-"""Token ids, one at a time, to text that can be shown: whole characters, and nothing that may begin a stop string."""
+"""Token ids, one at a time, to text that can be shown: whole characters only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from .errors import OptionError
-
-__all__ = ["StopStrings", "TextStream"]
+__all__ = ["TextStream"]
 
 REPLACEMENT = "\ufffd"
 HELD_TOKENS = 4
@@ -61,51 +59,3 @@ class TextStream:
         if kept or len(self._window) > WINDOW_TOKENS:
             self._window, text = context, kept
         self._shown, self._sent = len(self._window), len(text)
-
-
-class StopStrings:
-    """Cuts a text stream before the first stop string; holds back what could begin one.
-
-    Raises OptionError for an empty stop string.
-    """
-
-    def __init__(self, stops: str | Iterable[str] = ()) -> None:
-        self.stops = (stops,) if isinstance(stops, str) else tuple(stops)
-        for stop in self.stops:
-            if not isinstance(stop, str) or not stop:
-                raise OptionError(f"stop: {stop!r} is not a string of at least one character; leave it out")
-        self.stopped: str | None = None
-        """The stop string that was met."""
-        self._held = ""
-
-    @property
-    def finish_reason(self) -> str | None:
-        """'stop' once a stop string was met."""
-        return "stop" if self.stopped is not None else None
-
-    def push(self, delta: str) -> str:
-        """The part of the stream that can be shown now; after a stop string, nothing."""
-        if self.stopped is not None:
-            return ""
-        text = self._held + delta
-        found = min(((text.find(stop), stop) for stop in self.stops if stop in text), default=None)
-        if found is not None:
-            place, self.stopped = found
-            self._held = ""
-            return text[:place]
-        keep = max((overlap(text, stop) for stop in self.stops), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
-
-    def flush(self) -> str:
-        """What was held back, at the end of the stream."""
-        held, self._held = self._held, ""
-        return held
-
-
-def overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if stop.startswith(text[-size:]):
-            return size
-    return 0

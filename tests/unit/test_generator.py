@@ -151,6 +151,51 @@ class TestRunningAhead:
         assert asyncio.run(take(generator, 1)) == run_of(PROMPT, 1)
         assert paper.decoders[0].prefills == [(PROMPT, 0)]
 
+    @pytest.mark.parametrize(
+        ("chunk_size", "runs"),
+        [
+            (2, [([5, 6], 0), ([7, 8], 2), ([9], 4)]),
+            (4, [([5, 6, 7, 8], 0), ([9], 4)]),
+            (5, [([5, 6, 7, 8, 9], 0)]),
+            (6, [([5, 6, 7, 8, 9], 0)]),
+            (None, [([5, 6, 7, 8, 9], 0)]),
+        ],
+    )
+    def test_no_run_takes_more_of_a_prompt_than_chunk_size(self, chunk_size: int | None, runs: list[Any]) -> None:
+        generator, paper = made(chunk_size=chunk_size)
+        generator.append_tokens([5, 6, 7, 8, 9])
+        assert asyncio.run(take(generator, 3)) == run_of([5, 6, 7, 8, 9], 3)
+        assert paper.decoders[0].prefills == runs
+
+    @pytest.mark.parametrize("change", ["append", "rewind", "cancel"])
+    def test_a_prompt_that_is_changed_between_two_runs_goes_on_as_it_is(self, change: str) -> None:
+        generator, paper = made(chunk_size=2)
+        prompt = [5, 6, 7, 8, 9]
+        generator.append_tokens(prompt)
+
+        async def run() -> list[int]:
+            await generator.prepare_async()
+            decoder = paper.decoders[0]
+            decoder.gate = asyncio.Event()
+            waiting = asyncio.ensure_future(take(generator, 4))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert decoder.prefills == [([5, 6], 0)]
+            if change == "append":
+                generator.append_tokens([1, 2])
+            elif change == "rewind":
+                generator.rewind_to(1)
+            else:
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+            decoder.gate.set()
+            return await (take(generator, 4) if change == "cancel" else waiting)
+
+        kept = {"append": [*prompt, 1, 2], "rewind": [5], "cancel": prompt}[change]
+        assert asyncio.run(run()) == run_of(kept, 4)
+        assert generator.get_sequence() == [*kept, *run_of(kept, 4)]
+
 
 class TestRewinding:
     @every_run_ahead

@@ -57,6 +57,12 @@ def test_actions_give_the_oracles_tokens(folder: Path, script: list[Action]) -> 
     assert drive(Model(str(folder)), script) == oracle.drive(folder, script)
 
 
+@pytest.mark.parametrize("chunk_size", [1, 7, 64])
+@pytest.mark.parametrize("script", ["across_64", "rewind_then_append"])
+def test_a_prompt_in_small_runs_gives_the_same_tokens(script: str, chunk_size: int) -> None:
+    assert drive(Model(str(LLAMA)), SCRIPTS[script], chunk_size=chunk_size) == oracle.drive(LLAMA, SCRIPTS[script])
+
+
 @pytest.mark.parametrize("eos_index", [0, 1, 7])
 def test_an_end_of_sequence_and_what_is_appended_after_it_are_the_oracles(eos_index: int, tmp_path: Path) -> None:
     folder = tmp_path / "model"

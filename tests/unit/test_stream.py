@@ -1,14 +1,11 @@
-"""Ids to text: whole characters only, nothing lost, and stop strings wherever the pieces are cut."""
+"""Ids to text: whole characters only, nothing lost."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 
-import pytest
-
-from capstan.errors import OptionError
-from capstan.stream import StopStrings, TextStream
+from capstan.stream import TextStream
 
 SPECIAL = 300
 
@@ -83,53 +80,3 @@ def test_the_work_for_one_more_token_is_bounded() -> None:
     for _ in range(500):
         stream.push(0xF0)
     assert longest <= 140
-
-
-def test_text_before_a_stop_string_is_shown_and_nothing_after() -> None:
-    stops = StopStrings(["\n\n", "END"])
-    assert stops.push("one\n") == "one"
-    assert stops.finish_reason is None
-    assert stops.push("two\n\nthree") == "\ntwo"
-    assert stops.stopped == "\n\n"
-    assert stops.finish_reason == "stop"
-    assert stops.push("four") == ""
-    assert stops.flush() == ""
-
-
-def test_what_only_looked_like_a_stop_string_is_given_back() -> None:
-    stops = StopStrings("STOP")
-    assert stops.push("aST") == "a"
-    assert stops.push("ST") == "ST"
-    assert stops.push("O") == ""
-    assert stops.flush() == "STO"
-
-
-def test_no_stop_strings_hold_nothing_back() -> None:
-    assert StopStrings().push("anything") == "anything"
-
-
-def test_the_earliest_stop_string_counts_however_the_text_is_cut() -> None:
-    draw = random.Random(5)
-    for _ in range(2000):
-        text = "".join(draw.choices("ab", k=draw.randint(1, 24)))
-        stops = ["".join(draw.choices("ab", k=draw.randint(1, 5))) for _ in range(draw.randint(1, 3))]
-        cutter, shown, place = StopStrings(stops), "", 0
-        while place < len(text):
-            size = draw.randint(1, 4)
-            shown += cutter.push(text[place : place + size])
-            place += size
-        shown += cutter.flush()
-        # The stop string that is complete first ends the text; of those, the one that starts first.
-        ends = [end for end in range(1, len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)]
-        if ends:
-            assert cutter.finish_reason == "stop"
-            assert text.startswith(shown)
-            assert any(text[len(shown) :].startswith(stop) for stop in stops)
-            assert not any(stop in shown for stop in stops)
-        else:
-            assert (shown, cutter.finish_reason) == (text, None)
-
-
-def test_an_empty_stop_string_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"stop: '' is not a string of at least one character"):
-        StopStrings(["x", ""])
