@@ -171,7 +171,7 @@ async function runLarge(words: number, castWords: number): Promise<Record<string
     const around = (word: number, inside: number): number =>
       word === 0 ? (inside & ~0xff) | 0xff : word === words - 1 ? (inside & 0xffff) | (all << 16) : inside;
     watched.write(destination, 0, new Uint8Array(size).fill(0xff));
-    await check("bytes", ["bytes", source, 3, destination, 1, size - 3], (word) => {
+    await check("bytes", ["copy", source, 3, destination, 1, size - 3], (word) => {
       const at = word * 4 + 2;
       return around(word, bytes[at]! | (bytes[at + 1]! << 8) | (bytes[at + 2]! << 16) | (bytes[at + 3]! << 24));
     });

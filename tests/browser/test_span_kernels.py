@@ -71,7 +71,7 @@ def on_the_host(contents: Sequence[bytes], steps: Sequence[Step]) -> list[bytes]
     for kind, index, offset, *rest in steps:
         buffer = buffers[index]
         match kind, rest:
-            case "copy" | "bytes" | "bounce", [target, at, length]:
+            case "copy", [target, at, length]:
                 heap.copy_tensors([(buffer.span(offset, length), buffers[target].span(at, length))])
             case "zero", [length]:
                 heap.zero(buffer.span(offset, length))
@@ -99,11 +99,10 @@ def random_copies(source: random.Random, size: int, count: int) -> list[Step]:
         at, to = source.randrange(size + 1 - length), source.randrange(size + 1 - length)
         if source.random() < 0.3:
             at, to, length = at & ~3, to & ~3, length & ~3
-        aligned = at % 4 == to % 4 == length % 4 == 0
         if source.random() < 0.2:
             steps.append(["zero", a, at, length])
         else:
-            steps.append(["bounce" if a == b else "copy" if aligned else "bytes", a, at, b, to, length])
+            steps.append(["copy", a, at, b, to, length])
     return steps
 
 
@@ -122,21 +121,21 @@ def test_short_copies_at_every_alignment(spans: SpanPage) -> None:
     for chunk in range(0, len(lengths), 24):  # each result is looked at before the next copies hide it
         steps: list[Step] = []
         for index, (at, to, length) in enumerate(lengths[chunk : chunk + 24]):
-            steps.append(["bytes", index % 7, at, index % 7 + 1, to, length])
+            steps.append(["copy", index % 7, at, index % 7 + 1, to, length])
         spans.check(buffers, [steps])
 
 
-@pytest.mark.parametrize("step", ["bounce", "zero"])
+@pytest.mark.parametrize("step", ["copy", "zero"])
 def test_steps_in_one_buffer_at_every_alignment_and_distance(spans: SpanPage, step: str) -> None:
     """One buffer for each case, so that every byte around the span is seen."""
     source = random.Random(3)
     cases: list[Step] = []
     for offset in (0, 1, 2, 3, 4, 5):
         for length in (1, 2, 3, 4, 5, 8, 13):
-            cases += [[offset, to, length] for to in (0, 1, 2, 3, 7, 8)] if step == "bounce" else [[offset, length]]
+            cases += [[offset, to, length] for to in (0, 1, 2, 3, 7, 8)] if step == "copy" else [[offset, length]]
     buffers = [source.randbytes(24) for _ in cases]
     steps: list[Step] = [
-        ["bounce", i, case[0], i, case[1], case[2]] if step == "bounce" else ["zero", i, *case]
+        ["copy", i, case[0], i, case[1], case[2]] if step == "copy" else ["zero", i, *case]
         for i, case in enumerate(cases)
     ]
     spans.check(buffers, [steps])
@@ -148,10 +147,10 @@ def test_a_span_larger_than_may_be_bound_or_stashed_at_once_goes_in_pieces(spans
     buffers = [source.randbytes(size) for _ in range(3)]
     limits = {"binding": 1024, "bounce": 103}
     steps: list[Step] = [
-        ["bounce", 0, 5, 0, 300, 5000],  # overlapping, towards higher offsets
-        ["bounce", 1, 301, 1, 2, 5500],  # and towards lower ones
-        ["bounce", 0, 4, 0, 8, 5600],
-        ["bytes", 0, 3, 1, 5, 5900],
+        ["copy", 0, 5, 0, 300, 5000],  # overlapping, towards higher offsets
+        ["copy", 1, 301, 1, 2, 5500],  # and towards lower ones
+        ["copy", 0, 4, 0, 8, 5600],
+        ["copy", 0, 3, 1, 5, 5900],
         ["cast", 1, 10, "int64", 2, 1, "float16", 700],
         ["cast", 2, 100, "float16", 0, 3, "int64", 700],
         ["mask", 2, 4, "int64", 100, [0, 5, 99, 100, 3, 7], [100, 99, 0, 0, 3, 8]],
@@ -169,10 +168,10 @@ def test_a_source_that_is_not_storage_is_read_all_the_same(spans: SpanPage) -> N
     source = random.Random(5)
     buffers = [source.randbytes(64) for _ in range(3)]
     steps: list[Step] = [
-        ["bytes", 0, 3, 1, 5, 50],
+        ["copy", 0, 3, 1, 5, 50],
         ["cast", 0, 4, "float16", 2, 8, "float32", 10],
         ["copy", 0, 8, 1, 4, 16],
-        ["bytes", 1, 3, 0, 8, 0],
+        ["copy", 1, 3, 0, 8, 0],
     ]
     spans.check(buffers, [steps], staging=[0])
 
@@ -282,7 +281,7 @@ def test_the_second_time_nothing_is_made(spans: SpanPage) -> None:
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (["bytes", 0, 30, 1, 0, 3], "bytes 30 to 33 of buffer 0, which has 32"),
+        (["copy", 0, 30, 1, 0, 3], "bytes 30 to 33 of buffer 0, which has 32"),
         (["copy", 0, 0, 1, 28, 8], "bytes 28 to 36 of buffer 1, which has 32"),
         (["zero", 0, -1, 3], "3 bytes at -1; both must be integers from 0"),
         (["zero", 0, 1.5, 3], "3 bytes at 1.5"),

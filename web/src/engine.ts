@@ -20,8 +20,6 @@ import { Tapes } from "./tapes";
 /** Where the buffers are in a step of `execute`. */
 const BUFFER_PLACES: Record<SpanStep[0], number[]> = {
   copy: [1, 3],
-  bytes: [1, 3],
-  bounce: [1, 3],
   zero: [1],
   cast: [1, 4],
   mask: [1],
@@ -140,7 +138,7 @@ export class GpuEngine {
       const padded = new Uint8Array(size);
       padded.set(bytes);
       this.watched.write(whole, 0, padded);
-      this.spans.execute([["bytes", whole, 0, buffer, offset, bytes.length]]);
+      this.spans.execute([["copy", whole, 0, buffer, offset, bytes.length]]);
       whole.destroy();
     });
   }

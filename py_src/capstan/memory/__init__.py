@@ -1,14 +1,13 @@
-"""Memory that is planned, shared and visible: places, spans, copies, pools and the ledger."""
+"""Memory that is planned, shared and visible: spans, copies, pools and the ledger."""
 
 from __future__ import annotations
 
 from .bookkeeping import CATEGORIES, Ledger, LedgerEntry, keep_account, ledger
 from .compatibility import devices_are_memory_compatible, why_incompatible
-from .copies import CopyPlan, Group, Transfer, plan_copies, plan_tensor_copies
+from .copies import CopyStep, plan_copies
 from .fit import Fit, fits, plan
 from .given import Pools, check_given
 from .info import Capabilities, Limits, MemoryInfo, MemoryType
-from .places import Place, Temporary
 from .pools import (
     AlignmentRequirements,
     MemoryRequirements,
@@ -21,41 +20,16 @@ from .pools import (
     weight_items,
 )
 from .span import BufferRequest, DeviceBuffer, DeviceSpan
-from .steps import (
-    Bounce,
-    ByteCopy,
-    Cast,
-    Copy,
-    DeviceStep,
-    FillMask,
-    FillPositions,
-    HostCopy,
-    HostStep,
-    Readback,
-    Step,
-    Upload,
-    Zero,
-)
 
 __all__ = [
     "AlignmentRequirements",
     "BufferRequest",
-    "Bounce",
-    "ByteCopy",
     "CATEGORIES",
     "Capabilities",
-    "Cast",
-    "Copy",
-    "CopyPlan",
+    "CopyStep",
     "DeviceBuffer",
     "DeviceSpan",
-    "DeviceStep",
-    "FillMask",
-    "FillPositions",
     "Fit",
-    "Group",
-    "HostCopy",
-    "HostStep",
     "Ledger",
     "LedgerEntry",
     "Limits",
@@ -63,16 +37,9 @@ __all__ = [
     "MemoryRequirements",
     "MemoryType",
     "Packing",
-    "Place",
     "PoolItem",
     "PoolSize",
     "Pools",
-    "Readback",
-    "Step",
-    "Temporary",
-    "Transfer",
-    "Upload",
-    "Zero",
     "check_given",
     "devices_are_memory_compatible",
     "fits",
@@ -81,7 +48,6 @@ __all__ = [
     "pack",
     "plan",
     "plan_copies",
-    "plan_tensor_copies",
     "requirements",
     "sequence_items",
     "weight_items",

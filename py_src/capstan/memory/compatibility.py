@@ -21,7 +21,7 @@ def why_incompatible(a: MemoryInfo, b: MemoryInfo, capabilities: Capabilities | 
 
     `capabilities` is what the device of the two was seen to do: of the one that is not the host's if there are both.
     Without it nothing is known, and only what holds for every device is taken for granted. Alignment plays no part: it
-    belongs to a tensor, not to a place, and the copy planner looks at it.
+    belongs to a tensor, not to a place.
     """
     for place in (a, b):
         if capabilities is not None and place.memory_type is MemoryType.HOST_ACCESSIBLE and not capabilities.staging:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from ..device.element_types import ELEMENT_TYPES
+from ..device.element_types import ELEMENT_TYPES, byte_count
 from ..device.interface import BoundSpan, DeviceSession, TensorSpec
 from ..errors import BindingError, ClosedError, OptionError
 from ..host import Host, current_host
-from ..memory import DeviceBuffer, MemoryInfo
+from ..memory import DeviceBuffer, MemoryInfo, why_incompatible
 from .captured import CapturedRun, capture
 from .checks import check_dims, check_dtype, check_placed, check_span, known
 from .host_array import HostArray, as_array, empty
@@ -21,7 +22,6 @@ from .io_binding import BoundOutput, IOBinding, open_span
 from .ort_value import HOST_MEMORY, OrtValue, host_bytes, host_span
 from .placement import Placed, place_session
 from .providers import asked_for, blocking, provider_of
-from .transfers import bring_in, bring_out
 
 __all__ = ["InferenceSession", "NodeArg"]
 
@@ -141,11 +141,7 @@ class InferenceSession:
                 borrowed.callback(self._give_back, name, buffer)
                 return buffer
 
-            staying = {feed.name: feed for feed in given if self._stays(feed)}
-            moving = [feed for feed in given if feed.name not in staying]
-            moved = await bring_in(self.device, self.memory_info, moving, spare)
-            there = staying | {feed.name: feed for feed in moved}
-            feeds = [there[feed.name] for feed in given]
+            feeds = self._moved(given, spare)
             on_host = self.memory_info.heap == HOST_MEMORY.heap
             fetches: list[BoundSpan | str] = [
                 BoundSpan(name, host_span(targets[name].data), targets[name].dtype, targets[name].dims)
@@ -241,10 +237,27 @@ class InferenceSession:
         on_host = self.memory_info.heap == HOST_MEMORY.heap
         return on_host or not host.data.nbytes or not self.opened().holds(host.dtype)
 
-    def _stays(self, feed: BoundSpan) -> bool:
-        """The same of an input of `run`; one of a device is not in Python's heap."""
-        host = feed.span.buffer.memory.heap == HOST_MEMORY.heap
-        return host and self.stays_on_host(HostArray(host_bytes(feed.span), feed.dtype, feed.dims))
+    def _moved(self, given: Sequence[BoundSpan], spare: Callable[[str, int], DeviceBuffer]) -> list[BoundSpan]:
+        """The inputs where the session can be bound to them: where they are if it can, else copied to a buffer from
+        `spare(name, size)`."""
+        feeds, copies = [], []
+        for feed in given:
+            source = feed.span.sub(0, byte_count(feed.dtype, feed.dims))
+            memory = source.buffer.memory
+            on_host = memory.heap == HOST_MEMORY.heap
+            bound = source.offset == 0 and why_incompatible(memory, self.memory_info) is None
+            if bound or (on_host and self.stays_on_host(HostArray(host_bytes(feed.span), feed.dtype, feed.dims))):
+                feeds.append(feed)
+                continue
+            target = spare(feed.name, source.length).span()
+            if on_host:
+                self.device.copy_cpu_to_device(target, host_bytes(source))
+            else:
+                copies.append((source, target))
+            feeds.append(BoundSpan(feed.name, target, feed.dtype, feed.dims))
+        if copies:
+            self.device.copy_tensors(copies)
+        return feeds
 
     def _given(self, name: str, value: Any) -> BoundSpan:
         """An input of `run` where the caller has it, checked."""
@@ -314,7 +327,7 @@ class InferenceSession:
             for result, fetch in zip(results, fetches, strict=True)
         ]
         found: list[Any] = []
-        reads: list[tuple[BoundSpan, HostArray]] = []
+        reads: list[tuple[OrtValue, HostArray]] = []
         with ExitStack() as made:
             for made_value in filter(None, values):
                 made.enter_context(made_value)
@@ -326,10 +339,10 @@ class InferenceSession:
                 if value is not None:
                     target = target or empty(result.dtype, result.dims)
                     value.require_same("the array for the result", target)
-                    reads.append((result, target))
+                    reads.append((value, target))
                 assert target is not None
                 found.append(out[result.name] if result.name in out else as_array(target))
-            await bring_out(self.device, reads)
+            await asyncio.gather(*(value.read_into(target) for value, target in reads))
         return found
 
     def _fetched(self, name: str, output: BoundOutput) -> BoundSpan | None:

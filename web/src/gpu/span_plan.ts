@@ -5,14 +5,10 @@ import type { SpanKernel } from "./span_pipelines";
 export type CastType = "float32" | "float16" | "int32" | "int64" | "uint32";
 export type IndexType = "int64" | "int32";
 
-/** One step; buffers are GPUBuffers, offsets and sizes bytes. py_src/capstan/memory/copies.py plans the copies. */
+/** One step; buffers are GPUBuffers, offsets and sizes bytes. py_src/capstan/memory/copies.py says which bytes. */
 export type SpanStep =
-  /** Another buffer; offsets and size multiples of 4. */
+  /** The source is as if read before anything is written, also in the same buffer. */
   | ["copy", source: GPUBuffer, sourceOffset: number, destination: GPUBuffer, offset: number, bytes: number]
-  /** Another buffer. */
-  | ["bytes", source: GPUBuffer, sourceOffset: number, destination: GPUBuffer, offset: number, bytes: number]
-  /** The same buffer; the source is as if read before anything is written. */
-  | ["bounce", source: GPUBuffer, sourceOffset: number, destination: GPUBuffer, offset: number, bytes: number]
   | ["zero", buffer: GPUBuffer, offset: number, bytes: number]
   | [
       "cast",
@@ -94,8 +90,6 @@ export function planSteps(steps: SpanStep[], limits: PlanLimits): SpanPlan {
   for (const step of steps) {
     switch (step[0]) {
       case "copy":
-      case "bytes":
-      case "bounce":
         planner.transfer(operand(step[1], step[2], step[5]), operand(step[3], step[4], step[5]));
         break;
       case "zero":
@@ -149,7 +143,8 @@ class Planner implements SpanPlan {
   /** Copy to a span of the same length, which may be in the same buffer. */
   transfer(source: Operand, destination: Operand): void {
     const bytes = source.bytes;
-    if (source.buffer !== destination.buffer && bindable(source)) return this.copy(source, destination);
+    const direct = bindable(source) || aligned(source.offset, destination.offset, bytes);
+    if (source.buffer !== destination.buffer && direct) return this.copy(source, destination);
     // Towards higher offsets the last piece goes first, so that none overwrites what is yet to be read.
     const size = this.limits.bounce - (this.limits.bounce % 4);
     const starts = Array.from({ length: Math.ceil(bytes / size) }, (_, i) => i * size);

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ...errors import BufferMismatchError
-from ...memory import BufferRequest, Capabilities, DeviceBuffer, DeviceSpan, MemoryType, Place, plan_tensor_copies
+from ...memory import BufferRequest, Capabilities, DeviceBuffer, DeviceSpan, MemoryType, plan_copies
 from ..interface import DeviceFacts, DeviceInterface, DeviceSession, Readback
 from ..probe import capabilities_of
 from ..span_checks import check_cast, check_copies, check_mask, check_positions
@@ -18,9 +18,6 @@ from .session import WebGpuSession
 __all__ = ["WebGpuDevice"]
 
 Step = list[Any]
-
-GRAIN = 16
-"""The engine makes buffers in multiples of this many bytes."""
 
 
 class WebGpuDevice(DeviceInterface):
@@ -103,10 +100,9 @@ class WebGpuDevice(DeviceInterface):
     def copy_tensors(self, pairs: Sequence[tuple[DeviceSpan, DeviceSpan]]) -> None:
         check_copies(pairs, self.type)
         handles = [self._handle(span) for pair in pairs for span in pair]
-        places = [(Place.of(source, GRAIN), Place.of(destination, GRAIN)) for source, destination in pairs]
         with self.batch():
-            for step in plan_tensor_copies(places):
-                self._queue(step.as_json(), *handles)
+            for step in plan_copies(pairs):
+                self._queue(["copy", *step], *handles)
 
     def copy_cpu_to_device(self, destination: DeviceSpan, data: Any) -> None:
         view = memoryview(data)
