@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from ...graph import FedLengths
 from ...memory import BufferRequest
 from ...storage import Sink
 from ..page_session import ModelSession
 
-__all__ = ["FREE", "NOT_FUSED", "BoundTensor", "Difference", "GpuEngine", "SamplerSpec"]
+__all__ = [
+    "FREE",
+    "NOT_FUSED",
+    "BoundTensor",
+    "Difference",
+    "GpuAdapter",
+    "GpuBuffers",
+    "GpuEngine",
+    "GpuSampling",
+    "GpuSessions",
+    "GpuTapes",
+    "GpuTiming",
+    "SamplerSpec",
+]
 
 FREE = -1
 
@@ -62,17 +75,23 @@ NOT_FUSED: Mapping[str, Any] = {"scratch": [], "kernels": [], "owner": ""}
 """A tape without kernels of its own."""
 
 
-class GpuEngine(Protocol):
-    """One WebGPU device with onnxruntime-web on it. Errors are those of capstan.errors; sizes and offsets are bytes."""
+class GpuAdapter(Protocol):
+    """The device itself. Errors are those of capstan.errors; sizes and offsets are bytes."""
 
     number: int
     """Which device of the page: buffers do not cross from one to another."""
 
-    def retain(self) -> GpuEngine: ...
+    def retain(self) -> Self: ...
+    def close(self) -> None: ...
     def adapter(self) -> dict[str, Any]: ...
     def healthy(self) -> bool: ...
     def counters(self) -> dict[str, int]: ...
     def ledger(self) -> list[dict[str, Any]]: ...
+
+
+class GpuBuffers(GpuAdapter, Protocol):
+    """Buffers: made, written, read, compared, and filled from data files."""
+
     def create_buffer(self, label: str, size: int, category: str, owner: str) -> int: ...
     async def create_buffers(self, requests: Sequence[BufferRequest], owner: str) -> list[int]:
         """All or none: OutOfMemoryError where there is no memory, which is no fault of the device. Of a wait that is
@@ -88,6 +107,10 @@ class GpuEngine(Protocol):
     async def compare(self, pairs: Sequence[tuple[int, int, int, str]]) -> list[Difference]: ...
     def upload_weights(self, spans: Sequence[tuple[int, int, int]]) -> Sink:
         """What fills buffers from a data file: (buffer, offset in the file, length)."""
+
+
+class GpuSessions(GpuAdapter, Protocol):
+    """Sessions of onnxruntime-web, bound to buffers and run."""
 
     async def open_session(
         self, model: bytes, external: Mapping[str, bytes], owner: str, capture: bool
@@ -111,6 +134,10 @@ class GpuEngine(Protocol):
     async def idle(self) -> None:
         """Until every run and recording that was asked for is over, those too that nobody waits for any more."""
 
+
+class GpuTapes(GpuAdapter, Protocol):
+    """Runs that are recorded, and tapes that play them."""
+
     async def record(self, binding: int) -> dict[str, Any]:
         """Without memory for what the run allocates, OutOfMemoryError, which is no fault of the device."""
 
@@ -131,6 +158,11 @@ class GpuEngine(Protocol):
     def close_tape(self, tape: int) -> None: ...
     def drop_recording(self, recording: int) -> None: ...
     def play_once(self, tape: int, length: int) -> None: ...
+
+
+class GpuSampling(GpuAdapter, Protocol):
+    """Picks on the device, and bursts of steps with them."""
+
     def make_sampler(self, spec: SamplerSpec) -> int: ...
     def set_sampling(self, sampler: int, words: bytes) -> None: ...
     def destroy_sampler(self, sampler: int) -> None: ...
@@ -140,6 +172,11 @@ class GpuEngine(Protocol):
         """The fields of a Burst but its ids, then the ids."""
 
     def eager_burst(self, binding: int, valid: int, sampler: int, cursor: int) -> Awaitable[Sequence[float]]: ...
+
+
+class GpuTiming(GpuAdapter, Protocol):
+    """What the steps of a tape take."""
+
     async def step_time(self, tape: int, sampler: int, steps: int, length: int) -> float:
         """Milliseconds of GPU time of a step, in one submit of `steps` of them."""
 
@@ -151,4 +188,6 @@ class GpuEngine(Protocol):
     ) -> float:
         """Milliseconds a pick in bursts that JavaScript alone submits and reads."""
 
-    def close(self) -> None: ...
+
+class GpuEngine(GpuBuffers, GpuSessions, GpuTapes, GpuSampling, GpuTiming, Protocol):
+    """One WebGPU device with onnxruntime-web on it: all of the above."""

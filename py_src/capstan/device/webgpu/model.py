@@ -22,7 +22,7 @@ from ..model_memory import ModelMemory
 from .decode_step import DecodeStep
 from .decoder import WebGpuDecoder
 from .device import WebGpuDevice
-from .engine import FREE, BoundTensor, GpuEngine
+from .engine import FREE, BoundTensor, GpuSessions
 from .model_graphs import Graphs, OpenWeights
 from .prefill_chunk import prefill_chunk
 from .prefill_tape import PrefillTapes, weights_on_device
@@ -40,12 +40,12 @@ def webgpu_memory(interface: WebGpuDevice, graphs: Graphs, config: GenaiConfig) 
     return ModelMemory(interface, graphs.description, graphs.weights, chunk, context, graphs.activations)
 
 
-async def make_session(engine: GpuEngine, model: bytes, capture: bool, owner: str) -> int:
+async def make_session(engine: GpuSessions, model: bytes, capture: bool, owner: str) -> int:
     with phase("decode session" if capture else "session"):
         return await engine.create_session(model, capture=capture, owner=owner)
 
 
-async def release_made(engine: GpuEngine, made: Awaitable[int]) -> None:
+async def release_made(engine: GpuSessions, made: Awaitable[int]) -> None:
     """Release a session that is made or being made, and that nobody waits for."""
     with suppress(CapstanError):
         await engine.release_session(await made)

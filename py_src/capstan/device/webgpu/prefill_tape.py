@@ -21,7 +21,7 @@ from ...tape import (
     fused_step,
     without_clears,
 )
-from .engine import GpuEngine
+from .engine import GpuEngine, GpuTapes
 from .replay_check import TOLERANCE, check_replay
 from .sequence_buffers import SequenceBuffers
 
@@ -64,7 +64,7 @@ def cut_prompt(count: int, chunk: int, lengths: Collection[int]) -> list[Run]:
 
 
 def weights_on_device(
-    engine: GpuEngine, products: Collection[Int4Product], buffers: Mapping[str, int]
+    engine: GpuTapes, products: Collection[Int4Product], buffers: Mapping[str, int]
 ) -> dict[int, Int4Weights]:
     """The weights of those products that are in `buffers` of their own, by recorded buffer."""
     recorded = {name: engine.recorded_id(buffer) for name, buffer in buffers.items()}

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from ...errors import DeviceUnavailableError
 from ...memory import DeviceBuffer
-from .engine import GpuEngine
+from .engine import GpuTiming
 from .sequence_buffers import SequenceBuffers
 
 __all__ = ["Rehearsal"]
@@ -25,7 +25,7 @@ KEPT = ("logits", "mask", "input ids", "positions", "state", "ring")
 class Rehearsal:
     """A tape and a sampler at the end of a sequence of `length` positions; no burst may be under way."""
 
-    engine: GpuEngine
+    engine: GpuTiming
     buffers: SequenceBuffers
     tape: int
     sampler: int

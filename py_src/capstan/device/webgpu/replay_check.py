@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from ...errors import TapeCheckError
 from ...graph import GraphDescription
 from ...memory import BufferRequest
-from .engine import GpuEngine
+from .engine import GpuBuffers
 from .sequence_buffers import SequenceBuffers
 
 __all__ = ["TOLERANCE", "check_replay"]
@@ -20,7 +20,7 @@ few units in the last place."""
 
 
 async def check_replay(
-    engine: GpuEngine,
+    engine: GpuBuffers,
     buffers: SequenceBuffers,
     about: GraphDescription,
     what: str,

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from ...graph import WeightEntry
 from ...weights.shared import Lease, SharedWeights, Span
 from ...weights.weight_file import WeightFile
-from .engine import GpuEngine
+from .engine import GpuBuffers
 
 __all__ = ["lease"]
 
 
 async def lease(
-    engine: GpuEngine,
+    engine: GpuBuffers,
     shared: SharedWeights,
     file: WeightFile,
     entries: Sequence[WeightEntry],
