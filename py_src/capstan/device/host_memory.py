@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
@@ -24,19 +24,7 @@ _CODES = {"int64": "q", "int32": "i"}
 
 
 class HostMemory(DeviceInterface):
-    """The memory half of a device whose buffers are bytearrays.
-
-    `on_allocate` and `on_free` are called with each buffer, after it was made and when it is closed; a ledger listens
-    there.
-    """
-
-    def __init__(
-        self,
-        on_allocate: Callable[[DeviceBuffer], None] | None = None,
-        on_free: Callable[[DeviceBuffer], None] | None = None,
-    ) -> None:
-        self._on_allocate = on_allocate
-        self._on_free = on_free
+    """The memory half of a device whose buffers are bytearrays."""
 
     async def capabilities(self) -> Capabilities:
         return await capabilities_of(self)
@@ -62,14 +50,9 @@ class HostMemory(DeviceInterface):
         def free() -> None:
             with suppress(BufferError):  # somebody still views the bytes
                 data.clear()
-            if self._on_free is not None:
-                self._on_free(buffer)
 
         memory = self.get_memory_info(memory_type)
-        buffer = DeviceBuffer(data, size, memory, label=label, category=category, owner=owner, free=free)
-        if self._on_allocate is not None:
-            self._on_allocate(buffer)
-        return buffer
+        return DeviceBuffer(data, size, memory, label=label, category=category, owner=owner, free=free)
 
     def batch(self) -> AbstractContextManager[None]:
         return nullcontext()

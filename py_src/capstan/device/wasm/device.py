@@ -23,7 +23,6 @@ class WasmDevice(HostMemory):
     type: ClassVar[str] = "wasm"
 
     def __init__(self, open_session: OpenSession) -> None:
-        super().__init__()
         self._open_session = open_session
 
     def about(self) -> DeviceFacts:
