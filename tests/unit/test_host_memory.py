@@ -248,20 +248,16 @@ def test_positions_count_up_in_each_row(heap: Heap, dtype: str, code: str) -> No
 # Buffers
 
 
-def test_buffers_are_zeros_and_listeners_hear_of_each() -> None:
-    made: list[DeviceBuffer] = []
-    freed: list[DeviceBuffer] = []
-    heap = Heap(made.append, freed.append)
+def test_buffers_are_zeros_and_freed_once(heap: Heap) -> None:
     buffer = heap.allocate(5, MemoryType.HOST_ACCESSIBLE, label="ids", category="io", owner="generator 1")
     assert (buffer.label, buffer.category, buffer.owner) == ("ids", "io", "generator 1")
     assert buffer.memory.memory_type is MemoryType.HOST_ACCESSIBLE
     assert content(heap, buffer.span()) == bytes(5)
-    assert (made, freed) == ([buffer], [])
     data = buffer.handle
     view = memoryview(data)
     buffer.close()
     buffer.close()
-    assert freed == [buffer]
+    assert buffer.closed
     assert view.tobytes() == bytes(5)  # a view that is still held stays good
     empty = heap.allocate(3)
     data = empty.handle

@@ -25,13 +25,14 @@ numbers = count(1)
 
 
 class JsGpuEngine:
-    """Each method is one call into engine.ts, bound_sessions.ts or tapes.ts of web/src; see device.engine.GpuEngine.
+    """Each method is one call into engine.ts, bound_sessions.ts or tapes.ts of web/src; see
+    capstan.device.webgpu.engine.GpuEngine.
 
     The page's models and buffers share one; each user calls `retain` and, at its end, `close`.
     """
 
     def __init__(self, engine: Any) -> None:
-        self._js = engine
+        self.js = engine
         self._sessions = engine.sessions
         self._tapes = engine.tapes
         self._users = 0
@@ -47,21 +48,21 @@ class JsGpuEngine:
         return self
 
     def adapter(self) -> dict[str, Any]:
-        return _object(self._js.adapter())
+        return _object(self.js.adapter())
 
     def healthy(self) -> bool:
-        return bool(self._js.healthy())
+        return bool(self.js.healthy())
 
     def counters(self) -> dict[str, int]:
-        return _object(self._js.counters())
+        return _object(self.js.counters())
 
     def ledger(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self._js.ledger())
+        found: list[dict[str, Any]] = json.loads(self.js.ledger())
         return found
 
     def create_buffer(self, label: str, size: int, category: str, owner: str) -> int:
         with typed_errors():
-            return int(self._js.createBuffer(label, size, category, owner))
+            return int(self.js.createBuffer(label, size, category, owner))
 
     async def create_buffers(self, requests: Sequence[BufferRequest], owner: str) -> list[int]:
         making = asyncio.ensure_future(self._create_buffers(requests, owner))
@@ -73,7 +74,7 @@ class JsGpuEngine:
 
     async def _create_buffers(self, requests: Sequence[BufferRequest], owner: str) -> list[int]:
         with typed_errors():
-            found: list[int] = json.loads(await self._js.createBuffers(json.dumps(requests), owner))
+            found: list[int] = json.loads(await self.js.createBuffers(json.dumps(requests), owner))
         return found
 
     def _destroy_made(self, making: asyncio.Future[list[int]]) -> None:
@@ -84,23 +85,23 @@ class JsGpuEngine:
 
     def destroy_buffer(self, buffer: int) -> None:
         with typed_errors():
-            self._js.destroyBuffer(buffer)
+            self.js.destroyBuffer(buffer)
 
     def write(self, buffer: int, offset: int, data: bytes | bytearray | memoryview) -> None:
         with typed_errors():
-            self._js.write(buffer, offset, data)
+            self.js.write(buffer, offset, data)
 
     def fill(self, buffer: int, byte: int) -> None:
         with typed_errors():
-            self._js.fill(buffer, byte)
+            self.js.fill(buffer, byte)
 
     def create_staging(self, label: str, size: int, owner: str) -> int:
         with typed_errors():
-            return int(self._js.createStaging(label, size, owner))
+            return int(self.js.createStaging(label, size, owner))
 
     async def read_into(self, buffer: int, offset: int, out: bytearray | memoryview) -> tuple[float, float]:
         with typed_errors():
-            waiting, copying = await self._js.readInto(buffer, offset, out)
+            waiting, copying = await self.js.readInto(buffer, offset, out)
             return waiting, copying
 
     async def read(self, buffer: int, offset: int, size: int) -> bytes:
@@ -110,22 +111,22 @@ class JsGpuEngine:
 
     def execute(self, steps: Sequence[Sequence[Any]]) -> None:
         with typed_errors():
-            self._js.execute(json.dumps(steps))
+            self.js.execute(json.dumps(steps))
 
     async def compare(self, pairs: Sequence[tuple[int, int, int, str]]) -> list[Difference]:
         keys = ("a", "b", "bytes", "dtype")
         with typed_errors():
-            found = await self._js.compare(json.dumps([dict(zip(keys, pair, strict=True)) for pair in pairs]))
+            found = await self.js.compare(json.dumps([dict(zip(keys, pair, strict=True)) for pair in pairs]))
         return [Difference(**fields) for fields in json.loads(found)]
 
     def upload_weights(self, spans: Sequence[tuple[int, int, int]]) -> JsSink:
         with typed_errors():
-            return JsSink(self._js.uploadWeights(json.dumps(spans)), [(offset, length) for _, offset, length in spans])
+            return JsSink(self.js.uploadWeights(json.dumps(spans)), [(offset, length) for _, offset, length in spans])
 
     async def open_session(
         self, model: bytes, external: Mapping[str, bytes], owner: str, capture: bool
     ) -> JsModelSession:
-        return await open_gpu_session(self._js, model, external, capture, owner)
+        return await open_gpu_session(self.js, model, external, capture, owner)
 
     def session_handle(self, session: Any, owner: str) -> int:
         with typed_errors():
@@ -170,7 +171,7 @@ class JsGpuEngine:
 
     def recorded_id(self, buffer: int) -> int:
         with typed_errors():
-            return int(self._js.recordedId(buffer))
+            return int(self.js.recordedId(buffer))
 
     async def make_tape(
         self, recording: int, played: Sequence[Any], written: Sequence[int], fused: Mapping[str, Any] = NOT_FUSED
@@ -247,14 +248,14 @@ class JsGpuEngine:
 
     def destroy_device(self) -> None:
         """Lose the device as a browser would; for tests."""
-        self._js.destroyDevice()
+        self.js.destroyDevice()
 
     def close(self) -> None:
         """One user less."""
         self._users -= 1
         if self._users == 0:
             self._stop_account()
-            self._js.close()
+            self.js.close()
 
 
 def _object(text: str) -> dict[str, Any]:

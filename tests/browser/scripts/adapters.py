@@ -64,7 +64,7 @@ async def limited(
             "healthy": opened.healthy(),
             "alignment": [
                 engine.adapter()["min_storage_buffer_offset_alignment"],
-                engine._js.watched.device.limits.minStorageBufferOffsetAlignment,
+                engine.js.watched.device.limits.minStorageBufferOffsetAlignment,
             ],
         }
     finally:

@@ -12,7 +12,7 @@ from capstan.memory import CATEGORIES, ledger
 
 from . import probe
 from .meddling import NO_ROOM, ROOM, on_call
-from .running import close_all, load, picked
+from .running import close_all, gpu, load, picked
 
 PROMPT = [5, 6, 7, 8, 9]
 OUT_OF_MEMORY = """device => {
@@ -55,7 +55,7 @@ async def without_room(models: dict[str, str], *, what: str) -> dict[str, Any]:
     url = models["nano-llama"]
     found: dict[str, Any] = {}
     async with await Model.load(models["nano-float"], device="webgpu") as other:
-        device = cast(Any, other._loaded)._engine._js.watched.device
+        device = gpu().js.watched.device
         # So that what all sequences share is there before.
         await picked(other, PROMPT, 2)
         model = None if what == "weights" else await Model.load(url, device="webgpu")
@@ -108,19 +108,18 @@ async def in_a_burst(models: dict[str, str], *, what: str, tokens: int = 9) -> d
     generator.append_tokens(PROMPT)
     before = [await generator.generate_next_token_async() for _ in range(tokens)]
     flights = len(generator._flight)
-    loaded: Any = model._loaded
     error: dict[str, str] = {}
     if what == "device":
-        loaded._engine.destroy_device()
+        gpu().destroy_device()
     elif what == "session":
-        await loaded._engine.release_session(generator._decoder._step.session)  # type: ignore[union-attr]
+        await gpu().release_session(generator._decoder._step.session)  # type: ignore[union-attr]
     elif what == "model":
         await model.aclose()
     elif what == "validation":
-        run_js("device => { device.createBuffer({ size: 16, usage: 0x3ff }); }")(loaded._engine._js.watched.device)
+        run_js("device => { device.createBuffer({ size: 16, usage: 0x3ff }); }")(gpu().js.watched.device)
     elif what == "memory":
         # A device that really has no room left takes the machine with it; the browser's own event says the same.
-        run_js(OUT_OF_MEMORY)(loaded._engine._js.watched.device)
+        run_js(OUT_OF_MEMORY)(gpu().js.watched.device)
     after: list[int] = []
     try:
         for _ in range(40):
@@ -160,9 +159,8 @@ async def lost_late(models: dict[str, str], *, waiting: float) -> dict[str, Any]
         generator.append_tokens(PROMPT)
         for _ in range(9):
             await generator.generate_next_token_async()
-        loaded: Any = model._loaded
         gpu_process.begin()
-        loaded._engine.destroy_device()
+        gpu().destroy_device()
         told = asyncio.ensure_future(all_of(generator))
         early, _ = await asyncio.wait([told], timeout=waiting)
         gpu_process.end()

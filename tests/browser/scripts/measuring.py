@@ -12,7 +12,7 @@ from capstan.device.base import Burst
 from capstan.device.webgpu.rehearsal import KEPT
 
 from . import probe
-from .running import load, parameters, take
+from .running import gpu, load, parameters, take
 
 
 async def amid(
@@ -20,7 +20,6 @@ async def amid(
 ) -> dict[str, Any]:
     """A run that is measured in every way after `before` tokens, and the same run left alone."""
     opened = await load(models, model)
-    loaded: Any = opened._loaded
     found: dict[str, Any] = {}
     for name in ("alone", "measured"):
         async with Generator(opened, parameters(opened, **options)) as generator:
@@ -33,7 +32,7 @@ async def amid(
                 found["changed"] = [
                     name for name, data in (await generator.aside(state)).items() if data != before_it[name]
                 ]
-                found["left"] = [entry for entry in loaded._engine.ledger() if entry["owner"] == "timing"]
+                found["left"] = [entry for entry in gpu().ledger() if entry["owner"] == "timing"]
             ids += await take(generator, after)
             found[name] = {"ids": ids, "counters": generator.counters, "sequence": generator.get_sequence()}
     return found
@@ -55,7 +54,7 @@ async def times(generator: Generator) -> dict[str, Any]:
     operations = await measure.operations(generator, repeats=2)
     wall["operations"] = rounds()
     decoder: Any = generator._decoder
-    kinds = probe.played(decoder._engine, decoder._step.tape)
+    kinds = probe.played(gpu(), decoder._step.tape)
     replay = await measure.replay(generator, steps=6, picks=2)
     seen = probe.stamps()
     return {

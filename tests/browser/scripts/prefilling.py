@@ -19,7 +19,7 @@ from capstan.memory import ledger
 from capstan.tape import PASSES
 
 from .meddling import NO_ROOM, ROOM, on_call
-from .running import close_all, load, parameters, picked, take
+from .running import close_all, gpu, load, parameters, picked, take
 
 EAGER = tuple(name for name in PASSES if name not in ("prefill", "direct"))
 TAPED = (*EAGER, "prefill")
@@ -35,7 +35,8 @@ async def again(
         async with Generator(opened, parameters(opened, max_length=opened.config.context_length)) as generator:
             await generator.prepare_async()
             decoder: Any = generator._decoder
-            engine, run, eager = decoder._engine, decoder._engine.run, [0]
+            engine: Any = gpu()
+            run, eager = engine.run, [0]
 
             async def counted(*arguments: Any, run: Any = run, eager: list[int] = eager) -> None:
                 eager[0] += 1
@@ -77,7 +78,7 @@ async def apart(models: Mapping[str, str], *, model: str, prompt: Sequence[int],
     """How far logits and caches after `past` and `prompt` are apart, from tapes and eagerly."""
     opened = await load(models, model, passes=TAPED)
     decoder: Any = await opened.decoder(256)
-    tapes, engine, buffers = decoder._prefill_tapes, decoder._engine, decoder._buffers
+    tapes, engine, buffers = decoder._prefill_tapes, gpu(), decoder._buffers
     for _ in range(2):
         await tapes.make(tapes.due(len(prompt)))
     found = []
@@ -191,8 +192,7 @@ async def without_room(
     opened = await load(models, model, passes=TAPED)
     await opened.trim()
     first = await picked(opened, prompt, count, max_length=256)
-    loaded: Any = opened._loaded
-    device = loaded._engine._js.watched.device
+    device = gpu().js.watched.device
     before = held(model)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")

@@ -86,17 +86,17 @@ def forget_bound() -> None:
 
 def bound_buffers(engine: Any) -> list[int]:
     """Ids of the buffers in bind groups made since `forget_bound`; `engine` is a JsGpuEngine."""
-    found: list[int] = json.loads(js.capstanProbe.boundIds(engine._js))
+    found: list[int] = json.loads(js.capstanProbe.boundIds(engine.js))
     return found
 
 
 def played(engine: Any, tape: int) -> list[str]:
     """The kinds of a tape's operations, in order."""
-    found: list[str] = json.loads(js.capstanProbe.played(engine._js, tape))
+    found: list[str] = json.loads(js.capstanProbe.played(engine.js, tape))
     return found
 
 
 def private_buffers(engine: Any, tape: int) -> list[int]:
     """Ids of the buffers that a tape uses and that Capstan did not make."""
-    found: list[int] = json.loads(js.capstanProbe.privateIds(engine._js, tape))
+    found: list[int] = json.loads(js.capstanProbe.privateIds(engine.js, tape))
     return found

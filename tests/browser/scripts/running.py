@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from capstan import Generator, GeneratorParams, Model
+from capstan._js import host
+from capstan._js.gpu import JsGpuEngine
 
-__all__ = ["close_all", "take", "load", "parameters", "picked"]
+__all__ = ["close_all", "gpu", "take", "load", "parameters", "picked"]
 
 loaded: dict[tuple[str, str, str, tuple[str, ...] | None], Model] = {}
 
@@ -26,6 +28,13 @@ async def load(
     if key not in loaded or not loaded[key].healthy():
         loaded[key] = await Model.load(models[name], device=device, capture=capture, passes=passes)
     return loaded[key]
+
+
+def gpu() -> JsGpuEngine:
+    """The engine of the page's device, which a model has open."""
+    engine = host.gpu()
+    assert engine is not None
+    return engine
 
 
 async def close_all() -> None:

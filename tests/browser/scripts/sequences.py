@@ -11,7 +11,7 @@ from pyodide.ffi import create_proxy
 from capstan import Generator, Model
 
 from . import probe
-from .running import close_all, load, parameters, picked, take
+from .running import close_all, gpu, load, parameters, picked, take
 
 WHEN_RECORDING = """(watched, action) => {
   let recorder = null;
@@ -118,7 +118,7 @@ async def beside_a_recording(
         decoder.set_search(search)
 
     uploading = create_proxy(upload)
-    restore = run_js(WHEN_RECORDING)(decoder._engine._js.watched, uploading)
+    restore = run_js(WHEN_RECORDING)(gpu().js.watched, uploading)
     try:
         async with Generator(opened, parameters(opened, max_length=100)) as generator:
             await generator.prepare_async()

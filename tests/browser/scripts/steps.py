@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import probe
-from .running import close_all, load
+from .running import close_all, gpu, load
 
 DEAD = 0xC1
 """Fills what lies past the end of the sequence: the float32 -24.22."""
@@ -21,7 +21,7 @@ async def tape_and_eager(
     """For each number of valid positions before the step: how far logits and caches of the two ways are apart."""
     opened = await load(models, model, passes=passes)
     decoder: Any = await opened.decoder(capacity)
-    engine, buffers, step = decoder._engine, decoder._buffers, decoder._step
+    engine, buffers, step = gpu(), decoder._buffers, decoder._step
     decoder.set_search(opened.search)
     found = []
     for cache in buffers.cache:
@@ -123,14 +123,14 @@ async def private_buffers(models: Mapping[str, str], *, model: str, lengths: Seq
     opened = await load(models, model)
     decoder: Any = await opened.decoder(256)
     other: Any = await opened.decoder(512)
-    private = probe.private_buffers(decoder._engine, decoder._step.tape)
-    others = probe.private_buffers(other._engine, other._step.tape)
+    private = probe.private_buffers(gpu(), decoder._step.tape)
+    others = probe.private_buffers(gpu(), other._step.tape)
     probe.forget_bound()
     for length in lengths:
         await decoder.prefill([(37 * i + 11) % 509 for i in range(length)], 0)
     decoder._buffers.set_input(5, max(lengths))
-    await decoder._engine.run(decoder._step.eager, max(lengths) + 1)
-    bound = probe.bound_buffers(decoder._engine)
+    await gpu().run(decoder._step.eager, max(lengths) + 1)
+    bound = probe.bound_buffers(gpu())
     await decoder.close()
     await other.close()
     return {
@@ -146,7 +146,7 @@ async def recording(models: Mapping[str, str], *, model: str) -> dict[str, Any]:
     opened = await load(models, model)
     loaded: Any = opened._loaded
     decoder: Any = await opened.decoder(256)
-    engine, buffers = decoder._engine, decoder._buffers
+    engine, buffers = gpu(), decoder._buffers
     session = await engine.create_session(loaded._graphs.decode, capture=True, owner="test")
     binding = engine.bind(session, *loaded._tensors(buffers, "input", 1))
     buffers.set_input(5, 3)

@@ -16,6 +16,7 @@ from capstan.weights import manifest as manifests
 from capstan.weights import weight_file
 
 from . import probe
+from .running import gpu
 
 SHARD = 16384
 
@@ -154,8 +155,7 @@ async def load_from(folder: Any, keep: bool, options: dict[str, Any]) -> dict[st
 async def poured(models: Mapping[str, str], *, model: str, offset: int, size: int) -> dict[str, Any]:
     """Pour a stored file of `size` bytes, of which 32 at `offset` are wanted: the bytes done, and those."""
     opened = await Model.load(models[model], device="webgpu")
-    loaded: Any = opened._loaded
-    engine = loaded._engine
+    engine = gpu()
     buffer = engine.create_buffer("late", 32, "user", "test")
     sink = engine.upload_weights([(buffer, offset, 32)])
     try:
@@ -171,7 +171,7 @@ async def digest(loaded: Any) -> str:
     total = hashlib.sha256()
     for entry in loaded._graphs.weights:
         size = -(-entry.length // 4) * 4
-        total.update((await loaded._engine.read(loaded._weights[entry.name], 0, size))[: entry.length])
+        total.update((await gpu().read(loaded._weights[entry.name], 0, size))[: entry.length])
     return total.hexdigest()
 
 
