@@ -42,9 +42,64 @@ function encode(bytes: Uint8Array): string {
   return btoa(parts.join(""));
 }
 
+/** Subgroup matrices for an adapter without them: each thread holds whole matrices, and computes all of a product. */
+const MATRICES = `
+struct Left { held: array<f32, SIZE_M * SIZE_K> }
+struct Right { held: array<f32, SIZE_K * SIZE_N> }
+struct Result { held: array<f32, SIZE_M * SIZE_N> }
+fn staged_half(octet: u32, i: u32) -> f32 {
+  return unpack2x16float(staged[octet + i / 8u][i % 8u / 2u])[i % 2u];
+}
+fn left_by_rows(at: u32, stride: u32) -> Left {
+  var made: Left;
+  for (var i = 0u; i < SIZE_M * SIZE_K; i++) { made.held[i] = staged_half(at + i / SIZE_K * stride, i % SIZE_K); }
+  return made;
+}
+fn right_by_rows(at: u32, stride: u32) -> Right {
+  var made: Right;
+  for (var i = 0u; i < SIZE_K * SIZE_N; i++) { made.held[i] = staged_half(at + i / SIZE_N * stride, i % SIZE_N); }
+  return made;
+}
+fn right_by_columns(at: u32, stride: u32) -> Right {
+  var made: Right;
+  for (var i = 0u; i < SIZE_K * SIZE_N; i++) { made.held[i] = staged_half(at + i % SIZE_N * stride, i / SIZE_N); }
+  return made;
+}
+fn multiplied(left: Left, right: Right, sums: Result) -> Result {
+  var a = left; var b = right; var made = sums;
+  for (var i = 0u; i < SIZE_M * SIZE_N; i++) {
+    for (var k = 0u; k < SIZE_K; k++) { made.held[i] += a.held[i / SIZE_N * SIZE_K + k] * b.held[k * SIZE_N + i % SIZE_N]; }
+  }
+  return made;
+}
+fn store_by_rows(at: u32, result: Result, stride: u32) {
+  var r = result;
+  for (var i = 0u; i < SIZE_M * SIZE_N; i += 4u) {
+    let four = vec4<f32>(r.held[i], r.held[i + 1u], r.held[i + 2u], r.held[i + 3u]);
+    staged[at + i / SIZE_N * stride + i % SIZE_N / 4u] = bitcast<vec4<u32>>(four);
+  }
+}
+`;
+
+/** In loops, not unrolled: the software adapter takes minutes to compile that. */
+function withoutMatrices(kernel: KernelText): string {
+  const plain = kernelCode({ ...kernel, lanes: 0 })
+    .replace("const LANES: u32 = 0u;", `const LANES: u32 = ${kernel.lanes}u;`)
+    .replace("enable chromium_experimental_subgroup_matrix;", "")
+    .replace(/alias (Left|Right|Result) = subgroup_matrix_.*;\n/g, "")
+    .replace(/@builtin\(subgroup_id\) warp: u32,\n\) \{/, ") { let warp = thread / LANES;")
+    .replaceAll("subgroupMatrixLoad<Left, row_major>(&staged,", "left_by_rows(")
+    .replaceAll("subgroupMatrixLoad<Right, row_major>(&staged,", "right_by_rows(")
+    .replaceAll("subgroupMatrixLoad<Right, col_major>(&staged,", "right_by_columns(")
+    .replaceAll("subgroupMatrixMultiplyAccumulate(", "multiplied(")
+    .replaceAll("subgroupMatrixStore<row_major>(&staged,", "store_by_rows(");
+  return plain + MATRICES;
+}
+
 /** The text of a kernel for float16 as an adapter without it takes it. */
 function widenedCode(kernel: KernelText): string {
-  return kernelCode(kernel)
+  const code = kernel.shader === "matmul_matrices" ? withoutMatrices(kernel) : kernelCode(kernel);
+  return code
     .replace("enable f16;", "")
     .replace("element = f16", "element = f32")
     .replaceAll("bitcast<vec2<f16>>(", "unpack2x16float(")
@@ -57,6 +112,9 @@ async function widenedPipeline(device: GPUDevice, kernel: KernelText): Promise<F
   const code = widenedCode(kernel);
   const names = declaredBindings(code).map(({ name }) => name);
   const module = device.createShaderModule({ code });
+  const { messages } = await module.getCompilationInfo();
+  const said = messages.filter(({ type }) => type === "error").map(({ lineNum, message }) => `${lineNum}: ${message}`);
+  if (said.length > 0) throw new Error(`the kernel as widened does not compile: ${said.join("; ")}`);
   const pipeline = await device.createComputePipelineAsync({ layout: "auto", compute: { module, entryPoint: "main" } });
   return { pipeline, layout: pipeline.getBindGroupLayout(0), names };
 }

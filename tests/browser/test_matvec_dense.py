@@ -94,7 +94,7 @@ REAL = [
 
 @pytest.mark.parametrize("case", REAL, ids=str)
 def test_the_shapes_of_models_as_they_are_tuned(kernel_page: KernelPage, case: Case) -> None:
-    check(kernel_page, case, tune_dense(case.k, case.n, False, WorkgroupLimits(software=True)))
+    check(kernel_page, case, tune_dense(case.k, case.n, case.gated, False, WorkgroupLimits(software=True)))
 
 
 FUSED = [
@@ -120,5 +120,5 @@ def test_every_cut_computes_what_surrounds_the_product(
 
 def test_the_cuts_of_other_adapters_compute_the_same_without_subgroups(kernel_page: KernelPage) -> None:
     for case in (Case(576, 960, norm=True), Case(2048, 72, residual=True)):
-        tuning = tune_dense(case.k, case.n, True, WorkgroupLimits(32))
+        tuning = tune_dense(case.k, case.n, False, True, WorkgroupLimits(32))
         check(kernel_page, case, DenseTuning(case.k, case.n, True, 0, tuning.columns, tuning.span), half=True)

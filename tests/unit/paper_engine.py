@@ -90,6 +90,7 @@ class PaperEngine:
             "features": [],
             "without": {},
             "subgroup_size": 0,
+            "subgroup_matrices": [],
         }
 
     def healthy(self) -> bool:

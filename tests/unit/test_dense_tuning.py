@@ -32,7 +32,7 @@ LIMITS = [
 def test_a_cut_keeps_the_limits_of_the_shader_and_the_adapter(
     k: int, n: int, half: bool, limits: WorkgroupLimits
 ) -> None:
-    tuning = tune_dense(k, n, half, limits)
+    tuning = tune_dense(k, n, False, half, limits)
     constants = tuning.constants()
     threads = tuning.columns * tuning.span
     assert threads <= limits.threads
@@ -57,22 +57,44 @@ def test_a_cut_keeps_the_limits_of_the_shader_and_the_adapter(
 
 @pytest.mark.parametrize(("k", "n"), SHAPES)
 def test_a_processor_without_subgroups_shares_no_columns(k: int, n: int) -> None:
-    alone, shared = (tune_dense(k, n, False, WorkgroupLimits(software=software)) for software in (True, False))
+    alone, shared, sized, other = (
+        tune_dense(k, n, False, False, WorkgroupLimits(lanes, software=software))
+        for lanes, software in ((0, True), (0, False), (8, True), (8, False))
+    )
     assert alone.span == 1 < shared.span
-    assert tune_dense(k, n, False, WorkgroupLimits(8, software=True)) == tune_dense(k, n, False, WorkgroupLimits(8))
+    assert sized == other
 
 
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize(("lanes", "most"), [(4, 2), (8, 4), (16, 8), (32, 16), (64, 16)])
-def test_as_many_columns_stand_side_by_side_as_leave_two_workgroups_for_132_processors(
-    lanes: int, most: int, half: bool
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("limits", [limits for limits in LIMITS if limits.lanes], ids=str)
+@pytest.mark.parametrize(("k", "n"), [(k, n) for k, n in SHAPES if k >= 4096 or n >= 49152])
+def test_rows_are_read_in_pieces_as_long_as_leave_threads_for_a_large_adapter(
+    k: int, n: int, limits: WorkgroupLimits, gated: bool, half: bool
 ) -> None:
-    for columns in (2, 4, 8, 16):
-        n = 264 * columns * column_width(half)
-        at, below = (tune_dense(2048, n - less, half, WorkgroupLimits(lanes)) for less in (0, column_width(half)))
-        assert at.columns == min(columns, most)
-        assert at.workgroups >= 264
-        assert below.columns == min(max(columns // 2, 2), most)
+    tuning = tune_dense(k, n, gated, half, limits)
+    vectors = n // column_width(half)
+    assert tuning.columns == 2 or vectors * tuning.span >= 65536
+
+
+H200 = WorkgroupLimits(32, 1024, 49152)
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "gated", "columns", "threads"),
+    [
+        (2048, 3072, False, 4, 1024),
+        (2048, 2048, False, 4, 1024),
+        (2048, 8192, True, 8, 512),
+        (8192, 2048, False, 4, 1024),
+        (2048, 128256, False, 32, 512),
+    ],
+)
+def test_a_llama_of_1b_gets_what_was_fastest_on_an_h200(
+    k: int, n: int, gated: bool, columns: int, threads: int
+) -> None:
+    tuning = tune_dense(k, n, gated, True, H200)
+    assert (tuning.columns, tuning.columns * tuning.span) == (columns, threads)
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -81,7 +103,7 @@ def test_as_many_columns_stand_side_by_side_as_leave_two_workgroups_for_132_proc
 def test_subgroups_share_columns_until_a_limit_or_the_runs_of_four_rows_are_used_up(
     k: int, n: int, half: bool, limits: WorkgroupLimits
 ) -> None:
-    tuning = tune_dense(k, n, half, limits)
+    tuning = tune_dense(k, n, True, half, limits)
     assert tuning.span == tuning.width or 4 * tuning.span <= k
     wider = replace(tuning, span=2 * tuning.span)
     assert wider.span * wider.columns > min(limits.threads, 512) or 4 * wider.span > k or wider.memory > limits.memory
@@ -89,7 +111,7 @@ def test_subgroups_share_columns_until_a_limit_or_the_runs_of_four_rows_are_used
 
 @pytest.mark.parametrize("half", [False, True])
 def test_a_cut_may_take_all_of_the_workgroup_memory(half: bool) -> None:
-    wide = tune_dense(2048, 2048, half, WorkgroupLimits(8, 1024, 49152))
-    assert tune_dense(2048, 2048, half, WorkgroupLimits(8, 1024, wide.memory)) == wide
-    narrower = tune_dense(2048, 2048, half, WorkgroupLimits(8, 1024, wide.memory - 1))
-    assert narrower == replace(wide, span=wide.span // 2)
+    wide = tune_dense(2048, 2048, False, half, WorkgroupLimits(8, 1024, 49152))
+    assert tune_dense(2048, 2048, False, half, WorkgroupLimits(8, 1024, wide.memory)) == wide
+    narrower = tune_dense(2048, 2048, False, half, WorkgroupLimits(8, 1024, wide.memory - 1))
+    assert narrower.memory < wide.memory

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from capstan.tape import Int4Weights, Recorded, Recording, fuse_prefill
+from capstan.tape import Int4Weights, Recorded, Recording, WorkgroupLimits, fuse_prefill
+from capstan.tape.kernel_plan import MatrixSize
 from capstan.tape.ops.matmul import MatMul, Quantize
+from capstan.tape.ops.matmul_matrices import MatrixMatMul
 from capstan.tape.placement import Placement
 from capstan.tape.recording import BindGroup, Dispatch, Pipeline, Write
 
@@ -36,6 +38,7 @@ class Sketch:
     """Weights that are not of the usual shape, or whose scales are others'; by name."""
     sizes: dict[str, int] = field(default_factory=dict)
     """Bytes of buffers that are not large."""
+    limits: WorkgroupLimits = field(default_factory=WorkgroupLimits)
 
     def id(self, name: str) -> int:
         return self.ids.setdefault(name, len(self.ids) + 1)
@@ -68,7 +71,7 @@ class Sketch:
         recording = Recording(1, (*writes, *self.ops), self.pipelines, self.groups, sizes)
         known = {self.id(name): Int4Weights(self.id(f"{name} scales"), N, K, 32, int8) for name in weights}
         known |= {self.id(name): found for name, found in self.known.items()}
-        return fuse_prefill(recording, self.ops, [self.id(name) for name in lasting], known, ROWS)
+        return fuse_prefill(recording, self.ops, [self.id(name) for name in lasting], known, ROWS, self.limits)
 
     def quantized(self, x: str, to: str) -> None:
         self.run(QUANTIZE, {"input_a": x}, {"output": to, "scales": f"{to} scales"})
@@ -287,6 +290,46 @@ def test_int8_may_be_asked_for_by_the_recorded_kernel_alone() -> None:
     sketch.quantized("x", "q")
     sketch.int8_product("q", "W", "y")
     assert kinds(sketch.fused(["W"], ["y"], int8=False)) == [Quantize, MatMul]
+
+
+MATRICES = WorkgroupLimits(32, 1024, 49152, matrices=(MatrixSize(16, 16, 16),))
+
+
+class TestSubgroupMatrices:
+    def test_products_take_float16_as_it_is_however_the_recorded_ones_multiply(self) -> None:
+        sketch = Sketch(limits=MATRICES)
+        sketch.layered()
+        sketch.tiled_product("y", "V", "z")
+        sketch.run("layout", {"input_a": "z"}, {"output_a": "a"})
+        reads = {"input_a": "a", "input_b": "W", "scales_b": "W scales"}
+        sketch.run(PRODUCT, reads, {"output": "end"}, groups=(1000, 1, 1))
+        placement = sketch.fused(["W gate", "W up", "W down", "V", "W"], ["end"], int8=False)
+        assert kinds(placement) == [MatrixMatMul] * 4
+        gated, down, *_ = (node.what for node in placement.nodes)
+        assert isinstance(gated, MatrixMatMul)
+        assert isinstance(down, MatrixMatMul)
+        assert (gated.weights, gated.scales) == (sketch.id("W gate"), sketch.id("W gate scales"))
+        assert gated.up == (sketch.id("W up"), sketch.id("W up scales"))
+        assert (down.rows, down.n, down.k, down.block, down.up) == (ROWS, N, K, 32, None)
+        assert read_by(sketch, placement, 0) == ["x"]
+
+    def test_products_in_float32_and_adapters_without_them_compute_in_int8(self) -> None:
+        for limits, element in ((MATRICES, "f32"), (replace(MATRICES, matrices=()), "f16")):
+            sketch = Sketch(limits=limits)
+            sketch.tiled_product("x", "W", "y", element)
+            assert kinds(sketch.fused(["W"], ["y"])) == [Quantize, MatMul]
+
+    def test_int8_made_in_an_unknown_way_stays(self) -> None:
+        sketch = Sketch(limits=MATRICES)
+        sketch.run("quantize in another way", {"input_a": "x"}, {"output": "q", "scales": "q scales"})
+        sketch.int8_product("q", "W", "y")
+        assert kinds(sketch.fused(["W"], ["y"])) == [Recorded, Recorded]
+
+    def test_halves_of_different_inputs_are_not_joined(self) -> None:
+        sketch = Sketch(limits=MATRICES)
+        sketch.layered(up_reads="z")
+        placement = sketch.fused(["W gate", "W up", "W down"], ["y"])
+        assert kinds(placement) == [MatrixMatMul, MatrixMatMul, Recorded, MatrixMatMul]
 
 
 SEPARATE = [Quantize, MatMul, MatMul, Recorded, Quantize, MatMul]

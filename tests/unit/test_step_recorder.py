@@ -104,7 +104,8 @@ class Engine:
         """Buffers by tape."""
 
     def adapter(self) -> dict[str, Any]:
-        return {"subgroup_size": 0, "max_workgroup_threads": 256, "max_workgroup_bytes": 16384, "software": False}
+        sizes = {"max_workgroup_threads": 256, "max_workgroup_bytes": 16384}
+        return {"subgroup_size": 0, "subgroup_matrices": [], **sizes, "software": False}
 
     async def record(self, binding: int) -> dict[str, Any]:
         assert binding == CAPTURED

@@ -20,6 +20,7 @@ from .kernel_plan import WorkgroupLimits
 from .key import TapeKey
 from .ops.gemv import MatVec
 from .ops.matmul import Int4Weights, MatMul
+from .ops.matmul_matrices import MatrixMatMul
 from .passes import (
     TableGroup,
     captured_half,
@@ -45,6 +46,7 @@ __all__ = [
     "FusedStep",
     "Int4Weights",
     "MatMul",
+    "MatrixMatMul",
     "MatVec",
     "Op",
     "Pipeline",

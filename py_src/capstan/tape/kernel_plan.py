@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["KernelPlan", "WorkgroupLimits"]
+__all__ = ["KernelPlan", "MatrixSize", "WorkgroupLimits"]
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,15 @@ class KernelPlan:
     shader: str
     constants: Mapping[str, int | float | bool]
     counts: tuple[int, int, int] | Callable[[int], tuple[int, int, int]]
+
+
+@dataclass(frozen=True)
+class MatrixSize:
+    """Rows, columns and inner elements of one operation on subgroup matrices."""
+
+    m: int
+    n: int
+    k: int
 
 
 @dataclass(frozen=True)
@@ -29,9 +38,12 @@ class WorkgroupLimits:
     """Bytes."""
     software: bool = False
     """Whether the adapter is a processor."""
+    matrices: tuple[MatrixSize, ...] = ()
+    """Operations on subgroup matrices of float16 with sums in float32; none where the device lacks them."""
 
     @classmethod
     def of(cls, adapter: Mapping[str, Any]) -> WorkgroupLimits:
         """From the engine's summary of the adapter."""
         threads, memory = adapter["max_workgroup_threads"], adapter["max_workgroup_bytes"]
-        return cls(adapter["subgroup_size"], threads, memory, adapter["software"])
+        matrices = tuple(MatrixSize(*size) for size in adapter["subgroup_matrices"])
+        return cls(adapter["subgroup_size"], threads, memory, adapter["software"], matrices)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from .fusions import fitted
+from .kernel_plan import WorkgroupLimits
 from .ops import READERS
 from .ops.matmul import Int4Weights
 from .placement import Placement
@@ -20,8 +21,10 @@ def fuse_prefill(
     lasting: Collection[int],
     weights: Mapping[int, Int4Weights],
     rows: int,
+    limits: WorkgroupLimits,
 ) -> Placement:
-    """A recorded run of `rows` positions with operations of ours, its values in buffers; `weights` by buffer.
+    """A recorded run of `rows` positions with operations of ours, its values in buffers; `weights` by buffer, `limits`
+    the adapter's.
 
     `lasting` are buffers whose contents outlive the run. An operation of ours that does not fit where its values are
     stays as it was recorded.
@@ -29,7 +32,7 @@ def fuse_prefill(
 
     def read(kept: Collection[int]) -> StepGraph:
         values = Values()
-        readers = [reader(recording, ops, weights, rows, values) for reader in READERS]
+        readers = [reader(recording, ops, weights, rows, values, limits) for reader in READERS]
 
         def lifted(index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
             if index in kept:

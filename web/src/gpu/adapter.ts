@@ -11,6 +11,8 @@ export interface AdapterSummary {
   features: string[];
   /** The size of every subgroup; 0 if subgroups are not to be used, or come in several sizes. */
   subgroup_size: number;
+  /** Rows, columns and inner elements of the device's operations on subgroup matrices of float16 with sums in float32. */
+  subgroup_matrices: [number, number, number][];
   /** Why a feature of the adapter's is left out. */
   without: Record<string, string>;
   /** Threads and bytes of memory that a workgroup may have. */
@@ -46,6 +48,17 @@ const FEATURES = [
   "chromium-experimental-subgroup-matrix" as GPUFeatureName,
 ] as const;
 
+/** What the types do not have yet of an adapter with subgroup matrices. */
+interface WithSubgroupMatrices {
+  readonly subgroupMatrixConfigs?: Iterable<{
+    componentType: string;
+    resultComponentType: string;
+    M: number;
+    N: number;
+    K: number;
+  }>;
+}
+
 /** Features that are only asked for with subgroups of a size that onnxruntime-web computes rightly with. */
 const WITH_SUBGROUPS: readonly GPUFeatureName[] = [
   "subgroups",
@@ -74,6 +87,7 @@ export function summarize(adapter: GPUAdapter): AdapterSummary {
     software: info.isFallbackAdapter === true || /swiftshader|llvmpipe|lavapipe|software|warp/.test(text),
     features: [...features].sort(),
     subgroup_size: 0,
+    subgroup_matrices: [],
     without: {},
     max_workgroup_threads: Math.min(limits.maxComputeInvocationsPerWorkgroup, limits.maxComputeWorkgroupSizeX),
     max_workgroup_bytes: limits.maxComputeWorkgroupStorageSize,
@@ -109,6 +123,10 @@ export async function openDevice(): Promise<{ device: GPUDevice; summary: Adapte
   summary.min_storage_buffer_offset_alignment = device.limits.minStorageBufferOffsetAlignment;
   const { subgroupMinSize, subgroupMaxSize } = adapter.info;
   if (device.features.has("subgroups") && subgroupMinSize === subgroupMaxSize) summary.subgroup_size = subgroupMinSize;
+  if (device.features.has("chromium-experimental-subgroup-matrix"))
+    summary.subgroup_matrices = [...((adapter.info as WithSubgroupMatrices).subgroupMatrixConfigs ?? [])]
+      .filter(({ componentType, resultComponentType }) => componentType === "f16" && resultComponentType === "f32")
+      .map(({ M, N, K }) => [M, N, K]);
   if (adapter.features.has("subgroups") && !subgroups)
     summary.without["subgroups"] =
       `onnxruntime-web needs subgroups of ${LEAST_SUBGROUP}, the adapter's have ${adapter.info.subgroupMinSize}`;

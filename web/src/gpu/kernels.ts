@@ -5,6 +5,7 @@
 import { EngineError } from "../errors";
 import attention from "../shaders/attention.wgsl";
 import attentionJoin from "../shaders/attention_join.wgsl";
+import matmulMatrices from "../shaders/matmul_matrices.wgsl";
 import matmulQ4 from "../shaders/matmul_q4.wgsl";
 import matvecDense from "../shaders/matvec_dense.wgsl";
 import matvecQ4 from "../shaders/matvec_q4.wgsl";
@@ -15,6 +16,7 @@ import { declaredBindings, expanded, type TemplateValues } from "./wgsl";
 const TEMPLATES: Readonly<Record<string, string>> = {
   attention,
   attention_join: attentionJoin,
+  matmul_matrices: matmulMatrices,
   matmul_q4: matmulQ4,
   matvec_dense: matvecDense,
   matvec_q4: matvecQ4,

@@ -3,7 +3,7 @@
 // A template is WGSL with lines `#if NAME`, `#else` and `#endif` (NAME is a boolean constant, HALF or SUBGROUPS),
 // `#repeat i COUNT` and `#end` (unrolled with subgroups; the software adapter takes too long to compile that), and
 // `@binding(next)` where the lines that are left decide the number. Its header is generated: `element` (f16 or f32),
-// LANES, and a constant for each number.
+// LANES, a constant for each number, and subgroup matrices enabled where the template has some.
 
 import { EngineError } from "../errors";
 
@@ -46,6 +46,7 @@ export function expanded(template: string, { constants, floats, half, lanes }: T
   const header = [
     ...(half ? ["enable f16;"] : []),
     ...(lanes > 0 ? ["enable subgroups;"] : []),
+    ...(template.includes("subgroup_matrix_") ? ["enable chromium_experimental_subgroup_matrix;"] : []),
     `alias element = ${half ? "f16" : "f32"};`,
     `const LANES: u32 = ${lanes}u;`,
   ];

@@ -1,17 +1,18 @@
-// A row vector times a dense matrix: y[n] = sum over k of x[k] * W[k][n], with what surrounds it in a decoder fused in.
+// A row vector times a dense matrix (GEMV): y[n] = sum over k of x[k] * W[k][n], with what surrounds it in a decoder
+// fused in.
 //
-// W as ONNX's MatMul has it, [K, N] row by row, of the type of x. Sums are float32.
+// W as ONNX's MatMul has it, [K, N] row by row, of the type of x. Products and sums are float32.
 // NORM: x is x / sqrt(mean(x^2) + EPSILON) * gamma. RESIDUAL: + residual[n].
 // GATED: y[n] = silu(x.W[n]) * (x.W_up[n]).
 //
-// COLUMNS neighbours load neighbouring 16 bytes of a row; SPAN of them share these columns, each of which takes every
-// SPAN-th run of four rows. Their sums meet by shuffles, then in workgroup memory (SPLIT: unless they are one, or all
-// in one subgroup). The sum of squares of a norm meets with them, so that there is one barrier at most.
+// COLUMNS neighbours load neighbouring 16 bytes of a row. SPAN threads share these columns; each takes every SPAN-th
+// run of four rows. Their sums are added by shuffles, then, if SPLIT, in workgroup memory, where one thread finishes
+// each column. The sum of squares of a norm is added along with them, so there is one barrier at most.
 // Dispatch: (column vectors / COLUMNS, rounded up, 1, 1).
 // Bindings, those whose condition holds: x, weights, gamma, residual, weights_up, y.
-// WIDTH: how many of a column's threads meet by shuffles; HALVINGS = log2 of that.
-// Limits: K a multiple of 4, N of 4, with HALF of 8; GATED without RESIDUAL. With subgroups COLUMNS * WIDTH is LANES,
-// threads numbered along their subgroups; else WIDTH is 1.
+// WIDE: columns in 16 bytes. WIDTH: how many of a column's threads are in one subgroup; HALVINGS = log2 of that.
+// Limits: K a multiple of 4, N of WIDE; GATED without RESIDUAL. With subgroups COLUMNS * WIDTH is LANES, threads
+// numbered along their subgroups; else WIDTH is 1. SPLIT where SPAN is more than WIDTH.
 
 const RUNS: u32 = K / 4u;
 const WORKGROUP: u32 = COLUMNS * SPAN;
@@ -22,13 +23,13 @@ const PARTS: u32 = SPAN / WIDTH;
 alias Four = vec2<u32>;
 alias Row = vec4<u32>;
 alias Sums = mat2x4<f32>;
-const VECTORS: u32 = N / 8u;
 #else
 alias Four = vec4<f32>;
 alias Row = vec4<f32>;
 alias Sums = vec4<f32>;
-const VECTORS: u32 = N / 4u;
 #endif
+const VECTORS: u32 = N / WIDE;
+const STRIP: u32 = COLUMNS * WIDE; // columns of a workgroup
 
 @group(0) @binding(next) var<storage, read> x: array<Four>;
 @group(0) @binding(next) var<storage, read> weights: array<Row>;
@@ -36,17 +37,17 @@ const VECTORS: u32 = N / 4u;
 @group(0) @binding(next) var<storage, read> gamma: array<Four>;
 #endif
 #if RESIDUAL
-@group(0) @binding(next) var<storage, read> residual: array<vec4<element>>;
+@group(0) @binding(next) var<storage, read> residual: array<element>;
 #endif
 #if GATED
 @group(0) @binding(next) var<storage, read> weights_up: array<Row>;
 #endif
-@group(0) @binding(next) var<storage, read_write> y: array<vec4<element>>;
+@group(0) @binding(next) var<storage, read_write> y: array<element>;
 
 #if SPLIT
-var<workgroup> parts: array<Sums, COLUMNS * PARTS>;
+var<workgroup> parts: array<f32, PARTS * STRIP>;
 #if GATED
-var<workgroup> parts_up: array<Sums, COLUMNS * PARTS>;
+var<workgroup> parts_up: array<f32, PARTS * STRIP>;
 #endif
 #if NORM
 var<workgroup> squares: array<f32, PARTS>;
@@ -54,16 +55,16 @@ var<workgroup> squares: array<f32, PARTS>;
 #endif
 
 #if HALF
-fn halves(word: u32) -> vec2<f32> {
-  return vec2<f32>(bitcast<vec2<f16>>(word));
-}
-
 fn four(words: Four) -> vec4<f32> {
-  return vec4<f32>(halves(words.x), halves(words.y));
+  return vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y));
 }
 
 fn wide(row: Row) -> Sums {
   return Sums(four(row.xy), four(row.zw));
+}
+
+fn column_sum(sums: Sums, j: u32) -> f32 {
+  return sums[j / 4u][j % 4u];
 }
 #else
 fn four(values: Four) -> vec4<f32> {
@@ -72,6 +73,10 @@ fn four(values: Four) -> vec4<f32> {
 
 fn wide(row: Row) -> Sums {
   return row;
+}
+
+fn column_sum(sums: Sums, j: u32) -> f32 {
+  return sums[j];
 }
 #endif
 
@@ -85,24 +90,20 @@ fn shuffled(sums: Sums, mask: u32) -> Sums {
 }
 #endif
 
-#if GATED
-fn gated(gate: vec4<f32>, up: vec4<f32>) -> vec4<element> {
-  return vec4<element>(gate / (1.0 + exp(-gate)) * up);
-}
-#endif
-
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
   let column = thread % COLUMNS;
   let member = thread / COLUMNS;
-  let wanted = group.x * COLUMNS + column;
-  let at = min(wanted, VECTORS - 1u);
+  let vector = group.x * COLUMNS + column;
+  let at = min(vector, VECTORS - 1u);
 
   var sums = Sums();
 #if GATED
   var sums_up = Sums();
 #endif
+#if NORM
   var squared = 0.0;
+#endif
   for (var run = member; run < RUNS; run += SPAN) {
     let first = 4u * run * VECTORS + at;
     let a = weights[first];
@@ -138,13 +139,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #endif
 #end
 #endif
+
 #if SPLIT
   if (member % WIDTH == 0u) {
     let part = member / WIDTH;
-    parts[part * COLUMNS + column] = sums;
+#repeat j WIDE
+    parts[part * STRIP + column * WIDE + j] = column_sum(sums, j);
 #if GATED
-    parts_up[part * COLUMNS + column] = sums_up;
+    parts_up[part * STRIP + column * WIDE + j] = column_sum(sums_up, j);
 #endif
+#end
 #if NORM
     if (column == 0u) {
       squares[part] = squared;
@@ -152,21 +156,41 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #endif
   }
   workgroupBarrier();
+#if NORM
+  var all_squares = 0.0;
+  for (var part = 0u; part < PARTS; part++) {
+    all_squares += squares[part];
+  }
+  let inverse = inverseSqrt(all_squares / f32(K) + EPSILON);
 #endif
-  if (member > 0u || wanted >= VECTORS) {
+  for (var j = thread; j < STRIP; j += WORKGROUP) {
+    let n = group.x * STRIP + j;
+    if (n < N) {
+      var sum = 0.0;
+      var up = 0.0;
+      for (var part = 0u; part < PARTS; part++) {
+        sum += parts[part * STRIP + j];
+#if GATED
+        up += parts_up[part * STRIP + j];
+#endif
+      }
+#if NORM
+      sum *= inverse;
+      up *= inverse;
+#endif
+#if GATED
+      sum = sum / (1.0 + exp(-sum)) * up;
+#endif
+#if RESIDUAL
+      sum += f32(residual[n]);
+#endif
+      y[n] = element(sum);
+    }
+  }
+#else
+  if (member > 0u || vector >= VECTORS) {
     return;
   }
-#if SPLIT
-  for (var part = 1u; part < PARTS; part++) {
-    sums += parts[part * COLUMNS + column];
-#if GATED
-    sums_up += parts_up[part * COLUMNS + column];
-#endif
-#if NORM
-    squared += squares[part];
-#endif
-  }
-#endif
 #if NORM
   let inverse = inverseSqrt(squared / f32(K) + EPSILON);
   sums *= inverse;
@@ -174,26 +198,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   sums_up *= inverse;
 #endif
 #endif
-
-#if HALF
-#repeat i 2
+#repeat j WIDE
+  var sum = column_sum(sums, j);
 #if GATED
-  y[2u * wanted + i] = gated(sums[i], sums_up[i]);
-#else
+  sum = sum / (1.0 + exp(-sum)) * column_sum(sums_up, j);
+#endif
 #if RESIDUAL
-  sums[i] += vec4<f32>(residual[2u * wanted + i]);
+  sum += f32(residual[vector * WIDE + j]);
 #endif
-  y[2u * wanted + i] = vec4<element>(sums[i]);
-#endif
+  y[vector * WIDE + j] = element(sum);
 #end
-#else
-#if GATED
-  y[wanted] = gated(sums, sums_up);
-#else
-#if RESIDUAL
-  sums += vec4<f32>(residual[wanted]);
-#endif
-  y[wanted] = vec4<element>(sums);
-#endif
 #endif
 }

@@ -12,6 +12,7 @@ from ...graph import GraphDescription, Int4Product
 from ...tape import (
     Int4Weights,
     MatMul,
+    MatrixMatMul,
     Recorded,
     Recording,
     WorkgroupLimits,
@@ -181,16 +182,17 @@ class PrefillTapes:
             check_replayable(recording)
             lean, cleared = without_clears(ops)
             results = {engine.recorded_id(handle) for handle in (*buffers.cache, buffers.logits)}
-            placement = fuse_prefill(recording, lean, results, self.weights, length)
+            limits = WorkgroupLimits.of(engine.adapter())
+            placement = fuse_prefill(recording, lean, results, self.weights, length, limits)
             replayed = [node.what.index for node in placement.nodes if isinstance(node.what, Recorded)]
-            ours = any(isinstance(node.what, MatMul) for node in placement.nodes)
+            ours = any(isinstance(node.what, MatMul | MatrixMatMul) for node in placement.nodes)
             state = buffers.spans["state"]
             fused = fused_step(
                 placement,
                 {index: lean[index].played() for index in replayed},
                 (),
                 (state.buffer.handle, state.offset, state.length),
-                WorkgroupLimits.of(engine.adapter()),
+                limits,
                 buffers.capacity,
             )
             written = [engine.recorded_id(handle) for handle in self._written()]

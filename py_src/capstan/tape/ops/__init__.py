@@ -3,7 +3,7 @@
 elementwise.py, norm.py  what products join to themselves
 gemv.py       products of one row; gemv_int4.py, gemv_dense.py choose their tiling
 attention.py  attention of one token
-matmul.py     products of many rows
+matmul.py     products of many rows; matmul_matrices.py makes them by subgroup matrices
 
 A further operation is a module of its own and a line in RULES (of decode steps) or READERS (of prefill runs).
 """

@@ -83,7 +83,7 @@ def plan_matvec(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
     if what.norm is not None:
         fused["EPSILON"] = what.norm.epsilon
     if what.scales is None:
-        dense = tune_dense(what.k, what.n, what.element == "f16", limits)
+        dense = tune_dense(what.k, what.n, what.up is not None, what.element == "f16", limits)
         return KernelPlan("matvec_dense", {**fused, **dense.constants()}, (dense.workgroups, 1, 1))
     tuning = tune_matvec(what.k, what.n, what.up is not None, what.element == "f16", limits)
     packed = {"BYTES": what.bits == 8, "ZEROS": what.zeros is not None, "SIXTEENS": what.block == SIXTEEN}

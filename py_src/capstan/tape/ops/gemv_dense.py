@@ -1,4 +1,4 @@
-"""How web/src/shaders/matvec_dense.wgsl is cut into workgroups for a shape of the weights and an adapter."""
+"""The tiling of web/src/shaders/matvec_dense.wgsl for a shape of the weights and an adapter."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from ..kernel_plan import WorkgroupLimits
 
 __all__ = ["DenseTuning", "column_width", "tune_dense"]
 
-BUSY = 264
-"""Workgroups that a large adapter wants at least: two for each of 132 processors."""
+THREADS = 65536
+"""Threads that a large adapter wants at least: 512 for each of 128 processors, as many 16-byte loads as its memory
+needs to have under way."""
+WIDEST = 32
+"""Vectors of 16 bytes side by side at most."""
 
 
 def column_width(half: bool) -> int:
@@ -19,7 +22,7 @@ def column_width(half: bool) -> int:
 
 @dataclass(frozen=True)
 class DenseTuning:
-    """A shape of the weights, the subgroup size, and how the shader is to cut it; the cut changes its speed alone."""
+    """A shape of the weights, the subgroup size, and the tiling, which changes the speed alone."""
 
     k: int
     n: int
@@ -59,26 +62,33 @@ class DenseTuning:
             "WIDTH": self.width,
             "HALVINGS": self.width.bit_length() - 1,
             "SPLIT": self.span > self.width,
+            "WIDE": column_width(self.half),
         }
 
 
-def tune_dense(k: int, n: int, half: bool, limits: WorkgroupLimits) -> DenseTuning:
-    """For weights [k, n] of float32, or float16 if `half`.
+def tune_dense(k: int, n: int, gated: bool, half: bool, limits: WorkgroupLimits) -> DenseTuning:
+    """For weights [k, n] of float32, or float16 if `half`; two such matrices if `gated`.
 
-    With subgroups, as many columns side by side as leave enough workgroups to keep a large adapter busy, and the rest
-    of a large workgroup along k: all of a layer's weights are then requested at about the same time. On a processor
-    threads that share columns only meet in vain.
+    Measured on an H200; see benches/NOTES.md. With subgroups, as many columns side by side as leave THREADS in all: a
+    row's bytes are then read in pieces as long as can be (of 32 bytes they come at half the speed of 128). Workgroups
+    have 1024 threads, or 512 where those are many already or each has the loads of two matrices under way. On a CPU
+    adapter without subgroups, threads do not share columns.
     """
     vectors = n // column_width(half)
-    if limits.software and limits.lanes == 0:
-        return DenseTuning(k, n, half, 0, 16, 1)
     if limits.lanes == 0:
-        return DenseTuning(k, n, half, 0, 4, 16)
-    columns = min(16, limits.lanes // 2)
-    while columns > 2 and vectors < BUSY * columns:
+        return DenseTuning(k, n, half, 0, 16, 1) if limits.software else DenseTuning(k, n, half, 0, 4, 16)
+    widest = min(limits.lanes, WIDEST)
+    threads = 512 if gated or vectors * 512 >= THREADS * widest else 1024
+    while threads > limits.threads:
+        threads //= 2
+
+    def tiling(columns: int) -> DenseTuning:
+        tuning = DenseTuning(k, n, half, limits.lanes, columns, threads // columns)
+        while tuning.span > tuning.width and (tuning.span > k // 4 or tuning.memory > limits.memory):
+            tuning = replace(tuning, span=tuning.span // 2)
+        return tuning
+
+    columns = widest
+    while columns > 2 and vectors * tiling(columns).span < THREADS:
         columns //= 2
-    span = (512 if limits.threads >= 512 else 256) // columns
-    tuning = DenseTuning(k, n, half, limits.lanes, columns, span)
-    while tuning.span > tuning.width and (tuning.span > k // 4 or tuning.memory > limits.memory):
-        tuning = replace(tuning, span=tuning.span // 2)
-    return tuning
+    return tiling(columns)

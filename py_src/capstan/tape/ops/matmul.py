@@ -1,4 +1,5 @@
-"""Products of many rows by int4 weights, from activations in int8: matmul_q4.wgsl and quantize_rows.wgsl.
+"""Products of many rows by int4 weights, from activations in int8: matmul_q4.wgsl and quantize_rows.wgsl. Where the
+device has subgroup matrices, matmul_matrices.py makes them from float16.
 
 onnxruntime-web multiplies by int4 weights in several ways, by adapter and shape. Which dispatch is which product is
 told by the weights that it binds; what brings activations into the form it needs, by the one thing it reads.
@@ -16,6 +17,7 @@ from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
 from ..ort_kernels import bound
 from ..recording import Command, Dispatch, Recording
 from ..step_graph import Node, StepGraph, Values
+from .matmul_matrices import MatrixMatMul, fits_matrices
 
 __all__ = [
     "Int4Weights",
@@ -232,6 +234,7 @@ class Products:
     """By recorded buffer."""
     rows: int
     values: Values
+    limits: WorkgroupLimits
     origin: dict[int, tuple[int, int]] = field(default_factory=dict)
     """What a converted value was made of, and by which operation."""
 
@@ -264,16 +267,20 @@ class Products:
         quantized = "scales_a" in at
         if scales != found.scales or self.recording.sizes[at["output"]] < size or not _fits(found):
             return None
-        if not (quantized or found.int8):
-            return None
         x, position = self.origin.get(reads[at["input_a"]], (reads[at["input_a"]], index))
-        if quantized and (position == index or found.k % QUANTIZED):
-            return None  # What is in int8 already, by who knows which rule, cannot be brought into it.
+        if quantized and position == index:
+            return None  # What is in int8 already, by who knows which rule, cannot be brought into another form.
+        origins = frozenset({index})
+        if element == "f16":
+            by_matrices = MatrixMatMul(at["input_b"], scales, rows, found.n, found.k, found.block)
+            if fits_matrices(by_matrices, self.limits):
+                return [Node(by_matrices, (x,), (writes[at["output"]],), index, origins)]
+        if not (quantized or found.int8) or (quantized and found.k % QUANTIZED):
+            return None
         if position != index and not quantized and op.x * op.y * op.z >= MATRICES_FULL:
             return None
         group = QUANTIZED if quantized else RUN
         words, factors = self.values.fresh(), self.values.fresh()
-        origins = frozenset({index})
         what = MatMul(at["input_b"], scales, rows, found.n, found.k, found.block, element)
         return [
             Node(Quantize(rows, found.k, group, element), (x,), (words, factors), position, origins),
@@ -282,7 +289,7 @@ class Products:
 
     def joined(self, graph: StepGraph) -> StepGraph:
         """The halves of gated layers joined, and each input brought into int8 once."""
-        return _share(_gate(self.recording, self.ops, graph))
+        return _share(_gate(self.recording, self.ops, graph, self.limits))
 
 
 GATED = (
@@ -292,7 +299,7 @@ GATED = (
 """Lines of the kernel that joins the halves of a gated layer."""
 
 
-def _gate(recording: Recording, ops: Sequence[Command], graph: StepGraph) -> StepGraph:
+def _gate(recording: Recording, ops: Sequence[Command], graph: StepGraph, limits: WorkgroupLimits) -> StepGraph:
     """Let one product make what the halves of a gated layer, read by nobody else, are joined to."""
     readers, makers = graph.readers(), graph.makers()
     lasting = set(graph.last.values())
@@ -313,23 +320,25 @@ def _gate(recording: Recording, ops: Sequence[Command], graph: StepGraph) -> Ste
         if gate is None or up is None or gate is up:
             continue
         a, b = gate.what, up.what
-        if not (isinstance(a, MatMul) and isinstance(b, MatMul)):
+        if not (isinstance(a, MatMul | MatrixMatMul) and isinstance(b, MatMul | MatrixMatMul)):
             continue
+        assert b.scales is not None, "weights in int4 have scales"
         if not all(readers[v] == [node] and v not in lasting for half in (gate, up) for v in half.writes):
             continue
         if replace(a, weights=0, scales=0) != replace(b, weights=0, scales=0):
             continue
         if _source(makers, gate) != _source(makers, up):
             continue
+        both = replace(a, up=(b.weights, b.scales))
+        if isinstance(both, MatrixMatMul) and not fits_matrices(both, limits):
+            continue
         origins = gate.origins | up.origins | node.origins
-        joined[node.writes[0]] = Node(
-            replace(a, up=(b.weights, b.scales)), gate.reads, node.writes, node.position, origins
-        )
+        joined[node.writes[0]] = Node(both, gate.reads, node.writes, node.position, origins)
         gone |= {*gate.writes, *up.writes}
     nodes = [
         joined.get(node.writes[0], node) if node.writes else node
         for node in graph.nodes
-        if not (isinstance(node.what, MatMul) and node.writes[0] in gone)
+        if not (isinstance(node.what, MatMul | MatrixMatMul) and node.writes[0] in gone)
     ]
     return replace(graph, nodes=tuple(nodes))
 

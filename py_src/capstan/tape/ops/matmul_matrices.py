@@ -1,0 +1,163 @@
+"""Products of many rows by subgroup matrices, from float16 activations: matmul_matrices.wgsl."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ..kernel_plan import KernelPlan, MatrixSize, WorkgroupLimits
+from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
+
+__all__ = ["MatrixMatMul", "MatrixTiling", "fits_matrices", "plan_matrices", "tune_matrices"]
+
+
+@dataclass(frozen=True)
+class MatrixMatMul(Operation):
+    """`rows` rows of x, each multiplied by W: [n, k] in int4 with one scale for each `block` of a row; or, without
+    scales, [k, n] in float16.
+
+    reads[0] is x. With `up`, the result is silu(W x) * (W_up x). Buffers of weights by id.
+    """
+
+    weights: int
+    scales: int | None
+    """None where the weights are dense."""
+    rows: int
+    n: int
+    k: int
+    block: int
+    """Of int4 weights, else 0."""
+    up: tuple[int, ...] | None = None
+    """The other half of a gated layer: weights, and scales if there are."""
+
+    def written_bytes(self, index: int) -> int:
+        return self.rows * self.n * ELEMENT_BYTES["f16"]
+
+    def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
+        bindings: dict[str, Binding] = {"x": Value(reads[0]), "weights": Buffer(self.weights), "y": Value(writes[0])}
+        if self.scales is not None:
+            bindings["scales"] = Buffer(self.scales)
+        for name, buffer in zip(("weights_up", "scales_up"), self.up or (), strict=False):
+            bindings[name] = Buffer(buffer)
+        return [Kernel(plan_matrices(self, limits), True, bindings)]
+
+
+@dataclass(frozen=True)
+class MatrixTiling:
+    """The tiling of matmul_matrices.wgsl; it changes the speed, and the order of sums."""
+
+    size: MatrixSize
+    """Of a matrix operation."""
+    lanes: int
+    matrices: tuple[int, int]
+    """Operations of a subgroup over rows and columns."""
+    subgroups: tuple[int, int]
+    """Of a workgroup, over rows and columns."""
+    step: int
+    """Elements of k that are staged at a time."""
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of a workgroup; columns of both matrices, if the product is gated."""
+        rows, columns = (a * b for a, b in zip(self.matrices, self.subgroups, strict=True))
+        return rows * self.size.m, columns * self.size.n
+
+    @property
+    def workgroup(self) -> int:
+        """Threads."""
+        return self.lanes * self.subgroups[0] * self.subgroups[1]
+
+    def memory(self, dense: bool) -> int:
+        """Bytes of workgroup memory: two steps of x and W, each row with 16 bytes to spare."""
+        rows, columns = self.tile
+        octets = self.step // 8 + 1
+        return 2 * 16 * (rows * octets + (self.step * (columns // 8 + 1) if dense else columns * octets))
+
+    def fits(self, k: int, gated: bool, dense: bool, limits: WorkgroupLimits) -> bool:
+        """Whether the shader's header and the adapter allow it."""
+        rows, columns = self.tile
+        whole = k % self.step == 0 and self.step % 32 == 0 and self.step % self.size.k == 0
+        loads = rows * self.step // 8 % self.workgroup == 0
+        loads = loads and columns * self.step // (8 if dense else 16) % self.workgroup == 0
+        halves = not gated or self.matrices[1] % 2 == 0
+        results = 8 * self.size.m * self.size.n * self.subgroups[0] * self.subgroups[1]
+        memory = results <= self.memory(dense) <= limits.memory
+        return whole and loads and halves and memory and self.workgroup <= limits.threads
+
+    def workgroups(self, rows: int, n: int, gated: bool) -> tuple[int, int]:
+        """Over columns and rows."""
+        tile_rows, columns = self.tile
+        return -(-n // (columns // 2 if gated else columns)), -(-rows // tile_rows)
+
+    def constants(self, gated: bool, dense: bool) -> dict[str, int | float | bool]:
+        """By their names in the shader."""
+        rows, columns = self.tile
+        return {
+            "SIZE_M": self.size.m,
+            "SIZE_N": self.size.n,
+            "SIZE_K": self.size.k,
+            "MM": self.matrices[0],
+            "MN": self.matrices[1],
+            "WM": self.subgroups[0],
+            "WN": self.subgroups[1],
+            "STEP": self.step,
+            "A_LOADS": rows * self.step // 8 // self.workgroup,
+            "B_LOADS": columns * self.step // (8 if dense else 16) // self.workgroup,
+            "MATRICES": self.matrices[0] * self.matrices[1],
+            "HALF_MN": self.matrices[1] // 2,
+            "K_PARTS": self.step // self.size.k,
+            "OUT": self.matrices[1] // 2 if gated else self.matrices[1],
+        }
+
+
+TILINGS = (
+    ((4, 2), (2, 4), 32),
+    ((2, 4), (4, 2), 32),
+    ((4, 4), (2, 2), 32),
+    ((2, 2), (2, 2), 32),
+    ((1, 2), (2, 2), 32),
+)
+"""Matrix operations of a subgroup, subgroups, step: the best first where there are workgroups enough."""
+FILLED = 96
+"""Workgroups of which at least one for most processors of a large adapter: 96 tiles of 128 rows by 128 columns took
+83 us on an H200, 192 of half the rows 94; of 64 and 128 such tiles, 82 and 48."""
+
+
+def tune_matrices(rows: int, n: int, k: int, gated: bool, dense: bool, limits: WorkgroupLimits) -> MatrixTiling | None:
+    """The tiling for `rows` rows and weights of `n` by `k`; None where none fits the adapter.
+
+    The first of TILINGS that has FILLED workgroups, else that with the most: measured on an H200, see benches/NOTES.md.
+    """
+    fitting = [
+        tiling
+        for size in limits.matrices
+        for shape in TILINGS
+        if (tiling := MatrixTiling(size, limits.lanes, *shape)).fits(k, gated, dense, limits)
+    ]
+    for tiling in fitting:
+        columns, tiles = tiling.workgroups(rows, n, gated)
+        if columns * tiles >= FILLED:
+            return tiling
+    return max(fitting, key=lambda tiling: prod(tiling.workgroups(rows, n, gated)), default=None)
+
+
+def fits_matrices(what: MatrixMatMul, limits: WorkgroupLimits) -> bool:
+    """Whether matmul_matrices.wgsl covers these weights on this adapter."""
+    whole = what.n % 8 == 0 and what.k % 32 == 0
+    if what.scales is not None:
+        whole = whole and what.block % 16 == 0 and what.k % what.block == 0
+    gated = what.up is not None
+    return whole and tune_matrices(what.rows, what.n, what.k, gated, what.scales is None, limits) is not None
+
+
+def plan_matrices(what: MatrixMatMul, limits: WorkgroupLimits) -> KernelPlan:
+    """The kernel that computes a product, and its workgroups. It fits; see fits_matrices."""
+    gated, dense = what.up is not None, what.scales is None
+    tiling = tune_matrices(what.rows, what.n, what.k, gated, dense, limits)
+    assert tiling is not None, "asked of fits_matrices"
+    constants = {"K": what.k, "N": what.n, "M": what.rows, "GATED": gated, "DENSE": dense}
+    if not dense:
+        constants["BLOCK"] = what.block
+    counts = (*tiling.workgroups(what.rows, what.n, gated), 1)
+    return KernelPlan("matmul_matrices", {**constants, **tiling.constants(gated, dense)}, counts)

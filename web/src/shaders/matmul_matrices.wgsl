@@ -1,0 +1,236 @@
+// A matrix times an int4 or a dense float16 matrix by subgroup matrices: y[m][n] = sum over k of W[n][k] * x[m][k].
+//
+// x is float16, [M, K]. DENSE: W is float16 as ONNX's MatMul has it, [K, N]; else int4 as in matvec_q4.wgsl, rows of W,
+// BLOCK elements sharing a scale, rounded to float16 as q * scale. Products are exact in the float32 that adds them up.
+// GATED: y[m][n] = silu(W[n].x[m]) * (W_up[n].x[m]).
+//
+// A matrix operation of a subgroup takes SIZE_M rows, SIZE_N columns and SIZE_K of k; a subgroup makes MM by MN of them
+// (the first half of MN for W, the other for W_up, if GATED), a workgroup WM by WN times that. It goes over k in steps
+// of STEP elements, staged in workgroup memory, the next step's being loaded while the present one's are multiplied.
+// Eight elements of k are staged as (0, 4, 1, 5, 2, 6, 3, 7) in both operands of int4, as nibbles unpack.
+// Dispatch: (ceil(N / columns), ceil(M / rows), 1). Bindings: x, weights, [scales], [weights_up, [scales_up]], y.
+// Counts that follow from the others: A_LOADS, B_LOADS = what a thread loads of x (eight elements) and of W (eight
+// elements if DENSE, else sixteen) a step; MATRICES = MM * MN; HALF_MN = MN / 2; K_PARTS = STEP / SIZE_K; OUT = matrices
+// of a subgroup side by side in y.
+// Limits: K a multiple of STEP, STEP of 32 and SIZE_K; BLOCK a multiple of 16 and a divisor of K; N a multiple of 8; MN
+// even if GATED; LANES threads in every subgroup, numbered along it. Workgroup memory for the results of a subgroup's
+// two matrices fits in what is staged.
+
+const TILE_M: u32 = SIZE_M * MM * WM;
+const TILE_N: u32 = SIZE_N * MN * WN;
+const WORKGROUP: u32 = LANES * WM * WN;
+const STEPS: u32 = K / STEP;
+const OCTETS: u32 = STEP / 8u;
+const SPREAD: u32 = SIZE_N * MN; // slots of a subgroup
+#if GATED
+const COLUMNS: u32 = TILE_N / 2u;
+const OWN: u32 = SPREAD / 2u; // columns of y of a subgroup
+#else
+const COLUMNS: u32 = TILE_N;
+const OWN: u32 = SPREAD;
+#endif
+// Octets of a row of what is staged: one more than it holds, so that neighbouring rows are in other banks.
+const STRIDE_A: u32 = OCTETS + 1u;
+#if DENSE
+const STRIDE_B: u32 = TILE_N / 8u + 1u; // [k][slot]
+const B_SIZE: u32 = STEP * STRIDE_B;
+#else
+const STRIDE_B: u32 = OCTETS + 1u; // [slot][k]
+const B_SIZE: u32 = TILE_N * STRIDE_B;
+#endif
+const A_SIZE: u32 = TILE_M * STRIDE_A;
+const SIZE: u32 = A_SIZE + B_SIZE;
+
+alias Octet = vec4<u32>;
+alias Left = subgroup_matrix_left<f16, SIZE_K, SIZE_M>;
+alias Right = subgroup_matrix_right<f16, SIZE_K, SIZE_N>;
+alias Result = subgroup_matrix_result<f32, SIZE_N, SIZE_M>;
+
+@group(0) @binding(next) var<storage, read> x: array<Octet>;
+#if DENSE
+alias Word = vec4<u32>;
+#else
+alias Word = vec2<u32>;
+#endif
+@group(0) @binding(next) var<storage, read> weights: array<Word>;
+#if DENSE
+#else
+@group(0) @binding(next) var<storage, read> scales: array<element>;
+#endif
+#if GATED
+@group(0) @binding(next) var<storage, read> weights_up: array<Word>;
+#if DENSE
+#else
+@group(0) @binding(next) var<storage, read> scales_up: array<element>;
+#endif
+#endif
+@group(0) @binding(next) var<storage, read_write> y: array<Octet>;
+
+// Of each of two steps: x as [row][k], then W.
+var<workgroup> staged: array<Octet, 2u * SIZE>;
+
+struct Request {
+  a: array<Octet, A_LOADS>,
+  b: array<Word, B_LOADS>,
+#if DENSE
+#else
+  b_scales: array<element, B_LOADS>,
+#endif
+}
+
+// Which column of y a slot of the tile belongs to.
+fn column_of(first: u32, slot: u32) -> u32 {
+  return first + slot / SPREAD * OWN + slot % OWN;
+}
+
+fn request(step: u32, thread: u32, row: u32, column: u32) -> Request {
+  var wanted: Request;
+#repeat i A_LOADS
+  let at = thread + i * WORKGROUP;
+  wanted.a[i] = x[min(row + at / OCTETS, M - 1u) * (K / 8u) + step * OCTETS + at % OCTETS];
+#end
+#repeat i B_LOADS
+  let at = thread + i * WORKGROUP;
+#if DENSE
+  let slot = at % (TILE_N / 8u) * 8u;
+  let place = (step * STEP + at / (TILE_N / 8u)) * (N / 8u) + min(column_of(column, slot), N - 8u) / 8u;
+#else
+  let slot = at / (STEP / 16u);
+  let sixteen = step * (STEP / 16u) + at % (STEP / 16u);
+  let n = min(column_of(column, slot), N - 1u);
+  let place = n * (K / 16u) + sixteen;
+  let scale = n * (K / BLOCK) + sixteen / (BLOCK / 16u);
+#endif
+#if GATED
+  if (slot % SPREAD >= OWN) {
+    wanted.b[i] = weights_up[place];
+#if DENSE
+#else
+    wanted.b_scales[i] = scales_up[scale];
+#endif
+  } else {
+    wanted.b[i] = weights[place];
+#if DENSE
+#else
+    wanted.b_scales[i] = scales[scale];
+#endif
+  }
+#else
+  wanted.b[i] = weights[place];
+#if DENSE
+#else
+  wanted.b_scales[i] = scales[scale];
+#endif
+#endif
+#end
+  return wanted;
+}
+
+#if DENSE
+fn dealt(o: Octet) -> Octet {
+  return o;
+}
+#else
+fn dealt(o: Octet) -> Octet {
+  return Octet((o.x & 0xffffu) | (o.z << 16u), (o.x >> 16u) | (o.z & 0xffff0000u), //
+               (o.y & 0xffffu) | (o.w << 16u), (o.y >> 16u) | (o.w & 0xffff0000u));
+}
+
+// Two nibbles 8 + q, at bits 0 and 16, as q * scale: 0x6400 | n is the float16 1024 + n.
+fn pair(word: u32, scale: vec2<element>) -> u32 {
+  return bitcast<u32>(vec2<f16>((bitcast<vec2<f16>>((word & 0x000f000fu) | 0x64006400u) - 1032.0h) * scale));
+}
+
+fn unpacked(word: u32, scale: element) -> Octet {
+  let both = vec2<element>(scale);
+  return Octet(pair(word, both), pair(word >> 4u, both), pair(word >> 8u, both), pair(word >> 12u, both));
+}
+#endif
+
+@compute @workgroup_size(WORKGROUP)
+fn main(
+  @builtin(workgroup_id) group: vec3<u32>,
+  @builtin(local_invocation_index) thread: u32,
+  @builtin(subgroup_id) warp: u32,
+) {
+  let row = group.y * TILE_M;
+  let column = group.x * COLUMNS;
+  let lane = thread % LANES;
+  let warp_m = warp / WN;
+  let warp_n = warp % WN;
+
+  var sums = array<Result, MATRICES>();
+  var wanted = request(0u, thread, row, column);
+  for (var step = 0u; step < STEPS; step++) {
+    let base = (step & 1u) * SIZE;
+#repeat i A_LOADS
+    let at = thread + i * WORKGROUP;
+    staged[base + at / OCTETS * STRIDE_A + at % OCTETS] = dealt(wanted.a[i]);
+#end
+#repeat i B_LOADS
+    let at = thread + i * WORKGROUP;
+#if DENSE
+    staged[base + A_SIZE + at / (TILE_N / 8u) * STRIDE_B + at % (TILE_N / 8u)] = wanted.b[i];
+#else
+    let to = base + A_SIZE + at / (STEP / 16u) * STRIDE_B + at % (STEP / 16u) * 2u;
+    staged[to] = unpacked(wanted.b[i].x, wanted.b_scales[i]);
+    staged[to + 1u] = unpacked(wanted.b[i].y, wanted.b_scales[i]);
+#endif
+#end
+    workgroupBarrier();
+    wanted = request(min(step + 1u, STEPS - 1u), thread, row, column);
+
+    let at_a = base + warp_m * (SIZE_M * MM) * STRIDE_A;
+#if DENSE
+    let at_b = base + A_SIZE + warp_n * (SPREAD / 8u);
+#else
+    let at_b = base + A_SIZE + warp_n * SPREAD * STRIDE_B;
+#endif
+#repeat k K_PARTS
+    var rights: array<Right, MN>;
+#repeat j MN
+#if DENSE
+    let place = at_b + k * SIZE_K * STRIDE_B + j * (SIZE_N / 8u);
+    rights[j] = subgroupMatrixLoad<Right, row_major>(&staged, place, STRIDE_B);
+#else
+    let place = at_b + j * SIZE_N * STRIDE_B + k * (SIZE_K / 8u);
+    rights[j] = subgroupMatrixLoad<Right, col_major>(&staged, place, STRIDE_B);
+#endif
+#end
+#repeat i MM
+    let left = subgroupMatrixLoad<Left, row_major>(&staged, at_a + i * SIZE_M * STRIDE_A + k * (SIZE_K / 8u), STRIDE_A);
+#repeat j MN
+    sums[i * MN + j] = subgroupMatrixMultiplyAccumulate(left, rights[j], sums[i * MN + j]);
+#end
+#end
+#end
+  }
+
+  // Each subgroup's results, a matrix or a gated pair of them at a time, through its part of what was staged.
+  let part = warp * (SIZE_M * SIZE_N / 2u);
+#repeat i MM
+#repeat j OUT
+  workgroupBarrier();
+  subgroupMatrixStore<row_major>(&staged, part, sums[i * MN + j], SIZE_N / 4u);
+#if GATED
+  subgroupMatrixStore<row_major>(&staged, part + SIZE_M * SIZE_N / 4u, sums[i * MN + HALF_MN + j], SIZE_N / 4u);
+#endif
+  workgroupBarrier();
+  for (var octet = lane; octet < SIZE_M * SIZE_N / 8u; octet += LANES) {
+    var low = bitcast<vec4<f32>>(staged[part + 2u * octet]);
+    var high = bitcast<vec4<f32>>(staged[part + 2u * octet + 1u]);
+#if GATED
+    let above = part + SIZE_M * SIZE_N / 4u;
+    low = low / (1.0 + exp(-low)) * bitcast<vec4<f32>>(staged[above + 2u * octet]);
+    high = high / (1.0 + exp(-high)) * bitcast<vec4<f32>>(staged[above + 2u * octet + 1u]);
+#endif
+    let m = row + (warp_m * MM + i) * SIZE_M + octet / (SIZE_N / 8u);
+    let n = column + warp_n * OWN + j * SIZE_N + octet % (SIZE_N / 8u) * 8u;
+    if (m < M && n < N) {
+      y[(m * N + n) / 8u] = Octet(pack2x16float(low.xy), pack2x16float(low.zw), //
+                                  pack2x16float(high.xy), pack2x16float(high.zw));
+    }
+  }
+#end
+#end
+}
