@@ -1,6 +1,7 @@
 // Contender: onnxruntime-web as its users drive it. KV caches stay on the GPU, the logits of every step come to the CPU,
 // where JavaScript picks the next token.
 import { serve, timed } from "./worker.js";
+import "./likeness.js";
 import * as ort from "/capstan/ort/ort.webgpu.min.mjs";
 
 ort.env.wasm.wasmPaths = "/capstan/ort/";
@@ -49,34 +50,57 @@ function argmax(logits) {
   return best;
 }
 
+/** Run the prompt, then one step for each id that `next` gives for the logits [vocab] before it, until it gives none. */
+async function decode(prompt, next) {
+  const { num_hidden_layers: layers, num_key_value_heads: heads, head_size: width } = shape;
+  const none = cacheType === "float16" ? new Uint16Array() : new Float32Array();
+  let past = {};
+  for (let i = 0; i < layers; i++) {
+    for (const kind of ["key", "value"]) {
+      past[`past_key_values.${i}.${kind}`] = new ort.Tensor(cacheType, none, [1, heads, 0, width]);
+    }
+  }
+  let ids = BigInt64Array.from(prompt, BigInt);
+  for (let length = prompt.length; ; length++) {
+    const attention_mask = int64(new BigInt64Array(length).fill(1n));
+    const results = await session.run({ ...past, input_ids: int64(ids), attention_mask });
+    for (const tensor of Object.values(past)) tensor.dispose();
+    past = {};
+    for (const [name, tensor] of Object.entries(results)) {
+      if (name !== "logits") past[name.replace("present", "past_key_values")] = tensor;
+    }
+    const id = next(results.logits);
+    if (id === undefined) break;
+    ids = BigInt64Array.of(BigInt(id));
+  }
+  for (const tensor of Object.values(past)) tensor.dispose();
+}
+
 /** Pick `tokens` ids after the prompt, greedily. */
 async function generate({ model, prompt, tokens, sampling, counting }) {
   if (sampling) throw new Error("the eager loop picks greedily only");
   if (loaded !== model) await load({ model, counting });
-  const { num_hidden_layers: layers, num_key_value_heads: heads, head_size: width } = shape;
   return timed(async (onToken) => {
-    let past = {};
-    const none = cacheType === "float16" ? new Uint16Array() : new Float32Array();
-    for (let i = 0; i < layers; i++) {
-      for (const kind of ["key", "value"]) {
-        past[`past_key_values.${i}.${kind}`] = new ort.Tensor(cacheType, none, [1, heads, 0, width]);
-      }
-    }
-    let next = BigInt64Array.from(prompt, BigInt);
-    for (let length = prompt.length; length < prompt.length + tokens; length++) {
-      const attention_mask = int64(new BigInt64Array(length).fill(1n));
-      const results = await session.run({ ...past, input_ids: int64(next), attention_mask });
-      const id = argmax(results.logits);
+    let left = tokens;
+    await decode(prompt, (logits) => {
+      const id = argmax(logits);
       onToken(id);
-      next = BigInt64Array.of(BigInt(id));
-      for (const tensor of Object.values(past)) tensor.dispose();
-      past = {};
-      for (const [name, tensor] of Object.entries(results)) {
-        if (name !== "logits") past[name.replace("present", "past_key_values")] = tensor;
-      }
-    }
-    for (const tensor of Object.values(past)) tensor.dispose();
+      return --left ? id : undefined;
+    });
   }, counting);
+}
+
+/** How near the probabilities of steps over a chat's given reply come to float32's; as in in_page.py. */
+async function agreement({ model, chat }) {
+  if (loaded !== model) await load({ model });
+  const { prompt, reply, compare, found } = await benchLikeness.chat(model, chat);
+  let place = -1;
+  await decode(prompt, (logits) => {
+    // The prompt's own logits are no decode step's.
+    if (place >= 0) compare(Float32Array.from(logits.data.subarray(logits.data.length - logits.dims.at(-1))));
+    return reply[++place];
+  });
+  return found;
 }
 
 async function close() {
@@ -84,5 +108,5 @@ async function close() {
   session = loaded = null;
 }
 
-serve({ load, generate, close, memory: benchCounts.memory });
+serve({ load, generate, agreement, close, memory: benchCounts.memory });
 postMessage({ id: 0, ok: true, result: { version: ort.env.versions.web } });

@@ -7,6 +7,7 @@ options to choose one of them.
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Awaitable
 from collections.abc import Generator as Steps
 from dataclasses import asdict, replace
@@ -14,6 +15,7 @@ from typing import Any
 
 import js
 from pyodide.code import run_js
+from pyodide.ffi import to_js
 from pyodide.http import pyfetch
 
 import capstan
@@ -53,8 +55,14 @@ async def open_model(name: str, options: dict[str, Any]) -> capstan.Model:
 async def counts() -> Any:
     """What counts.js leaves in this worker."""
     if not hasattr(js, "benchCounts"):
-        run_js(await (await pyfetch("/bench/counts.js")).text())
+        run_js(await source("counts.js"))
     return js.benchCounts
+
+
+async def source(name: str) -> str:
+    """A script of the bench's page."""
+    text: str = await (await pyfetch(f"/bench/{name}")).text()
+    return text
 
 
 async def close() -> None:
@@ -218,6 +226,59 @@ async def operations(*, model: str, prompt: list[int], repeats: int, **options: 
     async with await started(opened, prompt, 2 * repeats, None) as generator:
         found = await capstan.measure.operations(generator, repeats)
         return {"operations": [asdict(operation) for operation in found]}
+
+
+async def limits() -> dict[str, Any]:
+    """What the adapter copies in a second, and the microseconds of an empty dispatch in a pass of its own."""
+    found: dict[str, Any] = (await run_js(await source("limits.js"))).to_py()
+    return found
+
+
+async def agreement(*, model: str, chat: int, **options: Any) -> dict[str, Any]:
+    """How near the probabilities of decode steps over a chat's given reply come to float32's: tokens compared, those
+    with the same likeliest token, the sum and the largest of the Kullback-Leibler divergences."""
+    if not hasattr(js, "benchLikeness"):
+        run_js(await source("likeness.js"))
+    opened = await open_model(model, options)
+    given = await js.benchLikeness.chat(model, chat)
+    prompt, reply = given.prompt.to_py(), given.reply.to_py()
+    params = parameters(opened, len(prompt) + len(reply) + 2, None, None)
+    async with capstan.Generator(opened, params) as generator:
+        generator.append_tokens(prompt)
+        await force(generator, reply[0], opened.config.vocab_size)
+
+        def compare(logits: memoryview[float]) -> None:
+            given.compare(to_js(logits))
+
+        # The last token is forced as well; the token after it is of no interest.
+        await capstan.measure.forced(generator, [*reply[1:], reply[0]], compare)
+        about = {"capture": generator.capture, "capture_note": generator.capture_note}
+        return {**given.found.to_py(), **about, "tape_passes": generator.tape_passes}
+
+
+async def force(generator: capstan.Generator, token: int, vocabulary: int) -> None:
+    """Have the first token after a prompt be this one."""
+    await generator.prepare_async()
+    await generator.get_logits_async()
+    logits = array("f", [-65504.0]) * vocabulary
+    logits[token] = 0.0
+    await generator.set_logits_async(logits)
+    picked = await generator.generate_next_token_async()
+    if picked != token:
+        raise RuntimeError(f"{picked} was picked where {token} was forced")
+
+
+async def transcript(*, model: str, prompt: list[int], tokens: int, **options: Any) -> dict[str, Any]:
+    """What the model answers, greedily, up to its end-of-sequence token or `tokens` tokens."""
+    opened = await open_model(model, options)
+    tokenizer = capstan.Tokenizer(opened)
+    params = capstan.GeneratorParams(opened)
+    params.set_search_options(do_sample=False, max_length=len(prompt) + tokens)
+    async with capstan.Generator(opened, params) as generator:
+        generator.append_tokens(prompt)
+        ids = [token async for token in generator]
+        about = {"capture": generator.capture, "finish_reason": generator.finish_reason}
+        return {"reply": ids, "prompt": tokenizer.decode(prompt), "text": tokenizer.decode(ids), **about}
 
 
 async def memory() -> dict[str, Any]:

@@ -14,7 +14,7 @@ from .plan import DECODE_ROWS, SECTIONS
 __all__ = ["add_run_arguments", "check_place", "check_run_arguments", "check_weights"]
 
 CONTENDERS = tuple(dict.fromkeys(row.contender for row in DECODE_ROWS))
-LEAST = {"rounds": 1, "tokens": 2, "budget": 1}
+LEAST = {"rounds": 1, "tokens": 2, "starts": 1, "budget": 1, "limit": 1}
 """A time per token is taken between tokens, so that one alone has none."""
 
 
@@ -25,8 +25,10 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sections", metavar="LIST", help=f"comma-separated, of {names}")
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds of the decode section, after the first")
     parser.add_argument("--tokens", type=int, metavar="N", help="tokens decoded in a round, at least 2")
+    parser.add_argument("--starts", type=int, metavar="N", help="warm page loads of the start section")
     parser.add_argument("--lengths", metavar="LIST", help="prompt lengths, comma-separated")
     parser.add_argument("--budget", type=float, metavar="S", help="seconds in all; what is left is skipped")
+    parser.add_argument("--limit", type=float, metavar="S", help="seconds that one step may take")
     parser.add_argument("--without", metavar="LIST", help=f"contenders to leave out, of {contenders}")
 
 

@@ -10,7 +10,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,18 @@ from .report import page
 from .results import disagreements, failures, over_budget, summarize
 from .run import play, probe_adapter
 from .server import BenchServer
+from .subjects import Subject
 from .text import table
+from .truth import against_float32, transcripts
 
 __all__ = ["Bench", "main"]
 
 PACK = Path(__file__).resolve().parents[2]
 """The unpacked pack, of which this file is benches/runner/main.py; on a checkout, its root."""
+CHANGED = ("rounds", "tokens", "lengths", "starts", "limit")
+"""Options that change the extent."""
+PACKAGED = ("transformers_js", "wllama")
+"""Contenders that come in a package of their own."""
 FAULTS = ("disagreements", "failures", "over budget", "requests to other hosts")
 
 
@@ -40,14 +47,14 @@ class Bench:
         *,
         site: Path,
         page: Path,
-        transformers_js: Path | None,
+        packages: dict[str, Path],
         models: dict[str, Path],
         browser: Path,
         flags: Sequence[str],
         about: dict[str, Any],
         cases: Sequence[Step] = (),
     ) -> None:
-        self.where = (site, page, transformers_js)
+        self.where = (site, page, packages)
         self.models = models
         self.browser = browser
         self.flags = flags
@@ -61,12 +68,11 @@ class Bench:
         started = time.monotonic()
         adapter = probe_adapter(self.server, self.browser, self.flags)
         measured = extent(adapter["software"])
-        changes = {"rounds": args.rounds, "tokens": args.tokens, "lengths": args.lengths}
-        measured = type(measured)(**{**vars(measured), **{k: v for k, v in changes.items() if v is not None}})
+        changes = {name: getattr(args, name) for name in CHANGED if getattr(args, name) is not None}
+        measured = replace(measured, **changes)
         asked = args.sections or default_sections(adapter["software"])
-        without = list(args.without or ())
-        if self.where[2] is None:
-            without.append("transformers_js")
+        absent = [name for name in PACKAGED if name not in self.where[2]]
+        without = [*(args.without or ()), *absent]
         steps = plan(self.models, asked, measured, self.about.get("passes", []), self.cases, without)
         if all(step["action"] == "end" for step in steps):
             raise CommandError("nothing is left to measure: ask for other sections, contenders or lengths")
@@ -80,6 +86,7 @@ class Bench:
             "measured": vars(measured),
         }
         outcomes: list[dict[str, Any]] = []
+        subjects = {name: Subject.of(name, folder) for name, folder in self.models.items()}
 
         def keep(step: Step, outcome: dict[str, Any]) -> None:
             told = {name: value for name, value in step.items() if name not in ("args", "request", "expected")}
@@ -90,11 +97,11 @@ class Bench:
             what = "ok" if shown["ok"] else shown["error"].strip().splitlines()[0][:300]
             say(f"{time.monotonic() - started:6.1f} s  {said}: {what}")
             if args.out and (step["section"] == "end" or not shown["ok"]):
-                write(args.out, report, steps, outcomes, [])
+                write(args.out, report, subjects, steps, outcomes, [])
 
         foreign = play(self.server(), self.browser, self.flags, steps, keep, args.budget)
         report["seconds"] = round(time.monotonic() - started, 1)
-        good = write(args.out, report, steps, outcomes, foreign)
+        good = write(args.out, report, subjects, steps, outcomes, foreign)
         print(table(report))
         return 0 if good else 1
 
@@ -126,13 +133,18 @@ def checked(outcome: dict[str, Any], step: Step) -> dict[str, Any]:
 def write(
     out: Path | None,
     report: dict[str, Any],
+    subjects: Mapping[str, Subject],
     steps: Sequence[Step],
     outcomes: Sequence[dict[str, Any]],
     foreign: Sequence[str],
 ) -> bool:
     """Bring the report up to date and write it; whether all is good."""
     report["summary"] = summarize(outcomes)
-    report["disagreements"] = disagreements(outcomes)
+    with_truth = {name for name, subject in subjects.items() if subject.chats}
+    report["float32"] = against_float32(outcomes, subjects)
+    wrong = [entry for found in report["float32"].values() for entry in found["wrong"]]
+    report["disagreements"] = disagreements(outcomes, with_truth) + wrong
+    report["transcripts"] = transcripts(outcomes)
     report["failures"] = failures([step for step in steps if step["id"] <= len(outcomes) - 1], outcomes)
     report["over budget"] = over_budget(outcomes)
     report["requests to other hosts"] = list(foreign)
@@ -157,7 +169,7 @@ def compact(step: dict[str, Any]) -> dict[str, Any]:
     data = step.get("data")
     if not isinstance(data, dict):
         return step
-    data = {name: value for name, value in data.items() if name not in ("operations", "ids")} | (
+    data = {name: value for name, value in data.items() if name not in ("operations", "ids", "text", "reply")} | (
         {"ids": data["ids"][:16]} if "ids" in data else {}
     )
     return {**step, "data": data}
@@ -165,7 +177,8 @@ def compact(step: dict[str, Any]) -> dict[str, Any]:
 
 def default_sections(software: bool) -> list[str]:
     """Those of a run that names none: on a software adapter only what means something there."""
-    left_out = ("lengths", "gpu", "ablation", "load") if software else ("cases", "load")
+    elsewhere = ("runs", "agreement", "transcript", "lengths", "gpu", "ablation", "load")
+    left_out = elsewhere if software else ("cases", "load")
     return [name for name in SECTIONS if name not in left_out]
 
 
@@ -228,7 +241,7 @@ def measure(args: argparse.Namespace) -> int:
     bench = Bench(
         site=PACK / "site",
         page=PACK / "benches/page",
-        transformers_js=PACK / "transformers_js",
+        packages={name: PACK / name for name in PACKAGED if (PACK / name).is_dir()},
         models=models,
         browser=Path(browser),
         flags=args.flags.split() if args.flags else about["flags"],

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .subjects import Subject
+
 __all__ = [
+    "AGREEMENT_WAYS",
     "COUNTED_ROWS",
     "DECODE_ROWS",
     "LENGTH_ROWS",
+    "OWN_WEIGHTS",
     "SECTIONS",
     "Extent",
     "Row",
     "Step",
     "extent",
     "plan",
-    "prompt_ids",
 ]
 
 Step = dict[str, Any]
@@ -35,7 +37,7 @@ class Row:
     key: str
     title: str
     contender: str
-    """'transformers_js', 'eager' or 'capstan'."""
+    """'transformers_js', 'wllama', 'eager' or 'capstan'."""
     function: str = "generate"
     sampled: bool = False
     arguments: Mapping[str, Any] | None = None
@@ -57,6 +59,8 @@ TAPE = {"capture": "tape"}
 DECODE_ROWS = (
     Row("transformers_js", "Transformers.js, greedy", "transformers_js"),
     Row("transformers_js_sampled", "Transformers.js, sampled", "transformers_js", sampled=True),
+    Row("wllama", "wllama, greedy", "wllama"),
+    Row("wllama_sampled", "wllama, sampled", "wllama", sampled=True),
     Row("eager", "onnxruntime-web, eager loop, arg-max in JavaScript", "eager"),
     Row("capstan_off", "Capstan, no capture, greedy", "capstan", arguments={"capture": "off"}),
     Row("capstan_ort", "Capstan, onnxruntime-web's own capture, greedy", "capstan", arguments={"capture": "ort"}),
@@ -69,9 +73,12 @@ DECODE_ROWS = (
 )
 """Those of a round, in the order of the first one; `replay` plays bursts as long as the `tape` row before it."""
 
-LENGTH_ROWS = tuple(row for row in DECODE_ROWS if row.key in ("transformers_js", "eager", "tape"))
+LENGTH_ROWS = tuple(row for row in DECODE_ROWS if row.key in ("transformers_js", "wllama", "eager", "tape"))
+RUN_ROWS = tuple(row for row in DECODE_ROWS if row.key in ("transformers_js", "tape"))
+OWN_WEIGHTS = ("wllama",)
+"""Contenders that read another file of weights: their ids are their own."""
 COUNTED_ROWS = (
-    *(row for row in DECODE_ROWS if row.contender != "capstan"),
+    *(row for row in DECODE_ROWS if row.contender in ("transformers_js", "eager")),
     Row("tape_8", "Capstan, tape, K = 8, greedy", "capstan", arguments={**TAPE, "run_ahead": 8}),
     *(row for row in DECODE_ROWS if row.function == "generate" and row.contender == "capstan"),
 )
@@ -80,15 +87,27 @@ LEFT_OUT = ("transformers_js_sampled", "capstan_off", "capstan_ort", "tape_1", "
 """Counted rows that a larger model on a software adapter goes without."""
 LOADED: dict[str, list[dict[str, str]]] = {
     "transformers_js": [{}],
+    "wllama": [{}],
     "eager": [{}],
     "capstan": [{"capture": c} for c in ("tape", "ort", "off")],
 }
+
+AGREEMENT_WAYS: dict[str, Step] = {
+    "fused": {"contender": "capstan", "args": TAPE},
+    "replayed": {"contender": "capstan", "args": {**TAPE, "passes": ["clears", "direct"]}},
+    "eager": {"contender": "eager", "args": {}},
+}
+"""How the steps are computed whose probabilities are compared with float32's: by Capstan's kernels, by
+onnxruntime-web's from a tape, by onnxruntime-web's in an eager loop."""
 
 SECTIONS = {
     "cases": "correctness: greedy ids against onnxruntime-genai's, operations on device memory",
     "start": "page load to first token",
     "load": "load times, runtimes started",
     "decode": "ms a token, rounds of all contenders",
+    "runs": "ms a token of short and of long runs",
+    "agreement": "probabilities against float32's over given texts, for models with chats",
+    "transcript": "what the model answers, for models with chats",
     "lengths": "time to first token and ms a token by prompt length",
     "gpu": "GPU time of a step, by length and operation",
     "ablation": "the tape with all passes, none, all but one",
@@ -107,6 +126,9 @@ class Extent:
     """Prompts; the model's context cuts them short."""
     length_rounds: int
     length_tokens: int
+    runs: tuple[int, ...]
+    """Tokens of the runs section."""
+    run_rounds: int
     starts: int
     counted: int
     """Tokens of the run before the counted one, which has twice as many."""
@@ -117,9 +139,8 @@ class Extent:
     """Of a model with as many bytes of weights only the counters are measured."""
 
 
-HARDWARE = Extent(5, 96, (16, 128, 512, 1024, 2048, 4000), 2, 24, 2, 32, 1, 90)
-SOFTWARE = Extent(2, 12, (16, 64), 1, 4, 1, 6, 1, 120, only_counted_from=4_000_000)
-PROMPT_TOKENS = 16
+HARDWARE = Extent(5, 96, (16, 128, 512, 1024, 2048, 4000), 2, 24, (16, 256), 3, 2, 32, 1, 90)
+SOFTWARE = Extent(2, 12, (16, 64), 1, 4, (4, 12), 1, 1, 6, 1, 120, only_counted_from=4_000_000)
 GPU_STEPS = 32
 OPERATION_REPEATS = 16
 
@@ -127,11 +148,6 @@ OPERATION_REPEATS = 16
 def extent(software: bool) -> Extent:
     """How much to measure on an adapter."""
     return SOFTWARE if software else HARDWARE
-
-
-def prompt_ids(length: int, vocabulary: int) -> list[int]:
-    """A prompt that any model can be told: ids spread over the vocabulary, the same each time."""
-    return [3 + (7919 * i + 104729) % (vocabulary - 3) for i in range(length)]
 
 
 def plan(
@@ -144,45 +160,57 @@ def plan(
 ) -> list[Step]:
     """All steps in order; `without` names contenders to leave out."""
     steps: list[Step] = []
+    makers: dict[str, Callable[[Subject, Extent], Iterator[Step]]] = {
+        "cases": lambda subject, _: (case for case in cases if case["for"] == subject.name),
+        "start": starts,
+        "load": load,
+        "decode": decode,
+        "runs": runs,
+        "agreement": agreement,
+        "transcript": transcript,
+        "lengths": lengths,
+        "gpu": gpu,
+        "ablation": lambda subject, measured: ablation(subject, measured, passes),
+        "counters": counters,
+    }
     for name, folder in models.items():
-        config = json.loads((folder / "genai_config.json").read_text())["model"]
-        makers: dict[str, Callable[[str, Mapping[str, Any], Extent], Iterator[Step]]] = {
-            "cases": lambda name, *_: (case for case in cases if case["for"] == name),
-            "start": starts,
-            "load": load,
-            "decode": decode,
-            "lengths": lengths,
-            "gpu": gpu,
-            "ablation": lambda name, config, measured: ablation(name, config, measured, passes),
-            "counters": counters,
-        }
-        weights = (folder / f"{config['decoder']['filename']}.data").stat().st_size
-        light = measured.only_counted_from is not None and weights >= measured.only_counted_from
+        subject = Subject.of(name, folder)
+        heavy = measured.only_counted_from is not None and subject.weights >= measured.only_counted_from
+        # A model with chats is asked for by its folder: it is no part of a suite on a software adapter.
+        light = heavy and not subject.chats
         for section in SECTIONS:
             if section not in sections or (light and section not in ("cases", "counters")):
                 continue
-            for step in makers[section](name, config, measured):
+            for step in makers[section](subject, measured):
                 if light and step.get("row") in LEFT_OUT:
                     continue
-                if step.get("contender") not in without:
-                    steps.append({"limit": measured.limit, **step, "model": name, "section": section})
+                if step.get("contender") in without or (step.get("contender") == "wllama" and not subject.gguf):
+                    continue
+                steps.append({"limit": measured.limit, **step, "model": name, "section": section})
         steps.append({"limit": measured.limit, "model": name, "section": "end", "action": "end"})
     return [{"id": number, **step} for number, step in enumerate(steps)]
 
 
-def rotated(rows: Sequence[Row], by: int) -> list[Row]:
-    """The rows from another one on; a replay stays behind the row whose bursts it repeats."""
-    turn = by % len(rows)
-    return [*rows[turn:], *rows[:turn]]
+def rotated(rows: Sequence[Row], subject: Subject, by: int) -> list[Row]:
+    """The rows that the model is there for, from another one on; a replay stays behind the row whose bursts it
+    repeats."""
+    there = [row for row in rows if subject.gguf or row.contender != "wllama"]
+    turn = by % len(there)
+    return [*there[turn:], *there[:turn]]
 
 
-def starts(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator[Step]:
-    prompt = prompt_ids(PROMPT_TOKENS, config["vocab_size"])
+def starts(subject: Subject, measured: Extent) -> Iterator[Step]:
+    asked = subject.prompt()
     for turn in range(measured.starts + 1):
-        for contender in ("transformers_js", "capstan"):
-            args = {"model": name, "prompt": prompt, **(TAPE if contender == "capstan" else {})}
-            start = {"action": "start", "contender": contender, "row": contender, "warm": turn > 0, "args": args}
-            yield {**start, "length": len(prompt)}
+        for contender in ("transformers_js", "wllama", "capstan"):
+            given = {"model": subject.name, "prompt": asked["prompt"], **(TAPE if contender == "capstan" else {})}
+            start = {"action": "start", "contender": contender, "row": contender, "warm": turn > 0, "args": given}
+            yield {**start, **placed(asked)}
+
+
+def placed(asked: Step) -> Step:
+    """What a step says of its prompt: the length, and which chat it is."""
+    return {"length": len(asked["prompt"]), **({"chat": asked["chat"]} if "chat" in asked else {})}
 
 
 WARM_UP_DECODE = 32
@@ -191,64 +219,90 @@ WARM_UP_PROMPT = 4
 leaves idle between its tokens clocks down, and whoever comes next would pay for that."""
 
 
-def load(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator[Step]:
+def load(subject: Subject, measured: Extent) -> Iterator[Step]:
     for contender, ways in LOADED.items():
         for options in ways:
-            call = {"action": "call", "contender": contender, "function": "load", "args": {"model": name, **options}}
+            args = {"model": subject.name, **options}
+            call = {"action": "call", "contender": contender, "function": "load", "args": args}
             yield {**call, "row": "_".join([contender, *options.values()])}
 
 
-def decode(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator[Step]:
-    prompt = prompt_ids(PROMPT_TOKENS, config["vocab_size"])
+def decode(subject: Subject, measured: Extent) -> Iterator[Step]:
     for turn in range(measured.rounds + 1):
+        asked = subject.prompt(turn)
         # The first round warms everything up, and in order: a replay repeats bursts that were seen.
-        for row in rotated(DECODE_ROWS, max(0, turn - 1)):
-            call = row.call(model=name, prompt=prompt, tokens=measured.tokens)
-            yield {**call, "round": turn, "warm": turn > 0, "length": len(prompt), "warm_up": WARM_UP_DECODE}
+        for row in rotated(DECODE_ROWS, subject, max(0, turn - 1)):
+            call = row.call(model=subject.name, prompt=asked["prompt"], tokens=measured.tokens)
+            yield {**call, **placed(asked), "round": turn, "warm": turn > 0, "warm_up": WARM_UP_DECODE}
 
 
-def counters(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator[Step]:
-    prompt = prompt_ids(PROMPT_TOKENS, config["vocab_size"])
+def runs(subject: Subject, measured: Extent) -> Iterator[Step]:
+    for tokens in measured.runs:
+        for turn in range(measured.run_rounds + 1):
+            asked = subject.prompt(turn)
+            for row in rotated(RUN_ROWS, subject, turn):
+                call = row.call(model=subject.name, prompt=asked["prompt"], tokens=tokens)
+                said = {"tokens": tokens, "round": turn, "warm": turn > 0, "warm_up": WARM_UP_DECODE}
+                yield {**call, **placed(asked), **said}
+
+
+def agreement(subject: Subject, measured: Extent) -> Iterator[Step]:
+    """Each chat's reply forced on each way of computing a step."""
+    for way, step in AGREEMENT_WAYS.items():
+        for place in range(len(subject.chats)):
+            args = {"model": subject.name, "chat": place, **step["args"]}
+            call = {"action": "call", "contender": step["contender"], "function": "agreement", "row": way}
+            yield {**call, "chat": place, "args": args}
+
+
+def transcript(subject: Subject, measured: Extent) -> Iterator[Step]:
+    for place, chat in enumerate(subject.chats):
+        args = {"model": subject.name, "prompt": list(chat.prompt), "tokens": measured.tokens, **TAPE}
+        call = {"action": "call", "contender": "capstan", "function": "transcript", "row": "tape"}
+        yield {**call, "chat": place, "args": args}
+
+
+def counters(subject: Subject, measured: Extent) -> Iterator[Step]:
+    asked = subject.prompt()
     # New workers: counting begins before a device is made, and no other section is slowed by it.
     yield {"action": "end", "row": "new workers"}
-    asked: set[str] = set()
+    started: set[str] = set()
     for row in COUNTED_ROWS:
-        if row.contender not in asked:
-            loading = {"model": name, "counting": True, **(TAPE if row.contender == "capstan" else {})}
+        if row.contender not in started:
+            loading = {"model": subject.name, "counting": True, **(TAPE if row.contender == "capstan" else {})}
             shared = {"action": "call", "contender": row.contender, "row": row.contender, "warm": False}
             yield {**shared, "function": "load", "args": loading}
         for tokens in (measured.counted, 2 * measured.counted):
-            call = row.call(model=name, prompt=prompt, tokens=tokens, counting=True)
+            call = row.call(model=subject.name, prompt=asked["prompt"], tokens=tokens, counting=True)
             ahead = (row.arguments or {}).get("run_ahead")
-            warm = {"warm": tokens > measured.counted, "length": len(prompt)}
-            yield {**call, **warm, "tokens": tokens, "run_ahead": ahead}
-        if row.contender not in asked:
+            yield {**call, **placed(asked), "warm": tokens > measured.counted, "tokens": tokens, "run_ahead": ahead}
+        if row.contender not in started:
             yield {**shared, "function": "memory", "args": {}}
-        asked.add(row.contender)
+        started.add(row.contender)
 
 
-def lengths(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator[Step]:
+def lengths(subject: Subject, measured: Extent) -> Iterator[Step]:
     for length in measured.lengths:
-        if length + measured.length_tokens > config["context_length"]:
+        if length + measured.length_tokens > subject.context:
             continue
-        prompt = prompt_ids(length, config["vocab_size"])
+        prompt = subject.long_prompt(length)
         for turn in range(measured.length_rounds + 1):
-            for row in rotated(LENGTH_ROWS, turn):
-                call = row.call(model=name, prompt=prompt, tokens=measured.length_tokens)
+            for row in rotated(LENGTH_ROWS, subject, turn):
+                call = row.call(model=subject.name, prompt=prompt, tokens=measured.length_tokens)
                 yield {**call, "round": turn, "warm": turn > 0, "length": length, "warm_up": WARM_UP_PROMPT}
 
 
-def gpu(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator[Step]:
+def gpu(subject: Subject, measured: Extent) -> Iterator[Step]:
     room = 2 * GPU_STEPS
-    reached = [length for length in measured.lengths if length + room <= config["context_length"]]
+    reached = [length for length in measured.lengths if length + room <= subject.context]
     if not reached:
         return
     shared = {"action": "call", "contender": "capstan"}
     for length in reached:
-        prompt = prompt_ids(length, config["vocab_size"])
+        prompt = subject.long_prompt(length)
         for sampled in (False, True) if length == reached[0] else (False,):
             args = {
-                "model": name,
+                "model": subject.name,
                 "prompt": prompt,
                 "steps": GPU_STEPS,
                 "sampling": SEEDED if sampled else None,
@@ -256,25 +310,26 @@ def gpu(name: str, config: Mapping[str, Any], measured: Extent) -> Iterator[Step
             }
             call = {"function": "gpu_time", "row": "tape_sampled" if sampled else "tape", "length": length}
             yield {**shared, **call, "args": args}
-    for length in (reached[0], reached[-1]):
-        args = {"model": name, "prompt": prompt_ids(length, config["vocab_size"]), "repeats": OPERATION_REPEATS, **TAPE}
+    yield {**shared, "function": "limits", "row": "copies", "length": 0, "args": {}}
+    for length in sorted({reached[0], reached[-1]}):
+        args = {"model": subject.name, "prompt": subject.long_prompt(length), "repeats": OPERATION_REPEATS, **TAPE}
         yield {**shared, "function": "operations", "row": "tape", "length": length, "args": args}
 
 
-def ablation(name: str, config: Mapping[str, Any], measured: Extent, passes: Sequence[str]) -> Iterator[Step]:
+def ablation(subject: Subject, measured: Extent, passes: Sequence[str]) -> Iterator[Step]:
     if not passes:
         return
-    prompt = prompt_ids(PROMPT_TOKENS, config["vocab_size"])
+    asked = subject.prompt()
     ways: dict[str, list[str] | None] = {"all": None, "none": []}
     ways |= {f"all but {left}": [p for p in passes if p != left] for left in passes}
     shared = {"action": "call", "contender": "capstan"}
     for title, chosen in ways.items():
-        given = {"model": name, **TAPE, **({} if chosen is None else {"passes": chosen})}
+        given = {"model": subject.name, **TAPE, **({} if chosen is None else {"passes": chosen})}
         for turn in range(measured.ablation_rounds + 1):
-            args = {**given, "prompt": prompt, "tokens": measured.tokens}
+            args = {**given, "prompt": asked["prompt"], "tokens": measured.tokens}
             call = {**shared, "function": "generate", "row": title, "round": turn, "warm": turn > 0, "args": args}
-            yield {**call, "length": len(prompt)}
-        args = {**given, "prompt": prompt, "steps": GPU_STEPS}
+            yield {**call, **placed(asked)}
+        args = {**given, "prompt": asked["prompt"], "steps": GPU_STEPS}
         yield {**shared, "function": "gpu_time", "row": title, "args": args}
         if chosen is not None:
             yield {**shared, "function": "unload", "row": title, "args": given}

@@ -9,7 +9,19 @@ from typing import Any
 
 from .plots import Bar, bars, lines
 from .results import differing
-from .text import NAMES, TITLES, adapter_name, shown, versions
+from .text import (
+    AGREEMENT_HEAD,
+    BANDWIDTH_HEAD,
+    FLOAT32_HEAD,
+    NAMES,
+    TITLES,
+    adapter_name,
+    agreement_cells,
+    bandwidth_cells,
+    float32_cells,
+    shown,
+    versions,
+)
 
 __all__ = ["page"]
 
@@ -93,7 +105,7 @@ def said(entry: Any) -> str:
 
 
 def colour(row: str) -> str:
-    if row.startswith("transformers_js"):
+    if row.startswith(("transformers_js", "wllama")):
         return "other"
     if row.startswith("eager"):
         return "eager"
@@ -103,6 +115,8 @@ def colour(row: str) -> str:
 def model_parts(summary: dict[str, Any], report: dict[str, Any], model: str) -> list[str]:
     makers = {
         "decode": decode,
+        "runs": runs,
+        "agreement": agreement,
         "lengths": lengths,
         "start": starts,
         "gpu": gpu,
@@ -118,7 +132,12 @@ def model_parts(summary: dict[str, Any], report: dict[str, Any], model: str) -> 
     for name in makers:
         for row, said_of_it in differing(report, model, name).items():
             found.append(f'<p class="bad">{escape(TITLES.get(row, row))}, {name}: {escape(said_of_it)}</p>')
-    return found + [make(summary[name]) for name, make in makers.items() if name in summary]
+    found += [make(summary[name]) for name, make in makers.items() if name in summary]
+    if model in report.get("float32", {}):
+        found.append(float32(report["float32"][model]))
+    if model in report.get("transcripts", {}):
+        found.append(transcripts(report["transcripts"][model]))
+    return found
 
 
 def decode(rows: dict[str, Any]) -> str:
@@ -134,6 +153,39 @@ def decode(rows: dict[str, Any]) -> str:
         ]
     )
     return section("Decode: milliseconds a token, median and 95th percentile over the rounds", plot)
+
+
+def runs(rows: dict[str, Any]) -> str:
+    names = sorted({int(n) for row in rows.values() for n in row})
+    cells = [(TITLES[k], *(shown(row.get(str(n), {}).get("median"), 3) for n in names)) for k, row in rows.items()]
+    return section("Milliseconds a token by the tokens of a run", table(("", *map(str, names)), cells))
+
+
+def agreement(ways: dict[str, Any]) -> str:
+    note = (
+        "Decode steps over given replies. Float32 is onnxruntime's CPU provider over the same weights. KL divergence: "
+        "of float32's distribution from the engine's, in nats, mean over the tokens."
+    )
+    return section(
+        "How near the probabilities are to float32's", table(("", *AGREEMENT_HEAD), agreement_cells(ways)), note
+    )
+
+
+def float32(found: dict[str, Any]) -> str:
+    note = (
+        "Greedy tokens after each chat's prompt, compared up to the first other one. The margin is how far float32's "
+        "first choice is above its second one there, in logits: where it is small, rounding decides."
+    )
+    return section("Greedy tokens as float32 picks them", table(("", *FLOAT32_HEAD), float32_cells(found)), note)
+
+
+def transcripts(chats: Sequence[dict[str, Any]]) -> str:
+    told = "".join(
+        f"<p><code>{escape(chat['prompt'].strip())}</code></p><p>{escape(chat['text'])}</p>"
+        f'<p class="soft">{chat["tokens"]} tokens, capture {chat["capture"]}, finished by {chat["finish_reason"]}</p>'
+        for chat in chats
+    )
+    return section("What the model answers, greedily", told)
 
 
 def lengths(rows: dict[str, Any]) -> str:
@@ -191,6 +243,32 @@ def gpu(found: dict[str, Any]) -> str:
         ]
         note = "Each dispatch in a pass of its own, which adds some microseconds to it."
         parts.append(section(f"Where a step's time goes, length {length}", bars(drawn), note))
+    return "".join(parts) + bandwidths(found)
+
+
+def bandwidths(found: dict[str, Any]) -> str:
+    """How far each kind of operation is from what the adapter's memory allows."""
+    parts = []
+    for length, rows in found.get("bandwidth", {}).items():
+        limits = found["limits"]
+        copies = f"{limits['copy_bytes_per_s'] / 1e9:.0f} GB/s"
+        note = (
+            f"Copies between buffers of {limits['bytes'] / 1e6:.0f} MB move {copies} in "
+            f"the same run, read and written; what an empty dispatch takes ({shown(limits['empty_us'], 1)} µs) is "
+            "taken off each operation. Small ones stay in caches, and may be faster than copies."
+        )
+        drawn = [
+            Bar(
+                f"{row['label'] or '(no label)'}, {row['bytes'] / 1e6:.3g} MB",
+                [("ours", row["bytes_per_s"] / 1e9, "GB/s")],
+                f"{row['bytes_per_s'] / 1e9:.0f} GB/s, {100 * row['share_of_copy']:.0f} % of copies, "
+                f"{row['microseconds']:.0f} µs",
+            )
+            for row in rows
+            if row["bytes_per_s"] is not None
+        ]
+        content = (bars(drawn) if drawn else "") + table(("", *BANDWIDTH_HEAD), bandwidth_cells(rows))
+        parts.append(section(f"Bytes a second of each operation, length {length}", content, note))
     return "".join(parts)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import ceil
 from statistics import median
 from typing import Any
 
-from .plan import DECODE_ROWS, Step
+from .plan import DECODE_ROWS, OWN_WEIGHTS, Step
 
 __all__ = ["differing", "disagreements", "failures", "over_budget", "summarize"]
 
@@ -30,6 +30,8 @@ def summarize(outcomes: Iterable[Outcome]) -> dict[str, Any]:
         "start": starts,
         "load": load,
         "decode": decode,
+        "runs": runs,
+        "agreement": agreement,
         "counters": counters,
         "memory": memory,
         "lengths": lengths,
@@ -108,6 +110,33 @@ def decode(outcomes: list[Outcome]) -> dict[str, Any]:
     return rows
 
 
+def runs(outcomes: list[Outcome]) -> dict[str, Any]:
+    """By row and the tokens of a run: milliseconds a token after the first."""
+    rows: dict[str, Any] = defaultdict(dict)
+    for (row, tokens), steps in grouped(outcomes, "row", "tokens").items():
+        warm = [ms_per_token(step) for step in steps if step["warm"]]
+        if warm:
+            rows[row][str(tokens)] = spread(warm)
+    return dict(rows)
+
+
+def agreement(outcomes: list[Outcome]) -> dict[str, Any]:
+    """By the way that steps were computed: tokens forced, the share whose likeliest token is float32's, the mean and
+    largest Kullback-Leibler divergence of float32's distribution from the step's, in nats; how Capstan ran them."""
+    ways: dict[str, Any] = {}
+    for way, steps in grouped(outcomes, "row").items():
+        data = [step["data"] for step in steps]
+        tokens = sum(found["tokens"] for found in data)
+        ways[way] = {
+            "tokens": tokens,
+            "top1": sum(found["same"] for found in data) / tokens,
+            "mean_divergence": sum(found["divergence"] for found in data) / tokens,
+            "largest_divergence": max(found["largest"] for found in data),
+            **{name: data[0][name] for name in ("capture", "capture_note", "tape_passes") if name in data[0]},
+        }
+    return ways
+
+
 def counters(outcomes: list[Outcome]) -> dict[str, Any]:
     """Counts and host milliseconds a token, of the longer run of each row; the shorter one was for warming up.
 
@@ -145,13 +174,39 @@ def lengths(outcomes: list[Outcome]) -> dict[str, Any]:
 
 
 def gpu(outcomes: list[Outcome]) -> dict[str, Any]:
+    """Milliseconds of a step by row and length; each operation by length; what the adapter can do at best; and by
+    length, for each kind of operation, how far its memory traffic is from that."""
     found: dict[str, Any] = {"step_ms": defaultdict(dict), "operations": {}}
     for step in outcomes:
         if step["function"] == "gpu_time":
             found["step_ms"][step["row"]][str(step["length"])] = step["data"]["gpu_ms"]
+        elif step["function"] == "limits":
+            found["limits"] = step["data"]
         else:
             found["operations"][str(step["length"])] = step["data"]["operations"]
+    if "limits" in found and found["operations"]:
+        found["bandwidth"] = {
+            length: bandwidth(operations, found["limits"]) for length, operations in found["operations"].items()
+        }
     return {name: rows for name, rows in found.items() if rows}
+
+
+def bandwidth(operations: Iterable[Mapping[str, Any]], limits: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Operations of one label and size together, those that take the most time first: how many, microseconds in all
+    without what an empty dispatch takes, bytes of one, bytes a second, and that as a share of the adapter's copies.
+
+    A rate is None where an operation takes less than an empty dispatch does, or its bytes are not known."""
+    groups: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for operation in operations:
+        groups[operation["label"], operation.get("bytes", 0)].append(operation["microseconds"])
+    found = []
+    for (label, size), times in groups.items():
+        own = sum(max(0.0, time - (limits["empty_us"] or 0)) for time in times)
+        rate = 1e6 * size * len(times) / own if own > 0 and size else None
+        share = None if rate is None else rate / limits["copy_bytes_per_s"]
+        row = {"label": label, "dispatches": len(times), "microseconds": own, "bytes": size}
+        found.append({**row, "bytes_per_s": rate, "share_of_copy": share})
+    return sorted(found, key=lambda row: -float(row["microseconds"]))
 
 
 def ablation(outcomes: list[Outcome]) -> dict[str, Any]:
@@ -183,6 +238,7 @@ def ratios(summary: Mapping[str, Any]) -> dict[str, float]:
     greedy, sampled = at("decode", SHIPPED, "median"), at("decode", f"{SHIPPED}_sampled", "median")
     put("decode greedy: Transformers.js / Capstan", at("decode", BASE, "median"), greedy)
     put("decode sampled: Transformers.js / Capstan", at("decode", f"{BASE}_sampled", "median"), sampled)
+    put("decode greedy: wllama / Capstan", at("decode", "wllama", "median"), greedy)
     put("decode greedy: eager loop / Capstan", at("decode", "eager", "median"), greedy)
     put("decode greedy: ORT's capture / Capstan", at("decode", "capstan_ort", "median"), greedy)
     put("decode greedy: Capstan / the tape from JavaScript", greedy, at("decode", "replay", "median"))
@@ -192,7 +248,7 @@ def ratios(summary: Mapping[str, Any]) -> dict[str, float]:
         put("decode greedy: Capstan / GPU time of the step", greedy, next(iter(gpu_times.values())))
     by_length: Mapping[str, Any] = summary.get("lengths", {})
     for length in by_length.get(SHIPPED, {}):
-        for name, title in ((BASE, "Transformers.js"), ("eager", "eager loop")):
+        for name, title in ((BASE, "Transformers.js"), ("wllama", "wllama"), ("eager", "eager loop")):
             other = at("lengths", name, length, "first_token_ms", "median")
             mine = at("lengths", SHIPPED, length, "first_token_ms", "median")
             put(f"first token, {length}-token prompt: {title} / Capstan", other, mine)
@@ -204,11 +260,18 @@ def ratios(summary: Mapping[str, Any]) -> dict[str, float]:
             put(f"{title}: ms a token at length {reached[-1]} / at {low}", *ends)
     firsts = [at("start", row, "first_token_ms", "median") for row in (BASE, "capstan")]
     put("page load to first token, warm: Transformers.js / Capstan", *firsts)
+    for tokens in summary.get("runs", {}).get(SHIPPED, {}):
+        others = [at("runs", row, tokens, "median") for row in (BASE, SHIPPED)]
+        put(f"decode greedy, {tokens} tokens: Transformers.js / Capstan", *others)
     return found
 
 
-def disagreements(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
+def disagreements(outcomes: Iterable[Outcome], with_truth: Collection[str] = ()) -> list[dict[str, Any]]:
     """Rows whose greedy ids, or sampled ones of Capstan, are not those of the reference row for the same prompt.
+
+    Models `with_truth` are real ones, for which float32's ids are known: there engines may part where two tokens are
+    nearly as likely, and `truth.against_float32` judges them. Only Capstan's rows of one capture, which run the same
+    kernels, are held to each other here. Ids of contenders with weights of their own are not looked at.
 
     Ids are compared wherever a step gives some, so that no time or count is told of a row whose ids nobody looked at.
     The reference is the untouched one: the eager loop in JavaScript, else the first row there is; Capstan's rows are
@@ -221,10 +284,13 @@ def disagreements(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
     for outcome in outcomes:
         if not outcome["ok"] or "ids" not in outcome["data"]:
             continue
-        row = outcome["row"]
-        if row in sampled and outcome["contender"] != "capstan":
+        row, contender, model = outcome["row"], outcome["contender"], outcome["model"]
+        if contender in OWN_WEIGHTS or (row in sampled and contender != "capstan"):
             continue
-        alike = (outcome["model"], outcome["section"], outcome["length"], outcome.get("tokens"), row in sampled)
+        prompt = (outcome["length"], outcome.get("chat"))
+        alike: tuple[Any, ...] = (model, outcome["section"], *prompt, outcome.get("tokens"), row in sampled)
+        if model in with_truth:
+            alike = (*alike, contender, outcome["data"].get("capture"), row if outcome["section"] == "ablation" else "")
         told[alike].append(outcome)
     for (model, section, length, *_), steps in told.items():
         first = {step["row"]: step["data"]["ids"] for step in reversed(steps)}

@@ -50,11 +50,11 @@ class BenchHandler(SiteHandler):
 
 
 class BenchServer(SiteServer):
-    """Serves `site`, /bench/ (`page`), Transformers.js (`transformers_js`; None leaves it out) and the models."""
+    """Serves `site`, /bench/ (`page`), the packages of other engines (`packages`, by contender) and the models."""
 
-    def __init__(self, site: Path, page: Path, transformers_js: Path | None, models: Mapping[str, Path]) -> None:
+    def __init__(self, site: Path, page: Path, packages: Mapping[str, Path], models: Mapping[str, Path]) -> None:
         self.page = page
-        self.transformers_js = transformers_js
+        self.packages = packages
         self.steps: Sequence[Step] = ()
         self.posted: queue.Queue[tuple[str, Any]] = queue.Queue()
         """What the page posts: begin, result, end, and foreign (a request to another host)."""
@@ -74,8 +74,8 @@ class BenchServer(SiteServer):
         found = super().find(path)
         if found is None and parts[:1] == ["bench"] and ".." not in parts:
             folder, rest = self.page, parts[1:] or ["index.html"]
-            if rest[0] == "transformers_js" and self.transformers_js is not None:
-                folder, rest = self.transformers_js, rest[1:]
+            if rest[0] in self.packages:
+                folder, rest = self.packages[rest[0]], rest[1:]
             file = folder.joinpath(*rest)
             found = file if file.is_file() else None
         return found

@@ -8,10 +8,79 @@ from typing import Any
 from .plan import COUNTED_ROWS, DECODE_ROWS
 from .results import differing
 
-__all__ = ["NAMES", "TITLES", "adapter_name", "shown", "table", "versions"]
+__all__ = [
+    "AGREEMENT_HEAD",
+    "BANDWIDTH_HEAD",
+    "FLOAT32_HEAD",
+    "NAMES",
+    "TITLES",
+    "WAYS",
+    "adapter_name",
+    "agreement_cells",
+    "bandwidth_cells",
+    "float32_cells",
+    "shown",
+    "table",
+    "versions",
+]
 
 TITLES = {row.key: row.title for row in (*DECODE_ROWS, *COUNTED_ROWS)}
-NAMES = {"transformers_js": "Transformers.js", "eager": "onnxruntime-web, eager", "capstan": "Capstan"}
+NAMES = {
+    "transformers_js": "Transformers.js",
+    "wllama": "wllama",
+    "eager": "onnxruntime-web, eager",
+    "capstan": "Capstan",
+}
+
+WAYS = {
+    "fused": "Capstan's kernels",
+    "replayed": "onnxruntime-web's kernels, replayed by Capstan",
+    "eager": "onnxruntime-web's kernels, eager",
+}
+AGREEMENT_HEAD = ("tokens", "same top token", "mean KL divergence", "largest", "")
+FLOAT32_HEAD = ("chats", "tokens", "as float32", "where they part (float32's margin)")
+BANDWIDTH_HEAD = ("dispatches", "µs in all", "bytes of one", "GB/s", "of copies")
+
+
+def agreement_cells(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    """A row for each way of computing a step."""
+    return [
+        (
+            WAYS[way],
+            str(row["tokens"]),
+            f"{100 * row['top1']:.1f} %",
+            f"{row['mean_divergence']:.2e}",
+            f"{row['largest_divergence']:.2e}",
+            row.get("tape_passes", {}).get("fused", "") or (row.get("capture_note") or ""),
+        )
+        for way, row in found.items()
+    ]
+
+
+def float32_cells(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    """A row for each contender: greedy tokens as float32 picks them, and where each chat parts from it."""
+    rows: list[tuple[str, ...]] = []
+    for key, row in found["rows"].items():
+        where = ", ".join(f"chat {p['chat']} at {p['at']} ({p['margin']:.2g})" for p in row["partings"]) or "nowhere"
+        note = "; weights of its own" if row["own_weights"] else ""
+        name = TITLES.get(key) or NAMES.get(key, key)
+        rows.append((name, str(row["chats"]), str(row["tokens"]), str(row["agree"]), where + note))
+    return rows
+
+
+def bandwidth_cells(found: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """A row for each kind of operation that moves bytes."""
+    return [
+        (
+            (row["label"] or "(no label)")[:60],
+            str(row["dispatches"]),
+            f"{row['microseconds']:.1f}",
+            f"{row['bytes']}",
+            shown(None if row["bytes_per_s"] is None else row["bytes_per_s"] / 1e9, 0),
+            "-" if row["share_of_copy"] is None else f"{100 * row['share_of_copy']:.0f} %",
+        )
+        for row in found
+    ]
 
 
 def table(report: dict[str, Any]) -> str:
@@ -49,6 +118,17 @@ def model_lines(summary: dict[str, Any], report: dict[str, Any], model: str) -> 
             for key, row in summary["decode"].items()
         ]
         lines += columns("decode", ("ms/token, median", "p95", ""), rows)
+    if "runs" in summary:
+        lengths = sorted({int(n) for row in summary["runs"].values() for n in row})
+        rows = [
+            (TITLES[key], *(shown(row.get(str(n), {}).get("median"), 3) for n in lengths))
+            for key, row in summary["runs"].items()
+        ]
+        lines += columns("ms/token by tokens of a run", map(str, lengths), rows)
+    if "agreement" in summary:
+        lines += columns("float32, forced tokens", AGREEMENT_HEAD, agreement_cells(summary["agreement"]))
+    if model in report.get("float32", {}):
+        lines += columns("float32, greedy tokens", FLOAT32_HEAD, float32_cells(report["float32"][model]))
     if "counters" in summary:
         names = ("submits", "readbacks", "bytes_down", "bytes_up", "create_buffer", "create_bind_group", "write_buffer")
         hosts = ("host_python_ms", "host_javascript_ms")
@@ -98,6 +178,12 @@ def model_lines(summary: dict[str, Any], report: dict[str, Any], model: str) -> 
     if "gpu" in summary:
         for key, row in summary["gpu"].get("step_ms", {}).items():
             lines += columns(f"GPU time of a step, {TITLES[key]}", row, [("ms", *(f"{v:.4f}" for v in row.values()))])
+        if "limits" in summary["gpu"]:
+            most = summary["gpu"]["limits"]
+            empty = shown(most["empty_us"], 1)
+            lines += ["", f"Copies move {most['copy_bytes_per_s'] / 1e9:.0f} GB/s; an empty dispatch takes {empty} µs."]
+        for length, found in summary["gpu"].get("bandwidth", {}).items():
+            lines += columns(f"memory traffic, length {length}", BANDWIDTH_HEAD, bandwidth_cells(found))
     if "ablation" in summary:
         rows = [
             (key, f"{row['ms_per_token']['median']:.3f}", shown(row.get("gpu_ms"), 4))

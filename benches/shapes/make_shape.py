@@ -2,8 +2,9 @@
 
 usage: make_shape.py SHAPE OUT TOKENIZER_FOLDER BUILDER.py      needs torch, transformers, onnx, onnx_ir; no network
 
-SHAPE is smollm2-135m, qwen2.5-0.5b, llama-3.2-1b or llama-3.2-3b, with int4 weights, or one of these with -f16 after
-it, with float16 weights. BUILDER.py is onnxruntime_genai/models/builder.py of
+SHAPE is smollm2-135m, qwen2.5-0.5b, qwen3-0.6b, llama-3.2-1b or llama-3.2-3b, with int4 weights in symmetric blocks of
+32, or one of these with -f16 after it, with float16 weights, or with -k-quant-mixed, with int4 and int8 weights as the
+builder's int4_algo_config=k_quant_mixed chooses them. BUILDER.py is onnxruntime_genai/models/builder.py of
 the onnxruntime-genai wheel; TOKENIZER_FOLDER's tokenizer is put beside the model, whose ids it does not match: time it
 with token ids. The context is cut to 4096 tokens. Everything else is the builder's default, accuracy_level 4 too.
 """
@@ -19,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 LLAMA = (LlamaConfig, LlamaForCausalLM)
 QWEN2 = (Qwen2Config, Qwen2ForCausalLM)
+QWEN3 = (Qwen3Config, Qwen3ForCausalLM)
 SHAPES: dict[str, tuple[tuple[Any, Any], dict[str, Any]]] = {
     "smollm2-135m": (
         LLAMA,
@@ -43,6 +45,19 @@ SHAPES: dict[str, tuple[tuple[Any, Any], dict[str, Any]]] = {
             "num_hidden_layers": 24,
             "num_attention_heads": 14,
             "num_key_value_heads": 2,
+            "vocab_size": 151936,
+            "use_sliding_window": False,
+        },
+    ),
+    "qwen3-0.6b": (
+        QWEN3,
+        {
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
             "vocab_size": 151936,
             "use_sliding_window": False,
         },
@@ -71,8 +86,12 @@ SHAPES: dict[str, tuple[tuple[Any, Any], dict[str, Any]]] = {
     ),
 }
 CONTEXT = 4096
-HALF = "-f16"
-"""Ends the names of shapes with float16 weights."""
+WEIGHTS: dict[str, tuple[str, list[str]]] = {
+    "-f16": ("fp16", []),
+    "-k-quant-mixed": ("int4", ["int4_algo_config=k_quant_mixed"]),
+    "": ("int4", []),
+}
+"""The builder's precision and options, by the end of a shape's name."""
 
 SHARE = 3.0
 """How much larger than a token's embedding the sum of what the layers add to it is."""
@@ -80,9 +99,10 @@ SHARE = 3.0
 
 def main() -> int:
     shape, out, tokenizer, builder = sys.argv[1:5]
-    precision = "fp16" if shape.endswith(HALF) else "int4"
+    ending = next(ending for ending in WEIGHTS if shape.endswith(ending))
+    precision, more = WEIGHTS[ending]
     torch.manual_seed(0)
-    (make_config, make_model), sizes = SHAPES[shape.removesuffix(HALF)]
+    (make_config, make_model), sizes = SHAPES[shape.removesuffix(ending)]
     config = make_config(
         **sizes,
         max_position_embeddings=CONTEXT,
@@ -102,7 +122,7 @@ def main() -> int:
         model.to("cpu").save_pretrained(folder)
         for file in Path(tokenizer).glob("tokenizer*"):
             shutil.copy(file, folder)
-        options = ["enable_webgpu_graph=true"]
+        options = ["enable_webgpu_graph=true", *more]
         command = [sys.executable, builder, "-i", folder, "-o", out, "-p", precision, "-e", "webgpu"]
         subprocess.run([*command, "-c", f"{folder}/cache", "--extra_options", *options], check=True)
     limit_context(Path(out) / "genai_config.json")

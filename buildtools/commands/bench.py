@@ -8,10 +8,12 @@ import shutil
 import sys
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import ROOT
+from ..environment import run_tool
 from ..errors import CommandError
 from ..models import BUNDLED, check_model, mounts
 from ..terminal import say
@@ -22,6 +24,8 @@ GROUP = "dev"
 SUITES = ("cpu", "gpu")
 PAGE = ROOT / "benches/page"
 NANO = ROOT / "tests/fixtures/nano-llama"
+REAL = ROOT / "build/real"
+REAL_MODELS = {"cpu": "smollm2-135m-instruct-f32", "gpu": "smollm2-135m-instruct"}
 README = ROOT / "README.md"
 RESULTS = ROOT / "benches/results"
 PACKED_TOOLS = ("__init__.py", "errors.py", "models.py", "server.py")
@@ -36,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--suite", choices=SUITES, default="cpu", help=suite)
     model = "a model folder, instead of the suite's; may be repeated"
     parser.add_argument("--model", metavar="DIR", action="append", default=[], help=model)
+    real = "the real model (SmolLM2-135M-Instruct) before the others; the first use makes it, in about seven minutes"
+    parser.add_argument("--real", action="store_true", help=real)
     pack = (
         "write everything that a bare GPU host needs (benches/README.md) into DIR and DIR.tar.xz, and measure nothing"
     )
@@ -79,13 +85,15 @@ def run(args: argparse.Namespace) -> int:
     """Pack, or measure here; 1 if a step failed, ids differ or another host was asked for anything."""
     if args.readme:
         return write_readme()
+    real = mounts([real_model(args.suite)]) if args.real else {}
     if args.pack:
-        return pack(args.pack, args.models if args.model else {})
+        return pack(args.pack, {**real, **(args.models if args.model else {})})
+    args.models = {**real, **args.models}
     from benches.runner.main import Bench
 
     from ..browser import adapters_to_try, find_browser, flags
+    from ..contenders import install
     from ..site import assemble
-    from ..transformers_js import install
 
     wish = "hardware" if args.suite == "gpu" else "software"
     if args.suite == "gpu" and "hardware" not in adapters_to_try("auto"):
@@ -93,26 +101,48 @@ def run(args: argparse.Namespace) -> int:
     bench = Bench(
         site=assemble(),
         page=PAGE,
-        transformers_js=install(),
+        packages=install(contenders(args.models, args.without)),
         models=args.models,
         browser=find_browser(),
         flags=flags(wish),
-        about=about(),
+        about=about(contenders(args.models, args.without)),
     )
     return bench.run(args)
 
 
-def about() -> dict[str, Any]:
-    """Versions of everything that is measured, and the names of the tape's passes."""
+def real_model(suite: str) -> Path:
+    """The real model's folder for a suite, with its chats; made if it is not there."""
+    folder = REAL / REAL_MODELS[suite]
+    if not (folder / "genai_config.json").is_file():
+        say("making the real model (benches/real/make_smollm2.py) ...")
+        run_tool([sys.executable, ROOT / "benches/real/make_smollm2.py", REAL], "check the network and run this again")
+    if not (folder / "chats.json").is_file():
+        say("asking float32 for its answers (benches/real/agreement.py) ...")
+        run_tool([sys.executable, ROOT / "benches/real/agreement.py", folder], "run this again")
+    return folder
+
+
+def contenders(models: dict[str, Path], without: Sequence[str] | None = None) -> list[str]:
+    """Those of the other engines that are wanted: wllama only where a model has a file for it."""
+    from benches.runner.subjects import GGUF
+
+    found = ["transformers_js"]
+    if any((folder / GGUF).is_file() for folder in models.values()):
+        found.append("wllama")
+    return [name for name in found if name not in (without or ())]
+
+
+def about(names: Sequence[str]) -> dict[str, Any]:
+    """Versions of everything that is measured, with these contenders, and the names of the tape's passes."""
     sys.path.insert(0, str(ROOT / "py_src"))
     from capstan.tape import PASSES
 
-    from ..transformers_js import versions
+    from ..contenders import versions
 
     packages = json.loads((ROOT / "package-lock.json").read_text())["packages"]
     own = {name: packages[f"node_modules/{name}"]["version"] for name in ("onnxruntime-web", "pyodide")}
     return {
-        "versions": {"capstan": json.loads((ROOT / "package.json").read_text())["version"], **own, **versions()},
+        "versions": {"capstan": json.loads((ROOT / "package.json").read_text())["version"], **own, **versions(names)},
         "passes": list(PASSES),
     }
 
@@ -141,7 +171,7 @@ def write_readme() -> int:
 
 
 def pack(folder: Path, given: dict[str, Path]) -> int:
-    """Write the site, the page, the runner, Transformers.js, the correctness cases with their models and the given
+    """Write the site, the page, the runner, the other engines, the correctness cases with their models and the given
     models into a folder and an archive; both appear once they are complete."""
     from benches.correctness import FIXTURES
 
@@ -169,12 +199,14 @@ def fill(folder: Path, own: dict[str, Path], given: dict[str, Path]) -> None:
     from benches.correctness import cases
 
     from ..browser import HARDWARE_LINUX
+    from ..contenders import CONTENDERS, install
     from ..site import assemble
-    from ..transformers_js import install
 
     folder.mkdir()
     shutil.copytree(assemble(), folder / "site")
-    shutil.copytree(install(), folder / "transformers_js")
+    names = list(CONTENDERS)
+    for name, source in install(names).items():
+        shutil.copytree(source, folder / name)
     quiet = shutil.ignore_patterns("__pycache__")
     for name in ("page", "runner"):
         shutil.copytree(ROOT / "benches" / name, folder / "benches" / name, ignore=quiet)
@@ -184,7 +216,7 @@ def fill(folder: Path, own: dict[str, Path], given: dict[str, Path]) -> None:
     for name in PACKED_TOOLS:
         shutil.copy(ROOT / "buildtools" / name, folder / "buildtools")
     host_flags = {"flags": ["--no-sandbox", "--enable-unsafe-webgpu", *HARDWARE_LINUX]}
-    (folder / "about.json").write_text(json.dumps({**about(), **host_flags}, indent=1))
+    (folder / "about.json").write_text(json.dumps({**about(names), **host_flags}, indent=1))
     for name, source in {**own, **given}.items():
         shutil.copytree(source, folder / "models" / name)
     (folder / "cases.json").write_text(json.dumps(cases(own)))

@@ -1,4 +1,4 @@
-"""Where the time of a decode step goes: on the GPU, in its operations, and in JavaScript without Python.
+"""Where the time of a decode step goes: on the GPU, in its operations, in JavaScript without Python; and its logits.
 
 All of it is measured on a generator that has a tape and has generated a token. What is played to be timed leaves no
 trace: the sequence, the tokens computed ahead, the sampler's state and the counters are afterwards what they were.
@@ -10,6 +10,7 @@ it `operations` can tell large ones from small ones at best.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from .device.webgpu.rehearsal import Rehearsal
     from .generator import Generator
 
-__all__ = ["OperationTime", "gpu_step_time", "operations", "replay"]
+__all__ = ["OperationTime", "forced", "gpu_step_time", "operations", "replay"]
 
 ROUNDS = 5
 """Submits of which `gpu_step_time` takes the median."""
@@ -44,6 +45,9 @@ class OperationTime:
     label: str
     """Of its pipeline; of onnxruntime-web's, which have none, the names of the buffers that are read and written."""
     microseconds: float
+    bytes: int
+    """What it reads and writes, of weights, caches and activations; 0 for the sampler's. Bytes over time, against what
+    the adapter copies in a second, tell how far a kernel is from the memory's limit."""
 
 
 async def gpu_step_time(generator: Generator, steps: int = 32) -> float:
@@ -74,8 +78,9 @@ async def operations(generator: Generator, repeats: int = 16) -> list[OperationT
         _require_room(rehearsal, 1, 1)
         rounds = await rehearsal.operation_times(repeats)
         return [
-            OperationTime(same[0][0], same[0][1], 1000 * median(milliseconds for _, _, milliseconds in same))
+            OperationTime(place, label, 1000 * median(ms for _, _, ms, _ in same), moved)
             for same in zip(*rounds, strict=True)
+            for place, label, _, moved in same[:1]
         ]
 
     return await generator.aside(take)
@@ -91,6 +96,22 @@ async def replay(generator: Generator, steps: int, picks: int) -> float:
         _require("picks", picks, 1, decoder.max_burst, "bursts are no longer")
         _require_room(rehearsal, steps, picks + 1)
         return await rehearsal.replay(steps, picks)
+
+    return await generator.aside(take)
+
+
+async def forced(generator: Generator, ids: Sequence[int], see: Callable[[memoryview[float]], None]) -> None:
+    """Play decode steps over given tokens: `see` is called with the logits that each of `ids` would be picked from
+    (float32 [vocab], valid during the call), beginning with those after the sequence's last token.
+
+    With it two ways of computing a step are compared over the same text. Raises OptionError without a tape, with no
+    room for the tokens, or for one that the search never picks.
+    """
+
+    async def take(decoder: Decoder) -> None:
+        rehearsal = _rehearsal(decoder)
+        _require_room(rehearsal, len(ids), 1)
+        await rehearsal.forced(ids, decoder.logits, decoder.set_logits, see)
 
     return await generator.aside(take)
 

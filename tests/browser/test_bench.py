@@ -14,8 +14,8 @@ from benches.runner.run import play
 from benches.runner.server import BenchServer
 from buildtools.browser import find_browser, flags
 from buildtools.commands.bench import PAGE
+from buildtools.contenders import install
 from buildtools.site import assemble
-from buildtools.transformers_js import install
 from tests import oracle
 from tests.harness import exec_request
 
@@ -96,7 +96,7 @@ def counted(rows: Sequence[str]) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def all_run() -> tuple[list[dict[str, Any]], list[str]]:
     """The counted runs, all contenders in one page."""
-    return played(BenchServer(assemble(), PAGE, install(), MODELS), counted(ROWS))
+    return played(BenchServer(assemble(), PAGE, install(["transformers_js"]), MODELS), counted(ROWS))
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def test_a_slower_token_and_a_request_to_another_host_are_found(tmp_path: Path) 
     for thing in (None, *THINGS):
         steps.append(script(f"import js; js.slowdown = {thing!r}"))
         steps.append({**run, "slowed": thing})
-    server = BenchServer(slower_site(tmp_path), PAGE, None, MODELS)
+    server = BenchServer(slower_site(tmp_path), PAGE, {}, MODELS)
     outcomes, foreign = played(server, [{**step, "id": number} for number, step in enumerate(steps)])
     assert len(foreign) == 1
     assert "elsewhere.invalid" in foreign[0]
@@ -176,7 +176,7 @@ def test_a_contender_that_does_not_start_fails_its_own_steps_only() -> None:
     end = {"action": "end", "limit": SOFTWARE.limit}
     steps = [step("eager"), step("transformers_js"), step("transformers_js"), end, step("eager"), end]
     found: list[bool] = []
-    server = BenchServer(assemble(), PAGE, None, {})
+    server = BenchServer(assemble(), PAGE, {}, {})
     numbered = [{**step, "id": number} for number, step in enumerate(steps)]
     play(server, find_browser(), flags("software"), numbered, lambda _, outcome: found.append(outcome["ok"]))
     assert found == [True, False, False, True, True, True]

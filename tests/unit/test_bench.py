@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 
 from benches.runner import run as bench_run
-from benches.runner.plan import HARDWARE, SECTIONS, SOFTWARE, plan, prompt_ids
+from benches.runner.plan import HARDWARE, SECTIONS, SOFTWARE, plan
 from benches.runner.readme import BEGIN, END, newest_results, with_table
 from benches.runner.report import page
 from benches.runner.results import disagreements, failures, over_budget, summarize
 from benches.runner.server import BenchServer
+from benches.runner.subjects import prompt_ids
 from benches.runner.text import table
 from buildtools.commands.bench import PACKED_TOOLS, PAGE, readme_in_step
 from buildtools.server import running
@@ -278,7 +279,7 @@ def served(server: BenchServer, path: str) -> bytes:
 
 
 def test_models_are_served_in_the_layout_of_transformers_js(tmp_path: Path) -> None:
-    with running(BenchServer(tmp_path, PAGE, None, {"nano-llama": LLAMA})) as server:
+    with running(BenchServer(tmp_path, PAGE, {}, {"nano-llama": LLAMA})) as server:
         folder = "transformers_js_models/nano-llama/"
         config = json.loads(served(server, folder + "config.json"))
         assert (config["model_type"], config["num_key_value_heads"], config["head_dim"]) == ("llama", 2, 16)
@@ -336,7 +337,7 @@ class Scripted:
 
 
 def test_a_step_that_kills_the_browser_costs_itself_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    server = BenchServer(tmp_path, PAGE, None, {})
+    server = BenchServer(tmp_path, PAGE, {}, {})
     Scripted.outcomes = queue.Queue()
     for word in ("ok", "hang", "ok", "end"):
         Scripted.outcomes.put(word)
@@ -350,7 +351,7 @@ def test_a_step_that_kills_the_browser_costs_itself_only(monkeypatch: pytest.Mon
 
 
 def test_a_browser_that_does_not_start_fails_every_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    server = BenchServer(tmp_path, PAGE, None, {})
+    server = BenchServer(tmp_path, PAGE, {}, {})
     Scripted.outcomes = queue.Queue()
     for _ in range(2):
         Scripted.outcomes.put("die")

@@ -46,7 +46,10 @@ def places(tmp_path: Path) -> Path:
 WRONG = [
     (["--sections", "decode,speed"], "--sections names 'speed'; there are cases, start, load, decode"),
     (["--sections", ""], "--sections names ''; there are"),
-    (["--without", "Transformers.js"], "--without names 'Transformers.js'; there are transformers_js, eager, capstan"),
+    (
+        ["--without", "Transformers.js"],
+        "--without names 'Transformers.js'; there are transformers_js, wllama, eager",
+    ),
     (["--rounds", "0"], "--rounds is 0, but must be at least 1"),
     (["--tokens", "1"], "--tokens is 1, but must be at least 2"),
     (["--budget", "nan"], "--budget is nan, but must be at least 1"),
@@ -119,9 +122,7 @@ def test_a_pack_refuses(
 def test_a_checkout_has_no_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = cli.parse(["bench", "--sections", "cases"])
     bench.check(args)
-    made = runner.Bench(
-        site=tmp_path, page=tmp_path, transformers_js=None, models={}, browser=tmp_path, flags=[], about={}
-    )
+    made = runner.Bench(site=tmp_path, page=tmp_path, packages={}, models={}, browser=tmp_path, flags=[], about={})
     with pytest.raises(CommandError, match="the section cases needs the replies that a pack carries"):
         made.run(args)
 
@@ -130,7 +131,7 @@ def test_a_checkout_has_no_cases(tmp_path: Path, capsys: pytest.CaptureFixture[s
     "argv",
     [
         ["--sections", "gpu", "--lengths", "9999"],
-        ["--sections", "decode", "--without", "transformers_js,eager,capstan"],
+        ["--sections", "decode", "--without", "transformers_js,wllama,eager,capstan"],
     ],
 )
 def test_a_plan_without_a_step_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, argv: list[str]) -> None:
@@ -138,7 +139,7 @@ def test_a_plan_without_a_step_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_p
     args = cli.parse(["bench", "--model", str(LLAMA), *argv])
     bench.check(args)
     made = runner.Bench(
-        site=tmp_path, page=tmp_path, transformers_js=None, models=args.models, browser=tmp_path, flags=[], about={}
+        site=tmp_path, page=tmp_path, packages={}, models=args.models, browser=tmp_path, flags=[], about={}
     )
     with pytest.raises(CommandError, match="nothing is left to measure"):
         made.run(args)
@@ -154,7 +155,7 @@ def test_a_browser_without_an_adapter_is_told_with_the_reason(monkeypatch: pytes
     with pytest.raises(
         CommandError, match=r"^/a/browser gives no .*\(Error: there is no navigator.gpu\): name"
     ) as told:
-        bench_run.probe_adapter(lambda: BenchServer(tmp_path, tmp_path, None, {}), Path("/a/browser"), [])
+        bench_run.probe_adapter(lambda: BenchServer(tmp_path, tmp_path, {}, {}), Path("/a/browser"), [])
     assert told.value.status == 1
 
 

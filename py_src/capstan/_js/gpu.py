@@ -235,10 +235,14 @@ class JsGpuEngine:
         with typed_errors():
             return float(await self._tapes.stepTime(tape, sampler, steps, length))
 
-    async def operation_times(self, tape: int, sampler: int, length: int) -> list[tuple[int, str, float]]:
+    async def operation_times(
+        self, tape: int, sampler: int, length: int
+    ) -> list[tuple[int, str, float, list[tuple[str, str, int]]]]:
         with typed_errors():
             found = json.loads(await self._tapes.operationTimes(tape, sampler, length))
-        return [(index, label, milliseconds) for index, label, milliseconds in found]
+        return [
+            (index, label, ms, [(name, kind, size) for name, kind, size in bound]) for index, label, ms, bound in found
+        ]
 
     async def replay(
         self, tape: int, sampler: int, steps: int, picks: int, length: int, cursor: int, in_flight: int

@@ -15,8 +15,12 @@ const QUERY_BYTES = 8;
 const NS_PER_MS = 1e6;
 const OWNER = "timing";
 
-/** The time of one dispatch: its place in the tape (the sampler's follow), what it is called, milliseconds. */
-export type OperationTime = [index: number, label: string, milliseconds: number];
+/** What a dispatch binds: the buffer's label and category, and the bytes that are bound. */
+export type Bound = [label: string, category: string, bytes: number];
+
+/** The time of one dispatch: its place in the tape (the sampler's follow), what it is called, milliseconds, what it
+ *  binds (not told of the sampler's). */
+export type OperationTime = [index: number, label: string, milliseconds: number, bound: Bound[]];
 
 /** Timestamps at the begin and the end of up to `most` compute passes; query sets and buffers live as long as this. */
 class PassStamps {
@@ -119,19 +123,26 @@ export async function operationTimes(
   const stamps = new PassStamps(watched, tape.operationCount + sampler.dispatchCount);
   try {
     const step = new StepEncoder(watched, stamps.next);
-    const labels: [number, string][] = [];
-    tape.encodeApart(step, length, ({ pipeline }, index) => labels.push([index, called(watched, pipeline)]));
+    const labels: [number, string, Bound[]][] = [];
+    tape.encodeApart(step, length, ({ pipeline, groups }, index) =>
+      labels.push([index, called(watched, pipeline), bound(watched, groups)]),
+    );
     let index = tape.operationCount;
     sampler.encodeApart((pipeline) => {
-      labels.push([index++, called(watched, pipeline)]);
+      labels.push([index++, called(watched, pipeline), []]);
       step.endPass();
       return step.pass;
     });
     const times = await stamps.submit(step);
-    return labels.map(([place, label], i) => [place, label, times[2 * i + 1]! - times[2 * i]!]);
+    return labels.map(([place, label, bound], i) => [place, label, times[2 * i + 1]! - times[2 * i]!, bound]);
   } finally {
     stamps.destroy();
   }
+}
+
+function bound(watched: WatchedDevice, groups: readonly GPUBindGroup[]): Bound[] {
+  const entries = groups.flatMap((group) => watched.bindGroups.get(group)?.entries ?? []);
+  return entries.map(({ buffer, size }) => [buffer.label, buffer.category, size]);
 }
 
 /** A pipeline's label; onnxruntime-web gives none, so there it is what the kernel's buffers are called. */

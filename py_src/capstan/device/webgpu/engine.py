@@ -180,8 +180,11 @@ class GpuTiming(GpuAdapter, Protocol):
     async def step_time(self, tape: int, sampler: int, steps: int, length: int) -> float:
         """Milliseconds of GPU time of a step, in one submit of `steps` of them."""
 
-    async def operation_times(self, tape: int, sampler: int, length: int) -> list[tuple[int, str, float]]:
-        """(place, label, milliseconds) of each dispatch of a step, each in a pass of its own."""
+    async def operation_times(
+        self, tape: int, sampler: int, length: int
+    ) -> list[tuple[int, str, float, list[tuple[str, str, int]]]]:
+        """(place, label, milliseconds, bindings) of each dispatch of a step, each in a pass of its own; a binding is
+        the buffer's label, its category and the bytes that are bound. The sampler's are not told."""
 
     async def replay(
         self, tape: int, sampler: int, steps: int, picks: int, length: int, cursor: int, in_flight: int

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ...errors import DeviceUnavailableError
+from ...errors import DeviceUnavailableError, OptionError
 from ...memory import DeviceBuffer
 from .engine import GpuTiming
 from .sequence_buffers import SequenceBuffers
 
-__all__ = ["Rehearsal"]
+__all__ = ["Rehearsal", "Timed", "traffic"]
 
 T = TypeVar("T")
 
+Bound = tuple[str, str, int]
+"""What a dispatch binds: the buffer's label and category, and the bytes that are bound."""
+
+Timed = tuple[int, str, float, int]
+"""A dispatch: its place, its label, milliseconds, the bytes it moves (0 where they are not known)."""
+
 KEPT = ("logits", "mask", "input ids", "positions", "state", "ring")
 """What steps change besides the caches, whose entries past the sequence are dead."""
+
+UNLIKELY = -65504.0
+"""The logit of every token but a forced one: float16's least, so that no search picks another."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +64,14 @@ class Rehearsal:
         self.require_timestamps()
         return await self._play(rounds, lambda: self.engine.step_time(self.tape, self.sampler, steps, self.length))
 
-    async def operation_times(self, rounds: int) -> list[list[tuple[int, str, float]]]:
-        """(place, label, milliseconds) of each dispatch of the next step, `rounds` times."""
+    async def operation_times(self, rounds: int) -> list[list[Timed]]:
+        """Each dispatch of the next step, `rounds` times."""
         self.require_timestamps()
-        return await self._play(rounds, lambda: self.engine.operation_times(self.tape, self.sampler, self.length))
+        found = await self._play(rounds, lambda: self.engine.operation_times(self.tape, self.sampler, self.length))
+        share = self.length / self.buffers.capacity
+        return [
+            [(place, label, ms, traffic(label, bound, share)) for place, label, ms, bound in times] for times in found
+        ]
 
     async def replay(self, steps: int, picks: int) -> float:
         """Milliseconds a pick in bursts of `picks` without Python."""
@@ -66,6 +80,31 @@ class Rehearsal:
             lambda: self.engine.replay(self.tape, self.sampler, steps, picks, self.length, self.cursor, self.in_flight),
         )
         return found
+
+    async def forced(
+        self,
+        ids: Sequence[int],
+        logits: Callable[[], Awaitable[memoryview[float]]],
+        set_logits: Callable[[memoryview[float]], None],
+        see: Callable[[memoryview[float]], None],
+    ) -> None:
+        """One step of the tape for each id: `see` its logits, then have the sampler pick that id from others."""
+
+        async def take() -> None:
+            for place, token in enumerate(ids):
+                self.engine.play_once(self.tape, self.length + place)
+                found = await logits()
+                see(found)
+                wanted = array("f", [UNLIKELY]) * len(found)
+                wanted[token] = 0.0
+                set_logits(memoryview(wanted))
+                *_, picked = await self.engine.burst(
+                    self.tape, self.sampler, 1, True, self.length + place + 1, self.cursor + place
+                )
+                if picked != token:
+                    raise OptionError(f"token {token} cannot be forced: the search picks {int(picked)} instead")
+
+        await self._play(1, take)
 
     async def _play(self, rounds: int, action: Callable[[], Awaitable[T]]) -> list[T]:
         """What `action` gives, each time from the state that is there now; afterwards that state is back."""
@@ -93,3 +132,21 @@ class Rehearsal:
         finally:
             for copy in copies:
                 copy.close()
+
+
+def traffic(operation: str, bound: Sequence[Bound], share: float) -> int:
+    """Bytes that a dispatch reads and writes: what it binds, but of what it binds whole and uses in part that part.
+
+    `share` is the part of the capacity that the sequence takes up: so much is used of the KV caches, the mask and what
+    attention keeps for each part of the sequence. Of tables it looks up a row in (rotary embedding, token embedding)
+    nothing is counted.
+    """
+    attention = operation.startswith("attention") or any(label.startswith("kv ") for label, _, _ in bound)
+    lookup = any(label == "input ids" for label, _, _ in bound)
+    total = 0.0
+    for label, category, size in bound:
+        if category == "weights" and (lookup or "cos_cache" in label or "sin_cache" in label):
+            continue
+        grows = label.startswith("kv ") or label == "mask" or (attention and category in ("kernels", "scratch"))
+        total += size * share if grows else size
+    return round(total)

@@ -1,0 +1,69 @@
+"""The models that are measured, with their prompts: a folder's chats, else ids spread over the vocabulary."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["CHATS", "GGUF", "PROMPT_TOKENS", "Chat", "Subject", "prompt_ids"]
+
+PROMPT_TOKENS = 16
+CHATS = "chats.json"
+"""Written into a model's folder by benches/real/agreement.py."""
+GGUF = "model.gguf"
+"""In a model's folder, the same model for engines that read this format."""
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A prompt with the tokens that float32 picks after it, and how far each is above float32's second choice."""
+
+    prompt: tuple[int, ...]
+    greedy: tuple[int, ...]
+    margins: tuple[float, ...]
+    reply: tuple[int, ...]
+    """A committed text, which is forced on engines to compare their probabilities."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that is measured."""
+
+    name: str
+    vocabulary: int
+    context: int
+    weights: int
+    """Bytes."""
+    chats: tuple[Chat, ...] = ()
+    gguf: bool = False
+
+    @classmethod
+    def of(cls, name: str, folder: Path) -> Subject:
+        config: dict[str, Any] = json.loads((folder / "genai_config.json").read_text())["model"]
+        file = folder / CHATS
+        found = json.loads(file.read_text())["chats"] if file.is_file() else []
+        chats = [Chat(*(tuple(chat[key]) for key in ("prompt", "greedy", "margins", "reply"))) for chat in found]
+        weights = (folder / f"{config['decoder']['filename']}.data").stat().st_size
+        gguf = (folder / GGUF).is_file()
+        return cls(name, config["vocab_size"], config["context_length"], weights, tuple(chats), gguf)
+
+    def prompt(self, turn: int = 0) -> dict[str, Any]:
+        """The prompt of a round, and for the step which chat it is."""
+        if not self.chats:
+            return {"prompt": prompt_ids(PROMPT_TOKENS, self.vocabulary)}
+        place = turn % len(self.chats)
+        return {"prompt": list(self.chats[place].prompt), "chat": place}
+
+    def long_prompt(self, length: int) -> list[int]:
+        """A prompt of so many tokens: the chats one after another, over and over."""
+        if not self.chats:
+            return prompt_ids(length, self.vocabulary)
+        text = [token for chat in self.chats for token in (*chat.prompt, *chat.reply)]
+        return [text[place % len(text)] for place in range(length)]
+
+
+def prompt_ids(length: int, vocabulary: int) -> list[int]:
+    """A prompt that any model can be told: ids spread over the vocabulary, the same each time."""
+    return [3 + (7919 * i + 104729) % (vocabulary - 3) for i in range(length)]
