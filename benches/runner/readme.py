@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .text import adapter_name, shown, versions
+from .text import WAYS, adapter_name, shown, versions
 
 __all__ = ["BEGIN", "END", "newest_results", "speed_table", "with_table"]
 
@@ -16,10 +16,13 @@ RESULTS = "*-speed*.json"
 """Results of this name, date first, are the ones that the README is made from: all of the newest date."""
 CONTENDERS = (
     ("transformers_js", "Transformers.js"),
+    ("wllama", "wllama"),
     ("eager", "eager loop"),
     ("capstan_ort", "ORT's capture"),
     ("tape", "**Capstan**"),
 )
+OPTIONAL = ("wllama",)
+"""Contenders that have a column only where one of the models was measured with them."""
 
 
 def newest_results(folder: Path) -> list[Path]:
@@ -35,22 +38,31 @@ def with_table(readme: str, results: Mapping[str, Path]) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"the README lacks {BEGIN} or {END}")
-    tables = "\n\n".join(speed_table(json.loads(path.read_text()), shown_as) for shown_as, path in results.items())
+    reports = {shown_as: json.loads(path.read_text()) for shown_as, path in results.items()}
+    # Files with a real model come first.
+    order = sorted(reports, key=lambda shown_as: not reports[shown_as].get("float32"))
+    tables = "\n\n".join(speed_table(reports[shown_as], shown_as) for shown_as in order)
     return f"{before}{begin}\n\n{tables}\n\n{end}{after}"
 
 
 def speed_table(report: dict[str, Any], path: str) -> str:
-    """Markdown: conditions, decode, first tokens, page load; a cell that was not measured is a dash."""
-    summary = report["summary"]
+    """Markdown: conditions, decode, first tokens, page load, agreement with float32; real models first; a cell that was
+    not measured is a dash."""
+    real = report.get("float32", {})
+    summary = {name: report["summary"][name] for name in sorted(report["summary"], key=lambda name: name not in real)}
     condition = (
         f"[{path}]({path}): {report['date'][:10]}, {adapter_name(report)}, {report['browser'].split(' built')[0]}"
     )
     parts = [f"{condition}, {versions(report)}. Equal greedy ids: {agreement(report)}."]
+    measured = {
+        key for found in summary.values() for part in ("decode", "start", "lengths") for key in found.get(part, ())
+    }
+    contenders = [(key, title) for key, title in CONTENDERS if key not in OPTIONAL or key in measured]
     decode = [
-        (model, *cells(found, "decode", "", "median", 2), gain(found, "decode greedy: Transformers.js / Capstan"))
+        (model, *decode_cells(found, contenders), gain(found, "decode greedy: Transformers.js / Capstan"))
         for model, found in summary.items()
     ]
-    titles = [title for _, title in CONTENDERS]
+    titles = [title for _, title in contenders]
     parts.append(grid("Milliseconds a token, greedy, medians", (*titles, "times"), decode))
     sampled = [
         (
@@ -71,18 +83,20 @@ def speed_table(report: dict[str, Any], path: str) -> str:
                 continue
             row = [
                 shown(at(found, "lengths", key, length, "first_token_ms", "median"), 1)
-                for key in ("transformers_js", "eager", "tape")
+                for key, _ in contenders
+                if key != "capstan_ort"
             ]
             times = gain(found, f"first token, {length}-token prompt: Transformers.js / Capstan")
             firsts.append((f"{model}, {length}-token prompt", *row, times))
     if firsts:
-        names = ("Transformers.js", "eager loop", "**Capstan**", "times")
+        names = (*(title for key, title in contenders if key != "capstan_ort"), "times")
         parts.append(grid("Milliseconds to the first token", names, firsts))
+    pages = [("capstan" if key == "tape" else key, title) for key, title in contenders]
+    pages = [(key, title) for key, title in pages if key in ("transformers_js", "wllama", "capstan")]
     starts: list[tuple[str, ...]] = [
         (
             model,
-            shown(at(found, "start", "transformers_js", "first_token_ms", "median"), 0),
-            shown(at(found, "start", "capstan", "first_token_ms", "median"), 0),
+            *(shown(at(found, "start", key, "first_token_ms", "median"), 0) for key, _ in pages),
             gain(found, "page load to first token, warm: Transformers.js / Capstan"),
         )
         for model, found in summary.items()
@@ -90,7 +104,8 @@ def speed_table(report: dict[str, Any], path: str) -> str:
     ]
     if starts:
         title = "Milliseconds from page load to the first token, caches warm"
-        parts.append(grid(title, ("Transformers.js", "**Capstan**", "times"), starts))
+        parts.append(grid(title, (*(title for _, title in pages), "times"), starts))
+    parts += [agreement_grid(model, found["agreement"]) for model, found in summary.items() if "agreement" in found]
     return "\n\n".join(parts)
 
 
@@ -106,8 +121,19 @@ def agreement(report: dict[str, Any]) -> str:
     )
 
 
-def cells(found: dict[str, Any], section: str, suffix: str, name: str, digits: int) -> list[str]:
-    return [shown(at(found, section, key + suffix, name), digits) for key, _ in CONTENDERS]
+def decode_cells(found: dict[str, Any], contenders: Sequence[tuple[str, str]]) -> list[str]:
+    return [shown(at(found, "decode", key, "median"), 2) for key, _ in contenders]
+
+
+def agreement_grid(model: str, ways: dict[str, Any]) -> str:
+    """How near each way of computing a step is to float32."""
+    rows = [
+        (WAYS[way], f"{100 * row['top1']:.1f} %", f"{row['mean_divergence']:.2e}", f"{row['largest_divergence']:.2e}")
+        for way, row in ways.items()
+    ]
+    tokens = next(iter(ways.values()))["tokens"]
+    title = f"{model}, {tokens} forced tokens against float32"
+    return grid(title, ("same top token", "mean KL divergence", "largest"), rows)
 
 
 def gain(found: dict[str, Any], name: str) -> str:

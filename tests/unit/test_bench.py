@@ -32,6 +32,8 @@ LLAMA = ROOT / "tests/fixtures/nano-llama"
 BUNDLED = ROOT / "models/bundled"
 GREEDY = [5, 6, 7, 8]
 SAMPLED = [9, 9, 9, 9]
+CHAT_SECTIONS = ("agreement", "transcript")
+"""For models with chats: test_bench_real.py."""
 MS = {"transformers_js": 10.0, "transformers_js_sampled": 16.0, "tape": 1.0, "tape_sampled": 2.0}
 """Milliseconds a token of the rows of `outcomes`; all others take 4."""
 
@@ -45,6 +47,8 @@ def data_of(step: dict[str, Any]) -> dict[str, Any]:
     match step.get("function"):
         case "load":
             return {"load_ms": 100 * ms}
+        case "limits":
+            return {"copy_bytes_per_s": 4e12, "empty_us": 1.5, "bytes": 1 << 29}
         case "memory":
             return {"live_bytes": 1000, "peak_bytes": 2000, "ledger": {"weights": 900}}
         case "replay":
@@ -52,7 +56,7 @@ def data_of(step: dict[str, Any]) -> dict[str, Any]:
         case "gpu_time":
             return {"gpu_ms": 0.97}
         case "operations":
-            return {"operations": [{"index": 0, "label": "MatMul", "microseconds": 3.5}]}
+            return {"operations": [{"index": 0, "label": "MatMul", "microseconds": 3.5, "bytes": 4_000_000}]}
         case "generate":
             ids = SAMPLED if row.endswith("sampled") else GREEDY
             found = {"ids": ids, "first_ms": 5 * ms, "rest_ms": 3 * ms, "capture": "tape"}
@@ -111,7 +115,7 @@ def test_on_a_software_adapter_a_larger_model_is_only_counted() -> None:
     assert {step["section"] for step in steps if step["model"] == "nano-llama"} == {"decode", "counters", "end"}
 
 
-@pytest.mark.parametrize("section", [name for name in SECTIONS if name != "cases"])
+@pytest.mark.parametrize("section", [name for name in SECTIONS if name not in ("cases", *CHAT_SECTIONS)])
 def test_on_a_software_adapter_every_section_that_is_asked_for_gives_figures(section: str) -> None:
     steps = plan({"nano-llama": LLAMA}, [section], SOFTWARE, ["one", "two"], [])
     summary = summarize([{**step, "ok": True, "data": data_of(step)} for step in steps])
