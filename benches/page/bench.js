@@ -73,6 +73,7 @@ class CapstanContender {
 const MAKERS = {
   capstan: () => CapstanContender.start(),
   transformers_js: () => WorkerContender.start("transformers_worker.js"),
+  wllama: () => WorkerContender.start("wllama_worker.js"),
   eager: () => WorkerContender.start("eager_worker.js"),
 };
 

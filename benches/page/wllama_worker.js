@@ -1,17 +1,29 @@
-// Contender: wllama (llama.cpp on WebGPU), its own file as published, told token ids, over the model folder's GGUF.
+// Contender: wllama (llama.cpp on WebGPU), its own file as published, over the model folder's GGUF. It takes prompts as
+// text alone, and tells no ids.
 import { serve, timed } from "./worker.js";
 import { Wllama } from "/bench/wllama/index.min.js";
 
 let engine = null;
 let loaded = null;
 let told = [];
+let last = [];
 
-/** What llama.cpp says of the device that it chose, so that a run on the CPU is seen. */
+/** What llama.cpp says of the device that it chose, so that a run on the CPU is seen; and its last words. */
 const TELLING = /webgpu|offload|using device/i;
 const listen = (...words) => {
-  const line = words.join(" ").trim();
-  if (TELLING.test(line) && told.length < 40) told.push(line.slice(0, 300));
+  const line = words.join(" ").trim().slice(0, 300);
+  if (TELLING.test(line) && told.length < 40) told.push(line);
+  last = [...last.slice(-7), line];
 };
+
+/** What an action gives; its error comes with the engine's last words, which say why. */
+async function explained(action) {
+  try {
+    return await action();
+  } catch (error) {
+    throw new Error(`${error}; it said last: ${last.join(" | ")}`, { cause: error });
+  }
+}
 
 async function load({ model, counting }) {
   if (counting) throw new Error("wllama makes its device in a worker of its own, where nothing is counted");
@@ -24,31 +36,31 @@ async function load({ model, counting }) {
   );
   const folder = `/models/${encodeURIComponent(model)}/`;
   const { context_length } = (await (await fetch(`${folder}genai_config.json`)).json()).model;
-  await engine.loadModelFromUrl(new URL(`${folder}model.gguf`, location.href).href, {
-    n_ctx: Math.min(context_length, 4096),
-    n_parallel: 1,
-  });
+  const file = new URL(`${folder}model.gguf`, location.href).href;
+  await explained(() => engine.loadModelFromUrl(file, { n_ctx: Math.min(context_length, 4096), n_parallel: 1 }));
   loaded = model;
   return { load_ms: performance.now() - start, adapter: told };
 }
 
-/** Pick `tokens` ids after the prompt; an id is told where the engine tells it, else null. */
-async function generate({ model, prompt, tokens, sampling, counting, log_probabilities }) {
+/** Pick `tokens` tokens after the prompt; ids are null, as many as there were tokens. */
+async function generate({ model, text, tokens, sampling, counting }) {
   if (loaded !== model) await load({ model, counting });
-  return timed(async (onToken) => {
-    await engine.createCompletion({
-      prompt,
+  let usage = null;
+  const found = await timed(async (onToken) => {
+    const options = {
+      prompt: text,
       max_tokens: tokens,
       ignore_eos: true,
       cache_prompt: false,
       ...(sampling ?? { temperature: 0, top_k: 1 }),
-      ...(log_probabilities ? { logprobs: 1 } : {}),
       stream: true,
       onData: (chunk) => {
-        console.log(JSON.stringify(chunk).slice(0, 600));
-        onToken(null);
+        // The last one has no text, but the counts. A token that ends amid a character comes with the next one.
+        usage = chunk.usage ?? usage;
+        if (chunk.choices[0].finish_reason === null) onToken(null);
       },
-    });
+    };
+    await explained(() => engine.createCompletion(options));
   });
 }
 

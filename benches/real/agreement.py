@@ -68,7 +68,8 @@ def truth(folder: Path, tokens: int, top: int) -> dict[str, Any]:
             logs.append(np.take_along_axis(rows, best, 1).astype("<f4"))
             picked = list(model.greedy(prompt, tokens, vocabulary))
             greedy, margins = [pick for pick, _ in picked], [round(margin, 4) for _, margin in picked]
-            chats.append({"prompt": prompt, "reply": reply, "greedy": greedy, "margins": margins})
+            texts = {"prompt_text": pieces(folder, prompt), "reply_text": pieces(folder, reply)}
+            chats.append({"prompt": prompt, "reply": reply, **texts, "greedy": greedy, "margins": margins})
     return {
         "weights": hashlib.sha256(graph.with_name(f"{graph.name}.data").read_bytes()).hexdigest(),
         "computed": f"float32 activations, onnxruntime {onnxruntime.__version__} on the CPU, the folder's own weights",
@@ -93,6 +94,12 @@ def encoded(folder: Path) -> Iterator[tuple[list[int], list[int]]]:
         text = template.render(messages=[{"role": "user", "content": chat["user"]}], add_generation_prompt=True)
         prompt = tokenizer.encode(text, add_special_tokens=False).ids
         yield prompt, tokenizer.encode(chat["assistant"], add_special_tokens=False).ids
+
+
+def pieces(folder: Path, ids: list[int]) -> list[str]:
+    """The text of each id, for engines that take text."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return [tokenizer.decode([token], skip_special_tokens=False) for token in ids]
 
 
 def float32_graph(graph: Path, scratch: Path) -> Path:

@@ -90,7 +90,9 @@ class Bench:
 
         def keep(step: Step, outcome: dict[str, Any]) -> None:
             told = {name: value for name, value in step.items() if name not in ("args", "request", "expected")}
-            told["asked"] = {name: value for name, value in step.get("args", {}).items() if name != "prompt"}
+            told["asked"] = {
+                name: value for name, value in step.get("args", {}).items() if name not in ("prompt", "text")
+            }
             outcomes.append(checked({**told, **outcome}, step))
             shown = outcomes[-1]
             said = " ".join(str(step[key]) for key in ("model", "section", "function", "row", "round") if key in step)
@@ -116,6 +118,9 @@ def checked(outcome: dict[str, Any], step: Step) -> dict[str, Any]:
         given, asked = len(outcome["data"]["ids"]), step["args"]["tokens"]
         if given != asked:
             return {**outcome, "ok": False, "error": f"{given} tokens came, {asked} were asked for"}
+        seen = outcome["data"].get("prompt_tokens", step.get("length"))
+        if seen != step.get("length"):
+            return {**outcome, "ok": False, "error": f"its prompt has {seen} tokens, others' has {step['length']}"}
     if step["action"] != "request" or not outcome["ok"]:
         return outcome
     reply = outcome["data"]["reply"]

@@ -42,10 +42,10 @@ class Row:
     sampled: bool = False
     arguments: Mapping[str, Any] | None = None
 
-    def call(self, **arguments: Any) -> Step:
-        """The part of a step that has this row play."""
+    def call(self, asked: Step, **arguments: Any) -> Step:
+        """The part of a step that has this row play after a prompt."""
         sampling = dict(SEEDED if self.contender == "capstan" else SAMPLING) if self.sampled else None
-        given = {"sampling": sampling, **(self.arguments or {}), **arguments}
+        given = {**told(asked, self.contender), "sampling": sampling, **(self.arguments or {}), **arguments}
         return {
             "action": "call",
             "row": self.key,
@@ -53,6 +53,11 @@ class Row:
             "function": self.function,
             "args": given,
         }
+
+
+def told(asked: Step, contender: str) -> Step:
+    """A prompt as a contender takes it: as ids, or as text."""
+    return {"text": asked["text"]} if contender == "wllama" else {"prompt": asked["prompt"]}
 
 
 TAPE = {"capture": "tape"}
@@ -184,7 +189,7 @@ def plan(
             for step in makers[section](subject, measured):
                 if light and step.get("row") in LEFT_OUT:
                     continue
-                if step.get("contender") in without or (step.get("contender") == "wllama" and not subject.gguf):
+                if step.get("contender") in without or (step.get("contender") == "wllama" and not subject.text_engines):
                     continue
                 steps.append({"limit": measured.limit, **step, "model": name, "section": section})
         steps.append({"limit": measured.limit, "model": name, "section": "end", "action": "end"})
@@ -194,7 +199,7 @@ def plan(
 def rotated(rows: Sequence[Row], subject: Subject, by: int) -> list[Row]:
     """The rows that the model is there for, from another one on; a replay stays behind the row whose bursts it
     repeats."""
-    there = [row for row in rows if subject.gguf or row.contender != "wllama"]
+    there = [row for row in rows if subject.text_engines or row.contender != "wllama"]
     turn = by % len(there)
     return [*there[turn:], *there[:turn]]
 
@@ -203,8 +208,11 @@ def starts(subject: Subject, measured: Extent) -> Iterator[Step]:
     asked = subject.prompt()
     for turn in range(measured.starts + 1):
         for contender in ("transformers_js", "wllama", "capstan"):
-            given = {"model": subject.name, "prompt": asked["prompt"], **(TAPE if contender == "capstan" else {})}
-            start = {"action": "start", "contender": contender, "row": contender, "warm": turn > 0, "args": given}
+            if contender == "wllama" and not subject.text_engines:
+                continue
+            way = TAPE if contender == "capstan" else {}
+            args = {"model": subject.name, **told(asked, contender), **way}
+            start = {"action": "start", "contender": contender, "row": contender, "warm": turn > 0, "args": args}
             yield {**start, **placed(asked)}
 
 
@@ -232,7 +240,7 @@ def decode(subject: Subject, measured: Extent) -> Iterator[Step]:
         asked = subject.prompt(turn)
         # The first round warms everything up, and in order: a replay repeats bursts that were seen.
         for row in rotated(DECODE_ROWS, subject, max(0, turn - 1)):
-            call = row.call(model=subject.name, prompt=asked["prompt"], tokens=measured.tokens)
+            call = row.call(asked, model=subject.name, tokens=measured.tokens)
             yield {**call, **placed(asked), "round": turn, "warm": turn > 0, "warm_up": WARM_UP_DECODE}
 
 
@@ -241,7 +249,7 @@ def runs(subject: Subject, measured: Extent) -> Iterator[Step]:
         for turn in range(measured.run_rounds + 1):
             asked = subject.prompt(turn)
             for row in rotated(RUN_ROWS, subject, turn):
-                call = row.call(model=subject.name, prompt=asked["prompt"], tokens=tokens)
+                call = row.call(asked, model=subject.name, tokens=tokens)
                 said = {"tokens": tokens, "round": turn, "warm": turn > 0, "warm_up": WARM_UP_DECODE}
                 yield {**call, **placed(asked), **said}
 
@@ -273,7 +281,7 @@ def counters(subject: Subject, measured: Extent) -> Iterator[Step]:
             shared = {"action": "call", "contender": row.contender, "row": row.contender, "warm": False}
             yield {**shared, "function": "load", "args": loading}
         for tokens in (measured.counted, 2 * measured.counted):
-            call = row.call(model=subject.name, prompt=asked["prompt"], tokens=tokens, counting=True)
+            call = row.call(asked, model=subject.name, tokens=tokens, counting=True)
             ahead = (row.arguments or {}).get("run_ahead")
             yield {**call, **placed(asked), "warm": tokens > measured.counted, "tokens": tokens, "run_ahead": ahead}
         if row.contender not in started:
@@ -285,10 +293,10 @@ def lengths(subject: Subject, measured: Extent) -> Iterator[Step]:
     for length in measured.lengths:
         if length + measured.length_tokens > subject.context:
             continue
-        prompt = subject.long_prompt(length)
+        asked = subject.long_prompt(length)
         for turn in range(measured.length_rounds + 1):
             for row in rotated(LENGTH_ROWS, subject, turn):
-                call = row.call(model=subject.name, prompt=prompt, tokens=measured.length_tokens)
+                call = row.call(asked, model=subject.name, tokens=measured.length_tokens)
                 yield {**call, "round": turn, "warm": turn > 0, "length": length, "warm_up": WARM_UP_PROMPT}
 
 
@@ -299,7 +307,7 @@ def gpu(subject: Subject, measured: Extent) -> Iterator[Step]:
         return
     shared = {"action": "call", "contender": "capstan"}
     for length in reached:
-        prompt = subject.long_prompt(length)
+        prompt = subject.long_prompt(length)["prompt"]
         for sampled in (False, True) if length == reached[0] else (False,):
             args = {
                 "model": subject.name,
@@ -312,7 +320,8 @@ def gpu(subject: Subject, measured: Extent) -> Iterator[Step]:
             yield {**shared, **call, "args": args}
     yield {**shared, "function": "limits", "row": "copies", "length": 0, "args": {}}
     for length in sorted({reached[0], reached[-1]}):
-        args = {"model": subject.name, "prompt": subject.long_prompt(length), "repeats": OPERATION_REPEATS, **TAPE}
+        prompt = subject.long_prompt(length)["prompt"]
+        args = {"model": subject.name, "prompt": prompt, "repeats": OPERATION_REPEATS, **TAPE}
         yield {**shared, "function": "operations", "row": "tape", "length": length, "args": args}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,9 @@ class Chat:
     margins: tuple[float, ...]
     reply: tuple[int, ...]
     """A committed text, which is forced on engines to compare their probabilities."""
+    prompt_text: tuple[str, ...]
+    reply_text: tuple[str, ...]
+    """The text of each id."""
 
 
 @dataclass(frozen=True)
@@ -44,24 +47,31 @@ class Subject:
         config: dict[str, Any] = json.loads((folder / "genai_config.json").read_text())["model"]
         file = folder / CHATS
         found = json.loads(file.read_text())["chats"] if file.is_file() else []
-        chats = [Chat(*(tuple(chat[key]) for key in ("prompt", "greedy", "margins", "reply"))) for chat in found]
+        chats = [Chat(**{field.name: tuple(chat[field.name]) for field in fields(Chat)}) for chat in found]
         weights = (folder / f"{config['decoder']['filename']}.data").stat().st_size
         gguf = (folder / GGUF).is_file()
         return cls(name, config["vocab_size"], config["context_length"], weights, tuple(chats), gguf)
 
+    @property
+    def text_engines(self) -> bool:
+        """Whether engines can play that read a GGUF file and take text."""
+        return self.gguf and bool(self.chats)
+
     def prompt(self, turn: int = 0) -> dict[str, Any]:
-        """The prompt of a round, and for the step which chat it is."""
+        """The prompt of a round, also as text, and for the step which chat it is."""
         if not self.chats:
             return {"prompt": prompt_ids(PROMPT_TOKENS, self.vocabulary)}
         place = turn % len(self.chats)
-        return {"prompt": list(self.chats[place].prompt), "chat": place}
+        return {"prompt": list(self.chats[place].prompt), "chat": place, "text": "".join(self.chats[place].prompt_text)}
 
-    def long_prompt(self, length: int) -> list[int]:
+    def long_prompt(self, length: int) -> dict[str, Any]:
         """A prompt of so many tokens: the chats one after another, over and over."""
         if not self.chats:
-            return prompt_ids(length, self.vocabulary)
-        text = [token for chat in self.chats for token in (*chat.prompt, *chat.reply)]
-        return [text[place % len(text)] for place in range(length)]
+            return {"prompt": prompt_ids(length, self.vocabulary)}
+        ids = [token for chat in self.chats for token in (*chat.prompt, *chat.reply)]
+        text = [piece for chat in self.chats for piece in (*chat.prompt_text, *chat.reply_text)]
+        places = [place % len(ids) for place in range(length)]
+        return {"prompt": [ids[place] for place in places], "text": "".join(text[place] for place in places)}
 
 
 def prompt_ids(length: int, vocabulary: int) -> list[int]:

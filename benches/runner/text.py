@@ -62,9 +62,8 @@ def float32_cells(found: dict[str, Any]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for key, row in found["rows"].items():
         where = ", ".join(f"chat {p['chat']} at {p['at']} ({p['margin']:.2g})" for p in row["partings"]) or "nowhere"
-        note = "; weights of its own" if row["own_weights"] else ""
         name = TITLES.get(key) or NAMES.get(key, key)
-        rows.append((name, str(row["chats"]), str(row["tokens"]), str(row["agree"]), where + note))
+        rows.append((name, str(row["chats"]), str(row["tokens"]), str(row["agree"]), where))
     return rows
 
 

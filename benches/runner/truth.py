@@ -23,8 +23,7 @@ def against_float32(outcomes: Iterable[dict[str, Any]], subjects: Mapping[str, S
     the first that does not, over the chats; where each chat parts, and float32's margin there; and what is `wrong`,
     entries as `disagreements` has them.
 
-    After the first other token nothing is compared: the text is another one then. An engine with weights of its own is
-    told of and never wrong.
+    After the first other token nothing is compared: the text is another one then.
     """
     rows: dict[str, dict[str, dict[int, list[int]]]] = defaultdict(lambda: defaultdict(dict))
     for outcome in outcomes:
@@ -32,7 +31,9 @@ def against_float32(outcomes: Iterable[dict[str, Any]], subjects: Mapping[str, S
         if not subject or not subject.chats or not outcome["ok"] or outcome["section"] not in SECTIONS:
             continue
         ids = outcome["data"].get("ids")
-        if "chat" not in outcome or not ids or outcome["row"].endswith("_sampled") or None in ids:
+        if "chat" not in outcome or not ids or outcome["row"].endswith("_sampled"):
+            continue
+        if outcome["contender"] in OWN_WEIGHTS:
             continue
         seen = rows[subject.name][outcome["row"]]
         if len(ids) > len(seen.get(outcome["chat"], [])):
@@ -55,11 +56,11 @@ def judged(subject: Subject, rows: Mapping[str, Mapping[int, list[int]]]) -> dic
                 continue
             margin = chat.margins[at]
             partings.append({"chat": place, "at": at, "margin": margin})
-            if margin > NEAR_TIE and row not in OWN_WEIGHTS:
+            if margin > NEAR_TIE:
                 where = {"model": subject.name, "section": "decode", "length": len(chat.prompt), "row": row}
                 found["wrong"].append({**where, "against": "float32", "at": at, "strict": True, "margin": margin})
         chats = {"chats": len(by_chat), "tokens": compared, "agree": agree}
-        found["rows"][row] = {**chats, "partings": partings, "own_weights": row in OWN_WEIGHTS}
+        found["rows"][row] = {**chats, "partings": partings}
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benches.runner.main import write
+from benches.runner.main import checked, write
 from benches.runner.plan import HARDWARE, plan
 from benches.runner.readme import BEGIN, END, with_table
 from benches.runner.report import page
@@ -34,9 +34,10 @@ def real(tmp_path: Path) -> Path:
     shutil.copytree(LLAMA, folder)
     margins = [CLEAR, CLEAR, TIE, CLEAR]
     chats = [
-        {"prompt": [20, 21, 22], "reply": [30, 31], "greedy": GREEDY, "margins": margins},
-        {"prompt": [23, 24], "reply": [32], "greedy": GREEDY, "margins": margins},
+        {"prompt": [20, 21, 22], "reply": [30, 31], "prompt_text": list("abc"), "reply_text": list("kl")},
+        {"prompt": [23, 24], "reply": [32], "prompt_text": list("de"), "reply_text": ["m"]},
     ]
+    chats = [{**chat, "greedy": GREEDY, "margins": margins} for chat in chats]
     (folder / "chats.json").write_text(json.dumps({"chats": chats}))
     (folder / "model.gguf").touch()
     return folder
@@ -57,7 +58,7 @@ def data_of(step: dict[str, Any]) -> dict[str, Any]:
         case "transcript":
             return {"prompt": "<ask>", "text": "an <answer>", "reply": [1], "capture": "tape", "finish_reason": "eos"}
         case "generate":
-            ids = [3, 3, 3, 3] if step["row"] == "wllama" else GREEDY
+            ids = [None] * 4 if step["contender"] == "wllama" else GREEDY
             return {"ids": ids, "first_ms": 9.0, "rest_ms": 6.0, "capture": "tape"}
         case "replay":
             return {"ms_per_token": 2.0}
@@ -72,12 +73,18 @@ def of(outcomes: list[dict[str, Any]], model: str, section: str) -> list[dict[st
 
 def test_rounds_play_the_chats_in_turn_and_long_prompts_repeat_them(real: Path) -> None:
     outcomes = played(real, ["decode", "lengths"])
-    asked = {(step["round"], step["chat"], tuple(step["args"]["prompt"])) for step in of(outcomes, "real", "decode")}
-    assert asked == {(0, 0, (20, 21, 22)), (1, 1, (23, 24)), (2, 0, (20, 21, 22))}
+    told = [(step, step["args"]) for step in of(outcomes, "real", "decode")]
+    asked = {(step["round"], step["chat"], tuple(args.get("prompt") or args["text"])) for step, args in told}
+    assert asked == {
+        *[(0, 0, (20, 21, 22)), (1, 1, (23, 24)), (2, 0, (20, 21, 22))],
+        *[(0, 0, tuple("abc")), (1, 1, tuple("de")), (2, 0, tuple("abc"))],
+    }
+    assert {step["contender"] for step, args in told if "text" in args} == {"wllama"}
     assert "chat" not in of(outcomes, "nano-llama", "decode")[0]
-    assert Subject.of("real", real).long_prompt(10) == [20, 21, 22, 30, 31, 23, 24, 32, 20, 21]
-    [length] = {len(s["args"]["prompt"]) for s in of(outcomes, "real", "lengths") if s["length"] == 128}
-    assert length == 128
+    found = Subject.of("real", real).long_prompt(10)
+    assert found == {"prompt": [20, 21, 22, 30, 31, 23, 24, 32, 20, 21], "text": "abckldemab"}
+    long = [step["args"] for step in of(outcomes, "real", "lengths") if step["length"] == 128]
+    assert {len(args.get("prompt") or args["text"]) for args in long} == {128}
 
 
 def test_wllama_plays_where_the_folder_has_a_file_for_it(real: Path) -> None:
@@ -122,7 +129,6 @@ def test_engines_may_part_from_float32_where_it_is_unsure_and_that_is_told(real:
         "tokens": 8,
         "agree": 6,
         "partings": [{"chat": 1, "at": 2, "margin": TIE}],
-        "own_weights": False,
     }
     assert found["rows"]["tape"]["agree"] == 8
     assert disagreements(outcomes, {"real"}) == []
@@ -135,12 +141,16 @@ def test_an_engine_that_parts_where_float32_is_sure_is_wrong(real: Path) -> None
     assert (wrong["row"], wrong["against"], wrong["at"], wrong["margin"]) == ("eager", "float32", 1, CLEAR)
 
 
-def test_an_engine_with_weights_of_its_own_is_told_of_and_never_wrong(real: Path) -> None:
+def test_an_engine_with_weights_of_its_own_is_held_to_its_count_of_tokens_alone(real: Path) -> None:
     outcomes = played(real, ["decode"])
     found = against_float32(outcomes, {"real": Subject.of("real", real)})["real"]
-    assert (found["rows"]["wllama"]["agree"], found["rows"]["wllama"]["own_weights"]) == (0, True)
-    assert found["wrong"] == []
+    assert "wllama" not in found["rows"]
     assert disagreements(outcomes) == disagreements(outcomes, {"real"}) == []
+    [step, *_] = [step for step in outcomes if step.get("row") == "wllama"]
+    outcome = {"ok": True, "data": {"ids": [None] * HARDWARE.tokens, "prompt_tokens": step["length"]}}
+    assert checked(outcome, step)["ok"]
+    outcome["data"] = {**outcome["data"], "prompt_tokens": step["length"] + 1}
+    assert checked(outcome, step)["error"] == "its prompt has 4 tokens, others' has 3"
 
 
 def test_capstans_rows_of_one_capture_are_held_to_each_other_on_a_real_model(real: Path) -> None:
@@ -209,7 +219,6 @@ def test_reports_show_agreement_transcripts_and_where_engines_part(real: Path, t
     for made in (page(report), table(report)):
         assert "100.0 %" in made
         assert "9 became 4" in made
-        assert "weights of its own" in made
     assert "an &lt;answer&gt;" in page(report)
 
 
