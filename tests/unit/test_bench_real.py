@@ -147,10 +147,10 @@ def test_an_engine_with_weights_of_its_own_is_held_to_its_count_of_tokens_alone(
     assert "wllama" not in found["rows"]
     assert disagreements(outcomes) == disagreements(outcomes, {"real"}) == []
     [step, *_] = [step for step in outcomes if step.get("row") == "wllama"]
-    outcome = {"ok": True, "data": {"ids": [None] * HARDWARE.tokens, "prompt_tokens": step["length"]}}
-    assert checked(outcome, step)["ok"]
-    outcome["data"] = {**outcome["data"], "prompt_tokens": step["length"] + 1}
-    assert checked(outcome, step)["error"] == "its prompt has 4 tokens, others' has 3"
+    data = {"ids": [None] * HARDWARE.tokens, "prompt_tokens": step["length"]}
+    assert checked({"ok": True, "data": data}, step)["ok"]
+    longer = {**data, "prompt_tokens": step["length"] + 1}
+    assert checked({"ok": True, "data": longer}, step)["error"] == "its prompt has 4 tokens, others' has 3"
 
 
 def test_capstans_rows_of_one_capture_are_held_to_each_other_on_a_real_model(real: Path) -> None:
