@@ -62,6 +62,8 @@ async function generate({ model, text, tokens, sampling, counting }) {
     };
     await explained(() => engine.createCompletion(options));
   });
+  const { completion_tokens, prompt_tokens } = usage;
+  return { ...found, ids: Array(completion_tokens).fill(null), prompt_tokens };
 }
 
 async function close() {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -116,3 +117,47 @@ def test_a_cancelled_measure_waits_for_the_steps_that_are_under_way(times: int) 
     stage = PaperStage()
     asyncio.run(attempt())
     assert stage.log[-8:] == ["4 steps at 20", "done", "put back"] + ["free"] * 5
+
+
+class ForcedStage(PaperStage):
+    """A model whose logits tell how many steps were played, and a sampler that picks the largest logit."""
+
+    def __init__(self, never: int | None = None) -> None:
+        super().__init__()
+        self.values = array("f", [0.0] * 4)
+        self.steps = 0
+        self.never = never
+
+    def play_once(self, tape: int, length: int) -> None:
+        self.steps += 1
+        self.log.append(f"step at {length}")
+        self.values = array("f", [float(self.steps)] * 4)
+
+    async def logits(self) -> memoryview[float]:
+        return memoryview(self.values)
+
+    def set_logits(self, values: memoryview[float]) -> None:
+        self.values = array("f", values)
+
+    async def burst(self, tape: int, sampler: int, picks: int, first: bool, length: int, cursor: int) -> list[float]:
+        assert (picks, first) == (1, True), "a pick from the logits that are there, without a step"
+        allowed = [token for token in range(4) if token != self.never]
+        picked = max(allowed, key=lambda token: self.values[token])
+        self.log.append(f"{picked} into {cursor}")
+        return [0.0, 0.0, 0.0, 0.0, float(picked)]
+
+
+def test_forced_tokens_are_stepped_over_one_by_one_and_their_logits_seen_before_they_are_picked() -> None:
+    stage, seen = ForcedStage(), []
+    forced = rehearsal(stage).forced([2, 0, 3], stage.logits, stage.set_logits, lambda found: seen.append(list(found)))
+    asyncio.run(forced)
+    assert seen == [[1.0] * 4, [2.0] * 4, [3.0] * 4]
+    steps = ["step at 20", "2 into 3", "step at 21", "0 into 4", "step at 22", "3 into 5"]
+    assert stage.log == ["allocate"] * 5 + ["keep", *steps, "put back"] + ["free"] * 5
+
+
+def test_a_token_that_the_search_never_picks_cannot_be_forced() -> None:
+    stage = ForcedStage(never=2)
+    with pytest.raises(OptionError, match="token 2 cannot be forced: the search picks 0 instead"):
+        asyncio.run(rehearsal(stage).forced([2], stage.logits, stage.set_logits, lambda _: None))
+    assert stage.log[-6:] == ["put back"] + ["free"] * 5

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from ...errors import DeviceUnavailableError, OptionError
 from ...memory import DeviceBuffer
-from .engine import GpuTiming
+from .engine import GpuEngine
 from .sequence_buffers import SequenceBuffers
 
 __all__ = ["Rehearsal", "Timed", "traffic"]
@@ -35,7 +35,7 @@ UNLIKELY = -65504.0
 class Rehearsal:
     """A tape and a sampler at the end of a sequence of `length` positions; no burst may be under way."""
 
-    engine: GpuTiming
+    engine: GpuEngine
     buffers: SequenceBuffers
     tape: int
     sampler: int
