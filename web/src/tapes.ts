@@ -12,6 +12,7 @@ import { type PlayedOp, StepEncoder, Tape } from "./gpu/player";
 import { type BurstResult, RingReader } from "./gpu/ring";
 import { Sampler, type SamplerTargets, type Span } from "./gpu/sampler";
 import { operationTimes, stepTime } from "./gpu/timing";
+import { witness, type WitnessSpec } from "./gpu/witness";
 import { Handles } from "./handles";
 
 /** Part of a buffer, by [handle, offset, bytes]. */
@@ -79,6 +80,18 @@ export class Tapes {
       if (!buffer) throw new EngineError("TapeError", `buffer ${id} was not recorded`);
       this.watched.poison(buffer);
     }
+  }
+
+  /**
+   * Carry out a WitnessSpec with a step of a tape that sees `length` positions, or without one if `tape` is 0; resolves to
+   * what the spec reads back.
+   */
+  async witness(recording: number, tape: number, length: number, spec: string): Promise<Uint8Array> {
+    const played = tape ? this.playable(tape) : null;
+    const objects = this.sessions.recordings.get(recording);
+    const asked = JSON.parse(spec) as WitnessSpec;
+    const buffer = (handle: number): GPUBuffer => this.buffers.get(handle);
+    return witness(this.watched, this.fusedPipelines, asked, objects, buffer, played, length);
   }
 
   /** For each sequence length, the counts `steps` leave in a recorded buffer: u32 [lengths, 3] as bytes. */

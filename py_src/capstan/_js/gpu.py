@@ -188,6 +188,10 @@ class JsGpuEngine:
         with typed_errors():
             self._tapes.poison(tape, recording, json.dumps(buffers))
 
+    async def witness(self, recording: int, tape: int, length: int, spec: Mapping[str, Any]) -> bytes:
+        with typed_errors():
+            return bytes((await self._tapes.witness(recording, tape, length, json.dumps(spec))).to_bytes())
+
     async def counts_by_length(
         self, recording: int, steps: Sequence[Any], source: int, offset: int, mask: int, lengths: int
     ) -> bytes:

@@ -8,6 +8,7 @@ operation.py   what an operation of ours is to the modules here
 ops/           the operations of ours, one module each: recognised, joined, planned, bound
 fusions.py     the passes over the graph of a decode step, prefill_graph.py over that of a prefill run
 placement.py   values back into buffers, checked
+witness.py     holds each operation of a step to the truth
 fused_step.py  the rewritten step as the device takes it
 key.py         what a tape is valid for
 """
@@ -31,11 +32,14 @@ from .passes import (
     slice_for,
     without_clears,
 )
+from .placement import Placement
 from .prefill_graph import fuse_prefill
 from .recording import BindGroup, Clear, Command, Copy, Dispatch, DispatchIndirect, Op, Pipeline, Recording, Write
-from .step_graph import Recorded, StepGraph
+from .step_graph import Node, Recorded, StepGraph
+from .witness import BEYOND, Found, Watched, cache_rows, plan_witness
 
 __all__ = [
+    "BEYOND",
     "PASSES",
     "BindGroup",
     "Clear",
@@ -43,20 +47,25 @@ __all__ = [
     "Copy",
     "Dispatch",
     "DispatchIndirect",
+    "Found",
     "FusedStep",
     "Int4Weights",
     "MatMul",
     "MatrixMatMul",
     "MatVec",
+    "Node",
     "Op",
     "Pipeline",
+    "Placement",
     "Recorded",
     "Recording",
     "StepGraph",
     "TableGroup",
     "TapeKey",
+    "Watched",
     "WorkgroupLimits",
     "Write",
+    "cache_rows",
     "captured_half",
     "check_replayable",
     "copies_lost_by_ort",
@@ -64,6 +73,7 @@ __all__ = [
     "fuse_prefill",
     "fuse_step",
     "fused_step",
+    "plan_witness",
     "reaching_definition",
     "slice_for",
     "without_clears",

@@ -22,6 +22,8 @@ class FusedStep:
     played: list[list[Any]] = field(default_factory=list)
     kernels: list[dict[str, Any]] = field(default_factory=list)
     scratch: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    """Of each node that was emitted: how many operations are played up to its end."""
     tables: list[bytes] = field(default_factory=list)
     """u32 [capacity + 1, 3] each: workgroup counts by sequence length."""
 
@@ -93,4 +95,5 @@ def fused_step(
         else:
             for kernel in node.what.kernels(node.reads, node.writes, limits):
                 emit(kernel)
+        step.ends.append(len(step.played))
     return step

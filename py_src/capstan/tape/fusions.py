@@ -32,15 +32,20 @@ prefill    replay prefill runs of a few lengths, with int4 matrix products by a 
 
 
 def fuse_step(
-    recording: Recording, ops: Sequence[Command], lasting: Collection[int], passes: Collection[str]
+    recording: Recording,
+    ops: Sequence[Command],
+    lasting: Collection[int],
+    passes: Collection[str],
+    left: Collection[int] = (),
 ) -> Placement:
     """The step with the given passes applied, its values in buffers. `lasting` are buffers whose contents outlive it.
+    Operations whose index is in `left` stay as they were recorded.
 
     Raises TapeError if nothing of ours fits where its values are.
     """
 
     def read(kept: Collection[int]) -> StepGraph:
-        graph, met = read_step(recording, ops, lasting, passes, kept, RULES)
+        graph, met = read_step(recording, ops, lasting, passes, {*kept, *left}, RULES)
         for rules in RULES:
             for name, fold in rules.folds.items():
                 if name in passes:

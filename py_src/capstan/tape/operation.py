@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from .kernel_plan import KernelPlan, WorkgroupLimits
+
+if TYPE_CHECKING:
+    from .witness import Witness
 
 __all__ = ["ELEMENT_BYTES", "STATE", "Binding", "Buffer", "Kernel", "Operation", "Shared", "State", "Value"]
 
@@ -70,8 +73,22 @@ class Operation(Protocol):
         """Recorded buffers that it may read and write at once."""
         return frozenset()
 
+    @property
+    def title(self) -> str:
+        """What to call it in messages."""
+        return type(self).__name__
+
+    @property
+    def terms(self) -> int:
+        """How many numbers are added for an element of its result."""
+        return 1
+
     def written_bytes(self, index: int) -> int:
         """Bytes of the value that it writes as its `index`-th."""
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> Sequence[Kernel]:
         """The kernels that compute it, in order; `reads` and `writes` are the node's values."""
+
+    def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
+        """Have `witness` compute what it should make of its reads, and judge what was made. Operations without a truth
+        are held to nothing but the comparison of whole runs."""

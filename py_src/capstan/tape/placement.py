@@ -30,6 +30,8 @@ class Placement:
     nodes: tuple[Node, ...]
     places: Mapping[int, Place]
     scratch: tuple[int, ...]
+    homes: Mapping[int, int]
+    """The recorded buffer of each value that the recorded step makes."""
 
 
 class MisplacedError(TapeError):
@@ -65,7 +67,7 @@ def place_values(graph: StepGraph) -> Placement:
             place = places.get(value)
             if place is not None and place.kind == "scratch" and last_use[value] == i:
                 free[scratch[place.id]].append(place.id)
-    placement = Placement(tuple(nodes), places, tuple(scratch))
+    placement = Placement(tuple(nodes), places, tuple(scratch), graph.homes)
     _check(graph, placement)
     return placement
 

@@ -6,8 +6,12 @@ import type { WatchedDevice } from "./device";
 import { FusedPipelines, type KernelText } from "./kernels";
 import type { RecordingObjects } from "./recorder";
 
-/** What a kernel binds: a recorded buffer by id, a scratch buffer by number, or a span of one of ours by handle. */
-export type FusedBinding = ["recorded", number] | ["scratch", number] | ["span", number, number, number];
+/**
+ * What a kernel binds: a recorded buffer by id, a scratch buffer by number, bytes [offset, size] of a scratch buffer, or
+ * such a part of a buffer of ours by handle.
+ */
+export type FusedBinding =
+  ["recorded", number] | ["scratch", number] | ["part", number, number, number] | ["span", number, number, number];
 
 export interface FusedSpec {
   /** Bytes of each scratch buffer. */
@@ -48,7 +52,7 @@ export class FusedKernels {
       if (kind === "span") return { buffer: buffer(id), offset: binding[2], size: binding[3] };
       const found = kind === "recorded" ? objects.buffers.get(id) : scratch[id];
       if (!found) throw new EngineError("TapeError", `a fused kernel names ${kind} buffer ${id}, which there is not`);
-      return { buffer: found };
+      return kind === "part" ? { buffer: found, offset: binding[2], size: binding[3] } : { buffer: found };
     };
     const allocations = new Allocations(watched);
     const bind = (): FusedKernel[] => {
@@ -76,6 +80,13 @@ export class FusedKernels {
       for (const held of scratch) held.destroy();
       throw error;
     }
+  }
+
+  /** A scratch buffer by number. */
+  scratchBuffer(number: number): GPUBuffer {
+    const found = this.scratch[number];
+    if (!found) throw new EngineError("TapeError", `the tape names scratch buffer ${number}, which there is not`);
+    return found;
   }
 
   /** Fill the scratch buffers with bytes 0xFF, which no kernel takes for a finite float. */

@@ -5,22 +5,30 @@
 import { EngineError } from "../errors";
 import attention from "../shaders/attention.wgsl";
 import attentionJoin from "../shaders/attention_join.wgsl";
+import judge from "../shaders/judge.wgsl";
 import matmulMatrices from "../shaders/matmul_matrices.wgsl";
 import matmulQ4 from "../shaders/matmul_q4.wgsl";
 import matvecDense from "../shaders/matvec_dense.wgsl";
 import matvecQ4 from "../shaders/matvec_q4.wgsl";
 import quantizeRows from "../shaders/quantize_rows.wgsl";
+import rows from "../shaders/rows.wgsl";
+import truthAttention from "../shaders/truth_attention.wgsl";
+import truthGemv from "../shaders/truth_gemv.wgsl";
 import { declaredBindings, expanded, type TemplateValues } from "./wgsl";
 
 /** WGSL templates by name. */
 const TEMPLATES: Readonly<Record<string, string>> = {
   attention,
   attention_join: attentionJoin,
+  judge,
   matmul_matrices: matmulMatrices,
   matmul_q4: matmulQ4,
   matvec_dense: matvecDense,
   matvec_q4: matvecQ4,
   quantize_rows: quantizeRows,
+  rows,
+  truth_attention: truthAttention,
+  truth_gemv: truthGemv,
 };
 
 export interface KernelText extends TemplateValues {

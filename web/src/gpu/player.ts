@@ -115,16 +115,24 @@ export class Tape {
     return this.ops.filter((op) => op.kind === "copy" || op.kind === "clear").length;
   }
 
-  /** Encode one step; `length` is the number of valid positions the step sees (for `table` ops). */
-  encode(step: StepEncoder, length: number): void {
+  /**
+   * Encode one step; `length` is the number of valid positions the step sees (for `table` ops). `taps` are called outside
+   * of any pass, after the operation of their number; -1 is before the first.
+   */
+  encode(step: StepEncoder, length: number, taps: ReadonlyMap<number, () => void> | null = null): void {
     let pipeline: GPUComputePipeline | null = null;
     let groups: GPUBindGroup[] = [];
-    for (const op of this.ops) {
+    const interrupt = (action: () => void): void => {
+      step.endPass();
+      pipeline = null;
+      groups = [];
+      action();
+    };
+    for (const [index, op] of this.ops.entries()) {
+      const tap = taps?.get(index - 1);
+      if (tap) interrupt(tap);
       if (op.kind === "copy" || op.kind === "clear") {
-        step.endPass();
-        pipeline = null;
-        groups = [];
-        transfer(step.encoder, op);
+        interrupt(() => transfer(step.encoder, op));
         continue;
       }
       const { pass } = step;
@@ -135,6 +143,14 @@ export class Tape {
       groups = op.groups;
       this.dispatch(pass, op, length);
     }
+    const last = taps?.get(this.ops.length - 1);
+    if (last) interrupt(last);
+  }
+
+  /** A recorded buffer by id, or the scratch of its fused kernels by number. */
+  buffer(kind: "recorded" | "scratch", id: number): GPUBuffer {
+    if (kind === "recorded") return found(this.objects.buffers.get(id), "buffer", id);
+    return found(this.fused?.scratchBuffer(id), "scratch buffer", id);
   }
 
   /** The same with each dispatch in a pass of its own; `before` is called outside of any pass. */

@@ -151,6 +151,11 @@ class GpuTapes(GpuAdapter, Protocol):
 
     def add_table(self, tape: int, counts: bytes) -> None: ...
     def poison(self, tape: int, recording: int, buffers: Sequence[int]) -> None: ...
+    async def witness(self, recording: int, tape: int, length: int, spec: Mapping[str, Any]) -> bytes:
+        """Play a step of a tape (none if 0) that sees `length` positions, with the kernels of a WitnessSpec of
+        web/src/gpu/witness.ts before and after it; what the spec reads back. Without memory for its scratch,
+        OutOfMemoryError, which is no fault of the device."""
+
     async def counts_by_length(
         self, recording: int, steps: Sequence[Any], source: int, offset: int, mask: int, lengths: int
     ) -> bytes: ...

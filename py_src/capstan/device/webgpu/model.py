@@ -27,6 +27,7 @@ from .model_graphs import Graphs, OpenWeights
 from .prefill_chunk import prefill_chunk
 from .prefill_tape import PrefillTapes, weights_on_device
 from .sequence_buffers import SequenceBuffers
+from .step_check import StepCheck
 from .step_recorder import StepRecorder
 from .weight_lease import lease
 
@@ -312,7 +313,9 @@ class WebGpuModel:
                 return replace(step, note=str(error))
             step = replace(step, capture=self._capture, session=session, key=self._key(capacity))
             step = replace(step, captured=self._engine.bind(session, *self._tensors(buffers, "input", 1)))
-            return await StepRecorder(step, buffers, self._graphs.description, self._run_probe, self._passes).record()
+            check = StepCheck(self._engine, step.eager, buffers, self._graphs.description, self._run_probe)
+            recorder = StepRecorder(step, buffers, self._graphs.description, check, self._passes)
+            return await recorder.record()
         except BaseException:
             await step.release()
             raise

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ...errors import TapeCheckError, TapeError
+from ...errors import OutOfMemoryError, TapeCheckError, TapeError
 from ...fallback import fall_back
 from ...graph import GraphDescription
 from ...tape import (
@@ -28,17 +29,12 @@ from ...tape import (
 )
 from .decode_step import DecodeStep
 from .engine import NOT_FUSED
-from .replay_check import check_replay
+from .replay_check import TOLERANCE
 from .sequence_buffers import SequenceBuffers
+from .step_check import GROSS, Fused, StepCheck
+from .verdicts import Verdict, Verdicts, recording_digest
 
 __all__ = ["StepRecorder"]
-
-PROBE_TOKENS = 5
-"""Positions before the step that is compared."""
-
-LONG_PROBE = 700
-"""Positions before a second step that is compared: attention there is split, and what was frozen at the length of the
-recorded run shows."""
 
 COUNTED_LENGTHS = (1, 63, 64, 65, 127, 128, 129)
 """Lengths at which every indirect dispatch is asked for its counts, besides the longest: where kernels change."""
@@ -51,10 +47,11 @@ class StepRecorder:
     step: DecodeStep
     buffers: SequenceBuffers
     about: GraphDescription
-    probe: Callable[[SequenceBuffers, Sequence[int]], Awaitable[None]]
-    """Prefills a few tokens, so that steps are compared on real state."""
+    check: StepCheck
     passes: Sequence[str]
     """What is done to the recorded step, names out of capstan.tape.PASSES."""
+    verdicts: Verdicts | None = None
+    """What earlier loads found out; without it nothing is remembered."""
 
     async def record(self) -> DecodeStep:
         """Record the captured session's first run; return the step asked for, or the next one down with the reason."""
@@ -77,8 +74,8 @@ class StepRecorder:
             lost = copies_lost_by_ort(ops)
             if lost:
                 raise TapeError(f"onnxruntime-web's capture loses {lost} buffer copies of this model's decode step")
-            for length in self._probe_lengths:
-                await self._check(partial(engine.run, self.step.captured), length)
+            for length in self.check.lengths:
+                await self.check.step(recording, partial(engine.run, self.step.captured), length)
             return replace(self.step, capture="ort", note="; ".join(notes) or None)
         except TapeError as error:
             notes.append(str(error))
@@ -88,29 +85,60 @@ class StepRecorder:
             engine.drop_recording(recording.handle)
 
     async def _make_tape(self, recording: Recording, ops: Sequence[Command]) -> tuple[int, dict[str, str]]:
-        """A checked tape and what the passes did; a pass that fails its check is left out. Raises TapeError."""
+        """A tape that was checked, now or in an earlier load, and what the passes did. Raises TapeError."""
         check_replayable(recording)
+        verdicts, capacity = self.verdicts, self.buffers.capacity
+        if verdicts is None:
+            tape, verdict = await self._found_out(recording, ops)
+            return tape, dict(verdict.passes)
+        digest = recording_digest(recording, self.passes)
+        known = await verdicts.read(capacity, digest)
+        if known is not None:
+            with suppress(TapeError):
+                return await self._as_known(recording, ops, known), dict(known.passes)
+        tape, verdict = await self._found_out(recording, ops)
+        await verdicts.write(capacity, digest, verdict)
+        return tape, dict(verdict.passes)
+
+    async def _as_known(self, recording: Recording, ops: Sequence[Command], known: Verdict) -> int:
+        """The tape that an earlier load came to; TapeError if it cannot be made here."""
+        report: dict[str, str] = {}
+        lean = without_clears(ops)[0] if known.form != "plain" and "clears" in self.passes else tuple(ops)
+        if known.form == "fused":
+            return (await self._fused(recording, lean, known.left, report)).tape
+        played: list[Any] = [op.played() for op in lean]
+        tables: Sequence[bytes] = ()
+        if known.direct:
+            played, tables = await self._with_tables(recording, lean, range(len(lean)), report)
+        return await self._tape(recording, played, tables)
+
+    async def _found_out(self, recording: Recording, ops: Sequence[Command]) -> tuple[int, Verdict]:
+        """A checked tape, and what came out; a pass that fails its check is left out. Raises TapeError."""
         report: dict[str, str] = {}
         lean, cleared = without_clears(ops) if "clears" in self.passes else (tuple(ops), frozenset())
         try:
-            tape = await self._fused(recording, lean, cleared, report)
+            tape, left = await self._judged(recording, lean, cleared, report)
             report["clears"] = f"{len(ops) - len(lean)} dropped"
-            return tape, report
-        except TapeError as error:
+            return tape, Verdict("fused", left, report)
+        except (TapeError, OutOfMemoryError) as error:
+            if not self.step.engine.healthy():
+                raise
             if report:
                 fall_back("fused decode kernels", str(error), "onnxruntime-web's own kernels are replayed")
             report = {"fused": f"not used: {error}"}
+        form = "lean"
         try:
             tape = await self._checked_tape(recording, [op.played() for op in lean], poison=cleared)
             report["clears"] = f"{len(ops) - len(lean)} dropped"
         except TapeCheckError as error:
             tape = await self._checked_tape(recording, [op.played() for op in ops])
             report["clears"] = f"kept: {error}"
-            lean = tuple(ops)
+            lean, form = tuple(ops), "plain"
+        direct = False
         played, tables = await self._with_tables(recording, lean, range(len(lean)), report)
         if tables:
             try:
-                direct = await self._checked_tape(recording, played, poison=cleared, tables=tables)
+                other = await self._checked_tape(recording, played, poison=cleared, tables=tables)
             except TapeError as error:
                 report["direct"] = f"{indirect_count(lean)} indirect dispatches kept: {error}"
             except BaseException:
@@ -118,40 +146,60 @@ class StepRecorder:
                 raise
             else:
                 self.step.engine.close_tape(tape)
-                tape = direct
-        return tape, report
+                tape, direct = other, True
+        return tape, Verdict(form, passes=report, direct=direct)
 
     async def _fused(
-        self, recording: Recording, ops: Sequence[Command], cleared: Collection[int], report: dict[str, str]
-    ) -> int:
-        """A checked tape with kernels of ours; `report` is filled as soon as there is something to join.
+        self, recording: Recording, ops: Sequence[Command], left: Collection[int], report: dict[str, str]
+    ) -> Fused:
+        """A tape with kernels of ours, which nobody checked; operations whose index is in `left` stay as recorded.
 
-        Raises TapeError, with an empty report, if the step has nothing for the passes asked for.
+        `report` is filled as soon as there is something to join. Raises TapeError if the step has nothing for the
+        passes asked for.
         """
         engine, buffers = self.step.engine, self.buffers
         lasting = {engine.recorded_id(buffer) for buffer in buffers.written()}
-        placement = fuse_step(recording, ops, lasting, self.passes)
+        placement = fuse_step(recording, ops, lasting, self.passes, left)
         replayed = [node.what.index for node in placement.nodes if isinstance(node.what, Recorded)]
         if len(replayed) == len(ops):
-            raise TapeError("the step has nothing that the passes join")
+            raise TapeError("the step has nothing that the passes join" + (" and that is right" if left else ""))
         report["fused"] = f"{len(ops)} operations became {len(placement.nodes)}, {len(replayed)} of them as recorded"
         played, tables = await self._with_tables(recording, ops, replayed, report)
-        state = buffers.spans["state"]
         fused = fused_step(
             placement,
             {index: played[index] for index in replayed},
             tables,
-            (state.buffer.handle, state.offset, state.length),
+            self.check.state,
             WorkgroupLimits.of(engine.adapter()),
             buffers.capacity,
         )
-        return await self._checked_tape(
-            recording,
-            fused.played,
-            poison={*cleared, *(place.id for place in placement.places.values() if place.kind == "recorded")},
-            tables=fused.tables,
-            fused=fused.spec(buffers.owner),
-        )
+        tape = await self._tape(recording, fused.played, fused.tables, fused.spec(buffers.owner))
+        return Fused(tape, placement, fused.ends)
+
+    async def _judged(
+        self, recording: Recording, ops: Sequence[Command], cleared: Collection[int], report: dict[str, str]
+    ) -> tuple[int, dict[int, str]]:
+        """A tape with kernels of ours, each operation of which was held to the truth; and the recorded operations that
+        no kernel of ours replaces because it was wrong, with the reasons. Raises TapeError."""
+        left: dict[int, str] = {}
+        while True:
+            fused = await self._fused(recording, ops, left, report)
+            try:
+                recorded = {place.id for place in fused.placement.places.values() if place.kind == "recorded"}
+                poison = self.check.poisoned(recording, {*cleared, *recorded})
+                wrong = await self.check.faults(recording, ops, fused, poison, recognise=not left)
+                if not wrong:
+                    await self.check.compare(recording, fused.tape, poison, GROSS)
+                    if left:
+                        report["left out"] = "; ".join(dict.fromkeys(left.values()))
+                    return fused.tape, left
+            except BaseException:
+                self.step.engine.close_tape(fused.tape)
+                raise
+            self.step.engine.close_tape(fused.tape)
+            for reason in dict.fromkeys(wrong.values()):
+                fall_back("a fused decode kernel", reason, "that operation is replayed as recorded")
+            left |= wrong
 
     async def _with_tables(
         self, recording: Recording, ops: Sequence[Command], replayed: Collection[int], report: dict[str, str]
@@ -217,10 +265,20 @@ class StepRecorder:
                             f"indirect dispatch {use} gets {got} workgroups at length {length}, its table {expected}"
                         )
 
-    async def _tape(self, recording: Recording, played: Sequence[Any], fused: Mapping[str, Any] = NOT_FUSED) -> int:
+    async def _tape(
+        self,
+        recording: Recording,
+        played: Sequence[Any],
+        tables: Sequence[bytes] = (),
+        fused: Mapping[str, Any] = NOT_FUSED,
+    ) -> int:
+        """A tape that nobody checked."""
         engine = self.step.engine
         written = [engine.recorded_id(buffer) for buffer in self.buffers.written()]
-        return await engine.make_tape(recording.handle, played, written, fused)
+        tape = await engine.make_tape(recording.handle, played, written, fused)
+        for table in tables:
+            engine.add_table(tape, table)
+        return tape
 
     async def _checked_tape(
         self,
@@ -228,45 +286,15 @@ class StepRecorder:
         played: Sequence[Any],
         poison: Collection[int] = (),
         tables: Sequence[bytes] = (),
-        fused: Mapping[str, Any] = NOT_FUSED,
     ) -> int:
-        """A tape that was seen to do what an eager step does after few positions and after many.
-
-        What the step writes and need not keep, `poison` and the scratch of its kernels, is full of NaN before it.
-        """
-        engine = self.step.engine
-        written = {engine.recorded_id(buffer) for buffer in self.buffers.written()}
-        poisoned = sorted({b for b in poison if b in recording.private()} - written)
-        tape = await self._tape(recording, played, fused)
+        """A tape of recorded kernels that was seen to do what an eager step does after few positions and after many."""
+        tape = await self._tape(recording, played, tables)
         try:
-            for table in tables:
-                engine.add_table(tape, table)
-            for length in self._probe_lengths:
-
-                async def play(length: int = length) -> None:
-                    engine.poison(tape, recording.handle, poisoned)
-                    engine.play_once(tape, length + 1)
-
-                await self._check(play, length)
+            await self.check.compare(recording, tape, self.check.poisoned(recording, poison), TOLERANCE)
         except BaseException:
-            engine.close_tape(tape)
+            self.step.engine.close_tape(tape)
             raise
         return tape
-
-    @property
-    def _probe_lengths(self) -> list[int]:
-        return sorted({min(length, self.buffers.capacity - 1) for length in (PROBE_TOKENS, LONG_PROBE)})
-
-    async def _check(self, replay: Callable[[], Awaitable[None]], length: int) -> None:
-        """Compare the step after `length` positions with an eager one; see check_replay.
-
-        A few positions are prefilled; those after them have in their caches what was there, the same for both.
-        """
-        engine, buffers, about = self.step.engine, self.buffers, self.about
-        prefilled = min(length, PROBE_TOKENS)
-        await self.probe(buffers, [(7 * i + 3) % about.vocab_size for i in range(prefilled)])
-        buffers.set_input(11 % about.vocab_size, length)
-        await check_replay(engine, buffers, about, "step", replay, partial(engine.run, self.step.eager, length + 1))
 
 
 def indirect_count(ops: Iterable[Command]) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..kernel_plan import KernelPlan, WorkgroupLimits
 from ..operation import ELEMENT_BYTES, STATE, Binding, Buffer, Kernel, Operation, Shared, Value
 from ..ort_kernels import Met, OrtKernel, Rules, Signature
 from ..step_graph import Node, Recorded, StepGraph
+from ..witness import Witness
 
 __all__ = ["RULES", "Attention", "AttentionShape", "fits_attention", "join_rows", "plan_attention", "team_constants"]
 
@@ -69,6 +70,14 @@ class Attention(Operation):
     def in_place(self) -> frozenset[int]:
         return frozenset({self.key, self.value})
 
+    @property
+    def title(self) -> str:
+        return f"attention of {self.heads} heads"
+
+    @property
+    def terms(self) -> int:
+        return self.head
+
     def written_bytes(self, index: int) -> int:
         """The caches are recorded buffers: of what it makes only the result is placed."""
         return self.heads * self.head * ELEMENT_BYTES[self.element]
@@ -81,6 +90,39 @@ class Attention(Operation):
         caches: dict[str, Binding] = {"key_cache": Buffer(self.key), "value_cache": Buffer(self.value)}
         attend = Kernel(split, half, {"qkv": Value(reads[0]), **rotary, **caches, **passed})
         return [attend, Kernel(join, half, passed)]
+
+    def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
+        half, each = self.element == "f16", ELEMENT_BYTES[self.element]
+        width, kv_width = self.heads * self.head, self.kv_heads * self.head
+        # A kernel binds a part of a buffer from a multiple of 256 bytes on: of 32 pairs.
+        values_at = -(-kv_width // 32) * 32
+        constants: dict[str, int | float | bool] = {
+            "HEADS": self.heads,
+            "KV_HEADS": self.kv_heads,
+            "HEAD": self.head,
+            "CAPACITY": self.capacity,
+            "SCALE": self.scale,
+            "LONGEST": witness.longest,
+            "VALUES_AT": values_at,
+        }
+        shared = {"qkv": witness.keep(reads[0], (width + 2 * kv_width) * each), "state": witness.length_at}
+        rotary = {"cos_cache": ["recorded", self.cos], "sin_cache": ["recorded", self.sin]}
+        keys, values = ["recorded", self.key], ["recorded", self.value]
+        scores, truth = witness.scores(self.heads * witness.longest), witness.truths(width)
+        rows = witness.truths(values_at + kv_width)
+
+        def run(part: str, bindings: Mapping[str, list[Any]], counts: tuple[int, int, int]) -> None:
+            chosen = {name: name == part for name in ("SCORES", "RESULT", "ROWS")}
+            witness.run("truth_attention", {**constants, **chosen}, half, {**shared, **bindings}, counts)
+
+        run("SCORES", {**rotary, "key_cache": keys, "scores": scores}, (-(-witness.length // 64), self.heads, 1))
+        run("RESULT", {"value_cache": values, "scores": scores, "truth": truth}, (-(-width // 64), 1, 1))
+        run("ROWS", {**rotary, "truth": rows}, (-(-kv_width // 64), 1, 1))
+        witness.judge("result", self.element, witness.keep(writes[0], width * each), truth)
+        kind, number, offset, _ = rows
+        for part, cache, start in (("new keys", keys, 0), ("new values", values, 8 * values_at)):
+            row = [kind, number, offset + start, 8 * kv_width]
+            witness.judge(part, self.element, cache, row, (self.capacity, self.head))
 
 
 Counts = Callable[[int], tuple[int, int, int]]

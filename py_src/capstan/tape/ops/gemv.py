@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
+from math import gcd, prod
 
 from ..kernel_plan import KernelPlan, WorkgroupLimits
 from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
 from ..ort_kernels import Met, OrtKernel, Rules, Signature
 from ..step_graph import Node, StepGraph
+from ..witness import Witness
 from .elementwise import Add, Multiply, Silu, total_of
 from .gemv_dense import column_width, tune_dense
 from .gemv_int4 import tune_matvec
@@ -55,6 +56,15 @@ class MatVec(Operation):
     zeros: int | None = None
     """Zero points, packed as the weights are; None where each is half of the range."""
 
+    @property
+    def title(self) -> str:
+        kind = "dense" if self.scales is None else f"int{self.bits}"
+        return f"the {kind} product {self.k} -> {self.n}"
+
+    @property
+    def terms(self) -> int:
+        return self.k
+
     def written_bytes(self, index: int) -> int:
         return self.n * ELEMENT_BYTES[self.element]
 
@@ -71,6 +81,38 @@ class MatVec(Operation):
         for name, buffer in zip(("weights_up", "scales_up", "zeros_up"), self.up or (), strict=False):
             bindings[name] = Buffer(buffer)
         return [Kernel(plan_matvec(self, limits), self.element == "f16", bindings)]
+
+    def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
+        each, given = ELEMENT_BYTES[self.element], not witness.is_made(writes[0])
+        constants: dict[str, int | float | bool] = {
+            "N": self.n,
+            "K": self.k,
+            "BLOCK": self.block or gcd(self.k, 64),
+            "DENSE": self.scales is None,
+            "BYTES": self.bits == 8,
+            "ZEROS": self.zeros is not None,
+            "NORM": self.norm is not None,
+            "RESIDUAL": self.residual,
+            "GATED": self.up is not None,
+            "GIVEN": given,
+        }
+        bindings = {"x": witness.keep(reads[0], self.k * each), "weights": ["recorded", self.weights]}
+        if self.scales is not None:
+            bindings["scales"] = ["recorded", self.scales]
+        if self.zeros is not None:
+            bindings["zeros"] = ["recorded", self.zeros]
+        if self.norm is not None:
+            constants["EPSILON"] = self.norm.epsilon
+            bindings["gamma"] = ["recorded", self.norm.gamma]
+        if self.residual:
+            bindings["residual"] = witness.keep(reads[1], self.n * each)
+        for name, buffer in zip(("weights_up", "scales_up", "zeros_up"), self.up or (), strict=False):
+            bindings[name] = ["recorded", buffer]
+        truth, y = witness.truths(self.n), witness.keep(writes[0], self.n * each)
+        bindings |= {"truth": truth, "y": y} if given else {"truth": truth}
+        witness.run("truth_gemv", constants, self.element == "f16", bindings, (-(-self.n // 64), 1, 1))
+        if not given:
+            witness.judge("result", self.element, y, truth)
 
 
 def plan_matvec(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:

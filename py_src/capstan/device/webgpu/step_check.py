@@ -1,0 +1,170 @@
+"""Finds out whether a tape does what was recorded: each operation by the truth, the step by an eager one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ...graph import GraphDescription
+from ...tape import (
+    BEYOND,
+    Command,
+    Found,
+    Placement,
+    Recording,
+    Watched,
+    cache_rows,
+    plan_witness,
+)
+from .engine import GpuEngine
+from .replay_check import TOLERANCE, check_replay
+from .sequence_buffers import SequenceBuffers
+from .verdicts import OURS, RECORDED, judge
+
+__all__ = ["GROSS", "Fused", "StepCheck"]
+
+PROBE_TOKENS = 40
+"""Positions that are prefilled before the step that is compared."""
+
+LONG_PROBE = 700
+"""Positions before a second step that is compared: attention there is split, and what was frozen at the length of the
+recorded run shows."""
+
+GROSS = {"float32": 2e-3, "float16": 0.25}
+"""Largest difference between a fused step and an eager one, relative to the largest value. Each operation was held to
+the truth; this finds what concerns the whole step, such as a number that was frozen at the length of the recorded run,
+which is off by as much as the largest value. Two sound float16 steps of a trained model were 0.06 apart."""
+
+OWNER = "tape check"
+CACHE_BYTES = {"float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A tape with kernels of ours, as it was planned."""
+
+    tape: int
+    placement: Placement
+    ends: Sequence[int]
+    """Of each node: how many operations are played up to its end."""
+
+
+@dataclass
+class StepCheck:
+    """Checks tapes of one recorded step over the sequence's buffers, whose contents it changes."""
+
+    engine: GpuEngine
+    eager: int
+    """The prefill session bound to a single input id."""
+    buffers: SequenceBuffers
+    about: GraphDescription
+    probe: Callable[[SequenceBuffers, Sequence[int]], Awaitable[None]]
+    """Prefills a few tokens, so that steps are compared on real state."""
+
+    async def _plain(self, recording: Recording, ops: Sequence[Command]) -> int:
+        """A tape of the step as it was recorded."""
+        written = [self.engine.recorded_id(buffer) for buffer in self.buffers.written()]
+        return await self.engine.make_tape(recording.handle, [op.played() for op in ops], written)
+
+    async def faults(
+        self, recording: Recording, ops: Sequence[Command], fused: Fused, poison: Sequence[int], recognise: bool
+    ) -> dict[int, str]:
+        """Why operations are not to be replaced, by recorded index: the kernel of ours is wrong, or (where `recognise`)
+        the recorded one does not compute what it was taken for."""
+        engine, nodes, places = self.engine, fused.placement.nodes, fused.placement.places
+        makers = {value: (index, node) for index, node in enumerate(nodes) for value in node.writes}
+        ours = Watched(
+            nodes,
+            lambda value: (places[value].kind, places[value].id),
+            {value: fused.ends[index] - 1 for value, (index, _) in makers.items()},
+        )
+        homes = fused.placement.homes
+        theirs = Watched(
+            nodes,
+            lambda value: ("recorded", homes[value]) if value in homes else None,
+            {value: node.position for value, (_, node) in makers.items()},
+        )
+        faults: dict[int, str] = {}
+        plain = await self._plain(recording, ops) if recognise else 0
+        try:
+            for length in self.lengths:
+                await self._prepare(recording, length, BEYOND)
+                if recognise:
+                    found = await self._witness(recording, plain, theirs, length)
+                    faults |= judge(nodes, found, RECORDED, "the recorded kernel")
+                    await self._rows(recording, BEYOND)
+                engine.poison(fused.tape, recording.handle, poison)
+                faults = (
+                    judge(nodes, await self._witness(recording, fused.tape, ours, length), OURS, "our kernel") | faults
+                )
+        finally:
+            if plain:
+                engine.close_tape(plain)
+        return {origin: reason for index, reason in faults.items() for origin in nodes[index].origins}
+
+    async def _witness(self, recording: Recording, tape: int, watched: Watched, length: int) -> list[Found]:
+        longest = max(self.lengths) + 1
+        planned = plan_witness(watched, self.state, length + 1, longest, OWNER)
+        return planned.found(await self.engine.witness(recording.handle, tape, length + 1, planned.spec()))
+
+    async def _rows(self, recording: Recording, beyond: int, filled: int = 0) -> None:
+        """Prepare the caches' rows for the step whose input is set; see cache_rows."""
+        engine, about, buffers = self.engine, self.about, self.buffers
+        caches = [engine.recorded_id(cache) for cache in buffers.cache]
+        row = about.head_size * CACHE_BYTES[about.cache_dtype]
+        planned = cache_rows(caches, about.num_kv_heads, row, buffers.capacity, filled, beyond, self.state, OWNER)
+        await engine.witness(recording.handle, 0, 0, planned.spec())
+
+    async def _prepare(self, recording: Recording, length: int, beyond: int) -> None:
+        """The state after `length` positions of a prompt: some are prefilled, the caches' rows after them repeat these.
+
+        What lies behind them is full of the word `beyond`.
+        """
+        buffers, vocabulary = self.buffers, self.about.vocab_size
+        filled = min(length, PROBE_TOKENS)
+        await self.probe(buffers, [(7 * i + 3) % vocabulary for i in range(filled)])
+        buffers.set_input(11 % vocabulary, length)
+        await self._rows(recording, beyond, filled)
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """The sampler's state: handle, offset, bytes."""
+        span = self.buffers.spans["state"]
+        return span.buffer.handle, span.offset, span.length
+
+    def poisoned(self, recording: Recording, buffers: Collection[int]) -> list[int]:
+        """Those of these buffers that a step writes and need not keep."""
+        written = {self.engine.recorded_id(buffer) for buffer in self.buffers.written()}
+        return sorted({buffer for buffer in buffers if buffer in recording.private()} - written)
+
+    async def compare(
+        self, recording: Recording, tape: int, poison: Sequence[int], tolerance: Mapping[str, float]
+    ) -> None:
+        """Compare the steps of a tape with eager ones. What it need not keep, `poison` and the scratch of its kernels,
+        is full of NaN before each."""
+        engine = self.engine
+        for length in self.lengths:
+
+            async def play(length: int = length) -> None:
+                engine.poison(tape, recording.handle, poison)
+                engine.play_once(tape, length + 1)
+
+            await self.step(recording, play, length, tolerance)
+
+    @property
+    def lengths(self) -> list[int]:
+        return sorted({min(length, self.buffers.capacity - 1) for length in (PROBE_TOKENS, LONG_PROBE)})
+
+    async def step(
+        self,
+        recording: Recording,
+        replay: Callable[[], Awaitable[None]],
+        length: int,
+        tolerance: Mapping[str, float] = TOLERANCE,
+    ) -> None:
+        """Compare the step after `length` positions with an eager one; see check_replay."""
+        engine = self.engine
+        await self._prepare(recording, length, beyond=0)
+        eager = partial(engine.run, self.eager, length + 1)
+        await check_replay(engine, self.buffers, self.about, "step", replay, eager, tolerance)

@@ -1,0 +1,164 @@
+"""What was found out about the decode step of a model, and what of it holds for a later load.
+
+`judge` tells which operations of a step are wrong, from how far their results are from the truth (tape/witness.py). A
+Verdict is what a recorded step came to; Verdicts keeps it in the browser's storage with all that it depends on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from ...notes import Notes
+from ...tape import Attention, Clear, Copy, Dispatch, DispatchIndirect, Found, MatVec, Node, Recording, Write
+
+__all__ = ["OURS", "RECORDED", "Bound", "Verdict", "Verdicts", "judge", "recording_digest"]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How far results may be from the truth, in units of rounding (see docs/design.md, "Checking")."""
+
+    largest: float
+    """Of any element."""
+    mean: float
+    """Of the root of the mean square over all elements."""
+    by_depth: bool
+    """Whether both grow with the square root of the number of terms for float16 values, whose sums are then float16 too;
+    for float32 values they always do."""
+
+    def of(self, node: Node) -> Bound:
+        """For one operation."""
+        match node.what:
+            case MatVec(k=terms, element=element) | Attention(head=terms, element=element):
+                depth = math.sqrt(terms) if self.by_depth or element == "f32" else 1.0
+                return Bound(self.largest * depth, self.mean * depth, False)
+            case _:
+                return self
+
+
+OURS = Bound(largest=12.0, mean=2.0, by_depth=False)
+"""Kernels of ours: at most 16 products are added in the type of the values, all else in float32."""
+RECORDED = Bound(largest=12.0, mean=2.0, by_depth=True)
+"""Kernels of onnxruntime-web, which adds in the type of the values: is a recorded operation what it was taken for?"""
+
+
+def judge(nodes: Sequence[Node], found: Sequence[Found], bound: Bound, what: str) -> dict[int, str]:
+    """Why operations are wrong, by the index of their node; `what` did them."""
+    faults: dict[int, str] = {}
+    for each in found:
+        node = nodes[each.node]
+        limit = bound.of(node)
+        got, wanted = f"element {each.element} is {each.got:.6g}", f"the truth {each.wanted:.6g}"
+        if each.unlike:
+            reason = f"{each.unlike} elements are finite in only one of it and the truth; {got}, {wanted}"
+        elif each.largest > limit.largest:
+            far = f"{each.largest:.3g} units of rounding apart, at most {limit.largest:.3g} are explained"
+            reason = f"{got}, {wanted}: {far}"
+        elif each.mean > limit.mean:
+            reason = f"{each.mean:.3g} units of rounding off in the mean, at most {limit.mean:.3g} are explained"
+        else:
+            continue
+        faults.setdefault(each.node, f"{each.part} of {described(node)} by {what}: {reason}")
+    return faults
+
+
+def described(node: Node) -> str:
+    """An operation, for messages."""
+    match node.what:
+        case MatVec() as what:
+            kind = "dense" if what.scales is None else "int4"
+            return f"the {kind} product {what.k} -> {what.n} at operation {node.position}"
+        case Attention() as what:
+            return f"attention of {what.heads} heads at operation {node.position}"
+        case _:
+            return f"operation {node.position}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a recorded step came to."""
+
+    form: str
+    """'fused'; 'lean', recorded kernels without clears; or 'plain', recorded kernels with them."""
+    left: Mapping[int, str] = field(default_factory=dict)
+    """Recorded operations that no kernel of ours replaces because it was wrong, with the reason."""
+    passes: Mapping[str, str] = field(default_factory=dict)
+    """What to say of each pass."""
+    direct: bool = False
+    """Of a lean step: whether its indirect dispatches were made direct."""
+
+
+class Verdicts:
+    """Verdicts of one model, by recording. `facts` is everything that they depend on besides the recording."""
+
+    def __init__(self, notes: Notes, model: str, facts: str) -> None:
+        self._notes, self._model, self._facts = notes, model, facts
+
+    async def read(self, capacity: int, digest: str) -> Verdict | None:
+        """What was found out for this recording, None if nothing was, or if the note is damaged."""
+        text = await self._notes.read(self._name(capacity), self._key(digest))
+        if text is None:
+            return None
+        try:
+            found = json.loads(text)
+            left = {int(index): str(reason) for index, reason in found.pop("left").items()}
+            verdict = Verdict(left=left, **found)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
+        return verdict if verdict.form in ("fused", "lean", "plain") else None
+
+    async def write(self, capacity: int, digest: str, verdict: Verdict) -> None:
+        await self._notes.write(self._name(capacity), self._key(digest), json.dumps(asdict(verdict)))
+
+    def _name(self, capacity: int) -> str:
+        return f"decode step of {self._model} for {capacity} positions"
+
+    def _key(self, digest: str) -> str:
+        return json.dumps([self._facts, digest])
+
+
+def recording_digest(recording: Recording, passes: Sequence[str]) -> str:
+    """Of everything that a recorded step consists of: operations, WGSL, bindings, sizes and uploads; and of the passes.
+
+    Ids of buffers and pipelines are numbered by first use, since they differ from load to load.
+    """
+    numbers: dict[tuple[str, int], int] = {}
+
+    def number(kind: str, id_: int) -> int:
+        return numbers.setdefault((kind, id_), len(numbers))
+
+    digest = hashlib.sha256(repr(tuple(passes)).encode())
+
+    def add(*parts: object) -> None:
+        digest.update(repr(parts).encode())
+
+    def dispatched(pipeline: int, groups: Sequence[int]) -> None:
+        fresh = ("pipeline", pipeline) not in numbers
+        add(number("pipeline", pipeline))
+        if fresh:
+            add(recording.pipelines[pipeline].code, sorted(recording.pipelines[pipeline].access.items()))
+        for group in groups:
+            for binding, buffer, offset, size in recording.groups[group].entries:
+                add(binding, number("buffer", buffer), offset, size, recording.sizes[buffer])
+
+    for op in recording.ops:
+        add(type(op).__name__)
+        match op:
+            case Dispatch():
+                dispatched(op.pipeline, op.groups)
+                add(op.x, op.y, op.z)
+            case DispatchIndirect():
+                dispatched(op.pipeline, op.groups)
+                add(number("buffer", op.buffer), op.offset)
+            case Copy():
+                source, target = number("buffer", op.source), number("buffer", op.target)
+                add(source, op.source_offset, target, op.target_offset, op.size)
+            case Clear():
+                add(number("buffer", op.buffer), op.offset, op.size)
+            case Write():
+                add(number("buffer", op.buffer), op.offset, op.data)
+    return digest.hexdigest()

@@ -1,0 +1,215 @@
+"""Holds each operation of a step to the truth: what it should make, in float32, of the values that it was given.
+
+A step is played once, and what its operations read and write is kept. Plain kernels then compute every result again
+from the kept inputs (web/src/shaders/truth_gemv.wgsl, truth_attention.wgsl), with the 2-norm of what is summed, and
+judge.wgsl tells how far each result is from that in units of rounding. Errors do not add up from operation to
+operation, so that the bound is that of a single one, and the operation that is wrong is known. docs/design.md has the
+derivation.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .step_graph import Node, Recorded
+
+__all__ = ["BEYOND", "FOUND_BYTES", "Found", "Watched", "Witness", "cache_rows", "plan_witness"]
+
+UNIT = {"f16": 2.0**-11, "f32": 2.0**-24}
+"""The unit roundoff of each type."""
+FLOOR = {"f16": 2.0**-13, "f32": 2.0**-120}
+"""What may be lost of numbers that are too small to be normal ones, which a GPU may take for zero."""
+LARGEST = {"f16": 65504.0, "f32": 3.4028234e38}
+
+ALIGNMENT = 256
+"""Of the parts of a buffer that a kernel binds, in bytes; the most that a device may ask for."""
+FOUND_BYTES = ALIGNMENT
+"""Of a judgement, with what aligns the next one."""
+LOG, TRUTHS, SCORES, FOUND = range(4)
+"""The first scratch buffers."""
+THREADS = 64
+MOST_WORKGROUPS = 65535
+"""In one dimension of a dispatch, on every device."""
+
+BEYOND = 0x54005400
+"""What fills the rows of a cache that a step must not read: 64 as float16, 4e12 as float32."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A step as it is played: where its values are, and when."""
+
+    nodes: Sequence[Node]
+    place: Callable[[int], tuple[str, int] | None]
+    """A value's buffer, 'recorded' or 'scratch', and its id; None if the step does not make the value."""
+    after: Mapping[int, int]
+    """The played operation after which a value is in its place."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """How far a result is from the truth."""
+
+    node: int
+    """Index of the node."""
+    part: str
+    """'result', 'new keys' or 'new values'."""
+    largest: float
+    """The largest error, in units of rounding."""
+    mean: float
+    """The root of the mean square of the errors."""
+    got: float
+    wanted: float
+    element: int
+    unlike: int
+    """Elements that are finite in just one of result and truth."""
+
+
+@dataclass
+class Witness:
+    """A WitnessSpec of web/src/gpu/witness.ts, while operations put it together; and what its results mean."""
+
+    owner: str
+    state: tuple[int, int, int]
+    """The sampler's state (handle, offset, bytes), whose first word is the length."""
+    length: int = 0
+    """Positions that the step sees."""
+    longest: int = 0
+    """The most that any step sees."""
+    watched: Watched | None = None
+    node: int = 0
+    """Index of the node whose truth is being planned."""
+    kernels: list[dict[str, Any]] = field(default_factory=list)
+    counts: list[tuple[int, int, int]] = field(default_factory=list)
+    before: int = 0
+    copies: list[list[Any]] = field(default_factory=list)
+    judged: list[tuple[int, str]] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    kept: dict[int, list[Any]] = field(default_factory=dict)
+
+    def spec(self) -> dict[str, Any]:
+        scratch = [max(ALIGNMENT, size) for size in self.sizes]
+        return {
+            "kernels": {"kernels": self.kernels, "scratch": scratch, "owner": self.owner},
+            "counts": self.counts,
+            "before": self.before,
+            "copies": self.copies,
+            "results": [FOUND, self.sizes[FOUND]],
+        }
+
+    def found(self, data: bytes) -> list[Found]:
+        """What was read back."""
+        every = []
+        for i, (node, part) in enumerate(self.judged):
+            largest, mean, got, wanted, element, unlike = struct.unpack_from("<4f2I", data, FOUND_BYTES * i)
+            every.append(Found(node, part, largest, math.sqrt(mean), got, wanted, element, unlike))
+        return every
+
+    def is_made(self, value: int) -> bool:
+        """Whether the step makes a value; if not, its truth is to take its place."""
+        return self.watched is not None and self.watched.place(value) is not None
+
+    def keep(self, value: int, size: int) -> list[Any]:
+        """Where a value of `size` bytes is kept, as a binding."""
+        if value not in self.kept:
+            place = self.watched.place(value) if self.watched else None
+            if self.watched is None or place is None:
+                # Written by a kernel that reads other values: no buffer may be read and written by one dispatch.
+                self.kept[value] = ["scratch", len(self.sizes)]
+                self.sizes.append(-(-size // ALIGNMENT) * ALIGNMENT)
+            else:
+                self.kept[value] = self.part(LOG, size)
+                _, _, offset, padded = self.kept[value]
+                self.copies.append([self.watched.after.get(value, -1), *place, padded, offset])
+        return self.kept[value]
+
+    def truths(self, count: int) -> list[Any]:
+        """Room for that many pairs of value and spread, as a binding."""
+        return self.part(TRUTHS, 8 * count)
+
+    def scores(self, count: int) -> list[Any]:
+        """Room for that many pairs between the kernels of one truth, as a binding; operations take turns with it."""
+        self.sizes[SCORES] = max(self.sizes[SCORES], 8 * count)
+        return ["scratch", SCORES]
+
+    def part(self, buffer: int, size: int) -> list[Any]:
+        """A new part of a scratch buffer, as a binding."""
+        offset = self.sizes[buffer]
+        self.sizes[buffer] = offset + -(-size // ALIGNMENT) * ALIGNMENT
+        return ["part", buffer, offset, -(-size // 4) * 4]
+
+    @property
+    def length_at(self) -> list[Any]:
+        """The sampler's state, as a binding."""
+        return ["span", *self.state]
+
+    def run(
+        self,
+        shader: str,
+        constants: Mapping[str, int | float | bool],
+        half: bool,
+        bindings: Mapping[str, list[Any]],
+        counts: tuple[int, int, int],
+    ) -> None:
+        """Add a kernel; its bindings by the names that its template declares."""
+        floats = [name for name, value in constants.items() if isinstance(value, float)]
+        text = {"shader": shader, "constants": dict(constants), "floats": floats, "half": half, "lanes": 0}
+        self.kernels.append({**text, "bindings": dict(bindings)})
+        self.counts.append(counts)
+
+    def judge(
+        self, part: str, element: str, y: list[Any], truth: list[Any], rows: tuple[int, int] | None = None
+    ) -> None:
+        """Hold `y`, of an element type, to the truth; with `rows` (capacity, head) it is a cache, and its row at the new
+        position counts."""
+        capacity, head = rows or (1, 1)
+        constants: dict[str, int | float | bool] = {
+            "UNIT": UNIT[element],
+            "FLOOR": FLOOR[element],
+            "LARGEST": LARGEST[element],
+            "HALF_VALUES": element == "f16",
+            "ROWS": rows is not None,
+            "HEAD": head,
+            "CAPACITY": capacity,
+        }
+        self.judged.append((self.node, part))
+        bindings = {"y": y, "truth": truth, "state": self.length_at, "result": self.part(FOUND, 24)}
+        self.run("judge", constants, False, bindings, (1, 1, 1))
+
+
+def plan_witness(watched: Watched, state: tuple[int, int, int], length: int, longest: int, owner: str) -> Witness:
+    """What judges the operations of ours in a step that sees `length` positions, at most `longest`.
+
+    A value that the step does not make (one that a recorded step never writes, since it is joined to the next
+    operation) is taken from the truth.
+    """
+    witness = Witness(owner, state, length, longest, watched)
+    for witness.node, node in enumerate(watched.nodes):
+        if not isinstance(node.what, Recorded):
+            node.what.truth(witness, node.reads, node.writes)
+    return witness
+
+
+def cache_rows(
+    caches: Sequence[int],
+    heads: int,
+    head_bytes: int,
+    capacity: int,
+    filled: int,
+    beyond: int,
+    state: tuple[int, int, int],
+    owner: str,
+) -> Witness:
+    """Before a step at position state[0] - 1: rows of these caches (by recorded id) from `filled` on repeat those
+    before, and what lies from that position on is full of the u32 word `beyond`."""
+    witness = Witness(owner, state)
+    words = head_bytes // 4
+    constants = {"CAPACITY": capacity, "WORDS": words, "FILLED": filled, "REPEAT": filled > 0, "WORD": beyond}
+    for cache in caches:
+        counts = (min(-(-capacity * words // THREADS), MOST_WORKGROUPS), heads, 1)
+        witness.run("rows", constants, False, {"cache": ["recorded", cache], "state": witness.length_at}, counts)
+    return witness

@@ -1,0 +1,23 @@
+// Prepares a KV cache for the check of a step at position state[0] - 1: rows from that position on are filled with WORD;
+// REPEAT: those before it repeat the first FILLED ones.
+// Bindings: 0 cache [*, CAPACITY, WORDS], 1 state. Dispatch: (CAPACITY * WORDS / 64 or fewer, heads).
+
+@group(0) @binding(0) var<storage, read_write> cache: array<u32>;
+@group(0) @binding(1) var<storage, read> state: array<u32>;
+
+@compute @workgroup_size(64)
+fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+  let head = id.y * CAPACITY * WORDS;
+  let position = state[0] - 1u;
+  for (var i = id.x; i < CAPACITY * WORDS; i += groups.x * 64u) {
+    let row = i / WORDS;
+    if (row >= position) {
+      cache[head + i] = WORD;
+    }
+#if REPEAT
+    if (row < position && row >= FILLED) {
+      cache[head + i] = cache[head + row % FILLED * WORDS + i % WORDS];
+    }
+#endif
+  }
+}

@@ -1,0 +1,125 @@
+// What attention of one new token should give, in float32, and how large its rounding errors may become: plain loops.
+//
+// The operation of attention.wgsl, in three kernels: SCORES makes the score of each head and position, RESULT the softmax
+// over them and the sum of the values, ROWS what the caches must hold at the new position. state[0] counts the new token.
+// Each truth is (value, spread), as in truth_gemv.wgsl; the spread of a result has that of the scores in it: an error d of
+// a score changes the result by p * |v - result| * d, where p is the weight of the position and v its value.
+// Bindings, those whose condition holds: qkv, state, cos_cache, sin_cache, key_cache, value_cache, scores, truth.
+// Constants: HEADS, KV_HEADS, HEAD, CAPACITY, SCALE; LONGEST, positions that a row of the scores has room for;
+// VALUES_AT, where the values of ROWS begin.
+// Dispatch: SCORES (length / 64, HEADS), RESULT (HEADS * HEAD / 64), ROWS (KV_HEADS * HEAD / 64).
+
+@group(0) @binding(next) var<storage, read> qkv: array<element>;
+@group(0) @binding(next) var<storage, read> state: array<u32>;
+#if RESULT
+#else
+@group(0) @binding(next) var<storage, read> cos_cache: array<element>;
+@group(0) @binding(next) var<storage, read> sin_cache: array<element>;
+#endif
+#if SCORES
+@group(0) @binding(next) var<storage, read> key_cache: array<element>;
+#endif
+#if RESULT
+@group(0) @binding(next) var<storage, read> value_cache: array<element>;
+#endif
+#if SCORES
+@group(0) @binding(next) var<storage, read_write> scores: array<vec2<f32>>; // [HEADS, LONGEST]
+#endif
+#if RESULT
+@group(0) @binding(next) var<storage, read> scores: array<vec2<f32>>;
+#endif
+#if SCORES
+#else
+@group(0) @binding(next) var<storage, read_write> truth: array<vec2<f32>>;
+#endif
+
+const GROUP = HEADS / KV_HEADS;
+const HALF_HEAD = HEAD / 2u;
+const KEYS = HEADS * HEAD; // where the keys of qkv begin
+const VALUES = KEYS + KV_HEADS * HEAD;
+
+#if RESULT
+#else
+// Element i of the head that begins at `at`, rotated to a position: its two terms.
+fn rotated(at: u32, i: u32, position: u32) -> vec2<f32> {
+  let angle = position * HALF_HEAD + i % HALF_HEAD;
+  let other = f32(qkv[at + (i + HALF_HEAD) % HEAD]) * f32(sin_cache[angle]);
+  return vec2<f32>(f32(qkv[at + i]) * f32(cos_cache[angle]), select(other, -other, i < HALF_HEAD));
+}
+#endif
+
+@compute @workgroup_size(64)
+fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+  let length = state[0];
+  let position = length - 1u;
+#if SCORES
+  let at = id.x;
+  let head = id.y;
+  if (at >= length) {
+    return;
+  }
+  let kv_head = head / GROUP;
+  var sum = 0.0;
+  var squares = 0.0;
+  for (var i = 0u; i < HEAD; i++) {
+    let q = rotated(head * HEAD, i, position);
+    var key = f32(key_cache[(kv_head * CAPACITY + min(at, CAPACITY - 1u)) * HEAD + i]);
+    if (at == position) {
+      let k = rotated(KEYS + kv_head * HEAD, i, position);
+      key = f32(element(k.x + k.y));
+    }
+    let term = (q.x + q.y) * key;
+    // Both terms of a rotated element may be larger than it is.
+    let most = (abs(q.x) + abs(q.y)) * abs(key);
+    sum += term;
+    squares += most * most;
+  }
+  scores[head * LONGEST + at] = vec2<f32>(sum * SCALE, (sqrt(squares) + abs(sum)) * abs(SCALE));
+#endif
+#if RESULT
+  if (id.x >= HEADS * HEAD) {
+    return;
+  }
+  let head = id.x / HEAD;
+  let kv_head = head / GROUP;
+  let i = id.x % HEAD;
+  let row = head * LONGEST;
+  var most = scores[row].x;
+  for (var at = 1u; at < length; at++) {
+    most = max(most, scores[row + at].x);
+  }
+  var weights = 0.0;
+  var sum = 0.0;
+  for (var at = 0u; at < length; at++) {
+    var value = f32(value_cache[(kv_head * CAPACITY + at) * HEAD + i]);
+    if (at == position) {
+      value = f32(qkv[VALUES + kv_head * HEAD + i]);
+    }
+    let weight = exp(scores[row + at].x - most);
+    weights += weight;
+    sum += weight * value;
+  }
+  let result = sum / weights;
+  var squares = 0.0;
+  var shifted = 0.0;
+  for (var at = 0u; at < length; at++) {
+    var value = f32(value_cache[(kv_head * CAPACITY + at) * HEAD + i]);
+    if (at == position) {
+      value = f32(qkv[VALUES + kv_head * HEAD + i]);
+    }
+    let weight = exp(scores[row + at].x - most) / weights;
+    squares += weight * weight * value * value;
+    shifted += weight * abs(value - result) * scores[row + at].y;
+  }
+  truth[id.x] = vec2<f32>(result, sqrt(squares) + shifted + abs(result));
+#endif
+#if ROWS
+  if (id.x >= KV_HEADS * HEAD) {
+    return;
+  }
+  let terms = rotated(KEYS + id.x / HEAD * HEAD, id.x % HEAD, position);
+  truth[id.x] = vec2<f32>(terms.x + terms.y, abs(terms.x) + abs(terms.y));
+  let value = f32(qkv[VALUES + id.x]);
+  truth[VALUES_AT + id.x] = vec2<f32>(value, abs(value));
+#endif
+}

@@ -1,0 +1,167 @@
+// What a GEMV should give, in float32, and how large its rounding errors may become: one thread an output, plain loops.
+//
+// y[n] = sum over k of W[n][k] * x[k], with the norm, the gate and the residual of matvec_q4.wgsl and matvec_dense.wgsl.
+// W: int4 of MatMulNBits (BYTES: int8) with scales and, if ZEROS, zero points, packed as matvec_q4.wgsl tells; DENSE: [K, N]
+// of `element`.
+// truth[n] = (y[n], spread): `spread` is the 2-norm of the terms of the sum, brought through what follows it, plus the
+// magnitude of each value that is rounded on the way. A rounding error is at most `spread` times the unit roundoff times a
+// small factor (docs/design.md, "Checking"). Sums are taken in runs of RUN terms, so that their own error is far below.
+// GIVEN: y, rounded to `element`, is written as well, where no recorded buffer has it.
+// Bindings, those whose condition holds: x, weights, scales, zeros, gamma, residual, weights_up, scales_up, zeros_up,
+// truth, y.
+// Constants: N, K, BLOCK (elements that share a scale; any divisor of K where DENSE), EPSILON if NORM. Dispatch: N / 64.
+
+const BLOCKS = (K + BLOCK - 1u) / BLOCK;
+#if BYTES
+const BITS = 8u;
+#else
+const BITS = 4u;
+#endif
+const ROW_BITS = BLOCKS * BLOCK * BITS;
+const ZERO_ROW_BITS = (BLOCKS * BITS + 7u) / 8u * 8u;
+
+@group(0) @binding(next) var<storage, read> x: array<element>;
+#if DENSE
+@group(0) @binding(next) var<storage, read> weights: array<element>;
+#else
+@group(0) @binding(next) var<storage, read> weights: array<u32>;
+@group(0) @binding(next) var<storage, read> scales: array<element>;
+#if ZEROS
+@group(0) @binding(next) var<storage, read> zeros: array<u32>;
+#endif
+#endif
+#if NORM
+@group(0) @binding(next) var<storage, read> gamma: array<element>;
+#endif
+#if RESIDUAL
+@group(0) @binding(next) var<storage, read> residual: array<element>;
+#endif
+#if GATED
+#if DENSE
+@group(0) @binding(next) var<storage, read> weights_up: array<element>;
+#else
+@group(0) @binding(next) var<storage, read> weights_up: array<u32>;
+@group(0) @binding(next) var<storage, read> scales_up: array<element>;
+#if ZEROS
+@group(0) @binding(next) var<storage, read> zeros_up: array<u32>;
+#endif
+#endif
+#endif
+@group(0) @binding(next) var<storage, read_write> truth: array<vec2<f32>>;
+#if GIVEN
+@group(0) @binding(next) var<storage, read_write> y: array<element>;
+#endif
+
+fn input(k: u32, inverse: f32) -> f32 {
+#if NORM
+  return f32(x[k]) * inverse * f32(gamma[k]);
+#else
+  return f32(x[k]);
+#endif
+}
+
+#if DENSE
+fn weight(n: u32, k: u32) -> f32 {
+  return f32(weights[k * N + n]);
+}
+#if GATED
+fn weight_up(n: u32, k: u32) -> f32 {
+  return f32(weights_up[k * N + n]);
+}
+#endif
+#else
+// Where a weight and the zero point of its block begin, in bits.
+fn weight_at(n: u32, k: u32) -> u32 {
+  return n * ROW_BITS + k * BITS;
+}
+
+fn zero_at(n: u32, k: u32) -> u32 {
+  return n * ZERO_ROW_BITS + k / BLOCK * BITS;
+}
+
+fn number(word: u32, at: u32) -> f32 {
+  return f32((word >> (at % 32u)) & ((1u << BITS) - 1u));
+}
+
+fn weight(n: u32, k: u32) -> f32 {
+  let at = weight_at(n, k);
+  var zero = f32(1u << (BITS - 1u));
+#if ZEROS
+  zero = number(zeros[zero_at(n, k) / 32u], zero_at(n, k));
+#endif
+  return (number(weights[at / 32u], at) - zero) * f32(scales[n * BLOCKS + k / BLOCK]);
+}
+#if GATED
+fn weight_up(n: u32, k: u32) -> f32 {
+  let at = weight_at(n, k);
+  var zero = f32(1u << (BITS - 1u));
+#if ZEROS
+  zero = number(zeros_up[zero_at(n, k) / 32u], zero_at(n, k));
+#endif
+  return (number(weights_up[at / 32u], at) - zero) * f32(scales_up[n * BLOCKS + k / BLOCK]);
+}
+#endif
+#endif
+
+@compute @workgroup_size(64)
+fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+  let n = id.x;
+  if (n >= N) {
+    return;
+  }
+  var inverse = 1.0;
+#if NORM
+  var squared = 0.0;
+  for (var start = 0u; start < K; start += BLOCK) {
+    var part = 0.0;
+    for (var k = start; k < min(start + BLOCK, K); k++) {
+      let value = f32(x[k]);
+      part += value * value;
+    }
+    squared += part;
+  }
+  inverse = 1.0 / sqrt(squared / f32(K) + EPSILON);
+#endif
+  var sum = 0.0;
+  var squares = 0.0;
+  var sum_up = 0.0;
+  var squares_up = 0.0;
+  for (var start = 0u; start < K; start += BLOCK) {
+    var part = 0.0;
+    var part_squares = 0.0;
+    var part_up = 0.0;
+    var part_squares_up = 0.0;
+    for (var k = start; k < min(start + BLOCK, K); k++) {
+      let value = input(k, inverse);
+      let term = weight(n, k) * value;
+      part += term;
+      part_squares += term * term;
+#if GATED
+      let term_up = weight_up(n, k) * value;
+      part_up += term_up;
+      part_squares_up += term_up * term_up;
+#endif
+    }
+    sum += part;
+    squares += part_squares;
+    sum_up += part_up;
+    squares_up += part_squares_up;
+  }
+  var value = sum;
+  var spread = sqrt(squares) + abs(sum);
+#if GATED
+  // The slope of silu is at most 1.1.
+  let spread_up = sqrt(squares_up) + abs(sum_up);
+  let activated = sum / (1.0 + exp(-sum));
+  value = activated * sum_up;
+  spread = 1.1 * spread * abs(sum_up) + abs(activated) * spread_up + abs(value);
+#endif
+#if RESIDUAL
+  value += f32(residual[n]);
+  spread += abs(value);
+#endif
+  truth[n] = vec2<f32>(value, spread);
+#if GIVEN
+  y[n] = element(value);
+#endif
+}
