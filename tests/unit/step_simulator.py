@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -286,6 +287,34 @@ class Machine:
             case _:
                 raise AssertionError(f"{op} cannot be played")
 
+    def witness(
+        self, spec: Mapping[str, Any], played: Sequence[Any], fused: Mapping[str, Any], tables: Sequence[bytes]
+    ) -> bytes:
+        """Carry out a WitnessSpec with a tape; what it reads back."""
+        own = [np.full(size // 4, np.nan) for size in spec["kernels"]["scratch"]]
+        scratch = [np.full(size // 4, np.nan) for size in fused["scratch"]]
+        rows = [np.frombuffer(table, np.uint32).reshape(-1, 3) for table in tables]
+
+        def copy(after: int) -> None:
+            for at, kind, number, size, offset in spec["copies"]:
+                if at == after:
+                    source = self.memory[number] if kind == "recorded" else scratch[number]
+                    own[0][offset // 4 : (offset + size) // 4] = source[: size // 4]
+
+        def run(first: int, end: int) -> None:
+            for kernel, counts in zip(spec["kernels"]["kernels"][first:end], spec["counts"][first:end], strict=True):
+                self.fused(kernel, own, counts)
+
+        run(0, spec["before"])
+        copy(-1)
+        for index, op in enumerate(played):
+            self.play(op, fused["kernels"], scratch, rows)
+            copy(index)
+        run(spec["before"], len(spec["counts"]))
+        number, size = spec["results"]
+        results = own[number][: size // 4].reshape(-1, 64)[:, :6] if size else []
+        return b"".join(struct.pack("<4f2I", *row[:4], int(row[4]), int(row[5])).ljust(256, b"\0") for row in results)
+
     def dispatch(self, pipeline: int, groups: Sequence[int]) -> None:
         kernel = self.step.kernels[pipeline]
         at: dict[str, Vector] = {}
@@ -317,6 +346,8 @@ class Machine:
                     at[name] = self.memory[buffer]
                 case ["scratch", number]:
                     at[name] = scratch[number]
+                case ["part", number, offset, size]:
+                    at[name] = scratch[number][offset // 4 : (offset + size) // 4]
                 case ["span", *_]:
                     at[name] = np.array([self.length], float)
             (written if access == "read_write" else read).append(tuple(binding))
@@ -387,4 +418,84 @@ def splits_of(c: Mapping[str, Any], length: int) -> int:
     return 1 if blocks <= c["ALONE"] else min(blocks, int(c["MAX_SPLITS"]))
 
 
-OURS = {"matvec_dense": matvec_dense, "matvec_q4": matvec_q4, "attention": attention, "attention_join": attention_join}
+def truth_gemv(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
+    n, k = c["N"], c["K"]
+    assert 64 * counts[0] >= n
+    x = at["x"][:k]
+    x = normed(x, at["gamma"], c["EPSILON"]) if c["NORM"] else x
+
+    def rows(weights: str, scales: str) -> Vector:
+        if c["DENSE"]:
+            return at[weights][: k * n].reshape(k, n).T
+        return np.stack([product(at[weights], at[scales], unit, n, k, c["BLOCK"]) for unit in np.eye(k)], axis=1)
+
+    w = rows("weights", "scales")
+    y, spread = w @ x, np.sqrt((w * x) ** 2 @ np.ones(k)) + abs(w @ x)
+    if c["GATED"]:
+        up = rows("weights_up", "scales_up") @ x
+        y, spread = gated(y, up), spread * abs(up) + abs(up) + abs(y)
+    if c["RESIDUAL"]:
+        y = y + at["residual"][:n]
+        spread = spread + abs(y)
+    at["truth"][: 2 * n] = np.stack([y, spread], axis=1).reshape(-1)
+    if c["GIVEN"]:
+        at["y"][:n] = y
+
+
+def truth_attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
+    heads, kv, head, capacity = c["HEADS"], c["KV_HEADS"], c["HEAD"], c["CAPACITY"]
+    length = int(at["state"][0])
+    q, k, v = np.split(at["qkv"][: (heads + 2 * kv) * head].reshape(-1, head), [heads, heads + kv])
+    if c["ROWS"]:
+        for start, made in ((0, rotated(k, at["cos_cache"], at["sin_cache"], length - 1)), (c["VALUES_AT"], v)):
+            truth = np.stack([made.reshape(-1), abs(made.reshape(-1))], axis=1).reshape(-1)
+            at["truth"][2 * start : 2 * start + truth.size] = truth
+    elif c["SCORES"]:
+        keys = at["key_cache"][: kv * capacity * head].reshape(kv, capacity, head)[:, :length].copy()
+        keys[:, -1] = rotated(k, at["cos_cache"], at["sin_cache"], length - 1)
+        q = rotated(q, at["cos_cache"], at["sin_cache"], length - 1)
+        scores = np.einsum("hd,htd->ht", q, np.repeat(keys, heads // kv, axis=0)) * c["SCALE"]
+        pairs = np.stack([scores, abs(scores) + 1], axis=2)
+        at["scores"][: heads * c["LONGEST"] * 2].reshape(heads, c["LONGEST"], 2)[:, :length] = pairs
+    else:
+        values = at["value_cache"][: kv * capacity * head].reshape(kv, capacity, head)[:, :length].copy()
+        values[:, -1] = v
+        scores = at["scores"][: heads * c["LONGEST"] * 2].reshape(heads, c["LONGEST"], 2)[:, :length, 0]
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        y = np.einsum("ht,htd->hd", weights, np.repeat(values, heads // kv, axis=0)).reshape(-1)
+        at["truth"][: 2 * y.size] = np.stack([y, abs(y) + 1], axis=1).reshape(-1)
+
+
+def judge(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
+    truth = at["truth"].reshape(-1, 2)
+    y = at["y"]
+    if c["ROWS"]:
+        y = y.reshape(-1, c["CAPACITY"], c["HEAD"])[:, int(at["state"][0]) - 1].reshape(-1)
+    y = y[: len(truth)]
+    with np.errstate(invalid="ignore"):
+        ratio = np.nan_to_num(abs(y - truth[:, 0]) / (c["UNIT"] * truth[:, 1] + c["FLOOR"]))
+    unlike = np.isfinite(y) != np.isfinite(truth[:, 0])
+    worst = int(unlike.argmax() if unlike.any() else ratio.argmax())
+    found = [ratio.max(), (ratio**2).mean(), y[worst], truth[worst, 0], worst, unlike.sum()]
+    at["result"][:6] = np.clip(found, -3e38, 3e38)
+
+
+def cache_rows(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
+    cache = at["cache"].reshape(-1, c["CAPACITY"], c["WORDS"])
+    position = int(at["state"][0]) - 1
+    for row in range(c["FILLED"], position) if c["REPEAT"] else ():
+        cache[:, row] = cache[:, row % c["FILLED"]]
+    cache[:, position:] = np.array([c["WORD"]], np.uint32).view(np.float32)[0]
+
+
+OURS: dict[str, Callable[[Mapping[str, Vector], Mapping[str, Any], tuple[int, int, int]], None]] = {
+    "judge": judge,
+    "rows": cache_rows,
+    "truth_attention": truth_attention,
+    "truth_gemv": truth_gemv,
+    "matvec_dense": matvec_dense,
+    "matvec_q4": matvec_q4,
+    "attention": attention,
+    "attention_join": attention_join,
+}

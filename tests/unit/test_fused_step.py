@@ -34,7 +34,7 @@ GIVEN = {1: Place("recorded", 11), 2: Place("scratch", 0), 3: Place("recorded", 
 
 def emitted(*nodes: Node, limits: WorkgroupLimits = LIMITS["every adapter"], **options: Any) -> FusedStep:
     given: dict[str, Any] = {"played": {}, "tables": (), "places": GIVEN} | options
-    placement = Placement(nodes, given["places"], (256, 512))
+    placement = Placement(nodes, given["places"], (256, 512), {})
     return fused_step(placement, given["played"], given["tables"], STATE, limits, CAPACITY)
 
 

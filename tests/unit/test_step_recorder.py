@@ -5,29 +5,36 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from capstan import DeviceLostError, FallbackWarning, TapeError, fallback
+from capstan import DeviceLostError, FallbackWarning, OutOfMemoryError, TapeError, fallback
 from capstan.device.webgpu.decode_step import DecodeStep
 from capstan.device.webgpu.engine import NOT_FUSED, Difference
+from capstan.device.webgpu.step_check import StepCheck
 from capstan.device.webgpu.step_recorder import StepRecorder
+from capstan.device.webgpu.verdicts import Verdicts
 from capstan.fallback import fallbacks
 from capstan.memory import BufferRequest, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
+from capstan.notes import Notes
 from capstan.tape import PASSES, Clear, Op, Recording, Write
+from tests.paper_weights import PaperBacking
 from tests.unit import step_simulator
 from tests.unit.recorded_kernels import Vector
-from tests.unit.small_decoders import CAPACITY, HEADS, VOCABULARY, WIDTH, Small, decoder
+from tests.unit.small_decoders import CAPACITY, HEAD, HEADS, KV_HEADS, VOCABULARY, WIDTH, Small, decoder
 from tests.unit.step_simulator import Machine
 
 GPU = MemoryInfo("WebGPU_Buffer", "webgpu", MemoryType.DEFAULT, alignment=256)
 STATE = 9999
 """Handle of the sampler's state."""
 EAGER, CAPTURED = 1, 2
+SHORT = 41
+"""Positions of the first step that is checked, the new one included."""
 OWNER = "decoder 1"
 
 
@@ -48,6 +55,8 @@ class About:
     vocab_size: int = VOCABULARY
     logits_dtype: str = "float32"
     cache_dtype: str = "float32"
+    num_kv_heads: int = KV_HEADS
+    head_size: int = HEAD
     mask_dtype: str = "int64"
 
 
@@ -98,6 +107,10 @@ class Engine:
         self.refuses: str | None = None
         """Why kernels of ours cannot be made, if so."""
         self.spoils: Callable[[Tape, int], float] = lambda _tape, _length: 0.0
+        self.witnessed: list[tuple[bool, int]] = []
+        """Whether the tape was ours, and the length, of every step that was held to the truth."""
+        self.no_room: Callable[[int], None] = lambda _tape: None
+        """May raise where there is no memory for the truth of a tape."""
         self.retired: list[int] = []
         self.dropped: list[int] = []
         self.poisoned: dict[int, set[int]] = {}
@@ -184,6 +197,18 @@ class Engine:
             found.append(Difference(apart, float(np.abs(y[both]).max(initial=0)), unlike))
         return found
 
+    def healthy(self) -> bool:
+        return True
+
+    async def witness(self, recording: int, tape: int, length: int, spec: Mapping[str, Any]) -> bytes:
+        self.no_room(tape)
+        self.machine.length = self.positions() + 1
+        if tape:
+            assert length == self.machine.length
+            self.witnessed.append((self.tapes[tape].ours, length))
+            return self.machine.witness(spec, self.tapes[tape].played, self.tapes[tape].fused, self.tapes[tape].tables)
+        return self.machine.witness(spec, (), NOT_FUSED, ())
+
     async def counts_by_length(
         self, recording: int, steps: Sequence[Any], source: int, offset: int, mask: int, lengths: int
     ) -> bytes:
@@ -211,6 +236,10 @@ class Buffers:
         for pair, cache in zip(about.cache, engine.small.caches, strict=True):
             self.spans[f"kv {pair.past}"] = self.span(at[cache])
         self.logits, self.mask = at[engine.small.logits], at[engine.small.mask]
+
+    @property
+    def cache(self) -> list[int]:
+        return [self.engine.step.buffer_of[cache] for cache in self.engine.small.caches]
 
     def held(self, handle: int, size: int) -> DeviceBuffer:
         return DeviceBuffer(
@@ -267,6 +296,7 @@ def record(
     mask_dtype: str = "int64",
     recorded: step_simulator.Recorded | None = None,
     prepare: Callable[[Engine], None] = lambda _engine: None,
+    verdicts: Verdicts | None = None,
 ) -> Outcome:
     small = small or decoder()
     engine = Engine(small, recorded or small.sketch.record())
@@ -278,7 +308,9 @@ def record(
     async def probe(_buffers: Any, _ids: Sequence[int]) -> None:
         """What is in the caches does."""
 
-    made = asyncio.run(StepRecorder(step, cast(Any, buffers), cast(Any, about), probe, passes).record())
+    given: tuple[Any, Any] = (buffers, about)
+    check = StepCheck(step.engine, EAGER, *given, probe)
+    made = asyncio.run(StepRecorder(step, *given, check, passes, verdicts).record())
     assert engine.dropped == [7]
     assert buffers.lent == [], "what the check allocates is freed"
     return Outcome(made, engine, buffers)
@@ -305,7 +337,27 @@ def test_a_fused_tape_that_does_what_an_eager_step_does_is_used() -> None:
 
 
 def test_it_is_checked_at_a_short_and_a_long_length() -> None:
-    assert record().engine.played_at == [(True, 6), (True, CAPACITY)]
+    engine = record().engine
+    assert engine.witnessed == [(ours, length) for length in (SHORT, CAPACITY) for ours in (False, True)]
+    assert engine.played_at == [(True, SHORT), (True, CAPACITY)]
+
+
+def test_the_caches_are_as_a_prompt_leaves_them_when_an_operation_is_held_to_the_truth() -> None:
+    engine = Engine(decoder(), decoder().sketch.record())
+    seen: list[tuple[int, bool, bool]] = []
+
+    def prepare(engine: Engine) -> None:
+        def look(tape: int) -> None:
+            if tape:
+                rows = engine.machine.memory[engine.step.buffer_of[engine.small.caches[0]]].reshape(-1, CAPACITY, HEAD)
+                last = engine.positions()
+                repeated = bool((rows[:, 40 : min(80, last)] == rows[:, : min(40, last - 40)]).all())
+                seen.append((last, repeated, bool((rows[:, last:] > 1e9).all())))
+
+        engine.no_room = look
+
+    record(prepare=prepare)
+    assert seen == [(last, True, True) for last in (SHORT - 1, SHORT - 1, CAPACITY - 1, CAPACITY - 1)], engine
 
 
 def test_what_it_meets_of_the_recorded_buffers_is_full_of_nan_before_the_check() -> None:
@@ -318,7 +370,7 @@ def test_what_it_meets_of_the_recorded_buffers_is_full_of_nan_before_the_check()
     assert met & private <= engine.poisoned[outcome.step.tape] <= private
 
 
-@pytest.mark.parametrize("length", [6, CAPACITY], ids=["short", "long"])
+@pytest.mark.parametrize("length", [SHORT, CAPACITY], ids=["short", "long"])
 @pytest.mark.parametrize("damage", [1.0, math.nan, math.inf])
 def test_a_fused_tape_that_fails_its_check_steps_down_to_the_recorded_kernels(damage: float, length: int) -> None:
     def prepare(engine: Engine) -> None:
@@ -447,14 +499,244 @@ def test_a_clear_that_matters_is_found_out_and_kept() -> None:
     assert sum(op[0] == "clear" for op in outcome.tape.played) == clears(outcome)
 
 
-def test_a_fused_kernel_that_leaves_its_scratch_unwritten_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operation_whose_kernel_leaves_its_result_unwritten_stays_as_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def does_nothing(*_: Any) -> None:
         """As a kernel whose workgroups are too few."""
 
     monkeypatch.setitem(step_simulator.OURS, "attention", does_nothing)
-    with pytest.warns(FallbackWarning, match="finite in only one"):
+    with pytest.warns(FallbackWarning, match="a fused decode kernel: .* of attention of 4 heads .* finite in only one"):
+        outcome = record(passes=[name for name in PASSES if name != "direct"])
+    assert kernels(outcome) == {"matvec_q4": 9}
+    assert outcome.step.passes["left out"].count("attention of 4 heads") == 2, "one for each layer"
+    assert sum(op[0] == "indirect" for op in outcome.tape.played) == 2
+
+
+def kernels(outcome: Outcome) -> Counter[str]:
+    """Of the tape that is left, by template."""
+    return Counter(kernel["shader"] for kernel in outcome.tape.fused["kernels"])
+
+
+Kernel = Callable[[dict[str, Any], dict[str, Any], tuple[int, int, int]], None]
+
+
+def wrong_scale(kernel: Kernel) -> Kernel:
+    def run(at: dict[str, Any], c: dict[str, Any], counts: tuple[int, int, int]) -> None:
+        scales = at["scales"].copy()
+        scales[5], scales[6] = scales[6], scales[5]
+        kernel(at | {"scales": scales}, c, counts)
+
+    return run
+
+
+def lost_block(kernel: Kernel) -> Kernel:
+    def run(at: dict[str, Any], c: dict[str, Any], counts: tuple[int, int, int]) -> None:
+        x = at["x"].copy()
+        if not c["NORM"]:
+            x[c["K"] - 32 :] = 0
+        kernel(at | {"x": x}, c, counts)
+
+    return run
+
+
+def lost_residual(kernel: Kernel) -> Kernel:
+    def run(at: dict[str, Any], c: dict[str, Any], counts: tuple[int, int, int]) -> None:
+        kernel(at, c | {"RESIDUAL": False}, counts)
+
+    return run
+
+
+def wrong_epsilon(kernel: Kernel) -> Kernel:
+    def run(at: dict[str, Any], c: dict[str, Any], counts: tuple[int, int, int]) -> None:
+        kernel(at, c | ({"EPSILON": 1e-3} if c["NORM"] else {}), counts)
+
+    return run
+
+
+def swapped_heads(kernel: Kernel) -> Kernel:
+    def run(at: dict[str, Any], c: dict[str, Any], counts: tuple[int, int, int]) -> None:
+        qkv = at["qkv"].copy()
+        qkv[:HEAD], qkv[HEAD : 2 * HEAD] = at["qkv"][HEAD : 2 * HEAD], at["qkv"][:HEAD]
+        kernel(at | {"qkv": qkv}, c, counts)
+
+    return run
+
+
+def stale_row(kernel: Kernel) -> Kernel:
+    """The new key does not get into the cache."""
+
+    def run(at: dict[str, Any], c: dict[str, Any], counts: tuple[int, int, int]) -> None:
+        before = at["key_cache"].copy()
+        kernel(at, c, counts)
+        at["key_cache"][:] = before
+
+    return run
+
+
+def mask_off_by(error: int) -> Callable[[Kernel], Kernel]:
+    """Attention over that many positions more. What else the step does is right."""
+
+    def mutated(kernel: Kernel) -> Kernel:
+        def run(at: dict[str, Any], c: dict[str, Any], counts: tuple[int, int, int]) -> None:
+            length = int(at["state"][0])
+            if length + error > c["CAPACITY"]:
+                kernel(at, c, counts)
+                return
+            caches = {name: at[name].copy() for name in ("key_cache", "value_cache")}
+            kernel(at, c, counts)
+            width, kv_width = c["HEADS"] * c["HEAD"], c["KV_HEADS"] * c["HEAD"]
+            qkv = at["qkv"].copy()
+            if error < 0:
+                # The newest position counts for nothing: its value is that of the one before.
+                rows = caches["value_cache"].reshape(-1, c["CAPACITY"], c["HEAD"])[:, length - 2]
+                qkv[width + kv_width : width + 2 * kv_width] = rows.reshape(-1)
+            else:
+                qkv[width + kv_width : width + 2 * kv_width] += 1e-3
+            result = dict(at, qkv=qkv, **caches)
+            kernel(result, c, counts)
+
+        return run
+
+    return mutated
+
+
+MUTATIONS: dict[str, tuple[str, Callable[[Kernel], Kernel]]] = {
+    "wrong scale": ("matvec_q4", wrong_scale),
+    "lost block": ("matvec_q4", lost_block),
+    "lost residual": ("matvec_q4", lost_residual),
+    "wrong epsilon": ("matvec_q4", wrong_epsilon),
+    "swapped heads": ("attention", swapped_heads),
+    "stale row": ("attention", stale_row),
+    "newest position lost": ("attention", mask_off_by(-1)),
+    "newest value off": ("attention", mask_off_by(1)),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_kernel_that_computes_something_else_is_found_out_and_the_others_stay(
+    mutation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shader, change = MUTATIONS[mutation]
+    right = kernels(record())
+    monkeypatch.setitem(step_simulator.OURS, shader, change(cast(Any, step_simulator.OURS[shader])))
+    with pytest.warns(FallbackWarning, match="a fused decode kernel: .* units of rounding"):
         outcome = record()
-    assert not outcome.tape.ours
+    assert outcome.step.passes["left out"]
+    found = kernels(outcome)
+    assert found[shader] < right[shader]
+    other = "attention" if shader == "matvec_q4" else "matvec_q4"
+    assert found[other] == right[other]
+
+
+def test_a_recorded_operation_that_is_not_what_it_looks_like_stays_as_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a kernel of another version, whose text has all that a product's has."""
+    small = decoder()
+    call = small.sketch.calls[small.calls["out 0"]]
+    compute = call.kernel.compute
+
+    def shifted(at: Mapping[str, Any], uniforms: Mapping[str, Any]) -> None:
+        compute(at, uniforms)
+        at["output"][:] += 0.01
+
+    call.kernel = replace(call.kernel, lines=(*call.kernel.lines, "// and more"), compute=shifted)
+    with pytest.warns(FallbackWarning, match="32 -> 32 .* by the recorded kernel: .* units of rounding"):
+        outcome = record(small)
+    # With it goes the gated layer behind it, whose residual finds no product to join.
+    assert kernels(outcome)["matvec_q4"] == kernels(record())["matvec_q4"] - 2
+
+
+def test_without_memory_for_the_truth_the_recorded_kernels_are_replayed() -> None:
+    def prepare(engine: Engine) -> None:
+        def lacks(tape: int) -> None:
+            if tape and engine.tapes[tape].ours:
+                raise OutOfMemoryError("there is no memory for the scratch of a tape's kernels")
+
+        engine.no_room = lacks
+
+    with pytest.warns(FallbackWarning, match="fused decode kernels: there is no memory"):
+        outcome = record(prepare=prepare)
+    assert outcome.step.passes["fused"].startswith("not used: there is no memory")
+    assert (outcome.step.capture, outcome.tape.ours) == ("tape", False)
+
+
+class TestVerdicts:
+    """What one load found out holds for the next."""
+
+    @staticmethod
+    def kept(backing: PaperBacking, facts: str = "adapter, browser and versions") -> Verdicts:
+        return Verdicts(Notes(backing), "models/small", facts)
+
+    def test_a_step_that_was_found_right_is_neither_compared_nor_warned_of_again(self) -> None:
+        backing = PaperBacking()
+        first, second = record(verdicts=self.kept(backing)), record(verdicts=self.kept(backing))
+        assert (second.engine.witnessed, second.engine.played_at) == ([], [])
+        assert second.step.passes == first.step.passes
+        assert second.tape.played == first.tape.played
+
+    def test_what_was_left_out_is_left_out_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        backing = PaperBacking()
+        monkeypatch.setitem(step_simulator.OURS, "attention", lambda *_: None)
+        with pytest.warns(FallbackWarning):
+            first = record(verdicts=self.kept(backing))
+        second = record(verdicts=self.kept(backing))
+        assert (second.engine.witnessed, second.engine.played_at) == ([], [])
+        assert second.step.passes == first.step.passes
+        assert kernels(second) == kernels(first)
+
+    @pytest.mark.parametrize("passes", [("clears",), ("clears", "direct"), ()])
+    def test_so_is_a_step_of_recorded_kernels(self, passes: Sequence[str]) -> None:
+        backing = PaperBacking()
+        first = record(verdicts=self.kept(backing), passes=passes)
+        second = record(verdicts=self.kept(backing), passes=passes)
+        assert second.engine.played_at == []
+        assert (second.step.passes, second.tape.played) == (first.step.passes, first.tape.played)
+        assert second.tape.tables == first.tape.tables
+
+    def test_another_adapter_browser_or_version_is_compared_anew(self) -> None:
+        backing = PaperBacking()
+        record(verdicts=self.kept(backing))
+        assert record(verdicts=self.kept(backing, "another adapter")).engine.witnessed
+
+    def test_another_step_is_compared_anew(self) -> None:
+        backing = PaperBacking()
+        record(verdicts=self.kept(backing))
+        assert record(decoder(multipliers=True), verdicts=self.kept(backing)).engine.witnessed
+        assert record(verdicts=self.kept(backing), passes=("clears", "matvec", "norm")).engine.witnessed
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", '{"form": "best", "left": {}, "passes": {}, "direct": false}'])
+    def test_a_damaged_verdict_is_none(self, text: str) -> None:
+        class Damaged(Notes):
+            async def read(self, name: str, key: str) -> str | None:
+                return text
+
+        outcome = record(verdicts=Verdicts(Damaged(PaperBacking()), "models/small", ""))
+        assert outcome.engine.witnessed
+        assert outcome.tape.ours
+
+    def test_a_kernel_that_no_longer_compiles_is_found_out_anew(self) -> None:
+        backing = PaperBacking()
+        record(verdicts=self.kept(backing))
+
+        def prepare(engine: Engine) -> None:
+            engine.refuses = "kernel matvec_q4 does not compile on this adapter: line 3: no"
+
+        with pytest.warns(FallbackWarning, match="does not compile"):
+            outcome = record(verdicts=self.kept(backing), prepare=prepare)
+        assert not outcome.tape.ours
+
+    def test_nothing_is_kept_of_a_check_that_broke_off(self) -> None:
+        backing = PaperBacking()
+
+        def losing(engine: Engine) -> None:
+            def spoil(_tape: Tape, _length: int) -> float:
+                raise DeviceLostError("the test says so")
+
+            engine.spoils = spoil
+
+        with pytest.raises(DeviceLostError):
+            record(prepare=losing, verdicts=self.kept(backing))
+        assert backing.files == {}
 
 
 def test_a_step_that_no_tape_repeats_is_left_to_orts_capture() -> None:

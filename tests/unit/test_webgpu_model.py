@@ -65,7 +65,7 @@ async def recorded_step(recorder: StepRecorder) -> DecodeStep:
     engine, step = recorder.step.engine, recorder.step
     recording = (await engine.record(step.captured))["handle"]
     try:
-        await recorder.probe(recorder.buffers, [1, 2, 3])
+        await recorder.check.probe(recorder.buffers, [1, 2, 3])
         return replace(step, tape=await engine.make_tape(recording, [], []))
     finally:
         engine.drop_recording(recording)

@@ -27,8 +27,8 @@ class Bound:
     mean: float
     """Of the root of the mean square over all elements."""
     by_depth: bool
-    """Whether both grow with the square root of the number of terms for float16 values, whose sums are then float16 too;
-    for float32 values they always do."""
+    """Whether both grow with the square root of the number of terms where values are float16, as sums of float16 do;
+    where they are float32 both always do."""
 
     def of(self, node: Node) -> Bound:
         """For one operation."""
