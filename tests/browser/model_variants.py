@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from buildtools.server import SiteServer
 from capstan import graph
@@ -15,6 +18,7 @@ from capstan.graph.wiring import int64_tensor
 
 __all__ = [
     "LLAMA",
+    "OUTLIERS",
     "Variants",
     "keeping_logits",
     "looking_back",
@@ -22,10 +26,15 @@ __all__ = [
     "soft_capped",
     "through_float16",
     "through_hardmax",
+    "with_outliers",
     "with_scalar_input",
 ]
 
 LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
+
+
+OUTLIERS = (7, 41)
+"""Channels of the residual stream that are hundreds of times the others, in `with_outliers`."""
 
 
 class Variants:
@@ -199,3 +208,33 @@ def through_float16(model: ModelProto) -> None:
     rename_output(model, "logits", "logits_before")
     add_node(model, "Cast", ["logits_before"], "logits_half", to=TensorProto.FLOAT16)
     add_node(model, "Cast", ["logits_half"], "logits", to=TensorProto.FLOAT)
+
+
+def with_outliers(variants: Variants, name: str) -> str:
+    """A copy whose activations are like those of trained models: two channels of the residual stream are hundreds of
+    times the median, the norms' weights bring the others back, and attention is steep."""
+    folder = variants.folder(name)
+    path = folder / "model.onnx.data"
+    data = bytearray(path.read_bytes())
+    for tensor in graph.parse((folder / "model.onnx").read_bytes()).graph.initializer:
+        location = {entry.key: entry.value for entry in tensor.external_data}
+        if tensor.data_type != TensorProto.FLOAT or "offset" not in location:
+            continue
+        count = math.prod(tensor.dims)
+        values = np.frombuffer(data, np.float32, count, int(location["offset"])).reshape(tuple(tensor.dims)).copy()
+        if tensor.name.startswith("model.embed_tokens"):
+            values[:, OUTLIERS] *= 400
+        elif "layernorm" in tensor.name:
+            kept = values[list(OUTLIERS)]
+            values *= 30
+            values[list(OUTLIERS)] = kept
+        elif "qkv_proj" in tensor.name:
+            values[:64] *= 3
+        elif "down_proj" in tensor.name:
+            values[OUTLIERS[1]] *= 50
+        else:
+            continue
+        at = int(location["offset"])
+        data[at : at + 4 * count] = values.tobytes()
+    path.write_bytes(data)
+    return name

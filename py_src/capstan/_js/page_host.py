@@ -95,14 +95,15 @@ class PageHost:
         progress: Progress,
         keep_weights: bool,
     ) -> DeviceModel:
-        reading = begin(self._graphs(folder, config, open_weights, Notes() if keep_weights else None))
+        notes = Notes() if keep_weights else None
+        reading = begin(self._graphs(folder, config, open_weights, notes))
         try:
             with phase("device"):
                 engine = await host.open_gpu()
             try:
                 interface, shared = WebGpuDevice(engine), host.shared_weights(engine)
                 return await WebGpuModel.load(
-                    interface, shared, folder, reading, config, options, open_weights, progress
+                    interface, shared, folder, reading, config, options, open_weights, progress, notes
                 )
             except BaseException:
                 engine.close()

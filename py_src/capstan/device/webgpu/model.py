@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
 
@@ -15,6 +17,7 @@ from ...fallback import fall_back
 from ...graph import GraphDescription
 from ...load_times import phase
 from ...memory import Capabilities, Pools, PoolSize
+from ...notes import Notes, build
 from ...tape import PASSES, TapeKey
 from ...weights.shared import Lease, SharedWeights
 from ..base import Progress, TapeOptions
@@ -29,6 +32,7 @@ from .prefill_tape import PrefillTapes, weights_on_device
 from .sequence_buffers import SequenceBuffers
 from .step_check import StepCheck
 from .step_recorder import StepRecorder
+from .verdicts import Verdicts
 from .weight_lease import lease
 
 __all__ = ["WebGpuModel", "webgpu_memory"]
@@ -84,6 +88,18 @@ def require_capable(found: Capabilities, about: GraphDescription) -> bool:
     return found.in_place_cache
 
 
+def facts_of(interface: WebGpuDevice, graphs: Graphs, contents: Sequence[str | None]) -> str:
+    """All that a verdict about a decode step depends on: Capstan, device, browser, graph and weights."""
+    device = asdict(interface.about())
+    told = [
+        build(),
+        device | {"features": sorted(device["features"])},
+        hashlib.sha256(graphs.decode).hexdigest(),
+        contents,
+    ]
+    return json.dumps(told, sort_keys=True)
+
+
 class WebGpuModel:
     """Weights in GPU buffers, one prefill session over them, and decoders, each with a decode session of its own."""
 
@@ -102,6 +118,7 @@ class WebGpuModel:
         owner: str,
         options: TapeOptions,
         in_place: bool,
+        verdicts: Verdicts,
     ):
         self.interface = interface
         self._engine = interface.engine
@@ -116,6 +133,7 @@ class WebGpuModel:
         self._owner = owner
         self._in_place = in_place
         """Whether attention may write into the caches that it reads."""
+        self._verdicts = verdicts
         self._made = 0
         self._allocating = asyncio.Lock()
         self._scratch: dict[int, int] = {}
@@ -147,9 +165,10 @@ class WebGpuModel:
         options: TapeOptions,
         open_weights: OpenWeights,
         progress: Progress,
+        notes: Notes | None = None,
     ) -> WebGpuModel:
         """Load the weights that are not on the device yet and make the prefill session; nothing stays allocated on
-        failure. `reading` may still be under way."""
+        failure. `reading` may still be under way. `notes` keep what is found out about decode steps for later loads."""
         engine = interface.engine
         with phase("probe"):
             found = await interface.capabilities()
@@ -159,6 +178,7 @@ class WebGpuModel:
         memory.fit(1, 1).require()
         leases: list[Lease] = []
         weights: dict[str, int] = {}
+        contents: list[str | None] = []
         owner = f"{url} model {next(numbers)}"
         # Sessions need the graphs alone.
         making = asyncio.ensure_future(make_session(engine, graphs.prefill, False, owner))
@@ -173,6 +193,7 @@ class WebGpuModel:
                     told = partial(progress, location)
                     leases.append(await lease(engine, shared, file, entries, url + location, told))
                 weights.update(zip((entry.name for entry in entries), leases[-1].buffers, strict=True))
+                contents.append(file.content)
             session = await asyncio.shield(making)
         except BaseException:
             for held in leases:
@@ -180,7 +201,9 @@ class WebGpuModel:
             # They go on if this wait is cancelled too.
             await asyncio.shield(asyncio.gather(*(release_made(engine, made) for made in (making, ahead) if made)))
             raise
-        return cls(memory, interface, graphs, leases, weights, session, ahead, url, owner, options, in_place)
+        # Of weights that nothing vouches for it is not known whether they are the same the next time.
+        verdicts = Verdicts(notes if None not in contents else None, url, facts_of(interface, graphs, contents))
+        return cls(memory, interface, graphs, leases, weights, session, ahead, url, owner, options, in_place, verdicts)
 
     async def decoder(self, capacity: int, pools: Pools | None = None) -> WebGpuDecoder:
         """A decoder of that capacity: a free one, else a new one, recorded and checked."""
@@ -314,8 +337,8 @@ class WebGpuModel:
             step = replace(step, capture=self._capture, session=session, key=self._key(capacity))
             step = replace(step, captured=self._engine.bind(session, *self._tensors(buffers, "input", 1)))
             check = StepCheck(self._engine, step.eager, buffers, self._graphs.description, self._run_probe)
-            recorder = StepRecorder(step, buffers, self._graphs.description, check, self._passes)
-            return await recorder.record()
+            about = self._graphs.description
+            return await StepRecorder(step, buffers, about, check, self._passes, self._verdicts).record()
         except BaseException:
             await step.release()
             raise

@@ -93,13 +93,20 @@ class Verdict:
 
 
 class Verdicts:
-    """Verdicts of one model, by recording. `facts` is everything that they depend on besides the recording."""
+    """Verdicts of one model, by recording; in the browser's storage, where there are `notes`.
 
-    def __init__(self, notes: Notes, model: str, facts: str) -> None:
+    `facts` is everything that they depend on besides the recording: the model, the adapter, the browser, the versions.
+    """
+
+    def __init__(self, notes: Notes | None, model: str, facts: str) -> None:
         self._notes, self._model, self._facts = notes, model, facts
+        self._found: dict[str, Verdict] = {}
+        """Of this page, by recording."""
 
     async def read(self, capacity: int, digest: str) -> Verdict | None:
         """What was found out for this recording, None if nothing was, or if the note is damaged."""
+        if digest in self._found or self._notes is None:
+            return self._found.get(digest)
         text = await self._notes.read(self._name(capacity), self._key(digest))
         if text is None:
             return None
@@ -112,7 +119,9 @@ class Verdicts:
         return verdict if verdict.form in ("fused", "lean", "plain") else None
 
     async def write(self, capacity: int, digest: str, verdict: Verdict) -> None:
-        await self._notes.write(self._name(capacity), self._key(digest), json.dumps(asdict(verdict)))
+        self._found[digest] = verdict
+        if self._notes is not None:
+            await self._notes.write(self._name(capacity), self._key(digest), json.dumps(asdict(verdict)))
 
     def _name(self, capacity: int) -> str:
         return f"decode step of {self._model} for {capacity} positions"

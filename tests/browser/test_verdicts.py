@@ -1,0 +1,94 @@
+"""A kernel of ours that computes something else is found out in the page, and it alone is left out; verdicts are kept.
+
+Each mutation is a small change to the text of a kernel on its way to the GPU, of the kind that a bug would be. The
+models are one with random weights, and one whose residual stream has channels hundreds of times the others, as trained
+models have them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.browser.model_variants import Variants, with_outliers
+from tests.browser.page_scripts import PageScripts
+
+ASKED: dict[str, Any] = {"prompt": [5, 6, 7, 8, 9], "count": 12}
+UNCHANGED = {"kernel": "", "wanted": "-", "instead": ""}
+
+GEMV, ATTENTION = "matvec_q4", "attention"
+MUTATIONS = {
+    "the scale of the next row": (
+        GEMV,
+        "let scale = row * (K / BLOCK)",
+        "let scale = min(row + 1u, N - 1u) * (K / BLOCK)",
+    ),
+    "a lost run of 32 weights": (
+        GEMV,
+        "sums[r] += run_dot(",
+        "sums[r] += select(1.0, 0.0, member + s * SPAN == 1u) * run_dot(",
+    ),
+    "weights off by one": (GEMV, "8388616.0", "8388615.0"),
+    "a lost residual": (GEMV, "added += f32(residual[n]);", "added += 0.0;"),
+    "an epsilon a thousand times too large": (GEMV, "+ EPSILON", "+ EPSILON * 1000.0"),
+    "swapped heads": (ATTENTION, "min(tile * TILE + i / CHUNKS, GROUP - 1u)", "(GROUP - 1u - i / CHUNKS % GROUP)"),
+    "a stale row": (ATTENTION, "if (split == 0u && tile == 0u) {", "if (split == 1u && tile == 7u) {"),
+    "one position too few": (
+        ATTENTION,
+        "let here = min(BLOCK, length - block * BLOCK);",
+        "let here = min(BLOCK, length - 1u - min(length - 1u, block * BLOCK));",
+    ),
+    "one position too many": (
+        ATTENTION,
+        "if (at < position) {",
+        "if (at < position - 1u || at > position) {",
+    ),
+    "a rotation by the position before": (
+        ATTENTION,
+        "let turn = rotation(chunk, position);",
+        "let turn = rotation(chunk, position - 1u);",
+    ),
+    "a scale of attention a hundredth off": (ATTENTION, "(SCALE * LOG2_E)", "(SCALE * LOG2_E * 1.01)"),
+}
+
+
+@pytest.fixture(scope="module")
+def outliers(variants: Variants) -> str:
+    return with_outliers(variants, "nano-outliers")
+
+
+def test_the_model_with_outliers_is_fused(outliers: str, scripts: PageScripts) -> None:
+    found = scripts.run("verdicts", "with_changed_kernel", outliers, **ASKED, model=outliers, **UNCHANGED)
+    assert (found["changed"], found["fallbacks"]) == (0, {})
+    assert found["passes"]["fused"].endswith("1 of them as recorded")
+    assert "left out" not in found["passes"]
+
+
+@pytest.mark.parametrize("model", ["nano-llama", "nano-outliers"])
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_kernel_that_computes_something_else_is_left_out_and_ids_stay_right(
+    mutation: str, model: str, outliers: str, scripts: PageScripts
+) -> None:
+    kernel, wanted, instead = MUTATIONS[mutation]
+    asked = {"model": model, "prompt": PROMPT, "count": COUNT}
+    right = scripts.run("verdicts", "with_changed_kernel", model, **asked, kernel="", wanted="-", instead="")
+    found = scripts.run(
+        "verdicts", "with_changed_kernel", model, **asked, kernel=kernel, wanted=wanted, instead=instead
+    )
+    assert found["changed"] > 0, "the kernel's text has changed: write this mutation anew"
+    what = "attention of" if kernel == ATTENTION else "the int4 product"
+    assert what in found["passes"]["left out"]
+    assert found["fallbacks"]
+    assert all(name.startswith("a fused decode kernel: ") for name in found["fallbacks"])
+    assert found["ids"] == right["ids"]
+
+
+def test_a_second_generator_and_a_second_load_compare_nothing(scripts: PageScripts) -> None:
+    first, *later = scripts.run("verdicts", "later_loads", "nano-qwen2", model="nano-qwen2", **ASKED)
+    assert first["calls"]["witness"] > 0
+    assert first["calls"]["compare"] > 0
+    assert len(later) == 2
+    for found in later:
+        assert found["calls"] == {}
+        assert (found["ids"], found["passes"]) == (first["ids"], first["passes"])
