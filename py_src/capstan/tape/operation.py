@@ -92,3 +92,4 @@ class Operation(Protocol):
     def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
         """Have `witness` compute what it should make of its reads, and judge what was made. Operations without a truth
         are held to nothing but the comparison of whole runs."""
+        return

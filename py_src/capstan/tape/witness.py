@@ -58,6 +58,8 @@ class Found:
     """Index of the node."""
     part: str
     """'result', 'new keys' or 'new values'."""
+    element_type: str
+    """'f16' or 'f32'."""
     largest: float
     """The largest error, in units of rounding."""
     mean: float
@@ -87,7 +89,7 @@ class Witness:
     counts: list[tuple[int, int, int]] = field(default_factory=list)
     before: int = 0
     copies: list[list[Any]] = field(default_factory=list)
-    judged: list[tuple[int, str]] = field(default_factory=list)
+    judged: list[tuple[int, str, str]] = field(default_factory=list)
     sizes: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
     kept: dict[int, list[Any]] = field(default_factory=dict)
 
@@ -104,9 +106,9 @@ class Witness:
     def found(self, data: bytes) -> list[Found]:
         """What was read back."""
         every = []
-        for i, (node, part) in enumerate(self.judged):
+        for i, judged in enumerate(self.judged):
             largest, mean, got, wanted, element, unlike = struct.unpack_from("<4f2I", data, FOUND_BYTES * i)
-            every.append(Found(node, part, largest, math.sqrt(mean), got, wanted, element, unlike))
+            every.append(Found(*judged, largest, math.sqrt(mean), got, wanted, element, unlike))
         return every
 
     def is_made(self, value: int) -> bool:
@@ -164,7 +166,7 @@ class Witness:
     def judge(
         self, part: str, element: str, y: list[Any], truth: list[Any], rows: tuple[int, int] | None = None
     ) -> None:
-        """Hold `y`, of an element type, to the truth; with `rows` (capacity, head) it is a cache, and its row at the new
+        """Hold `y`, of an element type, to the truth; with `rows` (capacity, head) it is a cache, whose row at the new
         position counts."""
         capacity, head = rows or (1, 1)
         constants: dict[str, int | float | bool] = {
@@ -176,7 +178,7 @@ class Witness:
             "HEAD": head,
             "CAPACITY": capacity,
         }
-        self.judged.append((self.node, part))
+        self.judged.append((self.node, part, element))
         bindings = {"y": y, "truth": truth, "state": self.length_at, "result": self.part(FOUND, 24)}
         self.run("judge", constants, False, bindings, (1, 1, 1))
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from ...notes import Notes
-from ...tape import Attention, Clear, Copy, Dispatch, DispatchIndirect, Found, MatVec, Node, Recording, Write
+from ...tape import Clear, Copy, Dispatch, DispatchIndirect, Found, Node, Recorded, Recording, Write
 
 __all__ = ["OURS", "RECORDED", "Bound", "Verdict", "Verdicts", "judge", "recording_digest"]
 
@@ -30,14 +30,13 @@ class Bound:
     """Whether both grow with the square root of the number of terms where values are float16, as sums of float16 do;
     where they are float32 both always do."""
 
-    def of(self, node: Node) -> Bound:
-        """For one operation."""
-        match node.what:
-            case MatVec(k=terms, element=element) | Attention(head=terms, element=element):
-                depth = math.sqrt(terms) if self.by_depth or element == "f32" else 1.0
-                return Bound(self.largest * depth, self.mean * depth, False)
-            case _:
-                return self
+    def of(self, node: Node, element: str) -> Bound:
+        """For one operation over values of this type."""
+        what = node.what
+        if isinstance(what, Recorded) or not (self.by_depth or element == "f32"):
+            return self
+        depth = math.sqrt(what.terms)
+        return Bound(self.largest * depth, self.mean * depth, False)
 
 
 OURS = Bound(largest=12.0, mean=2.0, by_depth=False)
@@ -51,7 +50,7 @@ def judge(nodes: Sequence[Node], found: Sequence[Found], bound: Bound, what: str
     faults: dict[int, str] = {}
     for each in found:
         node = nodes[each.node]
-        limit = bound.of(node)
+        limit = bound.of(node, each.element_type)
         got, wanted = f"element {each.element} is {each.got:.6g}", f"the truth {each.wanted:.6g}"
         if each.unlike:
             reason = f"{each.unlike} elements are finite in only one of it and the truth; {got}, {wanted}"
@@ -68,14 +67,8 @@ def judge(nodes: Sequence[Node], found: Sequence[Found], bound: Bound, what: str
 
 def described(node: Node) -> str:
     """An operation, for messages."""
-    match node.what:
-        case MatVec() as what:
-            kind = "dense" if what.scales is None else "int4"
-            return f"the {kind} product {what.k} -> {what.n} at operation {node.position}"
-        case Attention() as what:
-            return f"attention of {what.heads} heads at operation {node.position}"
-        case _:
-            return f"operation {node.position}"
+    title = "a recorded operation" if isinstance(node.what, Recorded) else node.what.title
+    return f"{title} at {node.position}"
 
 
 @dataclass(frozen=True)
