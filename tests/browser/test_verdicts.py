@@ -1,7 +1,7 @@
 """A kernel of ours that computes something else is found out in the page, and it alone is left out; verdicts are kept.
 
 Each mutation is a small change to the text of a kernel on its way to the GPU, of the kind that a bug would be. The
-model has channels in its residual stream that are hundreds of times the others, and steep attention, as trained ones do.
+model has channels in its residual stream that are hundreds of times the others, and steep attention, as trained ones.
 """
 
 from __future__ import annotations
