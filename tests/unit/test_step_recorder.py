@@ -646,6 +646,17 @@ def test_a_recorded_operation_that_is_not_what_it_looks_like_stays_as_recorded(m
     assert kernels(outcome)["matvec_q4"] == kernels(record())["matvec_q4"] - 2
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_weights_that_are_not_finite_make_no_kernel_wrong(number: float) -> None:
+    """What follows from them is the same in the recorded kernel, in ours and in the truth."""
+    small = decoder()
+    scales = small.sketch.calls[small.calls["qkv 0"]].reads["scales_b"]
+    small.sketch.given[scales][3] = number
+    outcome = record(small)
+    assert kernels(outcome) == kernels(record())
+    assert "left out" not in outcome.step.passes
+
+
 def test_without_memory_for_the_truth_the_recorded_kernels_are_replayed() -> None:
     def prepare(engine: Engine) -> None:
         def lacks(tape: int) -> None:

@@ -19,6 +19,7 @@ interface Result {
   adapter: string;
   capture: string;
   capture_note: string | null;
+  tape_passes: Record<string, string>;
   tokens_per_second: number | null;
   time_to_first_token_ms: number | null;
   counters: Record<string, number>;
@@ -296,11 +297,17 @@ function show(event: CapstanEvent): void {
 }
 
 /** How the decode steps of a run are computed. */
-function showHow(how: { device: string; adapter: string; capture: string; capture_note: string | null }): void {
+function showHow(how: Extract<CapstanEvent, { kind: "ready" }> | Result): void {
   say("device", how.device);
   if (how.device === "webgpu") say("adapter", `${how.adapter} (${adapter?.software ? "software" : "hardware"})`);
   say("capture", how.capture);
-  say("capture-note", how.capture_note ?? "");
+  say("capture-note", how.capture_note ?? leftOut(how.tape_passes));
+}
+
+/** What of the decode step is not computed by fused kernels because a check failed, and why; empty if nothing. */
+function leftOut({ fused, "left out": left }: Record<string, string>): string {
+  if (left) return `in part as recorded: ${left}`;
+  return fused?.startsWith("not used") ? `fused kernels are ${fused}` : "";
 }
 
 function addText(event: { text: string; token_id: number }, seen: Run): void {

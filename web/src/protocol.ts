@@ -67,7 +67,15 @@ export interface CancelRequest {
 export type CapstanEvent =
   | { kind: "status"; text: string }
   | { kind: "progress"; what: string; done: number; total: number }
-  | { kind: "ready"; device: string; adapter: string; capture: string; capture_note: string | null }
+  | {
+      kind: "ready";
+      device: string;
+      adapter: string;
+      capture: string;
+      capture_note: string | null;
+      /** What each pass did to the tape, or why it did nothing; empty without a tape. */
+      tape_passes: Record<string, string>;
+    }
   | { kind: "text"; text: string; token_id: number }
   | { kind: "stdout"; text: string }
   | { kind: "stderr"; text: string };

@@ -103,6 +103,7 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
             "adapter": model.adapter,
             "capture": generator.capture,
             "capture_note": generator.capture_note,
+            "tape_passes": generator.tape_passes,
         }
         host.emit({"kind": "ready", **about})
         host.emit({"kind": "status", "text": "generating"})
