@@ -20,15 +20,15 @@ GEMV, ATTENTION = "matvec_q4", "attention"
 MUTATIONS = {
     "the scale of the next row": (
         GEMV,
-        "let scale = row * (K / BLOCK)",
-        "let scale = min(row + 1u, N - 1u) * (K / BLOCK)",
+        "scales[row * BLOCKS + block];",
+        "scales[min(row + 1u, N - 1u) * BLOCKS + block];",
     ),
     "a lost run of 32 weights": (
         GEMV,
-        "sums[r] += run_dot(",
-        "sums[r] += select(1.0, 0.0, member + s * SPAN == 1u) * run_dot(",
+        "total(lower + upper) * f32(",
+        "select(1.0, 0.0, member + s * SPAN == 1u) * total(lower + upper) * f32(",
     ),
-    "weights off by one": (GEMV, "8388616.0", "8388615.0"),
+    "weights off by one": (GEMV, "(8388608.0 + zero)", "(8388609.0 + zero)"),
     "a lost residual": (GEMV, "added += f32(residual[n]);", "added += 0.0;"),
     "an epsilon a thousand times too large": (GEMV, "+ EPSILON", "+ EPSILON * 1000.0"),
     "swapped heads": (ATTENTION, "min(tile * TILE + i / CHUNKS, GROUP - 1u)", "(GROUP - 1u - i / CHUNKS % GROUP)"),

@@ -70,11 +70,12 @@ fn weight_up(n: u32, k: u32) -> f32 {
 }
 #endif
 #else
-// Where a weight and the zero point of its block begin, in bits.
-fn weight_at(n: u32, k: u32) -> u32 {
-  return n * ROW_BITS + k * BITS;
+// The word that holds a weight. A row is whole words.
+fn word_of(n: u32, k: u32) -> u32 {
+  return n * (ROW_BITS / 32u) + k * BITS / 32u;
 }
 
+// Where the zero point of a weight's block begins, in bits.
 fn zero_at(n: u32, k: u32) -> u32 {
   return n * ZERO_ROW_BITS + k / BLOCK * BITS;
 }
@@ -84,21 +85,19 @@ fn number(word: u32, at: u32) -> f32 {
 }
 
 fn weight(n: u32, k: u32) -> f32 {
-  let at = weight_at(n, k);
   var zero = f32(1u << (BITS - 1u));
 #if ZEROS
   zero = number(zeros[zero_at(n, k) / 32u], zero_at(n, k));
 #endif
-  return (number(weights[at / 32u], at) - zero) * f32(scales[n * BLOCKS + k / BLOCK]);
+  return (number(weights[word_of(n, k)], k * BITS) - zero) * f32(scales[n * BLOCKS + k / BLOCK]);
 }
 #if GATED
 fn weight_up(n: u32, k: u32) -> f32 {
-  let at = weight_at(n, k);
   var zero = f32(1u << (BITS - 1u));
 #if ZEROS
   zero = number(zeros_up[zero_at(n, k) / 32u], zero_at(n, k));
 #endif
-  return (number(weights_up[at / 32u], at) - zero) * f32(scales_up[n * BLOCKS + k / BLOCK]);
+  return (number(weights_up[word_of(n, k)], k * BITS) - zero) * f32(scales_up[n * BLOCKS + k / BLOCK]);
 }
 #endif
 #endif
