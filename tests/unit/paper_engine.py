@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from capstan.device.webgpu.engine import FREE, NOT_FUSED, BoundTensor, Difference
@@ -192,6 +192,13 @@ class PaperEngine:
             return self._add("tape")
 
         return await self._begun(work)
+
+    async def store_tape(self, tape: int, given: Sequence[int]) -> dict[str, Any]:
+        assert ("tape", tape) in self.handles
+        return await self._in_turn(set(given), lambda: {"fused": {"kernels": []}, "given": list(given)})
+
+    async def restore_tape(self, stored: object, given: Mapping[int, int], owner: str) -> int:
+        return await self._in_turn(set(given.values()), lambda: self._add("tape", "restored"))
 
     def close_tape(self, tape: int) -> None:
         self._take("tape", tape)

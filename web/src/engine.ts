@@ -43,7 +43,7 @@ export class GpuEngine {
     this.staging = new Staging(watched);
     this.spans = new SpanOps(watched);
     this.sessions = new BoundSessions(ort, watched, this.buffers);
-    this.tapes = new Tapes(watched, this.buffers, this.sessions);
+    this.tapes = new Tapes(watched, this.staging, this.buffers, this.sessions);
   }
 
   static async open(base: string): Promise<GpuEngine> {

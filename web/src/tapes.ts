@@ -11,6 +11,15 @@ import { FusedPipelines } from "./gpu/kernels";
 import { type PlayedOp, StepEncoder, Tape } from "./gpu/player";
 import { type BurstResult, RingReader } from "./gpu/ring";
 import { Sampler, type SamplerTargets, type Span } from "./gpu/sampler";
+import type { Staging } from "./gpu/staging";
+import {
+  fromBase64,
+  RecordedPipelines,
+  restoredObjects,
+  type StoredTape,
+  storedTape,
+  type TapeSource,
+} from "./gpu/stored_tape";
 import { operationTimes, stepTime } from "./gpu/timing";
 import { witness, type WitnessSpec } from "./gpu/witness";
 import { Handles } from "./handles";
@@ -36,14 +45,19 @@ interface SamplerSpec {
 export class Tapes {
   private readonly tapes = new Handles<Tape>("tape");
   private readonly samplers = new Handles<{ sampler: Sampler; reader: RingReader }>("sampler");
+  /** What tapes were made from, by their handles. */
+  private readonly sources = new Map<number, TapeSource>();
   private readonly fusedPipelines: FusedPipelines;
+  private readonly recordedPipelines: RecordedPipelines;
 
   constructor(
     private readonly watched: WatchedDevice,
+    private readonly staging: Staging,
     private readonly buffers: Handles<GPUBuffer>,
     private readonly sessions: BoundSessions,
   ) {
     this.fusedPipelines = new FusedPipelines(watched.device);
+    this.recordedPipelines = new RecordedPipelines(watched.device);
   }
 
   /**
@@ -51,24 +65,65 @@ export class Tapes {
    * is the FusedSpec of its kernels.
    */
   async makeTape(recording: number, played: string, written: string, fused: string): Promise<number> {
-    const objects = this.sessions.recordings.get(recording);
-    const spec = JSON.parse(fused) as FusedSpec;
-    const made = await FusedKernels.make(this.watched, this.fusedPipelines, spec, objects, (handle) =>
-      this.buffers.get(handle),
-    );
+    const source: TapeSource = {
+      objects: this.sessions.recordings.get(recording),
+      played: JSON.parse(played) as PlayedOp[],
+      fused: JSON.parse(fused) as FusedSpec,
+      written: JSON.parse(written) as number[],
+      tables: [],
+    };
+    return this.made(source, []);
+  }
+
+  /** A tape of a source; `owned` are buffers of its own, which are freed on failure too. */
+  private async made(source: TapeSource, owned: GPUBuffer[]): Promise<number> {
+    const { objects, played, fused, written } = source;
+    let kernels: FusedKernels | null = null;
     try {
-      const tape = new Tape(objects, JSON.parse(played) as PlayedOp[], new Set(JSON.parse(written) as number[]), made);
-      return this.tapes.add(tape);
+      const buffer = (handle: number): GPUBuffer => this.buffers.get(handle);
+      kernels = await FusedKernels.make(this.watched, this.fusedPipelines, fused, objects, buffer);
+      const handle = this.tapes.add(new Tape(objects, played, new Set(written), kernels, owned));
+      this.sources.set(handle, source);
+      return handle;
     } catch (error) {
-      made.destroy();
+      kernels?.destroy();
+      for (const buffer of owned) buffer.destroy();
       throw error;
     }
+  }
+
+  /** A tape as data, a StoredTape in JSON; `given` lists the recorded ids of buffers that it is to be given again. */
+  async storeTape(handle: number, given: string): Promise<string> {
+    const source = this.sources.get(handle);
+    if (!source) throw new EngineError("ClosedError", `tape ${handle} was closed; load the model again`);
+    const ids = new Set(JSON.parse(given) as number[]);
+    return JSON.stringify(await storedTape(this.staging, source, ids));
+  }
+
+  /** Make a stored tape again; `given` is a JSON list of [recorded id, handle of a buffer]. */
+  async restoreTape(stored: string, given: string, owner: string): Promise<number> {
+    const tape = JSON.parse(stored) as StoredTape;
+    const buffers = new Map<number, GPUBuffer>();
+    for (const [id, handle] of JSON.parse(given) as [number, number][]) buffers.set(id, this.buffers.get(handle));
+    // All compile at once.
+    const compiling = Promise.allSettled(tape.fused.kernels.map((kernel) => this.fusedPipelines.get(kernel)));
+    const { objects, owned } = await restoredObjects(this.watched, this.recordedPipelines, tape, buffers, owner);
+    await compiling;
+    const { played, fused, written } = tape;
+    const handle = await this.made({ objects, played, fused, written, tables: [] }, owned);
+    for (const table of tape.tables) this.keepTable(handle, new Uint32Array(fromBase64(table).buffer));
+    return handle;
   }
 
   /** Workgroup counts by sequence length for the next `table` number of a tape: u32 [length + 1, 3]. */
   addTable(tape: number, counts: PyProxy): void {
     const bytes = copyBytes(counts);
-    this.tapes.get(tape).addTable(new Uint32Array(bytes.buffer, 0, bytes.byteLength / 4));
+    this.keepTable(tape, new Uint32Array(bytes.buffer, 0, bytes.byteLength / 4));
+  }
+
+  private keepTable(tape: number, counts: Uint32Array<ArrayBuffer>): void {
+    this.tapes.get(tape).addTable(counts);
+    this.sources.get(tape)?.tables.push(counts);
   }
 
   /** Fill recorded buffers, and the tape's scratch, with bytes 0xFF, which no kernel takes for a finite float. */
@@ -119,6 +174,7 @@ export class Tapes {
 
   closeTape(handle: number): void {
     this.tapes.take(handle)?.close();
+    this.sources.delete(handle);
   }
 
   makeSampler(spec: string): number {

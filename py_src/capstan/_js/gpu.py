@@ -180,6 +180,14 @@ class JsGpuEngine:
             made = self._tapes.makeTape(recording, json.dumps(played), json.dumps(written), json.dumps(fused))
             return int(await made)
 
+    async def store_tape(self, tape: int, given: Sequence[int]) -> dict[str, Any]:
+        with typed_errors():
+            return _object(await self._tapes.storeTape(tape, json.dumps(list(given))))
+
+    async def restore_tape(self, stored: Mapping[str, Any], given: Mapping[int, int], owner: str) -> int:
+        with typed_errors():
+            return int(await self._tapes.restoreTape(json.dumps(stored), json.dumps(list(given.items())), owner))
+
     def add_table(self, tape: int, counts: bytes) -> None:
         with typed_errors():
             self._tapes.addTable(tape, counts)

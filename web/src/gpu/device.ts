@@ -42,6 +42,9 @@ export interface PipelineInfo {
   readonly id: number;
   readonly label: string;
   readonly code: string;
+  readonly entryPoint: string | null;
+  /** What its overridable constants are set to. */
+  readonly constants: Record<string, number>;
 }
 
 export interface BindGroupEntry {
@@ -253,8 +256,14 @@ export class WatchedDevice {
       pipeline: GPUComputePipeline,
       descriptor: GPUComputePipelineDescriptor,
     ): GPUComputePipeline => {
-      const source = code.get(descriptor.compute.module) ?? "";
-      this.pipelines.set(pipeline, { id: this.nextId++, label: descriptor.label ?? "", code: source });
+      const { compute } = descriptor;
+      this.pipelines.set(pipeline, {
+        id: this.nextId++,
+        label: descriptor.label ?? "",
+        code: code.get(compute.module) ?? "",
+        entryPoint: compute.entryPoint ?? null,
+        constants: { ...compute.constants },
+      });
       return pipeline;
     };
     const createComputePipeline = device.createComputePipeline.bind(device);

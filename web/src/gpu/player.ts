@@ -64,22 +64,23 @@ export class Tape {
 
   /**
    * `written` are the buffers that others may write between replays (inputs, caches); a host write into any other
-   * buffer, or the destruction of any buffer, ends the tape.
+   * buffer, or the destruction of any buffer, ends the tape. `owned` are buffers of its own.
    */
   constructor(
     private readonly objects: RecordingObjects,
     played: PlayedOp[],
     written: ReadonlySet<number>,
     readonly fused: FusedKernels | null = null,
+    private readonly owned: readonly GPUBuffer[] = [],
   ) {
     this.ops = played.map((op) => this.resolve(op));
-    for (const info of objects.infos.values()) {
+    for (const [id, info] of objects.infos) {
       const destroyed = (): void =>
         this.end(`its buffer ${info.id} (${info.size} bytes) was destroyed with the session that owns it`);
       if (info.destroyed) destroyed();
       info.onDestroy.add(destroyed);
       this.unwatch.push(() => info.onDestroy.delete(destroyed));
-      if (written.has(info.id)) continue;
+      if (written.has(id)) continue;
       const overwritten = (): void => this.end(`its private buffer ${info.id} was written by somebody else`);
       info.onWrite.add(overwritten);
       this.unwatch.push(() => info.onWrite.delete(overwritten));
@@ -99,6 +100,7 @@ export class Tape {
   close(): void {
     this.end("it was closed");
     this.fused?.destroy();
+    for (const buffer of this.owned) buffer.destroy();
   }
 
   /** Indirect dispatches in a step. */

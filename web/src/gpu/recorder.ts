@@ -32,6 +32,10 @@ export interface RecordingObjects {
   bindGroups: Map<number, GPUBindGroup>;
   buffers: Map<number, GPUBuffer>;
   infos: Map<number, BufferInfo>;
+  pipelineInfos: Map<number, PipelineInfo>;
+  groupInfos: Map<number, BindGroupInfo>;
+  /** What the host uploaded, by buffer. */
+  writes: Map<number, { offset: number; bytes: Uint8Array<ArrayBuffer> }[]>;
 }
 
 export class DryRecorder implements Recorder {
@@ -41,9 +45,10 @@ export class DryRecorder implements Recorder {
     bindGroups: new Map(),
     buffers: new Map(),
     infos: new Map(),
+    pipelineInfos: new Map(),
+    groupInfos: new Map(),
+    writes: new Map(),
   };
-  private readonly pipelineInfos = new Map<number, PipelineInfo>();
-  private readonly groupInfos = new Map<number, BindGroupInfo>();
   private readonly allocations: Allocations;
   private over = false;
 
@@ -73,14 +78,14 @@ export class DryRecorder implements Recorder {
 
   data(): RecordingData {
     const pipelines: RecordingData["pipelines"] = {};
-    for (const [id, info] of this.pipelineInfos)
+    for (const [id, info] of this.objects.pipelineInfos)
       pipelines[id] = {
         label: info.label,
         code: info.code,
         bindings: declaredBindings(info.code).map(({ group, binding, access, name }) => [group, binding, access, name]),
       };
     const bind_groups: RecordingData["bind_groups"] = {};
-    for (const [id, info] of this.groupInfos) {
+    for (const [id, info] of this.objects.groupInfos) {
       bind_groups[id] = info.entries.map((e) => [e.binding, e.buffer.id, e.offset, e.size]);
       for (const entry of info.entries) {
         this.objects.infos.set(entry.buffer.id, entry.buffer);
@@ -103,6 +108,9 @@ export class DryRecorder implements Recorder {
 
   write(buffer: BufferInfo, offset: number, bytes: Uint8Array): void {
     this.objects.infos.set(buffer.id, buffer);
+    const writes = this.objects.writes.get(buffer.id) ?? [];
+    this.objects.writes.set(buffer.id, writes);
+    writes.push({ offset, bytes: bytes.slice() });
     this.ops.push(["write", buffer.id, offset, hex(bytes)]);
   }
 
@@ -191,7 +199,7 @@ export class DryRecorder implements Recorder {
     const info = this.watched.pipelines.get(pipeline);
     if (!info) throw new EngineError("TapeError", "a pipeline was used that was not made on this device");
     this.objects.pipelines.set(info.id, pipeline);
-    this.pipelineInfos.set(info.id, info);
+    this.objects.pipelineInfos.set(info.id, info);
     return info.id;
   }
 
@@ -199,7 +207,7 @@ export class DryRecorder implements Recorder {
     const info = this.watched.bindGroups.get(group);
     if (!info) throw new EngineError("TapeError", "a bind group was used that was not made on this device");
     this.objects.bindGroups.set(info.id, group);
-    this.groupInfos.set(info.id, info);
+    this.objects.groupInfos.set(info.id, info);
     return info.id;
   }
 }

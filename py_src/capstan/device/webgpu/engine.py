@@ -149,6 +149,14 @@ class GpuTapes(GpuAdapter, Protocol):
         """A tape of `played` operations; `fused` is a FusedSpec of web/src/gpu/fused.ts: the kernels of its own.
         Without memory for their scratch, OutOfMemoryError, which is no fault of the device."""
 
+    async def store_tape(self, tape: int, given: Sequence[int]) -> dict[str, Any]:
+        """A tape as a StoredTape of web/src/gpu/stored_tape.ts; `given` are the recorded ids of the buffers that it is
+        to be given again. TapeError if it cannot be stored."""
+
+    async def restore_tape(self, stored: Mapping[str, Any], given: Mapping[int, int], owner: str) -> int:
+        """Make a stored tape again over buffers by recorded id. Raises TapeError; OutOfMemoryError, which is no fault
+        of the device."""
+
     def add_table(self, tape: int, counts: bytes) -> None: ...
     def poison(self, tape: int, recording: int, buffers: Sequence[int]) -> None: ...
     async def witness(self, recording: int, tape: int, length: int, spec: Mapping[str, Any]) -> bytes:

@@ -32,6 +32,7 @@ from .prefill_tape import PrefillTapes, weights_on_device
 from .sequence_buffers import SequenceBuffers
 from .step_check import StepCheck
 from .step_recorder import StepRecorder
+from .stored_tapes import StoredTapes
 from .verdicts import Verdicts
 from .weight_lease import lease
 
@@ -114,6 +115,7 @@ class WebGpuModel:
         weights: dict[str, int],
         prefill: int,
         ahead: asyncio.Future[int] | None,
+        stored: StoredTapes,
         name: str,
         owner: str,
         options: TapeOptions,
@@ -128,6 +130,7 @@ class WebGpuModel:
         self._prefill = prefill
         self._ahead = ahead
         """The first sequence's captured session, made beside the load of the weights."""
+        self._stored = stored
         self._capture = options.capture
         self._name = name
         self._owner = owner
@@ -136,6 +139,8 @@ class WebGpuModel:
         self._verdicts = verdicts
         self._made = 0
         self._allocating = asyncio.Lock()
+        self._recording = asyncio.Lock()
+        """Of sequences that are made at once the first records, and the others find its tape stored."""
         self._scratch: dict[int, int] = {}
         """Scratch bytes of a sequence by its capacity."""
         self._longest = 0
@@ -201,9 +206,14 @@ class WebGpuModel:
             # They go on if this wait is cancelled too.
             await asyncio.shield(asyncio.gather(*(release_made(engine, made) for made in (making, ahead) if made)))
             raise
+        facts = facts_of(interface, graphs, contents)
         # Of weights that nothing vouches for it is not known whether they are the same the next time.
-        verdicts = Verdicts(notes if None not in contents else None, url, facts_of(interface, graphs, contents))
-        return cls(memory, interface, graphs, leases, weights, session, ahead, url, owner, options, in_place, verdicts)
+        kept = notes if None not in contents else None
+        stored, verdicts = StoredTapes(engine, kept, url, facts, weights), Verdicts(kept, url, facts)
+        return cls(
+            *(memory, interface, graphs, leases, weights, session, ahead, stored),
+            *(url, owner, options, in_place, verdicts),
+        )
 
     async def decoder(self, capacity: int, pools: Pools | None = None) -> WebGpuDecoder:
         """A decoder of that capacity: a free one, else a new one, recorded and checked."""
@@ -330,17 +340,39 @@ class WebGpuModel:
         if self._capture == "off":
             return step
         try:
-            try:
-                session = await self._decode_session(buffers.owner, capacity)
-            except (TapeError, UnsupportedModelError) as error:
-                return replace(step, note=str(error))
-            step = replace(step, capture=self._capture, session=session, key=self._key(capacity))
-            step = replace(step, captured=self._engine.bind(session, *self._tensors(buffers, "input", 1)))
-            check = StepCheck(self._engine, step.eager, buffers, self._graphs.description, self._run_probe)
-            about = self._graphs.description
-            return await StepRecorder(step, buffers, about, check, self._passes, self._verdicts).record()
+            if self._capture != "tape" or buffers.given:
+                return await self._recorded_step(step, buffers, capacity)
+            async with self._recording:
+                key = self._key(capacity)
+                restored = await self._stored.restore("decode", key, buffers)
+                if restored is not None:
+                    return replace(step, capture="tape", tape=restored.tape, key=key, passes=restored.passes)
+                step = await self._recorded_step(step, buffers, capacity)
+                if step.tape:
+                    await self._stored.keep("decode", key, buffers, step.tape, step.passes)
+                return step
         except BaseException:
             await step.release()
+            raise
+
+    async def _recorded_step(self, step: DecodeStep, buffers: SequenceBuffers, capacity: int) -> DecodeStep:
+        """The best step that comes of recording the captured session. What is made for it is freed on failure, but for
+        what `step` had."""
+        try:
+            session = await self._decode_session(buffers.owner, capacity)
+        except (TapeError, UnsupportedModelError) as error:
+            return replace(step, note=str(error))
+        captured = 0
+        try:
+            captured = self._engine.bind(session, *self._tensors(buffers, "input", 1))
+            step = replace(step, capture=self._capture, session=session, captured=captured, key=self._key(capacity))
+            about = self._graphs.description
+            check = StepCheck(self._engine, step.eager, buffers, about, self._run_probe)
+            return await StepRecorder(step, buffers, about, check, self._passes, self._verdicts).record()
+        except BaseException:
+            if captured:
+                self._engine.unbind(captured)
+            await self._engine.release_session(session)
             raise
 
     def _prefill_tapes(self, buffers: SequenceBuffers, prompt: int) -> PrefillTapes | None:

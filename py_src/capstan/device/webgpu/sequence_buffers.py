@@ -83,6 +83,11 @@ class SequenceBuffers:
         handle: int = self.spans[name].buffer.handle
         return handle
 
+    def bound(self) -> dict[str, int]:
+        """The handles of the buffers that onnxruntime-web binds whole, by name."""
+        items = sequence_items(self.about, self.capacity, self.chunk)
+        return {item.name: self.handle(item.name) for item in items if item.bound}
+
     @property
     def cache(self) -> tuple[int, ...]:
         return tuple(self.handle(f"kv {pair.past}") for pair in self.about.cache)

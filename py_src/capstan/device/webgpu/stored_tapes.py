@@ -1,0 +1,116 @@
+"""Tapes as data: made once, checked once, and made again over other buffers without a recording.
+
+A stored tape names the weights and the buffers of its sequence; everything else that it binds is its own, and
+described. It holds only where all that it depends on is what it was: the tape's key, and the `facts` of StoredTapes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ...errors import OutOfMemoryError, TapeError
+from ...fallback import fall_back
+from ...notes import Notes
+from ...tape import TapeKey
+from .engine import GpuEngine
+from .sequence_buffers import SequenceBuffers
+
+__all__ = ["Restored", "StoredTapes"]
+
+STATE = "state"
+"""What stands for the sampler's state in a stored tape: it is part of a buffer, and another part each time."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A tape that was made again."""
+
+    tape: int
+    passes: dict[str, str]
+    """What to say of each pass."""
+
+
+class StoredTapes:
+    """The stored tapes of one model. Without notes only the sequences of this very model share them.
+
+    `facts` is what they depend on besides their keys and the adapter. They are for buffers that are allocated for the sequence: others may be larger, which kernels would see.
+    """
+
+    def __init__(
+        self, engine: GpuEngine, notes: Notes | None, model: str, facts: str, weights: Mapping[str, int]
+    ) -> None:
+        self._engine = engine
+        self._notes = notes
+        self._model = model
+        self._facts = json.dumps([facts, engine.adapter()], sort_keys=True)
+        self._weights = weights
+        """Buffers by name."""
+        self._at_hand: dict[str, str] = {}
+        """Stored tapes by the names of their notes."""
+
+    async def restore(self, what: str, key: TapeKey, buffers: SequenceBuffers) -> Restored | None:
+        """The tape of `what` over these buffers, None if none is stored; one that cannot be made is a step down."""
+        name = self._name(what, key)
+        text = self._at_hand.get(name)
+        if text is None and self._notes is not None:
+            text = await self._notes.read(name, self._key(key))
+        if text is None:
+            return None
+        stored = json.loads(text)
+        there = self._there(buffers)
+        state = buffers.spans["state"]
+        span = ["span", state.buffer.handle, state.offset, state.length]
+        for kernel in stored["tape"]["fused"]["kernels"]:
+            bindings = kernel["bindings"].items()
+            kernel["bindings"] = {name: span if binding == [STATE] else binding for name, binding in bindings}
+        stored["tape"]["fused"]["owner"] = buffers.owner
+        try:
+            given = {int(id_): there[name] for id_, name in stored["names"].items()}
+            tape = await self._engine.restore_tape(stored["tape"], given, buffers.owner)
+        except (TapeError, OutOfMemoryError, KeyError) as error:
+            if not self._engine.healthy():
+                raise
+            fall_back("a stored tape", str(error), "the step is recorded and checked again")
+            return None
+        self._at_hand[name] = text
+        return Restored(tape, stored["passes"])
+
+    async def keep(
+        self, what: str, key: TapeKey, buffers: SequenceBuffers, tape: int, passes: Mapping[str, str]
+    ) -> None:
+        """Store a checked tape; one that cannot be stored is made anew each time."""
+        names = {self._engine.recorded_id(handle): name for name, handle in self._there(buffers).items()}
+        try:
+            found = await self._engine.store_tape(tape, list(names))
+            self._name_state(found, buffers)
+        except TapeError:
+            return
+        used = {id_: names[id_] for id_ in found["given"]}
+        text = json.dumps({"tape": found, "names": used, "passes": dict(passes)})
+        name = self._name(what, key)
+        self._at_hand[name] = text
+        if self._notes is not None:
+            await self._notes.write(name, self._key(key), text)
+
+    def _there(self, buffers: SequenceBuffers) -> dict[str, int]:
+        """Buffers that a tape may be given, by name."""
+        bound = {f"sequence {name}": handle for name, handle in buffers.bound().items()}
+        return {**bound, **{f"weight {name}": handle for name, handle in self._weights.items()}}
+
+    def _name_state(self, found: dict[str, Any], buffers: SequenceBuffers) -> None:
+        state = buffers.spans["state"]
+        span = ["span", state.buffer.handle, state.offset, state.length]
+        for kernel in found["fused"]["kernels"]:
+            bindings = kernel["bindings"].items()
+            kernel["bindings"] = {name: [STATE] if binding == span else binding for name, binding in bindings}
+            if any(binding[0] == "span" for binding in kernel["bindings"].values()):
+                raise TapeError("a kernel of the tape binds part of a buffer that is not the sampler's state")
+
+    def _name(self, what: str, key: TapeKey) -> str:
+        return f"tape of {what} for {key.max_length} positions of {self._model}"
+
+    def _key(self, key: TapeKey) -> str:
+        return json.dumps([self._facts, asdict(key)], sort_keys=True)

@@ -1,0 +1,168 @@
+"""A checked tape is made again without recording: for a second sequence, a second load in a page and a later page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext
+
+from buildtools.server import SiteServer
+from tests.conftest import BOOT_MS
+from tests.harness import Harness
+
+RUN = """
+import json, sys
+import capstan
+from capstan._js.gpu import JsGpuEngine
+from capstan.host import current_host
+from capstan.notes import FOLDER
+
+options, damage = json.loads(sys.argv[1])
+if damage:
+    backing = await current_host().backing(FOLDER)
+    for name in await backing.names():
+        await backing.write_text(name, "damaged")
+
+asked = []
+def noted(name):
+    plain = getattr(JsGpuEngine, name)
+    async def call(self, *given, **named):
+        asked.append(name)
+        return await plain(self, *given, **named)
+    return plain, call
+plain = {}
+for name in ("record", "compare", "restore_tape"):
+    plain[name], call = noted(name)
+    setattr(JsGpuEngine, name, call)
+
+def counted():
+    found = {name: asked.count(name) for name in plain}
+    asked.clear()
+    return found
+
+async def sequence(model):
+    params = capstan.GeneratorParams(model)
+    params.set_search_options(do_sample=False, max_length=40)
+    generator = capstan.Generator(model, params)
+    generator.append_tokens([5, 6, 7])
+    return generator
+
+async def rest(generator):
+    return [token async for token in generator]
+
+async def load():
+    return await capstan.Model.load(next(iter(models.values())), device="webgpu", **options)
+
+found = {"asked": {}, "ids": [], "passes": []}
+model = await load()
+first = await sequence(model)
+ids = [await first.generate_next_token_async() for _ in range(3)]
+found["asked"]["first"] = counted()
+second = await sequence(model)
+begun = [await second.generate_next_token_async() for _ in range(9)]
+found["asked"]["second"] = counted()
+# They take turns, each over its own buffers.
+ids += [await first.generate_next_token_async() for _ in range(5)]
+found["ids"].append(begun + await rest(second))
+found["ids"].append(ids + await rest(first))
+found["counters"] = second.counters
+found["passes"] += [first.tape_passes, second.tape_passes]
+# The tape outlives the sequence that it was recorded for.
+await first.aclose()
+await model.trim()
+found["ids"].append(await rest(third := await sequence(model)))
+found["asked"]["third"] = counted()
+await third.aclose()
+await second.aclose()
+await model.aclose()
+found["left"] = capstan.memory.ledger().bytes()
+model = await load()
+again = await sequence(model)
+found["ids"].append(await rest(again))
+found["asked"]["loaded again"] = counted()
+found["passes"].append(again.tape_passes)
+await again.aclose()
+await model.aclose()
+found["left again"] = capstan.memory.ledger().bytes()
+for name, method in plain.items():
+    setattr(JsGpuEngine, name, method)
+print(json.dumps(found))
+"""
+
+MADE_AGAIN = {"record": 0, "compare": 0, "restore_tape": 1}
+
+
+def run(context: BrowserContext, site: SiteServer, model: str, options: dict[str, Any], damage: bool) -> dict[str, Any]:
+    """What a page of its own found with these options of Model.load."""
+    page = context.new_page()
+    page.set_default_navigation_timeout(BOOT_MS)
+    harness = Harness.open(page, site.url)
+    done = harness.exec(RUN, [model], [json.dumps([options, damage])])
+    assert (done.status, done.stderr, harness.errors) == (0, "", []), done.stderr
+    page.close()
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("nano-llama", {}), ("nano-llama", {"passes": ["clears", "direct"]}), ("nano-qwen3", {})],
+    ids=["fused", "as recorded, from tables", "fused in part"],
+)
+def pages(request: pytest.FixtureRequest, browser: Browser, site: SiteServer) -> Iterator[list[dict[str, Any]]]:
+    """Two page loads of one profile that stores nothing at first."""
+    model, options = request.param
+    context = browser.new_context()
+    yield [run(context, site, model, options, False) for _ in range(2)]
+    context.close()
+
+
+def test_the_first_sequence_alone_is_recorded_and_compared(pages: list[dict[str, Any]]) -> None:
+    asked = pages[0]["asked"]
+    assert asked["first"]["record"] == 1
+    assert asked["first"]["compare"] > 0
+    assert asked["first"]["restore_tape"] == 0
+    for later in ("second", "third", "loaded again"):
+        assert asked[later] == MADE_AGAIN, later
+
+
+def test_a_later_page_neither_records_nor_compares(pages: list[dict[str, Any]]) -> None:
+    assert pages[1]["asked"] == dict.fromkeys(("first", "second", "third", "loaded again"), MADE_AGAIN)
+
+
+def test_every_tape_computes_the_same_and_says_so(pages: list[dict[str, Any]]) -> None:
+    ids = [found for page in pages for found in page["ids"]]
+    assert len(ids[0]) == 37
+    assert ids == 8 * [ids[0]]
+    passes = [found for page in pages for found in page["passes"]]
+    assert passes == 6 * [passes[0]]
+
+
+def test_a_restored_tape_makes_nothing_while_it_is_played(pages: list[dict[str, Any]]) -> None:
+    for page in pages:
+        counters = page["counters"]
+        assert (counters["create_buffer"], counters["create_bind_group"], counters["write_buffer"]) == (0, 0, 0)
+
+
+def test_nothing_is_left(pages: list[dict[str, Any]]) -> None:
+    assert [(page["left"], page["left again"]) for page in pages] == 2 * [(0, 0)]
+
+
+def test_other_passes_damage_and_weights_that_are_not_kept_are_recorded_anew(
+    browser: Browser, site: SiteServer
+) -> None:
+    context = browser.new_context()
+    kept = {"passes": ["clears"]}
+    loads: list[tuple[dict[str, Any], bool]] = [(kept, False), ({"passes": []}, False), (kept, True)]
+    loads.append(({**kept, "disable_file_mapped_weights": True}, False))
+    found = [run(context, site, "nano-llama", *load) for load in loads]
+    context.close()
+    assert [page["asked"]["first"]["record"] for page in found] == [1, 1, 1, 1]
+    assert [page["asked"]["second"]["record"] for page in found] == [0, 0, 0, 0]
+    assert [page["asked"]["loaded again"]["record"] for page in found] == [0, 0, 0, 1], (
+        "without storage nothing is kept"
+    )
+    assert [page["ids"] for page in found] == 4 * [found[0]["ids"]]
