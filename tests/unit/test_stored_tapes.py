@@ -11,7 +11,7 @@ import pytest
 
 from capstan import OutOfMemoryError, TapeError, fallback
 from capstan.device.webgpu.sequence_buffers import SequenceBuffers
-from capstan.device.webgpu.stored_tapes import Restored, StoredTapes
+from capstan.device.webgpu.stored_tapes import Restored, StoredTapes, expects_stored
 from capstan.fallback import FallbackWarning
 from capstan.memory import DeviceBuffer, DeviceSpan
 from capstan.notes import Notes
@@ -140,10 +140,19 @@ def test_a_tape_of_another_adapter_is_not_taken() -> None:
     assert restore(stored(engine, shelf), sequence()) is not None
 
 
+def test_a_model_with_stored_tapes_expects_them() -> None:
+    shelf, engine = Shelf(), Engine()
+    assert not asyncio.run(expects_stored(shelf.notes, "/m/"))
+    keep(stored(engine, shelf), sequence())
+    assert asyncio.run(expects_stored(shelf.notes, "/m/"))
+    assert not asyncio.run(expects_stored(shelf.notes, "/other/"))
+    assert not asyncio.run(expects_stored(None, "/m/"))
+
+
 def test_a_damaged_note_is_none() -> None:
     shelf, engine = Shelf(), Engine()
     keep(stored(engine, shelf), sequence())
-    [name] = shelf.texts
+    [name] = [name for name, text in shelf.texts.items() if "7 dropped" in text]
     shelf.texts[name] = shelf.texts[name].replace("7 dropped", "8 dropped")
     assert restore(stored(engine, shelf), sequence()) is None
 
@@ -181,7 +190,7 @@ def test_what_cannot_be_stored_is_not(unstorable: bool) -> None:
 def test_a_stored_tape_is_plain_data() -> None:
     shelf = Shelf()
     keep(stored(Engine([{"length": ["span", 19, 256, 32]}]), shelf), sequence())
-    [text] = shelf.texts.values()
+    [text] = [text for text in shelf.texts.values() if "7 dropped" in text]
     tape = json.loads(text.partition("\n")[2])
     assert tape["names"] == {"1010": "sequence mask", "1002": "weight w"}
     assert tape["tape"]["fused"]["kernels"][0]["bindings"] == {"length": ["state"]}

@@ -10,6 +10,7 @@ from typing import Any
 from capstan import Model, TapeError
 from capstan.tape import Op, Recording
 
+from .meddling import recorded_anew
 from .running import load, picked
 
 step_recorder: Any = import_module("capstan.device.webgpu.step_recorder")
@@ -42,9 +43,10 @@ async def damaged(
                 return (*ops[:at], *ops[at + 1 :])
 
             step_recorder.captured_half = changed
-            # A decoder of another capacity is recorded anew.
+            # A decoder of another capacity is not a free one.
             limit = 256 if len(found) % 2 else 512
-            ids = await picked(opened, PROMPT, count, max_length=limit)
+            with recorded_anew():
+                ids = await picked(opened, PROMPT, count, max_length=limit)
             decoder = loaded._free[-1]
             found.append({"ids": ids, "capture": decoder.capture, "note": decoder.capture_note})
             for free in list(loaded._free):
@@ -70,7 +72,8 @@ async def operations(models: Mapping[str, str], *, model: str) -> list[str]:
     step_recorder.captured_half = listed
     try:
         opened = await Model.load(models[model], device="webgpu")
-        await opened.decoder(256)
+        with recorded_anew():
+            await opened.decoder(256)
         await opened.aclose()
     finally:
         step_recorder.captured_half = original

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from capstan._js.gpu import JsGpuEngine
+from capstan.device.webgpu.stored_tapes import StoredTapes
 
-__all__ = ["NO_ROOM", "ROOM", "on_call"]
+__all__ = ["NO_ROOM", "ROOM", "on_call", "recorded_anew"]
 
 NO_ROOM = """device => {
   const pop = Object.getPrototypeOf(device).popErrorScope;
@@ -43,3 +44,19 @@ def on_call(name: str, action: Callable[[], object], number: int = 1) -> Iterato
         assert getattr(JsGpuEngine, name) is method, f"{name} was not called so often"
     finally:
         setattr(JsGpuEngine, name, method)
+
+
+@contextmanager
+def recorded_anew() -> Iterator[None]:
+    """No tape is made from what was stored: every new sequence is recorded."""
+    restore = StoredTapes.restore
+
+    async def nothing(self: StoredTapes, *given: object) -> None:
+        return None
+
+    patched: Any = StoredTapes
+    patched.restore = nothing
+    try:
+        yield
+    finally:
+        patched.restore = restore

@@ -10,6 +10,7 @@ from capstan import Model
 from capstan.device.webgpu.step_recorder import StepRecorder
 from capstan.fallback import fallbacks
 
+from .meddling import recorded_anew
 from .running import picked
 
 CAPACITY = 256
@@ -39,7 +40,8 @@ async def picked_with(
     async with await Model.load(models[model], device="webgpu") as opened:
         patched._make_tape = make_all
         try:
-            decoder: Any = await opened.decoder(CAPACITY)
+            with recorded_anew():
+                decoder: Any = await opened.decoder(CAPACITY)
         finally:
             patched._make_tape = make_tape
         first = decoder._step

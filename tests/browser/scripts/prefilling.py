@@ -18,7 +18,7 @@ from capstan.fallback import fallbacks
 from capstan.memory import ledger
 from capstan.tape import PASSES
 
-from .meddling import NO_ROOM, ROOM, on_call
+from .meddling import NO_ROOM, ROOM, on_call, recorded_anew
 from .running import close_all, gpu, load, parameters, picked, take
 
 EAGER = tuple(name for name in PASSES if name not in ("prefill", "direct"))
@@ -174,7 +174,7 @@ async def closed(
             generator.append_tokens(prompt)
             waiting = asyncio.ensure_future(generator.generate_next_token_async())
             closing = Closing(opened)
-            with on_call(name, closing.begin):
+            with on_call(name, closing.begin), recorded_anew():
                 await asyncio.wait([waiting])
             error = waiting.exception()
             await closing.end()

@@ -11,6 +11,7 @@ from pyodide.ffi import create_proxy
 from capstan import Generator, Model
 
 from . import probe
+from .meddling import recorded_anew
 from .running import close_all, gpu, load, parameters, picked, take
 
 WHEN_RECORDING = """(watched, action) => {
@@ -121,7 +122,8 @@ async def beside_a_recording(
     restore = run_js(WHEN_RECORDING)(gpu().js.watched, uploading)
     try:
         async with Generator(opened, parameters(opened, max_length=100)) as generator:
-            await generator.prepare_async()
+            with recorded_anew():
+                await generator.prepare_async()
             decoder.set_search(search)
             generator.append_tokens(prompt)
             ids = await take(generator, count)

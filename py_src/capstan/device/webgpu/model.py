@@ -32,7 +32,7 @@ from .prefill_tape import PrefillTapes, weights_on_device
 from .sequence_buffers import SequenceBuffers
 from .step_check import StepCheck
 from .step_recorder import StepRecorder
-from .stored_tapes import StoredTapes
+from .stored_tapes import StoredTapes, expects_stored
 from .verdicts import Verdicts
 from .weight_lease import lease
 
@@ -177,6 +177,7 @@ class WebGpuModel:
         engine = interface.engine
         with phase("probe"):
             found = await interface.capabilities()
+        expected = options.capture == "tape" and await expects_stored(notes, url)
         graphs = await reading
         in_place = require_capable(found, graphs.description)
         memory = webgpu_memory(interface, graphs, config)
@@ -188,7 +189,7 @@ class WebGpuModel:
         # Sessions need the graphs alone.
         making = asyncio.ensure_future(make_session(engine, graphs.prefill, False, owner))
         ahead = None
-        if options.capture != "off" and in_place and not graphs.description.uncapturable:
+        if options.capture != "off" and in_place and not graphs.description.uncapturable and not expected:
             ahead = asyncio.ensure_future(make_session(engine, graphs.decode, True, f"{owner} sequence 1"))
         try:
             for location in sorted({entry.location for entry in graphs.weights}):
@@ -340,7 +341,7 @@ class WebGpuModel:
         if self._capture == "off":
             return step
         try:
-            if self._capture != "tape" or buffers.given:
+            if self._capture != "tape" or buffers.given or not self._in_place:
                 return await self._recorded_step(step, buffers, capacity)
             async with self._recording:
                 key = self._key(capacity)

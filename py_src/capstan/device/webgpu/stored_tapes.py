@@ -18,7 +18,7 @@ from ...tape import TapeKey
 from .engine import GpuEngine
 from .sequence_buffers import SequenceBuffers
 
-__all__ = ["Restored", "StoredTapes"]
+__all__ = ["Restored", "StoredTapes", "expects_stored"]
 
 STATE = "state"
 """What stands for the sampler's state in a stored tape: it is part of a buffer, and another part each time."""
@@ -33,10 +33,16 @@ class Restored:
     """What to say of each pass."""
 
 
+async def expects_stored(notes: Notes | None, model: str) -> bool:
+    """Whether tapes of the model were stored by this build, so that it is likely that nothing will be recorded."""
+    return notes is not None and await notes.read(f"tapes of {model}", build()) is not None
+
+
 class StoredTapes:
     """The stored tapes of one model. Without notes only the sequences of this very model share them.
 
-    `facts` is what they depend on besides their keys and the adapter. They are for buffers that are allocated for the sequence: others may be larger, which kernels would see.
+    `facts` is what they depend on besides their keys and the adapter. They are for buffers that are allocated for the
+    sequence: others may be larger, which kernels would see.
     """
 
     def __init__(
@@ -94,6 +100,7 @@ class StoredTapes:
         self._at_hand[name] = text
         if self._notes is not None:
             await self._notes.write(name, self._key(key), text)
+            await self._notes.write(f"tapes of {self._model}", build(), what)
 
     def _there(self, buffers: SequenceBuffers) -> dict[str, int]:
         """Buffers that a tape may be given, by name."""
