@@ -90,6 +90,7 @@ export interface RemoteError {
 export type Reply = { ok: true; result: unknown } | { ok: false; error: RemoteError };
 
 export type ToWorker =
+  | { tag: "warm up"; base: string }
   | { tag: "boot"; base: string; interrupt: SharedArrayBuffer | null; snapshot: boolean }
   | { tag: "request"; id: number; request: Request };
 

@@ -158,11 +158,32 @@ function describe(thrown: unknown): Error {
   return new Error(text === "{}" ? "Pyodide failed to start and gave no reason; is a file of it missing?" : text);
 }
 
+/**
+ * Warm onnxruntime-web up in a worker of its own first. A browser compiles a function of it when it is first called, in
+ * the thread that calls, which would keep Python waiting; what one worker compiled serves the others of the page. Where
+ * there can be no such worker, everything is compiled here.
+ */
+async function warmUpBeside(base: string): Promise<void> {
+  let helper: Worker | null = null;
+  try {
+    const started = (helper = new Worker(new URL("worker.js", base), { type: "module" }));
+    await new Promise<void>((resolve) => {
+      started.onmessage = started.onerror = () => resolve();
+      started.postMessage({ tag: "warm up", base } satisfies ToWorker);
+    });
+  } catch {
+    // It is warmed up here alone.
+  }
+  await warmUpOrt(base);
+  // What it compiled is kept as long as somebody has it.
+  helper?.terminate();
+}
+
 async function boot(base: string, interrupt: SharedArrayBuffer | null, snapshot: boolean): Promise<void> {
   emit({ kind: "status", text: "starting Python" });
   const starting = startPython(base, makeHost(base), snapshot);
   // Both take their time, and nearly everything that Python is asked for needs them.
-  void warmUpOrt(base);
+  void warmUpBeside(base);
   requestAdapter().catch(() => undefined);
   const { pyodide, from, refused } = await starting;
   if (interrupt) pyodide.setInterruptBuffer((signal = new Uint8Array(interrupt)));
@@ -208,7 +229,9 @@ function failure(error: unknown): Reply {
 
 self.onmessage = (message: MessageEvent<ToWorker>): void => {
   const { data } = message;
-  if (data.tag === "boot") {
+  if (data.tag === "warm up") {
+    void warmUpOrt(data.base).then(() => (postMessage as (message: string) => void)("warm"));
+  } else if (data.tag === "boot") {
     const unhandled = unhandledRejection();
     Promise.race([boot(data.base, data.interrupt, data.snapshot), unhandled.promise])
       .catch((error: unknown) => post({ tag: "reply", id: 0, reply: failure(error) }))
