@@ -36,10 +36,12 @@ class WorkerContender {
 
 /** Capstan, asked by scripts in its worker. */
 class CapstanContender {
-  static async start() {
+  /** `expected` is the model that will be loaded first, if that is known. */
+  static async start(expected) {
     const contender = new CapstanContender();
     contender.printed = { stdout: "", stderr: "" };
     contender.capstan = await Capstan.start({
+      ...(expected ? { expected: { model: `/models/${expected}/`, device: "webgpu" } } : {}),
       onEvent: (event) => {
         if (event.kind in contender.printed) contender.printed[event.kind] += event.text;
       },
@@ -71,14 +73,14 @@ class CapstanContender {
 }
 
 const MAKERS = {
-  capstan: () => CapstanContender.start(),
+  capstan: (expected) => CapstanContender.start(expected),
   transformers_js: () => WorkerContender.start("transformers_worker.js"),
   wllama: () => WorkerContender.start("wllama_worker.js"),
   eager: () => WorkerContender.start("eager_worker.js"),
 };
 
-export function startContender(name) {
-  return MAKERS[name]();
+export function startContender(name, expected) {
+  return MAKERS[name](expected);
 }
 
 const contenders = new Map();

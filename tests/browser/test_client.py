@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections import Counter
 
 from playwright.sync_api import Page
+
+from buildtools.server import SiteServer
 
 START = """async () => {
   const { Capstan } = await import("/capstan/capstan.js");
@@ -30,3 +34,51 @@ def test_a_worker_that_fails_while_it_starts_is_ended(blank_page: Page, page_err
         blank_page.wait_for_timeout(50)
     assert blank_page.workers == []
     page_errors.clear()
+
+
+COUNTING = """
+const request = GPUAdapter.prototype.requestDevice;
+globalThis.devicesAsked = 0;
+GPUAdapter.prototype.requestDevice = function (...given) {
+  globalThis.devicesAsked++;
+  return request.apply(this, given);
+};
+"""
+"""In front of worker.js."""
+EXPECTING = """async (expected) => {
+  const { Capstan } = await import("/capstan/capstan.js");
+  window.printed = "";
+  const onEvent = (event) => (window.printed += event.kind === "stdout" || event.kind === "stderr" ? event.text : "");
+  window.capstan = await Capstan.start({ base: "/capstan/", onEvent, expected });
+}"""
+LOAD = """
+import json
+import capstan, js
+
+found = [js.devicesAsked]
+async with await capstan.Model.load("/models/nano-llama/", device="webgpu", capture="off"):
+    found.append(js.devicesAsked)
+async with await capstan.Model.load("/models/nano-llama/", device="webgpu", capture="off"):
+    found.append(js.devicesAsked)
+print(json.dumps(found))
+"""
+ASK = """async (source) => {
+  const request = { kind: "exec", source, filename: "load.py", argv: [], models: {} };
+  const reply = await window.capstan.request(request);
+  return [reply, window.printed];
+}"""
+AHEAD = ["genai_config.json", "model.onnx", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+
+
+def test_what_is_expected_is_fetched_and_opened_while_python_starts(blank_page: Page, site: SiteServer) -> None:
+    worker = blank_page.request.get(f"{site.url}worker.js").text()
+    answer = {"content_type": "text/javascript", "headers": ISOLATED, "body": COUNTING + worker}
+    blank_page.route("**/worker.js", lambda route: route.fulfill(**answer))
+    asked: Counter[str] = Counter()
+    blank_page.on("request", lambda request: asked.update([request.url.rpartition("/models/nano-llama/")[2]]))
+    blank_page.evaluate(EXPECTING, {"model": "/models/nano-llama", "device": "webgpu"})
+    assert {name: asked[name] for name in AHEAD} == dict.fromkeys(AHEAD, 1), "Python has not asked for anything yet"
+    reply, printed = blank_page.evaluate(ASK, LOAD)
+    assert reply == {"ok": True, "result": {"status": 0}}, (reply, printed)
+    assert json.loads(printed) == [1, 1, 2], "the first load takes the device that is there, the second opens its own"
+    assert {name: asked[name] for name in AHEAD} == dict.fromkeys(AHEAD, 2), "a file that was fetched serves one read"

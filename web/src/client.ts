@@ -28,6 +28,11 @@ export interface StartOptions {
   base?: string;
   /** Whether Python may start from its memory snapshot (default), which is faster. */
   snapshot?: boolean;
+  /**
+   * The model that will be asked for first, and for which device ("auto" unless given): its small files are fetched and
+   * the GPU is opened while Python starts.
+   */
+  expected?: { model: string; device?: "webgpu" | "wasm" | "auto" };
   /** Called for each event of the start and of every request. */
   onEvent?: (event: CapstanEvent) => void;
 }
@@ -69,7 +74,11 @@ export class Capstan {
       capstan.fail(new EngineError("DeviceUnavailableError", `the worker failed: ${reason}`));
     };
     const booted = new Promise<Reply>((resolve, reject) => capstan.pending.set(0, { script: false, resolve, reject }));
-    capstan.post({ tag: "boot", base, interrupt: shared, snapshot: options.snapshot ?? true });
+    const { snapshot = true, expected: wanted } = options;
+    const expected = wanted
+      ? { model: new URL(wanted.model.replace(/\/?$/, "/"), location.href).href, device: wanted.device ?? "auto" }
+      : null;
+    capstan.post({ tag: "boot", base, interrupt: shared, snapshot, expected });
     try {
       const reply = await booted;
       if (!reply.ok) throw new Error(`${reply.error.type}: ${reply.error.message}`);

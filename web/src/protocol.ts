@@ -89,9 +89,16 @@ export interface RemoteError {
 
 export type Reply = { ok: true; result: unknown } | { ok: false; error: RemoteError };
 
+/** What will be asked for first. */
+export interface Expected {
+  /** The address of the model folder, ending in a slash. */
+  model: string;
+  device: "webgpu" | "wasm" | "auto";
+}
+
 export type ToWorker =
   | { tag: "warm up"; base: string }
-  | { tag: "boot"; base: string; interrupt: SharedArrayBuffer | null; snapshot: boolean }
+  | { tag: "boot"; base: string; interrupt: SharedArrayBuffer | null; snapshot: boolean; expected: Expected | null }
   | { tag: "request"; id: number; request: Request };
 
 /** How Python came up. */

@@ -4,12 +4,13 @@ import type { PyCallable, PyProxy } from "pyodide/ffi";
 import { GpuEngine } from "./engine";
 import { EngineError } from "./errors";
 import { requestAdapter, summarize } from "./gpu/adapter";
-import type { CapstanEvent, FromWorker, ModelFolder, Reply, Request, ToWorker } from "./protocol";
+import type { CapstanEvent, Expected, FromWorker, ModelFolder, Reply, Request, ToWorker } from "./protocol";
 import { freeBytes, openBacking } from "./storage/backing";
 import { Chunk } from "./storage/chunk";
 import { Memory } from "./storage/memory";
 import { adopt, pickedFile } from "./storage/picked";
-import { absolute, assumedSource, fetched, openSource } from "./storage/source";
+import { fetchedOnce, prefetch } from "./storage/prefetch";
+import { absolute, assumedSource, openSource } from "./storage/source";
 import { loadOrt, warmUpOrt } from "./ort";
 import { startPython } from "./python";
 import { ModelSession } from "./sessions";
@@ -36,6 +37,9 @@ function emit(event: CapstanEvent): void {
   post({ tag: "event", id: current, event });
 }
 
+/** A GPU that was opened before anybody asked for it. */
+let gpuAhead: Promise<GpuEngine> | null = null;
+
 /** What Python imports as `_capstan_host`. */
 function makeHost(base: string): Record<string, unknown> {
   return {
@@ -46,7 +50,11 @@ function makeHost(base: string): Record<string, unknown> {
     fetchOptional,
     storage,
     makeTokenizer,
-    openGpu: () => GpuEngine.open(base),
+    openGpu: () => {
+      const opened = gpuAhead ?? GpuEngine.open(base);
+      gpuAhead = null;
+      return opened;
+    },
     openWasm: (model: PyProxy, external: Memory | null, path: string) => WasmEngine.open(base, model, external, path),
     openSession: (model: PyProxy, owner: string, locations: string, ...files: PyProxy[]) =>
       ModelSession.open(loadOrt(base), model, owner, locations, files),
@@ -72,7 +80,7 @@ const storage = {
 async function fetchOptional(url: string): Promise<Uint8Array | null> {
   const file = await pickedFile(url);
   if (file !== undefined) return file && new Uint8Array(await file.arrayBuffer());
-  const response = await fetched(url, "ModelFileError");
+  const response = await fetchedOnce(url);
   if (response.status === 404) return null;
   return whole(url, readable(url, response));
 }
@@ -98,7 +106,7 @@ async function fetchBytes(url: string, progress: ((done: number, total: number) 
   if (file) return new Uint8Array(await file.arrayBuffer());
   if (file === null)
     throw new EngineError("ModelFileError", `${url} is not in the picked folder; pick the model's own`);
-  return whole(url, readable(url, await fetched(url, "ModelFileError")), progress);
+  return whole(url, readable(url, await fetchedOnce(url)), progress);
 }
 
 /** A response's body, with its progress told. */
@@ -179,12 +187,28 @@ async function warmUpBeside(base: string): Promise<void> {
   helper?.terminate();
 }
 
-async function boot(base: string, interrupt: SharedArrayBuffer | null, snapshot: boolean): Promise<void> {
+/** Begin with what the first request needs and Python does not. */
+async function prepare(base: string, { model, device }: Expected): Promise<void> {
+  prefetch(model);
+  if (device === "wasm") return;
+  const adapter = await requestAdapter();
+  if (!adapter || (device === "auto" && summarize(adapter).software)) return;
+  gpuAhead = GpuEngine.open(base);
+  // Whoever asks for it hears of a failure.
+  gpuAhead.catch(() => undefined);
+}
+
+async function boot(
+  base: string,
+  interrupt: SharedArrayBuffer | null,
+  snapshot: boolean,
+  expected: Expected | null,
+): Promise<void> {
   emit({ kind: "status", text: "starting Python" });
   const starting = startPython(base, makeHost(base), snapshot);
   // Both take their time, and nearly everything that Python is asked for needs them.
   void warmUpBeside(base);
-  requestAdapter().catch(() => undefined);
+  (expected ? prepare(base, expected) : requestAdapter()).catch(() => undefined);
   const { pyodide, from, refused } = await starting;
   if (interrupt) pyodide.setInterruptBuffer((signal = new Uint8Array(interrupt)));
   pyodide.setStdout(forward("stdout"));
@@ -233,7 +257,7 @@ self.onmessage = (message: MessageEvent<ToWorker>): void => {
     void warmUpOrt(data.base).then(() => (postMessage as (message: string) => void)("warm"));
   } else if (data.tag === "boot") {
     const unhandled = unhandledRejection();
-    Promise.race([boot(data.base, data.interrupt, data.snapshot), unhandled.promise])
+    Promise.race([boot(data.base, data.interrupt, data.snapshot, data.expected), unhandled.promise])
       .catch((error: unknown) => post({ tag: "reply", id: 0, reply: failure(error) }))
       .finally(unhandled.stop);
   } else if (data.request.kind === "cancel") {

@@ -176,8 +176,8 @@ class WebGpuModel:
         failure. `reading` may still be under way. `notes` keep what is found out about decode steps for later loads."""
         engine = interface.engine
         with phase("probe"):
-            found = await interface.capabilities()
-        expected = options.capture == "tape" and await expects_stored(notes, url)
+            found, stores = await asyncio.gather(interface.capabilities(), expects_stored(notes, url))
+        expected = options.capture == "tape" and stores
         graphs = await reading
         in_place = require_capable(found, graphs.description)
         memory = webgpu_memory(interface, graphs, config)
