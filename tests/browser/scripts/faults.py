@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from typing import Any, cast
 
 from pyodide.code import run_js
@@ -11,7 +12,7 @@ from capstan import CapstanError, Generator, GeneratorParams, Model
 from capstan.memory import CATEGORIES, ledger
 
 from . import probe
-from .meddling import NO_ROOM, ROOM, on_call
+from .meddling import NO_ROOM, ROOM, on_call, recorded_anew
 from .running import close_all, gpu, load, picked
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -106,7 +107,9 @@ async def in_a_burst(models: dict[str, str], *, what: str, tokens: int = 9) -> d
     model = await load(models, "nano-llama")
     generator = Generator(model, GeneratorParams(model, run_ahead=4))
     generator.append_tokens(PROMPT)
-    before = [await generator.generate_next_token_async() for _ in range(tokens)]
+    # So that there is a session whose buffers the tape uses.
+    with recorded_anew() if what == "session" else nullcontext():
+        before = [await generator.generate_next_token_async() for _ in range(tokens)]
     flights = len(generator._flight)
     error: dict[str, str] = {}
     if what == "device":
