@@ -13,6 +13,7 @@ from pyodide.code import run_js
 from capstan import Generator, Model, OutOfMemoryError
 from capstan.memory import MemoryType
 
+from .meddling import recorded_anew
 from .prefilling import TAPED
 from .running import close_all, load, parameters, picked, take
 
@@ -95,10 +96,11 @@ async def spoiled(
     opened = await load(models, model)
     step_recorder.fused_step = Spoiled
     try:
-        # A decoder of another capacity is recorded anew.
+        # A decoder of another capacity is not a free one.
         async with Generator(opened, parameters(opened, max_length=100)) as generator:
             generator.append_tokens(prompt)
-            ids = await take(generator, count)
+            with recorded_anew():
+                ids = await take(generator, count)
             passes = generator.tape_passes
             return {"ids": ids, "capture": generator.capture, "passes": passes, "healthy": opened.healthy()}
     finally:
