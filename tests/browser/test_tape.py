@@ -100,6 +100,27 @@ def test_of_the_bundled_model_all_but_the_embedding_is_ours_and_ids_are_the_orac
     assert (played, kept) == (27, 1)
 
 
+@pytest.mark.parametrize(
+    ("model", "products"),
+    [
+        # Zero points, int4 and int8, by k_quant_mixed: four products a layer and the head, gates being one.
+        ("nano-mixed", 9),
+        # Zero points of blocks that rows do not fill; q, k and v apart.
+        ("nano-blocks", 13),
+    ],
+)
+def test_of_other_quantizations_every_product_is_ours_and_ids_are_the_oracles(
+    model: str, products: int, scripts: PageScripts
+) -> None:
+    passes = [name for name in PASSES if name not in ("attention", "prefill")]
+    found = scripts.run("passes", "picked_with", model, model=model, choices=[None, passes], **PICKED)
+    wanted = oracle.greedy(FIXTURES / model, PICKED["prompt"], PICKED["count"])
+    assert [each["ids"] for each in found["tapes"]] == [wanted] * 2
+    assert found["fallbacks"] == {}
+    _, played, kept = fused_operations(found["tapes"][1]["passes"])
+    assert played - kept == products
+
+
 @pytest.mark.parametrize("model", ["nano-llama", "nano-copies"])
 def test_a_tapes_private_buffers_are_touched_by_nobody_else(model: str, scripts: PageScripts) -> None:
     found = scripts.run("steps", "private_buffers", model, model=model, lengths=[1, 2, 31, 32, 63, 64, 100])
