@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from . import attention, elementwise, gemv, norm
 from .matmul import Products
+from .matmul_matrices import DenseProducts
 
 __all__ = ["READERS", "RULES"]
 
 RULES = (attention.RULES, elementwise.RULES, norm.RULES, gemv.RULES)
 """Of the operations of decode steps, in the order in which their folds run."""
 
-READERS = (Products,)
+READERS = (Products, DenseProducts)
 """Of the operations of prefill runs; the first that knows an operation reads it."""

@@ -15,13 +15,14 @@ from ..kernel_plan import KernelPlan, WorkgroupLimits
 from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
 from ..ort_kernels import Met, OrtKernel, Rules, Signature
 from ..step_graph import Node, StepGraph
+from ..uniforms import Number
 from ..witness import Witness
 from .elementwise import Add, Multiply, Silu, total_of
 from .gemv_dense import column_width, tune_dense
 from .gemv_int4 import tune_matvec
 from .norm import Norm, RmsNorm
 
-__all__ = ["RULES", "MatVec", "fits_matvec"]
+__all__ = ["DENSE_LINES", "RULES", "MatVec", "dense_shape", "fits_matvec"]
 
 RUN = 32
 """Elements of a row that a thread takes at a time."""
@@ -255,13 +256,18 @@ def one_row(kernel: OrtKernel) -> bool:
 
 
 def one_dense_row(kernel: OrtKernel) -> bool:
-    """A row of k elements by a matrix [k, n]; the uniforms have shapes in vectors of four elements."""
-    k, n = kernel.number("dim_inner"), kernel.number("dim_b_outer")
-    sizes = {
-        name: prod(shape) for name in ("a", "output") if isinstance(shape := kernel.uniforms[f"{name}_shape"], tuple)
-    }
-    whole = sizes == {"a": k // 4, "output": n // 4} and kernel.uniforms["b_shape"] == (k, n // 4)
-    return whole and k % 4 == n % 4 == 0 and kernel.uniforms["dim_a_outer"] == 1
+    return dense_shape(kernel.uniforms, 1) is not None
+
+
+def dense_shape(uniforms: Mapping[str, Number], rows: int) -> tuple[int, int] | None:
+    """k and n if the uniforms tell of `rows` rows of k elements by a matrix [k, n]; their shapes are in vectors of four
+    elements. Raises KeyError for uniforms with other fields."""
+    k, n = uniforms["dim_inner"], uniforms["dim_b_outer"]
+    if not (isinstance(k, int) and isinstance(n, int) and k % 4 == n % 4 == 0 and uniforms["dim_a_outer"] == rows):
+        return None
+    sizes = {name: prod(shape) for name in ("a", "output") if isinstance(shape := uniforms[f"{name}_shape"], tuple)}
+    whole = sizes == {"a": rows * k // 4, "output": rows * n // 4} and uniforms["b_shape"] == (k, n // 4)
+    return (k, n) if whole else None
 
 
 def packed_product(met: Met, bits: int) -> list[Node] | None:
@@ -305,6 +311,25 @@ ZERO_POINTS = (
     "mm_read_zero(b_global, block_idx, uniforms.N, uniforms.zero_blocks_per_col);",
 )
 """How a kernel finds the zero point of a block."""
+
+DENSE_LINES = (
+    "a: array<vec4<f",
+    "b: array<vec4<f",
+    "output: array<vec4<f",
+    "return a[i2o_a(indices_fnarg)];",
+    "return b[i2o_b(indices_fnarg)];",
+    "a_indices[1]=u32(row);\na_indices[2]=u32(colIn);\n        value = get_a_by_indices(a_indices);\n    }",
+    "b_indices[0]=u32(row);\nb_indices[1]=u32(colIn);\n        value = get_b_by_indices(b_indices);\n    }",
+    "var kStart = 0;",
+    "acc[i] = BCached0 * ACached.x + acc[i];",
+    "acc[i] = BCached3 * ACached.w + acc[i];",
+    "mm_write(batch, globalRow + innerRow, globalCol, acc[innerRow]);",
+    "var value = valueIn;\n    let coords = vec3(u32(batch), u32(row), u32(colIn));\n    \n"
+    "    set_output_by_indices(coords, value);",
+    "output[i2o_output(indices)]=value;",
+)
+"""Of onnxruntime-web's product by a dense matrix [k, n], of however many rows: without bias or activation."""
+
 
 RULES = Rules(
     (
@@ -362,22 +387,7 @@ RULES = Rules(
             "matmul",
             "matvec",
             ("a", "b", "output"),
-            has=(
-                "a: array<vec4<f",
-                "b: array<vec4<f",
-                "output: array<vec4<f",
-                "return a[i2o_a(indices_fnarg)];",
-                "return b[i2o_b(indices_fnarg)];",
-                "a_indices[1]=u32(row);\na_indices[2]=u32(colIn);\n        value = get_a_by_indices(a_indices);\n    }",
-                "b_indices[0]=u32(row);\nb_indices[1]=u32(colIn);\n        value = get_b_by_indices(b_indices);\n    }",
-                "var kStart = 0;",
-                "acc[i] = BCached0 * ACached.x + acc[i];",
-                "acc[i] = BCached3 * ACached.w + acc[i];",
-                "mm_write(batch, globalRow + innerRow, globalCol, acc[innerRow]);",
-                "var value = valueIn;\n    let coords = vec3(u32(batch), u32(row), u32(colIn));\n    \n"
-                "    set_output_by_indices(coords, value);",
-                "output[i2o_output(indices)]=value;",
-            ),
+            has=DENSE_LINES,
             asked=("dim_inner", "dim_b_outer"),
             weights=("b",),
             holds=one_dense_row,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from ..kernel_plan import KernelPlan, MatrixSize, WorkgroupLimits
 from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
+from ..ort_kernels import bound, element_of
+from ..recording import Command, Dispatch, Recording
+from ..step_graph import Node, StepGraph, Values
+from .gemv import DENSE_LINES, dense_shape
 
-__all__ = ["MatrixMatMul", "MatrixTiling", "fits_matrices", "plan_matrices", "tune_matrices"]
+__all__ = ["DenseProducts", "MatrixMatMul", "MatrixTiling", "fits_matrices", "plan_matrices", "tune_matrices"]
 
 
 @dataclass(frozen=True)
@@ -161,3 +165,48 @@ def plan_matrices(what: MatrixMatMul, limits: WorkgroupLimits) -> KernelPlan:
         constants["BLOCK"] = what.block
     counts = (*tiling.workgroups(what.rows, what.n, gated), 1)
     return KernelPlan("matmul_matrices", {**constants, **tiling.constants(gated, dense)}, counts)
+
+
+@dataclass
+class DenseProducts:
+    """Reads a recorded run of `rows` positions: its products by dense float16 weights."""
+
+    recording: Recording
+    ops: Sequence[Command]
+    others: object
+    """The weights in int4, which are others'."""
+    rows: int
+    values: Values
+    limits: WorkgroupLimits
+
+    def __post_init__(self) -> None:
+        self.uploaded = self.recording.uploaded()
+        self.changed = frozenset(buffer for op in self.ops for buffer in self.recording.writes(op))
+
+    def read(self, index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
+        """What a recorded operation computes, from the values that it reads and writes by buffer; None if it is no
+        such product."""
+        op = self.ops[index]
+        met = bound(self.recording, op, self.uploaded)
+        if not isinstance(op, Dispatch) or met is None or tuple(met[0]) != ("a", "b", "output"):
+            return None
+        at, uniforms = met
+        pipeline = self.recording.pipelines[op.pipeline]
+        known = element_of(pipeline) == "f16" and all(line in pipeline.code for line in DENSE_LINES)
+        if not known or at["b"] in self.changed:
+            return None
+        try:
+            shape = dense_shape(uniforms, self.rows)
+        except KeyError:
+            return None  # The uniforms have other fields than this kernel's: another version of it.
+        if shape is None:
+            return None
+        k, n = shape
+        what = MatrixMatMul(at["b"], None, self.rows, n, k, 0)
+        if not fits_matrices(what, self.limits):
+            return None
+        return [Node(what, (reads[at["a"]],), (writes[at["output"]],), index, frozenset({index}))]
+
+    def joined(self, graph: StepGraph) -> StepGraph:
+        """Nothing is joined to them."""
+        return graph
