@@ -14,7 +14,8 @@ from ..device.interface import DeviceInterface
 from ..device.wasm.device import WasmDevice
 from ..device.wasm.model import WasmModel, prepare, wasm_memory
 from ..device.webgpu.device import WebGpuDevice
-from ..device.webgpu.model import WebGpuModel, webgpu_memory
+from ..device.webgpu.loading import webgpu_memory
+from ..device.webgpu.model import WebGpuModel
 from ..device.webgpu.model_graphs import Graphs, OpenWeights, model_graphs, rewrite
 from ..errors import DeviceUnavailableError, ModelFileError, OptionError, UncomputedError
 from ..fallback import fall_back

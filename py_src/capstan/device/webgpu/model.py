@@ -3,58 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Awaitable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, replace
-from functools import partial
-from itertools import count
+from dataclasses import replace
 
 from ...config import GenaiConfig
-from ...errors import CapstanError, ClosedError, DeviceUnavailableError, TapeError, UnsupportedModelError
-from ...fallback import fall_back
-from ...graph import GraphDescription
-from ...load_times import phase
-from ...memory import Capabilities, Pools, PoolSize
-from ...notes import Notes, build
+from ...errors import ClosedError, TapeError, UnsupportedModelError
+from ...memory import Pools, PoolSize
+from ...notes import Notes
 from ...tape import PASSES, TapeKey
-from ...weights.shared import Lease, SharedWeights
+from ...weights.shared import SharedWeights
 from ..base import Progress, TapeOptions
-from ..model_memory import ModelMemory
 from .decode_step import DecodeStep
 from .decoder import WebGpuDecoder
 from .device import WebGpuDevice
-from .engine import FREE, BoundTensor, GpuSessions
+from .engine import FREE, BoundTensor
+from .loading import Loaded, load, release_made
 from .model_graphs import Graphs, OpenWeights
-from .prefill_chunk import prefill_chunk
 from .prefill_tape import PrefillTapes, weights_on_device
 from .sequence_buffers import SequenceBuffers
 from .step_check import StepCheck
 from .step_recorder import StepRecorder
-from .stored_tapes import StoredTapes, expects_stored
-from .verdicts import Verdicts
-from .weight_lease import lease
 
-__all__ = ["WebGpuModel", "webgpu_memory"]
-
-
-def webgpu_memory(interface: WebGpuDevice, graphs: Graphs, config: GenaiConfig) -> ModelMemory:
-    """What the rewritten graphs take of the GPU."""
-    software, context = interface.about().software, graphs.description.context_within(config.context_length)
-    chunk = prefill_chunk(graphs.activations, context, software=software)
-    return ModelMemory(interface, graphs.description, graphs.weights, chunk, context, graphs.activations)
-
-
-async def make_session(engine: GpuSessions, model: bytes, capture: bool, owner: str) -> int:
-    with phase("decode session" if capture else "session"):
-        return await engine.create_session(model, capture=capture, owner=owner)
-
-
-async def release_made(engine: GpuSessions, made: Awaitable[int]) -> None:
-    """Release a session that is made or being made, and that nobody waits for."""
-    with suppress(CapstanError):
-        await engine.release_session(await made)
+__all__ = ["WebGpuModel"]
 
 
 def passes_for(software: bool) -> tuple[str, ...]:
@@ -67,76 +37,25 @@ def passes_for(software: bool) -> tuple[str, ...]:
     return tuple(name for name in PASSES if not (software and name in ("direct", "prefill")))
 
 
-numbers = count(1)
-"""Of the models of this page, to tell the owners of their memory apart."""
-
-
-def require_capable(found: Capabilities, about: GraphDescription) -> bool:
-    """Whether past and present may be one buffer. Raises DeviceUnavailableError for what no step down replaces."""
-    reasons = dict(found.missing)
-    if not found.staging:
-        raise DeviceUnavailableError(
-            f"nothing can be read back from this adapter: {reasons['staging']}; use device='wasm'"
-        )
-    if about.needs_f16 and not found.f16:
-        raise DeviceUnavailableError(
-            f"the model computes in float16 and {reasons['f16']}; "
-            "export it with use_webgpu_fp32=true, or use device='wasm'"
-        )
-    if not found.in_place_cache:
-        instead = "caches are written apart and copied after each step, which is neither captured nor taped"
-        fall_back("one buffer for past and present", reasons["in_place_cache"], instead)
-    return found.in_place_cache
-
-
-def facts_of(interface: WebGpuDevice, graphs: Graphs, contents: Sequence[str | None]) -> str:
-    """All that a verdict about a decode step depends on: Capstan, device, browser, graph and weights."""
-    device = asdict(interface.about())
-    told = [
-        build(),
-        device | {"features": sorted(device["features"])},
-        hashlib.sha256(graphs.decode).hexdigest(),
-        contents,
-    ]
-    return json.dumps(told, sort_keys=True)
-
-
 class WebGpuModel:
     """Weights in GPU buffers, one prefill session over them, and decoders, each with a decode session of its own."""
 
     device = "webgpu"
 
-    def __init__(
-        self,
-        memory: ModelMemory,
-        interface: WebGpuDevice,
-        graphs: Graphs,
-        leases: Sequence[Lease],
-        weights: dict[str, int],
-        prefill: int,
-        ahead: asyncio.Future[int] | None,
-        stored: StoredTapes,
-        name: str,
-        owner: str,
-        options: TapeOptions,
-        in_place: bool,
-        verdicts: Verdicts,
-    ):
-        self.interface = interface
-        self._engine = interface.engine
-        self._graphs = graphs
-        self._leases = leases
-        self._weights = weights
-        self._prefill = prefill
-        self._ahead = ahead
-        """The first sequence's captured session, made beside the load of the weights."""
-        self._stored = stored
+    def __init__(self, loaded: Loaded, options: TapeOptions) -> None:
+        self.interface = loaded.interface
+        self._engine = loaded.interface.engine
+        self._graphs = loaded.graphs
+        self._leases = loaded.leases
+        self._weights = loaded.weights
+        self._prefill = loaded.prefill
+        self._ahead = loaded.ahead
+        self._stored = loaded.stored
+        self._verdicts = loaded.verdicts
         self._capture = options.capture
-        self._name = name
-        self._owner = owner
-        self._in_place = in_place
-        """Whether attention may write into the caches that it reads."""
-        self._verdicts = verdicts
+        self._name = loaded.name
+        self._owner = loaded.owner
+        self._in_place = loaded.in_place
         self._made = 0
         self._allocating = asyncio.Lock()
         self._recording = asyncio.Lock()
@@ -151,13 +70,13 @@ class WebGpuModel:
         self._decoders: list[WebGpuDecoder] = []
         self._making: set[asyncio.Future[WebGpuDecoder]] = set()
         self._closed = False
-        about = interface.about()
+        about = loaded.interface.about()
         self.adapter = about.adapter
         self._passes = passes_for(about.software) if options.passes is None else options.passes
-        self._chunk = memory.chunk
+        self._chunk = loaded.memory.chunk
         self._warm_up = not about.software
         """Whether to compile the kernels of long prompts early: on software adapters running them takes longer."""
-        self.memory = replace(memory, measured=self._measured)
+        self.memory = replace(loaded.memory, measured=self._measured)
 
     @classmethod
     async def load(
@@ -172,49 +91,9 @@ class WebGpuModel:
         progress: Progress,
         notes: Notes | None = None,
     ) -> WebGpuModel:
-        """Load the weights that are not on the device yet and make the prefill session; nothing stays allocated on
-        failure. `reading` may still be under way. `notes` keep what is found out about decode steps for later loads."""
-        engine = interface.engine
-        with phase("probe"):
-            found, stores = await asyncio.gather(interface.capabilities(), expects_stored(notes, url))
-        expected = options.capture == "tape" and stores
-        graphs = await reading
-        in_place = require_capable(found, graphs.description)
-        memory = webgpu_memory(interface, graphs, config)
-        memory.fit(1, 1).require()
-        leases: list[Lease] = []
-        weights: dict[str, int] = {}
-        contents: list[str | None] = []
-        owner = f"{url} model {next(numbers)}"
-        # Sessions need the graphs alone.
-        making = asyncio.ensure_future(make_session(engine, graphs.prefill, False, owner))
-        ahead = None
-        if options.capture != "off" and in_place and not graphs.description.uncapturable and not expected:
-            ahead = asyncio.ensure_future(make_session(engine, graphs.decode, True, f"{owner} sequence 1"))
-        try:
-            for location in sorted({entry.location for entry in graphs.weights}):
-                entries = [entry for entry in graphs.weights if entry.location == location]
-                with phase("weights"):
-                    file = await open_weights(location)
-                    told = partial(progress, location)
-                    leases.append(await lease(engine, shared, file, entries, url + location, told))
-                weights.update(zip((entry.name for entry in entries), leases[-1].buffers, strict=True))
-                contents.append(file.content)
-            session = await asyncio.shield(making)
-        except BaseException:
-            for held in leases:
-                held.release()
-            # They go on if this wait is cancelled too.
-            await asyncio.shield(asyncio.gather(*(release_made(engine, made) for made in (making, ahead) if made)))
-            raise
-        facts = facts_of(interface, graphs, contents)
-        # Of weights that nothing vouches for it is not known whether they are the same the next time.
-        kept = notes if None not in contents else None
-        stored, verdicts = StoredTapes(engine, kept, url, facts, weights), Verdicts(kept, url, facts)
-        return cls(
-            *(memory, interface, graphs, leases, weights, session, ahead, stored),
-            *(url, owner, options, in_place, verdicts),
-        )
+        """See `loading.load`."""
+        loaded = await load(interface, shared, url, reading, config, options, open_weights, progress, notes)
+        return cls(loaded, options)
 
     async def decoder(self, capacity: int, pools: Pools | None = None) -> WebGpuDecoder:
         """A decoder of that capacity: a free one, else a new one, recorded and checked."""

@@ -1,0 +1,162 @@
+"""Loading a model onto WebGPU: its weights, its sessions, and what earlier loads found out about it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import count
+
+from ...config import GenaiConfig
+from ...errors import CapstanError, DeviceUnavailableError
+from ...fallback import fall_back
+from ...graph import GraphDescription
+from ...load_times import phase
+from ...memory import Capabilities
+from ...notes import Notes, build
+from ...weights.shared import Lease, SharedWeights
+from ..base import Progress, TapeOptions
+from ..model_memory import ModelMemory
+from .device import WebGpuDevice
+from .engine import GpuSessions
+from .model_graphs import Graphs, OpenWeights
+from .prefill_chunk import prefill_chunk
+from .stored_tapes import StoredTapes, expects_stored
+from .verdicts import Verdicts
+from .weight_lease import lease
+
+__all__ = ["Loaded", "load", "release_made", "webgpu_memory"]
+
+
+numbers = count(1)
+"""Of the models of this page, to tell the owners of their memory apart."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What is got ready for a model, which gives it back at its end."""
+
+    interface: WebGpuDevice
+    memory: ModelMemory
+    graphs: Graphs
+    leases: Sequence[Lease]
+    weights: dict[str, int]
+    """Buffers by name."""
+    prefill: int
+    """The prefill session."""
+    ahead: asyncio.Future[int] | None
+    """The first sequence's captured session, made beside the load of the weights."""
+    stored: StoredTapes
+    verdicts: Verdicts
+    name: str
+    owner: str
+    in_place: bool
+    """Whether attention may write into the caches that it reads."""
+
+
+def webgpu_memory(interface: WebGpuDevice, graphs: Graphs, config: GenaiConfig) -> ModelMemory:
+    """What the rewritten graphs take of the GPU."""
+    software, context = interface.about().software, graphs.description.context_within(config.context_length)
+    chunk = prefill_chunk(graphs.activations, context, software=software)
+    return ModelMemory(interface, graphs.description, graphs.weights, chunk, context, graphs.activations)
+
+
+async def make_session(engine: GpuSessions, model: bytes, capture: bool, owner: str) -> int:
+    with phase("decode session" if capture else "session"):
+        return await engine.create_session(model, capture=capture, owner=owner)
+
+
+async def release_made(engine: GpuSessions, made: Awaitable[int]) -> None:
+    """Release a session that is made or being made, and that nobody waits for."""
+    with suppress(CapstanError):
+        await engine.release_session(await made)
+
+
+def require_capable(found: Capabilities, about: GraphDescription) -> bool:
+    """Whether past and present may be one buffer. Raises DeviceUnavailableError for what no step down replaces."""
+    reasons = dict(found.missing)
+    if not found.staging:
+        raise DeviceUnavailableError(
+            f"nothing can be read back from this adapter: {reasons['staging']}; use device='wasm'"
+        )
+    if about.needs_f16 and not found.f16:
+        raise DeviceUnavailableError(
+            f"the model computes in float16 and {reasons['f16']}; "
+            "export it with use_webgpu_fp32=true, or use device='wasm'"
+        )
+    if not found.in_place_cache:
+        instead = "caches are written apart and copied after each step, which is neither captured nor taped"
+        fall_back("one buffer for past and present", reasons["in_place_cache"], instead)
+    return found.in_place_cache
+
+
+def facts_of(interface: WebGpuDevice, graphs: Graphs, contents: Sequence[str | None]) -> str:
+    """All that a verdict about a decode step depends on: Capstan, device, browser, graph and weights."""
+    device = asdict(interface.about())
+    told = [
+        build(),
+        device | {"features": sorted(device["features"])},
+        hashlib.sha256(graphs.decode).hexdigest(),
+        contents,
+    ]
+    return json.dumps(told, sort_keys=True)
+
+
+async def load(
+    interface: WebGpuDevice,
+    shared: SharedWeights,
+    url: str,
+    reading: Awaitable[Graphs],
+    config: GenaiConfig,
+    options: TapeOptions,
+    open_weights: OpenWeights,
+    progress: Progress,
+    notes: Notes | None = None,
+) -> Loaded:
+    """Load the weights that are not on the device yet and make the prefill session; nothing stays allocated on
+    failure. `reading` may still be under way. `notes` keep what is found out about decode steps for later loads."""
+    engine = interface.engine
+    with phase("probe"):
+        found, stores = await asyncio.gather(interface.capabilities(), expects_stored(notes, url))
+    expected = options.capture == "tape" and stores
+    graphs = await reading
+    in_place = require_capable(found, graphs.description)
+    memory = webgpu_memory(interface, graphs, config)
+    memory.fit(1, 1).require()
+    leases: list[Lease] = []
+    weights: dict[str, int] = {}
+    contents: list[str | None] = []
+    owner = f"{url} model {next(numbers)}"
+    # Sessions need the graphs alone.
+    making = asyncio.ensure_future(make_session(engine, graphs.prefill, False, owner))
+    ahead = None
+    if options.capture != "off" and in_place and not graphs.description.uncapturable and not expected:
+        ahead = asyncio.ensure_future(make_session(engine, graphs.decode, True, f"{owner} sequence 1"))
+    try:
+        for location in sorted({entry.location for entry in graphs.weights}):
+            entries = [entry for entry in graphs.weights if entry.location == location]
+            with phase("weights"):
+                file = await open_weights(location)
+                told = partial(progress, location)
+                leases.append(await lease(engine, shared, file, entries, url + location, told))
+            weights.update(zip((entry.name for entry in entries), leases[-1].buffers, strict=True))
+            contents.append(file.content)
+        session = await asyncio.shield(making)
+    except BaseException:
+        for held in leases:
+            held.release()
+        # They go on if this wait is cancelled too.
+        await asyncio.shield(asyncio.gather(*(release_made(engine, made) for made in (making, ahead) if made)))
+        raise
+    facts = facts_of(interface, graphs, contents)
+    # Of weights that nothing vouches for it is not known whether they are the same the next time.
+    kept = notes if None not in contents else None
+    stored, verdicts = StoredTapes(engine, kept, url, facts, weights), Verdicts(kept, url, facts)
+    return Loaded(
+        *(interface, memory, graphs, leases, weights, session, ahead),
+        *(stored, verdicts, url, owner, in_place),
+    )
