@@ -91,5 +91,6 @@ def test_without_matrices_or_memory_nothing_fits() -> None:
     limits = WorkgroupLimits(32, 1024, 49152, matrices=(WHOLE,))
     assert fits_matrices(what, limits)
     assert not fits_matrices(what, replace(limits, matrices=()))
+    assert not fits_matrices(what, replace(limits, lanes=0)), "subgroups come in several sizes"
     assert not fits_matrices(what, replace(limits, memory=8192))
     assert not fits_matrices(what, replace(limits, threads=64))

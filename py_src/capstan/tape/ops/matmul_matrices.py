@@ -129,13 +129,14 @@ FILLED = 96
 
 
 def tune_matrices(rows: int, n: int, k: int, gated: bool, dense: bool, limits: WorkgroupLimits) -> MatrixTiling | None:
-    """The tiling for `rows` rows and weights of `n` by `k`; None where none fits the adapter.
+    """The tiling for `rows` rows and weights of `n` by `k`; None where none fits the adapter, or its subgroups come in
+    several sizes.
 
     The first of TILINGS that has FILLED workgroups, else that with the most: measured on an H200, see benches/NOTES.md.
     """
     fitting = [
         tiling
-        for size in limits.matrices
+        for size in (limits.matrices if limits.lanes else ())
         for shape in TILINGS
         if (tiling := MatrixTiling(size, limits.lanes, *shape)).fits(k, gated, dense, limits)
     ]
