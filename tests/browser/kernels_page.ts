@@ -28,7 +28,11 @@ async function open(): Promise<Opened> {
   const adapter = await requestAdapter();
   if (!adapter) throw new Error("this browser offers no WebGPU adapter");
   const features = (["shader-f16", "subgroups"] as const).filter((name) => adapter.features.has(name));
-  const device = await adapter.requestDevice({ requiredFeatures: features });
+  const { maxStorageBuffersPerShaderStage } = adapter.limits;
+  const device = await adapter.requestDevice({
+    requiredFeatures: features,
+    requiredLimits: { maxStorageBuffersPerShaderStage },
+  });
   const { subgroupMinSize, subgroupMaxSize } = adapter.info;
   const lanes = features.includes("subgroups") && subgroupMinSize === subgroupMaxSize ? subgroupMinSize : 0;
   return { device, pipelines: new FusedPipelines(device), half: features.includes("shader-f16"), lanes };

@@ -38,6 +38,8 @@ class Shape:
     head: int
     capacity: int = 1037
     element: str = "f32"
+    epsilon: float | None = None
+    """Of the norms of q and k; None without."""
 
     @property
     def scale(self) -> float:
@@ -58,6 +60,8 @@ class Step:
     sin: npt.NDArray[Any]
     keys: npt.NDArray[Any]
     values: npt.NDArray[Any]
+    gammas: npt.NDArray[Any]
+    """Of q and of k: [2, head]."""
 
     @classmethod
     def random(cls, shape: Shape, seed: int = 1) -> Step:
@@ -76,6 +80,7 @@ class Step:
             rounded(np.sin(angles)),
             rounded(source.normal(size=cached) * 2),
             rounded(source.normal(size=cached)),
+            rounded(1 + 0.3 * source.normal(size=(2, shape.head))),
         )
 
     def caches(self, length: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -89,7 +94,12 @@ class Step:
         """The result, and the new rows of the key and the value cache."""
         shape = self.shape
         qkv, cos, sin = (tensor.astype(np.float64) for tensor in (self.qkv, self.cos[length - 1], self.sin[length - 1]))
-        low, high = np.split(qkv, 2, axis=1)
+        turned = qkv
+        if shape.epsilon is not None:
+            q_gamma, k_gamma = self.gammas.astype(np.float64)
+            gammas = [q_gamma] * shape.heads + [k_gamma] * shape.kv_heads + [k_gamma] * shape.kv_heads
+            turned = qkv / np.sqrt(np.mean(qkv**2, axis=1, keepdims=True) + shape.epsilon) * np.array(gammas)
+        low, high = np.split(turned, 2, axis=1)
         rotated = np.concatenate([low * cos - high * sin, low * sin + high * cos], axis=1)
         new_keys = rotated[shape.heads : shape.heads + shape.kv_heads]
         new_values = qkv[shape.heads + shape.kv_heads :]
@@ -141,7 +151,7 @@ def dispatch(
     text = {
         "shader": plan.shader,
         "constants": dict(plan.constants),
-        "floats": [name for name in plan.constants if name == "SCALE"],
+        "floats": [name for name, value in plan.constants.items() if isinstance(value, float)],
         "half": shape.element == "f16",
         "lanes": lanes,
     }
@@ -173,9 +183,10 @@ def attend(
     partials = np.full(partial_bytes // 4, np.nan, dtype=np.float32)
     result = np.full((shape.heads, shape.head), np.nan, dtype=shape.dtype)
     keys, values = step.caches(length)
-    buffers = [step.qkv, state, step.cos, step.sin, keys, values, partials, result]
+    buffers = [step.qkv, state, step.cos, step.sin, keys, values, partials, result, *step.gammas]
+    bound = list(range(8 if shape.epsilon is None else 10))
     dispatches = [
-        dispatch(attention, shape, lanes, [0, 1, 2, 3, 4, 5, 6, 7], workgroups(attention, dispatched or length)),
+        dispatch(attention, shape, lanes, bound, workgroups(attention, dispatched or length)),
         dispatch(join, shape, lanes, [6, 1, 7], workgroups(join, dispatched or length)),
     ]
     got = kernels.run([buffer.tobytes() for buffer in buffers], dispatches, [7, 4, 5])
@@ -201,7 +212,7 @@ def check(step: Step, run: Run, length: int) -> None:
 
 def planned(kernels: KernelPage, shape: Shape, lengths: Sequence[int], lanes: int = 0, **constants: int) -> None:
     """Check lengths with the plan of a shape, or with constants of both kernels replaced."""
-    plans = plan_attention(shape, lanes)
+    plans = plan_attention(shape, lanes, shape.epsilon)
     if constants:
         plans = replaced(plans, **constants)
     step = Step.random(shape)
@@ -237,6 +248,21 @@ def test_results_and_caches(kernels: KernelPage, heads: int, kv_heads: int, head
     planned(kernels, Shape(heads, kv_heads, head, capacity=303), (1, 65, 300))
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "head"), [(4, 2, 64), (7, 1, 64), (2, 2, 80), (16, 1, 16), (8, 1, 256)])
+def test_norms_of_q_and_k(kernels: KernelPage, heads: int, kv_heads: int, head: int) -> None:
+    for lanes in {0, kernels.lanes}:
+        planned(kernels, Shape(heads, kv_heads, head, capacity=303, epsilon=0.5), (1, 65, 300), lanes)
+
+
+def test_norms_where_a_split_takes_several_blocks(kernels: KernelPage) -> None:
+    shape = Shape(4, 2, 32, capacity=703, epsilon=1e-6)
+    planned(kernels, shape, (65, 129, 700), ALONE=2, MAX_SPLITS=4)
+    if kernels.lanes >= 4:
+        wide = Shape(6, 2, 4 * kernels.lanes, epsilon=0.5)
+        assert plan_attention(wide, kernels.lanes)[0].constants["SHUFFLED"]
+        planned(kernels, wide, LENGTHS, kernels.lanes)
+
+
 def test_lengths_around_blocks(kernels: KernelPage) -> None:
     planned(kernels, Shape(4, 2, 32), LENGTHS)
 
@@ -249,11 +275,14 @@ def test_lengths_where_a_split_takes_several_blocks(kernels: KernelPage) -> None
 @pytest.mark.parametrize(
     ("tile", "workgroup", "batch", "team"), [(2, 32, 4, 4), (1, 32, 2, 4), (3, 16, 1, 4), (5, 64, 2, 2)]
 )
-def test_subgroups_give_the_same(kernels: KernelPage, tile: int, workgroup: int, batch: int, team: int) -> None:
+@pytest.mark.parametrize("epsilon", [None, 0.5], ids=["plain", "norms"])
+def test_subgroups_give_the_same(
+    kernels: KernelPage, tile: int, workgroup: int, batch: int, team: int, epsilon: float | None
+) -> None:
     """With subgroups of the adapter's size, of which a team is all or a half."""
     if kernels.lanes < 4:
         pytest.skip("the adapter's subgroups come in several sizes or are too small")
-    shape = Shape(10, 2, team * 4)
+    shape = Shape(10, 2, team * 4, epsilon=epsilon)
     block = workgroup // team * batch
     sizes = team_constants(team, batch, tile) | {"TILE": tile, "WORKGROUP": workgroup, "BLOCK": block, "SHUFFLED": True}
     sizes["WARPS"] = workgroup // kernels.lanes
@@ -274,7 +303,8 @@ def test_float16(kernels: KernelPage) -> None:
         pytest.skip("the adapter has no shader-f16")
     for lanes in {0, kernels.lanes}:
         for shape in (Shape(8, 2, 64), Shape(7, 1, 64), Shape(6, 2, 128), Shape(2, 2, 80)):
-            planned(kernels, replace(shape, element="f16"), LENGTHS, lanes)
+            for epsilon in (None, 1e-6):
+                planned(kernels, replace(shape, element="f16", epsilon=epsilon), LENGTHS, lanes)
 
 
 def test_workgroups_for_a_longer_sequence_do_nothing(kernels: KernelPage) -> None:

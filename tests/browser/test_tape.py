@@ -12,6 +12,7 @@ import pytest
 from buildtools.models import BUNDLED
 from capstan.tape import PASSES
 from tests import oracle
+from tests.browser.model_variants import Variants, norms_in_attention
 from tests.browser.page_scripts import PageScripts
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -62,8 +63,8 @@ def test_a_fused_step_is_an_eager_step_where_kernels_change(model: str, scripts:
         ("nano-float", 11),
         # Multipliers behind attention and feed-forward: products stand alone.
         ("nano-granite", 9),
-        # Norms of q and k: attention stays as recorded.
-        ("nano-qwen3", 9),
+        # Norms of q and k in operations of their own, joined by attention.
+        ("nano-qwen3", 11),
         # The embedding alone is recorded.
         ("nano-shape", 11),
     ],
@@ -75,6 +76,20 @@ def test_a_tape_step_is_an_eager_step_for_every_fixture(model: str, ours: int, s
         recorded, played, kept = fused_operations(step["passes"])
         assert played - kept == ours
         assert recorded > played
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "apart"])
+def test_norms_of_q_and_k_are_taken_in_by_attention_and_ids_are_the_oracles(
+    inside: bool, variants: Variants, scripts: PageScripts
+) -> None:
+    fixture = FIXTURES / "nano-qwen3"
+    name = variants.graph("nano-normed", norms_in_attention, fixture) if inside else fixture.name
+    found = scripts.run("passes", "picked_with", name, model=name, choices=[None], **PICKED)
+    [tape] = found["tapes"]
+    assert tape["ids"] == oracle.greedy(fixture, PICKED["prompt"], PICKED["count"])
+    _, played, kept = fused_operations(tape["passes"])
+    assert played - kept == 11, "nine products and two attentions"
+    assert tape["passes"]["direct"] == "no indirect dispatches"
 
 
 def test_ids_are_the_oracles_without_any_one_of_the_passes(scripts: PageScripts) -> None:

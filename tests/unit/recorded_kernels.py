@@ -152,7 +152,35 @@ def add(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
 
 
 def norm(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
-    put(at["y"], normed(at["x"][: u["norm_size"]], at["scale"], u["epsilon"]))
+    rows = at["x"][: u["norm_count"] * u["norm_size"]].reshape(u["norm_count"], -1)
+    put(at["y"], np.stack([normed(row, at["scale"], u["epsilon"]) for row in rows]))
+
+
+def qkv_split(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    q, k, v = (4 * size for size in u["segment_sizes"])
+    for name, part in zip(at, (None, *np.split(at["input"][: q + k + v], [q, q + k])), strict=True):
+        if part is not None:
+            put(at[name], part)
+
+
+def rotary_apart(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    head, position = u["head_size"], int(at["seqlens"][0])
+    for name in ("q", "k"):
+        heads = u[f"{name}_global_shape"][2]
+        rows = at[f"{name}_input"][: heads * head].reshape(heads, head)
+        if f"{name}_norm_weight" in at:
+            rows = np.stack([normed(row, at[f"{name}_norm_weight"], u["qk_norm_epsilon"]) for row in rows])
+        put(at[f"{name}_output"], rotated(rows, at["cos_cache"], at["sin_cache"], position))
+
+
+def cache_write(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    _, kv, capacity, quads = u["present_key_shape"]
+    head, position = 4 * quads, int(at["seqlen_k"][0])
+    assert position + 1 == at["total_sequence_length_input"][0]
+    for name, rows in (("present_key", at["key"]), ("present_value", at["value"])):
+        cache = at[name][: kv * capacity * head].reshape(kv, capacity, head)
+        cache[:, position] = rows[: kv * head].reshape(kv, head)
+    put(at["indirect_buffer"], np.array([1.0 + position // 64, u["num_heads"], 1.0]))
 
 
 def skip_norm(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
@@ -219,6 +247,29 @@ SKIP_NORM = Kernel(
         "output[i] = value * x_element_t(inv_std_dev) * gamma[i];",
     ),
     skip_norm,
+)
+ROTARY_APART = Kernel(
+    ("q_input", "k_input", "seqlens", "cos_cache", "sin_cache"),
+    ("q_output", "k_output"),
+    (
+        ("cos_cache_shape", "vec2<u32>"),
+        ("q_global_shape", "vec4<u32>"),
+        ("k_global_shape", "vec4<u32>"),
+        ("head_size", "u32"),
+        ("qk_norm_epsilon", "f32"),
+    ),
+    (
+        "let past_seqlen = select(total_seqlen - uniforms.q_global_shape[1], 0u, "
+        "total_seqlen <= uniforms.q_global_shape[1]);",
+        "let qj = qi + select(half_rotary_dim, 1u, false);",
+        "let kj = ki + select(half_rotary_dim, 1u, false);",
+        "let q_at_qi = q_input[qi];",
+        "let k_at_kj = k_input[kj];",
+        "let q_re = q_at_qi * cos_v - q_at_qj * sin_v;",
+        "let k_im = k_at_ki * sin_v + k_at_kj * cos_v;",
+    ),
+    rotary_apart,
+    vectors=False,
 )
 MATMUL = Kernel(
     ("input_a", "input_b", "scales_b"),
@@ -359,6 +410,46 @@ KERNELS: Mapping[str, Kernel] = {
             "let k_im = k_i * sin_v + k_j * cos_v;",
         ),
         rotary,
+    ),
+    "qkv_split": Kernel(
+        ("input",),
+        ("output_0", "output_1", "output_2"),
+        (("input_size", "u32"), ("total_segment_elements", "u32"), ("segment_sizes", "vec3<u32>")),
+        (
+            "let segment_size = uniforms.segment_sizes[2];",
+            "output_2[outer_index * segment_size + within_outer - segment_start]=input[global_idx];",
+        ),
+        qkv_split,
+    ),
+    "rotary_apart": ROTARY_APART,
+    "rotary_normed": replace(
+        ROTARY_APART,
+        reads=(*ROTARY_APART.reads, "q_norm_weight", "k_norm_weight"),
+        lines=(
+            *(line for line in ROTARY_APART.lines if "_input[" not in line),
+            *(
+                f"let inv = inverseSqrt({x}_sumsq / f32(uniforms.head_size) + uniforms.qk_norm_epsilon);"
+                for x in ("q", "k")
+            ),
+            "let q_at_qi = (q_input[qi] * q_inv_rms * q_norm_weight[bsnh[3]]);",
+            "let k_at_kj = (k_input[kj] * k_inv_rms * k_norm_weight[(bsnh[3] + half_rotary_dim)]);",
+        ),
+    ),
+    "cache_write": Kernel(
+        ("key", "value", "seqlen_k", "total_sequence_length_input"),
+        ("present_key", "present_value", "indirect_buffer"),
+        (
+            ("key_shape", "vec4<u32>"),
+            ("present_key_shape", "vec4<u32>"),
+            *((name, "u32") for name in ("kv_sequence_length", "num_heads", "batch_size")),
+        ),
+        (
+            "let present_offset = i2o_present_key("
+            "present_key_indices_t(batch, num_head_id, past_sequence_length + sequence_id, head_size_id));",
+            "present_key[present_offset]=key[offset];;",
+            "present_value[present_offset]=value[offset];;",
+        ),
+        cache_write,
     ),
     "attention_split": Kernel(
         ("q", "present_key", "present_value", "seqlens_k", "total_sequence_length_input", "indirect_buffer"),

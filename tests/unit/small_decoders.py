@@ -123,7 +123,67 @@ class Small:
         total = self.sketch.unknown(lambda mask: np.sum(mask), [self.mask], 1)
         return self.sketch.unknown(lambda n: n[:1] - 1, [total], 1), total
 
-    def attention(self, qkv: int, layer: int, lengths: tuple[int, int]) -> int:
+    def rotated_apart(self, qkv: int, layer: int, lengths: tuple[int, int], norms: str) -> tuple[int, int]:
+        """The rotated q, and the counts: q, k and v are split, and norms of q and k are "inside" the rotary kernel,
+        "apart", or none if that is "no"."""
+        s = self.sketch
+        sizes = {"input_size": QKV // 4, "total_segment_elements": QKV // 4}
+        rows = (HEADS * HEAD, KV_HEADS * HEAD, KV_HEADS * HEAD)
+        parts = s.run(
+            "qkv_split",
+            {"input": qkv},
+            {f"output_{i}": size for i, size in enumerate(rows)},
+            {**sizes, "segment_sizes": tuple(size // 4 for size in rows)},
+        )
+        q, k, v = parts
+        gammas = [s.weights(HEAD, 1.0) for _ in range(2)]
+        if norms == "apart":
+            for i, count in ((1, KV_HEADS), (0, HEADS)):
+                [parts[i]] = s.run(
+                    "norm",
+                    {"x": parts[i], "scale": gammas[i]},
+                    {"y": rows[i]},
+                    {"components": 4, "norm_count": count, "norm_size": HEAD, "epsilon": EPSILON},
+                )
+                self.named(f"norm of {'qk'[i]} {layer}")
+            q, k, _ = parts
+        shapes: dict[str, Number] = {
+            "cos_cache_shape": (CAPACITY, HEAD // 2),
+            "q_global_shape": (1, 1, HEADS, HEAD // 2),
+            "k_global_shape": (1, 1, KV_HEADS, HEAD // 2),
+        }
+        inside = {"q_norm_weight": gammas[0], "k_norm_weight": gammas[1]} if norms == "inside" else {}
+        query, rotated = s.run(
+            "rotary_normed" if inside else "rotary_apart",
+            {"q_input": q, "k_input": k, "seqlens": lengths[0], "cos_cache": self.cos, "sin_cache": self.sin, **inside},
+            {"q_output": rows[0], "k_output": rows[1]},
+            {**shapes, "head_size": HEAD, "qk_norm_epsilon": EPSILON},
+        )
+        self.named(f"rotary {layer}")
+        key, value = self.caches[2 * layer : 2 * layer + 2]
+        written: dict[str, Number] = {
+            "key_shape": (1, 1, KV_HEADS, HEAD // 4),
+            "present_key_shape": (1, KV_HEADS, CAPACITY, HEAD // 4),
+        }
+        _, _, counts = s.run(
+            "cache_write",
+            {"key": rotated, "value": v, "seqlen_k": lengths[0], "total_sequence_length_input": lengths[1]},
+            {"indirect_buffer": 3},
+            {**written, "kv_sequence_length": 1, "num_heads": HEADS, "batch_size": 1},
+            into={"present_key": key, "present_value": value},
+        )
+        self.named(f"cache {layer}")
+        return query, counts
+
+    def attention(self, qkv: int, layer: int, lengths: tuple[int, int], norms: str | None = None) -> int:
+        """`norms` of q and k: None for packed q, k and v without; else as in `rotated_apart`."""
+        if norms is not None:
+            query, counts = self.rotated_apart(qkv, layer, lengths, norms)
+        else:
+            query, counts = self.rotated(qkv, layer, lengths)
+        return self.attended(query, counts, layer, lengths)
+
+    def rotated(self, qkv: int, layer: int, lengths: tuple[int, int]) -> tuple[int, int]:
         s = self.sketch
         key, value = self.caches[2 * layer : 2 * layer + 2]
         sizes = {"sequence_length": 1, "num_heads": HEADS, "kv_num_heads": KV_HEADS, "head_size": HEAD // 4}
@@ -142,6 +202,11 @@ class Small:
             into={"present_key": key, "present_value": value},
         )
         self.named(f"rotary {layer}")
+        return query, counts
+
+    def attended(self, query: int, counts: int, layer: int, lengths: tuple[int, int]) -> int:
+        s = self.sketch
+        key, value = self.caches[2 * layer : 2 * layer + 2]
         sizes = {"head_size_vec": HEAD // 4, "present_sequence_length": CAPACITY, "n_reps": HEADS // KV_HEADS}
         sizes |= {"num_heads": HEADS, "batch_size": 1, "attn_bias_dim0": 1, "attn_bias_dim1": 1}
         out, metadata = s.run(
@@ -180,6 +245,7 @@ def decoder(
     dense: bool = False,
     packed: str = "",
     swapped: bool = False,
+    norms: str | None = None,
     layers: int = 2,
 ) -> Small:
     """Llama, unless otherwise asked.
@@ -188,6 +254,7 @@ def decoder(
     (granite). `gated`: the first half of the feed-forward is one kernel; else its two products read one norm.
     `dense`: weights as they are, and a gate of separate operations; so has `packed` (zero points, int8). `swapped`: the
     gate's factors in the other order.
+    `norms`: of q and k, "inside" the rotary kernel or "apart" (qwen3), or "no" with q, k and v split all the same.
     `watched`: an unknown kernel reads a residual and a norm. `patched`: a copy that the next kernel changes a part of.
     """
     m = Small(layers, dense, packed)
@@ -205,7 +272,7 @@ def decoder(
             qkv = m.add(qkv, s.weights(QKV), QKV)
             m.named(f"bias {layer}")
         lengths = lengths or m.lengths()
-        out = m.matmul(m.attention(qkv, layer, lengths), WIDTH, HEADS * HEAD)
+        out = m.matmul(m.attention(qkv, layer, lengths, norms), WIDTH, HEADS * HEAD)
         m.named(f"out {layer}")
         if multipliers:
             out = m.scaled(out, 0.7)
@@ -257,6 +324,9 @@ SMALL_DECODERS: Mapping[str, Callable[[], Small]] = {
     "llama": decoder,
     "qwen2": lambda: decoder(bias=True),
     "granite": lambda: decoder(multipliers=True),
+    "qwen3": lambda: decoder(norms="apart"),
+    "qwen3, norms inside": lambda: decoder(norms="inside"),
+    "q, k and v split": lambda: decoder(norms="no"),
     "two products": lambda: decoder(gated=False),
     "watched": lambda: decoder(watched=True),
     "patched": lambda: decoder(patched=True),

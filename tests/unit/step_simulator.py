@@ -392,6 +392,11 @@ def attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int,
     keys, values = (
         at[name][: kv * capacity * head].reshape(kv, capacity, head) for name in ("key_cache", "value_cache")
     )
+    if c["NORMED"]:
+        q, k = (
+            np.array([normed(row, at[gamma], c["EPSILON"]) for row in rows])
+            for rows, gamma in ((q, "q_gamma"), (k, "k_gamma"))
+        )
     keys[:, length - 1] = rotated(k, at["cos_cache"], at["sin_cache"], length - 1)
     values[:, length - 1] = v
     q = rotated(q, at["cos_cache"], at["sin_cache"], length - 1)

@@ -15,6 +15,13 @@ from tests.unit.recorded_kernels import KERNELS, Kernel, Number, pack_uniforms
 
 SIGNATURES = [signature for rules in RULES for signature in rules.signatures]
 UNIFORM = 99
+ROTARY_APART: dict[str, Number] = {
+    "cos_cache_shape": (256, 8),
+    "q_global_shape": (1, 1, 4, 8),
+    "k_global_shape": (1, 1, 2, 8),
+    "head_size": 16,
+    "qk_norm_epsilon": 0.25,
+}
 UNIFORMS: Mapping[str, Mapping[str, Number]] = {
     "matmul_nbits": {"M": 1, "N": 96, "K": 64, "block_size": 32, "batch_count": 1, "dispatch_M": 1},
     **{
@@ -59,6 +66,16 @@ UNIFORMS: Mapping[str, Mapping[str, Number]] = {
         "head_size": 4,
         "half_rotary_dim": 2,
         "present_sequence_length": 256,
+        "batch_size": 1,
+    },
+    "qkv_split": {"input_size": 32, "total_segment_elements": 32, "segment_sizes": (16, 8, 8)},
+    "rotary_apart": ROTARY_APART,
+    "rotary_normed": ROTARY_APART,
+    "cache_write": {
+        "key_shape": (1, 1, 2, 4),
+        "present_key_shape": (1, 2, 256, 4),
+        "kv_sequence_length": 1,
+        "num_heads": 4,
         "batch_size": 1,
     },
     "attention_split": {
@@ -164,6 +181,8 @@ class TestEach:
             "skip_norm": {"components"},
             "skip_norm_alone": {"components"},
             "rotary": {"query_shape", "present_key_shape"},
+            "rotary_apart": {"qk_norm_epsilon"},
+            "cache_write": {"num_heads"},
             "attention_split": {"head_size_vec", "present_sequence_length", "n_reps", "num_heads"},
             "attention_join": {"head_size_vec", "num_heads"},
         }.get(name, set())
@@ -209,13 +228,26 @@ def test_lines_of_a_richer_operation_are_not_passed_over(name: str, line: str) -
         ("add", change("add", a_indices_shape=(1, 1, 1))),
         ("add", change("add", b_indices_shape=4)),
         ("add", change("add", element_count=128)),
-        ("norm", change("norm", norm_count=4)),
         ("skip_norm", change("skip_norm", skip_size=128)),
         ("gated_mlp", change("gated_mlp", batch_count=2)),
         ("gated_mlp", change("gated_mlp", skip_size=32)),
         ("rotary", change("rotary", half_rotary_dim=1)),
         ("rotary", change("rotary", sequence_length=2)),
         ("rotary", change("rotary", batch_size=2)),
+        ("qkv_split", change("qkv_split", input_size=64)),
+        *(
+            (name, change(name, **{field: shape}))
+            for name in ("rotary_apart", "rotary_normed")
+            for field, shape in (
+                ("cos_cache_shape", (256, 4)),
+                ("q_global_shape", (1, 2, 4, 8)),
+                ("q_global_shape", (2, 1, 4, 8)),
+                ("k_global_shape", (1, 1, 2, 4)),
+            )
+        ),
+        ("cache_write", change("cache_write", kv_sequence_length=2)),
+        ("cache_write", change("cache_write", batch_size=2)),
+        ("cache_write", change("cache_write", key_shape=(1, 2, 2, 4))),
         ("attention_split", change("attention_split", new_sequence_length=2)),
         ("attention_split", change("attention_split", batch_size=2)),
         ("attention_split", change("attention_split", attn_bias_dim0=2)),
@@ -305,7 +337,8 @@ def test_an_array_of_something_else_is_another_kernel(name: str, operand: str, o
 @pytest.mark.parametrize("name", KERNELS)
 def test_arrays_of_two_precisions_are_another_kernel(name: str) -> None:
     first, *_ = KERNELS[name].reads
-    code = KERNELS[name].code.replace(f" {first}: array<vec4<f32>>", f" {first}: array<vec4<f16>>")
+    element = "vec4<f32>" if KERNELS[name].vectors else "f32"
+    code = KERNELS[name].code.replace(f" {first}: array<{element}>", f" {first}: array<{element.replace('32', '16')}>")
     assert code != KERNELS[name].code
     assert found(KERNELS[name], UNIFORMS[name], code=code) is None
 
@@ -356,6 +389,12 @@ def test_only_dispatches_are_kernels(op: Op) -> None:
     assert recognise(Recording(7, (op,), {}, {}, {1: 64, 2: 64}), op, {}, SIGNATURES) is None
 
 
+def test_a_norm_of_several_rows_is_one_of_heads() -> None:
+    kernel = found(KERNELS["norm"], change("norm", norm_count=4))
+    assert kernel is not None
+    assert (kernel.kind, kernel.number("norm_count"), kernel.weights) == ("head_norm", 4, {kernel.at["scale"]})
+
+
 def test_weights_are_what_a_replacement_takes_for_constant() -> None:
     weights = {}
     for name in KERNELS:
@@ -376,6 +415,10 @@ def test_weights_are_what_a_replacement_takes_for_constant() -> None:
         "skip_norm_alone": ["gamma"],
         "gated_mlp": ["gate_b", "gate_scales_b", "norm_scale", "up_b", "up_scales_b"],
         "rotary": ["cos_cache", "sin_cache"],
+        "qkv_split": [],
+        "rotary_apart": ["cos_cache", "sin_cache"],
+        "rotary_normed": ["cos_cache", "k_norm_weight", "q_norm_weight", "sin_cache"],
+        "cache_write": [],
         "attention_split": [],
         "attention_join": [],
     }

@@ -200,6 +200,56 @@ class TestWhatKernelsCompute:
         assert total.writes[0] not in graph.homes
         assert norm.reads == total.writes
 
+    @pytest.mark.parametrize("norms", ["inside", "apart", "no"])
+    def test_attention_of_q_k_and_v_that_were_split(self, norms: str) -> None:
+        small = decoder(norms=norms)
+        step = small.sketch.record(recycle=False)
+        graph = read(step, EVERY)
+        [node] = [node for node in graph.nodes if small.calls["join 1"] in node.origins]
+        # The operation before the rotary kernel, or before the norms, splits what the product makes.
+        first = small.calls["rotary 1"] - (3 if norms == "apart" else 1)
+        assert first == small.calls["qkv 1"] + 1
+        assert node.origins == set(range(first, small.calls["join 1"] + 1))
+        what = node.what
+        assert isinstance(what, Attention)
+        assert (what.heads, what.kv_heads, what.head, what.capacity) == (HEADS, 2, 8, 160)
+        assert [what.key, what.value] == [step.buffer_of[cache] for cache in small.caches[2:]]
+        packed = small.sketch.calls[small.calls["qkv 1"]].writes["output"]
+        assert homes(graph, node.reads[:1]) == [step.buffer_of[packed]]
+        if norms == "no":
+            assert what.norms is None
+            return
+        names = {"inside": ("rotary 1", "q_norm_weight", "k_norm_weight")}.get(norms)
+        if names:
+            reads = small.sketch.calls[small.calls[names[0]]].reads
+            gammas = [reads[name] for name in names[1:]]
+        else:
+            gammas = [small.sketch.calls[small.calls[f"norm of {x} 1"]].reads["scale"] for x in "qk"]
+        assert what.norms is not None
+        assert [what.norms.q_gamma, what.norms.k_gamma] == [step.buffer_of[gamma] for gamma in gammas]
+        assert what.norms.epsilon == pytest.approx(1e-5)
+
+    @pytest.mark.parametrize("kept", ["norm of q 0", "norm of k 0", "rotary 0", "cache 0", "split 0", "join 0"])
+    def test_one_operation_kept_keeps_its_attention_with_norms(self, kept: str) -> None:
+        small = decoder(norms="apart")
+        step = small.sketch.record(recycle=False)
+        graph = read(step, EVERY, {small.calls[kept]})
+        assert kinds(graph, small.calls["join 0"]) == [Recorded]
+        assert kinds(graph, small.calls["join 1"]) == [Attention]
+
+    @pytest.mark.parametrize("norms", ["inside", "apart", "no"])
+    @pytest.mark.parametrize("of", ["rotary 0", "cache 0"])
+    def test_what_is_read_elsewhere_keeps_its_attention(self, norms: str, of: str) -> None:
+        small = decoder(norms=norms)
+        s = small.sketch
+        call = s.calls[small.calls[of]]
+        # An unknown kernel at the end reads what attention of ours would not make.
+        tensor = call.reads["q_input" if of == "rotary 0" else "value"]
+        s.unknown(lambda v: v[:4], [tensor], 4, into=s.lasting(4))
+        graph = read(s.record(recycle=False), EVERY)
+        assert kinds(graph, small.calls["join 0"]) == [Recorded]
+        assert kinds(graph, small.calls["join 1"]) == [Attention]
+
     def test_attention(self) -> None:
         small = decoder()
         step = small.sketch.record(recycle=False)

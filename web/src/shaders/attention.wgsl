@@ -1,6 +1,7 @@
 // Attention of one new token over a key/value cache: rotary embedding, cache write and one split of the positions.
 //
-// As onnxruntime's GroupQueryAttention with packed qkv and halves rotated: q and k are rotated at position
+// As onnxruntime's GroupQueryAttention with packed qkv and halves rotated: q and k are normalised if NORMED (each head by
+// its root mean square with EPSILON, times gamma, not rounded), then rotated at position
 // state[0] - 1, k (rounded to `element`) and v go into the caches there, and the softmax runs over positions 0 to that
 // one. All sums are f32. state[0] counts the new token.
 // Positions come in blocks of BLOCK; split s takes blocks s, s + splits, s + 2 * splits, ... One split alone writes y;
@@ -8,7 +9,8 @@
 // Workgroups: (splits or more, KV_HEADS * TILES); one takes TILE of the query heads of one key/value head.
 //
 // Bindings: 0 qkv [(HEADS + 2 * KV_HEADS) * HEAD], 1 state, 2 and 3 cos and sin [*, HEAD / 2], 4 and 5 keys and values
-// [KV_HEADS, CAPACITY, HEAD] (read, and written at the new position), 6 partials, 7 y [HEADS * HEAD].
+// [KV_HEADS, CAPACITY, HEAD] (read, and written at the new position), 6 partials, 7 y [HEADS * HEAD]; if NORMED, 8 and 9
+// the gammas of q and k [HEAD], which makes ten storage buffers.
 // Constants: HEADS, KV_HEADS, HEAD (chunks of 16 bytes, an even number of them), CAPACITY, SCALE, WORKGROUP, BLOCK, ALONE
 // and MAX_SPLITS (up to ALONE blocks are one split, more are one each up to MAX_SPLITS), TILE.
 // SHUFFLED: a team of TEAM lanes (a power of two up to LANES, at least the chunks of a head) shares a position and takes
@@ -25,6 +27,10 @@
 // First (largest score, sum of weights, 0, 0) of each head and split, then its HEAD values, not divided by the sum.
 @group(0) @binding(6) var<storage, read_write> partials: array<vec4<f32>>;
 @group(0) @binding(7) var<storage, read_write> y: array<vec4<element>>;
+#if NORMED
+@group(0) @binding(8) var<storage, read> q_gamma: array<vec4<u32>>;
+@group(0) @binding(9) var<storage, read> k_gamma: array<vec4<u32>>;
+#endif
 
 // A chunk is 16 bytes of a head, PER elements; Values are its elements in f32.
 #if HALF
@@ -47,6 +53,11 @@ fn combined(a: Values, b: Values, c: Values, d: Values) -> Values {
 fn product(a: Values, b: Values) -> f32 {
   return dot(a[0], b[0]) + dot(a[1], b[1]);
 }
+
+// a * b of each element.
+fn scaled(a: Values, b: Values) -> Values {
+  return Values(a[0] * b[0], a[1] * b[1]);
+}
 #else
 const PER = 4u;
 alias Values = vec4<f32>;
@@ -66,6 +77,11 @@ fn combined(a: Values, b: Values, c: Values, d: Values) -> Values {
 
 fn product(a: Values, b: Values) -> f32 {
   return dot(a, b);
+}
+
+// a * b of each element.
+fn scaled(a: Values, b: Values) -> Values {
+  return a * b;
 }
 #endif
 
@@ -92,6 +108,25 @@ fn rotation(chunk: u32, position: u32) -> array<Values, 2> {
 
 fn partner(chunk: u32) -> u32 {
   return select(chunk - HALF_CHUNKS, chunk + HALF_CHUNKS, chunk < HALF_CHUNKS);
+}
+
+// The rotation factors of a chunk of q or k: those of its position, times the gammas of the chunk and of its partner.
+fn q_rotation(chunk: u32, turn: array<Values, 2>) -> array<Values, 2> {
+#if NORMED
+  return array<Values, 2>(
+    scaled(turn[0], unpacked(q_gamma[chunk])), scaled(turn[1], unpacked(q_gamma[partner(chunk)])));
+#else
+  return turn;
+#endif
+}
+
+fn k_rotation(chunk: u32, turn: array<Values, 2>) -> array<Values, 2> {
+#if NORMED
+  return array<Values, 2>(
+    scaled(turn[0], unpacked(k_gamma[chunk])), scaled(turn[1], unpacked(k_gamma[partner(chunk)])));
+#else
+  return turn;
+#endif
 }
 
 // A quad (four elements) of a head's result: into y if `sum` is all of the softmax's, else into the partials.
@@ -133,6 +168,17 @@ fn request(cache: u32, first: u32) -> Request {
   return wanted;
 }
 
+#if NORMED
+// One over the root mean square of a head, of which each lane of a team has a chunk.
+fn inverse_size(part: Values, owned: bool) -> f32 {
+  var sum = select(0.0, product(part, part), owned);
+  for (var mask = TEAM / 2u; mask > 0u; mask >>= 1u) {
+    sum += subgroupShuffleXor(sum, mask);
+  }
+  return inverseSqrt(sum / f32(HEAD) + EPSILON);
+}
+#endif
+
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
   let split = workgroup.x;
@@ -156,7 +202,13 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let keys_at = (HEADS + kv_head) * CHUNKS;
   let values_at = keys_at + KV_HEADS * CHUNKS;
   let other = partner(chunk);
-  let new_key = packed(combined(unpacked(qkv[keys_at + chunk]), turn[0], unpacked(qkv[keys_at + other]), turn[1]));
+  let key_turn = k_rotation(chunk, turn);
+  let key_part = unpacked(qkv[keys_at + chunk]);
+  var rotated_key = combined(key_part, key_turn[0], unpacked(qkv[keys_at + other]), key_turn[1]);
+#if NORMED
+  rotated_key = rotated_key * inverse_size(key_part, member < CHUNKS);
+#endif
+  let new_key = packed(rotated_key);
   let new_value = qkv[values_at + chunk];
   if (split == 0u && tile == 0u && thread < CHUNKS) {
     key_cache[cache + position * CHUNKS] = new_key;
@@ -164,9 +216,14 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   }
   var query = array<Values, TILE>();
   let strength = select(0.0, SCALE * LOG2_E, member < CHUNKS);
+  let query_turn = q_rotation(chunk, turn);
 #repeat h TILE
   let at = (kv_head * GROUP + min(tile * TILE + h, GROUP - 1u)) * CHUNKS;
-  query[h] = combined(unpacked(qkv[at + chunk]), turn[0], unpacked(qkv[at + other]), turn[1]) * strength;
+  let part = unpacked(qkv[at + chunk]);
+  query[h] = combined(part, query_turn[0], unpacked(qkv[at + other]), query_turn[1]) * strength;
+#if NORMED
+  query[h] = query[h] * inverse_size(part, member < CHUNKS);
+#endif
 #end
 
   var largest = array<f32, TILE>();
@@ -298,6 +355,18 @@ var<workgroup> most_of: array<f32, SHARE * TILE>;
 var<workgroup> sum_of: array<f32, SHARE * TILE>;
 var<workgroup> row_values: array<Values, ROWS * TILE * CHUNKS>;
 
+#if NORMED
+// One over the root mean square of the head that begins at chunk `at`.
+fn inverse_size(at: u32) -> f32 {
+  var sum = 0.0;
+  for (var c = 0u; c < CHUNKS; c++) {
+    let part = unpacked(qkv[at + c]);
+    sum += product(part, part);
+  }
+  return inverseSqrt(sum / f32(HEAD) + EPSILON);
+}
+#endif
+
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
   let split = workgroup.x;
@@ -313,14 +382,20 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let keys_at = (HEADS + kv_head) * CHUNKS;
   for (var i = thread; i < TILE * CHUNKS; i += WORKGROUP) {
     let chunk = i % CHUNKS;
-    let turn = rotation(chunk, position);
+    let turn = q_rotation(chunk, rotation(chunk, position));
     let at = (kv_head * GROUP + min(tile * TILE + i / CHUNKS, GROUP - 1u)) * CHUNKS;
-    query[i] = combined(unpacked(qkv[at + chunk]), turn[0], unpacked(qkv[at + partner(chunk)]), turn[1])
-      * (SCALE * LOG2_E);
+    var strength = SCALE * LOG2_E;
+#if NORMED
+    strength *= inverse_size(at);
+#endif
+    query[i] = combined(unpacked(qkv[at + chunk]), turn[0], unpacked(qkv[at + partner(chunk)]), turn[1]) * strength;
   }
   for (var chunk = thread; chunk < CHUNKS; chunk += WORKGROUP) {
-    let turn = rotation(chunk, position);
-    let key = combined(unpacked(qkv[keys_at + chunk]), turn[0], unpacked(qkv[keys_at + partner(chunk)]), turn[1]);
+    let turn = k_rotation(chunk, rotation(chunk, position));
+    var key = combined(unpacked(qkv[keys_at + chunk]), turn[0], unpacked(qkv[keys_at + partner(chunk)]), turn[1]);
+#if NORMED
+    key = key * inverse_size(keys_at);
+#endif
     new_key[chunk] = packed(key);
     new_value[chunk] = qkv[keys_at + KV_HEADS * CHUNKS + chunk];
     if (split == 0u && tile == 0u) {

@@ -4,7 +4,8 @@
 // over them and the sum of the values, ROWS what the caches must hold at the new position. state[0] counts the new token.
 // Each truth is (value, spread), as in truth_gemv.wgsl; the spread of a result has that of the scores in it: an error d of
 // a score changes the result by p * |v - result| * d, where p is the weight of the position and v its value.
-// Bindings, those whose condition holds: qkv, state, cos_cache, sin_cache, key_cache, value_cache, scores, truth.
+// NORMED: q and k are normalised before they are rotated, with EPSILON, as in attention.wgsl.
+// Bindings, those whose condition holds: qkv, state, cos_cache, sin_cache, q_gamma, k_gamma, key_cache, value_cache, scores, truth.
 // Constants: HEADS, KV_HEADS, HEAD, CAPACITY, SCALE; LONGEST, positions that a row of the scores has room for;
 // VALUES_AT, where the values of ROWS begin.
 // Dispatch: SCORES (length / 64, HEADS), RESULT (HEADS * HEAD / 64), ROWS (KV_HEADS * HEAD / 64).
@@ -15,6 +16,15 @@
 #else
 @group(0) @binding(next) var<storage, read> cos_cache: array<element>;
 @group(0) @binding(next) var<storage, read> sin_cache: array<element>;
+#endif
+#if NORMED
+#if SCORES
+@group(0) @binding(next) var<storage, read> q_gamma: array<element>;
+#endif
+#if RESULT
+#else
+@group(0) @binding(next) var<storage, read> k_gamma: array<element>;
+#endif
 #endif
 #if SCORES
 @group(0) @binding(next) var<storage, read> key_cache: array<element>;
@@ -40,11 +50,38 @@ const VALUES = KEYS + KV_HEADS * HEAD;
 
 #if RESULT
 #else
-// Element i of the head that begins at `at`, rotated to a position: its two terms.
-fn rotated(at: u32, i: u32, position: u32) -> vec2<f32> {
+// One over the root mean square of the head that begins at `at`; 1 without norms.
+fn inverse_size(at: u32) -> f32 {
+#if NORMED
+  var sum = 0.0;
+  for (var i = 0u; i < HEAD; i++) {
+    let x = f32(qkv[at + i]);
+    sum += x * x;
+  }
+  return inverseSqrt(sum / f32(HEAD) + EPSILON);
+#else
+  return 1.0;
+#endif
+}
+
+// Element i of the head that begins at `at`, normalised; `inverse` is the head's inverse_size.
+fn normalised(at: u32, i: u32, inverse: f32) -> f32 {
+  var factor = inverse;
+#if NORMED
+#if SCORES
+  factor *= f32(select(k_gamma[i], q_gamma[i], at < KEYS));
+#else
+  factor *= f32(k_gamma[i]);
+#endif
+#endif
+  return f32(qkv[at + i]) * factor;
+}
+
+// The same rotated to a position: its two terms.
+fn rotated(at: u32, i: u32, position: u32, inverse: f32) -> vec2<f32> {
   let angle = position * HALF_HEAD + i % HALF_HEAD;
-  let other = f32(qkv[at + (i + HALF_HEAD) % HEAD]) * f32(sin_cache[angle]);
-  return vec2<f32>(f32(qkv[at + i]) * f32(cos_cache[angle]), select(other, -other, i < HALF_HEAD));
+  let other = normalised(at, (i + HALF_HEAD) % HEAD, inverse) * f32(sin_cache[angle]);
+  return vec2<f32>(normalised(at, i, inverse) * f32(cos_cache[angle]), select(other, -other, i < HALF_HEAD));
 }
 #endif
 
@@ -59,13 +96,16 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     return;
   }
   let kv_head = head / GROUP;
+  let new_key = KEYS + kv_head * HEAD;
+  let q_inverse = inverse_size(head * HEAD);
+  let k_inverse = inverse_size(new_key);
   var sum = 0.0;
   var squares = 0.0;
   for (var i = 0u; i < HEAD; i++) {
-    let q = rotated(head * HEAD, i, position);
+    let q = rotated(head * HEAD, i, position, q_inverse);
     var key = f32(key_cache[(kv_head * CAPACITY + min(at, CAPACITY - 1u)) * HEAD + i]);
     if (at == position) {
-      let k = rotated(KEYS + kv_head * HEAD, i, position);
+      let k = rotated(new_key, i, position, k_inverse);
       key = f32(element(k.x + k.y));
     }
     let term = (q.x + q.y) * key;
@@ -117,7 +157,8 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   if (id.x >= KV_HEADS * HEAD) {
     return;
   }
-  let terms = rotated(KEYS + id.x / HEAD * HEAD, id.x % HEAD, position);
+  let at = KEYS + id.x / HEAD * HEAD;
+  let terms = rotated(at, id.x % HEAD, position, inverse_size(at));
   truth[id.x] = vec2<f32>(terms.x + terms.y, abs(terms.x) + abs(terms.y));
   let value = f32(qkv[VALUES + id.x]);
   truth[VALUES_AT + id.x] = vec2<f32>(value, abs(value));

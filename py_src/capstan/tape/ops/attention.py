@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
 from ..kernel_plan import KernelPlan, WorkgroupLimits
 from ..operation import ELEMENT_BYTES, STATE, Binding, Buffer, Kernel, Operation, Shared, Value
-from ..ort_kernels import Met, OrtKernel, Rules, Signature
-from ..step_graph import Node, Recorded, StepGraph
 from ..witness import Witness
 
-__all__ = ["RULES", "Attention", "AttentionShape", "fits_attention", "join_rows", "plan_attention", "team_constants"]
+__all__ = [
+    "Attention",
+    "AttentionShape",
+    "HeadNorms",
+    "fits_attention",
+    "join_rows",
+    "plan_attention",
+    "team_constants",
+]
 
 LONGEST_HEAD = 256
 WORKGROUP_BYTES = 16_384
@@ -52,8 +58,18 @@ class AttentionShape(Protocol):
 
 
 @dataclass(frozen=True)
+class HeadNorms:
+    """RMS norms of each head of q and k; the gammas are buffers of weights."""
+
+    q_gamma: int
+    k_gamma: int
+    epsilon: float
+
+
+@dataclass(frozen=True)
 class Attention(Operation):
-    """Rotary embedding, cache write and grouped-query attention of one token: reads[0] is the packed q, k and v."""
+    """Norms of q and k if there are any, rotary embedding, cache write and grouped-query attention of one token:
+    reads[0] is the packed q, k and v."""
 
     heads: int
     kv_heads: int
@@ -65,6 +81,7 @@ class Attention(Operation):
     key: int
     value: int
     element: str
+    norms: HeadNorms | None = None
 
     @property
     def in_place(self) -> frozenset[int]:
@@ -83,13 +100,17 @@ class Attention(Operation):
         return self.heads * self.head * ELEMENT_BYTES[self.element]
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
-        split, join, partial_bytes = plan_attention(self, limits.lanes)
+        split, join, partial_bytes = plan_attention(self, limits.lanes, self.norms.epsilon if self.norms else None)
         half, out = self.element == "f16", Value(writes[0])
         passed: dict[str, Binding] = {"state": STATE, "partials": Shared(partial_bytes), "y": out}
         rotary: dict[str, Binding] = {"cos_cache": Buffer(self.cos), "sin_cache": Buffer(self.sin)}
         caches: dict[str, Binding] = {"key_cache": Buffer(self.key), "value_cache": Buffer(self.value)}
-        attend = Kernel(split, half, {"qkv": Value(reads[0]), **rotary, **caches, **passed})
+        gammas: dict[str, Binding] = {}
+        if self.norms:
+            gammas = {"q_gamma": Buffer(self.norms.q_gamma), "k_gamma": Buffer(self.norms.k_gamma)}
+        attend = Kernel(split, half, {"qkv": Value(reads[0]), **rotary, **caches, **passed, **gammas})
         return [attend, Kernel(join, half, passed)]
+
 
     def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
         half, each = self.element == "f16", ELEMENT_BYTES[self.element]
@@ -105,6 +126,13 @@ class Attention(Operation):
             "LONGEST": witness.longest,
             "VALUES_AT": values_at,
         }
+        constants["NORMED"] = self.norms is not None
+        q_gamma: dict[str, list[Any]] = {}
+        k_gamma: dict[str, list[Any]] = {}
+        if self.norms:
+            constants["EPSILON"] = self.norms.epsilon
+            q_gamma = {"q_gamma": ["recorded", self.norms.q_gamma]}
+            k_gamma = {"k_gamma": ["recorded", self.norms.k_gamma]}
         shared = {"qkv": witness.keep(reads[0], (width + 2 * kv_width) * each), "state": witness.length_at}
         rotary = {"cos_cache": ["recorded", self.cos], "sin_cache": ["recorded", self.sin]}
         keys, values = ["recorded", self.key], ["recorded", self.value]
@@ -115,9 +143,11 @@ class Attention(Operation):
             chosen = {name: name == part for name in ("SCORES", "RESULT", "ROWS")}
             witness.run("truth_attention", {**constants, **chosen}, half, {**shared, **bindings}, counts)
 
-        run("SCORES", {**rotary, "key_cache": keys, "scores": scores}, (-(-witness.length // 64), self.heads, 1))
+        gammas = {**q_gamma, **k_gamma}
+        counts = (-(-witness.length // 64), self.heads, 1)
+        run("SCORES", {**rotary, **gammas, "key_cache": keys, "scores": scores}, counts)
         run("RESULT", {"value_cache": values, "scores": scores, "truth": truth}, (-(-width // 64), 1, 1))
-        run("ROWS", {**rotary, "truth": rows}, (-(-kv_width // 64), 1, 1))
+        run("ROWS", {**rotary, **k_gamma, "truth": rows}, (-(-kv_width // 64), 1, 1))
         witness.judge("result", self.element, witness.keep(writes[0], width * each), truth)
         kind, number, offset, _ = rows
         for part, cache, start in (("new keys", keys, 0), ("new values", values, 8 * values_at)):
@@ -133,8 +163,11 @@ def fits_attention(what: AttentionShape) -> bool:
     return what.heads % what.kv_heads == 0 and what.head % (2 * chunk_elements(what)) == 0 and what.head <= LONGEST_HEAD
 
 
-def plan_attention(what: AttentionShape, lanes: int) -> tuple[KernelPlan, KernelPlan, int]:
-    """The kernel that attends, the one that joins its splits, and the bytes of the partials between them.
+def plan_attention(
+    what: AttentionShape, lanes: int, epsilon: float | None = None
+) -> tuple[KernelPlan, KernelPlan, int]:
+    """The kernel that attends, the one that joins its splits, and the bytes of the partials between them. With an
+    epsilon it normalises q and k.
 
     `lanes` is the adapter's one subgroup size, 0 without. Both kernels' workgroups are functions of the sequence
     length, the new token included; layers of one shape get the same functions.
@@ -156,7 +189,10 @@ def plan_attention(what: AttentionShape, lanes: int) -> tuple[KernelPlan, Kernel
         "SCALE": what.scale,
         "TILE": tile,
         "SHUFFLED": shuffled,
+        "NORMED": epsilon is not None,
     }
+    if epsilon is not None:
+        constants["EPSILON"] = epsilon
     if shuffled:
         warps = 256 // lanes
         while warps * tile * what.head * 4 > WORKGROUP_BYTES * 3 // 4:
@@ -228,141 +264,3 @@ def counts(block: int, alone: int, most: int, rows: int, heads: int) -> tuple[Co
         return heads if splits(length) > 1 else 0, 1, 1
 
     return attend, join
-
-
-def one_token(kernel: OrtKernel) -> bool:
-    whole_head = 2 * kernel.number("half_rotary_dim") == kernel.number("head_size")
-    return whole_head and kernel.uniforms["sequence_length"] == 1 and kernel.uniforms["batch_size"] == 1
-
-
-def one_query(kernel: OrtKernel) -> bool:
-    biased = any(kernel.uniforms[f"attn_bias_dim{axis}"] not in (0, 1) for axis in (0, 1))
-    return kernel.uniforms["new_sequence_length"] == 1 and kernel.uniforms["batch_size"] == 1 and not biased
-
-
-ATTENTION_LACKS = ("softcap", "head_sink", "local_window", "attn_bias[", "attention_bias[")
-
-
-def grouped(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
-    """Rotary embedding, split attention and its join, where nothing else reads what passes between them, as one."""
-    readers = graph.readers()
-    by_index = {node.what.index: node for node in graph.nodes if isinstance(node.what, Recorded)}
-
-    def only_reader(value: int, kind: str) -> int | None:
-        readings = [node.what for node in readers.get(value, ())]
-        if len(readings) != 1 or not isinstance(readings[0], Recorded):
-            return None
-        index = readings[0].index
-        return index if index in met and met[index].kernel.kind == kind else None
-
-    replaced: dict[int, Node | None] = {}
-    for index, found in met.items():
-        rotary, written = found.kernel, found.writes
-        if rotary.kind != "rotary":
-            continue
-        at = rotary.at
-        split = only_reader(written[at["query"]], "attention_split")
-        if split is None or only_reader(written[at["indirect_buffer"]], "attention_split") != split:
-            continue
-        partial = met[split].kernel
-        caches = (at["present_key"], at["present_value"])
-        reads = {graph.homes[value]: value for value in by_index[index].reads}
-        filled = {written[cache] for cache in caches}
-        if not filled <= set(by_index[split].reads) or not graph.last.keys() >= set(caches):
-            # Attention of ours is over what the rotary kernel has put into caches that outlive the step.
-            continue
-        join = only_reader(met[split].writes[partial.at["out_split_vx"]], "attention_join")
-        if join is None or only_reader(met[split].writes[partial.at["metadata"]], "attention_join") != join:
-            continue
-        # Positions and sizes of the rotary kernel are counted in vectors of four elements.
-        what = Attention(
-            heads=rotary.number("num_heads"),
-            kv_heads=rotary.number("kv_num_heads"),
-            head=4 * rotary.number("head_size"),
-            capacity=rotary.number("present_sequence_length"),
-            scale=partial.real("alpha"),
-            cos=at["cos_cache"],
-            sin=at["sin_cache"],
-            key=at["present_key"],
-            value=at["present_value"],
-            element=rotary.element,
-        )
-        if not fits_attention(what):
-            continue
-        replaced |= {index: None, split: None}
-        replaced[join] = Node(
-            what,
-            (reads[at["packed_qkv"]], *(reads[cache] for cache in caches)),
-            (met[join].writes[met[join].kernel.at["output"]], *(written[cache] for cache in caches)),
-            join,
-            frozenset({index, split, join}),
-        )
-    kept: list[Node] = []
-    for node in graph.nodes:
-        if isinstance(node.what, Recorded) and node.what.index in replaced:
-            joined = replaced[node.what.index]
-            kept += [joined] if joined else []
-        else:
-            kept.append(node)
-    return replace(graph, nodes=tuple(kept))
-
-
-RULES = Rules(
-    (
-        Signature(
-            "rotary",
-            "attention",
-            (
-                "packed_qkv",
-                "seqlens",
-                "cos_cache",
-                "sin_cache",
-                "total_sequence_length_input",
-                "query",
-                "present_key",
-                "present_value",
-                "indirect_buffer",
-            ),
-            has=(
-                "packed_qkv: array<vec4<f",
-                "present_key: array<vec4<f",
-                "present_value: array<vec4<f",
-                "let base_position = 0u;",
-                "let idx_j = idx_i + uniforms.half_rotary_dim;",
-                "let q_re = q_i * cos_v - q_j * sin_v;",
-                "let k_im = k_i * sin_v + k_j * cos_v;",
-            ),
-            asked=("num_heads", "kv_num_heads", "head_size", "present_sequence_length"),
-            weights=("cos_cache", "sin_cache"),
-            holds=one_token,
-        ),
-        Signature(
-            "attention_split",
-            "attention",
-            (
-                "q",
-                "present_key",
-                "present_value",
-                "seqlens_k",
-                "total_sequence_length_input",
-                "indirect_buffer",
-                "out_split_vx",
-                "metadata",
-            ),
-            has=("q: array<vec4<f", "return q_element_t(0);", "q_element_t(uniforms.alpha)", "exp(f32(tile_qk"),
-            asked=("alpha",),
-            lacks=ATTENTION_LACKS,
-            holds=one_query,
-        ),
-        Signature(
-            "attention_join",
-            "attention",
-            ("input", "metadata", "seqlens_k", "output"),
-            has=("metadata[meta_base + i].x", "m_value.y * exp(m_value.x - g_max)"),
-            asked=(),
-            lacks=ATTENTION_LACKS,
-            holds=lambda kernel: kernel.uniforms["new_sequence_length"] == 1,
-        ),
-    ),
-    groups={"attention": grouped},
-)
