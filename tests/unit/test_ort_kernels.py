@@ -392,7 +392,11 @@ def test_only_dispatches_are_kernels(op: Op) -> None:
 def test_a_norm_of_several_rows_is_one_of_heads() -> None:
     kernel = found(KERNELS["norm"], change("norm", norm_count=4))
     assert kernel is not None
-    assert (kernel.kind, kernel.number("norm_count"), kernel.weights) == ("head_norm", 4, frozenset({kernel.at["scale"]}))
+    assert (kernel.kind, kernel.number("norm_count"), kernel.weights) == (
+        "head_norm",
+        4,
+        frozenset({kernel.at["scale"]}),
+    )
 
 
 def test_weights_are_what_a_replacement_takes_for_constant() -> None:

@@ -111,7 +111,6 @@ class Attention(Operation):
         attend = Kernel(split, half, {"qkv": Value(reads[0]), **rotary, **caches, **passed, **gammas})
         return [attend, Kernel(join, half, passed)]
 
-
     def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
         half, each = self.element == "f16", ELEMENT_BYTES[self.element]
         width, kv_width = self.heads * self.head, self.kv_heads * self.head
