@@ -385,6 +385,10 @@ def matvec_dense(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[i
     at["y"][:n] = y
 
 
+def heads_normed(rows: Vector, gamma: str, at: Mapping[str, Vector], c: Mapping[str, Any]) -> Vector:
+    return np.array([normed(row, at[gamma], c["EPSILON"]) for row in rows]) if c["NORMED"] else rows
+
+
 def attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
     heads, kv, head, capacity = c["HEADS"], c["KV_HEADS"], c["HEAD"], c["CAPACITY"]
     length = int(at["state"][0])
@@ -392,11 +396,7 @@ def attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int,
     keys, values = (
         at[name][: kv * capacity * head].reshape(kv, capacity, head) for name in ("key_cache", "value_cache")
     )
-    if c["NORMED"]:
-        q, k = (
-            np.array([normed(row, at[gamma], c["EPSILON"]) for row in rows])
-            for rows, gamma in ((q, "q_gamma"), (k, "k_gamma"))
-        )
+    q, k = (heads_normed(rows, name, at, c) for rows, name in ((q, "q_gamma"), (k, "k_gamma")))
     keys[:, length - 1] = rotated(k, at["cos_cache"], at["sin_cache"], length - 1)
     values[:, length - 1] = v
     q = rotated(q, at["cos_cache"], at["sin_cache"], length - 1)
@@ -451,6 +451,8 @@ def truth_attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tupl
     heads, kv, head, capacity = c["HEADS"], c["KV_HEADS"], c["HEAD"], c["CAPACITY"]
     length = int(at["state"][0])
     q, k, v = np.split(at["qkv"][: (heads + 2 * kv) * head].reshape(-1, head), [heads, heads + kv])
+    if not c["RESULT"]:
+        k = heads_normed(k, "k_gamma", at, c)
     if c["ROWS"]:
         for start, made in ((0, rotated(k, at["cos_cache"], at["sin_cache"], length - 1)), (c["VALUES_AT"], v)):
             truth = np.stack([made.reshape(-1), abs(made.reshape(-1))], axis=1).reshape(-1)
@@ -458,7 +460,7 @@ def truth_attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tupl
     elif c["SCORES"]:
         keys = at["key_cache"][: kv * capacity * head].reshape(kv, capacity, head)[:, :length].copy()
         keys[:, -1] = rotated(k, at["cos_cache"], at["sin_cache"], length - 1)
-        q = rotated(q, at["cos_cache"], at["sin_cache"], length - 1)
+        q = rotated(heads_normed(q, "q_gamma", at, c), at["cos_cache"], at["sin_cache"], length - 1)
         scores = np.einsum("hd,htd->ht", q, np.repeat(keys, heads // kv, axis=0)) * c["SCALE"]
         pairs = np.stack([scores, abs(scores) + 1], axis=2)
         at["scores"][: heads * c["LONGEST"] * 2].reshape(heads, c["LONGEST"], 2)[:, :length] = pairs

@@ -336,6 +336,14 @@ def test_a_fused_tape_that_does_what_an_eager_step_does_is_used() -> None:
     assert outcome.engine.retired == [CAPTURED]
 
 
+@pytest.mark.parametrize("norms", ["inside", "apart"])
+def test_attention_with_norms_of_q_and_k_is_held_to_a_truth_with_norms(norms: str) -> None:
+    outcome = record(decoder(norms=norms))
+    assert outcome.step.passes["fused"].endswith(" operations became 12, 1 of them as recorded")
+    assert outcome.step.passes["direct"] == "no indirect dispatches"
+    assert "left out" not in outcome.step.passes
+
+
 def test_it_is_checked_at_a_short_and_a_long_length() -> None:
     engine = record().engine
     assert engine.witnessed == [(ours, length) for length in (SHORT, CAPACITY) for ours in (False, True)]
