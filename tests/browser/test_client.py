@@ -71,7 +71,7 @@ AHEAD = ["genai_config.json", "model.onnx", "tokenizer.json", "tokenizer_config.
 
 
 def test_what_is_expected_is_fetched_and_opened_while_python_starts(blank_page: Page, site: SiteServer) -> None:
-    worker = blank_page.request.get(f"{site.url}worker.js").text()
+    worker = blank_page.request.get(f"{site.url}capstan/worker.js").text()
     answer = {"content_type": "text/javascript", "headers": ISOLATED, "body": COUNTING + worker}
     blank_page.route("**/worker.js", lambda route: route.fulfill(**answer))
     asked: Counter[str] = Counter()
