@@ -104,16 +104,20 @@ async def forced(generator: Generator, ids: Sequence[int], see: Callable[[memory
     """Play decode steps over given tokens: `see` is called with the logits that each of `ids` would be picked from
     (float32 [vocab], valid during the call), beginning with those after the sequence's last token.
 
-    With it two ways of computing a step are compared over the same text. Raises OptionError without a tape, with no
-    room for the tokens, or for one that the search never picks.
+    With it two ways of computing a step are compared over the same text. What was computed ahead of the sequence is
+    discarded. Raises OptionError without a tape, with no room for the tokens, or for one that the search never picks.
     """
 
     async def take(decoder: Decoder) -> None:
         rehearsal = _rehearsal(decoder)
         _require_room(rehearsal, len(ids), 1)
-        await rehearsal.forced(ids, decoder.logits, decoder.set_logits, see)
+        await rehearsal.forced(generator.get_sequence(0), ids, decoder.logits, decoder.set_logits, see)
 
-    return await generator.aside(take)
+    try:
+        await generator.aside(take)
+    finally:
+        # The forced steps have written over the cache entries of tokens that were computed ahead.
+        generator.rewind_to(generator.token_count())
 
 
 def _rehearsal(decoder: Decoder) -> Rehearsal:

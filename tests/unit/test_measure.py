@@ -128,6 +128,9 @@ class ForcedStage(PaperStage):
         self.steps = 0
         self.never = never
 
+    def set_input(self, token: int, position: int) -> None:
+        self.log.append(f"{token} at {position}")
+
     def play_once(self, tape: int, length: int) -> None:
         self.steps += 1
         self.log.append(f"step at {length}")
@@ -148,16 +151,20 @@ class ForcedStage(PaperStage):
 
 
 def test_forced_tokens_are_stepped_over_one_by_one_and_their_logits_seen_before_they_are_picked() -> None:
+    """They follow the sequence: tokens that were computed ahead of it (the stage is at 20) are not part of it."""
     stage, seen = ForcedStage(), []
-    forced = rehearsal(stage).forced([2, 0, 3], stage.logits, stage.set_logits, lambda found: seen.append(list(found)))
-    asyncio.run(forced)
+    asyncio.run(
+        rehearsal(stage).forced(
+            [5, 6, 7], [2, 0, 3], stage.logits, stage.set_logits, lambda found: seen.append(list(found))
+        )
+    )
     assert seen == [[1.0] * 4, [2.0] * 4, [3.0] * 4]
-    steps = ["step at 20", "2 into 3", "step at 21", "0 into 4", "step at 22", "3 into 5"]
+    steps = ["7 at 2", "step at 3", "2 into 0", "step at 4", "0 into 1", "step at 5", "3 into 2"]
     assert stage.log == ["allocate"] * 5 + ["keep", *steps, "put back"] + ["free"] * 5
 
 
 def test_a_token_that_the_search_never_picks_cannot_be_forced() -> None:
     stage = ForcedStage(never=2)
     with pytest.raises(OptionError, match="token 2 cannot be forced: the search picks 0 instead"):
-        asyncio.run(rehearsal(stage).forced([2], stage.logits, stage.set_logits, lambda _: None))
+        asyncio.run(rehearsal(stage).forced([1], [2], stage.logits, stage.set_logits, lambda _: None))
     assert stage.log[-6:] == ["put back"] + ["free"] * 5

@@ -83,24 +83,26 @@ class Rehearsal:
 
     async def forced(
         self,
+        sequence: Sequence[int],
         ids: Sequence[int],
         logits: Callable[[], Awaitable[memoryview[float]]],
         set_logits: Callable[[memoryview[float]], None],
         see: Callable[[memoryview[float]], None],
     ) -> None:
-        """One step of the tape for each id: `see` its logits, then have the sampler pick that id from others."""
+        """One step of the tape for each id, from the end of `sequence` on: `see` its logits, then have the sampler pick
+        that id. Bursts that ran ahead of the sequence may have gone on with other tokens, which is undone before."""
+        length = len(sequence)
 
         async def take() -> None:
+            self.buffers.set_input(sequence[-1], length - 1)
             for place, token in enumerate(ids):
-                self.engine.play_once(self.tape, self.length + place)
+                self.engine.play_once(self.tape, length + place)
                 found = await logits()
                 see(found)
                 wanted = array("f", [UNLIKELY]) * len(found)
                 wanted[token] = 0.0
                 set_logits(memoryview(wanted))
-                *_, picked = await self.engine.burst(
-                    self.tape, self.sampler, 1, True, self.length + place + 1, self.cursor + place
-                )
+                *_, picked = await self.engine.burst(self.tape, self.sampler, 1, True, length + place + 1, place)
                 if picked != token:
                     raise OptionError(f"token {token} cannot be forced: the search picks {int(picked)} instead")
 
