@@ -48,7 +48,7 @@ MUTATIONS = {
         "let turn = rotation(chunk, position);",
         "let turn = rotation(chunk, position - 1u);",
     ),
-    "a scale of attention a hundredth off": (ATTENTION, "(SCALE * LOG2_E)", "(SCALE * LOG2_E * 1.01)"),
+    "a scale of attention a hundredth off": (ATTENTION, "SCALE * LOG2_E;", "SCALE * LOG2_E * 1.01;"),
 }
 
 

@@ -130,7 +130,8 @@ export class Tape {
       groups = [];
       action();
     };
-    for (const [index, op] of this.ops.entries()) {
+    for (let index = 0; index < this.ops.length; index++) {
+      const op = this.ops[index]!;
       const tap = taps?.get(index - 1);
       if (tap) interrupt(tap);
       if (op.kind === "copy" || op.kind === "clear") {
