@@ -35,9 +35,9 @@ BEHIND_FIRST = 4
 """Picks right behind the first one of a prompt on a hardware adapter, which takes that many in while it computes the
 prompt. A software adapter computes them with the same processor that reads the first one back."""
 
-LONG_PROMPT = 64
-"""Tokens of a prompt that runs every kernel of longer ones: onnxruntime-web changes its matrix products at 4 and its
-attention at 32."""
+SHORT_PROMPT, LONG_PROMPT = 8, 64
+"""Tokens of prompts that run every kernel of those from 4 and from 32 tokens on: onnxruntime-web changes its matrix
+products at 4 and its attention at 32."""
 
 
 class WebGpuDecoder:
@@ -115,7 +115,8 @@ class WebGpuDecoder:
 
     async def warm_up(self) -> None:
         if self.capacity >= LONG_PROMPT and self._take_warm_up():
-            await self.prefill([0] * LONG_PROMPT, 0)
+            for tokens in (SHORT_PROMPT, LONG_PROMPT):
+                await self.prefill([0] * tokens, 0)
         tapes = self._prefill_tapes
         if tapes is not None:
             await self._make_tapes(tapes, tapes.untried(tapes.seen))

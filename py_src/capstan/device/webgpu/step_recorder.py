@@ -91,7 +91,7 @@ class StepRecorder:
         if verdicts is None:
             tape, verdict = await self._found_out(recording, ops)
             return tape, dict(verdict.passes)
-        digest = recording_digest(recording, self.passes)
+        digest = recording_digest(recording, ops, self.passes)
         known = await verdicts.read(capacity, digest)
         if known is not None:
             with suppress(TapeError):

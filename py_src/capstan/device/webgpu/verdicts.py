@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from ...notes import Notes
-from ...tape import Clear, Copy, Dispatch, DispatchIndirect, Found, Node, Recorded, Recording, Write
+from ...tape import Clear, Copy, Dispatch, DispatchIndirect, Found, Node, Op, Recorded, Recording, Write
 
 __all__ = ["OURS", "RECORDED", "Bound", "Verdict", "Verdicts", "judge", "recording_digest"]
 
@@ -123,8 +123,9 @@ class Verdicts:
         return json.dumps([self._facts, digest])
 
 
-def recording_digest(recording: Recording, passes: Sequence[str]) -> str:
-    """Of everything that a recorded step consists of: operations, WGSL, bindings, sizes and uploads; and of the passes.
+def recording_digest(recording: Recording, ops: Sequence[Op], passes: Sequence[str]) -> str:
+    """Of everything that a recorded step consists of: operations (`ops` are what is made of the recorded ones), WGSL,
+    bindings, sizes and uploads; and of the passes.
 
     Ids of buffers and pipelines are numbered by first use, since they differ from load to load.
     """
@@ -147,7 +148,7 @@ def recording_digest(recording: Recording, passes: Sequence[str]) -> str:
             for binding, buffer, offset, size in recording.groups[group].entries:
                 add(binding, number("buffer", buffer), offset, size, recording.sizes[buffer])
 
-    for op in recording.ops:
+    for op in (*recording.ops, *ops):
         add(type(op).__name__)
         match op:
             case Dispatch():
