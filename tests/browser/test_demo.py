@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -70,6 +71,10 @@ class Demo:
 
     @property
     def worker(self) -> Worker:
+        """The one that runs Python; the other, which starts onnxruntime-web beside it, ends by itself."""
+        deadline = time.monotonic() + BOOT_MS / 1000
+        while len(self.page.workers) > 1 and time.monotonic() < deadline:
+            self.page.wait_for_timeout(50)
         [worker] = self.page.workers
         return worker
 

@@ -1,7 +1,7 @@
 """A kernel of ours that computes something else is found out in the page, and it alone is left out; verdicts are kept.
 
 Each mutation is a small change to the text of a kernel on its way to the GPU, of the kind that a bug would be. The
-model has channels in its residual stream that are hundreds of times the others, and steep attention, as trained ones.
+model has channels in its residual stream that are hundreds of times the others, as trained ones have.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ MUTATIONS = {
     ),
     "a rotation by the position before": (
         ATTENTION,
-        "let turn = rotation(chunk, position);",
-        "let turn = rotation(chunk, position - 1u);",
+        "rotation(chunk, position)",
+        "rotation(chunk, position - 1u)",
     ),
     "a scale of attention a hundredth off": (ATTENTION, "SCALE * LOG2_E;", "SCALE * LOG2_E * 1.01;"),
 }

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from ...graph import GraphDescription
 from ...tape import (
     BEYOND,
     Command,
     Found,
+    Node,
     Placement,
+    Recorded,
     Recording,
     Watched,
+    WorkgroupLimits,
     cache_rows,
     plan_witness,
 )
@@ -71,7 +75,10 @@ class StepCheck:
         self, recording: Recording, ops: Sequence[Command], fused: Fused, poison: Sequence[int], recognise: bool
     ) -> dict[int, str]:
         """Why operations are not to be replaced, by recorded index: the kernel of ours is wrong, or (where `recognise`)
-        the recorded one does not compute what it was taken for."""
+        the recorded one does not compute what it was taken for.
+
+        A kernel of ours that is wrong in one operation is used for none: another may only not have shown it.
+        """
         engine, nodes, places = self.engine, fused.placement.nodes, fused.placement.places
         makers = {value: (index, node) for index, node in enumerate(nodes) for value in node.writes}
         ours = Watched(
@@ -86,6 +93,7 @@ class StepCheck:
             {value: node.position for value, (_, node) in makers.items()},
         )
         faults: dict[int, str] = {}
+        wrong: dict[int, str] = {}
         plain = await self._plain(recording, ops) if recognise else 0
         try:
             for length in self.lengths:
@@ -95,13 +103,25 @@ class StepCheck:
                     faults |= judge(nodes, found, RECORDED, "the recorded kernel")
                     await self._rows(recording, BEYOND)
                 engine.poison(fused.tape, recording.handle, poison)
-                faults = (
-                    judge(nodes, await self._witness(recording, fused.tape, ours, length), OURS, "our kernel") | faults
-                )
+                found = await self._witness(recording, fused.tape, ours, length)
+                wrong |= judge(nodes, found, OURS, "our kernel")
         finally:
             if plain:
                 engine.close_tape(plain)
+        reasons = {kernels: wrong[index] for index in wrong if (kernels := self._kernels(nodes[index]))}
+        for index, node in enumerate(nodes):
+            reason = wrong.get(index) or reasons.get(self._kernels(node))
+            if reason is not None:
+                faults[index] = reason
         return {origin: reason for index, reason in faults.items() for origin in nodes[index].origins}
+
+    def _kernels(self, node: Node) -> tuple[Any, ...]:
+        """What tells the kernels of an operation of ours from others; empty for a recorded one."""
+        if isinstance(node.what, Recorded):
+            return ()
+        limits = WorkgroupLimits.of(self.engine.adapter())
+        made = node.what.kernels(node.reads, node.writes, limits)
+        return tuple((each.plan.shader, tuple(sorted(each.plan.constants.items())), each.half) for each in made)
 
     async def _witness(self, recording: Recording, tape: int, watched: Watched, length: int) -> list[Found]:
         longest = max(self.lengths) + 1
