@@ -109,7 +109,7 @@ class StepCheck:
             if plain:
                 engine.close_tape(plain)
         reasons = {kernels: wrong[index] for index in wrong if (kernels := self._kernels(nodes[index]))}
-        for index, node in enumerate(nodes):
+        for index, node in enumerate(nodes) if wrong else ():
             reason = wrong.get(index) or reasons.get(self._kernels(node))
             if reason is not None:
                 faults[index] = reason
