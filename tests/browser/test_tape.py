@@ -120,8 +120,9 @@ def test_of_the_bundled_model_all_but_the_embedding_is_ours_and_ids_are_the_orac
     [
         # Zero points, int4 and int8, by k_quant_mixed: four products a layer and the head, gates being one.
         ("nano-mixed", 9),
-        # Zero points of blocks that rows do not fill; q, k and v apart.
-        ("nano-blocks", 13),
+        # Zero points of blocks that rows do not fill; q, k and v apart, which are joined at load.
+        ("nano-blocks", 9),
+        ("nano-apart", 9),
     ],
 )
 def test_of_other_quantizations_every_product_is_ours_and_ids_are_the_oracles(
@@ -132,6 +133,8 @@ def test_of_other_quantizations_every_product_is_ours_and_ids_are_the_oracles(
     wanted = oracle.greedy(FIXTURES / model, PICKED["prompt"], PICKED["count"])
     assert [each["ids"] for each in found["tapes"]] == [wanted] * 2
     assert found["fallbacks"] == {}
+    _, played, kept = fused_operations(found["tapes"][0]["passes"])
+    assert (played - kept, kept) == (products + 2, 1), "all but the embedding, of attention one a layer"
     _, played, kept = fused_operations(found["tapes"][1]["passes"])
     assert played - kept == products
 

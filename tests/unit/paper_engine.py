@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from capstan.device.webgpu.engine import FREE, NOT_FUSED, BoundTensor, Difference
+from capstan.device.webgpu.engine import FREE, NOT_FUSED, BoundTensor, Difference, WeightPiece
 from capstan.memory import BufferRequest
 
 __all__ = ["PaperEngine"]
@@ -141,7 +141,7 @@ class PaperEngine:
         buffers = {buffer for a, b, _, _ in pairs for buffer in (a, b)}
         return await self._in_turn(buffers, lambda: [Difference(0, 1, 0) for _ in pairs])
 
-    def upload_weights(self, spans: Sequence[tuple[int, int, int]]) -> None:
+    def upload_weights(self, pieces: Sequence[WeightPiece]) -> None:
         self._call()
 
     async def create_session(self, model: bytes, capture: bool, owner: str) -> int:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import pytest
 
 from capstan.errors import OutOfMemoryError
+from capstan.graph import Part
 from capstan.memory import BufferRequest
 from capstan.weights.shared import Lease, SharedWeights, Span
 
-SPANS = [Span("a", 0, 64), Span("b", 64, 4), Span("c", 100, 32)]
+SPANS = [Span("a", (Part(0, 64),)), Span("b", (Part(64, 4),)), Span("c", (Part(100, 32),))]
 
 
 class PaperOwner:
@@ -100,7 +101,7 @@ def test_only_what_is_missing_is_loaded(shared: SharedWeights, owner: PaperOwner
 
 
 def test_two_weights_over_the_same_bytes_are_one_buffer(shared: SharedWeights, owner: PaperOwner, loads: Loads) -> None:
-    lease = acquire(shared, loads, spans=[Span("embedding", 0, 64), Span("head", 0, 64)])
+    lease = acquire(shared, loads, spans=[Span("embedding", (Part(0, 64),)), Span("head", (Part(0, 64),))])
     assert lease.buffers == [1, 1]
     lease.release()
     assert owner.live == {}
@@ -195,6 +196,6 @@ def test_who_comes_while_buffers_are_made_gets_the_same(shared: SharedWeights, o
 
 def test_a_weight_over_the_adapters_limit_is_refused(shared: SharedWeights, owner: PaperOwner, loads: Loads) -> None:
     with pytest.raises(OutOfMemoryError, match="weight huge has 1001 bytes and this adapter binds at most 1000"):
-        acquire(shared, loads, spans=[*SPANS, Span("huge", 200, 1001)])
+        acquire(shared, loads, spans=[*SPANS, Span("huge", (Part(200, 1001),))])
     assert owner.live == {}
     assert loads.names == []

@@ -11,6 +11,7 @@ import { compareBuffers } from "./gpu/compare";
 import { type Category, WatchedDevice } from "./gpu/device";
 import { SpanOps, type SpanStep } from "./gpu/spans";
 import { Staging } from "./gpu/staging";
+import { Turner } from "./gpu/turn";
 import { WeightUpload } from "./gpu/weights";
 import { Handles } from "./handles";
 import { loadOrt, type Ort } from "./ort";
@@ -30,6 +31,7 @@ export class GpuEngine {
   private readonly buffers = new Handles<GPUBuffer>("buffer");
   private readonly staging: Staging;
   private readonly spans: SpanOps;
+  private readonly turner: Turner;
   /** How to give back the buffers that onnxruntime-web made, by handle. */
   private readonly adopted = new Map<number, () => void>();
   /** Sessions bound to buffers, and what was recorded of them. */
@@ -42,6 +44,7 @@ export class GpuEngine {
   ) {
     this.staging = new Staging(watched);
     this.spans = new SpanOps(watched);
+    this.turner = new Turner(watched);
     this.sessions = new BoundSessions(ort, watched, this.buffers);
     this.tapes = new Tapes(watched, this.staging, this.buffers, this.sessions);
   }
@@ -195,11 +198,14 @@ export class GpuEngine {
     return JSON.stringify(await compareBuffers(this.watched, resolved));
   }
 
-  /** What fills weight buffers from the chunks of a data file: [[buffer, offset, length], ...] in the file. */
-  uploadWeights(spans: string): WeightUpload {
-    const parsed = JSON.parse(spans) as [number, number, number][];
-    const resolved = parsed.map(([buffer, offset, length]) => ({ buffer: this.buffers.get(buffer), offset, length }));
-    return new WeightUpload(this.watched, resolved);
+  /** What fills weight buffers from the chunks of a data file; see capstan.device.webgpu.engine.WeightPiece. */
+  uploadWeights(pieces: string): WeightUpload {
+    const parsed = JSON.parse(pieces) as [number, number, number, number, [number, number, number, boolean] | null][];
+    const resolved = parsed.map(([buffer, offset, length, at, turn]) => {
+      const [rows, columns, bits, flipped] = turn ?? [0, 0, 0, false];
+      return { buffer: this.buffers.get(buffer), offset, length, at, turn: turn && { rows, columns, bits, flipped } };
+    });
+    return new WeightUpload(this.watched, this.turner, resolved);
   }
 
   /** A session of any model; `locations` is a JSON list of names for the data `files`. */

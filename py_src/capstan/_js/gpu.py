@@ -12,7 +12,7 @@ from typing import Any
 
 import _capstan_host
 
-from ..device.webgpu.engine import NOT_FUSED, BoundTensor, Difference, SamplerSpec
+from ..device.webgpu.engine import NOT_FUSED, BoundTensor, Difference, SamplerSpec, WeightPiece
 from ..graph import FedLengths
 from ..memory import BufferRequest, LedgerEntry, keep_account
 from .errors import typed_errors
@@ -119,9 +119,10 @@ class JsGpuEngine:
             found = await self.js.compare(json.dumps([dict(zip(keys, pair, strict=True)) for pair in pairs]))
         return [Difference(**fields) for fields in json.loads(found)]
 
-    def upload_weights(self, spans: Sequence[tuple[int, int, int]]) -> JsSink:
+    def upload_weights(self, pieces: Sequence[WeightPiece]) -> JsSink:
         with typed_errors():
-            return JsSink(self.js.uploadWeights(json.dumps(spans)), [(offset, length) for _, offset, length in spans])
+            sink = self.js.uploadWeights(json.dumps(pieces))
+        return JsSink(sink, [(piece.offset, piece.length) for piece in pieces])
 
     async def open_session(
         self, model: bytes, external: Mapping[str, bytes], owner: str, capture: bool

@@ -5,6 +5,7 @@
     total_length_on_gpu(model)        Shape(attention_mask) -> ReduceSum/ReduceMax, so that the graph can be captured
     last_token_logits(model)          the output projection reads the last position only (for the prefill session)
     lengths_as_inputs(model)          attention's lengths are fed, not summed from the mask (for the prefill session)
+    joined_products(model)            q, k and v of an attention by one MatMulNBits node instead of three
     weights_to_inputs(model, ...)     external initializers become graph inputs; returns the manifest too
     keep_last_logits(model)           num_logits_to_keep becomes the constant 1
     short_rope(model)                 a choice of rotary factors becomes the short ones; up to which length they hold
@@ -16,7 +17,8 @@
     activations(model)                the intermediate tensors of a run, for an estimate of its scratch memory
 
 A pass returns a new model and leaves its argument alone. The order for a decoder is keep_last_logits, short_rope,
-total_length_on_gpu, weights_to_inputs; from there last_token_logits and lengths_as_inputs make the prefill graph.
+total_length_on_gpu, joined_products, weights_to_inputs; from there last_token_logits and lengths_as_inputs make the
+prefill graph.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from .capture import Uncapturable, attention_window, uncapturable
 from .description import CachePair, GraphDescription, TensorInfo, describe
 from .fed_lengths import FedLengths, lengths_as_inputs
 from .int4_products import Int4Product, int4_products
+from .joined_products import joined_products
 from .last_token import last_token_logits
 from .logits_to_keep import keep_last_logits
 from .long_rope import short_rope
@@ -32,7 +35,7 @@ from .model_file import parse, serialize
 from .scratch import Activations, activations
 from .total_length import total_length_on_gpu
 from .uncomputed import require_computed
-from .weights import WeightEntry, constants_to_inline, external_entries, weights_to_inputs
+from .weights import Part, Turn, WeightEntry, constants_to_inline, external_entries, weights_to_inputs
 
 __all__ = [
     "Activations",
@@ -40,7 +43,9 @@ __all__ = [
     "FedLengths",
     "GraphDescription",
     "Int4Product",
+    "Part",
     "TensorInfo",
+    "Turn",
     "Uncapturable",
     "WeightEntry",
     "activations",
@@ -49,6 +54,7 @@ __all__ = [
     "describe",
     "external_entries",
     "int4_products",
+    "joined_products",
     "keep_last_logits",
     "last_token_logits",
     "lengths_as_inputs",

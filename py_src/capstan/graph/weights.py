@@ -10,15 +10,26 @@ filled straight from the network or from disk and shared by every session. What 
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 
 from ..errors import ModelFileError, UnsupportedModelError
 from .onnx_pb2 import ModelProto, TensorProto, ValueInfoProto
 from .wiring import copy_of
 
-__all__ = ["CONSTANT_BYTES", "DTYPES", "WeightEntry", "constants_to_inline", "external_entries", "weights_to_inputs"]
+__all__ = [
+    "CONSTANT_BYTES",
+    "DTYPES",
+    "Part",
+    "Turn",
+    "WeightEntry",
+    "constants_to_inline",
+    "external_entries",
+    "made_of",
+    "weights_to_inputs",
+]
 
 CONSTANT_BYTES = 1024
 
@@ -42,16 +53,58 @@ DTYPES: dict[int, tuple[str, int]] = {
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 
 
+PARTS = "capstan.parts"
+"""The external_data key of a weight that a graph pass has made of parts of the file: their fields, as JSON."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A matrix whose file has [rows, columns] and whose buffer has [columns, rows], each row of the buffer from a whole
+    byte on."""
+
+    rows: int
+    columns: int
+    bits: int
+    """Of an element: 4, 8, 16 or 32; int4 has the even elements in the low halves of bytes."""
+    flipped: bool
+    """Whether the highest bit of each element is inverted on the way: signed integers become unsigned ones, by adding
+    half of their range."""
+
+    @property
+    def length(self) -> int:
+        """Bytes in the buffer."""
+        return self.columns * ((self.rows * self.bits + 7) // 8)
+
+
+@dataclass(frozen=True)
+class Part:
+    """`length` bytes at `offset` of a file, as they are or turned; in the buffer they are behind the part before."""
+
+    offset: int
+    length: int
+    turn: Turn | None = None
+
+    @property
+    def made(self) -> int:
+        """Bytes in the buffer."""
+        return self.turn.length if self.turn else self.length
+
+
 @dataclass(frozen=True)
 class WeightEntry:
-    """One weight: `length` bytes at `offset` of the file `location`, relative to model.onnx's folder."""
+    """One weight: `length` bytes of a buffer, made of parts of the file `location`, relative to model.onnx's folder.
+
+    Without `parts` they are the bytes at `offset`.
+    """
 
     name: str
     dims: tuple[int, ...]
     onnx_type: int
     location: str
     offset: int
+    """Of its first part."""
     length: int
+    parts: tuple[Part, ...] = ()
 
     @property
     def dtype(self) -> str:
@@ -59,8 +112,14 @@ class WeightEntry:
         return DTYPES[self.onnx_type][0]
 
     @property
+    def pieces(self) -> tuple[Part, ...]:
+        """The parts; the one part where nothing was put together."""
+        return self.parts or (Part(self.offset, self.length),)
+
+    @property
     def end(self) -> int:
-        return self.offset + self.length
+        """Where in the file the last of it ends."""
+        return max(part.offset + part.length for part in self.pieces)
 
 
 def external_entries(model: ModelProto) -> list[WeightEntry]:
@@ -93,6 +152,12 @@ def entry_of(tensor: TensorProto) -> WeightEntry:
             f"weight {tensor.name}: external file {location!r}, expected one below the model's folder; export it again"
         )
     size = (math.prod(tensor.dims) * DTYPES[tensor.data_type][1] + 7) // 8
+    if PARTS in fields:
+        parts = tuple(
+            Part(offset, length, Turn(*turn) if turn else None) for offset, length, turn in json.loads(fields[PARTS])
+        )
+        assert sum(part.made for part in parts) == size, tensor.name
+        return WeightEntry(tensor.name, tuple(tensor.dims), tensor.data_type, location, parts[0].offset, size, parts)
     offset = byte_count(tensor.name, "offset", fields.get("offset", "0"))
     length = byte_count(tensor.name, "length", fields.get("length", str(size)))
     if length != size:
@@ -102,6 +167,16 @@ def entry_of(tensor: TensorProto) -> WeightEntry:
             f"{DTYPES[tensor.data_type][0]} {shape}; export the model again"
         )
     return WeightEntry(tensor.name, tuple(tensor.dims), tensor.data_type, location, offset, length)
+
+
+def made_of(name: str, onnx_type: int, dims: Sequence[int], location: str, parts: Sequence[Part]) -> TensorProto:
+    """An external initializer whose bytes are these parts of the file; `external_entries` tells them again."""
+    tensor = TensorProto(name=name, data_type=onnx_type, data_location=TensorProto.EXTERNAL)
+    tensor.dims.extend(dims)
+    told = json.dumps([[part.offset, part.length, astuple(part.turn) if part.turn else None] for part in parts])
+    for key, value in (("location", location), (PARTS, told)):
+        tensor.external_data.add(key=key, value=value)
+    return tensor
 
 
 def byte_count(name: str, field: str, text: str) -> int:

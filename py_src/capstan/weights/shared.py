@@ -9,6 +9,7 @@ from itertools import count
 from typing import Protocol
 
 from ..errors import OutOfMemoryError
+from ..graph import Part
 from ..memory import BufferRequest
 
 __all__ = ["BufferOwner", "Lease", "SharedWeights", "Span"]
@@ -26,15 +27,19 @@ class BufferOwner(Protocol):
 
 @dataclass(frozen=True)
 class Span:
-    """One weight of a data file; `name` is for labels and messages."""
+    """One weight of a data file: the bytes that its parts make; `name` is for labels and messages."""
 
     name: str
-    offset: int
-    length: int
+    parts: tuple[Part, ...]
+
+    @property
+    def length(self) -> int:
+        """Bytes on the device."""
+        return sum(part.made for part in self.parts)
 
 
-Key = tuple[str, int, int]
-"""(content, offset, length)"""
+Key = tuple[str, tuple[Part, ...]]
+"""(content, its parts)"""
 
 
 @dataclass
@@ -94,7 +99,7 @@ class SharedWeights:
         name = f"unshared {next(self._unshared)}" if content is None else content
         while True:
             resolved = self._names.get(name, name)
-            keys = [(resolved, span.offset, span.length) for span in spans]
+            keys = [(resolved, span.parts) for span in spans]
             pending = [entry for key in keys if (entry := self._entries.get(key)) and not entry.loaded.is_set()]
             if not pending:
                 break
@@ -145,4 +150,5 @@ class SharedWeights:
     @property
     def bytes(self) -> int:
         """What the weights take on the device."""
-        return sum(-(-max(LEAST_BYTES, key[2]) // LEAST_BYTES) * LEAST_BYTES for key in self._entries)
+        sizes = (sum(part.made for part in parts) for _, parts in self._entries)
+        return sum(-(-max(LEAST_BYTES, size) // LEAST_BYTES) * LEAST_BYTES for size in sizes)

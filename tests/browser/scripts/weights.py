@@ -11,6 +11,7 @@ import js
 from pyodide.code import run_js
 
 from capstan import Model, WeightStore, plan
+from capstan.device.webgpu.engine import WeightPiece
 from capstan.fallback import counted
 from capstan.weights import manifest as manifests
 from capstan.weights import weight_file
@@ -157,7 +158,7 @@ async def poured(models: Mapping[str, str], *, model: str, offset: int, size: in
     opened = await Model.load(models[model], device="webgpu")
     engine = gpu()
     buffer = engine.create_buffer("late", 32, "user", "test")
-    sink = engine.upload_weights([(buffer, offset, 32)])
+    sink = engine.upload_weights([WeightPiece(buffer, offset, 32)])
     try:
         done = await sink.js.pour(run_js(READ), 0, size, 1 << 20, run_js("() => {}"))
         return {"done": done, "weight": list(await engine.read(buffer, 0, 32))}

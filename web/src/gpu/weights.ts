@@ -1,14 +1,19 @@
-// Uploads a data file into GPU buffers, one per weight, as it comes in, with a bounded number of bytes under way.
+// Uploads ranges of a data file into the weights' buffers as it comes in, with a bounded number of bytes under way.
 
 import { EngineError } from "../errors";
 import type { Chunk } from "../storage/chunk";
+import { Allocations } from "./allocations";
 import type { WatchedDevice } from "./device";
+import type { Turn, Turner } from "./turn";
 
-/** One weight in a data file and the buffer it goes to; offsets and lengths are in bytes. */
-export interface WeightSpan {
+/** A range of a data file and the buffer it goes to; offsets and lengths are in bytes. */
+export interface WeightPiece {
   buffer: GPUBuffer;
   offset: number;
   length: number;
+  /** Where in the buffer it begins; a multiple of 4. */
+  at: number;
+  turn: Turn | null;
 }
 
 /** Bytes given to the queue before the GPU is waited for: until then the browser holds copies of them. */
@@ -30,24 +35,34 @@ interface Window {
   ready: Promise<undefined>;
 }
 
-/** Chunks come in ascending order and may leave out what no span wants. */
+/** Chunks come in ascending order and may leave out what no piece wants. */
 export class WeightUpload {
-  private readonly writers: SpanWriter[];
+  private readonly writers: PieceWriter[];
+  private readonly allocations: Allocations;
   private first = 0;
   private inFlight = 0;
 
   constructor(
     private readonly watched: WatchedDevice,
-    spans: WeightSpan[],
+    private readonly turner: Turner,
+    pieces: WeightPiece[],
   ) {
-    const sorted = [...spans].sort((a, b) => a.offset - b.offset);
-    this.writers = sorted.map((span) => new SpanWriter(watched, span));
+    const sorted = [...pieces].sort((a, b) => a.offset - b.offset);
+    this.writers = sorted.map((piece) => new PieceWriter(watched, piece));
+    this.allocations = new Allocations(watched);
   }
 
   /** Upload the first `length` bytes of the chunk, which lie at `start` of the file. */
   async accept(chunk: Chunk, start: number, length: number): Promise<void> {
+    const writers = this.within(start, length);
+    await this.makeRoom(writers);
     const bytes = chunk.view(length);
-    for (const writer of this.within(start, length)) this.inFlight += writer.accept(start, bytes, this.write);
+    for (const writer of writers) this.inFlight += writer.accept(start, bytes, this.write);
+    const turned = writers.filter((writer) => writer.turns);
+    if (turned.length > 0) {
+      const encoder = this.watched.encoder();
+      this.turn(encoder, turned);
+    }
     if (this.inFlight >= MOST_IN_FLIGHT) await this.settle();
   }
 
@@ -71,6 +86,7 @@ export class WeightUpload {
         const size = Math.min(most, length - done);
         const writers = this.within(start + done, size);
         if (writers.length > 0) {
+          await this.makeRoom(writers);
           const window = (windows[turn++ % WINDOWS] ??= this.window(most));
           await window.ready;
           this.requireOpen(writers);
@@ -91,11 +107,11 @@ export class WeightUpload {
   }
 
   /** The weights that have bytes there, in ascending order. */
-  private within(start: number, length: number): SpanWriter[] {
+  private within(start: number, length: number): PieceWriter[] {
     const { writers } = this;
     while (this.first < writers.length && writers[this.first]!.end <= start) this.first++;
     let last = this.first;
-    while (last < writers.length && writers[last]!.span.offset < start + length) last++;
+    while (last < writers.length && writers[last]!.piece.offset < start + length) last++;
     return writers.slice(this.first, last);
   }
 
@@ -107,7 +123,7 @@ export class WeightUpload {
   }
 
   /** Copy what a mapped window holds to the weights, on the GPU, and map it again once that is done. */
-  private copy(writers: SpanWriter[], window: Window, start: number, bytes: Uint8Array<ArrayBuffer>): void {
+  private copy(writers: PieceWriter[], window: Window, start: number, bytes: Uint8Array<ArrayBuffer>): void {
     const encoder = this.watched.encoder();
     const send: Send = (buffer, at, part) => {
       // Copies on the GPU begin at multiples of 4 bytes.
@@ -119,16 +135,34 @@ export class WeightUpload {
     };
     for (const writer of writers) writer.accept(start, bytes, send);
     window.buffer.unmap();
-    this.watched.submit([encoder.finish()]);
+    this.turn(
+      encoder,
+      writers.filter((writer) => writer.turns),
+    );
     window.ready = window.buffer.mapAsync(GPUMapMode.WRITE);
     // Awaited when its turn comes, which a failure elsewhere may forestall.
     window.ready.catch(() => undefined);
   }
 
+  /** Memory for pieces that are turned on the GPU, each of which is whole there first. */
+  private async makeRoom(writers: PieceWriter[]): Promise<void> {
+    const waiting = writers.filter((writer) => writer.wantsRoom);
+    if (waiting.length === 0) return;
+    for (const writer of waiting) this.allocations.during(() => writer.makeRoom());
+    await this.allocations.require("weights that are turned");
+  }
+
+  /** Submit what was encoded, and after it the turning of pieces that are whole. */
+  private turn(encoder: GPUCommandEncoder, whole: PieceWriter[]): void {
+    for (const writer of whole) writer.turn(encoder, this.turner);
+    this.watched.submit([encoder.finish()]);
+    for (const writer of whole) writer.drop();
+  }
+
   /** The load may have been given up meanwhile. */
-  private requireOpen(writers: SpanWriter[]): void {
+  private requireOpen(writers: PieceWriter[]): void {
     this.watched.assertHealthy();
-    if (writers.some(({ span }) => this.watched.info(span.buffer).destroyed)) {
+    if (writers.some(({ piece }) => this.watched.info(piece.buffer).destroyed)) {
       throw new EngineError("ClosedError", "the weights' buffers were freed while they were being loaded");
     }
   }
@@ -166,28 +200,63 @@ function filled(read: ReadAt, bytes: Uint8Array<ArrayBuffer>, at: number): boole
 /** Puts bytes, a multiple of 4, into a buffer. */
 type Send = (buffer: GPUBuffer, at: number, bytes: Uint8Array<ArrayBuffer>) => void;
 
-/** Writes what belongs to one weight; keeps back what is not a multiple of 4 bytes. */
-class SpanWriter {
+/** Writes what belongs to one piece; keeps back what is not a multiple of 4 bytes. */
+class PieceWriter {
   readonly end: number;
   private seen = 0;
-  private written = 0;
+  private written: number;
+  /** Where the bytes of a piece that is turned are first. */
+  private room: GPUBuffer | null = null;
+  /** What to destroy once the turning is submitted. */
+  private params: GPUBuffer | null = null;
   private readonly held = new Uint8Array(4);
   private heldCount = 0;
 
   constructor(
     private readonly watched: WatchedDevice,
-    readonly span: WeightSpan,
+    readonly piece: WeightPiece,
   ) {
-    this.end = span.offset + span.length;
+    this.end = piece.offset + piece.length;
+    this.written = piece.turn ? 0 : piece.at;
   }
 
-  /** Returns the bytes of the chunk that were the weight's; `send` gets them but for those that `held` rounds off. */
+  get wantsRoom(): boolean {
+    return this.piece.turn !== null && this.room === null && this.seen < this.piece.length;
+  }
+
+  /** Whether it is whole, and to be turned. */
+  get turns(): boolean {
+    return this.room !== null && this.seen === this.piece.length;
+  }
+
+  makeRoom(): void {
+    const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_DST;
+    const descriptor = { label: "weights to turn", size: Math.ceil(this.piece.length / 4) * 4, usage };
+    this.room = this.watched.buffer("staging", "uploads", descriptor);
+    // A load that is given up destroys the weights' buffers.
+    this.watched.info(this.piece.buffer).onDestroy.add(() => {
+      this.drop();
+    });
+  }
+
+  turn(encoder: GPUCommandEncoder, turner: Turner): void {
+    this.finish();
+    this.params = turner.encode(encoder, this.piece.turn!, this.room!, this.piece.buffer, this.piece.at);
+  }
+
+  /** Free what was made of the room, once what reads it is submitted. */
+  drop(): void {
+    for (const buffer of [this.room, this.params]) buffer?.destroy();
+    this.room = this.params = null;
+  }
+
+  /** Returns the bytes of the chunk that were the piece's; `send` gets them but for those that `held` rounds off. */
   accept(position: number, chunk: Uint8Array<ArrayBuffer>, send: Send): number {
-    const from = Math.max(0, this.span.offset - position);
+    const from = Math.max(0, this.piece.offset - position);
     const to = Math.min(chunk.length, this.end - position);
     if (to <= from) return 0;
-    if (position + from !== this.span.offset + this.seen) {
-      throw new EngineError("ModelFileError", `byte ${this.span.offset + this.seen} of the weights was left out`);
+    if (position + from !== this.piece.offset + this.seen) {
+      throw new EngineError("ModelFileError", `byte ${this.piece.offset + this.seen} of the weights was left out`);
     }
     this.seen += to - from;
     let part = chunk.subarray(from, to);
@@ -198,7 +267,7 @@ class SpanWriter {
     }
     const whole = part.length - (part.length % 4);
     if (whole > 0) {
-      send(this.span.buffer, this.written, part.subarray(0, whole));
+      send(this.into, this.written, part.subarray(0, whole));
       this.written += whole;
     }
     for (const byte of part.subarray(whole)) this.held[this.heldCount++] = byte;
@@ -212,8 +281,12 @@ class SpanWriter {
     }
   }
 
+  private get into(): GPUBuffer {
+    return this.room ?? this.piece.buffer;
+  }
+
   private flushHeld(): void {
-    this.watched.write(this.span.buffer, this.written, this.held);
+    this.watched.write(this.into, this.written, this.held);
     this.written += 4;
     this.heldCount = 0;
   }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from ...graph import FedLengths
 from ...memory import BufferRequest
@@ -24,6 +24,7 @@ __all__ = [
     "GpuTapes",
     "GpuTiming",
     "SamplerSpec",
+    "WeightPiece",
 ]
 
 FREE = -1
@@ -41,6 +42,19 @@ class BoundTensor:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class WeightPiece(NamedTuple):
+    """A range of a data file, and the buffer that it goes to; offsets and lengths in bytes."""
+
+    buffer: int
+    offset: int
+    """In the file."""
+    length: int
+    at: int = 0
+    """In the buffer; a multiple of 4."""
+    turn: tuple[int, int, int, bool] | None = None
+    """The fields of a capstan.graph.Turn."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +119,8 @@ class GpuBuffers(GpuAdapter, Protocol):
     async def read(self, buffer: int, offset: int, size: int) -> bytes: ...
     def execute(self, steps: Sequence[Sequence[Any]]) -> None: ...
     async def compare(self, pairs: Sequence[tuple[int, int, int, str]]) -> list[Difference]: ...
-    def upload_weights(self, spans: Sequence[tuple[int, int, int]]) -> Sink:
-        """What fills buffers from a data file: (buffer, offset in the file, length)."""
+    def upload_weights(self, pieces: Sequence[WeightPiece]) -> Sink:
+        """What fills buffers from a data file."""
 
 
 class GpuSessions(GpuAdapter, Protocol):

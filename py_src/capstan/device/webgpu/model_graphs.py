@@ -86,7 +86,7 @@ async def rewrite(data: bytes, config: GenaiConfig, open_weights: OpenWeights) -
     Raises UncomputedError, UnsupportedModelError.
     """
     parsed, short_rope_to = decoder_graph(graph.parse(data), config, "webgpu")
-    parsed = graph.total_length_on_gpu(parsed)
+    parsed = graph.joined_products(graph.total_length_on_gpu(parsed))
     constants = {}
     for entry in graph.constants_to_inline(parsed):
         file = await open_weights(entry.location)

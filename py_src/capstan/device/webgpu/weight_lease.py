@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
 
-from ...graph import WeightEntry
+from ...graph import Part, WeightEntry
 from ...weights.shared import Lease, SharedWeights, Span
 from ...weights.weight_file import WeightFile
-from .engine import GpuBuffers
+from .engine import GpuBuffers, WeightPiece
 
 __all__ = ["lease"]
 
@@ -23,11 +24,11 @@ async def lease(
     """The buffers of a data file's weights, loaded now unless they are on the device already."""
 
     async def load(missing: list[tuple[Span, int]]) -> None:
-        sink = engine.upload_weights([(buffer, span.offset, span.length) for span, buffer in missing])
+        sink = engine.upload_weights([piece for span, buffer in missing for piece in pieces(buffer, span.parts)])
         await file.load(sink, end, progress)
 
     end = max(entry.end for entry in entries)
-    spans = [Span(entry.name, entry.offset, entry.length) for entry in entries]
+    spans = [Span(entry.name, entry.pieces) for entry in entries]
     known_as = file.content
     try:
         file.require(end)
@@ -37,3 +38,11 @@ async def lease(
     if known_as and file.content:
         shared.also(known_as, file.content)
     return held
+
+
+def pieces(buffer: int, parts: Sequence[Part]) -> Iterator[WeightPiece]:
+    """What the buffer of a weight is filled with, one part behind the other."""
+    at = 0
+    for part in parts:
+        yield WeightPiece(buffer, part.offset, part.length, at, astuple(part.turn) if part.turn else None)
+        at += part.made

@@ -1,0 +1,223 @@
+"""q, k and v of an attention from one product instead of three.
+
+Rows of weights are what MatMulNBits nodes hold one behind the other, so that three nodes over the same input are one
+whose weights, scales and zero points are theirs in a row. No byte changes but its place, and each output is computed as
+before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .onnx_pb2 import ModelProto, NodeProto, TensorProto
+from .weights import entry_of, made_of
+from .wiring import Wiring, attribute, copy_of, fresh_name, int64_tensor
+
+__all__ = ["joined_products"]
+
+BETWEEN = ("Add", "Reshape", "SimplifiedLayerNormalization", "RotaryEmbedding")
+"""What may lie between a product and the attention: a bias, a norm of each head, rotary embedding."""
+GROUP_INDEX = 4
+"""The input of MatMulNBits that reorders columns."""
+SPLIT_WITH_SIZES = 13
+"""The opset from which Split takes its sizes as an input."""
+
+
+@dataclass(frozen=True)
+class Path:
+    """From a product to an input of an attention."""
+
+    product: NodeProto
+    between: tuple[NodeProto, ...]
+    """From the product down."""
+
+    @property
+    def biased(self) -> bool:
+        """Whether a sum is all there is between."""
+        return [node.op_type for node in self.between] == ["Add"]
+
+
+def joined_products(model: ModelProto) -> ModelProto:
+    """Let one MatMulNBits node make q, k and v of each GroupQueryAttention where three do, over one input and alike but
+    for their rows.
+
+    Attention that reads the products, or their sums with biases, reads the packed result; what else lies between reads
+    its part of it. Others stay as they are: products that somebody else reads too, weights that others share, or that
+    are in several files.
+    """
+    result = copy_of(model)
+    opset = max((item.version for item in result.opset_import if item.domain in ("", "ai.onnx")), default=0)
+    for node in [node for node in result.graph.node if node.op_type == "GroupQueryAttention"]:
+        if len(node.input) < 3 or not all(node.input[:3]):
+            continue
+        wiring = Wiring(result.graph)
+        paths = [path for name in node.input[:3] if (path := path_to(wiring, name)) is not None]
+        if len(paths) != 3 or not alike(wiring, [path.product for path in paths]):
+            continue
+        joiner = Joiner(result, wiring, paths)
+        direct = not any(path.between for path in paths)
+        biased = all(path.biased for path in paths)
+        if direct:
+            joiner.attention_reads_all(node, biased=False)
+        elif biased and joiner.biases() is not None:
+            joiner.attention_reads_all(node, biased=True)
+        elif opset >= SPLIT_WITH_SIZES and joiner.weights() is not None:
+            joiner.parts_are_split()
+    return result
+
+
+def path_to(wiring: Wiring, name: str) -> Path | None:
+    """From the product that makes a tensor, if nothing on the way is read by others."""
+    between: list[NodeProto] = []
+    while len(wiring.consumers.get(name, [])) == 1 and name not in wiring.outputs:
+        node = wiring.producer.get(name)
+        if node is None:
+            return None
+        if node.op_type == "MatMulNBits":
+            return Path(node, tuple(reversed(between)))
+        if node.op_type not in BETWEEN:
+            return None
+        between.append(node)
+        name = next((each for each in node.input if each not in wiring.constants), "")
+    return None
+
+
+def alike(wiring: Wiring, products: Sequence[NodeProto]) -> bool:
+    """Whether products differ in their rows alone."""
+    first = products[0]
+    told = [sorted(item.SerializeToString() for item in node.attribute if item.name != "N") for node in products]
+    given = [(node.input[0], [bool(name) for name in node.input]) for node in products]
+    grouped = len(first.input) > GROUP_INDEX and first.input[GROUP_INDEX]
+    same = told.count(told[0]) == given.count(given[0]) == 3
+    return len({node.output[0] for node in products}) == 3 and same and not grouped
+
+
+class Joiner:
+    """Joins the products of one attention."""
+
+    def __init__(self, model: ModelProto, wiring: Wiring, paths: Sequence[Path]) -> None:
+        self.graph, self.wiring, self.paths = model.graph, wiring, paths
+        self.products = [path.product for path in paths]
+        self.sizes = [attribute(product, "N", 0) for product in self.products]
+        nodes = [*self.products, *(path.between[0] for path in paths if path.biased)]
+        self.taken = {name for node in nodes for name in node.input if name in wiring.constants}
+        self.made = {node.output[0] for path in paths for node in (path.product, *path.between)}
+
+    def weights(self) -> list[TensorProto] | None:
+        """What the joined product takes, by input; None if it cannot be put together."""
+        inputs = [[node.input[place] for node in self.products] for place in range(1, len(self.products[0].input))]
+        return self.tensors([names for names in inputs if names[0]])
+
+    def biases(self) -> list[TensorProto] | None:
+        """What is added to the joined product."""
+        found = []
+        for path, size in zip(self.paths, self.sizes, strict=True):
+            constants = [name for name in path.between[0].input if name in self.wiring.constants]
+            if len(constants) != 1 or list(self.wiring.constants[constants[0]].dims) != [size]:
+                return None
+            found.append(constants[0])
+        return self.tensors([found])
+
+    def tensors(self, wanted: Sequence[Sequence[str]]) -> list[TensorProto] | None:
+        made = []
+        for names in wanted:
+            if any(len(self.wiring.consumers[name]) != 1 or name not in self.wiring.constants for name in names):
+                return None
+            tensor = together(
+                [self.wiring.constants[name] for name in names], fresh_name(self.graph, f"{names[0]}_joined")
+            )
+            if tensor is None:
+                return None
+            made.append(tensor)
+        return made
+
+    def attention_reads_all(self, attention: NodeProto, *, biased: bool) -> None:
+        biases = self.biases() if biased else []
+        packed = self.product(fresh_name(self.graph, f"{self.products[0].output[0]}_joined"))
+        if packed is None or biases is None:
+            return
+        if biased:
+            sums = [path.between[0] for path in self.paths]
+            total = fresh_name(self.graph, f"{sums[0].output[0]}_joined")
+            self.known_as(sums[0].output[0], total)
+            bias = self.graph.initializer.add()
+            bias.CopyFrom(biases[0])
+            sums[0].input[:] = [packed, bias.name]
+            sums[0].output[0] = packed = total
+            for node in sums[1:]:
+                self.graph.node.remove(node)
+        attention.input[0], attention.input[1], attention.input[2] = packed, "", ""
+        self.forget()
+
+    def parts_are_split(self) -> None:
+        packed = self.product(fresh_name(self.graph, f"{self.products[0].output[0]}_joined"))
+        assert packed is not None, "asked of `weights`"
+        sizes = int64_tensor(fresh_name(self.graph, f"{packed}_sizes"), self.sizes)
+        self.graph.initializer.add().CopyFrom(sizes)
+        name = fresh_name(self.graph, f"{self.products[0].name}_split")
+        split = NodeProto(name=name, op_type="Split", input=[packed, sizes.name])
+        split.output.extend(node.output[0] for node in self.products)
+        split.attribute.add(name="axis", type=2, i=-1)
+        self.graph.node.insert(self.place + 1, split)
+        self.forget()
+
+    def product(self, packed: str) -> str | None:
+        """Put the joined product in the place of the first one; what it makes."""
+        tensors = self.weights()
+        if tensors is None:
+            return None
+        self.known_as(self.products[0].output[0], packed)
+        first = self.products[0]
+        node = NodeProto()
+        node.CopyFrom(first)
+        node.name = fresh_name(self.graph, f"{first.name}_joined")
+        node.output[0] = packed
+        given = iter(tensors)
+        node.input[1:] = [next(given).name if name else "" for name in first.input[1:]]
+        next(item for item in node.attribute if item.name == "N").i = sum(self.sizes)
+        self.place = min(list(self.graph.node).index(each) for each in self.products)
+        for each in self.products:
+            self.graph.node.remove(each)
+        self.graph.node.insert(self.place, node)
+        for tensor in tensors:
+            self.graph.initializer.add().CopyFrom(tensor)
+        return packed
+
+    def known_as(self, part: str, whole: str) -> None:
+        """Tell the shape of a joined value, if the file tells that of the first of its parts."""
+        for value in [value for value in self.graph.value_info if value.name == part]:
+            twin = self.graph.value_info.add()
+            twin.CopyFrom(value)
+            twin.name = whole
+            twin.type.tensor_type.shape.dim[-1].Clear()
+            twin.type.tensor_type.shape.dim[-1].dim_value = sum(self.sizes)
+
+    def forget(self) -> None:
+        """Drop what nobody reads or makes any more."""
+        read = {name for node in self.graph.node for name in node.input}
+        made = {name for node in self.graph.node for name in node.output}
+        for tensor in [tensor for tensor in self.graph.initializer if tensor.name in self.taken - read]:
+            self.graph.initializer.remove(tensor)
+        for value in [value for value in self.graph.value_info if value.name in self.made - made]:
+            self.graph.value_info.remove(value)
+
+
+def together(tensors: Sequence[TensorProto], name: str) -> TensorProto | None:
+    """Tensors one behind the other along their first axis; None if they differ in more than that, or if their bytes are
+    neither in model.onnx nor in one file."""
+    first = tensors[0]
+    if len({(tensor.data_type, tuple(tensor.dims[1:]), len(tensor.dims) > 0) for tensor in tensors}) != 1:
+        return None
+    dims = [sum(tensor.dims[0] for tensor in tensors), *first.dims[1:]]
+    if all(tensor.raw_data and tensor.data_location != TensorProto.EXTERNAL for tensor in tensors):
+        joined = TensorProto(name=name, data_type=first.data_type, dims=dims)
+        joined.raw_data = b"".join(tensor.raw_data for tensor in tensors)
+        return joined
+    if not all(tensor.data_location == TensorProto.EXTERNAL for tensor in tensors):
+        return None
+    entries = [entry_of(tensor) for tensor in tensors]
+    parts = [part for entry in entries for part in entry.pieces]
+    if len({entry.location for entry in entries}) != 1 or any(part.made % 4 for part in parts[:-1]):
+        return None  # The bytes of a buffer are written in words.
+    return made_of(name, first.data_type, dims, entries[0].location, parts)

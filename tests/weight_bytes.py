@@ -1,0 +1,32 @@
+"""What the bytes of a weight are, from those of its data file: the definition that the upload is held to."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from capstan.graph import Part, WeightEntry
+
+__all__ = ["bytes_of", "part_bytes"]
+
+
+def bytes_of(entry: WeightEntry, data: bytes) -> bytes:
+    return b"".join(part_bytes(part, data) for part in entry.pieces)
+
+
+def part_bytes(part: Part, data: bytes) -> bytes:
+    """One part's bytes in the buffer."""
+    held = np.frombuffer(data[part.offset : part.offset + part.length], np.uint8)
+    if part.turn is None:
+        return held.tobytes()
+    rows, columns, bits = part.turn.rows, part.turn.columns, part.turn.bits
+    if bits == 4:
+        elements = np.stack([held & 15, held >> 4], axis=1).reshape(-1)[: rows * columns]
+    else:
+        elements = held.view({8: np.uint8, 16: np.uint16, 32: np.uint32}[bits])
+    if part.turn.flipped:
+        elements = elements ^ elements.dtype.type(1 << (bits - 1))
+    turned = np.ascontiguousarray(elements.reshape(rows, columns).T)
+    if bits == 4:
+        turned = np.pad(turned, ((0, 0), (0, rows % 2)))
+        turned = turned[:, ::2] | turned[:, 1::2] << 4
+    return turned.tobytes()
