@@ -18,9 +18,10 @@ export type PlayedOp =
   | ["copy", number, number, number, number, number]
   | ["clear", number, number, number];
 
+type Counts = readonly [x: number, y: number, z: number];
 type Bound = { pipeline: GPUComputePipeline; groups: GPUBindGroup[] };
 export type DispatchOp =
-  | ({ kind: "dispatch"; x: number; y: number; z: number } & Bound)
+  | ({ kind: "dispatch"; counts: Counts } & Bound)
   | ({ kind: "indirect"; buffer: GPUBuffer; offset: number } & Bound)
   | ({ kind: "table"; table: number } & Bound);
 type TransferOp =
@@ -56,9 +57,26 @@ export class StepEncoder {
   }
 }
 
+/** Workgroup counts by sequence length. The operations of a step ask for one length. */
+class CountTable {
+  private length = -1;
+  private found: Counts = [0, 0, 0];
+
+  constructor(private readonly counts: Uint32Array) {}
+
+  at(length: number): Counts {
+    if (length !== this.length) {
+      const [x, y, z] = this.counts.subarray(3 * length, 3 * length + 3);
+      this.found = [x!, y!, z!];
+      this.length = length;
+    }
+    return this.found;
+  }
+}
+
 export class Tape {
   private readonly ops: Op[];
-  private readonly tables: Uint32Array[] = [];
+  private readonly tables: CountTable[] = [];
   private ended: string | null = null;
   private readonly unwatch: (() => void)[] = [];
 
@@ -89,7 +107,7 @@ export class Tape {
 
   /** Workgroup counts by sequence length for `table` ops: counts[3 * length + axis]. */
   addTable(counts: Uint32Array): void {
-    this.tables.push(counts);
+    this.tables.push(new CountTable(counts));
   }
 
   assertPlayable(): void {
@@ -138,13 +156,16 @@ export class Tape {
         interrupt(() => transfer(step.encoder, op));
         continue;
       }
+      const counts = this.countsOf(op, length);
+      // A join of attention splits has no workgroups while there is one split: not even its bindings are sent.
+      if (counts?.includes(0)) continue;
       const { pass } = step;
       if (op.pipeline !== pipeline) pass.setPipeline((pipeline = op.pipeline));
       for (let i = 0; i < op.groups.length; i++) {
         if (groups[i] !== op.groups[i]) pass.setBindGroup(i, op.groups[i]!);
       }
       groups = op.groups;
-      this.dispatch(pass, op, length);
+      dispatch(pass, op, counts);
     }
     const last = taps?.get(this.ops.length - 1);
     if (last) interrupt(last);
@@ -165,18 +186,15 @@ export class Tape {
       const { pass } = step;
       pass.setPipeline(op.pipeline);
       op.groups.forEach((group, i) => pass.setBindGroup(i, group));
-      this.dispatch(pass, op, length);
+      dispatch(pass, op, this.countsOf(op, length));
     });
     step.endPass();
   }
 
-  private dispatch(pass: GPUComputePassEncoder, op: DispatchOp, length: number): void {
-    if (op.kind === "dispatch") pass.dispatchWorkgroups(op.x, op.y, op.z);
-    else if (op.kind === "indirect") pass.dispatchWorkgroupsIndirect(op.buffer, op.offset);
-    else {
-      const counts = this.tables[op.table]!;
-      pass.dispatchWorkgroups(counts[3 * length]!, counts[3 * length + 1]!, counts[3 * length + 2]!);
-    }
+  /** Workgroups of a step over `length` positions; null where a buffer holds them. */
+  private countsOf(op: DispatchOp, length: number): Counts | null {
+    if (op.kind === "dispatch") return op.counts;
+    return op.kind === "indirect" ? null : this.tables[op.table]!.at(length);
   }
 
   private end(reason: string): void {
@@ -196,13 +214,13 @@ export class Tape {
     };
     switch (op[0]) {
       case "dispatch":
-        return { kind: "dispatch", ...bound(op[1], op[2]), x: op[3], y: op[4], z: op[5] };
+        return { kind: "dispatch", ...bound(op[1], op[2]), counts: [op[3], op[4], op[5]] };
       case "indirect":
         return { kind: "indirect", ...bound(op[1], op[2]), buffer: buffer(op[3]), offset: op[4] };
       case "table":
         return { kind: "table", ...bound(op[1], op[2]), table: op[3] };
       case "kernel":
-        return { kind: "dispatch", ...fused(op[1]), x: op[2], y: op[3], z: op[4] };
+        return { kind: "dispatch", ...fused(op[1]), counts: [op[2], op[3], op[4]] };
       case "kernel table":
         return { kind: "table", ...fused(op[1]), table: op[2] };
       case "copy":
@@ -211,6 +229,11 @@ export class Tape {
         return { kind: "clear", buffer: buffer(op[1]), offset: op[2], size: op[3] };
     }
   }
+}
+
+function dispatch(pass: GPUComputePassEncoder, op: DispatchOp, counts: Counts | null): void {
+  if (counts) pass.dispatchWorkgroups(...counts);
+  else if (op.kind === "indirect") pass.dispatchWorkgroupsIndirect(op.buffer, op.offset);
 }
 
 function transfer(encoder: GPUCommandEncoder, op: TransferOp): void {
