@@ -275,6 +275,24 @@ class TestVerdicts:
             outcome = record(verdicts=self.kept(backing), prepare=prepare)
         assert not outcome.tape.ours
 
+    def test_what_came_of_a_lack_of_memory_is_not_kept(self) -> None:
+        backing = PaperBacking()
+
+        def prepare(engine: Engine) -> None:
+            def lacks(tape: int) -> None:
+                if tape and engine.tapes[tape].ours:
+                    raise OutOfMemoryError("there is no memory for the scratch of a tape's kernels")
+
+            engine.no_room = lacks
+
+        verdicts = self.kept(backing)
+        with pytest.warns(FallbackWarning, match="there is no memory"):
+            lacking = record(verdicts=verdicts, prepare=prepare)
+        assert (lacking.tape.ours, lacking.step.lasting) == (False, False)
+        for later in (verdicts, self.kept(backing)):
+            outcome = record(verdicts=later)
+            assert (outcome.tape.ours, outcome.step.lasting) == (True, True)
+
     def test_nothing_is_kept_of_a_check_that_broke_off(self) -> None:
         backing = PaperBacking()
 

@@ -286,3 +286,26 @@ def test_a_first_sequence_without_memory_leaves_the_session_made_ahead_to_the_ne
         return [owner.partition(" sequence ")[2] for owner in owners]
 
     assert asyncio.run(run()) == ["", "1"]
+
+
+@pytest.mark.parametrize(("lasting", "records"), [(True, 1), (False, 2)])
+def test_a_tape_that_was_made_where_memory_was_short_serves_its_own_sequence_only(
+    lasting: bool, records: int, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[DecodeStep] = []
+
+    async def record(recorder: StepRecorder) -> DecodeStep:
+        recorded.append(replace(await recorded_step(recorder), lasting=lasting))
+        return recorded[-1]
+
+    async def run() -> None:
+        monkeypatch.setattr(StepRecorder, "record", record)
+        life = Life(graphs)
+        await life.load()
+        first, second = [await life.decoder() for _ in range(2)]
+        assert (first.capture, second.capture) == ("tape", "tape")
+        await life.close()
+        life.check("closed")
+
+    asyncio.run(run())
+    assert len(recorded) == records

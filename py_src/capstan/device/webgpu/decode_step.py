@@ -28,6 +28,8 @@ class DecodeStep:
     key: TapeKey | None = None
     passes: dict[str, str] = field(default_factory=dict)
     """What each pass did to the tape, or why it did nothing."""
+    lasting: bool = True
+    """Whether a later load may take the tape as it is: not where memory was short when it was made."""
 
     @property
     def binding(self) -> int:

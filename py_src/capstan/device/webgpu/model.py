@@ -228,7 +228,7 @@ class WebGpuModel:
                 if restored is not None:
                     return replace(step, capture="tape", tape=restored.tape, key=key, passes=restored.passes)
                 step = await self._recorded_step(step, buffers, capacity)
-                if step.tape:
+                if step.tape and step.lasting:
                     await self._stored.keep("decode", key, buffers, step.tape, step.passes)
                 return step
         except BaseException:

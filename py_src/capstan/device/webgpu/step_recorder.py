@@ -66,9 +66,9 @@ class StepRecorder:
             ops = captured_half(recording)
             if self.step.capture == "tape":
                 try:
-                    tape, passes = await self._make_tape(recording, ops)
+                    tape, verdict = await self._make_tape(recording, ops)
                     engine.retire(self.step.captured)
-                    return replace(self.step, tape=tape, passes=passes)
+                    return replace(self.step, tape=tape, passes=dict(verdict.passes), lasting=verdict.lasting)
                 except TapeError as error:
                     notes.append(f"the tape cannot be used: {error}")
             lost = copies_lost_by_ort(ops)
@@ -84,21 +84,20 @@ class StepRecorder:
         finally:
             engine.drop_recording(recording.handle)
 
-    async def _make_tape(self, recording: Recording, ops: Sequence[Command]) -> tuple[int, dict[str, str]]:
-        """A tape that was checked, now or in an earlier load, and what the passes did. Raises TapeError."""
+    async def _make_tape(self, recording: Recording, ops: Sequence[Command]) -> tuple[int, Verdict]:
+        """A tape that was checked, now or in an earlier load, and what came out. Raises TapeError."""
         check_replayable(recording)
         verdicts, capacity = self.verdicts, self.buffers.capacity
         if verdicts is None:
-            tape, verdict = await self._found_out(recording, ops)
-            return tape, dict(verdict.passes)
+            return await self._found_out(recording, ops)
         digest = recording_digest(recording, ops, self.passes)
         known = await verdicts.read(capacity, digest)
         if known is not None:
-            with suppress(TapeError):
-                return await self._as_known(recording, ops, known), dict(known.passes)
+            with suppress(TapeError, OutOfMemoryError):
+                return await self._as_known(recording, ops, known), known
         tape, verdict = await self._found_out(recording, ops)
         await verdicts.write(capacity, digest, verdict)
-        return tape, dict(verdict.passes)
+        return tape, verdict
 
     async def _as_known(self, recording: Recording, ops: Sequence[Command], known: Verdict) -> int:
         """The tape that an earlier load came to; TapeError if it cannot be made here."""
@@ -126,6 +125,7 @@ class StepRecorder:
             if report:
                 fall_back("fused decode kernels", str(error), "onnxruntime-web's own kernels are replayed")
             report = {"fused": f"not used: {error}"}
+            lasting = not isinstance(error, OutOfMemoryError)
         form = "lean"
         try:
             tape = await self._checked_tape(recording, [op.played() for op in lean], poison=cleared)
@@ -147,7 +147,7 @@ class StepRecorder:
             else:
                 self.step.engine.close_tape(tape)
                 tape, direct = other, True
-        return tape, Verdict(form, passes=report, direct=direct)
+        return tape, Verdict(form, passes=report, direct=direct, lasting=lasting)
 
     async def _fused(
         self, recording: Recording, ops: Sequence[Command], left: Collection[int], report: dict[str, str]

@@ -83,6 +83,8 @@ class Verdict:
     """What to say of each pass."""
     direct: bool = False
     """Of a lean step: whether its indirect dispatches were made direct."""
+    lasting: bool = True
+    """Whether it holds for later loads: not where memory was short, of which they may have more."""
 
 
 class Verdicts:
@@ -112,6 +114,9 @@ class Verdicts:
         return verdict if verdict.form in ("fused", "lean", "plain") else None
 
     async def write(self, capacity: int, digest: str, verdict: Verdict) -> None:
+        """Remember it for later loads, unless it does not hold for them."""
+        if not verdict.lasting:
+            return
         self._found[digest] = verdict
         if self._notes is not None:
             await self._notes.write(self._name(capacity), self._key(digest), json.dumps(asdict(verdict)))
