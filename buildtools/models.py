@@ -10,21 +10,35 @@ from urllib.parse import quote
 from . import ROOT
 from .errors import CommandError
 
-__all__ = ["BUNDLED", "check_model", "check_onnx_folder", "model_url", "mounts"]
+__all__ = ["BUNDLED", "DTYPES", "check_model", "check_onnx_folder", "graphs_of", "model_url", "mounts"]
 
 BUNDLED = ROOT / "models/bundled"
 CONFIG = "genai_config.json"
+REPOSITORY_CONFIG = "config.json"
+DTYPES = ("fp32", "fp16", "q4", "q4f16", "q8", "int8", "uint8", "bnb4")
+"""Those of capstan.repository, which cannot be imported before there is an environment."""
 
 
 def check_model(folder: Path) -> Path:
-    """The folder, made absolute, if it can be a model that onnxruntime-genai's builder wrote."""
-    remedy = "give a folder that onnxruntime-genai's model builder wrote"
+    """The folder, made absolute, if it can be a model: one that onnxruntime-genai's builder wrote, or a repository in
+    Transformers.js layout."""
+    remedy = "give a folder that onnxruntime-genai's model builder wrote, or one with config.json and onnx/model*.onnx"
     if not folder.is_dir():
         state = "is not a folder" if folder.exists() else "does not exist"
         raise CommandError(f"model folder {folder} {state}: {remedy}")
     config_file = folder / CONFIG
+    if not config_file.is_file() and (folder / REPOSITORY_CONFIG).is_file():
+        if not any(folder.glob("onnx/model*.onnx")):
+            raise CommandError(f"{folder} has {REPOSITORY_CONFIG}, but no onnx/model*.onnx: {remedy}")
+        return folder.resolve()
     if not config_file.is_file():
-        raise CommandError(f"{folder} has no {CONFIG}: {remedy}")
+        raise CommandError(f"{folder} has neither {CONFIG} nor {REPOSITORY_CONFIG}: {remedy}")
+    graph_of(config_file, remedy)
+    return folder.resolve()
+
+
+def graph_of(config_file: Path, remedy: str) -> Path:
+    """The graph that genai_config.json names."""
     try:
         config = json.loads(config_file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
@@ -34,14 +48,22 @@ def check_model(folder: Path) -> Path:
         filename = filename.get(key) if isinstance(filename, dict) else None
     if not isinstance(filename, str):
         raise CommandError(f"{config_file}: model.decoder.filename is not a string: {remedy}")
-    if not (folder / filename).is_file():
-        raise CommandError(f"model file {folder / filename} does not exist, but {CONFIG} names it: {remedy}")
-    return folder.resolve()
+    graph = config_file.parent / filename
+    if not graph.is_file():
+        raise CommandError(f"model file {graph} does not exist, but {CONFIG} names it: {remedy}")
+    return graph
+
+
+def graphs_of(folder: Path) -> list[Path]:
+    """The graphs of a folder that `check_model` accepted: one, or those of a repository."""
+    if (folder / CONFIG).is_file():
+        return [graph_of(folder / CONFIG, "export the model again")]
+    return sorted(folder.glob("onnx/model*.onnx"))
 
 
 def check_onnx_folder(folder: Path) -> Path:
     """The folder, made absolute, if it can be a model for a script: one of the builder's, or any with an ONNX graph."""
-    if folder.is_dir() and not (folder / CONFIG).exists():
+    if folder.is_dir() and not (folder / CONFIG).exists() and not (folder / REPOSITORY_CONFIG).exists():
         if not any(folder.glob("*.onnx")):
             raise CommandError(f"{folder} has neither {CONFIG} nor an .onnx file: give a model's folder")
         return folder.resolve()

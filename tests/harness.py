@@ -144,6 +144,7 @@ def generate_request(model: str, **options: Any) -> dict[str, Any]:
     request: dict[str, Any] = {
         "kind": "generate",
         "model": f"/models/{model}/",
+        "dtype": None,
         "device": "webgpu",
         "capture": "tape",
         "run_ahead": None,

@@ -20,7 +20,9 @@ GROUP = "run"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `exec`; what follows `--` goes to the script."""
     parser.add_argument("script", metavar="SCRIPT.py", help="the script; its sys.argv holds what follows --")
-    model_help = "a folder with a model or an ONNX graph, which the script reaches as /models/NAME/ (its own name)"
+    model_help = (
+        "a folder with a model, a repository or an ONNX graph, which the script reaches as /models/NAME/ (its own name)"
+    )
     parser.add_argument("--model", metavar="DIR", action="append", default=[], help=model_help)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .. import ROOT
 from ..errors import CommandError
-from ..models import check_model
+from ..models import check_model, graphs_of
 from ..terminal import say
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
@@ -41,25 +41,25 @@ def run(args: argparse.Namespace) -> int:
     """Write a .shards.json for each data file and print its path."""
     sys.path.insert(0, str(ROOT / "py_src"))
     from capstan import graph
-    from capstan.config import parse_genai_config
     from capstan.errors import CapstanError
     from capstan.weights.manifest import MANIFEST_SUFFIX, Manifest
 
     folder: Path = args.folder
-    try:
-        config = parse_genai_config((folder / "genai_config.json").read_bytes(), str(folder / "genai_config.json"))
-        model = graph.parse((folder / config.decoder.filename).read_bytes(), str(folder / config.decoder.filename))
-        locations = sorted({entry.location for entry in graph.external_entries(model)})
-    except CapstanError as error:
-        raise CommandError(str(error)) from error
-    if not locations:
-        raise CommandError(f"{folder / config.decoder.filename} has no data file: its weights are inside, export again")
-    for location in locations:
-        data = folder / location
+    located: dict[Path, Path] = {}
+    """The graph that names it, by data file."""
+    for file in graphs_of(folder):
+        try:
+            entries = graph.external_entries(graph.parse(file.read_bytes(), str(file)))
+        except CapstanError as error:
+            raise CommandError(str(error)) from error
+        located |= {file.parent / entry.location: file for entry in entries}
+    if not located:
+        raise CommandError(f"{folder} has no data file: the weights are inside the graphs, export again")
+    for data, file in sorted(located.items()):
         if not data.is_file():
-            raise CommandError(f"{data} does not exist, but {config.decoder.filename} names it: copy it there")
+            raise CommandError(f"{data} does not exist, but {file.name} names it: copy it there")
         manifest = Manifest.of(pieces(data, args.shard_size), args.shard_size)
-        target = folder / (location + MANIFEST_SUFFIX)
+        target = data.with_name(data.name + MANIFEST_SUFFIX)
         target.write_text(manifest.serialize())
         say(f"{data.name}: {manifest.size} bytes in {len(manifest.shards)} shards, content {manifest.content}")
         print(target)

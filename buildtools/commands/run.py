@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CommandError
-from ..models import BUNDLED, check_model, model_url, mounts
+from ..models import BUNDLED, DTYPES, check_model, model_url, mounts
 from ..terminal import Progress, say
 
 if TYPE_CHECKING:
@@ -33,8 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--model",
         metavar="DIR",
-        help="a folder that onnxruntime-genai's model builder wrote (default: the bundled model)",
+        help="a folder that onnxruntime-genai's model builder wrote, or a repository in Transformers.js layout "
+        "(default: the bundled model)",
     )
+    add("--dtype", choices=sorted(DTYPES), help="which graph of a repository (default: one that suits the adapter)")
     add("--max-new-tokens", type=int, metavar="N", default=128, help="stop after N new tokens (default: %(default)s)")
     add("--run-ahead", type=int, metavar="K", help="decode steps per submit (default: adaptive)")
     add("--device", choices=["webgpu", "wasm", "auto"], default="webgpu", help="default: %(default)s")
@@ -58,6 +60,7 @@ def check(args: argparse.Namespace) -> None:
     args.request = {
         "kind": "generate",
         "model": model_url(args.folder.name),
+        "dtype": args.dtype,
         "device": args.device,
         "capture": args.capture,
         "run_ahead": args.run_ahead,

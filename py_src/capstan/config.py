@@ -86,6 +86,11 @@ class DecoderConfig:
     unknown_options: tuple[str, ...] = ()
     """JSON paths below `model.decoder` of session options that mean nothing to Capstan."""
 
+    @property
+    def folder(self) -> str:
+        """Where the graph's data files are, below the model's folder: next to it. Empty, or ending in a slash."""
+        return self.filename[: self.filename.rfind("/") + 1]
+
 
 @dataclass(frozen=True)
 class GenaiConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from .config import GenaiConfig
@@ -35,6 +35,15 @@ class Host(Protocol):
     async def read_optional(self, folder: str, name: str) -> bytes | None:
         """A file of a model folder, None if there is none."""
 
+    async def exists(self, folder: str, name: str) -> bool:
+        """Whether a model folder has a file; ModelFileError if that cannot be told."""
+
+    async def listing(self, folder: str) -> Sequence[str] | None:
+        """The files of a model folder and of those below it; None if they cannot be listed."""
+
+    async def dtypes(self, device: str) -> Sequence[str]:
+        """The dtypes of capstan.repository, those first that suit the device best."""
+
     def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
         """What capstan.tokenizer.Tokenizer drives."""
 
@@ -52,14 +61,22 @@ class Host(Protocol):
         options: TapeOptions,
         progress: Progress,
         keep_weights: bool,
+        onnx: bytes | None = None,
     ) -> DeviceModel:
-        """Load a model onto a device; `device` 'auto' is resolved here."""
+        """Load a model onto a device; `device` 'auto' is resolved here. `onnx` is the graph's file, if it was read."""
 
     async def open_device(self, device: str) -> DeviceInterface:
         """The page's GPU, the CPU of a page, or CPython's; `device` 'auto' is resolved here."""
 
     async def fit(
-        self, folder: str, config: GenaiConfig, device: str, batch_size: int, max_length: int | None, budget: int | None
+        self,
+        folder: str,
+        config: GenaiConfig,
+        device: str,
+        batch_size: int,
+        max_length: int | None,
+        budget: int | None,
+        onnx: bytes | None = None,
     ) -> Fit:
         """Whether a model's sequences would fit the device, from its graph alone."""
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .config import GenaiConfig, parse_genai_config
+from .config import GenaiConfig
 from .device.base import Decoder, DeviceModel, Progress, TapeOptions
 from .device.interface import DeviceInterface
 from .device.model_memory import capacity_for, require_lengths
@@ -16,6 +16,7 @@ from .fallback import fall_back
 from .host import Host, current_host
 from .load_times import during_load, phase
 from .memory import AlignmentRequirements, MemoryRequirements, Pools
+from .model_folder import FoundModel, find_model
 from .search import SearchOptions
 from .tape import PASSES
 
@@ -30,10 +31,12 @@ def no_progress(what: str, done: int, total: int) -> None:
 
 
 class Model:
-    """A decoder written by onnxruntime-genai's model builder, ready to generate.
+    """A decoder, ready to generate: a folder of onnxruntime-genai's model builder, or a repository in Transformers.js
+    layout (config.json and onnx/model_DTYPE.onnx).
 
     `path` is the folder: a URL, a FileSystemDirectoryHandle or an array of File objects that the user picked, or a
-    directory on CPython. `device` is 'webgpu', 'wasm', 'auto'
+    directory on CPython. `dtype` is the repository's graph to take, as in Transformers.js: 'fp32', 'fp16', 'q4',
+    'q4f16', 'q8', 'int8', 'uint8' or 'bnb4'; None takes one that suits the device. `device` is 'webgpu', 'wasm', 'auto'
     (WebGPU on a hardware adapter, else wasm) or, on CPython, 'reference'. `capture` is how decode steps run on WebGPU:
     'tape', 'ort' (onnxruntime-web's own capture) or 'off' (eager); where that is not possible the next one down is
     used, and the generator's `capture_note` says why. `passes` names what is done to the recorded step, out of
@@ -52,6 +55,7 @@ class Model:
         path: Any,
         *,
         device: str = "auto",
+        dtype: str | None = None,
         capture: str = "tape",
         passes: Collection[str] | None = None,
         disable_file_mapped_weights: bool = False,
@@ -62,7 +66,7 @@ class Model:
             raise AsyncRequiredError(f"Model({path!r}) would have to wait here; use `await Model.load({path!r})`")
         options = tape_options(capture, passes)
         keep = not disable_file_mapped_weights
-        self._set(host, host.wait(open_model(host, path, device, options, progress or no_progress, keep)))
+        self._set(host, host.wait(open_model(host, path, device, dtype, options, progress or no_progress, keep)))
 
     @classmethod
     async def load(
@@ -70,6 +74,7 @@ class Model:
         path: Any,
         *,
         device: str = "auto",
+        dtype: str | None = None,
         capture: str = "tape",
         passes: Collection[str] | None = None,
         disable_file_mapped_weights: bool = False,
@@ -78,7 +83,7 @@ class Model:
         """Load a model without blocking; see the class for the arguments and errors."""
         host = current_host()
         options, keep = tape_options(capture, passes), not disable_file_mapped_weights
-        opened = await open_model(host, path, device, options, progress or no_progress, keep)
+        opened = await open_model(host, path, device, dtype, options, progress or no_progress, keep)
         model = cls.__new__(cls)
         model._set(host, opened)
         return model
@@ -96,7 +101,7 @@ class Model:
 
     @property
     def type(self) -> str:
-        """The model type of genai_config.json, as 'llama'."""
+        """The model type of genai_config.json or config.json, as 'llama'."""
         return self.config.model_type
 
     @property
@@ -203,14 +208,21 @@ class Opened:
 
 
 async def open_model(
-    host: Host, path: Any, device: str, options: TapeOptions, progress: Progress, keep_weights: bool = True
+    host: Host,
+    path: Any,
+    device: str,
+    dtype: str | None,
+    options: TapeOptions,
+    progress: Progress,
+    keep_weights: bool = True,
 ) -> Opened:
     """Read the folder's small files, check them, then load the graph and the weights."""
     with during_load(host.now) as times:
         folder = await host.adopt(path)
         with phase("files"):
-            config, files = await read_small_files(host, folder)
-        loaded = await host.open_model(folder, config, device, options, progress, keep_weights)
+            found, files = await read_small_files(host, folder, device, dtype)
+        config = found.config
+        loaded = await host.open_model(folder, config, device, options, progress, keep_weights, found.onnx)
     return Opened(folder, shortened(config, loaded.memory.context_length), loaded, files, times.phases)
 
 
@@ -229,11 +241,14 @@ def shortened(config: GenaiConfig, context_length: int) -> GenaiConfig:
     return replace(config, context_length=context_length, search=search)
 
 
-async def read_small_files(host: Host, folder: str) -> tuple[GenaiConfig, dict[str, str]]:
-    """The checked configuration and the tokenizer's files, asked for at once. Raises ConfigError, ModelFileError."""
+async def read_small_files(
+    host: Host, folder: str, device: str, dtype: str | None
+) -> tuple[FoundModel, dict[str, str]]:
+    """The model found and the tokenizer's files, asked for at once. Raises ConfigError, ModelFileError."""
     tokenizer = asyncio.gather(*(host.read_optional(folder, name) for name in TOKENIZER_FILES))
     try:
-        config = parse_genai_config(await host.read(folder, "genai_config.json"), folder + "genai_config.json")
+        found = await find_model(host, folder, device, dtype)
+        config = found.config
         search_options(config)
         if config.decoder.unknown_options:
             what = ", ".join(config.decoder.unknown_options)
@@ -247,4 +262,4 @@ async def read_small_files(host: Host, folder: str) -> tuple[GenaiConfig, dict[s
     files = {name: content.decode() for name, content in contents.items() if content is not None}
     if "tokenizer.json" not in files:
         raise ModelFileError(f"{folder}tokenizer.json is missing; copy the tokenizer's files into the model folder")
-    return config, files
+    return found, files

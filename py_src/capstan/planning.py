@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .config import parse_genai_config
 from .device.interface import DeviceInterface
 from .device.model_memory import require_lengths
 from .host import current_host
 from .memory import Fit
+from .model_folder import find_model
 
 __all__ = ["open_device", "plan"]
 
@@ -26,12 +26,13 @@ async def plan(
     path: Any,
     *,
     device: str = "auto",
+    dtype: str | None = None,
     batch_size: int = 1,
     max_length: int | None = None,
     budget: int | None = None,
 ) -> Fit:
-    """Whether the model folder `path`, as Model.load takes it, and `batch_size` sequences of `max_length` tokens (its
-    context length unless given) would fit the device, told from the graph before anything is allocated.
+    """Whether the model folder `path`, as Model.load takes it with `dtype`, and `batch_size` sequences of `max_length`
+    tokens (its context length unless given) would fit the device, told from the graph before anything is allocated.
 
     A false Fit names the limit that is broken, by which tensor, and the largest max_length that would do.
     `fit.requirements` has the bytes of each pool, `fit.require()` raises OutOfMemoryError. `budget` is the most bytes
@@ -39,6 +40,6 @@ async def plan(
     """
     host = current_host()
     folder = await host.adopt(path)
-    config = parse_genai_config(await host.read(folder, "genai_config.json"), folder + "genai_config.json")
-    require_lengths(batch_size, 1 if max_length is None else max_length, config.context_length)
-    return await host.fit(folder, config, device, batch_size, max_length, budget)
+    found = await find_model(host, folder, device, dtype)
+    require_lengths(batch_size, 1 if max_length is None else max_length, found.config.context_length)
+    return await host.fit(folder, found.config, device, batch_size, max_length, budget, found.onnx)

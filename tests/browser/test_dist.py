@@ -20,7 +20,7 @@ from buildtools.site import ORT_FILES, PYODIDE_FILES, assemble
 GENERATE = """async (base) => {
   const { Capstan } = await import(base + 'capstan/capstan.js');
   const capstan = await Capstan.start();
-  const request = { kind: 'generate', model: base + 'models/bundled/', device: 'webgpu', capture: 'tape',
+  const request = { kind: 'generate', model: base + 'models/bundled/', dtype: null, device: 'webgpu', capture: 'tape',
     run_ahead: null, prompt: 'def f(', prompt_ids: null, max_new_tokens: 3, search: { do_sample: false } };
   const reply = await capstan.request(request);
   capstan.close();

@@ -14,7 +14,8 @@ from buildtools.commands import exec as exec_command
 from buildtools.commands import models as models_command
 from buildtools.commands import run as run_command
 from buildtools.errors import CommandError
-from buildtools.models import check_model, mounts
+from buildtools.models import DTYPES, check_model, graphs_of, mounts
+from capstan import repository
 from capstan.weights.manifest import Manifest, parse_manifest
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -45,6 +46,7 @@ def test_a_plain_prompt_asks_for_the_tape_on_webgpu_and_nothing_else(model: Path
     assert request(model, "def f():") == {
         "kind": "generate",
         "model": "/models/nano/",
+        "dtype": None,
         "device": "webgpu",
         "capture": "tape",
         "run_ahead": None,
@@ -169,7 +171,7 @@ def test_a_script_that_is_not_text_is_refused(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (None, r"has no genai_config.json: give a folder"),
+        (None, r"has neither genai_config.json nor config.json: give a folder"),
         ('{"model": ', r"genai_config.json is not JSON \(.*line 1 column 11.*\): repair it"),
         ("[]", r"model.decoder.filename is not a string"),
         ('{"model": {"decoder": {"filename": 3}}}', r"model.decoder.filename is not a string"),
@@ -181,6 +183,21 @@ def test_a_model_folder_that_cannot_work_is_refused(tmp_path: Path, config: str 
         (tmp_path / "genai_config.json").write_text(config)
     with pytest.raises(CommandError, match=message):
         check_model(tmp_path)
+
+
+def test_a_repository_needs_a_graph(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CommandError, match=r"has config\.json, but no onnx/model\*\.onnx: give a folder"):
+        check_model(tmp_path)
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "onnx" / "model_q4.onnx").touch()
+    assert check_model(tmp_path) == tmp_path.resolve()
+    assert graphs_of(tmp_path) == [tmp_path / "onnx" / "model_q4.onnx"]
+
+
+def test_the_dtypes_are_those_of_the_package(model: Path) -> None:
+    assert set(DTYPES) == set(repository.DTYPES)
+    assert request(model, "x", "--dtype", "q4f16")["dtype"] == "q4f16"
 
 
 def test_a_model_path_that_is_no_folder_is_refused(tmp_path: Path, model: Path) -> None:

@@ -22,14 +22,14 @@ SOURCES = Path(__file__).parents[2] / "py_src" / "capstan"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "fallback", "load_times"),
-    ("config", "graph", "memory", "sampling", "search", "storage"),
+    ("config", "graph", "memory", "repository", "sampling", "search", "storage"),
     ("host", "device.base", "device.interface", "device.model_memory"),
     ("notes", "tape", "weights"),
     ("device", "device.webgpu", "device.wasm", "device.reference"),
     ("_js", "local"),
     (
         *("flight", "generator", "generator_params", "measure", "prompt", "run_ahead", "step_counts", "timing"),
-        *("model", "onnxruntime", "planning", "stream", "tokenizer"),
+        *("model", "model_folder", "onnxruntime", "planning", "stream", "tokenizer"),
     ),
     ("capstan", "_js.page", "_js.start"),
 )

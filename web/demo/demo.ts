@@ -200,6 +200,7 @@ function readForm(): GenerateRequest {
   return {
     kind: "generate",
     model: models.value,
+    dtype: null,
     device: device.value as GenerateRequest["device"],
     capture: capture.value as GenerateRequest["capture"],
     run_ahead: number("run_ahead"),

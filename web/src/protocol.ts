@@ -10,6 +10,8 @@ export type ModelFolder = string | FileSystemDirectoryHandle | File[];
 export interface GenerateRequest {
   kind: "generate";
   model: ModelFolder;
+  /** Which graph of a repository in Transformers.js layout; null takes one that suits the device. */
+  dtype: string | null;
   device: "webgpu" | "wasm" | "auto";
   capture: "tape" | "ort" | "off";
   /** Decode steps in one submit; null adapts it to the measured round trip. */

@@ -7,7 +7,13 @@ import { EngineError } from "./errors";
 import { createSession, exclusively, loadOrt, type Ort } from "./ort";
 import type { Memory } from "./storage/memory";
 
-interface CacheSpec {
+/** What the graph calls its inputs and outputs, and what its caches are like. */
+interface SequenceSpec {
+  ids: string;
+  mask: string;
+  /** null where the graph has no position ids. */
+  positions: string | null;
+  logits: string;
   /** [input name, output name] of each past/present pair. */
   pairs: [string, string][];
   dtype: "float32" | "float16";
@@ -23,15 +29,16 @@ export class WasmEngine {
     private readonly session: Ort.InferenceSession,
   ) {}
 
-  static async open(base: string, model: PyProxy, external: Memory | null, path: string): Promise<WasmEngine> {
+  /** `paths` is a JSON array with the name of each file of `external`, as the graph names it. */
+  static async open(base: string, model: PyProxy, paths: string, external: Memory[]): Promise<WasmEngine> {
     const bytes = copyBytes(model);
-    const files = external ? [{ path, data: external.bytes }] : [];
+    const files = (JSON.parse(paths) as string[]).map((path, i) => ({ path, data: external[i]!.bytes }));
     const ort = await loadOrt(base);
     return new WasmEngine(ort, await exclusively(() => createSession(ort, bytes, "wasm", files)));
   }
 
-  decoder(cache: string, logits: string, positions: boolean): WasmDecoder {
-    return new WasmDecoder(this.ort, JSON.parse(cache) as CacheSpec, logits, positions, (feeds) => this.run(feeds));
+  decoder(spec: string): WasmDecoder {
+    return new WasmDecoder(this.ort, JSON.parse(spec) as SequenceSpec, (feeds) => this.run(feeds));
   }
 
   close(): Promise<void> {
@@ -49,9 +56,7 @@ export class WasmDecoder {
 
   constructor(
     private readonly ort: typeof Ort,
-    private readonly spec: CacheSpec,
-    private readonly logitsName: string,
-    private readonly positions: boolean,
+    private readonly spec: SequenceSpec,
     private readonly run: (feeds: Record<string, Ort.Tensor>) => Promise<Ort.InferenceSession.OnnxValueMapType>,
   ) {
     const bytes = spec.dims.reduce((product, dim) => product * dim, BYTES[spec.dtype]);
@@ -66,8 +71,9 @@ export class WasmDecoder {
     const tokens = new BigInt64Array(copyBytes(ids).buffer);
     const valid = new BigInt64Array(copyBytes(mask).buffer);
     const int64 = (data: BigInt64Array): Ort.Tensor => new this.ort.Tensor("int64", data, [1, data.length]);
-    const feeds: Record<string, Ort.Tensor> = { input_ids: int64(tokens), attention_mask: int64(valid), ...this.cache };
-    if (this.positions) feeds["position_ids"] = int64(tokens.map((_, i) => BigInt(past + i)));
+    const { ids: idsName, mask: maskName, positions } = this.spec;
+    const feeds: Record<string, Ort.Tensor> = { [idsName]: int64(tokens), [maskName]: int64(valid), ...this.cache };
+    if (positions !== null) feeds[positions] = int64(tokens.map((_, i) => BigInt(past + i)));
     let results: Ort.InferenceSession.OnnxValueMapType;
     try {
       results = await this.run(feeds);
@@ -75,7 +81,7 @@ export class WasmDecoder {
       throw new EngineError("ValidationError", `onnxruntime-web could not run the model on the CPU: ${String(error)}`);
     }
     this.cache = Object.fromEntries(this.spec.pairs.map(([input, output]) => [input, results[output]!]));
-    const logits = results[this.logitsName]!;
+    const logits = results[this.spec.logits]!;
     const vocab = logits.dims[logits.dims.length - 1]!;
     return lastRow(logits, vocab);
   }

@@ -8,9 +8,9 @@ import type { CapstanEvent, Expected, FromWorker, ModelFolder, Reply, Request, T
 import { freeBytes, openBacking } from "./storage/backing";
 import { Chunk } from "./storage/chunk";
 import { Memory } from "./storage/memory";
-import { adopt, pickedFile } from "./storage/picked";
+import { adopt, listing, pickedFile } from "./storage/picked";
 import { fetchedOnce, prefetch } from "./storage/prefetch";
-import { absolute, assumedSource, openSource } from "./storage/source";
+import { absolute, assumedSource, fetched, openSource } from "./storage/source";
 import { loadOrt, warmUpOrt } from "./ort";
 import { startPython } from "./python";
 import { ModelSession } from "./sessions";
@@ -48,6 +48,7 @@ function makeHost(base: string): Record<string, unknown> {
     now: () => performance.now(),
     fetchBytes,
     fetchOptional,
+    fileExists,
     storage,
     makeTokenizer,
     openGpu: () => {
@@ -55,7 +56,7 @@ function makeHost(base: string): Record<string, unknown> {
       gpuAhead = null;
       return opened;
     },
-    openWasm: (model: PyProxy, external: Memory | null, path: string) => WasmEngine.open(base, model, external, path),
+    openWasm: (model: PyProxy, paths: string, ...external: Memory[]) => WasmEngine.open(base, model, paths, external),
     openSession: (model: PyProxy, owner: string, locations: string, ...files: PyProxy[]) =>
       ModelSession.open(loadOrt(base), model, owner, locations, files),
     adapter: async () => {
@@ -67,6 +68,7 @@ function makeHost(base: string): Record<string, unknown> {
 
 const storage = {
   adopt,
+  listing,
   absolute,
   openBacking,
   freeBytes,
@@ -83,6 +85,16 @@ async function fetchOptional(url: string): Promise<Uint8Array | null> {
   const response = await fetchedOnce(url);
   if (response.status === 404) return null;
   return whole(url, readable(url, response));
+}
+
+/** Whether a URL, or a name in a picked folder, names a file. */
+async function fileExists(url: string): Promise<boolean> {
+  const file = await pickedFile(url);
+  if (file !== undefined) return file !== null;
+  const response = await fetched(url, "ModelFileError", { method: "HEAD" });
+  if (response.status === 404) return false;
+  if (!response.ok) throw unreadable(url, response);
+  return true;
 }
 
 /** A response's body; its breaking off as an error that names the file. */
@@ -131,7 +143,11 @@ async function told(response: Response, progress: (done: number, total: number) 
 
 function readable(url: string, response: Response): Response {
   if (response.ok && response.body) return response;
-  throw new EngineError("ModelFileError", `${url} cannot be read (HTTP ${response.status}); check the model folder`);
+  throw unreadable(url, response);
+}
+
+function unreadable(url: string, response: Response): EngineError {
+  return new EngineError("ModelFileError", `${url} cannot be read (HTTP ${response.status}); check the model folder`);
 }
 
 function forward(kind: "stdout" | "stderr"): { write: (bytes: Uint8Array) => number } {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -22,6 +22,7 @@ __all__ = [
     "emit",
     "fetch_bytes",
     "fetch_optional",
+    "file_exists",
     "gpu",
     "make_tokenizer",
     "now",
@@ -66,6 +67,12 @@ async def fetch_optional(url: str) -> bytes | None:
     with typed_errors():
         found = await _capstan_host.fetchOptional(url)
     return bytes(found.to_bytes()) if hasattr(found, "to_bytes") else None
+
+
+async def file_exists(url: str) -> bool:
+    """Whether a URL or a picked folder's name names a file."""
+    with typed_errors():
+        return bool(await _capstan_host.fileExists(url))
 
 
 async def adapter() -> dict[str, Any] | None:
@@ -115,11 +122,11 @@ def shared_weights(engine: JsGpuEngine) -> SharedWeights:
     return _shared[engine]
 
 
-async def open_wasm(model: bytes, external: Any, path: str) -> Any:
-    """onnxruntime-web's CPU execution provider with one session (web/src/wasm.ts); `external` is a JavaScript Memory
-    (web/src/storage/memory.ts) or None."""
+async def open_wasm(model: bytes, external: Mapping[str, Any]) -> Any:
+    """onnxruntime-web's CPU execution provider with one session (web/src/wasm.ts); `external` are JavaScript Memories
+    (web/src/storage/memory.ts) by the names of their files."""
     with typed_errors():
-        return await _capstan_host.openWasm(model, external, path)
+        return await _capstan_host.openWasm(model, json.dumps(list(external)), *external.values())
 
 
 def make_tokenizer(tokenizer_json: str, tokenizer_config_json: str) -> Any:

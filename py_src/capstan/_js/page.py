@@ -28,12 +28,18 @@ from . import host
 
 __all__ = ["cancel", "handle"]
 
+Key = tuple[str, str | None, str, str]
+"""A model's folder and dtype, the device and the capture."""
+
 running: asyncio.Task[Any] | None = None
-loaded: tuple[tuple[str, str, str], Model] | None = None
+loaded: tuple[Key, Model] | None = None
 """The last model and what it was loaded for: the next request for the same one finds it ready."""
 loading: asyncio.Task[Model] | None = None
 """The load that is under way."""
-GENERATE_FIELDS = ("model", "device", "capture", "run_ahead", "prompt", "prompt_ids", "max_new_tokens", "search")
+GENERATE_FIELDS = (
+    *("model", "dtype", "device", "capture", "run_ahead"),
+    *("prompt", "prompt_ids", "max_new_tokens", "search"),
+)
 
 
 async def handle(text: str) -> str:
@@ -82,7 +88,7 @@ def failure(kind: str, message: str, error: BaseException) -> dict[str, Any]:
 
 async def generate(request: dict[str, Any]) -> dict[str, Any]:
     """Complete a prompt; the keys of the result are those of `build.py run --json`."""
-    model = await load_once(request["model"], request["device"], request["capture"])
+    model = await load_once((request["model"], request["dtype"], request["device"], request["capture"]))
     tokenizer = Tokenizer(model)
     prompt_ids = request["prompt_ids"]
     if prompt_ids is None:
@@ -126,14 +132,13 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
         }
 
 
-async def load_once(folder: str, device: str, capture: str) -> Model:
+async def load_once(key: Key) -> Model:
     """The model, loaded now or by an earlier request; another one that is loaded is closed first.
 
     Loading goes on if the request is cancelled meanwhile: it cannot be called back from the GPU, and the next request
     for the same model finds it done.
     """
     global loaded, loading
-    key = (folder, device, capture)
     if loading is not None:
         with suppress(Exception):
             await asyncio.shield(loading)
@@ -142,21 +147,21 @@ async def load_once(folder: str, device: str, capture: str) -> Model:
             return loaded[1]
         last, loaded = loaded[1], None
         await last.aclose()
-    host.emit({"kind": "status", "text": f"loading {folder}"})
+    host.emit({"kind": "status", "text": f"loading {key[0]}"})
     loading = asyncio.ensure_future(load(key))
     return await asyncio.shield(loading)
 
 
-async def load(key: tuple[str, str, str]) -> Model:
+async def load(key: Key) -> Model:
     """Load a model and keep it as the loaded one."""
     global loaded, loading
-    folder, device, capture = key
+    folder, dtype, device, capture = key
 
     def progress(what: str, done: int, total: int) -> None:
         host.emit({"kind": "progress", "what": what, "done": done, "total": total})
 
     try:
-        model = await Model.load(folder, device=device, capture=capture, progress=progress)
+        model = await Model.load(folder, device=device, dtype=dtype, capture=capture, progress=progress)
         loaded = (key, model)
         return model
     finally:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from array import array
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from ..config import GenaiConfig
@@ -23,6 +24,7 @@ from ..graph import external_entries, parse
 from ..load_times import phase
 from ..memory import Fit
 from ..notes import Notes
+from ..repository import ON_CPU, ON_F16, ON_F32
 from ..storage import BrokenDownloadError
 from ..weights.manifest import MANIFEST_SUFFIX
 from ..weights.store import WeightStore
@@ -35,6 +37,9 @@ from .tokenizer import PageBackend
 __all__ = ["PageHost"]
 
 T = TypeVar("T")
+
+ReadGraph = Callable[[], Awaitable[bytes]]
+"""Reads the graph's file."""
 
 
 class PageHost:
@@ -55,6 +60,19 @@ class PageHost:
     async def read_optional(self, folder: str, name: str) -> bytes | None:
         return await host.fetch_optional(folder + name)
 
+    async def exists(self, folder: str, name: str) -> bool:
+        return await host.file_exists(folder + name)
+
+    async def listing(self, folder: str) -> list[str] | None:
+        return await storage.listing(folder)
+
+    async def dtypes(self, device: str) -> tuple[str, ...]:
+        chosen, _ = await choose_device(device)
+        if chosen == "wasm":
+            return ON_CPU
+        adapter = await host.adapter()
+        return ON_F16 if adapter is not None and "shader-f16" in adapter["features"] else ON_F32
+
     def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
         return PageBackend(host.make_tokenizer(tokenizer_json, tokenizer_config_json))
 
@@ -74,14 +92,19 @@ class PageHost:
         options: TapeOptions,
         progress: Progress,
         keep_weights: bool,
+        onnx: bytes | None = None,
     ) -> DeviceModel:
         def open_weights(location: str) -> Awaitable[WeightFile]:
-            return self._open_weights(folder, location, WeightStore() if keep_weights else None)
+            return self._open_weights(folder + config.decoder.folder, location, WeightStore() if keep_weights else None)
+
+        async def read_graph() -> bytes:
+            with phase("model.onnx"):
+                return onnx or await self.read(folder, config.decoder.filename)
 
         def open_on(chosen: str, reason: str | None) -> Awaitable[DeviceModel]:
             if chosen == "wasm":
-                return self._open_wasm(folder, config, reason, open_weights, progress)
-            return self._open_webgpu(folder, config, open_weights, options, progress, keep_weights)
+                return self._open_wasm(read_graph, config, reason, open_weights, progress)
+            return self._open_webgpu(folder, read_graph, config, open_weights, options, progress, keep_weights)
 
         with phase("adapter"):
             chosen, reason = await choose_device(device)
@@ -90,6 +113,7 @@ class PageHost:
     async def _open_webgpu(
         self,
         folder: str,
+        read_graph: ReadGraph,
         config: GenaiConfig,
         open_weights: OpenWeights,
         options: TapeOptions,
@@ -97,14 +121,21 @@ class PageHost:
         keep_weights: bool,
     ) -> DeviceModel:
         notes = Notes() if keep_weights else None
-        reading = begin(self._graphs(folder, config, open_weights, notes))
+        url = folder + config.decoder.folder
+
+        async def graphs() -> Graphs:
+            model = await read_graph()
+            with phase("graph"):
+                return await model_graphs(model, config, open_weights, url, notes)
+
+        reading = begin(graphs())
         try:
             with phase("device"):
                 engine = await host.open_gpu()
             try:
                 interface, shared = WebGpuDevice(engine), host.shared_weights(engine)
                 return await WebGpuModel.load(
-                    interface, shared, folder, reading, config, options, open_weights, progress, notes
+                    interface, shared, url, reading, config, options, open_weights, progress, notes
                 )
             except BaseException:
                 engine.close()
@@ -112,36 +143,25 @@ class PageHost:
         finally:
             reading.cancel()
 
-    async def _graphs(self, folder: str, config: GenaiConfig, open_weights: OpenWeights, notes: Notes | None) -> Graphs:
-        with phase("model.onnx"):
-            model = await self.read(folder, config.decoder.filename)
-        with phase("graph"):
-            return await model_graphs(model, config, open_weights, folder, notes)
-
     async def _open_wasm(
         self,
-        folder: str,
+        read_graph: ReadGraph,
         config: GenaiConfig,
         reason: str | None,
         open_weights: OpenWeights,
         progress: Progress,
     ) -> WasmModel:
-        with phase("model.onnx"):
-            parsed = parse(await self.read(folder, config.decoder.filename))
+        parsed = parse(await read_graph())
         graph, about = prepare(parsed, config)
         entries = external_entries(parsed)
-        locations = sorted({entry.location for entry in entries})
-        if len(locations) > 1:
-            raise ModelFileError(
-                f"the weights are in {len(locations)} files, the wasm device reads one; export with one"
-            )
-        data = None
-        if locations:
-            end = max(entry.end for entry in entries)
+        external: dict[str, Any] = {}
+        for location in sorted({entry.location for entry in entries}):
+            end = max(entry.end for entry in entries if entry.location == location)
             data = storage.memory(end, [(0, end)])
-            file = await open_weights(locations[0])
-            await file.load(data, end, lambda done, total: progress(locations[0], done, total))
-        session = await host.open_wasm(graph, data.js if data else None, locations[0] if locations else "")
+            file = await open_weights(location)
+            await file.load(data, end, partial(progress, location))
+            external[location] = data.js
+        session = await host.open_wasm(graph, external)
         return WasmModel(
             JsWasmSession(session), wasm_memory(WasmDevice(open_wasm_session), parsed, about, config), host.now, reason
         )
@@ -151,9 +171,17 @@ class PageHost:
         return WasmDevice(open_wasm_session) if chosen == "wasm" else WebGpuDevice(await host.open_gpu())
 
     async def fit(
-        self, folder: str, config: GenaiConfig, device: str, batch_size: int, max_length: int | None, budget: int | None
+        self,
+        folder: str,
+        config: GenaiConfig,
+        device: str,
+        batch_size: int,
+        max_length: int | None,
+        budget: int | None,
+        onnx: bytes | None = None,
     ) -> Fit:
-        model = await self.read(folder, config.decoder.filename)
+        model = onnx or await self.read(folder, config.decoder.filename)
+        data = folder + config.decoder.folder
 
         async def fit_on(chosen: str, reason: str | None) -> Fit:
             if chosen == "wasm":
@@ -163,7 +191,7 @@ class PageHost:
                 return memory.fit(batch_size, max_length, budget)
             engine = await host.open_gpu()
             try:
-                graphs = await rewrite(model, config, lambda location: self._open_weights(folder, location, None))
+                graphs = await rewrite(model, config, lambda location: self._open_weights(data, location, None))
                 return webgpu_memory(WebGpuDevice(engine), graphs, config).fit(batch_size, max_length, budget)
             finally:
                 engine.close()
@@ -233,9 +261,9 @@ class JsWasmSession:
     def __init__(self, session: Any) -> None:
         self._js = session
 
-    def sequence(self, cache: dict[str, Any], logits: str, positions: bool) -> JsWasmSequence:
+    def sequence(self, spec: dict[str, Any]) -> JsWasmSequence:
         with typed_errors():
-            return JsWasmSequence(self._js.decoder(json.dumps(cache), logits, positions))
+            return JsWasmSequence(self._js.decoder(json.dumps(spec)))
 
     async def close(self) -> None:
         with typed_errors():

@@ -22,6 +22,7 @@ __all__ = [
     "absolute",
     "adopt",
     "assumed_source",
+    "listing",
     "make_chunk",
     "memory",
     "open_backing",
@@ -46,6 +47,16 @@ async def adopt(folder: Any) -> str:
     """A name, as a URL that ends in a slash, for a FileSystemDirectoryHandle or an array of File objects."""
     with storage_errors():
         return str(await _capstan_host.storage.adopt(folder))
+
+
+async def listing(folder: str) -> list[str] | None:
+    """The files of a picked folder; None where there is no list of them."""
+    with storage_errors():
+        text = await _capstan_host.storage.listing(folder)
+    if not isinstance(text, str):
+        return None
+    names: list[str] = json.loads(text)
+    return names
 
 
 def absolute(url: str) -> str:

@@ -15,6 +15,7 @@ from ..device.base import DeviceModel, Progress, TapeOptions
 from ..device.interface import DeviceInterface
 from ..errors import DeviceUnavailableError, ModelFileError, OptionError
 from ..memory import Fit
+from ..repository import ON_CPU
 from ..storage import Backing
 from .tokenizer import LocalBackend
 
@@ -57,6 +58,15 @@ class LocalHost:
     async def read_optional(self, folder: str, name: str) -> bytes | None:
         return await self.read(folder, name) if (Path(folder) / name).exists() else None
 
+    async def exists(self, folder: str, name: str) -> bool:
+        return (Path(folder) / name).is_file()
+
+    async def listing(self, folder: str) -> list[str]:
+        return files_below(Path(folder))
+
+    async def dtypes(self, device: str) -> tuple[str, ...]:
+        return ON_CPU
+
     def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
         return LocalBackend(tokenizer_json, tokenizer_config_json)
 
@@ -77,11 +87,12 @@ class LocalHost:
         options: TapeOptions,
         progress: Progress,
         keep_weights: bool = False,
+        onnx: bytes | None = None,
     ) -> DeviceModel:
         require_reference(device)
         from ..device.reference.model import ReferenceModel
 
-        return ReferenceModel(folder)
+        return ReferenceModel(folder, config)
 
     async def open_device(self, device: str) -> DeviceInterface:
         if device == "webgpu":
@@ -92,13 +103,24 @@ class LocalHost:
         return ReferenceDevice()
 
     async def fit(
-        self, folder: str, config: GenaiConfig, device: str, batch_size: int, max_length: int | None, budget: int | None
+        self,
+        folder: str,
+        config: GenaiConfig,
+        device: str,
+        batch_size: int,
+        max_length: int | None,
+        budget: int | None,
+        onnx: bytes | None = None,
     ) -> Fit:
         require_reference(device)
         from ..device.reference.model import reference_memory
 
-        model = await self.read(folder, config.decoder.filename)
+        model = onnx or await self.read(folder, config.decoder.filename)
         return reference_memory(model, config).fit(batch_size, max_length, budget)
+
+
+def files_below(folder: Path) -> list[str]:
+    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
 
 
 def require_reference(device: str, *names: str) -> None:

@@ -49,6 +49,22 @@ export async function pickedFile(url: string): Promise<File | null | undefined> 
   }
 }
 
+/** The paths of a picked folder's files, as a JSON array; null for any other folder. */
+export async function listing(folder: string): Promise<string | null> {
+  const found = folders.get(folder);
+  if (!found) return null;
+  return JSON.stringify(Array.isArray(found) ? found.map(pathOf) : await filesBelow(found, ""));
+}
+
+async function filesBelow(folder: FileSystemDirectoryHandle, path: string): Promise<string[]> {
+  const names: string[] = [];
+  for await (const [name, entry] of folder) {
+    if (entry instanceof FileSystemDirectoryHandle) names.push(...(await filesBelow(entry, `${path}${name}/`)));
+    else names.push(path + name);
+  }
+  return names;
+}
+
 function notAFolder(given: unknown): EngineError {
   return new EngineError(
     "OptionError",

@@ -49,9 +49,10 @@ class ReferenceModel:
     device = "reference"
     adapter = "cpu (onnxruntime)"
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, config: GenaiConfig | None = None) -> None:
+        """Without `config` it is read from the folder's genai_config.json."""
         self.folder = Path(folder)
-        self.config: GenaiConfig = parse_genai_config(self._read("genai_config.json"))
+        self.config = config or parse_genai_config(self._read("genai_config.json"))
         decoder = self.config.decoder
         self.memory = reference_memory(self._read(decoder.filename), self.config)
         self.about = self.memory.description

@@ -29,7 +29,9 @@ class WasmSequence(Protocol):
 class WasmSession(Protocol):
     """The engine's one session (web/src/wasm.ts)."""
 
-    def sequence(self, cache: dict[str, Any], logits: str, positions: bool) -> WasmSequence: ...
+    def sequence(self, spec: dict[str, Any]) -> WasmSequence:
+        """`spec` as web/src/wasm.ts has it."""
+
     async def close(self) -> None: ...
 
 
@@ -87,12 +89,16 @@ class WasmRunner:
 
     def __init__(self, session: WasmSession, about: GraphDescription, capacity: int):
         self._capacity = capacity
-        cache = {
+        spec = {
+            "ids": about.input_ids,
+            "mask": about.mask,
+            "positions": about.position_ids,
+            "logits": about.logits,
             "pairs": [(pair.past, pair.present) for pair in about.cache],
             "dtype": about.cache_dtype,
             "dims": [1, about.num_kv_heads, capacity, about.head_size],
         }
-        self._sequence = session.sequence(cache, about.logits, about.has_position_ids)
+        self._sequence = session.sequence(spec)
 
     async def run(self, ids: Sequence[int], past: int) -> array[float]:
         valid = past + len(ids)

@@ -1,0 +1,70 @@
+"""What a model folder holds: onnxruntime-genai's, or a repository as Transformers.js reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from . import graph
+from .config import GenaiConfig, parse_genai_config
+from .errors import OptionError
+from .fallback import fall_back
+from .host import Host
+from .repository import DTYPES, derived_config, no_graph, onnx_file, require_dtype
+
+__all__ = ["FoundModel", "find_model"]
+
+GENAI_CONFIG = "genai_config.json"
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model of a folder: what it is, and its graph where that had to be read to know it."""
+
+    config: GenaiConfig
+    onnx: bytes | None = None
+
+
+async def find_model(host: Host, folder: str, device: str, dtype: str | None) -> FoundModel:
+    """The model of a folder. `dtype` names one of several that a repository has; None takes what suits the device.
+
+    Raises ConfigError, ModelFileError, OptionError, UnsupportedModelError.
+    """
+    wanted = require_dtype(dtype)
+    data = await host.read_optional(folder, GENAI_CONFIG)
+    if data is None:
+        config = await host.read_optional(folder, "config.json")
+        if config is not None:
+            return await find_in_repository(host, folder, config, device, wanted)
+        data = await host.read(folder, GENAI_CONFIG)  # which says why it cannot be read
+    if wanted is not None:
+        raise OptionError(f"dtype is {dtype!r}, but {folder}{GENAI_CONFIG} names the one graph there is; leave it out")
+    return FoundModel(parse_genai_config(data, folder + GENAI_CONFIG))
+
+
+async def find_in_repository(host: Host, folder: str, config: bytes, device: str, dtype: str | None) -> FoundModel:
+    generation, chosen = await asyncio.gather(
+        host.read_optional(folder, "generation_config.json"), choose_dtype(host, folder, device, dtype)
+    )
+    filename = onnx_file(chosen)
+    onnx = await host.read(folder, filename)
+    derived, in_vain = derived_config(config, generation, graph.parse(onnx, folder + filename), filename, folder)
+    if in_vain:
+        what = ", ".join(in_vain)
+        fall_back(f"sampling as {folder}generation_config.json says", f"{what} is not implemented", "it is left out")
+    return FoundModel(derived, onnx)
+
+
+async def choose_dtype(host: Host, folder: str, device: str, dtype: str | None) -> str:
+    """The dtype asked for, or the first of those that suit the device. Raises ModelFileError if it is not there."""
+    names = await host.listing(folder)
+
+    async def is_there(name: str) -> bool:
+        file = onnx_file(name)
+        return file in names if names is not None else await host.exists(folder, file)
+
+    for name in [dtype] if dtype is not None else await host.dtypes(device):
+        if await is_there(name):
+            return name
+    there = [name for name, found in zip(DTYPES, await asyncio.gather(*map(is_there, DTYPES)), strict=True) if found]
+    raise no_graph(folder, dtype, there, names)

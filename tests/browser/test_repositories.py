@@ -1,0 +1,177 @@
+"""Repositories in Transformers.js layout run in the page as the genai folders of the same weights do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buildtools.server import SiteServer
+from capstan.graph.onnx_pb2 import ModelProto
+from tests import oracle
+from tests.browser.model_variants import LLAMA, Variants, keeping_logits
+from tests.browser.page_scripts import PageScripts
+from tests.browser.test_cli import build_py
+from tests.harness import Harness
+from tests.repository_layout import lay_out, with_positions
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+PROMPT = [5, 6, 7, 8, 9]
+GONE = "404 (Not Found)"
+"""The browser reports a missing file by itself: that genai_config.json is not there is how a repository is known."""
+
+
+def with_positions_and_kept_logits(model: ModelProto) -> None:
+    with_positions(model)
+    keeping_logits(model)
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "nano-llama": {},
+    "nano-qwen3": {"parts": 3, "config": {"bos_token_id": None}},
+    "nano-shape": {"parts": 1, "change": with_positions_and_kept_logits},
+}
+
+
+@pytest.fixture(scope="module")
+def repositories(site: SiteServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Fixtures as repositories, mounted as repo-NAME."""
+    place = tmp_path_factory.mktemp("repositories")
+    made = {name: lay_out(FIXTURES / name, place / f"repo-{name}", **options) for name, options in SHAPES.items()}
+    site.models.update({folder.name: folder for folder in made.values()})
+    return made
+
+
+@pytest.mark.parametrize("device", ["webgpu", "wasm"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_ids_are_those_of_the_genai_folder(
+    name: str, device: str, repositories: dict[str, Path], harness: Harness, scripts: PageScripts
+) -> None:
+    scripts.expect(GONE)
+    found = harness.generate(repositories[name].name, prompt_ids=PROMPT, max_new_tokens=24, device=device)
+    assert found["token_ids"] == oracle.greedy(FIXTURES / name, PROMPT, 24)
+    if device == "webgpu":
+        assert (found["capture"], found["capture_note"]) == ("tape", None)
+
+
+PICKED = """async ([url, names, request]) => {
+  const root = await navigator.storage.getDirectory();
+  const folder = await root.getDirectoryHandle("picked-repository", { create: true });
+  for (const name of names) {
+    const parts = name.split("/");
+    let place = folder;
+    for (const part of parts.slice(0, -1)) place = await place.getDirectoryHandle(part, { create: true });
+    const file = await place.getFileHandle(parts.at(-1), { create: true });
+    const writable = await file.createWritable();
+    await writable.write(await (await fetch(url + name)).arrayBuffer());
+    await writable.close();
+  }
+  const reply = await window.capstan.request({ ...request, model: folder });
+  await root.removeEntry("picked-repository", { recursive: true });
+  return reply;
+}"""
+
+
+def test_a_picked_folder_may_be_one(repositories: dict[str, Path], harness: Harness, scripts: PageScripts) -> None:
+    folder = repositories["nano-llama"]
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    request = {
+        "kind": "generate",
+        "dtype": None,
+        "device": "wasm",
+        "capture": "tape",
+        "run_ahead": None,
+        "prompt": None,
+        "prompt_ids": PROMPT,
+        "max_new_tokens": 12,
+        "search": {"do_sample": False},
+    }
+    reply = harness.evaluate(PICKED, [f"/models/{folder.name}/", names, request])
+    assert reply["ok"], reply
+    assert reply["result"]["token_ids"] == oracle.greedy(LLAMA, PROMPT, 12)
+
+
+PLAN = """
+import json, capstan
+fits = [await capstan.plan(url, device="webgpu", max_length=256) for url in models.values()]
+print(json.dumps([fit.requirements.weights.bytes for fit in fits]))
+"""
+
+
+def test_a_plan_is_made_before_any_weights_are_read(
+    repositories: dict[str, Path], harness: Harness, scripts: PageScripts
+) -> None:
+    scripts.expect(GONE)
+    done = harness.exec(PLAN, ["nano-llama", repositories["nano-llama"].name])
+    plain, laid_out = json.loads(done.stdout)
+    assert plain == laid_out > 200_000
+
+
+def test_the_weights_are_kept_under_their_own_addresses(
+    repositories: dict[str, Path], harness: Harness, scripts: PageScripts
+) -> None:
+    scripts.expect(GONE)
+    folder = repositories["nano-qwen3"].name
+    harness.generate(folder, prompt_ids=PROMPT, max_new_tokens=1, device="webgpu")
+    reply = harness.reply({"kind": "models", "action": "list", "which": None})
+    sources = {source for file in reply["result"]["files"] for source in file["sources"]}
+    parts = ["model_q4.onnx_data", "model_q4.onnx_data_1", "model_q4.onnx_data_2"]
+    assert [any(source.endswith(f"/{folder}/onnx/{part}") for source in sources) for part in parts] == [True] * 3
+
+
+def test_a_dtype_that_is_not_there_is_refused_with_those_that_are(
+    repositories: dict[str, Path], harness: Harness, scripts: PageScripts
+) -> None:
+    scripts.expect(GONE)
+    error = harness.error(repositories["nano-llama"].name, prompt_ids=PROMPT, dtype="q4f16", device="wasm")
+    assert error.type == "ModelFileError"
+    assert error.message.endswith("model_q4f16.onnx does not exist; dtype='q4f16' was asked for, there are q4")
+
+
+@pytest.mark.parametrize("device", ["webgpu", "wasm"])
+def test_a_part_that_is_shorter_than_the_graph_says_is_refused(
+    device: str, site: SiteServer, harness: Harness, scripts: PageScripts, tmp_path: Path
+) -> None:
+    scripts.expect(GONE)
+    folder = lay_out(LLAMA, tmp_path / f"short-{device}")
+    part = folder / "onnx" / "model_q4.onnx_data_1"
+    part.write_bytes(part.read_bytes()[:-100])
+    site.models[folder.name] = folder
+    error = harness.error(folder.name, prompt_ids=PROMPT, device=device)
+    assert error.type == "ModelFileError"
+    assert f"/{folder.name}/onnx/model_q4.onnx_data_1: " in error.message
+    assert "copy the file" in error.message
+
+
+def test_run_takes_a_repository(repositories: dict[str, Path]) -> None:
+    folder = str(repositories["nano-llama"])
+    done = build_py("run", "--prompt-ids", "5,6,7,8,9", "--model", folder, "--dtype", "q4", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["token_ids"][:24] == oracle.greedy(LLAMA, PROMPT, 24)
+    assert result["capture"] == "tape"
+
+
+@pytest.mark.parametrize("device", ["webgpu", "wasm"])
+def test_inputs_may_have_any_names(device: str, variants: Variants, harness: Harness, scripts: PageScripts) -> None:
+    names = {"input_ids": "ids", "attention_mask": "valid", "logits": "scores"}
+
+    def rename(model: ModelProto) -> None:
+        for value in [*model.graph.input, *model.graph.output]:
+            value.name = names.get(value.name, value.name)
+        for node in model.graph.node:
+            for places in (node.input, node.output):
+                for place, name in enumerate(places):
+                    places[place] = names.get(name, name)
+
+    model = variants.graph(f"renamed-{device}", rename)
+    path = variants.place / model / "genai_config.json"
+    tree = json.loads(path.read_text())
+    decoder = tree["model"]["decoder"]
+    decoder["inputs"] |= {"input_ids": "ids", "attention_mask": "valid"}
+    decoder["outputs"]["logits"] = "scores"
+    path.write_text(json.dumps(tree))
+    found = harness.generate(model, prompt_ids=PROMPT, max_new_tokens=12, device=device)
+    assert found["token_ids"] == oracle.greedy(LLAMA, PROMPT, 12)
