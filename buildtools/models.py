@@ -10,7 +10,7 @@ from urllib.parse import quote
 from . import ROOT
 from .errors import CommandError
 
-__all__ = ["BUNDLED", "DTYPES", "check_model", "check_onnx_folder", "graphs_of", "model_url", "mounts"]
+__all__ = ["BUNDLED", "DTYPES", "check_genai", "check_model", "check_onnx_folder", "graphs_of", "model_url", "mounts"]
 
 BUNDLED = ROOT / "models/bundled"
 CONFIG = "genai_config.json"
@@ -19,22 +19,33 @@ DTYPES = ("fp32", "fp16", "q4", "q4f16", "q8", "int8", "uint8", "bnb4")
 """Those of capstan.repository, which cannot be imported before there is an environment."""
 
 
+BUILDERS = "a folder that onnxruntime-genai's model builder wrote"
+
+
+def check_genai(folder: Path, remedy: str = f"give {BUILDERS}") -> Path:
+    """The folder, made absolute, if it can be a model that onnxruntime-genai's builder wrote."""
+    require_folder(folder, remedy)
+    if not (folder / CONFIG).is_file():
+        raise CommandError(f"{folder} has no {CONFIG}: {remedy}")
+    graph_of(folder / CONFIG, remedy)
+    return folder.resolve()
+
+
 def check_model(folder: Path) -> Path:
-    """The folder, made absolute, if it can be a model: one that onnxruntime-genai's builder wrote, or a repository in
-    Transformers.js layout."""
-    remedy = "give a folder that onnxruntime-genai's model builder wrote, or one with config.json and onnx/model*.onnx"
+    """The folder, made absolute, if it can be a model: the builder's, or a repository in Transformers.js layout."""
+    remedy = f"give {BUILDERS}, or one with {REPOSITORY_CONFIG} and onnx/model*.onnx"
+    require_folder(folder, remedy)
+    if (folder / CONFIG).is_file() or not (folder / REPOSITORY_CONFIG).is_file():
+        return check_genai(folder, remedy)
+    if not any(folder.glob("onnx/model*.onnx")):
+        raise CommandError(f"{folder} has {REPOSITORY_CONFIG}, but no onnx/model*.onnx: {remedy}")
+    return folder.resolve()
+
+
+def require_folder(folder: Path, remedy: str) -> None:
     if not folder.is_dir():
         state = "is not a folder" if folder.exists() else "does not exist"
         raise CommandError(f"model folder {folder} {state}: {remedy}")
-    config_file = folder / CONFIG
-    if not config_file.is_file() and (folder / REPOSITORY_CONFIG).is_file():
-        if not any(folder.glob("onnx/model*.onnx")):
-            raise CommandError(f"{folder} has {REPOSITORY_CONFIG}, but no onnx/model*.onnx: {remedy}")
-        return folder.resolve()
-    if not config_file.is_file():
-        raise CommandError(f"{folder} has neither {CONFIG} nor {REPOSITORY_CONFIG}: {remedy}")
-    graph_of(config_file, remedy)
-    return folder.resolve()
 
 
 def graph_of(config_file: Path, remedy: str) -> Path:

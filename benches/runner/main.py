@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from buildtools.errors import CommandError
-from buildtools.models import check_model, mounts
+from buildtools.models import check_genai, mounts
 
 from .arguments import add_run_arguments, check_run_arguments, check_weights
 from .plan import SECTIONS, Step, extent, plan
@@ -240,7 +240,7 @@ def measure(args: argparse.Namespace) -> int:
     check_run_arguments(args)
     if not args.models:
         raise CommandError("no model: name a folder, as models/nano-llama")
-    models = mounts(check_weights(check_model(folder)) for folder in args.models)
+    models = mounts(check_weights(check_genai(folder)) for folder in args.models)
     browser = shutil.which(args.browser)
     if browser is None:
         raise CommandError(f"{args.browser} is not a program: name the browser with --browser")

@@ -15,7 +15,7 @@ from typing import Any
 from .. import ROOT
 from ..environment import run_tool
 from ..errors import CommandError
-from ..models import BUNDLED, check_model, mounts
+from ..models import BUNDLED, check_genai, mounts
 from ..terminal import say
 
 __all__ = ["GROUP", "about", "add_arguments", "check", "run"]
@@ -62,7 +62,7 @@ def check(args: argparse.Namespace) -> None:
         check_pack(args.pack)
     check_run_arguments(args)
     folders = [Path(folder) for folder in args.model] or [NANO, BUNDLED]
-    args.models = mounts(check_weights(check_model(folder)) for folder in folders)
+    args.models = mounts(check_weights(check_genai(folder)) for folder in folders)
 
 
 def check_pack(folder: Path) -> None:

@@ -171,7 +171,7 @@ def test_a_script_that_is_not_text_is_refused(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (None, r"has neither genai_config.json nor config.json: give a folder"),
+        (None, r"has no genai_config.json: give a folder"),
         ('{"model": ', r"genai_config.json is not JSON \(.*line 1 column 11.*\): repair it"),
         ("[]", r"model.decoder.filename is not a string"),
         ('{"model": {"decoder": {"filename": 3}}}', r"model.decoder.filename is not a string"),
