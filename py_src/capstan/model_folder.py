@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from . import graph
 from .config import GenaiConfig, parse_genai_config
 from .errors import OptionError
 from .fallback import fall_back
@@ -46,9 +45,11 @@ async def find_in_repository(host: Host, folder: str, config: bytes, device: str
     generation, chosen = await asyncio.gather(
         host.read_optional(folder, "generation_config.json"), choose_dtype(host, folder, device, dtype)
     )
+    from .graph import parse
+
     filename = onnx_file(chosen)
     onnx = await host.read(folder, filename)
-    derived, in_vain = derived_config(config, generation, graph.parse(onnx, folder + filename), filename, folder)
+    derived, in_vain = derived_config(config, generation, parse(onnx, folder + filename), filename, folder)
     if in_vain:
         what = ", ".join(in_vain)
         fall_back(f"sampling as {folder}generation_config.json says", f"{what} is not implemented", "it is left out")

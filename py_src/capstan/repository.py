@@ -12,12 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .config import DecoderConfig, GenaiConfig, InputNames, OutputNames, Section, parse_object
 from .errors import ConfigError, ModelFileError, OptionError, UnsupportedModelError
-from .graph.onnx_pb2 import ModelProto, NodeProto, ValueInfoProto
-from .graph.wiring import attribute
+
+if TYPE_CHECKING:
+    from .graph.onnx_pb2 import ModelProto, NodeProto, ValueInfoProto
 
 __all__ = ["DTYPES", "ON_CPU", "ON_F16", "ON_F32", "derived_config", "no_graph", "onnx_file", "require_dtype"]
 
@@ -154,7 +155,7 @@ def require_one_decoder(root: Section) -> None:
         )
 
 
-Caches = dict[str, dict[int, ValueInfoProto]]
+Caches: TypeAlias = "dict[str, dict[int, ValueInfoProto]]"
 """Tensors by their name with %d in place of the layer, then by layer."""
 
 LAYERED = re.compile(r"^(?P<front>(?:past|present)\D*)(?P<layer>\d+)(?P<back>\D*)$")
@@ -211,7 +212,7 @@ def decoder_of(root: Section, model: ModelProto, filename: str, inputs: Caches, 
 
 def given(node: NodeProto | None, name: str) -> int | None:
     """An attribute's value, None if there is none."""
-    return (attribute(node, name, 0) or None) if node is not None else None
+    return next((int(item.i) for item in node.attribute if item.name == name), None) if node is not None else None
 
 
 def cache_size(root: Section, keys: tuple[str, ...], cache: ValueInfoProto, place: int, usual: int | None) -> int:
