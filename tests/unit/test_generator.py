@@ -46,8 +46,8 @@ class TestRunningAhead:
     @pytest.mark.parametrize(
         ("run_ahead", "usual", "behind", "wanted"),
         [
-            (None, 16, 4, [1, 4, 11]),
-            (None, 16, 2, [1, 2, 8, 5]),
+            (None, 16, 4, [1, 3, 4, 6]),
+            (None, 16, 2, [1, 2, 3, 4]),
             (None, 2, 4, [1, 2, 2, 2]),
             (None, 16, 0, [1]),
             (None, 1, 4, [1]),

@@ -55,10 +55,10 @@ def test_bursts_grow_to_about_the_wanted_time(step: float) -> None:
     assert last == min(LARGEST, max(1, round(BURST_MS / step)))
 
 
-def test_bursts_grow_by_at_most_four() -> None:
+def test_each_burst_is_at_most_half_as_long_again_as_the_one_before_it() -> None:
     chosen = settled(RunAhead(None, 64), 0.1)
     # The first burst has no interval before it.
-    assert chosen[:5] == [1, 1, 4, 16, 16]
+    assert chosen[:9] == [1, 1, 2, 3, 4, 6, 9, 13, 16]
 
 
 def test_it_starts_where_the_last_one_ended() -> None:
@@ -66,24 +66,24 @@ def test_it_starts_where_the_last_one_ended() -> None:
     settled(last, 1.0)
     assert last.usual == round(BURST_MS / 1.0)
     again = RunAhead(None, 64, last.usual)
-    assert [again.next(), again.next()] == [RESTART, last.usual], "the GPU waits for the first one"
+    assert [again.next() for _ in range(3)] == [RESTART, 4, last.usual], "the GPU waits for the first one"
     assert RunAhead(None, 1, last.usual).next() == 1, "a decoder without bursts has none"
     assert RunAhead(3, 64, last.usual).next() == 3
     again.pause()
-    assert [again.next(), again.next()] == [RESTART, last.usual]
+    assert [again.next() for _ in range(3)] == [RESTART, 4, last.usual]
 
 
 def test_after_a_pause_bursts_grow_as_they_are_submitted() -> None:
     run_ahead = RunAhead(None, 64, 16)
-    assert [run_ahead.next() for _ in range(3)] == [RESTART, 16, 16]
+    assert [run_ahead.next() for _ in range(6)] == [RESTART, 4, 6, 9, 13, 16]
     slow = RunAhead(None, 64, 5)
-    assert [slow.next() for _ in range(3)] == [RESTART, 5, 5]
+    assert [slow.next() for _ in range(4)] == [RESTART, 4, 5, 5]
 
 
 @pytest.mark.parametrize(
     ("fixed", "first", "most", "wanted"),
     [
-        (None, 16, 4, 4),
+        (None, 16, 4, RESTART),
         (None, 16, 2, 2),
         (None, 3, 4, 3),
         (None, 1, 4, 0),
@@ -98,7 +98,7 @@ def test_what_is_behind_the_first_pick(fixed: int | None, first: int, most: int,
 
 def test_the_burst_after_the_one_behind_the_first_is_longer() -> None:
     run_ahead = RunAhead(None, 64, 16)
-    assert [run_ahead.behind_first(4), run_ahead.next()] == [4, 16]
+    assert [run_ahead.behind_first(4), run_ahead.next(), run_ahead.next()] == [RESTART, 4, 6]
 
 
 def test_one_slow_burst_shortens_the_next_at_once() -> None:
@@ -132,4 +132,4 @@ def test_bursts_that_are_readable_together_do_not_divide_by_zero() -> None:
     run_ahead = RunAhead(None, 64)
     run_ahead.observe(Burst((1,), 0.0, 10.0, 0.1, 0.0))
     run_ahead.observe(Burst((1,), 5.0, 10.0, 0.1, 0.0))
-    assert run_ahead.next() == 4
+    assert run_ahead.next() == RESTART
