@@ -29,8 +29,9 @@ SUPPORTED_TYPES = tuple(
 SESSION_OPTIONS = set(
     "log_id log_severity_level log_verbosity_level enable_profiling intra_op_num_threads inter_op_num_threads "  # noqa: SIM905
     "enable_cpu_mem_arena enable_mem_pattern disable_cpu_ep_fallback use_env_allocators graph_optimization_level "
-    "provider_options".split()
+    "provider_options session.qdq_matmulnbits_accuracy_level".split()
 )
+QDQ_ACCURACY = "session.qdq_matmulnbits_accuracy_level"
 LONG_ROPE = "multiRotaryCacheConcatOffset"
 WEBGPU_OPTIONS = {"enableGraphCapture", "validationMode", LONG_ROPE}
 
@@ -83,6 +84,9 @@ class DecoderConfig:
     long_rope_from: int = 0
     """Positions up to which the rotary factors are the short ones, from multiRotaryCacheConcatOffset; 0 if there is no
     such length."""
+    qdq_accuracy: int = 0
+    """The accuracy_level of products by weights with DequantizeLinear: 4 allows activations in int8. The native
+    onnxruntime takes 4 where nothing is said, Capstan what the graph says: floats."""
     unknown_options: tuple[str, ...] = ()
     """JSON paths below `model.decoder` of session options that mean nothing to Capstan."""
 
@@ -215,6 +219,7 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
                 present_value_names=outputs.pattern("present_value_names", OutputNames.present_value_names),
             ),
             long_rope_from=long_rope_from(decoder),
+            qdq_accuracy=qdq_accuracy(decoder.section("session_options", optional=True)),
             unknown_options=unknown_options(decoder.section("session_options", optional=True)),
         ),
         search=MappingProxyType(dict(root.section("search", optional=True).value)),
@@ -278,6 +283,13 @@ def unknown_options(session_options: Section) -> tuple[str, ...]:
     sections = [(session_options, SESSION_OPTIONS)]
     sections += [(options, WEBGPU_OPTIONS) for options in webgpu_options(session_options)]
     return tuple(f"{section.path}.{name}" for section, known in sections for name in section.value if name not in known)
+
+
+def qdq_accuracy(session_options: Section) -> int:
+    value = session_options.value.get(QDQ_ACCURACY, "0")
+    if str(value) not in ("0", "1", "2", "3", "4"):
+        raise session_options.error(QDQ_ACCURACY, "a level from 0 to 4")
+    return int(value)
 
 
 def long_rope_from(decoder: Section) -> int:

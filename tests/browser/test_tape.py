@@ -123,6 +123,8 @@ def test_of_the_bundled_model_all_but_the_embedding_is_ours_and_ids_are_the_orac
         # Zero points of blocks that rows do not fill; q, k and v apart, which are joined at load.
         ("nano-blocks", 9),
         ("nano-apart", 9),
+        # DequantizeLinear and MatMul, rewritten at load, their weights turned on the GPU.
+        ("nano-qdq", 9),
     ],
 )
 def test_of_other_quantizations_every_product_is_ours_and_ids_are_the_oracles(

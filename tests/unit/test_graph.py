@@ -14,6 +14,7 @@ from capstan import graph
 from capstan.config import GenaiConfig, parse_genai_config
 from capstan.errors import ModelFileError
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
+from tests.weight_bytes import bytes_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 FOLDERS = sorted(path.parent for path in FIXTURES.glob("*/model.onnx"))
@@ -52,6 +53,7 @@ def run(
     """All outputs for `ids`, the mask being `mask` long with `valid` ones; caches are of CAPACITY and empty."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # not in int8
     data = graph.serialize(model)
     if not weights:
         files = {
@@ -77,7 +79,7 @@ def weights_of(manifest: list[graph.WeightEntry], name: str) -> dict[str, Any]:
     """The arrays that a manifest names."""
     arrays = {}
     for entry in manifest:
-        data = (FIXTURES / name / entry.location).read_bytes()[entry.offset : entry.end]
+        data = bytes_of(entry, (FIXTURES / name / entry.location).read_bytes())
         arrays[entry.name] = np.frombuffer(data, TYPES[entry.dtype]).reshape(entry.dims)
     return arrays
 
@@ -87,7 +89,7 @@ IDS = [5, 6, 7, 8, 9, 100, 200]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_as_inputs_compute_the_same(name: str) -> None:
-    model, manifest = graph.weights_to_inputs(parsed(name))
+    model, manifest = graph.weights_to_inputs(graph.quantized_products(parsed(name))[0])
     assert not graph.external_entries(model)
     wanted = run(parsed(name), name, IDS, len(IDS), len(IDS))
     got = run(model, name, IDS, len(IDS), len(IDS), **weights_of(manifest, name))
@@ -257,8 +259,9 @@ def test_the_total_length_pass_does_not_repeat_itself() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_all_passes_together_compute_the_same(name: str) -> None:
-    model = graph.total_length_on_gpu(parsed(name))
-    model, _ = graph.last_token_logits(model)
+    model, why = graph.quantized_products(graph.total_length_on_gpu(parsed(name)))
+    assert why == ""
+    model, _ = graph.last_token_logits(graph.joined_products(model))
     model, manifest = graph.weights_to_inputs(model)
     wanted = run(parsed(name), name, IDS, len(IDS), len(IDS))
     got = run(model, name, IDS, len(IDS), CAPACITY, **weights_of(manifest, name))

@@ -5,6 +5,7 @@
     total_length_on_gpu(model)        Shape(attention_mask) -> ReduceSum/ReduceMax, so that the graph can be captured
     last_token_logits(model)          the output projection reads the last position only (for the prefill session)
     lengths_as_inputs(model)          attention's lengths are fed, not summed from the mask (for the prefill session)
+    quantized_products(model, level)  DequantizeLinear and MatMul become MatMulNBits; why some did not
     joined_products(model)            q, k and v of an attention by one MatMulNBits node instead of three
     weights_to_inputs(model, ...)     external initializers become graph inputs; returns the manifest too
     keep_last_logits(model)           num_logits_to_keep becomes the constant 1
@@ -17,8 +18,8 @@
     activations(model)                the intermediate tensors of a run, for an estimate of its scratch memory
 
 A pass returns a new model and leaves its argument alone. The order for a decoder is keep_last_logits, short_rope,
-total_length_on_gpu, joined_products, weights_to_inputs; from there last_token_logits and lengths_as_inputs make the
-prefill graph.
+total_length_on_gpu, quantized_products, joined_products, weights_to_inputs; from there last_token_logits and
+lengths_as_inputs make the prefill graph.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from .last_token import last_token_logits
 from .logits_to_keep import keep_last_logits
 from .long_rope import short_rope
 from .model_file import parse, serialize
+from .quantized_products import quantized_products
 from .scratch import Activations, activations
 from .total_length import total_length_on_gpu
 from .uncomputed import require_computed
@@ -59,6 +61,7 @@ __all__ = [
     "last_token_logits",
     "lengths_as_inputs",
     "parse",
+    "quantized_products",
     "require_computed",
     "serialize",
     "short_rope",

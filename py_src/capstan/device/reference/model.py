@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 
 from ... import graph
-from ...config import GenaiConfig, parse_genai_config
+from ...config import QDQ_ACCURACY, GenaiConfig, parse_genai_config
 from ...errors import BufferMismatchError, ClosedError, ModelFileError, PromptError
 from ...graph import GraphDescription
 from ...graph.logits_to_keep import LOGITS_TO_KEEP
@@ -58,6 +58,7 @@ class ReferenceModel:
         self.about = self.memory.description
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
+        options.add_session_config_entry(QDQ_ACCURACY, str(decoder.qdq_accuracy))
         try:
             self._session: Any = onnxruntime.InferenceSession(
                 str(self.folder / decoder.filename), options, providers=["CPUExecutionProvider"]

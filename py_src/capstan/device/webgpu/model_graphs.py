@@ -44,6 +44,8 @@ class Graphs:
     """Inputs of the prefill graph; None if it sums the mask, which is then read back in every run."""
     unfed: str
     """Why there are no `lengths`; empty if there are."""
+    unpacked: str
+    """Why products by weights with DequantizeLinear are not all MatMulNBits; empty if they are."""
     own: bool
     """Whether everything here is from model.onnx, nothing from the data files."""
 
@@ -86,7 +88,8 @@ async def rewrite(data: bytes, config: GenaiConfig, open_weights: OpenWeights) -
     Raises UncomputedError, UnsupportedModelError.
     """
     parsed, short_rope_to = decoder_graph(graph.parse(data), config, "webgpu")
-    parsed = graph.joined_products(graph.total_length_on_gpu(parsed))
+    parsed, unpacked = graph.quantized_products(graph.total_length_on_gpu(parsed), config.decoder.qdq_accuracy)
+    parsed = graph.joined_products(parsed)
     constants = {}
     for entry in graph.constants_to_inline(parsed):
         file = await open_weights(entry.location)
@@ -112,6 +115,7 @@ async def rewrite(data: bytes, config: GenaiConfig, open_weights: OpenWeights) -
         graph.int4_products(decode),
         lengths,
         "" if lengths else reason,
+        unpacked,
         not constants,
     )
 
@@ -131,4 +135,6 @@ async def model_graphs(
             await notes.write(f"graphs of {folder}", key, graphs.serialize())
     if graphs.lengths is None:
         fall_back("attention lengths known to the host", graphs.unfed, "the mask is read back in every prefill run")
+    if graphs.unpacked:
+        fall_back("products by quantized weights", graphs.unpacked, "weights are brought into floats in every run")
     return graphs
