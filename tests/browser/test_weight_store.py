@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import time
@@ -22,6 +23,7 @@ from tests.browser.model_variants import LLAMA
 from tests.browser.page_scripts import PageScripts
 from tests.browser.weight_server import Faults, WeightServer
 from tests.harness import Harness, exec_request
+from tests.weight_bytes import part_bytes
 
 BOOT_MS = 120_000
 LOAD = """
@@ -220,6 +222,28 @@ def test_a_file_may_begin_with_what_is_not_wanted(origin: Origin) -> None:
     offset, size = (9 << 20) + 5, 12 << 20
     found = origin.run("poured", model=origin.model, offset=offset, size=size)
     assert found == {"done": size, "weight": [(offset + i) % 256 for i in range(32)]}
+
+
+@pytest.mark.parametrize("pours", [True, False])
+def test_parts_of_a_file_are_put_together_and_turned_on_the_gpu(pours: bool, origin: Origin) -> None:
+    """Of each width, signed and not, rows that end within bytes and words, parts that begin anywhere in the file."""
+    turns = [(64, 40, 4, True), (6, 12, 4, False), (5, 16, 4, True), (48, 20, 8, True), (6, 10, 16, False)]
+    turns += [(7, 9, 32, False), (512, 1, 4, True), (3, 17, 8, False)]
+    parts, at = [graph.Part(3, 8)], 21
+    for turn in turns:
+        length = (turn[0] * turn[1] * turn[2] + 7) // 8
+        parts.append(graph.Part(at, length, graph.Turn(*turn)))
+        at += length + 5
+    size, made = at + 100, sum(part.made for part in parts)
+    assert all(part.made % 4 == 0 for part in parts[:-1])
+    fields = [dataclasses.astuple(part) for part in parts]
+    padded = -(-made // 16) * 16
+    told: dict[str, Any] = {"parts": fields, "shard": 700, "size": size, "made": padded, "pours": pours}
+    found = origin.run("turned", model=origin.model, **told)
+    data = bytes(i * 151 >> 3 & 255 for i in range(size))
+    wanted = b"".join(part_bytes(part, data) for part in parts)
+    assert bytes(found["bytes"]) == wanted + bytes(padded - made)
+    assert not found["left"], "buffers for turning are left"
 
 
 def test_a_small_file_that_breaks_off_is_an_error_that_names_it(origin: Origin) -> None:

@@ -185,3 +185,13 @@ def test_the_length_at_which_long_rope_begins_is_read() -> None:
         parse_genai_config(changed(path, options))
     with pytest.raises(ConfigError, match=r"session_options.provider_options: expected an array of objects"):
         parse_genai_config(changed(path, {"provider_options": {"webgpu": {}}}))
+
+
+def test_the_accuracy_of_products_by_quantized_weights_is_read() -> None:
+    path, option = "model.decoder.session_options", "session.qdq_matmulnbits_accuracy_level"
+    for value in (4, "4"):
+        decoder = parse_genai_config(changed(path, {option: value})).decoder
+        assert (decoder.qdq_accuracy, decoder.unknown_options) == (4, ())
+    assert parse_genai_config(json.dumps(GOOD)).decoder.qdq_accuracy == 0
+    with pytest.raises(ConfigError, match=rf"{option}: expected a level from 0 to 4, got"):
+        parse_genai_config(changed(path, {option: "5"}))

@@ -14,7 +14,7 @@ import pytest
 from capstan.config import GenaiConfig, parse_genai_config
 from capstan.device.webgpu import model_graphs as graphs_module
 from capstan.device.webgpu.model_graphs import Graphs, model_graphs, rewrite
-from capstan.fallback import FallbackWarning
+from capstan.fallback import FallbackWarning, fallbacks
 from tests.unit.shelf import Shelf
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -122,3 +122,28 @@ def test_without_notes_it_is_rewritten() -> None:
     data, config = bytes_of("nano-llama"), config_of("nano-llama")
     found = asyncio.run(model_graphs(data, config, no_weights, "http://here/nano/", None))
     assert found.own
+
+
+def test_products_by_quantized_weights_that_stay_are_told_at_each_load() -> None:
+    before = sum(fallbacks().values())
+    shelf = Shelf()
+    model = onnx.load_from_string(bytes_of("nano-qdq"))
+    for node in model.graph.node:
+        if node.op_type == "DequantizeLinear" and "lm_head" in node.name:
+            node.attribute[0].name, node.attribute[1].name = node.attribute[1].name, node.attribute[0].name
+    data, config = model.SerializeToString(), config_of("nano-qdq")
+    with pytest.warns(FallbackWarning, match="products by quantized weights: node /lm_head/"):
+        first = loaded(shelf, data, config)
+    assert loaded(shelf, data, config) == first
+    assert first.unpacked.endswith("(1 such)")
+    assert sum(fallbacks().values()) == before + 2
+    decode = onnx.load_from_string(first.decode)
+    assert [node.name for node in decode.graph.node if node.op_type == "MatMul"] == ["/lm_head/MatMul_matmul_Q4"]
+
+
+def test_the_asked_for_accuracy_reaches_the_products() -> None:
+    config = config_of("nano-qdq")
+    for level in (1, 4):
+        asked = replace(config, decoder=replace(config.decoder, qdq_accuracy=level))
+        graphs = asyncio.run(rewrite(bytes_of("nano-qdq"), asked, no_weights))
+        assert {product.int8 for product in graphs.products} == {level == 4}

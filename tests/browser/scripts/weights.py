@@ -11,8 +11,11 @@ import js
 from pyodide.code import run_js
 
 from capstan import Model, WeightStore, plan
+from capstan._js.storage import make_chunk
 from capstan.device.webgpu.engine import WeightPiece
+from capstan.device.webgpu.weight_lease import pieces
 from capstan.fallback import counted
+from capstan.graph import Part, Turn
 from capstan.weights import manifest as manifests
 from capstan.weights import weight_file
 
@@ -120,6 +123,9 @@ APPEND = """times => {
 APPEND_NO_MORE = "() => { Blob.prototype.text = globalThis.realText; }"
 READ = "(into, at) => { for (let i = 0; i < into.length; i++) into[i] = at + i; return into.length; }"
 
+MIXED = "(into, at) => { for (let i = 0; i < into.length; i++) into[i] = (at + i) * 151 >> 3; return into.length; }"
+MIXED_CHUNK = "(chunk, at, size) => { (%s)(chunk.view(size), at); }" % MIXED  # noqa: UP031
+
 kept: list[Model] = []
 
 
@@ -162,6 +168,33 @@ async def poured(models: Mapping[str, str], *, model: str, offset: int, size: in
     try:
         done = await sink.js.pour(run_js(READ), 0, size, 1 << 20, run_js("() => {}"))
         return {"done": done, "weight": list(await engine.read(buffer, 0, 32))}
+    finally:
+        engine.destroy_buffer(buffer)
+        await opened.aclose()
+
+
+async def turned(
+    models: Mapping[str, str], *, model: str, parts: list[Any], shard: int, size: int, made: int, pours: bool
+) -> dict[str, Any]:
+    """Fill one buffer with parts of a file, and what staging memory is left; `parts` are the fields of Parts."""
+    opened = await Model.load(models[model], device="webgpu")
+    engine = gpu()
+    buffer = engine.create_buffer("turned", made, "user", "test")
+    staged = [entry for entry in engine.ledger() if entry["category"] == "staging"]
+    wanted = [Part(offset, length, Turn(*turn) if turn else None) for offset, length, turn in parts]
+    sink = engine.upload_weights(list(pieces(buffer, wanted)))
+    try:
+        if pours:
+            await sink.js.pour(run_js(MIXED), 0, size, shard, run_js("() => {}"))
+        else:
+            chunk, fill = make_chunk(shard), run_js(MIXED_CHUNK)
+            for start in range(0, size, shard):
+                length = min(shard, size - start)
+                fill(chunk.handle, start, length)
+                await sink.accept(chunk, start, length)
+        await sink.finish()
+        left = [entry for entry in engine.ledger() if entry["category"] == "staging"]
+        return {"bytes": list(await engine.read(buffer, 0, made)), "left": left != staged}
     finally:
         engine.destroy_buffer(buffer)
         await opened.aclose()

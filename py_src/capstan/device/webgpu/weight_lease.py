@@ -10,7 +10,7 @@ from ...weights.shared import Lease, SharedWeights, Span
 from ...weights.weight_file import WeightFile
 from .engine import GpuBuffers, WeightPiece
 
-__all__ = ["lease"]
+__all__ = ["lease", "pieces"]
 
 
 async def lease(
