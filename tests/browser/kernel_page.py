@@ -59,12 +59,15 @@ class KernelPage:
         read: int = -1,
         half: bool = False,
         lanes: int = 0,
+        emulated: bool = False,
     ) -> bytes:
-        """Buffer `read` after the kernel ran; with `half` the kernel for float16, float32 in place of it."""
+        """Buffer `read` after the kernel ran; with `half` the kernel for float16, float32 in place of it. Subgroups are
+        the adapter's, or `emulated` in workgroup memory."""
         floats = [name for name in constants if name == "EPSILON"]
         request: dict[str, Any] = {
             "kernel": {"shader": shader, "constants": dict(constants), "floats": floats, "half": half, "lanes": lanes},
             "widened": half,
+            "emulated": emulated and lanes > 0,
             "buffers": [base64.b64encode(data).decode() for data in buffers],
             "workgroups": list(workgroups),
             "read": read % len(buffers),

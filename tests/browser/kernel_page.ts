@@ -1,12 +1,14 @@
 // Runs one fused kernel on buffers of its own, inside error scopes, for tests/browser/kernel_page.py.
 
 import { FusedPipelines, kernelCode, type FusedPipeline, type KernelText } from "../../web/src/gpu/kernels";
-import { declaredBindings } from "../../web/src/gpu/wgsl";
+import { pipelineOf, withoutSubgroups } from "./subgroups";
 
 interface KernelRun {
   kernel: KernelText;
   /** Whether float32 stands in for float16 in what the kernel computes; what it unpacks from words stays float16. */
   widened: boolean;
+  /** Whether subgroups of the kernel's size are made of workgroup memory. */
+  emulated: boolean;
   /** What the bindings hold at first, base64; sizes are multiples of 4. */
   buffers: string[];
   workgroups: [number, number, number];
@@ -108,20 +110,17 @@ function widenedCode(kernel: KernelText): string {
     .replace(/\b([\d.]+)h\b/g, "$1");
 }
 
-async function widenedPipeline(device: GPUDevice, kernel: KernelText): Promise<FusedPipeline> {
-  const code = widenedCode(kernel);
-  const names = declaredBindings(code).map(({ name }) => name);
-  const module = device.createShaderModule({ code });
-  const { messages } = await module.getCompilationInfo();
-  const said = messages.filter(({ type }) => type === "error").map(({ lineNum, message }) => `${lineNum}: ${message}`);
-  if (said.length > 0) throw new Error(`the kernel as widened does not compile: ${said.join("; ")}`);
-  const pipeline = await device.createComputePipelineAsync({ layout: "auto", compute: { module, entryPoint: "main" } });
-  return { pipeline, layout: pipeline.getBindGroupLayout(0), names };
+/** The pipeline of a kernel as the run asks for it. */
+function pipelineFor({ device, pipelines }: Opened, { kernel, widened, emulated }: KernelRun): Promise<FusedPipeline> {
+  if (!widened && !emulated) return pipelines.get(kernel);
+  const code = widened ? widenedCode(kernel) : kernelCode(kernel);
+  return pipelineOf(device, emulated ? withoutSubgroups(kernel.shader, code) : code);
 }
 
 /** The contents of buffer `read` after the kernel ran, base64. */
 async function runKernel(run: KernelRun): Promise<string> {
-  const { device, pipelines } = await (opened ??= open());
+  const page = await (opened ??= open());
+  const { device } = page;
   for (const scope of ["validation", "out-of-memory", "internal"] as const) device.pushErrorScope(scope);
   const errors: string[] = [];
   const made: GPUBuffer[] = [];
@@ -131,7 +130,7 @@ async function runKernel(run: KernelRun): Promise<string> {
   };
   let contents = "";
   try {
-    const { pipeline, layout } = await (run.widened ? widenedPipeline(device, run.kernel) : pipelines.get(run.kernel));
+    const { pipeline, layout } = await pipelineFor(page, run);
     const buffers = run.buffers.map((text) => {
       const bytes = decode(text);
       const filled = buffer(bytes.length, GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST);

@@ -1,7 +1,8 @@
 // Runs fused kernels on buffers of its own for the tests of the kernels, inside error scopes.
 
 import { requestAdapter } from "../../web/src/gpu/adapter";
-import { FusedPipelines, type KernelText } from "../../web/src/gpu/kernels";
+import { FusedPipelines, kernelCode, type KernelText } from "../../web/src/gpu/kernels";
+import { pipelineOf, withoutSubgroups } from "./subgroups";
 
 interface KernelRun {
   /** What the buffers hold at first, base64; sizes are multiples of 4. */
@@ -10,6 +11,8 @@ interface KernelRun {
   dispatches: { kernel: KernelText; buffers: number[]; workgroups: [number, number, number] }[];
   /** Indices of the buffers to bring back. */
   wanted: number[];
+  /** Whether subgroups of the kernels' size are made of workgroup memory. */
+  emulated: boolean;
 }
 
 interface Opened {
@@ -28,10 +31,10 @@ async function open(): Promise<Opened> {
   const adapter = await requestAdapter();
   if (!adapter) throw new Error("this browser offers no WebGPU adapter");
   const features = (["shader-f16", "subgroups"] as const).filter((name) => adapter.features.has(name));
-  const { maxStorageBuffersPerShaderStage } = adapter.limits;
+  const { maxComputeWorkgroupStorageSize, maxStorageBuffersPerShaderStage } = adapter.limits;
   const device = await adapter.requestDevice({
     requiredFeatures: features,
-    requiredLimits: { maxStorageBuffersPerShaderStage },
+    requiredLimits: { maxComputeWorkgroupStorageSize, maxStorageBuffersPerShaderStage },
   });
   const { subgroupMinSize, subgroupMaxSize } = adapter.info;
   const lanes = features.includes("subgroups") && subgroupMinSize === subgroupMaxSize ? subgroupMinSize : 0;
@@ -60,7 +63,13 @@ async function runKernels(run: KernelRun): Promise<string[]> {
       device.queue.writeBuffer(buffer, 0, bytes);
       return buffer;
     });
-    const compiled = await Promise.all(run.dispatches.map(({ kernel }) => pipelines.get(kernel)));
+    const compiled = await Promise.all(
+      run.dispatches.map(({ kernel }) =>
+        run.emulated && kernelCode(kernel).includes("subgroup")
+          ? pipelineOf(device, withoutSubgroups(kernel.shader, kernelCode(kernel)))
+          : pipelines.get(kernel),
+      ),
+    );
     const encoder = device.createCommandEncoder();
     const pass = encoder.beginComputePass();
     run.dispatches.forEach((dispatch, i) => {

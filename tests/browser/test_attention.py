@@ -123,10 +123,10 @@ class KernelPage:
         self.lanes: int = offers["lanes"]
 
     def run(
-        self, buffers: Sequence[bytes], dispatches: Sequence[dict[str, Any]], wanted: Sequence[int]
+        self, buffers: Sequence[bytes], dispatches: Sequence[dict[str, Any]], wanted: Sequence[int], emulated: bool
     ) -> list[bytearray]:
         encoded = [base64.b64encode(data).decode() for data in buffers]
-        request = {"buffers": encoded, "dispatches": dispatches, "wanted": wanted}
+        request = {"buffers": encoded, "dispatches": dispatches, "wanted": wanted, "emulated": emulated}
         return [bytearray(base64.b64decode(text)) for text in self.page.evaluate("run => runKernels(run)", request)]
 
 
@@ -176,7 +176,8 @@ class Run:
 def attend(
     kernels: KernelPage, step: Step, plans: Plans, length: int, lanes: int = 0, dispatched: int | None = None
 ) -> Run:
-    """Run both kernels with the workgroups of `dispatched` positions; partials and result are NaN before."""
+    """Run both kernels with the workgroups of `dispatched` positions; partials and result are NaN before. Subgroups of
+    another size than the adapter's are emulated."""
     shape = step.shape
     attention, join, partial_bytes = plans
     state = np.array([length, 0, 0, 0], dtype=np.uint32)
@@ -189,7 +190,8 @@ def attend(
         dispatch(attention, shape, lanes, bound, workgroups(attention, dispatched or length)),
         dispatch(join, shape, lanes, [6, 1, 7], workgroups(join, dispatched or length)),
     ]
-    got = kernels.run([buffer.tobytes() for buffer in buffers], dispatches, [7, 4, 5])
+    emulated = lanes not in (0, kernels.lanes)
+    got = kernels.run([buffer.tobytes() for buffer in buffers], dispatches, [7, 4, 5], emulated)
     cached = (shape.kv_heads, shape.capacity, shape.head)
     read = [np.frombuffer(data, dtype=shape.dtype) for data in got]
     return Run(read[0].reshape(shape.heads, shape.head), read[1].reshape(cached), read[2].reshape(cached))
@@ -288,6 +290,14 @@ def test_subgroups_give_the_same(
     sizes["WARPS"] = workgroup // kernels.lanes
     lengths = (1, 2, block, block + 1, 2 * block, 2 * block + 1, 200, 1000)
     planned(kernels, shape, lengths, kernels.lanes, **sizes, ALONE=tile % 2 + 1, MAX_SPLITS=4)
+
+
+@pytest.mark.parametrize(("lanes", "head"), [(8, 32), (16, 64), (32, 64), (64, 128)])
+def test_subgroups_of_other_sizes_as_planned(kernels: KernelPage, lanes: int, head: int) -> None:
+    """A team of all or half of a subgroup's lanes, in workgroups of 256 threads with 16 KiB, which every adapter has."""
+    shape = Shape(6, 2, head, capacity=703, epsilon=0.5)
+    assert plan_attention(shape, lanes)[0].constants["SHUFFLED"]
+    planned(kernels, shape, (1, 129, 700), lanes)
 
 
 def test_subgroups_as_planned(kernels: KernelPage) -> None:

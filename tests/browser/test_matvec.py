@@ -108,7 +108,8 @@ def check(page: KernelPage, case: Case, tuning: MatvecTuning, half: bool = False
         **tuning.constants(),
     }
     problem, workgroups = Problem(case), (tuning.workgroups, 1, 1)
-    found = page.run("matvec_q4", constants, problem.buffers(half), workgroups, half=half, lanes=tuning.lanes)
+    subgroups: dict[str, Any] = {"lanes": tuning.lanes, "emulated": tuning.lanes > 4}
+    found = page.run("matvec_q4", constants, problem.buffers(half), workgroups, half=half, **subgroups)
     got = results(found, case.n)
     wanted, size = problem.expected()
     errors = np.abs(got - wanted) / size
@@ -137,6 +138,14 @@ REAL = [
 @pytest.mark.parametrize("case", REAL, ids=str)
 def test_the_shapes_of_models_as_they_are_tuned(kernel_page: KernelPage, case: Case) -> None:
     check(kernel_page, case, tune_matvec(case.k, case.n, case.gated, False, WorkgroupLimits(software=True)))
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
+@pytest.mark.parametrize("lanes", [4, 8, 16, 32, 64])
+def test_the_tunings_for_every_subgroup_size(kernel_page: KernelPage, lanes: int, half: bool) -> None:
+    """In workgroups of 256 threads with 16 KiB, which every adapter has."""
+    for case in (Case(576, 96, norm=True), Case(896, 150, norm=True, gated=True), Case(3072, 67, residual=True)):
+        check(kernel_page, case, tune_matvec(case.k, case.n, case.gated, half, WorkgroupLimits(lanes)), half)
 
 
 FUSED = [
