@@ -294,7 +294,7 @@ def test_subgroups_give_the_same(
 
 @pytest.mark.parametrize(("lanes", "head"), [(8, 32), (16, 64), (32, 64), (64, 128)])
 def test_subgroups_of_other_sizes_as_planned(kernels: KernelPage, lanes: int, head: int) -> None:
-    """A team of all or half of a subgroup's lanes, in workgroups of 256 threads with 16 KiB, which every adapter has."""
+    """Teams of all or half of a subgroup, in workgroups of 256 threads with 16 KiB, which every adapter has."""
     shape = Shape(6, 2, head, capacity=703, epsilon=0.5)
     assert plan_attention(shape, lanes)[0].constants["SHUFFLED"]
     planned(kernels, shape, (1, 129, 700), lanes)
