@@ -40,6 +40,8 @@ class Shape:
     element: str = "f32"
     epsilon: float | None = None
     """Of the norms of q and k; None without."""
+    window: int = 0
+    softcap: float = 0.0
 
     @property
     def scale(self) -> float:
@@ -84,11 +86,17 @@ class Step:
         )
 
     def caches(self, length: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """The caches before the step: what lies at the new position and past it is NaN, which nothing may read."""
+        """The caches before the step: what lies before the window, at the new position and past it is NaN, which
+        nothing may read."""
         keys, values = self.keys.copy(), self.values.copy()
-        keys[:, length - 1 :] = np.nan
-        values[:, length - 1 :] = np.nan
+        for cache in (keys, values):
+            cache[:, : self.first(length)] = np.nan
+            cache[:, length - 1 :] = np.nan
         return keys, values
+
+    def first(self, length: int) -> int:
+        """The first position in sight."""
+        return max(0, length - self.shape.window) if self.shape.window else 0
 
     def expected(self, length: int) -> tuple[Array, Array, Array]:
         """The result, and the new rows of the key and the value cache."""
@@ -103,11 +111,13 @@ class Step:
         rotated = np.concatenate([low * cos - high * sin, low * sin + high * cos], axis=1)
         new_keys = rotated[shape.heads : shape.heads + shape.kv_heads]
         new_values = qkv[shape.heads + shape.kv_heads :]
-        keys = self.keys[:, :length].astype(np.float64)
-        values = self.values[:, :length].astype(np.float64)
+        keys = self.keys[:, self.first(length) : length].astype(np.float64)
+        values = self.values[:, self.first(length) : length].astype(np.float64)
         keys[:, -1], values[:, -1] = new_keys, new_values
         queries = rotated[: shape.heads].reshape(shape.kv_heads, -1, shape.head)
         scores = queries @ keys.transpose(0, 2, 1) * shape.scale
+        if shape.softcap:
+            scores = shape.softcap * np.tanh(scores / shape.softcap)
         weights = np.exp(scores - scores.max(axis=2, keepdims=True))
         result = weights / weights.sum(axis=2, keepdims=True) @ values
         return result.reshape(shape.heads, shape.head), new_keys, new_values
@@ -230,7 +240,7 @@ def replaced(plans: Plans, **constants: int) -> Plans:
     heads, kv_heads, head = (int(chosen[name]) for name in ("HEADS", "KV_HEADS", "HEAD"))
 
     def splits(length: int) -> int:
-        blocks = -(-length // block)
+        blocks = -(-min(length, int(chosen["WINDOW"])) // block)
         return 1 if blocks <= alone else min(blocks, most)
 
     tiles = -(-(heads // kv_heads) // tile)
@@ -254,6 +264,37 @@ def test_results_and_caches(kernels: KernelPage, heads: int, kv_heads: int, head
 def test_norms_of_q_and_k(kernels: KernelPage, heads: int, kv_heads: int, head: int) -> None:
     for lanes in {0, kernels.lanes}:
         planned(kernels, Shape(heads, kv_heads, head, capacity=303, epsilon=0.5), (1, 65, 300), lanes)
+
+
+WINDOWS = (1, 2, 63, 64, 65, 100, 300)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("epsilon", [None, 0.5], ids=["plain", "norms"])
+def test_what_lies_before_the_window_is_not_read(kernels: KernelPage, window: int, epsilon: float | None) -> None:
+    for lanes in {0, kernels.lanes}:
+        shape = Shape(4, 2, 16, capacity=703, epsilon=epsilon, window=window)
+        lengths = {1, window - 1, window, window + 1, 2 * window + 5, 703} - {0}
+        planned(kernels, shape, sorted(lengths), lanes)
+        planned(kernels, shape, (window + 1, 703), lanes, ALONE=1, MAX_SPLITS=4)
+
+
+def test_a_window_has_the_workgroups_of_a_sequence_as_long(kernels: KernelPage) -> None:
+    for lanes in {0, kernels.lanes}:
+        shape = Shape(4, 2, 16, capacity=5003)
+        whole, windowed = (plan_attention(replace(shape, window=window), lanes) for window in (0, 300))
+        for plan, like in zip(windowed[:2], whole[:2], strict=True):
+            assert [workgroups(plan, length) for length in (299, 300, 301, 5003)] == [
+                workgroups(like, length) for length in (299, 300, 300, 300)
+            ]
+
+
+@pytest.mark.parametrize("softcap", [0.5, 5.0, 50.0])
+def test_soft_caps(kernels: KernelPage, softcap: float) -> None:
+    for lanes in {0, kernels.lanes}:
+        for window in (0, 70):
+            shape = Shape(4, 2, 16, capacity=703, softcap=softcap, window=window)
+            planned(kernels, shape, (1, 65, 700), lanes)
 
 
 def test_norms_where_a_split_takes_several_blocks(kernels: KernelPage) -> None:
@@ -315,6 +356,7 @@ def test_float16(kernels: KernelPage) -> None:
         for shape in (Shape(8, 2, 64), Shape(7, 1, 64), Shape(6, 2, 128), Shape(2, 2, 80)):
             for epsilon in (None, 1e-6):
                 planned(kernels, replace(shape, element="f16", epsilon=epsilon), LENGTHS, lanes)
+            planned(kernels, replace(shape, element="f16", window=100, softcap=5.0), LENGTHS, lanes)
 
 
 def test_workgroups_for_a_longer_sequence_do_nothing(kernels: KernelPage) -> None:

@@ -168,7 +168,7 @@ def look_back(model: ModelProto, *sizes: int) -> None:
 def test_the_shortest_window_of_attention_is_found(sizes: tuple[int, int], window: int) -> None:
     model, decoder = load("nano-llama")
     look_back(model, *sizes)
-    assert graph.describe(model, decoder).attention_window == window
+    assert graph.attention_window(model) == window
 
 
 def test_runs_that_outgrow_the_window_of_attention_cannot_be_captured() -> None:

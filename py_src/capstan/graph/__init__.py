@@ -13,7 +13,7 @@
     require_computed(model, device)   UncomputedError for what the kernels of onnxruntime-web leave out or refuse
     describe(model, decoder)          what a session over this graph needs, as a frozen dataclass
     uncapturable(model)               the nodes that onnxruntime-web cannot capture, and why
-    attention_window(model)           positions that attention looks back, which a captured run leaves out
+    left_out(model)                   what a captured run leaves out of attention; attention_window(model): the least
     int4_products(model)              the MatMulNBits nodes by their weights
     activations(model)                the intermediate tensors of a run, for an estimate of its scratch memory
 
@@ -24,7 +24,7 @@ lengths_as_inputs make the prefill graph.
 
 from __future__ import annotations
 
-from .capture import Uncapturable, attention_window, uncapturable
+from .capture import LeftOut, Uncapturable, attention_window, left_out, uncapturable
 from .description import CachePair, GraphDescription, TensorInfo, describe
 from .fed_lengths import FedLengths, lengths_as_inputs
 from .int4_products import Int4Product, int4_products
@@ -45,6 +45,7 @@ __all__ = [
     "FedLengths",
     "GraphDescription",
     "Int4Product",
+    "LeftOut",
     "Part",
     "TensorInfo",
     "Turn",
@@ -59,6 +60,7 @@ __all__ = [
     "joined_products",
     "keep_last_logits",
     "last_token_logits",
+    "left_out",
     "lengths_as_inputs",
     "parse",
     "quantized_products",

@@ -8,14 +8,16 @@ of the step's own tensors are constant (one token, a mask of max_length) and may
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .onnx_pb2 import ModelProto, NodeProto
 from .total_length import SEQLENS_K, TOTAL_LENGTH, ancestry
 from .wiring import Wiring, attribute
 
-__all__ = ["Uncapturable", "attention_window", "uncapturable"]
+__all__ = ["LeftOut", "Uncapturable", "attention_window", "left_out", "uncapturable"]
 
+PAST_KEY = 3
+"""Input of GroupQueryAttention."""
 CONTROL_FLOW = {"If", "Loop", "Scan", "SequenceMap"}
 
 # Operators with a kernel in onnxruntime-web 1.30.0's WebGPU provider, com.microsoft's included.
@@ -74,14 +76,50 @@ def uncapturable(model: ModelProto, mask: str = "attention_mask") -> list[Uncapt
     return found
 
 
-def attention_window(model: ModelProto) -> int:
-    """Positions, the new one included, that the shortest-sighted attention of the graph looks back; 0 if each sees all.
+@dataclass(frozen=True)
+class LeftOut:
+    """What one attention asks for that onnxruntime-web leaves out of a captured run without a word.
 
-    onnxruntime-web asks for the window on the host, by the total length. In a captured step that is a number on the
-    GPU, and the window is left out without a word.
+    It compares a window with the total length as the host has it. In a captured step that is a number on the GPU, and
+    the attention is over all positions. It has no soft caps at all.
     """
-    attentions = (node for node in model.graph.node if node.op_type == "GroupQueryAttention")
-    return min((size for node in attentions if (size := attribute(node, "local_window_size", -1)) > 0), default=0)
+
+    key: str
+    """The name of the input that reads its cache of keys."""
+    window: int = 0
+    """Positions in sight, the new one included; 0 if all are."""
+    softcap: float = 0.0
+    """0 if scores have no cap."""
+
+    def __str__(self) -> str:
+        asked = [f"looks back {self.window} positions"] if self.window else []
+        asked += [f"has a soft cap of {self.softcap:g}"] if self.softcap else []
+        what = " and ".join(asked)
+        return f"attention over {self.key} {what}, which onnxruntime-web leaves out of a captured run"
+
+    def within(self, capacity: int) -> LeftOut | None:
+        """The same of sequences of up to `capacity` positions, which may not outgrow the window; None if nothing is
+        left out then."""
+        window = self.window if self.window < capacity else 0
+        return replace(self, window=window) if window or self.softcap else None
+
+
+def left_out(model: ModelProto) -> list[LeftOut]:
+    """The attentions that a captured run does not compute as they are, in graph order."""
+    found = []
+    for node in model.graph.node:
+        if node.op_type == "GroupQueryAttention":
+            window = max(attribute(node, "local_window_size", -1), 0)
+            softcap = next((item.f for item in node.attribute if item.name == "softcap"), 0.0)
+            if window or softcap:
+                found.append(LeftOut(node.input[PAST_KEY], window, softcap))
+    return found
+
+
+def attention_window(model: ModelProto) -> int:
+    """Positions, the new one included, that the shortest-sighted attention of the graph looks back; 0 if each sees
+    all."""
+    return min((found.window for found in left_out(model) if found.window), default=0)
 
 
 def feeds_attention(wiring: Wiring, shape: NodeProto) -> bool:

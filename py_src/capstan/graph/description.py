@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import UnsupportedModelError
-from .capture import Uncapturable, attention_window, uncapturable
+from .capture import LeftOut, Uncapturable, left_out, uncapturable
 from .model_file import require_decoder
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 from .weights import DTYPES
@@ -60,8 +60,8 @@ class GraphDescription:
     position_ids: str | None
     needs_f16: bool
     uncapturable: tuple[Uncapturable, ...]
-    attention_window: int
-    """Positions that attention looks back; 0 if it sees all."""
+    left_out: tuple[LeftOut, ...]
+    """What a captured run leaves out of attention."""
     max_positions: int = 0
     """Positions of the longest sequence, where that is less than the model's context length; else 0."""
 
@@ -77,16 +77,21 @@ class GraphDescription:
         """Positions of the longest sequence, of `context_length` that the configuration says."""
         return min(context_length, self.max_positions or context_length)
 
-    def obstacle(self, capacity: int) -> str | None:
-        """What keeps runs over sequences of up to `capacity` positions from being captured."""
+    def left_out_within(self, capacity: int) -> list[LeftOut]:
+        """What a captured run over up to `capacity` positions leaves out of attention."""
+        return [within for found in self.left_out if (within := found.within(capacity))]
+
+    def obstacle(self, capacity: int, *, put_back: bool = False) -> str | None:
+        """What keeps runs over sequences of up to `capacity` positions from being captured; with `put_back` kernels of
+        ours are to compute what onnxruntime-web leaves out."""
         if self.uncapturable:
             return str(self.uncapturable[0])
-        if 0 < self.attention_window < capacity:
-            return (
-                f"attention looks back {self.attention_window} positions, which onnxruntime-web leaves out of a "
-                f"captured run, and max_length is {capacity}; ask for at most {self.attention_window}"
-            )
-        return None
+        found = [] if put_back else self.left_out_within(capacity)
+        if not found:
+            return None
+        shortest = min(each.window for each in found)
+        remedy = "" if any(each.softcap for each in found) else f", and max_length is {capacity}; ask for at most {shortest}"
+        return f"{found[0]}{remedy}"
 
 
 def describe(
@@ -168,7 +173,7 @@ def describe(
         position_ids=names.position_ids if names.position_ids in found else None,
         needs_f16=needs_f16(graph),
         uncapturable=tuple(uncapturable(model, mask.name)),
-        attention_window=attention_window(model),
+        left_out=tuple(left_out(model)),
         max_positions=min(filter(None, (short_rope_to, decoder.long_rope_from)), default=0),
     )
 

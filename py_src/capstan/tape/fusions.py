@@ -5,9 +5,13 @@ The operations themselves are in `ops`; here they are only asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 
+from ..errors import TapeError
+from ..graph import LeftOut
 from .ops import RULES
+from .ops.attention import Attention, put_back
 from .ort_kernels import read_step
 from .placement import MisplacedError, Placement, place_values
 from .recording import Command, Recording
@@ -37,11 +41,13 @@ def fuse_step(
     lasting: Collection[int],
     passes: Collection[str],
     left: Collection[int] = (),
+    left_out: Mapping[int, LeftOut] = MappingProxyType({}),
 ) -> Placement:
     """The step with the given passes applied, its values in buffers. `lasting` are buffers whose contents outlive it.
-    Operations whose index is in `left` stay as they were recorded.
+    Operations whose index is in `left` stay as they were recorded. `left_out` is what the recorded kernels do not
+    compute of the attention over these caches of keys, and ours do.
 
-    Raises TapeError if nothing of ours fits where its values are.
+    Raises TapeError if nothing of ours fits where its values are, or if not all of `left_out` is computed.
     """
 
     def read(kept: Collection[int]) -> StepGraph:
@@ -50,9 +56,14 @@ def fuse_step(
             for name, fold in rules.folds.items():
                 if name in passes:
                     graph = fold(graph, met)
-        return graph
+        return put_back(graph, left_out)
 
-    return fitted(read, dead="dead" in passes)
+    placement = fitted(read, dead="dead" in passes)
+    ours = {node.what.key for node in placement.nodes if isinstance(node.what, Attention)}
+    missing = [what for cache, what in left_out.items() if cache not in ours]
+    if missing:
+        raise TapeError(f"{missing[0]}, and no kernel of ours computes it")
+    return placement
 
 
 def fitted(read: Callable[[Collection[int]], StepGraph], *, dead: bool) -> Placement:

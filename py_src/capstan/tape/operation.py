@@ -83,6 +83,11 @@ class Operation(Protocol):
         """How many numbers are added for an element of its result."""
         return 1
 
+    @property
+    def as_recorded(self) -> Operation:
+        """What the recorded kernels compute that it replaces: the same, but for what they leave out."""
+        return self
+
     def written_bytes(self, index: int) -> int:
         """Bytes of the value that it writes as its `index`-th."""
 

@@ -2,17 +2,18 @@
 //
 // As onnxruntime's GroupQueryAttention with packed qkv and halves rotated: q and k are normalised if NORMED (each head by
 // its root mean square with EPSILON, times gamma, not rounded), then rotated at position
-// state[0] - 1, k (rounded to `element`) and v go into the caches there, and the softmax runs over positions 0 to that
-// one. All sums are f32. state[0] counts the new token.
-// Positions come in blocks of BLOCK; split s takes blocks s, s + splits, s + 2 * splits, ... One split alone writes y;
+// state[0] - 1, k (rounded to `element`) and v go into the caches there, and the softmax runs over the last WINDOW
+// positions up to that one. If SOFTCAPPED, a score x becomes SOFTCAP * tanh(x / SOFTCAP). All sums are f32. state[0]
+// counts the new token.
+// The positions in sight come in blocks of BLOCK; split s takes blocks s, s + splits, s + 2 * splits, ... One split alone writes y;
 // several write partials, which attention_join makes y of. Workgroups beyond the last split do nothing.
 // Workgroups: (splits or more, KV_HEADS * TILES); one takes TILE of the query heads of one key/value head.
 //
 // Bindings: 0 qkv [(HEADS + 2 * KV_HEADS) * HEAD], 1 state, 2 and 3 cos and sin [*, HEAD / 2], 4 and 5 keys and values
 // [KV_HEADS, CAPACITY, HEAD] (read, and written at the new position), 6 partials, 7 y [HEADS * HEAD]; if NORMED, 8 and 9
 // the gammas of q and k [HEAD], which makes ten storage buffers.
-// Constants: HEADS, KV_HEADS, HEAD (chunks of 16 bytes, an even number of them), CAPACITY, SCALE, WORKGROUP, BLOCK, ALONE
-// and MAX_SPLITS (up to ALONE blocks are one split, more are one each up to MAX_SPLITS), TILE.
+// Constants: HEADS, KV_HEADS, HEAD (chunks of 16 bytes, an even number of them), CAPACITY, WINDOW (CAPACITY if all
+// positions are in sight), SCALE, WORKGROUP, BLOCK, ALONE and MAX_SPLITS (up to ALONE blocks are one split, more are one each up to MAX_SPLITS), TILE.
 // SHUFFLED: a team of TEAM lanes (a power of two up to LANES, at least the chunks of a head) shares a position and takes
 // BATCH positions (a power of two up to TEAM) at once; BLOCK = WORKGROUP / TEAM * BATCH, WARPS = WORKGROUP / LANES,
 // HALVINGS = log2(BATCH), FOLDS = log2(TEAM / BATCH), HALF_SCORES = BATCH * TILE / 2. Else everything goes through
@@ -93,6 +94,26 @@ const QUADS = HEAD / 4u;
 const VALUES = HEADS * MAX_SPLITS; // where the values of the partials begin
 const LOG2_E = 1.4426950408889634;
 const LEAST = -1e38; // below every score
+// What a query is multiplied by, so that `capped` makes scores for exp2 of its products with the keys.
+#if SOFTCAPPED
+const STRENGTH = SCALE / SOFTCAP;
+#else
+const STRENGTH = SCALE * LOG2_E;
+#endif
+
+fn capped(x: f32) -> f32 {
+#if SOFTCAPPED
+  // Past 10 tanh is 1 in f32, and may be computed as one infinity over another.
+  return SOFTCAP * LOG2_E * tanh(clamp(x, -10.0, 10.0));
+#else
+  return x;
+#endif
+}
+
+// The positions before those in sight.
+fn hidden(total: u32) -> u32 {
+  return total - min(total, WINDOW);
+}
 
 fn count_splits(length: u32) -> u32 {
   let blocks = (length + BLOCK - 1u) / BLOCK;
@@ -156,14 +177,14 @@ struct Request {
 }
 
 // The chunks of a team's positions: `first` and every TEAMS-th from there. `cache` is where its kv head's chunk begins.
-// Positions past the capacity give any other's.
-fn request(cache: u32, first: u32) -> Request {
+// Positions past `last` give any other's.
+fn request(cache: u32, first: u32, last: u32) -> Request {
   var wanted: Request;
 #repeat j BATCH
-  wanted.keys[j] = key_cache[cache + min(first + j * TEAMS, CAPACITY - 1u) * CHUNKS];
+  wanted.keys[j] = key_cache[cache + min(first + j * TEAMS, last) * CHUNKS];
 #end
 #repeat j BATCH
-  wanted.values[j] = value_cache[cache + min(first + j * TEAMS, CAPACITY - 1u) * CHUNKS];
+  wanted.values[j] = value_cache[cache + min(first + j * TEAMS, last) * CHUNKS];
 #end
   return wanted;
 }
@@ -188,17 +209,20 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let warp = thread / LANES;
   let member = lane % TEAM;
   let chunk = min(member, CHUNKS - 1u);
-  let cache = kv_head * CAPACITY * CHUNKS + chunk;
   let first = warp * TEAMS * BATCH + lane / TEAM; // the team's first position in a block
 
-  let length = state[0];
+  // Positions are counted from the first one in sight on.
+  let total = state[0];
+  let before = hidden(total);
+  let length = total - before;
+  let cache = (kv_head * CAPACITY + before) * CHUNKS + chunk;
   let splits = count_splits(length);
   if (split >= splits) {
     return;
   }
-  var wanted = request(cache, split * BLOCK + first);
   let position = length - 1u;
-  let turn = rotation(chunk, position);
+  var wanted = request(cache, split * BLOCK + first, position);
+  let turn = rotation(chunk, total - 1u);
   let keys_at = (HEADS + kv_head) * CHUNKS;
   let values_at = keys_at + KV_HEADS * CHUNKS;
   let other = partner(chunk);
@@ -215,7 +239,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     value_cache[cache + position * CHUNKS] = new_value;
   }
   var query = array<Values, TILE>();
-  let strength = select(0.0, SCALE * LOG2_E, member < CHUNKS);
+  let strength = select(0.0, STRENGTH, member < CHUNKS);
   let query_turn = q_rotation(chunk, turn);
 #repeat h TILE
   let at = (kv_head * GROUP + min(tile * TILE + h, GROUP - 1u)) * CHUNKS;
@@ -264,7 +288,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 #end
     let counted = start + (member / OWNERS) * TEAMS < length;
 #repeat h TILE
-    let score = select(LEAST, scores[h], counted);
+    let score = select(LEAST, capped(scores[h]), counted);
     let most = max(largest[h], subgroupMax(score));
     let weight = select(0.0, exp2(score - most), counted);
     let shrink = exp2(largest[h] - most);
@@ -285,7 +309,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     if (block * BLOCK >= length) {
       break;
     }
-    wanted = request(cache, block * BLOCK + first);
+    wanted = request(cache, block * BLOCK + first, position);
   }
 
   // The teams of a subgroup, then the subgroups.
@@ -370,7 +394,10 @@ fn inverse_size(at: u32) -> f32 {
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
   let split = workgroup.x;
-  let length = state[0];
+  // Positions are counted from the first one in sight on.
+  let total = state[0];
+  let before = hidden(total);
+  let length = total - before;
   let splits = count_splits(length);
   if (split >= splits) {
     return;
@@ -378,20 +405,20 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let kv_head = workgroup.y / TILES;
   let tile = workgroup.y % TILES;
   let position = length - 1u;
-  let cache = kv_head * CAPACITY * CHUNKS;
+  let cache = (kv_head * CAPACITY + before) * CHUNKS;
   let keys_at = (HEADS + kv_head) * CHUNKS;
   for (var i = thread; i < TILE * CHUNKS; i += WORKGROUP) {
     let chunk = i % CHUNKS;
-    let turn = q_rotation(chunk, rotation(chunk, position));
+    let turn = q_rotation(chunk, rotation(chunk, total - 1u));
     let at = (kv_head * GROUP + min(tile * TILE + i / CHUNKS, GROUP - 1u)) * CHUNKS;
-    var strength = SCALE * LOG2_E;
+    var strength = STRENGTH;
 #if NORMED
     strength *= inverse_size(at);
 #endif
     query[i] = combined(unpacked(qkv[at + chunk]), turn[0], unpacked(qkv[at + partner(chunk)]), turn[1]) * strength;
   }
   for (var chunk = thread; chunk < CHUNKS; chunk += WORKGROUP) {
-    let turn = k_rotation(chunk, rotation(chunk, position));
+    let turn = k_rotation(chunk, rotation(chunk, total - 1u));
     var key = combined(unpacked(qkv[keys_at + chunk]), turn[0], unpacked(qkv[keys_at + partner(chunk)]), turn[1]);
 #if NORMED
     key = key * inverse_size(keys_at);
@@ -434,7 +461,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         }
       }
       for (var h = 0u; h < TILE; h++) {
-        weights[thread * TILE + h] = scores[h];
+        weights[thread * TILE + h] = capped(scores[h]);
       }
     }
     workgroupBarrier();

@@ -33,7 +33,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 #repeat i SHARE
   values[i] = partials[VALUES + (record + min(i * ROWS + row, MAX_SPLITS - 1u)) * QUADS + quad];
 #end
-  let splits = count_splits(state[0]);
+  let splits = count_splits(min(state[0], WINDOW));
   if (splits == 1u) {
     return;
   }

@@ -6,7 +6,8 @@
 // a score changes the result by p * |v - result| * d, where p is the weight of the position and v its value.
 // NORMED: q and k are normalised before they are rotated, with EPSILON, as in attention.wgsl.
 // Bindings, those whose condition holds: qkv, state, cos_cache, sin_cache, q_gamma, k_gamma, key_cache, value_cache, scores, truth.
-// Constants: HEADS, KV_HEADS, HEAD, CAPACITY, SCALE; LONGEST, positions that a row of the scores has room for;
+// The softmax is over the last WINDOW positions. SOFTCAPPED: with SOFTCAP, as in attention.wgsl.
+// Constants: HEADS, KV_HEADS, HEAD, CAPACITY, WINDOW, SCALE; LONGEST, positions that a row of the scores has room for;
 // VALUES_AT, where the values of ROWS begin.
 // Dispatch: SCORES (length / 64, HEADS), RESULT (HEADS * HEAD / 64), ROWS (KV_HEADS * HEAD / 64).
 
@@ -85,14 +86,33 @@ fn rotated(at: u32, i: u32, position: u32, inverse: f32) -> vec2<f32> {
 }
 #endif
 
+#if SCORES
+// A score (value, spread) with its soft cap, whose slope is at most 1.
+fn capped(score: vec2<f32>) -> vec2<f32> {
+#if SOFTCAPPED
+  let value = SOFTCAP * tanh(clamp(score.x / SOFTCAP, -10.0, 10.0));
+  // tanh of small numbers has the rounding errors of numbers around 1, in f32.
+#if HALF
+  const least = SOFTCAP / 8192.0;
+#else
+  const least = SOFTCAP;
+#endif
+  return vec2<f32>(value, score.y + abs(value) + least);
+#else
+  return score;
+#endif
+}
+#endif
+
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   let length = state[0];
   let position = length - 1u;
+  let first = length - min(length, WINDOW); // in sight
 #if SCORES
   let at = id.x;
   let head = id.y;
-  if (at >= length) {
+  if (at < first || at >= length) {
     return;
   }
   let kv_head = head / GROUP;
@@ -114,7 +134,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     sum += term;
     squares += most * most;
   }
-  scores[head * LONGEST + at] = vec2<f32>(sum * SCALE, (sqrt(squares) + abs(sum)) * abs(SCALE));
+  scores[head * LONGEST + at] = capped(vec2<f32>(sum * SCALE, (sqrt(squares) + abs(sum)) * abs(SCALE)));
 #endif
 #if RESULT
   if (id.x >= HEADS * HEAD) {
@@ -124,13 +144,13 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   let kv_head = head / GROUP;
   let i = id.x % HEAD;
   let row = head * LONGEST;
-  var most = scores[row].x;
-  for (var at = 1u; at < length; at++) {
+  var most = scores[row + first].x;
+  for (var at = first + 1u; at < length; at++) {
     most = max(most, scores[row + at].x);
   }
   var weights = 0.0;
   var sum = 0.0;
-  for (var at = 0u; at < length; at++) {
+  for (var at = first; at < length; at++) {
     var value = f32(value_cache[(kv_head * CAPACITY + at) * HEAD + i]);
     if (at == position) {
       value = f32(qkv[VALUES + kv_head * HEAD + i]);
@@ -142,7 +162,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   let result = sum / weights;
   var squares = 0.0;
   var shifted = 0.0;
-  for (var at = 0u; at < length; at++) {
+  for (var at = first; at < length; at++) {
     var value = f32(value_cache[(kv_head * CAPACITY + at) * HEAD + i]);
     if (at == position) {
       value = f32(qkv[VALUES + kv_head * HEAD + i]);

@@ -247,8 +247,10 @@ class WebGpuModel:
             captured = self._engine.bind(session, *self._tensors(buffers, "input", 1))
             step = replace(step, capture=self._capture, session=session, captured=captured, key=self._key(capacity))
             about = self._graphs.description
-            check = StepCheck(self._engine, step.eager, buffers, about, self._run_probe)
-            return await StepRecorder(step, buffers, about, check, self._passes, self._verdicts).record()
+            left_out = about.left_out_within(capacity)
+            windows = [found.window for found in left_out]
+            check = StepCheck(self._engine, step.eager, buffers, about, self._run_probe, max(windows, default=0))
+            return await StepRecorder(step, buffers, about, check, self._passes, self._verdicts, left_out).record()
         except BaseException:
             if captured:
                 self._engine.unbind(captured)
@@ -275,7 +277,8 @@ class WebGpuModel:
 
     async def _decode_session(self, owner: str, capacity: int) -> int:
         """A session to capture decode steps with. Raises TapeError, UnsupportedModelError if there can be none."""
-        obstacle = self._graphs.description.obstacle(capacity)
+        put_back = self._capture == "tape" and "attention" in self._passes
+        obstacle = self._graphs.description.obstacle(capacity, put_back=put_back)
         if not self._in_place:
             raise TapeError("past and present of attention cannot be one buffer on this adapter")
         if obstacle:

@@ -60,7 +60,7 @@ class Graphs:
         return found
 
 
-PLAIN = (str, int, bool, int | str)
+PLAIN = (str, int, float, bool, int | str)
 
 
 def rebuilt(kind: Any, tree: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -65,6 +65,8 @@ class StepCheck:
     about: GraphDescription
     probe: Callable[[SequenceBuffers, Sequence[int]], Awaitable[None]]
     """Prefills a few tokens, so that steps are compared on real state."""
+    longest_window: int = 0
+    """Positions of the longest window of attention that ends before the capacity; 0 if there is none."""
 
     async def _plain(self, recording: Recording, ops: Sequence[Command]) -> int:
         """A tape of the step as it was recorded."""
@@ -88,7 +90,7 @@ class StepCheck:
         )
         homes = fused.placement.homes
         theirs = Watched(
-            nodes,
+            [node if isinstance(node.what, Recorded) else replace(node, what=node.what.as_recorded) for node in nodes],
             lambda value: ("recorded", homes[value]) if value in homes else None,
             {value: node.position for value, (_, node) in makers.items()},
         )
@@ -174,7 +176,9 @@ class StepCheck:
 
     @property
     def lengths(self) -> list[int]:
-        return sorted({min(length, self.buffers.capacity - 1) for length in (PROBE_TOKENS, LONG_PROBE)})
+        """Positions before the steps that are compared."""
+        long = max(LONG_PROBE, self.longest_window + PROBE_TOKENS)
+        return sorted({min(length, self.buffers.capacity - 1) for length in (PROBE_TOKENS, long)})
 
     async def step(
         self,

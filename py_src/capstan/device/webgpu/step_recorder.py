@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import OutOfMemoryError, TapeCheckError, TapeError
 from ...fallback import fall_back
-from ...graph import GraphDescription
+from ...graph import GraphDescription, LeftOut
 from ...tape import (
     Command,
     DispatchIndirect,
@@ -52,6 +52,8 @@ class StepRecorder:
     """What is done to the recorded step, names out of capstan.tape.PASSES."""
     verdicts: Verdicts | None = None
     """What earlier loads found out; without it nothing is remembered."""
+    left_out: Sequence[LeftOut] = ()
+    """What the recorded step does not compute: it is replayed with kernels of ours that do, or not at all."""
 
     async def record(self) -> DecodeStep:
         """Record the captured session's first run; return the step asked for, or the next one down with the reason."""
@@ -71,6 +73,10 @@ class StepRecorder:
                     return replace(self.step, tape=tape, passes=dict(verdict.passes), lasting=verdict.lasting)
                 except TapeError as error:
                     notes.append(f"the tape cannot be used: {error}")
+            if self.left_out:
+                if notes:
+                    fall_back("a replayed decode step", notes[-1], "onnxruntime-web runs each step")
+                raise TapeError(str(self.left_out[0]))
             lost = copies_lost_by_ort(ops)
             if lost:
                 raise TapeError(f"onnxruntime-web's capture loses {lost} buffer copies of this model's decode step")
@@ -122,6 +128,8 @@ class StepRecorder:
         except (TapeError, OutOfMemoryError) as error:
             if not self.step.engine.healthy():
                 raise
+            if self.left_out:
+                raise TapeError(str(error)) from error
             if report:
                 fall_back("fused decode kernels", str(error), "onnxruntime-web's own kernels are replayed")
             report = {"fused": f"not used: {error}"}
@@ -159,7 +167,7 @@ class StepRecorder:
         """
         engine, buffers = self.step.engine, self.buffers
         lasting = {engine.recorded_id(buffer) for buffer in buffers.written()}
-        placement = fuse_step(recording, ops, lasting, self.passes, left)
+        placement = fuse_step(recording, ops, lasting, self.passes, left, self._left_out_by_cache())
         replayed = [node.what.index for node in placement.nodes if isinstance(node.what, Recorded)]
         if len(replayed) == len(ops):
             raise TapeError("the step has nothing that the passes join" + (" and that is right" if left else ""))
@@ -175,6 +183,11 @@ class StepRecorder:
         )
         tape = await self._tape(recording, fused.played, fused.tables, fused.spec(buffers.owner))
         return Fused(tape, placement, fused.ends)
+
+    def _left_out_by_cache(self) -> dict[int, LeftOut]:
+        """By the recorded buffer of keys."""
+        handles = {pair.past: handle for pair, handle in zip(self.about.cache, self.buffers.cache, strict=True)}
+        return {self.step.engine.recorded_id(handles[each.key]): each for each in self.left_out}
 
     async def _judged(
         self, recording: Recording, ops: Sequence[Command], cleared: Collection[int], report: dict[str, str]

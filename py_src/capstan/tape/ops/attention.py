@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
+from ...graph import LeftOut
 from ..kernel_plan import KernelPlan, WorkgroupLimits
 from ..operation import ELEMENT_BYTES, STATE, Binding, Buffer, Kernel, Operation, Shared, Value
+from ..step_graph import Node, StepGraph
 from ..witness import Witness
 
 __all__ = [
@@ -18,6 +20,7 @@ __all__ = [
     "fits_attention",
     "join_rows",
     "plan_attention",
+    "put_back",
     "team_constants",
 ]
 
@@ -53,6 +56,14 @@ class AttentionShape(Protocol):
     @property
     def scale(self) -> float: ...
     @property
+    def window(self) -> int:
+        """Positions in sight, the new one included; 0 if all are."""
+
+    @property
+    def softcap(self) -> float:
+        """0 if scores have no cap."""
+
+    @property
     def element(self) -> str:
         """f16 or f32."""
 
@@ -82,6 +93,12 @@ class Attention(Operation):
     value: int
     element: str
     norms: HeadNorms | None = None
+    window: int = 0
+    softcap: float = 0.0
+
+    @property
+    def as_recorded(self) -> Attention:
+        return replace(self, window=0, softcap=0.0)
 
     @property
     def in_place(self) -> frozenset[int]:
@@ -120,8 +137,7 @@ class Attention(Operation):
             "HEADS": self.heads,
             "KV_HEADS": self.kv_heads,
             "HEAD": self.head,
-            "CAPACITY": self.capacity,
-            "SCALE": self.scale,
+            **form_constants(self),
             "LONGEST": witness.longest,
             "VALUES_AT": values_at,
         }
@@ -184,8 +200,7 @@ def plan_attention(
         "HEADS": what.heads,
         "KV_HEADS": what.kv_heads,
         "HEAD": what.head,
-        "CAPACITY": what.capacity,
-        "SCALE": what.scale,
+        **form_constants(what),
         "TILE": tile,
         "SHUFFLED": shuffled,
         "NORMED": epsilon is not None,
@@ -208,14 +223,28 @@ def plan_attention(
     join_constants: dict[str, int | float | bool] = {
         "HEADS": what.heads,
         "HEAD": what.head,
+        "WINDOW": what.window or what.capacity,
         "BLOCK": block,
         "ALONE": alone,
         "MAX_SPLITS": most,
         **join_rows(what.head, most),
     }
-    attend, join = counts(block, alone, most, what.kv_heads * tiles, what.heads)
+    attend, join = counts(block, alone, most, what.kv_heads * tiles, what.heads, what.window)
     partial_bytes = what.heads * most * (4 + what.head) * 4
     return KernelPlan("attention", constants, attend), KernelPlan("attention_join", join_constants, join), partial_bytes
+
+
+def form_constants(what: AttentionShape) -> dict[str, int | float | bool]:
+    """What the kernel and its truth both have to know of scores and of the positions in sight."""
+    constants: dict[str, int | float | bool] = {
+        "CAPACITY": what.capacity,
+        "WINDOW": what.window or what.capacity,
+        "SCALE": what.scale,
+        "SOFTCAPPED": what.softcap != 0.0,
+    }
+    if what.softcap:
+        constants["SOFTCAP"] = what.softcap
+    return constants
 
 
 def evenly(group: int, most: int) -> int:
@@ -249,11 +278,11 @@ def chunk_elements(what: AttentionShape) -> int:
 
 
 @lru_cache(maxsize=64)
-def counts(block: int, alone: int, most: int, rows: int, heads: int) -> tuple[Counts, Counts]:
+def counts(block: int, alone: int, most: int, rows: int, heads: int, window: int = 0) -> tuple[Counts, Counts]:
     """Workgroups of the attention and of the join by sequence length; a split alone needs no join."""
 
     def splits(length: int) -> int:
-        blocks = -(-length // block)
+        blocks = -(-min(length, window or length) // block)
         return 1 if blocks <= alone else min(blocks, most)
 
     def attend(length: int) -> tuple[int, int, int]:
@@ -263,3 +292,16 @@ def counts(block: int, alone: int, most: int, rows: int, heads: int) -> tuple[Co
         return heads if splits(length) > 1 else 0, 1, 1
 
     return attend, join
+
+
+def put_back(graph: StepGraph, left_out: Mapping[int, LeftOut]) -> StepGraph:
+    """The graph with what the recorded kernels leave out in the attentions that are ours, by their caches of keys."""
+
+    def whole(node: Node) -> Node:
+        what = node.what
+        if not isinstance(what, Attention) or what.key not in left_out:
+            return node
+        asked = left_out[what.key]
+        return replace(node, what=replace(what, window=asked.window, softcap=asked.softcap))
+
+    return replace(graph, nodes=tuple(whole(node) for node in graph.nodes))
