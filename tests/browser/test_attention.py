@@ -279,16 +279,6 @@ def test_what_lies_before_the_window_is_not_read(kernels: KernelPage, window: in
         planned(kernels, shape, (window + 1, 703), lanes, ALONE=1, MAX_SPLITS=4)
 
 
-def test_a_window_has_the_workgroups_of_a_sequence_as_long(kernels: KernelPage) -> None:
-    for lanes in {0, kernels.lanes}:
-        shape = Shape(4, 2, 16, capacity=5003)
-        whole, windowed = (plan_attention(replace(shape, window=window), lanes) for window in (0, 300))
-        for plan, like in zip(windowed[:2], whole[:2], strict=True):
-            assert [workgroups(plan, length) for length in (299, 300, 301, 5003)] == [
-                workgroups(like, length) for length in (299, 300, 300, 300)
-            ]
-
-
 @pytest.mark.parametrize("softcap", [0.5, 5.0, 50.0])
 def test_soft_caps(kernels: KernelPage, softcap: float) -> None:
     for lanes in {0, kernels.lanes}:

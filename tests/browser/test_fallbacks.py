@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests import oracle
-from tests.browser.model_variants import Variants, looking_back, through_hardmax
+from tests.browser.model_variants import Variants, through_hardmax
 from tests.browser.page_scripts import PageScripts
 from tests.harness import Harness
 
@@ -32,20 +32,6 @@ def test_an_uncapturable_graph_runs_eagerly_and_the_note_names_the_node(
     assert "node /added/Hardmax (Hardmax)" in found["capture_note"]
     assert "no WebGPU kernel" in found["capture_note"]
     assert found["token_ids"] == oracle.greedy(LLAMA, PROMPT, 8)
-
-
-@pytest.mark.parametrize("capture", ["tape", "ort"])
-def test_a_window_of_attention_is_not_lost_in_a_captured_step(
-    capture: str, variants: Variants, harness: Harness
-) -> None:
-    name = f"nano-window-{capture}"
-    variants.graph(name, looking_back(16))
-    # Longer than what a recorded step is compared at.
-    prompt = [(7 * i + 3) % 512 for i in range(20)]
-    found = harness.generate(name, prompt_ids=prompt, max_new_tokens=8, capture=capture)
-    assert found["token_ids"] == oracle.greedy(variants.place / name, prompt, 8)
-    assert found["capture"] == "off"
-    assert "attention looks back 16 positions" in found["capture_note"]
 
 
 def test_lost_copies_leave_orts_capture_but_not_the_tape(scripts: PageScripts) -> None:

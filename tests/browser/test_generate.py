@@ -13,7 +13,10 @@ from tests.harness import Harness
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 NAMES = sorted(path.parent.name for path in FIXTURES.glob("*/genai_config.json"))
 PROMPT = [5, 6, 7, 8, 9]
-LOST = "onnxruntime-web's capture loses"
+NOT_CAPTURED_BY_ORT = {
+    ("nano-copies", "ort"): "onnxruntime-web's capture loses",
+    ("nano-gemma3", "ort"): "looks back 24 positions, which onnxruntime-web leaves out of a captured run",
+}
 
 WAYS = {
     "tape": {"device": "webgpu", "capture": "tape"},
@@ -34,9 +37,9 @@ def test_greedy_ids_are_the_oracles_by_tape_by_orts_capture_and_eagerly(name: st
     wanted = oracle.greedy(FIXTURES / name, PROMPT, 24)
     for capture in captures:
         assert found[capture]["ids"] == wanted, capture
-        if (name, capture) == ("nano-copies", "ort"):
+        if (name, capture) in NOT_CAPTURED_BY_ORT:
             assert found[capture]["capture"] == "off"
-            assert found[capture]["note"].startswith(LOST)
+            assert NOT_CAPTURED_BY_ORT[name, capture] in found[capture]["note"]
         else:
             assert (found[capture]["capture"], found[capture]["note"]) == (capture, None)
 

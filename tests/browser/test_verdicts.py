@@ -45,8 +45,8 @@ MUTATIONS = {
     ),
     "a rotation by the position before": (
         ATTENTION,
-        "rotation(chunk, position)",
-        "rotation(chunk, position - 1u)",
+        "rotation(chunk, total - 1u)",
+        "rotation(chunk, total - 2u)",
     ),
     "a scale of attention a hundredth off": (ATTENTION, "SCALE * LOG2_E;", "SCALE * LOG2_E * 1.01;"),
 }

@@ -8,35 +8,98 @@ from typing import Any
 import pytest
 
 from tests import oracle
-from tests.browser.model_variants import Variants, looking_back
+from tests.browser.model_variants import LLAMA, Variants, looking_back
 from tests.browser.page_scripts import PageScripts
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-LLAMA, GEMMA3 = FIXTURES / "nano-llama", FIXTURES / "nano-gemma3"
-PROMPTS = {"short": [5, 6, 7, 8, 9], "past the window": [(31 * i + 7) % 509 for i in range(150)]}
+GEMMA3 = LLAMA.parent / "nano-gemma3"
+SHORT, LONG = [5, 6, 7, 8, 9], [(31 * i + 7) % 509 for i in range(150)]
 COUNT = 100
+FUSED = {"nano-gemma3": "14 of them as recorded", "nano-window-16": "1 of them as recorded"}
 
 
 @pytest.fixture(scope="module")
 def folders(variants: Variants) -> dict[str, Path]:
-    """By name: windows in every second layer, in all, and one that ends where a step was compared already."""
-    made = {name: variants.graph(f"nano-window-{name}", looking_back(size)) for name, size in (("16", 16), ("40", 40))}
-    variants.site.models["nano-gemma3"] = GEMMA3
-    return {"gemma3": GEMMA3} | {name: variants.place / folder for name, folder in made.items()}
+    """A model whose first layer has a window of 24 positions, and one whose both layers have one of 16."""
+    variants.graph("nano-window-16", looking_back(16))
+    return {"nano-gemma3": GEMMA3, "nano-window-16": variants.place / "nano-window-16"}
 
 
-def generated(scripts: PageScripts, folder: Path, prompt: list[int], count: int, **options: Any) -> dict[str, Any]:
+def generated(scripts: PageScripts, name: str, prompt: list[int], count: int, **options: Any) -> dict[str, Any]:
     actions = [("append", prompt), ("generate", count)]
-    found: dict[str, Any] = scripts.run("sequences", "drive", folder.name, model=folder.name, actions=actions, **options)
+    found: dict[str, Any] = scripts.run("sequences", "drive", name, model=name, actions=actions, **options)
     return found
 
 
-@pytest.mark.parametrize("prompt", PROMPTS)
-@pytest.mark.parametrize("name", ["gemma3", "16", "40"])
+@pytest.mark.parametrize("prompt", [SHORT, LONG], ids=["short", "past the window"])
+@pytest.mark.parametrize("name", FUSED)
 def test_greedy_ids_are_the_oracles_past_the_window(
-    name: str, prompt: str, folders: dict[str, Path], scripts: PageScripts
+    name: str, prompt: list[int], folders: dict[str, Path], scripts: PageScripts
 ) -> None:
-    ids = PROMPTS[prompt]
-    found = generated(scripts, folders[name], ids, COUNT)
+    found = generated(scripts, name, prompt, COUNT)
     assert (found["capture"], found["note"]) == ("tape", None)
-    assert found["picked"] == oracle.greedy(folders[name], ids, COUNT)
+    assert found["picked"] == oracle.greedy(folders[name], prompt, COUNT)
+    assert found["passes"]["fused"].endswith(FUSED[name])
+    assert "left out" not in found["passes"]
+
+
+def test_a_window_changes_what_is_picked(folders: dict[str, Path]) -> None:
+    assert oracle.greedy(folders["nano-window-16"], SHORT, COUNT) != oracle.greedy(LLAMA, SHORT, COUNT)
+
+
+def test_a_rewind_to_before_the_end_of_the_window_and_an_append_are_the_oracles(
+    folders: dict[str, Path], scripts: PageScripts
+) -> None:
+    actions = [("append", SHORT), ("generate", 40), ("rewind", 12), ("generate", 30), ("append", LONG), ("generate", 20)]
+    found = scripts.run("sequences", "drive", "nano-gemma3", model="nano-gemma3", actions=actions)
+    assert (found["capture"], found["note"]) == ("tape", None)
+    assert found["picked"] == oracle.drive(folders["nano-gemma3"], actions).picked
+
+
+@pytest.mark.parametrize(
+    "options", [{"capture": "ort"}, {"passes": ["clears", "matvec"]}], ids=["by onnxruntime-web", "as recorded"]
+)
+def test_a_step_that_would_lose_the_window_is_not_replayed(
+    options: dict[str, Any], folders: dict[str, Path], scripts: PageScripts
+) -> None:
+    found = generated(scripts, "nano-window-16", SHORT, 30, **options)
+    assert found["picked"] == oracle.greedy(folders["nano-window-16"], SHORT, 30)
+    assert found["capture"] == "off"
+    assert found["note"] == (
+        "the graph cannot be captured: attention over past_key_values.0.key looks back 16 positions, which "
+        "onnxruntime-web leaves out of a captured run, and max_length is 512; ask for at most 16"
+    )
+
+
+def test_a_sequence_that_cannot_outgrow_the_window_is_captured_in_every_way(
+    variants: Variants, scripts: PageScripts
+) -> None:
+    name = variants.graph("nano-window-256", looking_back(256))
+    for capture in ("ort", "tape"):
+        found = generated(scripts, name, SHORT, 20, capture=capture, max_length=256)
+        assert (found["capture"], found["note"]) == (capture, None)
+        assert found["picked"] == oracle.greedy(LLAMA, SHORT, 20)
+    assert found["passes"]["fused"].endswith("1 of them as recorded")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "instead"),
+    [
+        ("return total - min(total, WINDOW);", "return 0u;"),
+        ("return total - min(total, WINDOW);", "return total - min(total, WINDOW + 1u);"),
+        ("return total - min(total, WINDOW);", "return total - min(total, WINDOW - 1u);"),
+    ],
+    ids=["a lost window", "one position too many", "one position too few"],
+)
+def test_a_kernel_with_another_window_is_found_out_and_steps_are_run_eagerly(
+    wanted: str, instead: str, folders: dict[str, Path], scripts: PageScripts
+) -> None:
+    name = "nano-window-16"
+    change = {"kernel": "attention", "wanted": wanted, "instead": instead}
+    found = scripts.run("verdicts", "with_changed_kernel", name, model=name, prompt=SHORT, count=30, **change)
+    assert found["changed"] > 0, "the kernel's text has changed: write this mutation anew"
+    assert found["capture"] == "off"
+    assert "attention of 4 heads" in found["note"]
+    assert found["note"].endswith("looks back 16 positions, which onnxruntime-web leaves out of a captured run")
+    [counted] = found["fallbacks"]
+    assert counted.startswith("a replayed decode step: the tape cannot be used: result of attention of 4 heads at ")
+    assert found["ids"] == oracle.greedy(folders[name], SHORT, 30)

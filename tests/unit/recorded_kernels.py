@@ -103,17 +103,21 @@ def rotated(x: Vector, cos: Vector, sin: Vector, position: int) -> Vector:
     return np.concatenate([re * c - im * s, im * c + re * s], axis=1)
 
 
-def attend(q: Vector, keys: Vector, values: Vector, length: int, scale: float) -> tuple[Vector, Vector, Vector]:
+def attend(
+    q: Vector, keys: Vector, values: Vector, length: int, scale: float, window: int = 0
+) -> tuple[Vector, Vector, Vector]:
     """(sums of weighted values [heads, head], sums of weights [heads], largest scores [heads])
 
-    of q [heads, head] over the first `length` positions of the caches [kv heads, capacity, head].
+    of q [heads, head] over the first `length` positions of the caches [kv heads, capacity, head], the last `window` of
+    them if there is one.
     """
     repeats = q.shape[0] // keys.shape[0]
-    scores = np.einsum("hd,htd->ht", q, np.repeat(keys, repeats, axis=0)[:, :length]) * scale
+    seen = slice(max(0, length - window) if window else 0, length)
+    scores = np.einsum("hd,htd->ht", q, np.repeat(keys, repeats, axis=0)[:, seen]) * scale
     largest = scores.max(axis=1)
     weights = np.exp(scores - largest[:, None])
     return (
-        np.einsum("ht,htd->hd", weights, np.repeat(values, repeats, axis=0)[:, :length]),
+        np.einsum("ht,htd->hd", weights, np.repeat(values, repeats, axis=0)[:, seen]),
         weights.sum(axis=1),
         largest,
     )
@@ -221,8 +225,9 @@ def attention_split(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
     keys, values = (
         at[name][: kv * capacity * head].reshape(kv, capacity, head) for name in ("present_key", "present_value")
     )
+    # Only an eager run knows of a window.
     sum_of_values, sums, largest = attend(
-        at["q"][: heads * head].reshape(heads, head), keys, values, length, u["alpha"]
+        at["q"][: heads * head].reshape(heads, head), keys, values, length, u["alpha"], u.get("eager window", 0)
     )
     put(at["out_split_vx"], sum_of_values)
     put(at["metadata"], np.stack([largest, sums], axis=1))

@@ -17,6 +17,7 @@ from capstan.device.webgpu.engine import NOT_FUSED, Difference
 from capstan.device.webgpu.step_check import StepCheck
 from capstan.device.webgpu.step_recorder import StepRecorder
 from capstan.device.webgpu.verdicts import Verdicts
+from capstan.graph import LeftOut
 from capstan.memory import BufferRequest, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
 from capstan.tape import PASSES, Clear, Op, Recording, Write
 from tests.unit import step_simulator
@@ -94,6 +95,8 @@ class Engine:
         self.made: list[Tape] = []
         self.played_at: list[tuple[bool, int]] = []
         """Whether the tape was ours, and the length, of every step played."""
+        self.window = 0
+        """Positions that an eager step's attention looks back, if it has a window; a recorded one's has none."""
         self.refuses: str | None = None
         """Why kernels of ours cannot be made, if so."""
         self.spoils: Callable[[Tape, int], float] = lambda _tape, _length: 0.0
@@ -169,6 +172,8 @@ class Engine:
         own = Machine(self.step, valid)
         for buffer in self.step.lasting:
             own.memory[buffer] = self.machine.memory[buffer]
+        if binding == EAGER:
+            own.uniforms = {buffer: {**read, "eager window": self.window} for buffer, read in own.uniforms.items()}
         own.play_recorded()
         if binding == CAPTURED:
             self.logits[3] += self.spoils(Tape((), NOT_FUSED), valid)
@@ -287,9 +292,12 @@ def record(
     recorded: step_simulator.Recorded | None = None,
     prepare: Callable[[Engine], None] = lambda _engine: None,
     verdicts: Verdicts | None = None,
+    window: int = 0,
 ) -> Outcome:
+    """What comes of a small decoder; with a `window`, of one whose every attention has it."""
     small = small or decoder()
     engine = Engine(small, recorded or small.sketch.record())
+    engine.window = window
     prepare(engine)
     about = About(tuple(Pair(f"past {i}", f"present {i}") for i in range(len(small.caches))), mask_dtype=mask_dtype)
     buffers = Buffers(engine, about)
@@ -299,8 +307,9 @@ def record(
         """What is in the caches does."""
 
     given: tuple[Any, Any] = (buffers, about)
-    check = StepCheck(step.engine, EAGER, *given, probe)
-    made = asyncio.run(StepRecorder(step, *given, check, passes, verdicts).record())
+    left_out = [LeftOut(pair.past, window) for pair in about.cache[::2]] if window else []
+    check = StepCheck(step.engine, EAGER, *given, probe, window)
+    made = asyncio.run(StepRecorder(step, *given, check, passes, verdicts, left_out).record())
     assert engine.dropped == [7]
     assert buffers.lent == [], "what the check allocates is freed"
     return Outcome(made, engine, buffers)

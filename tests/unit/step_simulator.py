@@ -400,7 +400,8 @@ def attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int,
     keys[:, length - 1] = rotated(k, at["cos_cache"], at["sin_cache"], length - 1)
     values[:, length - 1] = v
     q = rotated(q, at["cos_cache"], at["sin_cache"], length - 1)
-    totals, sums, _ = attend(q, keys, values, length, c["SCALE"])
+    assert not c["SOFTCAPPED"]
+    totals, sums, _ = attend(q, keys, values, length, c["SCALE"], c["WINDOW"])
     result = (totals / sums[:, None]).reshape(-1)
     assert at["partials"].size == heads * c["MAX_SPLITS"] * (4 + head)
     splits = splits_of(c, length)
@@ -419,7 +420,7 @@ def attention_join(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple
 
 
 def splits_of(c: Mapping[str, Any], length: int) -> int:
-    blocks = -(-length // int(c["BLOCK"]))
+    blocks = -(-min(length, int(c["WINDOW"])) // int(c["BLOCK"]))
     return 1 if blocks <= c["ALONE"] else min(blocks, int(c["MAX_SPLITS"]))
 
 
@@ -467,7 +468,8 @@ def truth_attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tupl
     else:
         values = at["value_cache"][: kv * capacity * head].reshape(kv, capacity, head)[:, :length].copy()
         values[:, -1] = v
-        scores = at["scores"][: heads * c["LONGEST"] * 2].reshape(heads, c["LONGEST"], 2)[:, :length, 0]
+        scores = at["scores"][: heads * c["LONGEST"] * 2].reshape(heads, c["LONGEST"], 2)[:, :length, 0].copy()
+        scores[:, : length - min(length, c["WINDOW"])] = -np.inf
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
         y = np.einsum("ht,htd->hd", weights, np.repeat(values, heads // kv, axis=0)).reshape(-1)

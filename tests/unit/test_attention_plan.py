@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -18,6 +18,8 @@ class Shape:
     element: str = "f16"
     capacity: int = 4096
     scale: float = 0.125
+    window: int = 0
+    softcap: float = 0.0
 
 
 SHAPES = [
@@ -113,6 +115,17 @@ def test_workgroups_are_as_many_as_the_kernels_count_themselves_at_every_length(
         splits = 1 if blocks <= alone else min(blocks, most)
         assert attention.counts(length) == (splits, shape.kv_heads * tiles, 1), length
         assert join.counts(length) == (shape.heads if splits > 1 else 0, 1, 1), length
+
+
+@pytest.mark.parametrize(("shape", "lanes"), EVERY)
+def test_a_window_has_the_workgroups_of_a_sequence_as_long(shape: Shape, lanes: int) -> None:
+    plans = [plan_attention(replace(shape, window=window), lanes) for window in (0, 3000)]
+    for whole, windowed in list(zip(*plans, strict=True))[:2]:
+        assert isinstance(whole, KernelPlan)
+        assert isinstance(windowed, KernelPlan)
+        assert (whole.constants["WINDOW"], windowed.constants["WINDOW"]) == (shape.capacity, 3000)
+        counts = [splits(windowed, length) for length in (1, 700, 2999, 3000, 3001, 20_000)]
+        assert counts == [splits(whole, length) for length in (1, 700, 2999, 3000, 3000, 3000)]
 
 
 def test_layers_of_one_shape_share_their_counts() -> None:

@@ -12,6 +12,7 @@ import pytest
 from capstan import DeviceLostError, FallbackWarning, fallback
 from capstan.fallback import fallbacks
 from capstan.tape import PASSES, Clear
+from tests.unit import step_simulator
 from tests.unit.recorder_stage import CAPTURED, OWNER, SHORT, Engine, Tape, clears, record
 from tests.unit.small_decoders import CAPACITY, HEAD, VOCABULARY, WIDTH, decoder
 
@@ -43,6 +44,49 @@ def test_attention_with_norms_of_q_and_k_is_held_to_a_truth_with_norms(norms: st
     assert outcome.step.passes["fused"].endswith(" operations became 12, 1 of them as recorded")
     assert outcome.step.passes["direct"] == "no indirect dispatches"
     assert "left out" not in outcome.step.passes
+
+
+WINDOW = 24
+
+
+def test_a_window_that_the_recorded_kernels_leave_out_is_computed_by_ours() -> None:
+    outcome = record(window=WINDOW)
+    assert (outcome.step.capture, outcome.step.note) == ("tape", None)
+    assert outcome.step.passes["fused"].endswith(" operations became 12, 1 of them as recorded")
+    assert "left out" not in outcome.step.passes, "what the recorded kernels compute was taken for wrong"
+    assert fallbacks() == {}
+    attentions = [each for each in outcome.tape.fused["kernels"] if each["shader"] == "attention"]
+    assert [each["constants"]["WINDOW"] for each in attentions] == [WINDOW] * len(attentions)
+    assert attentions
+
+
+def test_a_window_that_our_kernel_loses_is_found_out_and_nothing_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = step_simulator.OURS["attention"]
+    monkeypatch.setitem(
+        step_simulator.OURS, "attention", lambda at, c, counts: attention(at, c | {"WINDOW": CAPACITY}, (99, 99, 1))
+    )
+    with pytest.warns(FallbackWarning, match="onnxruntime-web runs each step"):
+        outcome = record(window=WINDOW)
+    assert outcome.step.capture == "off"
+    assert outcome.step.note is not None
+    assert outcome.step.note.startswith("the tape cannot be used: result of attention of 4 heads at ")
+    assert outcome.step.note.endswith(
+        "attention over past 0 looks back 24 positions, which onnxruntime-web leaves out of a captured run"
+    )
+    assert outcome.engine.tapes == {}
+    assert [name for name in fallbacks() if name.startswith("a replayed decode step: the tape cannot be used")]
+
+
+@pytest.mark.parametrize("passes", [[], [name for name in PASSES if name != "attention"]], ids=["none", "others"])
+def test_a_window_that_no_kernel_of_ours_is_asked_for_keeps_a_step_from_being_replayed(passes: list[str]) -> None:
+    with pytest.warns(FallbackWarning, match="no kernel of ours computes attention over past 0; "):
+        outcome = record(window=WINDOW, passes=passes)
+    assert (outcome.step.capture, outcome.engine.tapes) == ("off", {})
+
+
+def test_a_window_that_ends_past_the_long_length_is_outgrown_in_the_check() -> None:
+    engine = record(window=CAPACITY - 41).engine
+    assert {length for _, length in engine.witnessed} == {SHORT, CAPACITY}
 
 
 def test_it_is_checked_at_a_short_and_a_long_length() -> None:

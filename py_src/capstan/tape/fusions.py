@@ -62,7 +62,7 @@ def fuse_step(
     ours = {node.what.key for node in placement.nodes if isinstance(node.what, Attention)}
     missing = [what for cache, what in left_out.items() if cache not in ours]
     if missing:
-        raise TapeError(f"{missing[0]}, and no kernel of ours computes it")
+        raise TapeError(f"no kernel of ours computes attention over {missing[0].key}")
     return placement
 
 

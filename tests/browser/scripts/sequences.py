@@ -47,6 +47,7 @@ async def drive(
             "finish_reason": generator.finish_reason,
             "capture": generator.capture,
             "note": generator.capture_note,
+            "passes": generator.tape_passes,
         }
 
 

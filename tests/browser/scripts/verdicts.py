@@ -48,11 +48,11 @@ async def with_changed_kernel(
             async with opened, Generator(opened, parameters(opened)) as generator:
                 generator.append_tokens(prompt)
                 ids = await take(generator, count)
-                passes = generator.tape_passes
+                step = {"passes": generator.tape_passes, "capture": generator.capture, "note": generator.capture_note}
     finally:
         changed = restore()
     down = {name: times for name, times in fallbacks().items() if times > before.get(name, 0)}
-    return {"ids": ids, "passes": passes, "fallbacks": down, "changed": changed}
+    return {"ids": ids, "fallbacks": down, "changed": changed, **step}
 
 
 @contextmanager

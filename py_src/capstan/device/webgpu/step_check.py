@@ -53,6 +53,12 @@ class Fused:
     ends: Sequence[int]
     """Of each node: how many operations are played up to its end."""
 
+    @property
+    def irreplaceable(self) -> frozenset[int]:
+        """The recorded operations that do not compute what ours in their place do."""
+        every = (node for node in self.placement.nodes if not isinstance(node.what, Recorded))
+        return frozenset(index for node in every if node.what.as_recorded != node.what for index in node.origins)
+
 
 @dataclass
 class StepCheck:

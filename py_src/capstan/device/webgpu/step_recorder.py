@@ -210,6 +210,9 @@ class StepRecorder:
                 self.step.engine.close_tape(fused.tape)
                 raise
             self.step.engine.close_tape(fused.tape)
+            lost = [reason for index, reason in wrong.items() if index in fused.irreplaceable]
+            if lost:
+                raise TapeError(lost[0])
             for reason in dict.fromkeys(wrong.values()):
                 fall_back("a fused decode kernel", reason, "that operation is replayed as recorded")
             left |= wrong
