@@ -49,7 +49,14 @@ def test_a_window_changes_what_is_picked(folders: dict[str, Path]) -> None:
 def test_a_rewind_to_before_the_end_of_the_window_and_an_append_are_the_oracles(
     folders: dict[str, Path], scripts: PageScripts
 ) -> None:
-    actions = [("append", SHORT), ("generate", 40), ("rewind", 12), ("generate", 30), ("append", LONG), ("generate", 20)]
+    actions = [
+        ("append", SHORT),
+        ("generate", 40),
+        ("rewind", 12),
+        ("generate", 30),
+        ("append", LONG),
+        ("generate", 20),
+    ]
     found = scripts.run("sequences", "drive", "nano-gemma3", model="nano-gemma3", actions=actions)
     assert (found["capture"], found["note"]) == ("tape", None)
     assert found["picked"] == oracle.drive(folders["nano-gemma3"], actions).picked

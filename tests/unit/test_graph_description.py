@@ -166,7 +166,7 @@ def look_back(model: ModelProto, *sizes: int) -> None:
 
 @pytest.mark.parametrize(("sizes", "window"), [((-1, -1), 0), ((-1, 40), 40), ((64, -1), 64), ((64, 40), 40)])
 def test_the_shortest_window_of_attention_is_found(sizes: tuple[int, int], window: int) -> None:
-    model, decoder = load("nano-llama")
+    model, _ = load("nano-llama")
     look_back(model, *sizes)
     assert graph.attention_window(model) == window
 

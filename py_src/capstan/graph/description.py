@@ -89,9 +89,9 @@ class GraphDescription:
         found = [] if put_back else self.left_out_within(capacity)
         if not found:
             return None
-        shortest = min(each.window for each in found)
-        remedy = "" if any(each.softcap for each in found) else f", and max_length is {capacity}; ask for at most {shortest}"
-        return f"{found[0]}{remedy}"
+        if any(each.softcap for each in found):
+            return str(found[0])
+        return f"{found[0]}, and max_length is {capacity}; ask for at most {min(each.window for each in found)}"
 
 
 def describe(

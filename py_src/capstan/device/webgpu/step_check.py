@@ -56,8 +56,12 @@ class Fused:
     @property
     def irreplaceable(self) -> frozenset[int]:
         """The recorded operations that do not compute what ours in their place do."""
-        every = (node for node in self.placement.nodes if not isinstance(node.what, Recorded))
-        return frozenset(index for node in every if node.what.as_recorded != node.what for index in node.origins)
+        return frozenset(
+            index
+            for node in self.placement.nodes
+            if not isinstance(node.what, Recorded) and node.what.as_recorded != node.what
+            for index in node.origins
+        )
 
 
 @dataclass
