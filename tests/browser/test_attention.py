@@ -366,7 +366,7 @@ def test_where_one_split_is_alone_the_join_writes_nothing(kernels: KernelPage) -
         before = np.arange(shape.heads * shape.head, dtype=np.float32)
         partials = np.ones(partial_bytes // 4, dtype=np.float32)
         buffers = [partials.tobytes(), np.array([state], dtype=np.uint32).tobytes(), before.tobytes()]
-        [after] = kernels.run(buffers, [dispatch(join, shape, 0, [0, 1, 2], (shape.heads, 1, 1))], [2])
+        [after] = kernels.run(buffers, [dispatch(join, shape, 0, [0, 1, 2], (shape.heads, 1, 1))], [2], False)
         assert (bytes(after) != before.tobytes()) == written
 
 
