@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from ..errors import TapeError
-from ..graph import LeftOut
 from .ops import RULES
 from .ops.attention import Attention, put_back
 from .ort_kernels import read_step
 from .placement import MisplacedError, Placement, place_values
 from .recording import Command, Recording
 from .step_graph import Recorded, StepGraph, without_dead
+
+if TYPE_CHECKING:
+    from ..graph import LeftOut
 
 __all__ = ["PASSES", "fitted", "fuse_step"]
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ...graph import LeftOut
 from ..kernel_plan import KernelPlan, WorkgroupLimits
 from ..operation import ELEMENT_BYTES, STATE, Binding, Buffer, Kernel, Operation, Shared, Value
 from ..step_graph import Node, StepGraph
 from ..witness import Witness
+
+if TYPE_CHECKING:
+    from ...graph import LeftOut
 
 __all__ = [
     "Attention",
