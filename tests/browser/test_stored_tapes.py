@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, BrowserContext
 
 from buildtools.server import SiteServer
 from tests.conftest import BOOT_MS
-from tests.harness import Harness
+from tests.harness import Harness, exec_request
 
 RUN = """
 import json, sys
@@ -171,3 +171,43 @@ def test_other_passes_damage_and_weights_that_are_not_kept_are_recorded_anew(
         "without storage nothing is kept"
     )
     assert [page["ids"] for page in found] == 4 * [found[0]["ids"]]
+
+
+RECORD = """
+import capstan
+from capstan._js.gpu import JsGpuEngine
+
+plain = getattr(JsGpuEngine, STAGE)
+async def call(self, *given, **named):
+    print("closing", flush=True)
+    return await plain(self, *given, **named)
+setattr(JsGpuEngine, STAGE, call)
+model = await capstan.Model.load(next(iter(models.values())), device="webgpu")
+params = capstan.GeneratorParams(model)
+params.set_search_options(do_sample=False, max_length=40)
+generator = capstan.Generator(model, params)
+generator.append_tokens([5, 6, 7])
+await generator.generate_next_token_async()
+"""
+
+
+@pytest.mark.parametrize("stage", ["compare", "store_tape"])
+def test_a_page_that_is_closed_while_it_records_leaves_nothing_that_the_next_one_trips_over(
+    browser: Browser, site: SiteServer, stage: str
+) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_navigation_timeout(BOOT_MS)
+    harness = Harness.open(page, site.url)
+    harness.begin(exec_request(RECORD.replace("STAGE", repr(stage)), ["nano-llama"], [], "script.py"))
+    for _ in range(1200):
+        if "closing" in harness.text("stdout"):
+            break
+        page.wait_for_timeout(50)
+    assert "closing" in harness.text("stdout"), harness.text("stderr")
+    page.close()
+    found = run(context, site, "nano-llama", {}, False)
+    context.close()
+    assert found["asked"]["first"]["restore_tape"] == 0
+    assert found["asked"]["loaded again"] == MADE_AGAIN
+    assert found["ids"] == 4 * [found["ids"][0]]
