@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
@@ -10,7 +13,18 @@ from urllib.parse import quote
 from . import ROOT
 from .errors import CommandError
 
-__all__ = ["BUNDLED", "DTYPES", "check_genai", "check_model", "check_onnx_folder", "graphs_of", "model_url", "mounts"]
+__all__ = [
+    "BUNDLED",
+    "DTYPES",
+    "add_hub_arguments",
+    "check_genai",
+    "check_model",
+    "check_onnx_folder",
+    "graphs_of",
+    "model_url",
+    "mounts",
+    "repository",
+]
 
 BUNDLED = ROOT / "models/bundled"
 CONFIG = "genai_config.json"
@@ -79,6 +93,28 @@ def check_onnx_folder(folder: Path) -> Path:
             raise CommandError(f"{folder} has neither {CONFIG} nor an .onnx file: give a model's folder")
         return folder.resolve()
     return check_model(folder)
+
+
+def add_hub_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that say where repositories are that --model names by their ids."""
+    address = "the address of the hub where --model OWNER/NAME is, in place of a folder (default: CAPSTAN_HUB)"
+    parser.add_argument("--hub", metavar="URL", default=os.environ.get("CAPSTAN_HUB") or None, help=address)
+    revision = "its branch, tag or commit (default: main); a token is taken from CAPSTAN_HUB_TOKEN"
+    parser.add_argument("--revision", metavar="REV", help=revision)
+
+
+def repository(name: str, hub: str | None, revision: str | None) -> dict[str, str | None] | None:
+    """The hub's repository that --model names, as a request has it; None if it names a folder."""
+    if Path(name).exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]*[\w-]", name):
+        if revision is not None:
+            raise CommandError(f"--revision is {revision}, but {name} is no repository of a hub: leave it out")
+        return None
+    if hub is None:
+        raise CommandError(
+            f"model folder {name} does not exist: give another one, or if it is a repository's id, the hub's address "
+            "as --hub URL or in CAPSTAN_HUB"
+        )
+    return {"repository": name, "hub": hub, "revision": revision, "token": os.environ.get("CAPSTAN_HUB_TOKEN") or None}
 
 
 def mounts(folders: Iterable[Path]) -> dict[str, Path]:

@@ -20,7 +20,7 @@ from .errors import CommandError
 
 __all__ = ["LARGE_BYTES", "SiteHandler", "SiteServer", "running", "serving"]
 
-Server = TypeVar("Server", bound="SiteServer")
+Server = TypeVar("Server", bound=ThreadingHTTPServer)
 
 CHUNK = 1 << 20
 LARGE_BYTES = 16 << 20

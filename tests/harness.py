@@ -95,15 +95,15 @@ class Harness:
         reply: dict[str, Any] = self.evaluate("() => window.lastReply")
         return reply
 
-    def generate(self, model: str, **options: Any) -> dict[str, Any]:
-        """Complete a prompt with the model mounted as `model`; the result, or RemoteError."""
+    def generate(self, model: str | Mapping[str, Any], **options: Any) -> dict[str, Any]:
+        """Complete a prompt with the model mounted as `model`, or a hub's repository; the result, or RemoteError."""
         reply = self.reply(generate_request(model, **options))
         if not reply["ok"]:
             raise RemoteError(reply["error"])
         result: dict[str, Any] = reply["result"]
         return result
 
-    def error(self, model: str, **options: Any) -> RemoteError:
+    def error(self, model: str | Mapping[str, Any], **options: Any) -> RemoteError:
         """The error that `generate` ends with."""
         reply = self.reply(generate_request(model, **options))
         assert not reply["ok"], f"an error was expected, not {reply['result']}"
@@ -139,11 +139,12 @@ def exec_request(source: str, models: Iterable[str], argv: Sequence[str], filena
     }
 
 
-def generate_request(model: str, **options: Any) -> dict[str, Any]:
-    """A generate request: greedy unless `search` says otherwise; unknown options are refused."""
+def generate_request(model: str | Mapping[str, Any], **options: Any) -> dict[str, Any]:
+    """A generate request for a mounted model or a hub's repository: greedy unless `search` says otherwise; unknown
+    options are refused."""
     request: dict[str, Any] = {
         "kind": "generate",
-        "model": f"/models/{model}/",
+        "model": f"/models/{model}/" if isinstance(model, str) else model,
         "dtype": None,
         "device": "webgpu",
         "capture": "tape",

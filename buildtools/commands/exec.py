@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ..errors import CommandError
-from ..models import check_onnx_folder, model_url, mounts
+from ..models import add_hub_arguments, check_onnx_folder, model_url, mounts, repository
 from ..terminal import Progress
 from .run import raise_remote
 
@@ -20,21 +20,23 @@ GROUP = "run"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `exec`; what follows `--` goes to the script."""
     parser.add_argument("script", metavar="SCRIPT.py", help="the script; its sys.argv holds what follows --")
-    model_help = (
-        "a folder with a model, a repository or an ONNX graph, which the script reaches as /models/NAME/ (its own name)"
-    )
+    model_help = "a folder with a model, a repository or an ONNX graph, as models[NAME]; or a hub's repository"
     parser.add_argument("--model", metavar="DIR", action="append", default=[], help=model_help)
+    add_hub_arguments(parser)
 
 
 def check(args: argparse.Namespace) -> None:
-    """Read the script and check the models; fills `args.source` and `args.mounts`."""
+    """Read the script and check the models; fills `args.source`, `args.mounts` and `args.models`."""
     script = Path(args.script)
     try:
         args.source = script.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise CommandError(f"cannot read the script {script} ({reason}): give the path of a Python file") from error
-    args.mounts = mounts(check_onnx_folder(Path(folder)) for folder in args.model)
+    named = {name: repository(name, args.hub, args.revision) for name in args.model}
+    args.mounts = mounts(check_onnx_folder(Path(name)) for name, hub in named.items() if hub is None)
+    args.models = {name: model_url(name) for name in args.mounts}
+    args.models |= {name: hub for name, hub in named.items() if hub is not None}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,7 +68,7 @@ async def execute(args: argparse.Namespace) -> int:
         "source": args.source,
         "filename": args.script,
         "argv": [args.script, *args.rest],
-        "models": {name: model_url(name) for name in args.mounts},
+        "models": args.models,
     }
     with serving(assemble(), args.mounts) as server:
         async with open_harness(server.url, show, args.debug) as harness:

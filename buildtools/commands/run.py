@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CommandError
-from ..models import BUNDLED, DTYPES, check_model, model_url, mounts
+from ..models import BUNDLED, DTYPES, add_hub_arguments, check_model, model_url, mounts, repository
 from ..terminal import Progress, say
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a folder that onnxruntime-genai's model builder wrote, or a repository in Transformers.js layout "
         "(default: the bundled model)",
     )
+    add_hub_arguments(parser)
     add("--dtype", choices=sorted(DTYPES), help="which graph of a repository (default: one that suits the adapter)")
     add("--max-new-tokens", type=int, metavar="N", default=128, help="stop after N new tokens (default: %(default)s)")
     add("--run-ahead", type=int, metavar="K", help="decode steps per submit (default: adaptive)")
@@ -50,16 +51,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse what can be refused without a browser; turns the arguments into `args.request` and `args.folder`."""
+    """Refuse what can be refused without a browser; turns the arguments into `args.request` and `args.folders`."""
     prompt, prompt_ids = read_prompt(args)
     for option, value in (("--max-new-tokens", args.max_new_tokens), ("--run-ahead", args.run_ahead)):
         if value is not None and value < 1:
             raise CommandError(f"{option} is {value}, but must be at least 1: give a larger number or leave it out")
     search = read_search(args)
-    args.folder = check_model(Path(args.model) if args.model is not None else BUNDLED)
+    hub = repository(args.model, args.hub, args.revision) if args.model is not None else None
+    args.folders = [] if hub else [check_model(Path(args.model) if args.model is not None else BUNDLED)]
     args.request = {
         "kind": "generate",
-        "model": model_url(args.folder.name),
+        "model": hub or model_url(args.folders[0].name),
         "dtype": args.dtype,
         "device": args.device,
         "capture": args.capture,
@@ -133,7 +135,7 @@ async def generate(args: argparse.Namespace) -> int:
 
     output = Output()
     try:
-        with serving(assemble(), mounts([args.folder])) as server:
+        with serving(assemble(), mounts(args.folders)) as server:
             async with open_harness(server.url, output.show, args.debug) as harness:
                 reply = await harness.request(args.request)
     finally:

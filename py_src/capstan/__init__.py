@@ -40,6 +40,7 @@ from .fallback import FallbackWarning
 from .generator import Generator
 from .generator_params import GeneratorParams
 from .host import use_host
+from .hub import HubRepository
 from .model import Model
 from .planning import open_device, plan
 from .search import SearchOptions
@@ -70,6 +71,7 @@ __all__ = [
     "FallbackWarning",
     "Generator",
     "GeneratorParams",
+    "HubRepository",
     "Model",
     "ModelFileError",
     "OptionError",

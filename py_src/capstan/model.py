@@ -34,13 +34,13 @@ class Model:
     """A decoder, ready to generate: a folder of onnxruntime-genai's model builder, or a repository in Transformers.js
     layout (config.json and onnx/model_DTYPE.onnx).
 
-    `path` is the folder: a URL, a FileSystemDirectoryHandle or an array of File objects that the user picked, or a
-    directory on CPython. `dtype` is the repository's graph to take, as in Transformers.js: 'fp32', 'fp16', 'q4',
-    'q4f16', 'q8', 'int8', 'uint8' or 'bnb4'; None takes one that suits the device. `device` is 'webgpu', 'wasm', 'auto'
-    (WebGPU on a hardware adapter, else wasm) or, on CPython, 'reference'. `capture` is how decode steps run on WebGPU:
-    'tape', 'ort' (onnxruntime-web's own capture) or 'off' (eager); where that is not possible the next one down is
-    used, and the generator's `capture_note` says why. `passes` names what is done to the recorded step, out of
-    `capstan.tape.PASSES`; None does all that pays on the adapter. Weights are kept in the browser's storage
+    `path` is the folder: a URL, a FileSystemDirectoryHandle or an array of File objects that the user picked, a
+    HubRepository, or a directory on CPython. `dtype` is the repository's graph to take, as in Transformers.js: 'fp32',
+    'fp16', 'q4', 'q4f16', 'q8', 'int8', 'uint8' or 'bnb4'; None takes one that suits the device. `device` is 'webgpu',
+    'wasm', 'auto' (WebGPU on a hardware adapter, else wasm) or, on CPython, 'reference'. `capture` is how decode steps
+    run on WebGPU: 'tape', 'ort' (onnxruntime-web's own capture) or 'off' (eager); where that is not possible the next
+    one down is used, and the generator's `capture_note` says why. `passes` names what is done to the recorded step, out
+    of `capstan.tape.PASSES`; None does all that pays on the adapter. Weights are kept in the browser's storage
     (`capstan.WeightStore`) unless `disable_file_mapped_weights` is set. `progress(what, done, total)` is called with
     bytes.
 

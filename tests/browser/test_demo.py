@@ -6,13 +6,18 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, Worker, expect
 
 from buildtools.server import SiteServer
+from tests import oracle
+from tests.browser.hub_server import Repository, running_hub
+from tests.browser.model_variants import LLAMA
 from tests.harness import watch
+from tests.repository_layout import lay_out
 
 WATCH_TEXT = """() => {
   const [text, status, run, stop, output] = ['text', 'status', 'run', 'stop', 'output'].map(
@@ -116,7 +121,7 @@ def demo(booted: Demo) -> Iterator[Demo]:
     for selector, label in CHOOSE.items():
         booted.page.select_option(selector, label=label)
     booted.page.select_option("#search", "greedy")
-    booted.set(prompt="def fibonacci(n):", max_new_tokens="6", run_ahead="")
+    booted.set(prompt="def fibonacci(n):", max_new_tokens="6", run_ahead="", repository="", hub="")
     yield booted
     assert not booted.faults()
 
@@ -308,3 +313,19 @@ def test_a_worker_that_does_not_start_is_reported(browser: Browser, site: SiteSe
     expect(page.locator("#status")).to_have_text("Done", timeout=BOOT_MS)
     expect(alert).to_be_hidden()
     context.close()
+
+
+def test_a_model_of_a_hub_runs_and_an_address_that_is_none_is_pointed_out(demo: Demo, tmp_path: Path) -> None:
+    with running_hub({"nano/llama": Repository(lay_out(LLAMA, tmp_path / "nano"))}) as hub:
+        demo.set(repository="nano/llama", hub=hub.url)
+        demo.page.click("#run")
+        demo.wait("status", "^Done$")
+        prompt = oracle.encode(LLAMA, "def fibonacci(n):")
+        assert demo.text("text") == oracle.decode(LLAMA, oracle.greedy(LLAMA, prompt, 6))
+        asked = len(hub.requests)
+        assert asked
+        demo.set(hub="hub.test")
+        demo.page.click("#run")
+        demo.wait("error-message", "^hub is 'hub.test', but must be an address and begin with https:// or http://$")
+        assert demo.page.get_attribute("#hub", "aria-invalid") == "true"
+        assert len(hub.requests) == asked

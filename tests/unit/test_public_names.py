@@ -13,7 +13,7 @@ import capstan
 
 PUBLIC = """
 AsyncRequiredError BindingError BufferMismatchError CapstanError ClosedError ConfigError DeviceError
-DeviceLostError DeviceUnavailableError FallbackWarning Generator GeneratorParams Model ModelFileError
+DeviceLostError DeviceUnavailableError FallbackWarning Generator GeneratorParams HubRepository Model ModelFileError
 OptionError OutOfMemoryError PromptError SearchOptions StorageError StoredWeights TapeCheckError
 TapeError TapeKeyError TextStream Timing Tokenizer TokenizerStream UncomputedError UnsupportedModelError
 ValidationError Verification WeightStore WeightsChangedError measure memory open_device plan

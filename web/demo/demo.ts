@@ -186,10 +186,24 @@ function number(name: string): number | null {
   return value;
 }
 
-function readForm(): GenerateRequest {
+function text(name: string): string {
+  return (form.elements.namedItem(name) as HTMLInputElement).value.trim();
+}
+
+/** The model chosen: one that the site offers, or a hub's. What id and address may be is Python's to say. */
+function chosenModel(): GenerateRequest["model"] {
+  const repository = text("repository");
+  if (repository) {
+    return { repository, hub: text("hub"), revision: text("revision") || null, token: text("token") || null };
+  }
   if (!models.value) {
     throw new FormError("model", "this site offers no model; start it with build.py serve --model DIR");
   }
+  return models.value;
+}
+
+function readForm(): GenerateRequest {
+  const model = chosenModel();
   const options: GenerateRequest["search"] = { do_sample: search.value === "sample" };
   if (options["do_sample"]) {
     for (const name of ["temperature", "top_k", "top_p", "random_seed"]) {
@@ -199,8 +213,8 @@ function readForm(): GenerateRequest {
   }
   return {
     kind: "generate",
-    model: models.value,
-    dtype: null,
+    model,
+    dtype: text("dtype") || null,
     device: device.value as GenerateRequest["device"],
     capture: capture.value as GenerateRequest["capture"],
     run_ahead: number("run_ahead"),

@@ -7,6 +7,7 @@ export type {
   CapstanEvent,
   ExecRequest,
   GenerateRequest,
+  HubRepository,
   ModelFolder,
   ModelsRequest,
   ModelsResult,

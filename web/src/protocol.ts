@@ -3,8 +3,19 @@
 /** What a page may ask of the worker. */
 export type Request = GenerateRequest | ExecRequest | ModelsRequest | CancelRequest;
 
-/** A model folder: a URL ending in a slash, or what the user picked, a folder or the files of one. */
-export type ModelFolder = string | FileSystemDirectoryHandle | File[];
+/** A model folder: a URL ending in a slash, what the user picked, a folder or the files of one, or a hub's repository. */
+export type ModelFolder = string | FileSystemDirectoryHandle | File[] | HubRepository;
+
+/** A repository of a hub; see capstan.HubRepository. */
+export interface HubRepository {
+  /** Its id, as OWNER/NAME. */
+  repository: string;
+  /** The hub's address. */
+  hub: string;
+  /** A branch, a tag or a commit; null is the branch main. */
+  revision: string | null;
+  token: string | null;
+}
 
 /** Complete a prompt with a model; tokens arrive as `text` events, the summary as the reply. */
 export interface GenerateRequest {

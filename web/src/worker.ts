@@ -4,9 +4,19 @@ import type { PyCallable, PyProxy } from "pyodide/ffi";
 import { GpuEngine } from "./engine";
 import { EngineError } from "./errors";
 import { requestAdapter, summarize } from "./gpu/adapter";
-import type { CapstanEvent, Expected, FromWorker, ModelFolder, Reply, Request, ToWorker } from "./protocol";
+import type {
+  CapstanEvent,
+  Expected,
+  FromWorker,
+  HubRepository,
+  ModelFolder,
+  Reply,
+  Request,
+  ToWorker,
+} from "./protocol";
 import { freeBytes, openBacking } from "./storage/backing";
 import { Chunk } from "./storage/chunk";
+import { hubRefusal, inRepository, openRepository } from "./storage/hub";
 import { Memory } from "./storage/memory";
 import { adopt, listing, pickedFile } from "./storage/picked";
 import { fetchedOnce, prefetch } from "./storage/prefetch";
@@ -68,6 +78,7 @@ function makeHost(base: string): Record<string, unknown> {
 
 const storage = {
   adopt,
+  openRepository,
   listing,
   absolute,
   openBacking,
@@ -82,6 +93,7 @@ const storage = {
 async function fetchOptional(url: string): Promise<Uint8Array | null> {
   const file = await pickedFile(url);
   if (file !== undefined) return file && new Uint8Array(await file.arrayBuffer());
+  if (inRepository(url) === false) return null;
   const response = await fetchedOnce(url);
   if (response.status === 404) return null;
   return whole(url, readable(url, response));
@@ -91,6 +103,8 @@ async function fetchOptional(url: string): Promise<Uint8Array | null> {
 async function fileExists(url: string): Promise<boolean> {
   const file = await pickedFile(url);
   if (file !== undefined) return file !== null;
+  const listed = inRepository(url);
+  if (listed !== null) return listed;
   const response = await fetched(url, "ModelFileError", { method: "HEAD" });
   if (response.status === 404) return false;
   if (!response.ok) throw unreadable(url, response);
@@ -147,6 +161,8 @@ function readable(url: string, response: Response): Response {
 }
 
 function unreadable(url: string, response: Response): EngineError {
+  const why = hubRefusal(url, response);
+  if (why) return new EngineError("ModelFileError", `${url}: ${why}`);
   return new EngineError("ModelFileError", `${url} cannot be read (HTTP ${response.status}); check the model folder`);
 }
 
@@ -239,12 +255,16 @@ async function boot(
 /** The last request under way; requests wait for one another, `cancel` does not. */
 let turn: Promise<void> = Promise.resolve();
 
+/** A model folder as Python knows it. */
+type ModelName = string | HubRepository;
+
 /** The request as Python reads it: picked folders by the names they are adopted under. */
 async function prepared(request: Request): Promise<string> {
-  const name = (folder: ModelFolder): string | Promise<string> => (typeof folder === "string" ? folder : adopt(folder));
+  const name = (folder: ModelFolder): ModelName | Promise<ModelName> =>
+    typeof folder === "string" || "repository" in folder ? folder : adopt(folder);
   if (request.kind === "generate") return JSON.stringify({ ...request, model: await name(request.model) });
   if (request.kind !== "exec") return JSON.stringify(request);
-  const models: Record<string, string> = {};
+  const models: Record<string, ModelName> = {};
   for (const [key, folder] of Object.entries(request.models)) models[key] = await name(folder);
   return JSON.stringify({ ...request, models });
 }

@@ -20,6 +20,7 @@ from pyodide.code import eval_code_async
 from ..errors import OptionError, PromptError
 from ..generator import Generator
 from ..generator_params import GeneratorParams
+from ..hub import HubRepository
 from ..model import Model
 from ..stream import TextStream
 from ..tokenizer import Tokenizer
@@ -28,7 +29,7 @@ from . import host
 
 __all__ = ["cancel", "handle"]
 
-Key = tuple[str, str | None, str, str]
+Key = tuple[str | HubRepository, str | None, str, str]
 """A model's folder and dtype, the device and the capture."""
 
 running: asyncio.Task[Any] | None = None
@@ -88,7 +89,7 @@ def failure(kind: str, message: str, error: BaseException) -> dict[str, Any]:
 
 async def generate(request: dict[str, Any]) -> dict[str, Any]:
     """Complete a prompt; the keys of the result are those of `build.py run --json`."""
-    model = await load_once((request["model"], request["dtype"], request["device"], request["capture"]))
+    model = await load_once((folder_of(request["model"]), request["dtype"], request["device"], request["capture"]))
     tokenizer = Tokenizer(model)
     prompt_ids = request["prompt_ids"]
     if prompt_ids is None:
@@ -130,6 +131,11 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
             "time_to_first_token_ms": timing.time_to_first_token,
             "counters": generator.counters,
         }
+
+
+def folder_of(model: Any) -> str | HubRepository:
+    """A ModelFolder of web/src/protocol.ts, after the worker has adopted what was picked."""
+    return HubRepository.from_request(model) if isinstance(model, dict) else str(model)
 
 
 async def load_once(key: Key) -> Model:
@@ -209,7 +215,8 @@ async def models(request: dict[str, Any]) -> dict[str, Any]:
 async def execute(request: dict[str, Any]) -> dict[str, int]:
     """Run a script as `__main__`, top-level await allowed; `models` maps names to folders."""
     sys.argv = list(request["argv"])
-    names = {"__name__": "__main__", "__file__": request["filename"], "models": dict(request["models"])}
+    folders = {name: folder_of(model) for name, model in request["models"].items()}
+    names = {"__name__": "__main__", "__file__": request["filename"], "models": folders}
     names["__builtins__"] = builtins
     status = 0
     try:

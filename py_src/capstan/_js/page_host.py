@@ -21,6 +21,7 @@ from ..device.webgpu.model_graphs import Graphs, OpenWeights, model_graphs, rewr
 from ..errors import DeviceUnavailableError, ModelFileError, OptionError, UncomputedError
 from ..fallback import fall_back
 from ..graph import external_entries, parse
+from ..hub import HubRepository
 from ..load_times import phase
 from ..memory import Fit
 from ..notes import Notes
@@ -77,6 +78,8 @@ class PageHost:
         return PageBackend(host.make_tokenizer(tokenizer_json, tokenizer_config_json))
 
     async def adopt(self, path: Any) -> str:
+        if isinstance(path, HubRepository):
+            return await storage.open_repository(path)
         if not isinstance(path, str):
             return await storage.adopt(path)
         return path if path.endswith("/") else path + "/"

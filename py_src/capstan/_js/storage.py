@@ -11,6 +11,7 @@ from typing import Any
 import _capstan_host
 from pyodide.ffi import JsException
 
+from ..hub import HubRepository
 from ..storage import BrokenDownloadError, Chunk, Sink, SourceIdentity
 from .errors import typed_errors
 
@@ -26,6 +27,7 @@ __all__ = [
     "make_chunk",
     "memory",
     "open_backing",
+    "open_repository",
     "open_source",
 ]
 
@@ -49,8 +51,15 @@ async def adopt(folder: Any) -> str:
         return str(await _capstan_host.storage.adopt(folder))
 
 
+async def open_repository(repository: HubRepository) -> str:
+    """The address of a repository's files at the commit that its revision is now."""
+    with storage_errors():
+        asked = (repository.id, repository.hub, repository.revision, repository.token or None)
+        return str(await _capstan_host.storage.openRepository(*asked))
+
+
 async def listing(folder: str) -> list[str] | None:
-    """The files of a picked folder; None where there is no list of them."""
+    """The files of a picked folder or a hub's repository; None where there is no list of them."""
     with storage_errors():
         text = await _capstan_host.storage.listing(folder)
     if not isinstance(text, str):

@@ -14,6 +14,7 @@ from ..config import GenaiConfig
 from ..device.base import DeviceModel, Progress, TapeOptions
 from ..device.interface import DeviceInterface
 from ..errors import DeviceUnavailableError, ModelFileError, OptionError
+from ..hub import HubRepository
 from ..memory import Fit
 from ..repository import ON_CPU
 from ..storage import Backing
@@ -71,6 +72,8 @@ class LocalHost:
         return LocalBackend(tokenizer_json, tokenizer_config_json)
 
     async def adopt(self, path: Any) -> str:
+        if isinstance(path, HubRepository):
+            raise OptionError(f"{path} can be read in a page only; download the repository and give its directory")
         if not isinstance(path, str | os.PathLike):
             raise OptionError(f"a model's path is {path!r}, but must be a directory's")
         folder = os.fspath(path)

@@ -1,10 +1,11 @@
 // Model folders that the user picked, under names that look like URLs: "picked:NAME/".
 
 import { EngineError } from "../errors";
-import type { ModelFolder } from "../protocol";
+import type { HubRepository, ModelFolder } from "../protocol";
+import { repositoryListing } from "./hub";
 
 /** A folder handle, or the files of one (those of an `<input type="file" webkitdirectory>`). */
-export type PickedFolder = Exclude<ModelFolder, string>;
+export type PickedFolder = Exclude<ModelFolder, string | HubRepository>;
 
 const SCHEME = "picked:";
 const folders = new Map<string, PickedFolder>();
@@ -49,10 +50,13 @@ export async function pickedFile(url: string): Promise<File | null | undefined> 
   }
 }
 
-/** The paths of a picked folder's files, as a JSON array; null for any other folder. */
+/** The paths of the files of a picked folder or a hub's repository, as a JSON array; null for any other folder. */
 export async function listing(folder: string): Promise<string | null> {
   const found = folders.get(folder);
-  if (!found) return null;
+  if (!found) {
+    const names = repositoryListing(folder);
+    return names && JSON.stringify(names);
+  }
   return JSON.stringify(Array.isArray(found) ? found.map(pathOf) : await filesBelow(found, ""));
 }
 

@@ -3,6 +3,7 @@
 
 import { EngineError, type EngineErrorCode } from "../errors";
 import { ByteReader, Chunk } from "./chunk";
+import { authorization, hubRefusal, listedIdentity } from "./hub";
 import { pickedFile } from "./picked";
 
 /** What a source says of itself; see capstan.storage.SourceIdentity. */
@@ -35,20 +36,26 @@ export function assumedSource(identity: string, keep: boolean): HttpSource {
 }
 
 async function probe(url: string): Promise<SourceIdentity> {
+  const listed = listedIdentity(url);
+  if (listed && listed.size !== null) return { name: url, size: listed.size, validator: listed.validator };
   let response = await fetched(url, "BrokenDownloadError", { method: "HEAD" });
   if (!response.ok && response.status !== 404 && response.status !== 410) {
     // Some servers answer GET only.
     response = await fetched(url, "BrokenDownloadError", { headers: { Range: "bytes=0-0" } });
     discardBody(response);
   }
-  if (!response.ok) throw refused(url, response.status);
-  return { name: url, size: sizeOf(response), validator: validatorOf(response) };
+  if (!response.ok) throw refused(url, response);
+  return { name: url, size: sizeOf(response), validator: validatorOf(response) ?? listed?.validator ?? null };
 }
 
 /** A response, whatever its status; an error of this code if there is none. */
-export async function fetched(url: string, code: EngineErrorCode, init?: RequestInit): Promise<Response> {
+export async function fetched(
+  url: string,
+  code: EngineErrorCode,
+  init?: RequestInit & { headers?: Record<string, string> },
+): Promise<Response> {
   try {
-    return await fetch(url, init);
+    return await fetch(url, { ...init, headers: { ...init?.headers, ...authorization(url) } });
   } catch (error) {
     const remedy = "check the address, the network and, on another origin, that its server allows this page (CORS)";
     throw new EngineError(code, `${url} cannot be fetched (${String(error)}); ${remedy}`);
@@ -60,11 +67,12 @@ function discardBody(response: Response): void {
   response.body?.cancel().catch(() => undefined);
 }
 
-function refused(url: string, status: number): EngineError {
+function refused(url: string, response: Response): EngineError {
+  const { status } = response;
   if (TRANSIENT.includes(status)) return new EngineError("BrokenDownloadError", `the server answered HTTP ${status}`);
   return new EngineError(
     "ModelFileError",
-    `${url}: the weights cannot be read (HTTP ${status}); check the model folder`,
+    `${url}: ${hubRefusal(url, response) ?? `the weights cannot be read (HTTP ${status}); check the model folder`}`,
   );
 }
 
@@ -158,7 +166,7 @@ export class HttpSource {
     const response = await fetched(url, "BrokenDownloadError", { headers, cache });
     try {
       if (response.status === 416) throw this.changed("it is shorter now");
-      if (!response.ok || !response.body) throw refused(url, response.status);
+      if (!response.ok || !response.body) throw refused(url, response);
       this.compare(response);
       const found = sizeOf(response);
       if (size !== null && found !== null && found !== size)
