@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext
 
 from buildtools.server import SiteServer
+from capstan.tape import PASSES
 from tests.conftest import BOOT_MS
 from tests.harness import Harness, exec_request
 
@@ -211,3 +212,53 @@ def test_a_page_that_is_closed_while_it_records_leaves_nothing_that_the_next_one
     assert found["asked"]["first"]["restore_tape"] == 0
     assert found["asked"]["loaded again"] == MADE_AGAIN
     assert found["ids"] == 4 * [found["ids"][0]]
+
+
+PREFILL = """
+import json, sys
+import capstan
+from capstan._js.gpu import JsGpuEngine
+
+asked = []
+for name in ("record", "restore_tape", "run"):
+    def noted(name=name, plain=getattr(JsGpuEngine, name)):
+        async def call(self, *given, **named):
+            asked.append(name)
+            return await plain(self, *given, **named)
+        return call
+    setattr(JsGpuEngine, name, noted())
+model = await capstan.Model.load(next(iter(models.values())), device="webgpu", passes=PASSES)
+found = []
+for _ in range(int(sys.argv[1])):
+    params = capstan.GeneratorParams(model)
+    params.set_search_options(do_sample=False, max_length=136)
+    async with capstan.Generator(model, params) as generator:
+        generator.append_tokens([(37 * i + 11) % 509 for i in range(128)])
+        ids = [token async for token in generator]
+        found.append([{name: asked.count(name) for name in dict.fromkeys(asked)}, ids, generator.tape_passes["prefill"]])
+        asked.clear()
+await model.aclose()
+print(json.dumps(found))
+"""
+
+
+def test_prefill_tapes_are_made_again_in_a_later_page(browser: Browser, site: SiteServer) -> None:
+    context = browser.new_context()
+    found: list[list[Any]] = []
+    source = PREFILL.replace("PASSES", repr(list(PASSES)))
+    for times in (2, 1):
+        page = context.new_page()
+        page.set_default_navigation_timeout(BOOT_MS)
+        harness = Harness.open(page, site.url)
+        done = harness.exec(source, ["nano-llama"], [str(times)])
+        assert (done.status, done.stderr, harness.errors) == (0, "", []), done.stderr
+        page.close()
+        found.append(json.loads(done.stdout))
+    context.close()
+    [first, second], [later] = found
+    assert first[0]["record"] == 1, "the decode step"
+    assert second[0]["record"] == 1, "the runs of 64 positions came before"
+    assert later[0] == {"restore_tape": 2}, "both: nothing is recorded, and onnxruntime-web runs nothing"
+    assert first[1] == second[1] == later[1]
+    assert second[2] == later[2]
+    assert later[2].startswith("64 positions: ")

@@ -118,19 +118,20 @@ async def cancelled(
     """
     found = []
     opened = await load(models, model, passes=["prefill"])
-    for name, number in at.items():
-        await opened.trim()
-        await picked(opened, prompt, 1, max_length=256)
-        async with Generator(opened, parameters(opened, max_length=256)) as generator:
-            generator.append_tokens(prompt)
-            waiting = asyncio.ensure_future(generator.generate_next_token_async())
-            with on_call(name, waiting.cancel, number), suppress(asyncio.CancelledError):
-                await waiting
-            generator.rewind_to(0)
-            generator.append_tokens(short)
-            ids = [await take(generator, count)]
-        found.append([*ids, *[await picked(opened, prompt, count, max_length=256) for _ in range(2)]])
-        assert opened.healthy()
+    with recorded_anew():
+        for name, number in at.items():
+            await opened.trim()
+            await picked(opened, prompt, 1, max_length=256)
+            async with Generator(opened, parameters(opened, max_length=256)) as generator:
+                generator.append_tokens(prompt)
+                waiting = asyncio.ensure_future(generator.generate_next_token_async())
+                with on_call(name, waiting.cancel, number), suppress(asyncio.CancelledError):
+                    await waiting
+                generator.rewind_to(0)
+                generator.append_tokens(short)
+                ids = [await take(generator, count)]
+            found.append([*ids, *[await picked(opened, prompt, count, max_length=256) for _ in range(2)]])
+            assert opened.healthy()
     return found
 
 
@@ -166,20 +167,21 @@ async def closed(
     device = await capstan.open_device("webgpu")
     found: list[Any] = []
     try:
-        for step, name in at:
-            opened = await capstan.Model.load(models[model], device="webgpu", passes=TAPED)
-            if step == "prefill":
-                await picked(opened, prompt, 1, max_length=256)
-            generator = Generator(opened, parameters(opened, max_length=256))
-            generator.append_tokens(prompt)
-            waiting = asyncio.ensure_future(generator.generate_next_token_async())
-            closing = Closing(opened)
-            with on_call(name, closing.begin), recorded_anew():
-                await asyncio.wait([waiting])
-            error = waiting.exception()
-            await closing.end()
-            await generator.aclose()
-            found.append([step, name, type(error).__name__, held(model)])
+        with recorded_anew():
+            for step, name in at:
+                opened = await capstan.Model.load(models[model], device="webgpu", passes=TAPED)
+                if step == "prefill":
+                    await picked(opened, prompt, 1, max_length=256)
+                generator = Generator(opened, parameters(opened, max_length=256))
+                generator.append_tokens(prompt)
+                waiting = asyncio.ensure_future(generator.generate_next_token_async())
+                closing = Closing(opened)
+                with on_call(name, closing.begin):
+                    await asyncio.wait([waiting])
+                error = waiting.exception()
+                await closing.end()
+                await generator.aclose()
+                found.append([step, name, type(error).__name__, held(model)])
     finally:
         device.close()
     return found
@@ -191,7 +193,8 @@ async def without_room(
     """Ids after a prompt that came before, whose tape finds no memory in one of the engine's methods."""
     opened = await load(models, model, passes=TAPED)
     await opened.trim()
-    first = await picked(opened, prompt, count, max_length=256)
+    with recorded_anew():
+        first = await picked(opened, prompt, count, max_length=256)
     device = gpu().js.watched.device
     before = held(model)
     with warnings.catch_warnings(record=True) as warned:

@@ -125,6 +125,7 @@ class WebGpuDecoder:
         buffers = self._buffers
         self._require_open()
         await self._rest()
+        self._require_open()
         tapes = self._prefill_tapes
         if tapes is not None and past == 0:
             await self._make_tapes(tapes, tapes.due(len(ids)))

@@ -273,7 +273,8 @@ class WebGpuModel:
                 raise
 
         weights = weights_on_device(engine, graphs.products, self._weights)
-        return PrefillTapes(engine, buffers, graphs.description, weights, capture, prompt)
+        key = None if buffers.given else self._key(buffers.capacity)
+        return PrefillTapes(engine, buffers, graphs.description, weights, capture, prompt, self._stored, key)
 
     async def _decode_session(self, owner: str, capacity: int) -> int:
         """A session to capture decode steps with. Raises TapeError, UnsupportedModelError if there can be none."""

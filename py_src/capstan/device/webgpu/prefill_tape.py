@@ -15,6 +15,7 @@ from ...tape import (
     MatrixMatMul,
     Recorded,
     Recording,
+    TapeKey,
     WorkgroupLimits,
     captured_half,
     check_replayable,
@@ -25,6 +26,7 @@ from ...tape import (
 from .engine import GpuEngine, GpuTapes
 from .replay_check import TOLERANCE, check_replay
 from .sequence_buffers import SequenceBuffers
+from .stored_tapes import StoredTapes
 
 __all__ = ["IN_INT8", "PrefillTapes", "Run", "cut_prompt", "weights_on_device"]
 
@@ -64,6 +66,11 @@ def cut_prompt(count: int, chunk: int, lengths: Collection[int]) -> list[Run]:
     return runs
 
 
+def note_of(length: int) -> str:
+    """What tapes of such runs are stored as."""
+    return f"prefill of {length} positions"
+
+
 def weights_on_device(
     engine: GpuTapes, products: Collection[Int4Product], buffers: Mapping[str, int]
 ) -> dict[int, Int4Weights]:
@@ -78,8 +85,8 @@ def weights_on_device(
 
 @dataclass
 class PrefillTapes:
-    """The prefill tapes of one sequence. A tape is made when a run of its length comes for the second time, or before
-    that, when a sequence is prepared after the first.
+    """The prefill tapes of one sequence. A tape is made when a run of its length comes for the second time; one that is
+    stored, by another sequence or an earlier load, is made again when the first such run comes.
 
     What a tape takes (the buffers of its captured session, the scratch of its kernels, and copies of the caches while
     it is checked) is in no estimate of the model's memory: where there is none for it, onnxruntime-web goes on running
@@ -95,12 +102,16 @@ class PrefillTapes:
     """A captured session over the sequence's buffers for runs of that length, and its binding."""
     eager: int
     """The prefill session bound to any number of prompt ids."""
+    stored: StoredTapes
+    key: TapeKey | None
+    """What they are stored for; None where they are not."""
     tapes: dict[int, int] = field(default_factory=dict)
     """By length; 0 where there can be none."""
     said: dict[int, str] = field(default_factory=dict)
     """What was made, or why nothing was, by length."""
     sessions: list[tuple[int, int]] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
+    """Lengths of runs that came."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -115,20 +126,32 @@ class PrefillTapes:
         return "; ".join(f"{length} positions: {said}" for length, said in sorted(self.said.items()))
 
     def due(self, count: int) -> list[int]:
-        """The lengths of the tapes to make now for a new prompt of `count` ids; what it wants of others is noted."""
+        """The lengths of the tapes that a new prompt of `count` ids wants and that were not made yet."""
         wanted = {run.length for run in cut_prompt(count, self.buffers.chunk, self.lengths)} & set(self.lengths)
-        due = self.untried(wanted & self.seen)
-        self.seen |= wanted
-        return due
+        return self.untried(wanted)
 
     def untried(self, lengths: Collection[int]) -> list[int]:
         """Those of these lengths of which no tape was made or found impossible."""
         return sorted(set(lengths) - self.tapes.keys())
 
     async def make(self, lengths: Collection[int]) -> None:
-        """Make the tapes of these lengths; the sequence's buffers are used for it, its mask too."""
+        """Make the tapes of these lengths, those that are stored and those of runs that came before; the sequence's
+        buffers are used for it, its mask too."""
         for length in lengths:
-            self.tapes[length] = await self._make(length)
+            restored = await self._restored(length)
+            if restored or length in self.seen:
+                self.tapes[length] = restored or await self._make(length)
+            self.seen.add(length)
+
+    async def _restored(self, length: int) -> int:
+        """A stored tape made again, 0 if there is none."""
+        if self.key is None or length in self.seen:
+            return 0
+        found = await self.stored.restore(note_of(length), self.key, self.buffers)
+        if found is None:
+            return 0
+        self.said[length] = found.passes["prefill"]
+        return found.tape
 
     def cut(self, count: int) -> list[Run]:
         """The runs of a prompt of `count` ids."""
@@ -153,15 +176,17 @@ class PrefillTapes:
 
     async def _make(self, length: int) -> int:
         """A checked tape of runs of `length`; 0, with the reason reported, if there can be none."""
+        tape = 0
         try:
             session, binding = await self.capture(length)
             self.sessions.append((session, binding))
             try:
                 tape, said = await self._recorded(length, binding)
                 self.engine.retire(binding)
-                self.said[length] = said
-                return tape
+                await self._keep(length, tape, said)
             except BaseException:
+                if tape:
+                    self.engine.close_tape(tape)
                 self.sessions.remove((session, binding))
                 self.engine.retire(binding)
                 self.engine.unbind(binding)
@@ -173,6 +198,13 @@ class PrefillTapes:
             self.said[length] = f"not used: {error}"
             fall_back("prefill runs from a tape", str(error), "onnxruntime-web runs them")
             return 0
+        self.said[length] = said
+        return tape
+
+    async def _keep(self, length: int, tape: int, said: str) -> None:
+        """Store a checked tape for other sequences and later loads."""
+        if self.key is not None:
+            await self.stored.keep(note_of(length), self.key, self.buffers, tape, {"prefill": said})
 
     async def _recorded(self, length: int, binding: int) -> tuple[int, str]:
         engine, buffers = self.engine, self.buffers
