@@ -235,7 +235,8 @@ for _ in range(int(sys.argv[1])):
     async with capstan.Generator(model, params) as generator:
         generator.append_tokens([(37 * i + 11) % 509 for i in range(128)])
         ids = [token async for token in generator]
-        found.append([{name: asked.count(name) for name in dict.fromkeys(asked)}, ids, generator.tape_passes["prefill"]])
+        counted = {name: asked.count(name) for name in dict.fromkeys(asked)}
+        found.append([counted, ids, generator.tape_passes["prefill"]])
         asked.clear()
 await model.aclose()
 print(json.dumps(found))
