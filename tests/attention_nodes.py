@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["AttentionNode"]
+__all__ = ["HEAD_SIZE", "AttentionNode"]
 
 HEADS, KV_HEADS, HEAD_SIZE, CAPACITY = 4, 2, 16, 64
 Array = np.ndarray[Any, np.dtype[Any]]

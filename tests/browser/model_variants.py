@@ -128,8 +128,8 @@ def looking_back(positions: int) -> Callable[[ModelProto], None]:
     return change
 
 
-def soft_capped(value: float) -> Callable[[ModelProto], None]:
-    """The same with a soft cap on attention's scores."""
+def soft_capped(value: float, *, smooth: bool = False) -> Callable[[ModelProto], None]:
+    """The same with a soft cap on attention's scores; if `smooth`, with one more score of 0 in each softmax too."""
 
     def change(model: ModelProto) -> None:
         for node in model.graph.node:
@@ -137,6 +137,8 @@ def soft_capped(value: float) -> Callable[[ModelProto], None]:
                 for attribute in [item for item in node.attribute if item.name == "softcap"]:
                     node.attribute.remove(attribute)
                 node.attribute.add(name="softcap", type=AttributeProto.FLOAT, f=value)
+                if smooth:
+                    node.attribute.add(name="smooth_softmax", type=AttributeProto.INT, i=1)
 
     return change
 

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from capstan import graph
 from capstan.graph.uncomputed import uncomputed
-from tests.attention_nodes import AttentionNode
+from tests.attention_nodes import HEAD_SIZE, AttentionNode
 from tests.browser.page_scripts import PageScripts
 
 ROTARY: dict[str, float | int] = {"do_rotary": 1}
@@ -74,6 +74,34 @@ def test_what_no_rule_forbids_is_computed_and_what_one_forbids_is_not(device: st
             assert wanted in outcomes[case], f"{rules[0]}, and the outcomes of {case} are {outcomes[case]}"
         elif (device, case) not in REFUSED_AT_RUN:
             assert outcomes[case] == {"right"}, case
+
+
+CAPPED: dict[str, tuple[dict[str, float | int], tuple[str, ...]]] = {
+    "plain": ({}, ()),
+    "window": ({"local_window_size": 4}, ()),
+    "scale": ({"scale": 0.1, "softcap": 0.5}, ()),
+    "rotary": (ROTARY, ("cos_cache",)),
+    "interleaved": ({**ROTARY, "rotary_interleaved": 1, "local_window_size": 9}, ("cos_cache",)),
+}
+
+
+def test_soft_caps_in_other_operators_are_computed_on_webgpu(scripts: PageScripts) -> None:
+    nodes = {
+        f"{case} {queries} {past}": AttentionNode(queries, past, {"softcap": 2.0, **attributes}, inputs)
+        for case, (attributes, inputs) in CAPPED.items()
+        for queries, past in LENGTHS
+    }
+    given = {}
+    for key, node in nodes.items():
+        model = graph.soft_caps_apart(graph.parse(node.model()), HEAD_SIZE)
+        assert uncomputed(model, "webgpu", "") == []
+        tensors = node.tensors()
+        feeds = {name: [encoded(tensors[name]), list(tensors[name].shape)] for name in ("query", "key", "value")}
+        given[key] = [b64encode(graph.serialize(model)).decode(), feeds]
+    found = scripts.run("attention_nodes", "outputs", nodes=given, device="webgpu")
+    for key, node in nodes.items():
+        assert not isinstance(found[key], str), found[key]
+        np.testing.assert_allclose(found[key], node.expected().ravel(), atol=1e-5, err_msg=key)
 
 
 def gather_quantized() -> bytes:

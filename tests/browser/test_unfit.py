@@ -39,6 +39,11 @@ def capped(variants: Variants) -> str:
 
 
 @pytest.fixture(scope="module")
+def smooth(variants: Variants) -> str:
+    return variants.graph("nano-smooth", soft_capped(2.0, smooth=True))
+
+
+@pytest.fixture(scope="module")
 def normed(variants: Variants) -> str:
     return variants.graph("nano-normed", norms_in_attention, QWEN3)
 
@@ -48,8 +53,10 @@ def long_rope(variants: Variants) -> str:
     return variants.folder("nano-phi3", LONG_ROPE).name
 
 
-def test_a_soft_cap_is_refused_on_webgpu_before_any_weights_are_read(capped: str, scripts: PageScripts) -> None:
-    found = loaded(scripts, capped, device="webgpu")
+def test_a_soft_cap_with_more_is_refused_on_webgpu_before_any_weights_are_read(
+    smooth: str, scripts: PageScripts
+) -> None:
+    found = loaded(scripts, smooth, device="webgpu")
     assert found["error"] == (
         "UncomputedError: node /model/layers.0/attn/GroupQueryAttention (GroupQueryAttention): "
         "onnxruntime-web ignores on webgpu softcap=2 (and 1 more); use device='wasm' for it"
@@ -57,14 +64,24 @@ def test_a_soft_cap_is_refused_on_webgpu_before_any_weights_are_read(capped: str
     assert found["read"] == []
 
 
-@pytest.mark.parametrize(("device", "hardware"), [("wasm", False), ("auto", True)])
-def test_a_soft_cap_is_computed_on_wasm_where_auto_steps_down_to(
+@pytest.mark.parametrize(("device", "hardware"), [("webgpu", False), ("wasm", False), ("auto", True)])
+def test_a_soft_cap_is_computed_on_every_device(
     device: str, hardware: bool, capped: str, variants: Variants, scripts: PageScripts
 ) -> None:
     found = loaded(scripts, capped, device=device, hardware=hardware)
-    assert found["device"] == "wasm"
+    assert found["device"] == ("wasm" if device == "wasm" else "webgpu")
     assert found["ids"] == oracle.greedy(variants.place / capped, PROMPT, 12)
     assert found["ids"] != oracle.greedy(LLAMA, PROMPT, 12), "the soft cap changes nothing"
+    assert found["counted"] == {}
+
+
+@pytest.mark.parametrize(("device", "hardware"), [("wasm", False), ("auto", True)])
+def test_a_soft_cap_with_more_is_computed_on_wasm_where_auto_steps_down_to(
+    device: str, hardware: bool, smooth: str, variants: Variants, scripts: PageScripts
+) -> None:
+    found = loaded(scripts, smooth, device=device, hardware=hardware)
+    assert found["device"] == "wasm"
+    assert found["ids"] == oracle.greedy(variants.place / smooth, PROMPT, 12)
     if device == "auto":
         [(what, times)] = found["counted"].items()
         assert (times, len(found["warned"])) == (1, 1)

@@ -288,6 +288,40 @@ def test_fed_lengths_compute_what_the_masks_sum_does(name: str) -> None:
     assert np.abs(longer["logits"] - got["logits"]).max() > CLOSE, "the fed lengths change nothing"
 
 
+@pytest.mark.parametrize("fed", [False, True], ids=["summed", "fed"])
+def test_soft_caps_in_other_operators_compute_the_same(fed: bool) -> None:
+    name = "nano-gemma2"
+    lengths = None
+    model = wanted_of = parsed(name)
+    if fed:
+        model, lengths, _ = graph.lengths_as_inputs(model)
+        wanted_of = model
+    model = graph.soft_caps_apart(model, 16)
+    attentions = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
+    assert not any(item.name == "softcap" for node in attentions for item in node.attribute)
+    for valid in (len(IDS), len(IDS) + 40):
+        wanted = run(wanted_of, name, IDS, valid, CAPACITY, lengths)
+        got = run(model, name, IDS, valid, CAPACITY, lengths)
+        assert got.keys() == wanted.keys()
+        for output, values in wanted.items():
+            np.testing.assert_allclose(got[output], values, atol=CLOSE, err_msg=f"{output} at {valid}")
+    uncapped = copy(name)
+    for node in uncapped.graph.node:
+        for item in node.attribute:
+            if item.name == "softcap":
+                item.f = 0.0
+    without = run(uncapped, name, IDS, len(IDS) + 40, CAPACITY)
+    assert np.abs(without["logits"] - got["logits"]).max() > CLOSE, "the soft cap changes nothing"
+
+
+def test_the_scores_of_soft_caps_are_in_the_estimate_of_activations() -> None:
+    model = graph.soft_caps_apart(parsed("nano-gemma2"), 16)
+    found = graph.activations(model)
+    # Heads, tokens, positions: two tensors of them are alive at once.
+    assert found.peak(1, 64, 4096) >= 2 * 4 * (4 * 64 * 4096)
+    assert graph.activations(parsed("nano-gemma2")).peak(1, 64, 4096) < 4 * (4 * 64 * 4096)
+
+
 def test_fed_lengths_leave_the_mask_to_others_that_read_it() -> None:
     model = copy("nano-llama")
     model.graph.node.append(NodeProto(op_type="Identity", name="kept", input=["attention_mask"], output=["copy"]))

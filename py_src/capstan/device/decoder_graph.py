@@ -16,6 +16,7 @@ def decoder_graph(parsed: ModelProto, config: GenaiConfig, device: str) -> tuple
     Raises UncomputedError for what onnxruntime-web does not compute on 'webgpu' or 'wasm', UnsupportedModelError.
     """
     decoder = config.decoder
-    graph.require_computed(parsed, device, decoder.inputs.position_ids)
+    computed = graph.soft_caps_apart(parsed, decoder.head_size) if device == "webgpu" else parsed
+    graph.require_computed(computed, device, decoder.inputs.position_ids)
     kept = graph.keep_last_logits(parsed, decoder.outputs.logits)
     return graph.short_rope(kept, decoder.inputs.attention_mask)

@@ -10,6 +10,7 @@
     weights_to_inputs(model, ...)     external initializers become graph inputs; returns the manifest too
     keep_last_logits(model)           num_logits_to_keep becomes the constant 1
     short_rope(model)                 a choice of rotary factors becomes the short ones; up to which length they hold
+    soft_caps_apart(model, head_size) attention with a soft cap in other operators (for the prefill session)
     require_computed(model, device)   UncomputedError for what the kernels of onnxruntime-web leave out or refuse
     describe(model, decoder)          what a session over this graph needs, as a frozen dataclass
     uncapturable(model)               the nodes that onnxruntime-web cannot capture, and why
@@ -35,6 +36,7 @@ from .long_rope import short_rope
 from .model_file import parse, serialize
 from .quantized_products import quantized_products
 from .scratch import Activations, activations
+from .soft_caps import soft_caps_apart
 from .total_length import total_length_on_gpu
 from .uncomputed import require_computed
 from .weights import Part, Turn, WeightEntry, constants_to_inline, external_entries, weights_to_inputs
@@ -67,6 +69,7 @@ __all__ = [
     "require_computed",
     "serialize",
     "short_rope",
+    "soft_caps_apart",
     "total_length_on_gpu",
     "uncapturable",
     "weights_to_inputs",

@@ -34,7 +34,8 @@ class Graphs:
     prefill: bytes
     decode: bytes
     captured_prefill: bytes
-    """The prefill graph before its lengths were made inputs: what it computes can be captured."""
+    """The prefill graph before its lengths were made inputs and soft caps were taken apart: what it computes can be
+    captured."""
     description: GraphDescription
     weights: tuple[graph.WeightEntry, ...]
     activations: graph.Activations
@@ -105,6 +106,7 @@ async def rewrite(data: bytes, config: GenaiConfig, open_weights: OpenWeights) -
         raise UnsupportedModelError(f"the logits of model.onnx cannot be cut to the last position: {reason}")
     captured_prefill = graph.serialize(prefill)
     prefill, lengths, reason = graph.lengths_as_inputs(prefill, description.mask)
+    prefill = graph.soft_caps_apart(prefill, description.head_size)
     return Graphs(
         graph.serialize(prefill),
         graph.serialize(decode),

@@ -1,4 +1,4 @@
-"""Attention with a window: decode steps from a tape pick what onnxruntime-genai picks, past every window."""
+"""What onnxruntime-web leaves out of captured attention: steps from a tape pick what onnxruntime-genai picks anyway."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from tests import oracle
 from tests.browser.model_variants import LLAMA, Variants, looking_back
 from tests.browser.page_scripts import PageScripts
 
-GEMMA3 = LLAMA.parent / "nano-gemma3"
+GEMMA2, GEMMA3 = LLAMA.parent / "nano-gemma2", LLAMA.parent / "nano-gemma3"
 SHORT, LONG = [5, 6, 7, 8, 9], [(31 * i + 7) % 509 for i in range(150)]
 COUNT = 100
-FUSED = {"nano-gemma3": "14 of them as recorded", "nano-window-16": "1 of them as recorded"}
+FUSED = {
+    "nano-gemma2": "17 of them as recorded",
+    "nano-gemma3": "14 of them as recorded",
+    "nano-window-16": "1 of them as recorded",
+}
 
 
 @pytest.fixture(scope="module")
 def folders(variants: Variants) -> dict[str, Path]:
-    """A model whose first layer has a window of 24 positions, and one whose both layers have one of 16."""
+    """Models whose first layer has a window of 24 positions, and one whose both layers have one of 16."""
     variants.graph("nano-window-16", looking_back(16))
-    return {"nano-gemma3": GEMMA3, "nano-window-16": variants.place / "nano-window-16"}
+    return {"nano-gemma2": GEMMA2, "nano-gemma3": GEMMA3, "nano-window-16": variants.place / "nano-window-16"}
 
 
 def generated(scripts: PageScripts, name: str, prompt: list[int], count: int, **options: Any) -> dict[str, Any]:

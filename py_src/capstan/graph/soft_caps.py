@@ -1,0 +1,221 @@
+"""Attention with a soft cap on its scores, in operators that onnxruntime-web computes on WebGPU.
+
+Its GroupQueryAttention there leaves the cap out. The rewrite keeps the node for what it does to the caches, without the
+cap, and computes its result beside it, from the same q and the caches' first `total_sequence_length` positions:
+
+    q -> (Slice, RotaryEmbedding) -> Mul by scale / cap -> [kv heads, group, tokens, head]
+    present keys -> Slice, Transpose -> MatMul -> Tanh -> Mul by cap -> Add (-inf where a position is out of sight)
+    present values -> Slice, Transpose -> MatMul behind Softmax -> the node's result
+
+Scores are materialised: [heads, tokens, total length], of which the estimate of activations knows.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .onnx_pb2 import ModelProto, NodeProto, TensorProto, ValueInfoProto
+from .wiring import attribute, copy_of, fresh_name, int64_tensor
+
+__all__ = ["soft_caps_apart"]
+
+ATTENTION = "GroupQueryAttention"
+QUERY, KEY, PAST_KEY, SEQLENS_K, TOTAL_LENGTH, COS, SIN, POSITION_IDS = 0, 1, 3, 5, 6, 7, 8, 9
+TAKEN_OVER = {"num_heads", "kv_num_heads", "scale", "softcap", "local_window_size", "do_rotary", "rotary_interleaved"}
+NEUTRAL = {"smooth_softmax": (0, -1), "causal": (1,), "qk_output": (0,), "sliding_window_cache": (0,)}
+"""Further attributes at the values where they change nothing."""
+TYPES: dict[int, tuple[str, float]] = {TensorProto.FLOAT: ("<f", -3e38), TensorProto.FLOAT16: ("<e", -65504.0)}
+"""How a number is packed, and what hides a position."""
+TOKENS: int | str = "sequence_length"
+POSITIONS: int | str = "total_sequence_length"
+
+
+def soft_caps_apart(model: ModelProto, head_size: int) -> ModelProto:
+    """Compute every GroupQueryAttention that has a soft cap by other operators, where it asks for nothing else but a
+    scale, a window and rotary embedding of whole heads of `head_size`; others stay as they are."""
+    result = copy_of(model)
+    for node in [node for node in result.graph.node if node.op_type == ATTENTION]:
+        element = element_of(result, node)
+        if real(node, "softcap") and element in TYPES and taken_over(result, node, head_size):
+            Capped(result, node, element, head_size).replace()
+    return result
+
+
+def real(node: NodeProto, name: str) -> float:
+    return next((item.f for item in node.attribute if item.name == name), 0.0)
+
+
+def element_of(model: ModelProto, node: NodeProto) -> int:
+    name = node.input[PAST_KEY] if len(node.input) > PAST_KEY else ""
+    tensors = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    inputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
+    return int(tensors.get(name, inputs.get(name, TensorProto.UNDEFINED)))
+
+
+def taken_over(model: ModelProto, node: NodeProto, head_size: int) -> bool:
+    """Whether the rewrite computes all that the node asks for."""
+    for item in node.attribute:
+        if item.name not in TAKEN_OVER and item.i not in NEUTRAL.get(item.name, ()):
+            return False
+    if any(node.input[POSITION_IDS + 1 :]) or len(node.output) < 3:
+        return False
+    if not attribute(node, "do_rotary", 0):
+        return True
+    constants = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+    inputs = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
+    rotated = (constants | inputs).get(node.input[COS], [0])
+    return 2 * rotated[-1] == head_size
+
+
+@dataclass
+class Capped:
+    """Makes the nodes of one attention."""
+
+    model: ModelProto
+    node: NodeProto
+    element: int
+    head: int
+    made: list[NodeProto] = field(default_factory=list)
+
+    def replace(self) -> None:
+        graph, node = self.model.graph, self.node
+        heads, kv_heads = attribute(node, "num_heads", 0), attribute(node, "kv_num_heads", 0)
+        head, group = self.head, heads // kv_heads
+        cap, scale = real(node, "softcap"), real(node, "scale") or head**-0.5
+        result, node.output[0] = node.output[0], fresh_name(graph, f"{node.name}/uncapped")
+        for item in [item for item in node.attribute if item.name == "softcap"]:
+            node.attribute.remove(item)
+
+        tokens, total = self.tokens(), self.add("Reshape", [node.input[TOTAL_LENGTH], self.ints("one", [1])], "total")
+        query = node.input[QUERY]
+        if not (len(node.input) > KEY and node.input[KEY]):
+            query = self.sliced(query, "query", 0, heads * head, 2)
+        if attribute(node, "do_rotary", 0):
+            query = self.rotated(query, tokens, heads)
+        query = self.add("Mul", [query, self.number("strength", scale / cap)], "strong", [1, TOKENS, heads * head])
+        query = self.add("Reshape", [query, self.ints("by head", [-1, heads, head])], "by_head", [TOKENS, heads, head])
+        query = self.add("Transpose", [query], "heads_first", [heads, TOKENS, head], perm=[1, 0, 2])
+        grouped = self.ints("grouped", [kv_heads, group, -1, head])
+        query = self.add("Reshape", [query, grouped], "grouped_query", [kv_heads, group, TOKENS, head])
+
+        keys, values = (self.cached(place, total, kv_heads, head) for place in (1, 2))
+        keys = self.add("Transpose", [keys], "keys", [kv_heads, 1, head, POSITIONS], perm=[1, 0, 3, 2])
+        values = self.add("Transpose", [values], "values", [kv_heads, 1, POSITIONS, head], perm=[1, 0, 2, 3])
+        shape = [kv_heads, group, TOKENS, POSITIONS]
+        scores = self.add("Tanh", [self.add("MatMul", [query, keys], "scores", shape)], "tanh", shape)
+        scores = self.add("Mul", [scores, self.number("cap", cap)], "capped", shape)
+        scores = self.add("Add", [scores, self.hidden(tokens)], "seen", shape)
+        weights = self.add("Softmax", [scores], "weights", shape, axis=[-1])
+        attended = self.add("MatMul", [weights, values], "attended", [kv_heads, group, TOKENS, head])
+        rows = self.ints("rows", [heads, -1, head])
+        attended = self.add("Reshape", [attended, rows], "by_row", [heads, TOKENS, head])
+        attended = self.add("Transpose", [attended], "tokens_first", [TOKENS, heads, head], perm=[1, 0, 2])
+        whole = self.ints("whole", [1, -1, heads * head])
+        self.made.append(NodeProto(op_type="Reshape", name=f"{node.name}/capped", output=[result]))
+        self.made[-1].input.extend([attended, whole])
+        place = list(graph.node).index(node) + 1
+        for each in reversed(self.made):
+            graph.node.insert(place, each)
+
+    def name(self, part: str) -> str:
+        return f"{self.node.name}/capped/{part}"
+
+    def add(
+        self, op: str, inputs: Iterable[str], part: str, shape: Iterable[int | str] = (), **attributes: list[int]
+    ) -> str:
+        """Add a node; `shape` is its result's, of the element type, where that is worth telling."""
+        output = self.name(part)
+        made = NodeProto(op_type=op, name=output, input=list(inputs), output=[output])
+        for name, values in attributes.items():
+            item = made.attribute.add(name=name)
+            if name == "perm":
+                item.type = item.INTS
+                item.ints.extend(values)
+            else:
+                item.type, item.i = item.INT, values[0]
+        if op == "RotaryEmbedding":
+            made.domain = "com.microsoft"
+        self.made.append(made)
+        if shape:
+            self.model.graph.value_info.append(self.told(output, shape))
+        return output
+
+    def told(self, name: str, shape: Iterable[int | str]) -> ValueInfoProto:
+        value = ValueInfoProto(name=name)
+        value.type.tensor_type.elem_type = self.element
+        for size in shape:
+            dim = value.type.tensor_type.shape.dim.add()
+            if isinstance(size, int):
+                dim.dim_value = size
+            else:
+                dim.dim_param = size
+        return value
+
+    def ints(self, part: str, values: list[int], *, scalar: bool = False) -> str:
+        name = self.name(part)
+        self.model.graph.initializer.append(int64_tensor(name, values, scalar=scalar))
+        return name
+
+    def int32s(self, part: str, values: list[int], *, scalar: bool = False) -> str:
+        data = struct.pack(f"<{len(values)}i", *values)
+        tensor = TensorProto(name=self.name(part), data_type=TensorProto.INT32, raw_data=data)
+        if not scalar:
+            tensor.dims.append(len(values))
+        self.model.graph.initializer.append(tensor)
+        return tensor.name
+
+    def number(self, part: str, value: float) -> str:
+        """A scalar of the element type."""
+        form, _ = TYPES[self.element]
+        tensor = TensorProto(name=self.name(part), data_type=self.element, raw_data=struct.pack(form, value))
+        self.model.graph.initializer.append(tensor)
+        return tensor.name
+
+    def tokens(self) -> str:
+        """Tokens of the run: int32 [1]."""
+        shape = self.add("Shape", [self.node.input[QUERY]], "shape")
+        size = self.add("Slice", [shape, self.ints("from", [1]), self.ints("to", [2])], "tokens_64")
+        return self.add("Cast", [size], "tokens", to=[TensorProto.INT32])
+
+    def sliced(self, name: str, part: str, start: int, end: int, axis: int) -> str:
+        bounds = [self.ints(f"{part} {bound}", [value]) for bound, value in (("from", start), ("to", end))]
+        shape = [1, TOKENS, end - start]
+        return self.add("Slice", [name, *bounds, self.ints(f"{part} axis", [axis])], part, shape)
+
+    def rotated(self, query: str, tokens: str, heads: int) -> str:
+        """The query at the positions of the run, of which the first is one more than the last less the tokens."""
+        past = self.add("Sub", [self.node.input[SEQLENS_K], tokens], "past_less_one")
+        first = self.add("Add", [past, self.int32s("next", [1])], "first_32")
+        first = self.add("Cast", [first], "first", to=[TensorProto.INT64])
+        inputs = [query, first, self.node.input[COS], self.node.input[SIN]]
+        interleaved = attribute(self.node, "rotary_interleaved", 0)
+        shape = [1, TOKENS, heads * self.head]
+        return self.add("RotaryEmbedding", inputs, "rotated", shape, num_heads=[heads], interleaved=[interleaved])
+
+    def cached(self, place: int, total: str, kv_heads: int, head: int) -> str:
+        """The positions of a cache that are valid after the run."""
+        part = "key" if place == 1 else "value"
+        start, axis = self.int32s(f"{part} from", [0]), self.int32s(f"{part} axis", [2])
+        shape = [1, kv_heads, POSITIONS, head]
+        return self.add("Slice", [self.node.output[place], start, total, axis], f"{part}s_there", shape)
+
+    def hidden(self, tokens: str) -> str:
+        """What is added to scores: the least number where a position is out of sight."""
+        zero, one = (self.int32s(part, [value], scalar=True) for part, value in (("zero", 0), ("step", 1)))
+        scalar = self.ints("scalar", [])
+        total = self.add("Reshape", [self.node.input[TOTAL_LENGTH], scalar], "total_scalar")
+        count = self.add("Reshape", [tokens, scalar], "tokens_scalar")
+        keys = self.add("Range", [zero, total, one], "keys_at")
+        queries = self.add("Range", [self.add("Sub", [total, count], "past"), total, one], "queries_at")
+        queries = self.add("Unsqueeze", [queries, self.ints("last", [1])], "queries_down")
+        back = self.add("Sub", [queries, keys], "back")
+        seen = self.add("GreaterOrEqual", [back, zero], "not_later")
+        window = attribute(self.node, "local_window_size", -1)
+        if window > 0:
+            near = self.add("Less", [back, self.int32s("window", [window], scalar=True)], "near")
+            seen = self.add("And", [seen, near], "in_sight")
+        _, least = TYPES[self.element]
+        inputs = [seen, self.number("nothing", 0.0), self.number("least", least)]
+        return self.add("Where", inputs, "hidden", [TOKENS, POSITIONS])
