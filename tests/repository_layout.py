@@ -44,8 +44,8 @@ def lay_out(
     generation: Mapping[str, Any] | None = None,
     change: Callable[[ModelProto], None] | None = None,
 ) -> Path:
-    """The fixture `source` in the folder `target`: onnx/model{suffix}.onnx with its weights in so many files, and the
-    tokenizer. `config` are fields of config.json that are other than CONFIG's; None leaves one out."""
+    """The fixture `source` in the folder `target`: onnx/model{suffix}.onnx with its weights in so many files (0: in
+    itself), and the tokenizer. `config` are fields of config.json that are other than CONFIG's; None leaves one out."""
     (target / "onnx").mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(source / name, target / name)
@@ -62,6 +62,9 @@ def lay_out(
     pieces = [bytearray() for _ in names]
     external = [item for item in model.graph.initializer if item.data_location == TensorProto.EXTERNAL]
     for index, tensor in enumerate(external):
+        if not parts:
+            put_inside(tensor, data)
+            continue
         part = index * parts // len(external)
         fields = {item.key: item for item in tensor.external_data}
         offset, length = int(fields["offset"].value), int(fields["length"].value)
@@ -71,6 +74,13 @@ def lay_out(
         (target / "onnx" / name).write_bytes(piece)
     (target / "onnx" / f"model{suffix}.onnx").write_bytes(graph.serialize(model))
     return target
+
+
+def put_inside(tensor: TensorProto, data: bytes) -> None:
+    place = {item.key: int(item.value) for item in tensor.external_data if item.key != "location"}
+    tensor.raw_data = data[place["offset"] : place["offset"] + place["length"]]
+    tensor.ClearField("external_data")
+    tensor.ClearField("data_location")
 
 
 def with_positions(model: ModelProto) -> None:

@@ -35,6 +35,10 @@ class Host(Protocol):
     async def read_optional(self, folder: str, name: str) -> bytes | None:
         """A file of a model folder, None if there is none."""
 
+    async def read_graph(self, folder: str, name: str, keep: bool, progress: Progress) -> bytes:
+        """An ONNX file whose weights may be inside: those are left where they are, as external data of the same file.
+        `keep` says whether the file may be kept in the browser's storage. Raises ModelFileError."""
+
     async def exists(self, folder: str, name: str) -> bool:
         """Whether a model folder has a file; ModelFileError if that cannot be told."""
 

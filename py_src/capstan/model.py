@@ -16,7 +16,7 @@ from .fallback import fall_back
 from .host import Host, current_host
 from .load_times import during_load, phase
 from .memory import AlignmentRequirements, MemoryRequirements, Pools
-from .model_folder import FoundModel, find_model
+from .model_folder import FoundModel, find_model, no_progress
 from .search import SearchOptions
 from .tape import PASSES
 
@@ -24,10 +24,6 @@ __all__ = ["Model"]
 
 CAPTURES = ("tape", "ort", "off")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-
-
-def no_progress(what: str, done: int, total: int) -> None:
-    """Tell nobody."""
 
 
 class Model:
@@ -220,7 +216,7 @@ async def open_model(
     with during_load(host.now) as times:
         folder = await host.adopt(path)
         with phase("files"):
-            found, files = await read_small_files(host, folder, device, dtype)
+            found, files = await read_small_files(host, folder, device, dtype, keep_weights, progress)
         config = found.config
         loaded = await host.open_model(folder, config, device, options, progress, keep_weights, found.onnx)
     return Opened(folder, shortened(config, loaded.memory.context_length), loaded, files, times.phases)
@@ -242,12 +238,12 @@ def shortened(config: GenaiConfig, context_length: int) -> GenaiConfig:
 
 
 async def read_small_files(
-    host: Host, folder: str, device: str, dtype: str | None
+    host: Host, folder: str, device: str, dtype: str | None, keep: bool, progress: Progress
 ) -> tuple[FoundModel, dict[str, str]]:
     """The model found and the tokenizer's files, asked for at once. Raises ConfigError, ModelFileError."""
     tokenizer = asyncio.gather(*(host.read_optional(folder, name) for name in TOKENIZER_FILES))
     try:
-        found = await find_model(host, folder, device, dtype)
+        found = await find_model(host, folder, device, dtype, keep, progress)
         config = found.config
         search_options(config)
         if config.decoder.unknown_options:

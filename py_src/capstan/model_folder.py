@@ -6,14 +6,19 @@ import asyncio
 from dataclasses import dataclass
 
 from .config import GenaiConfig, parse_genai_config
+from .device.base import Progress
 from .errors import OptionError
 from .fallback import fall_back
 from .host import Host
 from .repository import DTYPES, derived_config, no_graph, onnx_file, require_dtype
 
-__all__ = ["FoundModel", "find_model"]
+__all__ = ["FoundModel", "find_model", "no_progress"]
 
 GENAI_CONFIG = "genai_config.json"
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Tell nobody."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +29,11 @@ class FoundModel:
     onnx: bytes | None = None
 
 
-async def find_model(host: Host, folder: str, device: str, dtype: str | None) -> FoundModel:
+async def find_model(
+    host: Host, folder: str, device: str, dtype: str | None, keep: bool = False, progress: Progress = no_progress
+) -> FoundModel:
     """The model of a folder. `dtype` names one of several that a repository has; None takes what suits the device.
+    With `keep` a file that holds graph and weights is stored, where files can be.
 
     Raises ConfigError, ModelFileError, OptionError, UnsupportedModelError.
     """
@@ -34,21 +42,23 @@ async def find_model(host: Host, folder: str, device: str, dtype: str | None) ->
     if data is None:
         config = await host.read_optional(folder, "config.json")
         if config is not None:
-            return await find_in_repository(host, folder, config, device, wanted)
+            chosen = await choose_dtype(host, folder, device, wanted)
+            return await find_in_repository(host, folder, config, chosen, keep, progress)
         data = await host.read(folder, GENAI_CONFIG)  # which says why it cannot be read
     if wanted is not None:
         raise OptionError(f"dtype is {dtype!r}, but {folder}{GENAI_CONFIG} names the one graph there is; leave it out")
     return FoundModel(parse_genai_config(data, folder + GENAI_CONFIG))
 
 
-async def find_in_repository(host: Host, folder: str, config: bytes, device: str, dtype: str | None) -> FoundModel:
-    generation, chosen = await asyncio.gather(
-        host.read_optional(folder, "generation_config.json"), choose_dtype(host, folder, device, dtype)
-    )
+async def find_in_repository(
+    host: Host, folder: str, config: bytes, dtype: str, keep: bool, progress: Progress
+) -> FoundModel:
     from .graph import parse
 
-    filename = onnx_file(chosen)
-    onnx = await host.read(folder, filename)
+    filename = onnx_file(dtype)
+    generation, onnx = await asyncio.gather(
+        host.read_optional(folder, "generation_config.json"), host.read_graph(folder, filename, keep, progress)
+    )
     derived, in_vain = derived_config(config, generation, parse(onnx, folder + filename), filename, folder)
     if in_vain:
         what = ", ".join(in_vain)

@@ -28,11 +28,19 @@ def with_positions_and_kept_logits(model: ModelProto) -> None:
     keeping_logits(model)
 
 
+def larger(model: ModelProto) -> None:
+    """The same in a file that is read in pieces."""
+    model.doc_string = "x" * 1_500_000
+
+
 SHAPES: dict[str, dict[str, Any]] = {
     "nano-llama": {},
     "nano-qwen3": {"parts": 3, "config": {"bos_token_id": None}},
     "nano-shape": {"parts": 1, "change": with_positions_and_kept_logits},
+    "nano-mixed": {"parts": 0},
+    "nano-blocks": {"parts": 0, "change": larger},
 }
+"""By the fixture, how it is laid out; 0 parts are weights inside the graph's file."""
 
 
 @pytest.fixture(scope="module")
@@ -175,3 +183,24 @@ def test_inputs_may_have_any_names(device: str, variants: Variants, harness: Har
     path.write_text(json.dumps(tree))
     found = harness.generate(model, prompt_ids=PROMPT, max_new_tokens=12, device=device)
     assert found["token_ids"] == oracle.greedy(LLAMA, PROMPT, 12)
+
+
+STORED = """
+import json, capstan
+
+[url] = models.values()
+model = await capstan.Model.load(url, device="webgpu")
+await model.aclose()
+print(json.dumps([[file.size, file.complete] for file in await capstan.WeightStore().list() if file.called(url)]))
+"""
+
+
+def test_a_file_with_graph_and_weights_is_stored_once(
+    repositories: dict[str, Path], harness: Harness, scripts: PageScripts
+) -> None:
+    scripts.expect(GONE)
+    folder = repositories["nano-blocks"]
+    done = harness.exec(STORED, [folder.name])
+    assert (done.status, done.stderr) == (0, "")
+    size = (folder / "onnx" / "model_q4.onnx").stat().st_size
+    assert json.loads(done.stdout) == [[size, True]]

@@ -186,3 +186,17 @@ def test_runs_that_outgrow_the_window_of_attention_cannot_be_captured() -> None:
     assert "max_length is 41; ask for at most 40" in found
     model, decoder = load("nano-shape")
     assert "takes the length from the size" in str(graph.describe(model, decoder).obstacle(1))
+
+
+@pytest.mark.parametrize("kind", ["Concat", "MultiHeadAttention", "Attention"])
+def test_a_cache_that_grows_is_refused(kind: str) -> None:
+    model, decoder = load("nano-llama")
+    for node in model.graph.node:
+        for place, name in enumerate(node.output):
+            if name == "present.1.value":
+                node.output[place] = "new_value"
+    inputs = ["past_key_values.1.value", "new_value"]
+    model.graph.node.append(NodeProto(op_type=kind, name="/grow", input=inputs, output=["present.1.value"]))
+    wanted = rf"^node /grow \({kind}\): present\.1\.value is longer than past_key_values\.1\.value after each run"
+    with pytest.raises(UnsupportedModelError, match=wanted):
+        graph.describe(model, decoder, 512)

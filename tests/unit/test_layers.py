@@ -39,6 +39,7 @@ INSIDE_FUNCTIONS = {
     ("local.host", "device.reference.device"): "numpy and onnxruntime are in the extra `reference`",
     ("local.host", "device.reference.model"): "numpy and onnxruntime are in the extra `reference`",
     ("model_folder", "graph"): "protobuf is in the extra `reference`, and needed for repositories only",
+    ("local.host", "graph"): "protobuf is in the extra `reference`",
     ("local.tokenizer", "tokenizers"): "in the extra `reference`",
     ("local.tokenizer", "jinja2.sandbox"): "in the extra `reference`, and needed for chat templates only",
 }

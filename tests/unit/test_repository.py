@@ -48,9 +48,10 @@ def greedy(model: Model, count: int) -> list[int]:
 
 
 class TestLoading:
+    @pytest.mark.parametrize("parts", [0, 2])
     @pytest.mark.parametrize("name", ["nano-llama", "nano-qwen2", "nano-qwen3", "nano-shape", "nano-mixed"])
-    def test_ids_are_those_of_the_genai_folder_of_the_same_weights(self, name: str, tmp_path: Path) -> None:
-        model = load(lay_out(FIXTURES / name, tmp_path / "repo", config={"bos_token_id": None}))
+    def test_ids_are_those_of_the_genai_folder_of_the_same_weights(self, name: str, parts: int, tmp_path: Path) -> None:
+        model = load(lay_out(FIXTURES / name, tmp_path / "repo", parts=parts, config={"bos_token_id": None}))
         assert greedy(model, 24) == oracle.greedy(FIXTURES / name, PROMPT, 24)
 
     def test_sizes_and_ids_come_from_config_json_and_the_graph(self, tmp_path: Path) -> None:
@@ -108,6 +109,7 @@ class TestLoading:
             return asyncio.run(plan(str(folder), device="reference")).requirements.weights.bytes
 
         assert weights(lay_out(LLAMA, tmp_path / "repo", parts=3)) == weights(LLAMA) > 200_000
+        assert weights(lay_out(LLAMA, tmp_path / "inside", parts=0)) == weights(LLAMA)
 
 
 class TestDtypes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from array import array
+from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
@@ -20,11 +21,11 @@ from ..device.webgpu.model import WebGpuModel
 from ..device.webgpu.model_graphs import Graphs, OpenWeights, model_graphs, rewrite
 from ..errors import DeviceUnavailableError, ModelFileError, OptionError, UncomputedError
 from ..fallback import fall_back
-from ..graph import external_entries, parse
+from ..graph import external_entries, parse, without_weights
 from ..hub import HubRepository
 from ..load_times import phase
 from ..memory import Fit
-from ..notes import Notes
+from ..notes import Notes, build
 from ..repository import ON_CPU, ON_F16, ON_F32
 from ..storage import BrokenDownloadError
 from ..weights.manifest import MANIFEST_SUFFIX
@@ -38,6 +39,9 @@ from .tokenizer import PageBackend
 __all__ = ["PageHost"]
 
 T = TypeVar("T")
+
+READ_WHOLE = 1 << 20
+"""A repository's graphs of at most so many bytes are read as they are."""
 
 ReadGraph = Callable[[], Awaitable[bytes]]
 """Reads the graph's file."""
@@ -60,6 +64,36 @@ class PageHost:
 
     async def read_optional(self, folder: str, name: str) -> bytes | None:
         return await host.fetch_optional(folder + name)
+
+    async def read_graph(self, folder: str, name: str, keep: bool, progress: Progress) -> bytes:
+        place, _, location = name.rpartition("/")
+        size = await self._size_of(folder + name)
+        if size is None or size <= READ_WHOLE:
+            data = await self.read(folder, name)
+
+            async def read(start: int, length: int) -> bytes:
+                return data[start : start + length]
+
+            return await without_weights(read, len(data), folder + name, location)
+        store = WeightStore() if keep else None
+        file = await self._open_weights(f"{folder}{place}/", location, store)
+        if keep:
+            # It is stored in one pass; the pieces then come from there.
+            await file.load(storage.memory(0, []), size, partial(progress, location))
+            file = await self._open_weights(f"{folder}{place}/", location, store)
+        notes = Notes() if keep and file.content is not None else None
+        key = json.dumps([build(), file.content])
+        noted = await notes.read(f"graph of {folder}{name}", key) if notes else None
+        if noted is not None:
+            file.close()
+            return b64decode(noted)
+        try:
+            graph = await without_weights(file.read, size, folder + name, location)
+        finally:
+            file.close()
+        if notes:
+            await notes.write(f"graph of {folder}{name}", key, b64encode(graph).decode())
+        return graph
 
     async def exists(self, folder: str, name: str) -> bool:
         return await host.file_exists(folder + name)
@@ -200,6 +234,15 @@ class PageHost:
                 engine.close()
 
         return await on_device(device, *await choose_device(device), fit_on)
+
+    async def _size_of(self, url: str) -> int | None:
+        """A file's bytes, None if that is not told."""
+        try:
+            source = await storage.open_source(storage.absolute(url), keep=False)
+        except BrokenDownloadError:
+            return None  # reading it says why
+        source.close()
+        return source.identity.size
 
     async def _open_weights(self, folder: str, location: str, store: WeightStore | None) -> WeightFile:
         name = storage.absolute(folder + location)

@@ -1,6 +1,7 @@
 """Rewriting of ONNX graphs: pure functions over `onnx_pb2.ModelProto`, tested without a GPU.
 
     parse(data, name)                 model.onnx bytes -> ModelProto; ModelFileError if they are not a model
+    without_weights(read, ...)        the file of a graph that has its weights inside -> the same with external data
     serialize(model)                  ModelProto -> bytes for InferenceSession.create
     total_length_on_gpu(model)        Shape(attention_mask) -> ReduceSum/ReduceMax, so that the graph can be captured
     last_token_logits(model)          the output projection reads the last position only (for the prefill session)
@@ -28,6 +29,7 @@ from __future__ import annotations
 from .capture import LeftOut, Uncapturable, attention_window, left_out, uncapturable
 from .description import CachePair, GraphDescription, TensorInfo, describe
 from .fed_lengths import FedLengths, lengths_as_inputs
+from .inline_weights import without_weights
 from .int4_products import Int4Product, int4_products
 from .joined_products import joined_products
 from .last_token import last_token_logits
@@ -73,4 +75,5 @@ __all__ = [
     "total_length_on_gpu",
     "uncapturable",
     "weights_to_inputs",
+    "without_weights",
 ]

@@ -19,6 +19,9 @@ __all__ = ["CachePair", "GraphDescription", "TensorInfo", "describe"]
 
 FLOATS = ("float32", "float16")
 
+GROWING = ("Concat", "MultiHeadAttention", "Attention")
+"""Operators that append to a cache, and do not write into it."""
+
 
 @dataclass(frozen=True)
 class TensorInfo:
@@ -128,6 +131,7 @@ def describe(
                     f"model.onnx has no {'input' if name == pair.past else 'output'} {name}; "
                     f"genai_config.json declares {decoder.num_hidden_layers} layers of it"
                 )
+    require_shared_caches(graph, pairs)
     if names.attention_mask not in found:
         raise UnsupportedModelError(
             f"model.onnx has no input {names.attention_mask}; export a decoder with an attention mask"
@@ -189,6 +193,19 @@ def cache_pairs(decoder: DecoderConfig) -> tuple[CachePair, ...]:
         for layer in range(decoder.num_hidden_layers)
         for kind, past, present in kinds
     )
+
+
+def require_shared_caches(graph: GraphProto, pairs: tuple[CachePair, ...]) -> None:
+    """Raise for caches that are longer after each run: Capstan's have one size, and a step writes into its place."""
+    producer = {name: node for node in graph.node for name in node.output}
+    for pair in pairs:
+        node = producer.get(pair.present)
+        if node is not None and node.op_type in GROWING:
+            raise UnsupportedModelError(
+                f"node {node.name or pair.present} ({node.op_type}): {pair.present} is longer than {pair.past} after "
+                "each run, and Capstan's caches have one size; take an export with GroupQueryAttention, as "
+                "onnxruntime-genai's model builder writes it"
+            )
 
 
 def reject_state(graph: GraphProto, decoder: DecoderConfig) -> None:

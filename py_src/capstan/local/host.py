@@ -59,6 +59,16 @@ class LocalHost:
     async def read_optional(self, folder: str, name: str) -> bytes | None:
         return await self.read(folder, name) if (Path(folder) / name).exists() else None
 
+    async def read_graph(self, folder: str, name: str, keep: bool, progress: Progress) -> bytes:
+        from ..graph import without_weights
+
+        data = await self.read(folder, name)
+
+        async def read(start: int, length: int) -> bytes:
+            return data[start : start + length]
+
+        return await without_weights(read, len(data), folder + name, name.rpartition("/")[2])
+
     async def exists(self, folder: str, name: str) -> bool:
         return (Path(folder) / name).is_file()
 

@@ -1,0 +1,139 @@
+"""Graphs whose weights are inside their own file.
+
+Such a file may have hundreds of megabytes, of which the graph is a small part. It is read in pieces, and each large
+tensor becomes external data of that same file, so that its bytes go from there to the device as any weight's do. This
+walks the file by protobuf's wire format (a key, then a number or a length and so many bytes); of ONNX it knows
+where tensors are: ModelProto.graph is field 7, GraphProto.initializer is field 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from ..errors import ModelFileError
+from .onnx_pb2 import TensorProto
+from .weights import CONSTANT_BYTES
+
+__all__ = ["without_weights"]
+
+GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
+LEAST_BYTES = 128
+"""Float tensors of fewer bytes stay in the graph, other tensors up to `CONSTANT_BYTES`: those may be shapes or axes."""
+PIECE = 1 << 18
+"""Bytes read at once."""
+
+Read = Callable[[int, int], Awaitable[bytes]]
+"""Bytes of the file from a start on, of a length."""
+
+
+async def without_weights(read: Read, size: int, name: str, location: str) -> bytes:
+    """An ONNX file of `size` bytes, with its large tensors as external data of `location`, which is this very file;
+    `name` is what errors call it.
+
+    Raises ModelFileError if the bytes are no ONNX model.
+    """
+    file = Pieces(read, size, name)
+    made = bytearray()
+    async for field, start, body, end in file.fields(0, size):
+        if field != GRAPH:
+            made += await file.bytes(start, end)
+            continue
+        graph = bytearray()
+        async for inner, first, content, last in file.fields(body, end):
+            if inner == INITIALIZER and last - content >= LEAST_BYTES:
+                tensor = await tensor_without_data(file, content, last, location)
+                graph += key(INITIALIZER) + varint(len(tensor)) + tensor
+            else:
+                graph += await file.bytes(first, last)
+        made += key(GRAPH) + varint(len(graph)) + graph
+    return bytes(made)
+
+
+async def tensor_without_data(file: Pieces, start: int, end: int, location: str) -> bytes:
+    """A tensor's bytes, its data left out if they are large."""
+    rest = bytearray()
+    data: tuple[int, int, int] | None = None
+    async for field, first, content, last in file.fields(start, end):
+        if field == RAW_DATA:
+            data = (first, content, last)
+        else:
+            rest += await file.bytes(first, last)
+    about = TensorProto()
+    about.ParseFromString(bytes(rest))
+    if data is None:
+        return await file.bytes(start, end)
+    length = data[2] - data[1]
+    if length < LEAST_BYTES or (about.data_type not in FLOATS and length <= CONSTANT_BYTES):
+        return await file.bytes(start, end)
+    about.data_location = TensorProto.EXTERNAL
+    for name, value in (("location", location), ("offset", str(data[1])), ("length", str(length))):
+        about.external_data.add(key=name, value=value)
+    return about.SerializeToString(deterministic=True)
+
+
+def varint(value: int) -> bytes:
+    made = bytearray()
+    while value > 0x7F:
+        made.append(value & 0x7F | 0x80)
+        value >>= 7
+    made.append(value)
+    return bytes(made)
+
+
+def key(field: int) -> bytes:
+    """The key of a field that has a length."""
+    return varint(field << 3 | 2)
+
+
+class Pieces:
+    """The file, read forward; the last piece is kept."""
+
+    def __init__(self, read: Read, size: int, name: str) -> None:
+        self._read, self._size, self._name = read, size, name
+        self._at, self._piece = 0, b""
+
+    async def bytes(self, start: int, end: int) -> bytes:
+        if end > self._size:
+            raise self.error(start)
+        if not self._at <= start <= end <= self._at + len(self._piece):
+            length = min(max(end - start, PIECE), self._size - start)
+            self._at, self._piece = start, await self._read(start, length)
+            if len(self._piece) < end - start:
+                raise self.error(start)
+        return self._piece[start - self._at : end - self._at]
+
+    async def fields(self, start: int, end: int) -> AsyncIterator[tuple[int, int, int, int]]:
+        """The fields of a message: their number, where their key begins, where their content does, where it ends."""
+        at = start
+        while at < end:
+            tag, body = await self._number(at, end)
+            kind = tag & 7
+            if kind == 0:
+                _, last = await self._number(body, end)
+            elif kind == 2:
+                length, body = await self._number(body, end)
+                last = body + length
+            elif kind in (1, 5):
+                last = body + (8 if kind == 1 else 4)
+            else:
+                raise self.error(at)
+            if last > end or not tag >> 3:
+                raise self.error(at)
+            yield tag >> 3, at, body, last
+            at = last
+
+    async def _number(self, start: int, end: int) -> tuple[int, int]:
+        """A varint and where it ends."""
+        data = await self.bytes(start, min(start + 10, end))
+        value = 0
+        for place, byte in enumerate(data):
+            value |= (byte & 0x7F) << (7 * place)
+            if byte < 0x80:
+                return value, start + place + 1
+        raise self.error(start)
+
+    def error(self, at: int) -> ModelFileError:
+        return ModelFileError(
+            f"{self._name}: {self._size} bytes that are not an ONNX model (byte {at}); copy or export the file again"
+        )
