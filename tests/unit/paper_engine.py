@@ -139,7 +139,7 @@ class PaperEngine:
 
     async def compare(self, pairs: Sequence[tuple[int, int, int, str]]) -> list[Difference]:
         buffers = {buffer for a, b, _, _ in pairs for buffer in (a, b)}
-        return await self._in_turn(buffers, lambda: [Difference(0, 1, 0) for _ in pairs])
+        return await self._in_turn(buffers, lambda: [Difference(0, 1, 0, 0) for _ in pairs])
 
     def upload_weights(self, pieces: Sequence[WeightPiece]) -> None:
         self._call()

@@ -44,6 +44,7 @@ class Pair:
 class About:
     cache: tuple[Pair, ...]
     vocab_size: int = VOCABULARY
+    logits: str = "logits"
     logits_dtype: str = "float32"
     cache_dtype: str = "float32"
     num_kv_heads: int = KV_HEADS
@@ -189,7 +190,7 @@ class Engine:
             both = np.isfinite(x) & np.isfinite(y)
             unlike = int((np.isfinite(x) != np.isfinite(y)).sum())
             apart = float(np.abs(x - y)[both].max(initial=0))
-            found.append(Difference(apart, float(np.abs(y[both]).max(initial=0)), unlike))
+            found.append(Difference(apart, float(np.abs(y[both]).max(initial=0)), unlike, 0.0))
         return found
 
     def healthy(self) -> bool:

@@ -1,4 +1,4 @@
-// Compares pairs of GPU buffers on the GPU and reads three words back for each pair.
+// Compares pairs of GPU buffers on the GPU and reads a few words back for each pair.
 
 import shader from "../shaders/compare.wgsl";
 import type { WatchedDevice } from "./device";
@@ -8,10 +8,15 @@ export interface Difference {
   max_magnitude: number;
   /** Elements that are finite in just one of the two buffers. */
   unlike: number;
+  /** Square root of the sum of the squares of the differences, over that of the second buffer's values; 0 for none. */
+  relative: number;
 }
 
 const WORKGROUP = 64;
-const ROW = 32768;
+/** Most workgroups of a pair. */
+const WORKGROUPS = 512;
+const WORDS = 3;
+const SUMS = 2;
 
 /** For each pair, how far the first `bytes` of `a` are from those of `b`, as floats of the given type. */
 export async function compareBuffers(
@@ -31,18 +36,18 @@ export async function compareBuffers(
     return buffer;
   };
   try {
-    const staging = make(16 * pairs.length, GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST);
+    const stride = 16 + 4 * SUMS * WORKGROUPS;
+    const staging = make(stride * pairs.length, GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST);
     const encoder = watched.encoder();
     for (const [i, { a, b, bytes, dtype }] of pairs.entries()) {
       const words = bytes / 4;
+      const workgroups = Math.min(WORKGROUPS, Math.ceil(words / WORKGROUP));
       const result = make(16, GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC);
+      const sums = make(4 * SUMS * WORKGROUPS, GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC);
       const params = make(16, GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST);
-      watched.write(
-        params,
-        0,
-        new Uint8Array(new Uint32Array([words, dtype === "float16" ? 1 : 0, ROW * WORKGROUP, 0]).buffer),
-      );
-      const buffers = [a, b, result, params];
+      const numbers = new Uint32Array([words, dtype === "float16" ? 1 : 0, workgroups * WORKGROUP, 0]);
+      watched.write(params, 0, new Uint8Array(numbers.buffer));
+      const buffers = [a, b, result, params, sums];
       const group = device.createBindGroup({
         layout: pipeline.getBindGroupLayout(0),
         entries: buffers.map((buffer, binding) => ({ binding, resource: { buffer } })),
@@ -50,20 +55,25 @@ export async function compareBuffers(
       const pass = encoder.beginComputePass();
       pass.setPipeline(pipeline);
       pass.setBindGroup(0, group);
-      const workgroups = Math.ceil(words / WORKGROUP);
-      pass.dispatchWorkgroups(Math.min(workgroups, ROW), Math.ceil(workgroups / ROW));
+      pass.dispatchWorkgroups(workgroups);
       pass.end();
-      encoder.copyBufferToBuffer(result, 0, staging, 16 * i, 16);
+      encoder.copyBufferToBuffer(result, 0, staging, stride * i, 16);
+      encoder.copyBufferToBuffer(sums, 0, staging, stride * i + 16, stride - 16);
     }
     watched.submit([encoder.finish()]);
     await staging.mapAsync(GPUMapMode.READ);
     watched.assertHealthy();
-    const view = new DataView(staging.getMappedRange());
-    return pairs.map((_, i) => ({
-      max_difference: view.getFloat32(16 * i, true),
-      max_magnitude: view.getFloat32(16 * i + 4, true),
-      unlike: view.getUint32(16 * i + 8, true),
-    }));
+    const read = staging.getMappedRange();
+    return pairs.map((_, i) => {
+      const [apart, largest] = new Float32Array(read, stride * i, WORDS);
+      const [, , unlike] = new Uint32Array(read, stride * i, WORDS);
+      const squares = [0, 0];
+      new Float32Array(read, stride * i + 16, SUMS * WORKGROUPS).forEach((sum, at) => (squares[at % SUMS]! += sum));
+      const relative = squares[0] ? Math.sqrt(squares[0] / squares[1]!) : 0;
+      // Infinity and NaN are no JSON.
+      const told = Number.isFinite(relative) ? relative : 1e30;
+      return { max_difference: apart!, max_magnitude: largest!, unlike: unlike!, relative: told };
+    });
   } catch (error) {
     throw await watched.explain(error);
   } finally {

@@ -1,12 +1,19 @@
-// Compares two buffers of floats: the largest absolute difference, the largest absolute value of the second, and how
-// many elements are finite in just one of the two. One invocation takes one u32 word: a float32, or two float16.
-// Bindings: 0 a, 1 b (words); 2 result: [bits of max |a-b|, bits of max |b|, count]; 3 [words, is float16, row length, 0].
-// Non-negative floats order as their bits do, hence atomicMax on bits. Limits: 65535 * 65535 * 64 words.
+// Compares two buffers of floats: the largest absolute difference, the largest absolute value of the second, how many
+// elements are finite in just one of the two, and the sums of the squares of differences and of values of the second. A
+// word is a float32, or two float16; an invocation takes every params.z-th of them.
+// Bindings: 0 a, 1 b (words); 2 result: [bits of max |a-b|, bits of max |b|, count]; 3 params: [words, is float16,
+// invocations, 0]; 4 sums: of squares, of each workgroup.
+// Non-negative floats order as their bits do, hence atomicMax on bits.
 
 @group(0) @binding(0) var<storage, read> a: array<u32>;
 @group(0) @binding(1) var<storage, read> b: array<u32>;
 @group(0) @binding(2) var<storage, read_write> result: array<atomic<u32>, 3>;
 @group(0) @binding(3) var<uniform> params: vec4<u32>;
+@group(0) @binding(4) var<storage, read_write> sums: array<vec2<f32>>;
+
+const WORKGROUP = 64u;
+
+var<workgroup> parts: array<vec2<f32>, WORKGROUP>;
 
 fn finite32(bits: u32) -> bool {
   return (bits & 0x7f800000u) != 0x7f800000u;
@@ -16,29 +23,53 @@ fn finite16(bits: u32) -> bool {
   return (bits & 0x7c00u) != 0x7c00u;
 }
 
-fn note(x: f32, x_finite: bool, y: f32, y_finite: bool) {
-  if (x_finite && y_finite) {
-    atomicMax(&result[0], bitcast<u32>(abs(x - y)));
-    atomicMax(&result[1], bitcast<u32>(abs(y)));
-  } else if (x_finite != y_finite) {
-    atomicAdd(&result[2], 1u);
-  }
+struct Found {
+  apart: f32,
+  largest: f32,
+  unlike: u32,
+  squares: vec2<f32>,
 }
 
-@compute @workgroup_size(64)
-fn main(@builtin(global_invocation_id) id: vec3<u32>) {
-  let i = id.x + id.y * params.z;
-  if (i >= params.x) {
-    return;
+fn noted(found: Found, x: f32, x_finite: bool, y: f32, y_finite: bool) -> Found {
+  if (x_finite && y_finite) {
+    let apart = abs(x - y);
+    let squares = found.squares + vec2<f32>(apart * apart, y * y);
+    return Found(max(found.apart, apart), max(found.largest, abs(y)), found.unlike, squares);
   }
-  let p = a[i];
-  let q = b[i];
-  if (params.y == 0u) {
-    note(bitcast<f32>(p), finite32(p), bitcast<f32>(q), finite32(q));
-  } else {
-    let x = unpack2x16float(p);
-    let y = unpack2x16float(q);
-    note(x.x, finite16(p), y.x, finite16(q));
-    note(x.y, finite16(p >> 16u), y.y, finite16(q >> 16u));
+  return Found(found.apart, found.largest, found.unlike + select(0u, 1u, x_finite != y_finite), found.squares);
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn main(
+  @builtin(global_invocation_id) id: vec3<u32>,
+  @builtin(workgroup_id) group: vec3<u32>,
+  @builtin(local_invocation_index) thread: u32,
+) {
+  var found = Found();
+  for (var i = id.x; i < params.x; i += params.z) {
+    let p = a[i];
+    let q = b[i];
+    if (params.y == 0u) {
+      found = noted(found, bitcast<f32>(p), finite32(p), bitcast<f32>(q), finite32(q));
+    } else {
+      let x = unpack2x16float(p);
+      let y = unpack2x16float(q);
+      found = noted(found, x.x, finite16(p), y.x, finite16(q));
+      found = noted(found, x.y, finite16(p >> 16u), y.y, finite16(q >> 16u));
+    }
+  }
+  atomicMax(&result[0], bitcast<u32>(found.apart));
+  atomicMax(&result[1], bitcast<u32>(found.largest));
+  if (found.unlike > 0u) {
+    atomicAdd(&result[2], found.unlike);
+  }
+  parts[thread] = found.squares;
+  workgroupBarrier();
+  if (thread == 0u) {
+    var sum = vec2<f32>();
+    for (var i = 0u; i < WORKGROUP; i++) {
+      sum += parts[i];
+    }
+    sums[group.x] = sum;
   }
 }

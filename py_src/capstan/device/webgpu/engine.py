@@ -83,6 +83,8 @@ class Difference:
     max_magnitude: float
     unlike: int
     """Elements that are finite in just one of the two."""
+    relative: float
+    """Square root of the sum of the squares of the differences, over that of the second buffer's values."""
 
 
 NOT_FUSED: Mapping[str, Any] = {"scratch": [], "kernels": [], "owner": ""}

@@ -24,18 +24,20 @@ from ...tape import (
     without_clears,
 )
 from .engine import GpuEngine, GpuTapes
-from .replay_check import TOLERANCE, check_replay
+from .replay_check import TOLERANCE, Spread, check_replay
 from .sequence_buffers import SequenceBuffers
 from .stored_tapes import StoredTapes
 
 __all__ = ["IN_INT8", "PrefillTapes", "Run", "cut_prompt", "weights_on_device"]
 
 IN_INT8 = 0.125
-"""Largest difference between a taped run and an eager one where products of ours round activations to int8 and
-onnxruntime-web's do not, or in other groups; relative to the largest value, in logits and KV cache.
+"""Largest difference between the logits of a taped run and of an eager one where products of ours round activations to
+int8 and onnxruntime-web's do not, or in other groups; relative to the largest value. A product of the wrong rows or
+scales is off by as much as the largest value. Without such products TOLERANCE holds."""
 
-Rounding is to 1/127 of the largest of 32; what attention makes of that differs by model (0.06 in a nano one with steep
-attention). A product of the wrong rows or scales is off by as much as the largest value. Else TOLERANCE holds."""
+CACHES = Spread(mean=0.1, largest=0.5)
+"""Of the caches in such a run. Sound runs of SmolLM2 and of a Llama shape in float16 were 0.01 apart in the mean, and
+0.16 in a single element of 2048 positions. A tile of 64 rows that is wrong comes to 0.18 in the mean."""
 
 SHARES = (1, 2, 4)
 """A chunk, its half and its quarter may have tapes."""
@@ -258,6 +260,9 @@ class PrefillTapes:
             engine.play_once(tape, past + length)
 
         what = f"run of {length} positions after {past}"
-        tolerance = dict.fromkeys(TOLERANCE, IN_INT8) if ours else TOLERANCE
         eager = partial(engine.run, self.eager, past + length, length)
-        await check_replay(engine, buffers, about, what, replay, eager, tolerance)
+        if ours:
+            tolerance = dict.fromkeys(TOLERANCE, IN_INT8)
+            await check_replay(engine, buffers, about, what, replay, eager, tolerance, CACHES)
+        else:
+            await check_replay(engine, buffers, about, what, replay, eager)
