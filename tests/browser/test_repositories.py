@@ -204,3 +204,24 @@ def test_a_file_with_graph_and_weights_is_stored_once(
     assert (done.status, done.stderr) == (0, "")
     size = (folder / "onnx" / "model_q4.onnx").stat().st_size
     assert json.loads(done.stdout) == [[size, True]]
+
+
+@pytest.fixture(scope="module")
+def optimum(site: SiteServer) -> str:
+    """nano-float's weights as Optimum exports them: attention in primitive operations, caches that grow."""
+    folder = FIXTURES / "repositories" / "nano-optimum"
+    site.models[folder.name] = folder
+    return folder.name
+
+
+@pytest.mark.parametrize("device", ["webgpu", "wasm"])
+def test_a_plain_optimum_export_is_captured_and_picks_what_the_genai_export_does(
+    device: str, optimum: str, harness: Harness, scripts: PageScripts
+) -> None:
+    scripts.expect(GONE)
+    for prompt in (PROMPT, [(31 * i + 7) % 509 for i in range(150)]):
+        found = harness.generate(optimum, prompt_ids=prompt, max_new_tokens=32, device=device)
+        assert found["token_ids"] == oracle.greedy(FIXTURES / "nano-float", prompt, 32)
+        if device == "webgpu":
+            assert (found["capture"], found["capture_note"]) == ("tape", None)
+            assert "left out" not in found["tape_passes"], found["tape_passes"]

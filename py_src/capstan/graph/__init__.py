@@ -9,6 +9,8 @@
     quantized_products(model, level)  DequantizeLinear and MatMul become MatMulNBits; why some did not
     joined_products(model)            q, k and v of an attention by one MatMulNBits node instead of three
     weights_to_inputs(model, ...)     external initializers become graph inputs; returns the manifest too
+    group_query_attention(model, ...) attention in primitive operations over growing caches -> GroupQueryAttention
+    simplified_norms(model)           norms in primitive operations -> SimplifiedLayerNormalization
     keep_last_logits(model)           num_logits_to_keep becomes the constant 1
     short_rope(model)                 a choice of rotary factors becomes the short ones; up to which length they hold
     soft_caps_apart(model, head_size) attention with a soft cap in other operators (for the prefill session)
@@ -27,7 +29,7 @@ lengths_as_inputs make the prefill graph.
 from __future__ import annotations
 
 from .capture import LeftOut, Uncapturable, attention_window, left_out, uncapturable
-from .description import CachePair, GraphDescription, TensorInfo, describe
+from .description import CachePair, GraphDescription, TensorInfo, cache_pairs, describe
 from .fed_lengths import FedLengths, lengths_as_inputs
 from .inline_weights import without_weights
 from .int4_products import Int4Product, int4_products
@@ -36,6 +38,8 @@ from .last_token import last_token_logits
 from .logits_to_keep import keep_last_logits
 from .long_rope import short_rope
 from .model_file import parse, serialize
+from .plain_attention import group_query_attention
+from .plain_norms import simplified_norms
 from .quantized_products import quantized_products
 from .scratch import Activations, activations
 from .soft_caps import soft_caps_apart
@@ -57,9 +61,11 @@ __all__ = [
     "WeightEntry",
     "activations",
     "attention_window",
+    "cache_pairs",
     "constants_to_inline",
     "describe",
     "external_entries",
+    "group_query_attention",
     "int4_products",
     "joined_products",
     "keep_last_logits",
@@ -71,6 +77,7 @@ __all__ = [
     "require_computed",
     "serialize",
     "short_rope",
+    "simplified_norms",
     "soft_caps_apart",
     "total_length_on_gpu",
     "uncapturable",

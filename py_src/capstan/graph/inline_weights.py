@@ -19,7 +19,9 @@ __all__ = ["without_weights"]
 GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 LEAST_BYTES = 128
-"""Float tensors of fewer bytes stay in the graph, other tensors up to `CONSTANT_BYTES`: those may be shapes or axes."""
+"""Float tensors of fewer bytes stay in the graph; others up to `CONSTANT_BYTES`: those may be shapes or axes."""
+MATRIX = 2
+"""Dimensions that weights have at most; tensors of more are constants, as the frequencies of rotary embedding."""
 PIECE = 1 << 18
 """Bytes read at once."""
 
@@ -64,7 +66,8 @@ async def tensor_without_data(file: Pieces, start: int, end: int, location: str)
     if data is None:
         return await file.bytes(start, end)
     length = data[2] - data[1]
-    if length < LEAST_BYTES or (about.data_type not in FLOATS and length <= CONSTANT_BYTES):
+    small = CONSTANT_BYTES if about.data_type not in FLOATS or len(about.dims) > MATRIX else LEAST_BYTES - 1
+    if length <= small:
         return await file.bytes(start, end)
     about.data_location = TensorProto.EXTERNAL
     for name, value in (("location", location), ("offset", str(data[1])), ("length", str(length))):

@@ -1,0 +1,172 @@
+"""GroupQueryAttention written into a graph in place of attention in primitive operations (plain_attention.py)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .onnx_pb2 import AttributeProto, ModelProto, NodeProto, TensorProto
+from .wiring import Wiring, captured_names, fresh_name, int64_tensor
+
+__all__ = ["LINEAR", "Attention", "Rotary", "tidy", "write"]
+
+LINEAR = {"MatMul", "MatMulNBits", "Add"}
+"""Operators whose results, as a layer has them before attention, are [batch, positions, heads x head size]."""
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The angles of position p are p times these, cosines and sines times `scale`."""
+
+    frequencies: tuple[float, ...]
+    scale: float
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One layer: tensors [batch, positions, heads x head size] before rotary embedding, and what becomes of them."""
+
+    query: str
+    key: str
+    value: str
+    scale: float
+    rotary: Rotary
+    output: str
+
+
+def write(
+    model: ModelProto,
+    layers: Sequence[Attention],
+    caches: Sequence[tuple[str, str, str, str]],
+    heads: tuple[int, int, int],
+    context_length: int,
+    mask: str,
+    positions: str,
+) -> None:
+    """Put GroupQueryAttention in place of what was read, in place; what nobody reads any more goes."""
+    graph = model.graph
+    writer = Writer(model)
+    kind = next(value.type.tensor_type.elem_type for value in graph.input if value.name == caches[0][0])
+    cos, sin = writer.rotary(layers[0].rotary, context_length, kind)
+    seqlens, total = writer.lengths(mask)
+    for node in graph.node:
+        for place, name in enumerate(node.output):
+            if any(name == layer.output for layer in layers) or any(name in cache[2:] for cache in caches):
+                node.output[place] = writer.name("replaced")
+    for layer, (past_key, past_value, present_key, present_value) in zip(layers, caches, strict=True):
+        attended = NodeProto(
+            op_type="GroupQueryAttention",
+            name=writer.name("GroupQueryAttention"),
+            domain="com.microsoft",
+            input=[*map(writer.three_dimensions, (layer.query, layer.key, layer.value)), past_key, past_value],
+            output=[layer.output, present_key, present_value],
+        )
+        attended.input.extend([seqlens, total, cos, sin])
+        for name, number in (("num_heads", heads[0]), ("kv_num_heads", heads[1]), ("do_rotary", 1)):
+            attended.attribute.add(name=name, type=AttributeProto.INT, i=number)
+        attended.attribute.add(name="scale", type=AttributeProto.FLOAT, f=layer.scale)
+        writer.made.append(attended)
+    graph.node.extend(writer.made)
+    tidy(model)
+    if positions not in Wiring(graph).consumers:
+        for value in [value for value in graph.input if value.name == positions]:
+            graph.input.remove(value)
+    lasting = {name for cache in caches for name in cache[2:]}
+    for value in [*graph.input, *graph.output]:
+        dims = value.type.tensor_type.shape.dim
+        if value.name == mask or value.name in lasting:
+            dims[1 if value.name == mask else 2].Clear()
+            dims[1 if value.name == mask else 2].dim_param = "total_sequence_length"
+    del graph.value_info[:]
+    if not any(item.domain == "com.microsoft" for item in model.opset_import):
+        model.opset_import.add(domain="com.microsoft", version=1)
+
+
+class Writer:
+    """Makes nodes and constants with names of their own."""
+
+    def __init__(self, model: ModelProto) -> None:
+        self.graph = model.graph
+        self.made: list[NodeProto] = []
+        self._front = fresh_name(model.graph, "/capstan/plain_attention")
+        self._numbers = 0
+        self._kinds = {node.output[0]: node.op_type for node in model.graph.node if node.output}
+
+    def name(self, what: str) -> str:
+        self._numbers += 1
+        return f"{self._front}/{what}_{self._numbers}"
+
+    def node(self, kind: str, *inputs: str, **attributes: int) -> str:
+        output = self.name(kind)
+        node = NodeProto(op_type=kind, name=output, input=inputs, output=[output])
+        for name, number in attributes.items():
+            node.attribute.add(name=name, type=AttributeProto.INT, i=number)
+        self.made.append(node)
+        return output
+
+    def constant(self, tensor: TensorProto) -> str:
+        tensor.name = self.name("constant")
+        self.graph.initializer.append(tensor)
+        return tensor.name
+
+    def floats(self, dims: Sequence[int], values: Sequence[float]) -> str:
+        data = struct.pack(f"<{len(values)}f", *values)
+        return self.constant(TensorProto(data_type=TensorProto.FLOAT, dims=dims, raw_data=data))
+
+    def rotary(self, rotary: Rotary, context_length: int, kind: int) -> tuple[str, str]:
+        """Cosines and sines [context length, half the head size]; onnxruntime computes them once, as it makes the
+        session."""
+        bounds = (self.floats([], [bound]) for bound in (0.0, float(context_length), 1.0))
+        column = self.node("Unsqueeze", self.node("Range", *bounds), self.constant(int64_tensor("", [1])))
+        angles = self.node("Mul", column, self.floats([1, len(rotary.frequencies)], rotary.frequencies))
+        found = []
+        for wave in ("Cos", "Sin"):
+            made = self.node(wave, angles)
+            if rotary.scale != 1.0:
+                made = self.node("Mul", made, self.floats([], [rotary.scale]))
+            found.append(made if kind == TensorProto.FLOAT else self.node("Cast", made, to=kind))
+        return found[0], found[1]
+
+    def lengths(self, mask: str) -> tuple[str, str]:
+        """Positions less one of each row, int32 [batch], and the most, int32 []."""
+        summed = self.node("Cast", mask, to=TensorProto.INT32)
+        total = self.node("ReduceSum", summed, self.constant(int64_tensor("", [1])), keepdims=0)
+        one = TensorProto(data_type=TensorProto.INT32, dims=[1], raw_data=struct.pack("<i", 1))
+        return self.node("Sub", total, self.constant(one)), self.node("ReduceMax", total, keepdims=0)
+
+    def three_dimensions(self, name: str) -> str:
+        """A tensor of heads side by side."""
+        if self._kinds.get(name) in LINEAR:
+            return name
+        return self.node("Reshape", name, self.constant(int64_tensor("", [0, 0, -1])))
+
+
+def tidy(model: ModelProto) -> None:
+    """Put the nodes that the outputs need in an order in which each comes after those that it reads; the others go,
+    and so do constants that nobody reads."""
+    graph = model.graph
+    producer = {name: place for place, node in enumerate(graph.node) for name in node.output}
+    pending = [producer[value.name] for value in reversed(graph.output) if value.name in producer]
+    done: set[int] = set()
+    nodes: list[bytes] = []
+    read = {value.name for value in graph.output}
+    while pending:
+        place = pending[-1]
+        node = graph.node[place]
+        sources = [*node.input, *captured_names(node)]
+        missing = [producer[name] for name in sources if name in producer and producer[name] not in done]
+        if missing and place not in done:
+            pending.extend(missing)
+            continue
+        pending.pop()
+        if place not in done:
+            done.add(place)
+            nodes.append(node.SerializeToString())
+            read.update(sources)
+    constants = [tensor.SerializeToString() for tensor in graph.initializer if tensor.name in read]
+    del graph.node[:], graph.initializer[:]
+    for data in nodes:
+        graph.node.add().ParseFromString(data)
+    for data in constants:
+        graph.initializer.add().ParseFromString(data)

@@ -1,0 +1,344 @@
+"""Attention in primitive operations over a cache that grows, as Optimum exports it, rewritten to GroupQueryAttention.
+
+    q, k, v products -> Reshape, Transpose -> rotary embedding of q and k
+    Concat(past, k), Concat(past, v) -> repeated for the query heads
+    MatMul(q, k transposed), scaled -> Add(causal mask) -> Softmax -> MatMul(v) -> Transpose, Reshape
+
+Every step of it is checked: the constants that scale, the halves that are rotated, the frequencies with the position
+ids, and that the mask is causal and nothing else. What is not understood leaves the whole graph as it is.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from ..errors import CapstanError
+from .attention_writer import LINEAR, Attention, Rotary, write
+from .onnx_pb2 import ModelProto, NodeProto, TensorProto
+from .wiring import Wiring, attribute, copy_of, integers
+
+__all__ = ["floats", "group_query_attention"]
+
+LEAST_OPSET = 13
+"""The first whose ReduceSum takes its axes as an input."""
+SAME_VALUES = {"Cast", "Identity"}
+FLOATS: dict[int, tuple[str, int]] = {TensorProto.FLOAT: ("f", 4), TensorProto.FLOAT16: ("e", 2)}
+LARGEST_INDEX = 2**31 - 1
+MASK_NUMBERS = 4
+"""Integers up to this one occur in a causal mask as axes, ranks and steps; a window's length is larger."""
+MASK_OPS = set(
+    "Add And Cast Concat Constant ConstantOfShape Equal Expand Gather Greater GreaterOrEqual Identity Less "  # noqa: SIM905
+    "LessOrEqual Mul Not Or Range Reshape ScatterND Shape Slice Squeeze Sub Trilu Unsqueeze Where".split()
+)
+CAUSAL = {"Trilu", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
+
+
+class NotUnderstoodError(CapstanError):
+    """A node that is not what attention has at this place."""
+
+    def __init__(self, node: NodeProto | None, what: str) -> None:
+        name = "a graph input" if node is None else f"node {node.name or '/'.join(node.output)} ({node.op_type})"
+        super().__init__(f"{name}: {what}")
+
+
+def group_query_attention(
+    model: ModelProto,
+    caches: Sequence[tuple[str, str, str, str]],
+    heads: tuple[int, int, int],
+    context_length: int,
+    mask: str = "attention_mask",
+    positions: str = "position_ids",
+) -> tuple[ModelProto, str]:
+    """The same model with GroupQueryAttention over caches of one size, and why it is unchanged (empty if it was
+    rewritten). A graph that concatenates no cache comes back as it is, with no reason.
+
+    `caches` are past key, past value, present key and present value of each layer, `heads` how many there are of
+    queries and of keys, and the size of one.
+    """
+    wiring = Wiring(model.graph)
+    made_by = [wiring.producer.get(present) for _, _, *presents in caches for present in presents]
+    if not made_by or any(node is None or node.op_type != "Concat" for node in made_by):
+        return model, ""
+    if next((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), 0) < LEAST_OPSET:
+        return model, f"its operator set is older than {LEAST_OPSET}"
+    result = copy_of(model)
+    try:
+        reader = Reader(Wiring(result.graph), heads[2], mask, positions)
+        layers = [reader.attention(cache) for cache in caches]
+    except NotUnderstoodError as error:
+        return model, str(error)
+    if len({layer.rotary for layer in layers}) != 1:
+        return model, "its layers rotate by different angles"
+    write(result, layers, caches, heads, context_length, mask, positions)
+    return result, ""
+
+
+class Reader:
+    """Reads attention upwards from its softmax."""
+
+    def __init__(self, wiring: Wiring, head_size: int, mask: str, positions: str) -> None:
+        self.wiring, self.head_size, self.mask, self.positions = wiring, head_size, mask, positions
+        self._masks: set[str] = set()
+        """Those that were found causal."""
+        products = [node for node in wiring.producer.values() if node.op_type == "MatMul"]
+        self._products = {self._repeated(node.input[1]): node for node in products}
+        """By what is multiplied."""
+
+    def attention(self, cache: tuple[str, str, str, str]) -> Attention:
+        past_key, past_value, present_key, present_value = cache
+        new_key, new_value = self._appended(present_key, past_key), self._appended(present_value, past_value)
+        product = self._reader_of(present_value)
+        weights = self._same(product.input[0])
+        softmax = self._node(weights, "Softmax")
+        if attribute(softmax, "axis", -1) not in (-1, 3):
+            raise NotUnderstoodError(softmax, "is not over the positions")
+        scores, outer = self._scores(softmax)
+        query, first = self._scaled(scores.input[0])
+        keys, second = self._scaled(scores.input[1])
+        transposed = self._node(keys, "Transpose", perm=[0, 1, 3, 2])
+        keys, third = self._scaled(transposed.input[0])
+        if self._repeated(keys) != present_key:
+            raise NotUnderstoodError(transposed, f"is not of {present_key}")
+        query, rotary = self._rotated(query)
+        key, other = self._rotated(new_key)
+        if rotary != other:
+            raise NotUnderstoodError(scores, "multiplies q and k that are rotated by different angles")
+        return Attention(
+            self._flat(query),
+            self._flat(key),
+            self._flat(new_value),
+            outer * first * second * third,
+            rotary,
+            self._output(product),
+        )
+
+    def _node(self, name: str, kind: str, **lists: list[int]) -> NodeProto:
+        """The node that makes a tensor, of this operator and with these attributes."""
+        node = self.wiring.producer.get(name)
+        if node is None or node.op_type != kind:
+            raise NotUnderstoodError(node, f"where {kind} is expected")
+        for wanted, values in lists.items():
+            if list(next((item.ints for item in node.attribute if item.name == wanted), [])) != values:
+                raise NotUnderstoodError(node, f"its {wanted} is not {values}")
+        return node
+
+    def _same(self, name: str) -> str:
+        """Up past nodes that change no value."""
+        while (node := self.wiring.producer.get(name)) is not None and node.op_type in SAME_VALUES:
+            name = node.input[0]
+        return name
+
+    def _only_reader(self, name: str) -> NodeProto:
+        readers = self.wiring.consumers.get(name, [])
+        if len(readers) != 1:
+            raise NotUnderstoodError(self.wiring.producer.get(name), f"is read {len(readers)} times, not once")
+        return readers[0]
+
+    def _appended(self, present: str, past: str) -> str:
+        concat = self._node(present, "Concat")
+        if len(concat.input) != 2 or concat.input[0] != past or attribute(concat, "axis", 0) not in (-2, 2):
+            raise NotUnderstoodError(concat, f"does not append to {past}")
+        return concat.input[1]
+
+    def _reader_of(self, value: str) -> NodeProto:
+        """The product of the attention weights and these values."""
+        if value not in self._products:
+            raise NotUnderstoodError(self.wiring.producer.get(value), "no product takes it with its heads repeated")
+        return self._products[value]
+
+    def _repeated(self, name: str) -> str:
+        """The cache whose heads are repeated, each one several times in a row; the tensor itself where none are."""
+        reshape = self.wiring.producer.get(name)
+        if reshape is None or reshape.op_type != "Reshape":
+            return name
+        expand = self.wiring.producer.get(reshape.input[0])
+        unsqueeze = self.wiring.producer.get(expand.input[0]) if expand is not None and expand.input else None
+        if expand is None or expand.op_type != "Expand" or unsqueeze is None or unsqueeze.op_type != "Unsqueeze":
+            return name
+        return unsqueeze.input[0] if self._integers(unsqueeze.input[1]) == [2] else name
+
+    def _integers(self, name: str) -> list[int] | None:
+        return integers(self.wiring.constants.get(self._same(name)))
+
+    def _number(self, name: str) -> float | None:
+        """A float constant of one element."""
+        values = floats(self.wiring.constants.get(self._same(name)))
+        return values[0] if values is not None and len(values) == 1 else None
+
+    def _scaled(self, name: str) -> tuple[str, float]:
+        """Up past products with constants; the tensor and what it is multiplied by."""
+        scale = 1.0
+        while True:
+            name = self._same(name)
+            node = self.wiring.producer.get(name)
+            if node is None or node.op_type not in ("Mul", "Div"):
+                return name, scale
+            number = self._number(node.input[1])
+            if number is None and node.op_type == "Mul" and self._number(node.input[0]) is not None:
+                number, name = self._number(node.input[0]), node.input[1]
+            elif number is not None:
+                name = node.input[0]
+            else:
+                return name, scale
+            assert number is not None
+            scale = scale * number if node.op_type == "Mul" else scale / number
+
+    def _scores(self, softmax: NodeProto) -> tuple[NodeProto, float]:
+        """The product of q and k below the mask, and its scale."""
+        masked = self._node(self._same(softmax.input[0]), "Add")
+        for place in (0, 1):
+            name, scale = self._scaled(masked.input[place])
+            node = self.wiring.producer.get(name)
+            if node is not None and node.op_type == "MatMul":
+                self._require_causal(masked.input[1 - place])
+                return node, scale
+        raise NotUnderstoodError(masked, "adds no mask to the scores")
+
+    def _require_causal(self, name: str) -> None:
+        """The mask is computed from lengths, attention_mask and small numbers alone, with a comparison of positions."""
+        if name in self._masks:
+            return
+        found: set[str] = set()
+        pending, seen = [name], {name}
+        while pending:
+            item = self.wiring.producer.get(pending.pop())
+            if item is None or item.op_type == "Shape":
+                continue  # an input, a constant, or a length
+            if item.op_type not in MASK_OPS:
+                raise NotUnderstoodError(item, "has no place in a causal mask")
+            found.add(item.op_type)
+            for source in item.input:
+                numbers = integers(self.wiring.constants.get(source)) or []
+                odd = [number for number in numbers if MASK_NUMBERS < abs(number) < LARGEST_INDEX]
+                if odd:
+                    raise NotUnderstoodError(item, f"reads {odd[0]}: the mask is not causal alone")
+                if source not in seen:
+                    seen.add(source)
+                    pending.append(source)
+        if not found & CAUSAL:
+            raise NotUnderstoodError(self.wiring.producer.get(name), "compares no positions: the mask is not causal")
+        self._masks.add(name)
+
+    def _rotated(self, name: str) -> tuple[str, Rotary]:
+        """x cos + rotate_half(x) sin -> x, [batch, heads, positions, head size], and the angles."""
+        total = self._node(self._same(name), "Add")
+        parts = [self._node(self._same(source), "Mul") for source in total.input]
+        for straight, turned in (parts, parts[::-1]):
+            for x, cosine in (straight.input, list(straight.input)[::-1]):
+                for half, sine in (turned.input, list(turned.input)[::-1]):
+                    if self._is_turned(half, x):
+                        cos, sin = self._angles(cosine, "Cos"), self._angles(sine, "Sin")
+                        if cos != sin:
+                            raise NotUnderstoodError(total, "takes sine and cosine of different angles")
+                        return x, cos
+        raise NotUnderstoodError(total, "is no rotary embedding of whole heads")
+
+    def _is_turned(self, name: str, x: str) -> bool:
+        """Whether a tensor is the second half of x, negated, and then the first."""
+        concat = self.wiring.producer.get(self._same(name))
+        if concat is None or concat.op_type != "Concat" or len(concat.input) != 2:
+            return False
+        negated, first = (self.wiring.producer.get(source) for source in concat.input)
+        if negated is None or negated.op_type != "Neg" or first is None or attribute(concat, "axis", 0) not in (-1, 3):
+            return False
+        second = self.wiring.producer.get(negated.input[0])
+        return second is not None and self._is_half(first, x, 0) and self._is_half(second, x, 1)
+
+    def _is_half(self, node: NodeProto, x: str, which: int) -> bool:
+        if node.op_type != "Slice" or node.input[0] != x or len(node.input) < 4:
+            return False
+        if self._integers(node.input[3]) not in ([-1], [3]):
+            return False
+        if len(node.input) > 4 and self._integers(node.input[4]) != [1]:
+            return False
+        outer = self._integers(node.input[1 + which])
+        far = outer is not None and (outer == [0] if which == 0 else outer[0] in (self.head_size, 2**63 - 1, 2**31 - 1))
+        return far and self._is_middle(node.input[2 - which], x)
+
+    def _is_middle(self, name: str, x: str) -> bool:
+        """Whether a number is half of the head size: a constant, or computed from the shape of x."""
+        values = self._integers(name)
+        if values is not None:
+            return values == [self.head_size // 2]
+        while (node := self.wiring.producer.get(name)) is not None and node.op_type in {*SAME_VALUES, "Unsqueeze"}:
+            name = node.input[0]
+        if node is None or node.op_type != "Div" or self._integers(node.input[1]) not in ([2],):
+            return False
+        gather = self.wiring.producer.get(self._same(node.input[0]))
+        if gather is None or gather.op_type != "Gather" or self._integers(gather.input[1]) not in ([-1], [3]):
+            return False
+        shape = self.wiring.producer.get(gather.input[0])
+        return shape is not None and shape.op_type == "Shape" and shape.input[0] == x
+
+    def _angles(self, name: str, kind: str) -> Rotary:
+        """Up from cosines or sines to the frequencies that the position ids are multiplied by."""
+        scale = 1.0
+        while True:
+            name, factor = self._scaled(name)
+            scale *= factor
+            node = self.wiring.producer.get(name)
+            if node is None or node.op_type != "Unsqueeze":
+                break
+            name = node.input[0]
+        waves = self._node(name, kind)
+        twice = self._node(self._same(waves.input[0]), "Concat")
+        if len(twice.input) != 2 or twice.input[0] != twice.input[1] or attribute(twice, "axis", 0) not in (-1, 2):
+            raise NotUnderstoodError(twice, "does not take the same angles for both halves")
+        name = self._same(twice.input[0])
+        node = self.wiring.producer.get(name)
+        if node is not None and node.op_type == "Transpose":
+            name = self._same(node.input[0])
+            node = self.wiring.producer.get(name)
+        if node is None or node.op_type not in ("MatMul", "Mul"):
+            raise NotUnderstoodError(node, "is no product of positions and frequencies")
+        sides = [self._spread(source) for source in node.input]
+        for tensor, position in (sides, sides[::-1]):
+            values = floats(self.wiring.constants.get(tensor))
+            if position == self.positions and values is not None and len(values) == self.head_size // 2:
+                return Rotary(tuple(values), scale)
+        raise NotUnderstoodError(node, f"is no product of {self.positions} and {self.head_size // 2} frequencies")
+
+    def _spread(self, name: str) -> str:
+        """Up past nodes that give a tensor another shape."""
+        spreading = {*SAME_VALUES, "Expand", "Unsqueeze", "Reshape"}
+        while (node := self.wiring.producer.get(name)) is not None and node.op_type in spreading:
+            name = node.input[0]
+        return name
+
+    def _flat(self, name: str) -> str:
+        """Of [batch, heads, positions, head size] what was [batch, positions, heads x head size]; a tensor with four
+        dimensions where something was done to single heads before."""
+        back = self._node(self._same(name), "Transpose", perm=[0, 2, 1, 3])
+        reshape = self.wiring.producer.get(back.input[0])
+        above = self.wiring.producer.get(reshape.input[0]) if reshape is not None and reshape.input else None
+        if reshape is not None and reshape.op_type == "Reshape" and above is not None and above.op_type in LINEAR:
+            return reshape.input[0]
+        return back.input[0]
+
+    def _output(self, product: NodeProto) -> str:
+        back = self._only_reader(product.output[0])
+        if back.op_type != "Transpose" or self._node(back.output[0], "Transpose", perm=[0, 2, 1, 3]) is not back:
+            raise NotUnderstoodError(back, "does not put the heads side by side")
+        reshape = self._only_reader(back.output[0])
+        if reshape.op_type != "Reshape" or self._length(reshape.input[1]) != 3:
+            raise NotUnderstoodError(reshape, "does not join the heads")
+        return reshape.output[0]
+
+    def _length(self, name: str) -> int:
+        """The elements of a shape."""
+        values = self._integers(name)
+        node = self.wiring.producer.get(name)
+        if values is None and node is not None and node.op_type == "Concat":
+            return len(node.input)
+        return len(values or [])
+
+
+def floats(tensor: TensorProto | None) -> list[float] | None:
+    """The values of an inline tensor of floats; None for anything else."""
+    if tensor is None or tensor.data_type not in FLOATS or tensor.data_location == TensorProto.EXTERNAL:
+        return None
+    code, width = FLOATS[tensor.data_type]
+    if tensor.raw_data:
+        return list(struct.unpack(f"<{len(tensor.raw_data) // width}{code}", tensor.raw_data))
+    return [float(value) for value in tensor.float_data] or None

@@ -1,0 +1,252 @@
+"""Attention in primitive operations over caches that grow becomes GroupQueryAttention, or the graph stays as it is."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from capstan import graph
+from capstan.config import GenaiConfig
+from capstan.device.decoder_graph import decoder_graph
+from capstan.errors import UnsupportedModelError
+from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
+from capstan.repository import derived_config
+from tests import oracle
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+OPTIMUM = FIXTURES / "repositories" / "nano-optimum"
+CACHES = [
+    tuple(f"{front}.{i}.{kind}" for front in ("past_key_values", "present") for kind in ("key", "value"))
+    for i in (0, 1)
+]
+HEADS = (4, 2, 16)
+CONTEXT = 512
+
+
+def plain() -> ModelProto:
+    return graph.parse((OPTIMUM / "onnx" / "model.onnx").read_bytes())
+
+
+def rewritten(model: ModelProto) -> tuple[ModelProto, str]:
+    caches = [(past_key, past_value, key, value) for past_key, past_value, key, value in CACHES]
+    return graph.group_query_attention(model, caches, HEADS, CONTEXT)
+
+
+class Runner:
+    """A decoder in onnxruntime, its caches growing or of one size."""
+
+    def __init__(self, model: ModelProto, capacity: int = 0) -> None:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        self.session: Any = onnxruntime.InferenceSession(graph.serialize(model), options)
+        self.inputs = {value.name for value in self.session.get_inputs()}
+        self.names = [value.name for value in self.session.get_outputs()]
+        self.capacity, self.length = capacity, 0
+        pasts = [name for cache in CACHES for name in cache[:2]]
+        self.caches = {name: np.zeros((1, 2, capacity, 16), np.float32) for name in pasts}
+
+    def run(self, ids: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The logits of all positions."""
+        end = self.length + len(ids)
+        mask = np.zeros((1, self.capacity or end), np.int64)
+        mask[:, :end] = 1
+        feeds = {"input_ids": np.array([ids]), "attention_mask": mask, **self.caches}
+        if "position_ids" in self.inputs:
+            feeds["position_ids"] = np.arange(self.length, end)[None]
+        found = dict(zip(self.names, self.session.run(None, feeds), strict=True))
+        self.length = end
+        self.caches = {name: found[name.replace("past_key_values", "present")] for name in self.caches}
+        logits: np.ndarray[Any, np.dtype[np.float32]] = found["logits"][0]
+        return logits
+
+
+def test_logits_are_those_of_the_growing_cache_in_prompts_and_steps() -> None:
+    model, reason = rewritten(plain())
+    assert reason == ""
+    growing, fixed = Runner(plain()), Runner(model, 64)
+    for ids in ([5, 6, 7, 8, 9], [11], [12], [100, 200, 300], [13], list(range(40, 71)), [14]):
+        np.testing.assert_allclose(fixed.run(ids), growing.run(ids), atol=2e-4)
+
+
+def test_greedy_ids_are_those_of_the_genai_export_of_the_same_weights() -> None:
+    runner = Runner(rewritten(plain())[0], 64)
+    ids = [5, 6, 7, 8, 9]
+    picked = []
+    for _ in range(24):
+        picked.append(int(runner.run(ids)[-1].argmax()))
+        ids = picked[-1:]
+    assert picked == oracle.greedy(FIXTURES / "nano-float", [5, 6, 7, 8, 9], 24)
+
+
+def test_what_is_left_can_be_captured_and_described() -> None:
+    config = derived_config((OPTIMUM / "config.json").read_bytes(), None, plain(), "onnx/model.onnx")[0]
+    model, _ = decoder_graph(plain(), config, "webgpu")
+    about = graph.describe(model, config.decoder, 512)
+    assert (about.uncapturable, about.position_ids, about.cache_dtype) == ((), None, "float32")
+    kinds = [node.op_type for node in model.graph.node]
+    assert kinds.count("GroupQueryAttention") == 2
+    assert {"Softmax", "Expand", "Concat", "Shape", "Trilu"}.isdisjoint(kinds)
+    prefill, reason = graph.last_token_logits(model)
+    assert reason == ""
+    assert graph.lengths_as_inputs(prefill)[2] == ""
+
+
+def test_cosines_and_sines_are_as_large_as_the_graph_has_them() -> None:
+    model = plain()
+    doubled(model, WAVES, "self_attn")
+    fixed, reason = rewritten(model)
+    assert reason == ""
+    np.testing.assert_allclose(Runner(fixed, 64).run([5, 6, 7]), Runner(model).run([5, 6, 7]), atol=2e-4)
+
+
+def test_they_are_of_the_caches_type() -> None:
+    model = plain()
+    for value in model.graph.input:
+        if "past" in value.name:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    found = rewritten(model)[0]
+    made = {node.output[0]: node for node in found.graph.node}
+    attention = next(node for node in found.graph.node if node.op_type == "GroupQueryAttention")
+    casts = [made[attention.input[place]] for place in (7, 8)]
+    assert [(node.op_type, node.attribute[0].i) for node in casts] == [("Cast", TensorProto.FLOAT16)] * 2
+
+
+def test_other_graphs_come_back_as_they_are() -> None:
+    model = graph.parse((FIXTURES / "nano-llama" / "model.onnx").read_bytes())
+    assert rewritten(model) == (model, "")
+
+
+def nodes(model: ModelProto, kind: str, part: str = "") -> list[NodeProto]:
+    return [node for node in model.graph.node if node.op_type == kind and part in node.name]
+
+
+def constant(model: ModelProto, name: str, data: bytes) -> None:
+    """Another value for a constant."""
+    [tensor] = [node.attribute[0].t for node in nodes(model, "Constant") if node.output[0] == name] or [
+        tensor for tensor in model.graph.initializer if tensor.name == name
+    ]
+    assert len(tensor.raw_data) == len(data)
+    tensor.raw_data = data
+
+
+def with_window(model: ModelProto) -> None:
+    """Positions farther away than 64 are compared too."""
+    [greater] = nodes(model, "Greater")
+    model.graph.initializer.add(name="window", data_type=7, raw_data=struct.pack("<q", 64))
+    place = list(model.graph.node).index(greater)
+    made = NodeProto(op_type="Sub", name="/far", input=[greater.input[1], "window"], output=["far"])
+    greater.input[1] = "far"
+    model.graph.node.insert(place, made)
+
+
+def without_comparison(model: ModelProto) -> None:
+    for node in [*nodes(model, "Greater"), *nodes(model, "Trilu")]:
+        name, source = node.output[0], node.input[0]
+        node.Clear()
+        node.op_type, node.name = "Identity", "/all"
+        node.input.append(source)
+        node.output.append(name)
+
+
+def heads_in_turn(model: ModelProto) -> None:
+    """Heads 0, 1, 0, 1 in place of 0, 0, 1, 1."""
+    [unsqueeze] = [node for node in nodes(model, "Unsqueeze", "layers.1") if node.input[0] == "present.1.value"]
+    constant(model, unsqueeze.input[1], struct.pack("<q", 1))
+
+
+def part_of_a_head(model: ModelProto) -> None:
+    for node in nodes(model, "Div", "layers.1/self_attn"):
+        constant(model, node.input[1], struct.pack("<q", 4))
+
+
+def other_half_first(model: ModelProto) -> None:
+    for node in nodes(model, "Neg", "layers.0/self_attn"):
+        [concat] = [item for item in nodes(model, "Concat") if node.output[0] in item.input]
+        concat.input[0], concat.input[1] = concat.input[1], concat.input[0]
+
+
+def sines_of_others(model: ModelProto) -> None:
+    [sin] = nodes(model, "Sin")
+    sin.op_type = "Cos"
+
+
+def softmax_over_heads(model: ModelProto) -> None:
+    [axis] = [item for item in nodes(model, "Softmax", "layers.1")[0].attribute if item.name == "axis"]
+    axis.i = 1
+
+
+def past_last(model: ModelProto) -> None:
+    [concat] = [node for node in nodes(model, "Concat") if "present.0.key" in node.output]
+    concat.input[0], concat.input[1] = concat.input[1], concat.input[0]
+
+
+def older(model: ModelProto) -> None:
+    for item in model.opset_import:
+        item.version = 12
+
+
+WAVES = [f"/model/layers.0/self_attn/Unsqueeze_{number}_output_0" for number in ("6", "7")]
+"""The cosines and the sines of all layers."""
+
+
+def doubled(model: ModelProto, waves: list[str], readers: str) -> None:
+    """Let the nodes of that name take these cosines and sines times two."""
+    for node in nodes(model, "Mul", readers):
+        for place, name in enumerate(node.input):
+            if name in waves:
+                node.input[place] = name + "_twice"
+    model.graph.initializer.add(name="two", data_type=1, raw_data=struct.pack("<f", 2.0))
+    for name in waves:
+        place = next(i for i, node in enumerate(model.graph.node) if name in node.output)
+        twice = NodeProto(op_type="Mul", name=f"/twice{place}", input=[name, "two"], output=[name + "_twice"])
+        model.graph.node.insert(place + 1, twice)
+
+
+def rotated_in_one_layer(model: ModelProto) -> None:
+    doubled(model, WAVES, "layers.1/self_attn")
+
+
+def rotated_keys(model: ModelProto) -> None:
+    doubled(model, WAVES, "layers.1/self_attn/Mul_2")
+    doubled(model, WAVES, "layers.1/self_attn/Mul_3")
+
+
+def larger_sines(model: ModelProto) -> None:
+    doubled(model, WAVES[1:], "self_attn")
+
+
+REFUSED: dict[str, tuple[Callable[[ModelProto], None], str]] = {
+    "window": (with_window, "node /far (Sub): reads 64: the mask is not causal alone"),
+    "no comparison": (without_comparison, "compares no positions: the mask is not causal"),
+    "heads in turn": (heads_in_turn, "no product takes it with its heads repeated"),
+    "part of a head": (part_of_a_head, "is no rotary embedding of whole heads"),
+    "other half first": (other_half_first, "is no rotary embedding of whole heads"),
+    "sines of others": (sines_of_others, "(Cos): where Sin is expected"),
+    "softmax over heads": (softmax_over_heads, "(Softmax): is not over the positions"),
+    "past last": (past_last, "(Concat): does not append to past_key_values.0.key"),
+    "older": (older, "its operator set is older than 13"),
+    "keys by other angles": (rotated_keys, "multiplies q and k that are rotated by different angles"),
+    "larger sines": (larger_sines, "takes sine and cosine of different angles"),
+    "two angles": (rotated_in_one_layer, "its layers rotate by different angles"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_not_understood_is_left_and_refused_with_its_node(what: str) -> None:
+    change, said = REFUSED[what]
+    model = plain()
+    change(model)
+    found, reason = rewritten(model)
+    assert found is model
+    assert said in reason
+    config: GenaiConfig = derived_config((OPTIMUM / "config.json").read_bytes(), None, model, "onnx/model.onnx")[0]
+    with pytest.raises(UnsupportedModelError) as caught:
+        decoder_graph(model, config, "webgpu")
+    assert said in str(caught.value)
+    assert "take an export with GroupQueryAttention" in str(caught.value)
