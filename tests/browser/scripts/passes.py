@@ -28,9 +28,9 @@ async def picked_with(
     before = fallbacks()
     patched: Any = StepRecorder
     make_tape = patched._make_tape
-    tapes: list[tuple[int, dict[str, str]]] = []
+    tapes: list[tuple[int, Any]] = []
 
-    async def make_all(self: Any, *recorded: Any) -> tuple[int, dict[str, str]]:
+    async def make_all(self: Any, *recorded: Any) -> tuple[int, Any]:
         for passes in choices:
             one = self if passes is None else replace(self, passes=passes)
             tapes.append(await make_tape(one, *recorded))
@@ -46,7 +46,8 @@ async def picked_with(
             patched._make_tape = make_tape
         first = decoder._step
         await decoder.close()
-        for tape, passes in tapes:
+        for tape, verdict in tapes:
+            passes = dict(verdict.passes)
             decoder._step = replace(first, tape=tape, passes=passes)
             ids = await picked(opened, prompt, count, max_length=CAPACITY)
             loaded: Any = opened._loaded
