@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from capstan.tape.kernel_plan import MatrixSize
 from capstan.tape.ops.matmul_matrices import MatrixTiling
@@ -29,6 +30,14 @@ class Case:
     gated: bool = False
     dense: bool = False
     block: int = 32
+    bits: int = 4
+    zeros: bool = False
+
+
+def held(elements: NDArray[np.uint8], bits: int) -> bytes:
+    """As MatMulNBits has them, in whole words."""
+    content = packed(elements) if bits == 4 else elements.tobytes()
+    return content + bytes(-len(content) % 4)
 
 
 def check(page: KernelPage, case: Case, tiling: MatrixTiling) -> None:
@@ -39,18 +48,29 @@ def check(page: KernelPage, case: Case, tiling: MatrixTiling) -> None:
         weights = random.normal(0, 0.05, (matrices, case.k, case.n)).astype(np.float16).astype(np.float64)
         pairs = [[w.astype(np.float16).tobytes()] for w in weights]
     else:
-        nibbles = random.integers(0, 16, (matrices, case.n, case.k), np.uint8)
-        scales = random.uniform(0.005, 0.02, (matrices, case.n, case.k // case.block)).astype(np.float16)
-        spread = np.repeat(scales.astype(np.float64), case.block, axis=2)
-        weights = ((nibbles.astype(np.float64) - 8) * spread).transpose(0, 2, 1)
-        wide = scales.astype(np.float32)
-        pairs = [[packed(q), s.tobytes()] for q, s in zip(nibbles, wide, strict=True)]
+        blocks = -(-case.k // case.block)
+        shape = (matrices, case.n, blocks * case.block)
+        elements = random.integers(0, 1 << case.bits, shape, np.uint8)
+        scales = random.uniform(0.08, 0.32, (matrices, case.n, blocks)).astype(np.float32) / (1 << case.bits)
+        scales = scales.astype(np.float16)
+        zeros = np.full(scales.shape, 1 << (case.bits - 1), np.uint8)
+        if case.zeros:
+            zeros = random.integers(0, 1 << case.bits, scales.shape, np.uint8)
+        repeated = [np.repeat(each.astype(np.float64), case.block, axis=2) for each in (zeros, scales)]
+        weights = ((elements - repeated[0]) * repeated[1])[:, :, : case.k].transpose(0, 2, 1)
+        pairs = []
+        for q, s, z in zip(elements, scales, zeros, strict=True):
+            pairs.append([held(q, case.bits), s.astype(np.float32).tobytes()])
+            if case.zeros:
+                pairs[-1].append(held(np.pad(z, ((0, 0), (0, blocks % 2))) if case.bits == 4 else z, case.bits))
     constants = {
         "K": case.k,
         "N": case.n,
         "M": case.rows,
         "GATED": case.gated,
         "DENSE": case.dense,
+        "BYTES": case.bits == 8,
+        "ZEROS": case.zeros,
         **({} if case.dense else {"BLOCK": case.block}),
         **tiling.constants(case.gated, case.dense),
     }
@@ -85,6 +105,12 @@ CASES = [
     Case(20, 64, 40, gated=True, dense=True),
     Case(9, 128, 24, block=128),
     Case(9, 96, 24, gated=True, block=16),
+    Case(20, 64, 40, bits=8),
+    Case(20, 96, 40, bits=8, zeros=True, gated=True),
+    Case(20, 96, 40, zeros=True),
+    Case(9, 64, 24, zeros=True, gated=True, block=128),
+    Case(9, 160, 24, bits=8, zeros=True, block=64),
+    Case(9, 96, 24, bits=8, zeros=True, block=16),
 ]
 """Rows and columns end within a tile."""
 

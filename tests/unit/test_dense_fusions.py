@@ -17,7 +17,7 @@ def test_is_fused_as_int4_is(swapped: bool) -> None:
     assert made_of(check(small, small.sketch.record(recycle=False), PASSES)) == expected
 
 
-def test_a_gate_of_int4_products() -> None:
+def test_a_gate_of_nbits_products() -> None:
     small = Small()
     x = small.embedded()
     gate, up = (small.matmul(x, INNER, WIDTH) for _ in range(2))

@@ -75,14 +75,15 @@ def test_small_products_are_cut_into_small_tiles_so_that_processors_are_busy() -
     [
         MatrixMatMul(0, 1, 512, 2044, 2048, 32),
         MatrixMatMul(0, 1, 512, 2048, 2000, 16),
-        MatrixMatMul(0, 1, 512, 2048, 2080, 64),
+        MatrixMatMul(0, 1, 512, 2048, 2048, 24),
+        MatrixMatMul(0, 1, 512, 2048, 2048, 32, bits=2),
         MatrixMatMul(0, None, 512, 2044, 2048, 0),
     ],
     ids=str,
 )
 def test_shapes_that_the_kernel_does_not_cover_do_not_fit(what: MatrixMatMul) -> None:
     limits = WorkgroupLimits(32, 1024, 49152, matrices=(WHOLE,))
-    assert fits_matrices(replace(what, n=2048, k=2048, block=0 if what.scales is None else 32), limits)
+    assert fits_matrices(replace(what, n=2048, k=2048, block=0 if what.scales is None else 32, bits=4), limits)
     assert not fits_matrices(what, limits)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from capstan.tape import Int4Weights, Recorded, Recording, WorkgroupLimits, fuse_prefill
+from capstan.tape import NBitsWeights, Recorded, Recording, WorkgroupLimits, fuse_prefill
 from capstan.tape.kernel_plan import MatrixSize
 from capstan.tape.ops.matmul import MatMul, Quantize
 from capstan.tape.ops.matmul_matrices import MatrixMatMul
@@ -34,7 +34,7 @@ class Sketch:
     pipelines: dict[int, Pipeline] = field(default_factory=dict)
     groups: dict[int, BindGroup] = field(default_factory=dict)
     uniforms: dict[int, bytes] = field(default_factory=dict)
-    known: dict[str, Int4Weights] = field(default_factory=dict)
+    known: dict[str, NBitsWeights] = field(default_factory=dict)
     """Weights that are not of the usual shape, or whose scales are others'; by name."""
     sizes: dict[str, int] = field(default_factory=dict)
     """Bytes of buffers that are not large."""
@@ -69,7 +69,7 @@ class Sketch:
         writes = tuple(Write(buffer, 0, data) for buffer, data in self.uniforms.items())
         sizes = dict.fromkeys(self.ids.values(), 1 << 20) | {self.id(name): size for name, size in self.sizes.items()}
         recording = Recording(1, (*writes, *self.ops), self.pipelines, self.groups, sizes)
-        known = {self.id(name): Int4Weights(self.id(f"{name} scales"), N, K, 32, int8) for name in weights}
+        known = {self.id(name): NBitsWeights(self.id(f"{name} scales"), N, K, 32, int8) for name in weights}
         known |= {self.id(name): found for name, found in self.known.items()}
         return fuse_prefill(recording, self.ops, [self.id(name) for name in lasting], known, ROWS, self.limits)
 
@@ -227,7 +227,7 @@ def test_a_product_whose_output_has_no_room_for_all_rows_is_another(element: str
 def test_shapes_that_the_kernel_does_not_cover_stay_as_recorded(n: int, k: int, block: int) -> None:
     sketch = Sketch()
     sketch.tiled_product("x", "W", "y")
-    weights = Int4Weights(sketch.id("W scales"), N, K, 32, int8=True)
+    weights = NBitsWeights(sketch.id("W scales"), N, K, 32, int8=True)
     sketch.known["W"] = weights
     assert kinds(sketch.fused([], ["y"])) == [Quantize, MatMul]
     sketch.known["W"] = replace(weights, n=n, k=k, block=block)
@@ -238,14 +238,14 @@ def test_rows_that_are_no_whole_groups_of_int8_stay_as_recorded() -> None:
     sketch = Sketch()
     sketch.quantized("x", "q")
     sketch.int8_product("q", "W", "y")
-    sketch.known["W"] = Int4Weights(sketch.id("W scales"), N, 96, 32, int8=True)
+    sketch.known["W"] = NBitsWeights(sketch.id("W scales"), N, 96, 32, int8=True)
     assert kinds(sketch.fused([], ["y"])) == [Recorded, Recorded]
 
 
 def test_a_product_by_other_scales_is_another() -> None:
     sketch = Sketch()
     sketch.tiled_product("x", "W", "y")
-    sketch.known["W"] = Int4Weights(sketch.id("V scales"), N, K, 32, int8=True)
+    sketch.known["W"] = NBitsWeights(sketch.id("V scales"), N, K, 32, int8=True)
     assert kinds(sketch.fused([], ["y"])) == [Recorded]
 
 
@@ -319,6 +319,50 @@ class TestSubgroupMatrices:
             sketch.tiled_product("x", "W", "y", element)
             assert kinds(sketch.fused(["W"], ["y"])) == [Quantize, MatMul]
 
+    @pytest.mark.parametrize("bits", [4, 8])
+    @pytest.mark.parametrize("way", ["tiled", "plain", "int8"])
+    def test_zero_points_are_taken_in_however_the_recorded_ones_multiply(self, way: str, bits: int) -> None:
+        sketch = Sketch(limits=MATRICES)
+        reads = {"input_b": "W", "scales" if way == "tiled" else "scales_b": "W scales", "zero_points": "W zeros"}
+        if way == "int8":
+            sketch.quantized("x", "q")
+            reads = {"input_a": "q", "scales_a": "q scales", **reads}
+        else:
+            reads = {"input_a": "x", **reads}
+        sketch.run(PRODUCT, reads, {"output": "y"})
+        weights = NBitsWeights(sketch.id("W scales"), N, K, 16, False, bits, sketch.id("W zeros"))
+        sketch.known["W"] = weights
+        placement = sketch.fused([], ["y"])
+        what = MatrixMatMul(sketch.id("W"), weights.scales, ROWS, N, K, 16, bits=bits, zeros=sketch.id("W zeros"))
+        assert [node.what for node in placement.nodes] == [what]
+        assert read_by(sketch, placement, 0) == ["x"]
+        sketch.limits = replace(MATRICES, matrices=())
+        assert set(kinds(sketch.fused([], ["y"]))) == {Recorded}, "the kernel for int8 has no zero points"
+
+    @pytest.mark.parametrize("zeros", [None, "others"])
+    def test_a_product_by_other_zero_points_is_another(self, zeros: str | None) -> None:
+        sketch = Sketch(limits=MATRICES)
+        reads = {"input_a": "x", "input_b": "W", "scales": "W scales", "zero_points": "W zeros"}
+        sketch.run(PRODUCT, reads, {"output": "y"})
+        found = None if zeros is None else sketch.id(zeros)
+        sketch.known["W"] = NBitsWeights(sketch.id("W scales"), N, K, 32, True, 4, found)
+        assert kinds(sketch.fused([], ["y"])) == [Recorded]
+
+    def test_halves_with_zero_points_are_joined(self) -> None:
+        sketch = Sketch(limits=MATRICES)
+        for half in ("gate", "up"):
+            names = {"input_b": f"W {half}", "scales_b": f"{half} scales", "zero_points": f"{half} zeros"}
+            sketch.run(PRODUCT, {"input_a": "x", **names}, {"output": half})
+            scales, zeros = sketch.id(f"{half} scales"), sketch.id(f"{half} zeros")
+            sketch.known[f"W {half}"] = NBitsWeights(scales, N, K, 32, True, 8, zeros)
+        sketch.run(ACTIVATION, {"gate": "gate", "up": "up"}, {"output": "h"})
+        (node,) = sketch.fused([], ["h"]).nodes
+        assert isinstance(node.what, MatrixMatMul)
+        assert node.what.zeros == sketch.id("gate zeros")
+        assert node.what.up == tuple(map(sketch.id, ("W up", "up scales", "up zeros")))
+        bound = node.what.kernels(node.reads, node.writes, MATRICES)[0]
+        assert list(bound.bindings) == ["x", "weights", "y", "scales", "zeros", "weights_up", "scales_up", "zeros_up"]
+
     def test_int8_made_in_an_unknown_way_stays(self) -> None:
         sketch = Sketch(limits=MATRICES)
         sketch.run("quantize in another way", {"input_a": "x"}, {"output": "q", "scales": "q scales"})
@@ -355,7 +399,7 @@ class TestGates:
     def test_halves_of_different_blocks_are_not_joined(self) -> None:
         sketch = Sketch()
         sketch.layered()
-        sketch.known["W up"] = Int4Weights(sketch.id("W up scales"), N, K, 64, int8=True)
+        sketch.known["W up"] = NBitsWeights(sketch.id("W up scales"), N, K, 64, int8=True)
         assert kinds(sketch.fused(["W gate", "W down"], ["y"])) == SEPARATE
 
     @pytest.mark.parametrize("half", ["gate", "up"])

@@ -46,7 +46,7 @@ def nano() -> ModelProto:
 
 def test_the_products_of_a_graph() -> None:
     model = nano()
-    products = graph.int4_products(model)
+    products = graph.nbits_products(model)
     assert [(p.n, p.k, p.block, p.int8) for p in products[:5]] == [
         (128, 64, 32, False),
         (64, 64, 32, False),
@@ -58,15 +58,23 @@ def test_the_products_of_a_graph() -> None:
     assert products[0].scales.endswith("qkv_proj.MatMul.weight_scales")
 
 
-def test_products_with_zero_points_or_shared_weights_are_left_out() -> None:
+def test_products_with_a_bias_or_shared_weights_are_left_out() -> None:
     model = nano()
-    every = graph.int4_products(model)
+    every = graph.nbits_products(model)
     first, second, third = [node for node in model.graph.node if node.op_type == "MatMulNBits"][:3]
-    first.input.append("zero_points")
+    first.input.extend(["", "", "bias"])
     third.input[1] = second.input[1]
-    left = {product.weights for product in graph.int4_products(model)}
+    left = {product.weights for product in graph.nbits_products(model)}
     assert len(left) == len(every) - 3
     assert second.input[1] not in left
+
+
+def test_products_have_their_bits_and_zero_points() -> None:
+    model = graph.parse((NANO.parents[1] / "nano-mixed" / "model.onnx").read_bytes())
+    products = graph.nbits_products(model)
+    assert {product.bits for product in products} == {4, 8}
+    nodes = {node.input[1]: node for node in model.graph.node if node.op_type == "MatMulNBits"}
+    assert [product.zeros for product in products] == [nodes[product.weights].input[3] for product in products]
 
 
 def hold_to_the_shader(made: Mapping[str, int]) -> None:

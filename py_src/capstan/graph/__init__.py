@@ -18,7 +18,7 @@
     describe(model, decoder)          what a session over this graph needs, as a frozen dataclass
     uncapturable(model)               the nodes that onnxruntime-web cannot capture, and why
     left_out(model)                   what a captured run leaves out of attention; attention_window(model): the least
-    int4_products(model)              the MatMulNBits nodes by their weights
+    nbits_products(model)             the MatMulNBits nodes by their weights
     activations(model)                the intermediate tensors of a run, for an estimate of its scratch memory
 
 A pass returns a new model and leaves its argument alone. The order for a decoder is keep_last_logits, short_rope,
@@ -32,12 +32,12 @@ from .capture import LeftOut, Uncapturable, attention_window, left_out, uncaptur
 from .description import CachePair, GraphDescription, TensorInfo, cache_pairs, describe
 from .fed_lengths import FedLengths, lengths_as_inputs
 from .inline_weights import without_weights
-from .int4_products import Int4Product, int4_products
 from .joined_products import joined_products
 from .last_token import last_token_logits
 from .logits_to_keep import keep_last_logits
 from .long_rope import short_rope
 from .model_file import parse, serialize
+from .nbits_products import NBitsProduct, nbits_products
 from .plain_attention import group_query_attention
 from .plain_norms import simplified_norms
 from .quantized_products import quantized_products
@@ -52,8 +52,8 @@ __all__ = [
     "CachePair",
     "FedLengths",
     "GraphDescription",
-    "Int4Product",
     "LeftOut",
+    "NBitsProduct",
     "Part",
     "TensorInfo",
     "Turn",
@@ -66,7 +66,7 @@ __all__ = [
     "describe",
     "external_entries",
     "group_query_attention",
-    "int4_products",
+    "nbits_products",
     "joined_products",
     "keep_last_logits",
     "last_token_logits",

@@ -20,7 +20,7 @@ from .fusions import PASSES, fuse_step
 from .kernel_plan import WorkgroupLimits
 from .key import TapeKey
 from .ops.gemv import MatVec
-from .ops.matmul import Int4Weights, MatMul
+from .ops.matmul import MatMul, NBitsWeights
 from .ops.matmul_matrices import MatrixMatMul
 from .passes import (
     TableGroup,
@@ -49,7 +49,7 @@ __all__ = [
     "DispatchIndirect",
     "Found",
     "FusedStep",
-    "Int4Weights",
+    "NBitsWeights",
     "MatMul",
     "MatrixMatMul",
     "MatVec",

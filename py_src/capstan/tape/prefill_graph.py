@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from .fusions import fitted
 from .kernel_plan import WorkgroupLimits
 from .ops import READERS
-from .ops.matmul import Int4Weights
+from .ops.matmul import NBitsWeights
 from .placement import Placement
 from .recording import Command, Recording
 from .step_graph import Node, StepGraph, Values, walk
@@ -19,7 +19,7 @@ def fuse_prefill(
     recording: Recording,
     ops: Sequence[Command],
     lasting: Collection[int],
-    weights: Mapping[int, Int4Weights],
+    weights: Mapping[int, NBitsWeights],
     rows: int,
     limits: WorkgroupLimits,
 ) -> Placement:

@@ -1,20 +1,23 @@
-// A matrix times an int4 or a dense float16 matrix by subgroup matrices: y[m][n] = sum over k of W[n][k] * x[m][k].
+// A matrix times an int4, int8 or dense float16 matrix by subgroup matrices: y[m][n] = sum over k of W[n][k] * x[m][k].
 //
-// x is float16, [M, K]. DENSE: W is float16 as ONNX's MatMul has it, [K, N]; else int4 as in matvec_q4.wgsl, rows of W,
-// BLOCK elements sharing a scale, rounded to float16 as q * scale. Products are exact in the float32 that adds them up.
+// x is float16, [M, K]. DENSE: W is float16 as ONNX's MatMul has it, [K, N]; else int4 or (BYTES) int8 as in
+// matvec_q4.wgsl, rows of W, BLOCK elements sharing a scale and (ZEROS) a zero point, rounded to float16 as
+// (q - zero) * scale. Products are exact in the float32 that adds them up.
 // GATED: y[m][n] = silu(W[n].x[m]) * (W_up[n].x[m]).
 //
 // A matrix operation of a subgroup takes SIZE_M rows, SIZE_N columns and SIZE_K of k; a subgroup makes MM by MN of them
 // (the first half of MN for W, the other for W_up, if GATED), a workgroup WM by WN times that. It goes over k in steps
 // of STEP elements, staged in workgroup memory, the next step's being loaded while the present one's are multiplied.
-// Eight elements of k are staged as (0, 4, 1, 5, 2, 6, 3, 7) in both operands of int4, as nibbles unpack.
-// Dispatch: (ceil(N / columns), ceil(M / rows), 1). Bindings: x, weights, [scales], [weights_up, [scales_up]], y.
+// Eight elements of k are staged as (0, 4, 1, 5, 2, 6, 3, 7) in both operands of int4, as nibbles unpack, and as
+// (0, 2, 1, 3, 4, 6, 5, 7) in those of int8.
+// Dispatch: (ceil(N / columns), ceil(M / rows), 1). Bindings: x, weights, [scales, [zeros]], [weights_up, [scales_up,
+// [zeros_up]]], y.
 // Counts that follow from the others: A_LOADS, B_LOADS = what a thread loads of x (eight elements) and of W (eight
 // elements if DENSE, else sixteen) a step; MATRICES = MM * MN; HALF_MN = MN / 2; K_PARTS = STEP / SIZE_K; OUT = matrices
 // of a subgroup side by side in y.
-// Limits: K a multiple of STEP, STEP of 32 and SIZE_K; BLOCK a multiple of 16 and a divisor of K; N a multiple of 8; MN
-// even if GATED; LANES threads in every subgroup, numbered along it. Workgroup memory for the results of a subgroup's
-// two matrices fits in what is staged.
+// Limits: K a multiple of STEP, STEP of 32 and SIZE_K; BLOCK a multiple of 16; N a multiple of 8; MN even if
+// GATED; LANES threads in every subgroup, numbered along it. Workgroup memory for the results of a subgroup's two
+// matrices fits in what is staged.
 
 const TILE_M: u32 = SIZE_M * MM * WM;
 const TILE_N: u32 = SIZE_N * MN * WN;
@@ -50,18 +53,33 @@ alias Result = subgroup_matrix_result<f32, SIZE_N, SIZE_M>;
 #if DENSE
 alias Word = vec4<u32>;
 #else
+// Sixteen elements of a row, and the blocks of a row, which the last one may exceed.
+#if BYTES
+alias Word = vec4<u32>;
+const BITS: u32 = 8u;
+#else
 alias Word = vec2<u32>;
+const BITS: u32 = 4u;
+#endif
+const BLOCKS: u32 = (K + BLOCK - 1u) / BLOCK;
+const ZERO_BLOCKS: u32 = (BLOCKS * BITS + 7u) / 8u * (8u / BITS);
 #endif
 @group(0) @binding(next) var<storage, read> weights: array<Word>;
 #if DENSE
 #else
 @group(0) @binding(next) var<storage, read> scales: array<element>;
+#if ZEROS
+@group(0) @binding(next) var<storage, read> zeros: array<u32>;
+#endif
 #endif
 #if GATED
 @group(0) @binding(next) var<storage, read> weights_up: array<Word>;
 #if DENSE
 #else
 @group(0) @binding(next) var<storage, read> scales_up: array<element>;
+#if ZEROS
+@group(0) @binding(next) var<storage, read> zeros_up: array<u32>;
+#endif
 #endif
 #endif
 @group(0) @binding(next) var<storage, read_write> y: array<Octet>;
@@ -75,6 +93,9 @@ struct Request {
 #if DENSE
 #else
   b_scales: array<element, B_LOADS>,
+#if ZEROS
+  b_zeros: array<u32, B_LOADS>, // the words that they are in
+#endif
 #endif
 }
 
@@ -82,6 +103,21 @@ struct Request {
 fn column_of(first: u32, slot: u32) -> u32 {
   return first + slot / SPREAD * OWN + slot % OWN;
 }
+
+#if DENSE
+#else
+// The row of W and the sixteen elements of it that a thread loads as its `at`-th.
+fn part_of(step: u32, at: u32, column: u32) -> vec2<u32> {
+  return vec2<u32>(min(column_of(column, at / (STEP / 16u)), N - 1u), step * (STEP / 16u) + at % (STEP / 16u));
+}
+
+#if ZEROS
+// Where the zero point of such a part is, counted in zero points.
+fn zero_of(part: vec2<u32>) -> u32 {
+  return part.x * ZERO_BLOCKS + part.y / (BLOCK / 16u);
+}
+#endif
+#endif
 
 fn request(step: u32, thread: u32, row: u32, column: u32) -> Request {
   var wanted: Request;
@@ -96,10 +132,12 @@ fn request(step: u32, thread: u32, row: u32, column: u32) -> Request {
   let place = (step * STEP + at / (TILE_N / 8u)) * (N / 8u) + min(column_of(column, slot), N - 8u) / 8u;
 #else
   let slot = at / (STEP / 16u);
-  let sixteen = step * (STEP / 16u) + at % (STEP / 16u);
-  let n = min(column_of(column, slot), N - 1u);
-  let place = n * (K / 16u) + sixteen;
-  let scale = n * (K / BLOCK) + sixteen / (BLOCK / 16u);
+  let part = part_of(step, at, column);
+  let place = part.x * (BLOCKS * (BLOCK / 16u)) + part.y;
+  let scale = part.x * BLOCKS + part.y / (BLOCK / 16u);
+#if ZEROS
+  let zero = zero_of(part) / (32u / BITS);
+#endif
 #endif
 #if GATED
   if (slot % SPREAD >= OWN) {
@@ -107,12 +145,18 @@ fn request(step: u32, thread: u32, row: u32, column: u32) -> Request {
 #if DENSE
 #else
     wanted.b_scales[i] = scales_up[scale];
+#if ZEROS
+    wanted.b_zeros[i] = zeros_up[zero];
+#endif
 #endif
   } else {
     wanted.b[i] = weights[place];
 #if DENSE
 #else
     wanted.b_scales[i] = scales[scale];
+#if ZEROS
+    wanted.b_zeros[i] = zeros[zero];
+#endif
 #endif
   }
 #else
@@ -120,6 +164,9 @@ fn request(step: u32, thread: u32, row: u32, column: u32) -> Request {
 #if DENSE
 #else
   wanted.b_scales[i] = scales[scale];
+#if ZEROS
+  wanted.b_zeros[i] = zeros[zero];
+#endif
 #endif
 #endif
 #end
@@ -131,20 +178,43 @@ fn dealt(o: Octet) -> Octet {
   return o;
 }
 #else
+// 0x6400 | n is the float16 1024 + n: two elements q, at bits 0 and 16 where `mask` has ones, as
+// (q - zero) * scale, where `zero` is given with 1024 added.
+fn pair(word: u32, mask: u32, zero: vec2<element>, scale: vec2<element>) -> u32 {
+  return bitcast<u32>(vec2<f16>((bitcast<vec2<f16>>((word & mask) | 0x64006400u) - zero) * scale));
+}
+
+#if BYTES
+const ZERO: element = 1152.0;
+
+fn dealt(o: Octet) -> Octet {
+  return Octet((o.x & 0xffffu) | (o.y << 16u), (o.x >> 16u) | (o.y & 0xffff0000u), //
+               (o.z & 0xffffu) | (o.w << 16u), (o.z >> 16u) | (o.w & 0xffff0000u));
+}
+
+fn unpacked(words: vec2<u32>, zero: element, scale: element) -> Octet {
+  let z = vec2<element>(zero);
+  let s = vec2<element>(scale);
+  const MASK = 0x00ff00ffu;
+  return Octet(pair(words.x, MASK, z, s), pair(words.x >> 8u, MASK, z, s), //
+               pair(words.y, MASK, z, s), pair(words.y >> 8u, MASK, z, s));
+}
+#else
+const ZERO: element = 1032.0;
+
 fn dealt(o: Octet) -> Octet {
   return Octet((o.x & 0xffffu) | (o.z << 16u), (o.x >> 16u) | (o.z & 0xffff0000u), //
                (o.y & 0xffffu) | (o.w << 16u), (o.y >> 16u) | (o.w & 0xffff0000u));
 }
 
-// Two nibbles 8 + q, at bits 0 and 16, as q * scale: 0x6400 | n is the float16 1024 + n.
-fn pair(word: u32, scale: vec2<element>) -> u32 {
-  return bitcast<u32>(vec2<f16>((bitcast<vec2<f16>>((word & 0x000f000fu) | 0x64006400u) - 1032.0h) * scale));
+fn unpacked(word: u32, zero: element, scale: element) -> Octet {
+  let z = vec2<element>(zero);
+  let s = vec2<element>(scale);
+  const MASK = 0x000f000fu;
+  return Octet(pair(word, MASK, z, s), pair(word >> 4u, MASK, z, s), //
+               pair(word >> 8u, MASK, z, s), pair(word >> 12u, MASK, z, s));
 }
-
-fn unpacked(word: u32, scale: element) -> Octet {
-  let both = vec2<element>(scale);
-  return Octet(pair(word, both), pair(word >> 4u, both), pair(word >> 8u, both), pair(word >> 12u, both));
-}
+#endif
 #endif
 
 @compute @workgroup_size(WORKGROUP)
@@ -173,8 +243,19 @@ fn main(
     staged[base + A_SIZE + at / (TILE_N / 8u) * STRIDE_B + at % (TILE_N / 8u)] = wanted.b[i];
 #else
     let to = base + A_SIZE + at / (STEP / 16u) * STRIDE_B + at % (STEP / 16u) * 2u;
-    staged[to] = unpacked(wanted.b[i].x, wanted.b_scales[i]);
-    staged[to + 1u] = unpacked(wanted.b[i].y, wanted.b_scales[i]);
+#if ZEROS
+    let zero_at = zero_of(part_of(step, at, column));
+    let zero = element(1024u + extractBits(wanted.b_zeros[i], zero_at % (32u / BITS) * BITS, BITS));
+#else
+    let zero = ZERO;
+#endif
+#if BYTES
+    staged[to] = unpacked(wanted.b[i].xy, zero, wanted.b_scales[i]);
+    staged[to + 1u] = unpacked(wanted.b[i].zw, zero, wanted.b_scales[i]);
+#else
+    staged[to] = unpacked(wanted.b[i].x, zero, wanted.b_scales[i]);
+    staged[to + 1u] = unpacked(wanted.b[i].y, zero, wanted.b_scales[i]);
+#endif
 #endif
 #end
     workgroupBarrier();

@@ -40,7 +40,7 @@ class Graphs:
     weights: tuple[graph.WeightEntry, ...]
     activations: graph.Activations
     """Of the prefill graph."""
-    products: tuple[graph.Int4Product, ...]
+    products: tuple[graph.NBitsProduct, ...]
     lengths: graph.FedLengths | None
     """Inputs of the prefill graph; None if it sums the mask, which is then read back in every run."""
     unfed: str
@@ -114,7 +114,7 @@ async def rewrite(data: bytes, config: GenaiConfig, open_weights: OpenWeights) -
         description,
         tuple(weights),
         graph.activations(prefill),
-        graph.int4_products(decode),
+        graph.nbits_products(decode),
         lengths,
         "" if lengths else reason,
         unpacked,

@@ -8,11 +8,11 @@ from functools import partial
 
 from ...errors import OutOfMemoryError, TapeError, UnsupportedModelError
 from ...fallback import fall_back
-from ...graph import GraphDescription, Int4Product
+from ...graph import GraphDescription, NBitsProduct
 from ...tape import (
-    Int4Weights,
     MatMul,
     MatrixMatMul,
+    NBitsWeights,
     Recorded,
     Recording,
     TapeKey,
@@ -74,14 +74,16 @@ def note_of(length: int) -> str:
 
 
 def weights_on_device(
-    engine: GpuTapes, products: Collection[Int4Product], buffers: Mapping[str, int]
-) -> dict[int, Int4Weights]:
+    engine: GpuTapes, products: Collection[NBitsProduct], buffers: Mapping[str, int]
+) -> dict[int, NBitsWeights]:
     """The weights of those products that are in `buffers` of their own, by recorded buffer."""
     recorded = {name: engine.recorded_id(buffer) for name, buffer in buffers.items()}
     return {
-        recorded[p.weights]: Int4Weights(recorded[p.scales], p.n, p.k, p.block, p.int8)
+        recorded[p.weights]: NBitsWeights(
+            recorded[p.scales], p.n, p.k, p.block, p.int8, p.bits, recorded[p.zeros] if p.zeros else None
+        )
         for p in products
-        if p.weights in recorded and p.scales in recorded
+        if {p.weights, p.scales} | ({p.zeros} if p.zeros else set()) <= recorded.keys()
     }
 
 
@@ -98,7 +100,7 @@ class PrefillTapes:
     engine: GpuEngine
     buffers: SequenceBuffers
     about: GraphDescription
-    weights: Mapping[int, Int4Weights]
+    weights: Mapping[int, NBitsWeights]
     """By recorded buffer."""
     capture: Callable[[int], Awaitable[tuple[int, int]]]
     """A captured session over the sequence's buffers for runs of that length, and its binding."""

@@ -20,7 +20,7 @@ from ..step_graph import Node, StepGraph, Values
 from .matmul_matrices import MatrixMatMul, fits_matrices
 
 __all__ = [
-    "Int4Weights",
+    "NBitsWeights",
     "MatMul",
     "MatMulTuning",
     "Products",
@@ -40,7 +40,7 @@ GPU: of 256 they took 161 us on an H200 where ours take 223; of 96, 128 us where
 
 
 @dataclass(frozen=True)
-class Int4Weights:
+class NBitsWeights:
     """Weights [n, k] of a MatMulNBits node, on the device."""
 
     scales: int
@@ -50,14 +50,18 @@ class Int4Weights:
     block: int
     int8: bool
     """Whether the model allows activations in int8 (accuracy_level 4)."""
+    bits: int = 4
+    zeros: int | None = None
+    """The recorded id of their zero points' buffer, if they have any."""
 
 
 PRODUCTS = (
-    ("input_a", "scales_a", "input_b", "scales_b", "output"),
-    ("input_a", "input_b", "scales_b", "output"),
-    ("input_a", "input_b", "scales", "output"),
+    ("input_a", "scales_a", "input_b", "scales_b"),
+    ("input_a", "input_b", "scales_b"),
+    ("input_a", "input_b", "scales"),
 )
-"""What the kernels of a product bind, uniforms left out: from int8, by subgroup matrices, and in tiles."""
+"""What the kernels of a product bind, uniforms left out, before zero points and the output: from int8, by subgroup
+matrices or plainly, and in tiles."""
 
 
 @dataclass(frozen=True)
@@ -210,10 +214,10 @@ def plan_quantize(what: Quantize) -> KernelPlan:
     return KernelPlan("quantize_rows", constants, (-(-what.rows // 8), -(-what.k // (8 * RUN)), 1))
 
 
-def _fits(weights: Int4Weights) -> bool:
+def _fits(weights: NBitsWeights) -> bool:
     """Whether web/src/shaders/matmul_q4.wgsl covers these weights."""
     whole = weights.k % RUN == 0 and weights.block % RUN == 0 and weights.k % weights.block == 0
-    return whole and weights.n % 4 == 0
+    return whole and weights.n % 4 == 0 and weights.bits == 4 and weights.zeros is None
 
 
 def _converts(recording: Recording, op: Dispatch, at: Mapping[str, int]) -> bool:
@@ -230,7 +234,7 @@ class Products:
 
     recording: Recording
     ops: Sequence[Command]
-    weights: Mapping[int, Int4Weights]
+    weights: Mapping[int, NBitsWeights]
     """By recorded buffer."""
     rows: int
     values: Values
@@ -254,28 +258,28 @@ class Products:
             self.origin.update(dict.fromkeys(writes.values(), (reads[at["input_a"]], index)))
             return None
         found = self.weights.get(at.get("input_b", -1))
-        if (
-            found is None
-            or tuple(at) not in PRODUCTS
-            or at["input_b"] in self.changed
-            or uniforms.get("M", rows) != rows
-        ):
+        if found is None or at["input_b"] in self.changed or uniforms.get("M", rows) != rows:
+            return None
+        zeros = () if found.zeros is None else ("zero_points",)
+        if tuple(at) not in [(*names, *zeros, "output") for names in PRODUCTS] or at.get("zero_points") != found.zeros:
             return None
         scales = at.get("scales_b", at.get("scales"))
         element = "f16" if "<f16>" in self.recording.pipelines[op.pipeline].code else "f32"
         size = rows * found.n * ELEMENT_BYTES[element]
         quantized = "scales_a" in at
-        if scales != found.scales or self.recording.sizes[at["output"]] < size or not _fits(found):
+        if scales != found.scales or self.recording.sizes[at["output"]] < size:
             return None
         x, position = self.origin.get(reads[at["input_a"]], (reads[at["input_a"]], index))
         if quantized and position == index:
             return None  # What is in int8 already, by who knows which rule, cannot be brought into another form.
         origins = frozenset({index})
         if element == "f16":
-            by_matrices = MatrixMatMul(at["input_b"], scales, rows, found.n, found.k, found.block)
+            by_matrices = MatrixMatMul(
+                at["input_b"], scales, rows, found.n, found.k, found.block, bits=found.bits, zeros=found.zeros
+            )
             if fits_matrices(by_matrices, self.limits):
                 return [Node(by_matrices, (x,), (writes[at["output"]],), index, origins)]
-        if not (quantized or found.int8) or (quantized and found.k % QUANTIZED):
+        if not _fits(found) or not (quantized or found.int8) or (quantized and found.k % QUANTIZED):
             return None
         if position != index and not quantized and op.x * op.y * op.z >= MATRICES_FULL:
             return None
@@ -322,14 +326,13 @@ def _gate(recording: Recording, ops: Sequence[Command], graph: StepGraph, limits
         a, b = gate.what, up.what
         if not (isinstance(a, MatMul | MatrixMatMul) and isinstance(b, MatMul | MatrixMatMul)):
             continue
-        assert b.scales is not None, "weights in int4 have scales"
         if not all(readers[v] == [node] and v not in lasting for half in (gate, up) for v in half.writes):
-            continue
-        if replace(a, weights=0, scales=0) != replace(b, weights=0, scales=0):
             continue
         if _source(makers, gate) != _source(makers, up):
             continue
-        both = replace(a, up=(b.weights, b.scales))
+        both = _both(a, b)
+        if both is None:
+            continue
         if isinstance(both, MatrixMatMul) and not fits_matrices(both, limits):
             continue
         origins = gate.origins | up.origins | node.origins
@@ -341,6 +344,20 @@ def _gate(recording: Recording, ops: Sequence[Command], graph: StepGraph, limits
         if not (isinstance(node.what, MatMul | MatrixMatMul) and node.writes[0] in gone)
     ]
     return replace(graph, nodes=tuple(nodes))
+
+
+def _both(gate: MatMul | MatrixMatMul, up: MatMul | MatrixMatMul) -> MatMul | MatrixMatMul | None:
+    """The halves of a gated layer as one, if they differ in their weights alone."""
+    if isinstance(gate, MatMul) and isinstance(up, MatMul):
+        alike = replace(gate, weights=up.weights, scales=up.scales) == up
+        return replace(gate, up=(up.weights, up.scales)) if alike else None
+    if not (isinstance(gate, MatrixMatMul) and isinstance(up, MatrixMatMul)):
+        return None
+    alike = replace(gate, weights=up.weights, scales=up.scales, zeros=up.zeros) == up
+    if not alike or (gate.zeros is None) != (up.zeros is None):
+        return None
+    buffers = (up.weights, up.scales, up.zeros)
+    return replace(gate, up=tuple(buffer for buffer in buffers if buffer is not None))
 
 
 def _source(makers: Mapping[int, Node], product: Node) -> tuple[Any, ...]:

@@ -18,8 +18,8 @@ __all__ = ["DenseProducts", "MatrixMatMul", "MatrixTiling", "fits_matrices", "pl
 
 @dataclass(frozen=True)
 class MatrixMatMul(Operation):
-    """`rows` rows of x, each multiplied by W: [n, k] in int4 with one scale for each `block` of a row; or, without
-    scales, [k, n] in float16.
+    """`rows` rows of x, each multiplied by W: [n, k] in integers of `bits` with one scale, and one zero point if there
+    are `zeros`, for each `block` of a row; or, without scales, [k, n] in float16.
 
     reads[0] is x. With `up`, the result is silu(W x) * (W_up x). Buffers of weights by id.
     """
@@ -31,9 +31,11 @@ class MatrixMatMul(Operation):
     n: int
     k: int
     block: int
-    """Of int4 weights, else 0."""
+    """Of weights in integers, else 0."""
     up: tuple[int, ...] | None = None
-    """The other half of a gated layer: weights, and scales if there are."""
+    """The other half of a gated layer: weights, and scales and zero points if there are."""
+    bits: int = 4
+    zeros: int | None = None
 
     def written_bytes(self, index: int) -> int:
         return self.rows * self.n * ELEMENT_BYTES["f16"]
@@ -42,7 +44,9 @@ class MatrixMatMul(Operation):
         bindings: dict[str, Binding] = {"x": Value(reads[0]), "weights": Buffer(self.weights), "y": Value(writes[0])}
         if self.scales is not None:
             bindings["scales"] = Buffer(self.scales)
-        for name, buffer in zip(("weights_up", "scales_up"), self.up or (), strict=False):
+        if self.zeros is not None:
+            bindings["zeros"] = Buffer(self.zeros)
+        for name, buffer in zip(("weights_up", "scales_up", "zeros_up"), self.up or (), strict=False):
             bindings[name] = Buffer(buffer)
         return [Kernel(plan_matrices(self, limits), True, bindings)]
 
@@ -151,7 +155,7 @@ def fits_matrices(what: MatrixMatMul, limits: WorkgroupLimits) -> bool:
     """Whether matmul_matrices.wgsl covers these weights on this adapter."""
     whole = what.n % 8 == 0 and what.k % 32 == 0
     if what.scales is not None:
-        whole = whole and what.block % 16 == 0 and what.k % what.block == 0
+        whole = whole and what.block > 0 and what.block % 16 == 0 and what.bits in (4, 8)
     gated = what.up is not None
     return whole and tune_matrices(what.rows, what.n, what.k, gated, what.scales is None, limits) is not None
 
@@ -162,6 +166,7 @@ def plan_matrices(what: MatrixMatMul, limits: WorkgroupLimits) -> KernelPlan:
     tiling = tune_matrices(what.rows, what.n, what.k, gated, dense, limits)
     assert tiling is not None, "asked of fits_matrices"
     constants = {"K": what.k, "N": what.n, "M": what.rows, "GATED": gated, "DENSE": dense}
+    constants |= {"BYTES": what.bits == 8, "ZEROS": what.zeros is not None}
     if not dense:
         constants["BLOCK"] = what.block
     counts = (*tiling.workgroups(what.rows, what.n, gated), 1)
