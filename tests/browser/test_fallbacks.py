@@ -107,6 +107,16 @@ def test_a_recording_that_fails_leaves_onnxruntime_as_it_was(scripts: PageScript
     assert found["healthy"]
 
 
+def test_eight_buffers_of_a_kernel_are_enough_where_the_weights_have_zero_points(scripts: PageScripts) -> None:
+    """A gated product with a norm and zero points would bind 9; so would onnxruntime-web's attention of packed q, k and
+    v, which therefore stay parts."""
+    call = {"model": "nano-blocks", "prompt": CHUNK, "count": 8, "times": 2, "limits": LEAST}
+    found = scripts.run("adapters", "limited", "nano-blocks", **call)
+    assert found["ids"] == [oracle.greedy(FIXTURES / "nano-blocks", CHUNK, 8)] * 2
+    assert (found["capture"], found["note"], found["healthy"]) == ("tape", None, True)
+    assert re.fullmatch(r"\d+ operations became 12, 1 of them as recorded", found["passes"]["fused"])
+
+
 def test_small_workgroups_are_enough_for_tapes(scripts: PageScripts) -> None:
     limits = {**LEAST, "maxStorageBuffersPerShaderStage": 10, "minStorageBufferOffsetAlignment": 32}
     call = {"model": "nano-llama", "prompt": CHUNK, "count": 8, "times": 2, "limits": limits}

@@ -33,6 +33,8 @@ class Case:
     residual: bool = False
     bias: bool = False
     gated: bool = False
+    times: bool = False
+    """Whether the other half of a gated layer is given."""
 
 
 class Problem:
@@ -51,6 +53,7 @@ class Problem:
         self.gamma = random.uniform(0.5, 1.5, case.k).astype(np.float16).astype(np.float32)
         self.residual = random.normal(0, 3, case.n).astype(np.float32)
         self.bias = random.normal(0, 3, case.n).astype(np.float32)
+        self.up = random.normal(0, 3, case.n).astype(np.float32)
 
     def buffers(self, half: bool) -> list[bytes]:
         """What the kernel binds, y last. x and gamma are exact in float16."""
@@ -63,7 +66,9 @@ class Problem:
         ]
         buffers = [x, *packs[0]]
         buffers += [gamma] * case.norm + [self.residual.tobytes()] * case.residual
-        buffers += [self.bias.tobytes()] * case.bias + (packs[-1] if case.gated else [])
+        buffers += (
+            [self.bias.tobytes()] * case.bias + [self.up.tobytes()] * case.times + (packs[-1] if case.gated else [])
+        )
         return [*buffers, guarded(case.n)]
 
     def packed(self, numbers: NDArray[np.uint8]) -> bytes:
@@ -90,6 +95,8 @@ class Problem:
         if case.gated:
             up, up_size = weights[1] @ x, np.abs(weights[1]) @ np.abs(x)
             y, size = y / (1 + np.exp(-y)) * up, size * up_size
+        if case.times:
+            y, size = y / (1 + np.exp(-y)) * self.up, size * np.abs(self.up)
         if case.residual:
             y, size = y + self.residual, size + np.abs(self.residual)
         return y, size
@@ -105,6 +112,7 @@ def check(page: KernelPage, case: Case, tuning: MatvecTuning, half: bool = False
         "NORM": case.norm,
         "RESIDUAL": case.residual,
         "BIAS": case.bias,
+        "TIMES": case.times,
         **tuning.constants(),
     }
     problem, workgroups = Problem(case), (tuning.workgroups, 1, 1)
@@ -156,6 +164,7 @@ FUSED = [
     Case(96, 37, gated=True),
     Case(96, 37, residual=True, bias=True),
     Case(96, 37, norm=True, gated=True),
+    Case(96, 37, norm=True, times=True),
 ]
 
 

@@ -86,6 +86,7 @@ class PaperEngine:
             **dict.fromkeys(("vendor", "architecture", "description", "runtime"), "paper"),
             **dict.fromkeys(sizes, 1 << 30),
             "min_storage_buffer_offset_alignment": 256,
+            "max_storage_buffers": 10,
             "software": False,
             "features": [],
             "without": {},

@@ -111,7 +111,7 @@ class Engine:
         """Buffers by tape."""
 
     def adapter(self) -> dict[str, Any]:
-        sizes = {"max_workgroup_threads": 256, "max_workgroup_bytes": 16384}
+        sizes = {"max_workgroup_threads": 256, "max_workgroup_bytes": 16384, "max_storage_buffers": 10}
         return {"subgroup_size": 0, "subgroup_matrices": [], **sizes, "software": False}
 
     async def record(self, binding: int) -> dict[str, Any]:

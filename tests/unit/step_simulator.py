@@ -366,6 +366,7 @@ def matvec_q4(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int,
     y = product(at["weights"], at["scales"], x, n, k, block, at.get("zeros"), odd)
     if c["GATED"]:
         y = gated(y, product(at["weights_up"], at["scales_up"], x, n, k, block, at.get("zeros_up"), odd))
+    y = gated(y, at["up"][:n]) if c["TIMES"] else y
     y = y + at["residual"][:n] if c["RESIDUAL"] else y
     assert not c["BIAS"]
     assert at["y"].size >= n
@@ -438,8 +439,8 @@ def truth_gemv(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int
     w = rows("weights", "scales")
     y, spread = w @ x, np.sqrt((w * x) ** 2 @ np.ones(k)) + abs(w @ x)
     if c["GATED"]:
-        up = rows("weights_up", "scales_up") @ x
-        y, spread = gated(y, up), spread * abs(up) + abs(up) + abs(y)
+        up, up_spread = at["up"][: 2 * n].reshape(n, 2).T
+        y, spread = gated(y, up), spread * abs(up) + abs(y) * up_spread + abs(gated(y, up))
     if c["RESIDUAL"]:
         y = y + at["residual"][:n]
         spread = spread + abs(y)

@@ -72,6 +72,25 @@ def test_products_with_zero_points_bind_what_their_template_declares(gated: bool
     assert flags == [bits == 8, True, block == 16, block]
 
 
+@pytest.mark.parametrize(("buffers", "kernels"), [(9, 1), (8, 2)])
+def test_a_gated_product_that_binds_too_many_buffers_is_two(buffers: int, kernels: int) -> None:
+    what = MatVec(WEIGHTS, SCALES, 96, 64, 32, "f32", RmsNorm(GAMMA, 0.5), up=(UP, UP_SCALES, UP_ZEROS), zeros=ZEROS)
+    made = emitted(node(what, (1,), (3,)), limits=WorkgroupLimits(buffers=buffers)).kernels
+    assert len(made) == kernels
+    assert all(len(named(kernel)) <= buffers for kernel in made)
+    if kernels == 2:
+        first, second = made
+        weights = [("weights", UP), ("scales", UP_SCALES), ("zeros", UP_ZEROS)]
+        assert [first["bindings"][name] for name, _ in weights] == [["recorded", buffer] for _, buffer in weights]
+        assert first["bindings"]["y"] == second["bindings"]["up"]
+        assert first["bindings"]["y"][0] == "scratch"
+        assert second["bindings"]["weights"] == ["recorded", WEIGHTS]
+        assert [(kernel["constants"]["TIMES"], kernel["constants"]["GATED"]) for kernel in made] == [
+            (False, False),
+            (True, False),
+        ]
+
+
 def attention(head: int = 16, layer: int = 0, element: str = "f32") -> Node:
     caches = (KEY + 10 * layer, VALUE + 10 * layer)
     what = Attention(4, 2, head, CAPACITY, 0.25, COS, SIN, *caches, element)

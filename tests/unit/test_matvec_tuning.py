@@ -57,7 +57,15 @@ def test_a_cut_keeps_the_limits_of_the_shader_and_the_adapter(
     staging = 4 * tuning.steps * span
     assert tuning.constants()["OWN"] == -(-staging // workgroup)
     assert not tuning.staged or staging * (16 if half else 32) < limits.memory
-    constants = {"NORM": True, "RESIDUAL": False, "BIAS": False, "BLOCK": 32, **PLAIN, **tuning.constants()}
+    constants = {
+        "NORM": True,
+        "RESIDUAL": False,
+        "BIAS": False,
+        "TIMES": False,
+        "BLOCK": 32,
+        **PLAIN,
+        **tuning.constants(),
+    }
     assert constants["SUMS"] == tuning.rows * (2 if gated else 1)
     assert 1 << int(constants["HALVINGS"]) == min(span, lanes or 1)
     declared = declared_constants("matvec_q4", constants, half=half, lanes=lanes)

@@ -18,6 +18,8 @@ from capstan.fallback import FallbackWarning, fallbacks
 from tests.unit.shelf import Shelf
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
+BUFFERS = 10
+"""Storage buffers of a kernel."""
 MODELS = sorted(path.parent.name for path in FIXTURES.glob("*/genai_config.json"))
 
 
@@ -47,7 +49,7 @@ def rewrites(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 
 def loaded(shelf: Shelf, data: bytes, config: GenaiConfig, folder: str = "http://here/nano/") -> Graphs:
-    return asyncio.run(model_graphs(data, config, no_weights, folder, shelf.notes))
+    return asyncio.run(model_graphs(data, config, no_weights, folder, shelf.notes, BUFFERS))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -55,7 +57,7 @@ def test_noted_graphs_are_those_that_were_rewritten(model: str, rewrites: list[b
     shelf = Shelf()
     data, config = bytes_of(model), config_of(model)
     first, second = loaded(shelf, data, config), loaded(shelf, data, config)
-    assert first == second == asyncio.run(rewrite(data, config, no_weights))
+    assert first == second == asyncio.run(rewrite(data, config, no_weights, BUFFERS))
     assert len(rewrites) == 1
 
 
@@ -77,7 +79,7 @@ def test_another_model_or_configuration_is_rewritten(
     data, config = bytes_of("nano-llama"), config_of("nano-llama")
     loaded(shelf, data, config)
     changed = change(data, config)
-    assert loaded(shelf, *changed) == asyncio.run(rewrite(*changed, no_weights))
+    assert loaded(shelf, *changed) == asyncio.run(rewrite(*changed, no_weights, BUFFERS))
     assert len(rewrites) == 2
     assert len(shelf.texts) == 1, "a folder has one note"
 
@@ -120,7 +122,7 @@ def test_graphs_with_constants_of_the_data_file_are_not_noted(monkeypatch: pytes
 
 def test_without_notes_it_is_rewritten() -> None:
     data, config = bytes_of("nano-llama"), config_of("nano-llama")
-    found = asyncio.run(model_graphs(data, config, no_weights, "http://here/nano/", None))
+    found = asyncio.run(model_graphs(data, config, no_weights, "http://here/nano/", None, BUFFERS))
     assert found.own
 
 
@@ -145,5 +147,23 @@ def test_the_asked_for_accuracy_reaches_the_products() -> None:
     config = config_of("nano-qdq")
     for level in (1, 4):
         asked = replace(config, decoder=replace(config.decoder, qdq_accuracy=level))
-        graphs = asyncio.run(rewrite(bytes_of("nano-qdq"), asked, no_weights))
+        graphs = asyncio.run(rewrite(bytes_of("nano-qdq"), asked, no_weights, BUFFERS))
         assert {product.int8 for product in graphs.products} == {level == 4}
+
+
+@pytest.mark.parametrize(("buffers", "splits"), [(8, 2), (9, 0)])
+def test_where_kernels_bind_few_buffers_attention_reads_parts(buffers: int, splits: int) -> None:
+    graphs = asyncio.run(rewrite(bytes_of("nano-apart"), config_of("nano-apart"), no_weights, buffers))
+    nodes = onnx.load_from_string(graphs.decode).graph.node
+    kinds = [node.op_type for node in nodes]
+    assert (kinds.count("MatMulNBits"), kinds.count("Split")) == (11, splits)
+    reads = [all(node.input[:3]) for node in nodes if node.op_type == "GroupQueryAttention"]
+    assert reads == [splits > 0] * 2
+
+
+def test_graphs_of_another_adapter_are_rewritten(rewrites: list[bytes]) -> None:
+    shelf = Shelf()
+    data, config = bytes_of("nano-apart"), config_of("nano-apart")
+    for buffers in (8, 10, 10):
+        asyncio.run(model_graphs(data, config, no_weights, "http://here/nano/", shelf.notes, buffers))
+    assert len(rewrites) == 2

@@ -57,7 +57,7 @@ async def no_weights(location: str) -> Any:
 
 @pytest.fixture(scope="module")
 def graphs() -> Graphs:
-    return asyncio.run(rewrite((LLAMA / "model.onnx").read_bytes(), CONFIG, no_weights))
+    return asyncio.run(rewrite((LLAMA / "model.onnx").read_bytes(), CONFIG, no_weights, 10))
 
 
 async def recorded_step(recorder: StepRecorder) -> DecodeStep:

@@ -28,6 +28,7 @@ from ..memory import Fit
 from ..notes import Notes, build
 from ..repository import ON_CPU, ON_F16, ON_F32
 from ..storage import BrokenDownloadError
+from ..tape import WorkgroupLimits
 from ..weights.manifest import MANIFEST_SUFFIX
 from ..weights.store import WeightStore
 from ..weights.weight_file import WeightFile
@@ -163,7 +164,7 @@ class PageHost:
         async def graphs() -> Graphs:
             model = await read_graph()
             with phase("graph"):
-                return await model_graphs(model, config, open_weights, url, notes)
+                return await model_graphs(model, config, open_weights, url, notes, await storage_buffers())
 
         reading = begin(graphs())
         try:
@@ -228,7 +229,10 @@ class PageHost:
                 return memory.fit(batch_size, max_length, budget)
             engine = await host.open_gpu()
             try:
-                graphs = await rewrite(model, config, lambda location: self._open_weights(data, location, None))
+                buffers = await storage_buffers()
+                graphs = await rewrite(
+                    model, config, lambda location: self._open_weights(data, location, None), buffers
+                )
                 return webgpu_memory(WebGpuDevice(engine), graphs, config).fit(batch_size, max_length, budget)
             finally:
                 engine.close()
@@ -264,6 +268,12 @@ def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     task = asyncio.ensure_future(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
+
+
+async def storage_buffers() -> int:
+    """How many of them a kernel may bind on the page's adapter."""
+    found = await host.adapter()
+    return found["max_storage_buffers"] if found else WorkgroupLimits.buffers
 
 
 async def choose_device(device: str) -> tuple[str, str | None]:

@@ -38,13 +38,13 @@ class Path:
         return [node.op_type for node in self.between] == ["Add"]
 
 
-def joined_products(model: ModelProto) -> ModelProto:
+def joined_products(model: ModelProto, *, packed: bool = True) -> ModelProto:
     """Let one MatMulNBits node make q, k and v of each GroupQueryAttention where three do, over one input and alike but
     for their rows.
 
-    Attention that reads the products, or their sums with biases, reads the packed result; what else lies between reads
-    its part of it. Others stay as they are: products that somebody else reads too, weights that others share, or that
-    are in several files.
+    Attention that reads the products, or their sums with biases, reads the packed result, unless `packed` is false;
+    what else lies between reads its part of it. Others stay as they are: products that somebody else reads too, weights
+    that others share, or that are in several files.
     """
     result = copy_of(model)
     opset = max((item.version for item in result.opset_import if item.domain in ("", "ai.onnx")), default=0)
@@ -56,8 +56,8 @@ def joined_products(model: ModelProto) -> ModelProto:
         if len(paths) != 3 or not alike(wiring, [path.product for path in paths]):
             continue
         joiner = Joiner(result, wiring, paths)
-        direct = not any(path.between for path in paths)
-        biased = all(path.biased for path in paths)
+        direct = packed and not any(path.between for path in paths)
+        biased = packed and all(path.biased for path in paths)
         if direct:
             joiner.attention_reads_all(node, biased=False)
         elif biased and joiner.biases() is not None:

@@ -38,6 +38,8 @@ class WorkgroupLimits:
     """Bytes."""
     software: bool = False
     """Whether the adapter is a processor."""
+    buffers: int = 8
+    """Storage buffers that a kernel may bind."""
     matrices: tuple[MatrixSize, ...] = ()
     """Operations on subgroup matrices of float16 with sums in float32; none where the device lacks them."""
 
@@ -46,4 +48,5 @@ class WorkgroupLimits:
         """From the engine's summary of the adapter."""
         threads, memory = adapter["max_workgroup_threads"], adapter["max_workgroup_bytes"]
         matrices = tuple(MatrixSize(*size) for size in adapter["subgroup_matrices"])
-        return cls(adapter["subgroup_size"], threads, memory, adapter["software"], matrices)
+        buffers = adapter["max_storage_buffers"]
+        return cls(adapter["subgroup_size"], threads, memory, adapter["software"], buffers, matrices)

@@ -20,6 +20,8 @@ export interface AdapterSummary {
   max_workgroup_bytes: number;
   max_buffer_size: number;
   max_storage_buffer_binding_size: number;
+  /** Storage buffers that a kernel may bind. */
+  max_storage_buffers: number;
   min_storage_buffer_offset_alignment: number;
 }
 
@@ -93,6 +95,7 @@ export function summarize(adapter: GPUAdapter): AdapterSummary {
     max_workgroup_bytes: limits.maxComputeWorkgroupStorageSize,
     max_buffer_size: limits.maxBufferSize,
     max_storage_buffer_binding_size: limits.maxStorageBufferBindingSize,
+    max_storage_buffers: limits.maxStorageBuffersPerShaderStage,
     min_storage_buffer_offset_alignment: limits.minStorageBufferOffsetAlignment,
   };
 }

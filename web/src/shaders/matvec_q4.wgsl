@@ -5,19 +5,19 @@
 // of its block (BYTES: q - 128). ZEROS: q less the block's zero point, which is packed as q is, each row's from a whole
 // byte on. A row is whole blocks; what the last one has past K is not read. SIXTEENS: BLOCK is 16, else a multiple of 32.
 // NORM: x is x / sqrt(mean(x^2) + EPSILON) * gamma. RESIDUAL: + residual[n]. BIAS: + bias[n].
-// GATED: y[n] = silu(W[n].x) * (W_up[n].x). Sums are float32; with HALF, 16 products are added as float16 before that (BYTES, SIXTEENS: 8).
+// GATED: y[n] = silu(W[n].x) * (W_up[n].x); TIMES: silu(W[n].x) * up[n]. Sums are float32; with HALF, 16 products are added as float16 before that (BYTES, SIXTEENS: 8).
 //
 // SPAN threads share a row; each takes every SPAN-th run of 32 elements of ROWS rows (a tile: WORKGROUP / SPAN * ROWS
 // rows), so neighbours load neighbouring 16 bytes. A tile's weights are requested before x is, the next tile's before
 // the present one's are used. STAGED: x is in workgroup memory, read once, in order; else in each thread's registers.
 // SPLIT: sums meet in workgroup memory at last; it must be so without subgroups, and where SPAN is more than LANES.
 // Dispatch: (tiles, 1, 1), or fewer: a workgroup takes every such tile if LOOP.
-// Bindings, those whose condition holds: x, weights, scales, zeros, gamma, residual, bias, weights_up, scales_up,
+// Bindings, those whose condition holds: x, weights, scales, zeros, gamma, residual, bias, up, weights_up, scales_up,
 // zeros_up, y.
 // Counts that follow from the others: STEPS = runs of a row for each thread, SUMS = ROWS, twice that if GATED, OWN =
 // octets of x that a thread stages, HALVINGS = log2 of the threads whose sums meet by shuffles.
 // Limits: K a multiple of 32; SPAN a divisor of WORKGROUP, a multiple of 4 and at least
-// ROWS; WORKGROUP at least 8; GATED with neither RESIDUAL nor BIAS. With subgroups: SPAN a multiple of LANES or a power
+// ROWS; WORKGROUP at least 8; GATED and TIMES not at once, and with neither RESIDUAL nor BIAS. With subgroups: SPAN a multiple of LANES or a power
 // of two below, WORKGROUP a multiple of LANES, threads numbered along their subgroups.
 
 const RUNS: u32 = K / 32u;
@@ -68,6 +68,9 @@ alias Octet = mat2x4<f32>;
 #endif
 #if BIAS
 @group(0) @binding(next) var<storage, read> bias: array<element>;
+#endif
+#if TIMES
+@group(0) @binding(next) var<storage, read> up: array<element>;
 #endif
 #if GATED
 @group(0) @binding(next) var<storage, read> weights_up: array<vec4<u32>>;
@@ -446,6 +449,9 @@ fn main(
     let writes = mine < TILE && n < N;
     var added = 0.0;
     if (writes) {
+#if TIMES
+      added = f32(up[n]);
+#endif
 #if BIAS
       added += f32(bias[n]);
 #endif
@@ -502,7 +508,7 @@ fn main(
 #end
 
     var sum = 0.0;
-    var up = 0.0;
+    var sum_up = 0.0;
 #if SUBGROUPS
 #repeat h HALVINGS
 #repeat r SUMS
@@ -520,13 +526,13 @@ fn main(
       let at = turn + (mine / ROWS * SUMS + mine % ROWS) * PARTS;
       for (var i = 0u; i < PARTS; i++) {
         sum += parts[at + i];
-        up += parts[at + (SUMS - ROWS) * PARTS + i];
+        sum_up += parts[at + (SUMS - ROWS) * PARTS + i];
       }
     }
 #else
 #repeat r ROWS
     sum = select(sum, sums[r], member == r);
-    up = select(up, sums[SUMS - ROWS + r], member == r);
+    sum_up = select(sum_up, sums[SUMS - ROWS + r], member == r);
 #end
 #endif
 #else
@@ -548,15 +554,19 @@ fn main(
       let at = turn + (mine / ROWS * SUMS + mine % ROWS) * PARTS;
       let above = at + (SUMS - ROWS) * PARTS;
       sum = (parts[at] + parts[at + 1u]) + (parts[at + 2u] + parts[at + 3u]);
-      up = (parts[above] + parts[above + 1u]) + (parts[above + 2u] + parts[above + 3u]);
+      sum_up = (parts[above] + parts[above + 1u]) + (parts[above + 2u] + parts[above + 3u]);
     }
 #endif
     if (writes) {
       let value = sum * SHARE;
 #if GATED
-      y[n] = element(value / (1.0 + exp(-value)) * (up * SHARE));
+      y[n] = element(value / (1.0 + exp(-value)) * (sum_up * SHARE));
+#else
+#if TIMES
+      y[n] = element(value / (1.0 + exp(-value)) * added);
 #else
       y[n] = element(value + added);
+#endif
 #endif
     }
 #if LOOP

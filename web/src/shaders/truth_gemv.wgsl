@@ -7,8 +7,8 @@
 // magnitude of each value that is rounded on the way. A rounding error is at most `spread` times the unit roundoff times a
 // small factor (docs/design.md, "Checking"). Sums are taken in runs of RUN terms, so that their own error is far below.
 // GIVEN: y, rounded to `element`, is written as well, where no recorded buffer has it.
-// Bindings, those whose condition holds: x, weights, scales, zeros, gamma, residual, weights_up, scales_up, zeros_up,
-// truth, y.
+// GATED: times `up`, the truth of the other half.
+// Bindings, those whose condition holds: x, weights, scales, zeros, gamma, residual, up, truth, y.
 // Constants: N, K, BLOCK (elements that share a scale; any divisor of K where DENSE), EPSILON if NORM. Dispatch: N / 64.
 
 const BLOCKS = (K + BLOCK - 1u) / BLOCK;
@@ -37,15 +37,7 @@ const ZERO_ROW_BITS = (BLOCKS * BITS + 7u) / 8u * 8u;
 @group(0) @binding(next) var<storage, read> residual: array<element>;
 #endif
 #if GATED
-#if DENSE
-@group(0) @binding(next) var<storage, read> weights_up: array<element>;
-#else
-@group(0) @binding(next) var<storage, read> weights_up: array<u32>;
-@group(0) @binding(next) var<storage, read> scales_up: array<element>;
-#if ZEROS
-@group(0) @binding(next) var<storage, read> zeros_up: array<u32>;
-#endif
-#endif
+@group(0) @binding(next) var<storage, read> up: array<vec2<f32>>;
 #endif
 @group(0) @binding(next) var<storage, read_write> truth: array<vec2<f32>>;
 #if GIVEN
@@ -64,11 +56,6 @@ fn input(k: u32, inverse: f32) -> f32 {
 fn weight(n: u32, k: u32) -> f32 {
   return f32(weights[k * N + n]);
 }
-#if GATED
-fn weight_up(n: u32, k: u32) -> f32 {
-  return f32(weights_up[k * N + n]);
-}
-#endif
 #else
 // The word that holds a weight. A row is whole words.
 fn word_of(n: u32, k: u32) -> u32 {
@@ -91,15 +78,6 @@ fn weight(n: u32, k: u32) -> f32 {
 #endif
   return (number(weights[word_of(n, k)], k * BITS) - zero) * f32(scales[n * BLOCKS + k / BLOCK]);
 }
-#if GATED
-fn weight_up(n: u32, k: u32) -> f32 {
-  var zero = f32(1u << (BITS - 1u));
-#if ZEROS
-  zero = number(zeros_up[zero_at(n, k) / 32u], zero_at(n, k));
-#endif
-  return (number(weights_up[word_of(n, k)], k * BITS) - zero) * f32(scales_up[n * BLOCKS + k / BLOCK]);
-}
-#endif
 #endif
 
 @compute @workgroup_size(64)
@@ -123,37 +101,25 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 #endif
   var sum = 0.0;
   var squares = 0.0;
-  var sum_up = 0.0;
-  var squares_up = 0.0;
   for (var start = 0u; start < K; start += BLOCK) {
     var part = 0.0;
     var part_squares = 0.0;
-    var part_up = 0.0;
-    var part_squares_up = 0.0;
     for (var k = start; k < min(start + BLOCK, K); k++) {
       let value = input(k, inverse);
       let term = weight(n, k) * value;
       part += term;
       part_squares += term * term;
-#if GATED
-      let term_up = weight_up(n, k) * value;
-      part_up += term_up;
-      part_squares_up += term_up * term_up;
-#endif
     }
     sum += part;
     squares += part_squares;
-    sum_up += part_up;
-    squares_up += part_squares_up;
   }
   var value = sum;
   var spread = sqrt(squares) + abs(sum);
 #if GATED
   // The slope of silu is at most 1.1.
-  let spread_up = sqrt(squares_up) + abs(sum_up);
   let activated = sum / (1.0 + exp(-sum));
-  value = activated * sum_up;
-  spread = 1.1 * spread * abs(sum_up) + abs(activated) * spread_up + abs(value);
+  value = activated * up[n].x;
+  spread = 1.1 * spread * abs(up[n].x) + abs(activated) * up[n].y + abs(value);
 #endif
 #if RESIDUAL
   value += f32(residual[n]);

@@ -83,14 +83,19 @@ types_of = cache(get_type_hints)
 """Of a class's fields."""
 
 
-async def rewrite(data: bytes, config: GenaiConfig, open_weights: OpenWeights) -> Graphs:
-    """model.onnx as written by a model builder -> the graphs that WebGPU sessions are made from.
+PACKED_ATTENTION = 9
+"""Storage buffers that onnxruntime-web's rotary embedding of packed q, k and v binds in a captured run."""
+
+
+async def rewrite(data: bytes, config: GenaiConfig, open_weights: OpenWeights, storage_buffers: int) -> Graphs:
+    """model.onnx as written by a model builder -> the graphs that WebGPU sessions are made from, on an adapter whose
+    kernels may bind so many storage buffers.
 
     Raises UncomputedError, UnsupportedModelError.
     """
     parsed, short_rope_to = decoder_graph(graph.parse(data), config, "webgpu")
     parsed, unpacked = graph.quantized_products(graph.total_length_on_gpu(parsed), config.decoder.qdq_accuracy)
-    parsed = graph.joined_products(parsed)
+    parsed = graph.joined_products(parsed, packed=storage_buffers >= PACKED_ATTENTION)
     constants = {}
     for entry in graph.constants_to_inline(parsed):
         file = await open_weights(entry.location)
@@ -123,16 +128,22 @@ async def rewrite(data: bytes, config: GenaiConfig, open_weights: OpenWeights) -
 
 
 async def model_graphs(
-    data: bytes, config: GenaiConfig, open_weights: OpenWeights, folder: str, notes: Notes | None
+    data: bytes,
+    config: GenaiConfig,
+    open_weights: OpenWeights,
+    folder: str,
+    notes: Notes | None,
+    storage_buffers: int,
 ) -> Graphs:
-    """The graphs of a model folder: as noted if model.onnx, the configuration and Capstan are what they were, else
-    rewritten and noted. Without `notes` nothing is."""
-    key = json.dumps([build(), hashlib.sha256(data).hexdigest(), repr(config.decoder), config.vocab_size])
+    """The graphs of a model folder: as noted if model.onnx, the configuration, Capstan and the buffers that kernels may
+    bind are what they were, else rewritten and noted. Without `notes` nothing is."""
+    told = [build(), hashlib.sha256(data).hexdigest(), repr(config.decoder), config.vocab_size, storage_buffers]
+    key = json.dumps(told)
     text = await notes.read(f"graphs of {folder}", key) if notes else None
     if text is not None:
         graphs = Graphs.parse(text)
     else:
-        graphs = await rewrite(data, config, open_weights)
+        graphs = await rewrite(data, config, open_weights, storage_buffers)
         if notes and graphs.own:
             await notes.write(f"graphs of {folder}", key, graphs.serialize())
     if graphs.lengths is None:

@@ -1,7 +1,7 @@
 """One module an operation of ours: what it is, how it is recognised, how its kernels are made, and what they bind.
 
 elementwise.py, norm.py  what products join to themselves
-gemv.py       products of one row; gemv_int4.py, gemv_dense.py choose their tiling
+gemv.py       products of one row; gemv_int4.py, gemv_dense.py choose their tiling, gemv_recorded.py recognises them
 attention.py  attention of one token; attention_recorded.py recognises it
 matmul.py     products of many rows; matmul_matrices.py makes them by subgroup matrices
 
@@ -10,13 +10,13 @@ A further operation is a module of its own and a line in RULES (of decode steps)
 
 from __future__ import annotations
 
-from . import attention_recorded, elementwise, gemv, norm
+from . import attention_recorded, elementwise, gemv_recorded, norm
 from .matmul import Products
 from .matmul_matrices import DenseProducts
 
 __all__ = ["READERS", "RULES"]
 
-RULES = (attention_recorded.RULES, elementwise.RULES, norm.RULES, gemv.RULES)
+RULES = (attention_recorded.RULES, elementwise.RULES, norm.RULES, gemv_recorded.RULES)
 """Of the operations of decode steps, in the order in which their folds run."""
 
 READERS = (Products, DenseProducts)

@@ -1,28 +1,27 @@
 """A row vector times a matrix of weights, with what surrounds it in a decoder joined to it.
 
 The kernels are matvec_q4.wgsl for weights in int4 or int8 and matvec_dense.wgsl for dense ones; gemv_int4.py and
-gemv_dense.py choose their tiling.
+gemv_dense.py choose their tiling, gemv_recorded.py recognises products in a recorded step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from math import gcd, prod
+from math import gcd
+from typing import Any
 
 from ..kernel_plan import KernelPlan, WorkgroupLimits
-from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
-from ..ort_kernels import Met, OrtKernel, Rules, Signature
+from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Shared, Value
+from ..ort_kernels import Met
 from ..step_graph import Node, StepGraph
-from ..uniforms import Number
 from ..witness import Witness
-from .elementwise import Add, Multiply, Silu, total_of
+from .elementwise import Add, Multiply, Silu
 from .gemv_dense import column_width, tune_dense
 from .gemv_int4 import tune_matvec
 from .norm import Norm, RmsNorm
 
-__all__ = ["DENSE_LINES", "RULES", "MatVec", "dense_shape", "fits_matvec"]
+__all__ = ["MatVec", "fits_matvec", "gates_joined", "norms_joined", "residuals_joined"]
 
 RUN = 32
 """Elements of a row that a thread takes at a time."""
@@ -70,6 +69,29 @@ class MatVec(Operation):
         return self.n * ELEMENT_BYTES[self.element]
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
+        """One kernel; two where a gated one binds more buffers than the adapter allows: the second half of the layer,
+        then the first, multiplied by it."""
+        half = self.element == "f16"
+        bindings = self._bindings(reads, writes)
+        if self.up is None or len(bindings) <= limits.buffers:
+            return [Kernel(plan_matvec(self, limits), half, bindings)]
+        weights, scales, zeros = (*self.up, None, None)[:3]
+        assert weights is not None
+        first = replace(self, weights=weights, scales=scales, zeros=zeros, up=None)
+        second = replace(self, up=None)
+        between = Shared(-(-self.written_bytes(0) // 16) * 16)
+        plan = plan_matvec(second, limits)
+        return [
+            Kernel(plan_matvec(first, limits), half, {**first._bindings(reads, writes), "y": between}),
+            Kernel(
+                replace(plan, constants={**plan.constants, "TIMES": True}),
+                half,
+                {**second._bindings(reads, writes), "up": between},
+            ),
+        ]
+
+    def _bindings(self, reads: Sequence[int], writes: Sequence[int]) -> dict[str, Binding]:
+        """Of one kernel, by the names of the template."""
         bindings: dict[str, Binding] = {"x": Value(reads[0]), "weights": Buffer(self.weights), "y": Value(writes[0])}
         if self.scales is not None:
             bindings["scales"] = Buffer(self.scales)
@@ -81,9 +103,11 @@ class MatVec(Operation):
             bindings["residual"] = Value(reads[1])
         for name, buffer in zip(("weights_up", "scales_up", "zeros_up"), self.up or (), strict=False):
             bindings[name] = Buffer(buffer)
-        return [Kernel(plan_matvec(self, limits), self.element == "f16", bindings)]
+        return bindings
 
     def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
+        """The half of a gated layer that multiplies the other is computed first, so that no kernel binds more than 8
+        buffers."""
         each, given = ELEMENT_BYTES[self.element], not witness.is_made(writes[0])
         constants: dict[str, int | float | bool] = {
             "N": self.n,
@@ -93,25 +117,32 @@ class MatVec(Operation):
             "BYTES": self.bits == 8,
             "ZEROS": self.zeros is not None,
             "NORM": self.norm is not None,
-            "RESIDUAL": self.residual,
-            "GATED": self.up is not None,
-            "GIVEN": given,
         }
-        bindings = {"x": witness.keep(reads[0], self.k * each), "weights": ["recorded", self.weights]}
-        if self.scales is not None:
-            bindings["scales"] = ["recorded", self.scales]
-        if self.zeros is not None:
-            bindings["zeros"] = ["recorded", self.zeros]
+        shared = {"x": witness.keep(reads[0], self.k * each)}
         if self.norm is not None:
             constants["EPSILON"] = self.norm.epsilon
-            bindings["gamma"] = ["recorded", self.norm.gamma]
-        if self.residual:
-            bindings["residual"] = witness.keep(reads[1], self.n * each)
-        for name, buffer in zip(("weights_up", "scales_up", "zeros_up"), self.up or (), strict=False):
-            bindings[name] = ["recorded", buffer]
+            shared["gamma"] = ["recorded", self.norm.gamma]
+
+        def run(weights: Sequence[int | None], flags: Mapping[str, bool], bindings: Mapping[str, list[Any]]) -> None:
+            names = ("weights", "scales", "zeros")
+            taken = {
+                name: ["recorded", buffer] for name, buffer in zip(names, weights, strict=False) if buffer is not None
+            }
+            flags = {"RESIDUAL": False, "GATED": False, "GIVEN": False, **flags}
+            counts = (-(-self.n // 64), 1, 1)
+            witness.run(
+                "truth_gemv", {**constants, **flags}, self.element == "f16", {**shared, **taken, **bindings}, counts
+            )
+
+        up: dict[str, list[Any]] = {}
+        if self.up is not None:
+            up = {"up": witness.scores(self.n)}
+            run(self.up, {}, {"truth": up["up"]})
+        residual = {"residual": witness.keep(reads[1], self.n * each)} if self.residual else {}
         truth, y = witness.truths(self.n), witness.keep(writes[0], self.n * each)
-        bindings |= {"truth": truth, "y": y} if given else {"truth": truth}
-        witness.run("truth_gemv", constants, self.element == "f16", bindings, (-(-self.n // 64), 1, 1))
+        made = {"truth": truth, "y": y} if given else {"truth": truth}
+        flags = {"RESIDUAL": self.residual, "GATED": self.up is not None, "GIVEN": given}
+        run((self.weights, self.scales, self.zeros), flags, {**residual, **up, **made})
         if not given:
             witness.judge("result", self.element, y, truth)
 
@@ -130,7 +161,7 @@ def plan_matvec(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
         return KernelPlan("matvec_dense", {**fused, **dense.constants()}, (dense.workgroups, 1, 1))
     tuning = tune_matvec(what.k, what.n, what.up is not None, what.element == "f16", limits)
     packed = {"BYTES": what.bits == 8, "ZEROS": what.zeros is not None, "SIXTEENS": what.block == SIXTEEN}
-    constants = {**fused, "BLOCK": what.block, "BIAS": False, **packed, **tuning.constants()}
+    constants = {**fused, "BLOCK": what.block, "BIAS": False, "TIMES": False, **packed, **tuning.constants()}
     return KernelPlan("matvec_q4", constants, (tuning.workgroups, 1, 1))
 
 
@@ -249,150 +280,3 @@ def norms_joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
 def _takes_norm(reader: Node, value: int) -> bool:
     what = reader.what
     return isinstance(what, MatVec) and what.norm is None and reader.reads[0] == value and value not in reader.reads[1:]
-
-
-def one_row(kernel: OrtKernel) -> bool:
-    return all(kernel.uniforms[name] == 1 for name in ("M", "batch_count", "dispatch_M"))
-
-
-def one_dense_row(kernel: OrtKernel) -> bool:
-    return dense_shape(kernel.uniforms, 1) is not None
-
-
-def dense_shape(uniforms: Mapping[str, Number], rows: int) -> tuple[int, int] | None:
-    """k and n if the uniforms tell of `rows` rows of k elements by a matrix [k, n]; their shapes are in vectors of four
-    elements. Raises KeyError for uniforms with other fields."""
-    k, n = uniforms["dim_inner"], uniforms["dim_b_outer"]
-    if not (isinstance(k, int) and isinstance(n, int) and k % 4 == n % 4 == 0 and uniforms["dim_a_outer"] == rows):
-        return None
-    sizes = {name: prod(shape) for name in ("a", "output") if isinstance(shape := uniforms[f"{name}_shape"], tuple)}
-    whole = sizes == {"a": rows * k // 4, "output": rows * n // 4} and uniforms["b_shape"] == (k, n // 4)
-    return (k, n) if whole else None
-
-
-def packed_product(met: Met, bits: int) -> list[Node] | None:
-    kernel, at = met.kernel, met.kernel.at
-    n, k, block = (kernel.number(name) for name in ("N", "K", "block_size"))
-    zeros = at.get("zero_points")
-    if zeros is not None and kernel.number("zero_blocks_per_col") != zero_points_of_row(k, block, bits):
-        return None
-    what = MatVec(at["input_b"], at["scales_b"], n, k, block, kernel.element, bits=bits, zeros=zeros)
-    return [met.node(what, (met.read("input_a"),), met.written("output"))] if fits_matvec(what) else None
-
-
-def zero_points_of_row(k: int, block: int, bits: int) -> int:
-    """Those of whole bytes, as matvec_q4.wgsl counts them."""
-    blocks, in_byte = (k + block - 1) // block, 8 // bits
-    return (blocks + in_byte - 1) // in_byte * in_byte
-
-
-def dense_product(met: Met) -> list[Node] | None:
-    kernel = met.kernel
-    what = MatVec(kernel.at["b"], None, kernel.number("dim_b_outer"), kernel.number("dim_inner"), 0, kernel.element)
-    return [met.node(what, (met.read("a"),), met.written("output"))] if fits_matvec(what) else None
-
-
-def gated_half(met: Met) -> list[Node] | None:
-    kernel, at = met.kernel, met.kernel.at
-    n, k, block = (kernel.number(name) for name in ("N", "K", "block_size"))
-    by = RmsNorm(at["norm_scale"], kernel.real("epsilon"))
-    up = (at["up_b"], at["up_scales_b"])
-    what = MatVec(at["gate_b"], at["gate_scales_b"], n, k, block, kernel.element, norm=by, up=up)
-    if not fits_matvec(what):
-        return None
-    total, value = total_of(met, "input_a", "skip", "input_skip_bias_sum", k)
-    return [total, met.node(what, (value,), met.written("output"))]
-
-
-ZERO_POINTS = (
-    "let offset = row * c_dim + col;",
-    "let packed_value = zero_points[array_index];",
-    "let masked_value = (packed_value >> shift_amount) & bit_mask;",
-    "mm_read_zero(b_global, block_idx, uniforms.N, uniforms.zero_blocks_per_col);",
-)
-"""How a kernel finds the zero point of a block."""
-
-DENSE_LINES = (
-    "a: array<vec4<f",
-    "b: array<vec4<f",
-    "output: array<vec4<f",
-    "return a[i2o_a(indices_fnarg)];",
-    "return b[i2o_b(indices_fnarg)];",
-    "a_indices[1]=u32(row);\na_indices[2]=u32(colIn);\n        value = get_a_by_indices(a_indices);\n    }",
-    "b_indices[0]=u32(row);\nb_indices[1]=u32(colIn);\n        value = get_b_by_indices(b_indices);\n    }",
-    "var kStart = 0;",
-    "acc[i] = BCached0 * ACached.x + acc[i];",
-    "acc[i] = BCached3 * ACached.w + acc[i];",
-    "mm_write(batch, globalRow + innerRow, globalCol, acc[innerRow]);",
-    "var value = valueIn;\n    let coords = vec3(u32(batch), u32(row), u32(colIn));\n    \n"
-    "    set_output_by_indices(coords, value);",
-    "output[i2o_output(indices)]=value;",
-)
-"""Of onnxruntime-web's product by a dense matrix [k, n], of however many rows: without bias or activation."""
-
-
-RULES = Rules(
-    (
-        *(
-            Signature(
-                "matmul_nbits",
-                "matvec",
-                ("input_a", "input_b", "scales_b", *zeros, "output"),
-                has=(
-                    f"const default_zero_point = {1 << (bits - 1)};",
-                    f"const bit_mask = 0x{(1 << bits) - 1:X}u;",
-                    "const b_base_offset : u32 = 0;",
-                    "const b_scale_offset : u32 = 0;",
-                    "output[output_idx]=output_value;",
-                    *(ZERO_POINTS if zeros else ()),
-                ),
-                asked=("N", "K", "block_size", *(["zero_blocks_per_col"] if zeros else [])),
-                weights=("input_b", "scales_b", *zeros),
-                holds=one_row,
-                parts=partial(packed_product, bits=bits),
-            )
-            for bits in (4, 8)
-            for zeros in ((), ("zero_points",))
-        ),
-        Signature(
-            "gated_mlp",
-            "gated",
-            (
-                "input_a",
-                "skip",
-                "norm_scale",
-                "gate_b",
-                "gate_scales_b",
-                "up_b",
-                "up_scales_b",
-                "output",
-                "input_skip_bias_sum",
-            ),
-            has=(
-                "const default_zero_point = output_element_t(8);",
-                "& 0x0F0F0F0Fu",
-                "inverseSqrt(",
-                "gate_output_value * (one / (one + exp(-gate_output_value)))",
-                "activated_value * up_output_value",
-            ),
-            asked=("N", "K", "block_size", "epsilon"),
-            weights=("norm_scale", "gate_b", "gate_scales_b", "up_b", "up_scales_b"),
-            lacks=("bias[", "gate_bias", "up_bias"),
-            holds=lambda kernel: (
-                kernel.uniforms["batch_count"] == 1 and kernel.uniforms["skip_size"] == kernel.uniforms["K"]
-            ),
-            parts=gated_half,
-        ),
-        Signature(
-            "matmul",
-            "matvec",
-            ("a", "b", "output"),
-            has=DENSE_LINES,
-            asked=("dim_inner", "dim_b_outer"),
-            weights=("b",),
-            holds=one_dense_row,
-            parts=dense_product,
-        ),
-    ),
-    folds={"gated": gates_joined, "residual": residuals_joined, "norm": norms_joined},
-)

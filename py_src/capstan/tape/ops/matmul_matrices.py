@@ -11,7 +11,7 @@ from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
 from ..ort_kernels import bound, element_of
 from ..recording import Command, Dispatch, Recording
 from ..step_graph import Node, StepGraph, Values
-from .gemv import DENSE_LINES, dense_shape
+from .gemv_recorded import DENSE_LINES, dense_shape
 
 __all__ = ["DenseProducts", "MatrixMatMul", "MatrixTiling", "fits_matrices", "plan_matrices", "tune_matrices"]
 

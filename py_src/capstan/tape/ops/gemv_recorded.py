@@ -1,0 +1,163 @@
+"""Reads products of one row out of a recorded step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from math import prod
+
+from ..ort_kernels import Met, OrtKernel, Rules, Signature
+from ..step_graph import Node
+from ..uniforms import Number
+from .elementwise import total_of
+from .gemv import MatVec, fits_matvec, gates_joined, norms_joined, residuals_joined
+from .norm import RmsNorm
+
+__all__ = ["DENSE_LINES", "RULES", "dense_shape"]
+
+
+def one_row(kernel: OrtKernel) -> bool:
+    return all(kernel.uniforms[name] == 1 for name in ("M", "batch_count", "dispatch_M"))
+
+
+def one_dense_row(kernel: OrtKernel) -> bool:
+    return dense_shape(kernel.uniforms, 1) is not None
+
+
+def dense_shape(uniforms: Mapping[str, Number], rows: int) -> tuple[int, int] | None:
+    """k and n if the uniforms tell of `rows` rows of k elements by a matrix [k, n]; their shapes are in vectors of four
+    elements. Raises KeyError for uniforms with other fields."""
+    k, n = uniforms["dim_inner"], uniforms["dim_b_outer"]
+    if not (isinstance(k, int) and isinstance(n, int) and k % 4 == n % 4 == 0 and uniforms["dim_a_outer"] == rows):
+        return None
+    sizes = {name: prod(shape) for name in ("a", "output") if isinstance(shape := uniforms[f"{name}_shape"], tuple)}
+    whole = sizes == {"a": rows * k // 4, "output": rows * n // 4} and uniforms["b_shape"] == (k, n // 4)
+    return (k, n) if whole else None
+
+
+def packed_product(met: Met, bits: int) -> list[Node] | None:
+    kernel, at = met.kernel, met.kernel.at
+    n, k, block = (kernel.number(name) for name in ("N", "K", "block_size"))
+    zeros = at.get("zero_points")
+    if zeros is not None and kernel.number("zero_blocks_per_col") != zero_points_of_row(k, block, bits):
+        return None
+    what = MatVec(at["input_b"], at["scales_b"], n, k, block, kernel.element, bits=bits, zeros=zeros)
+    return [met.node(what, (met.read("input_a"),), met.written("output"))] if fits_matvec(what) else None
+
+
+def zero_points_of_row(k: int, block: int, bits: int) -> int:
+    """Those of whole bytes, as matvec_q4.wgsl counts them."""
+    blocks, in_byte = (k + block - 1) // block, 8 // bits
+    return (blocks + in_byte - 1) // in_byte * in_byte
+
+
+def dense_product(met: Met) -> list[Node] | None:
+    kernel = met.kernel
+    what = MatVec(kernel.at["b"], None, kernel.number("dim_b_outer"), kernel.number("dim_inner"), 0, kernel.element)
+    return [met.node(what, (met.read("a"),), met.written("output"))] if fits_matvec(what) else None
+
+
+def gated_half(met: Met) -> list[Node] | None:
+    kernel, at = met.kernel, met.kernel.at
+    n, k, block = (kernel.number(name) for name in ("N", "K", "block_size"))
+    by = RmsNorm(at["norm_scale"], kernel.real("epsilon"))
+    up = (at["up_b"], at["up_scales_b"])
+    what = MatVec(at["gate_b"], at["gate_scales_b"], n, k, block, kernel.element, norm=by, up=up)
+    if not fits_matvec(what):
+        return None
+    total, value = total_of(met, "input_a", "skip", "input_skip_bias_sum", k)
+    return [total, met.node(what, (value,), met.written("output"))]
+
+
+ZERO_POINTS = (
+    "let offset = row * c_dim + col;",
+    "let packed_value = zero_points[array_index];",
+    "let masked_value = (packed_value >> shift_amount) & bit_mask;",
+    "mm_read_zero(b_global, block_idx, uniforms.N, uniforms.zero_blocks_per_col);",
+)
+"""How a kernel finds the zero point of a block."""
+
+DENSE_LINES = (
+    "a: array<vec4<f",
+    "b: array<vec4<f",
+    "output: array<vec4<f",
+    "return a[i2o_a(indices_fnarg)];",
+    "return b[i2o_b(indices_fnarg)];",
+    "a_indices[1]=u32(row);\na_indices[2]=u32(colIn);\n        value = get_a_by_indices(a_indices);\n    }",
+    "b_indices[0]=u32(row);\nb_indices[1]=u32(colIn);\n        value = get_b_by_indices(b_indices);\n    }",
+    "var kStart = 0;",
+    "acc[i] = BCached0 * ACached.x + acc[i];",
+    "acc[i] = BCached3 * ACached.w + acc[i];",
+    "mm_write(batch, globalRow + innerRow, globalCol, acc[innerRow]);",
+    "var value = valueIn;\n    let coords = vec3(u32(batch), u32(row), u32(colIn));\n    \n"
+    "    set_output_by_indices(coords, value);",
+    "output[i2o_output(indices)]=value;",
+)
+"""Of onnxruntime-web's product by a dense matrix [k, n], of however many rows: without bias or activation."""
+
+
+RULES = Rules(
+    (
+        *(
+            Signature(
+                "matmul_nbits",
+                "matvec",
+                ("input_a", "input_b", "scales_b", *zeros, "output"),
+                has=(
+                    f"const default_zero_point = {1 << (bits - 1)};",
+                    f"const bit_mask = 0x{(1 << bits) - 1:X}u;",
+                    "const b_base_offset : u32 = 0;",
+                    "const b_scale_offset : u32 = 0;",
+                    "output[output_idx]=output_value;",
+                    *(ZERO_POINTS if zeros else ()),
+                ),
+                asked=("N", "K", "block_size", *(["zero_blocks_per_col"] if zeros else [])),
+                weights=("input_b", "scales_b", *zeros),
+                holds=one_row,
+                parts=partial(packed_product, bits=bits),
+            )
+            for bits in (4, 8)
+            for zeros in ((), ("zero_points",))
+        ),
+        Signature(
+            "gated_mlp",
+            "gated",
+            (
+                "input_a",
+                "skip",
+                "norm_scale",
+                "gate_b",
+                "gate_scales_b",
+                "up_b",
+                "up_scales_b",
+                "output",
+                "input_skip_bias_sum",
+            ),
+            has=(
+                "const default_zero_point = output_element_t(8);",
+                "& 0x0F0F0F0Fu",
+                "inverseSqrt(",
+                "gate_output_value * (one / (one + exp(-gate_output_value)))",
+                "activated_value * up_output_value",
+            ),
+            asked=("N", "K", "block_size", "epsilon"),
+            weights=("norm_scale", "gate_b", "gate_scales_b", "up_b", "up_scales_b"),
+            lacks=("bias[", "gate_bias", "up_bias"),
+            holds=lambda kernel: (
+                kernel.uniforms["batch_count"] == 1 and kernel.uniforms["skip_size"] == kernel.uniforms["K"]
+            ),
+            parts=gated_half,
+        ),
+        Signature(
+            "matmul",
+            "matvec",
+            ("a", "b", "output"),
+            has=DENSE_LINES,
+            asked=("dim_inner", "dim_b_outer"),
+            weights=("b",),
+            holds=one_dense_row,
+            parts=dense_product,
+        ),
+    ),
+    folds={"gated": gates_joined, "residual": residuals_joined, "norm": norms_joined},
+)
