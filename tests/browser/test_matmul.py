@@ -28,6 +28,8 @@ class Case:
     block: int = 32
     gated: bool = False
     group: int = 32
+    bits: int = 4
+    zeros: bool = False
 
 
 class Problem:
@@ -37,11 +39,32 @@ class Problem:
         random = np.random.default_rng(case.k * 7 + case.n)
         self.case = case
         matrices = 2 if case.gated else 1
-        self.nibbles = random.integers(0, 16, (matrices, case.n, case.k), np.uint8)
-        shape = (matrices, case.n, case.k // case.block)
-        self.scales = random.uniform(0.005, 0.02, shape).astype(np.float32)
+        blocks = -(-case.k // case.block)
+        self.weights = random.integers(0, 1 << case.bits, (matrices, case.n, blocks * case.block), np.uint8)
+        self.scales = random.uniform(0.005, 0.02, (matrices, case.n, blocks)).astype(np.float32)
+        self.zeros = random.integers(0, 1 << case.bits, self.scales.shape, np.uint8)
         self.x = random.normal(0.3, 1, (case.rows, case.k)).astype(np.float32)
         self.x[case.rows // 2] = 0
+
+    def held(self, elements: NDArray[np.uint8]) -> bytes:
+        """As MatMulNBits has them: rows of whole bytes, the buffer of whole words."""
+        if self.case.bits == 4:
+            data = packed(np.pad(elements, ((0, 0), (0, elements.shape[1] % 2)), constant_values=9))
+        else:
+            data = elements.tobytes()
+        return data + bytes(-len(data) % 4)
+
+    def buffers(self, matrix: int) -> list[bytes]:
+        """Weights, scales, and zero points if there are."""
+        made = [self.held(self.weights[matrix]), self.scales[matrix].tobytes()]
+        return [*made, self.held(self.zeros[matrix])] if self.case.zeros else made
+
+    def numbers(self) -> NDArray[np.float64]:
+        """What the weights stand for."""
+        case = self.case
+        zeros = np.repeat(self.zeros, case.block, axis=2) if case.zeros else 1 << (case.bits - 1)
+        spread = np.repeat(self.scales.astype(np.float64), case.block, axis=2)
+        return ((self.weights.astype(np.float64) - zeros) * spread)[:, :, : case.k]
 
 
 def run(page: KernelPage, plan: KernelPlan, buffers: list[bytes], read: int = -1) -> bytes:
@@ -69,19 +92,21 @@ def as_floats(case: Case, words: bytes, factors: bytes) -> NDArray[np.float64]:
 def check(page: KernelPage, case: Case, tuning: MatMulTuning | None = None) -> None:
     problem = Problem(case)
     words, factors = quantized(page, problem)
-    what = MatMul(0, 0, case.rows, case.n, case.k, case.block, "f32", (0, 0) if case.gated else None)
+    up = (0, 0, 0)[: 2 + case.zeros] if case.gated else None
+    zeros = 0 if case.zeros else None
+    what = MatMul(0, 0, case.rows, case.n, case.k, case.block, "f32", up, case.bits, zeros)
     limits = WorkgroupLimits(threads=256, memory=32768, software=tuning in (None, SMALL))
     plan = plan_matmul(what, limits)
     if tuning is not None:
         assert plan.constants["SLICES"] == tuning.slices
         assert plan.constants["RUNS"] == tuning.runs
-    pairs = [(packed(w), s.tobytes()) for w, s in zip(problem.nibbles, problem.scales, strict=True)]
     count = case.rows * case.n
-    buffers = [words, factors, *pairs[0], *(pairs[1] if case.gated else ()), guarded(count)]
+    halves = [part for matrix in range(1 + case.gated) for part in problem.buffers(matrix)]
+    buffers = [words, factors, *halves, guarded(count)]
     got = results(run(page, plan, buffers), count)
 
     x = as_floats(case, words, factors)
-    weights = (problem.nibbles.astype(np.float64) - 8) * np.repeat(problem.scales, case.block, axis=2)
+    weights = problem.numbers()
     y, size = x @ weights[0].T, np.abs(x) @ np.abs(weights[0]).T
     if case.gated:
         up, up_size = x @ weights[1].T, np.abs(x) @ np.abs(weights[1]).T
@@ -107,6 +132,10 @@ SHAPES = [
     Case(40, 96, 68, gated=True),
     Case(33, 256, 192, block=64),
     Case(70, 128, 132, block=128, gated=True),
+    Case(40, 96, 68, bits=8),
+    Case(40, 96, 68, zeros=True),
+    Case(40, 160, 68, block=128, zeros=True, gated=True),
+    Case(40, 192, 68, block=64, bits=8, zeros=True, gated=True),
 ]
 
 
@@ -119,3 +148,4 @@ def test_products_that_end_within_a_tile(kernel_page: KernelPage, case: Case) ->
 @pytest.mark.parametrize(("tuning", "k"), [(LARGE, 192), (ODD, 96)])
 def test_the_cuts_of_gpus_compute_the_same(kernel_page: KernelPage, tuning: MatMulTuning, k: int, gated: bool) -> None:
     check(kernel_page, Case(70, k, 68, gated=gated), tuning)
+    check(kernel_page, Case(70, k, 68, gated=gated, block=64, bits=8, zeros=True), tuning)

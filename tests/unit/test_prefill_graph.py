@@ -223,7 +223,7 @@ def test_a_product_whose_output_has_no_room_for_all_rows_is_another(element: str
         assert kinds(sketch.fused(["W"], ["y"])) == expected
 
 
-@pytest.mark.parametrize(("n", "k", "block"), [(N, 48, 16), (N, 80, 16), (N, 96, 64), (N, 48, 32), (510, K, 32)])
+@pytest.mark.parametrize(("n", "k", "block"), [(N, 48, 16), (N, 80, 16), (N, 96, 48), (N, 48, 32), (510, K, 32)])
 def test_shapes_that_the_kernel_does_not_cover_stay_as_recorded(n: int, k: int, block: int) -> None:
     sketch = Sketch()
     sketch.tiled_product("x", "W", "y")
@@ -337,7 +337,13 @@ class TestSubgroupMatrices:
         assert [node.what for node in placement.nodes] == [what]
         assert read_by(sketch, placement, 0) == ["x"]
         sketch.limits = replace(MATRICES, matrices=())
-        assert set(kinds(sketch.fused([], ["y"]))) == {Recorded}, "the kernel for int8 has no zero points"
+        assert set(kinds(sketch.fused([], ["y"]))) == {Recorded}, "the kernel for int8 has blocks of 32 at least"
+        sketch.known["W"] = replace(weights, block=64, int8=True)
+        made = [node.what for node in sketch.fused([], ["y"]).nodes]
+        assert len(made) == 2
+        assert made[1] == MatMul(
+            sketch.id("W"), weights.scales, ROWS, N, K, 64, "f16", bits=bits, zeros=sketch.id("W zeros")
+        )
 
     @pytest.mark.parametrize("zeros", [None, "others"])
     def test_a_product_by_other_zero_points_is_another(self, zeros: str | None) -> None:

@@ -95,6 +95,7 @@ def hold_to_the_shader(made: Mapping[str, int]) -> None:
     assert bool(made["SLICED"]) == (made["SLICES"] > 1)
 
 
+@pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(
     "tuning",
@@ -106,14 +107,15 @@ def hold_to_the_shader(made: Mapping[str, int]) -> None:
     ],
     ids=str,
 )
-def test_counts_follow_from_a_cut_as_in_the_shader(tuning: MatMulTuning, gated: bool) -> None:
+def test_counts_follow_from_a_cut_as_in_the_shader(tuning: MatMulTuning, gated: bool, zeros: bool) -> None:
     given = {"RESIDUAL": False, "BIAS": False, "GATED": gated, "K": 2048, "N": 1000, "M": 100}
+    given |= {"BYTES": gated, "ZEROS": zeros}
     constants = {**given, "BLOCK": 32, **tuning.constants(gated)}
     made = declared_constants("matmul_q4", constants, half=True)
     hold_to_the_shader(made)
     assert (made["TILE_M"], made["TILE_N"]) == tuning.tile
     assert made["WORKGROUP"] == tuning.workgroup
-    assert workgroup_bytes("matmul_q4", constants, half=True) == tuning.memory
+    assert workgroup_bytes("matmul_q4", constants, half=True) == tuning.memory(zeros)
 
 
 @pytest.mark.parametrize(
@@ -126,10 +128,12 @@ def test_counts_follow_from_a_cut_as_in_the_shader(tuning: MatMulTuning, gated: 
     ],
     ids=str,
 )
+@pytest.mark.parametrize("zeros", [None, 5])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("k", [32, 96, 576, 896, 2048, 8192])
-def test_a_cut_keeps_the_shaders_limits(k: int, gated: bool, limits: WorkgroupLimits) -> None:
-    what = MatMul(1, 2, 100, 1000, k, 32, "f16", (3, 4) if gated else None)
+def test_a_cut_keeps_the_shaders_limits(k: int, gated: bool, zeros: int | None, limits: WorkgroupLimits) -> None:
+    up = (3, 4) if zeros is None else (3, 4, 6)
+    what = MatMul(1, 2, 100, 1000, k, 32, "f16", up if gated else None, zeros=zeros)
     plan = plan_matmul(what, limits)
     made = declared_constants(plan.shader, plan.constants, half=True)
     assert (made["K"], made["N"], made["M"], made["BLOCK"]) == (k, 1000, 100, 32)
@@ -139,7 +143,7 @@ def test_a_cut_keeps_the_shaders_limits(k: int, gated: bool, limits: WorkgroupLi
     workgroup = made["WORKGROUP"]
     assert workgroup <= limits.threads
     memory = workgroup_bytes(plan.shader, plan.constants, half=True)
-    assert memory == tune_matmul(k, limits).memory <= limits.memory
+    assert memory == tune_matmul(k, limits, zeros=zeros is not None).memory(zeros is not None) <= limits.memory
     rows, columns = made["TILE_M"], made["TILE_N"] // (2 if gated else 1)
     hold_to_the_shader(made)
     assert not callable(plan.counts)
@@ -174,14 +178,14 @@ def test_what_no_cut_fits_is_refused(k: int, limits: WorkgroupLimits) -> None:
 
 def test_a_cut_that_just_fits_is_taken() -> None:
     wide = tune_matmul(2048, WorkgroupLimits(32, 1024, 49152))
-    assert tune_matmul(2048, WorkgroupLimits(0, wide.workgroup, wide.memory)) == wide
-    assert tune_matmul(2048, WorkgroupLimits(0, wide.workgroup - 1, wide.memory)) != wide
-    assert tune_matmul(2048, WorkgroupLimits(0, wide.workgroup, wide.memory - 1)) != wide
+    assert tune_matmul(2048, WorkgroupLimits(0, wide.workgroup, wide.memory(False))) == wide
+    assert tune_matmul(2048, WorkgroupLimits(0, wide.workgroup - 1, wide.memory(False))) != wide
+    assert tune_matmul(2048, WorkgroupLimits(0, wide.workgroup, wide.memory(False) - 1)) != wide
 
 
 @pytest.mark.parametrize("k", [2048, 2080], ids=["even", "odd"])
 def test_a_processor_gets_a_smaller_cut_and_other_adapters_one_tile_for_any_number_of_runs(k: int) -> None:
     software, other = (tune_matmul(k, WorkgroupLimits(0, 1024, 49152, software=flag)) for flag in (True, False))
     assert software.workgroup < other.workgroup
-    assert software.memory < other.memory
+    assert software.memory(True) < other.memory(True)
     assert other.tile == tune_matmul(2048, WorkgroupLimits(0, 1024, 49152)).tile

@@ -1,18 +1,19 @@
-// A matrix times an int4 matrix: y[m][n] = sum over k of W[n][k] * x[m][k], with what follows it in a decoder fused in.
+// A matrix times an int4 or int8 matrix: y[m][n] = sum over k of W[n][k] * x[m][k], with what follows it in a decoder fused in.
 //
 // x as shaders/quantize_rows.wgsl makes it: int8, in runs of 32 elements with one scale each; products and sums of a
-// run are exact integers, those of runs are added as float32. W as in matvec_q4.wgsl; BLOCK elements share a scale.
+// run are exact integers, those of runs are added as float32. W as in matvec_q4.wgsl, int8 if BYTES; BLOCK elements
+// share a scale and, if ZEROS, a zero point: sum (q - z) x is sum (q - 8) x + (8 - z) sum x (int8: 128 for 8).
 // RESIDUAL: + residual[m][n]. BIAS: + bias[n]. GATED: y[m][n] = silu(W[n].x[m]) * (W_up[n].x[m]).
 //
 // A workgroup makes TM * WM rows and TN * WN columns (half of them GATE, half up, if GATED), a thread TM by TN of them.
 // It goes over k in steps of RUNS runs, those of the next step being loaded while the present ones are multiplied.
 // SLICES sets of WM * WN threads each take a part of a step's runs of the whole tile; their sums meet at last,
 // MEETING of TM rows at a time.
-// Dispatch: (ceil(N / columns), ceil(M / rows), 1). Bindings: x, x_scales, weights, scales, [bias], [residual],
-// [weights_up, scales_up], y.
+// Dispatch: (ceil(N / columns), ceil(M / rows), 1). Bindings: x, x_scales, weights, scales, [zeros], [bias], [residual],
+// [weights_up, scales_up, [zeros_up]], y.
 // Counts that follow from the others: A_LOADS, B_LOADS, S_LOADS = what a thread loads of x, weights and x_scales a
 // step; FOURS = TN / 4, OUT_FOURS = half of it if GATED.
-// Limits: K a multiple of 32 * RUNS; BLOCK a multiple of 32 and a divisor of K; N and TN multiples of 4, TN of 8 if
+// Limits: K a multiple of 32 * RUNS; BLOCK a multiple of 32; N and TN multiples of 4, TN of 8 if
 // GATED; RUNS a multiple of SLICES; WM a multiple of 4 and WN of 8; GATED with neither RESIDUAL nor BIAS.
 
 const TILE_M: u32 = TM * WM;
@@ -30,7 +31,25 @@ const STRIDE_N: u32 = TILE_N + 2u; // so that the halves of a run are stored to 
 const A_SIZE: u32 = 2u * RUNS * TILE_M;
 const B_SIZE: u32 = 2u * RUNS * STRIDE_N;
 const SIZE: u32 = A_SIZE + B_SIZE;
+
+// Blocks of a row, which the last one may exceed, and the runs that they have room for.
+const BLOCKS: u32 = (K + BLOCK - 1u) / BLOCK;
+const ROOM: u32 = BLOCKS * (BLOCK / 32u);
+#if BYTES
+const WORDS: u32 = 2u; // of 16 bytes in a run
+const BITS: u32 = 8u;
+const UNIT: f32 = 16.0; // scales of x are a sixteenth
+#else
+const WORDS: u32 = 1u;
+const BITS: u32 = 4u;
+const UNIT: f32 = 1.0;
+#endif
+const ZERO_BLOCKS: u32 = (BLOCKS * BITS + 7u) / 8u * (8u / BITS);
+#if ZEROS
+const SCALES: u32 = RUNS * (TILE_M + 2u * TILE_N);
+#else
 const SCALES: u32 = RUNS * (TILE_M + TILE_N);
+#endif
 
 alias Four = vec4<element>;
 
@@ -38,6 +57,9 @@ alias Four = vec4<element>;
 @group(0) @binding(next) var<storage, read> x_scales: array<f32>;
 @group(0) @binding(next) var<storage, read> weights: array<vec4<u32>>;
 @group(0) @binding(next) var<storage, read> scales: array<element>;
+#if ZEROS
+@group(0) @binding(next) var<storage, read> zeros: array<u32>;
+#endif
 #if BIAS
 @group(0) @binding(next) var<storage, read> bias: array<Four>;
 #endif
@@ -47,14 +69,30 @@ alias Four = vec4<element>;
 #if GATED
 @group(0) @binding(next) var<storage, read> weights_up: array<vec4<u32>>;
 @group(0) @binding(next) var<storage, read> scales_up: array<element>;
+#if ZEROS
+@group(0) @binding(next) var<storage, read> zeros_up: array<u32>;
+#endif
 #endif
 @group(0) @binding(next) var<storage, read_write> y: array<Four>;
 
 // Of each of two steps: x as [half of a run][row], then weights as [half of a run][slot].
 var<workgroup> tiles: array<vec4<u32>, 2u * SIZE>;
-// Of each of two steps: scales of x as [run][row], then those of weights as [run][slot].
+// Of each of two steps: scales of x as [run][row], then those of weights as [run][slot], then what ZEROS adds to each
+// weight, likewise.
 var<workgroup> factors: array<f32, 2u * SCALES>;
 
+#if BYTES
+// q of eight bytes 128 + q: of the even elements, then of the odd ones.
+fn eight(first: u32, second: u32) -> vec2<u32> {
+  let even = (first & 0xffu) | ((first >> 8u) & 0xff00u) | ((second & 0xffu) << 16u) | ((second << 8u) & 0xff000000u);
+  let odd = ((first >> 8u) & 0xffu) | ((first >> 16u) & 0xff00u) | ((second << 8u) & 0xff0000u) | (second & 0xff000000u);
+  return vec2<u32>(even, odd) ^ vec2<u32>(0x80808080u);
+}
+
+fn unpacked(words: vec4<u32>) -> vec4<u32> {
+  return vec4<u32>(eight(words.x, words.y), eight(words.z, words.w));
+}
+#else
 // 16 q of eight nibbles 8 + q as int8: of the even elements, then of the odd ones.
 fn evens(words: vec2<u32>) -> vec2<u32> {
   return ((words << vec2<u32>(4u)) & vec2<u32>(0xf0f0f0f0u)) ^ vec2<u32>(0x80808080u);
@@ -69,6 +107,7 @@ fn unpacked(words: vec2<u32>) -> vec4<u32> {
   let odd = odds(words);
   return vec4<u32>(even.x, odd.x, even.y, odd.y);
 }
+#endif
 
 // A sum of 32 products, at most 32 * 127 * 128: as the low bits of the float32 3 * 2^22.
 fn run_dot(a: vec4<u32>, b: vec4<u32>, v: vec4<u32>, w: vec4<u32>) -> f32 {
@@ -84,12 +123,35 @@ fn run_dot(a: vec4<u32>, b: vec4<u32>, v: vec4<u32>, w: vec4<u32>) -> f32 {
   return bitcast<f32>(sum) - 12582912.0;
 }
 
+#if ZEROS
+// The sum of a run of x.
+fn run_sum(a: vec4<u32>, b: vec4<u32>) -> f32 {
+  const ONES = 0x01010101u;
+  var sum = dot4I8Packed(a.x, ONES) + dot4I8Packed(a.y, ONES) + dot4I8Packed(a.z, ONES) + dot4I8Packed(a.w, ONES);
+  sum += dot4I8Packed(b.x, ONES) + dot4I8Packed(b.y, ONES) + dot4I8Packed(b.z, ONES) + dot4I8Packed(b.w, ONES);
+  return f32(sum);
+}
+
+// What is added to each weight of a block whose zero point is the `at`-th of those in `word` and before it.
+fn zero_shift(word: u32, at: u32) -> f32 {
+  let zero = extractBits(word, at % (32u / BITS) * BITS, BITS);
+  return (f32(1u << (BITS - 1u)) - f32(zero)) * (16.0 / UNIT);
+}
+#endif
+
 // What a thread loads of a step.
 struct Request {
   a: array<vec4<u32>, A_LOADS>,
-  b: array<vec4<u32>, B_LOADS>,
+  b: array<vec4<u32>, WORDS * B_LOADS>,
+#if ZEROS
+  b_zeros: array<u32, B_LOADS>, // the words that they are in
+#endif
   a_scales: array<f32, S_LOADS>,
   b_scales: array<element, B_LOADS>,
+}
+
+fn column_of(first: u32, slot: u32) -> u32 {
+  return min(first + slot % WN * COLUMNS + slot / WN % COLUMNS, N - 1u);
 }
 
 fn request(step: u32, thread: u32, row: u32, column: u32) -> Request {
@@ -107,18 +169,34 @@ fn request(step: u32, thread: u32, row: u32, column: u32) -> Request {
   // Slot j * WN + c holds column c * COLUMNS + j: neighbours in a tile read neighbouring slots, and write neighbours.
   let slot = at / RUNS;
   let run = step * RUNS + at % RUNS;
-  let n = min(column + slot % WN * COLUMNS + slot / WN % COLUMNS, N - 1u);
+  let n = column_of(column, slot);
+  let place = WORDS * (n * ROOM + run);
+  let scale = n * BLOCKS + run / (BLOCK / 32u);
+#if ZEROS
+  let zero = (n * ZERO_BLOCKS + run / (BLOCK / 32u)) / (32u / BITS);
+#endif
 #if GATED
   if (slot >= TILE_N / 2u) {
-    wanted.b[i] = weights_up[n * ALL_RUNS + run];
-    wanted.b_scales[i] = scales_up[n * (K / BLOCK) + run / (BLOCK / 32u)];
+    wanted.b[WORDS * i] = weights_up[place];
+#if BYTES
+    wanted.b[WORDS * i + 1u] = weights_up[place + 1u];
+#endif
+    wanted.b_scales[i] = scales_up[scale];
+#if ZEROS
+    wanted.b_zeros[i] = zeros_up[zero];
+#endif
   } else {
-    wanted.b[i] = weights[n * ALL_RUNS + run];
-    wanted.b_scales[i] = scales[n * (K / BLOCK) + run / (BLOCK / 32u)];
+#endif
+    wanted.b[WORDS * i] = weights[place];
+#if BYTES
+    wanted.b[WORDS * i + 1u] = weights[place + 1u];
+#endif
+    wanted.b_scales[i] = scales[scale];
+#if ZEROS
+    wanted.b_zeros[i] = zeros[zero];
+#endif
+#if GATED
   }
-#else
-  wanted.b[i] = weights[n * ALL_RUNS + run];
-  wanted.b_scales[i] = scales[n * (K / BLOCK) + run / (BLOCK / 32u)];
 #endif
 #end
   return wanted;
@@ -152,9 +230,18 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let at = thread + i * WORKGROUP;
     let slot = at / RUNS;
     let run = at % RUNS;
+#if BYTES
+    tiles[base + A_SIZE + 2u * run * STRIDE_N + slot] = unpacked(wanted.b[2u * i]);
+    tiles[base + A_SIZE + (2u * run + 1u) * STRIDE_N + slot] = unpacked(wanted.b[2u * i + 1u]);
+#else
     tiles[base + A_SIZE + 2u * run * STRIDE_N + slot] = unpacked(wanted.b[i].xy);
     tiles[base + A_SIZE + (2u * run + 1u) * STRIDE_N + slot] = unpacked(wanted.b[i].zw);
-    factors[scale_base + RUNS * TILE_M + run * TILE_N + slot] = f32(wanted.b_scales[i]);
+#endif
+    factors[scale_base + RUNS * TILE_M + run * TILE_N + slot] = f32(wanted.b_scales[i]) * UNIT;
+#if ZEROS
+    let zero_at = column_of(column, slot) * ZERO_BLOCKS + (step * RUNS + run) / (BLOCK / 32u);
+    factors[scale_base + RUNS * (TILE_M + TILE_N) + run * TILE_N + slot] = zero_shift(wanted.b_zeros[i], zero_at);
+#endif
 #end
     workgroupBarrier();
     wanted = request(min(step + 1u, STEPS - 1u), thread, row, column);
@@ -168,18 +255,32 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       var first = array<vec4<u32>, TM>();
       var second = array<vec4<u32>, TM>();
       var shares = array<f32, TM>();
+#if ZEROS
+      var totals = array<f32, TM>();
+      let shift_b = scale_b + RUNS * TILE_N;
+#endif
 #repeat i TM
       first[i] = tiles[at_a + i * WM];
       second[i] = tiles[at_a + TILE_M + i * WM];
       shares[i] = factors[scale_a + i * WM];
+#if ZEROS
+      totals[i] = run_sum(first[i], second[i]);
+#endif
 #end
 #repeat j TN
       let v = tiles[at_b + j * WN];
       let w = tiles[at_b + STRIDE_N + j * WN];
       let share = factors[scale_b + j * WN];
+#if ZEROS
+      let shift = factors[shift_b + j * WN];
+#repeat i TM
+      sums[i * TN + j] += (run_dot(first[i], second[i], v, w) + totals[i] * shift) * (shares[i] * share);
+#end
+#else
 #repeat i TM
       sums[i * TN + j] += run_dot(first[i], second[i], v, w) * (shares[i] * share);
 #end
+#endif
 #end
     }
   }

@@ -1,5 +1,5 @@
-"""Products of many rows by int4 weights, from activations in int8: matmul_q4.wgsl and quantize_rows.wgsl. Where the
-device has subgroup matrices, matmul_matrices.py makes them from float16.
+"""Products of many rows by weights in int4 or int8, from activations in int8: matmul_q4.wgsl and quantize_rows.wgsl.
+Where the device has subgroup matrices, matmul_matrices.py makes them from float16.
 
 onnxruntime-web multiplies by int4 weights in several ways, by adapter and shape. Which dispatch is which product is
 told by the weights that it binds; what brings activations into the form it needs, by the one thing it reads.
@@ -84,7 +84,8 @@ class Quantize(Operation):
 
 @dataclass(frozen=True)
 class MatMul(Operation):
-    """`rows` rows of x, each multiplied by W [n, k] in int4 with one scale for each `block` of a row.
+    """`rows` rows of x, each multiplied by W [n, k] in integers of `bits` with one scale, and one zero point if there
+    are `zeros`, for each `block` of a row.
 
     reads are x in int8 and its scales. With `up`, the result is silu(W x) * (W_up x). Buffers of weights by id.
     """
@@ -96,8 +97,10 @@ class MatMul(Operation):
     k: int
     block: int
     element: str
-    up: tuple[int, int] | None = None
-    """The other half of a gated layer: weights and scales."""
+    up: tuple[int, ...] | None = None
+    """The other half of a gated layer: weights, scales, and zero points if there are."""
+    bits: int = 4
+    zeros: int | None = None
 
     def written_bytes(self, index: int) -> int:
         return self.rows * self.n * ELEMENT_BYTES[self.element]
@@ -105,7 +108,9 @@ class MatMul(Operation):
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
         bindings: dict[str, Binding] = {"x": Value(reads[0]), "x_scales": Value(reads[1]), "y": Value(writes[0])}
         bindings |= {"weights": Buffer(self.weights), "scales": Buffer(self.scales)}
-        for name, buffer in zip(("weights_up", "scales_up"), self.up or (), strict=False):
+        if self.zeros is not None:
+            bindings["zeros"] = Buffer(self.zeros)
+        for name, buffer in zip(("weights_up", "scales_up", "zeros_up"), self.up or (), strict=False):
             bindings[name] = Buffer(buffer)
         return [Kernel(plan_matmul(self, limits), self.element == "f16", bindings)]
 
@@ -139,10 +144,10 @@ class MatMulTuning:
         rows, columns = self.tile
         return 4 * self.runs * (rows + columns + 2)
 
-    @property
-    def memory(self) -> int:
-        """Bytes of workgroup memory."""
-        return 16 * self.vectors + 8 * self.runs * sum(self.tile)
+    def memory(self, zeros: bool) -> int:
+        """Bytes of workgroup memory, for weights with zero points if `zeros`."""
+        rows, columns = self.tile
+        return 16 * self.vectors + 8 * self.runs * (rows + (2 if zeros else 1) * columns)
 
     def constants(self, gated: bool) -> dict[str, int | float | bool]:
         """By their names in the shader."""
@@ -177,10 +182,11 @@ SMALL = MatMulTuning((8, 8), (4, 8), slices=1, runs=1)
 """Where workgroups have little memory, or the adapter is a processor."""
 
 
-def tune_matmul(k: int, limits: WorkgroupLimits) -> MatMulTuning:
-    """For rows of `k` elements. Raises TapeError if no cut fits the adapter's workgroups."""
+def tune_matmul(k: int, limits: WorkgroupLimits, *, zeros: bool = False) -> MatMulTuning:
+    """For rows of `k` elements, and weights with zero points if `zeros`. Raises TapeError if no cut fits the adapter's
+    workgroups."""
     for tuning in (LARGE, ODD, SMALL):
-        fits = tuning.memory <= limits.memory and tuning.workgroup <= limits.threads
+        fits = tuning.memory(zeros) <= limits.memory and tuning.workgroup <= limits.threads
         if fits and k % (RUN * tuning.runs) == 0 and not (limits.software and tuning is not SMALL):
             return tuning
     raise TapeError(
@@ -192,7 +198,7 @@ def tune_matmul(k: int, limits: WorkgroupLimits) -> MatMulTuning:
 def plan_matmul(what: MatMul, limits: WorkgroupLimits) -> KernelPlan:
     """The kernel that computes a product of many rows, and its workgroups."""
     gated = what.up is not None
-    tuning = tune_matmul(what.k, limits)
+    tuning = tune_matmul(what.k, limits, zeros=what.zeros is not None)
     constants = {
         "K": what.k,
         "N": what.n,
@@ -201,6 +207,8 @@ def plan_matmul(what: MatMul, limits: WorkgroupLimits) -> KernelPlan:
         "GATED": gated,
         "RESIDUAL": False,
         "BIAS": False,
+        "BYTES": what.bits == 8,
+        "ZEROS": what.zeros is not None,
         **tuning.constants(gated),
     }
     rows, columns = tuning.tile
@@ -216,8 +224,8 @@ def plan_quantize(what: Quantize) -> KernelPlan:
 
 def _fits(weights: NBitsWeights) -> bool:
     """Whether web/src/shaders/matmul_q4.wgsl covers these weights."""
-    whole = weights.k % RUN == 0 and weights.block % RUN == 0 and weights.k % weights.block == 0
-    return whole and weights.n % 4 == 0 and weights.bits == 4 and weights.zeros is None
+    whole = weights.k % RUN == 0 and weights.block > 0 and weights.block % RUN == 0
+    return whole and weights.n % 4 == 0 and weights.bits in (4, 8)
 
 
 def _converts(recording: Recording, op: Dispatch, at: Mapping[str, int]) -> bool:
@@ -285,7 +293,9 @@ class Products:
             return None
         group = QUANTIZED if quantized else RUN
         words, factors = self.values.fresh(), self.values.fresh()
-        what = MatMul(at["input_b"], scales, rows, found.n, found.k, found.block, element)
+        what = MatMul(
+            at["input_b"], scales, rows, found.n, found.k, found.block, element, bits=found.bits, zeros=found.zeros
+        )
         return [
             Node(Quantize(rows, found.k, group, element), (x,), (words, factors), position, origins),
             Node(what, (words, factors), (writes[at["output"]],), index, origins),
@@ -348,16 +358,10 @@ def _gate(recording: Recording, ops: Sequence[Command], graph: StepGraph, limits
 
 def _both(gate: MatMul | MatrixMatMul, up: MatMul | MatrixMatMul) -> MatMul | MatrixMatMul | None:
     """The halves of a gated layer as one, if they differ in their weights alone."""
-    if isinstance(gate, MatMul) and isinstance(up, MatMul):
-        alike = replace(gate, weights=up.weights, scales=up.scales) == up
-        return replace(gate, up=(up.weights, up.scales)) if alike else None
-    if not (isinstance(gate, MatrixMatMul) and isinstance(up, MatrixMatMul)):
+    buffers: dict[str, Any] = {"weights": up.weights, "scales": up.scales, "zeros": up.zeros}
+    if replace(gate, **buffers) != up or (gate.zeros is None) != (up.zeros is None):
         return None
-    alike = replace(gate, weights=up.weights, scales=up.scales, zeros=up.zeros) == up
-    if not alike or (gate.zeros is None) != (up.zeros is None):
-        return None
-    buffers = (up.weights, up.scales, up.zeros)
-    return replace(gate, up=tuple(buffer for buffer in buffers if buffer is not None))
+    return replace(gate, up=tuple(buffer for buffer in buffers.values() if buffer is not None))
 
 
 def _source(makers: Mapping[int, Node], product: Node) -> tuple[Any, ...]:
