@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page
 
 from buildtools.server import SiteServer
 from capstan.tape.kernel_plan import KernelPlan
-from capstan.tape.ops.attention import join_rows, plan_attention, team_constants
+from capstan.tape.ops.attention import fits_attention, join_rows, plan_attention, team_constants
 from tests.harness import watch
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +40,8 @@ class Shape:
     element: str = "f32"
     epsilon: float | None = None
     """Of the norms of q and k; None without."""
+    rotary: int = 0
+    interleaved: bool = False
     window: int = 0
     softcap: float = 0.0
 
@@ -69,7 +71,8 @@ class Step:
     def random(cls, shape: Shape, seed: int = 1) -> Step:
         source = np.random.default_rng(seed)
         cached = (shape.kv_heads, shape.capacity, shape.head)
-        frequencies = 10000.0 ** (-2 * np.arange(shape.head // 2) / shape.head)
+        rotary = shape.rotary or shape.head
+        frequencies = 10000.0 ** (-2 * np.arange(rotary // 2) / rotary)
         angles = np.arange(shape.capacity)[:, None] * frequencies
 
         def rounded(numbers: Array) -> npt.NDArray[Any]:
@@ -107,8 +110,13 @@ class Step:
             q_gamma, k_gamma = self.gammas.astype(np.float64)
             gammas = [q_gamma] * shape.heads + [k_gamma] * shape.kv_heads + [k_gamma] * shape.kv_heads
             turned = qkv / np.sqrt(np.mean(qkv**2, axis=1, keepdims=True) + shape.epsilon) * np.array(gammas)
-        low, high = np.split(turned, 2, axis=1)
-        rotated = np.concatenate([low * cos - high * sin, low * sin + high * cos], axis=1)
+        half = (shape.rotary or shape.head) // 2
+        low, high = slice(half), slice(half, 2 * half)
+        if shape.interleaved:
+            low, high = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+        rotated = turned.copy()
+        rotated[:, low] = turned[:, low] * cos - turned[:, high] * sin
+        rotated[:, high] = turned[:, low] * sin + turned[:, high] * cos
         new_keys = rotated[shape.heads : shape.heads + shape.kv_heads]
         new_values = qkv[shape.heads + shape.kv_heads :]
         keys = self.keys[:, self.first(length) : length].astype(np.float64)
@@ -266,6 +274,21 @@ def test_norms_of_q_and_k(kernels: KernelPage, heads: int, kv_heads: int, head: 
         planned(kernels, Shape(heads, kv_heads, head, capacity=303, epsilon=0.5), (1, 65, 300), lanes)
 
 
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head", "rotary"),
+    [(4, 2, 16, 0), (4, 2, 16, 8), (7, 1, 64, 40), (3, 1, 128, 96), (2, 2, 80, 32), (2, 1, 20, 16)],
+)
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
+def test_heads_that_are_rotated_in_part_or_by_neighbours(
+    kernels: KernelPage, heads: int, kv_heads: int, head: int, rotary: int, interleaved: bool
+) -> None:
+    shape = Shape(heads, kv_heads, head, capacity=303, rotary=rotary, interleaved=interleaved)
+    assert fits_attention(shape)
+    for lanes in {0, kernels.lanes, 32}:
+        for epsilon in (None, 0.5):
+            planned(kernels, replace(shape, epsilon=epsilon), (1, 65, 300), lanes)
+
+
 WINDOWS = (1, 2, 63, 64, 65, 100, 300)
 
 
@@ -347,6 +370,9 @@ def test_float16(kernels: KernelPage) -> None:
             for epsilon in (None, 1e-6):
                 planned(kernels, replace(shape, element="f16", epsilon=epsilon), LENGTHS, lanes)
             planned(kernels, replace(shape, element="f16", window=100, softcap=5.0), LENGTHS, lanes)
+            for interleaved in (False, True):
+                turned = replace(shape, rotary=32, interleaved=interleaved, epsilon=1e-6)
+                planned(kernels, replace(turned, element="f16"), LENGTHS, lanes)
 
 
 def test_workgroups_for_a_longer_sequence_do_nothing(kernels: KernelPage) -> None:

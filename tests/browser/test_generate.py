@@ -45,6 +45,16 @@ def test_greedy_ids_are_the_oracles_by_tape_by_orts_capture_and_eagerly(name: st
             assert (found[capture]["capture"], found[capture]["note"]) == (capture, None)
 
 
+@pytest.mark.parametrize("name", ["nano-ernie", "nano-phi4"])
+def test_a_hundred_ids_of_other_rotary_forms_are_the_oracles(name: str, scripts: PageScripts) -> None:
+    prompt = prompt_of(70)
+    actions = [("append", prompt), ("generate", 100)]
+    found = scripts.run("sequences", "drive", name, model=name, actions=actions)
+    assert found["picked"] == oracle.greedy(FIXTURES / name, prompt, 100)
+    assert (found["capture"], found["note"]) == ("tape", None)
+    assert found["passes"]["fused"].endswith("1 of them as recorded")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_ids_on_wasm_are_the_oracles(name: str, harness: Harness, scripts: PageScripts) -> None:
     found = harness.generate(name, prompt_ids=PROMPT, max_new_tokens=24, device="wasm")

@@ -59,10 +59,14 @@ def test_a_fused_step_is_an_eager_step_where_kernels_change(model: str, scripts:
     [
         # A copy that the next kernel changes a part of.
         ("nano-copies", 8),
+        # Rotary embedding of neighbours.
+        ("nano-ernie", 11),
         # Weights in float32, and gates recorded as separate operations.
         ("nano-float", 11),
         # Multipliers behind attention and feed-forward: products stand alone.
         ("nano-granite", 9),
+        # Rotary embedding of half of a head.
+        ("nano-phi4", 11),
         # Norms of q and k in operations of their own, joined by attention.
         ("nano-qwen3", 11),
         # The embedding alone is recorded.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,12 +96,17 @@ def gated(gate: Vector, up: Vector) -> Vector:
     return np.asarray(gate / (1 + np.exp(-gate)) * up)
 
 
-def rotated(x: Vector, cos: Vector, sin: Vector, position: int) -> Vector:
-    """x [heads, head] with the halves of each head rotated."""
-    half = x.shape[1] // 2
+def rotated(x: Vector, cos: Vector, sin: Vector, position: int, rotary: int = 0, interleaved: bool = False) -> Vector:
+    """x [heads, head] with the first `rotary` elements of each head (0 for all) rotated, neighbours or halves."""
+    half = (rotary or x.shape[1]) // 2
     c, s = (cache[position * half : (position + 1) * half] for cache in (cos, sin))
-    re, im = x[:, :half], x[:, half:]
-    return np.concatenate([re * c - im * s, im * c + re * s], axis=1)
+    turned = x.copy()
+    first, second = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(half), slice(half, 2 * half))
+    )
+    turned[:, first] = x[:, first] * c - x[:, second] * s
+    turned[:, second] = x[:, second] * c + x[:, first] * s
+    return turned
 
 
 def attend(
@@ -204,14 +210,16 @@ def gated_mlp(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
     put(at["input_skip_bias_sum"], total)
 
 
-def rotary(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
-    heads, kv, head, capacity = u["num_heads"], u["kv_num_heads"], 4 * u["head_size"], u["present_sequence_length"]
+def rotary(at: Mapping[str, Vector], u: Mapping[str, Any], interleaved: bool = False) -> None:
+    unit = 1 if interleaved else 4
+    heads, kv, head, capacity = u["num_heads"], u["kv_num_heads"], unit * u["head_size"], u["present_sequence_length"]
+    how = (2 * unit * u["half_rotary_dim"], interleaved)
     position = int(at["seqlens"][0])
     assert position + 1 == at["total_sequence_length_input"][0]
     q, k, v = np.split(at["packed_qkv"][: (heads + 2 * kv) * head].reshape(-1, head), [heads, heads + kv])
-    put(at["query"], rotated(q, at["cos_cache"], at["sin_cache"], position))
+    put(at["query"], rotated(q, at["cos_cache"], at["sin_cache"], position, *how))
     for name, rows in (
-        ("present_key", rotated(k, at["cos_cache"], at["sin_cache"], position)),
+        ("present_key", rotated(k, at["cos_cache"], at["sin_cache"], position, *how)),
         ("present_value", v),
     ):
         at[name][: kv * capacity * head].reshape(kv, capacity, head)[:, position] = rows
@@ -253,6 +261,39 @@ SKIP_NORM = Kernel(
     ),
     skip_norm,
 )
+ROTARY = Kernel(
+    ("packed_qkv", "seqlens", "cos_cache", "sin_cache", "total_sequence_length_input"),
+    ("query", "present_key", "present_value", "indirect_buffer"),
+    (
+        ("query_shape", "vec3<u32>"),
+        ("present_key_shape", "vec4<u32>"),
+        *(
+            (name, "u32")
+            for name in (
+                "sequence_length",
+                "num_heads",
+                "kv_num_heads",
+                "head_size",
+                "half_rotary_dim",
+                "present_sequence_length",
+                "batch_size",
+            )
+        ),
+    ),
+    (
+        "let base_position = 0u;",
+        "let idx_i = in_head_idx;",
+        "let idx_j = idx_i + uniforms.half_rotary_dim;",
+        "let actual_idx = uniforms.half_rotary_dim + in_head_idx;",
+        "let q_re = q_i * cos_v - q_j * sin_v;",
+        "let k_im = k_i * sin_v + k_j * cos_v;",
+    ),
+    rotary,
+)
+INTERLEAVED_LINES = {
+    "let idx_i = in_head_idx;": "let idx_i = in_head_idx + in_head_idx;",
+    "let idx_j = idx_i + uniforms.half_rotary_dim;": "let idx_j = idx_i + 1u;",
+}
 ROTARY_APART = Kernel(
     ("q_input", "k_input", "seqlens", "cos_cache", "sin_cache"),
     ("q_output", "k_output"),
@@ -389,32 +430,12 @@ KERNELS: Mapping[str, Kernel] = {
         ),
         gated_mlp,
     ),
-    "rotary": Kernel(
-        ("packed_qkv", "seqlens", "cos_cache", "sin_cache", "total_sequence_length_input"),
-        ("query", "present_key", "present_value", "indirect_buffer"),
-        (
-            ("query_shape", "vec3<u32>"),
-            ("present_key_shape", "vec4<u32>"),
-            *(
-                (name, "u32")
-                for name in (
-                    "sequence_length",
-                    "num_heads",
-                    "kv_num_heads",
-                    "head_size",
-                    "half_rotary_dim",
-                    "present_sequence_length",
-                    "batch_size",
-                )
-            ),
-        ),
-        (
-            "let base_position = 0u;",
-            "let idx_j = idx_i + uniforms.half_rotary_dim;",
-            "let q_re = q_i * cos_v - q_j * sin_v;",
-            "let k_im = k_i * sin_v + k_j * cos_v;",
-        ),
-        rotary,
+    "rotary": ROTARY,
+    "rotary_interleaved": replace(
+        ROTARY,
+        lines=tuple(INTERLEAVED_LINES.get(line, line) for line in ROTARY.lines),
+        compute=partial(rotary, interleaved=True),
+        vectors=False,
     ),
     "qkv_split": Kernel(
         ("input",),

@@ -13,7 +13,7 @@ from tests.unit.step_simulator import Sketch
 __all__ = ["HEADS", "SMALL_DECODERS", "Small"]
 
 WIDTH, INNER, VOCABULARY, CAPACITY, BLOCK = 32, 64, 48, 160, 32
-HEADS, KV_HEADS, HEAD = 4, 2, 8
+HEADS, KV_HEADS, HEAD = 4, 2, 16
 QKV = (HEADS + 2 * KV_HEADS) * HEAD
 EPSILON = 1e-5
 
@@ -175,21 +175,28 @@ class Small:
         self.named(f"cache {layer}")
         return query, counts
 
-    def attention(self, qkv: int, layer: int, lengths: tuple[int, int], norms: str | None = None) -> int:
-        """`norms` of q and k: None for packed q, k and v without; else as in `rotated_apart`."""
+    def attention(
+        self, qkv: int, layer: int, lengths: tuple[int, int], norms: str | None = None, rotary: str = ""
+    ) -> int:
+        """`norms` of q and k: None for packed q, k and v without; else as in `rotated_apart`. `rotary`: see
+        `rotated`."""
         if norms is not None:
             query, counts = self.rotated_apart(qkv, layer, lengths, norms)
         else:
-            query, counts = self.rotated(qkv, layer, lengths)
+            query, counts = self.rotated(qkv, layer, lengths, rotary)
         return self.attended(query, counts, layer, lengths)
 
-    def rotated(self, qkv: int, layer: int, lengths: tuple[int, int]) -> tuple[int, int]:
+    def rotated(self, qkv: int, layer: int, lengths: tuple[int, int], rotary: str) -> tuple[int, int]:
+        """The rotated q, and the counts. `rotary`: "" for halves of whole heads, "partial" for those of half of a head,
+        "interleaved" for neighbours."""
         s = self.sketch
+        unit = 1 if rotary == "interleaved" else 4
+        half = HEAD // 4 if rotary == "partial" else HEAD // 2
         key, value = self.caches[2 * layer : 2 * layer + 2]
-        sizes = {"sequence_length": 1, "num_heads": HEADS, "kv_num_heads": KV_HEADS, "head_size": HEAD // 4}
-        sizes |= {"half_rotary_dim": HEAD // 8, "present_sequence_length": CAPACITY, "batch_size": 1}
+        sizes = {"sequence_length": 1, "num_heads": HEADS, "kv_num_heads": KV_HEADS, "head_size": HEAD // unit}
+        sizes |= {"half_rotary_dim": half // unit, "present_sequence_length": CAPACITY, "batch_size": 1}
         query, _, _, counts = s.run(
-            "rotary",
+            "rotary_interleaved" if rotary == "interleaved" else "rotary",
             {
                 "packed_qkv": qkv,
                 "seqlens": lengths[0],
@@ -246,6 +253,7 @@ def decoder(
     packed: str = "",
     swapped: bool = False,
     norms: str | None = None,
+    rotary: str = "",
     layers: int = 2,
 ) -> Small:
     """Llama, unless otherwise asked.
@@ -255,6 +263,7 @@ def decoder(
     `dense`: weights as they are, and a gate of separate operations; so has `packed` (zero points, int8). `swapped`: the
     gate's factors in the other order.
     `norms`: of q and k, "inside" the rotary kernel or "apart" (qwen3), or "no" with q, k and v split all the same.
+    `rotary`: "partial" (phi) or "interleaved" (ernie).
     `watched`: an unknown kernel reads a residual and a norm. `patched`: a copy that the next kernel changes a part of.
     """
     m = Small(layers, dense, packed)
@@ -272,7 +281,7 @@ def decoder(
             qkv = m.add(qkv, s.weights(QKV), QKV)
             m.named(f"bias {layer}")
         lengths = lengths or m.lengths()
-        out = m.matmul(m.attention(qkv, layer, lengths, norms), WIDTH, HEADS * HEAD)
+        out = m.matmul(m.attention(qkv, layer, lengths, norms, rotary), WIDTH, HEADS * HEAD)
         m.named(f"out {layer}")
         if multipliers:
             out = m.scaled(out, 0.7)
@@ -336,5 +345,7 @@ SMALL_DECODERS: Mapping[str, Callable[[], Small]] = {
     "zero points": lambda: decoder(packed="_zeros"),
     "int8": lambda: decoder(packed="_bytes"),
     "int8 and zero points": lambda: decoder(packed="_bytes_zeros", swapped=True, multipliers=True, watched=True),
+    "partial rotary": lambda: decoder(rotary="partial"),
+    "interleaved rotary": lambda: decoder(rotary="interleaved"),
     "one layer": lambda: decoder(layers=1),
 }

@@ -398,9 +398,9 @@ def attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int,
         at[name][: kv * capacity * head].reshape(kv, capacity, head) for name in ("key_cache", "value_cache")
     )
     q, k = (heads_normed(rows, name, at, c) for rows, name in ((q, "q_gamma"), (k, "k_gamma")))
-    keys[:, length - 1] = rotated(k, at["cos_cache"], at["sin_cache"], length - 1)
+    keys[:, length - 1] = rotated(k, at["cos_cache"], at["sin_cache"], length - 1, c["ROTARY"], c["INTERLEAVED"])
     values[:, length - 1] = v
-    q = rotated(q, at["cos_cache"], at["sin_cache"], length - 1)
+    q = rotated(q, at["cos_cache"], at["sin_cache"], length - 1, c["ROTARY"], c["INTERLEAVED"])
     assert not c["SOFTCAPPED"]
     totals, sums, _ = attend(q, keys, values, length, c["SCALE"], c["WINDOW"])
     result = (totals / sums[:, None]).reshape(-1)
@@ -456,13 +456,23 @@ def truth_attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tupl
     if not c["RESULT"]:
         k = heads_normed(k, "k_gamma", at, c)
     if c["ROWS"]:
-        for start, made in ((0, rotated(k, at["cos_cache"], at["sin_cache"], length - 1)), (c["VALUES_AT"], v)):
+        for start, made in (
+            (0, rotated(k, at["cos_cache"], at["sin_cache"], length - 1, c["ROTARY"], c["INTERLEAVED"])),
+            (c["VALUES_AT"], v),
+        ):
             truth = np.stack([made.reshape(-1), abs(made.reshape(-1))], axis=1).reshape(-1)
             at["truth"][2 * start : 2 * start + truth.size] = truth
     elif c["SCORES"]:
         keys = at["key_cache"][: kv * capacity * head].reshape(kv, capacity, head)[:, :length].copy()
-        keys[:, -1] = rotated(k, at["cos_cache"], at["sin_cache"], length - 1)
-        q = rotated(heads_normed(q, "q_gamma", at, c), at["cos_cache"], at["sin_cache"], length - 1)
+        keys[:, -1] = rotated(k, at["cos_cache"], at["sin_cache"], length - 1, c["ROTARY"], c["INTERLEAVED"])
+        q = rotated(
+            heads_normed(q, "q_gamma", at, c),
+            at["cos_cache"],
+            at["sin_cache"],
+            length - 1,
+            c["ROTARY"],
+            c["INTERLEAVED"],
+        )
         scores = np.einsum("hd,htd->ht", q, np.repeat(keys, heads // kv, axis=0)) * c["SCALE"]
         pairs = np.stack([scores, abs(scores) + 1], axis=2)
         at["scores"][: heads * c["LONGEST"] * 2].reshape(heads, c["LONGEST"], 2)[:, :length] = pairs

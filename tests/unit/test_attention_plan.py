@@ -18,6 +18,8 @@ class Shape:
     element: str = "f16"
     capacity: int = 4096
     scale: float = 0.125
+    rotary: int = 0
+    interleaved: bool = False
     window: int = 0
     softcap: float = 0.0
 
@@ -144,3 +146,4 @@ def test_heads_whose_halves_are_not_whole_chunks_do_not_fit() -> None:
     assert [head for (element, head), fit in fits.items() if fit and element == "f16"] == [16, 80, 256]
     assert [head for (element, head), fit in fits.items() if fit and element == "f32"] == [8, 16, 40, 72, 80, 256]
     assert not fits_attention(Shape(9, 2, 64))
+    assert [rotary for rotary in range(4, 68, 4) if fits_attention(Shape(4, 2, 64, rotary=rotary))] == [16, 32, 48, 64]

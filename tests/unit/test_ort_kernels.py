@@ -15,6 +15,18 @@ from tests.unit.recorded_kernels import KERNELS, Kernel, Number, pack_uniforms
 
 SIGNATURES = [signature for rules in RULES for signature in rules.signatures]
 UNIFORM = 99
+ROTARY = ("rotary", "rotary_interleaved")
+ROTARY_SIZES: Mapping[str, Number] = {
+    "query_shape": (1, 1, 64),
+    "present_key_shape": (1, 2, 256, 4),
+    "sequence_length": 1,
+    "num_heads": 4,
+    "kv_num_heads": 2,
+    "head_size": 4,
+    "half_rotary_dim": 2,
+    "present_sequence_length": 256,
+    "batch_size": 1,
+}
 ROTARY_APART: dict[str, Number] = {
     "cos_cache_shape": (256, 8),
     "q_global_shape": (1, 1, 4, 8),
@@ -57,17 +69,8 @@ UNIFORMS: Mapping[str, Mapping[str, Number]] = {
     "skip_norm": {"components": 4, "hidden_size": 64, "epsilon": 0.25, "skip_size": 64},
     "skip_norm_alone": {"components": 4, "hidden_size": 64, "epsilon": 0.25, "skip_size": 64},
     "gated_mlp": {"N": 96, "K": 64, "block_size": 32, "batch_count": 1, "skip_size": 64, "epsilon": 0.25},
-    "rotary": {
-        "query_shape": (1, 1, 64),
-        "present_key_shape": (1, 2, 256, 4),
-        "sequence_length": 1,
-        "num_heads": 4,
-        "kv_num_heads": 2,
-        "head_size": 4,
-        "half_rotary_dim": 2,
-        "present_sequence_length": 256,
-        "batch_size": 1,
-    },
+    "rotary": ROTARY_SIZES,
+    "rotary_interleaved": ROTARY_SIZES,
     "qkv_split": {"input_size": 32, "total_segment_elements": 32, "segment_sizes": (16, 8, 8)},
     "rotary_apart": ROTARY_APART,
     "rotary_normed": ROTARY_APART,
@@ -180,7 +183,7 @@ class TestEach:
             "norm": {"components"},
             "skip_norm": {"components"},
             "skip_norm_alone": {"components"},
-            "rotary": {"query_shape", "present_key_shape"},
+            **{name: {"query_shape", "present_key_shape"} for name in ROTARY},
             "rotary_apart": {"qk_norm_epsilon"},
             "cache_write": {"num_heads"},
             "attention_split": {"head_size_vec", "present_sequence_length", "n_reps", "num_heads"},
@@ -231,9 +234,9 @@ def test_lines_of_a_richer_operation_are_not_passed_over(name: str, line: str) -
         ("skip_norm", change("skip_norm", skip_size=128)),
         ("gated_mlp", change("gated_mlp", batch_count=2)),
         ("gated_mlp", change("gated_mlp", skip_size=32)),
-        ("rotary", change("rotary", half_rotary_dim=1)),
-        ("rotary", change("rotary", sequence_length=2)),
-        ("rotary", change("rotary", batch_size=2)),
+        *((name, change(name, half_rotary_dim=half)) for name in ROTARY for half in (0, 3)),
+        *((name, change(name, sequence_length=2)) for name in ROTARY),
+        *((name, change(name, batch_size=2)) for name in ROTARY),
         ("qkv_split", change("qkv_split", input_size=64)),
         *(
             (name, change(name, **{field: shape}))
@@ -418,7 +421,7 @@ def test_weights_are_what_a_replacement_takes_for_constant() -> None:
         "skip_norm": ["gamma"],
         "skip_norm_alone": ["gamma"],
         "gated_mlp": ["gate_b", "gate_scales_b", "norm_scale", "up_b", "up_scales_b"],
-        "rotary": ["cos_cache", "sin_cache"],
+        **{name: ["cos_cache", "sin_cache"] for name in ROTARY},
         "qkv_split": [],
         "rotary_apart": ["cos_cache", "sin_cache"],
         "rotary_normed": ["cos_cache", "k_norm_weight", "q_norm_weight", "sin_cache"],

@@ -179,7 +179,7 @@ def test_a_recorded_operation_that_is_not_what_it_looks_like_stays_as_recorded(m
         at["output"][:] += 0.01
 
     call.kernel = replace(call.kernel, lines=(*call.kernel.lines, "// and more"), compute=shifted)
-    with pytest.warns(FallbackWarning, match="32 -> 32 .* by the recorded kernel: .* units of rounding"):
+    with pytest.warns(FallbackWarning, match="64 -> 32 .* by the recorded kernel: .* units of rounding"):
         outcome = record(small)
     # With it goes the gated layer behind it, whose residual finds no product to join.
     assert kernels(outcome)["matvec_q4"] == kernels(record())["matvec_q4"] - 2

@@ -17,7 +17,7 @@ from capstan.tape.ort_kernels import read_step
 from capstan.tape.step_graph import StepGraph
 from tests.unit import step_simulator
 from tests.unit.recorded_kernels import KERNELS
-from tests.unit.small_decoders import BLOCK, HEADS, INNER, VOCABULARY, WIDTH, Small, decoder
+from tests.unit.small_decoders import BLOCK, HEAD, HEADS, INNER, VOCABULARY, WIDTH, Small, decoder
 
 SIZE = 64
 EVERY = ("matvec", "gated", "norm", "residual", "attention")
@@ -212,7 +212,7 @@ class TestWhatKernelsCompute:
         assert node.origins == set(range(first, small.calls["join 1"] + 1))
         what = node.what
         assert isinstance(what, Attention)
-        assert (what.heads, what.kv_heads, what.head, what.capacity) == (HEADS, 2, 8, 160)
+        assert (what.heads, what.kv_heads, what.head, what.capacity) == (HEADS, 2, HEAD, 160)
         assert [what.key, what.value] == [step.buffer_of[cache] for cache in small.caches[2:]]
         packed = small.sketch.calls[small.calls["qkv 1"]].writes["output"]
         assert homes(graph, node.reads[:1]) == [step.buffer_of[packed]]
@@ -259,7 +259,7 @@ class TestWhatKernelsCompute:
         assert node.position == small.calls["join 1"]
         what = node.what
         assert isinstance(what, Attention)
-        assert (what.heads, what.kv_heads, what.head, what.capacity) == (HEADS, 2, 8, 160)
+        assert (what.heads, what.kv_heads, what.head, what.capacity) == (HEADS, 2, HEAD, 160)
         assert what.scale == pytest.approx(0.35)
         caches = [step.buffer_of[cache] for cache in small.caches[2:]]
         assert [what.key, what.value] == caches

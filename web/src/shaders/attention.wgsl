@@ -1,18 +1,18 @@
 // Attention of one new token over a key/value cache: rotary embedding, cache write and one split of the positions.
 //
-// As onnxruntime's GroupQueryAttention with packed qkv and halves rotated: q and k are normalised if NORMED (each head by
-// its root mean square with EPSILON, times gamma, not rounded), then rotated at position
-// state[0] - 1, k (rounded to `element`) and v go into the caches there, and the softmax runs over the last WINDOW
+// As onnxruntime's GroupQueryAttention with packed qkv: q and k are normalised if NORMED (each head by its root mean
+// square with EPSILON, times gamma, not rounded), then the first ROTARY elements of each head are rotated at position
+// state[0] - 1 (an element with its neighbour if INTERLEAVED, else with the one ROTARY / 2 away), k (rounded to `element`) and v go into the caches there, and the softmax runs over the last WINDOW
 // positions up to that one. If SOFTCAPPED, a score x becomes SOFTCAP * tanh(x / SOFTCAP). All sums are f32. state[0]
 // counts the new token.
 // The positions in sight come in blocks of BLOCK; split s takes blocks s, s + splits, s + 2 * splits, ... One split alone writes y;
 // several write partials, which attention_join makes y of. Workgroups beyond the last split do nothing.
 // Workgroups: (splits or more, KV_HEADS * TILES); one takes TILE of the query heads of one key/value head.
 //
-// Bindings: 0 qkv [(HEADS + 2 * KV_HEADS) * HEAD], 1 state, 2 and 3 cos and sin [*, HEAD / 2], 4 and 5 keys and values
+// Bindings: 0 qkv [(HEADS + 2 * KV_HEADS) * HEAD], 1 state, 2 and 3 cos and sin [*, ROTARY / 2], 4 and 5 keys and values
 // [KV_HEADS, CAPACITY, HEAD] (read, and written at the new position), 6 partials, 7 y [HEADS * HEAD]; if NORMED, 8 and 9
 // the gammas of q and k [HEAD], which makes ten storage buffers.
-// Constants: HEADS, KV_HEADS, HEAD (chunks of 16 bytes, an even number of them), CAPACITY, WINDOW (CAPACITY if all
+// Constants: HEADS, KV_HEADS, HEAD (whole chunks of 16 bytes), ROTARY (an even number of chunks), CAPACITY, WINDOW (CAPACITY if all
 // positions are in sight), SCALE, WORKGROUP, BLOCK, ALONE and MAX_SPLITS (up to ALONE blocks are one split, more are one each up to MAX_SPLITS), TILE.
 // SHUFFLED: a team of TEAM lanes (a power of two up to LANES, at least the chunks of a head) shares a position and takes
 // BATCH positions (a power of two up to TEAM) at once; BLOCK = WORKGROUP / TEAM * BATCH, WARPS = WORKGROUP / LANES,
@@ -59,6 +59,24 @@ fn product(a: Values, b: Values) -> f32 {
 fn scaled(a: Values, b: Values) -> Values {
   return Values(a[0] * b[0], a[1] * b[1]);
 }
+
+fn same(x: f32) -> Values {
+  return Values(vec4<f32>(x), vec4<f32>(x));
+}
+
+#if INTERLEAVED
+// Each element in its neighbour's place.
+fn swapped(v: Values) -> Values {
+  return Values(v[0].yxwz, v[1].yxwz);
+}
+
+// A factor for each pair of elements of a chunk, for both of them, `sign` of it for the first.
+fn doubled(halves: vec2<u32>, sign: f32) -> Values {
+  let v = vec4<f32>(bitcast<vec4<f16>>(halves));
+  let signs = vec4<f32>(sign, 1.0, sign, 1.0);
+  return Values(v.xxyy * signs, v.zzww * signs);
+}
+#endif
 #else
 const PER = 4u;
 alias Values = vec4<f32>;
@@ -84,10 +102,26 @@ fn product(a: Values, b: Values) -> f32 {
 fn scaled(a: Values, b: Values) -> Values {
   return a * b;
 }
+
+fn same(x: f32) -> Values {
+  return Values(x);
+}
+
+#if INTERLEAVED
+// Each element in its neighbour's place.
+fn swapped(v: Values) -> Values {
+  return v.yxwz;
+}
+
+// A factor for each pair of elements of a chunk, for both of them, `sign` of it for the first.
+fn doubled(halves: vec2<u32>, sign: f32) -> Values {
+  return bitcast<vec2<f32>>(halves).xxyy * vec4<f32>(sign, 1.0, sign, 1.0);
+}
+#endif
 #endif
 
 const CHUNKS = HEAD / PER;
-const HALF_CHUNKS = CHUNKS / 2u;
+const HALF_CHUNKS = ROTARY / PER / 2u; // of the rotated elements
 const GROUP = HEADS / KV_HEADS;
 const TILES = (GROUP + TILE - 1u) / TILE;
 const QUADS = HEAD / 4u;
@@ -120,22 +154,47 @@ fn count_splits(length: u32) -> u32 {
   return select(min(blocks, MAX_SPLITS), 1u, blocks <= ALONE);
 }
 
-// The two rotation factors of a chunk of a head: by itself, and by its partner in the other half.
+// The two rotation factors of a chunk of a head: of its elements, and of those that these are rotated with.
 fn rotation(chunk: u32, position: u32) -> array<Values, 2> {
+  if (chunk >= 2u * HALF_CHUNKS) {
+    return array<Values, 2>(same(1.0), same(0.0));
+  }
+#if INTERLEAVED
+  let at = position * HALF_CHUNKS + chunk / 2u;
+  let upper = vec2<bool>(chunk % 2u == 1u);
+  return array<Values, 2>(
+    doubled(select(cos_cache[at].xy, cos_cache[at].zw, upper), 1.0),
+    doubled(select(sin_cache[at].xy, sin_cache[at].zw, upper), -1.0));
+#else
   let at = position * HALF_CHUNKS + chunk % HALF_CHUNKS;
   let sine = unpacked(sin_cache[at]);
   return array<Values, 2>(unpacked(cos_cache[at]), sine * select(1.0, -1.0, chunk < HALF_CHUNKS));
+#endif
 }
 
+// The chunk that has the elements which those of a chunk are rotated with.
 fn partner(chunk: u32) -> u32 {
-  return select(chunk - HALF_CHUNKS, chunk + HALF_CHUNKS, chunk < HALF_CHUNKS);
+#if INTERLEAVED
+  return chunk;
+#else
+  return select(select(chunk - HALF_CHUNKS, chunk + HALF_CHUNKS, chunk < HALF_CHUNKS), chunk, chunk >= 2u * HALF_CHUNKS);
+#endif
+}
+
+// What a partner's elements are, each in the place of the one that it is rotated with.
+fn opposite(elements: vec4<u32>) -> Values {
+#if INTERLEAVED
+  return swapped(unpacked(elements));
+#else
+  return unpacked(elements);
+#endif
 }
 
 // The rotation factors of a chunk of q or k: those of its position, times the gammas of the chunk and of its partner.
 fn q_rotation(chunk: u32, turn: array<Values, 2>) -> array<Values, 2> {
 #if NORMED
   return array<Values, 2>(
-    scaled(turn[0], unpacked(q_gamma[chunk])), scaled(turn[1], unpacked(q_gamma[partner(chunk)])));
+    scaled(turn[0], unpacked(q_gamma[chunk])), scaled(turn[1], opposite(q_gamma[partner(chunk)])));
 #else
   return turn;
 #endif
@@ -144,7 +203,7 @@ fn q_rotation(chunk: u32, turn: array<Values, 2>) -> array<Values, 2> {
 fn k_rotation(chunk: u32, turn: array<Values, 2>) -> array<Values, 2> {
 #if NORMED
   return array<Values, 2>(
-    scaled(turn[0], unpacked(k_gamma[chunk])), scaled(turn[1], unpacked(k_gamma[partner(chunk)])));
+    scaled(turn[0], unpacked(k_gamma[chunk])), scaled(turn[1], opposite(k_gamma[partner(chunk)])));
 #else
   return turn;
 #endif
@@ -228,7 +287,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let other = partner(chunk);
   let key_turn = k_rotation(chunk, turn);
   let key_part = unpacked(qkv[keys_at + chunk]);
-  var rotated_key = combined(key_part, key_turn[0], unpacked(qkv[keys_at + other]), key_turn[1]);
+  var rotated_key = combined(key_part, key_turn[0], opposite(qkv[keys_at + other]), key_turn[1]);
 #if NORMED
   rotated_key = rotated_key * inverse_size(key_part, member < CHUNKS);
 #endif
@@ -244,7 +303,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 #repeat h TILE
   let at = (kv_head * GROUP + min(tile * TILE + h, GROUP - 1u)) * CHUNKS;
   let part = unpacked(qkv[at + chunk]);
-  query[h] = combined(part, query_turn[0], unpacked(qkv[at + other]), query_turn[1]) * strength;
+  query[h] = combined(part, query_turn[0], opposite(qkv[at + other]), query_turn[1]) * strength;
 #if NORMED
   query[h] = query[h] * inverse_size(part, member < CHUNKS);
 #endif
@@ -415,11 +474,11 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 #if NORMED
     strength *= inverse_size(at);
 #endif
-    query[i] = combined(unpacked(qkv[at + chunk]), turn[0], unpacked(qkv[at + partner(chunk)]), turn[1]) * strength;
+    query[i] = combined(unpacked(qkv[at + chunk]), turn[0], opposite(qkv[at + partner(chunk)]), turn[1]) * strength;
   }
   for (var chunk = thread; chunk < CHUNKS; chunk += WORKGROUP) {
     let turn = k_rotation(chunk, rotation(chunk, total - 1u));
-    var key = combined(unpacked(qkv[keys_at + chunk]), turn[0], unpacked(qkv[keys_at + partner(chunk)]), turn[1]);
+    var key = combined(unpacked(qkv[keys_at + chunk]), turn[0], opposite(qkv[keys_at + partner(chunk)]), turn[1]);
 #if NORMED
     key = key * inverse_size(keys_at);
 #endif

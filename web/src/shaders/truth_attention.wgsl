@@ -7,6 +7,7 @@
 // NORMED: q and k are normalised before they are rotated, with EPSILON, as in attention.wgsl.
 // Bindings, those whose condition holds: qkv, state, cos_cache, sin_cache, q_gamma, k_gamma, key_cache, value_cache, scores, truth.
 // The softmax is over the last WINDOW positions. SOFTCAPPED: with SOFTCAP, as in attention.wgsl.
+// ROTARY and INTERLEAVED: how heads are rotated, as in attention.wgsl.
 // Constants: HEADS, KV_HEADS, HEAD, CAPACITY, WINDOW, SCALE; LONGEST, positions that a row of the scores has room for;
 // VALUES_AT, where the values of ROWS begin.
 // Dispatch: SCORES (length / 64, HEADS), RESULT (HEADS * HEAD / 64), ROWS (KV_HEADS * HEAD / 64).
@@ -45,7 +46,7 @@
 #endif
 
 const GROUP = HEADS / KV_HEADS;
-const HALF_HEAD = HEAD / 2u;
+const HALF_ROTARY = ROTARY / 2u;
 const KEYS = HEADS * HEAD; // where the keys of qkv begin
 const VALUES = KEYS + KV_HEADS * HEAD;
 
@@ -80,9 +81,20 @@ fn normalised(at: u32, i: u32, inverse: f32) -> f32 {
 
 // The same rotated to a position: its two terms.
 fn rotated(at: u32, i: u32, position: u32, inverse: f32) -> vec2<f32> {
-  let angle = position * HALF_HEAD + i % HALF_HEAD;
-  let other = normalised(at, (i + HALF_HEAD) % HEAD, inverse) * f32(sin_cache[angle]);
-  return vec2<f32>(normalised(at, i, inverse) * f32(cos_cache[angle]), select(other, -other, i < HALF_HEAD));
+  if (i >= ROTARY) {
+    return vec2<f32>(normalised(at, i, inverse), 0.0);
+  }
+#if INTERLEAVED
+  let angle = position * HALF_ROTARY + i / 2u;
+  let pair = i ^ 1u;
+  let first = i % 2u == 0u;
+#else
+  let angle = position * HALF_ROTARY + i % HALF_ROTARY;
+  let pair = (i + HALF_ROTARY) % ROTARY;
+  let first = i < HALF_ROTARY;
+#endif
+  let other = normalised(at, pair, inverse) * f32(sin_cache[angle]);
+  return vec2<f32>(normalised(at, i, inverse) * f32(cos_cache[angle]), select(other, -other, first));
 }
 #endif
 

@@ -58,6 +58,14 @@ class AttentionShape(Protocol):
     @property
     def scale(self) -> float: ...
     @property
+    def rotary(self) -> int:
+        """Elements of a head that are rotated; 0 if all are."""
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether an element is rotated with its neighbour, not with one of the other half."""
+
+    @property
     def window(self) -> int:
         """Positions in sight, the new one included; 0 if all are."""
 
@@ -95,6 +103,8 @@ class Attention(Operation):
     value: int
     element: str
     norms: HeadNorms | None = None
+    rotary: int = 0
+    interleaved: bool = False
     window: int = 0
     softcap: float = 0.0
 
@@ -176,8 +186,11 @@ Counts = Callable[[int], tuple[int, int, int]]
 
 
 def fits_attention(what: AttentionShape) -> bool:
-    """Whether the kernel covers this shape: the halves of a head must be whole chunks of 16 bytes."""
-    return what.heads % what.kv_heads == 0 and what.head % (2 * chunk_elements(what)) == 0 and what.head <= LONGEST_HEAD
+    """Whether the kernel covers this shape: heads, and the halves of what is rotated, must be whole chunks of 16
+    bytes."""
+    per = chunk_elements(what)
+    whole = what.head % per == 0 and (what.rotary or what.head) % (2 * per) == 0
+    return what.heads % what.kv_heads == 0 and whole and what.head <= LONGEST_HEAD
 
 
 def plan_attention(
@@ -237,8 +250,10 @@ def plan_attention(
 
 
 def form_constants(what: AttentionShape) -> dict[str, int | float | bool]:
-    """What the kernel and its truth both have to know of scores and of the positions in sight."""
+    """What the kernel and its truth both have to know of rotation, of scores and of the positions in sight."""
     constants: dict[str, int | float | bool] = {
+        "ROTARY": what.rotary or what.head,
+        "INTERLEAVED": what.interleaved,
         "CAPACITY": what.capacity,
         "WINDOW": what.window or what.capacity,
         "SCALE": what.scale,

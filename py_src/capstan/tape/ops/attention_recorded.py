@@ -15,8 +15,8 @@ __all__ = ["RULES"]
 
 
 def one_token(kernel: OrtKernel) -> bool:
-    whole_head = 2 * kernel.number("half_rotary_dim") == kernel.number("head_size")
-    return whole_head and kernel.uniforms["sequence_length"] == 1 and kernel.uniforms["batch_size"] == 1
+    within_head = 0 < 2 * kernel.number("half_rotary_dim") <= kernel.number("head_size")
+    return within_head and kernel.uniforms["sequence_length"] == 1 and kernel.uniforms["batch_size"] == 1
 
 
 def one_query(kernel: OrtKernel) -> bool:
@@ -42,6 +42,9 @@ class Origin:
     sin: int
     query: int
     """The value of the rotated q."""
+    rotary: int
+    """Elements of a head that are rotated."""
+    interleaved: bool = False
     norms: HeadNorms | None = None
 
 
@@ -75,19 +78,23 @@ class Finder:
     def origin(self, index: int) -> Origin | None:
         """Of the cache that the operation at `index` writes."""
         found = self.met[index]
-        if found.kernel.kind == "rotary":
+        if found.kernel.kind in ("rotary", "rotary_interleaved"):
             kernel, at = found.kernel, found.kernel.at
-            # Positions and sizes of the rotary kernel are counted in vectors of four elements.
+            interleaved = kernel.kind == "rotary_interleaved"
+            # Elements are counted in vectors of four where halves are rotated.
+            unit = 1 if interleaved else 4
             return Origin(
                 packed=found.read("packed_qkv"),
                 indices=frozenset({index}),
                 heads=kernel.number("num_heads"),
                 kv_heads=kernel.number("kv_num_heads"),
-                head=4 * kernel.number("head_size"),
+                head=unit * kernel.number("head_size"),
                 capacity=kernel.number("present_sequence_length"),
                 cos=at["cos_cache"],
                 sin=at["sin_cache"],
                 query=found.written("query"),
+                rotary=2 * unit * kernel.number("half_rotary_dim"),
+                interleaved=interleaved,
             )
         return self.taken_apart(index) if found.kernel.kind == "cache_write" else None
 
@@ -145,6 +152,7 @@ class Finder:
             cos=sizes["cos_cache"],
             sin=sizes["sin_cache"],
             query=turned.written("q_output"),
+            rotary=head,
             norms=norms,
         )
 
@@ -190,6 +198,8 @@ def grouped(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
             value=at["present_value"],
             element=found.kernel.element,
             norms=origin.norms,
+            rotary=origin.rotary,
+            interleaved=origin.interleaved,
         )
         if not fits_attention(what):
             continue
@@ -235,35 +245,43 @@ APART_LINES = (
 )
 
 
+def rotary(kind: str, element: str, pairs: tuple[str, ...]) -> Signature:
+    """The kernel that takes packed q, k and v apart, rotates q and k, and writes the caches; its arrays are of
+    `element`, and `pairs` are the lines that say which elements are rotated with each other."""
+    return Signature(
+        kind,
+        "attention",
+        (
+            "packed_qkv",
+            "seqlens",
+            "cos_cache",
+            "sin_cache",
+            "total_sequence_length_input",
+            "query",
+            "present_key",
+            "present_value",
+            "indirect_buffer",
+        ),
+        has=(
+            f"packed_qkv: array<{element}",
+            f"present_key: array<{element}",
+            f"present_value: array<{element}",
+            "let base_position = 0u;",
+            *pairs,
+            "let q_re = q_i * cos_v - q_j * sin_v;",
+            "let k_im = k_i * sin_v + k_j * cos_v;",
+            "let actual_idx = uniforms.half_rotary_dim + in_head_idx;",
+        ),
+        asked=("num_heads", "kv_num_heads", "head_size", "half_rotary_dim", "present_sequence_length"),
+        weights=("cos_cache", "sin_cache"),
+        holds=one_token,
+    )
+
+
 RULES = Rules(
     (
-        Signature(
-            "rotary",
-            "attention",
-            (
-                "packed_qkv",
-                "seqlens",
-                "cos_cache",
-                "sin_cache",
-                "total_sequence_length_input",
-                "query",
-                "present_key",
-                "present_value",
-                "indirect_buffer",
-            ),
-            has=(
-                "packed_qkv: array<vec4<f",
-                "present_key: array<vec4<f",
-                "present_value: array<vec4<f",
-                "let base_position = 0u;",
-                "let idx_j = idx_i + uniforms.half_rotary_dim;",
-                "let q_re = q_i * cos_v - q_j * sin_v;",
-                "let k_im = k_i * sin_v + k_j * cos_v;",
-            ),
-            asked=("num_heads", "kv_num_heads", "head_size", "present_sequence_length"),
-            weights=("cos_cache", "sin_cache"),
-            holds=one_token,
-        ),
+        rotary("rotary", "vec4<f", ("let idx_i = in_head_idx;", "let idx_j = idx_i + uniforms.half_rotary_dim;")),
+        rotary("rotary_interleaved", "f", ("let idx_i = in_head_idx + in_head_idx;", "let idx_j = idx_i + 1u;")),
         Signature(
             "attention_split",
             "attention",
