@@ -64,8 +64,9 @@ def run(
         )
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     feeds: dict[str, Any] = dict(weights)
-    for pair in graph.describe(parsed(name), config_of(name).decoder).cache:
-        feeds[pair.past] = np.zeros((1, 2, CAPACITY, 16), np.float32)
+    about = graph.describe(parsed(name), config_of(name).decoder)
+    for pair in about.cache:
+        feeds[pair.past] = np.zeros((1, about.num_kv_heads, CAPACITY, about.head_size), np.float32)
     feeds["input_ids"] = np.array([ids], np.int64)
     if lengths is None or lengths.reads_mask:
         feeds["attention_mask"] = (np.arange(mask) < valid).astype(np.int64)[None]
