@@ -63,7 +63,7 @@ class KernelPage:
     ) -> bytes:
         """Buffer `read` after the kernel ran; with `half` the kernel for float16, float32 in place of it. Subgroups are
         the adapter's, or `emulated` in workgroup memory."""
-        floats = [name for name in constants if name == "EPSILON"]
+        floats = [name for name, value in constants.items() if isinstance(value, float)]
         request: dict[str, Any] = {
             "kernel": {"shader": shader, "constants": dict(constants), "floats": floats, "half": half, "lanes": lanes},
             "widened": half,

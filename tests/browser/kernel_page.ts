@@ -74,6 +74,13 @@ fn multiplied(left: Left, right: Right, sums: Result) -> Result {
   }
   return made;
 }
+fn result_by_rows(at: u32, stride: u32) -> Result {
+  var made: Result;
+  for (var i = 0u; i < SIZE_M * SIZE_N; i++) {
+    made.held[i] = bitcast<vec4<f32>>(staged[at + i / SIZE_N * stride + i % SIZE_N / 4u])[i % 4u];
+  }
+  return made;
+}
 fn store_by_rows(at: u32, result: Result, stride: u32) {
   var r = result;
   for (var i = 0u; i < SIZE_M * SIZE_N; i += 4u) {
@@ -82,6 +89,8 @@ fn store_by_rows(at: u32, result: Result, stride: u32) {
   }
 }
 `;
+
+const WITH_MATRICES: readonly string[] = ["matmul_matrices", "prefill_attention"];
 
 /** In loops, not unrolled: the software adapter takes minutes to compile that. */
 function withoutMatrices(kernel: KernelText): string {
@@ -93,6 +102,7 @@ function withoutMatrices(kernel: KernelText): string {
     .replaceAll("subgroupMatrixLoad<Left, row_major>(&staged,", "left_by_rows(")
     .replaceAll("subgroupMatrixLoad<Right, row_major>(&staged,", "right_by_rows(")
     .replaceAll("subgroupMatrixLoad<Right, col_major>(&staged,", "right_by_columns(")
+    .replaceAll("subgroupMatrixLoad<Result, row_major>(&staged,", "result_by_rows(")
     .replaceAll("subgroupMatrixMultiplyAccumulate(", "multiplied(")
     .replaceAll("subgroupMatrixStore<row_major>(&staged,", "store_by_rows(");
   return plain + MATRICES;
@@ -100,7 +110,7 @@ function withoutMatrices(kernel: KernelText): string {
 
 /** The text of a kernel for float16 as an adapter without it takes it. */
 function widenedCode(kernel: KernelText): string {
-  const code = kernel.shader === "matmul_matrices" ? withoutMatrices(kernel) : kernelCode(kernel);
+  const code = WITH_MATRICES.includes(kernel.shader) ? withoutMatrices(kernel) : kernelCode(kernel);
   return code
     .replace("enable f16;", "")
     .replace("element = f16", "element = f32")

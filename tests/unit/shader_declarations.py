@@ -70,7 +70,7 @@ def workgroup_bytes(
 
 def _value(expression: str, known: Mapping[str, int]) -> int:
     plain = re.sub(r"\b(\d+)u\b", r"\1", expression).replace("/", "//")
-    return int(eval(plain, {"min": min}, dict(known)))
+    return int(eval(plain, {"max": max, "min": min}, dict(known)))
 
 
 @cache

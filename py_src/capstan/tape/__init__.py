@@ -22,6 +22,7 @@ from .key import TapeKey
 from .ops.gemv import MatVec
 from .ops.matmul import MatMul, NBitsWeights
 from .ops.matmul_matrices import MatrixMatMul
+from .ops.prefill_attention import PrefillAttention
 from .passes import (
     TableGroup,
     captured_half,
@@ -52,6 +53,7 @@ __all__ = [
     "NBitsWeights",
     "MatMul",
     "MatrixMatMul",
+    "PrefillAttention",
     "MatVec",
     "Node",
     "Op",

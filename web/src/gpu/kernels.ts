@@ -10,6 +10,7 @@ import matmulMatrices from "../shaders/matmul_matrices.wgsl";
 import matmulQ4 from "../shaders/matmul_q4.wgsl";
 import matvecDense from "../shaders/matvec_dense.wgsl";
 import matvecQ4 from "../shaders/matvec_q4.wgsl";
+import prefillAttention from "../shaders/prefill_attention.wgsl";
 import quantizeRows from "../shaders/quantize_rows.wgsl";
 import rows from "../shaders/rows.wgsl";
 import truthAttention from "../shaders/truth_attention.wgsl";
@@ -25,6 +26,7 @@ const TEMPLATES: Readonly<Record<string, string>> = {
   matmul_q4: matmulQ4,
   matvec_dense: matvecDense,
   matvec_q4: matvecQ4,
+  prefill_attention: prefillAttention,
   quantize_rows: quantizeRows,
   rows,
   truth_attention: truthAttention,

@@ -13,6 +13,7 @@ from ...tape import (
     MatMul,
     MatrixMatMul,
     NBitsWeights,
+    PrefillAttention,
     Recorded,
     Recording,
     TapeKey,
@@ -221,7 +222,7 @@ class PrefillTapes:
             limits = WorkgroupLimits.of(engine.adapter())
             placement = fuse_prefill(recording, lean, results, self.weights, length, limits)
             replayed = [node.what.index for node in placement.nodes if isinstance(node.what, Recorded)]
-            ours = any(isinstance(node.what, MatMul | MatrixMatMul) for node in placement.nodes)
+            ours = any(isinstance(node.what, MatMul | MatrixMatMul | PrefillAttention) for node in placement.nodes)
             state = buffers.spans["state"]
             fused = fused_step(
                 placement,

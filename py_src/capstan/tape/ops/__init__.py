@@ -4,6 +4,7 @@ elementwise.py, norm.py  what products join to themselves
 gemv.py       products of one row; gemv_int4.py, gemv_dense.py choose their tiling, gemv_recorded.py recognises them
 attention.py  attention of one token; attention_recorded.py recognises it
 matmul.py     products of many rows; matmul_matrices.py makes them by subgroup matrices
+prefill_attention.py  attention of many tokens, by subgroup matrices
 
 A further operation is a module of its own and a line in RULES (of decode steps) or READERS (of prefill runs).
 """
@@ -13,11 +14,12 @@ from __future__ import annotations
 from . import attention_recorded, elementwise, gemv_recorded, norm
 from .matmul import Products
 from .matmul_matrices import DenseProducts
+from .prefill_attention import PrefillAttentions
 
 __all__ = ["READERS", "RULES"]
 
 RULES = (attention_recorded.RULES, elementwise.RULES, norm.RULES, gemv_recorded.RULES)
 """Of the operations of decode steps, in the order in which their folds run."""
 
-READERS = (Products, DenseProducts)
+READERS = (Products, DenseProducts, PrefillAttentions)
 """Of the operations of prefill runs; the first that knows an operation reads it."""

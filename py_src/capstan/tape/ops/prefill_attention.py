@@ -1,0 +1,248 @@
+"""Attention of a prefill run by subgroup matrices, over caches that are already written: prefill_attention.wgsl."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..kernel_plan import KernelPlan, MatrixSize, WorkgroupLimits
+from ..operation import ELEMENT_BYTES, Kernel, Operation, Value
+from ..ort_kernels import bound, element_of
+from ..recording import Command, Dispatch, Recording
+from ..step_graph import Node, StepGraph, Values
+
+__all__ = [
+    "AttentionTiling",
+    "PrefillAttention",
+    "PrefillAttentions",
+    "fits_prefill_attention",
+    "plan_prefill_attention",
+    "tune_prefill_attention",
+]
+
+
+@dataclass(frozen=True)
+class PrefillAttention(Operation):
+    """Causal attention of the `rows` last positions, each over those before it and itself, in float16.
+
+    Reads the rotated queries [rows, heads, head], keys and values [kv_heads, capacity, head], and one less than how
+    many positions are filled.
+    """
+
+    rows: int
+    heads: int
+    kv_heads: int
+    head: int
+    capacity: int
+    scale: float
+
+    def written_bytes(self, index: int) -> int:
+        return self.rows * self.heads * self.head * ELEMENT_BYTES["f16"]
+
+    def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
+        bindings = {name: Value(value) for name, value in zip(("q", "keys", "values", "lengths"), reads, strict=True)}
+        return [Kernel(plan_prefill_attention(self, limits), True, {**bindings, "y": Value(writes[0])})]
+
+
+@dataclass(frozen=True)
+class AttentionTiling:
+    """The tiling of prefill_attention.wgsl; it changes the speed, and the order of sums."""
+
+    size: MatrixSize
+    """Of a matrix operation."""
+    lanes: int
+    matrices: int
+    """Operations of a subgroup over rows."""
+    subgroups: int
+    """Of a workgroup, over rows."""
+    block: int
+    """Positions that are staged at a time."""
+    double: bool
+    """Whether there is memory for two times as many."""
+
+    @property
+    def tile(self) -> int:
+        """Rows of a workgroup."""
+        return self.size.m * self.matrices * self.subgroups
+
+    @property
+    def workgroup(self) -> int:
+        """Threads."""
+        return self.lanes * self.subgroups
+
+    @property
+    def share(self) -> int:
+        """Threads that own a row of scores."""
+        return max(1, self.workgroup // self.tile)
+
+    def memory(self, head: int) -> int:
+        """Bytes of workgroup memory: keys and values, scores, weights, each row with 16 bytes to spare; two words."""
+        stride = head // 8 + 1
+        staged = (4 if self.double else 2) * self.block * stride
+        through = self.tile * (self.block // 4 + 1 + self.block // 8 + 1)
+        return 16 * max(staged + through, self.tile * stride) + 4 * (self.tile + self.subgroups)
+
+    def fits(self, head: int, limits: WorkgroupLimits) -> bool:
+        """Whether the shader's header and the adapter allow it."""
+        size, rows = self.size, self.size.m * self.matrices
+        whole = all(part % 8 == 0 and head % part == self.block % part == 0 for part in (size.n, size.k))
+        owned = self.lanes % rows == 0 or rows % self.lanes == 0
+        shared = self.block % (8 * self.share) == 0
+        return whole and owned and shared and self.memory(head) <= limits.memory and self.workgroup <= limits.threads
+
+    def workgroups(self, rows: int, group: int, kv_heads: int) -> tuple[int, int, int]:
+        """Over tiles of the rows of a key/value head, and over these heads."""
+        return -(-rows * group // self.tile), kv_heads, 1
+
+    def constants(self, head: int) -> dict[str, int | float | bool]:
+        """By their names in the shader."""
+        size = self.size
+        octets = self.block // 8 // self.share
+        return {
+            "SIZE_M": size.m,
+            "SIZE_N": size.n,
+            "SIZE_K": size.k,
+            "MM": self.matrices,
+            "SUBGROUPS": self.subgroups,
+            "BLOCK": self.block,
+            "DOUBLE": self.double,
+            "LOADS": -(-self.block * head // 8 // self.workgroup),
+            "K_PARTS": head // size.k,
+            "N_PARTS": head // size.n,
+            "SCORES": self.block // size.n,
+            "WEIGHTS": self.block // size.k,
+            "QUERIES": self.matrices * (head // size.k),
+            "RESULTS": self.matrices * (head // size.n),
+            "SHARE": self.share,
+            "SHARED": self.share > 1,
+            "OWN": self.tile * self.share // self.workgroup,
+            "OCTETS": octets,
+            "QUADS": 2 * octets,
+        }
+
+
+TILINGS = (
+    (1, 4, 32, True),
+    (1, 4, 32, False),
+    (1, 2, 32, True),
+    (1, 2, 32, False),
+    (1, 4, 16, False),
+    (1, 2, 16, False),
+)
+"""Matrix operations of a subgroup over rows, subgroups, positions, whether twice: the best first where there are
+workgroups enough."""
+FILLED = 64
+"""Workgroups that are enough: about one for every other processor of a large adapter."""
+
+
+def tune_prefill_attention(what: PrefillAttention, limits: WorkgroupLimits) -> AttentionTiling | None:
+    """The first of TILINGS that has FILLED workgroups, else that with the most; None where none fits the adapter, or its
+    subgroups come in several sizes."""
+    fitting = [
+        tiling
+        for size in (limits.matrices if limits.lanes else ())
+        for shape in TILINGS
+        if (tiling := AttentionTiling(size, limits.lanes, *shape)).fits(what.head, limits)
+    ]
+    tiles = {tiling: tiling.workgroups(what.rows, what.heads // what.kv_heads, what.kv_heads) for tiling in fitting}
+    enough = (tiling for tiling in fitting if tiles[tiling][0] * tiles[tiling][1] >= FILLED)
+    return next(enough, max(fitting, key=lambda tiling: tiles[tiling][0], default=None))
+
+
+def fits_prefill_attention(what: PrefillAttention, limits: WorkgroupLimits) -> bool:
+    """Whether prefill_attention.wgsl covers this attention on this adapter."""
+    return what.heads % what.kv_heads == 0 and what.head % 8 == 0 and tune_prefill_attention(what, limits) is not None
+
+
+def plan_prefill_attention(what: PrefillAttention, limits: WorkgroupLimits) -> KernelPlan:
+    """The kernel that computes it, and its workgroups. It fits; see fits_prefill_attention."""
+    tiling = tune_prefill_attention(what, limits)
+    assert tiling is not None, "asked of fits_prefill_attention"
+    group = what.heads // what.kv_heads
+    constants: dict[str, int | float | bool] = {
+        "M": what.rows,
+        "GROUP": group,
+        "KV_HEADS": what.kv_heads,
+        "HEAD": what.head,
+        "CAPACITY": what.capacity,
+        "SCALE": what.scale,
+    }
+    counts = tiling.workgroups(what.rows, group, what.kv_heads)
+    return KernelPlan("prefill_attention", {**constants, **tiling.constants(what.head)}, counts)
+
+
+BINDINGS = ("q", "present_key", "present_value", "seqlens_k", "output")
+LINES = (
+    "return u32(seqlens_k[batch_idx]) + 1u;",
+    "return k_idx >= local_window_start && k_idx < causal_end;",
+    "q_idx_global * head_size_vec * num_heads +",
+    "q_tile[idx] = q[idx + offset] * alpha;",
+    "loadq(batch_idx, q_idx_global, head_idx, q_element_t(uniforms.alpha));",
+    "batch_head_idx / uniforms.n_reps * uniforms.present_sequence_length * head_size_vec",
+    "let past_sequence_length = select(total_sequence_length - uniforms.new_sequence_length,",
+    "let seq_causal_length = past_sequence_length + q_idx_global + 1;",
+    "let local_window_start = 0u;",
+    "var previous_max : qk_precision = qk_min_value;",
+    "o_idx_global * num_heads * head_size_vec + head_idx * head_size_vec;",
+)
+"""Of onnxruntime-web's flash attention, with subgroups and without: causal, over all positions, one head after the other
+in q and in what it writes."""
+LACKS = ("softcap", "head_sink", "attention_bias[")
+SIZE = r"const {} : u32 = (\d+);"
+
+
+def number_in(code: str, name: str) -> int:
+    """A constant of the WGSL, 0 if it has no such."""
+    found = re.search(SIZE.format(name), code)
+    return int(found[1]) if found else 0
+
+
+@dataclass
+class PrefillAttentions:
+    """Reads a recorded run of `rows` positions: its attention, where that is causal, in float16, and over whole caches."""
+
+    recording: Recording
+    ops: Sequence[Command]
+    others: object
+    """The weights in int4, which are others'."""
+    rows: int
+    values: Values
+    limits: WorkgroupLimits
+
+    def __post_init__(self) -> None:
+        self.uploaded = self.recording.uploaded()
+
+    def read(self, index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
+        """What a recorded operation computes, from the values that it reads and writes by buffer; None if it is no
+        such attention."""
+        op = self.ops[index]
+        met = bound(self.recording, op, self.uploaded)
+        if not isinstance(op, Dispatch) or met is None or tuple(met[0]) != BINDINGS:
+            return None
+        at, uniforms = met
+        pipeline = self.recording.pipelines[op.pipeline]
+        code = pipeline.code
+        known = all(line in code for line in LINES) and not any(line in code for line in LACKS)
+        heads, head = number_in(code, "num_heads"), number_in(code, "head_size")
+        if not known or element_of(pipeline) != "f16" or not heads or not head:
+            return None
+        try:
+            group, capacity = uniforms["n_reps"], uniforms["present_sequence_length"]
+            one = uniforms["batch_size"] == 1 and uniforms["new_sequence_length"] == self.rows
+            scale, window = uniforms["alpha"], uniforms["local_window_size"]
+        except KeyError:
+            return None  # The uniforms have other fields than this kernel's: another version of it.
+        if not one or window != 0 or not isinstance(group, int) or not isinstance(capacity, int):
+            return None
+        if not isinstance(scale, float) or group == 0 or heads % group:
+            return None
+        what = PrefillAttention(self.rows, heads, heads // group, head, capacity, scale)
+        if not fits_prefill_attention(what, self.limits):
+            return None
+        read = tuple(reads[at[name]] for name in BINDINGS[:-1])
+        return [Node(what, read, (writes[at["output"]],), index, frozenset({index}))]
+
+    def joined(self, graph: StepGraph) -> StepGraph:
+        """Nothing is joined to it."""
+        return graph

@@ -1,0 +1,127 @@
+"""web/src/shaders/prefill_attention.wgsl against float64, with subgroup matrices and subgroups of any size as
+kernel_page.ts computes them where the adapter has none.
+
+Queries, keys, values and weights are float16, and all sums float32. Rounding a weight changes a result by 2^-11 of its
+product with the value, rounding the scores by what their error is; both count relative to the weighted sum of the
+absolute values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from capstan.tape.kernel_plan import MatrixSize
+from capstan.tape.ops.prefill_attention import AttentionTiling
+from tests.browser.kernel_page import KernelPage
+
+GUARD = 64
+UNTOUCHED = np.float16(77)
+SIZE = MatrixSize(8, 8, 8)
+
+
+@dataclass(frozen=True)
+class Case:
+    rows: int
+    past: int
+    group: int = 1
+    kv_heads: int = 1
+    head: int = 16
+    capacity: int = 80
+    outliers: bool = False
+    rising: bool = False
+    """Whether scores grow along the positions, by more than the slack of the kernel."""
+
+
+def check(page: KernelPage, case: Case, tiling: AttentionTiling) -> None:
+    random = np.random.default_rng(case.rows * 7 + case.past)
+    heads, total = case.kv_heads * case.group, case.past + case.rows
+    q = random.normal(0, 1, (case.rows, heads, case.head))
+    keys = random.normal(0, 1, (case.kv_heads, case.capacity, case.head))
+    values = random.normal(0.5, 1, keys.shape)
+    if case.outliers:
+        q[..., 3] *= 30
+        keys[..., 3] *= 10
+        values[..., 5] *= 300
+    if case.rising:
+        q[..., 2] = 8
+        keys[..., 2] = np.arange(case.capacity) * random.uniform(0.5, 1.5, case.capacity)
+    # What lies past the filled positions, and behind the caches, must not be seen.
+    keys[:, total:], values[:, total:] = np.nan, np.nan
+    q, keys, values = (array.astype(np.float16) for array in (q, keys, values))
+    scale = case.head**-0.5
+    constants = {
+        "M": case.rows,
+        "GROUP": case.group,
+        "KV_HEADS": case.kv_heads,
+        "HEAD": case.head,
+        "CAPACITY": case.capacity,
+        "SCALE": scale,
+        **tiling.constants(case.head),
+    }
+    count = case.rows * heads * case.head
+    lengths = np.array([total - 1, 0], np.int32)
+    buffers = [array.tobytes() for array in (q, keys, values, lengths)]
+    buffers.append(np.full(count + GUARD, UNTOUCHED).tobytes())
+    workgroups = tiling.workgroups(case.rows, case.group, case.kv_heads)
+    data = page.run(
+        "prefill_attention", constants, buffers, workgroups, half=True, lanes=tiling.lanes, emulated=True
+    )
+    found = np.frombuffer(data, np.float16)
+    assert (found[count:] == UNTOUCHED).all(), "written past the results"
+    got = found[:count].reshape(case.rows, heads, case.head).astype(np.float64)
+
+    wide_q, wide_keys, wide_values = (array.astype(np.float64) for array in (q, keys[:, :total], values[:, :total]))
+    spread = np.repeat(wide_keys, case.group, axis=0), np.repeat(wide_values, case.group, axis=0)
+    scores = np.einsum("mhd,hpd->hmp", wide_q, spread[0]) * scale
+    sizes = np.einsum("mhd,hpd->hmp", np.abs(wide_q), np.abs(spread[0])) * scale
+    seen = np.arange(total)[None, :] <= case.past + np.arange(case.rows)[:, None]
+    scores = np.where(seen, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+    weights /= weights.sum(axis=2, keepdims=True)
+    wanted = np.einsum("hmp,hpd->mhd", weights, spread[1])
+    # float32 scores are off by a few 2^-23 of the sum of their absolute products.
+    off = 2.0**-11 + 4 * 2.0**-23 * np.where(seen, sizes, 0)
+    magnitude = np.einsum("hmp,hpd->mhd", weights * off, np.abs(spread[1]))
+    lost = 2.0**-25 * np.where(seen[None, :, :, None], np.abs(spread[1])[:, None], 0).sum(axis=2).transpose(1, 0, 2)
+    bound = 1.25 * magnitude + np.abs(wanted) * 2.0**-11 + lost + 2.0**-25
+    errors = np.abs(got - wanted) / bound
+    assert errors.max() <= 1, f"{case}: {errors.max()} at {np.unravel_index(errors.argmax(), got.shape)} with {tiling}"
+
+
+SMALL = AttentionTiling(SIZE, 4, matrices=1, subgroups=2, block=16, double=True)
+
+CASES = [
+    Case(16, 0),
+    Case(21, 0),
+    Case(5, 30, group=3),
+    Case(9, 7, group=4, kv_heads=2),
+    Case(3, 60, kv_heads=3, head=24, capacity=63),
+    Case(24, 24, outliers=True),
+    Case(20, 25, rising=True),
+    Case(1, 0),
+]
+"""Rows end within a tile, positions within a step; several heads share a tile."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_attention_of_runs_that_end_anywhere(kernel_page: KernelPage, case: Case) -> None:
+    check(kernel_page, case, SMALL)
+
+
+TILINGS = [
+    AttentionTiling(SIZE, 4, matrices=2, subgroups=1, block=8, double=True),
+    AttentionTiling(SIZE, 4, matrices=1, subgroups=2, block=32, double=False),
+    AttentionTiling(SIZE, 16, matrices=1, subgroups=2, block=16, double=True),
+    AttentionTiling(SIZE, 16, matrices=1, subgroups=1, block=32, double=False),
+    AttentionTiling(SIZE, 8, matrices=1, subgroups=3, block=16, double=False),
+]
+"""A row of scores is one thread's, or several rows are, or several threads share one."""
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=str)
+@pytest.mark.parametrize("case", [Case(13, 19, group=2, head=24), Case(20, 25, rising=True)], ids=str)
+def test_any_tiling(kernel_page: KernelPage, case: Case, tiling: AttentionTiling) -> None:
+    check(kernel_page, case, tiling)

@@ -1,0 +1,265 @@
+// Attention of the M last positions over a key/value cache by subgroup matrices, causal, with scores and sums in float32.
+//
+// q and y are float16, [M, KV_HEADS * GROUP, HEAD]; keys and values [KV_HEADS, CAPACITY, HEAD], those of the M positions
+// among them; lengths[0] + 1 positions are filled. GROUP query heads share a key/value head, and their rows lie side by
+// side: row r is head r % GROUP of position r / GROUP.
+//
+// A workgroup takes a tile of SIZE_M * MM * SUBGROUPS rows, SIZE_M * MM a subgroup, and goes over the positions they see
+// in steps of BLOCK. Keys and values of a step are staged in workgroup memory while those of the next are loaded (into
+// other memory if DOUBLE, else after one more barrier). Scores go through workgroup memory to the threads that own their
+// rows, and come back as float16 weights 2^(score - reference); the results stay in matrices. The reference of a row is
+// the largest score when it was set, and rises when a score exceeds it by SLACK: only then are results scaled anew.
+// Weights are at most 2^SLACK, and the largest of a row is at least 1.
+// Dispatch: (ceil(M * GROUP / tile), KV_HEADS, 1). Bindings: q, keys, values, lengths, y.
+// Counts that follow from the others: LOADS = ceil(BLOCK * HEAD / 8 / threads); K_PARTS = HEAD / SIZE_K; N_PARTS = HEAD /
+// SIZE_N; SCORES = BLOCK / SIZE_N; WEIGHTS = BLOCK / SIZE_K; QUERIES = MM * K_PARTS; RESULTS = MM * N_PARTS; SHARE =
+// threads that own a row, OWN = rows that one owns (one of both is 1); SHARED = SHARE > 1; OCTETS = BLOCK / 8 / SHARE;
+// QUADS = 2 * OCTETS.
+// Limits: HEAD and BLOCK multiples of SIZE_N and SIZE_K, these of 8; BLOCK of 8 * SHARE; LANES threads in every subgroup,
+// numbered along it, a multiple or a divisor of SIZE_M * MM. What lies past the filled positions may be anything.
+
+const SLACK = 8.0;
+const LOG2_E = 1.4426950408889634;
+const LEAST = -1e38; // below every score
+
+const ROWS: u32 = M * GROUP;
+const OWN_ROWS: u32 = SIZE_M * MM; // of a subgroup
+const TILE: u32 = OWN_ROWS * SUBGROUPS;
+const TILES: u32 = (ROWS + TILE - 1u) / TILE;
+const WORKGROUP: u32 = LANES * SUBGROUPS;
+const CHUNKS: u32 = HEAD / 8u;
+const STAGED: u32 = BLOCK * CHUNKS; // octets of the keys of a step
+
+// Of what is staged, in 16 bytes: rows have as many to spare, so that neighbouring rows are in other banks.
+const STRIDE: u32 = CHUNKS + 1u;
+const SCORE_STRIDE: u32 = BLOCK / 4u + 1u;
+const WEIGHT_STRIDE: u32 = BLOCK / 8u + 1u;
+const VALUES_AT: u32 = BLOCK * STRIDE;
+#if DOUBLE
+const SCORES_AT: u32 = 4u * BLOCK * STRIDE;
+#else
+const SCORES_AT: u32 = 2u * BLOCK * STRIDE;
+#endif
+const WEIGHTS_AT: u32 = SCORES_AT + TILE * SCORE_STRIDE;
+const SIZE: u32 = max(WEIGHTS_AT + TILE * WEIGHT_STRIDE, TILE * STRIDE);
+
+alias Octet = vec4<u32>;
+alias Left = subgroup_matrix_left<f16, SIZE_K, SIZE_M>;
+alias Right = subgroup_matrix_right<f16, SIZE_K, SIZE_N>;
+alias Result = subgroup_matrix_result<f32, SIZE_N, SIZE_M>;
+
+@group(0) @binding(next) var<storage, read> q: array<Octet>;
+@group(0) @binding(next) var<storage, read> keys: array<Octet>;
+@group(0) @binding(next) var<storage, read> values: array<Octet>;
+@group(0) @binding(next) var<storage, read> lengths: array<u32>;
+@group(0) @binding(next) var<storage, read_write> y: array<Octet>;
+
+// Keys and values of a step [position][element], maybe twice; scores and weights [row][position]. First the queries.
+var<workgroup> staged: array<Octet, SIZE>;
+var<workgroup> factors: array<f32, TILE>; // by which results of a row are multiplied
+var<workgroup> risen: array<u32, SUBGROUPS>; // whether a reference of the subgroup's rows rose
+
+struct Request {
+  keys: array<Octet, LOADS>,
+  values: array<Octet, LOADS>,
+}
+
+// Where a row begins in q and y.
+fn row_at(row: u32, kv_head: u32) -> u32 {
+  return (row / GROUP * (KV_HEADS * GROUP) + kv_head * GROUP + row % GROUP) * CHUNKS;
+}
+
+fn request(block: u32, thread: u32, kv_head: u32, total: u32) -> Request {
+  var wanted: Request;
+#repeat i LOADS
+  let at = min(thread + i * WORKGROUP, STAGED - 1u);
+  let position = block * BLOCK + at / CHUNKS;
+  let place = (kv_head * CAPACITY + min(position, CAPACITY - 1u)) * CHUNKS + at % CHUNKS;
+  wanted.keys[i] = keys[place];
+  wanted.values[i] = select(Octet(), values[place], vec4<bool>(position < total));
+#end
+  return wanted;
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn main(
+  @builtin(workgroup_id) group: vec3<u32>,
+  @builtin(local_invocation_index) thread: u32,
+  @builtin(subgroup_id) warp: u32,
+) {
+  let first = (TILES - 1u - group.x) * TILE; // the tiles that see most come first
+  let kv_head = group.y;
+  let lane = thread % LANES;
+  let part = thread % SHARE;
+  let own_row = warp * OWN_ROWS;
+  let total = lengths[0] + 1u;
+  let past = total - min(total, M);
+  let seen = min(past + min(first + TILE - 1u, ROWS - 1u) / GROUP + 1u, total);
+  let blocks = (seen + BLOCK - 1u) / BLOCK;
+
+  var wanted = request(0u, thread, kv_head, total);
+  for (var at = thread; at < TILE * CHUNKS; at += WORKGROUP) {
+    staged[at / CHUNKS * STRIDE + at % CHUNKS] = q[row_at(min(first + at / CHUNKS, ROWS - 1u), kv_head) + at % CHUNKS];
+  }
+  workgroupBarrier();
+  var queries: array<Left, QUERIES>;
+#repeat i MM
+#repeat k K_PARTS
+  let place = (own_row + i * SIZE_M) * STRIDE + k * (SIZE_K / 8u);
+  queries[i * K_PARTS + k] = subgroupMatrixLoad<Left, row_major>(&staged, place, STRIDE);
+#end
+#end
+  workgroupBarrier();
+
+  var references: array<f32, OWN>;
+  var sums: array<f32, OWN>;
+  var visible: array<u32, OWN>; // positions
+#repeat o OWN
+  references[o] = LEAST;
+  sums[o] = 0.0;
+  visible[o] = min(past + min(first + thread / SHARE + o * WORKGROUP, ROWS - 1u) / GROUP + 1u, total);
+#end
+  var results = array<Result, RESULTS>();
+  for (var block = 0u; block < blocks; block++) {
+#if DOUBLE
+    let base = (block & 1u) * (2u * BLOCK * STRIDE);
+#else
+    let base = 0u;
+    workgroupBarrier();
+#endif
+#repeat i LOADS
+    let at = thread + i * WORKGROUP;
+    if ((i + 1u) * WORKGROUP <= STAGED || at < STAGED) {
+      staged[base + at / CHUNKS * STRIDE + at % CHUNKS] = wanted.keys[i];
+      staged[base + VALUES_AT + at / CHUNKS * STRIDE + at % CHUNKS] = wanted.values[i];
+    }
+#end
+    workgroupBarrier();
+    wanted = request(min(block + 1u, blocks - 1u), thread, kv_head, total);
+
+#repeat j SCORES
+    var scores = array<Result, MM>();
+#repeat k K_PARTS
+    let right = subgroupMatrixLoad<Right, col_major>(&staged, base + j * SIZE_N * STRIDE + k * (SIZE_K / 8u), STRIDE);
+#repeat i MM
+    scores[i] = subgroupMatrixMultiplyAccumulate(queries[i * K_PARTS + k], right, scores[i]);
+#end
+#end
+#repeat i MM
+    let place = SCORES_AT + (own_row + i * SIZE_M) * SCORE_STRIDE + j * (SIZE_N / 4u);
+    subgroupMatrixStore<row_major>(&staged, place, scores[i], SCORE_STRIDE);
+#end
+#end
+    workgroupBarrier();
+
+    var rise = 0.0;
+#repeat o OWN
+    let row = thread / SHARE + o * WORKGROUP;
+    var own: array<vec4<f32>, QUADS>;
+    var most = LEAST;
+#repeat c QUADS
+    let score = bitcast<vec4<f32>>(staged[SCORES_AT + row * SCORE_STRIDE + part * QUADS + c]) * (SCALE * LOG2_E);
+    let position = vec4<u32>(block * BLOCK + (part * QUADS + c) * 4u) + vec4<u32>(0u, 1u, 2u, 3u);
+    own[c] = select(vec4<f32>(LEAST), score, position < vec4<u32>(visible[o]));
+    most = max(most, max(max(own[c].x, own[c].y), max(own[c].z, own[c].w)));
+#end
+#if SHARED
+    for (var mask = 1u; mask < SHARE; mask <<= 1u) {
+      most = max(most, subgroupShuffleXor(most, mask));
+    }
+#endif
+    var factor = 1.0;
+    if (most > references[o] + SLACK) {
+      factor = exp2(references[o] - most);
+      references[o] = most;
+      rise = 1.0;
+    }
+    var sum = vec4<f32>();
+#repeat c OCTETS
+    let low = exp2(own[2u * c] - references[o]);
+    let high = exp2(own[2u * c + 1u] - references[o]);
+    sum += low + high;
+    staged[WEIGHTS_AT + row * WEIGHT_STRIDE + part * OCTETS + c] = Octet(
+      pack2x16float(low.xy), pack2x16float(low.zw), pack2x16float(high.xy), pack2x16float(high.zw));
+#end
+    sums[o] = sums[o] * factor + (sum.x + sum.y) + (sum.z + sum.w);
+    if (part == 0u) {
+      factors[row] = factor;
+    }
+#end
+    let rises = subgroupMax(rise);
+    if (lane == 0u) {
+      risen[warp] = u32(rises);
+    }
+    let rose = workgroupUniformLoad(&risen);
+    var any = 0u;
+#repeat w SUBGROUPS
+    any |= rose[w];
+#end
+    if (block > 0u && any != 0u) {
+#repeat j N_PARTS
+      workgroupBarrier();
+#repeat i MM
+      let place = SCORES_AT + (own_row + i * SIZE_M) * SCORE_STRIDE;
+      subgroupMatrixStore<row_major>(&staged, place, results[i * N_PARTS + j], SCORE_STRIDE);
+#end
+      workgroupBarrier();
+      for (var quad = lane; quad < OWN_ROWS * SIZE_N / 4u; quad += LANES) {
+        let row = own_row + quad / (SIZE_N / 4u);
+        let at = SCORES_AT + row * SCORE_STRIDE + quad % (SIZE_N / 4u);
+        staged[at] = bitcast<Octet>(bitcast<vec4<f32>>(staged[at]) * factors[row]);
+      }
+      workgroupBarrier();
+#repeat i MM
+      let place = SCORES_AT + (own_row + i * SIZE_M) * SCORE_STRIDE;
+      results[i * N_PARTS + j] = subgroupMatrixLoad<Result, row_major>(&staged, place, SCORE_STRIDE);
+#end
+#end
+    }
+
+#repeat k WEIGHTS
+    var lefts: array<Left, MM>;
+#repeat i MM
+    let place = WEIGHTS_AT + (own_row + i * SIZE_M) * WEIGHT_STRIDE + k * (SIZE_K / 8u);
+    lefts[i] = subgroupMatrixLoad<Left, row_major>(&staged, place, WEIGHT_STRIDE);
+#end
+#repeat j N_PARTS
+    let place = base + VALUES_AT + k * SIZE_K * STRIDE + j * (SIZE_N / 8u);
+    let right = subgroupMatrixLoad<Right, row_major>(&staged, place, STRIDE);
+#repeat i MM
+    results[i * N_PARTS + j] = subgroupMatrixMultiplyAccumulate(lefts[i], right, results[i * N_PARTS + j]);
+#end
+#end
+#end
+  }
+
+#repeat o OWN
+  var sum = sums[o];
+#if SHARED
+  for (var mask = 1u; mask < SHARE; mask <<= 1u) {
+    sum += subgroupShuffleXor(sum, mask);
+  }
+#endif
+  if (part == 0u) {
+    factors[thread / SHARE + o * WORKGROUP] = 1.0 / sum;
+  }
+#end
+#repeat j N_PARTS
+  workgroupBarrier();
+#repeat i MM
+  let place = SCORES_AT + (own_row + i * SIZE_M) * SCORE_STRIDE;
+  subgroupMatrixStore<row_major>(&staged, place, results[i * N_PARTS + j], SCORE_STRIDE);
+#end
+  workgroupBarrier();
+  for (var octet = lane; octet < OWN_ROWS * SIZE_N / 8u; octet += LANES) {
+    let row = own_row + octet / (SIZE_N / 8u);
+    let at = SCORES_AT + row * SCORE_STRIDE + octet % (SIZE_N / 8u) * 2u;
+    let low = bitcast<vec4<f32>>(staged[at]) * factors[row];
+    let high = bitcast<vec4<f32>>(staged[at + 1u]) * factors[row];
+    if (first + row < ROWS) {
+      y[row_at(first + row, kv_head) + j * (SIZE_N / 8u) + octet % (SIZE_N / 8u)] = Octet(
+        pack2x16float(low.xy), pack2x16float(low.zw), pack2x16float(high.xy), pack2x16float(high.zw));
+    }
+  }
+#end
+}
