@@ -45,7 +45,7 @@ const SIZE: u32 = max(WEIGHTS_AT + TILE * WEIGHT_STRIDE, TILE * STRIDE);
 
 alias Octet = vec4<u32>;
 alias Left = subgroup_matrix_left<f16, SIZE_K, SIZE_M>;
-alias Right = subgroup_matrix_right<f16, SIZE_K, SIZE_N>;
+alias Right = subgroup_matrix_right<f16, SIZE_N, SIZE_K>;
 alias Result = subgroup_matrix_result<f32, SIZE_N, SIZE_M>;
 
 @group(0) @binding(next) var<storage, read> q: array<Octet>;
