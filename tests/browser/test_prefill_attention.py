@@ -50,7 +50,7 @@ def check(page: KernelPage, case: Case, tiling: AttentionTiling) -> None:
         keys[..., 2] = np.arange(case.capacity) * random.uniform(0.5, 1.5, case.capacity)
     # What lies past the filled positions, and behind the caches, must not be seen.
     keys[:, total:], values[:, total:] = np.nan, np.nan
-    q, keys, values = (array.astype(np.float16) for array in (q, keys, values))
+    held = [array.astype(np.float16) for array in (q, keys, values)]
     scale = case.head**-0.5
     constants = {
         "M": case.rows,
@@ -62,19 +62,17 @@ def check(page: KernelPage, case: Case, tiling: AttentionTiling) -> None:
         **tiling.constants(case.head),
     }
     count = case.rows * heads * case.head
-    lengths = np.array([total - 1, 0], np.int32)
-    buffers = [array.tobytes() for array in (q, keys, values, lengths)]
+    lengths = np.array([total - 1, 0], np.int32).tobytes()
+    buffers = [*(array.tobytes() for array in held), lengths]
     buffers.append(np.full(count + GUARD, UNTOUCHED).tobytes())
     workgroups = tiling.workgroups(case.rows, case.group, case.kv_heads)
-    data = page.run(
-        "prefill_attention", constants, buffers, workgroups, half=True, lanes=tiling.lanes, emulated=True
-    )
+    data = page.run("prefill_attention", constants, buffers, workgroups, half=True, lanes=tiling.lanes, emulated=True)
     found = np.frombuffer(data, np.float16)
     assert (found[count:] == UNTOUCHED).all(), "written past the results"
     got = found[:count].reshape(case.rows, heads, case.head).astype(np.float64)
 
-    wide_q, wide_keys, wide_values = (array.astype(np.float64) for array in (q, keys[:, :total], values[:, :total]))
-    spread = np.repeat(wide_keys, case.group, axis=0), np.repeat(wide_values, case.group, axis=0)
+    wide_q, wide_keys, wide_values = (array.astype(np.float64) for array in held)
+    spread = [np.repeat(wide[:, :total], case.group, axis=0) for wide in (wide_keys, wide_values)]
     scores = np.einsum("mhd,hpd->hmp", wide_q, spread[0]) * scale
     sizes = np.einsum("mhd,hpd->hmp", np.abs(wide_q), np.abs(spread[0])) * scale
     seen = np.arange(total)[None, :] <= case.past + np.arange(case.rows)[:, None]

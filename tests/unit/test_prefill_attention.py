@@ -94,7 +94,7 @@ def fused(
     names: tuple[str, ...] = NAMES,
     fields: tuple[tuple[str, str], ...] = FIELDS,
 ) -> list[Any]:
-    """The nodes that one recorded attention over caches becomes; its buffers are 1 to 5, in the order of their names."""
+    """The nodes that one recorded attention over caches becomes; its buffers are 1 to 5, in the order of names."""
     access = {(0, i): "read_write" if i == 4 else "read" for i in range(5)} | {(0, 5): "uniform"}
     bound = {(0, i): name for i, name in enumerate(names)} | {(0, 5): "uniforms"}
     pipelines = {0: Pipeline("attention", access, code, bound)}

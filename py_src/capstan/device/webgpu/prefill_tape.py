@@ -33,8 +33,8 @@ __all__ = ["IN_INT8", "PrefillTapes", "Run", "cut_prompt", "weights_on_device"]
 
 IN_INT8 = 0.125
 """Largest difference between the logits of a taped run and of an eager one where products or attention of ours round
-otherwise than onnxruntime-web's, activations to int8 for one; relative to the largest value. A product of the wrong rows
-or scales is off by as much as the largest value. Where neither is ours TOLERANCE holds."""
+otherwise than onnxruntime-web's, activations to int8 for one; relative to the largest value. A product of the wrong
+rows or scales is off by as much as the largest value. Where neither is ours TOLERANCE holds."""
 
 CACHES = Spread(mean=0.1, largest=0.5)
 """Of the caches in such a run. Sound runs of SmolLM2 and of a Llama shape in float16 were 0.01 apart in the mean, and
@@ -254,7 +254,7 @@ class PrefillTapes:
         return [*buffers.written(), buffers.handle("prompt ids"), *positions]
 
     async def _check(self, tape: int, length: int, past: int, ours: bool) -> None:
-        """Compare the run after `past` positions with an eager one; see check_replay. `ours`: some products or attention are."""
+        """Compare the run after `past` positions with an eager one; see check_replay. `ours`: some of it is ours."""
         engine, buffers, about = self.engine, self.buffers, self.about
         ids = [(7 * i + 3) % about.vocab_size for i in range(past, past + length)]
         buffers.write_prompt(ids, past)

@@ -137,8 +137,8 @@ FILLED = 64
 
 
 def tune_prefill_attention(what: PrefillAttention, limits: WorkgroupLimits) -> AttentionTiling | None:
-    """The first of TILINGS that has FILLED workgroups, else that with the most; None where none fits the adapter, or its
-    subgroups come in several sizes."""
+    """The first of TILINGS that has FILLED workgroups, else that with the most; None where none fits the adapter, or
+    its subgroups come in several sizes."""
     fitting = [
         tiling
         for size in (limits.matrices if limits.lanes else ())
@@ -186,8 +186,8 @@ LINES = (
     "var previous_max : qk_precision = qk_min_value;",
     "o_idx_global * num_heads * head_size_vec + head_idx * head_size_vec;",
 )
-"""Of onnxruntime-web's flash attention, with subgroups and without: causal, over all positions, one head after the other
-in q and in what it writes."""
+"""Of onnxruntime-web's flash attention, with subgroups and without: causal, over all positions, heads side by side in
+q and in what it writes."""
 LACKS = ("softcap", "head_sink", "attention_bias[")
 SIZE = r"const {} : u32 = (\d+);"
 
@@ -200,7 +200,7 @@ def number_in(code: str, name: str) -> int:
 
 @dataclass
 class PrefillAttentions:
-    """Reads a recorded run of `rows` positions: its attention, where that is causal, in float16, and over whole caches."""
+    """Reads a recorded run of `rows` positions: its attention, where that is causal, in float16, over whole caches."""
 
     recording: Recording
     ops: Sequence[Command]
