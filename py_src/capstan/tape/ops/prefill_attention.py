@@ -123,6 +123,7 @@ class AttentionTiling:
 
 
 TILINGS = (
+    (1, 4, 64, False),
     (1, 4, 32, True),
     (1, 4, 32, False),
     (1, 2, 32, True),
@@ -131,7 +132,11 @@ TILINGS = (
     (1, 2, 16, False),
 )
 """Matrix operations of a subgroup over rows, subgroups, positions, whether twice: the best first where there are
-workgroups enough."""
+workgroups enough.
+
+Measured on an NVIDIA H200, microseconds of 512 and 2048 positions: 19 and 143 for 9 heads on 3 of 64 (onnxruntime-web's
+kernel: 222 and 1036), 84 and 234 for 32 on 8 (240 and 1682). The second comes to 160 and 872 for 32 heads, 21 and 351
+for 9."""
 FILLED = 64
 """Workgroups that are enough: about one for every other processor of a large adapter."""
 
