@@ -89,7 +89,7 @@ def check(page: KernelPage, case: Case, tiling: AttentionTiling) -> None:
     assert errors.max() <= 1, f"{case}: {errors.max()} at {np.unravel_index(errors.argmax(), got.shape)} with {tiling}"
 
 
-SMALL = AttentionTiling(SIZE, 4, matrices=1, subgroups=2, block=16, double=True)
+SMALL = AttentionTiling(SIZE, 4, matrices=1, subgroups=2, block=16)
 
 CASES = [
     Case(16, 0),
@@ -110,11 +110,11 @@ def test_attention_of_runs_that_end_anywhere(kernel_page: KernelPage, case: Case
 
 
 TILINGS = [
-    AttentionTiling(SIZE, 4, matrices=2, subgroups=1, block=8, double=True),
-    AttentionTiling(SIZE, 4, matrices=1, subgroups=2, block=32, double=False),
-    AttentionTiling(SIZE, 16, matrices=1, subgroups=2, block=16, double=True),
-    AttentionTiling(SIZE, 16, matrices=1, subgroups=1, block=32, double=False),
-    AttentionTiling(SIZE, 8, matrices=1, subgroups=3, block=16, double=False),
+    AttentionTiling(SIZE, 4, matrices=2, subgroups=1, block=8),
+    AttentionTiling(SIZE, 4, matrices=1, subgroups=2, block=32),
+    AttentionTiling(SIZE, 16, matrices=1, subgroups=2, block=16),
+    AttentionTiling(SIZE, 16, matrices=1, subgroups=1, block=32),
+    AttentionTiling(SIZE, 8, matrices=1, subgroups=3, block=16),
 ]
 """A row of scores is one thread's, or several rows are, or several threads share one."""
 

@@ -196,7 +196,7 @@ def test_a_tiling_keeps_the_limits_of_the_shader_and_the_adapter(
 
 
 @pytest.mark.parametrize("shape", TILINGS, ids=str)
-def test_memory_is_what_the_shader_declares(shape: tuple[int, int, int, bool]) -> None:
+def test_memory_is_what_the_shader_declares(shape: tuple[int, int, int]) -> None:
     tiling = AttentionTiling(WHOLE, 32, *shape)
     what = {"M": 512, "GROUP": 4, "KV_HEADS": 8, "HEAD": 64, "CAPACITY": 4096, "SCALE": 0.125}
     declared = workgroup_bytes("prefill_attention", {**what, **tiling.constants(64)}, half=True, lanes=32)

@@ -5,11 +5,11 @@
 // side: row r is head r % GROUP of position r / GROUP.
 //
 // A workgroup takes a tile of SIZE_M * MM * SUBGROUPS rows, SIZE_M * MM a subgroup, and goes over the positions they see
-// in steps of BLOCK. Keys and values of a step are staged in workgroup memory while those of the next are loaded (into
-// other memory if DOUBLE, else after one more barrier). Scores go through workgroup memory to the threads that own their
-// rows, and come back as float16 weights 2^(score - reference); the results stay in matrices. The reference of a row is
-// the largest score when it was set, and rises when a score exceeds it by SLACK: only then are results scaled anew.
-// Weights are at most 2^SLACK, and the largest of a row is at least 1.
+// in steps of BLOCK. Keys and values of a step are staged in workgroup memory while those of the next are loaded. Scores
+// go through workgroup memory to the threads that own their rows, and come back as float16 weights 2^(score - reference);
+// the results stay in matrices. The reference of a row is the largest score when it was set, and rises when a score
+// exceeds it by SLACK: only then are results scaled anew. Weights are at most 2^SLACK, and the largest of a row is at
+// least 1.
 // Dispatch: (ceil(M * GROUP / tile), KV_HEADS, 1). Bindings: q, keys, values, lengths, y.
 // Counts that follow from the others: LOADS = ceil(BLOCK * HEAD / 8 / threads); K_PARTS = HEAD / SIZE_K; N_PARTS = HEAD /
 // SIZE_N; SCORES = BLOCK / SIZE_N; WEIGHTS = BLOCK / SIZE_K; QUERIES = MM * K_PARTS; RESULTS = MM * N_PARTS; SHARE =
@@ -35,11 +35,7 @@ const STRIDE: u32 = CHUNKS + 1u;
 const SCORE_STRIDE: u32 = BLOCK / 4u + 1u;
 const WEIGHT_STRIDE: u32 = BLOCK / 8u + 1u;
 const VALUES_AT: u32 = BLOCK * STRIDE;
-#if DOUBLE
-const SCORES_AT: u32 = 4u * BLOCK * STRIDE;
-#else
 const SCORES_AT: u32 = 2u * BLOCK * STRIDE;
-#endif
 const WEIGHTS_AT: u32 = SCORES_AT + TILE * SCORE_STRIDE;
 const SIZE: u32 = max(WEIGHTS_AT + TILE * WEIGHT_STRIDE, TILE * STRIDE);
 
@@ -54,7 +50,7 @@ alias Result = subgroup_matrix_result<f32, SIZE_N, SIZE_M>;
 @group(0) @binding(next) var<storage, read> lengths: array<u32>;
 @group(0) @binding(next) var<storage, read_write> y: array<Octet>;
 
-// Keys and values of a step [position][element], maybe twice; scores and weights [row][position]. First the queries.
+// Keys and values of a step [position][element]; scores and weights [row][position]. First the queries.
 var<workgroup> staged: array<Octet, SIZE>;
 var<workgroup> factors: array<f32, TILE>; // by which results of a row are multiplied
 var<workgroup> risen: array<u32, SUBGROUPS>; // whether a reference of the subgroup's rows rose
@@ -109,7 +105,6 @@ fn main(
   queries[i * K_PARTS + k] = subgroupMatrixLoad<Left, row_major>(&staged, place, STRIDE);
 #end
 #end
-  workgroupBarrier();
 
   var references: array<f32, OWN>;
   var sums: array<f32, OWN>;
@@ -121,17 +116,12 @@ fn main(
 #end
   var results = array<Result, RESULTS>();
   for (var block = 0u; block < blocks; block++) {
-#if DOUBLE
-    let base = (block & 1u) * (2u * BLOCK * STRIDE);
-#else
-    let base = 0u;
     workgroupBarrier();
-#endif
 #repeat i LOADS
     let at = thread + i * WORKGROUP;
     if ((i + 1u) * WORKGROUP <= STAGED || at < STAGED) {
-      staged[base + at / CHUNKS * STRIDE + at % CHUNKS] = wanted.keys[i];
-      staged[base + VALUES_AT + at / CHUNKS * STRIDE + at % CHUNKS] = wanted.values[i];
+      staged[at / CHUNKS * STRIDE + at % CHUNKS] = wanted.keys[i];
+      staged[VALUES_AT + at / CHUNKS * STRIDE + at % CHUNKS] = wanted.values[i];
     }
 #end
     workgroupBarrier();
@@ -140,7 +130,7 @@ fn main(
 #repeat j SCORES
     var scores = array<Result, MM>();
 #repeat k K_PARTS
-    let right = subgroupMatrixLoad<Right, col_major>(&staged, base + j * SIZE_N * STRIDE + k * (SIZE_K / 8u), STRIDE);
+    let right = subgroupMatrixLoad<Right, col_major>(&staged, j * SIZE_N * STRIDE + k * (SIZE_K / 8u), STRIDE);
 #repeat i MM
     scores[i] = subgroupMatrixMultiplyAccumulate(queries[i * K_PARTS + k], right, scores[i]);
 #end
@@ -224,7 +214,7 @@ fn main(
     lefts[i] = subgroupMatrixLoad<Left, row_major>(&staged, place, WEIGHT_STRIDE);
 #end
 #repeat j N_PARTS
-    let place = base + VALUES_AT + k * SIZE_K * STRIDE + j * (SIZE_N / 8u);
+    let place = VALUES_AT + k * SIZE_K * STRIDE + j * (SIZE_N / 8u);
     let right = subgroupMatrixLoad<Right, row_major>(&staged, place, STRIDE);
 #repeat i MM
     results[i * N_PARTS + j] = subgroupMatrixMultiplyAccumulate(lefts[i], right, results[i * N_PARTS + j]);

@@ -58,8 +58,6 @@ class AttentionTiling:
     """Of a workgroup, over rows."""
     block: int
     """Positions that are staged at a time."""
-    double: bool
-    """Whether there is memory for two times as many."""
 
     @property
     def tile(self) -> int:
@@ -79,7 +77,7 @@ class AttentionTiling:
     def memory(self, head: int) -> int:
         """Bytes of workgroup memory: keys and values, scores, weights, each row with 16 bytes to spare; two words."""
         stride = head // 8 + 1
-        staged = (4 if self.double else 2) * self.block * stride
+        staged = 2 * self.block * stride
         through = self.tile * (self.block // 4 + 1 + self.block // 8 + 1)
         return 16 * max(staged + through, self.tile * stride) + 4 * (self.tile + self.subgroups)
 
@@ -106,7 +104,6 @@ class AttentionTiling:
             "MM": self.matrices,
             "SUBGROUPS": self.subgroups,
             "BLOCK": self.block,
-            "DOUBLE": self.double,
             "LOADS": -(-self.block * head // 8 // self.workgroup),
             "K_PARTS": head // size.k,
             "N_PARTS": head // size.n,
@@ -123,27 +120,24 @@ class AttentionTiling:
 
 
 TILINGS = (
-    (1, 4, 64, False),
-    (1, 4, 32, True),
-    (1, 4, 32, False),
-    (1, 2, 32, True),
-    (1, 2, 32, False),
-    (1, 4, 16, False),
-    (1, 2, 16, False),
+    (1, 4, 64),
+    (1, 2, 64),
+    (1, 4, 32),
+    (1, 2, 32),
+    (1, 4, 16),
+    (1, 2, 16),
 )
-"""Matrix operations of a subgroup over rows, subgroups, positions, whether twice: the best first where there are
-workgroups enough.
+"""Matrix operations of a subgroup over rows, subgroups, positions: the best first where there are workgroups enough.
 
-Measured on an NVIDIA H200, microseconds of 512 and 2048 positions: 19 and 143 for 9 heads on 3 of 64 (onnxruntime-web's
-kernel: 222 and 1036), 84 and 234 for 32 on 8 (240 and 1682). The second comes to 160 and 872 for 32 heads, 21 and 351
-for 9."""
+Measured on an NVIDIA H200, microseconds of 512 and 2048 positions: the first 19 and 143 for 9 heads on 3 of 64
+(onnxruntime-web's kernel: 222 and 1036), 84 and 234 for 32 on 8 (240 and 1682)."""
 FILLED = 64
-"""Workgroups that are enough: about one for every other processor of a large adapter."""
+"""Workgroups that are enough: 72 tiles of 64 rows took 18.8 us on an H200, 144 of half the rows 18.4."""
 
 
 def tune_prefill_attention(what: PrefillAttention, limits: WorkgroupLimits) -> AttentionTiling | None:
     """The first of TILINGS that has FILLED workgroups, else that with the most; None where none fits the adapter, or
-    its subgroups come in several sizes."""
+    its subgroups come in several sizes. Measured on an H200, see benches/NOTES.md."""
     fitting = [
         tiling
         for size in (limits.matrices if limits.lanes else ())
