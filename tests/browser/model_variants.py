@@ -28,6 +28,7 @@ __all__ = [
     "through_hardmax",
     "with_outliers",
     "with_scalar_input",
+    "with_sinks",
 ]
 
 LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
@@ -141,6 +142,17 @@ def soft_capped(value: float, *, smooth: bool = False) -> Callable[[ModelProto],
                     node.attribute.add(name="smooth_softmax", type=AttributeProto.INT, i=1)
 
     return change
+
+
+def with_sinks(model: ModelProto) -> None:
+    """The same with a sink for each head of attention: one more score in its softmax, of no position."""
+    values = np.array([1.0, -2.0, 0.5, 3.0], np.float32)
+    model.graph.initializer.add(name="sinks", data_type=TensorProto.FLOAT, raw_data=values.tobytes()).dims.append(4)
+    for node in model.graph.node:
+        if node.op_type == "GroupQueryAttention":
+            node.input.extend([""] * (11 - len(node.input)))
+            del node.input[11:]
+            node.input.append("sinks")
 
 
 def norms_in_attention(model: ModelProto) -> None:

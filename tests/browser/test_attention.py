@@ -42,6 +42,8 @@ class Shape:
     """Of the norms of q and k; None without."""
     rotary: int = 0
     interleaved: bool = False
+    sinks: int | None = None
+    """0 for sinks of every size."""
     window: int = 0
     softcap: float = 0.0
 
@@ -66,6 +68,7 @@ class Step:
     values: npt.NDArray[Any]
     gammas: npt.NDArray[Any]
     """Of q and of k: [2, head]."""
+    sinks: npt.NDArray[Any]
 
     @classmethod
     def random(cls, shape: Shape, seed: int = 1) -> Step:
@@ -86,6 +89,7 @@ class Step:
             rounded(source.normal(size=cached) * 2),
             rounded(source.normal(size=cached)),
             rounded(1 + 0.3 * source.normal(size=(2, shape.head))),
+            rounded(np.linspace(-40, 20, shape.heads)),
         )
 
     def caches(self, length: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -126,8 +130,11 @@ class Step:
         scores = queries @ keys.transpose(0, 2, 1) * shape.scale
         if shape.softcap:
             scores = shape.softcap * np.tanh(scores / shape.softcap)
-        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-        result = weights / weights.sum(axis=2, keepdims=True) @ values
+        largest = scores.max(axis=2, keepdims=True)
+        total = np.exp(scores - largest).sum(axis=2, keepdims=True)
+        if shape.sinks is not None:
+            total += np.exp(self.sinks.astype(np.float64).reshape(shape.kv_heads, -1, 1) - largest)
+        result = np.exp(scores - largest) / total @ values
         return result.reshape(shape.heads, shape.head), new_keys, new_values
 
 
@@ -202,8 +209,8 @@ def attend(
     partials = np.full(partial_bytes // 4, np.nan, dtype=np.float32)
     result = np.full((shape.heads, shape.head), np.nan, dtype=shape.dtype)
     keys, values = step.caches(length)
-    buffers = [step.qkv, state, step.cos, step.sin, keys, values, partials, result, *step.gammas]
-    bound = list(range(8 if shape.epsilon is None else 10))
+    buffers = [step.qkv, state, step.cos, step.sin, keys, values, partials, result, *step.gammas, step.sinks]
+    bound = [*range(8 if shape.epsilon is None else 10), *([] if shape.sinks is None else [10])]
     dispatches = [
         dispatch(attention, shape, lanes, bound, workgroups(attention, dispatched or length)),
         dispatch(join, shape, lanes, [6, 1, 7], workgroups(join, dispatched or length)),
@@ -308,6 +315,15 @@ def test_soft_caps(kernels: KernelPage, softcap: float) -> None:
         for window in (0, 70):
             shape = Shape(4, 2, 16, capacity=703, softcap=softcap, window=window)
             planned(kernels, shape, (1, 65, 700), lanes)
+
+
+@pytest.mark.parametrize("epsilon", [None, 0.5], ids=["plain", "norms"])
+def test_sinks(kernels: KernelPage, epsilon: float | None) -> None:
+    for lanes in {0, kernels.lanes, 32}:
+        for window in (0, 70):
+            shape = Shape(6, 2, 16, capacity=703, sinks=0, window=window, epsilon=epsilon)
+            planned(kernels, shape, (1, 65, 700), lanes)
+            planned(kernels, shape, (700,), lanes, ALONE=1, MAX_SPLITS=4)
 
 
 def test_norms_where_a_split_takes_several_blocks(kernels: KernelPage) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from capstan.graph.onnx_pb2 import ModelProto
 from tests import oracle
-from tests.browser.model_variants import LLAMA, Variants, looking_back
+from tests.browser.model_variants import LLAMA, Variants, looking_back, with_sinks
 from tests.browser.page_scripts import PageScripts
 
 GEMMA2, GEMMA3 = LLAMA.parent / "nano-gemma2", LLAMA.parent / "nano-gemma3"
@@ -17,15 +18,28 @@ COUNT = 100
 FUSED = {
     "nano-gemma2": "17 of them as recorded",
     "nano-gemma3": "14 of them as recorded",
+    "nano-sinks-16": "1 of them as recorded",
     "nano-window-16": "1 of them as recorded",
 }
+
+
+def with_windows_and_sinks(model: ModelProto) -> None:
+    """As gpt-oss has them."""
+    looking_back(16)(model)
+    with_sinks(model)
 
 
 @pytest.fixture(scope="module")
 def folders(variants: Variants) -> dict[str, Path]:
     """Models whose first layer has a window of 24 positions, and one whose both layers have one of 16."""
     variants.graph("nano-window-16", looking_back(16))
-    return {"nano-gemma2": GEMMA2, "nano-gemma3": GEMMA3, "nano-window-16": variants.place / "nano-window-16"}
+    variants.graph("nano-sinks-16", with_windows_and_sinks)
+    return {
+        "nano-sinks-16": variants.place / "nano-sinks-16",
+        "nano-gemma2": GEMMA2,
+        "nano-gemma3": GEMMA3,
+        "nano-window-16": variants.place / "nano-window-16",
+    }
 
 
 def generated(scripts: PageScripts, name: str, prompt: list[int], count: int, **options: Any) -> dict[str, Any]:
@@ -46,8 +60,9 @@ def test_greedy_ids_are_the_oracles_past_the_window(
     assert "left out" not in found["passes"]
 
 
-def test_a_window_changes_what_is_picked(folders: dict[str, Path]) -> None:
-    assert oracle.greedy(folders["nano-window-16"], SHORT, COUNT) != oracle.greedy(LLAMA, SHORT, COUNT)
+def test_windows_and_sinks_change_what_is_picked(folders: dict[str, Path]) -> None:
+    chain = [LLAMA, folders["nano-window-16"], folders["nano-sinks-16"]]
+    assert len({tuple(oracle.greedy(folder, SHORT, COUNT)) for folder in chain}) == 3
 
 
 def test_a_rewind_to_before_the_end_of_the_window_and_an_append_are_the_oracles(

@@ -243,7 +243,9 @@ def attention_split(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
 
 def attention_join(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
     heads, head = u["num_heads"], 4 * u["head_size_vec"]
-    sums = at["metadata"][: 2 * heads].reshape(heads, 2)[:, 1:]
+    largest, sums = np.split(at["metadata"][: 2 * heads].reshape(heads, 2), 2, axis=1)
+    if "head_sink" in at:
+        sums = sums + np.exp(at["head_sink"][:heads, None] - largest)
     put(at["output"], at["input"][: heads * head].reshape(heads, head) / sums)
 
 
@@ -342,6 +344,16 @@ MATMUL_ZEROS = replace(
     reads=(*MATMUL.reads, "zero_points"),
     fields=(*MATMUL_FIELDS, ("zero_blocks_per_col", "u32")),
     lines=(*MATMUL.lines, *ZEROS),
+)
+ATTENTION_JOIN = Kernel(
+    ("input", "metadata", "seqlens_k"),
+    ("output",),
+    tuple((name, "u32") for name in ("head_size_vec", "new_sequence_length", "num_heads")),
+    (
+        "let g = metadata[meta_base + i].x;",
+        "sum += m_value.y * exp(m_value.x - g_max);",
+    ),
+    attention_join,
 )
 KERNELS: Mapping[str, Kernel] = {
     "matmul_nbits": MATMUL,
@@ -503,14 +515,15 @@ KERNELS: Mapping[str, Kernel] = {
         ),
         attention_split,
     ),
-    "attention_join": Kernel(
-        ("input", "metadata", "seqlens_k"),
-        ("output",),
-        tuple((name, "u32") for name in ("head_size_vec", "new_sequence_length", "num_heads")),
-        (
-            "let g = metadata[meta_base + i].x;",
-            "sum += m_value.y * exp(m_value.x - g_max);",
+    "attention_join": ATTENTION_JOIN,
+    "attention_join_sinks": replace(
+        ATTENTION_JOIN,
+        reads=(*ATTENTION_JOIN.reads, "head_sink"),
+        lines=(
+            *ATTENTION_JOIN.lines,
+            "let sink_value = f32(head_sink[head_idx_for_sink]);",
+            "g_max = max(g_max, sink_value);",
+            "g_sum += exp(sink_value - g_max);",
         ),
-        attention_join,
     ),
 }

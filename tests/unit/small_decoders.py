@@ -27,6 +27,7 @@ class Small:
     """Whether the weights of products are dense; else int4."""
     packed: str = ""
     """What the name of their kernel ends in: zero points, int8."""
+    sinks: bool = False
     sketch: Sketch = field(default_factory=Sketch)
     calls: dict[str, int] = field(default_factory=dict)
     """The operations by name."""
@@ -233,7 +234,10 @@ class Small:
         self.named(f"split {layer}")
         reads = {"input": out, "metadata": metadata, "seqlens_k": lengths[0]}
         sizes = {"head_size_vec": HEAD // 4, "new_sequence_length": 1, "num_heads": HEADS}
-        [y] = s.run("attention_join", reads, {"output": HEADS * HEAD}, sizes)
+        if self.sinks:
+            reads["head_sink"] = s.weights(HEADS, 1.0)
+        join = "attention_join_sinks" if self.sinks else "attention_join"
+        [y] = s.run(join, reads, {"output": HEADS * HEAD}, sizes)
         self.named(f"join {layer}")
         return y
 
@@ -254,6 +258,7 @@ def decoder(
     swapped: bool = False,
     norms: str | None = None,
     rotary: str = "",
+    sinks: bool = False,
     layers: int = 2,
 ) -> Small:
     """Llama, unless otherwise asked.
@@ -263,10 +268,10 @@ def decoder(
     `dense`: weights as they are, and a gate of separate operations; so has `packed` (zero points, int8). `swapped`: the
     gate's factors in the other order.
     `norms`: of q and k, "inside" the rotary kernel or "apart" (qwen3), or "no" with q, k and v split all the same.
-    `rotary`: "partial" (phi) or "interleaved" (ernie).
+    `rotary`: "partial" (phi) or "interleaved" (ernie). `sinks`: one more score in each head's softmax (gpt-oss).
     `watched`: an unknown kernel reads a residual and a norm. `patched`: a copy that the next kernel changes a part of.
     """
-    m = Small(layers, dense, packed)
+    m = Small(layers, dense, packed, sinks)
     s = m.sketch
     x = m.embedded()
     if multipliers:
@@ -347,5 +352,6 @@ SMALL_DECODERS: Mapping[str, Callable[[], Small]] = {
     "int8 and zero points": lambda: decoder(packed="_bytes_zeros", swapped=True, multipliers=True, watched=True),
     "partial rotary": lambda: decoder(rotary="partial"),
     "interleaved rotary": lambda: decoder(rotary="interleaved"),
+    "sinks": lambda: decoder(sinks=True),
     "one layer": lambda: decoder(layers=1),
 }

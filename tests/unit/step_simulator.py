@@ -402,7 +402,9 @@ def attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int,
     values[:, length - 1] = v
     q = rotated(q, at["cos_cache"], at["sin_cache"], length - 1, c["ROTARY"], c["INTERLEAVED"])
     assert not c["SOFTCAPPED"]
-    totals, sums, _ = attend(q, keys, values, length, c["SCALE"], c["WINDOW"])
+    totals, sums, largest = attend(q, keys, values, length, c["SCALE"], c["WINDOW"])
+    if c["SINKS"]:
+        sums = sums + np.exp(at["head_sink"][:heads] - largest)
     result = (totals / sums[:, None]).reshape(-1)
     assert at["partials"].size == heads * c["MAX_SPLITS"] * (4 + head)
     splits = splits_of(c, length)
@@ -481,8 +483,10 @@ def truth_attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tupl
         values[:, -1] = v
         scores = at["scores"][: heads * c["LONGEST"] * 2].reshape(heads, c["LONGEST"], 2)[:, :length, 0].copy()
         scores[:, : length - min(length, c["WINDOW"])] = -np.inf
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        weights /= weights.sum(axis=1, keepdims=True)
+        largest = scores.max(axis=1, keepdims=True)
+        weights = np.exp(scores - largest)
+        sinks = np.exp(at["head_sink"][:heads, None] - largest) if c["SINKS"] else 0
+        weights /= weights.sum(axis=1, keepdims=True) + sinks
         y = np.einsum("ht,htd->hd", weights, np.repeat(values, heads // kv, axis=0)).reshape(-1)
         at["truth"][: 2 * y.size] = np.stack([y, abs(y) + 1], axis=1).reshape(-1)
 

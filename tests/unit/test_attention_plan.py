@@ -20,6 +20,7 @@ class Shape:
     scale: float = 0.125
     rotary: int = 0
     interleaved: bool = False
+    sinks: int | None = None
     window: int = 0
     softcap: float = 0.0
 

@@ -16,6 +16,7 @@ from tests.unit.recorded_kernels import KERNELS, Kernel, Number, pack_uniforms
 SIGNATURES = [signature for rules in RULES for signature in rules.signatures]
 UNIFORM = 99
 ROTARY = ("rotary", "rotary_interleaved")
+JOINS = ("attention_join", "attention_join_sinks")
 ROTARY_SIZES: Mapping[str, Number] = {
     "query_shape": (1, 1, 64),
     "present_key_shape": (1, 2, 256, 4),
@@ -92,7 +93,7 @@ UNIFORMS: Mapping[str, Mapping[str, Number]] = {
         "attn_bias_dim1": 1,
         "new_sequence_length": 1,
     },
-    "attention_join": {"head_size_vec": 4, "new_sequence_length": 1, "num_heads": 4},
+    **{name: {"head_size_vec": 4, "new_sequence_length": 1, "num_heads": 4} for name in JOINS},
 }
 KIND = {name: re.sub("_alone|_bytes|_zeros", "", name) for name in KERNELS}
 
@@ -187,7 +188,7 @@ class TestEach:
             "rotary_apart": {"qk_norm_epsilon"},
             "cache_write": {"num_heads"},
             "attention_split": {"head_size_vec", "present_sequence_length", "n_reps", "num_heads"},
-            "attention_join": {"head_size_vec", "num_heads"},
+            **{name: {"head_size_vec", "num_heads"} for name in JOINS},
         }.get(name, set())
         for field, _ in kernel.fields:
             fewer = replace(kernel, fields=tuple(other for other in kernel.fields if other[0] != field))
@@ -203,7 +204,7 @@ class TestEach:
         ("skip_norm", "value = value + bias[i];"),
         ("gated_mlp", "value = value + gate_bias[i];"),
         ("gated_mlp", "value = value + up_bias[i];"),
-        *((name, "score = uniforms.softcap * tanh(score);") for name in ("attention_split", "attention_join")),
+        *((name, "score = uniforms.softcap * tanh(score);") for name in ("attention_split", *JOINS)),
         *((name, "sum += exp(head_sink[head] - m);") for name in ("attention_split", "attention_join")),
         ("attention_split", "if (position < total - uniforms.local_window_size) { continue; }"),
         ("attention_split", "score += attn_bias[offset];"),
@@ -255,7 +256,7 @@ def test_lines_of_a_richer_operation_are_not_passed_over(name: str, line: str) -
         ("attention_split", change("attention_split", batch_size=2)),
         ("attention_split", change("attention_split", attn_bias_dim0=2)),
         ("attention_split", change("attention_split", attn_bias_dim1=4)),
-        ("attention_join", change("attention_join", new_sequence_length=2)),
+        *((name, change(name, new_sequence_length=2)) for name in JOINS),
     ],
 )
 def test_other_shapes_are_other_operations(name: str, uniforms: Mapping[str, Number]) -> None:
@@ -428,6 +429,7 @@ def test_weights_are_what_a_replacement_takes_for_constant() -> None:
         "cache_write": [],
         "attention_split": [],
         "attention_join": [],
+        "attention_join_sinks": ["head_sink"],
     }
 
 

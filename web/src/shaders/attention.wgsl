@@ -4,14 +4,14 @@
 // square with EPSILON, times gamma, not rounded), then the first ROTARY elements of each head are rotated at position
 // state[0] - 1 (an element with its neighbour if INTERLEAVED, else with the one ROTARY / 2 away), k (rounded to `element`) and v go into the caches there, and the softmax runs over the last WINDOW
 // positions up to that one. If SOFTCAPPED, a score x becomes SOFTCAP * tanh(x / SOFTCAP). All sums are f32. state[0]
-// counts the new token.
+// counts the new token. If SINKS, each head's softmax has one more score, its sink, of no position.
 // The positions in sight come in blocks of BLOCK; split s takes blocks s, s + splits, s + 2 * splits, ... One split alone writes y;
 // several write partials, which attention_join makes y of. Workgroups beyond the last split do nothing.
 // Workgroups: (splits or more, KV_HEADS * TILES); one takes TILE of the query heads of one key/value head.
 //
 // Bindings: 0 qkv [(HEADS + 2 * KV_HEADS) * HEAD], 1 state, 2 and 3 cos and sin [*, ROTARY / 2], 4 and 5 keys and values
 // [KV_HEADS, CAPACITY, HEAD] (read, and written at the new position), 6 partials, 7 y [HEADS * HEAD]; if NORMED, 8 and 9
-// the gammas of q and k [HEAD], which makes ten storage buffers.
+// the gammas of q and k [HEAD], which makes ten storage buffers; if SINKS, then the sinks [HEADS].
 // Constants: HEADS, KV_HEADS, HEAD (whole chunks of 16 bytes), ROTARY (an even number of chunks), CAPACITY, WINDOW (CAPACITY if all
 // positions are in sight), SCALE, WORKGROUP, BLOCK, ALONE and MAX_SPLITS (up to ALONE blocks are one split, more are one each up to MAX_SPLITS), TILE.
 // SHUFFLED: a team of TEAM lanes (a power of two up to LANES, at least the chunks of a head) shares a position and takes
@@ -19,18 +19,21 @@
 // HALVINGS = log2(BATCH), FOLDS = log2(TEAM / BATCH), HALF_SCORES = BATCH * TILE / 2. Else everything goes through
 // workgroup memory, and BLOCK = WORKGROUP. capstan.tape.ops.attention chooses all of them.
 
-@group(0) @binding(0) var<storage, read> qkv: array<vec4<u32>>;
-@group(0) @binding(1) var<storage, read> state: array<u32>;
-@group(0) @binding(2) var<storage, read> cos_cache: array<vec4<u32>>;
-@group(0) @binding(3) var<storage, read> sin_cache: array<vec4<u32>>;
-@group(0) @binding(4) var<storage, read_write> key_cache: array<vec4<u32>>;
-@group(0) @binding(5) var<storage, read_write> value_cache: array<vec4<u32>>;
+@group(0) @binding(next) var<storage, read> qkv: array<vec4<u32>>;
+@group(0) @binding(next) var<storage, read> state: array<u32>;
+@group(0) @binding(next) var<storage, read> cos_cache: array<vec4<u32>>;
+@group(0) @binding(next) var<storage, read> sin_cache: array<vec4<u32>>;
+@group(0) @binding(next) var<storage, read_write> key_cache: array<vec4<u32>>;
+@group(0) @binding(next) var<storage, read_write> value_cache: array<vec4<u32>>;
 // First (largest score, sum of weights, 0, 0) of each head and split, then its HEAD values, not divided by the sum.
-@group(0) @binding(6) var<storage, read_write> partials: array<vec4<f32>>;
-@group(0) @binding(7) var<storage, read_write> y: array<vec4<element>>;
+@group(0) @binding(next) var<storage, read_write> partials: array<vec4<f32>>;
+@group(0) @binding(next) var<storage, read_write> y: array<vec4<element>>;
 #if NORMED
-@group(0) @binding(8) var<storage, read> q_gamma: array<vec4<u32>>;
-@group(0) @binding(9) var<storage, read> k_gamma: array<vec4<u32>>;
+@group(0) @binding(next) var<storage, read> q_gamma: array<vec4<u32>>;
+@group(0) @binding(next) var<storage, read> k_gamma: array<vec4<u32>>;
+#endif
+#if SINKS
+@group(0) @binding(next) var<storage, read> head_sink: array<element>;
 #endif
 
 // A chunk is 16 bytes of a head, PER elements; Values are its elements in f32.
@@ -210,7 +213,19 @@ fn k_rotation(chunk: u32, turn: array<Values, 2>) -> array<Values, 2> {
 }
 
 // A quad (four elements) of a head's result: into y if `sum` is all of the softmax's, else into the partials.
-fn put(head: u32, split: u32, splits: u32, quad: u32, value: vec4<f32>, largest: f32, sum: f32) {
+fn put(head: u32, split: u32, splits: u32, quad: u32, values: vec4<f32>, most: f32, weights: f32) {
+  var value = values;
+  var largest = most;
+  var sum = weights;
+#if SINKS
+  if (split == 0u) {
+    let sink = LOG2_E * f32(head_sink[head]);
+    largest = max(most, sink);
+    let shrink = exp2(most - largest);
+    sum = weights * shrink + exp2(sink - largest);
+    value = values * shrink;
+  }
+#endif
   if (splits == 1u) {
     y[head * QUADS + quad] = vec4<element>(value / sum);
     return;

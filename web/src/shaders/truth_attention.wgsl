@@ -5,7 +5,9 @@
 // Each truth is (value, spread), as in truth_gemv.wgsl; the spread of a result has that of the scores in it: an error d of
 // a score changes the result by p * |v - result| * d, where p is the weight of the position and v its value.
 // NORMED: q and k are normalised before they are rotated, with EPSILON, as in attention.wgsl.
-// Bindings, those whose condition holds: qkv, state, cos_cache, sin_cache, q_gamma, k_gamma, key_cache, value_cache, scores, truth.
+// SINKS: with a sink for each head, as in attention.wgsl.
+// Bindings, those whose condition holds: qkv, state, cos_cache, sin_cache, q_gamma, k_gamma, key_cache, value_cache, head_sink,
+// scores, truth.
 // The softmax is over the last WINDOW positions. SOFTCAPPED: with SOFTCAP, as in attention.wgsl.
 // ROTARY and INTERLEAVED: how heads are rotated, as in attention.wgsl.
 // Constants: HEADS, KV_HEADS, HEAD, CAPACITY, WINDOW, SCALE; LONGEST, positions that a row of the scores has room for;
@@ -33,6 +35,9 @@
 #endif
 #if RESULT
 @group(0) @binding(next) var<storage, read> value_cache: array<element>;
+#if SINKS
+@group(0) @binding(next) var<storage, read> head_sink: array<element>;
+#endif
 #endif
 #if SCORES
 @group(0) @binding(next) var<storage, read_write> scores: array<vec2<f32>>; // [HEADS, LONGEST]
@@ -162,6 +167,11 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   }
   var weights = 0.0;
   var sum = 0.0;
+#if SINKS
+  let sink = f32(head_sink[head]);
+  most = max(most, sink);
+  weights = exp(sink - most);
+#endif
   for (var at = first; at < length; at++) {
     var value = f32(value_cache[(kv_head * CAPACITY + at) * HEAD + i]);
     if (at == position) {
@@ -174,6 +184,9 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   let result = sum / weights;
   var squares = 0.0;
   var shifted = 0.0;
+#if SINKS
+  shifted = exp(sink - most) / weights * abs(result) * abs(sink);
+#endif
   for (var at = first; at < length; at++) {
     var value = f32(value_cache[(kv_head * CAPACITY + at) * HEAD + i]);
     if (at == position) {

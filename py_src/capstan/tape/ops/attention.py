@@ -66,6 +66,10 @@ class AttentionShape(Protocol):
         """Whether an element is rotated with its neighbour, not with one of the other half."""
 
     @property
+    def sinks(self) -> int | None:
+        """Not None if each head's softmax has one more score."""
+
+    @property
     def window(self) -> int:
         """Positions in sight, the new one included; 0 if all are."""
 
@@ -105,6 +109,8 @@ class Attention(Operation):
     norms: HeadNorms | None = None
     rotary: int = 0
     interleaved: bool = False
+    sinks: int | None = None
+    """A buffer of weights: of each head, one more score of its softmax."""
     window: int = 0
     softcap: float = 0.0
 
@@ -137,7 +143,8 @@ class Attention(Operation):
         gammas: dict[str, Binding] = {}
         if self.norms:
             gammas = {"q_gamma": Buffer(self.norms.q_gamma), "k_gamma": Buffer(self.norms.k_gamma)}
-        attend = Kernel(split, half, {"qkv": Value(reads[0]), **rotary, **caches, **passed, **gammas})
+        sinks: dict[str, Binding] = {} if self.sinks is None else {"head_sink": Buffer(self.sinks)}
+        attend = Kernel(split, half, {"qkv": Value(reads[0]), **rotary, **caches, **passed, **gammas, **sinks})
         return [attend, Kernel(join, half, passed)]
 
     def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
@@ -173,7 +180,8 @@ class Attention(Operation):
         gammas = {**q_gamma, **k_gamma}
         counts = (-(-witness.length // 64), self.heads, 1)
         run("SCORES", {**rotary, **gammas, "key_cache": keys, "scores": scores}, counts)
-        run("RESULT", {"value_cache": values, "scores": scores, "truth": truth}, (-(-width // 64), 1, 1))
+        sinks: dict[str, list[Any]] = {} if self.sinks is None else {"head_sink": ["recorded", self.sinks]}
+        run("RESULT", {"value_cache": values, **sinks, "scores": scores, "truth": truth}, (-(-width // 64), 1, 1))
         run("ROWS", {**rotary, **k_gamma, "truth": rows}, (-(-kv_width // 64), 1, 1))
         witness.judge("result", self.element, witness.keep(writes[0], width * each), truth)
         kind, number, offset, _ = rows
@@ -254,6 +262,7 @@ def form_constants(what: AttentionShape) -> dict[str, int | float | bool]:
     constants: dict[str, int | float | bool] = {
         "ROTARY": what.rotary or what.head,
         "INTERLEAVED": what.interleaved,
+        "SINKS": what.sinks is not None,
         "CAPACITY": what.capacity,
         "WINDOW": what.window or what.capacity,
         "SCALE": what.scale,

@@ -24,6 +24,7 @@ def one_query(kernel: OrtKernel) -> bool:
     return kernel.uniforms["new_sequence_length"] == 1 and kernel.uniforms["batch_size"] == 1 and not biased
 
 
+JOINS = ("attention_join", "attention_join_sinks")
 ATTENTION_LACKS = ("softcap", "head_sink", "local_window", "attn_bias[", "attention_bias[")
 
 
@@ -60,13 +61,13 @@ class Finder:
         self.by_index = {node.what.index: node for node in self.graph.nodes if isinstance(node.what, Recorded)}
         self.makers = {value: index for index, node in self.by_index.items() for value in node.writes}
 
-    def only_reader(self, value: int, kind: str) -> int | None:
-        """The operation of that kind which alone reads the value."""
+    def only_reader(self, value: int, *kinds: str) -> int | None:
+        """The operation of one of those kinds which alone reads the value."""
         readings = [node.what for node in self.readers.get(value, ())]
         if len(readings) != 1 or not isinstance(readings[0], Recorded):
             return None
         index = readings[0].index
-        return index if index in self.met and self.met[index].kernel.kind == kind else None
+        return index if index in self.met and self.met[index].kernel.kind in kinds else None
 
     def made_for(self, value: int, kinds: Sequence[str], reader: int) -> int | None:
         """The operation of one of those kinds that makes the value, for nobody but `reader`."""
@@ -183,8 +184,8 @@ def grouped(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
         if not filled <= set(by_index[split].reads) or not graph.last.keys() >= set(caches):
             # Attention of ours is over what the recorded kernel has put into caches that outlive the step.
             continue
-        join = finder.only_reader(met[split].writes[partial.at["out_split_vx"]], "attention_join")
-        if join is None or finder.only_reader(met[split].writes[partial.at["metadata"]], "attention_join") != join:
+        join = finder.only_reader(met[split].writes[partial.at["out_split_vx"]], *JOINS)
+        if join is None or finder.only_reader(met[split].writes[partial.at["metadata"]], *JOINS) != join:
             continue
         what = Attention(
             heads=origin.heads,
@@ -200,6 +201,7 @@ def grouped(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
             norms=origin.norms,
             rotary=origin.rotary,
             interleaved=origin.interleaved,
+            sinks=met[join].kernel.at.get("head_sink"),
         )
         if not fits_attention(what):
             continue
@@ -242,6 +244,14 @@ APART_LINES = (
     "let q_re = q_at_qi * cos_v - q_at_qj * sin_v;",
     "let k_im = k_at_ki * sin_v + k_at_kj * cos_v;",
     "select(total_seqlen - uniforms.q_global_shape[1], 0u, total_seqlen <= uniforms.q_global_shape[1])",
+)
+
+
+JOIN_LINES = ("metadata[meta_base + i].x", "m_value.y * exp(m_value.x - g_max)")
+SINK_LINES = (
+    "let sink_value = f32(head_sink[head_idx_for_sink]);",
+    "g_max = max(g_max, sink_value);",
+    "g_sum += exp(sink_value - g_max);",
 )
 
 
@@ -304,9 +314,19 @@ RULES = Rules(
             "attention_join",
             "attention",
             ("input", "metadata", "seqlens_k", "output"),
-            has=("metadata[meta_base + i].x", "m_value.y * exp(m_value.x - g_max)"),
+            has=JOIN_LINES,
             asked=(),
             lacks=ATTENTION_LACKS,
+            holds=lambda kernel: kernel.uniforms["new_sequence_length"] == 1,
+        ),
+        Signature(
+            "attention_join_sinks",
+            "attention",
+            ("input", "metadata", "seqlens_k", "head_sink", "output"),
+            has=(*JOIN_LINES, *SINK_LINES),
+            asked=(),
+            weights=("head_sink",),
+            lacks=tuple(other for other in ATTENTION_LACKS if other != "head_sink"),
             holds=lambda kernel: kernel.uniforms["new_sequence_length"] == 1,
         ),
         Signature(
