@@ -317,11 +317,10 @@ def test_soft_caps(kernels: KernelPage, softcap: float) -> None:
             planned(kernels, shape, (1, 65, 700), lanes)
 
 
-@pytest.mark.parametrize("epsilon", [None, 0.5], ids=["plain", "norms"])
-def test_sinks(kernels: KernelPage, epsilon: float | None) -> None:
+def test_sinks(kernels: KernelPage) -> None:
     for lanes in {0, kernels.lanes, 32}:
         for window in (0, 70):
-            shape = Shape(6, 2, 16, capacity=703, sinks=0, window=window, epsilon=epsilon)
+            shape = Shape(6, 2, 16, capacity=703, sinks=0, window=window)
             planned(kernels, shape, (1, 65, 700), lanes)
             planned(kernels, shape, (700,), lanes, ALONE=1, MAX_SPLITS=4)
 

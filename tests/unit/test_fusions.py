@@ -105,6 +105,13 @@ def recorded(placement: Placement, *calls: int) -> list[bool]:
     return [call in indices for call in calls]
 
 
+def test_attention_with_norms_and_sinks_stays_as_recorded() -> None:
+    small = decoder(norms="inside", sinks=True)
+    assert "attention" not in made_of(check(small, small.sketch.record(), PASSES))
+    for either in (decoder(norms="inside"), decoder(sinks=True)):
+        assert made_of(check(either, either.sketch.record(), PASSES))["attention"] == 2
+
+
 class TestWhateverTheBuffers:
     @pytest.mark.parametrize("name", SMALL_DECODERS)
     def test_recycled_at_random(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
