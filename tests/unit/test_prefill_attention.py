@@ -70,7 +70,7 @@ ADAPTERS = [
 ]
 SHAPES = [
     PrefillAttention(rows, *shape, 4096, 0.125)
-    for rows in (512, 2048, 64)
+    for rows in (512, 2048, 50)
     for shape in ((9, 3, 64), (32, 8, 64), (32, 8, 128), (14, 2, 64), (16, 16, 80))
 ]
 WHAT = PrefillAttention(ROWS, 9, 3, 64, 512, 0.125)
@@ -153,6 +153,12 @@ def test_other_shapes_stay_as_recorded(other: dict[str, Number]) -> None:
     assert kinds(code_of(LINES), UNIFORMS | other) == [Recorded]
 
 
+def test_heads_that_groups_do_not_divide_stay_as_recorded() -> None:
+    code = code_of(LINES).replace("num_heads : u32 = 9", "num_heads : u32 = 10")
+    assert kinds(code, UNIFORMS | {"n_reps": 5}) == [PrefillAttention]
+    assert kinds(code, UNIFORMS | {"n_reps": 4}) == [Recorded]
+
+
 def test_float32_and_adapters_without_subgroup_matrices_stay_as_recorded() -> None:
     assert kinds(code_of(LINES, element="f32")) == [Recorded]
     assert kinds(code_of(LINES), limits=replace(LIMITS, matrices=())) == [Recorded]
@@ -218,6 +224,7 @@ def test_short_runs_are_cut_into_small_tiles_so_that_processors_are_busy() -> No
         replace(LIMITS, memory=8192),
         replace(LIMITS, threads=32),
         replace(LIMITS, matrices=(MatrixSize(16, 16, 4),)),
+        replace(LIMITS, matrices=(MatrixSize(12, 16, 16),)),
     ],
     ids=str,
 )
