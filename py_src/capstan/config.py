@@ -14,15 +14,9 @@ from types import MappingProxyType
 from typing import Any
 
 from .errors import ConfigError, UnsupportedModelError
+from .model_types import SUPPORTED_TYPES, require_type
 
-__all__ = ["SUPPORTED_TYPES", "DecoderConfig", "GenaiConfig", "InputNames", "OutputNames", "parse_genai_config"]
-
-# model.type of the decoders with one key and one value cache a layer; onnxruntime-genai's list less what has other
-# inputs or state.
-SUPPORTED_TYPES = tuple(
-    "chatglm decoder ernie4_5 gemma gemma2 gemma3_text gpt-oss gptoss granite hunyuan_v1_dense internlm2 llama "  # noqa: SIM905
-    "ministral3 mistral nemotron olmo olmo2 phi phi3 phi3small phimoe qwen2 qwen3 smollm3".split()
-)
+__all__ = ["DecoderConfig", "GenaiConfig", "InputNames", "OutputNames", "parse_genai_config"]
 
 # Options of the decoder's sessions that are known: of logging, threads, memory arenas and the CPU's fallback, which
 # change no result; Capstan decides by itself whether to capture and to validate.
@@ -249,8 +243,7 @@ def supported_decoder(model: Section, model_type: str) -> Section:
     for key, what in OTHER_PARTS.items():
         if key in model.value:
             raise UnsupportedModelError(f"{model.where(key)}: a model of type {model_type} with {what}; {works}")
-    if model_type not in SUPPORTED_TYPES:
-        raise UnsupportedModelError(f'{model.where("type")}: "{model_type}" is not supported; {works}')
+    require_type(model.where("type"), model_type)
     decoder = model.section("decoder")
     if "pipeline" in decoder.value:
         raise UnsupportedModelError(f"{decoder.where('pipeline')}: a decoder in several files; {works}, in one file")

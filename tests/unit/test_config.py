@@ -12,6 +12,7 @@ import pytest
 
 from capstan.config import GenaiConfig, parse_genai_config
 from capstan.errors import ConfigError, UnsupportedModelError
+from capstan.model_types import REFUSED_TYPES, SUPPORTED_TYPES
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 GOOD: dict[str, Any] = json.loads((FIXTURES / "nano-llama" / "genai_config.json").read_text())
@@ -147,7 +148,10 @@ def test_a_byte_order_mark_is_no_harm() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("model.type", "whisper", 'model.type: "whisper" is not supported; Capstan runs decoders .* llama, '),
+        ("model.type", "whisper", 'model.type: "whisper" has an encoder; Capstan runs decoders .* llama, '),
+        ("model.type", "lfm2", 'model.type: "lfm2" has layers that keep the state of a convolution; Capstan runs'),
+        ("model.type", "phi3v", 'model.type: "phi3v" has a vision model .* export .* which is of type "phi3"'),
+        ("model.type", "new", 'model.type: "new" is not a known type; Capstan runs .*; .* write "decoder"'),
         ("model.encoder", {}, "model.encoder: a model of type llama with an encoder; Capstan runs decoders"),
         ("model.vision", {}, "model.vision: a model of type llama with a vision model"),
         ("model.embedding", {}, "model.embedding: a model of type llama with a separate embedding model"),
@@ -165,6 +169,25 @@ def test_what_is_no_plain_decoder_is_refused(path: str, value: Any, message: str
     with pytest.raises(UnsupportedModelError, match=message):
         parse_genai_config(changed(path, value))
     assert parse_genai_config(changed("model.decoder.sliding_window", {"slide_key_value_cache": False}))
+
+
+# onnxruntime-genai 0.18.0 makes a model of a nano-llama with these names in its genai_config.json, and of no other text
+# decoder's; "decoder-pipeline" aside, which is one in several files.
+GENAI_TYPES = """
+    chatglm decoder ernie4_5 gemma gemma2 gemma3_text gemma3_vl_text gemma4_text gpt2 gptoss granite granitemoehybrid
+    hunyuandensev1 internlm2 lfm2 lfm2_audio_text lfm2_moe lfm2_vl_text llama mistral mistral3_text nemotron olmo phi
+    phi3 phi3small phimoe qwen2 qwen2_5_vl_text qwen3 qwen3_5_moe_text qwen3_5_text qwen3_vl_text smollm3
+"""
+
+
+def test_every_decoder_type_of_genai_is_taken_or_has_its_reason() -> None:
+    assert not set(SUPPORTED_TYPES) & set(REFUSED_TYPES)
+    for name in GENAI_TYPES.split():
+        if name in REFUSED_TYPES:
+            with pytest.raises(UnsupportedModelError, match=f'"{name}" has {REFUSED_TYPES[name]}; Capstan runs'):
+                parse_genai_config(changed("model.type", name))
+        else:
+            assert parse_genai_config(changed("model.type", name)).model_type == name
 
 
 def test_session_options_that_mean_nothing_here_are_listed_by_their_paths() -> None:

@@ -36,6 +36,13 @@ def attentions(model: ModelProto) -> list[str]:
     return [node.name for node in model.graph.node if node.op_type == "GroupQueryAttention"]
 
 
+def test_graphs_with_experts_have_runs_of_one_token_on_webgpu() -> None:
+    assert graph.one_row_only(parsed(LLAMA)) == ""
+    assert graph.one_row_only(parsed(FIXTURES / "families" / "gptoss")) == (
+        "node /model/layers.0/moe/QMoE (QMoE): onnxruntime-web loses rows of runs of several tokens"
+    )
+
+
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
 def test_fixtures_ask_for_nothing_that_is_not_computed(device: str) -> None:
     for folder in FIXTURES.glob("**/model.onnx"):

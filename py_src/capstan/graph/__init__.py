@@ -14,6 +14,7 @@
     keep_last_logits(model)           num_logits_to_keep becomes the constant 1
     short_rope(model)                 a choice of rotary factors becomes the short ones; up to which length they hold
     soft_caps_apart(model, head_size) attention with a soft cap in other operators (for the prefill session)
+    one_row_only(model)               why each run on WebGPU must have one token; "" if it may have more
     require_computed(model, device)   UncomputedError for what the kernels of onnxruntime-web leave out or refuse
     describe(model, decoder)          what a session over this graph needs, as a frozen dataclass
     uncapturable(model)               the nodes that onnxruntime-web cannot capture, and why
@@ -44,7 +45,7 @@ from .quantized_products import quantized_products
 from .scratch import Activations, activations
 from .soft_caps import soft_caps_apart
 from .total_length import total_length_on_gpu
-from .uncomputed import require_computed
+from .uncomputed import one_row_only, require_computed
 from .weights import Part, Turn, WeightEntry, constants_to_inline, external_entries, weights_to_inputs
 
 __all__ = [
@@ -74,6 +75,7 @@ __all__ = [
     "lengths_as_inputs",
     "parse",
     "quantized_products",
+    "one_row_only",
     "require_computed",
     "serialize",
     "short_rope",

@@ -17,11 +17,14 @@ from .fed_lengths import source
 from .onnx_pb2 import ModelProto, NodeProto
 from .wiring import Wiring
 
-__all__ = ["RULES", "Rule", "Uncomputed", "require_computed", "uncomputed"]
+__all__ = ["RULES", "Rule", "Uncomputed", "one_row_only", "require_computed", "uncomputed"]
 
 ATTENTION = "GroupQueryAttention"
 POSITION_IDS, Q_NORM_WEIGHT = 9, 14
 """Inputs of GroupQueryAttention."""
+EXPERTS = "QMoE"
+FC3, ZERO_POINTS, ROUTER_WEIGHTS = 8, (11, 12, 13), 14
+"""Inputs of QMoE: weights of a gate apart from those of fc1, zero points of each product, weights of the experts."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,21 @@ def norms_without_rotary(wiring: Wiring, node: NodeProto, position_ids: str) -> 
     return None if rotary or not norms(wiring, node, position_ids) else "norms of q and k without do_rotary"
 
 
+def input_given(name: str, *places: int) -> Callable[[Wiring, NodeProto, str], str | None]:
+    """Whether an optional input is there."""
+
+    def asked(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
+        found = [given(node, place) for place in places if given(node, place)]
+        return f"its input {found[0]} ({name})" if found else None
+
+    return asked
+
+
+def other_than_swiglu(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
+    kind = next((item.s.decode() for item in node.attribute if item.name == "activation_type"), "relu")
+    return None if kind == "swiglu" else f"activation_type={kind}"
+
+
 def any_node(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
     return "the whole operator"
 
@@ -92,6 +110,10 @@ RULES = (
     Rule(ATTENTION, norms_without_rotary, {"webgpu": "refuses"}),
     Rule(ATTENTION, norms, {"wasm": "refuses"}),
     Rule("GatherBlockQuantized", any_node, {"wasm": "refuses"}),
+    Rule(EXPERTS, input_given("fc3_experts_weights", FC3), {"webgpu": "refuses", "wasm": "refuses"}),
+    Rule(EXPERTS, input_given("zero points", *ZERO_POINTS), {"webgpu": "refuses"}),
+    Rule(EXPERTS, input_given("router_weights", ROUTER_WEIGHTS), {"webgpu": "refuses"}),
+    Rule(EXPERTS, other_than_swiglu, {"webgpu": "refuses"}),
 )
 
 
@@ -110,6 +132,19 @@ def uncomputed(model: ModelProto, device: str, position_ids: str = "position_ids
                 name = node.name or "/".join(node.output)
                 found.append(Uncomputed(name, node.op_type, asked, f"{rule.not_on[device]} on {device}"))
     return found
+
+
+def one_row_only(model: ModelProto) -> str:
+    """Why a run on WebGPU must have one token only; empty if it may have any number.
+
+    onnxruntime-web's QMoE has a kernel for one row, and for more another that is a data race: one workgroup sets the
+    experts' counts of rows to zero while others count already, so that rows are lost.
+    """
+    node = next((node for node in model.graph.node if node.op_type == EXPERTS), None)
+    if node is None:
+        return ""
+    name = node.name or "/".join(node.output)
+    return f"node {name} ({EXPERTS}): onnxruntime-web loses rows of runs of several tokens"
 
 
 def require_computed(model: ModelProto, device: str, position_ids: str = "position_ids") -> None:

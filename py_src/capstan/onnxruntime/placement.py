@@ -130,6 +130,9 @@ def refused_devices(parsed: ModelProto) -> Iterator[tuple[str, str]]:
     for device in ("webgpu", "wasm"):
         try:
             graph.require_computed(parsed, device, position_ids="")
+            reason = graph.one_row_only(parsed) if device == "webgpu" else ""
+            if reason:
+                raise UncomputedError(f"{reason}; use device='wasm' for it")
         except UncomputedError as error:
             yield device, str(error)
 

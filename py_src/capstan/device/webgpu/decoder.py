@@ -116,7 +116,7 @@ class WebGpuDecoder:
     async def warm_up(self) -> None:
         if self.capacity >= LONG_PROMPT and self._take_warm_up():
             for tokens in (SHORT_PROMPT, LONG_PROMPT):
-                await self.prefill([0] * tokens, 0)
+                await self.prefill([0] * min(tokens, self._buffers.chunk), 0)
         tapes = self._prefill_tapes
         if tapes is not None:
             await self._make_tapes(tapes, tapes.untried(tapes.seen))

@@ -61,7 +61,7 @@ class Loaded:
 def webgpu_memory(interface: WebGpuDevice, graphs: Graphs, config: GenaiConfig) -> ModelMemory:
     """What the rewritten graphs take of the GPU."""
     software, context = interface.about().software, graphs.description.context_within(config.context_length)
-    chunk = prefill_chunk(graphs.activations, context, software=software)
+    chunk = 1 if graphs.one_row else prefill_chunk(graphs.activations, context, software=software)
     return ModelMemory(interface, graphs.description, graphs.weights, chunk, context, graphs.activations)
 
 

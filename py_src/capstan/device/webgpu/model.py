@@ -299,8 +299,10 @@ class WebGpuModel:
         """Prefill a few tokens, so that a recorded step can be compared with an eager one on real state."""
         binding = self._bind_prefill(buffers, "prompt", FREE)
         try:
-            buffers.write_prompt(ids, 0)
-            await self._engine.run(binding, len(ids), len(ids))
+            for start in range(0, len(ids), buffers.chunk):
+                part = ids[start : start + buffers.chunk]
+                buffers.write_prompt(part, start)
+                await self._engine.run(binding, start + len(part), len(part))
         finally:
             self._engine.unbind(binding)
 

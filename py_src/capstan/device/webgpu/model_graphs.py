@@ -47,6 +47,8 @@ class Graphs:
     """Why there are no `lengths`; empty if there are."""
     unpacked: str
     """Why products by weights with DequantizeLinear are not all MatMulNBits; empty if they are."""
+    one_row: str
+    """Why each run must have one token only; empty if it may have more."""
     own: bool
     """Whether everything here is from model.onnx, nothing from the data files."""
 
@@ -123,6 +125,7 @@ async def rewrite(data: bytes, config: GenaiConfig, open_weights: OpenWeights, s
         lengths,
         "" if lengths else reason,
         unpacked,
+        graph.one_row_only(decode),
         not constants,
     )
 
@@ -150,4 +153,6 @@ async def model_graphs(
         fall_back("attention lengths known to the host", graphs.unfed, "the mask is read back in every prefill run")
     if graphs.unpacked:
         fall_back("products by quantized weights", graphs.unpacked, "weights are brought into floats in every run")
+    if graphs.one_row:
+        fall_back("prompts in runs of several tokens", graphs.one_row, "prompts are run token by token")
     return graphs

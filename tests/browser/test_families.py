@@ -1,0 +1,75 @@
+"""Families of decoders: ids on webgpu and wasm are onnxruntime-genai's. `benches/families.py` runs them all."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benches.families import PAGE
+from buildtools.server import SiteServer
+from capstan.model_types import REFUSED_TYPES
+from tests import oracle
+from tests.browser.model_variants import Variants
+from tests.browser.page_scripts import PageScripts
+from tests.families import COUNT, DEVICES, FAMILIES, PROMPTS, measured
+
+SAMPLE = ("gemma", "phi", "nemotron", "chatglm", "hunyuandensev1")
+"""Those whose operations no other fixture has; few, for the time that each takes on two cores."""
+EXPERTS = FAMILIES[-1].folder
+
+
+@pytest.fixture(scope="module")
+def mounted(site: SiteServer) -> None:
+    site.models.update({family.name: family.folder for family in FAMILIES})
+
+
+@pytest.mark.usefixtures("mounted")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", SAMPLE)
+def test_greedy_ids_are_the_oracles(name: str, device: str, scripts: PageScripts) -> None:
+    family = next(family for family in FAMILIES if family.name == name)
+    found = measured(family, device, partial(scripts.run, "sequences", "drive", name))
+    assert found.equal == COUNT * len(PROMPTS)
+    assert found.capture == ("tape" if device == "webgpu" else "off")
+
+
+def plain_attention(model: Any) -> None:
+    """Without window and sinks, which a tape has no kernels for."""
+    for node in model.graph.node:
+        if node.op_type == "GroupQueryAttention":
+            del node.input[11:]
+            for attribute in node.attribute:
+                if attribute.name == "local_window_size":
+                    attribute.i = -1
+
+
+def test_experts_are_replayed_and_their_prompts_run_token_by_token(variants: Variants, scripts: PageScripts) -> None:
+    name = variants.graph("plain-experts", plain_attention, EXPERTS)
+    prompt = [(31 * i + 7) % 253 for i in range(24)]
+    found = scripts.run("passes", "picked_with", name, model=name, choices=[None], prompt=prompt, count=24)
+    [tape] = found["tapes"]
+    assert tape["ids"] == oracle.greedy(variants.place / name, prompt, 24)
+    [(told, _)] = [item for item in found["fallbacks"].items() if "several tokens" in item[0]]
+    assert told == (
+        "prompts in runs of several tokens: node /model/layers.0/moe/QMoE (QMoE): "
+        "onnxruntime-web loses rows of runs of several tokens"
+    )
+
+
+def test_every_type_is_in_the_table_of_the_docs() -> None:
+    page = PAGE.read_text()
+    for family in FAMILIES:
+        assert f"| {family.types} " in page, f"run benches/families.py: {family.types}"
+    for name in REFUSED_TYPES:
+        assert name in page, f"run benches/families.py: {name}"
+    types = {json.loads((family.folder / "genai_config.json").read_text())["model"]["type"] for family in FAMILIES}
+    assert types <= {word.strip("(),") for family in FAMILIES for word in family.types.split()}
+
+
+def test_fixtures_of_families_are_small() -> None:
+    for family in FAMILIES:
+        assert sum(path.stat().st_size for path in Path(family.folder).iterdir()) < 400_000
