@@ -17,7 +17,7 @@ from tests.browser.model_variants import Variants
 from tests.browser.page_scripts import PageScripts
 from tests.families import COUNT, DEVICES, FAMILIES, PROMPTS, measured
 
-SAMPLE = ("gemma", "phi", "nemotron", "chatglm", "hunyuandensev1")
+SAMPLE = ("phi", "nemotron", "hunyuandensev1")
 """Those whose operations no other fixture has; few, for the time that each takes on two cores."""
 EXPERTS = FAMILIES[-1].folder
 
