@@ -35,6 +35,7 @@ class Case:
     gated: bool = False
     times: bool = False
     """Whether the other half of a gated layer is given."""
+    gelu: bool = False
 
 
 class Problem:
@@ -92,11 +93,12 @@ class Problem:
         y, size = weights[0] @ x, np.abs(weights[0]) @ np.abs(x)
         if case.bias:
             y, size = y + self.bias, size + np.abs(self.bias)
+        bent = y * (1.5957691216 + 0.0713548163 * y * y) if case.gelu else y
         if case.gated:
             up, up_size = weights[1] @ x, np.abs(weights[1]) @ np.abs(x)
-            y, size = y / (1 + np.exp(-y)) * up, size * up_size
+            y, size = y / (1 + np.exp(-bent)) * up, size * up_size
         if case.times:
-            y, size = y / (1 + np.exp(-y)) * self.up, size * np.abs(self.up)
+            y, size = y / (1 + np.exp(-bent)) * self.up, size * np.abs(self.up)
         if case.residual:
             y, size = y + self.residual, size + np.abs(self.residual)
         return y, size
@@ -113,6 +115,7 @@ def check(page: KernelPage, case: Case, tuning: MatvecTuning, half: bool = False
         "RESIDUAL": case.residual,
         "BIAS": case.bias,
         "TIMES": case.times,
+        "GELU": case.gelu,
         **tuning.constants(),
     }
     problem, workgroups = Problem(case), (tuning.workgroups, 1, 1)
@@ -134,6 +137,8 @@ def cut(case: Case, lanes: int, rows: int, span: int, workgroup: int, **rest: An
 REAL = [
     Case(576, 960, norm=True),
     Case(576, 300, norm=True, gated=True),
+    Case(576, 300, norm=True, gated=True, gelu=True),
+    Case(576, 300, norm=True, times=True, gelu=True),
     Case(1536, 576, residual=True),
     Case(896, 300, norm=True, bias=True),
     Case(4864, 100, residual=True),

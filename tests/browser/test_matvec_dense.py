@@ -26,6 +26,7 @@ class Case:
     norm: bool = False
     residual: bool = False
     gated: bool = False
+    gelu: bool = False
 
 
 class Problem:
@@ -57,7 +58,8 @@ class Problem:
         y, size = x @ weights[0], np.abs(x) @ np.abs(weights[0])
         if case.gated:
             up, up_size = x @ weights[1], np.abs(x) @ np.abs(weights[1])
-            y, size = y / (1 + np.exp(-y)) * up, size * up_size
+            bent = y * (1.5957691216 + 0.0713548163 * y * y) if case.gelu else y
+            y, size = y / (1 + np.exp(-bent)) * up, size * up_size
         if case.residual:
             y, size = y + self.residual, size + np.abs(self.residual)
         return y, size
@@ -69,6 +71,7 @@ def check(page: KernelPage, case: Case, tuning: DenseTuning, half: bool = False)
         "NORM": case.norm,
         "RESIDUAL": case.residual,
         "GATED": case.gated,
+        "GELU": case.gelu,
         **tuning.constants(),
     }
     problem, workgroups = Problem(case), (tuning.workgroups, 1, 1)
@@ -84,6 +87,7 @@ def check(page: KernelPage, case: Case, tuning: DenseTuning, half: bool = False)
 REAL = [
     Case(256, 512, norm=True),
     Case(256, 448, norm=True, gated=True),
+    Case(256, 448, norm=True, gated=True, gelu=True),
     Case(448, 256, residual=True),
     Case(576, 960, norm=True),
     Case(1536, 576, residual=True),

@@ -92,8 +92,8 @@ def normed(x: Vector, gamma: Vector, epsilon: float) -> Vector:
     return np.asarray(x / np.sqrt(np.mean(x * x) + epsilon) * gamma[: x.size])
 
 
-def gated(gate: Vector, up: Vector) -> Vector:
-    return np.asarray(gate / (1 + np.exp(-gate)) * up)
+def gated(gate: Vector, up: Vector, gelu: bool = False) -> Vector:
+    return np.asarray((geluated(gate) if gelu else gate / (1 + np.exp(-gate))) * up)
 
 
 def rotated(x: Vector, cos: Vector, sin: Vector, position: int, rotary: int = 0, interleaved: bool = False) -> Vector:
@@ -154,6 +154,15 @@ def multiply(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
 def silu(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
     x = at["x"][: 4 * u["vec_size"]]
     put(at["y"], x / (1 + np.exp(-u["attr"] * x)))
+
+
+def gelu(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    x = at["x"][: 4 * u["vec_size"]]
+    put(at["y"], geluated(x))
+
+
+def geluated(x: Vector) -> Vector:
+    return x * (0.5 + 0.5 * np.tanh(x * (0.035677408136300125 * x * x + 0.7978845608028654)))
 
 
 def add(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
@@ -403,6 +412,17 @@ KERNELS: Mapping[str, Kernel] = {
             "y[global_idx]=quick_gelu_v(a);",
         ),
         silu,
+    ),
+    "gelu": Kernel(
+        ("x",),
+        ("y",),
+        (("vec_size", "u32"),),
+        (
+            "let expr = exp(-2 * abs(a));",
+            "return sign(a) * (1 - expr) / (1 + expr);",
+            "y[global_idx]=a * (0.5 + 0.5 * tanh_v(a * (0.035677408136300125 * a * a + 0.7978845608028654)));",
+        ),
+        gelu,
     ),
     "add": Kernel(
         ("input_a", "input_b"),

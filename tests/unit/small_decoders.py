@@ -85,6 +85,10 @@ class Small:
         [y] = self.sketch.run("silu", {"x": x}, {"y": size}, {"vec_size": size // 4, "attr": alpha})
         return y
 
+    def gelu(self, x: int, size: int) -> int:
+        [y] = self.sketch.run("gelu", {"x": x}, {"y": size}, {"vec_size": size // 4})
+        return y
+
     def multiply(self, a: int, b: int, size: int) -> int:
         uniforms = {"vec_size": size // 4, "element_count": size}
         [y] = self.sketch.run("multiply", {"input_a": a, "input_b": b}, {"output": size}, uniforms)

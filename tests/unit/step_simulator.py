@@ -365,8 +365,8 @@ def matvec_q4(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int,
     odd = -(k // block) % in_byte
     y = product(at["weights"], at["scales"], x, n, k, block, at.get("zeros"), odd)
     if c["GATED"]:
-        y = gated(y, product(at["weights_up"], at["scales_up"], x, n, k, block, at.get("zeros_up"), odd))
-    y = gated(y, at["up"][:n]) if c["TIMES"] else y
+        y = gated(y, product(at["weights_up"], at["scales_up"], x, n, k, block, at.get("zeros_up"), odd), c["GELU"])
+    y = gated(y, at["up"][:n], c["GELU"]) if c["TIMES"] else y
     y = y + at["residual"][:n] if c["RESIDUAL"] else y
     assert not c["BIAS"]
     assert at["y"].size >= n
@@ -380,7 +380,7 @@ def matvec_dense(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[i
     x = normed(x, at["gamma"], c["EPSILON"]) if c["NORM"] else x
     y = x @ at["weights"][: k * n].reshape(k, n)
     if c["GATED"]:
-        y = gated(y, x @ at["weights_up"][: k * n].reshape(k, n))
+        y = gated(y, x @ at["weights_up"][: k * n].reshape(k, n), c["GELU"])
     y = y + at["residual"][:n] if c["RESIDUAL"] else y
     assert at["y"].size >= n
     at["y"][:n] = y
@@ -442,7 +442,8 @@ def truth_gemv(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int
     y, spread = w @ x, np.sqrt((w * x) ** 2 @ np.ones(k)) + abs(w @ x)
     if c["GATED"]:
         up, up_spread = at["up"][: 2 * n].reshape(n, 2).T
-        y, spread = gated(y, up), spread * abs(up) + abs(y) * up_spread + abs(gated(y, up))
+        made = gated(y, up, c["GELU"])
+        y, spread = made, spread * abs(up) + abs(y) * up_spread + abs(made)
     if c["RESIDUAL"]:
         y = y + at["residual"][:n]
         spread = spread + abs(y)

@@ -36,6 +36,15 @@ def gate_of(small: Small, alpha: float = 1.0, *, same_input: bool = True, widths
     small.matmul(product, VOCABULARY, INNER, into=small.logits)
 
 
+@pytest.mark.parametrize("dense", [False, True])
+def test_a_gate_with_gelu_is_one_product(dense: bool) -> None:
+    small = Small(dense=dense)
+    x = small.embedded()
+    gate, up = (small.matmul(x, INNER, WIDTH) for _ in range(2))
+    small.matmul(small.multiply(small.gelu(gate, INNER), up, INNER), VOCABULARY, INNER, into=small.logits)
+    assert made_of(check(small, small.sketch.record(), PASSES)) == {"recorded": 1, "product gated": 1, "product": 1}
+
+
 def test_a_gate_with_another_activation_stays() -> None:
     small = Small(dense=True)
     gate_of(small, 1.702)

@@ -46,7 +46,7 @@ def test_a_cut_keeps_the_limits_of_the_shader_and_the_adapter(
         assert tuning.width == 1
     assert 1 <= tuning.workgroups <= 65535
     assert 0 <= tuning.workgroups * tuning.columns * column_width(half) - n < tuning.columns * column_width(half)
-    given = {"NORM": True, "RESIDUAL": False, "GATED": True, **constants}
+    given = {"NORM": True, "RESIDUAL": False, "GATED": True, "GELU": False, **constants}
     declared = declared_constants("matvec_dense", given, half=half, lanes=limits.lanes)
     assert declared["WORKGROUP"] == threads
     assert declared["VECTORS"] * column_width(half) == n

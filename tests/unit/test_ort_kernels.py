@@ -59,6 +59,7 @@ UNIFORMS: Mapping[str, Mapping[str, Number]] = {
     },
     "multiply": {"vec_size": 24, "element_count": 96},
     "silu": {"vec_size": 24, "attr": 1.0},
+    "gelu": {"vec_size": 24},
     "add": {
         "bcast_indices_shape": (1, 1, 64),
         "bcast_indices_stride": (64, 64),
@@ -293,6 +294,7 @@ def test_other_shapes_are_other_operations(name: str, uniforms: Mapping[str, Num
         ("matmul", "var kStart = 0;", "var kStart = kSplitK * i32(logical_global_id.z);"),
         ("multiply", "output[global_idx]=a * b;", "output[global_idx]=a / b;"),
         ("silu", "return a * x1;", "return x1;"),
+        ("gelu", "let expr = exp(-2 * abs(a));", "let expr = exp(-abs(a));"),
         ("add", "output[global_idx]=a + b;", "output[global_idx]=a - b;"),
         ("rotary", "let idx_j = idx_i + uniforms.half_rotary_dim;", "let idx_j = idx_i + 1u;"),
         ("rotary", "let base_position = 0u;", "let base_position = u32(position_ids[0]);"),
@@ -307,6 +309,7 @@ def test_other_shapes_are_other_operations(name: str, uniforms: Mapping[str, Num
         "split",
         "quotient",
         "sigmoid",
+        "another activation",
         "difference",
         "interleaved rotary",
         "given positions",
@@ -317,7 +320,7 @@ def test_variants_of_a_kernel_are_told_by_their_lines(name: str, line: str, inst
     assert found(KERNELS[name].without(line).with_line(instead), UNIFORMS[name]) is None
 
 
-@pytest.mark.parametrize("name", ["matmul", "multiply", "silu", "add", "rotary", "attention_split"])
+@pytest.mark.parametrize("name", ["matmul", "multiply", "silu", "gelu", "add", "rotary", "attention_split"])
 def test_scalar_arrays_are_another_kernel(name: str) -> None:
     assert found(replace(KERNELS[name], vectors=False), UNIFORMS[name]) is None
 
@@ -417,6 +420,7 @@ def test_weights_are_what_a_replacement_takes_for_constant() -> None:
         "matmul": ["b"],
         "multiply": [],
         "silu": [],
+        "gelu": [],
         "add": [],
         "norm": ["scale"],
         "skip_norm": ["gamma"],

@@ -3,7 +3,7 @@
 //
 // W as ONNX's MatMul has it, [K, N] row by row, of the type of x. Products and sums are float32.
 // NORM: x is x / sqrt(mean(x^2) + EPSILON) * gamma. RESIDUAL: + residual[n].
-// GATED: y[n] = silu(x.W[n]) * (x.W_up[n]).
+// GATED: y[n] = silu(x.W[n]) * (x.W_up[n]), with GELU gelu(x.W[n]) * (x.W_up[n]).
 //
 // COLUMNS neighbours load neighbouring 16 bytes of a row. SPAN threads share these columns; each takes every SPAN-th
 // run of four rows. Their sums are added by shuffles, then, if SPLIT, in workgroup memory, where one thread finishes
@@ -89,6 +89,15 @@ fn shuffled(sums: Sums, mask: u32) -> Sums {
 #endif
 }
 #endif
+
+// A gate is x * sigmoid(bent(x)): SiLU, or GELU by its form with tanh.
+fn bent(x: f32) -> f32 {
+#if GELU
+  return x * (1.5957691216057308 + 0.07135481627260025 * x * x);
+#else
+  return x;
+#endif
+}
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
@@ -179,7 +188,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       up *= inverse;
 #endif
 #if GATED
-      sum = sum / (1.0 + exp(-sum)) * up;
+      sum = sum / (1.0 + exp(-bent(sum))) * up;
 #endif
 #if RESIDUAL
       sum += f32(residual[n]);
@@ -201,7 +210,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #repeat j WIDE
   var sum = column_sum(sums, j);
 #if GATED
-  sum = sum / (1.0 + exp(-sum)) * column_sum(sums_up, j);
+  sum = sum / (1.0 + exp(-bent(sum))) * column_sum(sums_up, j);
 #endif
 #if RESIDUAL
   sum += f32(residual[vector * WIDE + j]);

@@ -5,7 +5,7 @@
 // of its block (BYTES: q - 128). ZEROS: q less the block's zero point, which is packed as q is, each row's from a whole
 // byte on. A row is whole blocks; what the last one has past K is not read. SIXTEENS: BLOCK is 16, else a multiple of 32.
 // NORM: x is x / sqrt(mean(x^2) + EPSILON) * gamma. RESIDUAL: + residual[n]. BIAS: + bias[n].
-// GATED: y[n] = silu(W[n].x) * (W_up[n].x); TIMES: silu(W[n].x) * up[n]. Sums are float32; with HALF, 16 products are added as float16 before that (BYTES, SIXTEENS: 8).
+// GATED: y[n] = silu(W[n].x) * (W_up[n].x); TIMES: silu(W[n].x) * up[n]; GELU: with GELU in place of SiLU. Sums are float32; with HALF, 16 products are added as float16 before that (BYTES, SIXTEENS: 8).
 //
 // SPAN threads share a row; each takes every SPAN-th run of 32 elements of ROWS rows (a tile: WORKGROUP / SPAN * ROWS
 // rows), so neighbours load neighbouring 16 bytes. A tile's weights are requested before x is, the next tile's before
@@ -341,6 +341,15 @@ fn request(tile: u32, team: u32, member: u32) -> Request {
   return wanted;
 }
 
+// A gate is x * sigmoid(bent(x)): SiLU, or GELU by its form with tanh.
+fn bent(x: f32) -> f32 {
+#if GELU
+  return x * (1.5957691216057308 + 0.07135481627260025 * x * x);
+#else
+  return x;
+#endif
+}
+
 @compute @workgroup_size(WORKGROUP)
 fn main(
   @builtin(workgroup_id) group: vec3<u32>,
@@ -560,10 +569,10 @@ fn main(
     if (writes) {
       let value = sum * SHARE;
 #if GATED
-      y[n] = element(value / (1.0 + exp(-value)) * (sum_up * SHARE));
+      y[n] = element(value / (1.0 + exp(-bent(value))) * (sum_up * SHARE));
 #else
 #if TIMES
-      y[n] = element(value / (1.0 + exp(-value)) * added);
+      y[n] = element(value / (1.0 + exp(-bent(value))) * added);
 #else
       y[n] = element(value + added);
 #endif

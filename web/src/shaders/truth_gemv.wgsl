@@ -7,7 +7,7 @@
 // magnitude of each value that is rounded on the way. A rounding error is at most `spread` times the unit roundoff times a
 // small factor (docs/design.md, "Checking"). Sums are taken in runs of RUN terms, so that their own error is far below.
 // GIVEN: y, rounded to `element`, is written as well, where no recorded buffer has it.
-// GATED: times `up`, the truth of the other half.
+// GATED: SiLU of that, or GELU of it if GELU, times `up`, the truth of the other half.
 // Bindings, those whose condition holds: x, weights, scales, zeros, gamma, residual, up, truth, y.
 // Constants: N, K, BLOCK (elements that share a scale; any divisor of K where DENSE), EPSILON if NORM. Dispatch: N / 64.
 
@@ -80,6 +80,15 @@ fn weight(n: u32, k: u32) -> f32 {
 }
 #endif
 
+// A gate is x * sigmoid(bent(x)): SiLU, or GELU by its form with tanh.
+fn bent(x: f32) -> f32 {
+#if GELU
+  return x * (1.5957691216057308 + 0.07135481627260025 * x * x);
+#else
+  return x;
+#endif
+}
+
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   let n = id.x;
@@ -116,10 +125,10 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   var value = sum;
   var spread = sqrt(squares) + abs(sum);
 #if GATED
-  // The slope of silu is at most 1.1.
-  let activated = sum / (1.0 + exp(-sum));
+  // The slopes of SiLU and GELU are at most 1.13.
+  let activated = sum / (1.0 + exp(-bent(sum)));
   value = activated * up[n].x;
-  spread = 1.1 * spread * abs(up[n].x) + abs(activated) * up[n].y + abs(value);
+  spread = 1.13 * spread * abs(up[n].x) + abs(activated) * up[n].y + abs(value);
 #endif
 #if RESIDUAL
   value += f32(residual[n]);

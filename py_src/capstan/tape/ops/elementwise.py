@@ -1,4 +1,4 @@
-"""Sums, products and SiLU of vectors, element by element: no kernel of ours does these alone, products join them."""
+"""Sums, products, SiLU and GELU of vectors, element by element: no kernel of ours does these alone, products join them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..operation import ELEMENT_BYTES, Kernel, Operation
 from ..ort_kernels import Met, OrtKernel, Rules, Signature
 from ..step_graph import Node
 
-__all__ = ["RULES", "Add", "Loose", "Multiply", "Silu", "total_of"]
+__all__ = ["RULES", "Add", "Gelu", "Loose", "Multiply", "Silu", "total_of"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,11 @@ class Add(Loose):
 @dataclass(frozen=True)
 class Silu(Loose):
     """x * sigmoid(x) of reads[0]"""
+
+
+@dataclass(frozen=True)
+class Gelu(Loose):
+    """GELU of reads[0], in the form with tanh."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,11 @@ def multiplied(met: Met) -> list[Node]:
 
 def activated(met: Met) -> list[Node]:
     what = Silu(4 * met.kernel.number("vec_size"), met.kernel.element)
+    return [met.node(what, (met.read("x"),), met.written("y"))]
+
+
+def gelu_activated(met: Met) -> list[Node]:
+    what = Gelu(4 * met.kernel.number("vec_size"), met.kernel.element)
     return [met.node(what, (met.read("x"),), met.written("y"))]
 
 
@@ -113,6 +123,20 @@ RULES = Rules(
             asked=("vec_size",),
             holds=lambda kernel: kernel.uniforms["attr"] == 1,
             parts=activated,
+        ),
+        Signature(
+            "gelu",
+            "gated",
+            ("x", "y"),
+            has=(
+                "x: array<vec4<f",
+                "let expr = exp(-2 * abs(a));",
+                "return sign(a) * (1 - expr) / (1 + expr);",
+                "y[global_idx]=a * (0.5 + 0.5 * tanh_v(a * (0.035677408136300125 * a * a + 0.7978845608028654)));",
+            ),
+            asked=("vec_size",),
+            holds=lambda kernel: kernel.number("vec_size") > 0,
+            parts=gelu_activated,
         ),
     ),
 )

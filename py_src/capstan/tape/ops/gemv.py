@@ -16,7 +16,7 @@ from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Share
 from ..ort_kernels import Met
 from ..step_graph import Node, StepGraph
 from ..witness import Witness
-from .elementwise import Add, Multiply, Silu
+from .elementwise import Add, Gelu, Multiply, Silu
 from .gemv_dense import column_width, tune_dense
 from .gemv_int4 import tune_matvec
 from .norm import Norm, RmsNorm
@@ -36,7 +36,8 @@ class MatVec(Operation):
     W is [n, k] in integers of `bits` with a scale, and a zero point if there are `zeros`, for each `block` of a row;
     or, without scales, [k, n] of numbers like those of x.
 
-    With `norm`, x is normalised first. With `up`, the result is silu(W x) * (W_up x). Buffers of weights by id.
+    With `norm`, x is normalised first. With `up`, the result is silu(W x) * (W_up x), or with `gelu` gelu(W x) *
+    (W_up x). Buffers of weights by id.
     """
 
     weights: int
@@ -55,6 +56,7 @@ class MatVec(Operation):
     """Of weights in integers: 4 or 8."""
     zeros: int | None = None
     """Zero points, packed as the weights are; None where each is half of the range."""
+    gelu: bool = False
 
     @property
     def title(self) -> str:
@@ -128,7 +130,7 @@ class MatVec(Operation):
             taken = {
                 name: ["recorded", buffer] for name, buffer in zip(names, weights, strict=False) if buffer is not None
             }
-            flags = {"RESIDUAL": False, "GATED": False, "GIVEN": False, **flags}
+            flags = {"RESIDUAL": False, "GATED": False, "GELU": False, "GIVEN": False, **flags}
             counts = (-(-self.n // 64), 1, 1)
             witness.run(
                 "truth_gemv", {**constants, **flags}, self.element == "f16", {**shared, **taken, **bindings}, counts
@@ -141,7 +143,7 @@ class MatVec(Operation):
         residual = {"residual": witness.keep(reads[1], self.n * each)} if self.residual else {}
         truth, y = witness.truths(self.n), witness.keep(writes[0], self.n * each)
         made = {"truth": truth, "y": y} if given else {"truth": truth}
-        flags = {"RESIDUAL": self.residual, "GATED": self.up is not None, "GIVEN": given}
+        flags = {"RESIDUAL": self.residual, "GATED": self.up is not None, "GELU": self.gelu, "GIVEN": given}
         run((self.weights, self.scales, self.zeros), flags, {**residual, **up, **made})
         if not given:
             witness.judge("result", self.element, y, truth)
@@ -153,6 +155,7 @@ def plan_matvec(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
         "NORM": what.norm is not None,
         "RESIDUAL": what.residual,
         "GATED": what.up is not None,
+        "GELU": what.gelu,
     }
     if what.norm is not None:
         fused["EPSILON"] = what.norm.epsilon
@@ -173,7 +176,7 @@ def fits_matvec(what: MatVec) -> bool:
 
 
 def gates_joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
-    """Let one product compute silu(W x) * (W_up x) where nobody else reads what passes between the parts."""
+    """Let one product compute silu(W x) * (W_up x), or that with GELU, where nobody else reads what passes between the parts."""
     readers, makers = graph.readers(), graph.makers()
     lasting = set(graph.last.values())
 
@@ -190,7 +193,7 @@ def gates_joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
             continue
         for gate_value, up_value in (node.reads, node.reads[::-1]):
             silu, up = made_for(gate_value, node), made_for(up_value, node)
-            if silu is None or up is None or not isinstance(silu.what, Silu):
+            if silu is None or up is None or not isinstance(silu.what, Silu | Gelu):
                 continue
             gate = made_for(silu.reads[0], silu)
             if gate is None or gate.reads != up.reads:
@@ -199,9 +202,10 @@ def gates_joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
                 continue
             if silu.what.size == node.what.size == gate.what.n:
                 weights = [up.what.weights, up.what.scales, up.what.zeros]
+                other = tuple(buffer for buffer in weights if buffer is not None)
                 joined[node.writes[0]] = replace(
                     gate,
-                    what=replace(gate.what, up=tuple(buffer for buffer in weights if buffer is not None)),
+                    what=replace(gate.what, up=other, gelu=isinstance(silu.what, Gelu)),
                     writes=node.writes,
                     position=node.position,
                     origins=gate.origins | up.origins | silu.origins | node.origins,
