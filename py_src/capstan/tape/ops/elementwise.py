@@ -1,4 +1,4 @@
-"""Sums, products, SiLU and GELU of vectors, element by element: no kernel of ours does these alone, products join them."""
+"""Sums, products and activations of vectors, element by element: no kernel of ours makes these, products join them."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def fits_matvec(what: MatVec) -> bool:
 
 
 def gates_joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
-    """Let one product compute silu(W x) * (W_up x), or that with GELU, where nobody else reads what passes between the parts."""
+    """Let one product compute silu(W x) * (W_up x), or that with GELU, where nobody else reads what passes between."""
     readers, makers = graph.readers(), graph.makers()
     lasting = set(graph.last.values())
 
