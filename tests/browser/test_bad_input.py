@@ -65,7 +65,7 @@ FOLDERS = {
     "wrong-field": ("ConfigError", ["model.decoder.head_size", '"16"']),
     "missing-field": ("ConfigError", ["model.vocab_size"]),
     "wrong-search": ("OptionError", ["temperature is -1", "greater than 0"]),
-    "other-type": ("UnsupportedModelError", ["model.type", '"whisper" is not supported', "llama"]),
+    "other-type": ("UnsupportedModelError", ["model.type", '"whisper" has an encoder', "llama"]),
     "more-layers": ("UnsupportedModelError", ["past_key_values.2.key", "3 layers"]),
     "short-weights": (
         "ModelFileError",

@@ -62,6 +62,7 @@ def test_a_cut_keeps_the_limits_of_the_shader_and_the_adapter(
         "RESIDUAL": False,
         "BIAS": False,
         "TIMES": False,
+        "GELU": False,
         "BLOCK": 32,
         **PLAIN,
         **tuning.constants(),

@@ -252,7 +252,7 @@ class TestRefusing:
 
     def test_an_unsupported_type_is_found_before_the_weights_are_fetched(self, host: PaperHost) -> None:
         change(host, model={"type": "whisper"})
-        with pytest.raises(UnsupportedModelError, match='"whisper" is not supported'):
+        with pytest.raises(UnsupportedModelError, match='"whisper" has an encoder'):
             load()
         assert host.opened == []
 
