@@ -141,7 +141,10 @@ def test_a_bad_request_is_refused(what: str, harness: Harness, scripts: PageScri
         ({"kind": "chat"}, "a request's kind is 'chat'; it must be"),
         ({"kind": "models", "action": "list"}, "which: missing in the request 'models'; null is"),
         ({"kind": "models", "action": "purge", "which": None}, "action is 'purge'; it must be list, evict or verify"),
-        ({"kind": "generate", "model": "x", "prompt": "y"}, "device, capture, run_ahead, prompt_ids, max_new_tokens,"),
+        (
+            {"kind": "generate", "model": "x", "prompt": "y"},
+            "dtype, device, capture, run_ahead, prompt_ids, max_new_tokens,",
+        ),
     ],
 )
 def test_a_request_that_the_protocol_has_not_is_refused(
