@@ -42,8 +42,8 @@ PICKED = """async url => {
   const files = [];
   for (const name of names) files.push(new File([await (await fetch(url + name)).blob()], name, { lastModified: 5 }));
   const request = {
-    kind: "generate", dtype: null, device: "wasm", capture: "tape", run_ahead: null, prompt: null, prompt_ids: [5, 6, 7],
-    max_new_tokens: 4, search: { do_sample: false },
+    kind: "generate", dtype: null, device: "wasm", capture: "tape", run_ahead: null, prompt: null,
+    prompt_ids: [5, 6, 7], max_new_tokens: 4, search: { do_sample: false },
   };
   const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle("chosen", { create: true });
   for (const file of files) {
