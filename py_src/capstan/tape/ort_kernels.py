@@ -10,12 +10,26 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
+from .kernel_plan import WorkgroupLimits
 from .recording import Command, Dispatch, DispatchIndirect, Op, Pipeline, Recording
 from .step_graph import Node, StepGraph, Values, What, walk
 from .uniforms import Number, uniform_values
 
-__all__ = ["Fold", "Met", "OrtKernel", "Rules", "Signature", "bound", "element_of", "read_step", "recognise"]
+__all__ = [
+    "Fold",
+    "Met",
+    "OrtKernel",
+    "Rules",
+    "RunReader",
+    "Signature",
+    "bound",
+    "element_of",
+    "read_step",
+    "recognise",
+]
 
 
 @dataclass(frozen=True)
@@ -110,6 +124,33 @@ def element_of(pipeline: Pipeline) -> str | None:
     """'f16' or 'f32', None if the pipeline's arrays are of both or neither; attention's sums are always f32."""
     found = {element for name, element in FLOATS.findall(pipeline.code) if name != "metadata"}
     return found.pop() if len(found) == 1 else None
+
+
+@dataclass
+class RunReader:
+    """What finds one kind of operation in a recorded run of `rows` positions: its `read` is asked of each operation,
+    then `joined` of the whole."""
+
+    recording: Recording
+    ops: Sequence[Command]
+    weights: Mapping[int, Any]
+    """Quantized weights by recorded buffer; see Products in ops/matmul.py."""
+    rows: int
+    values: Values
+    limits: WorkgroupLimits
+
+    @cached_property
+    def uploaded(self) -> Mapping[int, bytes]:
+        return self.recording.uploaded()
+
+    @cached_property
+    def changed(self) -> frozenset[int]:
+        """Buffers that the run writes."""
+        return frozenset(buffer for op in self.ops for buffer in self.recording.writes(op))
+
+    def joined(self, graph: StepGraph) -> StepGraph:
+        """The graph with what is found only between operations."""
+        return graph
 
 
 def bound(

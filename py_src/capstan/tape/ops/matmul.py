@@ -14,9 +14,9 @@ from typing import Any
 from ...errors import TapeError
 from ..kernel_plan import KernelPlan, WorkgroupLimits
 from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
-from ..ort_kernels import bound
+from ..ort_kernels import RunReader, bound
 from ..recording import Command, Dispatch, Recording
-from ..step_graph import Node, StepGraph, Values
+from ..step_graph import Node, StepGraph
 from .matmul_matrices import MatrixMatMul, fits_matrices
 
 __all__ = [
@@ -236,23 +236,13 @@ def _converts(recording: Recording, op: Dispatch, at: Mapping[str, int]) -> bool
 
 
 @dataclass
-class Products:
+class Products(RunReader):
     """Reads a recorded run of `rows` positions: each of its int4 products as two nodes, the input in int8 and the
     product of that."""
 
-    recording: Recording
-    ops: Sequence[Command]
     weights: Mapping[int, NBitsWeights]
-    """By recorded buffer."""
-    rows: int
-    values: Values
-    limits: WorkgroupLimits
     origin: dict[int, tuple[int, int]] = field(default_factory=dict)
     """What a converted value was made of, and by which operation."""
-
-    def __post_init__(self) -> None:
-        self.uploaded = self.recording.uploaded()
-        self.changed = frozenset(buffer for op in self.ops for buffer in self.recording.writes(op))
 
     def read(self, index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
         """What a recorded operation computes, from the values that it reads and writes by buffer; None if it is no

@@ -8,9 +8,9 @@ from math import prod
 
 from ..kernel_plan import KernelPlan, MatrixSize, WorkgroupLimits
 from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
-from ..ort_kernels import bound, element_of
-from ..recording import Command, Dispatch, Recording
-from ..step_graph import Node, StepGraph, Values
+from ..ort_kernels import RunReader, bound, element_of
+from ..recording import Dispatch
+from ..step_graph import Node
 from .gemv_recorded import DENSE_LINES, dense_shape
 
 __all__ = ["DenseProducts", "MatrixMatMul", "MatrixTiling", "fits_matrices", "plan_matrices", "tune_matrices"]
@@ -174,20 +174,8 @@ def plan_matrices(what: MatrixMatMul, limits: WorkgroupLimits) -> KernelPlan:
 
 
 @dataclass
-class DenseProducts:
+class DenseProducts(RunReader):
     """Reads a recorded run of `rows` positions: its products by dense float16 weights."""
-
-    recording: Recording
-    ops: Sequence[Command]
-    others: object
-    """The weights in int4, which are others'."""
-    rows: int
-    values: Values
-    limits: WorkgroupLimits
-
-    def __post_init__(self) -> None:
-        self.uploaded = self.recording.uploaded()
-        self.changed = frozenset(buffer for op in self.ops for buffer in self.recording.writes(op))
 
     def read(self, index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
         """What a recorded operation computes, from the values that it reads and writes by buffer; None if it is no
@@ -212,7 +200,3 @@ class DenseProducts:
         if not fits_matrices(what, self.limits):
             return None
         return [Node(what, (reads[at["a"]],), (writes[at["output"]],), index, frozenset({index}))]
-
-    def joined(self, graph: StepGraph) -> StepGraph:
-        """Nothing is joined to them."""
-        return graph

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from ..kernel_plan import KernelPlan, MatrixSize, WorkgroupLimits
 from ..operation import ELEMENT_BYTES, Kernel, Operation, Value
-from ..ort_kernels import bound, element_of
-from ..recording import Command, Dispatch, Recording
-from ..step_graph import Node, StepGraph, Values
+from ..ort_kernels import RunReader, bound, element_of
+from ..recording import Dispatch
+from ..step_graph import Node
 
 __all__ = [
     "AttentionTiling",
@@ -198,19 +198,8 @@ def number_in(code: str, name: str) -> int:
 
 
 @dataclass
-class PrefillAttentions:
+class PrefillAttentions(RunReader):
     """Reads a recorded run of `rows` positions: its attention, where that is causal, in float16, over whole caches."""
-
-    recording: Recording
-    ops: Sequence[Command]
-    others: object
-    """The weights in int4, which are others'."""
-    rows: int
-    values: Values
-    limits: WorkgroupLimits
-
-    def __post_init__(self) -> None:
-        self.uploaded = self.recording.uploaded()
 
     def read(self, index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
         """What a recorded operation computes, from the values that it reads and writes by buffer; None if it is no
@@ -241,7 +230,3 @@ class PrefillAttentions:
             return None
         read = tuple(reads[at[name]] for name in BINDINGS[:-1])
         return [Node(what, read, (writes[at["output"]],), index, frozenset({index}))]
-
-    def joined(self, graph: StepGraph) -> StepGraph:
-        """Nothing is joined to it."""
-        return graph
