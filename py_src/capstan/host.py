@@ -51,8 +51,13 @@ class Host(Protocol):
     def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
         """What capstan.tokenizer.Tokenizer drives."""
 
-    async def adopt(self, path: Any) -> str:
-        """The folder's name, ending in a slash, of what `Model.load` was given."""
+    async def adopt(self, path: Any, keep: bool) -> str:
+        """The folder's name, ending in a slash, of what `Model.load` was given. `keep` says whether a hub's repository
+        may be as it was kept at its last load, and its small files may be kept."""
+
+    async def forget(self, addresses: Sequence[str] | None) -> int:
+        """Let go of what is kept of the hubs' repositories that have, or are, one of these addresses; None is all. How
+        many bytes that were."""
 
     async def backing(self, folder: str) -> Backing | None:
         """Where files of one kind are kept from one start to the next; None if nowhere."""

@@ -20,8 +20,9 @@ class HubRepository:
     """A repository of a hub, for `Model.load` and `plan`: `HubRepository("OWNER/NAME", "https://HUB")`.
 
     `hub` is the hub's address, which has no default: only what is asked for here leaves the page's origin. `revision`
-    is a branch, a tag or a commit; all files are read from the commit that it is when the load begins. `token` is sent
-    to that hub alone, not to where it redirects.
+    is a branch, a tag or a commit; all files are read from the commit that it is when it is first loaded. Later loads
+    take what is stored of that commit without asking the hub, until `WeightStore.evict`. `token` is sent to that hub
+    alone, not to where it redirects.
 
     Raises OptionError.
     """

@@ -214,7 +214,7 @@ async def open_model(
 ) -> Opened:
     """Read the folder's small files, check them, then load the graph and the weights."""
     with during_load(host.now) as times:
-        folder = await host.adopt(path)
+        folder = await host.adopt(path, keep_weights)
         with phase("files"):
             found, files = await read_small_files(host, folder, device, dtype, keep_weights, progress)
         config = found.config

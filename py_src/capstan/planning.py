@@ -39,7 +39,7 @@ async def plan(
     in all; WebGPU does not tell how much memory there is.
     """
     host = current_host()
-    folder = await host.adopt(path)
+    folder = await host.adopt(path, keep=True)
     found = await find_model(host, folder, device, dtype)
     require_lengths(batch_size, 1 if max_length is None else max_length, found.config.context_length)
     return await host.fit(folder, found.config, device, batch_size, max_length, budget, found.onnx)

@@ -46,6 +46,7 @@ class HubServer(ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False
+    stopped = False
 
     def __init__(self, repositories: dict[str, Repository], cdn: CdnServer) -> None:
         self.repositories = repositories
@@ -67,6 +68,7 @@ class CdnServer(ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False
+    stopped = False
 
     def __init__(self) -> None:
         self.files: dict[str, Path] = {}
@@ -84,6 +86,11 @@ class Handler(BaseHTTPRequestHandler):
     exposed = ""
     name = ""
     server: HubServer | CdnServer
+
+    def parse_request(self) -> bool:
+        """Nothing is answered on connections that outlive the server."""
+        self.close_connection = True
+        return not self.server.stopped and super().parse_request()
 
     def do_OPTIONS(self) -> None:
         self._note()
@@ -221,4 +228,7 @@ class CdnHandler(Handler):
 def running_hub(repositories: dict[str, Repository]) -> Iterator[HubServer]:
     """A hub and its server of large files, for as long as the block runs."""
     with running_server(CdnServer()) as cdn, running_server(HubServer(repositories, cdn)) as hub:
-        yield hub
+        try:
+            yield hub
+        finally:
+            hub.stopped = cdn.stopped = True

@@ -115,6 +115,36 @@ def test_weights_are_stored_and_read_from_there_the_next_time(
     assert any(request.range for request in hub.requests) or sizes
 
 
+def test_a_second_load_asks_nobody_until_the_weights_are_evicted(
+    hub: HubServer, harness: Harness, scripts: PageScripts
+) -> None:
+    ids = oracle.greedy(LLAMA, PROMPT, 12)
+    with running_hub({"nano/llama": hub.repositories["nano/llama"]}) as server:
+        model = named(server, "nano/llama", revision="main")
+        assert generated(harness, model, device="wasm")["token_ids"] == ids
+        server.requests.clear()
+        assert generated(harness, model, device="webgpu")["token_ids"] == ids
+        assert server.requests == []
+        assert harness.exec(NOT_KEPT, [], [server.url]).status == 0
+        assert {request.server for request in server.requests} == {"hub", "cdn"}
+    commit = {**model, "revision": hub.repositories["nano/llama"].commit}
+    assert generated(harness, commit, device="wasm")["token_ids"] == ids
+    evicted = harness.reply({"kind": "models", "action": "evict", "which": f"{server.url}/nano/llama"})
+    small = ("config.json", "tokenizer.json", "tokenizer_config.json", "onnx/model_q4.onnx")
+    folder = hub.repositories["nano/llama"].folder
+    assert evicted["result"]["freed"] > sum((folder / name).stat().st_size for name in (*small, *PARTS))
+    scripts.expect(REFUSED)
+    assert "cannot be asked for nano/llama at main" in refusal(harness, model)
+
+
+NOT_KEPT = """
+import sys, capstan
+repository = capstan.HubRepository("nano/llama", sys.argv[1])
+model = await capstan.Model.load(repository, device="wasm", disable_file_mapped_weights=True)
+await model.aclose()
+"""
+
+
 def test_a_revision_may_be_a_commit(hub: HubServer, harness: Harness, scripts: PageScripts) -> None:
     model = named(hub, "nano/llama", revision=hub.repositories["nano/llama"].commit)
     assert generated(harness, model, device="wasm")["token_ids"] == oracle.greedy(LLAMA, PROMPT, 12)
@@ -169,8 +199,8 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
         "the token's account has no access to nano/gated at main (HTTP 403, GatedRepo); ask for access",
     ),
     "token": (
-        {"repository": "nano/llama", "token": "hub_forged"},
-        "the token is not valid for nano/llama at main (HTTP 401); give another one",
+        {"repository": "nano/empty", "token": "hub_forged"},
+        "the token is not valid for nano/empty at main (HTTP 401); give another one",
     ),
     "revision": (
         {"repository": "nano/llama", "revision": "v2"},

@@ -90,7 +90,7 @@ class PaperHost:
         self.read_names.append(folder + name)
         return self.files.get(name)
 
-    async def adopt(self, path: Any) -> str:
+    async def adopt(self, path: Any, keep: bool) -> str:
         folder = str(path)
         return folder if folder.endswith("/") else folder + "/"
 

@@ -16,7 +16,15 @@ import type {
 } from "./protocol";
 import { freeBytes, openBacking } from "./storage/backing";
 import { Chunk } from "./storage/chunk";
-import { hubRefusal, inRepository, openRepository } from "./storage/hub";
+import {
+  forgetRepositories,
+  hubRefusal,
+  inRepository,
+  keepFile,
+  keepRepository,
+  keptFile,
+  openRepository,
+} from "./storage/hub";
 import { Memory } from "./storage/memory";
 import { adopt, listing, pickedFile } from "./storage/picked";
 import { fetchedOnce, prefetch } from "./storage/prefetch";
@@ -79,6 +87,8 @@ function makeHost(base: string): Record<string, unknown> {
 const storage = {
   adopt,
   openRepository,
+  keepRepository,
+  forgetRepositories,
   listing,
   absolute,
   openBacking,
@@ -94,6 +104,8 @@ async function fetchOptional(url: string): Promise<Uint8Array | null> {
   const file = await pickedFile(url);
   if (file !== undefined) return file && new Uint8Array(await file.arrayBuffer());
   if (inRepository(url) === false) return null;
+  const kept = await keptFile(url);
+  if (kept) return kept;
   const response = await fetchedOnce(url);
   if (response.status === 404) return null;
   return whole(url, readable(url, response));
@@ -111,20 +123,23 @@ async function fileExists(url: string): Promise<boolean> {
   return true;
 }
 
-/** A response's body; its breaking off as an error that names the file. */
+/** A response's body, kept if it is a hub's; its breaking off as an error that names the file. */
 async function whole(
   url: string,
   response: Response,
   progress: ((done: number, total: number) => void) | null = null,
 ): Promise<Uint8Array> {
+  let content: Uint8Array<ArrayBuffer>;
   try {
-    return progress ? await told(response, progress) : new Uint8Array(await response.arrayBuffer());
+    content = progress ? await told(response, progress) : new Uint8Array(await response.arrayBuffer());
   } catch (error) {
     throw new EngineError(
       "ModelFileError",
       `${url} broke off while it was read: ${String(error)}; load the model again`,
     );
   }
+  await keepFile(url, content);
+  return content;
 }
 
 async function fetchBytes(url: string, progress: ((done: number, total: number) => void) | null): Promise<Uint8Array> {
@@ -132,11 +147,14 @@ async function fetchBytes(url: string, progress: ((done: number, total: number) 
   if (file) return new Uint8Array(await file.arrayBuffer());
   if (file === null)
     throw new EngineError("ModelFileError", `${url} is not in the picked folder; pick the model's own`);
-  return whole(url, readable(url, await fetchedOnce(url)), progress);
+  return (await keptFile(url)) ?? whole(url, readable(url, await fetchedOnce(url)), progress);
 }
 
 /** A response's body, with its progress told. */
-async function told(response: Response, progress: (done: number, total: number) => void): Promise<Uint8Array> {
+async function told(
+  response: Response,
+  progress: (done: number, total: number) => void,
+): Promise<Uint8Array<ArrayBuffer>> {
   const total = Number(response.headers.get("Content-Length") ?? 0);
   const parts: Uint8Array[] = [];
   let done = 0;

@@ -6,7 +6,7 @@ import asyncio
 import json
 from array import array
 from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -112,9 +112,9 @@ class PageHost:
     def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
         return PageBackend(host.make_tokenizer(tokenizer_json, tokenizer_config_json))
 
-    async def adopt(self, path: Any) -> str:
+    async def adopt(self, path: Any, keep: bool) -> str:
         if isinstance(path, HubRepository):
-            return await storage.open_repository(path)
+            return await storage.open_repository(path, keep)
         if not isinstance(path, str):
             return await storage.adopt(path)
         return path if path.endswith("/") else path + "/"
@@ -146,7 +146,13 @@ class PageHost:
 
         with phase("adapter"):
             chosen, reason = await choose_device(device)
-        return await on_device(device, chosen, reason, open_on)
+        opened = await on_device(device, chosen, reason, open_on)
+        if keep_weights:
+            await storage.keep_repository(folder)
+        return opened
+
+    async def forget(self, addresses: Sequence[str] | None) -> int:
+        return await storage.forget_repositories(addresses)
 
     async def _open_webgpu(
         self,

@@ -23,6 +23,8 @@ __all__ = [
     "absolute",
     "adopt",
     "assumed_source",
+    "forget_repositories",
+    "keep_repository",
     "listing",
     "make_chunk",
     "memory",
@@ -51,11 +53,22 @@ async def adopt(folder: Any) -> str:
         return str(await _capstan_host.storage.adopt(folder))
 
 
-async def open_repository(repository: HubRepository) -> str:
-    """The address of a repository's files at the commit that its revision is now."""
+async def open_repository(repository: HubRepository, keep: bool) -> str:
+    """The address of a repository's files at one commit: with `keep` that of the last load, if there was one, else
+    the one that its revision is now."""
     with storage_errors():
-        asked = (repository.id, repository.hub, repository.revision, repository.token or None)
+        asked = (repository.id, repository.hub, repository.revision, keep, repository.token or None)
         return str(await _capstan_host.storage.openRepository(*asked))
+
+
+async def keep_repository(folder: str) -> None:
+    """Let the next load of a repository take this commit, without asking the hub; nothing for any other folder."""
+    await _capstan_host.storage.keepRepository(folder)
+
+
+async def forget_repositories(addresses: Sequence[str] | None) -> int:
+    """Forget what is kept of repositories; see capstan.host.Host.forget."""
+    return int(await _capstan_host.storage.forgetRepositories(None if addresses is None else json.dumps(addresses)))
 
 
 async def listing(folder: str) -> list[str] | None:

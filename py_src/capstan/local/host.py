@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -81,7 +81,10 @@ class LocalHost:
     def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
         return LocalBackend(tokenizer_json, tokenizer_config_json)
 
-    async def adopt(self, path: Any) -> str:
+    async def forget(self, addresses: Sequence[str] | None) -> int:
+        return 0
+
+    async def adopt(self, path: Any, keep: bool) -> str:
         if isinstance(path, HubRepository):
             raise OptionError(f"{path} can be read in a page only; download the repository and give its directory")
         if not isinstance(path, str | os.PathLike):

@@ -65,12 +65,13 @@ class Verification:
 class WeightStore:
     """The weights that this origin keeps: in its private file system, else in the Cache API, else not at all.
 
-    `which` of the methods is a content hash, a data file's URL or a model folder's URL; without it they are about
-    everything. All tabs of the origin see the same files.
+    `which` of the methods is a content hash, a data file's URL, or the URL of a model folder or of a hub's repository
+    (HUB/OWNER/NAME); without it they are about everything. All tabs of the origin see the same files.
     """
 
     def __init__(self, backing: Backing | None = None) -> None:
         self._backing = backing
+        self._is_the_hosts = backing is None
 
     async def kind(self) -> str:
         """'opfs', 'cache', or 'memory' where weights are kept only as long as a model is open."""
@@ -103,7 +104,8 @@ class WeightStore:
         return found + partial
 
     async def evict(self, which: str | None = None) -> int:
-        """Remove files and return how many bytes they held.
+        """Remove files and return how many bytes they held. With files of a hub's repository its small ones go too, and
+        the next load asks the hub what the repository is now.
 
         Raises StorageError, with nothing of that file removed, while another tab has it open.
         """
@@ -112,6 +114,7 @@ class WeightStore:
             return 0
         freed = 0
         names = await backing.names()
+        addresses = [] if which is None else [which]
         for stored in await self.list():
             if not stored.called(which):
                 continue
@@ -122,9 +125,12 @@ class WeightStore:
             else:
                 await self._remove(backing, stored.content)
             freed += stored.stored_bytes
+            addresses += stored.sources
         if which is None:
             for name in names:
                 await backing.remove(name)
+        if self._is_the_hosts:
+            freed += await current_host().forget(None if which is None else addresses)
         return freed
 
     async def verify(self, which: str | None = None) -> builtins.list[Verification]:

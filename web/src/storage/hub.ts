@@ -1,4 +1,5 @@
-// Repositories of a hub, opened at one commit: their files have addresses there, which never change.
+// Repositories of a hub, opened at one commit: their files have addresses there, which never change. What a hub told of
+// a repository and its small files are kept after a load, so that the next one asks the hub for nothing.
 
 import { EngineError } from "../errors";
 
@@ -8,6 +9,10 @@ interface Opened {
   token: string | null;
   commit: string;
   files: Map<string, Listed>;
+  /** Whether its small files may be kept, and read from where they are. */
+  keep: boolean;
+  /** What the hub told of it, and where that is kept. */
+  answer: { address: string; text: string };
 }
 
 /** A file as the hub lists it; null for what it does not tell. */
@@ -25,28 +30,30 @@ interface Answer {
 /** By the address of their files, which ends in a slash. */
 const repositories = new Map<string, Opened>();
 
+/** The cache that they are kept in, by their addresses. */
+const KEPT = "capstan-repositories";
+/** Larger files are not small: weights have a store of their own. */
+const LARGEST_KEPT = 64 << 20;
+
 /**
- * Ask a hub for a repository's commit and files; the address of the latter, as a model folder's. A token that Python
- * leaves out is undefined here.
+ * The address of a repository's files at the commit that its revision is, as a model folder's: the commit of the last
+ * load if `keep` lets that be looked up and there was one, else the hub is asked. A token that Python leaves out is
+ * undefined here.
  */
 export async function openRepository(
   id: string,
   hub: string,
   revision: string,
+  keep: boolean,
   given?: string | null,
 ): Promise<string> {
   const token = given ?? null;
   const name = `${id} at ${revision}`;
+  const noted = `${hub}/${id}/revision/${encodeURIComponent(revision)}`;
   const url = `${hub}/api/models/${id}/revision/${encodeURIComponent(revision)}?blobs=true`;
-  let response: Response;
-  try {
-    response = await fetch(url, { headers: bearer(token) });
-  } catch (error) {
-    const remedy = "check the address, the network and that the hub allows this page (CORS)";
-    throw new EngineError("ModelFileError", `the hub ${hub} cannot be asked for ${name} (${String(error)}); ${remedy}`);
-  }
-  if (!response.ok) throw new EngineError("ModelFileError", `${hub}: ${reason(response, name, token)}`);
-  const { sha, siblings } = (await response.json().catch(() => ({}))) as Answer;
+  const last = keep ? await kept(noted) : null;
+  const text = last ? await last.text() : await asked(url, hub, name, token);
+  const { sha, siblings } = parsed(text);
   if (typeof sha !== "string" || !/^[0-9a-f]{7,64}$/.test(sha) || !Array.isArray(siblings)) {
     throw new EngineError("ModelFileError", `${url} is no answer of a hub about a repository; check the hub's address`);
   }
@@ -60,8 +67,97 @@ export async function openRepository(
     });
   }
   const folder = `${hub}/${id}/resolve/${sha}/`;
-  repositories.set(folder, { name, token, commit: sha, files });
+  repositories.set(folder, { name, token, commit: sha, files, keep, answer: { address: noted, text } });
   return folder;
+}
+
+/** What the hub answers of a repository. */
+async function asked(url: string, hub: string, name: string, token: string | null): Promise<string> {
+  let response: Response;
+  try {
+    response = await fetch(url, { headers: bearer(token) });
+  } catch (error) {
+    const remedy = "check the address, the network and that the hub allows this page (CORS)";
+    throw new EngineError("ModelFileError", `the hub ${hub} cannot be asked for ${name} (${String(error)}); ${remedy}`);
+  }
+  if (!response.ok) throw new EngineError("ModelFileError", `${hub}: ${reason(response, name, token)}`);
+  return response.text();
+}
+
+function parsed(text: string): Answer {
+  try {
+    return (JSON.parse(text) ?? {}) as Answer;
+  } catch {
+    return {};
+  }
+}
+
+/** A kept answer or file; null if there is none, or nothing can be kept here. */
+async function kept(address: string): Promise<Response | null> {
+  try {
+    return (await (await caches.open(KEPT)).match(address, { ignoreVary: true })) ?? null;
+  } catch {
+    return null;
+  }
+}
+
+/** Keep an answer or a file. Where that cannot be done it is asked for again the next time. */
+async function keep(address: string, content: string | Uint8Array<ArrayBuffer>): Promise<void> {
+  const size = typeof content === "string" ? new TextEncoder().encode(content).length : content.length;
+  try {
+    const response = new Response(content, { headers: { "Content-Length": String(size) } });
+    await (await caches.open(KEPT)).put(address, response);
+  } catch {
+    // There is no Cache API, or it is full.
+  }
+}
+
+/** A small file of a repository as it was kept; null for any other file. */
+export async function keptFile(url: string): Promise<Uint8Array | null> {
+  if (!repositoryOf(url)?.[0].keep) return null;
+  const found = await kept(url);
+  return found && new Uint8Array(await found.arrayBuffer());
+}
+
+/** Keep a file that was read whole, if it is a small one of a repository. */
+export async function keepFile(url: string, content: Uint8Array<ArrayBuffer>): Promise<void> {
+  if (repositoryOf(url)?.[0].keep && content.length <= LARGEST_KEPT) await keep(url, content);
+}
+
+/** Let the next load of an opened repository take the commit of this one, which has succeeded. */
+export async function keepRepository(folder: string): Promise<void> {
+  const opened = repositories.get(folder);
+  if (!opened?.keep) return;
+  const { address, text } = opened.answer;
+  // The commit names itself too.
+  for (const name of [address, `${address.slice(0, address.lastIndexOf("/"))}/${opened.commit}`])
+    await keep(name, text);
+}
+
+/**
+ * Forget what is kept of the repositories that have, or are, one of these addresses (a JSON array); null is all. How
+ * many bytes that were.
+ */
+export async function forgetRepositories(addresses?: string | null): Promise<number> {
+  const which = addresses ? (JSON.parse(addresses) as string[]).map(withSlash) : null;
+  let freed = 0;
+  try {
+    const cache = await caches.open(KEPT);
+    for (const request of await cache.keys()) {
+      const repository = withSlash(request.url.split(/\/(?:resolve|revision)\//)[0]!);
+      if (which && !which.some((name) => name.startsWith(repository) || withSlash(request.url).startsWith(name)))
+        continue;
+      freed += Number((await cache.match(request))?.headers.get("Content-Length") ?? 0);
+      await cache.delete(request);
+    }
+  } catch {
+    // There is no Cache API.
+  }
+  return freed;
+}
+
+function withSlash(address: string): string {
+  return address.replace(/\/?$/, "/");
 }
 
 function bearer(token: string | null): Record<string, string> {
