@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from buildtools.server import SiteServer
+from capstan.graph import parse, serialize
 from capstan.graph.onnx_pb2 import ModelProto
 from tests import oracle
 from tests.browser.model_variants import LLAMA, Variants, keeping_logits
@@ -225,3 +228,74 @@ def test_a_plain_optimum_export_is_captured_and_picks_what_the_genai_export_does
         if device == "webgpu":
             assert (found["capture"], found["capture_note"]) == ("tape", None)
             assert "left out" not in found["tape_passes"], found["tape_passes"]
+
+
+def with_magnitudes(model: ModelProto) -> None:
+    """The same values: weights of attention are no less than 0. Attention over them is not recognised."""
+    softmax = next(node for node in model.graph.node if node.op_type == "Softmax")
+    index = list(model.graph.node).index(softmax)
+    softmax.output[0], made = "before_magnitude", softmax.output[0]
+    node = ModelProto().graph.node.add(op_type="Abs", name="/magnitude", input=["before_magnitude"], output=[made])
+    model.graph.node.insert(index + 1, node)
+
+
+GROWING = """
+import json, sys
+import capstan
+from capstan.fallback import fallbacks
+
+[url] = models.values()
+device, ids = json.loads(sys.argv[1])
+before = fallbacks()
+model = await capstan.Model.load(url, device=device)
+counted = {what: count - before.get(what, 0) for what, count in fallbacks().items()}
+params = capstan.GeneratorParams(model)
+params.set_search_options(do_sample=False, max_length=200)
+found = []
+async with capstan.Generator(model, params) as generator:
+    for length in (0, 9, 6, 0):
+        generator.rewind_to(length)
+        generator.append_tokens(ids[length:12])
+        for _ in range(6):
+            await generator.generate_next_token_async()
+        found.append(list(generator.get_sequence()))
+    told = [generator.capture, generator.capture_note]
+    # Another prompt, in two runs over caches that there are already.
+    generator.rewind_to(4)
+    generator.append_tokens([(31 * i + 7) % 509 for i in range(100)])
+    await generator.generate_next_token_async()
+    long = list(generator.get_sequence())
+await model.aclose()
+print(json.dumps([found, told, counted, long]))
+"""
+
+
+@pytest.mark.parametrize("device", ["webgpu", "wasm"])
+def test_attention_that_is_not_recognised_runs_eagerly_over_caches_that_grow(
+    device: str, site: SiteServer, harness: Harness, scripts: PageScripts, tmp_path: Path
+) -> None:
+    scripts.expect(GONE)
+    folder = copied(FIXTURES / "repositories" / "nano-optimum", tmp_path / f"growing-{device}", with_magnitudes)
+    site.models[folder.name] = folder
+    oracle_folder = FIXTURES / "nano-float"
+    ids = [*PROMPT, *oracle.greedy(oracle_folder, PROMPT, 24)]
+    done = harness.exec(GROWING, [folder.name], [json.dumps([device, ids[:12]])])
+    assert done.status == 0, done.stderr
+    found, (capture, note), counted, long = json.loads(done.stdout)
+    assert found == [ids[:18]] * 4
+    assert long[104] == oracle.greedy(oracle_folder, long[:104], 1)[0]
+    why = "node /magnitude (Abs): where Softmax is expected"
+    assert capture == "off"
+    assert device == "wasm" or note == f"the graph cannot be captured: {why}"
+    (told,) = [text for text, count in counted.items() if "caches" in text and count == 1]
+    assert why in told
+
+
+def copied(source: Path, target: Path, change: Callable[[ModelProto], None]) -> Path:
+    """A repository with its graph changed."""
+    shutil.copytree(source, target)
+    path = target / "onnx" / "model.onnx"
+    model = parse(path.read_bytes())
+    change(model)
+    path.write_bytes(serialize(model))
+    return target

@@ -86,8 +86,9 @@ def test_greedy_ids_are_those_of_the_genai_export_of_the_same_weights() -> None:
 
 def test_what_is_left_can_be_captured_and_described() -> None:
     config = derived_config((OPTIMUM / "config.json").read_bytes(), None, plain(), "onnx/model.onnx")[0]
-    model, _ = decoder_graph(plain(), config, "webgpu")
-    about = graph.describe(model, config.decoder, 512)
+    model, _, unrecognised = decoder_graph(plain(), config, "webgpu")
+    about = graph.describe(model, config.decoder, 512, unrecognised=unrecognised)
+    assert about.capturable
     assert (about.uncapturable, about.position_ids, about.cache_dtype) == ((), None, "float32")
     kinds = [node.op_type for node in model.graph.node]
     assert kinds.count("GroupQueryAttention") == 2
@@ -238,7 +239,7 @@ REFUSED: dict[str, tuple[Callable[[ModelProto], None], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_not_understood_is_left_and_refused_with_its_node(what: str) -> None:
+def test_what_is_not_understood_is_left_with_its_node(what: str) -> None:
     change, said = REFUSED[what]
     model = plain()
     change(model)
@@ -246,7 +247,18 @@ def test_what_is_not_understood_is_left_and_refused_with_its_node(what: str) -> 
     assert found is model
     assert said in reason
     config: GenaiConfig = derived_config((OPTIMUM / "config.json").read_bytes(), None, model, "onnx/model.onnx")[0]
-    with pytest.raises(UnsupportedModelError) as caught:
-        decoder_graph(model, config, "webgpu")
-    assert said in str(caught.value)
-    assert "take an export with GroupQueryAttention" in str(caught.value)
+    left, _, unrecognised = decoder_graph(model, config, "webgpu")
+    about = graph.describe(left, config.decoder, 512, unrecognised=unrecognised)
+    assert said in about.growing
+    assert about.obstacle(64) == about.growing
+    assert not about.capturable
+
+
+def test_caches_of_which_some_grow_are_refused() -> None:
+    model = plain()
+    config = derived_config((OPTIMUM / "config.json").read_bytes(), None, model, "onnx/model.onnx")[0]
+    next(node for node in model.graph.node if "present.1.value" in node.output).op_type = "Where"
+    with pytest.raises(
+        UnsupportedModelError, match=r"present\.0\.key is longer than .*, and other caches have one size"
+    ):
+        graph.describe(model, config.decoder, 512)

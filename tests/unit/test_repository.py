@@ -233,3 +233,22 @@ class TestRefusing:
         (folder / "config.json").write_text(json.dumps({"model_type": "llama"})[:-1])
         with pytest.raises(ConfigError, match=r"config\.json: line 1, column \d+: not JSON"):
             load(folder)
+
+
+def test_caches_that_grow_are_run_and_rewound() -> None:
+    model = load(FIXTURES / "repositories" / "nano-optimum")
+    ids = oracle.greedy(FIXTURES / "nano-float", PROMPT, 24)
+    assert greedy(model, 24) == ids
+    params = GeneratorParams(model)
+    params.set_search_options(do_sample=False, max_length=64)
+    with Generator(model, params) as generator:
+        generator.append_tokens(PROMPT)
+        for length in (12, 7, 2):
+            for _ in range(10):
+                generator.generate_next_token()
+            generator.rewind_to(length)
+            again = [*PROMPT, *ids][length:]
+            generator.append_tokens(again[:4])
+            assert list(generator.get_sequence()) == [*PROMPT, *ids][: length + 4]
+            generator.generate_next_token()
+            assert generator.get_next_tokens()[0] == [*PROMPT, *ids][length + 4]

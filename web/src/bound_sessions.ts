@@ -9,7 +9,10 @@ import { Handles } from "./handles";
 import { createSession, endCapture, exclusively, keepRegistered, type Ort } from "./ort";
 import type { ModelSession } from "./sessions";
 
-/** One bound tensor: a whole buffer, seen with an ONNX dtype and dims; a size below 0 is each run's number of tokens. */
+/**
+ * One bound tensor: a buffer from its start, seen with an ONNX dtype and dims. A size of -1 is each run's number of
+ * tokens, -2 that of the positions before it, -3 after it.
+ */
 interface BoundTensor {
   name: string;
   buffer: number;
@@ -21,8 +24,8 @@ interface Binding {
   session: number;
   feeds: Record<string, Ort.Tensor>;
   fetches: Record<string, Ort.Tensor>;
-  /** Feeds whose size differs from run to run. */
-  sized: BoundTensor[];
+  /** Feeds and fetches whose sizes differ from run to run. */
+  sized: { feeds: BoundTensor[]; fetches: BoundTensor[] };
   /** The inputs that hold the sequence's length: less one on the GPU, and as it is on the CPU. */
   lengths: [last: string, total: string] | [];
 }
@@ -69,15 +72,17 @@ export class BoundSessions {
 
   /** Bind a session's inputs and outputs to whole buffers; `lengths` is [] or the two names of Binding.lengths. */
   bind(session: number, feeds: string, fetches: string, lengths: string): number {
-    const inputs = JSON.parse(feeds) as BoundTensor[];
-    const sized = inputs.filter(({ dims }) => Math.min(...dims) < 0);
-    const fixed = inputs.filter((input) => !sized.includes(input));
+    const [inputs, outputs] = [feeds, fetches].map((text) => JSON.parse(text) as BoundTensor[]) as [
+      BoundTensor[],
+      BoundTensor[],
+    ];
+    const isSized = ({ dims }: BoundTensor): boolean => Math.min(...dims) < 0;
     this.sessions.get(session);
     const binding: Binding = {
       session,
-      feeds: this.tensors(fixed),
-      fetches: this.tensors(JSON.parse(fetches) as BoundTensor[]),
-      sized,
+      feeds: this.tensors(inputs.filter((input) => !isSized(input))),
+      fetches: this.tensors(outputs.filter((output) => !isSized(output))),
+      sized: { feeds: inputs.filter(isSized), fetches: outputs.filter(isSized) },
       lengths: JSON.parse(lengths) as Binding["lengths"],
     };
     const [last] = binding.lengths;
@@ -91,13 +96,14 @@ export class BoundSessions {
 
   /**
    * Run a bound session; its results are in the bound buffers, in queue order. `valid` is the number of positions that
-   * are valid after the run, for a binding with lengths, and `tokens` of them are the run's own.
+   * are valid after the run, for a binding that depends on it, and `tokens` of them are the run's own.
    */
   run(handle: number, valid: number, tokens: number): Promise<void> {
     const { session, feeds, fetches, sized, lengths } = this.bindings.get(handle);
     return this.exclusively(this.sessions.get(session).owner, async () => {
       this.watched.assertHealthy();
-      Object.assign(feeds, this.tensors(sized, tokens));
+      Object.assign(feeds, this.tensors(sized.feeds, tokens, valid));
+      Object.assign(fetches, this.tensors(sized.fetches, tokens, valid));
       const [, total] = lengths;
       if (total) {
         this.watched.write(this.lastLength(), 0, new Uint8Array(Int32Array.of(valid - 1).buffer));
@@ -161,12 +167,16 @@ export class BoundSessions {
     this.recordings.take(handle);
   }
 
-  private tensors(bound: BoundTensor[], tokens = 0): Record<string, Ort.Tensor> {
-    const tensor = ({ buffer, dtype, dims }: BoundTensor): Ort.Tensor =>
-      this.ort.Tensor.fromGpuBuffer(this.buffers.get(buffer), {
-        dataType: dtype,
-        dims: dims.map((size) => (size < 0 ? tokens : size)),
-      });
+  private tensors(bound: BoundTensor[], tokens = 0, valid = 0): Record<string, Ort.Tensor> {
+    const sizes = [tokens, valid - tokens, valid];
+    const tensor = ({ buffer, dtype, dims: told }: BoundTensor): Ort.Tensor => {
+      const dims = told.map((size) => (size < 0 ? sizes[-1 - size]! : size));
+      if (!dims.includes(0)) return this.ort.Tensor.fromGpuBuffer(this.buffers.get(buffer), { dataType: dtype, dims });
+      // A buffer has no part of 0 bytes.
+      return dtype === "float16"
+        ? new this.ort.Tensor(dtype, new Uint16Array(0), dims)
+        : new this.ort.Tensor("float32", new Float32Array(0), dims);
+    };
     return Object.fromEntries(bound.map((spec) => [spec.name, tensor(spec)]));
   }
 

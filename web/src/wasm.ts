@@ -17,6 +17,7 @@ interface SequenceSpec {
   /** [input name, output name] of each past/present pair. */
   pairs: [string, string][];
   dtype: "float32" | "float16";
+  /** Of the caches at first; of no positions if they grow with each run. */
   dims: number[];
 }
 
@@ -50,7 +51,7 @@ export class WasmEngine {
   }
 }
 
-/** One sequence's KV cache, kept as CPU tensors of the full max_length. */
+/** One sequence's KV cache, kept as CPU tensors of the full max_length, or of the positions that there are. */
 export class WasmDecoder {
   private cache: Record<string, Ort.Tensor>;
 
@@ -68,6 +69,7 @@ export class WasmDecoder {
    * resolves to the last position's logits as float32 [vocab].
    */
   async step(ids: PyProxy, mask: PyProxy, past: number): Promise<Float32Array> {
+    this.rewind(past);
     const tokens = new BigInt64Array(copyBytes(ids).buffer);
     const valid = new BigInt64Array(copyBytes(mask).buffer);
     const int64 = (data: BigInt64Array): Ort.Tensor => new this.ort.Tensor("int64", data, [1, data.length]);
@@ -86,9 +88,24 @@ export class WasmDecoder {
     return lastRow(logits, vocab);
   }
 
-  private cacheTensor(data: ArrayBuffer): Ort.Tensor {
-    const { dtype, dims } = this.spec;
-    return dtype === "float32"
+  /** Let caches that grow have no more than the first `past` positions. */
+  private rewind(past: number): void {
+    const [batch, heads, , size] = this.spec.dims as [number, number, number, number];
+    const growing = this.spec.dims[2] === 0;
+    for (const [input, tensor] of Object.entries(this.cache)) {
+      const length = tensor.dims[2]!;
+      if (!growing || length === past) continue;
+      const { buffer, byteOffset } = tensor.data as Float32Array;
+      const row = size * BYTES[this.spec.dtype];
+      const kept = new Uint8Array(batch * heads * past * row);
+      for (let head = 0; head < batch * heads; head++)
+        kept.set(new Uint8Array(buffer, byteOffset + head * length * row, past * row), head * past * row);
+      this.cache[input] = this.cacheTensor(kept.buffer, [batch, heads, past, size]);
+    }
+  }
+
+  private cacheTensor(data: ArrayBuffer, dims = this.spec.dims): Ort.Tensor {
+    return this.spec.dtype === "float32"
       ? new this.ort.Tensor("float32", new Float32Array(data), dims)
       : new this.ort.Tensor("float16", new Uint16Array(data), dims);
   }

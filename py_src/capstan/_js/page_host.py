@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ..config import GenaiConfig
 from ..device.base import DeviceModel, Progress, TapeOptions
+from ..device.decoder_graph import tell_growing
 from ..device.interface import DeviceInterface
 from ..device.wasm.device import WasmDevice
 from ..device.wasm.model import WasmModel, prepare, wasm_memory
@@ -197,6 +198,7 @@ class PageHost:
     ) -> WasmModel:
         parsed = parse(await read_graph())
         graph, about = prepare(parsed, config)
+        tell_growing(about)
         entries = external_entries(parsed)
         external: dict[str, Any] = {}
         for location in sorted({entry.location for entry in entries}):

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from .. import graph
 from ..config import GenaiConfig
-from ..errors import UnsupportedModelError
+from ..fallback import fall_back
+from ..graph import GraphDescription
 from ..graph.onnx_pb2 import ModelProto
 
-__all__ = ["decoder_graph"]
+__all__ = ["DecoderGraph", "decoder_graph", "tell_growing"]
 
 
-def decoder_graph(parsed: ModelProto, config: GenaiConfig, device: str) -> tuple[ModelProto, int]:
-    """The graph with the logits of the last position only, if it can be asked for them, and the short rotary factors;
-    and the most positions that those are for, 0 if it has no others.
+class DecoderGraph(NamedTuple):
+    """A decoder's graph with the logits of the last position only, if it can be asked for them, and the short rotary
+    factors."""
+
+    model: ModelProto
+    short_rope_to: int
+    """The most positions that its rotary factors are for, 0 if it has no others."""
+    unrecognised: str
+    """Why its attention over caches that grow was not recognised; empty if it was, or if there is none."""
+
+
+def decoder_graph(parsed: ModelProto, config: GenaiConfig, device: str) -> DecoderGraph:
+    """The graph as a session is made of it.
 
     Raises UncomputedError for what onnxruntime-web does not compute on 'webgpu' or 'wasm', UnsupportedModelError.
     """
     decoder = config.decoder
-    parsed = with_group_query_attention(parsed, config)
+    parsed, unrecognised = with_group_query_attention(parsed, config)
     computed = graph.soft_caps_apart(parsed, decoder.head_size) if device == "webgpu" else parsed
     graph.require_computed(computed, device, decoder.inputs.position_ids)
     kept = graph.keep_last_logits(parsed, decoder.outputs.logits)
-    return graph.short_rope(kept, decoder.inputs.attention_mask)
+    return DecoderGraph(*graph.short_rope(kept, decoder.inputs.attention_mask), unrecognised)
 
 
-def with_group_query_attention(parsed: ModelProto, config: GenaiConfig) -> ModelProto:
-    """The graph, with caches of one size in place of caches that are longer after each run.
-
-    Raises UnsupportedModelError, with the node that is not understood, where it has such caches all the same.
-    """
+def with_group_query_attention(parsed: ModelProto, config: GenaiConfig) -> tuple[ModelProto, str]:
+    """The graph, with caches of one size in place of caches that are longer after each run, or why they are not."""
     decoder = config.decoder
     layers: dict[int, list[graph.CachePair]] = {}
     for pair in graph.cache_pairs(decoder):
@@ -39,10 +49,11 @@ def with_group_query_attention(parsed: ModelProto, config: GenaiConfig) -> Model
     rewritten, reason = graph.group_query_attention(
         parsed, caches, heads, config.context_length, names.attention_mask, names.position_ids
     )
-    if reason:
-        raise UnsupportedModelError(
-            f"the caches are longer after each run, Capstan's have one size, and the attention over them was not "
-            f"recognised: {reason}; take an export with GroupQueryAttention, as onnxruntime-genai's model builder "
-            "writes it"
-        )
-    return rewritten if rewritten is parsed else graph.simplified_norms(rewritten)
+    return (rewritten, reason) if rewritten is parsed else (graph.simplified_norms(rewritten), reason)
+
+
+def tell_growing(about: GraphDescription) -> None:
+    """Count caches that grow as a step down, with its reason."""
+    if about.growing:
+        instead = "caches grow with each run, and decode steps are run eagerly"
+        fall_back("attention over caches of one size", about.growing, instead)

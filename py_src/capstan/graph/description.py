@@ -67,6 +67,9 @@ class GraphDescription:
     """What a captured run leaves out of attention."""
     max_positions: int = 0
     """Positions of the longest sequence, where that is less than the model's context length; else 0."""
+    growing: str = ""
+    """Why the caches are longer after each run, as [batch, heads, positions so far, head size]; empty if they have one
+    size."""
 
     @property
     def has_position_ids(self) -> bool:
@@ -74,7 +77,7 @@ class GraphDescription:
 
     @property
     def capturable(self) -> bool:
-        return not self.uncapturable
+        return not self.uncapturable and not self.growing
 
     def context_within(self, context_length: int) -> int:
         """Positions of the longest sequence, of `context_length` that the configuration says."""
@@ -87,6 +90,8 @@ class GraphDescription:
     def obstacle(self, capacity: int, *, put_back: bool = False) -> str | None:
         """What keeps runs over sequences of up to `capacity` positions from being captured; with `put_back` kernels of
         ours are to compute what onnxruntime-web leaves out."""
+        if self.growing:
+            return self.growing
         if self.uncapturable:
             return str(self.uncapturable[0])
         found = [] if put_back else self.left_out_within(capacity)
@@ -103,9 +108,10 @@ def describe(
     vocab_size: int | None = None,
     weights: Collection[str] = (),
     short_rope_to: int = 0,
+    unrecognised: str = "",
 ) -> GraphDescription:
     """Check a graph against its configuration and describe it; run it before `weights_to_inputs`, or after it with the
-    names of the weights. `short_rope_to` is what `short_rope` told.
+    names of the weights. `short_rope_to` is what `short_rope` told, `unrecognised` what `group_query_attention` did.
 
     Raises UnsupportedModelError, naming the input, output or dtype: no token ids, a state that is not a key/value
     cache, an input that Capstan does not feed, caches that are neither float32 nor float16, sizes that differ from the
@@ -131,7 +137,7 @@ def describe(
                     f"model.onnx has no {'input' if name == pair.past else 'output'} {name}; "
                     f"genai_config.json declares {decoder.num_hidden_layers} layers of it"
                 )
-    require_shared_caches(graph, pairs)
+    growing = growing_caches(graph, pairs)
     if names.attention_mask not in found:
         raise UnsupportedModelError(
             f"model.onnx has no input {names.attention_mask}; export a decoder with an attention mask"
@@ -179,6 +185,7 @@ def describe(
         uncapturable=tuple(uncapturable(model, mask.name)),
         left_out=tuple(left_out(model)),
         max_positions=min(filter(None, (short_rope_to, decoder.long_rope_from)), default=0),
+        growing=growing and (unrecognised or growing),
     )
 
 
@@ -195,17 +202,24 @@ def cache_pairs(decoder: DecoderConfig) -> tuple[CachePair, ...]:
     )
 
 
-def require_shared_caches(graph: GraphProto, pairs: tuple[CachePair, ...]) -> None:
-    """Raise for caches that are longer after each run: Capstan's have one size, and a step writes into its place."""
+def growing_caches(graph: GraphProto, pairs: tuple[CachePair, ...]) -> str:
+    """The first node that appends to its cache, so that it is longer after each run; empty if all write into a cache of
+    one size. Raises UnsupportedModelError where only some append."""
     producer = {name: node for node in graph.node for name in node.output}
-    for pair in pairs:
-        node = producer.get(pair.present)
-        if node is not None and node.op_type in GROWING:
-            raise UnsupportedModelError(
-                f"node {node.name or pair.present} ({node.op_type}): {pair.present} is longer than {pair.past} after "
-                "each run, and Capstan's caches have one size; take an export with GroupQueryAttention, as "
-                "onnxruntime-genai's model builder writes it"
-            )
+    made = [(pair, producer[pair.present]) for pair in pairs if pair.present in producer]
+    grown = [(pair, node) for pair, node in made if node.op_type in GROWING]
+    if not grown:
+        return ""
+    pair, node = grown[0]
+    told = (
+        f"node {node.name or pair.present} ({node.op_type}): {pair.present} is longer than {pair.past} after each run"
+    )
+    if len(grown) != len(pairs):
+        raise UnsupportedModelError(
+            f"{told}, and other caches have one size; take an export with GroupQueryAttention, as onnxruntime-genai's "
+            "model builder writes it"
+        )
+    return told
 
 
 def reject_state(graph: GraphProto, decoder: DecoderConfig) -> None:

@@ -120,6 +120,8 @@ def sequence_items(
         return PoolItem(name, pool, round_up(size, SIZE_ALIGNMENT), start, bound)
 
     items = [item(f"kv {pair.past}", "persistent", cache) for pair in about.cache]
+    if about.growing:
+        items += [item(f"grown kv {pair.past}", "persistent", cache) for pair in about.cache]
     items += [
         item("mask", "io", rows * capacity * BYTES[about.mask_dtype]),
         item("logits", "io", rows * about.vocab_size * BYTES[about.logits_dtype]),

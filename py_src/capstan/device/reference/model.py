@@ -98,7 +98,8 @@ class ReferenceModel:
 
 
 class ReferenceSequence:
-    """One sequence: ids go in, the logits of the last position come out; past and present are one buffer."""
+    """One sequence: ids go in, the logits of the last position come out; past and present are one buffer, unless the
+    caches grow with each run."""
 
     def __init__(self, session: Any, about: GraphDescription, capacity: int) -> None:
         self._session: Any = session
@@ -106,7 +107,7 @@ class ReferenceSequence:
         self.capacity = capacity
         self.length = 0
         """Positions in the cache that are valid."""
-        shape = (1, about.num_kv_heads, capacity, about.head_size)
+        shape = (1, about.num_kv_heads, 0 if about.growing else capacity, about.head_size)
         shapes = {value.name: value.shape for value in session.get_inputs()}
         self._logits_to_keep = shapes.get(LOGITS_TO_KEEP)
         self._caches = {
@@ -134,10 +135,16 @@ class ReferenceSequence:
             binding.bind_cpu_input(LOGITS_TO_KEEP, np.ones(self._logits_to_keep, np.int64))
         for pair, cache in self._caches.items():
             binding.bind_ortvalue_input(pair.past, cache)
-            binding.bind_ortvalue_output(pair.present, cache)
+            if about.growing:
+                binding.bind_output(pair.present)
+            else:
+                binding.bind_ortvalue_output(pair.present, cache)
         binding.bind_output(about.logits)
         self._session.run_with_iobinding(binding)
-        logits = binding.get_outputs()[len(self._caches)].numpy()
+        *presents, made = binding.get_outputs()
+        if about.growing:
+            self._caches = dict(zip(self._caches, presents, strict=True))
+        logits = made.numpy()
         self._logits = array("f", logits[0, -1].astype(np.float32).tobytes())
         self.length = end
 
@@ -159,6 +166,10 @@ class ReferenceSequence:
         """Forget positions from `length` on; the logits are then those of no position until the next run."""
         if not 0 <= length <= self.length:
             raise PromptError(f"cannot rewind to {length}; the sequence has {self.length} tokens")
+        if self._about.growing and length < self.length:
+            for pair, cache in self._caches.items():
+                kept = np.ascontiguousarray(cache.numpy()[:, :, :length])
+                self._caches[pair] = onnxruntime.OrtValue.ortvalue_from_numpy(kept)
         self.length = length
 
     def close(self) -> None:

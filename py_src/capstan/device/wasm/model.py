@@ -40,9 +40,11 @@ def prepare(parsed: ModelProto, config: GenaiConfig) -> tuple[bytes, GraphDescri
 
     Raises UncomputedError, UnsupportedModelError.
     """
-    decoder, short_rope_to = decoder_graph(parsed, config, "wasm")
+    decoder, short_rope_to, unrecognised = decoder_graph(parsed, config, "wasm")
     pruned, _ = graph.last_token_logits(decoder, config.decoder.outputs.logits)
-    about = graph.describe(decoder, config.decoder, config.vocab_size, short_rope_to=short_rope_to)
+    about = graph.describe(
+        decoder, config.decoder, config.vocab_size, short_rope_to=short_rope_to, unrecognised=unrecognised
+    )
     return graph.serialize(pruned), about
 
 
@@ -88,7 +90,7 @@ class WasmRunner:
     """One sequence over a cache of `capacity` positions."""
 
     def __init__(self, session: WasmSession, about: GraphDescription, capacity: int):
-        self._capacity = capacity
+        self._capacity, self._growing = capacity, bool(about.growing)
         spec = {
             "ids": about.input_ids,
             "mask": about.mask,
@@ -96,13 +98,13 @@ class WasmRunner:
             "logits": about.logits,
             "pairs": [(pair.past, pair.present) for pair in about.cache],
             "dtype": about.cache_dtype,
-            "dims": [1, about.num_kv_heads, capacity, about.head_size],
+            "dims": [1, about.num_kv_heads, 0 if about.growing else capacity, about.head_size],
         }
         self._sequence = session.sequence(spec)
 
     async def run(self, ids: Sequence[int], past: int) -> array[float]:
         valid = past + len(ids)
-        mask = array("q", [1] * valid + [0] * (self._capacity - valid))
+        mask = array("q", [1] * valid + [0] * (0 if self._growing else self._capacity - valid))
         return await self._sequence.step(array("q", ids).tobytes(), mask.tobytes(), past)
 
     def close(self) -> None:

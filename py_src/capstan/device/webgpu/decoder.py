@@ -67,6 +67,8 @@ class WebGpuDecoder:
         self._mask_bound: int | None = None
         """Positions past which the mask is known to be zero; None before the first prompt."""
         self._length = 0
+        self._held = 0
+        """Positions of caches that grow."""
         self._cursor = 0
         self._steps = 0
         self._destroyed = False
@@ -127,6 +129,9 @@ class WebGpuDecoder:
         await self._rest()
         self._require_open()
         tapes = self._prefill_tapes
+        if self._about.growing and past < self._held:
+            buffers.cut(self._held, past)
+            self._held = past
         if tapes is not None and past == 0:
             await self._make_tapes(tapes, tapes.due(len(ids)))
         for run in tapes.cut(len(ids)) if tapes is not None else cut_prompt(len(ids), buffers.chunk, ()):
@@ -136,7 +141,7 @@ class WebGpuDecoder:
             if tapes is None or not tapes.play(len(part), self._mask_bound):
                 await self._run(self._prompt, self._mask_bound, len(part))
             self.longest_run = max(self.longest_run, len(part))
-            buffers.settle()
+            self._settle(self._mask_bound)
         self._length = past + len(ids)
         self._cursor = 0
         buffers.set_length(self._length)
@@ -227,7 +232,7 @@ class WebGpuDecoder:
         binding = 0 if sample_first else self._step.binding
         if binding and not self._buffers.in_place:
             await self._run(binding, valid)
-            self._buffers.settle()
+            self._settle(valid)
             binding = 0
         try:
             return await self._engine.eager_burst(binding, valid, self._sampler, cursor)
@@ -241,6 +246,10 @@ class WebGpuDecoder:
         except asyncio.CancelledError:
             self._unfinished = True
             raise
+
+    def _settle(self, valid: int) -> None:
+        self._buffers.settle(valid)
+        self._held = valid
 
     async def _make_tapes(self, tapes: PrefillTapes, lengths: Collection[int]) -> None:
         """Make prefill tapes. If the wait is cancelled the making goes on: what runs on the GPU needs its buffers."""

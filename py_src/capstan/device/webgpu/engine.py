@@ -12,6 +12,8 @@ from ...storage import Sink
 from ..page_session import ModelSession
 
 __all__ = [
+    "AFTER",
+    "BEFORE",
     "FREE",
     "NOT_FUSED",
     "BoundTensor",
@@ -28,12 +30,14 @@ __all__ = [
 ]
 
 FREE = -1
+BEFORE = -2
+AFTER = -3
 
 
 @dataclass(frozen=True)
 class BoundTensor:
-    """A session input or output bound to a whole buffer; dtype by ONNX Runtime's name, as in 'float16'. A size of FREE
-    is the number of tokens of each run."""
+    """A session input or output bound to a buffer; dtype by ONNX Runtime's name, as in 'float16'. A size of FREE is the
+    number of tokens of each run, of BEFORE and AFTER the positions that are valid before and after it."""
 
     name: str
     buffer: int
@@ -145,7 +149,8 @@ class GpuSessions(GpuAdapter, Protocol):
 
     def unbind(self, binding: int) -> None: ...
     async def run(self, binding: int, valid: int = 0, tokens: int = 1) -> None:
-        """`valid` counts the positions valid after the run, for a binding with lengths; `tokens` those that it adds."""
+        """`valid` counts the positions valid after the run, for a binding that depends on it; `tokens` those that it
+        adds."""
 
     async def idle(self) -> None:
         """Until every run and recording that was asked for is over, those too that nobody waits for any more."""

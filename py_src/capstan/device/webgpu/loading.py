@@ -124,7 +124,7 @@ async def load(
         found, stores = await asyncio.gather(interface.capabilities(), expects_stored(notes, url))
     expected = options.capture == "tape" and stores
     graphs = await reading
-    in_place = require_capable(found, graphs.description)
+    in_place = require_capable(found, graphs.description) and not graphs.description.growing
     memory = webgpu_memory(interface, graphs, config)
     memory.fit(1, 1).require()
     leases: list[Lease] = []

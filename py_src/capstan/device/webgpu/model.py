@@ -16,7 +16,7 @@ from ..base import Progress, TapeOptions
 from .decode_step import DecodeStep
 from .decoder import WebGpuDecoder
 from .device import WebGpuDevice
-from .engine import FREE, BoundTensor
+from .engine import AFTER, BEFORE, FREE, BoundTensor
 from .loading import Loaded, load, release_made
 from .model_graphs import Graphs, OpenWeights
 from .prefill_tape import PrefillTapes, weights_on_device
@@ -280,10 +280,10 @@ class WebGpuModel:
         """A session to capture decode steps with. Raises TapeError, UnsupportedModelError if there can be none."""
         put_back = self._capture == "tape" and "attention" in self._passes
         obstacle = self._graphs.description.obstacle(capacity, put_back=put_back)
-        if not self._in_place:
-            raise TapeError("past and present of attention cannot be one buffer on this adapter")
         if obstacle:
             raise TapeError(f"the graph cannot be captured: {obstacle}")
+        if not self._in_place:
+            raise TapeError("past and present of attention cannot be one buffer on this adapter")
         ahead = self._ahead
         if ahead is not None and self._made == 1:
             self._ahead = None
@@ -320,14 +320,16 @@ class WebGpuModel:
         them; FREE for any number of ids."""
         about = self._graphs.description
         ids = BoundTensor(about.input_ids, buffers.handle(f"{which} ids"), "int64", (1, length))
-        feeds = [ids, BoundTensor(about.mask, buffers.mask, about.mask_dtype, (1, buffers.capacity))]
+        before, after = (BEFORE, AFTER) if about.growing else (buffers.capacity, buffers.capacity)
+        feeds = [ids, BoundTensor(about.mask, buffers.mask, about.mask_dtype, (1, after))]
         if about.position_ids is not None:
             positions = buffers.handle("positions" if which == "input" else "prompt positions")
             feeds.append(replace(ids, name=about.position_ids, buffer=positions))
         feeds += [BoundTensor(w.name, self._weights[w.name], w.dtype, w.dims) for w in self._graphs.weights]
         fetches = [BoundTensor(about.logits, buffers.logits, about.logits_dtype, (1, 1, about.vocab_size))]
-        dims = (1, about.num_kv_heads, buffers.capacity, about.head_size)
+        heads, size = about.num_kv_heads, about.head_size
         for pair, cache, present in zip(about.cache, buffers.cache, buffers.present, strict=True):
-            feeds.append(BoundTensor(pair.past, cache, about.cache_dtype, dims))
-            fetches.append(BoundTensor(pair.present, present.buffer.handle, about.cache_dtype, dims))
+            feeds.append(BoundTensor(pair.past, cache, about.cache_dtype, (1, heads, before, size)))
+            grown = BoundTensor(pair.present, present.buffer.handle, about.cache_dtype, (1, heads, after, size))
+            fetches.append(grown)
         return feeds, fetches

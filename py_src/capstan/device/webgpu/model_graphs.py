@@ -18,7 +18,7 @@ from ...fallback import fall_back
 from ...graph import GraphDescription
 from ...notes import Notes, build
 from ...weights.weight_file import WeightFile
-from ..decoder_graph import decoder_graph
+from ..decoder_graph import decoder_graph, tell_growing
 
 __all__ = ["Graphs", "model_graphs", "rewrite"]
 
@@ -95,7 +95,7 @@ async def rewrite(data: bytes, config: GenaiConfig, open_weights: OpenWeights, s
 
     Raises UncomputedError, UnsupportedModelError.
     """
-    parsed, short_rope_to = decoder_graph(graph.parse(data), config, "webgpu")
+    parsed, short_rope_to, unrecognised = decoder_graph(graph.parse(data), config, "webgpu")
     parsed, unpacked = graph.quantized_products(graph.total_length_on_gpu(parsed), config.decoder.qdq_accuracy)
     parsed = graph.joined_products(parsed, packed=storage_buffers >= PACKED_ATTENTION)
     constants = {}
@@ -107,7 +107,7 @@ async def rewrite(data: bytes, config: GenaiConfig, open_weights: OpenWeights, s
             file.close()
     decode, weights = graph.weights_to_inputs(parsed, constants)
     names = [entry.name for entry in weights]
-    description = graph.describe(decode, config.decoder, config.vocab_size, names, short_rope_to)
+    description = graph.describe(decode, config.decoder, config.vocab_size, names, short_rope_to, unrecognised)
     prefill, reason = graph.last_token_logits(decode, description.logits)
     if reason and not description.last_token_only:
         raise UnsupportedModelError(f"the logits of model.onnx cannot be cut to the last position: {reason}")
@@ -149,7 +149,8 @@ async def model_graphs(
         graphs = await rewrite(data, config, open_weights, storage_buffers)
         if notes and graphs.own:
             await notes.write(f"graphs of {folder}", key, graphs.serialize())
-    if graphs.lengths is None:
+    tell_growing(graphs.description)
+    if graphs.lengths is None and not graphs.description.growing:
         fall_back("attention lengths known to the host", graphs.unfed, "the mask is read back in every prefill run")
     if graphs.unpacked:
         fall_back("products by quantized weights", graphs.unpacked, "weights are brought into floats in every run")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ...graph import GraphDescription
 from ...memory import BufferRequest, DeviceBuffer, DeviceSpan, pack, sequence_items
+from ..element_types import byte_count
 from ..interface import DeviceInterface
 from ..span_checks import INDEX_BYTES
 
@@ -35,7 +36,8 @@ class SequenceBuffers:
     given: tuple[DeviceBuffer, ...]
     """Buffers of the user's, held until then."""
     present: tuple[DeviceSpan, ...]
-    """Where attention writes its caches: the caches themselves, or buffers apart where the device needs that."""
+    """Where attention writes its caches: the caches themselves, or buffers apart where the device or the graph needs
+    that."""
 
     @classmethod
     async def allocate(
@@ -61,7 +63,8 @@ class SequenceBuffers:
             label = " and ".join(item.name for item in packed)
             requests.append(BufferRequest(label, packing.bytes, packed[0].pool))
         caches = [f"kv {pair.past}" for pair in about.cache]
-        if not in_place:
+        apart = not in_place and not about.growing
+        if apart:
             sizes = {item.name: item.bytes for item in ours} | {name: span.length for name, span in spans.items()}
             requests += [BufferRequest("kv apart", sizes[name], "persistent") for name in caches]
         lent = {id(span.buffer): span.buffer for span in spans.values()}
@@ -75,7 +78,9 @@ class SequenceBuffers:
         if packed:
             whole = made[len(bound)]
             spans |= {item.name: whole.span(packing.offsets[item.name], item.bytes) for item in packed}
-        present = [spans[name] for name in caches] if in_place else [buffer.span() for buffer in made[-len(caches) :]]
+        present = [spans[f"grown {name}" if about.growing else name] for name in caches]
+        if apart:
+            present = [buffer.span() for buffer in made[-len(caches) :]]
         return cls(device, about, owner, capacity, chunk, spans, tuple(made), tuple(lent.values()), tuple(present))
 
     def handle(self, name: str) -> int:
@@ -121,11 +126,36 @@ class SequenceBuffers:
         """Whether attention writes into the caches it reads."""
         return self.present[0] == self.spans[f"kv {self.about.cache[0].past}"]
 
-    def settle(self) -> None:
-        """After an eager run: bring what attention wrote apart into the caches."""
+    def settle(self, valid: int) -> None:
+        """After an eager run: bring what attention wrote apart into the caches, which have `valid` positions now."""
         if not self.in_place:
             caches = [self.spans[f"kv {pair.past}"] for pair in self.about.cache]
-            self.device.copy_tensors(list(zip(self.present, caches, strict=True)))
+            size = valid * self._position_bytes if self.about.growing else self.cache_bytes
+            parts = [
+                (present.sub(0, size), cache.sub(0, size)) for present, cache in zip(self.present, caches, strict=True)
+            ]
+            self.device.copy_tensors(parts)
+
+    def cut(self, old: int, new: int) -> None:
+        """Let caches that grow, of `old` positions, have the first `new` of them."""
+        heads = self.about.num_kv_heads
+        row = self._position_bytes // heads
+        caches = [self.spans[f"kv {pair.past}"] for pair in self.about.cache]
+        if new:
+            # A head's rows move down, past where the next head's were: by way of the other buffer.
+            moved = [
+                (cache.sub(head * old * row, new * row), present.sub(head * new * row, new * row))
+                for cache, present in zip(caches, self.present, strict=True)
+                for head in range(heads)
+            ]
+            self.device.copy_tensors(moved)
+            self.settle(new)
+
+    @property
+    def _position_bytes(self) -> int:
+        """Of one position in a cache, all heads."""
+        about = self.about
+        return about.num_kv_heads * byte_count(about.cache_dtype, (about.head_size,))
 
     def written(self) -> list[int]:
         """Buffers that the decode session is bound to and that change between replays."""
