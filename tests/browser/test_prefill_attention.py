@@ -33,6 +33,9 @@ class Case:
     outliers: bool = False
     rising: bool = False
     """Whether scores grow along the positions, by more than the slack of the kernel."""
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
 
 
 def check(page: KernelPage, case: Case, tiling: AttentionTiling) -> None:
@@ -48,8 +51,10 @@ def check(page: KernelPage, case: Case, tiling: AttentionTiling) -> None:
     if case.rising:
         q[..., 2] = 8
         keys[..., 2] = np.arange(case.capacity) * random.uniform(0.5, 1.5, case.capacity)
-    # What lies past the filled positions, and behind the caches, must not be seen.
+    # What lies past the filled positions, and in steps before the first window, must not be seen.
     keys[:, total:], values[:, total:] = np.nan, np.nan
+    first = max(0, case.past + 1 - case.window) // tiling.block * tiling.block if case.window else 0
+    keys[:, :first], values[:, :first] = np.nan, np.nan
     held = [array.astype(np.float16) for array in (q, keys, values)]
     scale = case.head**-0.5
     constants = {
@@ -59,26 +64,43 @@ def check(page: KernelPage, case: Case, tiling: AttentionTiling) -> None:
         "HEAD": case.head,
         "CAPACITY": case.capacity,
         "SCALE": scale,
+        "WINDOW": case.window or case.capacity,
+        "SOFTCAPPED": case.softcap != 0,
+        **({"SOFTCAP": case.softcap} if case.softcap else {}),
+        "SINKS": case.sinks,
         **tiling.constants(case.head),
     }
     count = case.rows * heads * case.head
     lengths = np.array([total - 1, 0], np.int32).tobytes()
     buffers = [*(array.tobytes() for array in held), lengths]
     buffers.append(np.full(count + GUARD, UNTOUCHED).tobytes())
+    sinks = np.linspace(-40, 20, heads).astype(np.float16)
+    if case.sinks:
+        buffers.append(np.append(sinks, [UNTOUCHED] * (heads % 2)).astype(np.float16).tobytes())
     workgroups = tiling.workgroups(case.rows, case.group, case.kv_heads)
-    data = page.run("prefill_attention", constants, buffers, workgroups, half=True, lanes=tiling.lanes, emulated=True)
+    data = page.run(
+        "prefill_attention", constants, buffers, workgroups, half=True, lanes=tiling.lanes, emulated=True, read=4
+    )
     found = np.frombuffer(data, np.float16)
     assert (found[count:] == UNTOUCHED).all(), "written past the results"
     got = found[:count].reshape(case.rows, heads, case.head).astype(np.float64)
 
     wide_q, wide_keys, wide_values = (array.astype(np.float64) for array in held)
+    wide_keys[:, :first], wide_values[:, :first] = 0, 0
     spread = [np.repeat(wide[:, :total], case.group, axis=0) for wide in (wide_keys, wide_values)]
     scores = np.einsum("mhd,hpd->hmp", wide_q, spread[0]) * scale
     sizes = np.einsum("mhd,hpd->hmp", np.abs(wide_q), np.abs(spread[0])) * scale
-    seen = np.arange(total)[None, :] <= case.past + np.arange(case.rows)[:, None]
+    back = case.past + np.arange(case.rows)[:, None] - np.arange(total)[None, :]
+    seen = (back >= 0) & (back < (case.window or total))
+    if case.softcap:
+        scores = case.softcap * np.tanh(scores / case.softcap)
     scores = np.where(seen, scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-    weights /= weights.sum(axis=2, keepdims=True)
+    largest = scores.max(axis=2, keepdims=True)
+    weights = np.exp(scores - largest)
+    every = weights.sum(axis=2, keepdims=True)
+    if case.sinks:
+        every = every + np.exp(sinks.astype(np.float64)[:, None, None] - largest)
+    weights /= every
     wanted = np.einsum("hmp,hpd->mhd", weights, spread[1])
     # float32 scores are off by a few 2^-23 of the sum of their absolute products.
     off = 2.0**-11 + 4 * 2.0**-23 * np.where(seen, sizes, 0)
@@ -100,6 +122,14 @@ CASES = [
     Case(24, 24, outliers=True),
     Case(20, 25, rising=True),
     Case(1, 0),
+    Case(9, 40, window=1),
+    Case(21, 0, window=7),
+    Case(9, 47, group=3, window=16, kv_heads=2),
+    Case(9, 47, group=3, window=17, rising=True),
+    Case(40, 35, window=30, sinks=True, group=3),
+    Case(20, 45, window=33, softcap=0.5),
+    Case(20, 25, softcap=30.0, rising=True),
+    Case(21, 3, sinks=True, kv_heads=5),
 ]
 """Rows end within a tile, positions within a step; several heads share a tile."""
 
@@ -120,6 +150,8 @@ TILINGS = [
 
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)
-@pytest.mark.parametrize("case", [Case(13, 19, group=2, head=24), Case(20, 25, rising=True)], ids=str)
+@pytest.mark.parametrize(
+    "case", [Case(13, 19, group=2, head=24), Case(40, 25, rising=True, window=11, sinks=True)], ids=str
+)
 def test_any_tiling(kernel_page: KernelPage, case: Case, tiling: AttentionTiling) -> None:
     check(kernel_page, case, tiling)

@@ -3,12 +3,16 @@ constants, for the shapes of models and adapters there may be."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from capstan.tape import PrefillAttention, Recorded, Recording, WorkgroupLimits, fuse_prefill
+from capstan.errors import TapeError
+from capstan.graph import LeftOut
+from capstan.tape import PrefillAttention, Recorded, Recording, WorkgroupLimits, attends_prompts, fuse_prefill
 from capstan.tape.kernel_plan import MatrixSize
 from capstan.tape.ops.prefill_attention import (
     TILINGS,
@@ -23,6 +27,7 @@ from tests.unit.shader_declarations import declared_constants, expanded, workgro
 
 ROWS = 64
 NAMES = ("q", "present_key", "present_value", "seqlens_k", "output")
+WITH_SINKS = ("q", "present_key", "present_value", "seqlens_k", "head_sink", "output")
 FIELDS = (
     ("new_sequence_length", "u32"),
     ("total_sequence_length", "u32"),
@@ -59,6 +64,12 @@ LINES = (
     "o_idx_global * num_heads * head_size_vec + head_idx * head_size_vec;",
 )
 """Of what onnxruntime-web 1.30.0 runs, with subgroups and without: those that make it this operation."""
+SINK_LINES = (
+    *(line for line in LINES if "qk_min_value" not in line),
+    "let sink_value = q_element_t(head_sink[head_idx]);",
+    "var previous_max : qk_precision = qk_precision(sink_value);",
+    "var previous_denom : qk_precision = 1;",
+)
 WHOLE = MatrixSize(16, 16, 16)
 LIMITS = WorkgroupLimits(32, 1024, 49152, matrices=(WHOLE,))
 ADAPTERS = [
@@ -69,19 +80,24 @@ ADAPTERS = [
     WorkgroupLimits(16, 1024, 65536, matrices=(MatrixSize(8, 16, 16),)),
 ]
 SHAPES = [
-    PrefillAttention(rows, *shape, 4096, 0.125)
+    PrefillAttention(rows, *shape, 4096, 0.125, 2)
     for rows in (512, 2048, 50)
     for shape in ((9, 3, 64), (32, 8, 64), (32, 8, 128), (14, 2, 64), (16, 16, 80))
 ]
-WHAT = PrefillAttention(ROWS, 9, 3, 64, 512, 0.125)
+WHAT = PrefillAttention(ROWS, 9, 3, 64, 512, 0.125, 2)
 
 
-def code_of(lines: tuple[str, ...], fields: tuple[tuple[str, str], ...] = FIELDS, element: str = "f16") -> str:
-    arrays = [element] * 3 + ["", element]
+def code_of(
+    lines: tuple[str, ...],
+    fields: tuple[tuple[str, str], ...] = FIELDS,
+    element: str = "f16",
+    names: tuple[str, ...] = NAMES,
+) -> str:
+    kinds = {"seqlens_k": "i32", "head_sink": element}
     declared = [
         f"@group(0) @binding({i}) var<storage, {'read_write' if name == 'output' else 'read'}> {name}: "
-        f"array<{f'vec4<{kind}>' if kind else 'i32'}>;"
-        for i, (name, kind) in enumerate(zip(NAMES, arrays, strict=True))
+        f"array<{kinds.get(name, f'vec4<{element}>')}>;"
+        for i, name in enumerate(names)
     ]
     inside = ",\n".join(f"  {name}: {kind}" for name, kind in fields)
     return "\n".join([*declared, f"struct Uniforms {{\n{inside}\n}};", *lines])
@@ -93,16 +109,30 @@ def fused(
     limits: WorkgroupLimits = LIMITS,
     names: tuple[str, ...] = NAMES,
     fields: tuple[tuple[str, str], ...] = FIELDS,
+    left_out: Mapping[int, LeftOut] = MappingProxyType({}),
+    sinks_first: bool = False,
 ) -> list[Any]:
-    """The nodes that one recorded attention over caches becomes; its buffers are 1 to 5, in the order of names."""
-    access = {(0, i): "read_write" if i == 4 else "read" for i in range(5)} | {(0, 5): "uniform"}
-    bound = {(0, i): name for i, name in enumerate(names)} | {(0, 5): "uniforms"}
-    pipelines = {0: Pipeline("attention", access, code, bound)}
-    groups = {0: BindGroup((*((i, i + 1, 0, 1 << 20) for i in range(5)), (5, 6, 0, 64)))}
-    ops = [Dispatch(0, (0,), 9, 1, 1)]
-    write = Write(6, 0, pack_uniforms(fields, uniforms))
-    recording = Recording(1, (write, *ops), pipelines, groups, dict.fromkeys(range(1, 7), 1 << 20))
-    placement = fuse_prefill(recording, ops, [2, 3, 5], {}, ROWS, limits)
+    """The nodes that one recorded attention over caches becomes; its buffers are 1 to 5, in the order of names, sinks
+    are 6. With `sinks_first` the run writes the sinks."""
+    buffers = [6 if name == "head_sink" else i + 1 for i, name in enumerate(NAMES)]
+    if "head_sink" in names:
+        buffers.insert(names.index("head_sink"), 6)
+    last = len(names)
+    access = {(0, i): "read_write" if i == last - 1 else "read" for i in range(last)} | {(0, last): "uniform"}
+    bound = {(0, i): name for i, name in enumerate(names)} | {(0, last): "uniforms"}
+    fill = "@group(0) @binding(0) var<storage, read_write> x: array<f16>;"
+    pipelines = {
+        0: Pipeline("attention", access, code, bound),
+        1: Pipeline("fill", {(0, 0): "read_write"}, fill, {(0, 0): "x"}),
+    }
+    groups = {
+        0: BindGroup((*((i, buffer, 0, 1 << 20) for i, buffer in enumerate(buffers)), (last, 7, 0, 64))),
+        1: BindGroup(((0, 6, 0, 1 << 20),)),
+    }
+    ops = [*([Dispatch(1, (1,), 1, 1, 1)] if sinks_first else []), Dispatch(0, (0,), 9, 1, 1)]
+    write = Write(7, 0, pack_uniforms(fields, uniforms))
+    recording = Recording(1, (write, *ops), pipelines, groups, dict.fromkeys(range(1, 8), 1 << 20))
+    placement = fuse_prefill(recording, ops, [2, 3, 5, 6], {}, ROWS, limits, left_out)
     return [(node.what, [placement.places[v].id for v in (*node.reads, *node.writes)]) for node in placement.nodes]
 
 
@@ -114,11 +144,51 @@ def test_causal_attention_over_whole_caches_becomes_ours() -> None:
     assert fused(code_of(LINES)) == [(WHAT, [1, 2, 3, 4, 5])]
 
 
-def test_its_kernel_binds_what_the_shader_declares() -> None:
-    (kernel,) = WHAT.kernels([1, 2, 3, 4], [5], LIMITS)
+def test_sinks_are_read() -> None:
+    code = code_of(SINK_LINES, names=WITH_SINKS)
+    assert fused(code, names=WITH_SINKS) == [(replace(WHAT, sinks=6), [1, 2, 3, 4, 5])]
+    found = fused(code, names=WITH_SINKS, sinks_first=True)
+    assert [type(what) for what, _ in found] == [Recorded, Recorded], "what the run computes may be elsewhere by then"
+
+
+@pytest.mark.parametrize("line", SINK_LINES)
+def test_a_kernel_with_sinks_that_lacks_a_line_is_another(line: str) -> None:
+    lines = tuple(other for other in SINK_LINES if other != line)
+    assert kinds(code_of(lines, names=WITH_SINKS), names=WITH_SINKS) == [Recorded]
+
+
+def test_what_the_recorded_kernel_leaves_out_is_computed() -> None:
+    asked = LeftOut("past_key_values.0.key", window=96, softcap=30.0)
+    wanted = replace(WHAT, window=96, softcap=30.0)
+    assert fused(code_of(LINES), left_out={2: asked}) == [(wanted, [1, 2, 3, 4, 5])]
+    (kernel,) = wanted.kernels([1, 2, 3, 4], [5], LIMITS)
+    assert (kernel.plan.constants["WINDOW"], kernel.plan.constants["SOFTCAP"]) == (96, 30.0)
+    assert not WHAT.kernels([1, 2, 3, 4], [5], LIMITS)[0].plan.constants["SOFTCAPPED"]
+
+
+def test_a_run_is_refused_where_ours_does_not_compute_what_is_left_out() -> None:
+    asked = LeftOut("past_key_values.0.key", window=96)
+    with pytest.raises(TapeError, match=r"no kernel of ours computes attention over past_key_values\.0\.key"):
+        fused(code_of(LINES), limits=replace(LIMITS, matrices=()), left_out={2: asked})
+    with pytest.raises(TapeError, match="past_key_values"):
+        fused(code_of(LINES), left_out={99: asked})
+
+
+def test_which_adapters_can_have_attention_of_ours() -> None:
+    assert attends_prompts(LIMITS, "float16")
+    assert not attends_prompts(LIMITS, "float32")
+    assert not attends_prompts(replace(LIMITS, matrices=()), "float16")
+    assert not attends_prompts(replace(LIMITS, lanes=0), "float16")
+
+
+@pytest.mark.parametrize(
+    "what", [WHAT, replace(WHAT, sinks=6), replace(WHAT, window=7, softcap=5.0, sinks=6)], ids=["plain", "sinks", "all"]
+)
+def test_its_kernel_binds_what_the_shader_declares(what: PrefillAttention) -> None:
+    (kernel,) = what.kernels([1, 2, 3, 4], [5], LIMITS)
     made = expanded(kernel.plan.shader, kernel.plan.constants, half=kernel.half, lanes=LIMITS.lanes)
     assert [each["name"] for each in made["bindings"]] == list(kernel.bindings)
-    assert WHAT.written_bytes(0) == ROWS * 9 * 64 * 2
+    assert what.written_bytes(0) == ROWS * 9 * 64 * 2
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -129,7 +199,6 @@ def test_a_kernel_that_lacks_a_line_is_another(line: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "let sink_value = q_element_t(head_sink[head_idx]);",
         "score = uniforms.softcap * tanh(score / uniforms.softcap);",
         "let c1 = qk_precision(attention_bias[min(offset, offset_max)]);",
     ],
@@ -204,7 +273,8 @@ def test_a_tiling_keeps_the_limits_of_the_shader_and_the_adapter(
 @pytest.mark.parametrize("shape", TILINGS, ids=str)
 def test_memory_is_what_the_shader_declares(shape: tuple[int, int, int]) -> None:
     tiling = AttentionTiling(WHOLE, 32, *shape)
-    what = {"M": 512, "GROUP": 4, "KV_HEADS": 8, "HEAD": 64, "CAPACITY": 4096, "SCALE": 0.125}
+    what = {"M": 512, "GROUP": 4, "KV_HEADS": 8, "HEAD": 64, "CAPACITY": 4096, "WINDOW": 4096, "SCALE": 0.125}
+    what |= {"SOFTCAPPED": False, "SINKS": False}
     declared = workgroup_bytes("prefill_attention", {**what, **tiling.constants(64)}, half=True, lanes=32)
     assert tiling.memory(64) == declared
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from capstan import graph
-from capstan.device.webgpu.prefill_tape import LEAST_FULL, Run, cut_prompt
+from capstan.device.webgpu.prefill_tape import LEAST_FULL, Run, compared_after, cut_prompt
 from capstan.errors import TapeError
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.tape.kernel_plan import WorkgroupLimits
@@ -189,3 +189,17 @@ def test_a_processor_gets_a_smaller_cut_and_other_adapters_one_tile_for_any_numb
     assert software.workgroup < other.workgroup
     assert software.memory(True) < other.memory(True)
     assert other.tile == tune_matmul(2048, WorkgroupLimits(0, 1024, 49152)).tile
+
+
+@pytest.mark.parametrize(
+    ("length", "capacity", "window", "after"),
+    [
+        (512, 4096, 0, [0, 512]),
+        (512, 4096, 512, [0, 512]),
+        (512, 4096, 1024, [0, 512, 1024]),
+        (512, 1280, 1024, [0, 512, 768]),
+        (512, 512, 96, [0]),
+    ],
+)
+def test_runs_are_compared_past_the_longest_window(length: int, capacity: int, window: int, after: list[int]) -> None:
+    assert compared_after(length, capacity, window) == after

@@ -22,6 +22,7 @@ from capstan.device.webgpu.model import WebGpuModel
 from capstan.device.webgpu.model_graphs import Graphs, rewrite
 from capstan.device.webgpu.prefill_tape import PrefillTapes
 from capstan.device.webgpu.step_recorder import StepRecorder
+from capstan.graph import LeftOut
 from capstan.memory import Capabilities
 from capstan.search import SearchOptions
 from capstan.weights.shared import SharedWeights
@@ -152,6 +153,38 @@ class Life:
     def check(self, what: str) -> None:
         assert self.engine.wrong == [], what
         assert +self.engine.live == {}, f"{what}: {+self.engine.live} left, {self.engine.handles}"
+
+
+@pytest.mark.parametrize(
+    ("matrices", "dtype", "window", "taped"),
+    [
+        ([[16, 16, 16]], "float16", 96, True),
+        ([[16, 16, 16]], "float32", 96, False),
+        ([], "float16", 96, False),
+        ([], "float32", CAPACITY, True),
+    ],
+)
+def test_prompts_with_a_window_have_tapes_where_attention_of_ours_can_have_it(
+    matrices: list[list[int]],
+    dtype: str,
+    window: int,
+    taped: bool,
+    graphs: Graphs,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> bool:
+        windowed = LeftOut(graphs.description.cache[0].past, window=window)
+        about = replace(graphs.description, left_out=(windowed,), cache_dtype=dtype)
+        life = Life(replace(graphs, description=about))
+        adapter = {**life.engine.adapter(), "subgroup_size": 32, "subgroup_matrices": matrices}
+        monkeypatch.setattr(life.engine, "adapter", lambda: adapter)
+        await life.load()
+        decoder = await life.decoder()
+        found = "prefill" in decoder.tape_passes
+        await life.close()
+        return found
+
+    assert asyncio.run(run()) == taped
 
 
 def calls_of_a_life(graphs: Graphs) -> int:

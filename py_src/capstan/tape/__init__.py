@@ -22,7 +22,7 @@ from .key import TapeKey
 from .ops.gemv import MatVec
 from .ops.matmul import MatMul, NBitsWeights
 from .ops.matmul_matrices import MatrixMatMul
-from .ops.prefill_attention import PrefillAttention
+from .ops.prefill_attention import PrefillAttention, attends_prompts
 from .passes import (
     TableGroup,
     captured_half,
@@ -67,6 +67,7 @@ __all__ = [
     "Watched",
     "WorkgroupLimits",
     "Write",
+    "attends_prompts",
     "cache_rows",
     "captured_half",
     "check_replayable",

@@ -6,21 +6,23 @@ The operations themselves are in `ops`; here they are only asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..errors import TapeError
 from .ops import RULES
-from .ops.attention import Attention, put_back
+from .ops.attention import Attention
+from .ops.prefill_attention import PrefillAttention
 from .ort_kernels import read_step
 from .placement import MisplacedError, Placement, place_values
 from .recording import Command, Recording
-from .step_graph import Recorded, StepGraph, without_dead
+from .step_graph import Node, Recorded, StepGraph, without_dead
 
 if TYPE_CHECKING:
     from ..graph import LeftOut
 
-__all__ = ["PASSES", "fitted", "fuse_step"]
+__all__ = ["PASSES", "fitted", "fuse_step", "put_back", "require_computed"]
 
 PASSES = ("clears", "direct", "matvec", "gated", "norm", "residual", "attention", "dead", "prefill")
 """What can be done to a recorded step, by the names that `Model.load(passes=...)` takes.
@@ -61,8 +63,25 @@ def fuse_step(
                     graph = fold(graph, met)
         return put_back(graph, left_out)
 
-    placement = fitted(read, dead="dead" in passes)
-    ours = {node.what.key for node in placement.nodes if isinstance(node.what, Attention)}
+    return require_computed(fitted(read, dead="dead" in passes), left_out)
+
+
+def put_back(graph: StepGraph, left_out: Mapping[int, LeftOut]) -> StepGraph:
+    """The graph with what the recorded kernels leave out in the attentions that are ours, by their caches of keys."""
+
+    def whole(node: Node) -> Node:
+        what = node.what
+        if not isinstance(what, Attention | PrefillAttention) or what.key not in left_out:
+            return node
+        asked = left_out[what.key]
+        return replace(node, what=what.with_left_out(asked.window, asked.softcap))
+
+    return replace(graph, nodes=tuple(whole(node) for node in graph.nodes))
+
+
+def require_computed(placement: Placement, left_out: Mapping[int, LeftOut]) -> Placement:
+    """The placement; TapeError if an attention of which something is left out is not ours."""
+    ours = {node.what.key for node in placement.nodes if isinstance(node.what, Attention | PrefillAttention)}
     missing = [what for cache, what in left_out.items() if cache not in ours]
     if missing:
         raise TapeError(f"no kernel of ours computes attention over {missing[0].key}")

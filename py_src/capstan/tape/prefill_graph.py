@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from .fusions import fitted
+from .fusions import fitted, put_back, require_computed
 from .kernel_plan import WorkgroupLimits
 from .ops import READERS
 from .ops.matmul import NBitsWeights
 from .placement import Placement
 from .recording import Command, Recording
 from .step_graph import Node, StepGraph, Values, walk
+
+if TYPE_CHECKING:
+    from ..graph import LeftOut
 
 __all__ = ["fuse_prefill"]
 
@@ -22,12 +27,14 @@ def fuse_prefill(
     weights: Mapping[int, NBitsWeights],
     rows: int,
     limits: WorkgroupLimits,
+    left_out: Mapping[int, LeftOut] = MappingProxyType({}),
 ) -> Placement:
     """A recorded run of `rows` positions with operations of ours, its values in buffers; `weights` by buffer, `limits`
     the adapter's.
 
     `lasting` are buffers whose contents outlive the run. An operation of ours that does not fit where its values are
-    stays as it was recorded.
+    stays as it was recorded. `left_out` is what the recorded kernels do not compute of the attention over these caches
+    of keys, and ours do. Raises TapeError if not all of it is computed.
     """
 
     def read(kept: Collection[int]) -> StepGraph:
@@ -43,6 +50,6 @@ def fuse_prefill(
         graph = walk(recording, ops, lasting, values, lifted)
         for reader in readers:
             graph = reader.joined(graph)
-        return graph
+        return put_back(graph, left_out)
 
-    return fitted(read, dead=True)
+    return require_computed(fitted(read, dead=True), left_out)

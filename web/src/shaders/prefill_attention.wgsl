@@ -1,16 +1,19 @@
 // Attention of the M last positions over a key/value cache by subgroup matrices, causal, with scores and sums in float32.
 //
+// Each position sees the last WINDOW ones up to itself (CAPACITY if all). If SOFTCAPPED, a score x becomes
+// SOFTCAP * tanh(x / SOFTCAP). If SINKS, each head's softmax has one more score, its sink, of no position.
 // q and y are float16, [M, KV_HEADS * GROUP, HEAD]; keys and values [KV_HEADS, CAPACITY, HEAD], those of the M positions
 // among them; lengths[0] + 1 positions are filled. GROUP query heads share a key/value head, and their rows lie side by
 // side: row r is head r % GROUP of position r / GROUP.
 //
 // A workgroup takes a tile of SIZE_M * MM * SUBGROUPS rows, SIZE_M * MM a subgroup, and goes over the positions they see
-// in steps of BLOCK. Keys and values of a step are staged in workgroup memory while those of the next are loaded. Scores
+// in steps of BLOCK, from the step with the first that any of them sees to that with the last. Keys and values of a step are staged in workgroup memory while those of the next are loaded. Scores
 // go through workgroup memory to the threads that own their rows, and come back as float16 weights 2^(score - reference);
 // the results stay in matrices. The reference of a row is the largest score when it was set, and rises when a score
 // exceeds it by SLACK: only then are results scaled anew. Weights are at most 2^SLACK, and the largest of a row is at
 // least 1.
-// Dispatch: (ceil(M * GROUP / tile), KV_HEADS, 1). Bindings: q, keys, values, lengths, y.
+// Dispatch: (ceil(M * GROUP / tile), KV_HEADS, 1). Bindings: q, keys, values, lengths, y; if SINKS, then the sinks
+// [KV_HEADS * GROUP], two float16 in a word.
 // Counts that follow from the others: LOADS = ceil(BLOCK * HEAD / 8 / threads); K_PARTS = HEAD / SIZE_K; N_PARTS = HEAD /
 // SIZE_N; SCORES = BLOCK / SIZE_N; WEIGHTS = BLOCK / SIZE_K; QUERIES = MM * K_PARTS; RESULTS = MM * N_PARTS; SHARE =
 // threads that own a row, OWN = rows that one owns (one of both is 1); SHARED = SHARE > 1; OCTETS = BLOCK / 8 / SHARE;
@@ -20,7 +23,13 @@
 
 const SLACK = 8.0;
 const LOG2_E = 1.4426950408889634;
-const LEAST = -1e38; // below every score
+const LEAST = -1e38; // below every score; what a row sums before its first one, that multiplies by 0
+// What a product of a query and a key is multiplied by, so that `capped` makes a score for exp2 of it.
+#if SOFTCAPPED
+const STRENGTH = SCALE / SOFTCAP;
+#else
+const STRENGTH = SCALE * LOG2_E;
+#endif
 
 const ROWS: u32 = M * GROUP;
 const OWN_ROWS: u32 = SIZE_M * MM; // of a subgroup
@@ -49,6 +58,9 @@ alias Result = subgroup_matrix_result<f32, SIZE_N, SIZE_M>;
 @group(0) @binding(next) var<storage, read> values: array<Octet>;
 @group(0) @binding(next) var<storage, read> lengths: array<u32>;
 @group(0) @binding(next) var<storage, read_write> y: array<Octet>;
+#if SINKS
+@group(0) @binding(next) var<storage, read> head_sink: array<u32>;
+#endif
 
 // Keys and values of a step [position][element]; scores and weights [row][position]. First the queries.
 var<workgroup> staged: array<Octet, SIZE>;
@@ -63,6 +75,20 @@ struct Request {
 // Where a row begins in q and y.
 fn row_at(row: u32, kv_head: u32) -> u32 {
   return (row / GROUP * (KV_HEADS * GROUP) + kv_head * GROUP + row % GROUP) * CHUNKS;
+}
+
+fn capped(x: vec4<f32>) -> vec4<f32> {
+#if SOFTCAPPED
+  // Past 10 tanh is 1 in f32, and may be computed as one infinity over another.
+  return (SOFTCAP * LOG2_E) * tanh(clamp(x, vec4<f32>(-10.0), vec4<f32>(10.0)));
+#else
+  return x;
+#endif
+}
+
+// How many of the first `count` positions the last of them does not see.
+fn hidden(count: u32) -> u32 {
+  return count - min(count, WINDOW);
 }
 
 fn request(block: u32, thread: u32, kv_head: u32, total: u32) -> Request {
@@ -92,8 +118,9 @@ fn main(
   let past = total - min(total, M);
   let seen = min(past + min(first + TILE - 1u, ROWS - 1u) / GROUP + 1u, total);
   let blocks = (seen + BLOCK - 1u) / BLOCK;
+  let first_block = hidden(min(past + first / GROUP + 1u, total)) / BLOCK;
 
-  var wanted = request(0u, thread, kv_head, total);
+  var wanted = request(first_block, thread, kv_head, total);
   for (var at = thread; at < TILE * CHUNKS; at += WORKGROUP) {
     staged[at / CHUNKS * STRIDE + at % CHUNKS] = q[row_at(min(first + at / CHUNKS, ROWS - 1u), kv_head) + at % CHUNKS];
   }
@@ -115,7 +142,7 @@ fn main(
   visible[o] = min(past + min(first + thread / SHARE + o * WORKGROUP, ROWS - 1u) / GROUP + 1u, total);
 #end
   var results = array<Result, RESULTS>();
-  for (var block = 0u; block < blocks; block++) {
+  for (var block = first_block; block < blocks; block++) {
     workgroupBarrier();
 #repeat i LOADS
     let at = thread + i * WORKGROUP;
@@ -148,9 +175,10 @@ fn main(
     var own: array<vec4<f32>, QUADS>;
     var most = LEAST;
 #repeat c QUADS
-    let score = bitcast<vec4<f32>>(staged[SCORES_AT + row * SCORE_STRIDE + part * QUADS + c]) * (SCALE * LOG2_E);
+    let score = capped(bitcast<vec4<f32>>(staged[SCORES_AT + row * SCORE_STRIDE + part * QUADS + c]) * STRENGTH);
     let position = vec4<u32>(block * BLOCK + (part * QUADS + c) * 4u) + vec4<u32>(0u, 1u, 2u, 3u);
-    own[c] = select(vec4<f32>(LEAST), score, position < vec4<u32>(visible[o]));
+    let in_sight = (position < vec4<u32>(visible[o])) & (position >= vec4<u32>(hidden(visible[o])));
+    own[c] = select(vec4<f32>(LEAST), score, in_sight);
     most = max(most, max(max(own[c].x, own[c].y), max(own[c].z, own[c].w)));
 #end
 #if SHARED
@@ -186,7 +214,7 @@ fn main(
 #repeat w SUBGROUPS
     any |= rose[w];
 #end
-    if (block > 0u && any != 0u) {
+    if (block > first_block && any != 0u) {
 #repeat j N_PARTS
       workgroupBarrier();
 #repeat i MM
@@ -231,6 +259,11 @@ fn main(
   }
 #endif
   if (part == 0u) {
+#if SINKS
+    let head = kv_head * GROUP + min(first + thread / SHARE + o * WORKGROUP, ROWS - 1u) % GROUP;
+    let sink = LOG2_E * unpack2x16float(head_sink[head / 2u])[head % 2u];
+    sum += exp2(min(sink - references[o], 126.0)); // more would be infinite
+#endif
     factors[thread / SHARE + o * WORKGROUP] = 1.0 / sum;
   }
 #end

@@ -10,7 +10,7 @@ from ...config import GenaiConfig
 from ...errors import ClosedError, TapeError, UnsupportedModelError
 from ...memory import Pools, PoolSize
 from ...notes import Notes
-from ...tape import PASSES, TapeKey
+from ...tape import PASSES, TapeKey, WorkgroupLimits, attends_prompts
 from ...weights.shared import SharedWeights
 from ..base import Progress, TapeOptions
 from .decode_step import DecodeStep
@@ -260,7 +260,11 @@ class WebGpuModel:
     def _prefill_tapes(self, buffers: SequenceBuffers, prompt: int) -> PrefillTapes | None:
         """What makes and keeps the prefill tapes of a sequence, if there can be any."""
         engine, graphs = self._engine, self._graphs
-        possible = self._in_place and graphs.description.obstacle(buffers.capacity) is None
+        about = graphs.description
+        # What the recorded kernels leave out of attention is put back by ours, which is for runs of several tokens.
+        limits = WorkgroupLimits.of(engine.adapter())
+        ours = "attention" in self._passes and attends_prompts(limits, about.cache_dtype) and self._chunk > 1
+        possible = self._in_place and about.obstacle(buffers.capacity, put_back=ours) is None
         if self._capture != "tape" or "prefill" not in self._passes or not possible:
             return None
 
@@ -274,7 +278,7 @@ class WebGpuModel:
 
         weights = weights_on_device(engine, graphs.products, self._weights)
         key = None if buffers.given else self._key(buffers.capacity)
-        return PrefillTapes(engine, buffers, graphs.description, weights, capture, prompt, self._stored, key)
+        return PrefillTapes(engine, buffers, about, weights, capture, prompt, self._stored, key)
 
     async def _decode_session(self, owner: str, capacity: int) -> int:
         """A session to capture decode steps with. Raises TapeError, UnsupportedModelError if there can be none."""

@@ -26,10 +26,10 @@ from ...tape import (
 )
 from .engine import GpuEngine, GpuTapes
 from .replay_check import TOLERANCE, Spread, check_replay
-from .sequence_buffers import SequenceBuffers
+from .sequence_buffers import SequenceBuffers, left_out_by_cache
 from .stored_tapes import StoredTapes
 
-__all__ = ["IN_INT8", "PrefillTapes", "Run", "cut_prompt", "weights_on_device"]
+__all__ = ["IN_INT8", "PrefillTapes", "Run", "compared_after", "cut_prompt", "weights_on_device"]
 
 IN_INT8 = 0.125
 """Largest difference between the logits of a taped run and of an eager one where products or attention of ours round
@@ -67,6 +67,13 @@ def cut_prompt(count: int, chunk: int, lengths: Collection[int]) -> list[Run]:
         length = min(longer, default=rest)
         runs.append(Run(count - length, length))
     return runs
+
+
+def compared_after(length: int, capacity: int, window: int) -> list[int]:
+    """After how many positions a taped run of `length` is compared with an eager one: none, a run before, and as many
+    as the longest window has, 0 if there is none."""
+    room = capacity - length
+    return sorted({0, min(length, room), min(window, room)})
 
 
 def note_of(length: int) -> str:
@@ -220,7 +227,9 @@ class PrefillTapes:
             lean, cleared = without_clears(ops)
             results = {engine.recorded_id(handle) for handle in (*buffers.cache, buffers.logits)}
             limits = WorkgroupLimits.of(engine.adapter())
-            placement = fuse_prefill(recording, lean, results, self.weights, length, limits)
+            missing = self.about.left_out_within(buffers.capacity)
+            left_out = left_out_by_cache(missing, self.about, buffers.cache, engine.recorded_id)
+            placement = fuse_prefill(recording, lean, results, self.weights, length, limits, left_out)
             replayed = [node.what.index for node in placement.nodes if isinstance(node.what, Recorded)]
             ours = any(isinstance(node.what, MatMul | MatrixMatMul | PrefillAttention) for node in placement.nodes)
             state = buffers.spans["state"]
@@ -237,9 +246,13 @@ class PrefillTapes:
             try:
                 places = (place.id for place in placement.places.values() if place.kind == "recorded")
                 poisoned = sorted({*cleared, *places} & recording.private() - set(written))
-                for past in sorted({0, min(length, buffers.capacity - length)}):
+                window = max((each.window for each in left_out.values()), default=0)
+                filled = 0
+                for past in compared_after(length, buffers.capacity, window):
+                    await self._fill(filled, past, length)
                     engine.poison(tape, recording.handle, poisoned)
                     await self._check(tape, length, past, ours)
+                    filled = past + length
             except BaseException:
                 engine.close_tape(tape)
                 raise
@@ -253,11 +266,21 @@ class PrefillTapes:
         positions = [buffers.handle("prompt positions")] if self.about.has_position_ids else []
         return [*buffers.written(), buffers.handle("prompt ids"), *positions]
 
+    def _probe(self, start: int, count: int) -> list[int]:
+        """The ids of a sequence that is compared, from a position on."""
+        return [(7 * i + 3) % self.about.vocab_size for i in range(start, start + count)]
+
+    async def _fill(self, start: int, end: int, most: int) -> None:
+        """Eager runs over the positions of a sequence that is compared, of at most `most` each."""
+        for past in range(start, end, most):
+            count = min(most, end - past)
+            self.buffers.write_prompt(self._probe(past, count), past)
+            await self.engine.run(self.eager, past + count, count)
+
     async def _check(self, tape: int, length: int, past: int, ours: bool) -> None:
         """Compare the run after `past` positions with an eager one; see check_replay. `ours`: some of it is ours."""
         engine, buffers, about = self.engine, self.buffers, self.about
-        ids = [(7 * i + 3) % about.vocab_size for i in range(past, past + length)]
-        buffers.write_prompt(ids, past)
+        buffers.write_prompt(self._probe(past, length), past)
 
         async def replay() -> None:
             engine.play_once(tape, past + length)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from ...graph import GraphDescription
+from ...graph import GraphDescription, LeftOut
 from ...memory import BufferRequest, DeviceBuffer, DeviceSpan, pack, sequence_items
 from ..element_types import byte_count
 from ..interface import DeviceInterface
 from ..span_checks import INDEX_BYTES
 
-__all__ = ["SequenceBuffers"]
+__all__ = ["SequenceBuffers", "left_out_by_cache"]
 
 STATE_WORDS = 8
 
@@ -210,3 +210,12 @@ class SequenceBuffers:
         """The sampler's state at the start of a generation: `length` valid positions, an empty ring, not done."""
         words = array("I", [length, *([0] * (STATE_WORDS - 1))])
         self.device.copy_cpu_to_device(self.spans["state"], words)
+
+
+def left_out_by_cache(
+    left_out: Collection[LeftOut], about: GraphDescription, cache: Sequence[int], recorded_id: Callable[[int], int]
+) -> dict[int, LeftOut]:
+    """What captured runs leave out of attention, by the recorded buffer of its keys; `cache` has the handles of the
+    buffers of `about.cache`."""
+    handles = {pair.past: handle for pair, handle in zip(about.cache, cache, strict=True)}
+    return {recorded_id(handles[each.key]): each for each in left_out}

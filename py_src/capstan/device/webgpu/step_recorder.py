@@ -30,7 +30,7 @@ from ...tape import (
 from .decode_step import DecodeStep
 from .engine import NOT_FUSED
 from .replay_check import TOLERANCE
-from .sequence_buffers import SequenceBuffers
+from .sequence_buffers import SequenceBuffers, left_out_by_cache
 from .step_check import GROSS, Fused, StepCheck
 from .verdicts import Verdict, Verdicts, recording_digest
 
@@ -167,7 +167,8 @@ class StepRecorder:
         """
         engine, buffers = self.step.engine, self.buffers
         lasting = {engine.recorded_id(buffer) for buffer in buffers.written()}
-        placement = fuse_step(recording, ops, lasting, self.passes, left, self._left_out_by_cache())
+        left_out = left_out_by_cache(self.left_out, self.about, buffers.cache, engine.recorded_id)
+        placement = fuse_step(recording, ops, lasting, self.passes, left, left_out)
         replayed = [node.what.index for node in placement.nodes if isinstance(node.what, Recorded)]
         if len(replayed) == len(ops):
             raise TapeError("the step has nothing that the passes join" + (" and that is right" if left else ""))
@@ -183,11 +184,6 @@ class StepRecorder:
         )
         tape = await self._tape(recording, fused.played, fused.tables, fused.spec(buffers.owner))
         return Fused(tape, placement, fused.ends)
-
-    def _left_out_by_cache(self) -> dict[int, LeftOut]:
-        """By the recorded buffer of keys."""
-        handles = {pair.past: handle for pair, handle in zip(self.about.cache, self.buffers.cache, strict=True)}
-        return {self.step.engine.recorded_id(handles[each.key]): each for each in self.left_out}
 
     async def _judged(
         self, recording: Recording, ops: Sequence[Command], cleared: Collection[int], report: dict[str, str]

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ..kernel_plan import KernelPlan, WorkgroupLimits
 from ..operation import ELEMENT_BYTES, STATE, Binding, Buffer, Kernel, Operation, Shared, Value
-from ..step_graph import Node, StepGraph
 from ..witness import Witness
-
-if TYPE_CHECKING:
-    from ...graph import LeftOut
 
 __all__ = [
     "Attention",
@@ -22,7 +18,6 @@ __all__ = [
     "fits_attention",
     "join_rows",
     "plan_attention",
-    "put_back",
     "team_constants",
 ]
 
@@ -116,7 +111,11 @@ class Attention(Operation):
 
     @property
     def as_recorded(self) -> Attention:
-        return replace(self, window=0, softcap=0.0)
+        return self.with_left_out(0, 0.0)
+
+    def with_left_out(self, window: int, softcap: float) -> Attention:
+        """The same with what the recorded kernels leave out."""
+        return replace(self, window=window, softcap=softcap)
 
     @property
     def in_place(self) -> frozenset[int]:
@@ -318,16 +317,3 @@ def counts(block: int, alone: int, most: int, rows: int, heads: int, window: int
         return heads if splits(length) > 1 else 0, 1, 1
 
     return attend, join
-
-
-def put_back(graph: StepGraph, left_out: Mapping[int, LeftOut]) -> StepGraph:
-    """The graph with what the recorded kernels leave out in the attentions that are ours, by their caches of keys."""
-
-    def whole(node: Node) -> Node:
-        what = node.what
-        if not isinstance(what, Attention) or what.key not in left_out:
-            return node
-        asked = left_out[what.key]
-        return replace(node, what=replace(what, window=asked.window, softcap=asked.softcap))
-
-    return replace(graph, nodes=tuple(whole(node) for node in graph.nodes))

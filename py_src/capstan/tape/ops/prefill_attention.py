@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..kernel_plan import KernelPlan, MatrixSize, WorkgroupLimits
-from ..operation import ELEMENT_BYTES, Kernel, Operation, Value
+from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
 from ..ort_kernels import RunReader, bound, element_of
 from ..recording import Dispatch
 from ..step_graph import Node
@@ -16,6 +16,7 @@ __all__ = [
     "AttentionTiling",
     "PrefillAttention",
     "PrefillAttentions",
+    "attends_prompts",
     "fits_prefill_attention",
     "plan_prefill_attention",
     "tune_prefill_attention",
@@ -36,13 +37,27 @@ class PrefillAttention(Operation):
     head: int
     capacity: int
     scale: float
+    key: int
+    """The recorded buffer of the keys."""
+    sinks: int | None = None
+    """A recorded buffer: of each head, one more score of its softmax."""
+    window: int = 0
+    """Positions in sight, the new one included; 0 if all are."""
+    softcap: float = 0.0
+    """0 if scores have no cap."""
+
+    def with_left_out(self, window: int, softcap: float) -> PrefillAttention:
+        """The same with what the recorded kernels leave out."""
+        return replace(self, window=window, softcap=softcap)
 
     def written_bytes(self, index: int) -> int:
         return self.rows * self.heads * self.head * ELEMENT_BYTES["f16"]
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
-        bindings = {name: Value(value) for name, value in zip(("q", "keys", "values", "lengths"), reads, strict=True)}
-        return [Kernel(plan_prefill_attention(self, limits), True, {**bindings, "y": Value(writes[0])})]
+        names = ("q", "keys", "values", "lengths")
+        bindings: dict[str, Binding] = {name: Value(value) for name, value in zip(names, reads, strict=True)}
+        sinks: dict[str, Binding] = {} if self.sinks is None else {"head_sink": Buffer(self.sinks)}
+        return [Kernel(plan_prefill_attention(self, limits), True, {**bindings, "y": Value(writes[0]), **sinks})]
 
 
 @dataclass(frozen=True)
@@ -149,6 +164,11 @@ def tune_prefill_attention(what: PrefillAttention, limits: WorkgroupLimits) -> A
     return next(enough, max(fitting, key=lambda tiling: tiles[tiling][0], default=None))
 
 
+def attends_prompts(limits: WorkgroupLimits, dtype: str) -> bool:
+    """Whether there can be any attention of ours in prefill runs with caches of that type."""
+    return dtype == "float16" and bool(limits.lanes and limits.matrices)
+
+
 def fits_prefill_attention(what: PrefillAttention, limits: WorkgroupLimits) -> bool:
     """Whether prefill_attention.wgsl covers this attention on this adapter."""
     return what.heads % what.kv_heads == 0 and what.head % 8 == 0 and tune_prefill_attention(what, limits) is not None
@@ -166,12 +186,18 @@ def plan_prefill_attention(what: PrefillAttention, limits: WorkgroupLimits) -> K
         "HEAD": what.head,
         "CAPACITY": what.capacity,
         "SCALE": what.scale,
+        "WINDOW": what.window or what.capacity,
+        "SOFTCAPPED": what.softcap != 0.0,
+        "SINKS": what.sinks is not None,
     }
+    if what.softcap:
+        constants["SOFTCAP"] = what.softcap
     counts = tiling.workgroups(what.rows, group, what.kv_heads)
     return KernelPlan("prefill_attention", {**constants, **tiling.constants(what.head)}, counts)
 
 
 BINDINGS = ("q", "present_key", "present_value", "seqlens_k", "output")
+BINDINGS_SINKS = ("q", "present_key", "present_value", "seqlens_k", "head_sink", "output")
 LINES = (
     "return u32(seqlens_k[batch_idx]) + 1u;",
     "return k_idx >= local_window_start && k_idx < causal_end;",
@@ -182,12 +208,18 @@ LINES = (
     "let past_sequence_length = select(total_sequence_length - uniforms.new_sequence_length,",
     "let seq_causal_length = past_sequence_length + q_idx_global + 1;",
     "let local_window_start = 0u;",
-    "var previous_max : qk_precision = qk_min_value;",
     "o_idx_global * num_heads * head_size_vec + head_idx * head_size_vec;",
 )
 """Of onnxruntime-web's flash attention, with subgroups and without: causal, over all positions, heads side by side in
 q and in what it writes."""
-LACKS = ("softcap", "head_sink", "attention_bias[")
+PLAIN = ("var previous_max : qk_precision = qk_min_value;",)
+SINKS = (
+    "let sink_value = q_element_t(head_sink[head_idx]);",
+    "var previous_max : qk_precision = qk_precision(sink_value);",
+    "var previous_denom : qk_precision = 1;",
+)
+"""How the softmax of a row begins, without a sink and with one."""
+LACKS = ("softcap", "attention_bias[")
 SIZE = r"const {} : u32 = (\d+);"
 
 
@@ -206,12 +238,14 @@ class PrefillAttentions(RunReader):
         such attention."""
         op = self.ops[index]
         met = bound(self.recording, op, self.uploaded)
-        if not isinstance(op, Dispatch) or met is None or tuple(met[0]) != BINDINGS:
+        if not isinstance(op, Dispatch) or met is None or tuple(met[0]) not in (BINDINGS, BINDINGS_SINKS):
             return None
         at, uniforms = met
+        sinks = at.get("head_sink")
         pipeline = self.recording.pipelines[op.pipeline]
         code = pipeline.code
-        known = all(line in code for line in LINES) and not any(line in code for line in LACKS)
+        asked = (*LINES, *(PLAIN if sinks is None else SINKS))
+        known = all(line in code for line in asked) and not any(line in code for line in LACKS)
         heads, head = number_in(code, "num_heads"), number_in(code, "head_size")
         if not known or element_of(pipeline) != "f16" or not heads or not head:
             return None
@@ -225,8 +259,9 @@ class PrefillAttentions(RunReader):
             return None
         if not isinstance(scale, float) or group == 0 or heads % group:
             return None
-        what = PrefillAttention(self.rows, heads, heads // group, head, capacity, scale)
-        if not fits_prefill_attention(what, self.limits):
+        key = at["present_key"]
+        what = PrefillAttention(self.rows, heads, heads // group, head, capacity, scale, key, sinks)
+        if not fits_prefill_attention(what, self.limits) or sinks in self.changed:
             return None
-        read = tuple(reads[at[name]] for name in BINDINGS[:-1])
+        read = tuple(reads[at[name]] for name in BINDINGS[:-1])  # Sinks are no value of the run's.
         return [Node(what, read, (writes[at["output"]],), index, frozenset({index}))]
