@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from capstan.graph import Part, WeightEntry
 
-__all__ = ["bytes_of", "part_bytes"]
+__all__ = ["beside_one_another", "bytes_of", "part_bytes"]
 
 
 def bytes_of(entry: WeightEntry, data: bytes) -> bytes:
+    if any(part.beside for part in entry.pieces):
+        return beside_one_another(entry.pieces, data)
     return b"".join(part_bytes(part, data) for part in entry.pieces)
+
+
+def beside_one_another(parts: Sequence[Part], data: bytes) -> bytes:
+    """The buffer's bytes of parts whose rows are beside one another."""
+    matrices = []
+    for part in parts:
+        assert part.beside is not None
+        held = np.frombuffer(data[part.offset : part.offset + part.length], np.uint8)
+        matrices.append(held.reshape(-1, part.beside.row))
+    joined = np.concatenate(matrices, axis=1)
+    assert {part.beside.stride for part in parts if part.beside} == {joined.shape[1]}
+    return joined.tobytes()
 
 
 def part_bytes(part: Part, data: bytes) -> bytes:

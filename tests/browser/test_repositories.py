@@ -228,6 +228,7 @@ def test_a_plain_optimum_export_is_captured_and_picks_what_the_genai_export_does
         if device == "webgpu":
             assert (found["capture"], found["capture_note"]) == ("tape", None)
             assert "left out" not in found["tape_passes"], found["tape_passes"]
+            assert "became 12, 1 of them as recorded" in found["tape_passes"]["fused"]
 
 
 def with_magnitudes(model: ModelProto) -> None:

@@ -23,7 +23,7 @@ from tests.browser.model_variants import LLAMA
 from tests.browser.page_scripts import PageScripts
 from tests.browser.weight_server import Faults, WeightServer
 from tests.harness import Harness, exec_request
-from tests.weight_bytes import part_bytes
+from tests.weight_bytes import beside_one_another, part_bytes
 
 BOOT_MS = 120_000
 LOAD = """
@@ -244,6 +244,20 @@ def test_parts_of_a_file_are_put_together_and_turned_on_the_gpu(pours: bool, ori
     wanted = b"".join(part_bytes(part, data) for part in parts)
     assert bytes(found["bytes"]) == wanted + bytes(padded - made)
     assert not found["left"], "buffers for turning are left"
+
+
+@pytest.mark.parametrize("pours", [True, False])
+def test_matrices_of_a_file_are_put_beside_one_another_on_the_gpu(pours: bool, origin: Origin) -> None:
+    rows, widths, parts, at = 37, (4, 132, 64), [], 21
+    for row in widths:
+        parts.append(graph.Part(at, rows * row, beside=graph.Beside(row, sum(widths))))
+        at += rows * row + 5
+    made = rows * sum(widths)
+    told: dict[str, Any] = {"shard": 700, "size": at, "made": made, "pours": pours}
+    found = origin.run("turned", model=origin.model, parts=[dataclasses.astuple(part) for part in parts], **told)
+    data = bytes(i * 151 >> 3 & 255 for i in range(at))
+    assert bytes(found["bytes"]) == beside_one_another(parts, data)
+    assert not found["left"]
 
 
 def test_a_small_file_that_breaks_off_is_an_error_that_names_it(origin: Origin) -> None:

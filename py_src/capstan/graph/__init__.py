@@ -7,7 +7,8 @@
     last_token_logits(model)          the output projection reads the last position only (for the prefill session)
     lengths_as_inputs(model)          attention's lengths are fed, not summed from the mask (for the prefill session)
     quantized_products(model, level)  DequantizeLinear and MatMul become MatMulNBits; why some did not
-    joined_products(model)            q, k and v of an attention by one MatMulNBits node instead of three
+    turned_weights(model)             weights that each run would transpose are transposed as they are loaded
+    joined_products(model)            q, k and v of an attention by one product instead of three
     weights_to_inputs(model, ...)     external initializers become graph inputs; returns the manifest too
     group_query_attention(model, ...) attention in primitive operations over growing caches -> GroupQueryAttention
     simplified_norms(model)           norms in primitive operations -> SimplifiedLayerNormalization
@@ -23,8 +24,8 @@
     activations(model)                the intermediate tensors of a run, for an estimate of its scratch memory
 
 A pass returns a new model and leaves its argument alone. The order for a decoder is keep_last_logits, short_rope,
-total_length_on_gpu, quantized_products, joined_products, weights_to_inputs; from there last_token_logits and
-lengths_as_inputs make the prefill graph.
+total_length_on_gpu, quantized_products, turned_weights, joined_products, weights_to_inputs; from there
+last_token_logits and lengths_as_inputs make the prefill graph.
 """
 
 from __future__ import annotations
@@ -45,11 +46,13 @@ from .quantized_products import quantized_products
 from .scratch import Activations, activations
 from .soft_caps import soft_caps_apart
 from .total_length import total_length_on_gpu
+from .turned_weights import turned_weights
 from .uncomputed import one_row_only, require_computed
-from .weights import Part, Turn, WeightEntry, constants_to_inline, external_entries, weights_to_inputs
+from .weights import Beside, Part, Turn, WeightEntry, constants_to_inline, external_entries, weights_to_inputs
 
 __all__ = [
     "Activations",
+    "Beside",
     "CachePair",
     "FedLengths",
     "GraphDescription",
@@ -82,6 +85,7 @@ __all__ = [
     "simplified_norms",
     "soft_caps_apart",
     "total_length_on_gpu",
+    "turned_weights",
     "uncapturable",
     "weights_to_inputs",
     "without_weights",

@@ -1,8 +1,8 @@
 """q, k and v of an attention from one product instead of three.
 
 Rows of weights are what MatMulNBits nodes hold one behind the other, so that three nodes over the same input are one
-whose weights, scales and zero points are theirs in a row. No byte changes but its place, and each output is computed as
-before.
+whose weights, scales and zero points are theirs in a row. The weights of MatMul nodes are put beside one another. Bytes
+change their places alone, and each output is computed as before.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto
-from .weights import entry_of, made_of
+from .weights import DTYPES, Beside, Part, entry_of, made_of
 from .wiring import Wiring, attribute, copy_of, fresh_name, int64_tensor
 
 __all__ = ["joined_products"]
@@ -39,8 +39,8 @@ class Path:
 
 
 def joined_products(model: ModelProto, *, packed: bool = True) -> ModelProto:
-    """Let one MatMulNBits node make q, k and v of each GroupQueryAttention where three do, over one input and alike but
-    for their rows.
+    """Let one MatMulNBits or MatMul node make q, k and v of each GroupQueryAttention where three do, over one input and
+    alike but for their rows.
 
     Attention that reads the products, or their sums with biases, reads the packed result, unless `packed` is false;
     what else lies between reads its part of it. Others stay as they are: products that somebody else reads too, weights
@@ -74,7 +74,7 @@ def path_to(wiring: Wiring, name: str) -> Path | None:
         node = wiring.producer.get(name)
         if node is None:
             return None
-        if node.op_type == "MatMulNBits":
+        if node.op_type == "MatMulNBits" or is_dense(wiring, node):
             return Path(node, tuple(reversed(between)))
         if node.op_type not in BETWEEN:
             return None
@@ -83,11 +83,17 @@ def path_to(wiring: Wiring, name: str) -> Path | None:
     return None
 
 
+def is_dense(wiring: Wiring, node: NodeProto) -> bool:
+    """Whether it is a product by a matrix of weights."""
+    weight = wiring.constants.get(node.input[1]) if node.op_type == "MatMul" else None
+    return weight is not None and len(weight.dims) == 2 and node.input[0] not in wiring.constants
+
+
 def alike(wiring: Wiring, products: Sequence[NodeProto]) -> bool:
     """Whether products differ in their rows alone."""
     first = products[0]
     told = [sorted(item.SerializeToString() for item in node.attribute if item.name != "N") for node in products]
-    given = [(node.input[0], [bool(name) for name in node.input]) for node in products]
+    given = [(node.op_type, node.input[0], [bool(name) for name in node.input]) for node in products]
     grouped = len(first.input) > GROUP_INDEX and first.input[GROUP_INDEX]
     same = told.count(told[0]) == given.count(given[0]) == 3
     return len({node.output[0] for node in products}) == 3 and same and not grouped
@@ -99,15 +105,20 @@ class Joiner:
     def __init__(self, model: ModelProto, wiring: Wiring, paths: Sequence[Path]) -> None:
         self.graph, self.wiring, self.paths = model.graph, wiring, paths
         self.products = [path.product for path in paths]
-        self.sizes = [attribute(product, "N", 0) for product in self.products]
+        self.dense = self.products[0].op_type == "MatMul"
+        self.sizes = [self.columns(product) for product in self.products]
         nodes = [*self.products, *(path.between[0] for path in paths if path.biased)]
         self.taken = {name for node in nodes for name in node.input if name in wiring.constants}
         self.made = {node.output[0] for path in paths for node in (path.product, *path.between)}
 
+    def columns(self, product: NodeProto) -> int:
+        """Of what a product makes."""
+        return int(self.wiring.constants[product.input[1]].dims[1]) if self.dense else attribute(product, "N", 0)
+
     def weights(self) -> list[TensorProto] | None:
         """What the joined product takes, by input; None if it cannot be put together."""
         inputs = [[node.input[place] for node in self.products] for place in range(1, len(self.products[0].input))]
-        return self.tensors([names for names in inputs if names[0]])
+        return self.tensors([names for names in inputs if names[0]], beside=self.dense)
 
     def biases(self) -> list[TensorProto] | None:
         """What is added to the joined product."""
@@ -119,14 +130,13 @@ class Joiner:
             found.append(constants[0])
         return self.tensors([found])
 
-    def tensors(self, wanted: Sequence[Sequence[str]]) -> list[TensorProto] | None:
+    def tensors(self, wanted: Sequence[Sequence[str]], *, beside: bool = False) -> list[TensorProto] | None:
         made = []
+        join = side_by_side if beside else together
         for names in wanted:
             if any(len(self.wiring.consumers[name]) != 1 or name not in self.wiring.constants for name in names):
                 return None
-            tensor = together(
-                [self.wiring.constants[name] for name in names], fresh_name(self.graph, f"{names[0]}_joined")
-            )
+            tensor = join([self.wiring.constants[name] for name in names], fresh_name(self.graph, f"{names[0]}_joined"))
             if tensor is None:
                 return None
             made.append(tensor)
@@ -175,7 +185,8 @@ class Joiner:
         node.output[0] = packed
         given = iter(tensors)
         node.input[1:] = [next(given).name if name else "" for name in first.input[1:]]
-        next(item for item in node.attribute if item.name == "N").i = sum(self.sizes)
+        for item in [item for item in node.attribute if item.name == "N"]:
+            item.i = sum(self.sizes)
         self.place = min(list(self.graph.node).index(each) for each in self.products)
         for each in self.products:
             self.graph.node.remove(each)
@@ -221,3 +232,25 @@ def together(tensors: Sequence[TensorProto], name: str) -> TensorProto | None:
     if len({entry.location for entry in entries}) != 1 or any(part.made % 4 for part in parts[:-1]):
         return None  # The bytes of a buffer are written in words.
     return made_of(name, first.data_type, dims, entries[0].location, parts)
+
+
+def side_by_side(tensors: Sequence[TensorProto], name: str) -> TensorProto | None:
+    """Matrices of one data file beside one another; None if they differ in more than their columns, or if their rows
+    are no whole words."""
+    first = tensors[0]
+    if len({(tensor.data_type, tensor.dims[0]) for tensor in tensors}) != 1:
+        return None
+    if not all(tensor.data_location == TensorProto.EXTERNAL for tensor in tensors):
+        return None
+    entries = [entry_of(tensor) for tensor in tensors]
+    bits = DTYPES[first.data_type][1]
+    if len({entry.location for entry in entries}) != 1 or any(entry.parts for entry in entries):
+        return None
+    if any(entry.dims[1] * bits % 32 for entry in entries):
+        return None
+    columns = sum(entry.dims[1] for entry in entries)
+    parts = [
+        Part(entry.offset, entry.length, beside=Beside(entry.dims[1] * bits // 8, columns * bits // 8))
+        for entry in entries
+    ]
+    return made_of(name, first.data_type, [first.dims[0], columns], entries[0].location, parts)

@@ -21,6 +21,7 @@ from .wiring import copy_of
 
 __all__ = [
     "CONSTANT_BYTES",
+    "Beside",
     "DTYPES",
     "Part",
     "Turn",
@@ -77,12 +78,23 @@ class Turn:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """A matrix whose rows, of `row` bytes in the file, are `stride` bytes apart in the buffer: other parts are beside
+    them. Both are multiples of 4."""
+
+    row: int
+    stride: int
+
+
+@dataclass(frozen=True)
 class Part:
-    """`length` bytes at `offset` of a file, as they are or turned; in the buffer they are behind the part before."""
+    """`length` bytes at `offset` of a file, as they are or turned. In the buffer they are behind the part before, or
+    each of their rows is behind that part's."""
 
     offset: int
     length: int
     turn: Turn | None = None
+    beside: Beside | None = None
 
     @property
     def made(self) -> int:
@@ -154,7 +166,8 @@ def entry_of(tensor: TensorProto) -> WeightEntry:
     size = (math.prod(tensor.dims) * DTYPES[tensor.data_type][1] + 7) // 8
     if PARTS in fields:
         parts = tuple(
-            Part(offset, length, Turn(*turn) if turn else None) for offset, length, turn in json.loads(fields[PARTS])
+            Part(offset, length, Turn(*turn) if turn else None, Beside(*beside) if beside else None)
+            for offset, length, turn, beside in json.loads(fields[PARTS])
         )
         assert sum(part.made for part in parts) == size, tensor.name
         return WeightEntry(tensor.name, tuple(tensor.dims), tensor.data_type, location, parts[0].offset, size, parts)
@@ -173,7 +186,7 @@ def made_of(name: str, onnx_type: int, dims: Sequence[int], location: str, parts
     """An external initializer whose bytes are these parts of the file; `external_entries` tells them again."""
     tensor = TensorProto(name=name, data_type=onnx_type, data_location=TensorProto.EXTERNAL)
     tensor.dims.extend(dims)
-    told = json.dumps([[part.offset, part.length, astuple(part.turn) if part.turn else None] for part in parts])
+    told = json.dumps([astuple(part) for part in parts])
     for key, value in (("location", location), (PARTS, told)):
         tensor.external_data.add(key=key, value=value)
     return tensor

@@ -15,7 +15,7 @@ from capstan._js.storage import make_chunk
 from capstan.device.webgpu.engine import WeightPiece
 from capstan.device.webgpu.weight_lease import pieces
 from capstan.fallback import counted
-from capstan.graph import Part, Turn
+from capstan.graph import Beside, Part, Turn
 from capstan.weights import manifest as manifests
 from capstan.weights import weight_file
 
@@ -181,7 +181,10 @@ async def turned(
     engine = gpu()
     buffer = engine.create_buffer("turned", made, "user", "test")
     staged = [entry for entry in engine.ledger() if entry["category"] == "staging"]
-    wanted = [Part(offset, length, Turn(*turn) if turn else None) for offset, length, turn in parts]
+    wanted = [
+        Part(offset, length, Turn(*turn) if turn else None, Beside(*beside) if beside else None)
+        for offset, length, turn, beside in parts
+    ]
     sink = engine.upload_weights(list(pieces(buffer, wanted)))
     try:
         if pours:

@@ -1,6 +1,8 @@
-// Turns weights that a data file has by columns into rows, on the GPU: shaders/turn.wgsl.
+// Rearranges weights on the GPU: what a data file has by columns into rows (shaders/turn.wgsl), and matrices next to one
+// another (shaders/beside.wgsl).
 
-import code from "../shaders/turn.wgsl";
+import besideCode from "../shaders/beside.wgsl";
+import turnCode from "../shaders/turn.wgsl";
 import type { WatchedDevice } from "./device";
 
 /** As capstan.graph.Turn: a matrix [rows, columns] of the file that a buffer is to hold as [columns, rows]. */
@@ -11,41 +13,83 @@ export interface Turn {
   flipped: boolean;
 }
 
+/** As capstan.graph.Beside: rows of `row` bytes of the file that a buffer is to hold `stride` bytes apart. */
+export interface Beside {
+  row: number;
+  stride: number;
+}
+
 const WORKGROUP = 64;
 const MOST_WORKGROUPS = 65535;
 
 export class Turner {
-  private pipeline: GPUComputePipeline | null = null;
+  private readonly pipelines = new Map<string, GPUComputePipeline>();
 
   constructor(private readonly watched: WatchedDevice) {}
 
   /** Encode what fills `into` from byte `at` on with what `source` holds, turned; returns a buffer to destroy once that
    * is submitted. */
-  encode(encoder: GPUCommandEncoder, turn: Turn, source: GPUBuffer, into: GPUBuffer, at: number): GPUBuffer {
+  turn(encoder: GPUCommandEncoder, turn: Turn, source: GPUBuffer, into: GPUBuffer, at: number): GPUBuffer {
     const { rows, columns, bits, flipped } = turn;
     const rowBytes = Math.ceil((rows * bits) / 8);
     const words = Math.ceil((columns * rowBytes) / 4);
+    const flip = flipped ? 2 ** (bits - 1) : 0;
+    const told = (threads: number): number[] => [rows, columns, bits, flip, rowBytes, at, words, threads];
+    return this.encode(encoder, turnCode, words, told, source, into);
+  }
+
+  /** The same for the first `length` bytes of `source`, whose rows go next to others. */
+  beside(
+    encoder: GPUCommandEncoder,
+    { row, stride }: Beside,
+    source: GPUBuffer,
+    length: number,
+    into: GPUBuffer,
+    at: number,
+  ): GPUBuffer {
+    const words = length / 4;
+    const told = (threads: number): number[] => [words, row / 4, stride / 4, at / 4, threads, 0, 0, 0];
+    return this.encode(encoder, besideCode, words, told, source, into);
+  }
+
+  /** An invocation for each word; `told` are the parameters for so many invocations in x. */
+  private encode(
+    encoder: GPUCommandEncoder,
+    code: string,
+    words: number,
+    told: (threads: number) => number[],
+    source: GPUBuffer,
+    into: GPUBuffer,
+  ): GPUBuffer {
     const groups = Math.ceil(words / WORKGROUP);
     const x = Math.min(groups, MOST_WORKGROUPS);
-    const flip = flipped ? 2 ** (bits - 1) : 0;
     const { device } = this.watched;
     const usage = GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST;
-    const params = this.watched.buffer("staging", "uploads", { label: "weights turned", size: 32, usage });
-    const told = new Uint32Array([rows, columns, bits, flip, rowBytes, at, words, x * WORKGROUP]);
-    this.watched.write(params, 0, new Uint8Array(told.buffer));
-    this.pipeline ??= device.createComputePipeline({
-      label: "turn weights",
-      layout: "auto",
-      compute: { module: device.createShaderModule({ label: "turn weights", code }), entryPoint: "main" },
-    });
-    const layout = this.pipeline.getBindGroupLayout(0);
+    const params = this.watched.buffer("staging", "uploads", { label: "weights rearranged", size: 32, usage });
+    this.watched.write(params, 0, new Uint8Array(Uint32Array.from(told(x * WORKGROUP)).buffer));
+    const pipeline = this.pipeline(code);
+    const layout = pipeline.getBindGroupLayout(0);
     const entries = [params, source, into].map((buffer, binding) => ({ binding, resource: { buffer } }));
     const group = this.watched.attribute("staging", "uploads", () => device.createBindGroup({ layout, entries }));
     const pass = encoder.beginComputePass();
-    pass.setPipeline(this.pipeline);
+    pass.setPipeline(pipeline);
     pass.setBindGroup(0, group);
     pass.dispatchWorkgroups(x, Math.ceil(groups / x));
     pass.end();
     return params;
+  }
+
+  private pipeline(code: string): GPUComputePipeline {
+    const known = this.pipelines.get(code);
+    if (known) return known;
+    const { device } = this.watched;
+    const label = "rearrange weights";
+    const made = device.createComputePipeline({
+      label,
+      layout: "auto",
+      compute: { module: device.createShaderModule({ label, code }), entryPoint: "main" },
+    });
+    this.pipelines.set(code, made);
+    return made;
   }
 }

@@ -4,7 +4,7 @@ import { EngineError } from "../errors";
 import type { Chunk } from "../storage/chunk";
 import { Allocations } from "./allocations";
 import type { WatchedDevice } from "./device";
-import type { Turn, Turner } from "./turn";
+import type { Beside, Turn, Turner } from "./turn";
 
 /** A range of a data file and the buffer it goes to; offsets and lengths are in bytes. */
 export interface WeightPiece {
@@ -14,6 +14,7 @@ export interface WeightPiece {
   /** Where in the buffer it begins; a multiple of 4. */
   at: number;
   turn: Turn | null;
+  beside: Beside | null;
 }
 
 /** Bytes given to the queue before the GPU is waited for: until then the browser holds copies of them. */
@@ -144,15 +145,15 @@ export class WeightUpload {
     window.ready.catch(() => undefined);
   }
 
-  /** Memory for pieces that are turned on the GPU, each of which is whole there first. */
+  /** Memory for pieces that are rearranged on the GPU, each of which is whole there first. */
   private async makeRoom(writers: PieceWriter[]): Promise<void> {
     const waiting = writers.filter((writer) => writer.wantsRoom);
     if (waiting.length === 0) return;
     for (const writer of waiting) this.allocations.during(() => writer.makeRoom());
-    await this.allocations.require("weights that are turned");
+    await this.allocations.require("weights that are rearranged");
   }
 
-  /** Submit what was encoded, and after it the turning of pieces that are whole. */
+  /** Submit what was encoded, and after it the rearranging of pieces that are whole. */
   private turn(encoder: GPUCommandEncoder, whole: PieceWriter[]): void {
     for (const writer of whole) writer.turn(encoder, this.turner);
     this.watched.submit([encoder.finish()]);
@@ -203,11 +204,12 @@ type Send = (buffer: GPUBuffer, at: number, bytes: Uint8Array<ArrayBuffer>) => v
 /** Writes what belongs to one piece; keeps back what is not a multiple of 4 bytes. */
 class PieceWriter {
   readonly end: number;
+  private readonly rearranged: boolean;
   private seen = 0;
   private written: number;
-  /** Where the bytes of a piece that is turned are first. */
+  /** Where the bytes of a piece that is rearranged are first. */
   private room: GPUBuffer | null = null;
-  /** What to destroy once the turning is submitted. */
+  /** What to destroy once the rearranging is submitted. */
   private params: GPUBuffer | null = null;
   private readonly held = new Uint8Array(4);
   private heldCount = 0;
@@ -217,21 +219,22 @@ class PieceWriter {
     readonly piece: WeightPiece,
   ) {
     this.end = piece.offset + piece.length;
-    this.written = piece.turn ? 0 : piece.at;
+    this.rearranged = piece.turn !== null || piece.beside !== null;
+    this.written = this.rearranged ? 0 : piece.at;
   }
 
   get wantsRoom(): boolean {
-    return this.piece.turn !== null && this.room === null && this.seen < this.piece.length;
+    return this.rearranged && this.room === null && this.seen < this.piece.length;
   }
 
-  /** Whether it is whole, and to be turned. */
+  /** Whether it is whole, and to be rearranged. */
   get turns(): boolean {
     return this.room !== null && this.seen === this.piece.length;
   }
 
   makeRoom(): void {
     const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_DST;
-    const descriptor = { label: "weights to turn", size: Math.ceil(this.piece.length / 4) * 4, usage };
+    const descriptor = { label: "weights to rearrange", size: Math.ceil(this.piece.length / 4) * 4, usage };
     this.room = this.watched.buffer("staging", "uploads", descriptor);
     // A load that is given up destroys the weights' buffers.
     this.watched.info(this.piece.buffer).onDestroy.add(() => {
@@ -241,7 +244,10 @@ class PieceWriter {
 
   turn(encoder: GPUCommandEncoder, turner: Turner): void {
     this.finish();
-    this.params = turner.encode(encoder, this.piece.turn!, this.room!, this.piece.buffer, this.piece.at);
+    const { turn, beside, buffer, at, length } = this.piece;
+    this.params = turn
+      ? turner.turn(encoder, turn, this.room!, buffer, at)
+      : turner.beside(encoder, beside!, this.room!, length, buffer, at);
   }
 
   /** Free what was made of the room, once what reads it is submitted. */

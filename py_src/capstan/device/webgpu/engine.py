@@ -59,6 +59,8 @@ class WeightPiece(NamedTuple):
     """In the buffer; a multiple of 4."""
     turn: tuple[int, int, int, bool] | None = None
     """The fields of a capstan.graph.Turn."""
+    beside: tuple[int, int] | None = None
+    """Those of a capstan.graph.Beside."""
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,9 @@ async def lease(
 
 
 def pieces(buffer: int, parts: Sequence[Part]) -> Iterator[WeightPiece]:
-    """What the buffer of a weight is filled with, one part behind the other."""
+    """What the buffer of a weight is filled with, one part behind the other, or row by row."""
     at = 0
     for part in parts:
-        yield WeightPiece(buffer, part.offset, part.length, at, astuple(part.turn) if part.turn else None)
-        at += part.made
+        turn, beside = (astuple(how) if how else None for how in (part.turn, part.beside))
+        yield WeightPiece(buffer, part.offset, part.length, at, turn, beside)
+        at += part.beside.row if part.beside else part.made
