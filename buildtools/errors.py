@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["CommandError"]
+from typing import Any
+
+__all__ = ["CommandError", "raise_remote"]
 
 
 class CommandError(Exception):
@@ -13,3 +15,10 @@ class CommandError(Exception):
         self.status = status
         self.detail = detail
         """What only `--debug` shows: a traceback or the output of a tool."""
+
+
+def raise_remote(error: dict[str, Any]) -> None:
+    """Raise an error of the page's Python as one for this terminal."""
+    if error["type"] == "KeyboardInterrupt":
+        raise KeyboardInterrupt
+    raise CommandError(error["message"] or error["type"], detail=error["traceback"])

@@ -17,6 +17,7 @@ __all__ = [
     "BUNDLED",
     "DTYPES",
     "add_hub_arguments",
+    "check_chat_template",
     "check_genai",
     "check_model",
     "check_onnx_folder",
@@ -77,6 +78,22 @@ def graph_of(config_file: Path, remedy: str) -> Path:
     if not graph.is_file():
         raise CommandError(f"model file {graph} does not exist, but {CONFIG} names it: {remedy}")
     return graph
+
+
+def check_chat_template(folder: Path) -> None:
+    """Refuse a folder without a chat template."""
+    config = folder / "tokenizer_config.json"
+    if (folder / "chat_template.jinja").is_file():
+        return
+    try:
+        content = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    except (ValueError, OSError) as error:
+        raise CommandError(f"{config} is not JSON ({error}): repair it or export the model again") from error
+    if not (isinstance(content, dict) and content.get("chat_template")):
+        raise CommandError(
+            f"{folder} has no chat template (chat_template in tokenizer_config.json, or chat_template.jinja): give "
+            "--model a model that was made for chats, or complete a prompt without --chat"
+        )
 
 
 def graphs_of(folder: Path) -> list[Path]:

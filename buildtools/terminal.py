@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import TYPE_CHECKING
 
-__all__ = ["Progress", "say"]
+if TYPE_CHECKING:
+    from .page import Event
+
+__all__ = ["Output", "Progress", "say"]
 
 REDRAW_SECONDS = 0.1
 PLAIN_STEP = 0.25
@@ -54,3 +58,32 @@ class Progress:
         sys.stderr.write("\r" + text.ljust(len(self._shown)) + ("" if text else "\r"))
         sys.stderr.flush()
         self._shown = text
+
+
+class Output:
+    """Writes the page's events: the model's text to stdout as it comes, all else to stderr."""
+
+    def __init__(self) -> None:
+        self._progress = Progress()
+        self._line_is_open = False
+
+    def show(self, event: Event) -> None:
+        """Write one event."""
+        match event["kind"]:
+            case "text":
+                self._progress.clear()
+                sys.stdout.write(event["text"])
+                sys.stdout.flush()
+                self._line_is_open = not event["text"].endswith("\n") if event["text"] else self._line_is_open
+            case "progress":
+                self._progress.update(event["what"], event["done"], event["total"])
+            case "status" | "stdout" | "stderr":
+                self.end_line()
+                say(event["text"].rstrip("\n"))
+
+    def end_line(self) -> None:
+        """Take the progress away and end a line of text that is open."""
+        self._progress.clear()
+        if self._line_is_open:
+            print(flush=True)
+            self._line_is_open = False

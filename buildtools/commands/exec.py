@@ -7,10 +7,9 @@ import asyncio
 import sys
 from pathlib import Path
 
-from ..errors import CommandError
+from ..errors import CommandError, raise_remote
 from ..models import add_hub_arguments, check_onnx_folder, model_url, mounts, repository
 from ..terminal import Progress
-from .run import raise_remote
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
 

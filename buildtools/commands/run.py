@@ -1,4 +1,4 @@
-"""`build.py run`: complete a prompt with a model in headless Chromium."""
+"""`build.py run`: complete a prompt with a model in headless Chromium, or hold a conversation with it (--chat)."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ import argparse
 import asyncio
 import json
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..errors import CommandError
-from ..models import BUNDLED, DTYPES, add_hub_arguments, check_model, model_url, mounts, repository
-from ..terminal import Progress, say
-
-if TYPE_CHECKING:
-    from ..page import Event
+from ..errors import CommandError, raise_remote
+from ..models import (
+    BUNDLED,
+    DTYPES,
+    add_hub_arguments,
+    check_chat_template,
+    check_model,
+    model_url,
+    mounts,
+    repository,
+)
+from ..terminal import Output, say
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
 
 GROUP = "run"
 SEED_LIMIT = 2**32
+NEW_TOKENS = 128
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompt", metavar="TEXT", help="the prompt, as an option")
     add("--prompt-ids", metavar="1,2,3", help="the prompt as token ids")
     add(
+        "--chat", action="store_true", help="hold a conversation: messages from the terminal, the model's chat template"
+    )
+    add(
         "--model",
         metavar="DIR",
         help="a folder that onnxruntime-genai's model builder wrote, or a repository in Transformers.js layout "
@@ -38,7 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_hub_arguments(parser)
     add("--dtype", choices=sorted(DTYPES), help="which graph of a repository (default: one that suits the adapter)")
-    add("--max-new-tokens", type=int, metavar="N", default=128, help="stop after N new tokens (default: %(default)s)")
+    new_tokens = f"stop after N new tokens (default: {NEW_TOKENS}, with --chat as many as there is room for)"
+    add("--max-new-tokens", type=int, metavar="N", help=new_tokens)
+    length = "with --chat, the most tokens of the conversation (default: 4096, or the model's context if shorter)"
+    add("--max-length", type=int, metavar="N", help=length)
     add("--run-ahead", type=int, metavar="K", help="decode steps per submit (default: adaptive)")
     add("--device", choices=["webgpu", "wasm", "auto"], default="webgpu", help="default: %(default)s")
     add("--capture", choices=["tape", "ort", "off"], default="tape", help="default: %(default)s")
@@ -52,25 +64,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Refuse what can be refused without a browser; turns the arguments into `args.request` and `args.folders`."""
-    prompt, prompt_ids = read_prompt(args)
-    for option, value in (("--max-new-tokens", args.max_new_tokens), ("--run-ahead", args.run_ahead)):
+    asked = read_chat(args) if args.chat else read_completion(args)
+    numbers = {"new-tokens": args.max_new_tokens, "length": args.max_length}
+    for option, value in {"--run-ahead": args.run_ahead, **{f"--max-{name}": n for name, n in numbers.items()}}.items():
         if value is not None and value < 1:
             raise CommandError(f"{option} is {value}, but must be at least 1: give a larger number or leave it out")
     search = read_search(args)
     hub = repository(args.model, args.hub, args.revision) if args.model is not None else None
     args.folders = [] if hub else [check_model(Path(args.model) if args.model is not None else BUNDLED)]
+    if args.chat:
+        for folder in args.folders:
+            check_chat_template(folder)
     args.request = {
-        "kind": "generate",
         "model": hub or model_url(args.folders[0].name),
         "dtype": args.dtype,
         "device": args.device,
         "capture": args.capture,
         "run_ahead": args.run_ahead,
-        "prompt": prompt,
-        "prompt_ids": prompt_ids,
-        "max_new_tokens": args.max_new_tokens,
         "search": search,
+        **asked,
     }
+
+
+def read_completion(args: argparse.Namespace) -> dict[str, Any]:
+    """What a request has to complete a prompt."""
+    prompt, prompt_ids = read_prompt(args)
+    if args.max_length is not None:
+        raise CommandError("--max-length is for --chat: give --max-new-tokens for one prompt")
+    new_tokens = NEW_TOKENS if args.max_new_tokens is None else args.max_new_tokens
+    return {"kind": "generate", "prompt": prompt, "prompt_ids": prompt_ids, "max_new_tokens": new_tokens}
+
+
+def read_chat(args: argparse.Namespace) -> dict[str, Any]:
+    """What a request has to begin a conversation."""
+    given = {"a prompt": args.text or args.prompt, "--prompt-ids": args.prompt_ids, "--json": args.json or None}
+    for name, value in given.items():
+        if value is not None:
+            raise CommandError(f"--chat and {name} were both given: --chat asks for messages and prints answers")
+    return {"kind": "chat", "messages": [], "max_length": args.max_length, "max_new_tokens": args.max_new_tokens}
 
 
 def read_prompt(args: argparse.Namespace) -> tuple[str | None, list[int] | None]:
@@ -124,6 +155,10 @@ def read_search(args: argparse.Namespace) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     """Generate; the text goes to stdout as it comes, everything else to stderr."""
+    if args.chat:
+        from ..conversation import converse
+
+        return converse(args.request, mounts(args.folders), args.debug)
     return asyncio.run(generate(args))
 
 
@@ -148,35 +183,6 @@ async def generate(args: argparse.Namespace) -> int:
     return 0
 
 
-class Output:
-    """Writes the page's events: the model's text to stdout as it comes, all else to stderr."""
-
-    def __init__(self) -> None:
-        self._progress = Progress()
-        self._line_is_open = False
-
-    def show(self, event: Event) -> None:
-        """Write one event."""
-        match event["kind"]:
-            case "text":
-                self._progress.clear()
-                sys.stdout.write(event["text"])
-                sys.stdout.flush()
-                self._line_is_open = not event["text"].endswith("\n") if event["text"] else self._line_is_open
-            case "progress":
-                self._progress.update(event["what"], event["done"], event["total"])
-            case "status" | "stdout" | "stderr":
-                self.end_line()
-                say(event["text"].rstrip("\n"))
-
-    def end_line(self) -> None:
-        """Take the progress away and end a line of text that is open."""
-        self._progress.clear()
-        if self._line_is_open:
-            print(flush=True)
-            self._line_is_open = False
-
-
 def summary(result: dict[str, Any]) -> str:
     """The one line that ends a run."""
     capture = result["capture"] + (f" ({result['capture_note']})" if result["capture_note"] else "")
@@ -192,10 +198,3 @@ def summary(result: dict[str, Any]) -> str:
         f"finished by {result['finish_reason']}",
     ]
     return ", ".join(parts)
-
-
-def raise_remote(error: dict[str, Any]) -> None:
-    """Raise an error of the page's Python as one for this terminal."""
-    if error["type"] == "KeyboardInterrupt":
-        raise KeyboardInterrupt
-    raise CommandError(error["message"] or error["type"], detail=error["traceback"])

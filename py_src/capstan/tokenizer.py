@@ -107,6 +107,11 @@ class Tokenizer:
         self._add_special_tokens = False
         self._skip_special_tokens = True
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `apply_chat_template` needs no `template_str`."""
+        return bool(self._template)
+
     def update_options(self, **options: Any) -> None:
         """Set `add_special_tokens` (default false) or `skip_special_tokens` (default true)."""
         for name, value in options.items():

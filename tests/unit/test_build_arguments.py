@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,51 @@ def test_options_reach_the_request(model: Path) -> None:
     assert request(model, "x", "--seed", "4")["search"] == {"do_sample": True, "random_seed": 4}
 
 
+def test_a_conversation_begins_without_messages(model: Path) -> None:
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    assert request(model, "--chat", "--greedy", "--max-length", "9") == {
+        "kind": "chat",
+        "model": "/models/nano/",
+        "dtype": None,
+        "device": "webgpu",
+        "capture": "tape",
+        "run_ahead": None,
+        "messages": [],
+        "max_length": 9,
+        "max_new_tokens": None,
+        "search": {"do_sample": False},
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (None, " has no chat template (chat_template in tokenizer_config.json, or chat_template.jinja): give --model"),
+        ("{}", " has no chat template"),
+        ("[", "/tokenizer_config.json is not JSON"),
+        ('{"chat_template": "{{ messages }}"}', None),
+    ],
+)
+def test_a_model_without_a_chat_template_has_no_conversations(
+    model: Path, config: str | None, message: str | None
+) -> None:
+    if config is not None:
+        (model / "tokenizer_config.json").write_text(config)
+    if message is None:
+        assert request(model, "--chat")["kind"] == "chat"
+    else:
+        with pytest.raises(CommandError, match=re.escape(f"{model}{message}")):
+            request(model, "--chat")
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
+        (["--chat", "a"], "--chat and a prompt were both given"),
+        (["--chat", "--prompt-ids", "1"], "--chat and --prompt-ids were both given"),
+        (["--chat", "--json"], "--chat and --json were both given"),
+        (["--chat", "--max-length", "0"], "--max-length is 0, but must be at least 1"),
+        (["a", "--max-length", "9"], "--max-length is for --chat"),
         ([], "no prompt"),
         ([""], "the prompt is empty"),
         (["--prompt", ""], "the prompt is empty"),

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from buildtools.commands.run import Output, raise_remote, summary
-from buildtools.errors import CommandError
-from buildtools.terminal import Progress
+from buildtools.commands.run import summary
+from buildtools.errors import CommandError, raise_remote
+from buildtools.terminal import Output, Progress
 
 RESULT: dict[str, Any] = {
     "text": "ab",

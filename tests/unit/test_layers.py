@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_js", "local"),
     (
         *("flight", "generator", "generator_params", "measure", "prompt", "run_ahead", "step_counts", "timing"),
-        *("model", "model_folder", "onnxruntime", "planning", "stream", "tokenizer"),
+        *("conversation", "model", "model_folder", "onnxruntime", "planning", "stream", "tokenizer"),
     ),
     ("capstan", "_js.page", "_js.start"),
 )

@@ -5,9 +5,11 @@ import type { CapstanEvent, FromWorker, Readiness, Reply, Request, ToWorker } fr
 
 export type {
   CapstanEvent,
+  ChatRequest,
   ExecRequest,
   GenerateRequest,
   HubRepository,
+  Message,
   ModelFolder,
   ModelsRequest,
   ModelsResult,

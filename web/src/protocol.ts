@@ -1,7 +1,7 @@
 // Every message that crosses between the page and the worker, as tagged unions.
 
 /** What a page may ask of the worker. */
-export type Request = GenerateRequest | ExecRequest | ModelsRequest | CancelRequest;
+export type Request = GenerateRequest | ChatRequest | ExecRequest | ModelsRequest | CancelRequest;
 
 /** A model folder: a URL ending in a slash, what the user picked, a folder or the files of one, or a hub's repository. */
 export type ModelFolder = string | FileSystemDirectoryHandle | File[] | HubRepository;
@@ -17,9 +17,8 @@ export interface HubRepository {
   token: string | null;
 }
 
-/** Complete a prompt with a model; tokens arrive as `text` events, the summary as the reply. */
-export interface GenerateRequest {
-  kind: "generate";
+/** What a model is asked to compute with. */
+interface ModelRequest {
   model: ModelFolder;
   /** Which graph of a repository in Transformers.js layout; null takes one that suits the device. */
   dtype: string | null;
@@ -27,11 +26,34 @@ export interface GenerateRequest {
   capture: "tape" | "ort" | "off";
   /** Decode steps in one submit; null adapts it to the measured round trip. */
   run_ahead: number | null;
-  prompt: string | null;
-  prompt_ids: number[] | null;
   max_new_tokens: number | null;
   /** Search options by their onnxruntime-genai names; only those given. */
   search: Record<string, unknown>;
+}
+
+/** Complete a prompt with a model; tokens arrive as `text` events, the summary as the reply. */
+export interface GenerateRequest extends ModelRequest {
+  kind: "generate";
+  prompt: string | null;
+  prompt_ids: number[] | null;
+}
+
+/** A message of a conversation, as the model's chat template takes it. */
+export interface Message {
+  role: string;
+  content: string;
+}
+
+/**
+ * Answer the last message of a conversation by the model's chat template; tokens arrive as `text` events, the summary as
+ * the reply, also after `cancel`. The worker keeps what it computed for the last conversation: a request whose messages
+ * go on from there runs the model on what is new only. Without messages the model is loaded and made ready.
+ */
+export interface ChatRequest extends ModelRequest {
+  kind: "chat";
+  messages: Message[];
+  /** Tokens of the whole conversation; null is 4096, or the model's context if that is shorter. */
+  max_length: number | null;
 }
 
 /** Run a Python script; its output arrives as `stdout` and `stderr` events, its exit status as the reply. */

@@ -1,4 +1,4 @@
-"""Answers the page's requests (web/src/protocol.ts): generate text, run a script, look after stored weights.
+"""Answers the page's requests (web/src/protocol.ts): generate text, chat, run a script, look after stored weights.
 
 The worker imports this module.
 """
@@ -17,12 +17,14 @@ from typing import Any
 
 from pyodide.code import eval_code_async
 
-from ..errors import OptionError, PromptError
+from ..conversation import Conversation
+from ..errors import ConfigError, OptionError, PromptError
 from ..generator import Generator
 from ..generator_params import GeneratorParams
 from ..hub import HubRepository
 from ..model import Model
 from ..stream import TextStream
+from ..timing import Timing
 from ..tokenizer import Tokenizer
 from ..weights.store import WeightStore
 from . import host
@@ -37,10 +39,14 @@ loaded: tuple[Key, Model] | None = None
 """The last model and what it was loaded for: the next request for the same one finds it ready."""
 loading: asyncio.Task[Model] | None = None
 """The load that is under way."""
-GENERATE_FIELDS = (
-    *("model", "dtype", "device", "capture", "run_ahead"),
-    *("prompt", "prompt_ids", "max_new_tokens", "search"),
-)
+conversation: tuple[Model, str, Conversation] | None = None
+"""The last conversation, its model and the options it was begun with: the next request that goes on with it runs the
+model on what is new."""
+MODEL_FIELDS = ("model", "dtype", "device", "capture", "run_ahead")
+GENERATE_FIELDS = (*MODEL_FIELDS, "prompt", "prompt_ids", "max_new_tokens", "search")
+CHAT_FIELDS = (*MODEL_FIELDS, "messages", "max_length", "max_new_tokens", "search")
+CHAT_LENGTH = 4096
+"""The `max_length` of conversations, where none is given and the model's context is no shorter."""
 
 
 async def handle(text: str) -> str:
@@ -63,6 +69,7 @@ def answer_of(request: dict[str, Any]) -> Callable[[dict[str, Any]], Awaitable[A
     """What answers a request; OptionError where web/src/protocol.ts has no such request."""
     answers: dict[str, tuple[Callable[[dict[str, Any]], Awaitable[Any]], tuple[str, ...]]] = {
         "generate": (generate, GENERATE_FIELDS),
+        "chat": (chat, CHAT_FIELDS),
         "exec": (execute, ("source", "filename", "argv", "models")),
         "models": (models, ("action", "which")),
     }
@@ -105,14 +112,7 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
         generator.append_tokens(prompt_ids)
         host.emit({"kind": "status", "text": "preparing the decode step"})
         await generator.prepare_async()
-        about = {
-            "device": model.device_type,
-            "adapter": model.adapter,
-            "capture": generator.capture,
-            "capture_note": generator.capture_note,
-            "tape_passes": generator.tape_passes,
-        }
-        host.emit({"kind": "ready", **about})
+        about = told_ready(model, generator)
         host.emit({"kind": "status", "text": "generating"})
         show = text_events(tokenizer, text.append)
         async for token in generator:
@@ -131,6 +131,92 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
             "time_to_first_token_ms": timing.time_to_first_token,
             "counters": generator.counters,
         }
+
+
+def told_ready(model: Model, generator: Generator) -> dict[str, Any]:
+    """How the generator's steps run; the page is told."""
+    about = {
+        "device": model.device_type,
+        "adapter": model.adapter,
+        "capture": generator.capture,
+        "capture_note": generator.capture_note,
+        "tape_passes": generator.tape_passes,
+    }
+    host.emit({"kind": "ready", **about})
+    return about
+
+
+async def chat(request: dict[str, Any]) -> dict[str, Any]:
+    """Answer the last message of a conversation; without messages only get ready for one."""
+    model = await load_once((folder_of(request["model"]), request["dtype"], request["device"], request["capture"]))
+    talk = await conversation_with(model, request)
+    generator = talk.generator
+    about = {**told_ready(model, generator), "max_length": generator.max_length}
+    if not request["messages"]:
+        return about
+    kept = talk.ask(request["messages"])
+    prompt = generator.token_count()
+    generator.timing = Timing()
+    ids: list[int] = []
+    text: list[str] = []
+
+    def show(token: int, delta: str) -> None:
+        text.append(delta)
+        if token >= 0:
+            ids.append(token)
+        host.emit({"kind": "text", "text": delta, "token_id": token})
+
+    try:
+        reason = await talk.answer(request["max_new_tokens"], show)
+    except asyncio.CancelledError:
+        reason = "cancel"
+    return {
+        "text": "".join(text),
+        "token_ids": ids,
+        "prompt_tokens": prompt,
+        "kept_tokens": kept,
+        "sequence_tokens": generator.token_count(),
+        "finish_reason": reason,
+        **about,
+        "tokens_per_second": generator.timing.tokens_per_second,
+        "time_to_first_token_ms": generator.timing.time_to_first_token,
+    }
+
+
+async def conversation_with(model: Model, request: dict[str, Any]) -> Conversation:
+    """The last conversation if it was with this model and these options, else a new one; its decoder is ready."""
+    global conversation
+    limit = request["max_new_tokens"]
+    if limit is not None and limit < 1:
+        raise OptionError(f"max_new_tokens is {limit}; it must be at least 1")
+    options = json.dumps([request["run_ahead"], request["search"], request["max_length"]], sort_keys=True)
+    if conversation is not None:
+        if conversation[0] is model and conversation[1] == options:
+            return conversation[2]
+        await end_conversation()
+    tokenizer = Tokenizer(model)
+    if not tokenizer.has_chat_template:
+        raise ConfigError(
+            f"{model.folder} has no chat template (chat_template in tokenizer_config.json, or chat_template.jinja): "
+            "take a model that was made for chats, or complete a prompt with it"
+        )
+    params = GeneratorParams(model, run_ahead=request["run_ahead"])
+    length = request["max_length"]
+    params.set_search_options(**request["search"])
+    params.set_search_options(max_length=min(CHAT_LENGTH, model.config.context_length) if length is None else length)
+    generator = Generator(model, params)
+    conversation = model, options, Conversation(tokenizer, generator)
+    host.emit({"kind": "status", "text": "preparing the decode step"})
+    await generator.prepare_async()
+    return conversation[2]
+
+
+async def end_conversation() -> None:
+    """Give back what the last conversation holds."""
+    global conversation
+    if conversation is not None:
+        (_, _, talk), conversation = conversation, None
+        await talk.generator.aclose()
 
 
 def folder_of(model: Any) -> str | HubRepository:
@@ -152,6 +238,7 @@ async def load_once(key: Key) -> Model:
         if loaded[0] == key and loaded[1].healthy():
             return loaded[1]
         last, loaded = loaded[1], None
+        await end_conversation()
         await last.aclose()
     host.emit({"kind": "status", "text": f"loading {key[0]}"})
     loading = asyncio.ensure_future(load(key))

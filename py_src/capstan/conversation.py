@@ -1,0 +1,96 @@
+"""A conversation over one generator: what was computed for its earlier turns is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from .generator import Generator
+from .stream import TextStream
+
+__all__ = ["ChatTokenizer", "Conversation"]
+
+
+class ChatTokenizer(Protocol):
+    """What a conversation needs of a Tokenizer."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> str: ...
+
+
+class Conversation:
+    """Answers lists of messages with one generator, which runs the model only on what is new in each list.
+
+    `ask`, then `answer`, which may be cancelled: what it has shown until then is the answer.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer, generator: Generator) -> None:
+        self.generator = generator
+        self._tokenizer = tokenizer
+        self._text = ""
+        """The text of the generator's sequence."""
+        self._marks = [(0, 0)]
+        """Places in it, where prompts and answers end: characters and tokens before them."""
+
+    def ask(self, messages: Sequence[Mapping[str, Any]]) -> int:
+        """Make the rendered messages the sequence; how many tokens of the last one were kept.
+
+        Raises ConfigError where the template cannot be rendered, PromptError where max_length is too small.
+        """
+        text = self._tokenizer.apply_chat_template(messages)
+        # The ids of an answer stay, also where its text would be split into other ones.
+        at, place = next(
+            (place, mark)
+            for place, mark in reversed([*enumerate(self._marks)])
+            if text.startswith(self._text[: mark[0]])
+        )
+        characters, tokens = place
+        present = self.generator.get_sequence()
+        ids = self._tokenizer.encode(text[characters:])
+        same = shared(present[tokens:], ids)
+        kept = tokens + same
+        del self._marks[at + 1 :]
+        self.generator.rewind_to(kept)
+        if ids[same:] or not kept:
+            self.generator.append_tokens(ids[same:])
+        self._text = text
+        self._mark()
+        return kept
+
+    def _mark(self) -> None:
+        self._marks.append((len(self._text), self.generator.token_count()))
+
+    async def answer(self, limit: int | None, show: Callable[[int, str], None]) -> str:
+        """Generate at most `limit` tokens; why it ended: 'eos', 'length' (of the sequence) or 'max_new_tokens'.
+
+        `show(token, text)` is called for each token with the text that it completes, and with -1 for what was held back
+        at the end.
+        """
+        stream = TextStream(self._tokenizer.decode)
+        count = 0
+        try:
+            while not self.generator.is_done():
+                if count == limit:
+                    return "max_new_tokens"
+                token = await self.generator.generate_next_token_async()
+                count += 1
+                # An end-of-sequence token is no part of the sequence.
+                text = "" if self.generator.finish_reason == "eos" else stream.push(token)
+                self._text += text
+                show(token, text)
+            return str(self.generator.finish_reason)
+        finally:
+            rest = stream.flush()
+            self._text += rest
+            self._mark()
+            if rest:
+                show(-1, rest)
+
+
+def shared(present: Sequence[int], wanted: Sequence[int]) -> int:
+    """How many tokens two sequences begin with alike."""
+    pairs = enumerate(zip(present, wanted, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(present), len(wanted)))

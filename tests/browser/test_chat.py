@@ -1,0 +1,111 @@
+"""Conversations: requests to the page, and `build.py run --chat` in a terminal."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from buildtools import ROOT
+from capstan import Model, Tokenizer
+from tests import oracle
+from tests.harness import Harness
+
+FOLDER = ROOT / "tests/fixtures/nano-qwen2"
+SECONDS = 240
+NEW = 8
+
+
+def chat(harness: Harness, *messages: tuple[str, str], **options: Any) -> dict[str, Any]:
+    return harness.reply(
+        {
+            "kind": "chat",
+            "model": "/models/nano-qwen2/",
+            "dtype": None,
+            "device": "webgpu",
+            "capture": "tape",
+            "run_ahead": None,
+            "messages": [{"role": role, "content": content} for role, content in messages],
+            "max_length": None,
+            "max_new_tokens": NEW,
+            "search": {"do_sample": False},
+            **options,
+        }
+    )
+
+
+def test_a_conversation_has_the_oracles_ids_and_keeps_what_was_computed(harness: Harness) -> None:
+    ready = chat(harness)
+    assert ready["ok"], ready
+    assert (ready["result"]["capture"], ready["result"]["max_length"]) == ("tape", 512)
+    first = chat(harness, ("user", "hello"))["result"]
+    messages = [("user", "hello"), ("assistant", first["text"]), ("user", "more")]
+    second = chat(harness, *messages)["result"]
+    assert harness.text() == second["text"]
+    tokenizer = Tokenizer(Model(str(FOLDER)))
+    prompt = tokenizer.encode("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
+    new = tokenizer.encode("<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n")
+    trace = oracle.drive(FOLDER, [("append", prompt), ("generate", NEW), ("append", new), ("generate", NEW)])
+    assert [first["token_ids"], second["token_ids"]] == [trace.picked[:NEW], trace.picked[NEW:]]
+    assert (first["kept_tokens"], second["kept_tokens"]) == (0, len(prompt) + NEW)
+    assert second["sequence_tokens"] == len(prompt) + NEW + len(new) + NEW
+    refused = chat(harness, *messages, ("user", "x" * 600))
+    assert refused["error"]["type"] == "PromptError"
+    again = chat(harness, *messages)["result"]
+    assert again["token_ids"] == second["token_ids"]
+    assert harness.errors == []
+
+
+def test_a_model_without_a_chat_template_is_refused(harness: Harness) -> None:
+    error = chat(harness, model="/models/nano-llama/")["error"]
+    assert error["type"] == "ConfigError"
+    assert error["message"].startswith("/models/nano-llama/ has no chat template (")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo terminals")
+def test_a_conversation_in_a_terminal_is_stopped_by_ctrl_c_and_ended_by_ctrl_d() -> None:
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "build.py"), "run", "--chat", "--greedy", "--model", str(FOLDER)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        env={**os.environ, "CAPSTAN_ADAPTER": "software", "TERM": "dumb"},
+    )
+    os.close(theirs)
+    shown = b""
+
+    def wait_for(text: bytes) -> bytes:
+        nonlocal shown
+        deadline = time.monotonic() + SECONDS
+        while text not in shown:
+            assert time.monotonic() < deadline, shown
+            if select.select([ours], [], [], 1)[0]:
+                shown += os.read(ours, 4096)
+        before, _, shown = shown.partition(text)
+        return before
+
+    try:
+        wait_for(b"Ctrl-C stops an answer\r\n> ")
+        os.write(ours, b"hello\n")
+        wait_for(b"hello\r\n")
+        while not shown.strip():
+            shown += os.read(ours, 4096)
+        os.killpg(process.pid, signal.SIGINT)
+        wait_for(b"stopped; the answer so far is part of the conversation\r\n> ")
+        os.write(ours, b"more\n")
+        wait_for(b"the conversation fills max_length (512 tokens): /reset begins a new one")
+        wait_for(b"\n> ")
+        os.write(ours, b"\x04")
+        assert process.wait(SECONDS) == 0
+    finally:
+        process.kill()
+        os.close(ours)
