@@ -58,6 +58,7 @@ FAMILIES = (
     Family("ernie4_5", "nano-ernie", "interleaved rotary"),
     Family("chatglm", "families/chatglm", "interleaved rotary of half a head, biases of q, k and v"),
     Family("hunyuandensev1", "families/hunyuandensev1", "norms of q and k behind rotary"),
+    Family("lfm2", "families/lfm2", "convolutions with a state in some layers, norms of q and k"),
     Family("gptoss", "families/gptoss", "int4 experts (QMoE), attention sinks, windows"),
 )
 

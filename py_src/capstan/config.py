@@ -52,6 +52,8 @@ class InputNames:
     position_ids: str = "position_ids"
     past_key_names: str = "past_key_values.%d.key"
     past_value_names: str = "past_key_values.%d.value"
+    past_conv_names: str = "past.%d.conv"
+    past_recurrent_names: str = "past.%d.recurrent"
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class OutputNames:
     logits: str = "logits"
     present_key_names: str = "present.%d.key"
     present_value_names: str = "present.%d.value"
+    present_conv_names: str = "present.%d.conv"
+    present_recurrent_names: str = "present.%d.recurrent"
 
 
 @dataclass(frozen=True)
@@ -206,11 +210,15 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
                 position_ids=inputs.text("position_ids", InputNames.position_ids),
                 past_key_names=inputs.pattern("past_key_names", InputNames.past_key_names),
                 past_value_names=inputs.pattern("past_value_names", InputNames.past_value_names),
+                past_conv_names=inputs.pattern("past_conv_names", InputNames.past_conv_names),
+                past_recurrent_names=inputs.pattern("past_recurrent_names", InputNames.past_recurrent_names),
             ),
             outputs=OutputNames(
                 logits=outputs.text("logits", OutputNames.logits),
                 present_key_names=outputs.pattern("present_key_names", OutputNames.present_key_names),
                 present_value_names=outputs.pattern("present_value_names", OutputNames.present_value_names),
+                present_conv_names=outputs.pattern("present_conv_names", OutputNames.present_conv_names),
+                present_recurrent_names=outputs.pattern("present_recurrent_names", OutputNames.present_recurrent_names),
             ),
             long_rope_from=long_rope_from(decoder),
             qdq_accuracy=qdq_accuracy(decoder.section("session_options", optional=True)),
@@ -253,7 +261,7 @@ def supported_decoder(model: Section, model_type: str) -> Section:
             f"{window.where('slide_key_value_cache')}: a cache that slides; {works} that does not"
         )
     inputs = decoder.section("inputs", optional=True)
-    for key in ("past_conv_names", "past_recurrent_names", "past_key_scale_names", "block_table", "inputs_embeds"):
+    for key in ("past_key_scale_names", "block_table", "inputs_embeds"):
         if key in inputs.value:
             raise UnsupportedModelError(f"{inputs.where(key)}: an input that Capstan does not feed; {works}")
     return decoder

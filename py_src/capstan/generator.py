@@ -346,6 +346,7 @@ class Generator:
         self._require_open()
         assert self._run_ahead is not None
         end = len(self._sequence)
+        self._valid = decoder.reachable(self._valid)
         self._stale = False
         try:
             while self._valid < end:

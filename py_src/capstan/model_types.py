@@ -1,7 +1,7 @@
 """The names that genai_config.json gives to architectures in `model.type`: those that run, and why others do not.
 
 The name changes nothing in how a model is run: its graph says that. It tells models apart that are more, or something
-else, than one decoder of text whose layers have one key and one value cache each.
+else, than one decoder of text whose layers have one key and one value cache each, or the state of a convolution.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["REFUSED_TYPES", "SUPPORTED_TYPES", "require_type"]
 # The decoders of text that onnxruntime-genai 0.18 accepts, less those below; "decoder" stands for any.
 ACCEPTED = (
     "chatglm decoder ernie4_5 gemma gemma2 gemma3_text gemma3_vl_text gptoss granite granitemoehybrid hunyuandensev1 "
-    "internlm2 llama mistral mistral3_text nemotron olmo phi phi3 phi3small phimoe qwen2 qwen3 smollm3"
+    "internlm2 lfm2 llama mistral mistral3_text nemotron olmo phi phi3 phi3small phimoe qwen2 qwen3 smollm3"
 )
 # Names of the same architectures in config.json of Hugging Face, which hand-written files have.
 OTHER_NAMES = "gpt-oss hunyuan_v1_dense ministral3 olmo2"
@@ -29,7 +29,7 @@ ENCODER = "an encoder"
 REFUSED_TYPES = {
     "gemma4_text": "key/value caches whose sizes differ from layer to layer",
     "gpt2": "keys and values in one cache",
-    **dict.fromkeys(("lfm2", "lfm2_moe", "lfm2_vl_text", "lfm2_audio_text"), CONVOLUTION),
+    **dict.fromkeys(("lfm2_moe", "lfm2_vl_text", "lfm2_audio_text"), CONVOLUTION),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), RECURRENT),
     **dict.fromkeys(("qwen2_5_vl_text", "qwen3_vl_text"), AXES),
     **dict.fromkeys(("fara", "gemma3", "gemma4", "lfm2_vl", "mistral3", "phi3v", "qwen2_5_vl", "qwen3_5"), VISION),

@@ -90,6 +90,9 @@ class PaperDecoder:
     def set_search(self, options: SearchOptions) -> None:
         self.searches.append(options)
 
+    def reachable(self, length: int) -> int:
+        return length
+
     async def prefill(self, ids: Sequence[int], past: int) -> None:
         assert ids, "a prefill of nothing"
         assert past <= len(self.cache), f"a prefill at {past} over {len(self.cache)} cached positions"

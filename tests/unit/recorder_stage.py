@@ -50,6 +50,7 @@ class About:
     num_kv_heads: int = KV_HEADS
     head_size: int = HEAD
     mask_dtype: str = "int64"
+    states: tuple[()] = ()
 
 
 def as_json(recording: Recording) -> dict[str, Any]:
@@ -222,6 +223,8 @@ class Buffers:
 
     owner = OWNER
     capacity = CAPACITY
+    carried: Sequence[tuple[DeviceSpan, DeviceSpan]] = ()
+    states: Sequence[DeviceSpan] = ()
 
     def __init__(self, engine: Engine, about: About) -> None:
         self.engine = engine
@@ -260,6 +263,9 @@ class Buffers:
         memory = self.engine.machine.memory
         for source, target in pairs:
             memory[target.buffer.handle][:] = memory[source.buffer.handle][: target.length // 4]
+
+    def settle_states(self) -> None:
+        """Nothing is written apart."""
 
     def written(self) -> list[int]:
         return sorted(self.engine.step.lasting)

@@ -149,7 +149,7 @@ def test_a_byte_order_mark_is_no_harm() -> None:
     ("path", "value", "message"),
     [
         ("model.type", "whisper", 'model.type: "whisper" has an encoder; Capstan runs decoders .* llama, '),
-        ("model.type", "lfm2", 'model.type: "lfm2" has layers that keep the state of a convolution; Capstan runs'),
+        ("model.type", "gpt2", 'model.type: "gpt2" has keys and values in one cache; Capstan runs'),
         ("model.type", "phi3v", 'model.type: "phi3v" has a vision model .* export .* which is of type "phi3"'),
         ("model.type", "new", 'model.type: "new" is not a known type; Capstan runs .*; .* write "decoder"'),
         ("model.encoder", {}, "model.encoder: a model of type llama with an encoder; Capstan runs decoders"),
@@ -158,9 +158,9 @@ def test_a_byte_order_mark_is_no_harm() -> None:
         ("model.decoder.pipeline", [], "model.decoder.pipeline: a decoder in several files"),
         ("model.decoder.sliding_window", {"slide_key_value_cache": True}, "slide_key_value_cache: a cache that slides"),
         (
-            "model.decoder.inputs.past_conv_names",
-            "past.%d.conv",
-            "inputs.past_conv_names: an input that Capstan does not feed",
+            "model.decoder.inputs.inputs_embeds",
+            "inputs_embeds",
+            "inputs.inputs_embeds: an input that Capstan does not feed",
         ),
         ("model.decoder.inputs.block_table", "block_table", "inputs.block_table: an input that Capstan does not feed"),
     ],

@@ -88,8 +88,38 @@ def test_no_token_ids_is_no_decoder() -> None:
 
 def test_state_that_is_no_cache_is_named() -> None:
     model, decoder = load("nano-llama")
-    model.graph.output.append(value("present.0.conv", TensorProto.FLOAT, "batch", 64, 3))
-    with pytest.raises(UnsupportedModelError, match=r"output present.0.conv is convolution or recurrent state"):
+    model.graph.output.append(value("conv_state.0", TensorProto.FLOAT, "batch", 64, 3))
+    with pytest.raises(UnsupportedModelError, match=r"output conv_state.0 is a state .* past_conv_names and present_"):
+        graph.describe(model, decoder)
+
+
+def test_states_that_runs_overwrite_are_found_beside_the_caches_of_other_layers() -> None:
+    model, decoder = load("families/lfm2")
+    about = graph.describe(model, decoder)
+    assert [(state.layer, state.kind, state.past, state.present) for state in about.states] == [
+        (0, "conv", "past.0.conv", "present.0.conv"),
+        (2, "conv", "past.2.conv", "present.2.conv"),
+    ]
+    assert [state.dims(3) for state in about.states] == [(3, 64, 2)] * 2
+    assert [pair.layer for pair in about.cache] == [1, 1]
+    assert about.capturable
+
+
+def test_a_state_that_is_not_carried_on_or_has_no_fixed_size_is_named() -> None:
+    model, decoder = load("families/lfm2")
+    carried = next(info for info in model.graph.output if info.name == "present.2.conv")
+    model.graph.output.remove(carried)
+    with pytest.raises(UnsupportedModelError, match=r"no output present.2.conv; a state needs an input and an output"):
+        graph.describe(model, decoder)
+    model, decoder = load("families/lfm2")
+    [state] = [info for info in model.graph.input if info.name == "past.2.conv"]
+    state.type.tensor_type.shape.dim[2].dim_param = "length"
+    with pytest.raises(UnsupportedModelError, match=r"past.2.conv is \[batch_size, 64, length\], expected fixed sizes"):
+        graph.describe(model, decoder)
+    model, decoder = load("families/lfm2")
+    carried = next(info for info in model.graph.output if info.name == "present.2.conv")
+    carried.type.tensor_type.elem_type = TensorProto.FLOAT16
+    with pytest.raises(UnsupportedModelError, match=r"past.2.conv is float32 and present.2.conv float16"):
         graph.describe(model, decoder)
 
 

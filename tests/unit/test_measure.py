@@ -28,6 +28,7 @@ class PaperStage:
         self.device = self
         self.capacity = 256
         self.spans = {name: SimpleNamespace(name=name, length=16) for name in KEPT if name != "positions"}
+        self.states: list[Any] = []
 
     def adapter(self) -> dict[str, Any]:
         return {"features": self.features}

@@ -57,6 +57,33 @@ def test_actions_give_the_oracles_tokens(folder: Path, script: list[Action]) -> 
     assert drive(Model(str(folder)), script) == oracle.drive(folder, script)
 
 
+STATEFUL = [LLAMA.parent / "families" / name for name in ("lfm2",)]
+
+
+@pytest.mark.parametrize("folder", STATEFUL, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("chunk_size", [0, 7])
+def test_states_that_runs_overwrite_go_on_as_a_new_run_of_the_oracle(folder: Path, chunk_size: int) -> None:
+    """onnxruntime-genai 0.18 rewinds no such model: a new generator has to run what was kept."""
+    search = {"chunk_size": chunk_size} if chunk_size else {}
+    sequence: list[int] = []
+    model = Model(str(folder))
+    params = GeneratorParams(model)
+    params.set_search_options(do_sample=False, **search)
+    with Generator(model, params) as generator:
+        for kept, appended, count in [(0, PROMPT, 40), (45, [11, 12], 12), (30, [], 10), (12, [3], 8), (2, [8], 5)]:
+            generator.rewind_to(kept)
+            if appended:
+                generator.append_tokens(appended)
+            sequence = [*sequence[:kept], *appended]
+            picked = []
+            for _ in range(count):
+                generator.generate_next_token()
+                picked += generator.get_next_tokens()
+            assert picked == oracle.greedy(folder, sequence, count)
+            sequence += picked
+            assert generator.get_sequence(0) == sequence
+
+
 @pytest.mark.parametrize("chunk_size", [1, 7, 64])
 @pytest.mark.parametrize("script", ["across_64", "rewind_then_append"])
 def test_a_prompt_in_small_runs_gives_the_same_tokens(script: str, chunk_size: int) -> None:

@@ -14,12 +14,13 @@ interface SequenceSpec {
   /** null where the graph has no position ids. */
   positions: string | null;
   logits: string;
-  /** [input name, output name] of each past/present pair. */
-  pairs: [string, string][];
-  dtype: "float32" | "float16";
-  /** Of the caches at first; of no positions if they grow with each run. */
-  dims: number[];
+  /** Of no positions at first if they grow with each run. */
+  caches: StateSpec[];
+  /** What each run overwrites as a whole. */
+  states: StateSpec[];
 }
+
+type StateSpec = [input: string, output: string, dtype: "float32" | "float16", dims: number[]];
 
 const BYTES = { float32: 4, float16: 2 };
 
@@ -51,17 +52,28 @@ export class WasmEngine {
   }
 }
 
-/** One sequence's KV cache, kept as CPU tensors of the full max_length, or of the positions that there are. */
+/** One sequence's KV cache, kept as CPU tensors of the full max_length or of the positions that there are, and its other
+ * states. */
 export class WasmDecoder {
   private cache: Record<string, Ort.Tensor>;
+  /** By slot. A run makes new tensors, so that those of before are snapshots as they are. */
+  private readonly snapshots = new Map<number, Record<string, Ort.Tensor>>();
 
   constructor(
     private readonly ort: typeof Ort,
     private readonly spec: SequenceSpec,
     private readonly run: (feeds: Record<string, Ort.Tensor>) => Promise<Ort.InferenceSession.OnnxValueMapType>,
   ) {
-    const bytes = spec.dims.reduce((product, dim) => product * dim, BYTES[spec.dtype]);
-    this.cache = Object.fromEntries(spec.pairs.map(([input]) => [input, this.cacheTensor(new ArrayBuffer(bytes))]));
+    this.cache = this.zeros([...spec.caches, ...spec.states]);
+  }
+
+  keepStates(slot: number): void {
+    this.snapshots.set(slot, Object.fromEntries(this.spec.states.map(([input]) => [input, this.cache[input]!])));
+  }
+
+  /** A slot below 0: the states before the first token. */
+  bringStates(slot: number): void {
+    Object.assign(this.cache, slot < 0 ? this.zeros(this.spec.states) : this.snapshots.get(slot)!);
   }
 
   /**
@@ -82,7 +94,8 @@ export class WasmDecoder {
     } catch (error) {
       throw new EngineError("ValidationError", `onnxruntime-web could not run the model on the CPU: ${String(error)}`);
     }
-    this.cache = Object.fromEntries(this.spec.pairs.map(([input, output]) => [input, results[output]!]));
+    const carried = [...this.spec.caches, ...this.spec.states];
+    this.cache = Object.fromEntries(carried.map(([input, output]) => [input, results[output]!]));
     const logits = results[this.spec.logits]!;
     const vocab = logits.dims[logits.dims.length - 1]!;
     return lastRow(logits, vocab);
@@ -90,22 +103,31 @@ export class WasmDecoder {
 
   /** Let caches that grow have no more than the first `past` positions. */
   private rewind(past: number): void {
-    const [batch, heads, , size] = this.spec.dims as [number, number, number, number];
-    const growing = this.spec.dims[2] === 0;
-    for (const [input, tensor] of Object.entries(this.cache)) {
+    for (const [input, , dtype, dims] of this.spec.caches) {
+      const [batch, heads, positions, size] = dims as [number, number, number, number];
+      const tensor = this.cache[input]!;
       const length = tensor.dims[2]!;
-      if (!growing || length === past) continue;
+      if (positions !== 0 || length === past) continue;
       const { buffer, byteOffset } = tensor.data as Float32Array;
-      const row = size * BYTES[this.spec.dtype];
+      const row = size * BYTES[dtype];
       const kept = new Uint8Array(batch * heads * past * row);
       for (let head = 0; head < batch * heads; head++)
         kept.set(new Uint8Array(buffer, byteOffset + head * length * row, past * row), head * past * row);
-      this.cache[input] = this.cacheTensor(kept.buffer, [batch, heads, past, size]);
+      this.cache[input] = this.tensor(dtype, kept.buffer, [batch, heads, past, size]);
     }
   }
 
-  private cacheTensor(data: ArrayBuffer, dims = this.spec.dims): Ort.Tensor {
-    return this.spec.dtype === "float32"
+  private zeros(specs: StateSpec[]): Record<string, Ort.Tensor> {
+    return Object.fromEntries(
+      specs.map(([input, , dtype, dims]) => {
+        const bytes = dims.reduce((product, dim) => product * dim, BYTES[dtype]);
+        return [input, this.tensor(dtype, new ArrayBuffer(bytes), dims)];
+      }),
+    );
+  }
+
+  private tensor(dtype: "float32" | "float16", data: ArrayBuffer, dims: number[]): Ort.Tensor {
+    return dtype === "float32"
       ? new this.ort.Tensor("float32", new Float32Array(data), dims)
       : new this.ort.Tensor("float16", new Uint16Array(data), dims);
   }

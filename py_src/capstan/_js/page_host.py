@@ -341,3 +341,9 @@ class JsWasmSequence:
     async def step(self, ids: bytes, mask: bytes, past: int) -> array[float]:
         with typed_errors():
             return array("f", (await self._js.step(ids, mask, past)).to_bytes())
+
+    def keep_states(self, slot: int) -> None:
+        self._js.keepStates(slot)
+
+    def bring_states(self, slot: int) -> None:
+        self._js.bringStates(slot)

@@ -83,6 +83,10 @@ class Decoder(Protocol):
     async def warm_up(self) -> None:
         """Have the kernels that a prompt of any length needs compiled; what the cache holds is dead afterwards."""
 
+    def reachable(self, length: int) -> int:
+        """The last position, at most `length`, from which `prefill` can go on: any of a KV cache; of a state that each
+        run overwrites, one that a snapshot was taken of."""
+
     async def prefill(self, ids: Sequence[int], past: int) -> None:
         """Run the model on `ids` at positions `past`, `past + 1`, ...; what lay past `past` is dead. Afterwards the
         logits are those of the last position."""

@@ -41,7 +41,7 @@ def with_group_query_attention(parsed: ModelProto, config: GenaiConfig) -> tuple
     """The graph, with caches of one size in place of caches that are longer after each run, or why they are not."""
     decoder = config.decoder
     layers: dict[int, list[graph.CachePair]] = {}
-    for pair in graph.cache_pairs(decoder):
+    for pair in graph.cache_pairs(decoder, parsed.graph):
         layers.setdefault(pair.layer, []).append(pair)
     caches = [(key.past, value.past, key.present, value.present) for key, value in layers.values()]
     heads = (decoder.num_attention_heads, decoder.num_key_value_heads, decoder.head_size)

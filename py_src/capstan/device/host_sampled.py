@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from ..errors import ClosedError
+from ..memory import SNAPSHOTS
 from ..sampling import sample
 from ..search import SearchOptions
 from .base import Burst, Counters
+from .snapshots import Snapshots
 
 __all__ = ["HostSampledDecoder", "Runner"]
 
@@ -17,10 +19,19 @@ PREFILL_CHUNK = 512
 
 
 class Runner(Protocol):
-    """A model over one KV cache."""
+    """A model over one KV cache, and states that each run overwrites if it has any."""
+
+    stateful: bool
+    """Whether there are such states."""
 
     def run(self, ids: Sequence[int], past: int) -> Awaitable[array[float]]:
         """Run `ids` after `past` positions; the last position's logits, float32 [vocab]."""
+
+    def keep_states(self, slot: int) -> None:
+        """Keep the states as the snapshot of that number."""
+
+    def bring_states(self, slot: int) -> None:
+        """Make a snapshot the states, or what they are before the first token for snapshots.EMPTY."""
 
     def close(self) -> None: ...
 
@@ -39,6 +50,7 @@ class HostSampledDecoder:
         self.behind_first = 0
         self.usual_burst = 1
         self._runner: Runner | None = runner
+        self._snapshots = Snapshots(SNAPSHOTS, runner.keep_states, runner.bring_states) if runner.stateful else None
         self._now = now
         self._options = SearchOptions()
         self._logits: array[float] = array("f")
@@ -52,8 +64,16 @@ class HostSampledDecoder:
     async def warm_up(self) -> None:
         """Nothing is compiled on the CPU."""
 
+    def reachable(self, length: int) -> int:
+        return length if self._snapshots is None else self._snapshots.nearest(length)
+
     async def prefill(self, ids: Sequence[int], past: int) -> None:
+        snapshots = self._snapshots
+        if snapshots is not None:
+            snapshots.go_to(past)
         for start in range(0, len(ids), PREFILL_CHUNK):
+            if snapshots is not None and start + PREFILL_CHUNK >= len(ids):
+                snapshots.before_last_run()
             await self._run(ids[start : start + PREFILL_CHUNK], past + start)
         self._length = past + len(ids)
 
@@ -62,6 +82,8 @@ class HostSampledDecoder:
             raise ValueError(f"{picks} picks in a burst on the CPU; 1 is the most")
         submitted = self._now()
         if not sample_first:
+            if self._snapshots is not None:
+                self._snapshots.before_burst()
             await self._run([self._pending], self._length)
             self._length += 1
             self._counters["steps"] += 1
@@ -87,6 +109,10 @@ class HostSampledDecoder:
     async def _run(self, ids: Sequence[int], past: int) -> None:
         if self._runner is None:
             raise ClosedError("this generator was closed; make a new one")
+        if self._snapshots is not None:
+            self._snapshots.live = None
         self._logits = await self._runner.run(ids, past)
+        if self._snapshots is not None:
+            self._snapshots.live = past + len(ids)
         self._counters["readbacks"] += 1
         self._counters["readback_bytes"] += 4 * len(self._logits)

@@ -31,7 +31,7 @@ last_token_logits and lengths_as_inputs make the prefill graph.
 from __future__ import annotations
 
 from .capture import LeftOut, Uncapturable, attention_window, left_out, uncapturable
-from .description import CachePair, GraphDescription, TensorInfo, cache_pairs, describe
+from .description import CachePair, GraphDescription, StateTensor, TensorInfo, cache_pairs, describe
 from .fed_lengths import FedLengths, lengths_as_inputs
 from .inline_weights import without_weights
 from .joined_products import joined_products
@@ -59,6 +59,7 @@ __all__ = [
     "LeftOut",
     "NBitsProduct",
     "Part",
+    "StateTensor",
     "TensorInfo",
     "Turn",
     "Uncapturable",

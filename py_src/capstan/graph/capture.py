@@ -30,9 +30,9 @@ WEBGPU_KERNELS = """
     ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize
     RMSNormalization RotaryEmbedding Round ScatterElements ScatterND Shape Sigmoid Sign SimplifiedLayerNormalization Sin
     Sinh Slice Softmax Softplus Split Sqrt Squeeze Sub Swish Tan Tanh ThresholdedRelu Tile TopK Transpose Unsqueeze
-    Where Xor Attention BiasAdd BiasGelu BiasSplitGelu FastGelu FusedConv GatherBlockQuantized GroupQueryAttention
-    MatMulNBits MatMulNBitsMlp MatMulNBitsQkv MultiHeadAttention QMoE QuickGelu SkipLayerNormalization
-    SkipSimplifiedLayerNormalization
+    Where Xor Attention BiasAdd BiasGelu BiasSplitGelu CausalConvWithState FastGelu FusedConv GatherBlockQuantized
+    GroupQueryAttention LinearAttention MatMulNBits MatMulNBitsMlp MatMulNBitsQkv MultiHeadAttention QMoE QuickGelu
+    SkipLayerNormalization SkipSimplifiedLayerNormalization
 """
 ON_WEBGPU = set(WEBGPU_KERNELS.split())
 

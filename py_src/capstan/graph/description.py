@@ -15,7 +15,7 @@ from .weights import DTYPES
 if TYPE_CHECKING:
     from ..config import DecoderConfig
 
-__all__ = ["CachePair", "GraphDescription", "TensorInfo", "describe"]
+__all__ = ["CachePair", "GraphDescription", "StateTensor", "TensorInfo", "describe"]
 
 FLOATS = ("float32", "float16")
 
@@ -40,6 +40,24 @@ class CachePair:
     kind: str
     past: str
     present: str
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """A state that each run overwrites as a whole, of one size at every position: that of a convolution, or a recurrent
+    one. Nothing of an earlier position is left in it, so that it is rewound by a snapshot, unlike a cache."""
+
+    layer: int
+    kind: str
+    """'conv' or 'recurrent'."""
+    past: str
+    present: str
+    dtype: str
+    sizes: tuple[int, ...]
+    """Without the batch."""
+
+    def dims(self, rows: int) -> tuple[int, ...]:
+        return (rows, *self.sizes)
 
 
 @dataclass(frozen=True)
@@ -70,6 +88,7 @@ class GraphDescription:
     growing: str = ""
     """Why the caches are longer after each run, as [batch, heads, positions so far, head size]; empty if they have one
     size."""
+    states: tuple[StateTensor, ...] = ()
 
     @property
     def has_position_ids(self) -> bool:
@@ -113,21 +132,22 @@ def describe(
     """Check a graph against its configuration and describe it; run it before `weights_to_inputs`, or after it with the
     names of the weights. `short_rope_to` is what `short_rope` told, `unrecognised` what `group_query_attention` did.
 
-    Raises UnsupportedModelError, naming the input, output or dtype: no token ids, a state that is not a key/value
-    cache, an input that Capstan does not feed, caches that are neither float32 nor float16, sizes that differ from the
+    Raises UnsupportedModelError, naming the input, output or dtype: no token ids, a state that Capstan does not know,
+    an input that it does not feed, caches that are neither float32 nor float16, sizes that differ from the
     configuration.
     """
     graph = model.graph
     names = decoder.inputs
     require_decoder(model, names.input_ids)
-    pairs = cache_pairs(decoder)
-    pasts = {pair.past for pair in pairs}
+    pairs, states = cache_pairs(decoder, graph), state_tensors(decoder, graph)
+    carried: list[CachePair | StateTensor] = [*pairs, *states]
+    pasts = {each.past for each in carried}
     known = {names.input_ids, names.attention_mask, names.position_ids, *pasts}
     read = {source for node in graph.node for source in node.input}
     initialized = {tensor.name for tensor in graph.initializer}
     inputs = [tensor_info(value) for value in graph.input if value.name not in initialized]
     outputs = [tensor_info(value) for value in graph.output]
-    reject_state(graph, decoder)
+    reject_state(graph, decoder, {each.present for each in carried})
     runtime = tuple(info for info in inputs if info.name in known)
     found = {info.name: info for info in [*runtime, *outputs]}
     for pair in pairs:
@@ -186,20 +206,78 @@ def describe(
         left_out=tuple(left_out(model)),
         max_positions=min(filter(None, (short_rope_to, decoder.long_rope_from)), default=0),
         growing=growing and (unrecognised or growing),
+        states=states,
     )
 
 
-def cache_pairs(decoder: DecoderConfig) -> tuple[CachePair, ...]:
-    """Layer by layer, the key pair, then the value pair."""
+def cache_pairs(decoder: DecoderConfig, graph: GraphProto) -> tuple[CachePair, ...]:
+    """Layer by layer, the key pair, then the value pair; none of layers that have a state and no cache."""
     kinds = (
         ("key", decoder.inputs.past_key_names, decoder.outputs.present_key_names),
         ("value", decoder.inputs.past_value_names, decoder.outputs.present_value_names),
     )
     return tuple(
         CachePair(layer, kind, past.replace("%d", str(layer)), present.replace("%d", str(layer)))
-        for layer in range(decoder.num_hidden_layers)
+        for layer in attention_layers(decoder, graph)
         for kind, past, present in kinds
     )
+
+
+def attention_layers(decoder: DecoderConfig, graph: GraphProto) -> list[int]:
+    """The layers that must have caches: all but those with a state alone."""
+    names = {value.name for value in (*graph.input, *graph.output)}
+    stateful = {
+        name.replace("%d", str(layer)): layer
+        for _, *both in state_kinds(decoder)
+        for name in both
+        for layer in range(decoder.num_hidden_layers)
+    }
+    with_state = {layer for name, layer in stateful.items() if name in names}
+    caches = (
+        *(decoder.inputs.past_key_names, decoder.inputs.past_value_names),
+        *(decoder.outputs.present_key_names, decoder.outputs.present_value_names),
+    )
+    return [
+        layer
+        for layer in range(decoder.num_hidden_layers)
+        if layer not in with_state or any(name.replace("%d", str(layer)) in names for name in caches)
+    ]
+
+
+def state_kinds(decoder: DecoderConfig) -> tuple[tuple[str, str, str], ...]:
+    """Of each kind of state its name, and those of its inputs and outputs."""
+    inputs, outputs = decoder.inputs, decoder.outputs
+    return (
+        ("conv", inputs.past_conv_names, outputs.present_conv_names),
+        ("recurrent", inputs.past_recurrent_names, outputs.present_recurrent_names),
+    )
+
+
+def state_tensors(decoder: DecoderConfig, graph: GraphProto) -> tuple[StateTensor, ...]:
+    """The states of the layers that have any. Raises UnsupportedModelError for one that is not read and written, not of
+    floats, or of no fixed size."""
+    inputs = {value.name: value for value in graph.input}
+    outputs = {value.name: value for value in graph.output}
+    found = []
+    for layer in range(decoder.num_hidden_layers):
+        for kind, *patterns in state_kinds(decoder):
+            past, present = (pattern.replace("%d", str(layer)) for pattern in patterns)
+            if past not in inputs and present not in outputs:
+                continue
+            if past not in inputs or present not in outputs:
+                lacking = f"input {past}" if past not in inputs else f"output {present}"
+                raise UnsupportedModelError(f"model.onnx has no {lacking}; a state needs an input and an output")
+            read, written = tensor_info(inputs[past]), tensor_info(outputs[present])
+            if read.dtype not in FLOATS or written.dtype != read.dtype:
+                raise UnsupportedModelError(
+                    f"state {past} is {read.dtype} and {present} {written.dtype}, expected both float32 or float16"
+                )
+            sizes = tuple(size for size in read.dims[1:] if isinstance(size, int))
+            if len(sizes) + 1 != len(read.dims) or not sizes:
+                shape = ", ".join(map(str, read.dims))
+                raise UnsupportedModelError(f"state {past} is [{shape}], expected fixed sizes behind the batch")
+            found.append(StateTensor(layer, kind, past, present, read.dtype, sizes))
+    return tuple(found)
 
 
 def growing_caches(graph: GraphProto, pairs: tuple[CachePair, ...]) -> str:
@@ -222,17 +300,16 @@ def growing_caches(graph: GraphProto, pairs: tuple[CachePair, ...]) -> str:
     return told
 
 
-def reject_state(graph: GraphProto, decoder: DecoderConfig) -> None:
-    """Raise for state that is not a key/value cache: it advances with every step and cannot be rewound."""
-    presents = {pair.present for pair in cache_pairs(decoder)}
+def reject_state(graph: GraphProto, decoder: DecoderConfig, presents: Collection[str]) -> None:
+    """Raise for state that is neither a key/value cache nor one of `presents`: nothing would feed it back."""
     for value in graph.output:
         if value.name in presents or value.name == decoder.outputs.logits:
             continue
         lowered = value.name.lower()
         if any(word in lowered for word in ("conv", "recurrent", "state", "ssm")) and "hidden_states" not in lowered:
             raise UnsupportedModelError(
-                f"output {value.name} is convolution or recurrent state, which cannot be rewound; "
-                "Capstan runs decoders whose only state is a key/value cache"
+                f"output {value.name} is a state whose input is not known; genai_config.json names them in "
+                "past_conv_names and present_conv_names, or past_recurrent_names and present_recurrent_names"
             )
         if lowered.startswith("present"):
             raise UnsupportedModelError(

@@ -109,6 +109,8 @@ RULES = (
     Rule(ATTENTION, other_than("sliding_window_cache", 0), {"webgpu": "refuses"}),
     Rule(ATTENTION, norms_without_rotary, {"webgpu": "refuses"}),
     Rule(ATTENTION, norms, {"wasm": "refuses"}),
+    Rule("CausalConvWithState", other_than("state_window", 0), {"webgpu": "refuses", "wasm": "refuses"}),
+    Rule("LinearAttention", other_than("state_window", 0), {"webgpu": "refuses", "wasm": "refuses"}),
     Rule("GatherBlockQuantized", any_node, {"wasm": "refuses"}),
     Rule(EXPERTS, input_given("fc3_experts_weights", FC3), {"webgpu": "refuses", "wasm": "refuses"}),
     Rule(EXPERTS, input_given("zero points", *ZERO_POINTS), {"webgpu": "refuses"}),

@@ -9,6 +9,7 @@ from .fit import Fit, fits, plan
 from .given import Pools, check_given
 from .info import Capabilities, Limits, MemoryInfo, MemoryType
 from .pools import (
+    SNAPSHOTS,
     AlignmentRequirements,
     MemoryRequirements,
     Packing,
@@ -40,6 +41,7 @@ __all__ = [
     "PoolItem",
     "PoolSize",
     "Pools",
+    "SNAPSHOTS",
     "check_given",
     "devices_are_memory_compatible",
     "fits",

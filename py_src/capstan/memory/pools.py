@@ -11,6 +11,7 @@ backend asks for its pools in the same way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -24,6 +25,7 @@ __all__ = [
     "AlignmentRequirements",
     "MemoryRequirements",
     "Packing",
+    "SNAPSHOTS",
     "Pool",
     "PoolItem",
     "PoolSize",
@@ -38,6 +40,9 @@ Pool = Literal["weights", "persistent", "io"]
 
 BYTES = {"float32": 4, "float16": 2, "int64": 8, "int32": 4}
 STATE_BYTES = 32
+SNAPSHOTS = 6
+"""Of a sequence's states that runs overwrite: one before the end of its prompt, the others at the starts of bursts, of
+which one is being read and at most four are under way."""
 SIZE_ALIGNMENT = 16
 """Buffers are made in multiples of this many bytes."""
 
@@ -133,6 +138,12 @@ def sequence_items(
             item("positions", "io", rows * BYTES["int64"]),
             item("prompt positions", "io", rows * chunk * BYTES["int64"]),
         ]
+    sizes = [rows * math.prod(state.sizes) * BYTES[state.dtype] for state in about.states]
+    for state, size in zip(about.states, sizes, strict=True):
+        items += [item(state.past, "persistent", size), item(state.present, "persistent", size)]
+    if sizes:
+        each = sum(round_up(size, SIZE_ALIGNMENT) for size in sizes)
+        items.append(item("snapshots", "persistent", SNAPSHOTS * each, bound=False))
     items += [
         item("state", "persistent", rows * STATE_BYTES, bound=False),
         item("ring", "persistent", rows * capacity * 4, bound=False),

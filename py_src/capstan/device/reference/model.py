@@ -24,6 +24,7 @@ from ...graph.logits_to_keep import LOGITS_TO_KEEP
 from ...memory import Pools
 from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder
 from ..model_memory import ModelMemory
+from ..snapshots import EMPTY
 from .device import ReferenceDevice
 
 __all__ = ["ReferenceModel", "ReferenceRunner", "ReferenceSequence", "reference_memory"]
@@ -113,6 +114,11 @@ class ReferenceSequence:
         self._caches = {
             pair: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, about.cache_dtype)) for pair in about.cache
         }
+        self._states = {
+            state: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(state.dims(1), state.dtype))
+            for state in about.states
+        }
+        self._snapshots: dict[int, Any] = {}
         self._logits = array("f")
 
     def prefill(self, ids: Sequence[int]) -> None:
@@ -139,11 +145,15 @@ class ReferenceSequence:
                 binding.bind_output(pair.present)
             else:
                 binding.bind_ortvalue_output(pair.present, cache)
+        for state, value in self._states.items():
+            binding.bind_ortvalue_input(state.past, value)
+            binding.bind_output(state.present)
         binding.bind_output(about.logits)
         self._session.run_with_iobinding(binding)
         *presents, made = binding.get_outputs()
         if about.growing:
-            self._caches = dict(zip(self._caches, presents, strict=True))
+            self._caches = dict(zip(self._caches, presents, strict=False))
+        self._states = dict(zip(self._states, presents[len(self._caches) :], strict=True))
         logits = made.numpy()
         self._logits = array("f", logits[0, -1].astype(np.float32).tobytes())
         self.length = end
@@ -162,10 +172,36 @@ class ReferenceSequence:
         valid: np.ndarray[Any, np.dtype[Any]] = self._caches[pair].numpy()[0, :, : self.length].copy()
         return valid
 
+    @property
+    def stateful(self) -> bool:
+        """Whether it has states that each run overwrites."""
+        return bool(self._states)
+
+    def keep_states(self, slot: int) -> None:
+        """Keep the states as the snapshot of that number, with their position."""
+        self._snapshots[slot] = (self.length, self._states)
+
+    def bring_states(self, slot: int) -> None:
+        """Rewind to a snapshot, or for snapshots.EMPTY to before the first token."""
+        if slot != EMPTY:
+            self.length, self._states = self._snapshots[slot]
+            return
+        zeros = {state: np.zeros(state.dims(1), state.dtype) for state in self._states}
+        self._states = {state: onnxruntime.OrtValue.ortvalue_from_numpy(value) for state, value in zeros.items()}
+        self.length = 0
+
     def rewind(self, length: int) -> None:
-        """Forget positions from `length` on; the logits are then those of no position until the next run."""
+        """Forget positions from `length` on; the logits are then those of no position until the next run.
+
+        Raises PromptError past the end, and where states that each run overwrites would have to be rewound.
+        """
         if not 0 <= length <= self.length:
             raise PromptError(f"cannot rewind to {length}; the sequence has {self.length} tokens")
+        if self._states and length != self.length:
+            raise PromptError(
+                f"cannot rewind to {length}: the states are those after {self.length} tokens, and each run overwrites "
+                "them; bring back a snapshot of an earlier position (bring_states) and run the tokens behind it again"
+            )
         if self._about.growing and length < self.length:
             for pair, cache in self._caches.items():
                 kept = np.ascontiguousarray(cache.numpy()[:, :, :length])
@@ -182,11 +218,18 @@ class ReferenceRunner:
 
     def __init__(self, sequence: ReferenceSequence) -> None:
         self._sequence = sequence
+        self.stateful = sequence.stateful
 
     async def run(self, ids: Sequence[int], past: int) -> array[float]:
         self._sequence.rewind(past)
         self._sequence.prefill(ids)
         return array("f", self._sequence.logits())
+
+    def keep_states(self, slot: int) -> None:
+        self._sequence.keep_states(slot)
+
+    def bring_states(self, slot: int) -> None:
+        self._sequence.bring_states(slot)
 
     def close(self) -> None:
         self._sequence.close()

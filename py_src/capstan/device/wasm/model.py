@@ -25,6 +25,10 @@ class WasmSequence(Protocol):
 
     def step(self, ids: bytes, mask: bytes, past: int) -> Awaitable[array[float]]: ...
 
+    def keep_states(self, slot: int) -> None: ...
+
+    def bring_states(self, slot: int) -> None: ...
+
 
 class WasmSession(Protocol):
     """The engine's one session (web/src/wasm.ts)."""
@@ -91,14 +95,17 @@ class WasmRunner:
 
     def __init__(self, session: WasmSession, about: GraphDescription, capacity: int):
         self._capacity, self._growing = capacity, bool(about.growing)
+        self.stateful = bool(about.states)
+        dims = (1, about.num_kv_heads, 0 if about.growing else capacity, about.head_size)
+        caches = [(pair.past, pair.present, about.cache_dtype, dims) for pair in about.cache]
+        states = [(state.past, state.present, state.dtype, state.dims(1)) for state in about.states]
         spec = {
             "ids": about.input_ids,
             "mask": about.mask,
             "positions": about.position_ids,
             "logits": about.logits,
-            "pairs": [(pair.past, pair.present) for pair in about.cache],
-            "dtype": about.cache_dtype,
-            "dims": [1, about.num_kv_heads, 0 if about.growing else capacity, about.head_size],
+            "caches": caches,
+            "states": states,
         }
         self._sequence = session.sequence(spec)
 
@@ -106,6 +113,12 @@ class WasmRunner:
         valid = past + len(ids)
         mask = array("q", [1] * valid + [0] * (0 if self._growing else self._capacity - valid))
         return await self._sequence.step(array("q", ids).tobytes(), mask.tobytes(), past)
+
+    def keep_states(self, slot: int) -> None:
+        self._sequence.keep_states(slot)
+
+    def bring_states(self, slot: int) -> None:
+        self._sequence.bring_states(slot)
 
     def close(self) -> None:
         """The cache is garbage once nobody holds the sequence."""

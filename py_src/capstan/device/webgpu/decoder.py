@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from ...errors import ClosedError
 from ...graph import GraphDescription
-from ...memory import DeviceBuffer, DeviceSpan
+from ...memory import SNAPSHOTS, DeviceBuffer, DeviceSpan
 from ...search import SearchOptions
 from ...tape import TapeKey
 from ..base import Burst, Counters
 from ..element_types import byte_count
+from ..snapshots import Snapshots
 from .engine import GpuEngine, SamplerSpec
 from .prefill_tape import PrefillTapes, cut_prompt
 from .rehearsal import Rehearsal
@@ -66,6 +67,7 @@ class WebGpuDecoder:
         self._prefill_tapes = prefill_tapes
         self._mask_bound: int | None = None
         """Positions past which the mask is known to be zero; None before the first prompt."""
+        self._snapshots = Snapshots(SNAPSHOTS, buffers.keep_states, buffers.bring_states) if about.states else None
         self._length = 0
         self._held = 0
         """Positions of caches that grow."""
@@ -123,12 +125,17 @@ class WebGpuDecoder:
         if tapes is not None:
             await self._make_tapes(tapes, tapes.untried(tapes.seen))
 
+    def reachable(self, length: int) -> int:
+        return length if self._snapshots is None else self._snapshots.nearest(length)
+
     async def prefill(self, ids: Sequence[int], past: int) -> None:
         buffers = self._buffers
         self._require_open()
         await self._rest()
         self._require_open()
-        tapes = self._prefill_tapes
+        tapes, snapshots = self._prefill_tapes, self._snapshots
+        if snapshots is not None:
+            snapshots.go_to(past)
         if self._about.growing and past < self._held:
             buffers.cut(self._held, past)
             self._held = past
@@ -138,16 +145,26 @@ class WebGpuDecoder:
             part = ids[run.start : run.start + run.length]
             buffers.write_prompt(part, past + run.start, self._mask_bound)
             self._mask_bound = past + run.start + len(part)
+            if snapshots is not None:
+                if run.start + run.length == len(ids):
+                    snapshots.before_last_run()
+                snapshots.live = None
             if tapes is None or not tapes.play(len(part), self._mask_bound):
                 await self._run(self._prompt, self._mask_bound, len(part))
             self.longest_run = max(self.longest_run, len(part))
             self._settle(self._mask_bound)
+            if snapshots is not None:
+                snapshots.live = self._mask_bound
         self._length = past + len(ids)
         self._cursor = 0
         buffers.set_length(self._length)
 
     def submit(self, picks: int, sample_first: bool) -> Awaitable[Burst]:
         self._require_open()
+        snapshots = self._snapshots
+        if snapshots is not None:
+            snapshots.before_burst()
+            snapshots.live = self._length + picks - 1
         cursor = self._cursor
         first = self._length + 1 if sample_first else self._length
         self._cursor += picks
@@ -230,7 +247,7 @@ class WebGpuDecoder:
     async def _eager_burst(self, sample_first: bool, valid: int, cursor: int) -> Sequence[float]:
         """One pick, after a step over `valid` positions that onnxruntime-web runs unless the logits are there."""
         binding = 0 if sample_first else self._step.binding
-        if binding and not self._buffers.in_place:
+        if binding and not self._buffers.settled:
             await self._run(binding, valid)
             self._settle(valid)
             binding = 0

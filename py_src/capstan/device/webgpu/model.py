@@ -264,7 +264,7 @@ class WebGpuModel:
         # What the recorded kernels leave out of attention is put back by ours, which is for runs of several tokens.
         limits = WorkgroupLimits.of(engine.adapter())
         ours = "attention" in self._passes and attends_prompts(limits, about.cache_dtype) and self._chunk > 1
-        possible = self._in_place and about.obstacle(buffers.capacity, put_back=ours) is None
+        possible = self._in_place and about.obstacle(buffers.capacity, put_back=ours) is None and not about.states
         if self._capture != "tape" or "prefill" not in self._passes or not possible:
             return None
 
@@ -303,10 +303,12 @@ class WebGpuModel:
         """Prefill a few tokens, so that a recorded step can be compared with an eager one on real state."""
         binding = self._bind_prefill(buffers, "prompt", FREE)
         try:
+            buffers.clear_states()
             for start in range(0, len(ids), buffers.chunk):
                 part = ids[start : start + buffers.chunk]
                 buffers.write_prompt(part, start)
                 await self._engine.run(binding, start + len(part), len(part))
+                buffers.settle_states()
         finally:
             self._engine.unbind(binding)
 
@@ -336,4 +338,7 @@ class WebGpuModel:
             feeds.append(BoundTensor(pair.past, cache, about.cache_dtype, (1, heads, before, size)))
             grown = BoundTensor(pair.present, present.buffer.handle, about.cache_dtype, (1, heads, after, size))
             fetches.append(grown)
+        for state in about.states:
+            feeds.append(BoundTensor(state.past, buffers.handle(state.past), state.dtype, state.dims(1)))
+            fetches.append(BoundTensor(state.present, buffers.handle(state.present), state.dtype, state.dims(1)))
         return feeds, fetches

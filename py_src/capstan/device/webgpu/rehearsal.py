@@ -25,7 +25,7 @@ Timed = tuple[int, str, float, int]
 """A dispatch: its place, its label, milliseconds, the bytes it moves (0 where they are not known)."""
 
 KEPT = ("logits", "mask", "input ids", "positions", "state", "ring")
-"""What steps change besides the caches, whose entries past the sequence are dead."""
+"""What steps change besides states, and caches, whose entries past the sequence are dead."""
 
 UNLIKELY = -65504.0
 """The logit of every token but a forced one: float16's least, so that no search picks another."""
@@ -91,6 +91,11 @@ class Rehearsal:
     ) -> None:
         """One step of the tape for each id, from the end of `sequence` on: `see` its logits, then have the sampler pick
         that id. Bursts that ran ahead of the sequence may have gone on with other tokens, which is undone before."""
+        if self.buffers.states:
+            raise OptionError(
+                "tokens cannot be forced on a model whose states each run overwrites: they are ahead of the sequence; "
+                "append the tokens and read the logits instead"
+            )
         length = len(sequence)
 
         async def take() -> None:
@@ -111,7 +116,7 @@ class Rehearsal:
     async def _play(self, rounds: int, action: Callable[[], Awaitable[T]]) -> list[T]:
         """What `action` gives, each time from the state that is there now; afterwards that state is back."""
         device = self.buffers.device
-        kept = [self.buffers.spans[name] for name in KEPT if name in self.buffers.spans]
+        kept = [self.buffers.spans[name] for name in KEPT if name in self.buffers.spans] + self.buffers.states
         copies: list[DeviceBuffer] = []
         try:
             for span in kept:

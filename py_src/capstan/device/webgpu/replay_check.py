@@ -1,4 +1,4 @@
-"""Compares what a tape does with what an eager run does: the logits and every byte of the KV cache."""
+"""Compares what a tape does with what an eager run does: the logits, every byte of the KV cache, and other states."""
 
 from __future__ import annotations
 
@@ -41,21 +41,28 @@ async def check_replay(
     tolerance: Mapping[str, float] = TOLERANCE,
     spread: Spread | None = None,
 ) -> None:
-    """Do a step or run, `what`, by `replay` and by `eager`, from inputs that are set and that both leave as they are.
-    With a `spread` it holds for the caches, and the tolerance for the logits alone.
+    """Do a step or run, `what`, by `replay` and by `eager`, from inputs that are set and that both leave as they are,
+    all but states, which are put back between the two. With a `spread` it holds for the caches, and the tolerance for
+    the logits alone.
 
     Raises TapeCheckError with the largest difference and the tolerance. Logits are full of NaN before each.
     """
     watched = [(about.logits, buffers.spans["logits"], about.logits_dtype)]
     watched += [(pair.present, buffers.spans[f"kv {pair.past}"], about.cache_dtype) for pair in about.cache]
-    requests = [BufferRequest("copy", span.length, "kernels") for _, span, _ in watched]
-    copies = await buffers.device.allocate_all(requests, "tape check")
+    watched += [(state.present, buffers.spans[state.past], state.dtype) for state in about.states]
+    states = buffers.states
+    requests = [BufferRequest("copy", span.length, "kernels") for span in (*(span for _, span, _ in watched), *states)]
+    allocated = await buffers.device.allocate_all(requests, "tape check")
+    copies, before = allocated[: len(watched)], allocated[len(watched) :]
     try:
         engine.fill(buffers.logits, 0xFF)
+        buffers.device.copy_tensors([(span, copy.span()) for span, copy in zip(states, before, strict=True)])
         await replay()
         buffers.device.copy_tensors([(span, copy.span()) for (_, span, _), copy in zip(watched, copies, strict=True)])
         engine.fill(buffers.logits, 0xFF)
+        buffers.device.copy_tensors([(copy.span(), span) for span, copy in zip(states, before, strict=True)])
         await eager()
+        buffers.settle_states()
         differences = await engine.compare(
             [
                 (copy.handle, span.buffer.handle, span.length, dtype)
@@ -63,7 +70,7 @@ async def check_replay(
             ]
         )
     finally:
-        for copy in copies:
+        for copy in allocated:
             copy.close()
     for (name, _, dtype), found in zip(watched, differences, strict=True):
         share = tolerance[dtype] if spread is None or name == about.logits else spread.largest

@@ -8,9 +8,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from ...graph import GraphDescription, LeftOut
-from ...memory import BufferRequest, DeviceBuffer, DeviceSpan, pack, sequence_items
+from ...memory import SNAPSHOTS, BufferRequest, DeviceBuffer, DeviceSpan, pack, sequence_items
 from ..element_types import byte_count
 from ..interface import DeviceInterface
+from ..snapshots import EMPTY
 from ..span_checks import INDEX_BYTES
 
 __all__ = ["SequenceBuffers", "left_out_by_cache"]
@@ -126,8 +127,14 @@ class SequenceBuffers:
         """Whether attention writes into the caches it reads."""
         return self.present[0] == self.spans[f"kv {self.about.cache[0].past}"]
 
+    @property
+    def settled(self) -> bool:
+        """Whether all that a run writes is where the next one reads it."""
+        return self.in_place and not self.about.states
+
     def settle(self, valid: int) -> None:
-        """After an eager run: bring what attention wrote apart into the caches, which have `valid` positions now."""
+        """After a run that no tape played: bring what it wrote apart to where the next one reads it, states and, where
+        the device or the graph needs that, caches, which have `valid` positions now."""
         if not self.in_place:
             caches = [self.spans[f"kv {pair.past}"] for pair in self.about.cache]
             size = valid * self._position_bytes if self.about.growing else self.cache_bytes
@@ -135,6 +142,17 @@ class SequenceBuffers:
                 (present.sub(0, size), cache.sub(0, size)) for present, cache in zip(self.present, caches, strict=True)
             ]
             self.device.copy_tensors(parts)
+        self.settle_states()
+
+    def settle_states(self) -> None:
+        """Bring the states that a run wrote to where the next one reads them."""
+        if self.about.states:
+            self.device.copy_tensors(self.carried)
+
+    @property
+    def carried(self) -> list[tuple[DeviceSpan, DeviceSpan]]:
+        """Where a run writes each state, and where the next one reads it."""
+        return [(self.spans[state.present], self.spans[state.past]) for state in self.about.states]
 
     def cut(self, old: int, new: int) -> None:
         """Let caches that grow, of `old` positions, have the first `new` of them."""
@@ -157,10 +175,42 @@ class SequenceBuffers:
         about = self.about
         return about.num_kv_heads * byte_count(about.cache_dtype, (about.head_size,))
 
+    @property
+    def states(self) -> list[DeviceSpan]:
+        """The states as runs read them."""
+        return [self.spans[state.past] for state in self.about.states]
+
+    def clear_states(self) -> None:
+        """The states before the first token."""
+        with self.device.batch():
+            for span in self.states:
+                self.device.zero(span)
+
+    def keep_states(self, slot: int) -> None:
+        """Copy the states to one of their snapshots."""
+        self.device.copy_tensors(list(zip(self.states, self._snapshot(slot), strict=True)))
+
+    def bring_states(self, slot: int) -> None:
+        """Make one of the snapshots the states, or what they were before the first token."""
+        if slot == EMPTY:
+            self.clear_states()
+        else:
+            self.device.copy_tensors(list(zip(self._snapshot(slot), self.states, strict=True)))
+
+    def _snapshot(self, slot: int) -> list[DeviceSpan]:
+        """The parts of a snapshot, as long as the states."""
+        whole = self.spans["snapshots"]
+        offset, parts = slot * whole.length // SNAPSHOTS, []
+        for span in self.states:
+            parts.append(whole.sub(offset, span.length))
+            offset += span.length
+        return parts
+
     def written(self) -> list[int]:
         """Buffers that the decode session is bound to and that change between replays."""
         positions = [] if self.positions is None else [self.positions]
-        return [*self.cache, self.mask, self.logits, self.input_ids, *positions]
+        states = [self.handle(name) for state in self.about.states for name in (state.past, state.present)]
+        return [*self.cache, self.mask, self.logits, self.input_ids, *positions, *states]
 
     def destroy(self) -> None:
         """Free what was allocated here and let go of what was given."""

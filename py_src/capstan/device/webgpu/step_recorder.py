@@ -6,7 +6,6 @@ import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from ...errors import OutOfMemoryError, TapeCheckError, TapeError
@@ -14,6 +13,7 @@ from ...fallback import fall_back
 from ...graph import GraphDescription, LeftOut
 from ...tape import (
     Command,
+    Copy,
     DispatchIndirect,
     Recorded,
     Recording,
@@ -68,7 +68,7 @@ class StepRecorder:
             ops = captured_half(recording)
             if self.step.capture == "tape":
                 try:
-                    tape, verdict = await self._make_tape(recording, ops)
+                    tape, verdict = await self._make_tape(recording, (*ops, *self._state_copies(recording)))
                     engine.retire(self.step.captured)
                     return replace(self.step, tape=tape, passes=dict(verdict.passes), lasting=verdict.lasting)
                 except TapeError as error:
@@ -80,8 +80,13 @@ class StepRecorder:
             lost = copies_lost_by_ort(ops)
             if lost:
                 raise TapeError(f"onnxruntime-web's capture loses {lost} buffer copies of this model's decode step")
+
+            async def captured() -> None:
+                await engine.run(self.step.captured)
+                self.buffers.settle_states()
+
             for length in self.check.lengths:
-                await self.check.step(recording, partial(engine.run, self.step.captured), length)
+                await self.check.step(recording, captured, length)
             return replace(self.step, capture="ort", note="; ".join(notes) or None)
         except TapeError as error:
             notes.append(str(error))
@@ -89,6 +94,12 @@ class StepRecorder:
             return replace(self.step, capture="off", note="; ".join(notes))
         finally:
             engine.drop_recording(recording.handle)
+
+    def _state_copies(self, recording: Recording) -> list[Copy]:
+        """What brings the states that the step writes to where the next one reads them."""
+        known = self.step.engine.recorded_id
+        pairs = [(known(new.buffer.handle), known(old.buffer.handle)) for new, old in self.buffers.carried]
+        return [Copy(new, 0, old, 0, recording.sizes[old]) for new, old in pairs]
 
     async def _make_tape(self, recording: Recording, ops: Sequence[Command]) -> tuple[int, Verdict]:
         """A tape that was checked, now or in an earlier load, and what came out. Raises TapeError."""

@@ -1,0 +1,63 @@
+"""Which positions a state can be brought back to, where each run overwrites it: those of which a snapshot was taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+__all__ = ["EMPTY", "Snapshots"]
+
+EMPTY = -1
+"""In place of a slot: the state before the first token, which is zero."""
+
+SPACING = 8
+"""Positions between snapshots of decode steps, at least: so many are run again in less time than one more burst."""
+
+
+@dataclass
+class Snapshots:
+    """Positions of the live state of a sequence and of its snapshots. `keep` copies the live state into a slot, `bring`
+    makes a slot's the live one.
+
+    Slot 0 holds the state before the last run of the prompt, so that an answer can be generated again; the others the
+    last starts of bursts, so that what ran ahead can be discarded.
+    """
+
+    slots: int
+    keep: Callable[[int], None]
+    bring: Callable[[int], None]
+    live: int | None = 0
+    """None while nobody knows, as in a run or after a wait for one was cancelled."""
+    taken: dict[int, int] = field(default_factory=dict)
+    """Positions by slot."""
+
+    def nearest(self, length: int) -> int:
+        """The last position, at most `length`, from which a run can go on."""
+        known = [*self.taken.values(), *([] if self.live is None else [self.live])]
+        return max((position for position in known if position <= length), default=0)
+
+    def go_to(self, position: int) -> None:
+        """Make the state of `position`, one that `nearest` gives, the live one. What comes later is forgotten: other
+        tokens may follow."""
+        slot = next((slot for slot, place in self.taken.items() if place == position), EMPTY)
+        self.taken = {slot: place for slot, place in self.taken.items() if place <= position}
+        if self.live != position or position == 0:
+            if slot == EMPTY and position:
+                raise ValueError(f"there is no snapshot of position {position}, only of {sorted(self.taken.values())}")
+            self.bring(slot)
+        self.live = position
+
+    def before_last_run(self) -> None:
+        """The last run of a prompt comes next; a snapshot before the first token is not needed."""
+        if self.live:
+            self._take(0, self.live)
+
+    def before_burst(self) -> None:
+        """Decode steps come next."""
+        if self.live is not None and self.live >= max(self.taken.values(), default=0) + SPACING:
+            free = [slot for slot in range(1, self.slots) if slot not in self.taken]
+            self._take(free[0] if free else min(range(1, self.slots), key=self.taken.__getitem__), self.live)
+
+    def _take(self, slot: int, position: int) -> None:
+        self.keep(slot)
+        self.taken[slot] = position
