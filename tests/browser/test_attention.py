@@ -210,10 +210,13 @@ def attend(
     result = np.full((shape.heads, shape.head), np.nan, dtype=shape.dtype)
     keys, values = step.caches(length)
     buffers = [step.qkv, state, step.cos, step.sin, keys, values, partials, result, *step.gammas, step.sinks]
-    bound = [*range(8 if shape.epsilon is None else 10), *([] if shape.sinks is None else [10])]
+    gammas = [] if shape.epsilon is None else [8, 9]
+    sinks = [] if shape.sinks is None else [10]
+    # With norms and sinks the join writes the result, and adds the sinks.
+    first, second = ([*range(7), *gammas], sinks) if gammas and sinks else ([*range(8), *gammas, *sinks], [])
     dispatches = [
-        dispatch(attention, shape, lanes, bound, workgroups(attention, dispatched or length)),
-        dispatch(join, shape, lanes, [6, 1, 7], workgroups(join, dispatched or length)),
+        dispatch(attention, shape, lanes, first, workgroups(attention, dispatched or length)),
+        dispatch(join, shape, lanes, [6, 1, 7, *second], workgroups(join, dispatched or length)),
     ]
     emulated = lanes not in (0, kernels.lanes)
     got = kernels.run([buffer.tobytes() for buffer in buffers], dispatches, [7, 4, 5], emulated)
@@ -258,11 +261,13 @@ def replaced(plans: Plans, **constants: int) -> Plans:
         blocks = -(-min(length, int(chosen["WINDOW"])) // block)
         return 1 if blocks <= alone else min(blocks, most)
 
-    tiles = -(-(heads // kv_heads) // tile)
+    tiles, alone_writes = -(-(heads // kv_heads) // tile), chosen["ALONE_WRITES"]
     joined = {**join.constants, "BLOCK": block, "ALONE": alone, "MAX_SPLITS": most, **join_rows(head, most)}
     return (
         replace(attention, constants=chosen, counts=lambda length: (splits(length), kv_heads * tiles, 1)),
-        replace(join, constants=joined, counts=lambda length: (heads if splits(length) > 1 else 0, 1, 1)),
+        replace(
+            join, constants=joined, counts=lambda length: (0 if alone_writes and splits(length) == 1 else heads, 1, 1)
+        ),
         heads * most * (4 + head) * 4,
     )
 
@@ -320,9 +325,10 @@ def test_soft_caps(kernels: KernelPage, softcap: float) -> None:
 def test_sinks(kernels: KernelPage) -> None:
     for lanes in {0, kernels.lanes, 32}:
         for window in (0, 70):
-            shape = Shape(6, 2, 16, capacity=703, sinks=0, window=window)
-            planned(kernels, shape, (1, 65, 700), lanes)
-            planned(kernels, shape, (700,), lanes, ALONE=1, MAX_SPLITS=4)
+            for epsilon in (None, 0.5):
+                shape = Shape(6, 2, 16, capacity=703, sinks=0, window=window, epsilon=epsilon)
+                planned(kernels, shape, (1, 65, 700), lanes)
+                planned(kernels, shape, (700,), lanes, ALONE=1, MAX_SPLITS=4)
 
 
 def test_norms_where_a_split_takes_several_blocks(kernels: KernelPage) -> None:

@@ -409,17 +409,24 @@ def attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int,
     assert at["partials"].size == heads * c["MAX_SPLITS"] * (4 + head)
     splits = splits_of(c, length)
     assert counts[0] >= splits
-    target = at["y"] if splits == 1 else at["partials"]
+    target = at["y"] if splits == 1 and c["ALONE_WRITES"] else at["partials"]
     assert target.size >= result.size
     target[: result.size] = result
+    if not c["ALONE_WRITES"]:
+        target[result.size :][:heads], target[result.size + heads :][:heads] = sums, largest
 
 
 def attention_join(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
     if counts[0] == 0:
         return
-    assert splits_of(c, int(at["state"][0])) > 1
-    size = c["HEADS"] * c["HEAD"]
-    at["y"][:size] = at["partials"][:size]
+    assert splits_of(c, int(at["state"][0])) > 1 or not c["ALONE_WRITES"]
+    heads, size = c["HEADS"], c["HEADS"] * c["HEAD"]
+    result = at["partials"][:size]
+    if c["SINKS"]:
+        sums, largest = at["partials"][size:][:heads], at["partials"][size + heads :][:heads]
+        shares = sums / (sums + np.exp(at["head_sink"][:heads] - largest))
+        result = (result.reshape(heads, -1) * shares[:, None]).reshape(-1)
+    at["y"][:size] = result
 
 
 def splits_of(c: Mapping[str, Any], length: int) -> int:

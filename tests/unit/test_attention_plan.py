@@ -148,3 +148,12 @@ def test_heads_whose_halves_are_not_whole_chunks_do_not_fit() -> None:
     assert [head for (element, head), fit in fits.items() if fit and element == "f32"] == [8, 16, 40, 72, 80, 256]
     assert not fits_attention(Shape(9, 2, 64))
     assert [rotary for rotary in range(4, 68, 4) if fits_attention(Shape(4, 2, 64, rotary=rotary))] == [16, 32, 48, 64]
+
+
+def test_with_norms_and_sinks_the_join_writes_every_result() -> None:
+    shape = Shape(32, 8, 64, sinks=3)
+    for epsilon, always in ((None, False), (1e-6, True)):
+        attention, join, _ = plan_attention(shape, 32, epsilon)
+        assert splits(attention, 1) == 1
+        assert splits(join, 1) == (shape.heads if always else 0)
+        assert (attention.constants["SINKS"], join.constants["SINKS"]) == (not always, always)

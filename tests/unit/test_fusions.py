@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from capstan.tape import (
     fusions,
     without_clears,
 )
+from capstan.tape.ops.attention import Attention
 from capstan.tape.placement import MisplacedError, Placement, place_values
 from capstan.tape.step_graph import StepGraph
 from tests.unit import step_simulator
@@ -105,11 +107,14 @@ def recorded(placement: Placement, *calls: int) -> list[bool]:
     return [call in indices for call in calls]
 
 
-def test_attention_with_norms_and_sinks_stays_as_recorded() -> None:
-    small = decoder(norms="inside", sinks=True)
-    assert "attention" not in made_of(check(small, small.sketch.record(), PASSES))
-    for either in (decoder(norms="inside"), decoder(sinks=True)):
-        assert made_of(check(either, either.sketch.record(), PASSES))["attention"] == 2
+@pytest.mark.parametrize("form", [{"norms": "inside"}, {"sinks": True}, {"norms": "inside", "sinks": True}], ids=str)
+def test_attention_takes_in_norms_and_sinks(form: dict[str, Any]) -> None:
+    small = decoder(**form)
+    placement = check(small, small.sketch.record(), PASSES)
+    assert made_of(placement)["attention"] == 2
+    (what, *_) = [node.what for node in placement.nodes if isinstance(node.what, Attention)]
+    for kernel in what.kernels([1], [2], WorkgroupLimits(32, 256, 16384)):
+        assert len(kernel.bindings) <= 10, "storage buffers that adapters have as a rule"
 
 
 class TestWhateverTheBuffers:

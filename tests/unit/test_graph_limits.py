@@ -17,6 +17,7 @@ from capstan import FallbackWarning, OptionError, UncomputedError, UnsupportedMo
 from capstan.config import parse_genai_config
 from capstan.graph.onnx_pb2 import AttributeProto, ModelProto, TensorProto
 from capstan.graph.uncomputed import uncomputed
+from tests.attention_nodes import AttentionNode
 from tests.browser.model_variants import keeping_logits, norms_in_attention, soft_capped
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -86,6 +87,35 @@ def test_soft_caps_with_what_other_operators_would_lose_stay_as_they_are(
     assert graph.soft_caps_apart(rotated_in_part, 2 * HEAD_SIZE) == rotated_in_part
     attention_of(rotated_in_part, {"smooth_softmax": 0})
     assert graph.soft_caps_apart(rotated_in_part, HEAD_SIZE) != rotated_in_part
+
+
+@pytest.mark.parametrize("inputs", [("cos_cache",), ("head_sink",)], ids=["without sinks", "sinks too"])
+def test_smooth_softmax_is_a_sink_of_zero(inputs: tuple[str, ...]) -> None:
+    node = AttentionNode(5, 7, {"smooth_softmax": 1, "do_rotary": int("cos_cache" in inputs)}, inputs)
+    changed = graph.smooth_softmax_as_sinks(graph.parse(node.model()))
+    (attention,) = (each for each in changed.graph.node if each.op_type == "GroupQueryAttention")
+    assert len(attention.input) == 12
+    assert attention.input[11]
+    assert "smooth_softmax" not in [item.name for item in attention.attribute]
+    tensors = node.tensors()
+    feeds = {name: tensors[name] for name in ("query", "key", "value")}
+    wanted, found = (
+        onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, feeds)
+        for data in (node.model(), graph.serialize(changed))
+    )
+    for each, other in zip(wanted, found, strict=True):
+        np.testing.assert_array_equal(each, other)
+
+
+def test_attention_without_smooth_softmax_has_no_sinks() -> None:
+    model = parsed(LLAMA)
+    assert graph.smooth_softmax_as_sinks(model) == model
+    attention_of(model, {"smooth_softmax": 0})
+    assert graph.smooth_softmax_as_sinks(model) == model
+    both = parsed(LLAMA)
+    attention_of(both, {"smooth_softmax": 1})
+    both = graph.smooth_softmax_as_sinks(both)
+    assert len({node.input[11] for node in both.graph.node if node.op_type == "GroupQueryAttention"}) == 1
 
 
 def test_a_soft_cap_is_what_webgpu_ignores_unless_it_is_zero() -> None:

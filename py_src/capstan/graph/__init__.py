@@ -14,6 +14,7 @@
     simplified_norms(model)           norms in primitive operations -> SimplifiedLayerNormalization
     keep_last_logits(model)           num_logits_to_keep becomes the constant 1
     short_rope(model)                 a choice of rotary factors becomes the short ones; up to which length they hold
+    smooth_softmax_as_sinks(model)    attention with smooth softmax with sinks of 0, which can be captured
     soft_caps_apart(model, head_size) attention with a soft cap in other operators (for the prefill session)
     one_row_only(model)               why each run on WebGPU must have one token; "" if it may have more
     require_computed(model, device)   UncomputedError for what the kernels of onnxruntime-web leave out or refuse
@@ -30,7 +31,14 @@ last_token_logits and lengths_as_inputs make the prefill graph.
 
 from __future__ import annotations
 
-from .capture import LeftOut, Uncapturable, attention_window, left_out, uncapturable
+from .capture import (
+    LeftOut,
+    Uncapturable,
+    attention_window,
+    left_out,
+    smooth_softmax_as_sinks,
+    uncapturable,
+)
 from .description import CachePair, GraphDescription, StateTensor, TensorInfo, cache_pairs, describe
 from .fed_lengths import FedLengths, lengths_as_inputs
 from .inline_weights import without_weights
@@ -84,6 +92,7 @@ __all__ = [
     "serialize",
     "short_rope",
     "simplified_norms",
+    "smooth_softmax_as_sinks",
     "soft_caps_apart",
     "total_length_on_gpu",
     "turned_weights",

@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from .onnx_pb2 import ModelProto, NodeProto
+from .onnx_pb2 import ModelProto, NodeProto, TensorProto
+from .soft_caps import element_of
 from .total_length import SEQLENS_K, TOTAL_LENGTH, ancestry
-from .wiring import Wiring, attribute
+from .wiring import Wiring, attribute, copy_of, fresh_name
 
-__all__ = ["LeftOut", "Uncapturable", "attention_window", "left_out", "uncapturable"]
+__all__ = ["LeftOut", "Uncapturable", "attention_window", "left_out", "smooth_softmax_as_sinks", "uncapturable"]
 
-PAST_KEY = 3
-"""Input of GroupQueryAttention."""
+PAST_KEY, HEAD_SINK = 3, 11
+"""Inputs of GroupQueryAttention."""
+SIZES: dict[int, int] = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2}
+"""Bytes of an element of attention's types."""
 CONTROL_FLOW = {"If", "Loop", "Scan", "SequenceMap"}
 
 # Operators with a kernel in onnxruntime-web 1.30.0's WebGPU provider, com.microsoft's included.
@@ -114,6 +117,30 @@ def left_out(model: ModelProto) -> list[LeftOut]:
             if window or softcap:
                 found.append(LeftOut(node.input[PAST_KEY], window, softcap))
     return found
+
+
+def smooth_softmax_as_sinks(model: ModelProto) -> ModelProto:
+    """The same with sinks of 0 in every GroupQueryAttention with smooth_softmax, which has one more score of 0 in each
+    softmax: onnxruntime-web captures sinks alone."""
+    result = copy_of(model)
+    zeros: dict[tuple[int, int], str] = {}
+    for node in [node for node in result.graph.node if attribute(node, "smooth_softmax", 0) == 1]:
+        element = element_of(result, node)
+        if node.op_type != "GroupQueryAttention" or element not in SIZES:
+            continue
+        for item in [item for item in node.attribute if item.name == "smooth_softmax"]:
+            node.attribute.remove(item)
+        node.input.extend([""] * (HEAD_SINK + 1 - len(node.input)))
+        if node.input[HEAD_SINK]:
+            continue  # Sinks of its own take the place of that score.
+        heads = attribute(node, "num_heads", 0)
+        if (heads, element) not in zeros:
+            name = zeros[heads, element] = fresh_name(result.graph, "no_sinks")
+            data = bytes(SIZES[element] * heads)
+            result.graph.initializer.append(TensorProto(name=name, dims=[heads], raw_data=data))
+            result.graph.initializer[-1].data_type = element
+        node.input[HEAD_SINK] = zeros[heads, element]
+    return result
 
 
 def attention_window(model: ModelProto) -> int:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto, ValueInfoProto
 from .wiring import attribute, copy_of, fresh_name, int64_tensor
 
-__all__ = ["soft_caps_apart"]
+__all__ = ["element_of", "soft_caps_apart"]
 
 ATTENTION = "GroupQueryAttention"
 QUERY, KEY, PAST_KEY, SEQLENS_K, TOTAL_LENGTH, COS, SIN, POSITION_IDS = 0, 1, 3, 5, 6, 7, 8, 9
@@ -48,6 +48,7 @@ def real(node: NodeProto, name: str) -> float:
 
 
 def element_of(model: ModelProto, node: NodeProto) -> int:
+    """The type of an attention's caches, UNDEFINED if the graph does not tell."""
     name = node.input[PAST_KEY] if len(node.input) > PAST_KEY else ""
     tensors = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     inputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}

@@ -5,6 +5,8 @@
 import { EngineError } from "../errors";
 import attention from "../shaders/attention.wgsl";
 import attentionJoin from "../shaders/attention_join.wgsl";
+import attentionSubgroups from "../shaders/attention_subgroups.wgsl";
+import attentionWorkgroup from "../shaders/attention_workgroup.wgsl";
 import judge from "../shaders/judge.wgsl";
 import matmulMatrices from "../shaders/matmul_matrices.wgsl";
 import matmulQ4 from "../shaders/matmul_q4.wgsl";
@@ -19,7 +21,7 @@ import { declaredBindings, expanded, type TemplateValues } from "./wgsl";
 
 /** WGSL templates by name. */
 const TEMPLATES: Readonly<Record<string, string>> = {
-  attention,
+  attention: `${attention}#if SHUFFLED\n${attentionSubgroups}#else\n${attentionWorkgroup}#endif\n`,
   attention_join: attentionJoin,
   judge,
   matmul_matrices: matmulMatrices,

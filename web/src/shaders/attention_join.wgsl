@@ -1,13 +1,17 @@
 // Makes the attention result of each head out of the partials of several splits (attention.wgsl has their layout).
 //
-// Workgroups: (HEADS); with one split there is nothing to join, and nothing is written. A thread takes one quad (four
+// Workgroups: (HEADS); with one split there is nothing to join, and nothing is written if ALONE_WRITES, where attention.wgsl
+// has written y. If SINKS, each head's softmax has one more score, its sink. A thread takes one quad (four
 // elements) of every ROWS-th split. Its loads wait for nothing; what lies past the last split is not used.
-// Bindings: 0 partials, 1 state, 2 y [HEADS * HEAD]. Constants: as attention.wgsl's; WORKGROUP = ROWS * HEAD / 4, at
+// Bindings: 0 partials, 1 state, 2 y [HEADS * HEAD]; if SINKS, 3 the sinks [HEADS]. Constants: as attention.wgsl's; WORKGROUP = ROWS * HEAD / 4, at
 // least MAX_SPLITS; SHARE = MAX_SPLITS / ROWS, rounded up.
 
-@group(0) @binding(0) var<storage, read> partials: array<vec4<f32>>;
-@group(0) @binding(1) var<storage, read> state: array<u32>;
-@group(0) @binding(2) var<storage, read_write> y: array<vec4<element>>;
+@group(0) @binding(next) var<storage, read> partials: array<vec4<f32>>;
+@group(0) @binding(next) var<storage, read> state: array<u32>;
+@group(0) @binding(next) var<storage, read_write> y: array<vec4<element>>;
+#if SINKS
+@group(0) @binding(next) var<storage, read> head_sink: array<element>;
+#endif
 
 const QUADS = HEAD / 4u;
 const VALUES = HEADS * MAX_SPLITS;
@@ -34,15 +38,22 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   values[i] = partials[VALUES + (record + min(i * ROWS + row, MAX_SPLITS - 1u)) * QUADS + quad];
 #end
   let splits = count_splits(min(state[0], WINDOW));
+#if ALONE_WRITES
   if (splits == 1u) {
     return;
   }
+#endif
   if (thread < MAX_SPLITS) {
     largest[thread] = select(LEAST, summary.x, thread < splits);
     sums[thread] = summary.y;
   }
   workgroupBarrier();
+#if SINKS
+  let sink = 1.4426950408889634 * f32(head_sink[workgroup.x]);
+  var most = sink;
+#else
   var most = LEAST;
+#endif
 #repeat s MAX_SPLITS
   most = max(most, largest[s]);
 #end
@@ -62,7 +73,11 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   row_values[thread] = value;
   workgroupBarrier();
   if (row == 0u) {
+#if SINKS
+    sum = exp2(sink - most);
+#else
     sum = 0.0;
+#endif
     value = vec4<f32>();
 #repeat r ROWS
     sum += row_sums[r];

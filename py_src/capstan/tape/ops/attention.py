@@ -136,15 +136,17 @@ class Attention(Operation):
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
         split, join, partial_bytes = plan_attention(self, limits.lanes, self.norms.epsilon if self.norms else None)
         half, out = self.element == "f16", Value(writes[0])
-        passed: dict[str, Binding] = {"state": STATE, "partials": Shared(partial_bytes), "y": out}
+        passed: dict[str, Binding] = {"state": STATE, "partials": Shared(partial_bytes)}
+        results: dict[str, Binding] = {"y": out}
         rotary: dict[str, Binding] = {"cos_cache": Buffer(self.cos), "sin_cache": Buffer(self.sin)}
         caches: dict[str, Binding] = {"key_cache": Buffer(self.key), "value_cache": Buffer(self.value)}
         gammas: dict[str, Binding] = {}
         if self.norms:
             gammas = {"q_gamma": Buffer(self.norms.q_gamma), "k_gamma": Buffer(self.norms.k_gamma)}
         sinks: dict[str, Binding] = {} if self.sinks is None else {"head_sink": Buffer(self.sinks)}
-        attend = Kernel(split, half, {"qkv": Value(reads[0]), **rotary, **caches, **passed, **gammas, **sinks})
-        return [attend, Kernel(join, half, passed)]
+        first, second = (results | sinks, {}) if split.constants["ALONE_WRITES"] else ({}, sinks)
+        attend = Kernel(split, half, {"qkv": Value(reads[0]), **rotary, **caches, **passed, **gammas, **first})
+        return [attend, Kernel(join, half, {**passed, **results, **second})]
 
     def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
         half, each = self.element == "f16", ELEMENT_BYTES[self.element]
@@ -218,6 +220,8 @@ def plan_attention(
     while not shuffled and unshuffled_bytes(tile, what.head, chunks) > WORKGROUP_BYTES:
         tile = evenly(group, tile - 1)
     tiles = -(-group // tile)
+    # With norms and sinks the kernel that attends would bind eleven storage buffers; adapters have ten as a rule.
+    alone_writes = epsilon is None or what.sinks is None
     constants: dict[str, int | float | bool] = {
         "HEADS": what.heads,
         "KV_HEADS": what.kv_heads,
@@ -226,6 +230,8 @@ def plan_attention(
         "TILE": tile,
         "SHUFFLED": shuffled,
         "NORMED": epsilon is not None,
+        "ALONE_WRITES": alone_writes,
+        "SINKS": what.sinks is not None and alone_writes,
     }
     if epsilon is not None:
         constants["EPSILON"] = epsilon
@@ -249,9 +255,11 @@ def plan_attention(
         "BLOCK": block,
         "ALONE": alone,
         "MAX_SPLITS": most,
+        "ALONE_WRITES": alone_writes,
+        "SINKS": what.sinks is not None and not alone_writes,
         **join_rows(what.head, most),
     }
-    attend, join = counts(block, alone, most, what.kv_heads * tiles, what.heads, what.window)
+    attend, join = counts(block, alone, most, what.kv_heads * tiles, what.heads, what.window, alone_writes)
     partial_bytes = what.heads * most * (4 + what.head) * 4
     return KernelPlan("attention", constants, attend), KernelPlan("attention_join", join_constants, join), partial_bytes
 
@@ -303,8 +311,11 @@ def chunk_elements(what: AttentionShape) -> int:
 
 
 @lru_cache(maxsize=64)
-def counts(block: int, alone: int, most: int, rows: int, heads: int, window: int = 0) -> tuple[Counts, Counts]:
-    """Workgroups of the attention and of the join by sequence length; a split alone needs no join."""
+def counts(
+    block: int, alone: int, most: int, rows: int, heads: int, window: int = 0, alone_writes: bool = True
+) -> tuple[Counts, Counts]:
+    """Workgroups of the attention and of the join by sequence length; a split alone needs no join where it writes the
+    result."""
 
     def splits(length: int) -> int:
         blocks = -(-min(length, window or length) // block)
@@ -314,6 +325,6 @@ def counts(block: int, alone: int, most: int, rows: int, heads: int, window: int
         return splits(length), rows, 1
 
     def join(length: int) -> tuple[int, int, int]:
-        return heads if splits(length) > 1 else 0, 1, 1
+        return heads if splits(length) > 1 or not alone_writes else 0, 1, 1
 
     return attend, join

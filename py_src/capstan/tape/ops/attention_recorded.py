@@ -203,8 +203,7 @@ def grouped(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
             interleaved=origin.interleaved,
             sinks=met[join].kernel.at.get("head_sink"),
         )
-        if not fits_attention(what) or (what.norms and what.sinks is not None):
-            # Both would be eleven storage buffers; adapters have ten as a rule.
+        if not fits_attention(what):
             continue
         gone = origin.indices | {split}
         replaced |= dict.fromkeys(gone)

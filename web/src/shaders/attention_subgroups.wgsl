@@ -1,0 +1,205 @@
+// The second half of attention.wgsl with SHUFFLED: a team of lanes shares a position, and passes sums and weights by shuffles.
+
+const TEAMS = LANES / TEAM;
+const OWNERS = TEAM / BATCH; // lanes of a team that end up with the same position
+
+var<workgroup> warp_values: array<vec4<f32>, WARPS * TILE * QUADS>;
+var<workgroup> warp_largest: array<f32, WARPS * TILE>;
+var<workgroup> warp_sums: array<f32, WARPS * TILE>;
+
+struct Request {
+  keys: array<vec4<u32>, BATCH>,
+  values: array<vec4<u32>, BATCH>,
+}
+
+// The chunks of a team's positions: `first` and every TEAMS-th from there. `cache` is where its kv head's chunk begins.
+// Positions past `last` give any other's.
+fn request(cache: u32, first: u32, last: u32) -> Request {
+  var wanted: Request;
+#repeat j BATCH
+  wanted.keys[j] = key_cache[cache + min(first + j * TEAMS, last) * CHUNKS];
+#end
+#repeat j BATCH
+  wanted.values[j] = value_cache[cache + min(first + j * TEAMS, last) * CHUNKS];
+#end
+  return wanted;
+}
+
+#if NORMED
+// One over the root mean square of a head, of which each lane of a team has a chunk.
+fn inverse_size(part: Values, owned: bool) -> f32 {
+  var sum = select(0.0, product(part, part), owned);
+  for (var mask = TEAM / 2u; mask > 0u; mask >>= 1u) {
+    sum += subgroupShuffleXor(sum, mask);
+  }
+  return inverseSqrt(sum / f32(HEAD) + EPSILON);
+}
+#endif
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+  let split = workgroup.x;
+  let kv_head = workgroup.y / TILES;
+  let tile = workgroup.y % TILES;
+  let lane = thread % LANES;
+  let warp = thread / LANES;
+  let member = lane % TEAM;
+  let chunk = min(member, CHUNKS - 1u);
+  let first = warp * TEAMS * BATCH + lane / TEAM; // the team's first position in a block
+
+  // Positions are counted from the first one in sight on.
+  let total = state[0];
+  let before = hidden(total);
+  let length = total - before;
+  let cache = (kv_head * CAPACITY + before) * CHUNKS + chunk;
+  let splits = count_splits(length);
+  if (split >= splits) {
+    return;
+  }
+  let position = length - 1u;
+  var wanted = request(cache, split * BLOCK + first, position);
+  let turn = rotation(chunk, total - 1u);
+  let keys_at = (HEADS + kv_head) * CHUNKS;
+  let values_at = keys_at + KV_HEADS * CHUNKS;
+  let other = partner(chunk);
+  let key_turn = k_rotation(chunk, turn);
+  let key_part = unpacked(qkv[keys_at + chunk]);
+  var rotated_key = combined(key_part, key_turn[0], opposite(qkv[keys_at + other]), key_turn[1]);
+#if NORMED
+  rotated_key = rotated_key * inverse_size(key_part, member < CHUNKS);
+#endif
+  let new_key = packed(rotated_key);
+  let new_value = qkv[values_at + chunk];
+  if (split == 0u && tile == 0u && thread < CHUNKS) {
+    key_cache[cache + position * CHUNKS] = new_key;
+    value_cache[cache + position * CHUNKS] = new_value;
+  }
+  var query = array<Values, TILE>();
+  let strength = select(0.0, STRENGTH, member < CHUNKS);
+  let query_turn = q_rotation(chunk, turn);
+#repeat h TILE
+  let at = (kv_head * GROUP + min(tile * TILE + h, GROUP - 1u)) * CHUNKS;
+  let part = unpacked(qkv[at + chunk]);
+  query[h] = combined(part, query_turn[0], opposite(qkv[at + other]), query_turn[1]) * strength;
+#if NORMED
+  query[h] = query[h] * inverse_size(part, member < CHUNKS);
+#endif
+#end
+
+  var largest = array<f32, TILE>();
+  var sums = array<f32, TILE>();
+  var result = array<Values, TILE>();
+#repeat h TILE
+  largest[h] = LEAST;
+#end
+  var block = split;
+  loop {
+    let start = block * BLOCK + first;
+    // Scores: each lane has its chunk's part of BATCH * TILE of them.
+    var scores = array<f32, BATCH * TILE>();
+#repeat j BATCH
+    let key = unpacked(select(wanted.keys[j], new_key, vec4<bool>(start + j * TEAMS == position)));
+#repeat h TILE
+    scores[j * TILE + h] = product(key, query[h]);
+#end
+#end
+    // Summed over the team: at each step a lane keeps half of its positions and gives the other half away, so that it
+    // ends with the scores of position member / OWNERS.
+#repeat step HALVINGS
+    let mask = TEAM >> (step + 1u);
+    let upper = (lane & mask) != 0u;
+    const half = (BATCH >> (step + 1u)) * TILE;
+#repeat i HALF_SCORES
+    if (i < half) {
+      let low = scores[i];
+      let high = scores[i + half];
+      scores[i] = select(low, high, upper) + subgroupShuffleXor(select(high, low, upper), mask);
+    }
+#end
+#end
+#repeat step FOLDS
+#repeat h TILE
+    scores[h] += subgroupShuffleXor(scores[h], OWNERS >> (step + 1u));
+#end
+#end
+    let counted = start + (member / OWNERS) * TEAMS < length;
+#repeat h TILE
+    let score = select(LEAST, capped(scores[h]), counted);
+    let most = max(largest[h], subgroupMax(score));
+    let weight = select(0.0, exp2(score - most), counted);
+    let shrink = exp2(largest[h] - most);
+    largest[h] = most;
+    sums[h] = sums[h] * shrink + weight;
+    result[h] = result[h] * shrink;
+    scores[h] = weight;
+#end
+#repeat j BATCH
+    // What lies past the length may be anything, NaN too.
+    let cached = select(vec4<u32>(), wanted.values[j], vec4<bool>(start + j * TEAMS < length));
+    let value = unpacked(select(cached, new_value, vec4<bool>(start + j * TEAMS == position)));
+#repeat h TILE
+    result[h] = result[h] + value * subgroupShuffle(scores[h], lane / TEAM * TEAM + j * OWNERS);
+#end
+#end
+    block += splits;
+    if (block * BLOCK >= length) {
+      break;
+    }
+    wanted = request(cache, block * BLOCK + first, position);
+  }
+
+  // The teams of a subgroup, then the subgroups.
+#repeat h TILE
+  let sum = subgroupAdd(select(0.0, sums[h], member % OWNERS == 0u));
+  if (lane == 0u) {
+    warp_largest[warp * TILE + h] = largest[h];
+    warp_sums[warp * TILE + h] = sum;
+  }
+  let at = (warp * TILE + h) * QUADS + member * (PER / 4u);
+#if HALF
+  if (TEAMS == 1u) {
+    if (lane < CHUNKS) {
+      warp_values[at] = result[h][0];
+      warp_values[at + 1u] = result[h][1];
+    }
+  } else {
+    // Every other team goes on with one half of the chunk, and gives the other half away.
+    let odd = (lane & TEAM) != 0u;
+    var quad = select(result[h][0], result[h][1], odd);
+    quad += subgroupShuffleXor(select(result[h][1], result[h][0], odd), TEAM);
+    for (var mask = 2u * TEAM; mask < LANES; mask <<= 1u) {
+      quad += subgroupShuffleXor(quad, mask);
+    }
+    if (lane < 2u * TEAM && member < CHUNKS) {
+      warp_values[at + lane / TEAM] = quad;
+    }
+  }
+#else
+  var quad = result[h];
+  for (var mask = TEAM; mask < LANES; mask <<= 1u) {
+    quad += subgroupShuffleXor(quad, mask);
+  }
+  if (lane < CHUNKS) {
+    warp_values[at] = quad;
+  }
+#endif
+#end
+  workgroupBarrier();
+  for (var i = thread; i < TILE * QUADS; i += WORKGROUP) {
+    let h = i / QUADS;
+    var most = LEAST;
+#repeat w WARPS
+    most = max(most, warp_largest[w * TILE + h]);
+#end
+    var sum = 0.0;
+    var value = vec4<f32>();
+#repeat w WARPS
+    let weight = exp2(warp_largest[w * TILE + h] - most);
+    sum += weight * warp_sums[w * TILE + h];
+    value += weight * warp_values[w * TILE * QUADS + i];
+#end
+    if (tile * TILE + h < GROUP) {
+      put(kv_head * GROUP + tile * TILE + h, split, splits, i % QUADS, value, most, sum);
+    }
+  }
+}

@@ -1,0 +1,174 @@
+// The second half of attention.wgsl without SHUFFLED: everything goes through workgroup memory.
+
+const ROWS = WORKGROUP / CHUNKS; // threads that share a chunk of the values
+const SHARE = WORKGROUP / TILE; // threads that share a head of the softmax
+
+var<workgroup> query: array<Values, TILE * CHUNKS>;
+var<workgroup> new_key: array<vec4<u32>, CHUNKS>;
+var<workgroup> new_value: array<vec4<u32>, CHUNKS>;
+var<workgroup> weights: array<f32, BLOCK * TILE>; // the scores of a block, then their weights
+var<workgroup> most_of: array<f32, SHARE * TILE>;
+var<workgroup> sum_of: array<f32, SHARE * TILE>;
+var<workgroup> row_values: array<Values, ROWS * TILE * CHUNKS>;
+
+#if NORMED
+// One over the root mean square of the head that begins at chunk `at`.
+fn inverse_size(at: u32) -> f32 {
+  var sum = 0.0;
+  for (var c = 0u; c < CHUNKS; c++) {
+    let part = unpacked(qkv[at + c]);
+    sum += product(part, part);
+  }
+  return inverseSqrt(sum / f32(HEAD) + EPSILON);
+}
+#endif
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+  let split = workgroup.x;
+  // Positions are counted from the first one in sight on.
+  let total = state[0];
+  let before = hidden(total);
+  let length = total - before;
+  let splits = count_splits(length);
+  if (split >= splits) {
+    return;
+  }
+  let kv_head = workgroup.y / TILES;
+  let tile = workgroup.y % TILES;
+  let position = length - 1u;
+  let cache = (kv_head * CAPACITY + before) * CHUNKS;
+  let keys_at = (HEADS + kv_head) * CHUNKS;
+  for (var i = thread; i < TILE * CHUNKS; i += WORKGROUP) {
+    let chunk = i % CHUNKS;
+    let turn = q_rotation(chunk, rotation(chunk, total - 1u));
+    let at = (kv_head * GROUP + min(tile * TILE + i / CHUNKS, GROUP - 1u)) * CHUNKS;
+    var strength = STRENGTH;
+#if NORMED
+    strength *= inverse_size(at);
+#endif
+    query[i] = combined(unpacked(qkv[at + chunk]), turn[0], opposite(qkv[at + partner(chunk)]), turn[1]) * strength;
+  }
+  for (var chunk = thread; chunk < CHUNKS; chunk += WORKGROUP) {
+    let turn = k_rotation(chunk, rotation(chunk, total - 1u));
+    var key = combined(unpacked(qkv[keys_at + chunk]), turn[0], opposite(qkv[keys_at + partner(chunk)]), turn[1]);
+#if NORMED
+    key = key * inverse_size(keys_at);
+#endif
+    new_key[chunk] = packed(key);
+    new_value[chunk] = qkv[keys_at + KV_HEADS * CHUNKS + chunk];
+    if (split == 0u && tile == 0u) {
+      key_cache[cache + position * CHUNKS + chunk] = packed(key);
+      value_cache[cache + position * CHUNKS + chunk] = new_value[chunk];
+    }
+  }
+  workgroupBarrier();
+
+  var largest: array<f32, TILE>; // the same in every thread
+  var sum = 0.0; // of this thread's share of its head
+  var result: array<Values, TILE>; // of this thread's chunk, over its rows
+  for (var h = 0u; h < TILE; h++) {
+    largest[h] = LEAST;
+  }
+  let row = thread / CHUNKS;
+  let chunk = thread % CHUNKS;
+  let head = thread % TILE;
+  let share = thread / TILE;
+  for (var block = split; block * BLOCK < length; block += splits) {
+    let here = min(BLOCK, length - block * BLOCK); // positions in this block
+    if (thread < here) {
+      let at = block * BLOCK + thread;
+      var scores: array<f32, TILE>;
+      for (var h = 0u; h < TILE; h++) {
+        scores[h] = 0.0; // said outright: without it SwiftShader keeps the last block's
+      }
+      for (var c = 0u; c < CHUNKS; c++) {
+        var key = new_key[c];
+        if (at < position) {
+          key = key_cache[cache + at * CHUNKS + c];
+        }
+        let elements = unpacked(key);
+        for (var h = 0u; h < TILE; h++) {
+          scores[h] += product(elements, query[h * CHUNKS + c]);
+        }
+      }
+      for (var h = 0u; h < TILE; h++) {
+        weights[thread * TILE + h] = capped(scores[h]);
+      }
+    }
+    workgroupBarrier();
+    if (share < SHARE) {
+      var most = LEAST;
+      for (var i = share; i < here; i += SHARE) {
+        most = max(most, weights[i * TILE + head]);
+      }
+      most_of[thread] = most;
+    }
+    workgroupBarrier();
+    var shrink: array<f32, TILE>;
+    for (var h = 0u; h < TILE; h++) {
+      var most = largest[h];
+      for (var i = 0u; i < min(SHARE, here); i++) {
+        most = max(most, most_of[i * TILE + h]);
+      }
+      shrink[h] = exp2(largest[h] - most);
+      largest[h] = most;
+    }
+    if (share < SHARE) {
+      sum *= shrink[head];
+      for (var i = share; i < here; i += SHARE) {
+        let weight = exp2(weights[i * TILE + head] - largest[head]);
+        weights[i * TILE + head] = weight;
+        sum += weight;
+      }
+    }
+    workgroupBarrier();
+    for (var h = 0u; h < TILE; h++) {
+      result[h] = result[h] * shrink[h];
+    }
+    if (row < ROWS) {
+      for (var i = row; i < here; i += ROWS) {
+        var value = new_value[chunk];
+        if (block * BLOCK + i < position) {
+          value = value_cache[cache + (block * BLOCK + i) * CHUNKS + chunk];
+        }
+        let elements = unpacked(value);
+        for (var h = 0u; h < TILE; h++) {
+          result[h] = result[h] + elements * weights[i * TILE + h];
+        }
+      }
+    }
+    workgroupBarrier();
+  }
+
+  if (share < SHARE) {
+    sum_of[thread] = sum;
+  }
+  if (row < ROWS) {
+    for (var h = 0u; h < TILE; h++) {
+      row_values[(row * TILE + h) * CHUNKS + chunk] = result[h];
+    }
+  }
+  workgroupBarrier();
+  for (var i = thread; i < TILE * CHUNKS; i += WORKGROUP) {
+    let h = i / CHUNKS;
+    if (tile * TILE + h < GROUP) {
+      var total = 0.0;
+      for (var s = 0u; s < SHARE; s++) {
+        total += sum_of[s * TILE + h];
+      }
+      var value = row_values[i];
+      for (var r = 1u; r < ROWS; r++) {
+        value = value + row_values[r * TILE * CHUNKS + i];
+      }
+      let head_index = kv_head * GROUP + tile * TILE + h;
+#if HALF
+      let quad = (i % CHUNKS) * 2u;
+      put(head_index, split, splits, quad, value[0], largest[h], total);
+      put(head_index, split, splits, quad + 1u, value[1], largest[h], total);
+#else
+      put(head_index, split, splits, i % CHUNKS, value, largest[h], total);
+#endif
+    }
+  }
+}
