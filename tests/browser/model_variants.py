@@ -23,6 +23,7 @@ __all__ = [
     "keeping_logits",
     "looking_back",
     "norms_in_attention",
+    "quantized_embedding",
     "soft_capped",
     "through_float16",
     "through_hardmax",
@@ -171,6 +172,24 @@ def norms_in_attention(model: ModelProto) -> None:
             for step in (there, norm, back):
                 model.graph.node.remove(step)
         node.attribute.add(name="qk_norm_epsilon", type=AttributeProto.FLOAT, f=epsilon)
+
+
+def quantized_embedding(model: ModelProto) -> None:
+    """A fixture whose embedding is the weights of its last product, as the model builder writes tied int4 models."""
+    [gather] = [node for node in model.graph.node if node.name == "/model/embed_tokens/Gather"]
+    [product] = [node for node in model.graph.node if node.output[0] == "logits"]
+    [weight] = [tensor for tensor in model.graph.initializer if tensor.name == product.input[1]]
+    rows, blocks, size = weight.dims
+    [scales] = [tensor for tensor in model.graph.initializer if tensor.name == product.input[2]]
+    scales.dims[:] = [rows, blocks]
+    model.graph.initializer.append(int64_tensor("table_shape", [rows, blocks * size]))
+    place = list(model.graph.node).index(gather)
+    model.graph.node.insert(place, type(gather)(op_type="Reshape", name="/table", output=["table"]))
+    model.graph.node[place].input.extend([product.input[1], "table_shape"])
+    gather.op_type, gather.domain = "GatherBlockQuantized", "com.microsoft"
+    gather.input[:] = ["table", gather.input[1], product.input[2]]
+    for name, value in (("bits", 4), ("block_size", 2 * size), ("gather_axis", 0), ("quantize_axis", 1)):
+        gather.attribute.add(name=name, type=AttributeProto.INT, i=value)
 
 
 def scalar_input(model: ModelProto, name: str) -> None:

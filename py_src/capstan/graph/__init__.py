@@ -15,6 +15,8 @@
     keep_last_logits(model)           num_logits_to_keep becomes the constant 1
     short_rope(model)                 a choice of rotary factors becomes the short ones; up to which length they hold
     smooth_softmax_as_sinks(model)    attention with smooth softmax with sinks of 0, which can be captured
+    norms_apart(model)                norms of q and k in attention become nodes before it (for the CPU)
+    gathers_unpacked(model)           quantized embeddings by other operators (for the CPU)
     soft_caps_apart(model, head_size) attention with a soft cap in other operators (for the prefill session)
     one_row_only(model)               why each run on WebGPU must have one token; "" if it may have more
     require_computed(model, device)   UncomputedError for what the kernels of onnxruntime-web leave out or refuse
@@ -39,6 +41,7 @@ from .capture import (
     smooth_softmax_as_sinks,
     uncapturable,
 )
+from .cpu_operators import gathers_unpacked, norms_apart
 from .description import CachePair, GraphDescription, StateTensor, TensorInfo, cache_pairs, describe
 from .fed_lengths import FedLengths, lengths_as_inputs
 from .inline_weights import without_weights
@@ -78,6 +81,7 @@ __all__ = [
     "constants_to_inline",
     "describe",
     "external_entries",
+    "gathers_unpacked",
     "group_query_attention",
     "nbits_products",
     "joined_products",
@@ -85,6 +89,7 @@ __all__ = [
     "last_token_logits",
     "left_out",
     "lengths_as_inputs",
+    "norms_apart",
     "parse",
     "quantized_products",
     "one_row_only",
