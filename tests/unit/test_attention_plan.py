@@ -8,6 +8,7 @@ import pytest
 
 from capstan.tape.kernel_plan import KernelPlan
 from capstan.tape.ops.attention import fits_attention, plan_attention
+from tests.unit.shader_declarations import expanded
 
 
 @dataclass(frozen=True)
@@ -150,10 +151,28 @@ def test_heads_whose_halves_are_not_whole_chunks_do_not_fit() -> None:
     assert [rotary for rotary in range(4, 68, 4) if fits_attention(Shape(4, 2, 64, rotary=rotary))] == [16, 32, 48, 64]
 
 
-def test_with_norms_and_sinks_the_join_writes_every_result() -> None:
-    shape = Shape(32, 8, 64, sinks=3)
-    for epsilon, always in ((None, False), (1e-6, True)):
-        attention, join, _ = plan_attention(shape, 32, epsilon)
-        assert splits(attention, 1) == 1
-        assert splits(join, 1) == (shape.heads if always else 0)
-        assert (attention.constants["SINKS"], join.constants["SINKS"]) == (not always, always)
+@pytest.mark.parametrize(
+    ("epsilon", "sinks", "buffers", "always"),
+    [
+        (None, None, 8, False),
+        (None, 3, 9, False),
+        (None, 3, 8, True),
+        (1e-6, None, 10, False),
+        (1e-6, None, 9, True),
+        (1e-6, 3, 11, False),
+        (1e-6, 3, 10, True),
+    ],
+)
+def test_the_join_writes_every_result_where_a_kernel_binds_fewer_buffers(
+    epsilon: float | None, sinks: int | None, buffers: int, always: bool
+) -> None:
+    shape = Shape(32, 8, 64, sinks=sinks)
+    attention, join, _ = plan_attention(shape, 32, epsilon, buffers)
+    assert splits(attention, 1) == 1
+    assert splits(join, 1) == (shape.heads if always else 0)
+    asked = sinks is not None
+    assert (attention.constants["SINKS"], join.constants["SINKS"]) == (asked and not always, asked and always)
+    for plan in (attention, join):
+        declared = expanded(plan.shader, plan.constants, lanes=32)["bindings"]
+        assert len(declared) <= buffers, plan.shader
+        assert ("y" in [each["name"] for each in declared]) == (plan is join or not always)

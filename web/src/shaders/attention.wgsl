@@ -11,8 +11,8 @@
 //
 // Bindings: 0 qkv [(HEADS + 2 * KV_HEADS) * HEAD], 1 state, 2 and 3 cos and sin [*, ROTARY / 2], 4 and 5 keys and values
 // [KV_HEADS, CAPACITY, HEAD] (read, and written at the new position), 6 partials; if ALONE_WRITES, y [HEADS * HEAD]; if
-// NORMED, the gammas of q and k [HEAD]; if SINKS, the sinks [HEADS]. With norms and sinks that would be eleven storage
-// buffers where adapters allow ten, so that the join then writes y and adds the sinks.
+// NORMED, the gammas of q and k [HEAD]; if SINKS, the sinks [HEADS]. Where an adapter allows fewer storage buffers, the
+// join writes y and adds the sinks.
 // Constants: HEADS, KV_HEADS, HEAD (whole chunks of 16 bytes), ROTARY (an even number of chunks), CAPACITY, WINDOW (CAPACITY if all
 // positions are in sight), SCALE, WORKGROUP, BLOCK, ALONE and MAX_SPLITS (up to ALONE blocks are one split, more are one each up to MAX_SPLITS), TILE.
 // SHUFFLED: a team of TEAM lanes (a power of two up to LANES, at least the chunks of a head) shares a position and takes

@@ -134,7 +134,8 @@ class Attention(Operation):
         return self.heads * self.head * ELEMENT_BYTES[self.element]
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
-        split, join, partial_bytes = plan_attention(self, limits.lanes, self.norms.epsilon if self.norms else None)
+        epsilon = self.norms.epsilon if self.norms else None
+        split, join, partial_bytes = plan_attention(self, limits.lanes, epsilon, limits.buffers)
         half, out = self.element == "f16", Value(writes[0])
         passed: dict[str, Binding] = {"state": STATE, "partials": Shared(partial_bytes)}
         results: dict[str, Binding] = {"y": out}
@@ -203,13 +204,14 @@ def fits_attention(what: AttentionShape) -> bool:
 
 
 def plan_attention(
-    what: AttentionShape, lanes: int, epsilon: float | None = None
+    what: AttentionShape, lanes: int, epsilon: float | None = None, buffers: int = 10
 ) -> tuple[KernelPlan, KernelPlan, int]:
     """The kernel that attends, the one that joins its splits, and the bytes of the partials between them. With an
     epsilon it normalises q and k.
 
-    `lanes` is the adapter's one subgroup size, 0 without. Both kernels' workgroups are functions of the sequence
-    length, the new token included; layers of one shape get the same functions.
+    `lanes` is the adapter's one subgroup size, 0 without; `buffers` the storage buffers that a kernel may bind. Both
+    kernels' workgroups are functions of the sequence length, the new token included; layers of one shape get the same
+    functions.
     """
     per = chunk_elements(what)
     chunks = what.head // per
@@ -220,8 +222,8 @@ def plan_attention(
     while not shuffled and unshuffled_bytes(tile, what.head, chunks) > WORKGROUP_BYTES:
         tile = evenly(group, tile - 1)
     tiles = -(-group // tile)
-    # With norms and sinks the kernel that attends would bind eleven storage buffers; adapters have ten as a rule.
-    alone_writes = epsilon is None or what.sinks is None
+    # Where the kernel that attends would bind too many buffers, the join writes every result and adds the sinks.
+    alone_writes = 8 + 2 * (epsilon is not None) + (what.sinks is not None) <= buffers
     constants: dict[str, int | float | bool] = {
         "HEADS": what.heads,
         "KV_HEADS": what.kv_heads,
