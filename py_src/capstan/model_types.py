@@ -1,7 +1,7 @@
 """The names that genai_config.json gives to architectures in `model.type`: those that run, and why others do not.
 
 The name changes nothing in how a model is run: its graph says that. It tells models apart that are more, or something
-else, than one decoder of text whose layers have one key and one value cache each, or the state of a convolution.
+else, than one decoder of text whose layers have one key and one value cache each, or a state that each run overwrites.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ __all__ = ["REFUSED_TYPES", "SUPPORTED_TYPES", "require_type"]
 # The decoders of text that onnxruntime-genai 0.18 accepts, less those below; "decoder" stands for any.
 ACCEPTED = (
     "chatglm decoder ernie4_5 gemma gemma2 gemma3_text gemma3_vl_text gptoss granite granitemoehybrid hunyuandensev1 "
-    "internlm2 lfm2 llama mistral mistral3_text nemotron olmo phi phi3 phi3small phimoe qwen2 qwen3 smollm3"
+    "internlm2 lfm2 llama mistral mistral3_text nemotron olmo phi phi3 phi3small phimoe qwen2 qwen2_5_vl_text "
+    "qwen3 qwen3_5_text qwen3_vl_text smollm3"
 )
 # Names of the same architectures in config.json of Hugging Face, which hand-written files have.
 OTHER_NAMES = "gpt-oss hunyuan_v1_dense ministral3 olmo2"
@@ -21,7 +22,6 @@ SUPPORTED_TYPES = tuple(sorted(f"{ACCEPTED} {OTHER_NAMES}".split()))
 
 CONVOLUTION = "layers that keep the state of a convolution"
 RECURRENT = "layers that keep a recurrent state"
-AXES = "positions of three axes, as its vision model needs them"
 VISION = "a vision model beside the decoder"
 AUDIO = "a speech model beside the decoder"
 ENCODER = "an encoder"
@@ -30,8 +30,7 @@ REFUSED_TYPES = {
     "gemma4_text": "key/value caches whose sizes differ from layer to layer",
     "gpt2": "keys and values in one cache",
     **dict.fromkeys(("lfm2_moe", "lfm2_vl_text", "lfm2_audio_text"), CONVOLUTION),
-    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), RECURRENT),
-    **dict.fromkeys(("qwen2_5_vl_text", "qwen3_vl_text"), AXES),
+    "qwen3_5_moe_text": RECURRENT,
     **dict.fromkeys(("fara", "gemma3", "gemma4", "lfm2_vl", "mistral3", "phi3v", "qwen2_5_vl", "qwen3_5"), VISION),
     **dict.fromkeys(("qwen3_5_moe", "qwen3_vl", "videochat_flash_qwen"), VISION),
     **dict.fromkeys(("gemma4_unified", "phi4mm"), "vision and speech models beside the decoder"),
@@ -46,6 +45,9 @@ TEXT_OF = {
     "mistral3": "mistral3_text",
     "phi3v": "phi3",
     "phi4mm": "phi3",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_vl": "qwen3_vl_text",
     "videochat_flash_qwen": "qwen2",
 }
 """The name of the decoder by itself, where Capstan runs it."""

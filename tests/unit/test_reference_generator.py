@@ -57,7 +57,7 @@ def test_actions_give_the_oracles_tokens(folder: Path, script: list[Action]) -> 
     assert drive(Model(str(folder)), script) == oracle.drive(folder, script)
 
 
-STATEFUL = [LLAMA.parent / "families" / name for name in ("lfm2",)]
+STATEFUL = [LLAMA.parent / "families" / name for name in ("lfm2", "qwen3_5_text")]
 
 
 @pytest.mark.parametrize("folder", STATEFUL, ids=lambda folder: folder.name)

@@ -30,6 +30,7 @@ def decoder_graph(parsed: ModelProto, config: GenaiConfig, device: str) -> Decod
     Raises UncomputedError for what onnxruntime-web does not compute on 'webgpu' or 'wasm', UnsupportedModelError.
     """
     decoder = config.decoder
+    parsed = graph.plain_recurrence(graph.text_positions(parsed, decoder.inputs.position_ids))
     parsed, unrecognised = with_group_query_attention(parsed, config)
     if device == "wasm":
         parsed = graph.gathers_unpacked(graph.norms_apart(parsed))

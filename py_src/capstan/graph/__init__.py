@@ -53,9 +53,11 @@ from .model_file import parse, serialize
 from .nbits_products import NBitsProduct, nbits_products
 from .plain_attention import group_query_attention
 from .plain_norms import simplified_norms
+from .plain_recurrence import plain_recurrence
 from .quantized_products import quantized_products
 from .scratch import Activations, activations
 from .soft_caps import soft_caps_apart
+from .text_positions import text_positions
 from .total_length import total_length_on_gpu
 from .turned_weights import turned_weights
 from .uncomputed import one_row_only, require_computed
@@ -91,6 +93,7 @@ __all__ = [
     "lengths_as_inputs",
     "norms_apart",
     "parse",
+    "plain_recurrence",
     "quantized_products",
     "one_row_only",
     "require_computed",
@@ -99,6 +102,7 @@ __all__ = [
     "simplified_norms",
     "smooth_softmax_as_sinks",
     "soft_caps_apart",
+    "text_positions",
     "total_length_on_gpu",
     "turned_weights",
     "uncapturable",

@@ -111,6 +111,8 @@ class ReferenceSequence:
         shape = (1, about.num_kv_heads, 0 if about.growing else capacity, about.head_size)
         shapes = {value.name: value.shape for value in session.get_inputs()}
         self._logits_to_keep = shapes.get(LOGITS_TO_KEEP)
+        self._axes = len(shapes.get(about.position_ids, ())) - 2
+        """Of positions, besides batch and tokens."""
         self._caches = {
             pair: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, about.cache_dtype)) for pair in about.cache
         }
@@ -136,7 +138,7 @@ class ReferenceSequence:
         binding.bind_cpu_input(about.input_ids, np.array([ids], np.int64))
         binding.bind_cpu_input(about.mask, np.ones((1, end), about.mask_dtype))
         if about.position_ids is not None:
-            binding.bind_cpu_input(about.position_ids, np.arange(self.length, end, dtype=np.int64)[None])
+            binding.bind_cpu_input(about.position_ids, np.tile(np.arange(self.length, end), (*[3] * self._axes, 1, 1)))
         if self._logits_to_keep is not None:
             binding.bind_cpu_input(LOGITS_TO_KEEP, np.ones(self._logits_to_keep, np.int64))
         for pair, cache in self._caches.items():

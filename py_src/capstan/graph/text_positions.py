@@ -1,0 +1,94 @@
+"""Positions of three axes made one, of decoders that come from a model of vision and text: in text the three are equal,
+and MRotaryEmbedding then computes what RotaryEmbedding does.
+
+Where a GroupQueryAttention reads a rotated query and a rotated key, it rotates them itself, at the positions that
+follow from its lengths, which are those of text.
+"""
+
+from __future__ import annotations
+
+from ..errors import UnsupportedModelError
+from .onnx_pb2 import AttributeProto, ModelProto, NodeProto
+from .wiring import Wiring, attribute, copy_of
+
+__all__ = ["text_positions"]
+
+ROTARY = "MRotaryEmbedding"
+X, POSITIONS, COS, SIN = range(4)
+"""Inputs of MRotaryEmbedding."""
+ATTENTION_COS, ATTENTION_SIN = 7, 8
+"""Inputs of GroupQueryAttention."""
+AXES = 3
+
+
+def text_positions(model: ModelProto, position_ids: str) -> ModelProto:
+    """The same model with positions of one axis, [batch, tokens], or none where attention needs none; a model without
+    positions of three axes is returned as it is.
+
+    Raises UnsupportedModelError, with the node, where something else than rotary embedding reads them.
+    """
+    given = next((value for value in model.graph.input if value.name == position_ids), None)
+    dims = [] if given is None else list(given.type.tensor_type.shape.dim)
+    if len(dims) != AXES or dims[0].dim_value != AXES:
+        return model
+    result = copy_of(model)
+    wiring = Wiring(result.graph)
+    for node in wiring.consumers.get(position_ids, []):
+        if node.op_type != ROTARY or list(node.input).index(position_ids) != POSITIONS:
+            raise UnsupportedModelError(
+                f"node {node.name or node.output[0]} ({node.op_type}) reads {position_ids}, positions of {AXES} axes, "
+                f"which Capstan feeds to {ROTARY} alone; export the decoder with onnxruntime-genai's model builder"
+            )
+    for attention in [node for node in result.graph.node if node.op_type == "GroupQueryAttention"]:
+        rotate_inside(result, wiring, attention)
+    left = [node for node in result.graph.node if node.op_type == ROTARY]
+    for node in left:
+        become_plain(node)
+    place = next(i for i, value in enumerate(result.graph.input) if value.name == position_ids)
+    if left:
+        del result.graph.input[place].type.tensor_type.shape.dim[0]
+    else:
+        del result.graph.input[place]
+    return result
+
+
+def rotate_inside(model: ModelProto, wiring: Wiring, attention: NodeProto) -> None:
+    """Let an attention rotate what two nodes before it rotate for nobody else, if they do it alike."""
+    found = [wiring.producer.get(name) for name in attention.input[:2]]
+    query, key = found if len(found) == 2 else (None, None)
+    if query is None or key is None or query is key or attribute(attention, "do_rotary", 0):
+        return
+    if any(node.op_type != ROTARY or len(wiring.consumers[node.output[0]]) > 1 for node in (query, key)):
+        return
+    if list(query.input[POSITIONS:]) != list(key.input[POSITIONS:]) or not whole_table(wiring, query):
+        return
+    if attribute(query, "interleaved", 0) != attribute(key, "interleaved", 0):
+        return
+    attention.input[0], attention.input[1] = query.input[X], key.input[X]
+    while len(attention.input) <= ATTENTION_SIN:
+        attention.input.append("")
+    attention.input[ATTENTION_COS], attention.input[ATTENTION_SIN] = query.input[COS], query.input[SIN]
+    with_integer(attention, "do_rotary", 1)
+    with_integer(attention, "rotary_interleaved", attribute(query, "interleaved", 0))
+    for node in (query, key):
+        model.graph.node.remove(node)
+
+
+def whole_table(wiring: Wiring, node: NodeProto) -> bool:
+    """Whether the node turns as many elements of each head as its tables have columns for, twice."""
+    table = wiring.constants.get(node.input[COS])
+    turned = attribute(node, "rotary_embedding_dim", 0)
+    return table is not None and len(table.dims) == 2 and turned in (0, 2 * table.dims[1])
+
+
+def become_plain(node: NodeProto) -> None:
+    """Make a node one that takes positions of one axis."""
+    node.op_type = "RotaryEmbedding"
+    for item in [item for item in node.attribute if item.name in ("mrope_section", "mrope_layout")]:
+        node.attribute.remove(item)
+
+
+def with_integer(node: NodeProto, name: str, value: int) -> None:
+    for item in [item for item in node.attribute if item.name == name]:
+        node.attribute.remove(item)
+    node.attribute.add(name=name, type=AttributeProto.INT, i=value)
