@@ -17,7 +17,7 @@ from tests.browser.model_variants import Variants
 from tests.browser.page_scripts import PageScripts
 from tests.families import COUNT, DEVICES, FAMILIES, PROMPTS, measured
 
-SAMPLE = ("phi", "nemotron", "hunyuandensev1", "lfm2", "qwen3_5_text", "qwen3_vl_text")
+SAMPLE = ("phi", "nemotron", "hunyuandensev1", "lfm2", "qwen3_5_text")
 """Those whose operations no other fixture has; few, for the time that each takes on two cores."""
 EXPERTS = FAMILIES[-1].folder
 STATEFUL = ("lfm2", "qwen3_5_text")
