@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
+from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from capstan import graph
 from capstan.config import GenaiConfig
@@ -49,7 +51,9 @@ class Runner:
         self.names = [value.name for value in self.session.get_outputs()]
         self.capacity, self.length = capacity, 0
         pasts = [name for cache in CACHES for name in cache[:2]]
-        self.caches = {name: np.zeros((1, 2, capacity, 16), np.float32) for name in pasts}
+        types = {value.name: value.type for value in self.session.get_inputs()}
+        halves = types[pasts[0]] == "tensor(float16)"
+        self.caches = {name: np.zeros((1, 2, capacity, 16), np.float16 if halves else np.float32) for name in pasts}
 
     def run(self, ids: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
         """The logits of all positions."""
@@ -72,6 +76,41 @@ def test_logits_are_those_of_the_growing_cache_in_prompts_and_steps() -> None:
     growing, fixed = Runner(plain()), Runner(model, 64)
     for ids in ([5, 6, 7, 8, 9], [11], [12], [100, 200, 300], [13], list(range(40, 71)), [14]):
         np.testing.assert_allclose(fixed.run(ids), growing.run(ids), atol=2e-4)
+
+
+@pytest.mark.parametrize("kept", [["logits"], True])
+def test_so_are_those_of_float16(kept: bool | list[str]) -> None:
+    """As repositories have it; `kept` says which inputs and outputs stay float32: all caches, or none of them."""
+    whole = onnx.load_from_string((OPTIMUM / "onnx" / "model.onnx").read_bytes())
+    half = convert_float_to_float16(whole, keep_io_types=kept, disable_shape_infer=True)
+    model = graph.parse(half.SerializeToString())
+    fixed, reason = rewritten(model)
+    assert reason == ""
+    held = [value for value in [*fixed.graph.input, *fixed.graph.output] if value.name[:4] in ("past", "pres")]
+    assert [value.type.tensor_type.elem_type for value in held] == [TensorProto.FLOAT16] * 8
+    growing, one_size, normed = Runner(model), Runner(fixed, 64), Runner(graph.simplified_norms(fixed), 64)
+    for ids in ([5, 6, 7, 8, 9], [11], [100, 200, 300], [13]):
+        wanted = growing.run(ids)
+        np.testing.assert_allclose(one_size.run(ids), wanted, atol=5e-2)
+        np.testing.assert_allclose(normed.run(ids), wanted, atol=5e-2)
+
+
+def test_heads_may_be_taken_as_they_are() -> None:
+    model = plain()
+    makers = {node.output[0]: node for node in model.graph.node}
+    for total in nodes(model, "Add", "self_attn"):
+        straight = makers.get(total.input[0])
+        if straight is not None and straight.op_type == "Mul":
+            for node in model.graph.node:
+                for place, name in enumerate(node.input):
+                    if name == total.output[0]:
+                        node.input[place] = straight.input[0]
+    fixed, reason = rewritten(model)
+    assert reason == ""
+    growing, one_size = Runner(model), Runner(fixed, 64)
+    assert any(abs(Runner(plain()).run([5, 6, 7]) - Runner(model).run([5, 6, 7])).ravel() > 0.1)
+    for ids in ([5, 6, 7, 8, 9], [11], [100, 200, 300]):
+        np.testing.assert_allclose(one_size.run(ids), growing.run(ids), atol=2e-4)
 
 
 def test_greedy_ids_are_those_of_the_genai_export_of_the_same_weights() -> None:
@@ -182,6 +221,15 @@ def softmax_over_heads(model: ModelProto) -> None:
     axis.i = 1
 
 
+def cast_keys(model: ModelProto) -> None:
+    """The keys' cache of the first layer is cast, the values' is not."""
+    [concat] = [node for node in nodes(model, "Concat") if "present.0.key" in node.output]
+    cast = NodeProto(op_type="Cast", name="/cast", input=[concat.input[0]], output=["cast"])
+    cast.attribute.add(name="to", type=2, i=TensorProto.FLOAT)
+    concat.input[0] = "cast"
+    model.graph.node.insert(0, cast)
+
+
 def past_last(model: ModelProto) -> None:
     [concat] = [node for node in nodes(model, "Concat") if "present.0.key" in node.output]
     concat.input[0], concat.input[1] = concat.input[1], concat.input[0]
@@ -230,6 +278,7 @@ REFUSED: dict[str, tuple[Callable[[ModelProto], None], str]] = {
     "other half first": (other_half_first, "is no rotary embedding of whole heads"),
     "sines of others": (sines_of_others, "(Cos): where Sin is expected"),
     "softmax over heads": (softmax_over_heads, "(Softmax): is not over the positions"),
+    "cast keys": (cast_keys, "is cast to another type than the keys"),
     "past last": (past_last, "(Concat): does not append to past_key_values.0.key"),
     "older": (older, "its operator set is older than 13"),
     "keys by other angles": (rotated_keys, "multiplies q and k that are rotated by different angles"),

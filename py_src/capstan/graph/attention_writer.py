@@ -31,8 +31,11 @@ class Attention:
     key: str
     value: str
     scale: float
-    rotary: Rotary
+    rotary: Rotary | None
+    """None if heads are not rotated."""
     output: str
+    kind: int | None = None
+    """The element type that the caches are cast to before they are used; None if they have that already."""
 
 
 def write(
@@ -47,8 +50,10 @@ def write(
     """Put GroupQueryAttention in place of what was read, in place; what nobody reads any more goes."""
     graph = model.graph
     writer = Writer(model)
-    kind = next(value.type.tensor_type.elem_type for value in graph.input if value.name == caches[0][0])
-    cos, sin = writer.rotary(layers[0].rotary, context_length, kind)
+    declared = next(value.type.tensor_type.elem_type for value in graph.input if value.name == caches[0][0])
+    kind = layers[0].kind or declared
+    rotary = layers[0].rotary
+    angles = writer.rotary(rotary, context_length, kind) if rotary is not None else ()
     seqlens, total = writer.lengths(mask)
     for node in graph.node:
         for place, name in enumerate(node.output):
@@ -62,8 +67,8 @@ def write(
             input=[*map(writer.three_dimensions, (layer.query, layer.key, layer.value)), past_key, past_value],
             output=[layer.output, present_key, present_value],
         )
-        attended.input.extend([seqlens, total, cos, sin])
-        for name, number in (("num_heads", heads[0]), ("kv_num_heads", heads[1]), ("do_rotary", 1)):
+        attended.input.extend([seqlens, total, *angles])
+        for name, number in (("num_heads", heads[0]), ("kv_num_heads", heads[1]), ("do_rotary", int(bool(angles)))):
             attended.attribute.add(name=name, type=AttributeProto.INT, i=number)
         attended.attribute.add(name="scale", type=AttributeProto.FLOAT, f=layer.scale)
         writer.made.append(attended)
@@ -73,7 +78,10 @@ def write(
         for value in [value for value in graph.input if value.name == positions]:
             graph.input.remove(value)
     lasting = {name for cache in caches for name in cache[2:]}
+    held = {name for cache in caches for name in cache}
     for value in [*graph.input, *graph.output]:
+        if value.name in held:
+            value.type.tensor_type.elem_type = kind
         dims = value.type.tensor_type.shape.dim
         if value.name == mask or value.name in lasting:
             dims[1 if value.name == mask else 2].Clear()

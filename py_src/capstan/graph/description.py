@@ -11,6 +11,7 @@ from .capture import LeftOut, Uncapturable, left_out, uncapturable
 from .model_file import require_decoder
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 from .weights import DTYPES
+from .wiring import Wiring
 
 if TYPE_CHECKING:
     from ..config import DecoderConfig
@@ -283,9 +284,9 @@ def state_tensors(decoder: DecoderConfig, graph: GraphProto) -> tuple[StateTenso
 def growing_caches(graph: GraphProto, pairs: tuple[CachePair, ...]) -> str:
     """The first node that appends to its cache, so that it is longer after each run; empty if all write into a cache of
     one size. Raises UnsupportedModelError where only some append."""
-    producer = {name: node for node in graph.node for name in node.output}
-    made = [(pair, producer[pair.present]) for pair in pairs if pair.present in producer]
-    grown = [(pair, node) for pair, node in made if node.op_type in GROWING]
+    wiring = Wiring(graph)
+    made = [(pair, wiring.maker(pair.present)) for pair in pairs]
+    grown = [(pair, node) for pair, node in made if node is not None and node.op_type in GROWING]
     if not grown:
         return ""
     pair, node = grown[0]

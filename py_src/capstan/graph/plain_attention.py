@@ -16,13 +16,12 @@ from collections.abc import Sequence
 from ..errors import CapstanError
 from .attention_writer import LINEAR, Attention, Rotary, write
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto
-from .wiring import Wiring, attribute, copy_of, integers
+from .wiring import SAME_VALUES, Wiring, attribute, copy_of, integers
 
 __all__ = ["floats", "group_query_attention"]
 
 LEAST_OPSET = 13
 """The first whose ReduceSum takes its axes as an input."""
-SAME_VALUES = {"Cast", "Identity"}
 FLOATS: dict[int, tuple[str, int]] = {TensorProto.FLOAT: ("f", 4), TensorProto.FLOAT16: ("e", 2)}
 LARGEST_INDEX = 2**31 - 1
 MASK_NUMBERS = 4
@@ -57,7 +56,7 @@ def group_query_attention(
     queries and of keys, and the size of one.
     """
     wiring = Wiring(model.graph)
-    made_by = [wiring.producer.get(present) for _, _, *presents in caches for present in presents]
+    made_by = [wiring.maker(present) for _, _, *presents in caches for present in presents]
     if not made_by or any(node is None or node.op_type != "Concat" for node in made_by):
         return model, ""
     if next((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), 0) < LEAST_OPSET:
@@ -70,6 +69,8 @@ def group_query_attention(
         return model, str(error)
     if len({layer.rotary for layer in layers}) != 1:
         return model, "its layers rotate by different angles"
+    if len({layer.kind for layer in layers}) != 1:
+        return model, "its caches are cast to different types"
     write(result, layers, caches, heads, context_length, mask, positions)
     return result, ""
 
@@ -87,8 +88,11 @@ class Reader:
 
     def attention(self, cache: tuple[str, str, str, str]) -> Attention:
         past_key, past_value, present_key, present_value = cache
-        new_key, new_value = self._appended(present_key, past_key), self._appended(present_value, past_value)
-        product = self._reader_of(present_value)
+        keys_so_far, new_key, kind = self._appended(present_key, past_key)
+        values_so_far, new_value, other_kind = self._appended(present_value, past_value)
+        if kind != other_kind:
+            raise NotUnderstoodError(self.wiring.producer.get(values_so_far), "is cast to another type than the keys")
+        product = self._reader_of(values_so_far)
         weights = self._same(product.input[0])
         softmax = self._node(weights, "Softmax")
         if attribute(softmax, "axis", -1) not in (-1, 3):
@@ -98,7 +102,7 @@ class Reader:
         keys, second = self._scaled(scores.input[1])
         transposed = self._node(keys, "Transpose", perm=[0, 1, 3, 2])
         keys, third = self._scaled(transposed.input[0])
-        if self._repeated(keys) != present_key:
+        if self._repeated(keys) != keys_so_far:
             raise NotUnderstoodError(transposed, f"is not of {present_key}")
         query, rotary = self._rotated(query)
         key, other = self._rotated(new_key)
@@ -111,6 +115,7 @@ class Reader:
             outer * first * second * third,
             rotary,
             self._output(product),
+            kind,
         )
 
     def _node(self, name: str, kind: str, **lists: list[int]) -> NodeProto:
@@ -125,9 +130,7 @@ class Reader:
 
     def _same(self, name: str) -> str:
         """Up past nodes that change no value."""
-        while (node := self.wiring.producer.get(name)) is not None and node.op_type in SAME_VALUES:
-            name = node.input[0]
-        return name
+        return self.wiring.original(name)
 
     def _only_reader(self, name: str) -> NodeProto:
         readers = self.wiring.consumers.get(name, [])
@@ -135,11 +138,16 @@ class Reader:
             raise NotUnderstoodError(self.wiring.producer.get(name), f"is read {len(readers)} times, not once")
         return readers[0]
 
-    def _appended(self, present: str, past: str) -> str:
-        concat = self._node(present, "Concat")
-        if len(concat.input) != 2 or concat.input[0] != past or attribute(concat, "axis", 0) not in (-2, 2):
+    def _appended(self, present: str, past: str) -> tuple[str, str, int | None]:
+        """The cache with what is new in it, what that is, and the type that it is cast to for that, None if to none."""
+        concat = self._node(self._same(present), "Concat")
+        if len(concat.input) != 2 or attribute(concat, "axis", 0) not in (-2, 2):
             raise NotUnderstoodError(concat, f"does not append to {past}")
-        return concat.input[1]
+        if self._same(concat.input[0]) != past:
+            raise NotUnderstoodError(concat, f"does not append to {past}")
+        cast = self.wiring.producer.get(concat.input[0])
+        kind = attribute(cast, "to", 0) if cast is not None and cast.op_type == "Cast" else None
+        return concat.output[0], concat.input[1], kind
 
     def _reader_of(self, value: str) -> NodeProto:
         """The product of the attention weights and these values."""
@@ -220,8 +228,12 @@ class Reader:
             raise NotUnderstoodError(self.wiring.producer.get(name), "compares no positions: the mask is not causal")
         self._masks.add(name)
 
-    def _rotated(self, name: str) -> tuple[str, Rotary]:
-        """x cos + rotate_half(x) sin -> x, [batch, heads, positions, head size], and the angles."""
+    def _rotated(self, name: str) -> tuple[str, Rotary | None]:
+        """x cos + rotate_half(x) sin -> x, [batch, heads, positions, head size], and the angles; None if heads are
+        taken as they are."""
+        made = self.wiring.maker(name)
+        if made is not None and made.op_type == "Transpose":
+            return name, None
         total = self._node(self._same(name), "Add")
         parts = [self._node(self._same(source), "Mul") for source in total.input]
         for straight, turned in (parts, parts[::-1]):

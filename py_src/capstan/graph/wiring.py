@@ -7,7 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
 
-__all__ = ["Wiring", "attribute", "copy_of", "fresh_name", "integers", "int64_tensor", "prune"]
+__all__ = ["SAME_VALUES", "Wiring", "attribute", "copy_of", "fresh_name", "integers", "int64_tensor", "prune"]
+
+
+SAME_VALUES = {"Cast", "Identity"}
+"""Operators that change no value, but for rounding."""
 
 
 class Wiring:
@@ -30,6 +34,16 @@ class Wiring:
                 for item in node.attribute:
                     if item.name == "value":
                         self.constants[node.output[0]] = item.t
+
+    def original(self, name: str) -> str:
+        """Up from a tensor, past nodes that change no value."""
+        while (node := self.producer.get(name)) is not None and node.op_type in SAME_VALUES:
+            name = node.input[0]
+        return name
+
+    def maker(self, name: str) -> NodeProto | None:
+        """The node that makes a tensor's values; None for an input or a constant."""
+        return self.producer.get(self.original(name))
 
 
 def captured_names(node: NodeProto) -> Iterable[str]:
