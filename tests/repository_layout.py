@@ -46,7 +46,7 @@ def lay_out(
 ) -> Path:
     """The fixture `source` in the folder `target`: onnx/model{suffix}.onnx with its weights in so many files (0: in
     itself), and the tokenizer. `config` are fields of config.json that are other than CONFIG's; None leaves one out."""
-    (target / "onnx").mkdir(parents=True)
+    (target / "onnx").mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(source / name, target / name)
     fields = {key: value for key, value in {**CONFIG, **(config or {})}.items() if value is not None}

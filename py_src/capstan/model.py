@@ -38,7 +38,7 @@ class Model:
     one down is used, and the generator's `capture_note` says why. `passes` names what is done to the recorded step, out
     of `capstan.tape.PASSES`; None does all that pays on the adapter. Weights are kept in the browser's storage
     (`capstan.WeightStore`) unless `disable_file_mapped_weights` is set. `progress(what, done, total)` is called with
-    bytes.
+    bytes: first with 'weights', 0 and how many they are in all, before any is read, then for each file.
 
     `Model(path)` blocks, which in a page needs JavaScript Promise Integration; `await Model.load(path)` never does.
 

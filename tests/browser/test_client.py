@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from pathlib import Path
 
 from playwright.sync_api import Page
 
 from buildtools.server import SiteServer
+from tests.browser.hub_server import Repository, running_hub
+from tests.repository_layout import lay_out
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 START = """async () => {
   const { Capstan } = await import("/capstan/capstan.js");
@@ -82,3 +87,49 @@ def test_what_is_expected_is_fetched_and_opened_while_python_starts(blank_page: 
     assert reply == {"ok": True, "result": {"status": 0}}, (reply, printed)
     assert json.loads(printed) == [1, 1, 2], "the first load takes the device that is there, the second opens its own"
     assert {name: asked[name] for name in AHEAD} == dict.fromkeys(AHEAD, 2), "a file that was fetched serves one read"
+
+
+LOAD_REPOSITORY = """
+import capstan
+
+repository = %s
+async with await capstan.Model.load(repository, device="wasm", dtype="q4"):
+    pass
+"""
+SMALL = ["config.json", "onnx/model_q4.onnx", "tokenizer.json", "tokenizer_config.json"]
+
+
+def test_a_repository_may_be_expected(
+    blank_page: Page, page_errors: list[str], site: SiteServer, tmp_path: Path
+) -> None:
+    site.models["expected"] = lay_out(FIXTURES / "nano-llama", tmp_path / "expected")
+    asked: Counter[str] = Counter()
+    blank_page.on("request", lambda request: asked.update([request.url.rpartition("/models/expected/")[2]]))
+    blank_page.evaluate(EXPECTING, {"model": "/models/expected/", "dtype": "q4", "device": "wasm"})
+    names = [*SMALL, "genai_config.json", "generation_config.json", "chat_template.jinja"]
+    assert {name: asked[name] for name in names} == dict.fromkeys(names, 1)
+    reply, printed = blank_page.evaluate(ASK, LOAD_REPOSITORY % repr("/models/expected/"))
+    assert reply == {"ok": True, "result": {"status": 0}}, (reply, printed)
+    page_errors.clear()  # of files that are not there
+    # How large the graph is, is asked for by itself.
+    assert {name: asked[name] for name in names} == dict.fromkeys(names, 1) | {"onnx/model_q4.onnx": 2}
+
+
+def test_a_repository_of_a_hub_may_be_expected(blank_page: Page, tmp_path: Path) -> None:
+    folder = lay_out(FIXTURES / "nano-llama", tmp_path / "nano")
+    with running_hub({"nano/expected": Repository(folder)}) as hub:
+        model = {"repository": "nano/expected", "hub": hub.url, "revision": None, "token": None}
+        blank_page.evaluate(EXPECTING, {"model": model, "dtype": "q4", "device": "wasm"})
+
+        def asked() -> Counter[str]:
+            return Counter(
+                request.path.rpartition("/resolve/")[2] for request in hub.requests if request.server == "hub"
+            )
+
+        commit = hub.repositories["nano/expected"].commit
+        first = asked()
+        assert first == Counter([f"{commit}/{name}" for name in SMALL] + ["/api/models/nano/expected/revision/main"])
+        load = LOAD_REPOSITORY % f"capstan.HubRepository('nano/expected', {hub.url!r})"
+        reply, printed = blank_page.evaluate(ASK, load)
+        assert reply == {"ok": True, "result": {"status": 0}}, (reply, printed)
+        assert {path: count for path, count in asked().items() if "onnx_data" not in path} == first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -163,6 +164,10 @@ def test_run_takes_a_repository(repositories: dict[str, Path]) -> None:
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["token_ids"][:24] == oracle.greedy(LLAMA, PROMPT, 24)
     assert result["capture"] == "tape"
+    told = done.stderr.splitlines()
+    size = next(index for index, line in enumerate(told) if re.fullmatch(r"the weights have 0\.\d MB", line))
+    assert "onnx_data: " in "".join(told[size:])
+    assert "onnx_data: " not in "".join(told[:size])
 
 
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])

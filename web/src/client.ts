@@ -1,7 +1,7 @@
 // The page's handle on the worker: start it, ask it, close it.
 
 import { EngineError } from "./errors";
-import type { CapstanEvent, FromWorker, Readiness, Reply, Request, ToWorker } from "./protocol";
+import type { CapstanEvent, FromWorker, HubRepository, Readiness, Reply, Request, ToWorker } from "./protocol";
 
 export type {
   CapstanEvent,
@@ -32,12 +32,18 @@ export interface StartOptions {
   /** Whether Python may start from its memory snapshot (default), which is faster. */
   snapshot?: boolean;
   /**
-   * The model that will be asked for first, and for which device ("auto" unless given): its small files are fetched and
-   * the GPU is opened while Python starts.
+   * The model that will be asked for first, a folder's URL or a hub's repository, and for which device ("auto" unless
+   * given): its small files are fetched and the GPU is opened while Python starts. The graph of a repository is among
+   * them if `dtype` names it.
    */
-  expected?: { model: string; device?: "webgpu" | "wasm" | "auto" };
+  expected?: { model: string | HubRepository; dtype?: string; device?: "webgpu" | "wasm" | "auto" };
   /** Called for each event of the start and of every request. */
   onEvent?: (event: CapstanEvent) => void;
+}
+
+/** A folder's address as the worker knows it. */
+function addressOf(model: string | HubRepository): string | HubRepository {
+  return typeof model === "string" ? new URL(model.replace(/\/?$/, "/"), location.href).href : model;
 }
 
 interface Pending {
@@ -79,7 +85,7 @@ export class Capstan {
     const booted = new Promise<Reply>((resolve, reject) => capstan.pending.set(0, { script: false, resolve, reject }));
     const { snapshot = true, expected: wanted } = options;
     const expected = wanted
-      ? { model: new URL(wanted.model.replace(/\/?$/, "/"), location.href).href, device: wanted.device ?? "auto" }
+      ? { model: addressOf(wanted.model), dtype: wanted.dtype ?? null, device: wanted.device ?? "auto" }
       : null;
     capstan.post({ tag: "boot", base, interrupt: shared, snapshot, expected });
     try {

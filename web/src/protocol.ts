@@ -126,8 +126,10 @@ export type Reply = { ok: true; result: unknown } | { ok: false; error: RemoteEr
 
 /** What will be asked for first. */
 export interface Expected {
-  /** The address of the model folder, ending in a slash. */
-  model: string;
+  /** The address of the model folder, ending in a slash, or a hub's repository. */
+  model: string | HubRepository;
+  /** Which graph of a repository; null if that is not known yet. */
+  dtype: string | null;
   device: "webgpu" | "wasm" | "auto";
 }
 

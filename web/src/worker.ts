@@ -27,7 +27,7 @@ import {
 } from "./storage/hub";
 import { Memory } from "./storage/memory";
 import { adopt, listing, pickedFile } from "./storage/picked";
-import { fetchedOnce, prefetch } from "./storage/prefetch";
+import { askedAhead, fetchedOnce, prefetch } from "./storage/prefetch";
 import { absolute, assumedSource, fetched, openSource } from "./storage/source";
 import { loadOrt, warmUpOrt } from "./ort";
 import { startPython } from "./python";
@@ -117,6 +117,7 @@ async function fileExists(url: string): Promise<boolean> {
   if (file !== undefined) return file !== null;
   const listed = inRepository(url);
   if (listed !== null) return listed;
+  if (await askedAhead(url)) return true;
   const response = await fetched(url, "ModelFileError", { method: "HEAD" });
   if (response.status === 404) return false;
   if (!response.ok) throw unreadable(url, response);
@@ -238,8 +239,9 @@ async function warmUpBeside(base: string): Promise<void> {
 }
 
 /** Begin with what the first request needs and Python does not. */
-async function prepare(base: string, { model, device }: Expected): Promise<void> {
-  prefetch(model);
+async function prepare(base: string, { model, dtype, device }: Expected): Promise<void> {
+  // Whoever asks for the model hears of a failure.
+  prefetch(model, dtype).catch(() => undefined);
   if (device === "wasm") return;
   const adapter = await requestAdapter();
   if (!adapter || (device === "auto" && summarize(adapter).software)) return;

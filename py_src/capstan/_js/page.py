@@ -251,6 +251,9 @@ async def load(key: Key) -> Model:
     folder, dtype, device, capture = key
 
     def progress(what: str, done: int, total: int) -> None:
+        if what == "weights":
+            host.emit({"kind": "status", "text": f"the weights have {total / 1e6:.1f} MB"})
+            return
         host.emit({"kind": "progress", "what": what, "done": done, "total": total})
 
     try:

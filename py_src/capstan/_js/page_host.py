@@ -199,6 +199,8 @@ class PageHost:
         parsed = parse(await read_graph())
         graph, about = prepare(parsed, config)
         tell_growing(about)
+        memory = wasm_memory(WasmDevice(open_wasm_session), parsed, about, config)
+        memory.before_load(progress)
         entries = external_entries(parsed)
         external: dict[str, Any] = {}
         for location in sorted({entry.location for entry in entries}):
@@ -208,9 +210,7 @@ class PageHost:
             await file.load(data, end, partial(progress, location))
             external[location] = data.js
         session = await host.open_wasm(graph, external)
-        return WasmModel(
-            JsWasmSession(session), wasm_memory(WasmDevice(open_wasm_session), parsed, about, config), host.now, reason
-        )
+        return WasmModel(JsWasmSession(session), memory, host.now, reason)
 
     async def open_device(self, device: str) -> DeviceInterface:
         chosen, _ = await choose_device("wasm" if device == "cpu" else device)

@@ -23,6 +23,7 @@ from .interface import DeviceInterface
 
 if TYPE_CHECKING:
     from ..graph import Activations, GraphDescription, WeightEntry
+    from .base import Progress
 
 __all__ = ["ModelMemory", "capacity_for", "require_lengths"]
 
@@ -93,6 +94,12 @@ class ModelMemory:
             at_most=self.context_length,
             budget=budget,
         )
+
+    def before_load(self, progress: Progress) -> None:
+        """Tell how large the weights are, before any of them is read. Raises OutOfMemoryError if the device cannot hold
+        them with the shortest sequence."""
+        self.fit(1, 1).require()
+        progress("weights", 0, self.requirements(1, 1).weights.bytes)
 
     def given(self, capacity: int, pools: Pools) -> Mapping[str, DeviceSpan]:
         """The user's buffers by tensor name, checked. Raises BufferMismatchError."""

@@ -2,6 +2,7 @@
 // a repository and its small files are kept after a load, so that the next one asks the hub for nothing.
 
 import { EngineError } from "../errors";
+import type { HubRepository } from "../protocol";
 
 interface Opened {
   /** For messages. */
@@ -35,12 +36,37 @@ const KEPT = "capstan-repositories";
 /** Larger files are not small: weights have a store of their own. */
 const LARGEST_KEPT = 64 << 20;
 
+/** Repositories that are opened before anybody asks for them, by what is asked. */
+const expected = new Map<string, Promise<string>>();
+
+/** Open a repository as the load of it will; that takes this answer. */
+export function expectRepository({ repository, hub, revision, token }: HubRepository): Promise<string> {
+  const asked = [repository, hub.replace(/\/+$/, ""), revision ?? "main", true, token] as const;
+  const opened = openNow(...asked);
+  expected.set(JSON.stringify(asked), opened);
+  return opened;
+}
+
+/** `openNow`, or what came of it ahead. */
+export function openRepository(
+  id: string,
+  hub: string,
+  revision: string,
+  keep: boolean,
+  token?: string | null,
+): Promise<string> {
+  const key = JSON.stringify([id, hub, revision, keep, token ?? null]);
+  const opened = expected.get(key) ?? openNow(id, hub, revision, keep, token);
+  expected.delete(key);
+  return opened;
+}
+
 /**
  * The address of a repository's files at the commit that its revision is, as a model folder's: the commit of the last
  * load if `keep` lets that be looked up and there was one, else the hub is asked. A token that Python leaves out is
  * undefined here.
  */
-export async function openRepository(
+async function openNow(
   id: string,
   hub: string,
   revision: string,

@@ -126,7 +126,7 @@ async def load(
     graphs = await reading
     in_place = require_capable(found, graphs.description) and not graphs.description.growing
     memory = webgpu_memory(interface, graphs, config)
-    memory.fit(1, 1).require()
+    memory.before_load(progress)
     leases: list[Lease] = []
     weights: dict[str, int] = {}
     contents: list[str | None] = []
