@@ -406,3 +406,11 @@ def test_copies_compute_what_llama_computes() -> None:
 def test_what_is_not_a_model_file_is_told(data: bytes, message: str) -> None:
     with pytest.raises(ModelFileError, match=message):
         graph.parse(data)
+
+
+@pytest.mark.parametrize("name", ["nano-llama", "nano-granite"])
+def test_logits_that_are_cut_are_the_last_row(name: str) -> None:
+    wanted = run(parsed(name), name, IDS, len(IDS), len(IDS))["logits"]
+    got = run(graph.logits_cut(parsed(name)), name, IDS, len(IDS), len(IDS))["logits"]
+    assert got.shape == (1, 1, 512)
+    np.testing.assert_allclose(got[0, 0], wanted[0, -1], atol=CLOSE)

@@ -14,6 +14,7 @@ import pytest
 from capstan.config import GenaiConfig, parse_genai_config
 from capstan.device.webgpu import model_graphs as graphs_module
 from capstan.device.webgpu.model_graphs import Graphs, model_graphs, rewrite
+from capstan.errors import UncomputedError
 from capstan.fallback import FallbackWarning, fallbacks
 from tests.unit.shelf import Shelf
 
@@ -59,6 +60,33 @@ def test_noted_graphs_are_those_that_were_rewritten(model: str, rewrites: list[b
     first, second = loaded(shelf, data, config), loaded(shelf, data, config)
     assert first == second == asyncio.run(rewrite(data, config, no_weights, BUFFERS))
     assert len(rewrites) == 1
+
+
+def test_weights_that_cannot_be_gpu_buffers_are_refused() -> None:
+    model = onnx.load_from_string(bytes_of("nano-llama"))
+    weight = next(tensor for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.UINT8)
+    weight.data_type = onnx.TensorProto.INT8
+    said = rf"weight {weight.name} is int8, for which onnxruntime-web takes no GPU buffer; .* device='wasm'"
+    with pytest.raises(UncomputedError, match=said):
+        asyncio.run(rewrite(model.SerializeToString(), config_of("nano-llama"), no_weights, BUFFERS))
+
+
+def test_a_projection_that_is_not_found_is_over_all_positions_and_that_is_told() -> None:
+    model = onnx.load_from_string(bytes_of("nano-llama"))
+    made = next(node for node in model.graph.node if "logits" in node.output)
+    made.output[0] = "large"
+    model.graph.node.append(onnx.helper.make_node("Abs", ["large"], ["sizes"]))
+    model.graph.node.append(onnx.helper.make_node("Sub", ["large", "sizes"], ["negative"]))
+    model.graph.node.append(onnx.helper.make_node("Add", ["negative", "sizes"], ["logits"]))
+    before = fallbacks()
+    with pytest.warns(FallbackWarning, match=r"last position: .*joins 2 computed tensors; it is computed for all"):
+        found = loaded(Shelf(), model.SerializeToString(), config_of("nano-llama"))
+    assert sum(fallbacks().values()) == sum(before.values()) + 1
+    prefill = onnx.load_from_string(found.prefill)
+    assert [dim.dim_value for dim in prefill.graph.output[0].type.tensor_type.shape.dim][1:] == [1, 512]
+    decode = onnx.load_from_string(found.decode)
+    assert [node.op_type for node in prefill.graph.node if "logits" in node.output] == ["Slice"]
+    assert [node.op_type for node in decode.graph.node if "logits" in node.output] == ["Add"]
 
 
 def other_bytes(data: bytes, config: GenaiConfig) -> tuple[bytes, GenaiConfig]:

@@ -5,6 +5,7 @@
     serialize(model)                  ModelProto -> bytes for InferenceSession.create
     total_length_on_gpu(model)        Shape(attention_mask) -> ReduceSum/ReduceMax, so that the graph can be captured
     last_token_logits(model)          the output projection reads the last position only (for the prefill session)
+    logits_cut(model)                 the same of a graph whose output projection is not found
     lengths_as_inputs(model)          attention's lengths are fed, not summed from the mask (for the prefill session)
     quantized_products(model, level)  DequantizeLinear and MatMul become MatMulNBits; why some did not
     turned_weights(model)             weights that each run would transpose are transposed as they are loaded
@@ -46,7 +47,7 @@ from .description import CachePair, GraphDescription, StateTensor, TensorInfo, c
 from .fed_lengths import FedLengths, lengths_as_inputs
 from .inline_weights import without_weights
 from .joined_products import joined_products
-from .last_token import last_token_logits
+from .last_token import last_token_logits, logits_cut
 from .logits_to_keep import keep_last_logits
 from .long_rope import short_rope
 from .model_file import parse, serialize
@@ -91,6 +92,7 @@ __all__ = [
     "last_token_logits",
     "left_out",
     "lengths_as_inputs",
+    "logits_cut",
     "norms_apart",
     "parse",
     "plain_recurrence",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorShapeProto
 from .wiring import Wiring, copy_of, fresh_name, int64_tensor
 
-__all__ = ["last_token_logits"]
+__all__ = ["last_token_logits", "logits_cut"]
 
 PROJECTIONS = {"MatMulNBits", "MatMul"}
 ELEMENTWISE = {"Cast", "Mul", "Div", "Add", "Sub", "Tanh", "Where", "Identity"}
@@ -38,12 +38,8 @@ def last_token_logits(model: ModelProto, logits: str = "logits") -> tuple[ModelP
     if reason:
         return result, reason
     projection = path[-1]
-    hidden = projection.input[0]
     sliced = fresh_name(graph, "/capstan/last_token/Slice")
-    bounds = {part: fresh_name(graph, f"/capstan/last_token/{part}") for part in ("starts", "ends", "axes")}
-    for part, bound in (("starts", -1), ("ends", 2**63 - 1), ("axes", 1)):
-        graph.initializer.append(int64_tensor(bounds[part], [bound]))
-    node = NodeProto(op_type="Slice", name=sliced, input=[hidden, *bounds.values()], output=[sliced])
+    node = last_position(graph, projection.input[0], sliced)
     projection.input[0] = sliced
     insert_before(graph, projection, node)
     touched = {name for step in path for name in step.output}
@@ -51,6 +47,31 @@ def last_token_logits(model: ModelProto, logits: str = "logits") -> tuple[ModelP
         if value.name in touched and len(value.type.tensor_type.shape.dim) == 3:
             set_one(value.type.tensor_type.shape.dim[1])
     return result, ""
+
+
+def logits_cut(model: ModelProto, logits: str = "logits") -> ModelProto:
+    """The logits of the last position, cut from those of all: for graphs that `last_token_logits` cannot change."""
+    result = copy_of(model)
+    graph = result.graph
+    whole = fresh_name(graph, "/capstan/last_token/all_positions")
+    for node in graph.node:
+        for names in (node.input, node.output):
+            for place, name in enumerate(names):
+                if name == logits:
+                    names[place] = whole
+    graph.node.append(last_position(graph, whole, logits))
+    declared = next(value for value in graph.output if value.name == logits)
+    set_one(declared.type.tensor_type.shape.dim[1])
+    return result
+
+
+def last_position(graph: GraphProto, source: str, output: str) -> NodeProto:
+    """A node that takes the last position of a tensor [B, S, ...]; its bounds become constants of the graph."""
+    bounds = {part: fresh_name(graph, f"/capstan/last_token/{part}") for part in ("starts", "ends", "axes")}
+    for part, bound in (("starts", -1), ("ends", 2**63 - 1), ("axes", 1)):
+        graph.initializer.append(int64_tensor(bounds[part], [bound]))
+    name = fresh_name(graph, "/capstan/last_token/Slice")
+    return NodeProto(op_type="Slice", name=name, input=[source, *bounds.values()], output=[output])
 
 
 def path_to_projection(wiring: Wiring, logits: str) -> tuple[list[NodeProto], str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache
 from types import UnionType
@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from ... import graph
 from ...config import GenaiConfig
-from ...errors import UnsupportedModelError
+from ...errors import UncomputedError
 from ...fallback import fall_back
 from ...graph import GraphDescription
 from ...notes import Notes, build
@@ -49,6 +49,8 @@ class Graphs:
     """Why products by weights with DequantizeLinear are not all MatMulNBits; empty if they are."""
     one_row: str
     """Why each run must have one token only; empty if it may have more."""
+    projection: str
+    """Why the output projection of a prompt is over all its positions; empty if it is over the last one alone."""
     own: bool
     """Whether everything here is from model.onnx, nothing from the data files."""
 
@@ -85,6 +87,9 @@ types_of = cache(get_type_hints)
 """Of a class's fields."""
 
 
+HELD = frozenset({"float32", "float16", "int64", "int32", "uint32", "uint8", "bool", "int4", "uint4"})
+"""Element types of weights that may be GPU buffers."""
+
 PACKED_ATTENTION = 9
 """Storage buffers that onnxruntime-web's rotary embedding of packed q, k and v binds in a captured run."""
 
@@ -107,11 +112,14 @@ async def rewrite(data: bytes, config: GenaiConfig, open_weights: OpenWeights, s
         finally:
             file.close()
     decode, weights = graph.weights_to_inputs(parsed, constants)
+    require_held(weights)
     names = [entry.name for entry in weights]
     description = graph.describe(decode, config.decoder, config.vocab_size, names, short_rope_to, unrecognised)
-    prefill, reason = graph.last_token_logits(decode, description.logits)
-    if reason and not description.last_token_only:
-        raise UnsupportedModelError(f"the logits of model.onnx cannot be cut to the last position: {reason}")
+    prefill, projection = graph.last_token_logits(decode, description.logits)
+    if description.last_token_only:
+        projection = ""
+    elif projection:
+        prefill = graph.logits_cut(decode, description.logits)
     captured_prefill = graph.serialize(prefill)
     prefill, lengths, reason = graph.lengths_as_inputs(prefill, description.mask)
     prefill = graph.soft_caps_apart(prefill, description.head_size)
@@ -127,8 +135,19 @@ async def rewrite(data: bytes, config: GenaiConfig, open_weights: OpenWeights, s
         "" if lengths else reason,
         unpacked,
         graph.one_row_only(decode),
+        projection,
         not constants,
     )
+
+
+def require_held(weights: Sequence[graph.WeightEntry]) -> None:
+    """Raise UncomputedError for weights that cannot be GPU buffers."""
+    for entry in weights:
+        if entry.dtype not in HELD:
+            raise UncomputedError(
+                f"weight {entry.name} is {entry.dtype}, for which onnxruntime-web takes no GPU buffer; take another "
+                "dtype of the model, or use device='wasm'"
+            )
 
 
 async def model_graphs(
@@ -153,6 +172,9 @@ async def model_graphs(
     tell_growing(graphs.description)
     if graphs.lengths is None and not graphs.description.growing:
         fall_back("attention lengths known to the host", graphs.unfed, "the mask is read back in every prefill run")
+    if graphs.projection:
+        instead = "it is computed for all positions"
+        fall_back("the output projection of a prompt's last position", graphs.projection, instead)
     if graphs.unpacked:
         fall_back("products by quantized weights", graphs.unpacked, "weights are brought into floats in every run")
     if graphs.one_row:
