@@ -2,9 +2,9 @@
 
 usage: make_shape.py SHAPE OUT TOKENIZER_FOLDER BUILDER.py      needs torch, transformers, onnx, onnx_ir; no network
 
-SHAPE is smollm2-135m, qwen2.5-0.5b, qwen3-0.6b, llama-3.2-1b or llama-3.2-3b, with int4 weights in symmetric blocks of
-32, or one of these with -f16 after it, with float16 weights, or with -k-quant-mixed, with int4 and int8 weights as the
-builder's int4_algo_config=k_quant_mixed chooses them. BUILDER.py is onnxruntime_genai/models/builder.py of
+SHAPE is smollm2-135m, qwen2.5-0.5b, qwen3-0.6b, llama-3.2-1b, llama-3.2-3b or gemma3-1b, with int4 weights in symmetric
+blocks of 32, or one of these with -f16 after it, with float16 weights, or with -k-quant-mixed, with int4 and int8
+weights as the builder's int4_algo_config=k_quant_mixed chooses them. BUILDER.py is onnxruntime_genai/models/builder.py of
 the onnxruntime-genai wheel; TOKENIZER_FOLDER's tokenizer is put beside the model, whose ids it does not match: time it
 with token ids. The context is cut to 4096 tokens. Everything else is the builder's default, accuracy_level 4 too.
 """
@@ -20,11 +20,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 LLAMA = (LlamaConfig, LlamaForCausalLM)
 QWEN2 = (Qwen2Config, Qwen2ForCausalLM)
 QWEN3 = (Qwen3Config, Qwen3ForCausalLM)
+GEMMA3 = (Gemma3TextConfig, Gemma3ForCausalLM)
 SHAPES: dict[str, tuple[tuple[Any, Any], dict[str, Any]]] = {
     "smollm2-135m": (
         LLAMA,
@@ -84,6 +94,21 @@ SHAPES: dict[str, tuple[tuple[Any, Any], dict[str, Any]]] = {
             "vocab_size": 128256,
         },
     ),
+    "gemma3-1b": (
+        GEMMA3,
+        {
+            "hidden_size": 1152,
+            "intermediate_size": 6912,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "vocab_size": 262144,
+            "sliding_window": 512,
+            "layer_types": [f"{'sliding' if (layer + 1) % 6 else 'full'}_attention" for layer in range(26)],
+        },
+    ),
 }
 CONTEXT = 4096
 WEIGHTS: dict[str, tuple[str, list[str]]] = {
@@ -92,6 +117,17 @@ WEIGHTS: dict[str, tuple[str, list[str]]] = {
     "": ("int4", []),
 }
 """The builder's precision and options, by the end of a shape's name."""
+
+BUILDER = """
+import runpy, sys, transformers
+from pathlib import Path
+transformers.Gemma3TextConfig.rope_theta = 1e6
+transformers.Gemma3TextConfig.rope_local_base_freq = 1e4
+sys.argv = sys.argv[1:]
+sys.path.insert(0, str(Path(sys.argv[0]).parent))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs the builder, which reads fields of Gemma 3 that transformers 5 does not have."""
 
 SHARE = 3.0
 """How much larger than a token's embedding the sum of what the layers add to it is."""
@@ -123,7 +159,8 @@ def main() -> int:
         for file in Path(tokenizer).glob("tokenizer*"):
             shutil.copy(file, folder)
         options = ["enable_webgpu_graph=true", *more]
-        command = [sys.executable, builder, "-i", folder, "-o", out, "-p", precision, "-e", "webgpu"]
+        name_the_rotary_form(Path(folder) / "config.json")
+        command = [sys.executable, "-c", BUILDER, builder, "-i", folder, "-o", out, "-p", precision, "-e", "webgpu"]
         subprocess.run([*command, "-c", f"{folder}/cache", "--extra_options", *options], check=True)
     limit_context(Path(out) / "genai_config.json")
     return 0
@@ -146,10 +183,23 @@ def separate(model: Any) -> None:
         embedded = embedding[ids].float()
         added = (seen[0].float() - embedded).square().mean().sqrt() / embedded.square().mean().sqrt()
         for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.mul_(SHARE / float(added))
-            layer.mlp.down_proj.weight.mul_(SHARE / float(added))
+            if hasattr(layer, "post_feedforward_layernorm"):
+                # What a half of a layer adds is normalised, by a norm whose weights have one added.
+                layer.post_attention_layernorm.weight.copy_(SHARE / added - 1)
+                layer.post_feedforward_layernorm.weight.copy_(SHARE / added - 1)
+            else:
+                layer.self_attn.o_proj.weight.mul_(SHARE / float(added))
+                layer.mlp.down_proj.weight.mul_(SHARE / float(added))
         order = torch.randperm(embedding.shape[0], device=embedding.device)
         model.get_output_embeddings().weight[order] = embedding
+
+
+def name_the_rotary_form(file: Path) -> None:
+    """The builder asks for it where each kind of layer has rotary parameters of its own."""
+    config = json.loads(file.read_text())
+    if any(kind.endswith("_attention") for kind in config.get("rope_parameters") or ()):
+        config["rope_parameters"] |= {"rope_type": "default"}
+        file.write_text(json.dumps(config))
 
 
 def limit_context(file: Path) -> None:
