@@ -4,9 +4,9 @@ usage: make_shape.py SHAPE OUT TOKENIZER_FOLDER BUILDER.py      needs torch, tra
 
 SHAPE is smollm2-135m, qwen2.5-0.5b, qwen3-0.6b, llama-3.2-1b, llama-3.2-3b or gemma3-1b, with int4 weights in symmetric
 blocks of 32, or one of these with -f16 after it, with float16 weights, or with -k-quant-mixed, with int4 and int8
-weights as the builder's int4_algo_config=k_quant_mixed chooses them. BUILDER.py is onnxruntime_genai/models/builder.py of
-the onnxruntime-genai wheel; TOKENIZER_FOLDER's tokenizer is put beside the model, whose ids it does not match: time it
-with token ids. The context is cut to 4096 tokens. Everything else is the builder's default, accuracy_level 4 too.
+weights as the builder's int4_algo_config=k_quant_mixed chooses them. BUILDER.py is onnxruntime_genai/models/builder.py
+of the onnxruntime-genai wheel; TOKENIZER_FOLDER's tokenizer is put beside the model, whose ids it does not match: time
+it with token ids. The context is cut to 4096 tokens. Everything else is the builder's default, accuracy_level 4 too.
 """
 
 from __future__ import annotations

@@ -13,9 +13,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["declared_bindings", "declared_constants", "expanded", "workgroup_bytes"]
+__all__ = ["PLAIN_BEFORE", "PLAIN_BEHIND", "declared_bindings", "declared_constants", "expanded", "workgroup_bytes"]
 
 ROOT = Path(__file__).parents[2]
+PLAIN_BEFORE = dict.fromkeys(("PREPARED", "CENTERED", "BEHIND", "TOTAL", "WIDE"), False)
+"""The constants of a product before which there is an RMS norm of its own type, or nothing."""
+PLAIN_BEHIND = dict.fromkeys(
+    (
+        *("BIAS", "GATED", "ACTIVATED", "GELU", "POWER", "FACTOR", "DIVIDED", "CAPPED", "RESIDUAL", "SECOND"),
+        "TIMES",
+    ),
+    False,
+)
+"""The constants of a product behind which there is nothing."""
 SIZES = {"f32": 4, "u32": 4, "vec2<u32>": 8, "vec4<u32>": 16, "vec4<f32>": 16, "mat2x4<f32>": 32}
 """Bytes of an element of an array."""
 

@@ -356,21 +356,49 @@ class Machine:
         OURS[kernel["shader"]](at, constants, counts)
 
 
+def before(at: Mapping[str, Vector], c: Mapping[str, Any]) -> tuple[Vector, Vector]:
+    """What is normalised before a product, and what is multiplied by its weights."""
+    total = x = at["x"][: c["K"]]
+    if c["BEHIND"]:
+        total = x = at["skip"][: c["K"]] + normed(x, at["gamma_behind"], c["EPSILON_BEHIND"])
+    x = x - x.mean() if c["CENTERED"] else x
+    x = normed(x, at["gamma"], c["EPSILON"]) if c["NORM"] else x
+    return total, x + at["beta"][: c["K"]] if c["CENTERED"] else x
+
+
+def behind(at: Mapping[str, Vector], c: Mapping[str, Any], y: Vector, up: Vector | None) -> Vector:
+    """What is behind a product."""
+    n = c["N"]
+    y = y + at["bias"][:n] if c["BIAS"] else y
+    if c["POWER"]:
+        y = np.maximum(y, 0) ** at["exponent"][0]
+    elif up is not None or c["ACTIVATED"]:
+        y = gated(y, np.ones(n) if up is None else up, c["GELU"])
+    if c["FACTOR"]:
+        factor = at["factor"][0]
+        y = np.tanh(y / factor) * factor if c["CAPPED"] else y / factor if c["DIVIDED"] else y * factor
+    y = y + at["residual"][:n] if c["RESIDUAL"] else y
+    return y + at["second"][:n] if c["SECOND"] else y
+
+
 def matvec_q4(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
     n, k, block = c["N"], c["K"], c["BLOCK"]
-    x = at["x"][:k]
-    x = normed(x, at["gamma"], c["EPSILON"]) if c["NORM"] else x
+    assert c["PREPARED"] == (c["BEHIND"] or c["CENTERED"] or c["WIDE"])
+    total, x = before(at, c)
     assert c["SIXTEENS"] == (block == 16)
     in_byte = 1 if c["BYTES"] else 2
     odd = -(k // block) % in_byte
     y = product(at["weights"], at["scales"], x, n, k, block, at.get("zeros"), odd)
+    up = None
     if c["GATED"]:
-        y = gated(y, product(at["weights_up"], at["scales_up"], x, n, k, block, at.get("zeros_up"), odd), c["GELU"])
-    y = gated(y, at["up"][:n], c["GELU"]) if c["TIMES"] else y
-    y = y + at["residual"][:n] if c["RESIDUAL"] else y
-    assert not c["BIAS"]
+        up = product(at["weights_up"], at["scales_up"], x, n, k, block, at.get("zeros_up"), odd)
+        up = up + at["bias_up"][:n] if c["BIAS"] else up
+    up = at["up"][:n] if c["TIMES"] else up
     assert at["y"].size >= n
-    at["y"][:n] = y
+    at["y"][:n] = behind(at, c, y, up)
+    if c["TOTAL"]:
+        assert at["total"].size >= k
+        at["total"][:k] = total
 
 
 def matvec_dense(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
@@ -379,11 +407,12 @@ def matvec_dense(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[i
     x = at["x"][:k]
     x = normed(x, at["gamma"], c["EPSILON"]) if c["NORM"] else x
     y = x @ at["weights"][: k * n].reshape(k, n)
+    up = None
     if c["GATED"]:
-        y = gated(y, x @ at["weights_up"][: k * n].reshape(k, n), c["GELU"])
-    y = y + at["residual"][:n] if c["RESIDUAL"] else y
+        up = x @ at["weights_up"][: k * n].reshape(k, n)
+        up = up + at["bias_up"][:n] if c["BIAS"] else up
     assert at["y"].size >= n
-    at["y"][:n] = y
+    at["y"][:n] = behind(at, c, y, up)
 
 
 def heads_normed(rows: Vector, gamma: str, at: Mapping[str, Vector], c: Mapping[str, Any]) -> Vector:
@@ -437,8 +466,11 @@ def splits_of(c: Mapping[str, Any], length: int) -> int:
 def truth_gemv(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
     n, k = c["N"], c["K"]
     assert 64 * counts[0] >= n
-    x = at["x"][:k]
-    x = normed(x, at["gamma"], c["EPSILON"]) if c["NORM"] else x
+    whole = not c["SUM"]
+    total, x = before(at, {**c, "NORM": c["NORM"] and whole, "CENTERED": c["CENTERED"] and whole})
+    if not whole:
+        at["truth"][: 2 * n] = np.stack([total, 2 * abs(total)], axis=1).reshape(-1)
+        return
 
     def rows(weights: str, scales: str) -> Vector:
         if c["DENSE"]:
@@ -447,13 +479,9 @@ def truth_gemv(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int
 
     w = rows("weights", "scales")
     y, spread = w @ x, np.sqrt((w * x) ** 2 @ np.ones(k)) + abs(w @ x)
-    if c["GATED"]:
-        up, up_spread = at["up"][: 2 * n].reshape(n, 2).T
-        made = gated(y, up, c["GELU"])
-        y, spread = made, spread * abs(up) + abs(y) * up_spread + abs(made)
-    if c["RESIDUAL"]:
-        y = y + at["residual"][:n]
-        spread = spread + abs(y)
+    up, up_spread = at["up"][: 2 * n].reshape(n, 2).T if c["GATED"] else (np.ones(n), np.zeros(n))
+    made = behind(at, c, y, up if c["GATED"] else None)
+    y, spread = made, spread * (1 + abs(up)) + abs(y) * up_spread + abs(made)
     at["truth"][: 2 * n] = np.stack([y, spread], axis=1).reshape(-1)
     if c["GIVEN"]:
         at["y"][:n] = y

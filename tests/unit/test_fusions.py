@@ -94,7 +94,17 @@ def made_of(placement: Placement) -> Counter[str]:
     for node in placement.nodes:
         match node.what:
             case MatVec() as what:
-                parts = {"norm": what.norm is not None, "residual": what.residual, "gated": what.up is not None}
+                parts = {
+                    "behind": what.behind is not None,
+                    "total": what.total,
+                    "norm": what.norm is not None,
+                    "bias": what.bias,
+                    "activated": what.activated,
+                    "factor": what.factor is not None,
+                    "residual": what.residual,
+                    "second": what.second,
+                    "gated": what.up is not None,
+                }
                 found[" ".join(["product", *(name for name, there in parts.items() if there)])] += 1
             case what:
                 found[type(what).__name__.lower()] += 1
@@ -326,13 +336,22 @@ class TestNeighbours:
         placement = check(small, s.record(recycle=False), PASSES)
         assert made_of(placement) == {"product residual": 2, "product": 2}
 
-    def test_a_second_sum_behind_a_product(self) -> None:
+    @pytest.mark.parametrize(
+        ("sums", "made"),
+        [
+            (2, {"product bias residual": 1, "product": 1}),
+            (3, {"product bias residual second": 1, "product": 1}),
+            (4, {"product bias residual second": 1, "recorded": 1, "product": 1}),
+        ],
+    )
+    def test_further_sums_behind_a_product(self, sums: int, made: dict[str, int]) -> None:
         small = Small()
         s = small.sketch
-        total = small.add(small.matmul(small.cos, WIDTH, WIDTH), small.sin, WIDTH)
-        small.matmul(small.add(total, small.cos, WIDTH), VOCABULARY, WIDTH, into=small.logits)
-        placement = check(small, s.record(recycle=False), PASSES)
-        assert made_of(placement) == {"product residual": 1, "recorded": 1, "product": 1}
+        total = small.matmul(small.cos, WIDTH, WIDTH)
+        for _ in range(sums):
+            total = small.add(total, s.weights(WIDTH), WIDTH)
+        small.matmul(total, VOCABULARY, WIDTH, into=small.logits)
+        assert made_of(check(small, s.record(recycle=False), PASSES)) == made
 
     def test_a_product_that_outlives_the_step(self) -> None:
         small = Small()

@@ -6,7 +6,7 @@ import pytest
 
 from capstan.tape.kernel_plan import WorkgroupLimits
 from capstan.tape.ops.gemv_int4 import tune_matvec
-from tests.unit.shader_declarations import declared_constants, workgroup_bytes
+from tests.unit.shader_declarations import PLAIN_BEFORE, PLAIN_BEHIND, declared_constants, workgroup_bytes
 
 SHAPES = [
     *[(576, 960, False), (576, 576, False), (576, 1536, True), (1536, 576, False), (576, 49152, False)],
@@ -58,11 +58,9 @@ def test_a_cut_keeps_the_limits_of_the_shader_and_the_adapter(
     assert tuning.constants()["OWN"] == -(-staging // workgroup)
     assert not tuning.staged or staging * (16 if half else 32) < limits.memory
     constants = {
+        **PLAIN_BEFORE,
+        **PLAIN_BEHIND,
         "NORM": True,
-        "RESIDUAL": False,
-        "BIAS": False,
-        "TIMES": False,
-        "GELU": False,
         "BLOCK": 32,
         **PLAIN,
         **tuning.constants(),

@@ -98,6 +98,8 @@ class Signature:
     lacks: tuple[str, ...] = ()
     holds: Callable[[OrtKernel], bool] = lambda _: True
     """What must be true of the uniforms."""
+    mixed: bool = False
+    """Whether its arrays are of both types, as those of a cast are."""
     parts: Callable[[Met], list[Node] | None] = lambda _: None
     """What it computes, as nodes; None if it is nothing that ours do, or only together with other kernels."""
 
@@ -193,10 +195,10 @@ def recognise(
     fitting = [signature for signature in signatures if signature.bindings == tuple(at)]
     pipeline = recording.pipelines[op.pipeline]
     element = element_of(pipeline) if fitting else None
-    if element is None:
-        return None
-    kernel = OrtKernel("", at, uniforms, element)
+    kernel = OrtKernel("", at, uniforms, element or "")
     for signature in fitting:
+        if (element is None) != signature.mixed:
+            continue
         code = pipeline.code
         fits = all(part in code for part in signature.has) and not any(part in code for part in signature.lacks)
         try:

@@ -2,16 +2,19 @@
 // fused in.
 //
 // W as ONNX's MatMul has it, [K, N] row by row, of the type of x. Products and sums are float32.
-// NORM: x is x / sqrt(mean(x^2) + EPSILON) * gamma. RESIDUAL: + residual[n].
-// GATED: y[n] = silu(x.W[n]) * (x.W_up[n]), with GELU gelu(x.W[n]) * (x.W_up[n]).
+// NORM: x is x / sqrt(mean(x^2) + EPSILON) * gamma.
+// Behind the product, in this order: BIAS: + bias[n]. GATED: y[n] = silu(x.W[n]) * (x.W_up[n]), BIAS: of W_up too;
+// ACTIVATED: silu(x.W[n]). GELU: GELU in place of SiLU; POWER: max(x.W[n], 0) ^ exponent[0]. FACTOR: * factor[0];
+// DIVIDED: / factor[0]; CAPPED: tanh(y / factor[0]) * factor[0]. RESIDUAL: + residual[n]. SECOND: + second[n].
 //
 // COLUMNS neighbours load neighbouring 16 bytes of a row. SPAN threads share these columns; each takes every SPAN-th
 // run of four rows. Their sums are added by shuffles, then, if SPLIT, in workgroup memory, where one thread finishes
 // each column. The sum of squares of a norm is added along with them, so there is one barrier at most.
 // Dispatch: (column vectors / COLUMNS, rounded up, 1, 1).
-// Bindings, those whose condition holds: x, weights, gamma, residual, weights_up, y.
+// Bindings, those whose condition holds: x, weights, gamma, residual, second, bias, exponent, factor, weights_up, bias_up,
+// y.
 // WIDE: columns in 16 bytes. WIDTH: how many of a column's threads are in one subgroup; HALVINGS = log2 of that.
-// Limits: K a multiple of 4, N of WIDE; GATED without RESIDUAL. With subgroups COLUMNS * WIDTH is LANES, threads
+// Limits: K a multiple of 4, N of WIDE; GATED and ACTIVATED not at once. With subgroups COLUMNS * WIDTH is LANES, threads
 // numbered along their subgroups; else WIDTH is 1. SPLIT where SPAN is more than WIDTH.
 
 const RUNS: u32 = K / 4u;
@@ -39,8 +42,23 @@ const STRIP: u32 = COLUMNS * WIDE; // columns of a workgroup
 #if RESIDUAL
 @group(0) @binding(next) var<storage, read> residual: array<element>;
 #endif
+#if SECOND
+@group(0) @binding(next) var<storage, read> second: array<element>;
+#endif
+#if BIAS
+@group(0) @binding(next) var<storage, read> bias: array<element>;
+#endif
+#if POWER
+@group(0) @binding(next) var<storage, read> exponent: array<i32>;
+#endif
+#if FACTOR
+@group(0) @binding(next) var<storage, read> factor: array<element>;
+#endif
 #if GATED
 @group(0) @binding(next) var<storage, read> weights_up: array<Row>;
+#if BIAS
+@group(0) @binding(next) var<storage, read> bias_up: array<element>;
+#endif
 #endif
 @group(0) @binding(next) var<storage, read_write> y: array<element>;
 
@@ -97,6 +115,53 @@ fn bent(x: f32) -> f32 {
 #else
   return x;
 #endif
+}
+
+#if POWER
+fn activated(x: f32) -> f32 {
+  let base = max(x, 0.0);
+  return select(pow(base, f32(exponent[0])), base * base, exponent[0] == 2);
+}
+#else
+fn activated(x: f32) -> f32 {
+  return x / (1.0 + exp(-bent(x)));
+}
+#endif
+
+// What is behind the product: `sum` is of column n, `sum_up` of the other half of a gated layer.
+fn finished(n: u32, sum: f32, sum_up: f32) -> element {
+  var value = sum;
+#if BIAS
+  value += f32(bias[n]);
+#endif
+#if GATED
+#if BIAS
+  value = activated(value) * (sum_up + f32(bias_up[n]));
+#else
+  value = activated(value) * sum_up;
+#endif
+#endif
+#if ACTIVATED
+  value = activated(value);
+#endif
+#if FACTOR
+#if CAPPED
+  value = (1.0 - 2.0 / (exp(2.0 * value / f32(factor[0])) + 1.0)) * f32(factor[0]);
+#else
+#if DIVIDED
+  value /= f32(factor[0]);
+#else
+  value *= f32(factor[0]);
+#endif
+#endif
+#endif
+#if RESIDUAL
+  value += f32(residual[n]);
+#endif
+#if SECOND
+  value += f32(second[n]);
+#endif
+  return element(value);
 }
 
 @compute @workgroup_size(WORKGROUP)
@@ -187,13 +252,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       sum *= inverse;
       up *= inverse;
 #endif
-#if GATED
-      sum = sum / (1.0 + exp(-bent(sum))) * up;
-#endif
-#if RESIDUAL
-      sum += f32(residual[n]);
-#endif
-      y[n] = element(sum);
+      y[n] = finished(n, sum, up);
     }
   }
 #else
@@ -208,14 +267,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #endif
 #endif
 #repeat j WIDE
-  var sum = column_sum(sums, j);
+  let n = vector * WIDE + j;
 #if GATED
-  sum = sum / (1.0 + exp(-bent(sum))) * column_sum(sums_up, j);
+  y[n] = finished(n, column_sum(sums, j), column_sum(sums_up, j));
+#else
+  y[n] = finished(n, column_sum(sums, j), 0.0);
 #endif
-#if RESIDUAL
-  sum += f32(residual[vector * WIDE + j]);
-#endif
-  y[vector * WIDE + j] = element(sum);
 #end
 #endif
 }

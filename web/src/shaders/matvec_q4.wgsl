@@ -4,20 +4,26 @@
 // W as ONNX Runtime's MatMulNBits has it: nibble i of a row, low nibbles first (BYTES: byte i), is q; W = (q - 8) * scale
 // of its block (BYTES: q - 128). ZEROS: q less the block's zero point, which is packed as q is, each row's from a whole
 // byte on. A row is whole blocks; what the last one has past K is not read. SIXTEENS: BLOCK is 16, else a multiple of 32.
-// NORM: x is x / sqrt(mean(x^2) + EPSILON) * gamma. RESIDUAL: + residual[n]. BIAS: + bias[n].
-// GATED: y[n] = silu(W[n].x) * (W_up[n].x); TIMES: silu(W[n].x) * up[n]; GELU: with GELU in place of SiLU. Sums are float32; with HALF, 16 products are added as float16 before that (BYTES, SIXTEENS: 8).
+// NORM: x is x / sqrt(mean(x^2) + EPSILON) * gamma. PREPARED: what comes before is more than that, all in float32:
+// BEHIND: x is skip + x / sqrt(mean(x^2) + EPSILON_BEHIND) * gamma_behind before NORM; TOTAL: the first workgroup writes
+// that sum. CENTERED: x less its mean before NORM, + beta behind it. WIDE: x (BEHIND: skip and total instead), gammas and
+// beta are float32 although other values are float16.
+// Behind the product, in this order: BIAS: + bias[n]. GATED: y[n] = silu(W[n].x) * (W_up[n].x), BIAS: of W_up too;
+// TIMES: silu(W[n].x) * up[n]; ACTIVATED: silu(W[n].x). GELU: GELU in place of SiLU; POWER: max(W[n].x, 0) ^ exponent[0].
+// FACTOR: * factor[0]; DIVIDED: / factor[0]; CAPPED: tanh(y / factor[0]) * factor[0]. RESIDUAL: + residual[n]. SECOND: +
+// second[n]. Sums are float32; with HALF, 16 products are added as float16 before that (BYTES, SIXTEENS: 8).
 //
 // SPAN threads share a row; each takes every SPAN-th run of 32 elements of ROWS rows (a tile: WORKGROUP / SPAN * ROWS
 // rows), so neighbours load neighbouring 16 bytes. A tile's weights are requested before x is, the next tile's before
 // the present one's are used. STAGED: x is in workgroup memory, read once, in order; else in each thread's registers.
 // SPLIT: sums meet in workgroup memory at last; it must be so without subgroups, and where SPAN is more than LANES.
 // Dispatch: (tiles, 1, 1), or fewer: a workgroup takes every such tile if LOOP.
-// Bindings, those whose condition holds: x, weights, scales, zeros, gamma, residual, bias, up, weights_up, scales_up,
-// zeros_up, y.
+// Bindings, those whose condition holds: x, weights, scales, zeros, gamma, beta, gamma_behind, skip, residual, second,
+// bias, exponent, factor, up, weights_up, scales_up, zeros_up, bias_up, total, y.
 // Counts that follow from the others: STEPS = runs of a row for each thread, SUMS = ROWS, twice that if GATED, OWN =
-// octets of x that a thread stages, HALVINGS = log2 of the threads whose sums meet by shuffles.
+// octets of x that a thread stages, MINE = OWN if STAGED, else 4 * STEPS, HALVINGS = log2 of the threads whose sums meet by shuffles.
 // Limits: K a multiple of 32; SPAN a divisor of WORKGROUP, a multiple of 4 and at least
-// ROWS; WORKGROUP at least 8; GATED and TIMES not at once, and with neither RESIDUAL nor BIAS. With subgroups: SPAN a multiple of LANES or a power
+// ROWS; WORKGROUP at least 8; of GATED, TIMES and ACTIVATED one at most; PREPARED with NORM. With subgroups: SPAN a multiple of LANES or a power
 // of two below, WORKGROUP a multiple of LANES, threads numbered along their subgroups.
 
 const RUNS: u32 = K / 32u;
@@ -53,21 +59,47 @@ alias Octet = vec4<u32>;
 #else
 alias Octet = mat2x4<f32>;
 #endif
+#if WIDE
+alias Stream = mat2x4<f32>;
+#else
+alias Stream = Octet;
+#endif
+#if BEHIND
+alias Entering = Octet;
+#else
+alias Entering = Stream;
+#endif
 
-@group(0) @binding(next) var<storage, read> x: array<Octet>;
+@group(0) @binding(next) var<storage, read> x: array<Entering>;
 @group(0) @binding(next) var<storage, read> weights: array<vec4<u32>>;
 @group(0) @binding(next) var<storage, read> scales: array<element>;
 #if ZEROS
 @group(0) @binding(next) var<storage, read> zeros: array<u32>;
 #endif
 #if NORM
-@group(0) @binding(next) var<storage, read> gamma: array<Octet>;
+@group(0) @binding(next) var<storage, read> gamma: array<Stream>;
+#endif
+#if CENTERED
+@group(0) @binding(next) var<storage, read> beta: array<Stream>;
+#endif
+#if BEHIND
+@group(0) @binding(next) var<storage, read> gamma_behind: array<Stream>;
+@group(0) @binding(next) var<storage, read> skip: array<Stream>;
 #endif
 #if RESIDUAL
 @group(0) @binding(next) var<storage, read> residual: array<element>;
 #endif
+#if SECOND
+@group(0) @binding(next) var<storage, read> second: array<element>;
+#endif
 #if BIAS
 @group(0) @binding(next) var<storage, read> bias: array<element>;
+#endif
+#if POWER
+@group(0) @binding(next) var<storage, read> exponent: array<i32>;
+#endif
+#if FACTOR
+@group(0) @binding(next) var<storage, read> factor: array<element>;
 #endif
 #if TIMES
 @group(0) @binding(next) var<storage, read> up: array<element>;
@@ -78,6 +110,12 @@ alias Octet = mat2x4<f32>;
 #if ZEROS
 @group(0) @binding(next) var<storage, read> zeros_up: array<u32>;
 #endif
+#if BIAS
+@group(0) @binding(next) var<storage, read> bias_up: array<element>;
+#endif
+#endif
+#if TOTAL
+@group(0) @binding(next) var<storage, read_write> total: array<Stream>;
 #endif
 @group(0) @binding(next) var<storage, read_write> y: array<element>;
 
@@ -100,7 +138,7 @@ const SQUARES: u32 = WORKGROUP / LANES;
 #else
 const SQUARES: u32 = WORKGROUP;
 #endif
-var<workgroup> squares: array<f32, SQUARES>;
+var<workgroup> squares: array<f32, 2u * SQUARES>; // sums take turns
 #endif
 #if STAGED
 // Octet j of run r is staged[j * STRIDE + r]: neighbours read neighbouring octets, and write to different banks.
@@ -165,7 +203,7 @@ fn octet_dot(w: Eight, o: Octet, zero: element) -> Part {
   return f32(sum.x) + f32(sum.y);
 }
 
-fn total(part: Part) -> f32 {
+fn total_of(part: Part) -> f32 {
   return part;
 }
 #else
@@ -198,7 +236,7 @@ fn octet_dot(low: Eight, o: Octet, zero: element) -> Part {
   return fma(shares_above(high, zero), bitcast<vec2<f16>>(o.w), third);
 }
 
-fn total(part: Part) -> f32 {
+fn total_of(part: Part) -> f32 {
   return f32(part.x) + f32(part.y);
 }
 #endif
@@ -241,39 +279,188 @@ fn octet_dot(w: Eight, o: Octet, zero: f32) -> Part {
   return dot(shares(words, zero), o[0]) + dot(shares(above, zero), o[1]);
 }
 
-fn total(part: Part) -> f32 {
+fn total_of(part: Part) -> f32 {
   return part;
 }
 #endif
 
 #if NORM
-// The sum of a value over the workgroup.
-fn workgroup_sum(thread: u32, value: f32) -> f32 {
+// The sum of a value over the workgroup; `turn` is 0 and 1 in turn.
+fn workgroup_sum(thread: u32, value: f32, turn: u32) -> f32 {
+  let first = turn * SQUARES;
 #if SUBGROUPS
   let part = subgroupAdd(value);
   if (thread % LANES == 0u) {
-    squares[thread / LANES] = part;
+    squares[first + thread / LANES] = part;
   }
   workgroupBarrier();
   var sum = 0.0;
   for (var i = 0u; i < SQUARES; i++) {
-    sum += squares[i];
+    sum += squares[first + i];
   }
 #else
-  squares[thread] = value;
+  squares[first + thread] = value;
   workgroupBarrier();
   if (thread < 8u) {
     for (var i = thread + 8u; i < SQUARES; i += 8u) {
-      squares[thread] += squares[i];
+      squares[first + thread] += squares[first + i];
     }
   }
   workgroupBarrier();
   var sum = 0.0;
   for (var i = 0u; i < 8u; i++) {
-    sum += squares[i];
+    sum += squares[first + i];
   }
 #endif
   return sum;
+}
+#endif
+
+#if PREPARED
+// The mean over x of a value that each thread has of its part.
+fn mean_of(thread: u32, value: f32, turn: u32) -> f32 {
+#if STAGED
+  return workgroup_sum(thread, value, turn) / f32(K);
+#else
+#if SPLIT
+  return workgroup_sum(thread, value, turn) / f32(TEAMS) / f32(K);
+#else
+  var sum = value;
+#repeat h HALVINGS
+  sum += subgroupShuffleXor(sum, WIDTH >> (h + 1u));
+#end
+  return sum / f32(K);
+#endif
+#endif
+}
+
+// Which octet of x a thread has as its i-th.
+fn octet_of(thread: u32, i: u32) -> u32 {
+#if STAGED
+  return thread + i * WORKGROUP;
+#else
+  return 4u * (thread % SPAN + i / 4u * SPAN) + i % 4u;
+#endif
+}
+
+fn times(a: mat2x4<f32>, b: mat2x4<f32>) -> mat2x4<f32> {
+  return mat2x4<f32>(a[0] * b[0], a[1] * b[1]);
+}
+
+fn all_of(a: mat2x4<f32>) -> f32 {
+  return dot(a[0] + a[1], vec4<f32>(1.0));
+}
+
+fn squares_of(a: mat2x4<f32>) -> f32 {
+  return dot(a[0], a[0]) + dot(a[1], a[1]);
+}
+
+#if HALF
+fn widened(o: Octet) -> mat2x4<f32> {
+  return mat2x4<f32>(vec4<f32>(halves(o.x), halves(o.y)), vec4<f32>(halves(o.z), halves(o.w)));
+}
+
+fn narrowed(a: mat2x4<f32>) -> Octet {
+  return Octet(bitcast<u32>(vec2<f16>(a[0].xy)), bitcast<u32>(vec2<f16>(a[0].zw)), //
+               bitcast<u32>(vec2<f16>(a[1].xy)), bitcast<u32>(vec2<f16>(a[1].zw)));
+}
+#else
+fn widened(a: Octet) -> mat2x4<f32> {
+  return a;
+}
+
+fn narrowed(a: mat2x4<f32>) -> Octet {
+  return a;
+}
+#endif
+
+#if WIDE
+fn streamed(a: Stream) -> mat2x4<f32> {
+  return a;
+}
+
+fn stream_of(a: mat2x4<f32>) -> Stream {
+  return a;
+}
+#else
+fn streamed(a: Stream) -> mat2x4<f32> {
+  return widened(a);
+}
+
+fn stream_of(a: mat2x4<f32>) -> Stream {
+  return narrowed(a);
+}
+#endif
+
+// The octets of x that a thread has, with all that comes before the product.
+fn prepared(thread: u32, first: bool) -> array<Octet, MINE> {
+  var lines = array<mat2x4<f32>, MINE>();
+  var gains = array<Stream, MINE>();
+#if CENTERED
+  var shifts = array<Stream, MINE>();
+#endif
+#if BEHIND
+  var skipped = array<Stream, MINE>();
+  var gains_behind = array<Stream, MINE>();
+#endif
+#repeat i MINE
+  let at = octet_of(thread, i);
+  if (at < OCTETS) {
+#if BEHIND
+    lines[i] = widened(x[at]);
+    skipped[i] = skip[at];
+    gains_behind[i] = gamma_behind[at];
+#else
+    lines[i] = streamed(x[at]);
+#endif
+    gains[i] = gamma[at];
+#if CENTERED
+    shifts[i] = beta[at];
+#endif
+  }
+#end
+#if BEHIND
+  var behind = 0.0;
+#repeat i MINE
+  behind += squares_of(lines[i]);
+#end
+  let inverse_behind = inverseSqrt(mean_of(thread, behind, 0u) + EPSILON_BEHIND);
+#repeat i MINE
+  lines[i] = streamed(skipped[i]) + times(lines[i], streamed(gains_behind[i])) * inverse_behind;
+#if TOTAL
+  let at = octet_of(thread, i);
+  if (first && at < OCTETS) {
+    total[at] = stream_of(lines[i]);
+  }
+#endif
+#end
+#endif
+#if CENTERED
+  var all = 0.0;
+#repeat i MINE
+  all += all_of(lines[i]);
+#end
+  let mean = mean_of(thread, all, 0u);
+#repeat i MINE
+  if (octet_of(thread, i) < OCTETS) {
+    lines[i] -= mat2x4<f32>(vec4<f32>(mean), vec4<f32>(mean));
+  }
+#end
+#endif
+  var squared = 0.0;
+#repeat i MINE
+  squared += squares_of(lines[i]);
+#end
+  let inverse = inverseSqrt(mean_of(thread, squared, 1u) + EPSILON);
+  var made = array<Octet, MINE>();
+#repeat i MINE
+#if CENTERED
+  made[i] = narrowed(times(lines[i], streamed(gains[i])) * inverse + streamed(shifts[i]));
+#else
+  made[i] = narrowed(times(lines[i], streamed(gains[i])) * inverse);
+#endif
+#end
+  return made;
 }
 #endif
 
@@ -350,6 +537,17 @@ fn bent(x: f32) -> f32 {
 #endif
 }
 
+#if POWER
+fn activated(x: f32) -> f32 {
+  let base = max(x, 0.0);
+  return select(pow(base, f32(exponent[0])), base * base, exponent[0] == 2);
+}
+#else
+fn activated(x: f32) -> f32 {
+  return x / (1.0 + exp(-bent(x)));
+}
+#endif
+
 @compute @workgroup_size(WORKGROUP)
 fn main(
   @builtin(workgroup_id) group: vec3<u32>,
@@ -373,6 +571,9 @@ fn main(
   var wanted = request(tile, team, member);
 
 #if STAGED
+#if PREPARED
+  var own = prepared(thread, group.x == 0u);
+#else
   var own = array<Octet, OWN>();
 #if NORM
   var gains = array<Octet, OWN>();
@@ -391,10 +592,11 @@ fn main(
 #repeat i OWN
   squared += square(own[i]);
 #end
-  let inverse = inverseSqrt(workgroup_sum(thread, squared) / f32(K) + EPSILON);
+  let inverse = inverseSqrt(workgroup_sum(thread, squared, 0u) / f32(K) + EPSILON);
 #repeat i OWN
   own[i] = scaled(own[i], gains[i], inverse);
 #end
+#endif
 #endif
 #repeat i OWN
   let at = thread + i * WORKGROUP;
@@ -403,6 +605,9 @@ fn main(
   }
 #end
   workgroupBarrier();
+#else
+#if PREPARED
+  var held = prepared(thread, group.x == 0u && team == 0u);
 #else
   var held = array<Octet, 4u * STEPS>();
 #if NORM
@@ -426,7 +631,7 @@ fn main(
   squared += square(held[4u * i + 2u]) + square(held[4u * i + 3u]);
 #end
 #if SPLIT
-  squared = workgroup_sum(thread, squared) / f32(TEAMS);
+  squared = workgroup_sum(thread, squared, 0u) / f32(TEAMS);
 #else
 #repeat h HALVINGS
   squared += subgroupShuffleXor(squared, WIDTH >> (h + 1u));
@@ -438,6 +643,7 @@ fn main(
   held[4u * s + j] = scaled(held[4u * s + j], gains[4u * s + j], inverse);
 #end
 #end
+#endif
 #endif
 #repeat s STEPS
 #repeat j 4
@@ -456,16 +662,26 @@ fn main(
 #endif
     let n = tile * TILE + mine;
     let writes = mine < TILE && n < N;
+    var before = 0.0;
+    var other = 0.0;
     var added = 0.0;
     if (writes) {
-#if TIMES
-      added = f32(up[n]);
-#endif
 #if BIAS
-      added += f32(bias[n]);
+      before = f32(bias[n]);
+#endif
+#if GATED
+#if BIAS
+      other = f32(bias_up[n]);
+#endif
+#endif
+#if TIMES
+      other = f32(up[n]);
 #endif
 #if RESIDUAL
-      added += f32(residual[n]);
+      added = f32(residual[n]);
+#endif
+#if SECOND
+      added += f32(second[n]);
 #endif
     }
 
@@ -509,9 +725,9 @@ fn main(
     let upper = octet_dot(w.z, c, zero_after) + octet_dot(w.w, d, zero_after);
 #endif
 #if SIXTEENS
-    sums[r] += total(lower) * f32(wanted.factors[2u * at]) + total(upper) * f32(wanted.factors[2u * at + 1u]);
+    sums[r] += total_of(lower) * f32(wanted.factors[2u * at]) + total_of(upper) * f32(wanted.factors[2u * at + 1u]);
 #else
-    sums[r] += total(lower + upper) * f32(wanted.factors[at]);
+    sums[r] += total_of(lower + upper) * f32(wanted.factors[at]);
 #endif
 #end
 #end
@@ -567,16 +783,28 @@ fn main(
     }
 #endif
     if (writes) {
-      let value = sum * SHARE;
+      var value = sum * SHARE + before;
 #if GATED
-      y[n] = element(value / (1.0 + exp(-bent(value))) * (sum_up * SHARE));
-#else
+      value = activated(value) * (sum_up * SHARE + other);
+#endif
 #if TIMES
-      y[n] = element(value / (1.0 + exp(-bent(value))) * added);
+      value = activated(value) * other;
+#endif
+#if ACTIVATED
+      value = activated(value);
+#endif
+#if FACTOR
+#if CAPPED
+      value = (1.0 - 2.0 / (exp(2.0 * value / f32(factor[0])) + 1.0)) * f32(factor[0]);
 #else
+#if DIVIDED
+      value /= f32(factor[0]);
+#else
+      value *= f32(factor[0]);
+#endif
+#endif
+#endif
       y[n] = element(value + added);
-#endif
-#endif
     }
 #if LOOP
     if (next >= TILES) {

@@ -22,6 +22,8 @@ __all__ = [
 ]
 
 LONGEST_HEAD = 256
+CHECKED = 1024
+"""Positions at most whose terms are counted."""
 WORKGROUP_BYTES = 16_384
 """Workgroup memory that every WebGPU device has."""
 UNSHUFFLED = 64
@@ -127,7 +129,8 @@ class Attention(Operation):
 
     @property
     def terms(self) -> int:
-        return self.head
+        # The check's caches repeat their rows: roundings of equal terms are equal, which shows in float32 at last.
+        return self.head if self.element == "f16" else max(self.head, min(self.window or self.capacity, CHECKED))
 
     def written_bytes(self, index: int) -> int:
         """The caches are recorded buffers: of what it makes only the result is placed."""

@@ -1,15 +1,17 @@
-"""Sums, products and activations of vectors, element by element: no kernel of ours makes these, products join them."""
+"""Sums, multiples, activations and casts of vectors, element by element: no kernel of ours makes these, products join
+them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 from ..operation import ELEMENT_BYTES, Kernel, Operation
 from ..ort_kernels import Met, OrtKernel, Rules, Signature
 from ..step_graph import Node
 
-__all__ = ["RULES", "Add", "Gelu", "Loose", "Multiply", "Silu", "total_of"]
+__all__ = ["RULES", "Add", "Cast", "Gelu", "Loose", "Multiply", "Power", "Relu", "Scale", "Silu", "Tanh", "total_of"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,36 @@ class Multiply(Loose):
     """reads[0] * reads[1]"""
 
 
+@dataclass(frozen=True)
+class Scale(Loose):
+    """reads[0] times the first element of a buffer of weights, or divided by it."""
+
+    factor: int
+    divides: bool = False
+
+
+@dataclass(frozen=True)
+class Tanh(Loose):
+    """tanh of reads[0]"""
+
+
+@dataclass(frozen=True)
+class Relu(Loose):
+    """max(reads[0], 0)"""
+
+
+@dataclass(frozen=True)
+class Power(Loose):
+    """reads[0] to the power of the first element, an i32, of a buffer of weights."""
+
+    exponent: int
+
+
+@dataclass(frozen=True)
+class Cast(Loose):
+    """reads[0], which is of the other element type, as `element`."""
+
+
 SPREAD = ("input_a[0]", "input_b[0]")
 """An operand of one element, which is declared like any other."""
 
@@ -82,8 +114,44 @@ def activated(met: Met) -> list[Node]:
 
 
 def gelu_activated(met: Met) -> list[Node]:
-    what = Gelu(4 * met.kernel.number("vec_size"), met.kernel.element)
+    size = 4 * met.kernel.number("vec_size")
+    if "bias" not in met.kernel.at:
+        return [met.node(Gelu(size, met.kernel.element), (met.read("x"),), met.written("y"))]
+    value = met.values.fresh()
+    return [
+        met.node(Add(size, met.kernel.element), (met.read("x"), met.read("bias")), value),
+        met.node(Gelu(size, met.kernel.element), (value,), met.written("y")),
+    ]
+
+
+def mapped(met: Met, what: type[Loose]) -> list[Node]:
+    size = 4 * met.kernel.number("vec_size")
+    return [met.node(what(size, met.kernel.element), (met.read("x"),), met.written("y"))]
+
+
+def scaled(met: Met, divides: bool) -> list[Node]:
+    kernel = met.kernel
+    what = Scale(kernel.number("element_count"), kernel.element, kernel.at["input_b"], divides)
+    return [met.node(what, (met.read("input_a"),), met.written("output"))]
+
+
+def raised(met: Met) -> list[Node]:
+    kernel = met.kernel
+    what = Power(kernel.number("element_count"), kernel.element, kernel.at["input_b"])
+    return [met.node(what, (met.read("input_a"),), met.written("output"))]
+
+
+def cast_to(met: Met, element: str) -> list[Node]:
+    what = Cast(4 * met.kernel.number("vec_size"), element)
     return [met.node(what, (met.read("x"),), met.written("y"))]
+
+
+def some(kernel: OrtKernel) -> bool:
+    return kernel.number("vec_size") > 0
+
+
+TANH_LINES = ("let expr = exp(-2 * abs(a));", "return sign(a) * (1 - expr) / (1 + expr);")
+GELU_LINE = "y[global_idx]=a * (0.5 + 0.5 * tanh_v(a * (0.035677408136300125 * a * a + 0.7978845608028654)));"
 
 
 RULES = Rules(
@@ -128,15 +196,88 @@ RULES = Rules(
             "gelu",
             "gated",
             ("x", "y"),
-            has=(
-                "x: array<vec4<f",
-                "let expr = exp(-2 * abs(a));",
-                "return sign(a) * (1 - expr) / (1 + expr);",
-                "y[global_idx]=a * (0.5 + 0.5 * tanh_v(a * (0.035677408136300125 * a * a + 0.7978845608028654)));",
-            ),
+            has=("x: array<vec4<f", *TANH_LINES, GELU_LINE),
             asked=("vec_size",),
-            holds=lambda kernel: kernel.number("vec_size") > 0,
+            lacks=("bias[",),
+            holds=some,
             parts=gelu_activated,
+        ),
+        Signature(
+            "bias_gelu",
+            "gated",
+            ("x", "bias", "y"),
+            has=("x: array<vec4<f", "a += bias[global_idx % uniforms.bias_shape];", *TANH_LINES, GELU_LINE),
+            asked=("vec_size",),
+            holds=lambda kernel: kernel.uniforms["bias_shape"] == kernel.uniforms["vec_size"],
+            parts=gelu_activated,
+        ),
+        Signature(
+            "tanh",
+            "residual",
+            ("x", "y"),
+            has=("x: array<vec4<f", *TANH_LINES, "y[global_idx]=tanh_v(a);"),
+            asked=("vec_size",),
+            holds=some,
+            parts=partial(mapped, what=Tanh),
+        ),
+        Signature(
+            "relu",
+            "gated",
+            ("x", "y"),
+            has=("x: array<vec4<f", "y[global_idx]=select(x_value_t(0), a, a > x_value_t(0));"),
+            asked=("vec_size",),
+            holds=some,
+            parts=partial(mapped, what=Relu),
+        ),
+        Signature(
+            "power",
+            "gated",
+            ("input_a", "input_b", "output"),
+            has=(
+                "input_a: array<vec4<f",
+                "input_b: array<vec4<i32>>",
+                "let b = input_b_value_t(input_b[0].x);",
+                "let a = input_a[global_idx];",
+                "return a * a;",
+                "output[global_idx]=pow_v(a, b);",
+            ),
+            asked=("element_count",),
+            weights=("input_b",),
+            parts=raised,
+        ),
+        *(
+            Signature(
+                kind,
+                "residual",
+                ("input_a", "input_b", "output"),
+                has=(
+                    "input_a: array<vec4<f",
+                    "let a = input_a[global_idx];",
+                    "let b = input_b_value_t(input_b[0].x);",
+                    line,
+                ),
+                asked=("element_count",),
+                weights=("input_b",),
+                parts=partial(scaled, divides=kind == "divide"),
+            )
+            for kind, line in (("scale", "output[global_idx]=a * b;"), ("divide", "output[global_idx]=a / b;"))
+        ),
+        *(
+            Signature(
+                f"cast_to_{to}",
+                "norm",
+                ("x", "y"),
+                has=(
+                    f"x: array<vec4<{source}>>",
+                    f"y: array<vec4<{to}>>",
+                    "let a = x[global_idx];",
+                    f"y[global_idx]=vec4<{to}>(a);",
+                ),
+                asked=("vec_size",),
+                mixed=True,
+                parts=partial(cast_to, element=to),
+            )
+            for source, to in (("f16", "f32"), ("f32", "f16"))
         ),
     ),
 )

@@ -54,6 +54,7 @@ class MatvecTuning:
 
     def constants(self) -> dict[str, int | float | bool]:
         """By their names in the shader."""
+        own = -(-4 * self.steps * self.span // self.workgroup)
         return {
             "K": self.k,
             "N": self.n,
@@ -66,7 +67,8 @@ class MatvecTuning:
             "LOOP": self.most is not None,
             "STEPS": self.steps,
             "SUMS": self.rows * (1 + self.gated),
-            "OWN": -(-4 * self.steps * self.span // self.workgroup),
+            "OWN": own,
+            "MINE": own if self.staged else 4 * self.steps,
             "HALVINGS": min(self.span, max(self.lanes, 1)).bit_length() - 1,
         }
 

@@ -10,7 +10,8 @@ from ..ort_kernels import Met, OrtKernel, Rules, Signature
 from ..step_graph import Node
 from ..uniforms import Number
 from .elementwise import total_of
-from .gemv import MatVec, fits_matvec, gates_joined, norms_joined, residuals_joined
+from .gemv import MatVec, fits_matvec
+from .gemv_joins import gates_joined, norms_joined, sums_joined
 from .norm import RmsNorm
 
 __all__ = ["DENSE_LINES", "RULES", "dense_shape"]
@@ -159,5 +160,5 @@ RULES = Rules(
             parts=dense_product,
         ),
     ),
-    folds={"gated": gates_joined, "residual": residuals_joined, "norm": norms_joined},
+    folds={"residual": sums_joined, "gated": gates_joined, "norm": norms_joined},
 )

@@ -1,14 +1,14 @@
-"""RMS norms, alone or of a sum: no kernel of ours computes one alone, the products that read it do."""
+"""Norms, alone or of a sum: no kernel of ours computes one alone, the products that read it do."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ort_kernels import Met, Rules, Signature
+from ..ort_kernels import Met, OrtKernel, Rules, Signature
 from ..step_graph import Node
 from .elementwise import Loose, total_of
 
-__all__ = ["NORM_LACKS", "RULES", "Norm", "RmsNorm"]
+__all__ = ["NORM_LACKS", "RULES", "CenteredNorm", "Norm", "RmsNorm"]
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,16 @@ class RmsNorm:
 
 
 @dataclass(frozen=True)
+class CenteredNorm(RmsNorm):
+    """(x - mean(x)) * rsqrt(mean((x - mean(x))^2) + epsilon) * gamma + beta, a LayerNorm; `beta` is a buffer of
+    weights."""
+
+    beta: int
+
+
+@dataclass(frozen=True)
 class Norm(Loose):
-    """RMS norm of reads[0]."""
+    """The norm of reads[0]."""
 
     by: RmsNorm
 
@@ -29,9 +37,15 @@ class Norm(Loose):
 NORM_LACKS = ("x_element_t(mean)", "beta", "bias[")
 
 
+def norm_by(met: Met, gamma: str, beta: str) -> RmsNorm:
+    """The norm of a kernel whose weights are bound by these names; a LayerNorm if it binds the second."""
+    at, epsilon = met.kernel.at, met.kernel.real("epsilon")
+    return CenteredNorm(at[gamma], epsilon, at[beta]) if beta in at else RmsNorm(at[gamma], epsilon)
+
+
 def normed(met: Met) -> list[Node]:
     kernel = met.kernel
-    by = RmsNorm(kernel.at["scale"], kernel.real("epsilon"))
+    by = norm_by(met, "scale", "bias")
     return [met.node(Norm(kernel.number("norm_size"), kernel.element, by), (met.read("x"),), met.written("y"))]
 
 
@@ -39,9 +53,31 @@ def sum_normed(met: Met) -> list[Node]:
     kernel = met.kernel
     size = kernel.number("hidden_size")
     total, value = total_of(met, "x", "skip", "input_skip_bias_sum", size)
-    by = RmsNorm(kernel.at["gamma"], kernel.real("epsilon"))
+    by = norm_by(met, "gamma", "beta")
     return [total, met.node(Norm(size, kernel.element, by), (value,), met.written("output"))]
 
+
+CENTERED = (
+    "let mean = (sum.x + sum.y + sum.z + sum.w) / f32(uniforms.{size});",
+    "/ f32(uniforms.{size}) - mean * mean + uniforms.epsilon);",
+    "- x_element_t(mean) ) * x_element_t(inv_std_dev) * {gamma}[offset1d + i] + {beta}[offset1d + i] ;",
+)
+"""What makes a norm a LayerNorm with a bias, by the names of its size and its weights."""
+
+
+def centered(size: str, gamma: str, beta: str) -> tuple[str, ...]:
+    return tuple(line.format(size=size, gamma=gamma, beta=beta) for line in CENTERED)
+
+
+def one_norm(kernel: OrtKernel) -> bool:
+    return kernel.uniforms["norm_count"] == 1
+
+
+def whole_skip(kernel: OrtKernel) -> bool:
+    return kernel.uniforms["skip_size"] == kernel.uniforms["hidden_size"]
+
+
+SUM_LINES = ("inverseSqrt(", "uniforms.hidden_size", "input_value + skip_value")
 
 RULES = Rules(
     (
@@ -53,25 +89,34 @@ RULES = Rules(
             asked=("norm_size", "epsilon"),
             weights=("scale",),
             lacks=NORM_LACKS,
-            holds=lambda kernel: kernel.uniforms["norm_count"] == 1,
+            holds=one_norm,
+            parts=normed,
+        ),
+        Signature(
+            "layer_norm",
+            "norm",
+            ("x", "scale", "bias", "y"),
+            has=("inverseSqrt(", *centered("norm_size", "scale", "bias")),
+            asked=("norm_size", "epsilon"),
+            weights=("scale", "bias"),
+            holds=one_norm,
             parts=normed,
         ),
         *(
             Signature(
-                "skip_norm",
+                kind,
                 "norm",
-                ("x", "skip", "gamma", "output", *with_sum),
-                has=(
-                    "inverseSqrt(",
-                    "uniforms.hidden_size",
-                    "x_element_t(inv_std_dev) * gamma[",
-                    "input_value + skip_value",
-                ),
+                ("x", "skip", *weights, "output", *with_sum),
+                has=(*SUM_LINES, *lines),
                 asked=("hidden_size", "epsilon"),
-                weights=("gamma",),
-                lacks=NORM_LACKS,
+                weights=weights,
+                lacks=lacks,
                 parts=sum_normed,
-                holds=lambda kernel: kernel.uniforms["skip_size"] == kernel.uniforms["hidden_size"],
+                holds=whole_skip,
+            )
+            for kind, weights, lines, lacks in (
+                ("skip_norm", ("gamma",), ("x_element_t(inv_std_dev) * gamma[",), NORM_LACKS),
+                ("skip_layer_norm", ("gamma", "beta"), centered("hidden_size", "gamma", "beta"), ("bias[",)),
             )
             for with_sum in ((), ("input_skip_bias_sum",))
         ),
