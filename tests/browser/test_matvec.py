@@ -20,6 +20,7 @@ from capstan.tape.ops.gemv_int4 import MatvecTuning, tune_matvec
 from tests.browser.kernel_page import BOUND, EPSILON, KernelPage, guarded, packed, results
 
 HALF_BOUND = 2.0**-10
+EPSILON_BEHIND, FACTOR = 0.3, 2.5
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,20 @@ class Case:
     times: bool = False
     """Whether the other half of a gated layer is given."""
     gelu: bool = False
+    activated: bool = False
+    power: int = 0
+    factor: str = ""
+    """'*', '/' or 'cap'."""
+    second: bool = False
+    centered: bool = False
+    behind: bool = False
+    """Whether x is normalised and added to `skip` first."""
+    wide: bool = False
+    """Whether what is normalised is float32 in the kernel for float16 too."""
+
+    @property
+    def prepared(self) -> bool:
+        return self.centered or self.behind or self.wide
 
 
 class Problem:
@@ -55,22 +70,37 @@ class Problem:
         self.residual = random.normal(0, 3, case.n).astype(np.float32)
         self.bias = random.normal(0, 3, case.n).astype(np.float32)
         self.up = random.normal(0, 3, case.n).astype(np.float32)
+        self.bias_up, self.second = random.normal(0, 3, (2, case.n)).astype(np.float32)
+        given = random.normal(0.3, 1, (3, case.k)).astype(np.float16).astype(np.float32)
+        self.beta, self.gamma_behind, self.skip = given
 
     def buffers(self, half: bool) -> list[bytes]:
         """What the kernel binds, y last. x and gamma are exact in float16."""
         case = self.case
         wide = np.float16 if half else np.float32
-        x, gamma = self.x.astype(wide).tobytes(), self.gamma.astype(wide).tobytes()
+        stream = np.float32 if case.wide else wide
+        x = self.x.astype(wide if case.behind else stream).tobytes()
+        gamma, beta, gamma_behind, skip = (
+            each.astype(stream).tobytes() for each in (self.gamma, self.beta, self.gamma_behind, self.skip)
+        )
         packs = [
             [self.packed(w), s.tobytes(), *([self.packed(z)] if case.zeros else [])]
             for w, s, z in zip(self.weights, self.scales, self.zeros, strict=True)
         ]
         buffers = [x, *packs[0]]
-        buffers += [gamma] * case.norm + [self.residual.tobytes()] * case.residual
-        buffers += (
-            [self.bias.tobytes()] * case.bias + [self.up.tobytes()] * case.times + (packs[-1] if case.gated else [])
-        )
+        buffers += [gamma] * case.norm + [beta] * case.centered + [gamma_behind, skip] * case.behind
+        buffers += [self.residual.tobytes()] * case.residual + [self.second.tobytes()] * case.second
+        buffers += [self.bias.tobytes()] * case.bias + [np.int32(case.power).tobytes()] * (case.power > 0)
+        buffers += [np.float32(FACTOR).tobytes()] * (case.factor != "")
+        buffers += [self.up.tobytes()] * case.times + (packs[-1] if case.gated else [])
+        buffers += [self.bias_up.tobytes()] * (case.gated and case.bias)
+        buffers += [guarded(case.k if case.wide or not half else case.k // 2)] * case.behind
         return [*buffers, guarded(case.n)]
+
+    def total(self) -> NDArray[np.float64]:
+        """What is normalised before the product, if that is a sum."""
+        x = self.x.astype(np.float64)
+        return np.asarray(self.skip + x / np.sqrt(np.mean(x * x) + EPSILON_BEHIND) * self.gamma_behind)
 
     def packed(self, numbers: NDArray[np.uint8]) -> bytes:
         """Rows of whole bytes, the buffer of whole words."""
@@ -84,9 +114,11 @@ class Problem:
     def expected(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """y, and what its errors count relative to."""
         case = self.case
-        x = self.x.astype(np.float64)
+        x = self.total() if case.behind else self.x.astype(np.float64)
+        x = x - x.mean() if case.centered else x
         if case.norm:
             x = x / np.sqrt(np.mean(x * x) + EPSILON) * self.gamma
+        x = x + self.beta if case.centered else x
         zeros = np.repeat(self.zeros, case.block, axis=2) if case.zeros else 1 << (case.bits - 1)
         weights = (self.weights.astype(np.float64) - zeros) * np.repeat(self.scales, case.block, axis=2)
         weights = weights[:, :, : case.k]
@@ -96,11 +128,20 @@ class Problem:
         bent = y * (1.5957691216 + 0.0713548163 * y * y) if case.gelu else y
         if case.gated:
             up, up_size = weights[1] @ x, np.abs(weights[1]) @ np.abs(x)
+            up, up_size = (up + self.bias_up, up_size + np.abs(self.bias_up)) if case.bias else (up, up_size)
             y, size = y / (1 + np.exp(-bent)) * up, size * up_size
         if case.times:
             y, size = y / (1 + np.exp(-bent)) * self.up, size * np.abs(self.up)
-        if case.residual:
-            y, size = y + self.residual, size + np.abs(self.residual)
+        if case.activated:
+            slope = case.power * np.maximum(y, 0) ** (case.power - 1) + 1 if case.power else 1
+            y, size = np.maximum(y, 0) ** case.power if case.power else y / (1 + np.exp(-bent)), size * slope
+        if case.factor == "cap":
+            y, size = np.tanh(y / FACTOR) * FACTOR, size + FACTOR
+        elif case.factor:
+            by = FACTOR if case.factor == "*" else 1 / FACTOR
+            y, size = y * by, size * by
+        for added in [self.residual] * case.residual + [self.second] * case.second:
+            y, size = y + added, size + np.abs(added)
         return y, size
 
 
@@ -111,11 +152,23 @@ def check(page: KernelPage, case: Case, tuning: MatvecTuning, half: bool = False
         "ZEROS": case.zeros,
         "SIXTEENS": case.block == 16,
         "EPSILON": EPSILON,
+        "EPSILON_BEHIND": EPSILON_BEHIND,
         "NORM": case.norm,
+        "PREPARED": case.prepared,
+        "CENTERED": case.centered,
+        "BEHIND": case.behind,
+        "TOTAL": case.behind,
+        "WIDE": case.wide,
         "RESIDUAL": case.residual,
+        "SECOND": case.second,
         "BIAS": case.bias,
         "TIMES": case.times,
+        "ACTIVATED": case.activated,
         "GELU": case.gelu,
+        "POWER": case.power > 0,
+        "FACTOR": case.factor != "",
+        "DIVIDED": case.factor == "/",
+        "CAPPED": case.factor == "cap",
         **tuning.constants(),
     }
     problem, workgroups = Problem(case), (tuning.workgroups, 1, 1)
@@ -128,6 +181,11 @@ def check(page: KernelPage, case: Case, tuning: MatvecTuning, half: bool = False
     assert errors[worst] <= (HALF_BOUND if half else BOUND), (
         f"y[{worst}] of {case} is {got[worst]}, not {wanted[worst]}, with {tuning}"
     )
+    if case.behind:
+        data = page.run("matvec_q4", constants, problem.buffers(half), workgroups, read=-2, half=half, **subgroups)
+        narrow = half and not case.wide
+        total = results(data, case.k // 2).view(np.float16) if narrow else results(data, case.k)
+        np.testing.assert_allclose(total, problem.total(), rtol=2**-10 if narrow else 2**-20, atol=2**-20)
 
 
 def cut(case: Case, lanes: int, rows: int, span: int, workgroup: int, **rest: Any) -> MatvecTuning:
@@ -157,7 +215,12 @@ def test_the_shapes_of_models_as_they_are_tuned(kernel_page: KernelPage, case: C
 @pytest.mark.parametrize("lanes", [4, 8, 16, 32, 64])
 def test_the_tunings_for_every_subgroup_size(kernel_page: KernelPage, lanes: int, half: bool) -> None:
     """In workgroups of 256 threads with 16 KiB, which every adapter has."""
-    for case in (Case(576, 96, norm=True), Case(896, 150, norm=True, gated=True), Case(3072, 67, residual=True)):
+    for case in (
+        Case(576, 96, norm=True),
+        Case(896, 150, norm=True, gated=True),
+        Case(3072, 67, residual=True),
+        Case(1152, 150, norm=True, behind=True, gated=True, gelu=True, wide=half),
+    ):
         check(kernel_page, case, tune_matvec(case.k, case.n, case.gated, half, WorkgroupLimits(lanes)), half)
 
 
@@ -170,6 +233,15 @@ FUSED = [
     Case(96, 37, residual=True, bias=True),
     Case(96, 37, norm=True, gated=True),
     Case(96, 37, norm=True, times=True),
+    Case(96, 37, norm=True, centered=True),
+    Case(96, 37, norm=True, behind=True),
+    Case(96, 37, norm=True, behind=True, gated=True, gelu=True, bias=True),
+    Case(96, 37, activated=True, bias=True, gelu=True),
+    Case(96, 37, activated=True, power=2),
+    Case(96, 37, activated=True, power=3),
+    Case(96, 37, factor="*", residual=True, second=True),
+    Case(96, 37, factor="/"),
+    Case(96, 37, factor="cap"),
 ]
 
 
@@ -194,7 +266,13 @@ def test_every_cut_gives_the_same(
 @pytest.mark.parametrize("lanes", [0, 4])
 @pytest.mark.parametrize("staged", [False, True])
 def test_float16_is_taken_apart_as_float32_is(kernel_page: KernelPage, lanes: int, staged: bool) -> None:
-    for case in (Case(224, 53, norm=True, gated=True), Case(224, 53, residual=True)):
+    for case in (
+        Case(224, 53, norm=True, gated=True),
+        Case(224, 53, residual=True),
+        Case(224, 53, norm=True, behind=True),
+        Case(224, 53, norm=True, behind=True, wide=True),
+        Case(224, 53, norm=True, centered=True, wide=True),
+    ):
         check(kernel_page, case, cut(case, lanes, 2, 8, 32, staged=staged), half=True)
 
 

@@ -18,6 +18,8 @@ from capstan.tape.kernel_plan import WorkgroupLimits
 from capstan.tape.ops.gemv_dense import DenseTuning, tune_dense
 from tests.browser.kernel_page import BOUND, EPSILON, KernelPage, guarded, results
 
+FACTOR = 2.5
+
 
 @dataclass(frozen=True)
 class Case:
@@ -27,6 +29,8 @@ class Case:
     residual: bool = False
     gated: bool = False
     gelu: bool = False
+    surrounded: bool = False
+    """Whether there are a bias, a square of what is above zero if not gated, a factor and a second residual."""
 
 
 class Problem:
@@ -38,14 +42,18 @@ class Problem:
         self.weights = random.normal(0, 0.05, (1 + case.gated, case.k, case.n)).astype(np.float16)
         self.x = random.normal(0.3, 1, case.k).astype(np.float16)
         self.gamma = random.uniform(0.5, 1.5, case.k).astype(np.float16)
-        self.residual = random.normal(0, 3, case.n).astype(np.float32)
+        self.residual, self.second, self.bias, self.bias_up = random.normal(0, 3, (4, case.n)).astype(np.float32)
 
     def buffers(self, half: bool) -> list[bytes]:
         """What the kernel binds, y last."""
         case = self.case
         wide = np.float16 if half else np.float32
         x, gamma, *weights = (a.astype(wide).tobytes() for a in (self.x, self.gamma, *self.weights))
-        buffers = [x, weights[0], *[gamma] * case.norm, *[self.residual.tobytes()] * case.residual, *weights[1:]]
+        buffers = [x, weights[0], *[gamma] * case.norm, *[self.residual.tobytes()] * case.residual]
+        if case.surrounded:
+            exponent = [] if case.gated else [np.int32(2).tobytes()]
+            buffers += [self.second.tobytes(), self.bias.tobytes(), *exponent, np.float32(FACTOR).tobytes()]
+        buffers += [*weights[1:], *[self.bias_up.tobytes()] * (case.surrounded and case.gated)]
         return [*buffers, guarded(case.n)]
 
     def expected(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -56,12 +64,19 @@ class Problem:
             x = x / np.sqrt(np.mean(x * x) + EPSILON) * self.gamma
         weights = self.weights.astype(np.float64)
         y, size = x @ weights[0], np.abs(x) @ np.abs(weights[0])
+        if case.surrounded:
+            y, size = y + self.bias, size + np.abs(self.bias)
+            if not case.gated:
+                y, size = np.maximum(y, 0) ** 2, size * (1 + 2 * np.maximum(y, 0))
         if case.gated:
             up, up_size = x @ weights[1], np.abs(x) @ np.abs(weights[1])
+            if case.surrounded:
+                up, up_size = up + self.bias_up, up_size + np.abs(self.bias_up)
             bent = y * (1.5957691216 + 0.0713548163 * y * y) if case.gelu else y
             y, size = y / (1 + np.exp(-bent)) * up, size * up_size
-        if case.residual:
-            y, size = y + self.residual, size + np.abs(self.residual)
+        y, size = (y * FACTOR, size * FACTOR) if case.surrounded else (y, size)
+        for added in [self.residual] * case.residual + [self.second] * case.surrounded:
+            y, size = y + added, size + np.abs(added)
         return y, size
 
 
@@ -70,6 +85,13 @@ def check(page: KernelPage, case: Case, tuning: DenseTuning, half: bool = False)
         "EPSILON": EPSILON,
         "NORM": case.norm,
         "RESIDUAL": case.residual,
+        "SECOND": case.surrounded,
+        "BIAS": case.surrounded,
+        "ACTIVATED": case.surrounded and not case.gated,
+        "POWER": case.surrounded and not case.gated,
+        "FACTOR": case.surrounded,
+        "DIVIDED": False,
+        "CAPPED": False,
         "GATED": case.gated,
         "GELU": case.gelu,
         **tuning.constants(),
@@ -118,6 +140,8 @@ FUSED = [
     Case(92, 72, norm=True, residual=True),
     Case(92, 72, gated=True),
     Case(92, 72, norm=True, gated=True),
+    Case(92, 72, surrounded=True, residual=True),
+    Case(92, 72, surrounded=True, gated=True),
 ]
 """23 runs of rows and 18 vectors of columns (9 of float16): hardly a cut divides them."""
 

@@ -10,9 +10,10 @@ import pytest
 
 from capstan.tape import FusedStep, MatVec, Recorded, WorkgroupLimits, fused_step
 from capstan.tape.ops.attention import Attention, plan_attention
+from capstan.tape.ops.gemv import Factor
 from capstan.tape.ops.gemv_dense import column_width
 from capstan.tape.ops.matmul import MatMul, Quantize
-from capstan.tape.ops.norm import RmsNorm
+from capstan.tape.ops.norm import CenteredNorm, RmsNorm
 from capstan.tape.placement import Place, Placement
 from capstan.tape.step_graph import Node
 from tests.unit.shader_declarations import declared_bindings
@@ -21,6 +22,7 @@ STATE = (77, 512, 32)
 CAPACITY = 300
 WEIGHTS, SCALES, GAMMA, UP, UP_SCALES = 21, 22, 23, 24, 25
 ZEROS, UP_ZEROS = 26, 27
+BETA, BEHIND, EXPONENT, FACTOR = 41, 42, 43, 44
 COS, SIN, KEY, VALUE = 31, 32, 33, 34
 LIMITS = {
     "every adapter": WorkgroupLimits(),
@@ -89,6 +91,80 @@ def test_a_gated_product_that_binds_too_many_buffers_is_two(buffers: int, kernel
             (False, False),
             (True, False),
         ]
+
+
+SURROUNDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a LayerNorm": (
+        {"norm": CenteredNorm(GAMMA, 0.5, BETA)},
+        {"x": "recorded 11", "gamma": GAMMA, "beta": BETA, "y": "scratch 1"},
+    ),
+    "a norm behind the half of a layer": (
+        {"norm": RmsNorm(GAMMA, 0.5), "behind": RmsNorm(BEHIND, 0.25)},
+        {"x": "recorded 11", "gamma": GAMMA, "gamma_behind": BEHIND, "skip": "scratch 0", "y": "scratch 1"},
+    ),
+    "that, whose sum others read": (
+        {"norm": RmsNorm(GAMMA, 0.5), "behind": RmsNorm(BEHIND, 0.25), "total": True},
+        {
+            "x": "recorded 11",
+            "gamma": GAMMA,
+            "gamma_behind": BEHIND,
+            "skip": "scratch 0",
+            "y": "scratch 1",
+            "total": "recorded 15",
+        },
+    ),
+    "biases of a gate": (
+        {"bias": True, "up": (UP, UP_SCALES)},
+        {
+            "x": "recorded 11",
+            "bias": "scratch 0",
+            "bias_up": "recorded 13",
+            "weights_up": UP,
+            "scales_up": UP_SCALES,
+            "y": "scratch 1",
+        },
+    ),
+    "two residuals and a bias": (
+        {"bias": True, "residual": True, "second": True},
+        {"x": "recorded 11", "bias": "scratch 0", "residual": "recorded 13", "second": "recorded 16", "y": "scratch 1"},
+    ),
+    "a power": ({"activated": True, "power": EXPONENT}, {"x": "recorded 11", "exponent": EXPONENT, "y": "scratch 1"}),
+    "a factor": ({"factor": Factor(FACTOR)}, {"x": "recorded 11", "factor": FACTOR, "y": "scratch 1"}),
+    "a cap": ({"factor": Factor(FACTOR, capped=True)}, {"x": "recorded 11", "factor": FACTOR, "y": "scratch 1"}),
+}
+
+
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+@pytest.mark.parametrize(("element", "wide"), [("f32", False), ("f16", False), ("f16", True)])
+@pytest.mark.parametrize("form", SURROUNDED)
+def test_what_surrounds_products_binds_what_their_template_declares(
+    form: str, element: str, wide: bool, limits: WorkgroupLimits
+) -> None:
+    given, expected = SURROUNDED[form]
+    wide = wide and "norm" in given
+    what = MatVec(WEIGHTS, SCALES, 96, 64, 32, element, wide=wide, **given)
+    places = {**GIVEN, 5: Place("recorded", 15), 6: Place("recorded", 16)}
+    reads = (1, 2, 3, 6)[: len(what.inputs)]
+    writes = (4, 5) if what.total else (4,)
+    [kernel] = emitted(node(what, reads, writes), limits=limits, places=places).kernels
+    bound = {name: f"{kind} {number}" for name, (kind, number) in named(kernel).items()}
+    shown = {name: at if isinstance(at, str) else f"recorded {at}" for name, at in expected.items()}
+    assert bound == {"weights": f"recorded {WEIGHTS}", "scales": f"recorded {SCALES}", **shown}
+    written = {name for name, access in declared(kernel) if access == "read_write"}
+    assert written == {"y", *(["total"] if what.total else [])}
+    assert what.written_bytes(1) == 64 * (2 if element == "f16" and not wide else 4)
+
+
+def test_a_gated_product_behind_a_sum_that_binds_too_many_buffers_is_two() -> None:
+    """The sum is written by the first of them; the biases are each half's own."""
+    norms: dict[str, Any] = {"norm": RmsNorm(GAMMA, 0.5), "behind": RmsNorm(BEHIND, 0.25)}
+    what = MatVec(WEIGHTS, SCALES, 96, 64, 32, "f32", up=(UP, UP_SCALES), total=True, bias=True, **norms)
+    places = {**GIVEN, 5: Place("recorded", 15), 6: Place("recorded", 16)}
+    step = emitted(node(what, (1, 2, 3, 6), (4, 5)), limits=WorkgroupLimits(buffers=9), places=places)
+    first, second = (named(kernel) for kernel in step.kernels)
+    assert (first["total"], "total" in second) == (["recorded", 15], False)
+    assert (first["bias"], second["bias"]) == (["recorded", 13], ["scratch", 0])
+    assert first["y"] == second["up"]
 
 
 def attention(head: int = 16, layer: int = 0, element: str = "f32") -> Node:
