@@ -32,8 +32,8 @@ direct     give indirect dispatches counts from a table by sequence length
 matvec     matrix-vector products, of int4 or dense weights, by kernels of ours
 gated      the gated half of a feed-forward layer (norm, two products, SiLU) by the same kernel (needs residual; where
            it was recorded as separate operations, matvec); activations without a gate by the product before them
-norm       norms computed by the product that reads them (needs matvec; those of a sum need residual, or a norm before it)
-residual   residuals, biases, factors and soft caps by the product before them (needs matvec; residuals need norm or gated)
+norm       norms computed by the product that reads them (needs matvec; those of a sum need residual)
+residual   residuals, biases, factors and caps by the product before them (needs matvec; residuals need norm or gated)
 attention  rotary embedding, cache write and attention of one token in one kernel, and its join
 dead       drop operations whose results nobody reads
 prefill    replay prefill runs of a few lengths, with int4 matrix products by a kernel of ours
