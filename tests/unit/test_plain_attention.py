@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,7 @@ from tests import oracle
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 OPTIMUM = FIXTURES / "repositories" / "nano-optimum"
 CACHES = [
-    tuple(f"{front}.{i}.{kind}" for front in ("past_key_values", "present") for kind in ("key", "value"))
-    for i in (0, 1)
+    (f"past_key_values.{i}.key", f"past_key_values.{i}.value", f"present.{i}.key", f"present.{i}.value") for i in (0, 1)
 ]
 HEADS = (4, 2, 16)
 CONTEXT = 512
@@ -36,24 +35,31 @@ def plain() -> ModelProto:
 
 
 def rewritten(model: ModelProto) -> tuple[ModelProto, str]:
-    caches = [(past_key, past_value, key, value) for past_key, past_value, key, value in CACHES]
-    return graph.group_query_attention(model, caches, HEADS, CONTEXT)
+    return graph.group_query_attention(model, CACHES, HEADS, CONTEXT)
 
 
 class Runner:
     """A decoder in onnxruntime, its caches growing or of one size."""
 
-    def __init__(self, model: ModelProto, capacity: int = 0) -> None:
+    def __init__(
+        self,
+        model: ModelProto,
+        capacity: int = 0,
+        caches: Sequence[tuple[str, str, str, str]] = CACHES,
+        shape: tuple[int, int] = (2, 16),
+    ) -> None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         self.session: Any = onnxruntime.InferenceSession(graph.serialize(model), options)
         self.inputs = {value.name for value in self.session.get_inputs()}
         self.names = [value.name for value in self.session.get_outputs()]
         self.capacity, self.length = capacity, 0
-        pasts = [name for cache in CACHES for name in cache[:2]]
+        pasts = [name for cache in caches for name in cache[:2]]
         types = {value.name: value.type for value in self.session.get_inputs()}
         halves = types[pasts[0]] == "tensor(float16)"
-        self.caches = {name: np.zeros((1, 2, capacity, 16), np.float16 if halves else np.float32) for name in pasts}
+        self.caches = {
+            name: np.zeros((1, shape[0], capacity, shape[1]), np.float16 if halves else np.float32) for name in pasts
+        }
 
     def run(self, ids: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
         """The logits of all positions."""
@@ -311,3 +317,88 @@ def test_caches_of_which_some_grow_are_refused() -> None:
         UnsupportedModelError, match=r"present\.0\.key is longer than .*, and other caches have one size"
     ):
         graph.describe(model, config.decoder, 512)
+
+
+WIDTH, WORDS = 32, 40
+
+
+def whole(masked: bool, **attributes: Any) -> ModelProto:
+    """One layer of MultiHeadAttention with 4 heads of 8, over caches that grow; causal by a mask or by itself."""
+    rng = np.random.default_rng(7)
+    node, floats, numbers = onnx.helper.make_node, TensorProto.FLOAT, TensorProto.INT64
+
+    def weight(name: str, *shape: int) -> Any:
+        return onnx.numpy_helper.from_array(rng.normal(0, 0.4, shape).astype(np.float32), name)
+
+    def integer(name: str, *values: int) -> Any:
+        return onnx.numpy_helper.from_array(np.array(values if len(values) != 1 else values[0], np.int64), name)
+
+    constants = [weight("words", WORDS, WIDTH), weight("head", WIDTH, WORDS)]
+    constants += [weight(part, WIDTH, WIDTH) for part in "qkv"]
+    nodes = [node("Gather", ["words", "input_ids"], ["hidden"])]
+    nodes += [node("MatMul", ["hidden", part], [f"{part}_made"]) for part in "qkv"]
+    if masked:
+        constants += [integer("zero", 0), integer("one", 1), integer("axes_q", 0, 1, 3), integer("axes_k", 0, 1, 2)]
+        constants.append(onnx.numpy_helper.from_array(np.array(-1e4, np.float32), "far"))
+        nodes += [
+            node("Shape", ["input_ids"], ["ids_shape"]),
+            node("Shape", ["attention_mask"], ["mask_shape"]),
+            node("Gather", ["ids_shape", "one"], ["new"]),
+            node("Gather", ["mask_shape", "one"], ["all"]),
+            node("Sub", ["all", "new"], ["past"]),
+            node("Range", ["past", "all", "one"], ["queries"]),
+            node("Range", ["zero", "all", "one"], ["keys"]),
+            node("Unsqueeze", ["queries", "axes_q"], ["rows"]),
+            node("Unsqueeze", ["keys", "axes_k"], ["columns"]),
+            node("Greater", ["columns", "rows"], ["later"]),
+            node("Cast", ["later"], ["later_floats"], to=floats),
+            node("Mul", ["later_floats", "far"], ["mask"]),
+        ]
+    inputs = ["q_made", "k_made", "v_made", "", "", "mask" if masked else "", *CACHES[0][:2]]
+    given = {"num_heads": 4, "unidirectional": int(not masked), **attributes}
+    nodes.append(node("MultiHeadAttention", inputs, ["out", *CACHES[0][2:]], domain="com.microsoft", **given))
+    nodes.append(node("MatMul", ["out", "head"], ["logits"]))
+    tensor = onnx.helper.make_tensor_value_info
+    cache: list[str | int | None] = [1, 4, "length", 8]
+    graph_ = onnx.helper.make_graph(
+        nodes,
+        "whole",
+        [
+            tensor("input_ids", numbers, [1, "new"]),
+            tensor("attention_mask", numbers, [1, "all"]),
+            *(tensor(name, floats, cache) for name in CACHES[0][:2]),
+        ],
+        [tensor("logits", floats, [1, "new", WORDS]), *(tensor(name, floats, cache) for name in CACHES[0][2:])],
+        constants,
+    )
+    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft", 1)]
+    return graph.parse(onnx.helper.make_model(graph_, opset_imports=opsets, ir_version=10).SerializeToString())
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_multi_head_attention_over_growing_caches_is_rewritten(masked: bool) -> None:
+    model = whole(masked)
+    fixed, reason = graph.group_query_attention(model, CACHES[:1], (4, 4, 8), CONTEXT)
+    assert reason == ""
+    assert [node.op_type for node in nodes(fixed, "GroupQueryAttention")] == ["GroupQueryAttention"]
+    assert not nodes(fixed, "Greater")
+    growing, one_size = Runner(model, caches=CACHES[:1], shape=(4, 8)), Runner(fixed, 64, CACHES[:1], (4, 8))
+    for ids in ([5, 6, 7, 8, 9], [11], [12], [30, 20, 31], [13]):
+        np.testing.assert_allclose(one_size.run(ids), growing.run(ids), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda node: node.input.__setitem__(3, "q"), "has a bias or a mask of keys, q"),
+        (lambda node: node.input.__setitem__(6, "later_floats"), "does not append to past_key_values.0.key"),
+        (lambda node: node.input.__setitem__(5, ""), "is not causal"),
+        (lambda node: setattr(node.attribute[0], "i", 8), "has 8 heads, not 4 of each kind"),
+    ],
+)
+def test_other_multi_head_attention_is_left(change: Callable[[Any], None], said: str) -> None:
+    model = whole(masked=True)
+    change(nodes(model, "MultiHeadAttention")[0])
+    found, reason = graph.group_query_attention(model, CACHES[:1], (4, 4, 8), CONTEXT)
+    assert found is model
+    assert said in reason

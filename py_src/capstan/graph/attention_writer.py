@@ -36,6 +36,8 @@ class Attention:
     output: str
     kind: int | None = None
     """The element type that the caches are cast to before they are used; None if they have that already."""
+    three_dimensions: bool = False
+    """Whether query, key and value are known to have them; else what has heads apart is given another shape."""
 
 
 def write(
@@ -60,11 +62,14 @@ def write(
             if any(name == layer.output for layer in layers) or any(name in cache[2:] for cache in caches):
                 node.output[place] = writer.name("replaced")
     for layer, (past_key, past_value, present_key, present_value) in zip(layers, caches, strict=True):
+        taken = [layer.query, layer.key, layer.value]
+        if not layer.three_dimensions:
+            taken = [writer.three_dimensions(name) for name in taken]
         attended = NodeProto(
             op_type="GroupQueryAttention",
             name=writer.name("GroupQueryAttention"),
             domain="com.microsoft",
-            input=[*map(writer.three_dimensions, (layer.query, layer.key, layer.value)), past_key, past_value],
+            input=[*taken, past_key, past_value],
             output=[layer.output, present_key, present_value],
         )
         attended.input.extend([seqlens, total, *angles])

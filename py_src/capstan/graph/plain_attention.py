@@ -4,6 +4,8 @@
     Concat(past, k), Concat(past, v) -> repeated for the query heads
     MatMul(q, k transposed), scaled -> Add(causal mask) -> Softmax -> MatMul(v) -> Transpose, Reshape
 
+Or it is one MultiHeadAttention over such a cache, as optimizers of onnxruntime and older model builders write it.
+
 Every step of it is checked: the constants that scale, the halves that are rotated, the frequencies with the position
 ids, and that the mask is causal and nothing else. What is not understood leaves the whole graph as it is.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import partial
 
 from ..errors import CapstanError
 from .attention_writer import LINEAR, Attention, Rotary, write
@@ -24,6 +27,8 @@ LEAST_OPSET = 13
 """The first whose ReduceSum takes its axes as an input."""
 FLOATS: dict[int, tuple[str, int]] = {TensorProto.FLOAT: ("f", 4), TensorProto.FLOAT16: ("e", 2)}
 LARGEST_INDEX = 2**31 - 1
+WHOLE, WHOLE_INPUTS = "MultiHeadAttention", 8
+"""The operator that is all of attention, and how many inputs it has up to its caches."""
 MASK_NUMBERS = 4
 """Integers up to this one occur in a causal mask as axes, ranks and steps; a window's length is larger."""
 MASK_OPS = set(
@@ -57,14 +62,16 @@ def group_query_attention(
     """
     wiring = Wiring(model.graph)
     made_by = [wiring.maker(present) for _, _, *presents in caches for present in presents]
-    if not made_by or any(node is None or node.op_type != "Concat" for node in made_by):
+    kinds = {node.op_type if node is not None else "" for node in made_by}
+    if kinds not in ({"Concat"}, {WHOLE}):
         return model, ""
     if next((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), 0) < LEAST_OPSET:
         return model, f"its operator set is older than {LEAST_OPSET}"
     result = copy_of(model)
     try:
         reader = Reader(Wiring(result.graph), heads[2], mask, positions)
-        layers = [reader.attention(cache) for cache in caches]
+        read = reader.attention if kinds == {"Concat"} else partial(reader.whole_attention, heads)
+        layers = [read(cache) for cache in caches]
     except NotUnderstoodError as error:
         return model, str(error)
     if len({layer.rotary for layer in layers}) != 1:
@@ -117,6 +124,27 @@ class Reader:
             self._output(product),
             kind,
         )
+
+    def whole_attention(self, heads: tuple[int, int, int], cache: tuple[str, str, str, str]) -> Attention:
+        """MultiHeadAttention(q, k, v, no bias, no padding, causal mask, past key, past value)."""
+        past_key, past_value, present_key, present_value = cache
+        node = self._node(self._same(present_key), WHOLE)
+        given = [*node.input, *[""] * (WHOLE_INPUTS - len(node.input))]
+        q, k, v, bias, padding, mask, key, value = given[:WHOLE_INPUTS]
+        if list(node.output)[:3] != [node.output[0], present_key, present_value] or not (q and k and v):
+            raise NotUnderstoodError(node, f"does not make {present_key} and {present_value}")
+        if (key, value) != (past_key, past_value) or any(given[WHOLE_INPUTS:]):
+            raise NotUnderstoodError(node, f"does not append to {past_key} and {past_value}")
+        if bias or padding:
+            raise NotUnderstoodError(node, f"has a bias or a mask of keys, {bias or padding}")
+        if attribute(node, "num_heads", 0) != heads[0] or heads[0] != heads[1]:
+            raise NotUnderstoodError(node, f"has {attribute(node, 'num_heads', 0)} heads, not {heads[0]} of each kind")
+        if mask:
+            self._require_causal(mask)
+        elif not attribute(node, "unidirectional", 0):
+            raise NotUnderstoodError(node, "is not causal")
+        scale = next((item.f for item in node.attribute if item.name == "scale"), 0.0) or heads[2] ** -0.5
+        return Attention(q, k, v, scale, None, node.output[0], three_dimensions=True)
 
     def _node(self, name: str, kind: str, **lists: list[int]) -> NodeProto:
         """The node that makes a tensor, of this operator and with these attributes."""
