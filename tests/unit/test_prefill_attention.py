@@ -163,7 +163,9 @@ def test_what_the_recorded_kernel_leaves_out_is_computed() -> None:
     assert fused(code_of(LINES), left_out={2: asked}) == [(wanted, [1, 2, 3, 4, 5])]
     (kernel,) = wanted.kernels([1, 2, 3, 4], [5], LIMITS)
     assert (kernel.plan.constants["WINDOW"], kernel.plan.constants["SOFTCAP"]) == (96, 30.0)
-    assert not WHAT.kernels([1, 2, 3, 4], [5], LIMITS)[0].plan.constants["SOFTCAPPED"]
+    plain = WHAT.kernels([1, 2, 3, 4], [5], LIMITS)[0].plan.constants
+    assert not plain["SOFTCAPPED"]
+    assert not plain["WINDOWED"]
 
 
 def test_a_run_is_refused_where_ours_does_not_compute_what_is_left_out() -> None:
@@ -273,8 +275,8 @@ def test_a_tiling_keeps_the_limits_of_the_shader_and_the_adapter(
 @pytest.mark.parametrize("shape", TILINGS, ids=str)
 def test_memory_is_what_the_shader_declares(shape: tuple[int, int, int]) -> None:
     tiling = AttentionTiling(WHOLE, 32, *shape)
-    what = {"M": 512, "GROUP": 4, "KV_HEADS": 8, "HEAD": 64, "CAPACITY": 4096, "WINDOW": 4096, "SCALE": 0.125}
-    what |= {"SOFTCAPPED": False, "SINKS": False}
+    what = {"M": 512, "GROUP": 4, "KV_HEADS": 8, "HEAD": 64, "CAPACITY": 4096, "SCALE": 0.125}
+    what |= {"WINDOWED": False, "SOFTCAPPED": False, "SINKS": False}
     declared = workgroup_bytes("prefill_attention", {**what, **tiling.constants(64)}, half=True, lanes=32)
     assert tiling.memory(64) == declared
 
@@ -284,6 +286,18 @@ def test_short_runs_are_cut_into_small_tiles_so_that_processors_are_busy() -> No
     assert large is not None
     assert small is not None
     assert large.tile > small.tile
+
+
+@pytest.mark.parametrize(("head", "words"), [(64, 192), (128, 192), (256, 240)])
+def test_large_heads_have_tilings_that_leave_registers(head: int, words: int) -> None:
+    for rows in (64, 512, 2048):
+        what = replace(WHAT, rows=rows, head=head)
+        tiling = tune_prefill_attention(what, LIMITS)
+        assert tiling is not None
+        # Queries and results are whole rows of a tile, in float16 and float32; 4 words are loaded at a time.
+        rows_held = tiling.tile * head * 6 / 4
+        staged = 4 * 2 * -(-tiling.block * head // 8 // tiling.workgroup)
+        assert rows_held / tiling.workgroup + staged + tiling.tile * tiling.block / tiling.workgroup <= words
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 // Attention of the M last positions over a key/value cache by subgroup matrices, causal, with scores and sums in float32.
 //
-// Each position sees the last WINDOW ones up to itself (CAPACITY if all). If SOFTCAPPED, a score x becomes
+// Each position sees those up to itself, if WINDOWED the last WINDOW of them. If SOFTCAPPED, a score x becomes
 // SOFTCAP * tanh(x / SOFTCAP). If SINKS, each head's softmax has one more score, its sink, of no position.
 // q and y are float16, [M, KV_HEADS * GROUP, HEAD]; keys and values [KV_HEADS, CAPACITY, HEAD], those of the M positions
 // among them; lengths[0] + 1 positions are filled. GROUP query heads share a key/value head, and their rows lie side by
@@ -88,7 +88,11 @@ fn capped(x: vec4<f32>) -> vec4<f32> {
 
 // How many of the first `count` positions the last of them does not see.
 fn hidden(count: u32) -> u32 {
+#if WINDOWED
   return count - min(count, WINDOW);
+#else
+  return 0u;
+#endif
 }
 
 fn request(block: u32, thread: u32, kv_head: u32, total: u32) -> Request {

@@ -96,6 +96,13 @@ class AttentionTiling:
         through = self.tile * (self.block // 4 + 1 + self.block // 8 + 1)
         return 16 * max(staged + through, self.tile * stride) + 4 * (self.tile + self.subgroups)
 
+    def held(self, head: int) -> int:
+        """Words that a thread holds at once: its parts of the queries and results, keys and values on their way, and
+        the scores that it owns."""
+        matrices = self.matrices * head * (self.size.m // 2 + self.size.m) // self.lanes
+        requested = 8 * -(-self.block * head // 8 // self.workgroup)
+        return matrices + requested + self.block * self.tile // self.workgroup
+
     def fits(self, head: int, limits: WorkgroupLimits) -> bool:
         """Whether the shader's header and the adapter allow it."""
         size, rows = self.size, self.size.m * self.matrices
@@ -146,19 +153,24 @@ TILINGS = (
 
 Measured on an NVIDIA H200, microseconds of 512 and 2048 positions: the first 19 and 143 for 9 heads on 3 of 64
 (onnxruntime-web's kernel: 222 and 1036), 84 and 234 for 32 on 8 (240 and 1682)."""
+LIGHT = 192
+"""Words that a thread may hold without spilling: GPUs have 128 to 256 registers a thread."""
 FILLED = 64
 """Workgroups that are enough: 72 tiles of 64 rows took 18.8 us on an H200, 144 of half the rows 18.4."""
 
 
 def tune_prefill_attention(what: PrefillAttention, limits: WorkgroupLimits) -> AttentionTiling | None:
-    """The first of TILINGS that has FILLED workgroups, else that with the most; None where none fits the adapter, or
-    its subgroups come in several sizes. Measured on an H200, see benches/NOTES.md."""
+    """The first of TILINGS that has FILLED workgroups, else that with the most, of those that hold no more than LIGHT
+    or, with large heads, the least; None where none fits the adapter, or its subgroups come in several sizes. Measured
+    on an H200, see benches/NOTES.md."""
     fitting = [
         tiling
         for size in (limits.matrices if limits.lanes else ())
         for shape in TILINGS
         if (tiling := AttentionTiling(size, limits.lanes, *shape)).fits(what.head, limits)
     ]
+    least = min((tiling.held(what.head) for tiling in fitting), default=0)
+    fitting = [tiling for tiling in fitting if tiling.held(what.head) <= max(LIGHT, least)]
     tiles = {tiling: tiling.workgroups(what.rows, what.heads // what.kv_heads, what.kv_heads) for tiling in fitting}
     enough = (tiling for tiling in fitting if tiles[tiling][0] * tiles[tiling][1] >= FILLED)
     return next(enough, max(fitting, key=lambda tiling: tiles[tiling][0], default=None))
@@ -186,10 +198,12 @@ def plan_prefill_attention(what: PrefillAttention, limits: WorkgroupLimits) -> K
         "HEAD": what.head,
         "CAPACITY": what.capacity,
         "SCALE": what.scale,
-        "WINDOW": what.window or what.capacity,
+        "WINDOWED": what.window != 0,
         "SOFTCAPPED": what.softcap != 0.0,
         "SINKS": what.sinks is not None,
     }
+    if what.window:
+        constants["WINDOW"] = what.window
     if what.softcap:
         constants["SOFTCAP"] = what.softcap
     counts = tiling.workgroups(what.rows, group, what.kv_heads)
