@@ -53,7 +53,9 @@ def check_model(folder: Path) -> Path:
     if (folder / CONFIG).is_file() or not (folder / REPOSITORY_CONFIG).is_file():
         return check_genai(folder, remedy)
     if not any(folder.glob("onnx/model*.onnx")):
-        raise CommandError(f"{folder} has {REPOSITORY_CONFIG}, but no onnx/model*.onnx: {remedy}")
+        found = ", ".join(sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.onnx"))[:12])
+        there = f"its ONNX files are {found}" if found else "nor any other ONNX file"
+        raise CommandError(f"{folder} has {REPOSITORY_CONFIG}, but no onnx/model*.onnx ({there}): {remedy}")
     return folder.resolve()
 
 

@@ -230,9 +230,12 @@ def test_a_model_folder_that_cannot_work_is_refused(tmp_path: Path, config: str 
 
 def test_a_repository_needs_a_graph(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(CommandError, match=r"has config\.json, but no onnx/model\*\.onnx: give a folder"):
+    with pytest.raises(CommandError, match=r"no onnx/model\*\.onnx \(nor any other ONNX file\): give a folder"):
         check_model(tmp_path)
     (tmp_path / "onnx").mkdir()
+    (tmp_path / "onnx" / "decoder_model_merged.onnx").touch()
+    with pytest.raises(CommandError, match=r"\(its ONNX files are onnx/decoder_model_merged\.onnx\): give a folder"):
+        check_model(tmp_path)
     (tmp_path / "onnx" / "model_q4.onnx").touch()
     assert check_model(tmp_path) == tmp_path.resolve()
     assert graphs_of(tmp_path) == [tmp_path / "onnx" / "model_q4.onnx"]

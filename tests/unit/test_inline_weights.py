@@ -87,9 +87,12 @@ def test_a_file_with_external_data_stays_as_it_is() -> None:
     assert graph.parse(File(data).detached()) == graph.parse(data)
 
 
-@pytest.mark.parametrize(
-    "data", [b"\xff" * 100, b"version https://git-lfs.github.com/spec/v1", b":\xff\xff\xff\xff\x7f", b"\x03\x00"]
-)
+def test_a_pointer_of_git_lfs_is_named() -> None:
+    with pytest.raises(ModelFileError, match=r"^m\.onnx: a Git LFS pointer of 42 bytes, not the model; run `git lfs"):
+        File(b"version https://git-lfs.github.com/spec/v1").detached()
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 100, b":\xff\xff\xff\xff\x7f", b"\x03\x00"])
 def test_other_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(ModelFileError, match=r"^m\.onnx: .* (not an ONNX model|not the model)"):
         graph.parse(File(data).detached(), "m.onnx")

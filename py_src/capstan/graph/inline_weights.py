@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from ..errors import ModelFileError
+from .model_file import refuse_pointer
 from .onnx_pb2 import TensorProto
 from .weights import CONSTANT_BYTES
 
@@ -24,6 +25,8 @@ MATRIX = 2
 """Dimensions that weights have at most; tensors of more are constants, as the frequencies of rotary embedding."""
 PIECE = 1 << 18
 """Bytes read at once."""
+POINTER_BYTES = 64
+"""Bytes that show whether a file is Git LFS' pointer to it."""
 
 Read = Callable[[int, int], Awaitable[bytes]]
 """Bytes of the file from a start on, of a length."""
@@ -35,6 +38,7 @@ async def without_weights(read: Read, size: int, name: str, location: str) -> by
 
     Raises ModelFileError if the bytes are no ONNX model.
     """
+    refuse_pointer(await read(0, min(size, POINTER_BYTES)), size, name)
     file = Pieces(read, size, name)
     made = bytearray()
     async for field, start, body, end in file.fields(0, size):

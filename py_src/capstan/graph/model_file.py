@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from ..errors import ModelFileError, UnsupportedModelError
 from .onnx_pb2 import ModelProto
 
-__all__ = ["parse", "serialize"]
+__all__ = ["parse", "refuse_pointer", "serialize"]
 
 LFS_POINTER = b"version https://git-lfs"
 
@@ -18,8 +18,7 @@ def parse(data: bytes | bytearray | memoryview, name: str = "model.onnx") -> Mod
     Raises ModelFileError if the bytes are not an ONNX model.
     """
     content = bytes(data)
-    if content.startswith(LFS_POINTER):
-        raise ModelFileError(f"{name}: a Git LFS pointer of {len(content)} bytes, not the model; run `git lfs pull`")
+    refuse_pointer(content[: len(LFS_POINTER)], len(content), name)
     model = ModelProto()
     try:
         model.ParseFromString(content)
@@ -32,6 +31,12 @@ def parse(data: bytes | bytearray | memoryview, name: str = "model.onnx") -> Mod
             f"{name}: {len(content)} bytes with no nodes or no outputs, expected an ONNX graph; copy or export it again"
         )
     return model
+
+
+def refuse_pointer(start: bytes, size: int, name: str) -> None:
+    """Raise ModelFileError if a file of `size` bytes begins as the pointers do that Git LFS leaves for files."""
+    if start.startswith(LFS_POINTER):
+        raise ModelFileError(f"{name}: a Git LFS pointer of {size} bytes, not the model; run `git lfs pull`")
 
 
 def serialize(model: ModelProto) -> bytes:
