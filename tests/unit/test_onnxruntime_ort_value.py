@@ -172,7 +172,6 @@ def test_device_memory_goes_with_the_value(devices: Devices) -> None:
         (memoryview(b"\1\0").cast("?"), "bool", (2,)),
         (np.float16(2), "float16", ()),
     ],
-    ids=str,
 )
 def test_any_buffer_is_an_array(given: Any, dtype: str, dims: tuple[int, ...]) -> None:
     host = HostArray.of("it", given)
