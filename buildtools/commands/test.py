@@ -1,4 +1,4 @@
-"""`build.py test`: all tests, with pytest; its arguments are passed on. Without any, a file at a time on each processor."""
+"""`build.py test`: all tests, a file at a time on each processor; arguments are passed on to pytest instead."""
 
 from __future__ import annotations
 
@@ -32,5 +32,11 @@ def run(args: argparse.Namespace) -> int:
 
     find_browser()
     assemble()
-    arguments = args.pytest_args or ["-n", str(min(os.cpu_count() or 1, PROCESSES)), "--dist", "loadfile", "--no-loadscope-reorder"]
+    arguments = args.pytest_args or [
+        "-n",
+        str(min(os.cpu_count() or 1, PROCESSES)),
+        "--dist",
+        "loadfile",
+        "--no-loadscope-reorder",
+    ]
     return subprocess.run([venv_python(), "-P", "-m", "pytest", *arguments], cwd=ROOT).returncode
