@@ -28,6 +28,8 @@ __all__ = ["GROUP", "add_arguments", "check", "run"]
 GROUP = "run"
 SEED_LIMIT = 2**32
 NEW_TOKENS = 128
+ALSO_GREEDY = {"repetition_penalty"}
+"""Options that say nothing of whether tokens are drawn."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--temperature", type=float, metavar="T", help="sample, with the logits divided by T (above 0)")
     add("--top-k", type=int, metavar="N", help="sample from the N likeliest tokens")
     add("--top-p", type=float, metavar="P", help="sample from the likeliest tokens that make up P (above 0, at most 1)")
+    add(
+        "--min-p",
+        type=float,
+        metavar="P",
+        help="sample from tokens at least P times as likely as the likeliest (0 to 1)",
+    )
+    penalty = "divide the logits of tokens that the text has by P, above 0; with --greedy too"
+    add("--repetition-penalty", type=float, metavar="P", help=penalty)
     add("--seed", type=int, metavar="N", help=f"sample with this seed (0 to {SEED_LIMIT - 1})")
     add("--json", action="store_true", help="end stdout with one line of JSON")
 
@@ -136,6 +146,8 @@ def read_search(args: argparse.Namespace) -> dict[str, Any]:
         ),
         "top_k": (args.top_k, lambda k: k >= 1, "at least 1"),
         "top_p": (args.top_p, lambda p: 0 < p <= 1, "above 0 and at most 1"),
+        "min_p": (args.min_p, lambda p: 0 <= p <= 1, "from 0 to 1"),
+        "repetition_penalty": (args.repetition_penalty, lambda p: math.isfinite(p) and p > 0, "above 0"),
         "random_seed": (args.seed, lambda s: 0 <= s < SEED_LIMIT, f"from 0 to {SEED_LIMIT - 1}"),
     }
     search: dict[str, Any] = {}
@@ -145,12 +157,12 @@ def read_search(args: argparse.Namespace) -> dict[str, Any]:
             continue
         if not holds(value):
             raise CommandError(f"{option} is {value}, but must be {limit}")
-        if args.greedy:
+        if args.greedy and name not in ALSO_GREEDY:
             raise CommandError(f"--greedy and {option} contradict each other: give one of them")
         search[name] = value
     if args.greedy:
-        return {"do_sample": False}
-    return {"do_sample": True, **search} if search else {}
+        return {"do_sample": False, **search}
+    return {"do_sample": True, **search} if search.keys() - ALSO_GREEDY else search
 
 
 def run(args: argparse.Namespace) -> int:

@@ -230,6 +230,7 @@ class Generator:
             try:
                 return await action(self._decoder)
             finally:
+                self._decoder.follow([*self._sequence, *self._ready])
                 self._run_ahead.pause()
                 self.timing.pause()
                 self._counts.begin(self._decoder)
@@ -360,6 +361,7 @@ class Generator:
         except BaseException:
             self._stale = True
             raise
+        decoder.follow(self._sequence)
         self._sample_first = True
         self._run_ahead.pause()
         self.timing.pause()

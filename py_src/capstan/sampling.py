@@ -6,13 +6,14 @@ every adapter (its float operations are inexact, may be fused and may flush what
 1. A logit is a float32 (a float16 becomes the float32 of the same value). `token_key` maps its bits to a u32 of the
    same order; NaN counts as -inf, -0 as +0. Tokens are ordered by key, largest first, equals by id, lowest first.
 2. Greedy takes the first token in that order. A row with nothing above -inf gives id 0, greedy or sampled.
-3. While the sequence is shorter than `min_length`, the logits of end-of-sequence ids count as -inf.
+3. Before that, stages with an `edit` change keys: `min_length`, `repetition_penalty` (see capstan.stages).
 4. `token_weight` is exp((logit - largest) / temperature) in units of 2**-30, from 0 to 2**30. It errs by half a unit
    and, relatively, by 2e-7 and 2**-30 of the larger magnitude of the two logits over the temperature (float32 itself
    holds a logit to 2**-25 of it). What lies below 2**-31 of the largest is 0. Tokens equal to the largest weigh
    2**30, also where the largest is +inf (all others then weigh 0).
 5. `top_k` keeps the first k tokens in the order. `top_p` keeps, of those, the shortest prefix in the order whose
-   weight is at least `top_p` (rounded to 2**-32) of theirs, never less than one token.
+   weight is at least `top_p` (rounded to 2**-32) of theirs, never less than one token. Of those, stages with a
+   `weigh` change weights: `min_p`.
 6. u is word 0 of Philox4x32-10 with the seed as key and (position, row, 0, 0) as counter. The token is the first, by
    id, at which the running sum of the weights kept exceeds floor(u * total / 2**32).
 """
@@ -27,7 +28,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .errors import OptionError
-from .search import SearchOptions, temperature_scale
+from .search import SearchOptions
+from .stages import Row, temperature_scale
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -161,24 +163,26 @@ def sample(
     position: int,
     row: int = 0,
     *,
+    tokens: Sequence[int] = (),
     float16_bits: bool = False,
 ) -> int:
     """The next token of one row; see the module's definition.
 
     `logits` is what `token_keys` takes, [vocabulary]. `position` is the length of the sequence before this token,
-    which is the index the token takes in it. Raises OptionError when there are no logits.
+    which is the index the token takes in it; `tokens` is that sequence, which a repetition penalty needs. Raises
+    OptionError when there are no logits.
     """
     values = _float32_bytes(logits, float16_bits)
     if not values:
         raise OptionError("logits are empty; there must be at least one token")
-    hide_eos = position < options.min_length
-    if options.greedy and not hide_eos:
+    stages = options.stages()
+    edits = [stage.edit for stage in stages if stage.edit is not None]
+    if options.greedy and not edits:
         return _first_of_largest(values)
     keys = _keys(values)
-    if hide_eos:
-        for token in options.eos_token_ids:
-            if token < len(keys):
-                keys[token] = NEGATIVE_INFINITY_KEY
+    known = Row(position, tokens)
+    for edit in edits:
+        edit(keys, options, known)
     top = max(keys)
     if options.greedy or top == NEGATIVE_INFINITY_KEY:
         return keys.index(top)
@@ -204,6 +208,11 @@ def sample(
         kept = [kept[index] for index in chosen]
         weights = [weights[index] for index in chosen]
         total = mass
+
+    for stage in stages:
+        if stage.weigh is not None:
+            weights = [stage.weigh(weight, options) for weight in weights]
+            total = sum(weights)
 
     seed = (options.seed & 0xFFFFFFFF, options.seed >> 32)
     draw = philox4x32_10((position, row, 0, 0), seed)[0] * total >> 32

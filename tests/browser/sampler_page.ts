@@ -1,7 +1,7 @@
 // Runs the sampler over whole batches for tests/browser/test_sampler.py: everything is poisoned first, every run is
 // inside error scopes, and the buffers come back as they are.
 
-import { Sampler } from "../../web/src/gpu/sampler";
+import { Sampler, type SamplerProgram } from "../../web/src/gpu/sampler";
 
 interface SamplerRun {
   rows: number;
@@ -9,8 +9,10 @@ interface SamplerRun {
   logitsType: "float32" | "float16";
   /** [rows, vocab], little-endian, base64. */
   logits: string;
-  /** One set of parameter words for each run; a run starts from `state` again. */
-  words: number[][];
+  /** A program and its parameter words for each run; a run starts from `state` and `counts` again. */
+  programs: { words: number[]; program: SamplerProgram }[];
+  /** u32 [rows, vocab], for the programs that count. */
+  counts: number[];
   /** Steps in one pass, and passes, each submitted by itself. */
   steps: number;
   submits: number;
@@ -106,11 +108,12 @@ async function runSampler(run: SamplerRun): Promise<SamplerResult[]> {
       positionIds: run.positions ? buffers.positionIds : undefined,
     });
     const results: SamplerResult[] = [];
-    for (const words of run.words) {
+    for (const { words, program } of run.programs) {
       for (const name of names)
         device.queue.writeBuffer(buffers[name], 0, new Uint32Array(sizes[name] / 4).fill(POISON));
       device.queue.writeBuffer(buffers.state, 0, new Uint32Array(run.state));
-      sampler.setParams(new Uint32Array(words));
+      sampler.setProgram(new Uint32Array(words), program);
+      if (program.counts) sampler.setTokenCounts(new Uint32Array(run.counts));
       for (let submit = 0; submit < run.submits; submit++) {
         const encoder = device.createCommandEncoder();
         const pass = encoder.beginComputePass();

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import oracle
 from tests.browser.page_scripts import PageScripts
 
+NANO = Path(__file__).parents[1] / "fixtures/nano-llama"
 PROMPT = [5, 6, 7, 8, 9]
 SEARCHES: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 1.3, "top_k": 0},
     "top_k": {"temperature": 0.9, "top_k": 20},
     "top_p": {"temperature": 0.9, "top_k": 0, "top_p": 0.8},
     "all": {"temperature": 0.7, "top_k": 50, "top_p": 0.95},
+    "min_p": {"temperature": 1.3, "top_k": 0, "min_p": 0.1},
+    "penalty": {"temperature": 0.7, "top_k": 50, "repetition_penalty": 1.3, "min_p": 0.02},
 }
 
 
@@ -71,3 +76,23 @@ def test_the_gpu_picks_what_the_reference_sampler_picks_from_the_logits(search: 
     )
     assert found["device"] == found["host"]
     assert len(set(found["host"])) > 3
+
+
+@pytest.mark.parametrize("device", ["webgpu", "wasm"])
+def test_a_repetition_penalty_follows_appended_and_rewound_tokens_as_the_oracle_does(
+    device: str, scripts: PageScripts
+) -> None:
+    actions = [("append", PROMPT), ("generate", 24), ("append", [11, 12]), ("generate", 6), ("rewind", 12)]
+    actions += [("append", [3]), ("generate", 8)]
+    found = scripts.run(
+        "sequences",
+        "drive",
+        "nano-llama",
+        model="nano-llama",
+        actions=actions,
+        device=device,
+        do_sample=False,
+        repetition_penalty=1.3,
+    )
+    assert found["picked"] == oracle.drive(NANO, actions, repetition_penalty=1.3).picked
+    assert found["picked"] != oracle.drive(NANO, actions).picked

@@ -8,7 +8,7 @@ import random
 import subprocess
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,9 @@ OPTIONS: list[tuple[SearchOptions, int]] = [
     (SAMPLED.replace(top_k=5, top_p=0.5, temperature=20.0), 11),
     (SAMPLED.replace(top_k=1), 2),
     (SAMPLED.replace(top_p=1e-12), 7),
+    (SAMPLED.replace(min_p=0.05), 3),
+    (BOTH.replace(min_p=0.3), 11),
+    (SAMPLED.replace(top_k=5, min_p=1.0), 7),
 ]
 
 
@@ -57,6 +60,12 @@ class State:
         return [self.length, self.cursor, self.done, self.picked, POISON, POISON, POISON, POISON]
 
 
+def sent(option: SearchOptions, vocab: int) -> dict[str, Any]:
+    """A program as the page takes it."""
+    program = asdict(option.sampler_program(vocab))
+    return {"words": list(array("I", program.pop("words"))), "program": program}
+
+
 class SamplerPage:
     """The page with the bundled test script."""
 
@@ -69,6 +78,7 @@ class SamplerPage:
         options: Sequence[SearchOptions],
         *,
         states: Sequence[State] = (),
+        sequences: Sequence[Sequence[int]] = (),
         steps: int = 1,
         submits: int = 1,
         ring_capacity: int = 0,
@@ -76,12 +86,18 @@ class SamplerPage:
         positions: bool = True,
     ) -> list[dict[str, Any]]:
         """The buffers after `submits` passes of `steps` steps, for each of `options`, from the same start."""
+        vocab = len(rows[0])
+        counts = [0] * (len(rows) * vocab)
+        for row, tokens in enumerate(sequences):
+            for token in tokens:
+                counts[row * vocab + token] += 1
         request = {
             "rows": len(rows),
-            "vocab": len(rows[0]),
+            "vocab": vocab,
             "logitsType": "float32" if rows[0].itemsize == 4 else "float16",
             "logits": base64.b64encode(b"".join(row.tobytes() for row in rows)).decode(),
-            "words": [list(option.sampler_words()) for option in options],
+            "programs": [sent(option, vocab) for option in options],
+            "counts": counts,
             "steps": steps,
             "submits": submits,
             "state": [word for state in states or [State()] * len(rows) for word in state.words()],
@@ -148,9 +164,11 @@ def typed(row: Sequence[float], half: bool) -> Any:
     return np.array(row, np.float16) if half else array("f", row)
 
 
-def check_ids(rows: Sequence[Any], option: SearchOptions, ids: Sequence[int]) -> None:
+def check_ids(
+    rows: Sequence[Any], option: SearchOptions, ids: Sequence[int], sequences: Sequence[Sequence[int]] = ()
+) -> None:
     for index, (row, got) in enumerate(zip(rows, ids, strict=True)):
-        expected = sample(row, option, LENGTH, index)
+        expected = sample(row, option, LENGTH, index, tokens=sequences[index] if sequences else ())
         assert got == expected, f"row {index} of {len(rows)}: {got}, not {expected}, with {option}"
 
 
@@ -327,6 +345,56 @@ def test_end_of_sequence_ids_wait_for_min_length(sampler: SamplerPage) -> None:
             assert expected.state.done == 1
 
 
+@pytest.mark.parametrize("penalty", [1.1, 0.3, 3e38])
+@pytest.mark.parametrize("half", [False, True])
+def test_what_a_sequence_has_is_penalised_as_the_reference_does_it(
+    sampler: SamplerPage, half: bool, penalty: float
+) -> None:
+    source = random.Random(10)
+    rows = [typed(row, half) for row in rows_of_many_kinds(511, 64, seed=10)]
+    sequences = [source.choices(range(511), k=source.choice([1, 40, 500])) for _ in rows]
+    options = [base.replace(repetition_penalty=penalty) for base in (GREEDY, BOTH)]
+    for option, result in zip(options, sampler.run(rows, options, sequences=sequences), strict=True):
+        check_ids(rows, option, result["ring"], sequences)
+
+
+@pytest.mark.parametrize("penalty", [1.5, 1.1, 0.3, 1e-30, 3e38])
+def test_a_penalised_logit_is_exact_to_the_bit(sampler: SamplerPage, penalty: float) -> None:
+    """Token 5 is penalised; 3 or 7 has the float32 that it must become. Of equals the lowest id is picked."""
+    source = np.random.default_rng(12)
+    values = np.concatenate([source.normal(0, 4, 96), source.normal(0, 1e-38, 32)]).astype(np.float32)
+    factor = np.float32(penalty)
+    with np.errstate(all="ignore"):
+        exact = np.where(values < 0, values * factor, values / factor)
+    values, exact = values[np.isfinite(exact)], exact[np.isfinite(exact)]
+    assert len(values) > 30
+    option = GREEDY.replace(repetition_penalty=penalty)
+    for other, expected in (3, 3), (7, 5):
+        rows = []
+        for value, become in zip(values, exact, strict=True):
+            row = np.full(16, -np.inf, np.float32)
+            row[5], row[other] = value, become
+            rows.append(row)
+        (result,) = sampler.run(rows, [option], sequences=[[5]] * len(rows))
+        assert result["ring"] == [expected] * len(rows)
+
+
+def test_picks_are_penalised_from_the_next_step_on(sampler: SamplerPage) -> None:
+    source = random.Random(11)
+    rows = [array("f", [source.gauss(2, 1) for _ in range(511)]) for _ in range(4)]
+    sequences = [source.choices(range(511), k=30) for _ in rows]
+    steps = 24
+    options = [base.replace(repetition_penalty=1.4) for base in (GREEDY, BOTH)]
+    for option, result in zip(options, sampler.run(rows, options, sequences=sequences, steps=steps), strict=True):
+        for index, row in enumerate(rows):
+            tokens = list(sequences[index])
+            for step in range(steps):
+                tokens.append(sample(row, option, LENGTH + step, index, tokens=tokens))
+            picked = result["ring"][steps * index : steps * (index + 1)]
+            assert picked == tokens[30:]
+            assert option is not options[0] or len(set(picked)) > steps / 2, "the greedy pick alone repeats one token"
+
+
 def test_a_second_sampler_of_the_same_shape_makes_no_pipeline(sampler: SamplerPage) -> None:
     rows = [array("f", [0.0] * 513)]
     pipelines = [[result["pipelines"] for result in sampler.run(rows, [GREEDY, BOTH])] for _ in range(2)]
@@ -336,8 +404,11 @@ def test_a_second_sampler_of_the_same_shape_makes_no_pipeline(sampler: SamplerPa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"words": [[0] * 27]}, "27 words of version 0; expected 28 words of version 1"),
-        ({"words": [[0] * 28]}, "28 words of version 0; expected 28 words of version 1"),
+        (
+            {"programs": [{"words": [0], "program": {"passes": ["beam"], "wgsl": "", "counts": False}}]},
+            'no pass "beam"',
+        ),
+        ({"programs": [sent(GREEDY.replace(repetition_penalty=2), 3)]}, "0 bytes of token counts, of 12"),
         ({"vocab": 4}, "logits has 12 bytes; it needs 16"),
         ({"vocab": 0}, "vocab is 0; it must be an integer from 1 to 16777216"),
         ({"rows": 65536}, "rows is 65536; it must be an integer from 1 to 65535"),
@@ -352,7 +423,8 @@ def test_parameters_and_targets_that_do_not_fit_are_refused(
         "vocab": 3,
         "logitsType": "float32",
         "logits": base64.b64encode(bytes(12)).decode(),
-        "words": [list(GREEDY.sampler_words())],
+        "programs": [sent(GREEDY, 3)],
+        "counts": [],
         "steps": 1,
         "submits": 1,
         "state": State().words(),

@@ -213,7 +213,10 @@ class PaperEngine:
         self._call()
         return self._add("sampler")
 
-    def set_sampling(self, sampler: int, words: bytes) -> None:
+    def set_sampling(self, sampler: int, program: object) -> None:
+        self._call()
+
+    def set_token_counts(self, sampler: int, counts: bytes) -> None:
         self._call()
 
     def destroy_sampler(self, sampler: int) -> None:

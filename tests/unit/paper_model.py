@@ -107,6 +107,9 @@ class PaperDecoder:
         self.pending: int | None = None
         self.done = False
 
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Its picks do not depend on the sequence."""
+
     def submit(self, picks: int, sample_first: bool) -> Awaitable[Burst]:
         assert 1 <= picks <= self.max_burst
         assert self.unread < self.max_in_flight, "more bursts than the device takes"

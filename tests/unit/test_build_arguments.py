@@ -66,6 +66,10 @@ def test_options_reach_the_request(model: Path) -> None:
     sampled = request(model, "x", "--temperature", "0.5", "--top-k", "5", "--top-p", "1", "--seed", "0")["search"]
     assert sampled == {"do_sample": True, "temperature": 0.5, "top_k": 5, "top_p": 1.0, "random_seed": 0}
     assert request(model, "x", "--seed", "4")["search"] == {"do_sample": True, "random_seed": 4}
+    assert request(model, "x", "--min-p", "0.05")["search"] == {"do_sample": True, "min_p": 0.05}
+    penalty = ("--repetition-penalty", "1.1")
+    assert request(model, "x", *penalty)["search"] == {"repetition_penalty": 1.1}
+    assert request(model, "x", "--greedy", *penalty)["search"] == {"do_sample": False, "repetition_penalty": 1.1}
 
 
 def test_a_conversation_begins_without_messages(model: Path) -> None:
@@ -132,6 +136,9 @@ def test_a_model_without_a_chat_template_has_no_conversations(
         (["a", "--top-p", "0"], "--top-p is 0.0, but must be above 0 and at most 1"),
         (["a", "--top-p", "1.01"], "--top-p is 1.01, but must be above 0 and at most 1"),
         (["a", "--top-p", "nan"], "--top-p is nan, but must be above 0 and at most 1"),
+        (["a", "--min-p", "1.5"], "--min-p is 1.5, but must be from 0 to 1"),
+        (["a", "--repetition-penalty", "0"], "--repetition-penalty is 0.0, but must be above 0"),
+        (["a", "--greedy", "--min-p", "0.1"], "--greedy and --min-p contradict each other"),
         (["a", "--seed", "-1"], "--seed is -1, but must be from 0"),
         (["a", "--greedy", "--temperature", "1"], "--greedy and --temperature contradict each other"),
         (["a", "--greedy", "--seed", "1"], "--greedy and --seed contradict each other"),

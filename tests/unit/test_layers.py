@@ -22,7 +22,7 @@ SOURCES = Path(__file__).parents[2] / "py_src" / "capstan"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "fallback", "load_times"),
-    ("config", "graph", "hub", "memory", "model_types", "repository", "sampling", "search", "storage"),
+    ("config", "graph", "hub", "memory", "model_types", "repository", "sampling", "search", "stages", "storage"),
     ("host", "device.base", "device.interface", "device.model_memory"),
     ("notes", "tape", "weights"),
     ("device", "device.webgpu", "device.wasm", "device.reference"),

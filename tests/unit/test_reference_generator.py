@@ -110,3 +110,11 @@ def test_max_length_ends_where_the_oracle_ends() -> None:
     trace = drive(Model(str(LLAMA)), script, max_length=65)
     assert trace == oracle.drive(LLAMA, script, max_length=65)
     assert (len(trace.sequence), trace.done) == (65, True)
+
+
+@pytest.mark.parametrize("penalty", [0.7, 1.1, 3.0])
+@pytest.mark.parametrize("script", ["generate", "generate_then_append", "rewind_then_append"])
+def test_a_repetition_penalty_gives_the_oracles_tokens(script: str, penalty: float) -> None:
+    trace = drive(Model(str(LLAMA)), SCRIPTS[script], repetition_penalty=penalty)
+    assert trace == oracle.drive(LLAMA, SCRIPTS[script], repetition_penalty=penalty)
+    assert trace != oracle.drive(LLAMA, SCRIPTS[script])

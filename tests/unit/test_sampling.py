@@ -22,7 +22,8 @@ from capstan.sampling import (
     token_keys,
     token_weight,
 )
-from capstan.search import SearchOptions, temperature_scale
+from capstan.search import SearchOptions
+from capstan.stages import temperature_scale
 
 SAMPLED = SearchOptions(max_length=1000, do_sample=True, top_k=0, random_seed=7)
 INF, NAN = math.inf, math.nan

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
+from array import array
+from typing import Any
 
 import numpy as np
 import pytest
 
 from capstan.errors import OptionError
-from capstan.search import MAX_EOS_TOKENS, SAMPLER_WORDS, SearchOptions, temperature_scale
+from capstan.search import MAX_EOS_TOKENS, SearchOptions
+from capstan.stages import temperature_scale
 
 INF, NAN = math.inf, math.nan
 
@@ -36,7 +40,11 @@ INF, NAN = math.inf, math.nan
         ({"min_length": 70, "max_length": 60}, r"min_length \(70\) cannot be greater than max_length \(60\)"),
         ({"num_beams": 4}, "num_beams is 4; only 1 is supported"),
         ({"num_return_sequences": 2}, "num_return_sequences is 2"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty is 1.1; only 1.0 is supported"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it must be greater than 0"),
+        ({"repetition_penalty": -1.1}, "repetition_penalty is -1.1; it must be greater than 0"),
+        ({"repetition_penalty": 1e39}, "repetition_penalty is 1e[+]39; it must be greater than 0 and a float32"),
+        ({"min_p": -0.1}, "min_p is -0.1; it must be from 0 to 1"),
+        ({"min_p": 1.01}, "min_p is 1.01; it must be from 0 to 1"),
         ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size is 3"),
         ({"length_penalty": 0.5}, "length_penalty is 0.5"),
         ({"diversity_penalty": 0.5}, "diversity_penalty is 0.5"),
@@ -89,7 +97,9 @@ def test_a_switch_is_no_number(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", [True, "1", None, INF])
-@pytest.mark.parametrize("name", ["temperature", "top_p", "repetition_penalty", "length_penalty", "diversity_penalty"])
+@pytest.mark.parametrize(
+    "name", ["temperature", "top_p", "min_p", "repetition_penalty", "length_penalty", "diversity_penalty"]
+)
 def test_what_is_no_finite_number_is_refused(name: str, value: object) -> None:
     with pytest.raises(OptionError, match=f"{name} is {value!r}; it must be a (finite )?number"):
         SearchOptions().replace(**{name: value})
@@ -173,44 +183,89 @@ def test_too_many_end_of_sequence_ids_are_refused() -> None:
         SearchOptions(eos_token_ids=tuple(range(MAX_EOS_TOKENS + 1)))
 
 
-# sampler_words
+# sampler_program
 
 
-def test_the_words_for_the_gpu() -> None:
+def words_of(options: SearchOptions, vocab: int = 1000) -> dict[str, int]:
+    """The parameters by the names of their WGSL struct, and `eos`."""
+    program = options.sampler_program(vocab)
+    struct = re.search(r"struct Params \{\n(.*?)\n\}", program.wgsl, re.DOTALL)
+    assert struct is not None
+    *names, eos = re.findall(r"(\w+): ", struct[1])
+    words = array("I", program.words)
+    assert eos == "eos"
+    assert len(names) % 4 == 0
+    assert len(words) == len(names) + MAX_EOS_TOKENS
+    return dict(zip(names, words, strict=False)) | {"eos": list(words[len(names) :])}
+
+
+def test_the_parameters_for_the_gpu() -> None:
     options = SearchOptions(
         max_length=80,
         min_length=6,
         do_sample=True,
         top_k=40,
         top_p=0.75,
+        min_p=0.25,
+        repetition_penalty=1.5,
         random_seed=2**40 + 3,
         eos_token_ids=(8, 9),
         pad_token_id=7,
     ).replace(temperature=1.0)
     mantissa, shift = temperature_scale(1.0)
-    expected = [1, 40, 3 << 30, mantissa, shift & 0xFFFFFFFF, 3, 256, 7, 6, 2, 1, 0, 8, 9] + [0] * 14
-    assert list(options.sampler_words()) == expected
-    assert len(expected) == SAMPLER_WORDS
+    words = words_of(options)
+    expected = {"pad": 7, "eos_count": 2, "eos": [8, 9] + [0] * 14, "min_length": 6, "top_k": 40, "top_p": 3 << 30}
+    expected |= {"scale": mantissa, "shift": shift & 0xFFFFFFFF, "seed_low": 3, "seed_high": 256}
+    expected |= {"least_weight": 1 << 28, "penalty": 3 << 22, "penalty_exponent": 2**32 - 23}
+    assert {name: words[name] for name in expected} == expected
+
+
+def test_only_active_stages_are_in_the_kernels() -> None:
+    plain = SearchOptions(do_sample=True, eos_token_ids=(3,))
+    assert plain.stages() == plain.replace(temperature=2.0).stages()
+    assert plain.sampler_program(1000).wgsl == plain.replace(temperature=2.0, top_k=3).sampler_program(1000).wgsl
+    for option, name in (
+        ({"min_length": 3}, "min_length"),
+        ({"repetition_penalty": 2}, "penalty"),
+        ({"min_p": 0.1}, "min_p"),
+    ):
+        program = plain.replace(**option).sampler_program(1000)
+        assert re.search(rf"fn \w+_{name}\(|_{name}\(row", program.wgsl), name
+        assert program.counts == (name == "penalty")
+    assert plain.replace(do_sample=False, min_p=0.1).stages() == plain.replace(do_sample=False).stages()
+
+
+@pytest.mark.parametrize(
+    ("options", "passes"),
+    [
+        ({"do_sample": False, "top_p": 0.5}, "max greedy"),
+        ({"top_k": 1, "top_p": 0.5}, "max greedy"),
+        ({"top_k": 0}, "max sums draw"),
+        ({"top_k": 999}, "max count sums draw"),
+        ({"top_k": 1000}, "max sums draw"),
+        ({"top_k": 0, "top_p": 0.5}, "max weight sums draw"),
+        ({"top_k": 5, "top_p": 0.5}, "max count weight sums draw"),
+        ({"top_k": 0, "top_p": 1 - 2**-40}, "max sums draw"),
+    ],
+)
+def test_a_step_has_the_passes_that_its_options_need(options: dict[str, Any], passes: str) -> None:
+    assert " ".join(SearchOptions(**{"do_sample": True} | options).sampler_program(1000).passes) == passes
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1.0, 1e300])
 def test_the_shift_of_the_temperature_is_a_signed_word(temperature: float) -> None:
-    word = SearchOptions(do_sample=True, temperature=temperature).sampler_words()[4]
+    word = words_of(SearchOptions(do_sample=True, temperature=temperature))["shift"]
     assert word - (2**32 if word >= 2**31 else 0) == temperature_scale(temperature)[1]
 
 
-def test_greedy_words_turn_every_cut_off() -> None:
+def test_greedy_turns_every_cut_off() -> None:
     for options in (SearchOptions(do_sample=False, top_p=0.5), SearchOptions(do_sample=True, top_k=1, top_p=0.5)):
-        assert list(options.sampler_words()[:3]) == [0, 0, 0]
+        words = words_of(options)
+        assert (words["top_k"], words["top_p"]) == (0, 0)
 
 
 def test_a_top_p_that_rounds_to_nothing_keeps_one_token() -> None:
     assert SearchOptions(do_sample=True, top_p=2.0**-40).top_p_bits == 1
-
-
-def test_a_top_p_that_rounds_to_one_is_off() -> None:
-    for top_p in (1.0, 1.0 - 2**-40):
-        assert list(SearchOptions(do_sample=True, top_k=0, top_p=top_p).sampler_words()[:3]) == [1, 0, 0]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1e-300, 1e300, 5e-324, 1.4426950408889634, 1.4426950408889636])

@@ -10,7 +10,7 @@ import { FusedKernels, type FusedSpec } from "./gpu/fused";
 import { FusedPipelines } from "./gpu/kernels";
 import { type PlayedOp, StepEncoder, Tape } from "./gpu/player";
 import { type BurstResult, RingReader } from "./gpu/ring";
-import { Sampler, type SamplerTargets, type Span } from "./gpu/sampler";
+import { Sampler, type SamplerProgram, type SamplerTargets, type Span } from "./gpu/sampler";
 import type { Staging } from "./gpu/staging";
 import {
   fromBase64,
@@ -44,7 +44,7 @@ interface SamplerSpec {
 /** Python's `JsGpuEngine` calls this as the engine's `tapes`. */
 export class Tapes {
   private readonly tapes = new Handles<Tape>("tape");
-  private readonly samplers = new Handles<{ sampler: Sampler; reader: RingReader }>("sampler");
+  private readonly samplers = new Handles<{ sampler: Sampler; reader: RingReader; owner: string }>("sampler");
   /** What tapes were made from, by their handles. */
   private readonly sources = new Map<number, TapeSource>();
   private readonly fusedPipelines: FusedPipelines;
@@ -198,12 +198,19 @@ export class Tapes {
     const write = (buffer: GPUBuffer, words: Uint32Array<ArrayBuffer>): void =>
       watched.write(buffer, 0, new Uint8Array(words.buffer, words.byteOffset, words.byteLength));
     const sampler = watched.attribute("kernels", s.owner, () => new Sampler(watched.device, targets, write));
-    return this.samplers.add({ sampler, reader: new RingReader(this.watched, ring, s.ring_capacity, s.owner) });
+    const reader = new RingReader(this.watched, ring, s.ring_capacity, s.owner);
+    return this.samplers.add({ sampler, reader, owner: s.owner });
   }
 
-  setSampling(handle: number, words: PyProxy): void {
-    const bytes = copyBytes(words);
-    this.samplers.get(handle).sampler.setParams(new Uint32Array(bytes.buffer, 0, bytes.byteLength / 4));
+  /** `program` is a SamplerProgram in JSON. */
+  setSampling(handle: number, words: PyProxy, program: string): void {
+    const { sampler, owner } = this.samplers.get(handle);
+    const given = JSON.parse(program) as SamplerProgram;
+    this.watched.attribute("kernels", owner, () => sampler.setProgram(wordsOf(words), given));
+  }
+
+  setTokenCounts(handle: number, counts: PyProxy): void {
+    this.samplers.get(handle).sampler.setTokenCounts(wordsOf(counts));
   }
 
   destroySampler(handle: number): void {
@@ -314,4 +321,10 @@ export class Tapes {
     const { ids, submitted, readable }: BurstResult = await read();
     return Float64Array.of(submitted, readable, host, ...ids);
   }
+}
+
+/** u32 words of Python's bytes. */
+function wordsOf(bytes: PyProxy): Uint32Array<ArrayBuffer> {
+  const copied = copyBytes(bytes);
+  return new Uint32Array(copied.buffer, 0, copied.byteLength / 4);
 }

@@ -15,6 +15,7 @@ import _capstan_host
 from ..device.webgpu.engine import NOT_FUSED, BoundTensor, Difference, SamplerSpec, WeightPiece
 from ..graph import FedLengths
 from ..memory import BufferRequest, LedgerEntry, keep_account
+from ..stages import SamplerProgram
 from .errors import typed_errors
 from .sessions import JsModelSession, open_gpu_session
 from .storage import JsSink
@@ -226,9 +227,14 @@ class JsGpuEngine:
         with typed_errors():
             return int(self._tapes.makeSampler(json.dumps(asdict(spec))))
 
-    def set_sampling(self, sampler: int, words: bytes) -> None:
+    def set_sampling(self, sampler: int, program: SamplerProgram) -> None:
+        given = json.dumps({"passes": program.passes, "wgsl": program.wgsl, "counts": program.counts})
         with typed_errors():
-            self._tapes.setSampling(sampler, words)
+            self._tapes.setSampling(sampler, program.words, given)
+
+    def set_token_counts(self, sampler: int, counts: bytes) -> None:
+        with typed_errors():
+            self._tapes.setTokenCounts(sampler, counts)
 
     def destroy_sampler(self, sampler: int) -> None:
         with typed_errors():

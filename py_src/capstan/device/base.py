@@ -91,6 +91,10 @@ class Decoder(Protocol):
         """Run the model on `ids` at positions `past`, `past + 1`, ...; what lay past `past` is dead. Afterwards the
         logits are those of the last position."""
 
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Take over the sequence for stages that ask for it: called before the first pick of a sequence that was
+        changed otherwise than by a pick. Picks follow it by themselves."""
+
     def submit(self, picks: int, sample_first: bool) -> Awaitable[Burst]:
         """Queue `picks` decode steps, each followed by a pick; with `sample_first` the first picks from the logits that
         are there. Work is queued when this returns; the ids are awaited."""

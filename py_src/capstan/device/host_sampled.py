@@ -55,6 +55,8 @@ class HostSampledDecoder:
         self._options = SearchOptions()
         self._logits: array[float] = array("f")
         self._length = 0
+        self._tokens: list[int] = []
+        """The sequence with all picks, where an active stage asks for it."""
         self._pending = 0
         self._counters: Counters = {"steps": 0, "readbacks": 0, "readback_bytes": 0}
 
@@ -77,6 +79,9 @@ class HostSampledDecoder:
             await self._run(ids[start : start + PREFILL_CHUNK], past + start)
         self._length = past + len(ids)
 
+    def follow(self, tokens: Sequence[int]) -> None:
+        self._tokens = list(tokens)
+
     async def submit(self, picks: int, sample_first: bool) -> Burst:
         if picks != 1:
             raise ValueError(f"{picks} picks in a burst on the CPU; 1 is the most")
@@ -88,7 +93,8 @@ class HostSampledDecoder:
             self._length += 1
             self._counters["steps"] += 1
         readable = self._now()
-        self._pending = sample(self._logits, self._options, self._length)
+        self._pending = sample(self._logits, self._options, self._length, tokens=self._tokens)
+        self._tokens.append(self._pending)
         entered = self._now()
         return Burst((self._pending,), submitted, readable, entered - readable, entered)
 

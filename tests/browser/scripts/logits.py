@@ -24,7 +24,8 @@ async def host_loop(
         options = generator._options
         for _ in range(count):
             logits = await generator.get_logits_async()
-            found.append(sample(logits, options, generator.token_count()))
+            tokens = generator.get_sequence()
+            found.append(sample(logits, options, len(tokens), tokens=tokens))
             generator.append_tokens([found[-1]])
     return {"device": wanted, "host": found}
 

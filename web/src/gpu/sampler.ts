@@ -1,6 +1,7 @@
 // The sampler on the GPU: picks a token for each row from the logits and advances the rows' state, in one pass.
 //
-// py_src/capstan/sampling.py defines the result, id for id; py_src/capstan/search.py makes the parameter words.
+// py_src/capstan/sampling.py defines the result, id for id; py_src/capstan/stages/program.py makes the parameters, says
+// which kernels a step needs and writes what the stages do in them.
 // A step is 2 dispatches greedy, 3 with temperature alone, 7 with top_k or top_p, 11 with both. Nothing is carried over
 // in the scratch buffer from one step to the next, so any number of steps can be encoded one after another.
 
@@ -42,14 +43,12 @@ export interface SamplerTargets {
   positionIds?: GPUBuffer | undefined;
 }
 
-/** Length and layout version of the parameter words (`SAMPLER_WORDS`, `WORDS_VERSION` in search.py). */
-export const SAMPLER_WORDS = 28;
-const WORDS_VERSION = 1;
-const WORD_MODE = 0;
-const WORD_TOP_K = 1;
-const WORD_TOP_P = 2;
-const WORD_VERSION = 10;
-const MODE_SAMPLE = 1;
+/** A Python SamplerProgram. */
+export interface SamplerProgram {
+  passes: readonly string[];
+  wgsl: string;
+  counts: boolean;
+}
 
 const MAX_VOCAB = 1 << 24;
 const MAX_ROWS = 65535;
@@ -75,11 +74,24 @@ interface Blocking {
   BLOCKS: number;
 }
 
+/** A kernel, and which of the rounds of a cut it is (0 for the others). */
 interface Dispatch {
   kernel: Kernel;
-  bindGroup: GPUBindGroup;
-  blocks: number;
+  round: number;
 }
+
+/** The dispatches of each pass that a program may name. */
+const rounds = (from: number): Dispatch[] =>
+  Array.from({ length: ROUNDS / 2 }, (_, index) => ({ kernel: "histogram", round: from + index }));
+const PASSES: Readonly<Record<string, readonly Dispatch[]>> = {
+  max: [{ kernel: "blockMax", round: 0 }],
+  count: rounds(0),
+  weight: rounds(ROUNDS / 2),
+  sums: [{ kernel: "blockSums", round: 0 }],
+  draw: [{ kernel: "draw", round: 0 }],
+  greedy: [{ kernel: "greedy", round: 0 }],
+};
+const ENDS = new Set<Kernel>(["draw", "greedy"]);
 
 /** How a row is divided: one small workgroup up to 4096 tokens, else blocks of 2048 or more, at most 256 of them. */
 function blocking(vocab: number): Blocking {
@@ -89,13 +101,13 @@ function blocking(vocab: number): Blocking {
   return { WG, BLOCK, BLOCKS: Math.ceil(vocab / BLOCK) };
 }
 
-/** Pipelines of one device, made once for each vocabulary size and logits type. */
+/** Pipelines of one device, made once for each vocabulary size, logits type and text of the stages. */
 class SamplerPipelines {
   private static readonly perDevice = new WeakMap<GPUDevice, SamplerPipelines>();
 
   readonly passLayout: GPUBindGroupLayout;
   readonly endLayout: GPUBindGroupLayout;
-  private readonly modules = new Map<Kernel, GPUShaderModule>();
+  private readonly modules = new Map<string, GPUShaderModule>();
   private readonly pipelines = new Map<string, GPUComputePipeline>();
 
   static of(device: GPUDevice): SamplerPipelines {
@@ -114,7 +126,7 @@ class SamplerPipelines {
         entries: types.map((type, binding) => ({ binding, visibility: GPUShaderStage.COMPUTE, buffer: { type } })),
       });
     const shared: GPUBufferBindingType[] = ["uniform", "read-only-storage", "storage"];
-    this.passLayout = layout("sampler pass", [...shared, "read-only-storage", "uniform"]);
+    this.passLayout = layout("sampler pass", [...shared, "read-only-storage", "uniform", "read-only-storage"]);
     this.endLayout = layout("sampler end", [
       ...shared,
       "storage",
@@ -123,19 +135,21 @@ class SamplerPipelines {
       "storage",
       "storage",
       "storage",
+      "storage",
     ]);
   }
 
-  get(kernel: Kernel, vocab: number, half: boolean): GPUComputePipeline {
-    const key = `${kernel} ${vocab} ${half}`;
+  get(kernel: Kernel, vocab: number, half: boolean, stages: string): GPUComputePipeline {
+    const key = `${kernel} ${vocab} ${half} ${stages}`;
     let found = this.pipelines.get(key);
     if (found === undefined) {
-      const ends = kernel === "draw" || kernel === "greedy";
       found = this.device.createComputePipeline({
-        label: `sampler ${key}`,
-        layout: this.device.createPipelineLayout({ bindGroupLayouts: [ends ? this.endLayout : this.passLayout] }),
+        label: `sampler ${kernel} ${vocab} ${half}`,
+        layout: this.device.createPipelineLayout({
+          bindGroupLayouts: [ENDS.has(kernel) ? this.endLayout : this.passLayout],
+        }),
         compute: {
-          module: this.module(kernel),
+          module: this.module(kernel, stages),
           entryPoint: "main",
           constants: { ...blocking(vocab), VOCAB: vocab, HALF: half ? 1 : 0 },
         },
@@ -145,11 +159,13 @@ class SamplerPipelines {
     return found;
   }
 
-  private module(kernel: Kernel): GPUShaderModule {
-    let found = this.modules.get(kernel);
+  private module(kernel: Kernel, stages: string): GPUShaderModule {
+    const key = `${kernel} ${stages}`;
+    let found = this.modules.get(key);
     if (found === undefined) {
-      found = this.device.createShaderModule({ label: `sampler ${kernel}`, code: KERNELS[kernel].join("\n") });
-      this.modules.set(kernel, found);
+      const code = [...KERNELS[kernel], stages].join("\n");
+      found = this.device.createShaderModule({ label: `sampler ${kernel}`, code });
+      this.modules.set(key, found);
     }
     return found;
   }
@@ -160,19 +176,20 @@ type Write = (buffer: GPUBuffer, words: Uint32Array<ArrayBuffer>) => void;
 
 /** Samples and advances all rows of one generator; owns its parameter and scratch buffers, not the targets. */
 export class Sampler {
-  private readonly params: GPUBuffer;
   private readonly owned: GPUBuffer[] = [];
-  private readonly rounds: readonly Dispatch[];
-  private readonly blockMax: Dispatch;
-  private readonly blockSums: Dispatch;
-  private readonly draw: Dispatch;
-  private readonly greedy: Dispatch;
-  private readonly rows: number;
-  private plan: readonly { dispatch: Dispatch; pipeline: GPUComputePipeline }[] = [];
+  private readonly scratch: GPUBuffer;
+  private readonly positions: GPUBuffer;
+  private readonly roundIndices: GPUBuffer;
+  private readonly sizes: GPUBuffer;
+  private params: GPUBuffer;
+  /** u32 [rows, vocab], or one word while no stage counts tokens. */
+  private counts: GPUBuffer;
+  private bindGroups = new Map<string, GPUBindGroup>();
+  private plan: readonly { bindGroup: GPUBindGroup; pipeline: GPUComputePipeline; blocks: number }[] = [];
 
   /**
-   * Makes every buffer and bind group it will use. Throws RangeError where a target does not fit. `write` uploads at
-   * once, also while a recorder watches the queue: what the sampler uploads is no part of a step.
+   * Makes every buffer it will use, but those that a program needs. Throws RangeError where a target does not fit.
+   * `write` uploads at once, also while a recorder watches the queue: what the sampler uploads is no part of a step.
    */
   constructor(
     private readonly device: GPUDevice,
@@ -180,103 +197,102 @@ export class Sampler {
     private readonly write: Write = (buffer, words) => device.queue.writeBuffer(buffer, 0, words),
   ) {
     checkTargets(device, targets);
-    const { BLOCKS } = blocking(targets.vocab);
-    const pipelines = SamplerPipelines.of(device);
-
-    this.params = this.buffer("sampler params", SAMPLER_WORDS * 4, GPUBufferUsage.UNIFORM);
-    const scratch = this.buffer("sampler scratch", scratchBytes(targets), GPUBufferUsage.STORAGE);
-    const positions =
+    this.params = this.buffer("sampler params", 16, GPUBufferUsage.UNIFORM);
+    this.counts = this.buffer("sampler counts", 4, GPUBufferUsage.STORAGE);
+    this.scratch = this.buffer("sampler scratch", scratchBytes(targets), GPUBufferUsage.STORAGE);
+    this.positions =
       targets.positionIds ?? this.buffer("sampler no positions", targets.rows * 8, GPUBufferUsage.STORAGE);
     const stride = device.limits.minUniformBufferOffsetAlignment;
-    const round = this.buffer("sampler rounds", stride * ROUNDS, GPUBufferUsage.UNIFORM);
+    this.roundIndices = this.buffer("sampler rounds", stride * ROUNDS, GPUBufferUsage.UNIFORM);
     const roundWords = new Uint32Array((stride * ROUNDS) / 4);
     for (let index = 0; index < ROUNDS; index++) roundWords[(index * stride) / 4] = index;
-    this.write(round, roundWords);
-    const sizes = this.buffer("sampler sizes", 8, GPUBufferUsage.UNIFORM);
-    this.write(sizes, new Uint32Array([targets.ringCapacity, targets.maxLength]));
-
-    const group = (layout: GPUBindGroupLayout, buffers: (GPUBuffer | Span)[]): GPUBindGroup =>
-      device.createBindGroup({
-        layout,
-        entries: buffers.map((item, binding) => ({ binding, resource: "buffer" in item ? item : { buffer: item } })),
-      });
-    const pass = (kernel: Kernel, index: number): Dispatch => ({
-      kernel,
-      bindGroup: group(pipelines.passLayout, [
-        this.params,
-        targets.logits,
-        scratch,
-        targets.state,
-        { buffer: round, offset: index * stride, size: 16 },
-      ]),
-      blocks: BLOCKS,
-    });
-    this.rounds = Array.from({ length: ROUNDS }, (_, index) => pass("histogram", index));
-    this.blockMax = pass("blockMax", 0);
-    this.blockSums = pass("blockSums", 0);
-    const bindGroup = group(pipelines.endLayout, [
-      this.params,
-      targets.logits,
-      scratch,
-      targets.state,
-      sizes,
-      targets.ring,
-      targets.inputIds,
-      targets.mask,
-      positions,
-    ]);
-    this.draw = { kernel: "draw", bindGroup, blocks: 1 };
-    this.greedy = { kernel: "greedy", bindGroup, blocks: 1 };
-    this.rows = targets.rows;
+    this.write(this.roundIndices, roundWords);
+    this.sizes = this.buffer("sampler sizes", 8, GPUBufferUsage.UNIFORM);
+    this.write(this.sizes, new Uint32Array([targets.ringCapacity, targets.maxLength]));
   }
 
   /**
-   * Takes the words of `SearchOptions.sampler_words()`; later steps use them. Pipelines that no sampler of this shape
-   * needed before on the device are made here. Throws RangeError for other words.
+   * Takes a program and its parameter words; later steps use them. Pipelines that no sampler of this shape needed
+   * before on the device are made here. Throws RangeError for a pass that there is not.
    */
-  setParams(words: Uint32Array): void {
-    if (words.length !== SAMPLER_WORDS || words[WORD_VERSION] !== WORDS_VERSION) {
-      throw new RangeError(
-        `sampler parameters: ${words.length} words of version ${words[WORD_VERSION]}; ` +
-          `expected ${SAMPLER_WORDS} words of version ${WORDS_VERSION}`,
-      );
-    }
-    const copy = words.slice();
-    if (copy[WORD_TOP_K]! >= this.targets.vocab) copy[WORD_TOP_K] = 0;
-    this.write(this.params, copy);
+  setProgram(words: Uint32Array<ArrayBuffer>, program: SamplerProgram): void {
+    const { vocab, rows } = this.targets;
+    const dispatches = program.passes.flatMap((name) => {
+      const found = PASSES[name];
+      if (found === undefined) throw new RangeError(`sampler: there is no pass ${JSON.stringify(name)}`);
+      return found;
+    });
+    this.params = this.atLeast(this.params, words.byteLength);
+    this.counts = this.atLeast(this.counts, program.counts ? rows * vocab * 4 : 4);
+    this.write(this.params, words);
     const pipelines = SamplerPipelines.of(this.device);
     const half = this.targets.logitsType === "float16";
-    this.plan = this.dispatches(copy).map((dispatch) => ({
-      dispatch,
-      pipeline: pipelines.get(dispatch.kernel, this.targets.vocab, half),
+    const blocks = blocking(vocab).BLOCKS;
+    this.plan = dispatches.map(({ kernel, round }) => ({
+      bindGroup: this.bindGroup(kernel, round, pipelines),
+      pipeline: pipelines.get(kernel, vocab, half, program.wgsl),
+      blocks: ENDS.has(kernel) ? 1 : blocks,
     }));
   }
 
-  private dispatches(words: Uint32Array): Dispatch[] {
-    if (words[WORD_MODE] !== MODE_SAMPLE) return [this.blockMax, this.greedy];
-    const byCount = words[WORD_TOP_K] !== 0 ? this.rounds.slice(0, 4) : [];
-    const byWeight = words[WORD_TOP_P] !== 0 ? this.rounds.slice(4) : [];
-    return [this.blockMax, ...byCount, ...byWeight, this.blockSums, this.draw];
+  /** How often each token is in the rows' sequences: u32 [rows, vocab]. Throws RangeError unless the program counts. */
+  setTokenCounts(counts: Uint32Array<ArrayBuffer>): void {
+    if (counts.byteLength !== this.counts.size) {
+      throw new RangeError(`sampler: ${counts.byteLength} bytes of token counts, of ${this.counts.size}`);
+    }
+    this.write(this.counts, counts);
   }
 
-  /** Dispatches in one step, with the parameters that are set; 0 before `setParams`. */
+  private bindGroup(kernel: Kernel, round: number, pipelines: SamplerPipelines): GPUBindGroup {
+    const { targets } = this;
+    const end = ENDS.has(kernel);
+    const key = `${end} ${round}`;
+    let found = this.bindGroups.get(key);
+    if (found === undefined) {
+      const shared = [this.params, targets.logits, this.scratch, targets.state];
+      const stride = this.device.limits.minUniformBufferOffsetAlignment;
+      const rest: (GPUBuffer | Span)[] = end
+        ? [this.sizes, targets.ring, targets.inputIds, targets.mask, this.positions, this.counts]
+        : [{ buffer: this.roundIndices, offset: round * stride, size: 16 }, this.counts];
+      found = this.device.createBindGroup({
+        layout: end ? pipelines.endLayout : pipelines.passLayout,
+        entries: [...shared, ...rest].map((item, binding) => ({
+          binding,
+          resource: "buffer" in item ? item : { buffer: item },
+        })),
+      });
+      this.bindGroups.set(key, found);
+    }
+    return found;
+  }
+
+  /** The buffer, or one of this size in its place. */
+  private atLeast(buffer: GPUBuffer, size: number): GPUBuffer {
+    if (buffer.size >= size) return buffer;
+    this.bindGroups.clear();
+    this.owned.splice(this.owned.indexOf(buffer), 1);
+    buffer.destroy();
+    return this.buffer(buffer.label, size, buffer.usage);
+  }
+
+  /** Dispatches in one step, with the parameters that are set; 0 before `setProgram`. */
   get dispatchCount(): number {
     return this.plan.length;
   }
 
-  /** Encodes one step of all rows: sample, then advance. Throws before `setParams`. */
+  /** Encodes one step of all rows: sample, then advance. Throws before `setProgram`. */
   encode(pass: GPUComputePassEncoder): void {
     this.encodeApart(() => pass);
   }
 
   /** The same, each dispatch in the pass that `passFor` gives for its pipeline. */
   encodeApart(passFor: (pipeline: GPUComputePipeline) => GPUComputePassEncoder): void {
-    if (this.plan.length === 0) throw new Error("sampler: call setParams before encode");
-    for (const { dispatch, pipeline } of this.plan) {
+    if (this.plan.length === 0) throw new Error("sampler: call setProgram before encode");
+    for (const { bindGroup, pipeline, blocks } of this.plan) {
       const pass = passFor(pipeline);
       pass.setPipeline(pipeline);
-      pass.setBindGroup(0, dispatch.bindGroup);
-      pass.dispatchWorkgroups(dispatch.blocks, this.rows);
+      pass.setBindGroup(0, bindGroup);
+      pass.dispatchWorkgroups(blocks, this.targets.rows);
     }
   }
 

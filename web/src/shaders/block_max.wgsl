@@ -1,9 +1,10 @@
 // First pass: the largest key of each block and the lowest token that has it; also empties the row's histograms.
 //
 // Dispatch: (BLOCKS, rows). Bindings: 0 params, 1 logits, 2 scratch (block records and histograms written), 3 state
-// (read). After sampler.wgsl.
+// (read), 5 counts. After sampler.wgsl.
 
 @group(0) @binding(3) var<storage, read> state: array<u32>;
+@group(0) @binding(5) var<storage, read> counts: array<u32>;
 
 var<workgroup> keys: array<u32, 256>;
 var<workgroup> tokens: array<u32, 256>;
@@ -17,12 +18,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       atomicStore(&scratch[row_scratch(row) + HISTOGRAMS + i], 0u);
     }
   }
-  let hide_eos = hides_eos(row);
   let end = min(VOCAB, (block + 1u) * BLOCK);
   var best = 0u;
   var best_token = 0xffffffffu;
   for (var token = block * BLOCK + thread; token < end; token += WG) {
-    let key = token_key(row, token, hide_eos);
+    let key = token_key(row, token);
     if (key > best) {
       best = key;
       best_token = token;

@@ -1,10 +1,11 @@
 // Last pass over the logits: each block's weight above the cut and its number of tokens at the cut. First resolves the
 // last round of the cut, if there is one; without top_k and top_p everything is above the cut.
 //
-// Dispatch: (BLOCKS, rows). Bindings: 0 params, 1 logits, 2 scratch, 3 state (read).
+// Dispatch: (BLOCKS, rows). Bindings: 0 params, 1 logits, 2 scratch, 3 state (read), 5 counts.
 // After sampler.wgsl, prefix.wgsl and cut.wgsl.
 
 @group(0) @binding(3) var<storage, read> state: array<u32>;
+@group(0) @binding(5) var<storage, read> counts: array<u32>;
 
 @compute @workgroup_size(WG)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
@@ -19,14 +20,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   }
   let top = atomicLoad(&row_top);
   let cut_key = cut.key;
-  let hide_eos = hides_eos(row);
   let end = min(VOCAB, (block + 1u) * BLOCK);
   var weight = vec2<u32>(0u, 0u);
   var equals = 0u;
   for (var token = block * BLOCK + thread; token < end; token += WG) {
-    let key = token_key(row, token, hide_eos);
+    let key = token_key(row, token);
     if (key > cut_key) {
-      weight = add64(weight, vec2<u32>(token_weight(key, top), 0u));
+      weight = add64(weight, vec2<u32>(kept(token_weight(key, top)), 0u));
     } else if (key == cut_key) {
       equals += 1u;
     }

@@ -1,7 +1,7 @@
 // Ends a sampled step: draws a token of each row from the block sums, by id, and advances the row.
 //
 // Dispatch: (1, rows). Bindings: 0 params, 1 logits, 2 scratch, 3 state, 4 sizes, 5 ring, 6 input_ids, 7 mask,
-// 8 position_ids. After sampler.wgsl, prefix.wgsl, cut.wgsl and advance.wgsl.
+// 8 position_ids, 9 counts. After sampler.wgsl, prefix.wgsl, cut.wgsl and advance.wgsl.
 
 @group(0) @binding(3) var<storage, read_write> state: array<u32>;
 @group(0) @binding(4) var<uniform> sizes: Sizes;
@@ -9,6 +9,7 @@
 @group(0) @binding(6) var<storage, read_write> input_ids: array<u32>;
 @group(0) @binding(7) var<storage, read_write> mask: array<u32>;
 @group(0) @binding(8) var<storage, read_write> position_ids: array<u32>;
+@group(0) @binding(9) var<storage, read_write> counts: array<u32>;
 
 var<workgroup> limit: vec2<u32>; // the draw + 1: the first token whose running sum is at least this
 var<workgroup> chosen: Prefix;   // the block the draw falls into
@@ -50,7 +51,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     } else if (params.top_k != 0u) {
       cut = load_cut(row, 3u);
     }
-    let unit = token_weight(cut.key, top);
+    let unit = kept(token_weight(cut.key, top));
     let sums = entries_total();
     let total = kept_weight(sums.weight, sums.equals, cut.need, unit);
     let draw = part_of(philox(state[row * STATE_STRIDE], row), total, false);
@@ -62,14 +63,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   let cut_key = cut.key;
   let run = BLOCK / WG;
   let begin = chosen.index * BLOCK;
-  let hide_eos = hides_eos(row);
   var weight = vec2<u32>(0u, 0u);
   var equals = 0u;
   let end = min(VOCAB, begin + (thread + 1u) * run);
   for (var token = begin + thread * run; token < end; token++) {
-    let key = token_key(row, token, hide_eos);
+    let key = token_key(row, token);
     if (key > cut_key) {
-      weight = add64(weight, vec2<u32>(token_weight(key, top), 0u));
+      weight = add64(weight, vec2<u32>(kept(token_weight(key, top)), 0u));
     } else if (key == cut_key) {
       equals += 1u;
     }
@@ -82,7 +82,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   fold_entries(thread);
   workgroupBarrier();
   if (thread == 0u) {
-    let unit = token_weight(cut_key, top);
+    let unit = kept(token_weight(cut_key, top));
     var sums = find_entry(limit, chosen, cut.need, unit);
     var picked = 0u;
     if (top != NEGATIVE_INFINITY_KEY) {
@@ -90,9 +90,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       let last = min(VOCAB, first + run);
       picked = last - 1u;
       for (var token = first; token < last; token++) {
-        let key = token_key(row, token, hide_eos);
+        let key = token_key(row, token);
         if (key > cut_key) {
-          sums.weight = add64(sums.weight, vec2<u32>(token_weight(key, top), 0u));
+          sums.weight = add64(sums.weight, vec2<u32>(kept(token_weight(key, top)), 0u));
         } else if (key == cut_key) {
           sums.equals += 1u;
         }

@@ -2,11 +2,12 @@
 // round's 8 bits of the key, among the tokens whose higher bits are the digits found so far. First resolves the round
 // before it, and empties the histogram of the round after it.
 //
-// Dispatch: (BLOCKS, rows). Bindings: 0 params, 1 logits, 2 scratch, 3 state (read), 4 the round.
+// Dispatch: (BLOCKS, rows). Bindings: 0 params, 1 logits, 2 scratch, 3 state (read), 4 the round, 5 counts.
 // After sampler.wgsl, prefix.wgsl and cut.wgsl.
 
 @group(0) @binding(3) var<storage, read> state: array<u32>;
 @group(0) @binding(4) var<uniform> which: vec4<u32>;
+@group(0) @binding(5) var<storage, read> counts: array<u32>;
 
 var<workgroup> bins_low: array<atomic<u32>, 256>;
 var<workgroup> bins_high: array<atomic<u32>, 256>;
@@ -47,14 +48,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
   }
   let top = atomicLoad(&row_top);
-  let hide_eos = hides_eos(row);
   let shift = 24u - 8u * digit;
   var end = min(VOCAB, (block + 1u) * BLOCK);
   if (by_weight && digit != 0u && cut.settled != 0u) {
     end = 0u; // nothing left to find
   }
   for (var token = block * BLOCK + thread; token < end; token += WG) {
-    let key = token_key(row, token, hide_eos);
+    let key = token_key(row, token);
     if (digit != 0u && ((key ^ cut.prefix) >> shift) > 255u) {
       continue;
     }

@@ -17,22 +17,8 @@ const NEGATIVE_INFINITY_KEY = 0x007fffffu;
 const POSITIVE_INFINITY_KEY = 0xff800000u;
 const STATE_STRIDE = 8u;
 
-// SearchOptions.sampler_words() in py_src/capstan/search.py writes these words.
-struct Params {
-  mode: u32,
-  top_k: u32,
-  top_p: u32,
-  scale: u32,
-  shift: i32,
-  seed_low: u32,
-  seed_high: u32,
-  pad: u32,
-  min_length: u32,
-  eos_count: u32,
-  version: u32,
-  reserved: u32,
-  eos: array<vec4<u32>, 4>,
-}
+// `struct Params`, `COUNTED`, `edited` and `kept` are in the text that capstan.stages gives (SamplerProgram.wgsl). What it
+// calls is here: `multiply`, `sub64`, `is_eos`, `token_count`. Each kernel binds `state` and `counts`.
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> logits: array<u32>;
@@ -140,20 +126,20 @@ fn is_eos(token: u32) -> bool {
   return false;
 }
 
-// Whether end-of-sequence ids cannot be chosen yet: the row is shorter than min_length.
-fn hides_eos(row: u32) -> bool {
-  return state[row * STATE_STRIDE] < params.min_length;
+// How often the row's sequence has the token; 0 unless a stage asked for counts.
+fn token_count(row: u32, token: u32) -> u32 {
+  return counts[row * VOCAB + token];
 }
 
-fn token_key(row: u32, token: u32, hide_eos: bool) -> u32 {
+fn token_key(row: u32, token: u32) -> u32 {
   let index = row * VOCAB + token;
-  if (hide_eos && is_eos(token)) {
-    return NEGATIVE_INFINITY_KEY;
-  }
+  var bits = 0u;
   if (HALF) {
-    return key_of(float32_bits((logits[index >> 1u] >> ((index & 1u) * 16u)) & 0xffffu));
+    bits = float32_bits((logits[index >> 1u] >> ((index & 1u) * 16u)) & 0xffffu);
+  } else {
+    bits = logits[index];
   }
-  return key_of(logits[index]);
+  return edited(row, token, key_of(bits));
 }
 
 // The float32 with this key: x biased exponent, y significand shifted left by 7.
@@ -186,7 +172,7 @@ fn token_weight(key: u32, top: u32) -> u32 {
     difference = a + b;
   }
   let product = multiply(difference, params.scale);
-  let shift = params.shift - i32(exponent);
+  let shift = bitcast<i32>(params.shift) - i32(exponent);
   var z = 0xffffffffu;
   if (difference == 0u || shift >= 64) {
     z = 0u;

@@ -73,6 +73,8 @@ class WebGpuDecoder:
         """Positions of caches that grow."""
         self._cursor = 0
         self._steps = 0
+        self._counts = False
+        """Whether the sampler counts tokens."""
         self._destroyed = False
         self._making: asyncio.Future[None] | None = None
         """Prefill tapes that are being made."""
@@ -115,7 +117,16 @@ class WebGpuDecoder:
         return dict(self._step.passes) if tapes is None else {**self._step.passes, "prefill": tapes.report}
 
     def set_search(self, options: SearchOptions) -> None:
-        self._engine.set_sampling(self._sampler, options.sampler_words().tobytes())
+        program = options.sampler_program(self._about.vocab_size)
+        self._engine.set_sampling(self._sampler, program)
+        self._counts = program.counts
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        if self._counts:
+            counts = array("I", bytes(4 * self._about.vocab_size))
+            for token in tokens:
+                counts[token] += 1
+            self._engine.set_token_counts(self._sampler, counts.tobytes())
 
     async def warm_up(self) -> None:
         if self.capacity >= LONG_PROMPT and self._take_warm_up():

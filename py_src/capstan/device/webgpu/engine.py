@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from ...graph import FedLengths
 from ...memory import BufferRequest
+from ...stages import SamplerProgram
 from ...storage import Sink
 from ..page_session import ModelSession
 
@@ -200,7 +201,10 @@ class GpuSampling(GpuAdapter, Protocol):
     """Picks on the device, and bursts of steps with them."""
 
     def make_sampler(self, spec: SamplerSpec) -> int: ...
-    def set_sampling(self, sampler: int, words: bytes) -> None: ...
+    def set_sampling(self, sampler: int, program: SamplerProgram) -> None: ...
+    def set_token_counts(self, sampler: int, counts: bytes) -> None:
+        """How often each token is in the sequence: u32 [vocabulary]. Only after a program with counts."""
+
     def destroy_sampler(self, sampler: int) -> None: ...
     def burst(
         self, tape: int, sampler: int, picks: int, sample_first: bool, length: int, cursor: int

@@ -1,0 +1,47 @@
+"""min_p: tokens that are far less likely than the likeliest are dropped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar, Protocol
+
+from ..errors import OptionError
+from .stage import Stage, StageOptions, real
+
+__all__ = ["MinP"]
+
+
+class _Options(Protocol):
+    @property
+    def min_p(self) -> float: ...
+
+
+def _least_weight(options: _Options) -> int:
+    """`min_p` in units of a weight, 2**-30 of the largest; rounded up."""
+    return -int(-(Fraction(options.min_p) * 2**30) // 1)
+
+
+@dataclass(frozen=True)
+class MinP(StageOptions):
+    """`min_p` (0 to 1; 0 = off): of what top_k and top_p left, tokens stay whose probability (after temperature) is at
+    least `min_p` times the largest one. Greedy search ignores it."""
+
+    min_p: float = 0.0
+
+    stage: ClassVar[Stage | None] = Stage(
+        "min_p",
+        active=lambda options: options.min_p > 0 and not options.greedy,
+        words={"least_weight": _least_weight},
+        weigh=lambda weight, options: weight if weight >= _least_weight(options) else 0,
+        weigh_wgsl="""
+fn weigh_min_p(weight: u32) -> u32 {
+  return select(0u, weight, weight >= params.least_weight);
+}
+""",
+    )
+
+    def check(self) -> None:
+        self._set("min_p", real("min_p", self.min_p))
+        if not 0 <= self.min_p <= 1:
+            raise OptionError(f"min_p is {self.min_p}; it must be from 0 to 1; 0 turns it off")

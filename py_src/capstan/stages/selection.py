@@ -1,0 +1,97 @@
+"""How a token is picked from the edited logits: greedy, or by chance after temperature, top_k and top_p."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from ..errors import OptionError
+from .stage import Stage, StageOptions, integer, real, switch
+
+__all__ = ["Selection", "temperature_scale"]
+
+# log2(e), to 31 decimals.
+_LOG2_E = Fraction(14426950408889634073599246810019, 10**31)
+
+
+@lru_cache(maxsize=32)
+def temperature_scale(temperature: float) -> tuple[int, int]:
+    """log2(e) / temperature as (mantissa, shift), the form that `sampling.token_weight` multiplies by.
+
+    mantissa, in [2**31, 2**32), times 2**(130 - shift) is the quotient, rounded to nearest.
+    """
+    scale = _LOG2_E / Fraction(temperature)
+    exponent = scale.numerator.bit_length() - scale.denominator.bit_length() - 32
+    while scale >= Fraction(2) ** (exponent + 32):
+        exponent += 1
+    mantissa = round(scale / Fraction(2) ** exponent)
+    if mantissa == 2**32:
+        mantissa, exponent = 2**31, exponent + 1
+    return mantissa, 130 - exponent
+
+
+def _sampled(word: int, options: Any) -> int:
+    return 0 if options.greedy else word
+
+
+@dataclass(frozen=True)
+class Selection(StageOptions):
+    """How the token is picked.
+
+    - `do_sample` false, or `top_k` 1, is greedy: the largest logit, the lowest id among equals.
+    - `temperature` (> 0), then `top_k` (0 = off), then `top_p` (0 < p <= 1; 1 = off) over what `top_k` left.
+    - `random_seed` (-1 = draw one; 0 to 2**64 - 1). `seed` is the number in use, also when it was drawn.
+    """
+
+    do_sample: bool = False
+    top_k: int = 50
+    top_p: float = 1.0
+    temperature: float = 1.0
+    random_seed: int = -1
+    seed: int = field(default=-1, repr=False)
+
+    # Its kernels are in web/src/shaders; which of them a step needs, `sampler_program` says.
+    stage: ClassVar[Stage | None] = Stage(
+        "selection",
+        active=lambda options: not options.greedy,
+        words={
+            "top_k": lambda options: _sampled(options.top_k, options),
+            "top_p": lambda options: _sampled(options.top_p_bits, options),
+            "scale": lambda options: temperature_scale(options.temperature)[0],
+            "shift": lambda options: temperature_scale(options.temperature)[1] & 0xFFFFFFFF,
+            "seed_low": lambda options: options.seed & 0xFFFFFFFF,
+            "seed_high": lambda options: options.seed >> 32,
+        },
+    )
+
+    def check(self) -> None:
+        switch("do_sample", self.do_sample)
+        self._set("top_k", integer("top_k", self.top_k, 0, 2**31 - 1))
+        for name in ("random_seed", "seed"):
+            self._set(name, integer(name, getattr(self, name), -1, 2**64 - 1))
+        for name in ("temperature", "top_p"):
+            self._set(name, real(name, getattr(self, name)))
+        if self.temperature <= 0:
+            raise OptionError(
+                f"temperature is {self.temperature}; it must be greater than 0; for greedy search set do_sample=False"
+            )
+        if not 0 < self.top_p <= 1:
+            raise OptionError(f"top_p is {self.top_p}; it must be greater than 0 and at most 1; 1 turns it off")
+        if self.random_seed >= 0:
+            self._set("seed", self.random_seed)
+        elif self.seed < 0:
+            self._set("seed", secrets.randbits(53))  # 53 bits: exact in a JSON reader that knows doubles only
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the largest logit is taken, without a random number."""
+        return not self.do_sample or self.top_k == 1
+
+    @property
+    def top_p_bits(self) -> int:
+        """`top_p` as a fraction of 2**32, at least 1; 0 when it is off."""
+        bits = max(1, round(Fraction(self.top_p) * 2**32))
+        return 0 if bits >= 2**32 else bits
