@@ -123,11 +123,20 @@ import runpy, sys, transformers
 from pathlib import Path
 transformers.Gemma3TextConfig.rope_theta = 1e6
 transformers.Gemma3TextConfig.rope_local_base_freq = 1e4
+read = transformers.AutoConfig.from_pretrained
+def with_rotary_form(*given, **options):
+    config = read(*given, **options)
+    form = getattr(config, "rope_parameters", None) or {}
+    if any(kind.endswith("_attention") for kind in form):
+        form["rope_type"] = "default"
+    return config
+transformers.AutoConfig.from_pretrained = with_rotary_form
 sys.argv = sys.argv[1:]
 sys.path.insert(0, str(Path(sys.argv[0]).parent))
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-"""Runs the builder, which reads fields of Gemma 3 that transformers 5 does not have."""
+"""Runs the builder, which reads fields of Gemma 3 that transformers 5 does not have, among them a form of rotary
+embedding where each kind of layer has rotary parameters of its own."""
 
 SHARE = 3.0
 """How much larger than a token's embedding the sum of what the layers add to it is."""
@@ -159,7 +168,6 @@ def main() -> int:
         for file in Path(tokenizer).glob("tokenizer*"):
             shutil.copy(file, folder)
         options = ["enable_webgpu_graph=true", *more]
-        name_the_rotary_form(Path(folder) / "config.json")
         command = [sys.executable, "-c", BUILDER, builder, "-i", folder, "-o", out, "-p", precision, "-e", "webgpu"]
         subprocess.run([*command, "-c", f"{folder}/cache", "--extra_options", *options], check=True)
     limit_context(Path(out) / "genai_config.json")
@@ -192,14 +200,6 @@ def separate(model: Any) -> None:
                 layer.mlp.down_proj.weight.mul_(SHARE / float(added))
         order = torch.randperm(embedding.shape[0], device=embedding.device)
         model.get_output_embeddings().weight[order] = embedding
-
-
-def name_the_rotary_form(file: Path) -> None:
-    """The builder asks for it where each kind of layer has rotary parameters of its own."""
-    config = json.loads(file.read_text())
-    if any(kind.endswith("_attention") for kind in config.get("rope_parameters") or ()):
-        config["rope_parameters"] |= {"rope_type": "default"}
-        file.write_text(json.dumps(config))
 
 
 def limit_context(file: Path) -> None:
