@@ -18,7 +18,11 @@ from .wheels import page_wheels, wheel_inputs
 __all__ = ["ORT_FILES", "PYODIDE_FILES", "assemble"]
 
 MODULES = ROOT / "node_modules"
-ORT_FILES = ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm")
+ORT_FILES = (
+    *("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm"),
+    *("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"),
+)
+"""What computes on WebGPU, and on the CPU alone."""
 PYODIDE_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 PAGE_FOLDERS = ("web/demo", "web/harness")
 PAGE_IMPORT = "./capstan/capstan.js"

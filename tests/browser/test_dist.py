@@ -23,8 +23,9 @@ GENERATE = """async (base) => {
   const request = { kind: 'generate', model: base + 'models/bundled/', dtype: null, device: 'webgpu', capture: 'tape',
     run_ahead: null, prompt: 'def f(', prompt_ids: null, max_new_tokens: 3, search: { do_sample: false } };
   const reply = await capstan.request(request);
+  const onCpu = await capstan.request({ ...request, device: 'wasm' });
   capstan.close();
-  return { isolated: crossOriginIsolated, reply };
+  return { isolated: crossOriginIsolated, reply, onCpu };
 }"""
 
 
@@ -59,6 +60,10 @@ def test_the_static_folder_generates_without_isolation(browser: Browser, publish
     assert answer["reply"]["ok"], answer["reply"]
     result = answer["reply"]["result"]
     assert (len(result["token_ids"]), result["capture"], result["capture_note"]) == (3, "tape", None)
+    assert answer["onCpu"]["ok"], answer["onCpu"]
+    on_cpu = answer["onCpu"]["result"]
+    assert on_cpu["token_ids"] == result["token_ids"]
+    assert on_cpu["adapter"] == "cpu (wasm, 1 thread: the page is not cross-origin isolated)"
     assert errors == []
 
 

@@ -5,28 +5,46 @@ import { EngineError } from "./errors";
 
 export type { Ort };
 
-let loaded: Promise<typeof Ort> | null = null;
+/**
+ * Its native-WebGPU build, or the one for the CPU alone: half its size, with calls that never wait inside, and with
+ * threads where the page is cross-origin isolated. Each has a heap of its own.
+ */
+export type Build = "webgpu" | "cpu";
 
-/** Load onnxruntime-web's native-WebGPU build once; `base` is the folder that holds ort/. */
-export function loadOrt(base: string): Promise<typeof Ort> {
-  loaded ??= (async () => {
-    const url = new URL("ort/ort.webgpu.min.mjs", base).href;
-    let ort: typeof Ort;
-    try {
-      ort = (await import(url)) as typeof Ort;
-    } catch (error) {
-      loaded = null;
-      throw new EngineError(
-        "DeviceUnavailableError",
-        `onnxruntime-web could not be loaded from ${url}: ${String(error)}`,
-      );
-    }
-    ort.env.wasm.wasmPaths = new URL("ort/", base).href;
-    ort.env.wasm.numThreads = 1;
-    ort.env.logLevel = "error";
-    return ort;
-  })();
-  return loaded;
+const MODULES: Record<Build, string> = { webgpu: "ort.webgpu.min.mjs", cpu: "ort.wasm.min.mjs" };
+/** More threads than this gain little: a decode step reads all weights once, at the memory's pace. */
+const MOST_THREADS = 4;
+
+const loaded = new Map<Build, Promise<typeof Ort>>();
+
+/** How many threads the CPU build computes with: one where there is no shared memory. */
+export function cpuThreads(): number {
+  return globalThis.crossOriginIsolated ? Math.min(navigator.hardwareConcurrency || 1, MOST_THREADS) : 1;
+}
+
+/** Load a build of onnxruntime-web once; `base` is the folder that holds ort/. */
+export function loadOrt(base: string, build: Build = "webgpu"): Promise<typeof Ort> {
+  let loading = loaded.get(build);
+  if (!loading) loaded.set(build, (loading = load(base, build)));
+  return loading;
+}
+
+async function load(base: string, build: Build): Promise<typeof Ort> {
+  const url = new URL(`ort/${MODULES[build]}`, base).href;
+  let ort: typeof Ort;
+  try {
+    ort = (await import(url)) as typeof Ort;
+  } catch (error) {
+    loaded.delete(build);
+    throw new EngineError(
+      "DeviceUnavailableError",
+      `onnxruntime-web could not be loaded from ${url}: ${String(error)}`,
+    );
+  }
+  ort.env.wasm.wasmPaths = new URL("ort/", base).href;
+  ort.env.wasm.numThreads = build === "cpu" ? cpuThreads() : 1;
+  ort.env.logLevel = "error";
+  return ort;
 }
 
 /** The last run, recording or session creation under way. */
@@ -55,9 +73,9 @@ const IDENTITY = Uint8Array.from([
  * Load and compile it before it is asked for; its compilation starts with its first session. A failure shows where it
  * is needed.
  */
-export async function warmUpOrt(base: string): Promise<void> {
+export async function warmUpOrt(base: string, build: Build = "webgpu"): Promise<void> {
   try {
-    const ort = await loadOrt(base);
+    const ort = await loadOrt(base, build);
     await exclusively(async () => (await createSession(ort, IDENTITY, "wasm")).release());
   } catch {
     // Whoever needs it comes upon the same failure.

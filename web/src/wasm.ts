@@ -35,7 +35,7 @@ export class WasmEngine {
   static async open(base: string, model: PyProxy, paths: string, external: Memory[]): Promise<WasmEngine> {
     const bytes = copyBytes(model);
     const files = (JSON.parse(paths) as string[]).map((path, i) => ({ path, data: external[i]!.bytes }));
-    const ort = await loadOrt(base);
+    const ort = await loadOrt(base, "cpu");
     return new WasmEngine(ort, await exclusively(() => createSession(ort, bytes, "wasm", files)));
   }
 

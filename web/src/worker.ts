@@ -29,7 +29,7 @@ import { Memory } from "./storage/memory";
 import { adopt, listing, pickedFile } from "./storage/picked";
 import { askedAhead, fetchedOnce, prefetch } from "./storage/prefetch";
 import { absolute, assumedSource, fetched, openSource } from "./storage/source";
-import { loadOrt, warmUpOrt } from "./ort";
+import { cpuThreads, loadOrt, warmUpOrt } from "./ort";
 import { startPython } from "./python";
 import { ModelSession } from "./sessions";
 import { makeTokenizer } from "./tokenizers";
@@ -76,7 +76,8 @@ function makeHost(base: string): Record<string, unknown> {
     },
     openWasm: (model: PyProxy, paths: string, ...external: Memory[]) => WasmEngine.open(base, model, paths, external),
     openSession: (model: PyProxy, owner: string, locations: string, ...files: PyProxy[]) =>
-      ModelSession.open(loadOrt(base), model, owner, locations, files),
+      ModelSession.open(loadOrt(base, "cpu"), model, owner, locations, files),
+    cpu: () => JSON.stringify({ threads: cpuThreads(), isolated: globalThis.crossOriginIsolated === true }),
     adapter: async () => {
       const adapter = await requestAdapter();
       return adapter ? JSON.stringify(summarize(adapter)) : null;
@@ -259,7 +260,7 @@ async function boot(
   emit({ kind: "status", text: "starting Python" });
   const starting = startPython(base, makeHost(base), snapshot);
   // Both take their time, and nearly everything that Python is asked for needs them.
-  void warmUpBeside(base);
+  void (expected?.device === "wasm" || !navigator.gpu ? warmUpOrt(base, "cpu") : warmUpBeside(base));
   (expected ? prepare(base, expected) : requestAdapter()).catch(() => undefined);
   const { pyodide, from, refused } = await starting;
   if (interrupt) pyodide.setInterruptBuffer((signal = new Uint8Array(interrupt)));

@@ -19,6 +19,7 @@ from .gpu import JsGpuEngine
 __all__ = [
     "adapter",
     "can_wait",
+    "cpu",
     "emit",
     "fetch_bytes",
     "fetch_optional",
@@ -81,6 +82,12 @@ async def adapter() -> dict[str, Any] | None:
     if not text:
         return None
     found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def cpu() -> dict[str, Any]:
+    """`threads` of the CPU execution provider, and whether the page is `isolated`, without which it has one."""
+    found: dict[str, Any] = json.loads(_capstan_host.cpu())
     return found
 
 

@@ -214,7 +214,7 @@ class PageHost:
 
     async def open_device(self, device: str) -> DeviceInterface:
         chosen, _ = await choose_device("wasm" if device == "cpu" else device)
-        return WasmDevice(open_wasm_session) if chosen == "wasm" else WebGpuDevice(await host.open_gpu())
+        return wasm_device() if chosen == "wasm" else WebGpuDevice(await host.open_gpu())
 
     async def fit(
         self,
@@ -233,7 +233,7 @@ class PageHost:
             if chosen == "wasm":
                 parsed = parse(model)
                 _, about = prepare(parsed, config)
-                memory = wasm_memory(WasmDevice(open_wasm_session), parsed, about, config)
+                memory = wasm_memory(wasm_device(), parsed, about, config)
                 return memory.fit(batch_size, max_length, budget)
             engine = await host.open_gpu()
             try:
@@ -269,6 +269,11 @@ class PageHost:
             source = storage.assumed_source(known, keep)
         manifest = location + MANIFEST_SUFFIX
         return await WeightFile.open(source, storage.make_chunk, store, lambda: self.read_optional(folder, manifest))
+
+
+def wasm_device() -> WasmDevice:
+    """The page's CPU."""
+    return WasmDevice(open_wasm_session, **host.cpu())
 
 
 def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

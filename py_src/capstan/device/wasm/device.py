@@ -22,11 +22,14 @@ class WasmDevice(HostMemory):
 
     type: ClassVar[str] = "wasm"
 
-    def __init__(self, open_session: OpenSession) -> None:
+    def __init__(self, open_session: OpenSession, threads: int = 1, isolated: bool = True) -> None:
+        """`threads` compute; without `isolated` there can be one only."""
         self._open_session = open_session
+        reason = "" if isolated else ": the page is not cross-origin isolated"
+        self._name = f"cpu (wasm, {threads} thread{'' if threads == 1 else 's'}{reason})"
 
     def about(self) -> DeviceFacts:
-        return DeviceFacts(adapter="cpu (wasm)")
+        return DeviceFacts(adapter=self._name)
 
     async def create_session(
         self, model: bytes, *, external: dict[str, bytes] | None = None, owner: str = ""

@@ -63,13 +63,13 @@ class WasmModel:
     """One CPU session; the KV cache of each decoder is kept in JavaScript."""
 
     device = "wasm"
-    adapter = "cpu (wasm)"
 
     def __init__(self, session: WasmSession, memory: ModelMemory, now: Callable[[], float], reason: str | None = None):
         """`reason` is why it is this device, if it was not asked for."""
         self._note = "the wasm device has no GPU commands to record" + (f" (wasm, since {reason})" if reason else "")
         self._session = session
         self.memory = memory
+        self.adapter = memory.interface.about().adapter
         self._about = memory.description
         self._now = now
 
