@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import index
 
 from .errors import PromptError
 
@@ -12,11 +13,16 @@ __all__ = ["checked_tokens"]
 def checked_tokens(tokens: Iterable[int], vocab_size: int, present: int, max_length: int) -> list[int]:
     """Ids to add to a sequence of `present` tokens.
 
-    Raises PromptError for no tokens, text, an id outside the vocabulary, or more than max_length allows.
+    Raises PromptError for no tokens, text, what is no id of the vocabulary, or more than max_length allows.
     """
     if isinstance(tokens, str):
         raise PromptError("tokens is text; append its ids, tokenizer.encode(text)")
-    ids = [int(token) for token in tokens]
+    ids = []
+    for place, token in enumerate(tokens):
+        try:
+            ids.append(index(token))
+        except TypeError:
+            raise PromptError(f"token {place} is {token!r}; ids are integers from 0 to {vocab_size - 1}") from None
     if not ids:
         raise PromptError("no tokens were given; append at least one")
     for place, token in enumerate(ids):

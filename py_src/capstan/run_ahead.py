@@ -39,7 +39,7 @@ class RunAhead:
     """
 
     def __init__(self, fixed: int | None, largest: int, first: int = 1) -> None:
-        if fixed is not None and not 1 <= fixed <= 64:
+        if fixed is not None and not (isinstance(fixed, int) and 1 <= fixed <= 64):
             raise OptionError(f"run_ahead is {fixed!r}; it must be from 1 to 64 decode steps, or None to adapt")
         self._fixed = fixed
         self._largest = min(LARGEST, largest)

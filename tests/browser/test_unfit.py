@@ -100,7 +100,7 @@ def test_a_soft_cap_with_more_is_computed_on_wasm_where_auto_steps_down_to(
 
 
 @pytest.mark.parametrize("device", ["wasm", "auto"])
-def test_quantized_embeddings_and_norms_in_attention_are_rewritten_for_wasm(
+def test_quantized_embeddings_and_norms_in_attention_run_on_wasm(
     device: str, tied: str, variants: Variants, scripts: PageScripts
 ) -> None:
     found = loaded(scripts, tied, device=device, count=96)

@@ -309,6 +309,16 @@ def test_a_server_without_ranges_is_read_in_one_stream_and_resumed(origin: Origi
     assert origin.sent == SIZE
 
 
+def test_another_range_than_was_asked_for_is_an_error_and_nothing_of_it_is_stored(origin: Origin) -> None:
+    origin.interrupt(6 * SHARD)
+    origin.faults.other_range = "bytes=0-99"
+    found = origin.load()
+    assert found["error"].startswith("ModelFileError: ")
+    assert f"-99/{SIZE}; take one that answers ranges rightly" in found["error"]
+    origin.faults.other_range = None
+    assert origin.load()["stored"] == [WHOLE]
+
+
 def test_a_shard_that_is_spoilt_on_the_way_is_fetched_again_alone(origin: Origin) -> None:
     origin.write_manifest()
     origin.faults.spoilt[5 * SHARD + 7] = 2

@@ -32,6 +32,8 @@ class Faults:
     spoilt: Counter[int] = field(default_factory=Counter)
     """How many responses still have a wrong byte at a position."""
     no_ranges: bool = False
+    other_range: str | None = None
+    """The range that is sent whichever is asked for."""
     no_validators: bool = False
 
 
@@ -86,6 +88,8 @@ class WeightHandler(SiteHandler):
         self.server.requests.append(Request(self.command, self.path, self.headers.get("Range")))
         if self._faults.no_ranges:
             del self.headers["Range"]
+        if self._faults.other_range and "Range" in self.headers:
+            self.headers.replace_header("Range", self._faults.other_range)
         super()._answer(with_body)
 
     def send_header(self, keyword: str, value: str) -> None:

@@ -347,12 +347,14 @@ class TestTokens:
             ([], "no tokens were given"),
             ([1, 100], "token 1 is 100; ids go from 0 to 99"),
             ([-1], "token 0 is -1; ids go from 0 to 99"),
+            ([1, 1.5], "token 1 is 1.5; ids are integers from 0 to 99"),
+            (["5"], "token 0 is '5'; ids are integers from 0 to 99"),
             ([1] * 65, "the sequence would have 65 tokens, max_length is 64"),
         ],
-        ids=["none", "too_large", "negative", "too_many"],
+        ids=["none", "too_large", "negative", "no_integer", "text", "too_many"],
     )
     def test_that_do_not_fit_are_refused_and_leave_the_generator_as_it_was(
-        self, tokens: list[int], message: str
+        self, tokens: list[Any], message: str
     ) -> None:
         generator, _ = made()
         with pytest.raises(PromptError, match=message):

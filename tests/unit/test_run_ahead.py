@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from capstan.device.base import Burst
@@ -34,9 +36,9 @@ def test_a_fixed_run_ahead_never_changes(fixed: int) -> None:
     assert set(settled(RunAhead(fixed, 64), 0.5)) == {fixed}
 
 
-@pytest.mark.parametrize("fixed", [0, -1, 65])
-def test_a_fixed_run_ahead_out_of_range_is_refused(fixed: int) -> None:
-    with pytest.raises(OptionError, match=f"run_ahead is {fixed}; it must be from 1 to 64"):
+@pytest.mark.parametrize("fixed", [0, -1, 65, 1.5, "3"])
+def test_a_fixed_run_ahead_out_of_range_is_refused(fixed: Any) -> None:
+    with pytest.raises(OptionError, match=f"run_ahead is {fixed!r}; it must be from 1 to 64"):
         RunAhead(fixed, 64)
 
 

@@ -199,7 +199,7 @@ class PageHost:
         parsed = parse(await read_graph())
         graph, about = prepare(parsed, config)
         tell_growing(about)
-        memory = wasm_memory(WasmDevice(open_wasm_session), parsed, about, config)
+        memory = wasm_memory(wasm_device(), parsed, about, config)
         memory.before_load(progress)
         entries = external_entries(parsed)
         external: dict[str, Any] = {}

@@ -25,7 +25,7 @@ class DecoderGraph(NamedTuple):
 
 
 def decoder_graph(parsed: ModelProto, config: GenaiConfig, device: str) -> DecoderGraph:
-    """The graph as a session is made of it: on 'wasm' with what has no CPU kernel in other operators.
+    """The graph as a session is made of it: on 'wasm' with the norms of q and k before attention.
 
     Raises UncomputedError for what onnxruntime-web does not compute on 'webgpu' or 'wasm', UnsupportedModelError.
     """
@@ -33,7 +33,7 @@ def decoder_graph(parsed: ModelProto, config: GenaiConfig, device: str) -> Decod
     parsed = graph.plain_recurrence(graph.text_positions(parsed, decoder.inputs.position_ids))
     parsed, unrecognised = with_group_query_attention(parsed, config)
     if device == "wasm":
-        parsed = graph.gathers_unpacked(graph.norms_apart(parsed))
+        parsed = graph.norms_apart(parsed)
     computed = graph.soft_caps_apart(parsed, decoder.head_size) if device == "webgpu" else parsed
     graph.require_computed(computed, device, decoder.inputs.position_ids)
     kept = graph.keep_last_logits(parsed, decoder.outputs.logits)

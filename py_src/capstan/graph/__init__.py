@@ -17,7 +17,6 @@
     short_rope(model)                 a choice of rotary factors becomes the short ones; up to which length they hold
     smooth_softmax_as_sinks(model)    attention with smooth softmax with sinks of 0, which can be captured
     norms_apart(model)                norms of q and k in attention become nodes before it (for the CPU)
-    gathers_unpacked(model)           quantized embeddings by other operators (for the CPU)
     soft_caps_apart(model, head_size) attention with a soft cap in other operators (for the prefill session)
     one_row_only(model)               why each run on WebGPU must have one token; "" if it may have more
     require_computed(model, device)   UncomputedError for what the kernels of onnxruntime-web leave out or refuse
@@ -42,7 +41,6 @@ from .capture import (
     smooth_softmax_as_sinks,
     uncapturable,
 )
-from .cpu_operators import gathers_unpacked, norms_apart
 from .description import CachePair, GraphDescription, StateTensor, TensorInfo, cache_pairs, describe
 from .fed_lengths import FedLengths, lengths_as_inputs
 from .inline_weights import without_weights
@@ -52,6 +50,7 @@ from .logits_to_keep import keep_last_logits
 from .long_rope import short_rope
 from .model_file import parse, serialize
 from .nbits_products import NBitsProduct, nbits_products
+from .norms_apart import norms_apart
 from .plain_attention import group_query_attention
 from .plain_norms import simplified_norms
 from .plain_recurrence import plain_recurrence
@@ -84,7 +83,6 @@ __all__ = [
     "constants_to_inline",
     "describe",
     "external_entries",
-    "gathers_unpacked",
     "group_query_attention",
     "nbits_products",
     "joined_products",

@@ -97,10 +97,6 @@ def other_than_swiglu(wiring: Wiring, node: NodeProto, position_ids: str) -> str
     return None if kind == "swiglu" else f"activation_type={kind}"
 
 
-def any_node(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
-    return "the whole operator"
-
-
 RULES = (
     Rule(ATTENTION, other_than("softcap", 0.0, integer=False), {"webgpu": "ignores"}),
     Rule(ATTENTION, own_positions, {"webgpu": "ignores"}),
@@ -111,7 +107,6 @@ RULES = (
     Rule(ATTENTION, norms, {"wasm": "refuses"}),
     Rule("CausalConvWithState", other_than("state_window", 0), {"webgpu": "refuses", "wasm": "refuses"}),
     Rule("LinearAttention", other_than("state_window", 0), {"webgpu": "refuses", "wasm": "refuses"}),
-    Rule("GatherBlockQuantized", any_node, {"wasm": "refuses"}),
     Rule(EXPERTS, input_given("fc3_experts_weights", FC3), {"webgpu": "refuses", "wasm": "refuses"}),
     Rule(EXPERTS, input_given("zero points", *ZERO_POINTS), {"webgpu": "refuses"}),
     Rule(EXPERTS, input_given("router_weights", ROUTER_WEIGHTS), {"webgpu": "refuses"}),

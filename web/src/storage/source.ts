@@ -85,6 +85,19 @@ function sizeOf(response: Response): number | null {
   return length === null || length === undefined ? null : Number(length);
 }
 
+/** Refuse a part of the file that is another one than was asked for, where the server tells which it is. */
+function requireRange(url: string, response: Response, start: number, end: number | null): void {
+  const told = response.headers.get("Content-Range");
+  if (response.status !== 206 || told === null) return;
+  const found = /^bytes (\d+)-(\d+)\//.exec(told);
+  if (found && Number(found[1]) === start && (end === null || Number(found[2]) < end)) return;
+  const asked = `bytes ${start}-${end === null ? "" : end - 1}`;
+  throw new EngineError(
+    "ModelFileError",
+    `${url}: the server was asked for ${asked} and answered with ${told}; take one that answers ranges rightly, or none`,
+  );
+}
+
 function validatorOf(response: Response): string | null {
   const etag = response.headers.get("ETag");
   const modified = response.headers.get("Last-Modified");
@@ -168,6 +181,7 @@ export class HttpSource {
       if (response.status === 416) throw this.changed("it is shorter now");
       if (!response.ok || !response.body) throw refused(url, response);
       this.compare(response);
+      requireRange(url, response, start, end);
       const found = sizeOf(response);
       if (size !== null && found !== null && found !== size)
         throw this.changed(`it has ${found} bytes now, not ${size}`);
