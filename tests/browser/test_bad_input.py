@@ -191,6 +191,22 @@ def test_without_webgpu_it_cannot_be_had_and_auto_takes_wasm(scripts: PageScript
     assert found["auto"] == "wasm"
 
 
+def test_an_html_page_in_place_of_a_file_is_no_file(harness: Harness) -> None:
+    """As hosts of single-page applications answer for every address."""
+    page = {"content_type": "text/html; charset=utf-8", "body": "<!DOCTYPE html><title>App</title>"}
+    folder, optional = "**/models/nano-llama/", ["tokenizer_config.json", "chat_template.jinja"]
+    for name in optional:
+        harness.page.route(folder + name, lambda route: route.fulfill(**page))
+    try:
+        assert len(harness.generate("nano-llama", prompt_ids=PROMPT, max_new_tokens=2, device="wasm")["token_ids"]) == 2
+        harness.page.route(f"{folder}model.onnx", lambda route: route.fulfill(**page))
+        error = harness.error("nano-llama", prompt_ids=PROMPT, device="wasm", capture="off")
+        assert error.type == "ModelFileError"
+        assert "nano-llama/model.onnx: the server answers with an HTML page" in error.message
+    finally:
+        harness.page.unroute_all()
+
+
 def test_auto_takes_wasm_on_a_software_adapter(harness: Harness, scripts: PageScripts) -> None:
     found = harness.generate("nano-llama", prompt_ids=PROMPT, max_new_tokens=4, device="auto")
     assert found["device"] == "wasm"

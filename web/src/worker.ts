@@ -108,8 +108,18 @@ async function fetchOptional(url: string): Promise<Uint8Array | null> {
   const kept = await keptFile(url);
   if (kept) return kept;
   const response = await fetchedOnce(url);
-  if (response.status === 404) return null;
-  return whole(url, readable(url, response));
+  const { status } = response;
+  if (status === 404 || status === 410 || (status === 403 && inRepository(url) === null)) return null;
+  if (!isPage(response)) return whole(url, readable(url, response));
+  const found = await whole(url, response);
+  return PAGE_BEGINS.test(new TextDecoder().decode(found.subarray(0, 100))) ? null : found;
+}
+
+const PAGE_BEGINS = /^\s*<(!doctype\s+html|html)/i;
+
+/** Whether a response may be the page with which some hosts answer for every address that they do not know. */
+function isPage(response: Response): boolean {
+  return response.ok && /^text\/html\b/i.test(response.headers.get("Content-Type") ?? "");
 }
 
 /** Whether a URL, or a name in a picked folder, names a file. */
@@ -120,7 +130,7 @@ async function fileExists(url: string): Promise<boolean> {
   if (listed !== null) return listed;
   if (await askedAhead(url)) return true;
   const response = await fetched(url, "ModelFileError", { method: "HEAD" });
-  if (response.status === 404) return false;
+  if (response.status === 404 || isPage(response)) return false;
   if (!response.ok) throw unreadable(url, response);
   return true;
 }
@@ -176,6 +186,11 @@ async function told(
 }
 
 function readable(url: string, response: Response): Response {
+  if (isPage(response))
+    throw new EngineError(
+      "ModelFileError",
+      `${url}: the server answers with an HTML page, as for addresses that it does not know; check the model folder`,
+    );
   if (response.ok && response.body) return response;
   throw unreadable(url, response);
 }
