@@ -58,7 +58,12 @@ FAMILIES = (
     Family("ernie4_5", "nano-ernie", "interleaved rotary"),
     Family("chatglm", "families/chatglm", "interleaved rotary of half a head, biases of q, k and v"),
     Family("hunyuandensev1", "families/hunyuandensev1", "norms of q and k behind rotary"),
-    Family("lfm2", "families/lfm2", "convolutions with a state in some layers, norms of q and k"),
+    Family(
+        "lfm2, lfm2_vl_text, lfm2_audio_text",
+        "families/lfm2",
+        "convolutions with a state in some layers, norms of q and k",
+    ),
+    Family("lfm2_moe", "families/lfm2_moe", "as lfm2, and int4 experts (QMoE) whose scores have a bias"),
     Family("qwen2_5_vl_text", "families/qwen2_5_vl_text", "positions of three axes, biases of q, k and v"),
     Family("qwen3_vl_text", "families/qwen3_vl_text", "positions of three axes, norms of q and k"),
     Family("qwen3_5_text", "families/qwen3_5_text", "recurrent states in some layers, positions of three axes"),

@@ -13,14 +13,13 @@ __all__ = ["REFUSED_TYPES", "SUPPORTED_TYPES", "require_type"]
 # The decoders of text that onnxruntime-genai 0.18 accepts, less those below; "decoder" stands for any.
 ACCEPTED = (
     "chatglm decoder ernie4_5 gemma gemma2 gemma3_text gemma3_vl_text gptoss granite granitemoehybrid hunyuandensev1 "
-    "internlm2 lfm2 llama mistral mistral3_text nemotron olmo phi phi3 phi3small phimoe qwen2 qwen2_5_vl_text "
-    "qwen3 qwen3_5_text qwen3_vl_text smollm3"
+    "internlm2 lfm2 lfm2_audio_text lfm2_moe lfm2_vl_text llama mistral mistral3_text nemotron olmo phi phi3 phi3small "
+    "phimoe qwen2 qwen2_5_vl_text qwen3 qwen3_5_text qwen3_vl_text smollm3"
 )
 # Names of the same architectures in config.json of Hugging Face, which hand-written files have.
 OTHER_NAMES = "gpt-oss hunyuan_v1_dense ministral3 olmo2"
 SUPPORTED_TYPES = tuple(sorted(f"{ACCEPTED} {OTHER_NAMES}".split()))
 
-CONVOLUTION = "layers that keep the state of a convolution"
 RECURRENT = "layers that keep a recurrent state"
 VISION = "a vision model beside the decoder"
 AUDIO = "a speech model beside the decoder"
@@ -29,7 +28,6 @@ ENCODER = "an encoder"
 REFUSED_TYPES = {
     "gemma4_text": "key/value caches whose sizes differ from layer to layer",
     "gpt2": "keys and values in one cache",
-    **dict.fromkeys(("lfm2_moe", "lfm2_vl_text", "lfm2_audio_text"), CONVOLUTION),
     "qwen3_5_moe_text": RECURRENT,
     **dict.fromkeys(("fara", "gemma3", "gemma4", "lfm2_vl", "mistral3", "phi3v", "qwen2_5_vl", "qwen3_5"), VISION),
     **dict.fromkeys(("qwen3_5_moe", "qwen3_vl", "videochat_flash_qwen"), VISION),
@@ -42,6 +40,8 @@ REFUSED_TYPES = {
 
 TEXT_OF = {
     "gemma3": "gemma3_vl_text",
+    "lfm2_audio": "lfm2_audio_text",
+    "lfm2_vl": "lfm2_vl_text",
     "mistral3": "mistral3_text",
     "phi3v": "phi3",
     "phi4mm": "phi3",
