@@ -132,6 +132,14 @@ def test_a_window_has_the_workgroups_of_a_sequence_as_long(shape: Shape, lanes: 
         assert counts == [splits(whole, length) for length in (1, 700, 2999, 3000, 3000, 3000)]
 
 
+def test_a_long_head_leaves_memory_for_256_threads() -> None:
+    for heads, kv_heads in (4, 1), (8, 1), (8, 4):
+        attention, _, _ = plan_attention(Shape(heads, kv_heads, 256), 32)
+        assert (attention.constants["TILE"], attention.constants["WORKGROUP"]) == (1, 256)
+        assert callable(attention.counts)
+        assert attention.counts(1)[1] == heads
+
+
 def test_layers_of_one_shape_share_their_counts() -> None:
     first, first_join, _ = plan_attention(Shape(32, 8, 64), 32)
     second, second_join, _ = plan_attention(Shape(32, 8, 64), 32)

@@ -11,6 +11,7 @@ from tests.unit.shader_declarations import PLAIN_BEFORE, PLAIN_BEHIND, declared_
 SHAPES = [
     *[(576, 960, False), (576, 576, False), (576, 1536, True), (1536, 576, False), (576, 49152, False)],
     *[(896, 1152, False), (896, 896, False), (896, 4864, True), (4864, 896, False), (896, 151936, False)],
+    *[(1152, 1536, False), (1024, 1152, False), (1152, 6912, True), (6912, 1152, False), (1152, 262144, False)],
     *[(2048, 3072, False), (2048, 2048, False), (2048, 8192, True), (8192, 2048, False), (2048, 128256, False)],
     *[(3072, 5120, False), (3072, 3072, False), (3072, 8192, True), (8192, 3072, False), (3072, 128256, False)],
     *[
@@ -77,6 +78,13 @@ def test_a_cut_keeps_the_limits_of_the_shader_and_the_adapter(
 def test_a_processor_without_subgroups_gets_fewer_threads() -> None:
     software, other = (tune_matvec(2048, 8192, True, False, WorkgroupLimits(software=s)) for s in (True, False))
     assert software.workgroup * software.workgroups < other.workgroup * other.workgroups
+
+
+@pytest.mark.parametrize("k", [1024, 1152, 1280, 1536, 2048, 3072])
+@pytest.mark.parametrize(("n", "gated"), [(1536, False), (6912, True), (262144, False)])
+def test_of_the_threads_that_share_a_row_a_quarter_idles_at_most(k: int, n: int, gated: bool) -> None:
+    tuning = tune_matvec(k, n, gated, True, WorkgroupLimits(32, 1024, 49152))
+    assert k >= 0.75 * 32 * tuning.steps * tuning.span
 
 
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
