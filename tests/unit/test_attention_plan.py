@@ -140,6 +140,13 @@ def test_a_long_head_leaves_memory_for_256_threads() -> None:
         assert attention.counts(1)[1] == heads
 
 
+def test_few_key_heads_have_as_many_workgroups_as_their_groups_allow() -> None:
+    for heads, kv_heads, workgroups in (9, 3, 9), (14, 2, 8), (32, 8, 16), (4, 1, 4), (16, 8, 8), (32, 2, 12):
+        attention, _, _ = plan_attention(Shape(heads, kv_heads, 64), 32)
+        assert callable(attention.counts)
+        assert attention.counts(1)[1] == workgroups
+
+
 def test_layers_of_one_shape_share_their_counts() -> None:
     first, first_join, _ = plan_attention(Shape(32, 8, 64), 32)
     second, second_join, _ = plan_attention(Shape(32, 8, 64), 32)
