@@ -71,9 +71,13 @@ def checked(logits: Difference, cache: Difference, spread: Spread | None) -> Non
         return [logits, cache]
 
     device = SimpleNamespace(allocate_all=allocate, copy_tensors=lambda _pairs: None)
-    buffers: Any = SimpleNamespace(spans={"logits": Span(), "kv past": Span()}, logits=1, device=device)
+    buffers: Any = SimpleNamespace(
+        spans={"logits": Span(), "kv past": Span()}, logits=1, states=[], settle_states=lambda: None, device=device
+    )
     pair = SimpleNamespace(past="past", present="present")
-    about: Any = SimpleNamespace(logits="logits", logits_dtype="float16", cache_dtype="float16", cache=[pair])
+    about: Any = SimpleNamespace(
+        logits="logits", logits_dtype="float16", cache_dtype="float16", cache=[pair], states=[]
+    )
     engine: Any = SimpleNamespace(fill=lambda _handle, _byte: None, compare=compare)
     asyncio.run(check_replay(engine, buffers, about, "run", nothing, nothing, {"float16": 0.125}, spread))
 

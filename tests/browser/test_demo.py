@@ -76,12 +76,16 @@ class Demo:
 
     @property
     def worker(self) -> Worker:
-        """The one that runs Python; the other, which starts onnxruntime-web beside it, ends by itself."""
+        """The one that runs Python; the other, which starts onnxruntime-web beside it, ends by itself. Threads of
+        onnxruntime-web on the CPU are workers too, of onnxruntime-web's own file."""
         deadline = time.monotonic() + BOOT_MS / 1000
-        while len(self.page.workers) > 1 and time.monotonic() < deadline:
+        while len(found := self.python_workers()) > 1 and time.monotonic() < deadline:
             self.page.wait_for_timeout(50)
-        [worker] = self.page.workers
+        [worker] = found
         return worker
+
+    def python_workers(self) -> list[Worker]:
+        return [worker for worker in self.page.workers if worker.url.endswith("/worker.js")]
 
     def set(self, **fields: str) -> None:
         """Fill fields by id, `_` for `-`."""
