@@ -29,14 +29,13 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import OptionError
 from .search import SearchOptions
-from .stages import Row, temperature_scale
+from .stages import NEGATIVE_INFINITY_KEY, Row, temperature_scale
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 __all__ = ["SearchOptions", "philox4x32_10", "sample", "token_key", "token_keys", "token_weight"]
 
-NEGATIVE_INFINITY_KEY = 0x007FFFFF
 POSITIVE_INFINITY_KEY = 0xFF800000
 _POSITIVE_ZERO_KEY = 0x80000000
 _WEIGHT_BITS = 30
@@ -176,11 +175,11 @@ def sample(
     if not values:
         raise OptionError("logits are empty; there must be at least one token")
     stages = options.stages()
-    edits = [stage.edit for stage in stages if stage.edit is not None]
+    known = Row(position, tokens)
+    edits = [stage.edit for stage in stages if stage.edit is not None and stage.due(options, known)]
     if options.greedy and not edits:
         return _first_of_largest(values)
     keys = _keys(values)
-    known = Row(position, tokens)
     for edit in edits:
         edit(keys, options, known)
     top = max(keys)
@@ -211,7 +210,7 @@ def sample(
 
     for stage in stages:
         if stage.weigh is not None:
-            weights = [stage.weigh(weight, options) for weight in weights]
+            weights = stage.weigh(weights, options)
             total = sum(weights)
 
     seed = (options.seed & 0xFFFFFFFF, options.seed >> 32)

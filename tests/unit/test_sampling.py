@@ -14,7 +14,6 @@ import pytest
 
 from capstan.errors import OptionError
 from capstan.sampling import (
-    NEGATIVE_INFINITY_KEY,
     _weightless_below,
     philox4x32_10,
     sample,
@@ -23,7 +22,7 @@ from capstan.sampling import (
     token_weight,
 )
 from capstan.search import SearchOptions
-from capstan.stages import temperature_scale
+from capstan.stages import NEGATIVE_INFINITY_KEY, temperature_scale
 
 SAMPLED = SearchOptions(max_length=1000, do_sample=True, top_k=0, random_seed=7)
 INF, NAN = math.inf, math.nan

@@ -56,7 +56,7 @@ class HostSampledDecoder:
         self._logits: array[float] = array("f")
         self._length = 0
         self._tokens: list[int] = []
-        """The sequence with all picks, where an active stage asks for it."""
+        """The sequence with all picks, for stages that ask for it."""
         self._pending = 0
         self._counters: Counters = {"steps": 0, "readbacks": 0, "readback_bytes": 0}
 

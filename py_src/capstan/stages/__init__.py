@@ -12,9 +12,10 @@ from .min_p import MinP
 from .program import SamplerProgram, sampler_program
 from .repetition_penalty import RepetitionPenalty
 from .selection import Selection, temperature_scale
-from .stage import Row, Stage, StageOptions, integer, real, switch
+from .stage import NEGATIVE_INFINITY_KEY, Row, Stage, StageOptions, integer, real, switch
 
 __all__ = [
+    "NEGATIVE_INFINITY_KEY",
     "MinLength",
     "MinP",
     "RepetitionPenalty",

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from .stage import Row, Stage, StageOptions, integer
+from .stage import NEGATIVE_INFINITY_KEY, Row, Stage, StageOptions, integer
 
 __all__ = ["MinLength"]
-
-NEGATIVE_INFINITY_KEY = 0x007FFFFF
 
 
 class _Options(Protocol):
@@ -21,10 +19,9 @@ class _Options(Protocol):
 
 
 def _edit(keys: list[int], options: _Options, row: Row) -> None:
-    if row.length < options.min_length:
-        for token in options.eos_token_ids:
-            if token < len(keys):
-                keys[token] = NEGATIVE_INFINITY_KEY
+    for token in options.eos_token_ids:
+        if token < len(keys):
+            keys[token] = NEGATIVE_INFINITY_KEY
 
 
 @dataclass(frozen=True)
@@ -38,6 +35,7 @@ class MinLength(StageOptions):
         active=lambda options: options.min_length > 0 and bool(options.eos_token_ids),
         words={"min_length": lambda options: options.min_length},
         edit=_edit,
+        due=lambda options, row: row.length < options.min_length,
         edit_wgsl="""
 fn edit_min_length(row: u32, token: u32, key: u32) -> u32 {
   return select(key, NEGATIVE_INFINITY_KEY, state[row * STATE_STRIDE] < params.min_length && is_eos(token));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Protocol
@@ -22,6 +23,11 @@ def _least_weight(options: _Options) -> int:
     return -int(-(Fraction(options.min_p) * 2**30) // 1)
 
 
+def _weigh(weights: Sequence[int], options: _Options) -> list[int]:
+    least = _least_weight(options)
+    return [weight if weight >= least else 0 for weight in weights]
+
+
 @dataclass(frozen=True)
 class MinP(StageOptions):
     """`min_p` (0 to 1; 0 = off): of what top_k and top_p left, tokens stay whose probability (after temperature) is at
@@ -33,7 +39,7 @@ class MinP(StageOptions):
         "min_p",
         active=lambda options: options.min_p > 0 and not options.greedy,
         words={"least_weight": _least_weight},
-        weigh=lambda weight, options: weight if weight >= _least_weight(options) else 0,
+        weigh=_weigh,
         weigh_wgsl="""
 fn weigh_min_p(weight: u32) -> u32 {
   return select(0u, weight, weight >= params.least_weight);

@@ -11,7 +11,10 @@ from typing import Any, ClassVar
 
 from ..errors import OptionError
 
-__all__ = ["Row", "Stage", "StageOptions", "integer", "real", "switch"]
+__all__ = ["NEGATIVE_INFINITY_KEY", "Row", "Stage", "StageOptions", "integer", "real", "switch"]
+
+
+NEGATIVE_INFINITY_KEY = 0x007FFFFF
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,13 @@ class Stage:
     """Its parameters, u32: fields of `params` in WGSL."""
     edit: Callable[[list[int], Any, Row], None] | None = None
     """Change the keys of a row, [vocabulary], in place."""
+    due: Callable[[Any, Row], bool] = lambda _options, _row: True
+    """Whether `edit` changes this row; the reference sampler does without keys where it may."""
     edit_wgsl: str = ""
     """`fn edit_NAME(row: u32, token: u32, key: u32) -> u32`: the same for one token. It may read `params`,
     `state[row * STATE_STRIDE]` (the length) and, with `counts`, `token_count(row, token)`."""
-    weigh: Callable[[int, Any], int] | None = None
-    """The weight of a token that top_k and top_p have left, from its weight; the largest weight, 2**30, must stay."""
+    weigh: Callable[[Sequence[int], Any], list[int]] | None = None
+    """The weights of the tokens that top_k and top_p have left, from their weights; the largest, 2**30, must stay."""
     weigh_wgsl: str = ""
     """`fn weigh_NAME(weight: u32) -> u32`: the same."""
     counts: bool = False
