@@ -1,6 +1,6 @@
 """Every exception that Capstan raises on purpose.
 
-    CapstanError
+    CapstanError                  (also a RuntimeError, as what onnxruntime-genai raises)
     ├── ConfigError               genai_config.json or tokenizer files: the message carries the JSON path
     ├── ModelFileError            a model file is missing, truncated or of the wrong size
     │   └── WeightsChangedError       a weight file is not what it was when its other parts were read
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 
-class CapstanError(Exception):
+class CapstanError(RuntimeError):
     """Base of every error raised on purpose; `str(error)` is one line for a person to read."""
 
 

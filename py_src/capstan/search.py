@@ -34,7 +34,6 @@ _NEUTRAL: dict[str, tuple[object, str]] = {
     "no_repeat_ngram_size": (0, "it is not implemented; leave it at 0"),
     "length_penalty": (1.0, "it belongs to beam search, which is not implemented; leave it at 1.0"),
     "diversity_penalty": (0.0, "it belongs to beam search, which is not implemented; leave it at 0.0"),
-    "past_present_share_buffer": (True, "past and present are always one buffer here; set it to true"),
 }
 
 
@@ -46,8 +45,9 @@ class SearchOptions(MinLength, RepetitionPenalty, Selection, MinP):
 
     - `max_length` (tokens, >= 1; 0 means `context_length`).
     - `batch_size` rows; `chunk_size` is the most prompt tokens of one prefill run, of which a device may take fewer
-      (None: as many as it takes).
-    - `early_stopping` concerns beam search only: with one beam either value means the same.
+      (None or 0: as many as it takes).
+    - `early_stopping` concerns beam search only: with one beam either value means the same. So it is with
+      `past_present_share_buffer`: where past and present are one buffer, and where not, is the device's to decide.
 
     Raises OptionError for a value of the wrong type or out of range.
     """
@@ -68,10 +68,11 @@ class SearchOptions(MinLength, RepetitionPenalty, Selection, MinP):
 
     def __post_init__(self) -> None:
         for name in _INTEGERS:
-            self._set(name, integer(name, getattr(self, name), *_INTEGERS[name]))
-        for name in ("chunk_size", "context_length"):
-            if getattr(self, name) is not None:
-                self._set(name, integer(name, getattr(self, name), 1, 2**31 - 1))
+            self._set(name, integer(name, getattr(self, name), *_INTEGERS[name], floats=name != "pad_token_id"))
+        if self.context_length is not None:
+            self._set("context_length", integer("context_length", self.context_length, 1, 2**31 - 1))
+        if self.chunk_size is not None:
+            self._set("chunk_size", integer("chunk_size", self.chunk_size, 0, 2**31 - 1) or None)
         for name in ("early_stopping", "past_present_share_buffer"):
             switch(name, getattr(self, name))
         for name in ("length_penalty", "diversity_penalty"):
@@ -111,14 +112,11 @@ class SearchOptions(MinLength, RepetitionPenalty, Selection, MinP):
     ) -> SearchOptions:
         """Options of a `genai_config.json`: its `search` section, and ids and context length of its `model` section.
 
-        A `top_p` of 0 in the section means off, as it does in onnxruntime-genai. Raises OptionError.
+        Raises OptionError.
         """
-        options = dict(search)
-        if not isinstance(options.get("top_p"), bool) and options.get("top_p") == 0:
-            options["top_p"] = 1.0
         ids = (eos_token_ids,) if isinstance(eos_token_ids, int) else tuple(eos_token_ids)
         base = cls(eos_token_ids=ids, pad_token_id=pad_token_id, context_length=context_length)
-        return base.replace(**options)
+        return base.replace(**search)
 
     def replace(self, **options: object) -> SearchOptions:
         """A copy with these options changed; a drawn seed is kept unless `random_seed` is given. Raises OptionError."""
@@ -157,7 +155,7 @@ STAGES: tuple[Stage, ...] = tuple(
 
 
 def _eos_token_ids(values: Iterable[int]) -> tuple[int, ...]:
-    ids = tuple(integer("eos_token_ids", value, 0, 2**31 - 1) for value in values)
+    ids = tuple(integer("eos_token_ids", value, 0, 2**31 - 1, floats=False) for value in values)
     if len(ids) > MAX_EOS_TOKENS:
         raise OptionError(f"there are {len(ids)} eos_token_ids; at most {MAX_EOS_TOKENS} are supported")
     return ids

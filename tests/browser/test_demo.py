@@ -202,8 +202,8 @@ def test_stop_ends_a_run_midway_and_the_next_one_works(demo: Demo) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("temperature", "0", "temperature is 0.0; it must be greater than 0"),
-        ("top-p", "1.5", "top_p is 1.5; it must be greater than 0 and at most 1"),
+        ("temperature", "-1", "temperature is -1.0; it must be at least 0"),
+        ("top-p", "1.5", "top_p is 1.5; it must be from 0 to 1"),
         ("run-ahead", "65", "run_ahead is 65; it must be from 1 to 64"),
         ("max-new-tokens", "0", "max_new_tokens is 0; it must be at least 1"),
         ("top-k", "1.5", "top_k is 1.5; it must be a whole number"),

@@ -54,3 +54,7 @@ def test_every_error_is_a_capstan_error_and_says_what_it_means(name: str) -> Non
 @pytest.mark.parametrize("name", ["BindingError", "OptionError", "PromptError"])
 def test_wrong_values_are_value_errors(name: str) -> None:
     assert issubclass(getattr(errors, name), ValueError)
+
+
+def test_what_catches_the_native_packages_errors_catches_these() -> None:
+    assert issubclass(errors.CapstanError, RuntimeError)

@@ -20,17 +20,20 @@ INF, NAN = math.inf, math.nan
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": 0}, "temperature is 0.0.*greater than 0.*do_sample=False"),
-        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": -1.0}, "temperature is -1.0; it must be at least 0, which is greedy search"),
         ({"temperature": NAN}, "temperature is nan"),
         ({"temperature": INF}, "temperature is inf"),
         ({"temperature": True}, "temperature is True"),
         ({"temperature": "1"}, "temperature is '1'"),
-        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"top_p": -0.1}, "top_p is -0.1; it must be from 0 to 1"),
         ({"top_p": 1.0001}, "top_p is 1.0001"),
         ({"top_p": NAN}, "top_p is nan"),
         ({"top_k": -1}, "top_k is -1; it must be from 0"),
-        ({"top_k": 5.0}, "top_k is 5.0; it must be an integer"),
+        ({"top_k": 5.5}, "top_k is 5.5; it must be an integer"),
+        ({"top_k": np.float32(5.5)}, "top_k is .*5.5.*; it must be an integer"),
+        ({"max_length": INF}, "max_length is inf; it must be an integer"),
+        ({"max_length": NAN}, "max_length is nan; it must be an integer"),
+        ({"max_length": 1e300}, "max_length is 1000.*; it must be from 0"),
         ({"top_k": True}, "top_k is True"),
         ({"random_seed": -2}, "random_seed is -2"),
         ({"random_seed": 2**64}, "random_seed is 18446744073709551616"),
@@ -48,9 +51,8 @@ INF, NAN = math.inf, math.nan
         ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size is 3"),
         ({"length_penalty": 0.5}, "length_penalty is 0.5"),
         ({"diversity_penalty": 0.5}, "diversity_penalty is 0.5"),
-        ({"past_present_share_buffer": False}, "past_present_share_buffer is False"),
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"chunk_size": 0}, "chunk_size is 0"),
+        ({"chunk_size": -1}, "chunk_size is -1"),
         ({"topk": 5}, "'topk' is not a search option; the options are batch_size, chunk_size, .*top_p"),
         ({"seed": 5}, "'seed' is not a search option"),
         ({"eos_token_ids": (5,)}, "'eos_token_ids' is not a search option"),
@@ -70,7 +72,7 @@ INTEGERS = {
     "top_k": (0, 2**31 - 1),
     "random_seed": (-1, 2**64 - 1),
     "batch_size": (1, 65535),
-    "chunk_size": (1, 2**31 - 1),
+    "chunk_size": (0, 2**31 - 1),
     "pad_token_id": (0, 2**31 - 1),
     "context_length": (1, 2**31 - 1),
     "seed": (-1, 2**64 - 1),
@@ -84,10 +86,34 @@ def test_an_integer_is_accepted_up_to_both_its_limits_and_refused_past_them(name
 
     low, high = INTEGERS[name]
     assert getattr(made(high), name) == high
-    assert getattr(made(low), name) == low or (name, low) == ("seed", -1)
+    assert getattr(made(low), name) == low or (name, low) in (("seed", -1), ("chunk_size", 0))
     for value in (low - 1, high + 1):
         with pytest.raises(OptionError, match=f"{name} is {value}; it must be from {low} to {high}"):
             made(value)
+
+
+@pytest.mark.parametrize(
+    ("options", "taken"),
+    [
+        ({"top_k": 5.0}, {"top_k": 5}),
+        ({"max_length": np.float32(10)}, {"max_length": 10}),
+        ({"random_seed": 3.0}, {"random_seed": 3, "seed": 3}),
+        ({"chunk_size": 0}, {"chunk_size": None}),
+        ({"top_p": 0.0}, {"top_p": 1.0}),
+        ({"past_present_share_buffer": False}, {"past_present_share_buffer": False}),
+        ({"do_sample": True, "temperature": 0}, {"temperature": 0.0, "greedy": True}),
+        ({"do_sample": True, "temperature": 1e-9}, {"temperature": 1e-9, "greedy": False}),
+    ],
+)
+def test_values_that_onnxruntime_genai_takes_are_taken(options: dict[str, object], taken: dict[str, object]) -> None:
+    found = SearchOptions(context_length=100).replace(**options)
+    assert {name: getattr(found, name) for name in taken} == taken
+    assert all(type(getattr(found, name)) is type(value) for name, value in taken.items())
+
+
+def test_a_temperature_of_0_needs_the_passes_of_greedy_search() -> None:
+    zero = SearchOptions(do_sample=True, temperature=0, top_k=5, top_p=0.5)
+    assert zero.sampler_program(1000).passes == SearchOptions().sampler_program(1000).passes
 
 
 @pytest.mark.parametrize("name", ["do_sample", "early_stopping", "past_present_share_buffer"])

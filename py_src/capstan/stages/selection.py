@@ -41,8 +41,9 @@ def _sampled(word: int, options: Any) -> int:
 class Selection(StageOptions):
     """How the token is picked.
 
-    - `do_sample` false, or `top_k` 1, is greedy: the largest logit, the lowest id among equals.
-    - `temperature` (> 0), then `top_k` (0 = off), then `top_p` (0 < p <= 1; 1 = off) over what `top_k` left.
+    - `do_sample` false, `top_k` 1 or `temperature` 0 is greedy: the largest logit, the lowest id among equals.
+    - `temperature` (>= 0), then `top_k` (0 = off), then `top_p` (0 to 1; both of these turn it off) over what `top_k`
+      left.
     - `random_seed` (-1 = draw one; 0 to 2**64 - 1). `seed` is the number in use, also when it was drawn.
     """
 
@@ -60,8 +61,8 @@ class Selection(StageOptions):
         words={
             "top_k": lambda options: _sampled(options.top_k, options),
             "top_p": lambda options: _sampled(options.top_p_bits, options),
-            "scale": lambda options: temperature_scale(options.temperature)[0],
-            "shift": lambda options: temperature_scale(options.temperature)[1] & 0xFFFFFFFF,
+            "scale": lambda options: temperature_scale(options.temperature or 1.0)[0],
+            "shift": lambda options: temperature_scale(options.temperature or 1.0)[1] & 0xFFFFFFFF,
             "seed_low": lambda options: options.seed & 0xFFFFFFFF,
             "seed_high": lambda options: options.seed >> 32,
         },
@@ -74,12 +75,11 @@ class Selection(StageOptions):
             self._set(name, integer(name, getattr(self, name), -1, 2**64 - 1))
         for name in ("temperature", "top_p"):
             self._set(name, real(name, getattr(self, name)))
-        if self.temperature <= 0:
-            raise OptionError(
-                f"temperature is {self.temperature}; it must be greater than 0; for greedy search set do_sample=False"
-            )
-        if not 0 < self.top_p <= 1:
-            raise OptionError(f"top_p is {self.top_p}; it must be greater than 0 and at most 1; 1 turns it off")
+        if self.temperature < 0:
+            raise OptionError(f"temperature is {self.temperature}; it must be at least 0, which is greedy search")
+        if not 0 <= self.top_p <= 1:
+            raise OptionError(f"top_p is {self.top_p}; it must be from 0 to 1; either end turns it off")
+        self._set("top_p", self.top_p or 1.0)
         if self.random_seed >= 0:
             self._set("seed", self.random_seed)
         elif self.seed < 0:
@@ -88,7 +88,7 @@ class Selection(StageOptions):
     @property
     def greedy(self) -> bool:
         """Whether the largest logit is taken, without a random number."""
-        return not self.do_sample or self.top_k == 1
+        return not self.do_sample or self.top_k == 1 or self.temperature == 0
 
     @property
     def top_p_bits(self) -> int:

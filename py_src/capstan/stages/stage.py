@@ -67,8 +67,10 @@ class StageOptions:
         object.__setattr__(self, name, value)
 
 
-def integer(name: str, value: object, low: int, high: int) -> int:
-    """The integer, if it is one and within the limits; OptionError otherwise."""
+def integer(name: str, value: object, low: int, high: int, *, floats: bool = True) -> int:
+    """The integer, if it is one and within the limits; with `floats` 5.0 is one. OptionError otherwise."""
+    if floats and isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral) and value == value // 1:
+        value = int(float(value))
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise OptionError(f"{name} is {value!r}; it must be an integer from {low} to {high}")
     number = operator.index(value)
