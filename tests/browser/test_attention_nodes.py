@@ -93,7 +93,7 @@ def test_soft_caps_in_other_operators_are_computed_on_webgpu(scripts: PageScript
     }
     given = {}
     for key, node in nodes.items():
-        model = graph.soft_caps_apart(graph.parse(node.model()), HEAD_SIZE)
+        model = graph.soft_caps_apart(graph.parse(node.model()), {"past_key": HEAD_SIZE})
         assert uncomputed(model, "webgpu", "") == []
         tensors = node.tensors()
         feeds = {name: [encoded(tensors[name]), list(tensors[name].shape)] for name in ("query", "key", "value")}

@@ -38,6 +38,8 @@ OWNER = "decoder 1"
 class Pair:
     past: str
     present: str
+    heads: int = KV_HEADS
+    head_size: int = HEAD
 
 
 @dataclass
@@ -47,8 +49,6 @@ class About:
     logits: str = "logits"
     logits_dtype: str = "float32"
     cache_dtype: str = "float32"
-    num_kv_heads: int = KV_HEADS
-    head_size: int = HEAD
     mask_dtype: str = "int64"
     states: tuple[()] = ()
 

@@ -22,6 +22,8 @@ NAMES = [folder.name for folder in FOLDERS]
 CAPACITY = 128
 CLOSE = 1e-5
 """onnxruntime chooses other CPU kernels for weights it does not know at load time, and for single rows."""
+GEMMA_HEADS = {"past_key_values.0.key": 16, "past_key_values.1.key": 16}
+"""Head sizes of nano-gemma2, by the inputs of the keys."""
 TYPES = {"float32": np.float32, "uint8": np.uint8, "int64": np.int64}
 
 
@@ -66,7 +68,7 @@ def run(
     feeds: dict[str, Any] = dict(weights)
     about = graph.describe(parsed(name), config_of(name).decoder)
     for pair in about.cache:
-        feeds[pair.past] = np.zeros((1, about.num_kv_heads, CAPACITY, about.head_size), np.float32)
+        feeds[pair.past] = np.zeros(pair.dims(1, CAPACITY), np.float32)
     feeds["input_ids"] = np.array([ids], np.int64)
     if lengths is None or lengths.reads_mask:
         feeds["attention_mask"] = (np.arange(mask) < valid).astype(np.int64)[None]
@@ -297,7 +299,7 @@ def test_soft_caps_in_other_operators_compute_the_same(fed: bool) -> None:
     if fed:
         model, lengths, _ = graph.lengths_as_inputs(model)
         wanted_of = model
-    model = graph.soft_caps_apart(model, 16)
+    model = graph.soft_caps_apart(model, GEMMA_HEADS)
     attentions = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
     assert not any(item.name == "softcap" for node in attentions for item in node.attribute)
     for valid in (len(IDS), len(IDS) + 40):
@@ -316,7 +318,7 @@ def test_soft_caps_in_other_operators_compute_the_same(fed: bool) -> None:
 
 
 def test_the_scores_of_soft_caps_are_in_the_estimate_of_activations() -> None:
-    model = graph.soft_caps_apart(parsed("nano-gemma2"), 16)
+    model = graph.soft_caps_apart(parsed("nano-gemma2"), GEMMA_HEADS)
     found = graph.activations(model)
     # Heads, tokens, positions: two tensors of them are alive at once.
     assert found.peak(1, 64, 4096) >= 2 * 4 * (4 * 64 * 4096)

@@ -39,9 +39,10 @@ def test_a_fixture_is_described(name: str) -> None:
     about = graph.describe(model, decoder, 512)
     assert {info.name for info in about.inputs} == {"input_ids", "attention_mask", *(pair.past for pair in about.cache)}
     assert [(pair.layer, pair.kind) for pair in about.cache] == [(0, "key"), (0, "value"), (1, "key"), (1, "value")]
-    assert about.cache[2] == graph.CachePair(1, "key", "past_key_values.1.key", "present.1.key")
     heads, size = (1, 32) if name == "nano-phi4" else (2, 16)
-    assert (about.num_layers, about.num_kv_heads, about.head_size, about.vocab_size) == (2, heads, size, 512)
+    assert about.cache[2] == graph.CachePair(1, "key", "past_key_values.1.key", "present.1.key", heads, size)
+    assert [pair.dims(3, 7) for pair in about.cache] == [(3, heads, 7, size)] * 4
+    assert (about.num_layers, about.vocab_size) == (2, 512)
     assert (about.logits_dtype, about.cache_dtype, about.mask_dtype) == ("float32", "float32", "int64")
     assert not about.has_position_ids
     assert not about.needs_f16

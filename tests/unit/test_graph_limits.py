@@ -22,7 +22,7 @@ from tests.browser.model_variants import keeping_logits, norms_in_attention, sof
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LLAMA = FIXTURES / "nano-llama"
-HEAD_SIZE = 16
+HEAD_SIZES = {"past_key_values.0.key": 16, "past_key_values.1.key": 16}
 LONG_ROPE = FIXTURES / "long_rope" / "nano-phi3"
 EXPECTED = json.loads((LONG_ROPE / "expected.json").read_text())
 
@@ -49,7 +49,7 @@ def test_fixtures_ask_for_nothing_that_is_not_computed(device: str) -> None:
     for folder in FIXTURES.glob("**/model.onnx"):
         model = parsed(folder.parent)
         if device == "webgpu":
-            model = graph.soft_caps_apart(model, HEAD_SIZE)
+            model = graph.soft_caps_apart(model, HEAD_SIZES)
         assert uncomputed(model, device) == [], folder
 
 
@@ -81,12 +81,12 @@ def test_soft_caps_with_what_other_operators_would_lose_stay_as_they_are(
 ) -> None:
     model = parsed(FIXTURES / "nano-gemma2")
     attention_of(model, change, inputs)
-    assert graph.soft_caps_apart(model, HEAD_SIZE) == model
-    assert graph.soft_caps_apart(parsed(LLAMA), HEAD_SIZE) == parsed(LLAMA), "there is no soft cap"
+    assert graph.soft_caps_apart(model, HEAD_SIZES) == model
+    assert graph.soft_caps_apart(parsed(LLAMA), HEAD_SIZES) == parsed(LLAMA), "there is no soft cap"
     rotated_in_part = parsed(FIXTURES / "nano-gemma2")
-    assert graph.soft_caps_apart(rotated_in_part, 2 * HEAD_SIZE) == rotated_in_part
+    assert graph.soft_caps_apart(rotated_in_part, dict.fromkeys(HEAD_SIZES, 32)) == rotated_in_part
     attention_of(rotated_in_part, {"smooth_softmax": 0})
-    assert graph.soft_caps_apart(rotated_in_part, HEAD_SIZE) != rotated_in_part
+    assert graph.soft_caps_apart(rotated_in_part, HEAD_SIZES) != rotated_in_part
 
 
 @pytest.mark.parametrize("inputs", [("cos_cache",), ("head_sink",)], ids=["without sinks", "sinks too"])

@@ -80,6 +80,15 @@ def test_positions_and_float16_and_int32_change_the_sizes(about: GraphDescriptio
     assert (found["positions"], found["prompt positions"]) == (16, 64 * 8)
 
 
+def test_each_cache_has_its_own_heads_and_head_size(about: GraphDescription) -> None:
+    caches = [replace(pair, heads=1, head_size=32 if pair.kind == "key" else 24) for pair in about.cache[2:]]
+    found = sizes(sequence_items(replace(about, cache=(*about.cache[:2], *caches)), 256, 64))
+    assert [size for name, size in found.items() if name.startswith("kv")] == [
+        *(2 * 256 * 16 * 4, 2 * 256 * 16 * 4),
+        *(256 * 32 * 4, 256 * 24 * 4),
+    ]
+
+
 def test_sizes_are_multiples_of_16_bytes_and_grow_with_the_batch(about: GraphDescription) -> None:
     one, three = sequence_items(about, 257, 1), sequence_items(about, 257, 1, 3)
     assert all(item.bytes % 16 == 0 for item in (*one, *three))

@@ -34,7 +34,8 @@ def decoder_graph(parsed: ModelProto, config: GenaiConfig, device: str) -> Decod
     parsed, unrecognised = with_group_query_attention(parsed, config)
     if device == "wasm":
         parsed = graph.norms_apart(parsed)
-    computed = graph.soft_caps_apart(parsed, decoder.head_size) if device == "webgpu" else parsed
+    head_sizes = {pair.past: pair.head_size for pair in graph.cache_pairs(decoder, parsed.graph)}
+    computed = graph.soft_caps_apart(parsed, head_sizes) if device == "webgpu" else parsed
     graph.require_computed(computed, device, decoder.inputs.position_ids)
     kept = graph.keep_last_logits(parsed, decoder.outputs.logits)
     return DecoderGraph(*graph.short_rope(kept, decoder.inputs.attention_mask), unrecognised)
@@ -47,7 +48,10 @@ def with_group_query_attention(parsed: ModelProto, config: GenaiConfig) -> tuple
     for pair in graph.cache_pairs(decoder, parsed.graph):
         layers.setdefault(pair.layer, []).append(pair)
     caches = [(key.past, value.past, key.present, value.present) for key, value in layers.values()]
-    heads = (decoder.num_attention_heads, decoder.num_key_value_heads, decoder.head_size)
+    sizes = {(pair.heads, pair.head_size) for pairs in layers.values() for pair in pairs}
+    if len(sizes) != 1:
+        return parsed, "its layers have caches of different sizes"
+    heads = (decoder.num_attention_heads, *sizes.pop())
     names = decoder.inputs
     rewritten, reason = graph.group_query_attention(
         parsed, caches, heads, config.context_length, names.attention_mask, names.position_ids

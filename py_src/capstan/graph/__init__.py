@@ -17,7 +17,7 @@
     short_rope(model)                 a choice of rotary factors becomes the short ones; up to which length they hold
     smooth_softmax_as_sinks(model)    attention with smooth softmax with sinks of 0, which can be captured
     norms_apart(model)                norms of q and k in attention become nodes before it (for the CPU)
-    soft_caps_apart(model, head_size) attention with a soft cap in other operators (for the prefill session)
+    soft_caps_apart(model, ...)       attention with a soft cap in other operators (for the prefill session)
     one_row_only(model)               why each run on WebGPU must have one token; "" if it may have more
     require_computed(model, device)   UncomputedError for what the kernels of onnxruntime-web leave out or refuse
     describe(model, decoder)          what a session over this graph needs, as a frozen dataclass
@@ -41,7 +41,8 @@ from .capture import (
     smooth_softmax_as_sinks,
     uncapturable,
 )
-from .description import CachePair, GraphDescription, StateTensor, TensorInfo, cache_pairs, describe
+from .carried import CachePair, StateTensor, TensorInfo, cache_pairs
+from .description import GraphDescription, describe
 from .fed_lengths import FedLengths, lengths_as_inputs
 from .inline_weights import without_weights
 from .joined_products import joined_products

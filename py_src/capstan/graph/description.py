@@ -8,57 +8,25 @@ from typing import TYPE_CHECKING
 
 from ..errors import UnsupportedModelError
 from .capture import LeftOut, Uncapturable, left_out, uncapturable
+from .carried import (
+    FLOATS,
+    CachePair,
+    StateTensor,
+    TensorInfo,
+    cache_pairs,
+    growing_caches,
+    reject_state,
+    require_caches,
+    state_tensors,
+    tensor_info,
+)
 from .model_file import require_decoder
-from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
-from .weights import DTYPES
-from .wiring import Wiring
+from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
 
 if TYPE_CHECKING:
     from ..config import DecoderConfig
 
-__all__ = ["CachePair", "GraphDescription", "StateTensor", "TensorInfo", "describe"]
-
-FLOATS = ("float32", "float16")
-
-GROWING = ("Concat", "MultiHeadAttention", "Attention")
-"""Operators that append to a cache, and do not write into it."""
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """A graph input or output; `dims` holds sizes and the names of free dimensions ("?" if unnamed)."""
-
-    name: str
-    dtype: str
-    dims: tuple[int | str, ...]
-
-
-@dataclass(frozen=True)
-class CachePair:
-    """One layer's key or value cache, [batch, heads, length, head size]: the input that reads it and the output."""
-
-    layer: int
-    kind: str
-    past: str
-    present: str
-
-
-@dataclass(frozen=True)
-class StateTensor:
-    """A state that each run overwrites as a whole, of one size at every position: that of a convolution, or a recurrent
-    one. Nothing of an earlier position is left in it, so that it is rewound by a snapshot, unlike a cache."""
-
-    layer: int
-    kind: str
-    """'conv' or 'recurrent'."""
-    past: str
-    present: str
-    dtype: str
-    sizes: tuple[int, ...]
-    """Without the batch."""
-
-    def dims(self, rows: int) -> tuple[int, ...]:
-        return (rows, *self.sizes)
+__all__ = ["GraphDescription", "describe"]
 
 
 @dataclass(frozen=True)
@@ -69,8 +37,6 @@ class GraphDescription:
     outputs: tuple[TensorInfo, ...]
     cache: tuple[CachePair, ...]
     num_layers: int
-    num_kv_heads: int
-    head_size: int
     cache_dtype: str
     vocab_size: int
     input_ids: str
@@ -178,7 +144,7 @@ def describe(
         raise UnsupportedModelError(
             f"output {logits.name} is {logits.dtype}, expected float32 or float16; export with -p int4 or fp16"
         )
-    cache_dtype, heads, head_size = cache_shape(found, pairs, decoder)
+    cache_dtype = require_caches(found, pairs, decoder)
     last = logits.dims[-1] if logits.dims else None
     vocabulary = last if isinstance(last, int) else vocab_size
     if vocabulary is None or (vocab_size is not None and vocabulary != vocab_size):
@@ -191,8 +157,6 @@ def describe(
         outputs=tuple(outputs),
         cache=pairs,
         num_layers=decoder.num_hidden_layers,
-        num_kv_heads=heads,
-        head_size=head_size,
         cache_dtype=cache_dtype,
         vocab_size=vocabulary,
         input_ids=names.input_ids,
@@ -209,156 +173,6 @@ def describe(
         growing=growing and (unrecognised or growing),
         states=states,
     )
-
-
-def cache_pairs(decoder: DecoderConfig, graph: GraphProto) -> tuple[CachePair, ...]:
-    """Layer by layer, the key pair, then the value pair; none of layers that have a state and no cache."""
-    kinds = (
-        ("key", decoder.inputs.past_key_names, decoder.outputs.present_key_names),
-        ("value", decoder.inputs.past_value_names, decoder.outputs.present_value_names),
-    )
-    return tuple(
-        CachePair(layer, kind, past.replace("%d", str(layer)), present.replace("%d", str(layer)))
-        for layer in attention_layers(decoder, graph)
-        for kind, past, present in kinds
-    )
-
-
-def attention_layers(decoder: DecoderConfig, graph: GraphProto) -> list[int]:
-    """The layers that must have caches: all but those with a state alone."""
-    names = {value.name for value in (*graph.input, *graph.output)}
-    stateful = {
-        name.replace("%d", str(layer)): layer
-        for _, *both in state_kinds(decoder)
-        for name in both
-        for layer in range(decoder.num_hidden_layers)
-    }
-    with_state = {layer for name, layer in stateful.items() if name in names}
-    caches = (
-        *(decoder.inputs.past_key_names, decoder.inputs.past_value_names),
-        *(decoder.outputs.present_key_names, decoder.outputs.present_value_names),
-    )
-    return [
-        layer
-        for layer in range(decoder.num_hidden_layers)
-        if layer not in with_state or any(name.replace("%d", str(layer)) in names for name in caches)
-    ]
-
-
-def state_kinds(decoder: DecoderConfig) -> tuple[tuple[str, str, str], ...]:
-    """Of each kind of state its name, and those of its inputs and outputs."""
-    inputs, outputs = decoder.inputs, decoder.outputs
-    return (
-        ("conv", inputs.past_conv_names, outputs.present_conv_names),
-        ("recurrent", inputs.past_recurrent_names, outputs.present_recurrent_names),
-    )
-
-
-def state_tensors(decoder: DecoderConfig, graph: GraphProto) -> tuple[StateTensor, ...]:
-    """The states of the layers that have any. Raises UnsupportedModelError for one that is not read and written, not of
-    floats, or of no fixed size."""
-    inputs = {value.name: value for value in graph.input}
-    outputs = {value.name: value for value in graph.output}
-    found = []
-    for layer in range(decoder.num_hidden_layers):
-        for kind, *patterns in state_kinds(decoder):
-            past, present = (pattern.replace("%d", str(layer)) for pattern in patterns)
-            if past not in inputs and present not in outputs:
-                continue
-            if past not in inputs or present not in outputs:
-                lacking = f"input {past}" if past not in inputs else f"output {present}"
-                raise UnsupportedModelError(f"model.onnx has no {lacking}; a state needs an input and an output")
-            read, written = tensor_info(inputs[past]), tensor_info(outputs[present])
-            if read.dtype not in FLOATS or written.dtype != read.dtype:
-                raise UnsupportedModelError(
-                    f"state {past} is {read.dtype} and {present} {written.dtype}, expected both float32 or float16"
-                )
-            sizes = tuple(size for size in read.dims[1:] if isinstance(size, int))
-            if len(sizes) + 1 != len(read.dims) or not sizes:
-                shape = ", ".join(map(str, read.dims))
-                raise UnsupportedModelError(f"state {past} is [{shape}], expected fixed sizes behind the batch")
-            found.append(StateTensor(layer, kind, past, present, read.dtype, sizes))
-    return tuple(found)
-
-
-def growing_caches(graph: GraphProto, pairs: tuple[CachePair, ...]) -> str:
-    """The first node that appends to its cache, so that it is longer after each run; empty if all write into a cache of
-    one size. Raises UnsupportedModelError where only some append."""
-    wiring = Wiring(graph)
-    made = [(pair, wiring.maker(pair.present)) for pair in pairs]
-    grown = [(pair, node) for pair, node in made if node is not None and node.op_type in GROWING]
-    if not grown:
-        return ""
-    pair, node = grown[0]
-    told = (
-        f"node {node.name or pair.present} ({node.op_type}): {pair.present} is longer than {pair.past} after each run"
-    )
-    if len(grown) != len(pairs):
-        raise UnsupportedModelError(
-            f"{told}, and other caches have one size; take an export with GroupQueryAttention, as onnxruntime-genai's "
-            "model builder writes it"
-        )
-    return told
-
-
-def reject_state(graph: GraphProto, decoder: DecoderConfig, presents: Collection[str]) -> None:
-    """Raise for state that is neither a key/value cache nor one of `presents`: nothing would feed it back."""
-    for value in graph.output:
-        if value.name in presents or value.name == decoder.outputs.logits:
-            continue
-        lowered = value.name.lower()
-        if any(word in lowered for word in ("conv", "recurrent", "state", "ssm")) and "hidden_states" not in lowered:
-            raise UnsupportedModelError(
-                f"output {value.name} is a state whose input is not known; genai_config.json names them in "
-                "past_conv_names and present_conv_names, or past_recurrent_names and present_recurrent_names"
-            )
-        if lowered.startswith("present"):
-            raise UnsupportedModelError(
-                f"output {value.name} is not among the {decoder.num_hidden_layers} layers of genai_config.json; "
-                "Capstan runs decoders with one key and one value cache per layer"
-            )
-
-
-def cache_shape(
-    found: dict[str, TensorInfo], pairs: tuple[CachePair, ...], decoder: DecoderConfig
-) -> tuple[str, int, int]:
-    """The caches' element type, heads and head size; they must agree with the configuration and with each other."""
-    first = found[pairs[0].past]
-    for pair in pairs:
-        for name in (pair.past, pair.present):
-            info = found[name]
-            if info.dtype not in FLOATS or info.dtype != first.dtype:
-                expected = first.dtype if first.dtype in FLOATS else "float32 or float16"
-                raise UnsupportedModelError(
-                    f"cache {name} is {info.dtype}, expected {expected}; export without a quantized cache"
-                )
-            if len(info.dims) != 4:
-                raise UnsupportedModelError(
-                    f"cache {name} has {len(info.dims)} dimensions, expected 4: batch, heads, length, head size"
-                )
-            for place, wanted, field in (
-                (1, decoder.num_key_value_heads, "num_key_value_heads"),
-                (3, decoder.head_size, "head_size"),
-            ):
-                size = info.dims[place]
-                if isinstance(size, int) and size != wanted:
-                    raise UnsupportedModelError(
-                        f"cache {name} has {size} at dimension {place}, but model.decoder.{field} is {wanted}"
-                    )
-    return first.dtype, decoder.num_key_value_heads, decoder.head_size
-
-
-def tensor_info(value: ValueInfoProto) -> TensorInfo:
-    kind = value.type.tensor_type
-    if kind.elem_type not in DTYPES:
-        raise UnsupportedModelError(
-            f"{value.name} is of ONNX element type {kind.elem_type}, which WebGPU does not have; "
-            "export with float32 or float16 activations"
-        )
-    dims = tuple(
-        dim.dim_value if dim.WhichOneof("value") == "dim_value" else dim.dim_param or "?" for dim in kind.shape.dim
-    )
-    return TensorInfo(value.name, DTYPES[kind.elem_type][0], dims)
 
 
 def needs_f16(graph: GraphProto) -> bool:

@@ -13,7 +13,7 @@ Scores are materialised: [heads, tokens, total length], of which the estimate of
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto, ValueInfoProto
@@ -32,13 +32,14 @@ TOKENS: int | str = "sequence_length"
 POSITIONS: int | str = "total_sequence_length"
 
 
-def soft_caps_apart(model: ModelProto, head_size: int) -> ModelProto:
+def soft_caps_apart(model: ModelProto, head_sizes: Mapping[str, int]) -> ModelProto:
     """Compute every GroupQueryAttention that has a soft cap by other operators, where it asks for nothing else but a
-    scale, a window and rotary embedding of whole heads of `head_size`; others stay as they are."""
+    scale, a window and rotary embedding of whole heads; others stay as they are. `head_sizes` are those of caches, by
+    the input that reads them."""
     result = copy_of(model)
-    for node in [node for node in result.graph.node if node.op_type == ATTENTION]:
-        element = element_of(result, node)
-        if real(node, "softcap") and element in TYPES and taken_over(result, node, head_size):
+    for node in [node for node in result.graph.node if node.op_type == ATTENTION and len(node.input) > PAST_KEY]:
+        element, head_size = element_of(result, node), head_sizes.get(node.input[PAST_KEY], 0)
+        if real(node, "softcap") and element in TYPES and head_size and taken_over(result, node, head_size):
             Capped(result, node, element, head_size).replace()
     return result
 

@@ -119,14 +119,14 @@ def sequence_items(
     `chunk` is the most prompt tokens of one run, `start` the alignment of a buffer's start.
     """
     rows = batch_size
-    cache = rows * about.num_kv_heads * capacity * about.head_size * BYTES[about.cache_dtype]
 
     def item(name: str, pool: Pool, size: int, *, bound: bool = True) -> PoolItem:
         return PoolItem(name, pool, round_up(size, SIZE_ALIGNMENT), start, bound)
 
-    items = [item(f"kv {pair.past}", "persistent", cache) for pair in about.cache]
+    caches = [(f"kv {p.past}", math.prod(p.dims(rows, capacity)) * BYTES[about.cache_dtype]) for p in about.cache]
+    items = [item(name, "persistent", size) for name, size in caches]
     if about.growing:
-        items += [item(f"grown kv {pair.past}", "persistent", cache) for pair in about.cache]
+        items += [item(f"grown {name}", "persistent", size) for name, size in caches]
     items += [
         item("mask", "io", rows * capacity * BYTES[about.mask_dtype]),
         item("logits", "io", rows * about.vocab_size * BYTES[about.logits_dtype]),

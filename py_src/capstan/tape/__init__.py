@@ -37,7 +37,7 @@ from .placement import Placement
 from .prefill_graph import fuse_prefill
 from .recording import BindGroup, Clear, Command, Copy, Dispatch, DispatchIndirect, Op, Pipeline, Recording, Write
 from .step_graph import Node, Recorded, StepGraph
-from .witness import BEYOND, Found, Watched, cache_rows, plan_witness
+from .witness import BEYOND, CacheRows, Found, Watched, cache_rows, plan_witness
 
 __all__ = [
     "BEYOND",
@@ -68,6 +68,7 @@ __all__ = [
     "WorkgroupLimits",
     "Write",
     "attends_prompts",
+    "CacheRows",
     "cache_rows",
     "captured_half",
     "check_replayable",

@@ -17,7 +17,7 @@ from typing import Any
 
 from .step_graph import Node, Recorded
 
-__all__ = ["BEYOND", "FOUND_BYTES", "Found", "Watched", "Witness", "cache_rows", "plan_witness"]
+__all__ = ["BEYOND", "FOUND_BYTES", "CacheRows", "Found", "Watched", "Witness", "cache_rows", "plan_witness"]
 
 UNIT = {"f16": 2.0**-11, "f32": 2.0**-24}
 """The unit roundoff of each type."""
@@ -196,22 +196,24 @@ def plan_witness(watched: Watched, state: tuple[int, int, int], length: int, lon
     return witness
 
 
+@dataclass(frozen=True)
+class CacheRows:
+    """A cache by its recorded id, whose rows are `head_bytes` long, one of each head at each position."""
+
+    cache: int
+    heads: int
+    head_bytes: int
+
+
 def cache_rows(
-    caches: Sequence[int],
-    heads: int,
-    head_bytes: int,
-    capacity: int,
-    filled: int,
-    beyond: int,
-    state: tuple[int, int, int],
-    owner: str,
+    caches: Sequence[CacheRows], capacity: int, filled: int, beyond: int, state: tuple[int, int, int], owner: str
 ) -> Witness:
-    """Before a step at position state[0] - 1: rows of these caches (by recorded id) from `filled` on repeat those
-    before, and what lies from that position on is full of the u32 word `beyond`."""
+    """Before a step at position state[0] - 1: rows of these caches from `filled` on repeat those before, and what lies
+    from that position on is full of the u32 word `beyond`."""
     witness = Witness(owner, state)
-    words = head_bytes // 4
-    constants = {"CAPACITY": capacity, "WORDS": words, "FILLED": filled, "REPEAT": filled > 0, "WORD": beyond}
-    for cache in caches:
-        counts = (min(-(-capacity * words // THREADS), MOST_WORKGROUPS), heads, 1)
-        witness.run("rows", constants, False, {"cache": ["recorded", cache], "state": witness.length_at}, counts)
+    for each in caches:
+        words = each.head_bytes // 4
+        constants = {"CAPACITY": capacity, "WORDS": words, "FILLED": filled, "REPEAT": filled > 0, "WORD": beyond}
+        counts = (min(-(-capacity * words // THREADS), MOST_WORKGROUPS), each.heads, 1)
+        witness.run("rows", constants, False, {"cache": ["recorded", each.cache], "state": witness.length_at}, counts)
     return witness

@@ -34,13 +34,13 @@ async def tape_and_eager(
         await decoder.prefill(ids, past)
         first = await decoder.submit(1, True)
         inputs = await state_of(engine, buffers)
-        kept = [await engine.read(cache, 0, buffers.cache_bytes) for cache in buffers.cache]
+        kept = [await engine.read(span.buffer.handle, 0, span.length) for span in buffers.cache_spans]
 
         for name in ("ring", "logits"):
             spoil(buffers, name)
         burst = await decoder.submit(1, False)
         tape_logits = await engine.read(buffers.logits, 0, buffers.logits_bytes)
-        tape_caches = [await engine.read(cache, 0, buffers.cache_bytes) for cache in buffers.cache]
+        tape_caches = [await engine.read(span.buffer.handle, 0, span.length) for span in buffers.cache_spans]
 
         for buffer, data in inputs:
             engine.write(buffer, 0, data)
@@ -49,7 +49,7 @@ async def tape_and_eager(
         spoil(buffers, "logits")
         await engine.run(step.eager, length + 1)
         eager_logits = await engine.read(buffers.logits, 0, buffers.logits_bytes)
-        eager_caches = [await engine.read(cache, 0, buffers.cache_bytes) for cache in buffers.cache]
+        eager_caches = [await engine.read(span.buffer.handle, 0, span.length) for span in buffers.cache_spans]
 
         pairs = zip(tape_caches, eager_caches, strict=True)
         eager = array("f", eager_logits)
@@ -153,7 +153,7 @@ async def recording(models: Mapping[str, str], *, model: str) -> dict[str, Any]:
     watched = [buffers.logits, *buffers.cache]
     for buffer in watched:
         engine.fill(buffer, DEAD)
-    sizes = [buffers.logits_bytes, *[buffers.cache_bytes] * len(buffers.cache)]
+    sizes = [buffers.logits_bytes, *(span.length for span in buffers.cache_spans)]
     before = probe.counts()
     recorded = await engine.record(binding)
     submits = probe.counts()["submits"] - before["submits"]

@@ -108,13 +108,14 @@ class ReferenceSequence:
         self.capacity = capacity
         self.length = 0
         """Positions in the cache that are valid."""
-        shape = (1, about.num_kv_heads, 0 if about.growing else capacity, about.head_size)
+        length = 0 if about.growing else capacity
         shapes = {value.name: value.shape for value in session.get_inputs()}
         self._logits_to_keep = shapes.get(LOGITS_TO_KEEP)
         self._axes = len(shapes.get(about.position_ids, ())) - 2
         """Of positions, besides batch and tokens."""
         self._caches = {
-            pair: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, about.cache_dtype)) for pair in about.cache
+            pair: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(pair.dims(1, length), about.cache_dtype))
+            for pair in about.cache
         }
         self._states = {
             state: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(state.dims(1), state.dtype))

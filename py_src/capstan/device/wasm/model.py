@@ -96,8 +96,8 @@ class WasmRunner:
     def __init__(self, session: WasmSession, about: GraphDescription, capacity: int):
         self._capacity, self._growing = capacity, bool(about.growing)
         self.stateful = bool(about.states)
-        dims = (1, about.num_kv_heads, 0 if about.growing else capacity, about.head_size)
-        caches = [(pair.past, pair.present, about.cache_dtype, dims) for pair in about.cache]
+        length = 0 if about.growing else capacity
+        caches = [(pair.past, pair.present, about.cache_dtype, pair.dims(1, length)) for pair in about.cache]
         states = [(state.past, state.present, state.dtype, state.dims(1)) for state in about.states]
         spec = {
             "ids": about.input_ids,

@@ -333,11 +333,10 @@ class WebGpuModel:
             feeds.append(replace(ids, name=about.position_ids, buffer=positions))
         feeds += [BoundTensor(w.name, self._weights[w.name], w.dtype, w.dims) for w in self._graphs.weights]
         fetches = [BoundTensor(about.logits, buffers.logits, about.logits_dtype, (1, 1, about.vocab_size))]
-        heads, size = about.num_kv_heads, about.head_size
         for pair, cache, present in zip(about.cache, buffers.cache, buffers.present, strict=True):
-            feeds.append(BoundTensor(pair.past, cache, about.cache_dtype, (1, heads, before, size)))
-            grown = BoundTensor(pair.present, present.buffer.handle, about.cache_dtype, (1, heads, after, size))
-            fetches.append(grown)
+            feeds.append(BoundTensor(pair.past, cache, about.cache_dtype, pair.dims(1, before)))
+            grown = present.buffer.handle
+            fetches.append(BoundTensor(pair.present, grown, about.cache_dtype, pair.dims(1, after)))
         for state in about.states:
             feeds.append(BoundTensor(state.past, buffers.handle(state.past), state.dtype, state.dims(1)))
             fetches.append(BoundTensor(state.present, buffers.handle(state.present), state.dtype, state.dims(1)))

@@ -122,7 +122,7 @@ async def rewrite(data: bytes, config: GenaiConfig, open_weights: OpenWeights, s
         prefill = graph.logits_cut(decode, description.logits)
     captured_prefill = graph.serialize(prefill)
     prefill, lengths, reason = graph.lengths_as_inputs(prefill, description.mask)
-    prefill = graph.soft_caps_apart(prefill, description.head_size)
+    prefill = graph.soft_caps_apart(prefill, {pair.past: pair.head_size for pair in description.cache})
     return Graphs(
         graph.serialize(prefill),
         graph.serialize(decode),

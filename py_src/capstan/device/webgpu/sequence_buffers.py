@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from ...graph import GraphDescription, LeftOut
+from ...graph import CachePair, GraphDescription, LeftOut
 from ...memory import SNAPSHOTS, BufferRequest, DeviceBuffer, DeviceSpan, pack, sequence_items
 from ..element_types import byte_count
 from ..interface import DeviceInterface
@@ -95,12 +95,13 @@ class SequenceBuffers:
         return {item.name: self.handle(item.name) for item in items if item.bound}
 
     @property
-    def cache(self) -> tuple[int, ...]:
-        return tuple(self.handle(f"kv {pair.past}") for pair in self.about.cache)
+    def cache_spans(self) -> tuple[DeviceSpan, ...]:
+        """The caches as runs read them, in the order of `about.cache`."""
+        return tuple(self.spans[f"kv {pair.past}"] for pair in self.about.cache)
 
     @property
-    def cache_bytes(self) -> int:
-        return self.spans[f"kv {self.about.cache[0].past}"].length
+    def cache(self) -> tuple[int, ...]:
+        return tuple(self.handle(f"kv {pair.past}") for pair in self.about.cache)
 
     @property
     def logits(self) -> int:
@@ -125,7 +126,7 @@ class SequenceBuffers:
     @property
     def in_place(self) -> bool:
         """Whether attention writes into the caches it reads."""
-        return self.present[0] == self.spans[f"kv {self.about.cache[0].past}"]
+        return self.present == self.cache_spans
 
     @property
     def settled(self) -> bool:
@@ -136,11 +137,10 @@ class SequenceBuffers:
         """After a run that no tape played: bring what it wrote apart to where the next one reads it, states and, where
         the device or the graph needs that, caches, which have `valid` positions now."""
         if not self.in_place:
-            caches = [self.spans[f"kv {pair.past}"] for pair in self.about.cache]
-            size = valid * self._position_bytes if self.about.growing else self.cache_bytes
-            parts = [
-                (present.sub(0, size), cache.sub(0, size)) for present, cache in zip(self.present, caches, strict=True)
-            ]
+            parts = []
+            for pair, present, cache in zip(self.about.cache, self.present, self.cache_spans, strict=True):
+                size = self._cache_bytes(pair, valid) if self.about.growing else cache.length
+                parts.append((present.sub(0, size), cache.sub(0, size)))
             self.device.copy_tensors(parts)
         self.settle_states()
 
@@ -156,24 +156,18 @@ class SequenceBuffers:
 
     def cut(self, old: int, new: int) -> None:
         """Let caches that grow, of `old` positions, have the first `new` of them."""
-        heads = self.about.num_kv_heads
-        row = self._position_bytes // heads
-        caches = [self.spans[f"kv {pair.past}"] for pair in self.about.cache]
         if new:
             # A head's rows move down, past where the next head's were: by way of the other buffer.
-            moved = [
-                (cache.sub(head * old * row, new * row), present.sub(head * new * row, new * row))
-                for cache, present in zip(caches, self.present, strict=True)
-                for head in range(heads)
-            ]
+            moved = []
+            for pair, cache, present in zip(self.about.cache, self.cache_spans, self.present, strict=True):
+                was, kept = (self._cache_bytes(pair, length) // pair.heads for length in (old, new))
+                moved += [(cache.sub(head * was, kept), present.sub(head * kept, kept)) for head in range(pair.heads)]
             self.device.copy_tensors(moved)
             self.settle(new)
 
-    @property
-    def _position_bytes(self) -> int:
-        """Of one position in a cache, all heads."""
-        about = self.about
-        return about.num_kv_heads * byte_count(about.cache_dtype, (about.head_size,))
+    def _cache_bytes(self, pair: CachePair, length: int) -> int:
+        """Of a cache of so many positions, all heads."""
+        return byte_count(self.about.cache_dtype, pair.dims(1, length))
 
     @property
     def states(self) -> list[DeviceSpan]:

@@ -10,6 +10,7 @@ from typing import Any
 from ...graph import GraphDescription
 from ...tape import (
     BEYOND,
+    CacheRows,
     Command,
     Found,
     Node,
@@ -143,9 +144,11 @@ class StepCheck:
     async def _rows(self, recording: Recording, beyond: int, filled: int = 0) -> None:
         """Prepare the caches' rows for the step whose input is set; see cache_rows."""
         engine, about, buffers = self.engine, self.about, self.buffers
-        caches = [engine.recorded_id(cache) for cache in buffers.cache]
-        row = about.head_size * CACHE_BYTES[about.cache_dtype]
-        planned = cache_rows(caches, about.num_kv_heads, row, buffers.capacity, filled, beyond, self.state, OWNER)
+        caches = [
+            CacheRows(engine.recorded_id(cache), pair.heads, pair.head_size * CACHE_BYTES[about.cache_dtype])
+            for pair, cache in zip(about.cache, buffers.cache, strict=True)
+        ]
+        planned = cache_rows(caches, buffers.capacity, filled, beyond, self.state, OWNER)
         await engine.witness(recording.handle, 0, 0, planned.spec())
 
     async def _prepare(self, recording: Recording, length: int, beyond: int) -> None:
