@@ -59,8 +59,10 @@ class Span:
     handle = 2
 
 
-def checked(logits: Difference, cache: Difference, spread: Spread | None) -> None:
-    """What a check says of such differences where logits may be an eighth apart."""
+def checked(
+    logits: Difference, cache: Difference, spread: Spread | None, dtype: str = "float16", needs_f16: bool = True
+) -> None:
+    """What a check says of such differences where float16 may be an eighth apart, and float32 a 64th."""
 
     async def nothing() -> None: ...
 
@@ -76,10 +78,12 @@ def checked(logits: Difference, cache: Difference, spread: Spread | None) -> Non
     )
     pair = SimpleNamespace(past="past", present="present")
     about: Any = SimpleNamespace(
-        logits="logits", logits_dtype="float16", cache_dtype="float16", cache=[pair], states=[]
+        logits="logits", logits_dtype=dtype, cache_dtype=dtype, cache=[pair], states=[], needs_f16=needs_f16
     )
     engine: Any = SimpleNamespace(fill=lambda _handle, _byte: None, compare=compare)
-    asyncio.run(check_replay(engine, buffers, about, "run", nothing, nothing, {"float16": 0.125}, spread))
+    asyncio.run(
+        check_replay(engine, buffers, about, "run", nothing, nothing, {"float16": 0.125, "float32": 1 / 64}, spread)
+    )
 
 
 SPREAD = Spread(mean=0.1, largest=0.5)
@@ -103,3 +107,11 @@ def test_what_is_let_pass(logits: Difference, cache: Difference, spread: Spread 
             checked(logits, cache, spread)
     else:
         checked(logits, cache, spread)
+
+
+def test_float32_outputs_of_a_float16_graph_are_compared_as_float16() -> None:
+    """Exports keep float32 inputs and outputs around a graph that computes in float16."""
+    apart = Difference(0.5, 8.0, 0, 0.01)
+    checked(apart, apart, None, "float32", needs_f16=True)
+    with pytest.raises(TapeCheckError, match=r"in logits by 0.5 .*at most 0.125 is"):
+        checked(apart, apart, None, "float32", needs_f16=False)

@@ -43,7 +43,7 @@ async def check_replay(
 ) -> None:
     """Do a step or run, `what`, by `replay` and by `eager`, from inputs that are set and that both leave as they are,
     all but states, which are put back between the two. With a `spread` it holds for the caches, and the tolerance for
-    the logits alone.
+    the logits alone. What a graph casts to float32 after computing it in float16 is held to float16's tolerance.
 
     Raises TapeCheckError with the largest difference and the tolerance. Logits are full of NaN before each.
     """
@@ -73,7 +73,8 @@ async def check_replay(
         for copy in allocated:
             copy.close()
     for (name, _, dtype), found in zip(watched, differences, strict=True):
-        share = tolerance[dtype] if spread is None or name == about.logits else spread.largest
+        computed = "float16" if about.needs_f16 else dtype
+        share = tolerance[computed] if spread is None or name == about.logits else spread.largest
         limit = share * max(1.0, found.max_magnitude)
         if found.unlike or found.max_difference > limit:
             raise TapeCheckError(
