@@ -212,11 +212,12 @@ def skip_norm(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
 
 def gated_mlp(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
     n, k, block = u["N"], u["K"], u["block_size"]
-    total = at["input_a"][:k] + at["skip"][:k]
+    total = at["input_a"][:k] + (at["skip"][:k] if "skip" in at else 0.0)
     x = normed(total, at["norm_scale"], u["epsilon"])
     gate = product(at["gate_b"], at["gate_scales_b"], x, n, k, block)
     put(at["output"], gated(gate, product(at["up_b"], at["up_scales_b"], x, n, k, block)))
-    put(at["input_skip_bias_sum"], total)
+    if "skip" in at:
+        put(at["input_skip_bias_sum"], total)
 
 
 def rotary(at: Mapping[str, Vector], u: Mapping[str, Any], interleaved: bool = False) -> None:
@@ -364,6 +365,23 @@ ATTENTION_JOIN = Kernel(
     ),
     attention_join,
 )
+GATED_MLP = Kernel(
+    ("input_a", "skip", "norm_scale", "gate_b", "gate_scales_b", "up_b", "up_scales_b"),
+    ("output", "input_skip_bias_sum"),
+    (
+        *((name, "u32") for name in ("N", "K", "block_size", "batch_count", "skip_size")),
+        ("epsilon", "f32"),
+    ),
+    (
+        *NORM_LINES,
+        "const default_zero_point = output_element_t(8);",
+        "let low = word & 0x0F0F0F0Fu;",
+        "let activated_value = gate_output_value * (one / (one + exp(-gate_output_value)));",
+        "output[n] = activated_value * up_output_value;",
+    ),
+    gated_mlp,
+)
+
 KERNELS: Mapping[str, Kernel] = {
     "matmul_nbits": MATMUL,
     "matmul_nbits_zeros": MATMUL_ZEROS,
@@ -446,21 +464,9 @@ KERNELS: Mapping[str, Kernel] = {
     ),
     "skip_norm": SKIP_NORM,
     "skip_norm_alone": replace(SKIP_NORM, writes=("output",)),
-    "gated_mlp": Kernel(
-        ("input_a", "skip", "norm_scale", "gate_b", "gate_scales_b", "up_b", "up_scales_b"),
-        ("output", "input_skip_bias_sum"),
-        (
-            *((name, "u32") for name in ("N", "K", "block_size", "batch_count", "skip_size")),
-            ("epsilon", "f32"),
-        ),
-        (
-            *NORM_LINES,
-            "const default_zero_point = output_element_t(8);",
-            "let low = word & 0x0F0F0F0Fu;",
-            "let activated_value = gate_output_value * (one / (one + exp(-gate_output_value)));",
-            "output[n] = activated_value * up_output_value;",
-        ),
-        gated_mlp,
+    "gated_mlp": GATED_MLP,
+    "gated_mlp_alone": replace(
+        GATED_MLP, reads=tuple(name for name in GATED_MLP.reads if name != "skip"), writes=("output",)
     ),
     "rotary": ROTARY,
     "rotary_interleaved": replace(

@@ -114,14 +114,21 @@ class Small:
 
     def gated_mlp(self, x: int, skip: int) -> tuple[int, int]:
         """silu(gate) * up of the normalised sum, and the sum."""
+        y, total = self._gated("gated_mlp", {"input_a": x, "skip": skip}, {"input_skip_bias_sum": WIDTH})
+        return y, total
+
+    def gated_mlp_alone(self, x: int) -> int:
+        """silu(gate) * up of x, normalised."""
+        [y] = self._gated("gated_mlp_alone", {"input_a": x}, {})
+        return y
+
+    def _gated(self, kernel: str, reads: dict[str, int], total: dict[str, int]) -> list[int]:
         s = self.sketch
-        reads = {"input_a": x, "skip": skip, "norm_scale": s.weights(WIDTH, 1.0)}
+        reads = {**reads, "norm_scale": s.weights(WIDTH, 1.0)}
         for half in ("gate", "up"):
             reads |= {f"{half}_b": s.weights(INNER * WIDTH), f"{half}_scales_b": s.weights(INNER * WIDTH // BLOCK, 1.0)}
-        sizes = {"N": INNER, "K": WIDTH, "block_size": BLOCK, "batch_count": 1, "skip_size": WIDTH}
-        writes = {"output": INNER, "input_skip_bias_sum": WIDTH}
-        y, total = s.run("gated_mlp", reads, writes, {**sizes, "epsilon": EPSILON})
-        return y, total
+        sizes = {"N": INNER, "K": WIDTH, "block_size": BLOCK, "batch_count": 1, "skip_size": WIDTH if total else 0}
+        return s.run(kernel, reads, {"output": INNER, **total}, {**sizes, "epsilon": EPSILON})
 
     def lengths(self) -> tuple[int, int]:
         """(position of the new token, positions with it), reduced from the mask."""

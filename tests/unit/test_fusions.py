@@ -27,7 +27,7 @@ from capstan.tape.placement import MisplacedError, Placement, place_values
 from capstan.tape.step_graph import StepGraph
 from tests.unit import step_simulator
 from tests.unit.recorded_kernels import Vector
-from tests.unit.small_decoders import CAPACITY, HEAD, KV_HEADS, SMALL_DECODERS, VOCABULARY, WIDTH, Small, decoder
+from tests.unit.small_decoders import CAPACITY, HEAD, INNER, KV_HEADS, SMALL_DECODERS, VOCABULARY, WIDTH, Small, decoder
 from tests.unit.step_simulator import Machine
 
 STATE = (77, 0, 32)
@@ -388,6 +388,14 @@ class TestNeighbours:
         small.matmul(small.add(y, small.cos, 64), VOCABULARY, 64, into=small.logits)
         placement = check(small, s.record(recycle=False), PASSES)
         assert made_of(placement) == {"recorded": 2, "product residual": 1, "product norm gated": 1, "product": 1}
+
+    def test_a_gated_half_without_a_sum_before_it(self) -> None:
+        small = Small()
+        total = small.add(small.matmul(small.cos, WIDTH, WIDTH), small.embedded(), WIDTH)
+        y = small.add(small.matmul(small.gated_mlp_alone(total), WIDTH, INNER), total, WIDTH)
+        small.matmul(y, VOCABULARY, WIDTH, into=small.logits)
+        placement = check(small, small.sketch.record(recycle=False), PASSES)
+        assert made_of(placement) == {"recorded": 1, "product residual": 2, "product norm gated": 1, "product": 1}
 
     def test_a_norm_that_its_product_is_added_to(self) -> None:
         small = Small()

@@ -71,6 +71,7 @@ UNIFORMS: Mapping[str, Mapping[str, Number]] = {
     "skip_norm": {"components": 4, "hidden_size": 64, "epsilon": 0.25, "skip_size": 64},
     "skip_norm_alone": {"components": 4, "hidden_size": 64, "epsilon": 0.25, "skip_size": 64},
     "gated_mlp": {"N": 96, "K": 64, "block_size": 32, "batch_count": 1, "skip_size": 64, "epsilon": 0.25},
+    "gated_mlp_alone": {"N": 96, "K": 64, "block_size": 32, "batch_count": 1, "skip_size": 0, "epsilon": 0.25},
     "rotary": ROTARY_SIZES,
     "rotary_interleaved": ROTARY_SIZES,
     "qkv_split": {"input_size": 32, "total_segment_elements": 32, "segment_sizes": (16, 8, 8)},
@@ -236,6 +237,8 @@ def test_lines_of_a_richer_operation_are_not_passed_over(name: str, line: str) -
         ("skip_norm", change("skip_norm", skip_size=128)),
         ("gated_mlp", change("gated_mlp", batch_count=2)),
         ("gated_mlp", change("gated_mlp", skip_size=32)),
+        ("gated_mlp_alone", change("gated_mlp_alone", batch_count=2)),
+        ("gated_mlp_alone", change("gated_mlp_alone", skip_size=64)),
         *((name, change(name, half_rotary_dim=half)) for name in ROTARY for half in (0, 3)),
         *((name, change(name, sequence_length=2)) for name in ROTARY),
         *((name, change(name, batch_size=2)) for name in ROTARY),
@@ -425,7 +428,10 @@ def test_weights_are_what_a_replacement_takes_for_constant() -> None:
         "norm": ["scale"],
         "skip_norm": ["gamma"],
         "skip_norm_alone": ["gamma"],
-        "gated_mlp": ["gate_b", "gate_scales_b", "norm_scale", "up_b", "up_scales_b"],
+        **{
+            name: ["gate_b", "gate_scales_b", "norm_scale", "up_b", "up_scales_b"]
+            for name in ("gated_mlp", "gated_mlp_alone")
+        },
         **{name: ["cos_cache", "sin_cache"] for name in ROTARY},
         "qkv_split": [],
         "rotary_apart": ["cos_cache", "sin_cache"],

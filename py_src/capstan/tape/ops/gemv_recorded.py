@@ -66,8 +66,15 @@ def gated_half(met: Met) -> list[Node] | None:
     what = MatVec(at["gate_b"], at["gate_scales_b"], n, k, block, kernel.element, norm=by, up=up)
     if not fits_matvec(what):
         return None
+    if "skip" not in at:
+        return [met.node(what, (met.read("input_a"),), met.written("output"))]
     total, value = total_of(met, "input_a", "skip", "input_skip_bias_sum", k)
     return [total, met.node(what, (value,), met.written("output"))]
+
+
+def one_gated_row(kernel: OrtKernel) -> bool:
+    skipped = kernel.number("K") if "skip" in kernel.at else 0
+    return kernel.uniforms["batch_count"] == 1 and kernel.uniforms["skip_size"] == skipped
 
 
 ZERO_POINTS = (
@@ -120,34 +127,35 @@ RULES = Rules(
             for bits in (4, 8)
             for zeros in ((), ("zero_points",))
         ),
-        Signature(
-            "gated_mlp",
-            "gated",
-            (
-                "input_a",
-                "skip",
-                "norm_scale",
-                "gate_b",
-                "gate_scales_b",
-                "up_b",
-                "up_scales_b",
-                "output",
-                "input_skip_bias_sum",
-            ),
-            has=(
-                "const default_zero_point = output_element_t(8);",
-                "& 0x0F0F0F0Fu",
-                "inverseSqrt(",
-                "gate_output_value * (one / (one + exp(-gate_output_value)))",
-                "activated_value * up_output_value",
-            ),
-            asked=("N", "K", "block_size", "epsilon"),
-            weights=("norm_scale", "gate_b", "gate_scales_b", "up_b", "up_scales_b"),
-            lacks=("bias[", "gate_bias", "up_bias"),
-            holds=lambda kernel: (
-                kernel.uniforms["batch_count"] == 1 and kernel.uniforms["skip_size"] == kernel.uniforms["K"]
-            ),
-            parts=gated_half,
+        *(
+            Signature(
+                "gated_mlp",
+                "gated",
+                (
+                    "input_a",
+                    *skip,
+                    "norm_scale",
+                    "gate_b",
+                    "gate_scales_b",
+                    "up_b",
+                    "up_scales_b",
+                    "output",
+                    *total,
+                ),
+                has=(
+                    "const default_zero_point = output_element_t(8);",
+                    "& 0x0F0F0F0Fu",
+                    "inverseSqrt(",
+                    "gate_output_value * (one / (one + exp(-gate_output_value)))",
+                    "activated_value * up_output_value",
+                ),
+                asked=("N", "K", "block_size", "epsilon"),
+                weights=("norm_scale", "gate_b", "gate_scales_b", "up_b", "up_scales_b"),
+                lacks=("bias[", "gate_bias", "up_bias"),
+                holds=one_gated_row,
+                parts=gated_half,
+            )
+            for skip, total in ((("skip",), ("input_skip_bias_sum",)), ((), ()))
         ),
         Signature(
             "matmul",
