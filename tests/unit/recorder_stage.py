@@ -50,6 +50,7 @@ class About:
     logits_dtype: str = "float32"
     cache_dtype: str = "float32"
     mask_dtype: str = "int64"
+    needs_f16: bool = False
     states: tuple[()] = ()
 
 
