@@ -74,6 +74,9 @@ class Host(Protocol):
     ) -> DeviceModel:
         """Load a model onto a device; `device` 'auto' is resolved here. `onnx` is the graph's file, if it was read."""
 
+    async def has_webgpu(self) -> bool:
+        """Whether there is a WebGPU adapter."""
+
     async def open_device(self, device: str) -> DeviceInterface:
         """The page's GPU, the CPU of a page, or CPython's; `device` 'auto' is resolved here."""
 

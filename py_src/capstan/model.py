@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .config import GenaiConfig
@@ -13,7 +13,7 @@ from .device.interface import DeviceInterface
 from .device.model_memory import capacity_for, require_lengths
 from .errors import AsyncRequiredError, ClosedError, ModelFileError, OptionError
 from .fallback import fall_back
-from .host import Host, current_host
+from .host import Host, current_host, wait_here
 from .load_times import during_load, phase
 from .memory import AlignmentRequirements, MemoryRequirements, Pools
 from .model_folder import FoundModel, find_model, no_progress
@@ -33,12 +33,14 @@ class Model:
     `path` is the folder: a URL, a FileSystemDirectoryHandle or an array of File objects that the user picked, a
     HubRepository, or a directory on CPython. `dtype` is the repository's graph to take, as in Transformers.js: 'fp32',
     'fp16', 'q4', 'q4f16', 'q8', 'int8', 'uint8' or 'bnb4'; None takes one that suits the device. `device` is 'webgpu',
-    'wasm', 'auto' (WebGPU on a hardware adapter, else wasm) or, on CPython, 'reference'. `capture` is how decode steps
-    run on WebGPU: 'tape', 'ort' (onnxruntime-web's own capture) or 'off' (eager); where that is not possible the next
-    one down is used, and the generator's `capture_note` says why. `passes` names what is done to the recorded step, out
-    of `capstan.tape.PASSES`; None does all that pays on the adapter. Weights are kept in the browser's storage
-    (`capstan.WeightStore`) unless `disable_file_mapped_weights` is set. `progress(what, done, total)` is called with
-    bytes: first with 'weights', 0 and how many they are in all, before any is read, then for each file.
+    'wasm', 'auto' (WebGPU on a hardware adapter, else wasm), on CPython 'reference', or 'cpu' for either's. `capture`
+    is how decode steps run on WebGPU: 'tape', 'ort' (onnxruntime-web's own capture) or 'off' (eager); where that is not
+    possible the next one down is used, and the generator's `capture_note` says why. `passes` names what is done to the
+    recorded step, out of `capstan.tape.PASSES`; None does all that pays on the adapter. Weights are kept in the
+    browser's storage (`capstan.WeightStore`) unless `disable_file_mapped_weights` is set. `progress(what, done, total)`
+    is called with bytes: first with 'weights', 0 and how many they are in all, before any is read, then for each file.
+    `overlay` is laid over genai_config.json: objects field by field, every other value in its place; of a repository
+    only `search`. `graphs` gives the graph's file from memory, by the name that the configuration has for it.
 
     `Model(path)` blocks, which in a page needs JavaScript Promise Integration; `await Model.load(path)` never does.
 
@@ -56,13 +58,16 @@ class Model:
         passes: Collection[str] | None = None,
         disable_file_mapped_weights: bool = False,
         progress: Progress | None = None,
+        overlay: Mapping[str, Any] | None = None,
+        graphs: Mapping[str, bytes] | None = None,
     ) -> None:
         host = current_host()
         if not host.can_wait():
             raise AsyncRequiredError(f"Model({path!r}) would have to wait here; use `await Model.load({path!r})`")
         options = tape_options(capture, passes)
         keep = not disable_file_mapped_weights
-        self._set(host, host.wait(open_model(host, path, device, dtype, options, progress or no_progress, keep)))
+        source = Source(path, device, dtype, overlay or {}, graphs or {})
+        self._set(host, host.wait(open_model(host, source, options, progress or no_progress, keep)))
 
     @classmethod
     async def load(
@@ -75,11 +80,14 @@ class Model:
         passes: Collection[str] | None = None,
         disable_file_mapped_weights: bool = False,
         progress: Progress | None = None,
+        overlay: Mapping[str, Any] | None = None,
+        graphs: Mapping[str, bytes] | None = None,
     ) -> Model:
         """Load a model without blocking; see the class for the arguments and errors."""
         host = current_host()
         options, keep = tape_options(capture, passes), not disable_file_mapped_weights
-        opened = await open_model(host, path, device, dtype, options, progress or no_progress, keep)
+        source = Source(path, device, dtype, overlay or {}, graphs or {})
+        opened = await open_model(host, source, options, progress or no_progress, keep)
         model = cls.__new__(cls)
         model._set(host, opened)
         return model
@@ -203,23 +211,61 @@ class Opened:
     times: dict[str, tuple[float, float]]
 
 
+@dataclass(frozen=True)
+class Source:
+    """Where a model comes from, and what of it; see Model."""
+
+    path: Any
+    device: str = "auto"
+    dtype: str | None = None
+    overlay: Mapping[str, Any] = field(default_factory=dict)
+    graphs: Mapping[str, bytes] = field(default_factory=dict)
+
+
 async def open_model(
-    host: Host,
-    path: Any,
-    device: str,
-    dtype: str | None,
-    options: TapeOptions,
-    progress: Progress,
-    keep_weights: bool = True,
+    host: Host, source: Source, options: TapeOptions, progress: Progress, keep_weights: bool = True
 ) -> Opened:
     """Read the folder's small files, check them, then load the graph and the weights."""
     with during_load(host.now) as times:
-        folder = await host.adopt(path, keep_weights)
+        folder = await host.adopt(source.path, keep_weights)
         with phase("files"):
-            found, files = await read_small_files(host, folder, device, dtype, keep_weights, progress)
-        config = found.config
-        loaded = await host.open_model(folder, config, device, options, progress, keep_weights, found.onnx)
+            found, files = await read_small_files(host, folder, source, keep_weights, progress)
+        config, device = found.config, source.device
+        onnx = given_graph(source.graphs, config) or found.onnx
+        loaded = await host.open_model(folder, config, device, options, progress, keep_weights, onnx)
     return Opened(folder, shortened(config, loaded.memory.context_length), loaded, files, times.phases)
+
+
+def given_graph(graphs: Mapping[str, bytes], config: GenaiConfig) -> bytes | None:
+    """The graph's file among those given. OptionError for any other."""
+    others = [name for name in graphs if name != config.decoder.filename]
+    if others:
+        raise OptionError(
+            f"data was given for {', '.join(others)}; the model's graph is {config.decoder.filename}, and other "
+            "files are read from the folder"
+        )
+    return graphs.get(config.decoder.filename)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What a folder says before its graph is loaded: enough for a Tokenizer."""
+
+    host: Host
+    config: GenaiConfig
+    tokenizer_files: dict[str, str]
+
+
+def read_configuration(path: Any, overlay: Mapping[str, Any] | None = None) -> Configuration:
+    """A folder's small files, blocking. Raises AsyncRequiredError where it cannot wait, else what Model raises."""
+    host = current_host()
+
+    async def read() -> Configuration:
+        folder = await host.adopt(path, True)
+        found, files = await read_small_files(host, folder, Source(path, overlay=overlay or {}), True, no_progress)
+        return Configuration(host, found.config, files)
+
+    return wait_here(host, read(), "read_configuration", "await Model.load(...)")
 
 
 def shortened(config: GenaiConfig, context_length: int) -> GenaiConfig:
@@ -238,12 +284,12 @@ def shortened(config: GenaiConfig, context_length: int) -> GenaiConfig:
 
 
 async def read_small_files(
-    host: Host, folder: str, device: str, dtype: str | None, keep: bool, progress: Progress
+    host: Host, folder: str, source: Source, keep: bool, progress: Progress
 ) -> tuple[FoundModel, dict[str, str]]:
     """The model found and the tokenizer's files, asked for at once. Raises ConfigError, ModelFileError."""
     tokenizer = asyncio.gather(*(host.read_optional(folder, name) for name in TOKENIZER_FILES))
     try:
-        found = await find_model(host, folder, device, dtype, keep, progress)
+        found = await find_model(host, folder, source.device, source.dtype, keep, progress, source.overlay)
         config = found.config
         search_options(config)
         if config.decoder.unknown_options:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from .config import GenaiConfig, parse_genai_config
+from .config import GenaiConfig, parse_genai_config, parse_object
 from .device.base import Progress
-from .errors import OptionError
+from .errors import ConfigError, OptionError
 from .fallback import fall_back
 from .host import Host
 from .repository import DTYPES, derived_config, no_graph, onnx_file, require_dtype
 
-__all__ = ["FoundModel", "find_model", "no_progress"]
+__all__ = ["FoundModel", "find_model", "laid_over", "no_progress"]
 
 GENAI_CONFIG = "genai_config.json"
 
@@ -30,10 +33,17 @@ class FoundModel:
 
 
 async def find_model(
-    host: Host, folder: str, device: str, dtype: str | None, keep: bool = False, progress: Progress = no_progress
+    host: Host,
+    folder: str,
+    device: str,
+    dtype: str | None,
+    keep: bool = False,
+    progress: Progress = no_progress,
+    overlay: Mapping[str, Any] | None = None,
 ) -> FoundModel:
     """The model of a folder. `dtype` names one of several that a repository has; None takes what suits the device.
-    With `keep` a file that holds graph and weights is stored, where files can be.
+    With `keep` a file that holds graph and weights is stored, where files can be. `overlay` is laid over
+    genai_config.json: objects field by field, every other value in its place.
 
     Raises ConfigError, ModelFileError, OptionError, UnsupportedModelError.
     """
@@ -43,11 +53,36 @@ async def find_model(
         config = await host.read_optional(folder, "config.json")
         if config is not None:
             chosen = await choose_dtype(host, folder, device, wanted)
-            return await find_in_repository(host, folder, config, chosen, keep, progress)
+            found = await find_in_repository(host, folder, config, chosen, keep, progress)
+            return replace(found, config=with_search(found.config, overlay or {}))
         data = await host.read(folder, GENAI_CONFIG)  # which says why it cannot be read
     if wanted is not None:
         raise OptionError(f"dtype is {dtype!r}, but {folder}{GENAI_CONFIG} names the one graph there is; leave it out")
-    return FoundModel(parse_genai_config(data, folder + GENAI_CONFIG))
+    text: str | bytes = data
+    if overlay:
+        text = json.dumps(laid_over(parse_object(data, folder + GENAI_CONFIG), overlay))
+    return FoundModel(parse_genai_config(text, folder + GENAI_CONFIG))
+
+
+def laid_over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Objects are joined field by field, every other value is replaced."""
+    found = dict(base)
+    for name, value in changes.items():
+        old = found.get(name)
+        found[name] = laid_over(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return found
+
+
+def with_search(config: GenaiConfig, overlay: Mapping[str, Any]) -> GenaiConfig:
+    """A repository's configuration, whose `search` may be changed; providers of other runtimes say nothing here."""
+    others = [name for name in overlay if name not in ("search", "model")]
+    model = dict(overlay.get("model", {}))
+    decoder = dict(model.pop("decoder", {}))
+    decoder.pop("session_options", None)
+    if others or model or decoder:
+        names = ", ".join([*others, *model, *decoder])
+        raise ConfigError(f"overlay: {names}: a repository has no genai_config.json; only its search can be changed")
+    return replace(config, search={**config.search, **overlay.get("search", {})})
 
 
 async def find_in_repository(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import index
 from typing import Any, Protocol
 
 from .config import parse_object
@@ -92,6 +93,8 @@ class Tokenizer:
             raise ConfigError(
                 "tokenizer.json: model: missing, expected an object; copy the model's tokenizer files again"
             )
+        self._content = content
+        self._ids: dict[str, int] | None = None
         self._config = parse_object(tokenizer_config_json or "{}", "tokenizer_config.json")
         try:
             backend = make_backend(json.dumps(content), json.dumps(self._config))
@@ -136,7 +139,19 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of token ids; ids without a token are left out, incomplete characters become U+FFFD."""
-        return self._backend.decode([int(item) for item in ids], self._skip_special_tokens)
+        return self._backend.decode(
+            [item for item in map(token_id, ids) if 0 <= item < 2**31], self._skip_special_tokens
+        )
+
+    def to_token_id(self, text: str) -> int:
+        """The id of a token, as the vocabulary writes it ('Ġthe', '<|im_end|>'); -1 if there is none."""
+        if self._ids is None:
+            vocabulary = self._content["model"].get("vocab") or {}
+            if isinstance(vocabulary, list):  # Unigram: pairs of token and score
+                vocabulary = {item[0]: place for place, item in enumerate(vocabulary)}
+            added = {item["content"]: item["id"] for item in self._content.get("added_tokens") or []}
+            self._ids = {**vocabulary, **added}
+        return self._ids.get(text, -1)
 
     def apply_chat_template(
         self,
@@ -146,7 +161,7 @@ class Tokenizer:
         template_str: str | None = None,
     ) -> str:
         """The prompt for a conversation: `messages` is a list of {"role", "content"}, or that as JSON; `tools`
-        likewise.
+        likewise, None or "" for none.
 
         Raises ConfigError if the model has no chat template and none is given, or it cannot be rendered; OptionError
         for messages of another form.
@@ -158,7 +173,7 @@ class Tokenizer:
         variables = {name: value for name, value in variables.items() if value is not None}
         variables["messages"] = conversation("messages", messages)
         variables["add_generation_prompt"] = add_generation_prompt
-        if tools is not None:
+        if tools is not None and tools != "":
             variables["tools"] = conversation("tools", tools)
         try:
             return self._backend.render(template, variables)
@@ -180,13 +195,21 @@ class TokenizerStream:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._stream = TextStream(tokenizer.decode)
 
-    def decode(self, token_id: int) -> str:
+    def decode(self, token: int) -> str:
         """The text this id completes; empty while a character spans further tokens, and for special tokens."""
-        return self._stream.push(int(token_id))
+        return self._stream.push(token_id(token))
 
     def flush(self) -> str:
         """What is still held back, at the end: incomplete characters as U+FFFD."""
         return self._stream.flush()
+
+
+def token_id(item: object) -> int:
+    """An id; OptionError for what is no integer."""
+    try:
+        return index(item)  # type: ignore[arg-type]
+    except TypeError:
+        raise OptionError(f"a token id is {item!r}; it must be an integer") from None
 
 
 def token_text(token: object) -> str | None:

@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         *("flight", "generator", "generator_params", "measure", "prompt", "run_ahead", "step_counts", "timing"),
         *("conversation", "model", "model_folder", "onnxruntime", "planning", "stream", "tokenizer"),
     ),
+    ("genai",),
     ("capstan", "_js.page", "_js.start"),
 )
 """Parts of the package, lowest layer first: a module, or a package with all below it that is not a part of its own."""

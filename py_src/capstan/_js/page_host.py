@@ -212,8 +212,11 @@ class PageHost:
         session = await host.open_wasm(graph, external)
         return WasmModel(JsWasmSession(session), memory, host.now, reason)
 
+    async def has_webgpu(self) -> bool:
+        return await host.adapter() is not None
+
     async def open_device(self, device: str) -> DeviceInterface:
-        chosen, _ = await choose_device("wasm" if device == "cpu" else device)
+        chosen, _ = await choose_device(device)
         return wasm_device() if chosen == "wasm" else WebGpuDevice(await host.open_gpu())
 
     async def fit(
@@ -294,10 +297,10 @@ async def choose_device(device: str) -> tuple[str, str | None]:
 
     'auto' takes WebGPU where there is a hardware adapter. Raises OptionError, DeviceUnavailableError.
     """
-    if device not in ("auto", "webgpu", "wasm"):
+    if device not in ("auto", "webgpu", "wasm", "cpu"):
         raise OptionError(f"device is {device!r}; in a page it must be 'auto', 'webgpu' or 'wasm'")
-    if device == "wasm":
-        return device, None
+    if device in ("wasm", "cpu"):
+        return "wasm", None
     adapter = await host.adapter()
     if device == "webgpu" and adapter is None:
         raise DeviceUnavailableError(

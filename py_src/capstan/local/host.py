@@ -108,7 +108,10 @@ class LocalHost:
         require_reference(device)
         from ..device.reference.model import ReferenceModel
 
-        return ReferenceModel(folder, config)
+        return ReferenceModel(folder, config, onnx)
+
+    async def has_webgpu(self) -> bool:
+        return False
 
     async def open_device(self, device: str) -> DeviceInterface:
         if device == "webgpu":
@@ -140,8 +143,9 @@ def files_below(folder: Path) -> list[str]:
 
 
 def require_reference(device: str, *names: str) -> None:
-    """Raise OptionError for devices that CPython does not have; 'auto' and 'reference' unless names are given."""
-    allowed = names or ("auto", "reference")
+    """Raise OptionError for devices that CPython does not have; it has 'auto', 'cpu' and 'reference' unless names are
+    given."""
+    allowed = names or ("auto", "cpu", "reference")
     if device not in allowed:
         raise OptionError(f"device is {device!r}; on CPython it must be {' or '.join(map(repr, allowed))}")
 

@@ -50,19 +50,23 @@ class ReferenceModel:
     device = "reference"
     adapter = "cpu (onnxruntime)"
 
-    def __init__(self, folder: str | Path, config: GenaiConfig | None = None) -> None:
-        """Without `config` it is read from the folder's genai_config.json."""
+    def __init__(self, folder: str | Path, config: GenaiConfig | None = None, onnx: bytes | None = None) -> None:
+        """Without `config` it is read from the folder's genai_config.json; without `onnx`, the graph's file, so is
+        that."""
         self.folder = Path(folder)
         self.config = config or parse_genai_config(self._read("genai_config.json"))
         decoder = self.config.decoder
-        self.memory = reference_memory(self._read(decoder.filename), self.config)
+        data = onnx or self._read(decoder.filename)
+        self.memory = reference_memory(data, self.config)
         self.about = self.memory.description
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.add_session_config_entry(QDQ_ACCURACY, str(decoder.qdq_accuracy))
+        file = self.folder / decoder.filename
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(file.parent))
         try:
             self._session: Any = onnxruntime.InferenceSession(
-                str(self.folder / decoder.filename), options, providers=["CPUExecutionProvider"]
+                str(file) if onnx is None else onnx, options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:
             raise ModelFileError(f"{self.folder / decoder.filename}: onnxruntime cannot load it ({error})") from error

@@ -1,0 +1,105 @@
+"""onnxruntime-genai's Python module, by Capstan: all names of release 0.18, so that a script for it runs in a page.
+
+    import onnxruntime_genai as og      # in a page; `from capstan import genai as og` anywhere
+
+    model = og.Model("models/bundled")
+    tokenizer = og.Tokenizer(model)
+    params = og.GeneratorParams(model)
+    params.set_search_options(max_length=64)
+    generator = og.Generator(model, params)
+    generator.append_tokens(tokenizer.encode("def fibonacci(n):"))
+    while not generator.is_done():
+        generator.generate_next_token()
+
+docs/genai.md lists every name with what is different and what is refused. Calls that compute wait, which in a page
+needs JavaScript Promise Integration; `capstan`'s own classes have asynchronous twins. Arrays are ndarrays where numpy
+can be imported, else memoryviews. What is refused raises a `capstan.CapstanError`, which is a RuntimeError.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from .config import Config
+from .engine import Engine, Request
+from .events import (
+    EngineCapabilities,
+    EngineErrorCode,
+    EngineEvent,
+    EngineEventBuffer,
+    EngineEventFlags,
+    FinishReason,
+    TurnUsage,
+)
+from .generator import Generator
+from .model import Model
+from .params import GeneratorParams
+from .refused import Adapters, Audios, Images, MtpGenerator, MultiModalProcessor, StreamingProcessor
+from .runtime import (
+    disable_telemetry_events,
+    enable_telemetry_events,
+    get_current_gpu_device_id,
+    is_cuda_available,
+    is_dml_available,
+    is_openvino_available,
+    is_qnn_available,
+    is_webgpu_available,
+    register_execution_provider_library,
+    set_current_gpu_device_id,
+    set_log_callback,
+    set_log_options,
+    unregister_execution_provider_library,
+)
+from .tensors import NamedTensors, Tensor
+from .tokenizer import Tokenizer, TokenizerStream
+from .turn_options import RequestOptions, TurnOptions
+
+__version__ = "0.18.0"
+"""The release of onnxruntime-genai whose names these are; `capstan` has its own."""
+__id__ = "capstan"
+__commit__ = ""
+
+onnxruntime_genai = sys.modules[__name__]
+"""The native package has its compiled module under this name."""
+
+__all__ = [
+    "Adapters",
+    "Audios",
+    "Config",
+    "Engine",
+    "EngineCapabilities",
+    "EngineErrorCode",
+    "EngineEvent",
+    "EngineEventBuffer",
+    "EngineEventFlags",
+    "FinishReason",
+    "Generator",
+    "GeneratorParams",
+    "Images",
+    "Model",
+    "MtpGenerator",
+    "MultiModalProcessor",
+    "NamedTensors",
+    "Request",
+    "RequestOptions",
+    "StreamingProcessor",
+    "Tensor",
+    "Tokenizer",
+    "TokenizerStream",
+    "TurnOptions",
+    "TurnUsage",
+    "disable_telemetry_events",
+    "enable_telemetry_events",
+    "get_current_gpu_device_id",
+    "is_cuda_available",
+    "is_dml_available",
+    "is_openvino_available",
+    "is_qnn_available",
+    "is_webgpu_available",
+    "onnxruntime_genai",
+    "register_execution_provider_library",
+    "set_current_gpu_device_id",
+    "set_log_callback",
+    "set_log_options",
+    "unregister_execution_provider_library",
+]

@@ -1,0 +1,192 @@
+"""One generation."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+from ..errors import OptionError, PromptError, UnsupportedModelError
+from ..generator import Generator as CapstanGenerator
+from .model import Model
+from .params import GeneratorParams
+from .refused import Adapters
+from .tensors import NamedTensors, as_array, flat_numbers, token_rows
+
+__all__ = ["Generator", "speculation_stats"]
+
+SPECULATION = (
+    *("rounds", "completed_rounds", "interrupted_rounds", "active_rounds", "draft_tokens_proposed"),
+    *("draft_tokens_evaluated", "draft_tokens_accepted", "correction_tokens", "bonus_tokens", "tokens_queued"),
+    *("tokens_emitted", "tokens_discarded", "tokens_buffered", "draft_forward_passes", "target_forward_passes"),
+    *("effective_k", "adaptive_k_increases", "adaptive_k_decreases", "adaptive_k_observations"),
+    *("adaptive_k_probes", "cooldown_entries", "cooldown_steps", "cooldown_remaining", "standard_fallback_steps"),
+    *("mtp_failures", "dflash2_failures", "dflash2_disables", "dflash2_admission_misses", "full_accept_rounds"),
+    *("partial_accept_rounds", "zero_accept_rounds", "target_verify_forward_passes", "target_reanchor_forward_passes"),
+    *("target_reconciliation_forward_passes", "ngram_lookup_hits", "ngram_lookup_misses"),
+    *("ngram_lookup_tokens_proposed", "ngram_chained_tokens_proposed", "ngram_grammar_candidate_rejections"),
+    *("ngram_history_syncs", "ngram_history_tokens_synced"),
+)
+"""What get_speculative_stats counts; further names are times and quotients."""
+SPECULATION_QUOTIENTS = (
+    *("total_draft_ms", "total_target_ms", "total_reconciliation_ms", "total_target_verify_ms"),
+    *("total_target_reanchor_ms", "total_ngram_history_sync_ms", "total_ngram_lookup_ms", "avg_draft_ms_per_token"),
+    *("acceptance_rate", "avg_draft_tokens_per_round", "mean_emitted_tokens_per_round", "expected_tokens_per_round"),
+    *("avg_target_ms_per_round", "target_baseline_ms_per_token", "target_overhead_ratio", "estimated_speedup"),
+    *("observed_speedup", "adaptive_k_throughput"),
+)
+KEPT = "Capstan keeps 'input_ids' and 'attention_mask' of the last run, and its 'logits'"
+
+
+class Generator:
+    """Generates tokens of one sequence. `capstan` is the capstan.Generator behind it.
+
+    As in the native package, `is_done` turns true when a token was generated that ends the sequence; after an
+    end-of-sequence token `generate_next_token` gives padding, at max_length it raises. After `rewind_to(n)` the first
+    `generate_next_token` puts the old token n back and generates the one after it.
+
+    A generator that is dropped is freed; `generator.capstan.close()` frees it now.
+    """
+
+    def __init__(self, model: Model, params: GeneratorParams, /) -> None:
+        if not isinstance(model, Model) or not isinstance(params, GeneratorParams):
+            kinds = f"{type(model).__name__} and {type(params).__name__}"
+            raise TypeError(f"Generator: a Model and a GeneratorParams are expected, not {kinds}")
+        self.capstan = CapstanGenerator(model.capstan, params.of_capstan())
+        self._pad = model.capstan.config.pad_token_id
+        self._vocabulary = model.capstan.config.vocab_size
+        self._type = model.type
+        self._next = 0
+        self._back: int | None = None
+        """The token that a rewind cut off first, which `generate_next_token` puts back."""
+        self._done = False
+        self._run: list[int] = []
+        """The tokens of the last run, as the native package's get_input shows them."""
+        self._unrun: int | None = None
+        """The picked token that the next run takes."""
+        self._terminated = False
+
+    def is_done(self) -> bool:
+        """Whether the last generated token ended the sequence."""
+        return self._done
+
+    def append_tokens(self, tokens: Any, /) -> None:
+        """Add token ids: a list, an array or a Tensor of one dimension, or of two with one row."""
+        rows = token_rows(tokens)
+        if len(rows) != 1:
+            raise PromptError(f"{len(rows)} rows of tokens were given; the generator has one (batch_size 1)")
+        self.capstan.append_tokens(rows[0])
+        self._run, self._unrun, self._next, self._back, self._done = rows[0], None, rows[0][-1], None, False
+
+    def generate_next_token(self) -> None:
+        """Generate one token; `get_next_tokens` gives it."""
+        if self._terminated:
+            raise OptionError("the session is terminated; set_runtime_option('terminate_session', '0') ends that")
+        if self._done and self.capstan.finish_reason == "eos":
+            self._next = self._pad
+            return
+        if self._back is not None:
+            self.capstan.append_tokens([self._back])
+            self._run, self._unrun, self._back = [self._back], None, None
+        if self.capstan.token_count() >= self.capstan.max_length:
+            raise OptionError(
+                f"generate_next_token: the sequence has {self.capstan.token_count()} tokens, max_length is "
+                f"{self.capstan.max_length}; rewind_to, or make a generator with a larger one"
+            )
+        self.capstan.generate_next_token()
+        if self._unrun is not None:
+            self._run = [self._unrun]
+        (self._next,) = self.capstan.get_next_tokens()
+        self._unrun = self._next
+        self._done = self.capstan.is_done()
+
+    def get_next_tokens(self) -> Any:
+        """The token that was generated last, int32 [1]."""
+        return as_array([self._next], "int32", [1])
+
+    def get_sequence(self, row: int, /) -> Any:
+        """All tokens, prompt and generated, int32 [tokens]."""
+        found = self.capstan.get_sequence(row)
+        return as_array(found, "int32", [len(found)])
+
+    def token_count(self) -> int:
+        """Tokens of the sequence."""
+        return self.capstan.token_count()
+
+    def rewind_to(self, length: int, /) -> None:
+        """Cut the sequence to `length` tokens."""
+        if isinstance(length, bool) or not hasattr(length, "__index__"):
+            raise TypeError(f"rewind_to: a number of tokens is expected, not {length!r}")
+        before = self.capstan.get_sequence(0)
+        if length == len(before):
+            return
+        self.capstan.rewind_to(length)
+        self._done, self._unrun = False, None
+        self._back = before[length] if length else None
+        self._next = self._back if self._back is not None else 0
+
+    def get_logits(self) -> Any:
+        """The logits of the next token, float32 [1, 1, vocabulary]."""
+        if self._unrun is not None:
+            self._run, self._unrun = [self._unrun], None
+        return as_array(self.capstan.get_logits(), "float32", [1, 1, self._vocabulary])
+
+    def set_logits(self, values: Any, /) -> None:
+        """Replace the logits of the next token: numbers of any shape, as many as the vocabulary has tokens."""
+        numbers = flat_numbers(values)
+        if len(numbers) != self._vocabulary:
+            raise OptionError(f"set_logits: {len(numbers)} numbers were given; {self._vocabulary} are needed")
+        self.capstan.set_logits(array("f", numbers))
+
+    def get_input(self, name: str, /) -> Any:
+        """'input_ids' or 'attention_mask' of the last run, int64. UnsupportedModelError for others."""
+        if name == "input_ids":
+            return as_array(self._run, "int64", [1, len(self._run)])
+        if name == "attention_mask":
+            length = self.capstan.token_count()
+            return as_array([1] * length, "int64", [1, length])
+        raise UnsupportedModelError(f"get_input({name!r}): {KEPT}")
+
+    def get_output(self, name: str, /) -> Any:
+        """'logits' of the last position, float32 [1, 1, vocabulary], before a token is generated from them. OptionError
+        afterwards, UnsupportedModelError for others."""
+        if name == "logits":
+            if self._unrun is not None:
+                raise OptionError("get_output('logits'): a token was picked from them; ask for them before")
+            return self.get_logits()
+        raise UnsupportedModelError(f"get_output({name!r}): {KEPT}")
+
+    def set_model_input(self, name: str, value: Any, /) -> None:
+        """Refused with UnsupportedModelError: Capstan feeds all inputs of the models that it runs."""
+        raise UnsupportedModelError(f"set_model_input({name!r}): a model of type {self._type!r} takes tokens only")
+
+    def set_inputs(self, inputs: NamedTensors, /) -> None:
+        """Refused with UnsupportedModelError, as by the native package for text models."""
+        raise UnsupportedModelError(f"set_inputs: use append_tokens for a model of type {self._type!r}")
+
+    def set_hidden_states(self, values: Any, /) -> None:
+        """Refused with UnsupportedModelError: it is for heads that predict several tokens."""
+        raise UnsupportedModelError(f"set_hidden_states: a model of type {self._type!r} takes tokens only")
+
+    def snapshot_state(self) -> None:
+        """Nothing to do: Capstan keeps by itself what a rewind needs."""
+
+    def set_active_adapter(self, adapters: Adapters, name: str, /) -> None:
+        """OptionError, as no adapter can be loaded."""
+        adapters.find(name)
+
+    def set_runtime_option(self, name: str, value: str, /) -> None:
+        """'terminate_session': with '1' generating raises until it is '0' again. OptionError for another option."""
+        if name != "terminate_session" or value not in ("0", "1"):
+            raise OptionError(f"runtime option {name!r} is {value!r}; there is 'terminate_session', '0' or '1'")
+        self._terminated = value == "1"
+
+    def get_speculative_stats(self) -> dict[str, Any]:
+        """Counts of speculation, all 0."""
+        return speculation_stats()
+
+
+def speculation_stats() -> dict[str, Any]:
+    """The native package's names of what speculation did: nothing."""
+    counts: dict[str, Any] = dict.fromkeys(SPECULATION, 0)
+    quotients = dict.fromkeys(SPECULATION_QUOTIENTS, 0.0)
+    return counts | {"formula_supported": False} | quotients | {"acceptance_length_histogram": [0] * 8}

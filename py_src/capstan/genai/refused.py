@@ -1,0 +1,141 @@
+"""Names of onnxruntime-genai for what Capstan does not do: each says so by name."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from ..errors import ModelFileError, OptionError, UnsupportedModelError
+from .model import Model
+
+__all__ = ["Adapters", "Audios", "Images", "MtpGenerator", "MultiModalProcessor", "StreamingProcessor"]
+
+TEXT_ONLY = "Capstan runs text decoders only; give it a prompt as text"
+
+
+def refuse(what: str, why: str) -> NoReturn:
+    raise UnsupportedModelError(f"{what}: {why}")
+
+
+class Images:
+    """Images for vision models: refused."""
+
+    def __init__(self) -> None:
+        raise TypeError("Images: No constructor defined!")
+
+    @staticmethod
+    def open(*paths: str) -> Images:
+        """Refused with UnsupportedModelError."""
+        refuse("Images.open", f"vision models are not supported; {TEXT_ONLY}")
+
+    @staticmethod
+    def open_bytes(*contents: bytes) -> Images:
+        """Refused with UnsupportedModelError."""
+        refuse("Images.open_bytes", f"vision models are not supported; {TEXT_ONLY}")
+
+
+class Audios:
+    """Recordings for audio models: refused."""
+
+    def __init__(self) -> None:
+        raise TypeError("Audios: No constructor defined!")
+
+    @staticmethod
+    def open(*paths: str) -> Audios:
+        """Refused with UnsupportedModelError."""
+        refuse("Audios.open", f"audio models are not supported; {TEXT_ONLY}")
+
+    @staticmethod
+    def open_bytes(*contents: bytes) -> Audios:
+        """Refused with UnsupportedModelError."""
+        refuse("Audios.open_bytes", f"audio models are not supported; {TEXT_ONLY}")
+
+
+class MultiModalProcessor:
+    """What prepares images and audio: refused, as the models that would need it are refused at load."""
+
+    def __init__(self) -> None:
+        raise TypeError("MultiModalProcessor: No constructor defined!")
+
+    def __call__(self, prompt: Any = None, **inputs: Any) -> NoReturn:
+        refuse("MultiModalProcessor", TEXT_ONLY)
+
+    def create_stream(self) -> NoReturn:
+        """Refused with UnsupportedModelError."""
+        refuse("MultiModalProcessor", TEXT_ONLY)
+
+    def decode(self, tokens: Any, /) -> NoReturn:
+        """Refused with UnsupportedModelError."""
+        refuse("MultiModalProcessor", TEXT_ONLY)
+
+
+class StreamingProcessor:
+    """What cuts speech into pieces: refused, as the models that would need it are refused at load."""
+
+    def __init__(self, model: Model, /) -> None:
+        refuse("StreamingProcessor", f"audio models are not supported, and this one is {model.type!r}; {TEXT_ONLY}")
+
+    def process(self, audio_chunk: Any) -> NoReturn:
+        """Refused with UnsupportedModelError."""
+        refuse("StreamingProcessor", TEXT_ONLY)
+
+    def flush(self) -> NoReturn:
+        """Refused with UnsupportedModelError."""
+        refuse("StreamingProcessor", TEXT_ONLY)
+
+    def get_option(self, key: str) -> NoReturn:
+        """Refused with UnsupportedModelError."""
+        refuse("StreamingProcessor", TEXT_ONLY)
+
+    def set_option(self, key: str, value: str) -> NoReturn:
+        """Refused with UnsupportedModelError."""
+        refuse("StreamingProcessor", TEXT_ONLY)
+
+
+class MtpGenerator:
+    """Speculation by a model's own further heads: refused. `Generator` picks the same tokens."""
+
+    def __init__(self, model: Model, head: Model, params: Any, /) -> None:
+        refuse("MtpGenerator", "multi-token prediction is not implemented; use Generator, which picks the same tokens")
+
+    def append_tokens(self, tokens: Any, /) -> NoReturn:
+        """Refused with UnsupportedModelError."""
+        refuse("MtpGenerator", "multi-token prediction is not implemented")
+
+    def generate_next_token(self) -> NoReturn:
+        """Refused with UnsupportedModelError."""
+        refuse("MtpGenerator", "multi-token prediction is not implemented")
+
+    def get_sequence(self) -> NoReturn:
+        """Refused with UnsupportedModelError."""
+        refuse("MtpGenerator", "multi-token prediction is not implemented")
+
+    def get_stats(self) -> NoReturn:
+        """Refused with UnsupportedModelError."""
+        refuse("MtpGenerator", "multi-token prediction is not implemented")
+
+    def is_done(self) -> NoReturn:
+        """Refused with UnsupportedModelError."""
+        refuse("MtpGenerator", "multi-token prediction is not implemented")
+
+    def reset(self) -> NoReturn:
+        """Refused with UnsupportedModelError."""
+        refuse("MtpGenerator", "multi-token prediction is not implemented")
+
+
+class Adapters:
+    """LoRA adapters: none can be loaded yet."""
+
+    def __init__(self, model: Model, /) -> None:
+        self.model = model
+
+    def load(self, path: str, name: str, /) -> None:
+        """Refused with UnsupportedModelError."""
+        refuse(f"adapter {name!r} ({path})", "LoRA adapters are not implemented; merge it into the model's weights")
+
+    def unload(self, name: str, /) -> None:
+        """ModelFileError, as none is loaded."""
+        raise ModelFileError(f"adapter {name!r} was not loaded")
+
+    def find(self, name: str) -> NoReturn:
+        """OptionError, as none is loaded; Generator.set_active_adapter asks."""
+        raise OptionError(f"adapter {name!r} was not loaded")

@@ -1,0 +1,155 @@
+"""capstan.genai does what onnxruntime-genai does: the same calls on both, results and refusals compared.
+
+What it does otherwise on purpose has tests of its own here, and its reason in docs/genai.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import onnxruntime_genai as native
+import pytest
+
+from capstan import CapstanError, FallbackWarning, genai
+from capstan.genai import tensors
+from tests.unit.genai_cases import FOLDER, PROMPT, SAME, generate, generator, loaded, params, tokenizer, turns
+
+
+def plain(value: Any) -> Any:
+    """Arrays as dtype, shape and numbers, to five digits: the rest is rounding of another build of onnxruntime."""
+    if isinstance(value, np.ndarray):
+        return ["array", str(value.dtype), value.shape, np.round(value.astype("f8"), 3).tolist()]
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value if isinstance(value, str | int | float | bool | Enum) or value is None else type(value).__name__
+
+
+def outcome(og: Any, case: Callable[[Any], Any]) -> Any:
+    try:
+        return plain(case(og))
+    except TypeError:
+        return "TypeError"
+    except IndexError:
+        return "IndexError"
+    except RuntimeError:
+        return "RuntimeError"
+
+
+TYPE_ERRORS = ("append_tokens wrong", "rewind_to -1")
+"""Where the native package's binding refuses a value by its type, and Capstan by its value with a RuntimeError."""
+
+
+@pytest.mark.filterwarnings("ignore::capstan.FallbackWarning")
+@pytest.mark.parametrize("name", SAME)
+def test_the_same_as_onnxruntime_genai(name: str) -> None:
+    expected, found = outcome(native, SAME[name]), outcome(genai, SAME[name])
+    if any(part in name for part in TYPE_ERRORS) and expected == "TypeError":
+        assert found in ("TypeError", "RuntimeError")
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("tokens", [[1.5], ["5"], [True], np.array([1.5]), [-1], [[1, 2], [3, 4]]])
+def test_what_is_no_token_is_refused_where_the_native_package_takes_it(tokens: Any) -> None:
+    assert generator(native, tokens).token_count() > 0
+    with pytest.raises(CapstanError, match="integers|go from 0|rows of tokens"):
+        generator(genai, tokens)
+
+
+def test_logits_are_shown_before_a_token_is_picked_from_them_only() -> None:
+    one = generator(genai)
+    one.generate_next_token()
+    with pytest.raises(CapstanError, match="ask for them before"):
+        one.get_output("logits")
+    one.get_logits()
+    assert one.get_output("logits").shape == (1, 1, 512)
+
+
+def test_a_rewind_to_the_last_token_leaves_no_room_for_two() -> None:
+    one = generator(genai)
+    generate(one)
+    one.rewind_to(31)
+    with pytest.raises(CapstanError, match="has 32 tokens, max_length is 32"):
+        one.generate_next_token()
+
+
+def test_stop_strings_and_seeds_of_turns_work_without_dynamic_batching() -> None:
+    text = tokenizer(genai).decode([212])
+    stopped = turns(genai, lambda turn: turn.set_stop_strings(["nothing", text]))
+    assert stopped[-1] == [1, 212, 3, "STOP_STRING", 1, "NONE", [5, 3, 0]]
+
+    def drawing(turn: Any) -> None:
+        turn.set_do_sample(True)
+        turn.set_seed(7)
+
+    assert turns(genai, drawing) == turns(genai, drawing)
+
+
+def test_what_a_page_does_not_have_is_warned_of() -> None:
+    config = genai.Config(FOLDER)
+    for action in (
+        lambda: config.set_decoder_provider_options_hardware_device_type("webgpu", "NPU"),
+        lambda: config.set_decoder_provider_options_hardware_device_id("webgpu", 1),
+        lambda: config.set_decoder_provider_options_hardware_vendor_id("webgpu", 1),
+        lambda: genai.set_log_options(enabled=True),
+        lambda: genai.set_log_callback(print),
+        lambda: genai.enable_telemetry_events(),
+        lambda: params(genai).set_speculative_options(ngram_size=3),
+    ):
+        with pytest.warns(FallbackWarning):
+            action()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda one: one.set_model_input("x", np.zeros(1)),
+        lambda one: one.set_hidden_states(np.zeros(1)),
+        lambda one: one.get_output("present.0.key"),
+        lambda one: one.get_input("past_key_values.0.key"),
+        lambda one: genai.register_execution_provider_library("x", "/x.so"),
+        lambda one: genai.unregister_execution_provider_library("x"),
+        lambda one: genai.set_current_gpu_device_id(1),
+        lambda one: genai.Images.open_bytes(b""),
+        lambda one: genai.Audios.open_bytes(b""),
+    ],
+)
+def test_what_is_refused_says_so(call: Callable[[Any], Any]) -> None:
+    with pytest.raises(CapstanError):
+        call(generator(genai))
+
+
+def test_devices_of_the_page() -> None:
+    assert genai.get_current_gpu_device_id() == 0
+    genai.set_current_gpu_device_id(0)
+    assert (genai.is_webgpu_available(), genai.is_qnn_available(), genai.is_openvino_available()) == (False,) * 3
+    assert og_capabilities() == (0, 0, 0)
+
+
+def og_capabilities() -> tuple[int, int, int]:
+    found = genai.Engine(loaded(genai)).get_capabilities()
+    return found.configured_max_batch_size, found.max_request_length, found.max_scheduled_tokens
+
+
+def test_tensors_tell_their_type_and_bytes() -> None:
+    made = genai.Tensor(np.array([[1, 2]], np.int32))
+    assert (made.type(), bytes(made.data())) == (6, np.array([1, 2], np.int32).tobytes())
+
+
+def test_without_numpy_arrays_are_memoryviews(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "numpy", None)
+    one = generator(genai)
+    logits = one.get_logits()
+    one.generate_next_token()
+    assert (logits.shape, logits.format) == ((1, 1, 512), "f")
+    assert [array.tolist() for array in (one.get_next_tokens(), one.get_sequence(0))] == [[333], [*PROMPT, 333]]
+    batch = tokenizer(genai).encode_batch(["def f", "a"])
+    assert (batch.shape(), batch.as_numpy().tolist()) == ([2, 2], [[299, 268], [67, 2]])
+    assert tokenizer(genai).decode_batch(batch) == ["def f", "a"]
+    assert tokenizer(genai).encode("").tolist() == []
+    assert generate(generator(genai, tokenizer(genai).encode("def fibonacci(n):")), 1)[0].tolist() == [*PROMPT, 333]
