@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import onnxruntime_genai as og
 
-__all__ = ["Action", "Trace", "drive", "encode", "greedy"]
+__all__ = ["Action", "Rows", "Trace", "drive", "encode", "greedy", "rows"]
 
 Action = tuple[str, Any]
 VERSION = 2
@@ -121,6 +121,47 @@ def run(folder: Path, actions: Sequence[Action], search: dict[str, Any]) -> Trac
     trace.sequence = sequence()
     trace.done = bool(generator.is_done())
     return trace
+
+
+@dataclass
+class Rows:
+    """What several rows gave."""
+
+    picked: list[list[int]]
+    """Ids by step and row; none of beams."""
+    sequences: list[list[int]]
+
+
+def rows(
+    folder: str | Path, prompts: Sequence[Sequence[int]], *, returned: int = 1, eos: Sequence[int] = (), **search: Any
+) -> Rows:
+    """Rows of a batch until all have ended; of beams, the first `returned` of each prompt.
+
+    `eos` takes the place of the model's end-of-sequence ids. get_next_tokens reads freed memory where there are beams,
+    and get_sequence past the last row.
+    """
+    key = json.dumps([VERSION, content(Path(folder)), prompts, returned, eos, search, og.__version__], sort_keys=True)
+    stored = CACHE / f"rows-{hashlib.sha256(key.encode()).hexdigest()}.json"
+    if not stored.is_file():
+        config = og.Config(str(folder))
+        config.clear_providers()
+        if eos:
+            config.overlay(json.dumps({"model": {"eos_token_id": list(eos)}}))
+        params = og.GeneratorParams(og.Model(config))
+        params.set_search_options(**{"do_sample": False, "batch_size": len(prompts), **search})
+        generator = og.Generator(og.Model(config), params)
+        generator.append_tokens(np.array(prompts, np.int32))
+        picked = []
+        while not generator.is_done():
+            generator.generate_next_token()
+            if search.get("num_beams", 1) == 1:
+                picked.append([int(token) for token in generator.get_next_tokens()])
+        sequences = [[int(id_) for id_ in generator.get_sequence(row)] for row in range(len(prompts) * returned)]
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=CACHE, delete=False) as file:
+            json.dump(asdict(Rows(picked, sequences)), file)
+        Path(file.name).replace(stored)
+    return Rows(**json.loads(stored.read_text()))
 
 
 def logits(folder: str | Path, ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:

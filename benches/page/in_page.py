@@ -123,8 +123,8 @@ async def generate(
     start = host.now()
     async with capstan.Generator(opened, params) as generator:
         await take(generator)
-        if run_ahead is None and generator._run_ahead is not None:
-            bursts_seen[played(model, sampling, options)] = generator._run_ahead.usual
+        if run_ahead is None and generator._loop.run_ahead is not None:
+            bursts_seen[played(model, sampling, options)] = generator._loop.run_ahead.usual
         found = {"ids": ids, "first_ms": times[0] - start, "rest_ms": times[1] - times[0]}
         return {**found, "capture": generator.capture, "capture_note": generator.capture_note}
 
@@ -133,8 +133,9 @@ async def count(generator: capstan.Generator, take: Any, ids: list[int]) -> dict
     """What the decode steps of a run cost: WebGPU's counts and the host's milliseconds after the prefill."""
     await generator.prepare_async()
     counter = await counts()
-    decoder: Any = generator._decoder
-    prefill, receive = decoder.prefill, generator._receive
+    rows: Any = generator._loop.decoder
+    [decoder] = rows.decoders
+    prefill, receive = decoder.prefill, generator._loop.receive
     bursts: list[Any] = []
     prefilled: list[float] = []
 
@@ -147,7 +148,7 @@ async def count(generator: capstan.Generator, take: Any, ids: list[int]) -> dict
         prefilled.append(loop.so_far())
         counter.start()
 
-    generator._receive = keep  # type: ignore[method-assign]
+    generator._loop.receive = keep  # type: ignore[method-assign]
     decoder.prefill = marked
     loop = Clocked(take(generator))
     try:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Awaitable
 from contextlib import suppress
 
-from .device.base import Burst
+from .device.row_decoder import RowBurst
 from .errors import CapstanError
 
 __all__ = ["Flight"]
@@ -16,20 +16,20 @@ class Flight:
     """Bursts under way, which are read in the order in which they were submitted."""
 
     def __init__(self) -> None:
-        self._bursts: deque[tuple[int, Awaitable[Burst]]] = deque()
+        self._bursts: deque[tuple[int, Awaitable[RowBurst]]] = deque()
 
     def __len__(self) -> int:
         return len(self._bursts)
 
     @property
     def picks(self) -> int:
-        """Tokens that they bring."""
+        """Tokens that they bring for each row."""
         return sum(picks for picks, _ in self._bursts)
 
-    def add(self, picks: int, burst: Awaitable[Burst]) -> None:
+    def add(self, picks: int, burst: Awaitable[RowBurst]) -> None:
         self._bursts.append((picks, burst))
 
-    def oldest(self) -> Awaitable[Burst]:
+    def oldest(self) -> Awaitable[RowBurst]:
         """The burst to read next, which is under way no longer."""
         return self._bursts.popleft()[1]
 

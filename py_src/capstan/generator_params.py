@@ -25,12 +25,13 @@ class GeneratorParams:
         self.run_ahead = run_ahead
         RunAhead(run_ahead, 64)
 
+    @property
+    def rows(self) -> int:
+        """Sequences that are generated together."""
+        return self.search.batch_size * self.search.num_return_sequences
+
     def length_limit(self, context_length: int) -> int:
-        """Tokens of the longest sequence. Raises OptionError for several rows, or a max_length beyond the context."""
-        if self.search.batch_size != 1:
-            raise OptionError(
-                f"batch_size is {self.search.batch_size}; generators have one row: make one generator each"
-            )
+        """Tokens of the longest sequence. Raises OptionError for a max_length beyond the context."""
         max_length = self.search.max_length or context_length
         if max_length > context_length:
             raise OptionError(

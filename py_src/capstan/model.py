@@ -11,6 +11,7 @@ from .config import GenaiConfig
 from .device.base import Decoder, DeviceModel, Progress, TapeOptions
 from .device.interface import DeviceInterface
 from .device.model_memory import capacity_for, require_lengths
+from .device.row_decoder import RowDecoder
 from .errors import AsyncRequiredError, ClosedError, ModelFileError, OptionError
 from .fallback import fall_back
 from .host import Host, current_host, wait_here
@@ -121,6 +122,10 @@ class Model:
     async def decoder(self, max_length: int, pools: Pools | None = None) -> Decoder:
         """A decoder whose KV cache holds at least `max_length` positions, at most the context length."""
         return await self._open().decoder(capacity_for(max_length, self.config.context_length), pools)
+
+    async def row_decoder(self, rows: int, max_length: int, pools: Pools | None = None) -> RowDecoder:
+        """The same for so many rows. Raises OutOfMemoryError where they are more than there is memory for."""
+        return await self._open().row_decoder(rows, capacity_for(max_length, self.config.context_length), pools)
 
     @property
     def device(self) -> DeviceInterface:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .device.base import Burst
+from .device.row_decoder import RowBurst
 from .errors import OptionError
 
 __all__ = ["RunAhead"]
@@ -72,13 +73,13 @@ class RunAhead:
         """The picks that the adaptation has come to."""
         return self._steps
 
-    def observe(self, burst: Burst) -> None:
+    def observe(self, burst: Burst | RowBurst) -> None:
         """Learn from a burst that was read."""
         last, self._last_readable = self._last_readable, burst.readable
         if last is None or burst.submitted > last:
             # The queue ran empty before this burst: the interval holds a gap of the reader's, not the GPU's pace.
             return
-        step = max(1e-3, (burst.readable - last) / len(burst.ids))
+        step = max(1e-3, (burst.readable - last) / burst.picks)
         wanted = max(1, round(BURST_MS / step))
         # At most LEAP times as many, so that one odd measurement does not make a long burst.
         self._steps = min(wanted, LEAP * self._steps, self._largest)

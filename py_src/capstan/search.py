@@ -134,9 +134,10 @@ class SearchOptions(MinLength, RepetitionPenalty, Selection, MinP):
         """The stages that these options make active, in order."""
         return tuple(stage for stage in STAGES if stage.active(self))
 
-    def sampler_program(self, vocab: int) -> SamplerProgram:
-        """What the sampler on the GPU is given, for a vocabulary of `vocab` tokens."""
-        return sampler_program(STAGES, self, vocab)
+    def sampler_program(self, vocab: int, first_row: int = 0) -> SamplerProgram:
+        """What the sampler on the GPU is given, for a vocabulary of `vocab` tokens; its rows draw as those from
+        `first_row` on."""
+        return sampler_program(STAGES, self, vocab, first_row)
 
 
 _INTEGERS: dict[str, tuple[int, int]] = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .device.base import COUNTER_NAMES, Counters, Decoder
+from .device.base import COUNTER_NAMES, Counters
+from .device.row_decoder import RowDecoder
 
 __all__ = ["StepCounts"]
 
@@ -15,11 +16,11 @@ class StepCounts:
         self._totals: Counters = dict.fromkeys((*COUNTER_NAMES, "python_crossings"), 0)
         self._start: Counters | None = None
 
-    def begin(self, decoder: Decoder) -> None:
+    def begin(self, decoder: RowDecoder) -> None:
         """Count from here."""
         self._start = decoder.counters()
 
-    def add(self, decoder: Decoder | None) -> None:
+    def add(self, decoder: RowDecoder | None) -> None:
         """Take in what the device did since the decode steps began; counting goes on from here."""
         if self._start is None or decoder is None:
             return
@@ -28,9 +29,9 @@ class StepCounts:
             self._totals[name] += now.get(name, 0) - self._start.get(name, 0)
         self._start = now
 
-    def cross(self) -> None:
+    def cross(self, times: int) -> None:
         """JavaScript entered Python with a burst's ids."""
-        self._totals["python_crossings"] += 1
+        self._totals["python_crossings"] += times
 
     def totals(self) -> Counters:
         return dict(self._totals)

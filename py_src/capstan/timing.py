@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .device.base import Burst
+    from .device.row_decoder import RowBurst
 
 __all__ = ["Timing"]
 
@@ -55,7 +56,7 @@ class Timing:
         self._since = None
         self._waiting = now
 
-    def receive(self, burst: Burst) -> None:
+    def receive(self, burst: Burst | RowBurst) -> None:
         """The burst waited for is there."""
         self.host_ms += burst.host
         self._since = burst.entered

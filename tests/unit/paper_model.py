@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 from capstan import Generator, GeneratorParams
 from capstan.device.base import Burst, Counters
+from capstan.device.separate_rows import SeparateRows, separate_rows
 from capstan.model import Model
 from capstan.search import SearchOptions
 
@@ -81,13 +82,19 @@ class PaperDecoder:
         """Bursts are readable, and prefills done, once it is set."""
         self.searches: list[SearchOptions] = []
         self.warmed = 0
+        self.copied: list[PaperDecoder] = []
+        """The decoders whose rows it took over."""
+        self.pending: int | None = None
+        self.done = False
 
     async def warm_up(self) -> None:
         assert self.unread == 0, "bursts are under way"
         self.warmed += 1
         self.cache, self.logits_of = [], None
 
-    def set_search(self, options: SearchOptions) -> None:
+    counts_device = False
+
+    def set_search(self, options: SearchOptions, row: int = 0) -> None:
         self.searches.append(options)
 
     def reachable(self, length: int) -> int:
@@ -104,7 +111,7 @@ class PaperDecoder:
         self.cache = [*self.cache[:past], *ids]
         self.logits_of = list(self.cache)
         self.forced = None
-        self.pending: int | None = None
+        self.pending = None
         self.done = False
 
     def follow(self, tokens: Sequence[int]) -> None:
@@ -136,6 +143,18 @@ class PaperDecoder:
         self.done = token == EOS
         self.pending = token
         return token
+
+    async def step(self, token: int) -> None:
+        assert self.unread == 0, "a step while bursts are under way"
+        self.steps += 1
+        self.cache.append(token)
+        self.forced, self.done = None, False
+
+    def copy_from(self, other: PaperDecoder) -> None:
+        assert self.unread == other.unread == 0, "a copy while bursts are under way"
+        self.copied.append(other)
+        self.cache, self.logits_of = list(other.cache), other.logits_of
+        self.forced, self.pending, self.done = other.forced, other.pending, other.done
 
     async def logits(self) -> memoryview[float]:
         scores = array("f", [0.0] * VOCAB)
@@ -219,8 +238,13 @@ class PaperModel:
     async def decoder(self, max_length: int, pools: object = None) -> PaperDecoder:
         if self.gate is not None:
             await self.gate.wait()
-        self.decoders.append(PaperDecoder(max_length, **self.options))
+        options = dict(self.options)
+        ends = options.pop("ends", {})
+        self.decoders.append(PaperDecoder(max_length, **{"eos_at": ends.get(len(self.decoders)), **options}))
         return self.decoders[-1]
+
+    async def row_decoder(self, rows: int, max_length: int, pools: Any = None) -> SeparateRows:
+        return await separate_rows(self, rows, max_length, pools)
 
 
 def made(

@@ -140,7 +140,7 @@ class TestRunningAhead:
     def test_text_is_no_list_of_tokens(self, text: str) -> None:
         generator, _ = made()
         with pytest.raises(PromptError, match=r"append its ids, tokenizer.encode\(text\)"):
-            generator.append_tokens(text)  # type: ignore[arg-type]
+            generator.append_tokens(text)
         assert generator.get_sequence() == []
 
     def test_two_appends_are_one_prefill(self) -> None:
@@ -383,5 +383,5 @@ class TestTokens:
         generator.append_tokens(PROMPT)
         generator.get_sequence().append(1)
         assert generator.get_sequence(0) == PROMPT
-        with pytest.raises(OptionError, match="sequence 1 was asked for; a generator has one row, 0"):
+        with pytest.raises(OptionError, match="sequence 1 was asked for; its rows are 0 to 0"):
             generator.get_sequence(1)

@@ -30,10 +30,6 @@ class TestOptions:
             params.search = SearchOptions(max_length=max_length)
             assert Generator(model, params).max_length == expected
 
-    def test_several_rows_are_refused(self) -> None:
-        with pytest.raises(OptionError, match="batch_size is 2; generators have one row"):
-            made(batch_size=2)
-
     def test_an_unknown_option_is_refused(self) -> None:
         with pytest.raises(OptionError, match="temprature"):
             made(temprature=1.0)

@@ -76,6 +76,11 @@ export class WasmDecoder {
     Object.assign(this.cache, slot < 0 ? this.zeros(this.spec.states) : this.snapshots.get(slot)!);
   }
 
+  /** Become what another sequence of the same model is: a run makes new tensors, so that both may have the old ones. */
+  copyFrom(other: WasmDecoder): void {
+    this.cache = { ...other.cache };
+  }
+
   /**
    * Run the model on `ids` (int64 [n]) after `past` positions, under a mask int64 [max_length or past + n];
    * resolves to the last position's logits as float32 [vocab].

@@ -355,3 +355,6 @@ class JsWasmSequence:
 
     def bring_states(self, slot: int) -> None:
         self._js.bringStates(slot)
+
+    def copy_from(self, other: JsWasmSequence) -> None:
+        self._js.copyFrom(other._js)

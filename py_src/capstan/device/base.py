@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..memory import Pools
 from ..search import SearchOptions
 
 if TYPE_CHECKING:
     from .model_memory import ModelMemory
+    from .row_decoder import RowDecoder
 
 __all__ = ["Burst", "Counters", "Decoder", "DeviceModel", "Progress", "TapeOptions"]
 
@@ -53,6 +54,11 @@ class Burst:
     entered: float
     """When Python was given the ids."""
 
+    @property
+    def picks(self) -> int:
+        """Decode steps of the burst."""
+        return len(self.ids)
+
 
 class Decoder(Protocol):
     """One sequence on a device: its KV cache, mask, logits, sampler and token ring."""
@@ -77,8 +83,11 @@ class Decoder(Protocol):
     usual_burst: int
     """Picks that an adaptive run-ahead came to when the decoder was last used; before that what it starts with."""
 
-    def set_search(self, options: SearchOptions) -> None:
-        """Choose how tokens are picked from now on."""
+    counts_device: bool
+    """Whether its counters but 'steps' are those of the whole device, whichever decoder was at work."""
+
+    def set_search(self, options: SearchOptions, row: int = 0) -> None:
+        """Choose how tokens are picked from now on; draws are those of row `row`."""
 
     async def warm_up(self) -> None:
         """Have the kernels that a prompt of any length needs compiled; what the cache holds is dead afterwards."""
@@ -90,6 +99,13 @@ class Decoder(Protocol):
     async def prefill(self, ids: Sequence[int], past: int) -> None:
         """Run the model on `ids` at positions `past`, `past + 1`, ...; what lay past `past` is dead. Afterwards the
         logits are those of the last position."""
+
+    async def step(self, token: int) -> None:
+        """Run one decode step over a given token, without a pick: the logits are then those after it."""
+
+    def copy_from(self, other: Any) -> None:
+        """Become what another decoder of the same model and capacity is: its cache, states, length and logits. Called
+        while no burst of either is under way. The copy is made on the device."""
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Take over the sequence for stages that ask for it: called before the first pick of a sequence that was
@@ -128,6 +144,10 @@ class DeviceModel(Protocol):
 
         Raises BufferMismatchError for buffers that cannot be used, OutOfMemoryError over the device's limits.
         """
+
+    async def row_decoder(self, rows: int, capacity: int, pools: Pools | None = None) -> RowDecoder:
+        """A decoder of so many rows, each with a KV cache of `capacity` positions. Raises what `decoder` raises; pools
+        are for one row."""
 
     async def trim(self) -> None:
         """Free what decoders that were given back hold for the next one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..errors import ClosedError
 from ..memory import SNAPSHOTS
@@ -33,6 +33,9 @@ class Runner(Protocol):
     def bring_states(self, slot: int) -> None:
         """Make a snapshot the states, or what they are before the first token for snapshots.EMPTY."""
 
+    def copy_from(self, other: Any) -> None:
+        """Take over what another runner's cache and states are."""
+
     def close(self) -> None: ...
 
 
@@ -40,6 +43,7 @@ class HostSampledDecoder:
     """See base.Decoder for what each method promises; there is no run-ahead, so a burst is one token."""
 
     capture = "off"
+    counts_device = False
     max_in_flight = 1
     max_burst = 1
 
@@ -53,6 +57,7 @@ class HostSampledDecoder:
         self._snapshots = Snapshots(SNAPSHOTS, runner.keep_states, runner.bring_states) if runner.stateful else None
         self._now = now
         self._options = SearchOptions()
+        self._row = 0
         self._logits: array[float] = array("f")
         self._length = 0
         self._tokens: list[int] = []
@@ -60,8 +65,8 @@ class HostSampledDecoder:
         self._pending = 0
         self._counters: Counters = {"steps": 0, "readbacks": 0, "readback_bytes": 0}
 
-    def set_search(self, options: SearchOptions) -> None:
-        self._options = options
+    def set_search(self, options: SearchOptions, row: int = 0) -> None:
+        self._options, self._row = options, row
 
     async def warm_up(self) -> None:
         """Nothing is compiled on the CPU."""
@@ -87,16 +92,27 @@ class HostSampledDecoder:
             raise ValueError(f"{picks} picks in a burst on the CPU; 1 is the most")
         submitted = self._now()
         if not sample_first:
-            if self._snapshots is not None:
-                self._snapshots.before_burst()
-            await self._run([self._pending], self._length)
-            self._length += 1
-            self._counters["steps"] += 1
+            await self.step(self._pending)
         readable = self._now()
-        self._pending = sample(self._logits, self._options, self._length, tokens=self._tokens)
+        self._pending = sample(self._logits, self._options, self._length, self._row, tokens=self._tokens)
         self._tokens.append(self._pending)
         entered = self._now()
         return Burst((self._pending,), submitted, readable, entered - readable, entered)
+
+    async def step(self, token: int) -> None:
+        if self._snapshots is not None:
+            self._snapshots.before_burst()
+        await self._run([token], self._length)
+        self._length += 1
+        self._counters["steps"] += 1
+
+    def copy_from(self, other: HostSampledDecoder) -> None:
+        self._open().copy_from(other._open())
+        self._logits = array("f", other._logits)
+        self._length, self._pending = other._length, other._pending
+        if self._snapshots is not None and other._snapshots is not None:
+            # Snapshots stay with the other one: a rewind runs the tokens from the start.
+            self._snapshots.taken, self._snapshots.live = {}, other._snapshots.live
 
     async def logits(self) -> memoryview[float]:
         return memoryview(array("f", self._logits))
@@ -113,12 +129,16 @@ class HostSampledDecoder:
             self._runner = None
 
     async def _run(self, ids: Sequence[int], past: int) -> None:
-        if self._runner is None:
-            raise ClosedError("this generator was closed; make a new one")
+        runner = self._open()
         if self._snapshots is not None:
             self._snapshots.live = None
-        self._logits = await self._runner.run(ids, past)
+        self._logits = await runner.run(ids, past)
         if self._snapshots is not None:
             self._snapshots.live = past + len(ids)
         self._counters["readbacks"] += 1
         self._counters["readback_bytes"] += 4 * len(self._logits)
+
+    def _open(self) -> Runner:
+        if self._runner is None:
+            raise ClosedError("this generator was closed; make a new one")
+        return self._runner

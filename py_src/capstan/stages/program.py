@@ -32,9 +32,10 @@ class SamplerProgram:
     """Whether an active stage needs the row's token counts."""
 
 
-def sampler_program(stages: Sequence[Stage], options: Any, vocab: int) -> SamplerProgram:
-    """The program for `options` over `vocab` logits. A top_k of at least `vocab` is off."""
-    words = {"pad": options.pad_token_id, "eos_count": len(options.eos_token_ids)}
+def sampler_program(stages: Sequence[Stage], options: Any, vocab: int, first_row: int = 0) -> SamplerProgram:
+    """The program for `options` over `vocab` logits, of rows that draw as those from `first_row` on. A top_k of at
+    least `vocab` is off."""
+    words = {"pad": options.pad_token_id, "eos_count": len(options.eos_token_ids), "first_row": first_row}
     for stage in stages:
         words |= {name: value(options) for name, value in stage.words.items()}
     if words["top_k"] >= vocab:

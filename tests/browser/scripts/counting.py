@@ -26,7 +26,8 @@ async def decode_steps(
     limit = len(prompt) + count
     async with Generator(opened, parameters(opened, max_length=limit, **options)) as generator:
         await generator.prepare_async()
-        decoder: Any = generator._decoder
+        rows: Any = generator._loop.decoder
+        [decoder] = rows.decoders
         prefill, submit = decoder.prefill, decoder.submit
         before: dict[str, int] = {}
         bursts: list[int] = []

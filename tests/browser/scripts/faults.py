@@ -111,12 +111,13 @@ async def in_a_burst(models: dict[str, str], *, what: str, tokens: int = 9) -> d
     generator.append_tokens(PROMPT)
     with recorded_anew() if what == "session" else nullcontext():
         before = [await generator.generate_next_token_async() for _ in range(tokens)]
-    flights = len(generator._flight)
+    flights = len(generator._loop.flight)
     error: dict[str, str] = {}
     if what == "device":
         gpu().destroy_device()
     elif what == "session":
-        await gpu().release_session(generator._decoder._step.session)  # type: ignore[union-attr]
+        rows: Any = generator._loop.decoder
+        await gpu().release_session(rows.decoders[0]._step.session)
     elif what == "model":
         await model.aclose()
     elif what == "validation":

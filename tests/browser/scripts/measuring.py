@@ -27,7 +27,7 @@ async def amid(
             ids = await take(generator, before)
             if name == "measured":
                 before_it = await generator.aside(state)
-                ahead = list(generator._ready)
+                ahead = list(generator._loop.rows[0].ready)
                 found |= {"times": await times(generator), "ahead": len(ahead)}
                 found["changed"] = [
                     name for name, data in (await generator.aside(state)).items() if data != before_it[name]
@@ -53,7 +53,8 @@ async def times(generator: Generator) -> dict[str, Any]:
     wall = {"steps": rounds()}
     operations = await measure.operations(generator, repeats=2)
     wall["operations"] = rounds()
-    decoder: Any = generator._decoder
+    rows: Any = generator._loop.decoder
+    [decoder] = rows.decoders
     kinds = probe.played(gpu(), decoder._step.tape)
     replay = await measure.replay(generator, steps=6, picks=2)
     seen = probe.stamps()
@@ -129,7 +130,8 @@ async def shares(
     opened = await load(models, model)
     async with Generator(opened, parameters(opened, run_ahead=4)) as generator:
         await generator.prepare_async()
-        decoder: Any = generator._decoder
+        rows: Any = generator._loop.decoder
+        [decoder] = rows.decoders
         submit = decoder.submit
         seen = {"submitting": 0.0, "waiting": 0.0}
         begun: list[float] = []

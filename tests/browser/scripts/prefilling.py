@@ -34,7 +34,8 @@ async def again(
     for _ in range(times):
         async with Generator(opened, parameters(opened, max_length=opened.config.context_length)) as generator:
             await generator.prepare_async()
-            decoder: Any = generator._decoder
+            rows: Any = generator._loop.decoder
+            [decoder] = rows.decoders
             engine: Any = gpu()
             run, eager = engine.run, [0]
 

@@ -135,6 +135,13 @@ async def beside_a_recording(
         await decoder.close()
 
 
+def only(generator: Generator) -> Any:
+    """The device's decoder of a generator of one row."""
+    rows: Any = generator._loop.decoder
+    [decoder] = rows.decoders
+    return decoder
+
+
 async def reused(models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int) -> dict[str, Any]:
     """Two generators, one after the other; what the second one's preparing created on the device."""
     await close_all()
@@ -142,7 +149,7 @@ async def reused(models: Mapping[str, str], *, model: str, prompt: Sequence[int]
     first = Generator(opened)
     first.append_tokens(prompt)
     before = await take(first, count)
-    decoder = first._decoder
+    decoder = only(first)
     await first.aclose()
     await first.aclose()
     counted = probe.counts()
@@ -151,11 +158,11 @@ async def reused(models: Mapping[str, str], *, model: str, prompt: Sequence[int]
     created = {name: probe.counts()[name] - counted[name] for name in ("create_buffer", "submits", "create_bind_group")}
     second.append_tokens(prompt)
     after = await take(second, count)
-    same = second._decoder is decoder
+    same = only(second) is decoder
     async with Generator(opened) as third:
         third.append_tokens(prompt)
         beside = await take(third, count)
-        apart = third._decoder is not decoder
+        apart = only(third) is not decoder
     await second.aclose()
     refused = ""
     try:
@@ -179,6 +186,6 @@ async def stopped_ahead(
     generator = Generator(opened, parameters(opened, run_ahead=run_ahead))
     generator.append_tokens(prompt)
     await take(generator, 2)
-    flights = len(generator._flight)
+    flights = len(generator._loop.flight)
     await generator.aclose()
     return {"flights": flights, "ids": await picked(opened, prompt, 12)}

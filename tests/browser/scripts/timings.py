@@ -7,7 +7,7 @@ from typing import Any
 
 from capstan import Generator
 from capstan._js import host
-from capstan.device.base import Burst
+from capstan.device.row_decoder import RowBurst
 
 from . import probe
 from .running import load, parameters
@@ -39,7 +39,7 @@ async def host_times(
                 for burst in bursts[1:]:
                     start = burst.submitted - burst.host
                     waiting = sum(max(0.0, min(end, burst.submitted) - max(begin, start)) for begin, end in waits)
-                    hosts[capture].append((burst.host - (waiting if capture == "off" else 0.0)) / len(burst.ids))
+                    hosts[capture].append((burst.host - (waiting if capture == "off" else 0.0)) / burst.picks)
     return {"least": {capture: min(times) for capture, times in hosts.items()}, "used": used}
 
 
@@ -71,17 +71,17 @@ async def stamps(models: Mapping[str, str], *, model: str, prompt: Sequence[int]
         }
 
 
-async def watched(generator: Generator, count: int) -> tuple[list[Burst], list[tuple[float, float]]]:
+async def watched(generator: Generator, count: int) -> tuple[list[RowBurst], list[tuple[float, float]]]:
     """Take tokens: the bursts that brought them, and for each token when it was asked for and when it was there."""
     await generator.prepare_async()
-    bursts: list[Burst] = []
-    receive = generator._receive
+    bursts: list[RowBurst] = []
+    receive = generator._loop.receive
 
-    def keep(burst: Burst) -> None:
+    def keep(burst: RowBurst) -> None:
         bursts.append(burst)
         receive(burst)
 
-    generator._receive = keep  # type: ignore[method-assign]
+    generator._loop.receive = keep  # type: ignore[method-assign]
     probe.forget()
     tokens = []
     for _ in range(count):

@@ -54,7 +54,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let unit = kept(token_weight(cut.key, top));
     let sums = entries_total();
     let total = kept_weight(sums.weight, sums.equals, cut.need, unit);
-    let draw = part_of(philox(state[row * STATE_STRIDE], row), total, false);
+    let draw = part_of(philox(state[row * STATE_STRIDE], params.first_row + row), total, false);
     limit = add64(draw, vec2<u32>(1u, 0u));
     chosen = find_entry(limit, Prefix(0u, vec2<u32>(0u, 0u), 0u), cut.need, unit);
   }

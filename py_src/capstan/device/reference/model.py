@@ -24,6 +24,7 @@ from ...graph.logits_to_keep import LOGITS_TO_KEEP
 from ...memory import Pools
 from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder
 from ..model_memory import ModelMemory
+from ..separate_rows import SeparateRows, separate_rows
 from ..snapshots import EMPTY
 from .device import ReferenceDevice
 
@@ -94,6 +95,9 @@ class ReferenceModel:
                 "pools were given and the reference device takes none: onnxruntime keeps the tensors in its own heap"
             )
         return HostSampledDecoder(ReferenceRunner(self.sequence(capacity)), capacity, NOTE, milliseconds)
+
+    async def row_decoder(self, rows: int, capacity: int, pools: Pools | None = None) -> SeparateRows:
+        return await separate_rows(self, rows, capacity, pools)
 
     def healthy(self) -> bool:
         return self._session is not None
@@ -215,6 +219,14 @@ class ReferenceSequence:
                 self._caches[pair] = onnxruntime.OrtValue.ortvalue_from_numpy(kept)
         self.length = length
 
+    def copy_from(self, other: ReferenceSequence) -> None:
+        """Take over the length, the caches and the states of another sequence of the same model and capacity."""
+        self.length = other.length
+        for pair, cache in other._caches.items():
+            self._caches[pair] = onnxruntime.OrtValue.ortvalue_from_numpy(cache.numpy().copy())
+        # A run makes new ones, so that they may be shared.
+        self._states = dict(other._states)
+
     def close(self) -> None:
         self._session = None
         self._caches.clear()
@@ -237,6 +249,9 @@ class ReferenceRunner:
 
     def bring_states(self, slot: int) -> None:
         self._sequence.bring_states(slot)
+
+    def copy_from(self, other: ReferenceRunner) -> None:
+        self._sequence.copy_from(other._sequence)
 
     def close(self) -> None:
         self._sequence.close()

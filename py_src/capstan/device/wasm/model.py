@@ -15,6 +15,7 @@ from ...memory import Pools
 from ..decoder_graph import decoder_graph
 from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder
 from ..model_memory import ModelMemory
+from ..separate_rows import SeparateRows, separate_rows
 from .device import WasmDevice
 
 __all__ = ["WasmModel", "WasmSession", "prepare", "wasm_memory"]
@@ -28,6 +29,8 @@ class WasmSequence(Protocol):
     def keep_states(self, slot: int) -> None: ...
 
     def bring_states(self, slot: int) -> None: ...
+
+    def copy_from(self, other: Any) -> None: ...
 
 
 class WasmSession(Protocol):
@@ -83,6 +86,9 @@ class WasmModel:
             )
         return HostSampledDecoder(WasmRunner(self._session, self._about, capacity), capacity, self._note, self._now)
 
+    async def row_decoder(self, rows: int, capacity: int, pools: Pools | None = None) -> SeparateRows:
+        return await separate_rows(self, rows, capacity, pools)
+
     def healthy(self) -> bool:
         return True
 
@@ -119,6 +125,9 @@ class WasmRunner:
 
     def bring_states(self, slot: int) -> None:
         self._sequence.bring_states(slot)
+
+    def copy_from(self, other: WasmRunner) -> None:
+        self._sequence.copy_from(other._sequence)
 
     def close(self) -> None:
         """The cache is garbage once nobody holds the sequence."""

@@ -44,6 +44,8 @@ products at 4 and its attention at 32."""
 class WebGpuDecoder:
     """A Decoder over SequenceBuffers; see base.Decoder for what each method promises."""
 
+    counts_device = True
+
     def __init__(
         self,
         engine: GpuEngine,
@@ -116,8 +118,8 @@ class WebGpuDecoder:
         tapes = self._prefill_tapes
         return dict(self._step.passes) if tapes is None else {**self._step.passes, "prefill": tapes.report}
 
-    def set_search(self, options: SearchOptions) -> None:
-        program = options.sampler_program(self._about.vocab_size)
+    def set_search(self, options: SearchOptions, row: int = 0) -> None:
+        program = options.sampler_program(self._about.vocab_size, row)
         self._engine.set_sampling(self._sampler, program)
         self._counts = program.counts
 
@@ -169,6 +171,30 @@ class WebGpuDecoder:
         self._length = past + len(ids)
         self._cursor = 0
         buffers.set_length(self._length)
+
+    async def step(self, token: int) -> None:
+        if not self._step.tape:
+            await self.prefill([token], self._length)
+            return
+        self._require_open()
+        if self._snapshots is not None:
+            self._snapshots.before_burst()
+            self._snapshots.live = self._length + 1
+        self._buffers.set_input(token, self._length)
+        self._length += 1
+        self._cursor, self._mask_bound = 0, self._length
+        self._steps += 1
+        self._engine.play_once(self._step.tape, self._length)
+
+    def copy_from(self, other: WebGpuDecoder) -> None:
+        self._require_open()
+        other._require_open()
+        self._buffers.copy_from(other._buffers, other._length)
+        self._length, self._held = other._length, other._held
+        self._cursor, self._mask_bound = 0, other._length
+        if self._snapshots is not None and other._snapshots is not None:
+            # Snapshots stay with the other one: a rewind runs the tokens from the start.
+            self._snapshots.taken, self._snapshots.live = {}, other._snapshots.live
 
     def submit(self, picks: int, sample_first: bool) -> Awaitable[Burst]:
         self._require_open()

@@ -13,6 +13,8 @@ from ...notes import Notes
 from ...tape import PASSES, TapeKey, WorkgroupLimits, attends_prompts
 from ...weights.shared import SharedWeights
 from ..base import Progress, TapeOptions
+from ..row_decoder import RowDecoder
+from ..separate_rows import separate_rows
 from .decode_step import DecodeStep
 from .decoder import WebGpuDecoder
 from .device import WebGpuDevice
@@ -113,6 +115,10 @@ class WebGpuModel:
             raise
         self._require_open()
         return decoder
+
+    async def row_decoder(self, rows: int, capacity: int, pools: Pools | None = None) -> RowDecoder:
+        """A decoder a row, one after another."""
+        return await separate_rows(self, rows, capacity, pools)
 
     def _require_open(self) -> None:
         if self._closed:

@@ -154,6 +154,15 @@ class SequenceBuffers:
         """Where a run writes each state, and where the next one reads it."""
         return [(self.spans[state.present], self.spans[state.past]) for state in self.about.states]
 
+    def copy_from(self, other: SequenceBuffers, length: int) -> None:
+        """Become what another sequence's buffers are, of the same model and capacity and `length` positions."""
+        names = [f"kv {pair.past}" for pair in self.about.cache] + [state.past for state in self.about.states]
+        # Whole caches: the rows of each head would be a copy each, and Python plans every one.
+        self.device.copy_tensors([(other.spans[name], self.spans[name]) for name in [*names, "logits"]])
+        with self.device.batch():
+            self.set_mask(length)
+            self.set_length(length)
+
     def cut(self, old: int, new: int) -> None:
         """Let caches that grow, of `old` positions, have the first `new` of them."""
         if new:

@@ -1,0 +1,187 @@
+"""Rows that are a decoder each, run one after another: right for every model and device."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Generator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from ..errors import BufferMismatchError, CapstanError, OutOfMemoryError
+from ..memory import Pools
+from ..search import SearchOptions
+from .base import Burst, Counters, Decoder
+from .row_decoder import RowBurst
+
+__all__ = ["SeparateRows", "separate_rows"]
+
+
+class DecoderSource(Protocol):
+    """What makes decoders; base.DeviceModel is one."""
+
+    async def decoder(self, capacity: int, pools: Pools | None = None) -> Decoder: ...
+
+
+async def separate_rows(model: DecoderSource, rows: int, capacity: int, pools: Pools | None = None) -> SeparateRows:
+    """A decoder of the model for each row. Raises what the model's decoder raises; BufferMismatchError for pools and
+    several rows, OutOfMemoryError with the number of rows that there is memory for."""
+    if pools is not None and rows > 1:
+        raise BufferMismatchError(
+            f"pools were given for a generator of {rows} rows; they hold one sequence: leave them out, or make a "
+            "generator of one row each"
+        )
+    made: list[Decoder] = []
+    try:
+        while len(made) < rows:
+            made.append(await model.decoder(capacity, pools))
+    except BaseException as error:
+        for decoder in made:
+            await decoder.close()
+        if isinstance(error, OutOfMemoryError) and made:
+            raise OutOfMemoryError(
+                f"{rows} rows of {capacity} positions were asked for and there is memory for {len(made)} ({error}); "
+                "lower batch_size, num_beams, num_return_sequences or max_length"
+            ) from error
+        raise
+    return SeparateRows(made)
+
+
+class SeparateRows:
+    """See row_decoder.RowDecoder for what each method promises."""
+
+    def __init__(self, decoders: Sequence[Decoder]) -> None:
+        self.decoders = list(decoders)
+        """By row."""
+        self._options: list[SearchOptions | None] = [None] * len(self.decoders)
+        self._unread: list[Awaitable[Burst]] = []
+        """Bursts of some rows, where the wait for another row's was cancelled."""
+        first = self.decoders[0]
+        self.rows = len(self.decoders)
+        self.capacity = first.capacity
+        self.capture = first.capture
+        self.max_in_flight = first.max_in_flight
+        self.max_burst = first.max_burst
+        self.behind_first = first.behind_first
+
+    @property
+    def capture_note(self) -> str | None:
+        return next((decoder.capture_note for decoder in self.decoders if decoder.capture_note), None)
+
+    @property
+    def tape_passes(self) -> dict[str, str]:
+        return self.decoders[0].tape_passes
+
+    @property
+    def usual_burst(self) -> int:
+        return self.decoders[0].usual_burst
+
+    @usual_burst.setter
+    def usual_burst(self, picks: int) -> None:
+        for decoder in self.decoders:
+            decoder.usual_burst = picks
+
+    def set_search(self, row: int, options: SearchOptions) -> None:
+        self._options[row] = options
+        self.decoders[row].set_search(options, row)
+
+    async def warm_up(self) -> None:
+        # Compiled kernels are the model's, not the decoder's.
+        await self.decoders[0].warm_up()
+
+    def reachable(self, row: int, length: int) -> int:
+        return self.decoders[row].reachable(length)
+
+    async def prefill(self, row: int, ids: Sequence[int], past: int) -> None:
+        await self._drain()
+        await self.decoders[row].prefill(ids, past)
+
+    def copy(self, source: int, target: int) -> None:
+        self.decoders[target].copy_from(self.decoders[source])
+
+    def reorder(self, parents: Sequence[int]) -> None:
+        old = list(self.decoders)
+        # A parent's decoder goes to the first of its children, so that nothing is copied for that one: to itself if it
+        # is among them.
+        heirs: dict[int, int] = {parent: parent for row, parent in enumerate(parents) if row == parent}
+        for row, parent in enumerate(parents):
+            heirs.setdefault(parent, row)
+        free = [decoder for row, decoder in enumerate(old) if row not in heirs]
+        for row, parent in enumerate(parents):
+            if heirs[parent] == row:
+                self.decoders[row] = old[parent]
+            else:
+                self.decoders[row] = free.pop()
+                self.decoders[row].copy_from(old[parent])
+        for row, options in enumerate(self._options):
+            # Draws depend on the row.
+            if options is not None and not options.greedy and self.decoders[row] is not old[row]:
+                self.decoders[row].set_search(options, row)
+
+    def follow(self, row: int, tokens: Sequence[int]) -> None:
+        self.decoders[row].follow(tokens)
+
+    def submit(self, picks: int, sample_first: bool, rows: Sequence[int]) -> Awaitable[RowBurst]:
+        bursts = {row: self.decoders[row].submit(picks, sample_first) for row in rows}
+        return _Bursts(self.rows, bursts, self._unread)
+
+    async def step(self, tokens: Sequence[int]) -> None:
+        for decoder, token in zip(self.decoders, tokens, strict=True):
+            await decoder.step(token)
+
+    async def logits(self, row: int) -> memoryview[float]:
+        return await self.decoders[row].logits()
+
+    def set_logits(self, row: int, values: memoryview[float]) -> None:
+        self.decoders[row].set_logits(values)
+
+    def counters(self) -> Counters:
+        totals = self.decoders[0].counters()
+        for decoder in self.decoders[1:]:
+            for name, count in decoder.counters().items():
+                if name == "steps" or not decoder.counts_device:
+                    totals[name] += count
+        return totals
+
+    async def close(self) -> None:
+        await self._drain()
+        for decoder in self.decoders:
+            await decoder.close()
+
+    async def _drain(self) -> None:
+        while self._unread:
+            with suppress(CapstanError):
+                await self._unread.pop(0)
+
+
+class _Bursts:
+    """One burst of each row. Unlike a coroutine it may be dropped unread."""
+
+    def __init__(self, rows: int, bursts: Mapping[int, Awaitable[Burst]], unread: list[Awaitable[Burst]]) -> None:
+        self._rows, self._bursts, self._unread = rows, bursts, unread
+
+    def __await__(self) -> Generator[Any, Any, RowBurst]:
+        return self._read().__await__()
+
+    async def _read(self) -> RowBurst:
+        waiting = [*self._bursts.values()]
+        found: list[Burst] = []
+        fault: CapstanError | None = None
+        try:
+            while waiting:
+                try:
+                    found.append(await waiting.pop(0))
+                except CapstanError as error:
+                    # The other rows are read all the same: nothing of theirs may be under way in the next run.
+                    fault = fault or error
+        finally:
+            self._unread += waiting
+        if fault is not None:
+            raise fault
+        ids = dict(zip(self._bursts, (burst.ids for burst in found), strict=True))
+        return RowBurst(
+            tuple(ids.get(row, ()) for row in range(self._rows)),
+            submitted=min(burst.submitted for burst in found),
+            readable=max(burst.readable for burst in found),
+            host=sum(burst.host for burst in found),
+            entered=max(burst.entered for burst in found),
+            crossings=len(found),
+        )

@@ -1,0 +1,93 @@
+"""One sequence of a generator: its tokens, what of them the model has seen, and what was picked but not read."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field
+
+__all__ = ["Row"]
+
+
+@dataclass
+class Row:
+    """A row of a batch, or the only one. `tokens` are those that the model is run on; the sequence that is shown may
+    have padding besides: behind a prompt that is shorter than others, and after the end of the row."""
+
+    tokens: list[int] = field(default_factory=list)
+    valid: int = 0
+    """Tokens at the start whose KV cache entries are known to be right."""
+    ready: deque[int] = field(default_factory=deque)
+    """Tokens that were picked and not read."""
+    ended: bool = False
+    """An end-of-sequence id was picked; it is the last one at hand, and no more is submitted."""
+    padding: tuple[int, ...] = ()
+    """Padding of the prompt."""
+    prompt: int = 0
+    """Tokens before it."""
+    tail: list[int] = field(default_factory=list)
+    """What is shown behind the last token while other rows go on: an end-of-sequence id, then padding."""
+
+    @property
+    def sequence(self) -> list[int]:
+        """All ids, prompt and generated, with the padding."""
+        return [*self.tokens[: self.prompt], *self.padding, *self.tokens[self.prompt :], *self.tail]
+
+    def __len__(self) -> int:
+        """Of the sequence."""
+        return len(self.tokens) + len(self.padding) + len(self.tail)
+
+    @property
+    def over(self) -> bool:
+        """Whether its end-of-sequence id was read."""
+        return self.ended and not self.ready
+
+    def append(self, ids: Sequence[int], padding: Sequence[int] = ()) -> None:
+        """Add tokens, the last of which may be padding: that of the prompt, which is added once."""
+        self.tokens += ids
+        if padding:
+            self.prompt, self.padding = len(self.tokens), tuple(padding)
+
+    def cut(self, length: int) -> None:
+        """Keep the first `length` tokens; none, or any number of a row without padding."""
+        del self.tokens[length:]
+        # The last kept token is run again: the logits after it are no longer there.
+        self.unsettle(max(0, length - 1))
+        if not length:
+            self.prompt, self.padding, self.tail = 0, (), []
+
+    def unsettle(self, length: int) -> None:
+        """Cache entries from `length` on have to be computed again."""
+        self.valid = min(self.valid, length)
+
+    def lost_logits(self) -> None:
+        """The last token has to be run again, for the logits after it."""
+        self.unsettle(max(0, len(self.tokens) - 1))
+
+    def discard_ahead(self) -> None:
+        """What was picked and not read is void."""
+        self.ready.clear()
+        self.ended = bool(self.tail)
+
+    def receive(self, ids: Iterable[int], ends: Set[int]) -> None:
+        """Take in picked ids, up to the first of `ends`."""
+        for token in ids:
+            if self.ended:
+                return
+            self.ready.append(token)
+            self.ended = token in ends
+
+    def take(self, pad: int) -> int:
+        """Hand out the next token; padding after the end."""
+        if self.over:
+            return pad
+        token = self.ready.popleft()
+        # The logits this token was picked from came from the token before it.
+        self.valid = len(self.tokens)
+        if self.over:
+            # Steps past the end repeated the last token's step, with workgroups for a longer sequence if their counts
+            # come from a table: its cache entry is computed again if the sequence goes on.
+            self.unsettle(max(0, self.valid - 1))
+        else:
+            self.tokens.append(token)
+        return token

@@ -1,0 +1,265 @@
+"""The decode loop over rows: prefill, bursts of decode steps that run ahead of the reader, what is discarded."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .device.row_decoder import RowBurst, RowDecoder
+from .errors import ClosedError, OptionError, PromptError
+from .flight import Flight
+from .generator_params import GeneratorParams
+from .memory import Pools
+from .prompt import Prompt
+from .row import Row
+from .run_ahead import RunAhead
+from .step_counts import StepCounts
+from .timing import Timing
+
+if TYPE_CHECKING:
+    from .model import Model
+
+__all__ = ["RowLoop"]
+
+
+class RowLoop:
+    """Rows that advance together, a token each. Whoever calls what waits has the generator's turn: what used the
+    decoder at the same time would meet in its buffers."""
+
+    def __init__(self, model: Model, params: GeneratorParams, pools: Pools | None) -> None:
+        self.options = params.search
+        self.max_length = params.length_limit(model.config.context_length)
+        self.rows = [Row() for _ in range(params.rows)]
+        self.flight = Flight()
+        self.timing = Timing()
+        self.counts = StepCounts()
+        self.decoder: RowDecoder | None = None
+        self.run_ahead: RunAhead | None = None
+        self.stale = True
+        """The model has to run on the tokens from `valid` on before the next pick."""
+        self.sample_first = False
+        self.closed = False
+        self._model = model
+        self._pools = pools
+        self._fixed_run_ahead = params.run_ahead
+        self._copies = len(self.rows) // self.options.batch_size
+        """Rows of one prompt."""
+        self._ends = frozenset(self.options.eos_token_ids)
+
+    @property
+    def length(self) -> int:
+        """Of every row's sequence, with its padding."""
+        return len(self.rows[0])
+
+    @property
+    def finish_reason(self) -> str | None:
+        """'eos', 'length', or None while more tokens can be generated."""
+        if all(row.over for row in self.rows):
+            return "eos"
+        return "length" if self.length >= self.max_length else None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next token of every row is at hand."""
+        return all(row.ready or row.over for row in self.rows) and any(row.ready for row in self.rows)
+
+    def sequence(self, index: int) -> list[int]:
+        """All ids of a row."""
+        return self.rows[index].sequence
+
+    def append(self, prompts: Sequence[Prompt]) -> None:
+        """Add tokens to the rows of each prompt."""
+        for number, row in enumerate(self.rows):
+            prompt = prompts[number // self._copies]
+            row.append(prompt.ids, prompt.padding)
+        self.discard_ahead()
+
+    def rewind(self, length: int) -> None:
+        """Cut every sequence; several rows to nothing."""
+        for row in self.rows:
+            row.cut(length)
+        self.discard_ahead()
+
+    def take(self) -> list[int]:
+        """The next token of every row; padding of those that are over."""
+        tokens = [row.take(self.options.pad_token_id) for row in self.rows]
+        if not all(row.over for row in self.rows):
+            for row, token in zip(self.rows, tokens, strict=True):
+                if row.over:
+                    row.tail.append(token)
+        self.timing.token(self._model.host.now())
+        return tokens
+
+    def discard_ahead(self) -> None:
+        """What was computed past the end of the sequences is void, and so are the logits."""
+        self.stale = True
+        for row in self.rows:
+            row.discard_ahead()
+        self.sample_first = False
+
+    async def ready_decoder(self) -> RowDecoder:
+        """The decoder, made when it is first needed."""
+        if self.decoder is None:
+            self.decoder = await self._model.row_decoder(len(self.rows), self.max_length, self._pools)
+            for number in range(len(self.rows)):
+                self.decoder.set_search(number, self.options)
+            self.run_ahead = RunAhead(self._fixed_run_ahead, self.decoder.max_burst, self.decoder.usual_burst)
+        return self.decoder
+
+    async def advance(self) -> None:
+        """Do what brings the next token nearer: prefill, submit, or wait for a burst."""
+        if self.stale:
+            await self.prefill()
+            if self.stale:
+                return
+        decoder = self.open_decoder()
+        assert self.run_ahead is not None
+        if self.sample_first:
+            self._submit(1)
+            # What is right behind the first pick makes a browser tell of its end later: 7 ms on an H200 for sixteen
+            # steps. So the device says how many it takes there.
+            self._submit(self.run_ahead.behind_first(decoder.behind_first))
+        else:
+            while len(self.flight) < decoder.max_in_flight:
+                if not self._submit(self.run_ahead.next()):
+                    break
+        await self.read()
+
+    async def read(self) -> None:
+        """Wait for the oldest burst under way and take its ids."""
+        burst = self.flight.oldest()
+        self.timing.wait(self._model.host.now())
+        try:
+            found = await burst
+        except BaseException:
+            # The GPU has gone on, but the ids are lost to a cancelled wait or a fault: the next token is computed anew.
+            for row in self.rows:
+                row.lost_logits()
+            self.discard_ahead()
+            raise
+        if not self.stale:
+            self.receive(found)
+
+    def receive(self, burst: RowBurst) -> None:
+        """Take in what a burst brought."""
+        assert self.run_ahead is not None
+        self.counts.cross(burst.crossings)
+        self.run_ahead.observe(burst)
+        self.timing.receive(burst)
+        for row, ids in zip(self.rows, burst.rows, strict=True):
+            row.receive(ids, self._ends)
+
+    async def prefill(self) -> None:
+        """Run the model on the tokens it has not seen."""
+        await self.flight.drain()
+        self.counts.add(self.decoder)
+        decoder = await self.ready_decoder()
+        self.require_open()
+        assert self.run_ahead is not None
+        self.stale = False
+        try:
+            for number, row in enumerate(self.rows):
+                if row.over:
+                    continue
+                if not await self._prefill_row(decoder, number):
+                    # The sequence was changed meanwhile.
+                    return
+                decoder.follow(number, row.sequence)
+        except BaseException:
+            self.stale = True
+            raise
+        self.sample_first = True
+        self.run_ahead.pause()
+        self.timing.pause()
+        self.counts.begin(decoder)
+
+    async def _prefill_row(self, decoder: RowDecoder, number: int) -> bool:
+        """Whether the row is still the same afterwards."""
+        row, first = self.rows[number], number - number % self._copies
+        if self.options.min_length and row.padding:
+            # Padding counts as in onnxruntime-genai, but the device does not see it.
+            least = max(0, self.options.min_length - len(row.padding))
+            decoder.set_search(number, self.options.replace(min_length=least))
+        if number != first and not row.valid and row.tokens == self.rows[first].tokens:
+            decoder.copy(first, number)
+            row.valid = len(row.tokens)
+            return True
+        end = len(row.tokens)
+        row.valid = decoder.reachable(number, row.valid)
+        while row.valid < end:
+            part = row.tokens[row.valid : end][: self.options.chunk_size]
+            await decoder.prefill(number, part, row.valid)
+            self.require_open()
+            if self.stale:
+                return False
+            row.valid += len(part)
+        return True
+
+    async def settle(self) -> None:
+        """Have logits for the end of the sequences and nothing computed ahead of it."""
+        self.require_tokens()
+        if not self.stale and not self.sample_first:
+            for row in self.rows:
+                row.lost_logits()
+            self.discard_ahead()
+        while self.stale:
+            self.require_tokens()
+            await self.prefill()
+
+    async def logits(self) -> memoryview[float]:
+        """The logits the next tokens will be picked from: float32 [vocab], or [rows, vocab] of several rows."""
+        await self.settle()
+        decoder = self.open_decoder()
+        if len(self.rows) == 1:
+            return await decoder.logits(0)
+        found = array("f")
+        for number in range(len(self.rows)):
+            found.frombytes((await decoder.logits(number)).cast("B"))
+        return memoryview(found).cast("B").cast("f", (len(self.rows), self._model.config.vocab_size))
+
+    async def set_logits(self, values: memoryview[float]) -> None:
+        """Replace them: float32 [rows * vocab]."""
+        await self.settle()
+        vocab = self._model.config.vocab_size
+        for number in range(len(self.rows)):
+            self.open_decoder().set_logits(number, values[number * vocab : (number + 1) * vocab])
+
+    async def end(self) -> None:
+        """Let what is under way finish and give the decoder back."""
+        await self.flight.drain()
+        self.counts.add(self.decoder)
+        if self.decoder is not None and self.run_ahead is not None:
+            self.decoder.usual_burst = self.run_ahead.usual
+            await self.decoder.close()
+
+    def open_decoder(self) -> RowDecoder:
+        if self.decoder is None:
+            raise PromptError("nothing was computed yet; append_tokens and generate first")
+        return self.decoder
+
+    def require_open(self) -> None:
+        if self.closed:
+            raise ClosedError("this generator was closed; make a new one")
+
+    def require_tokens(self) -> None:
+        self.require_open()
+        if not self.length:
+            raise PromptError("the sequence is empty; append_tokens first")
+
+    def require_more(self) -> None:
+        """Raise unless there is a token to generate."""
+        self.require_tokens()
+        if self.finish_reason is not None:
+            raise OptionError(f"generation is done ({self.finish_reason}); append_tokens, rewind_to or a new generator")
+
+    def _submit(self, picks: int) -> bool:
+        """Queue a burst of so many picks, fewer at the end of the sequences; whether there was one."""
+        going = [number for number, row in enumerate(self.rows) if not row.ended]
+        ready = max((len(self.rows[number].ready) for number in going), default=0)
+        picks = min(picks, self.max_length - self.length - ready - self.flight.picks)
+        if picks <= 0 or not going:
+            return False
+        self.flight.add(picks, self.open_decoder().submit(picks, self.sample_first, going))
+        self.sample_first = False
+        return True
