@@ -7,6 +7,7 @@ from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .beam_loop import BeamLoop
 from .device.base import Counters, Decoder
 from .device.separate_rows import SeparateRows
 from .errors import OptionError
@@ -46,7 +47,7 @@ class Generator:
         params = params or GeneratorParams(model)
         self._model = model
         self._options = params.search
-        self._loop = RowLoop(model, params, pools)
+        self._loop = (BeamLoop if params.search.num_beams > 1 else RowLoop)(model, params, pools)
         self._last: list[int] = []
         self._turn = asyncio.Lock()
         """Of who waits for the decoder: what uses it at the same time would meet in its buffers."""
@@ -69,9 +70,9 @@ class Generator:
         """Add tokens (ids of the vocabulary) to the sequence; the model runs on them when the next token is asked for.
 
         A batch is given as a list of rows, as an array [batch_size, tokens], or as one list with all rows behind one
-        another. Its rows are equally long: shorter prompts have `pad_token_id` behind them (tokenizer.encode_batch
-        does that), which the model is not run on, as in onnxruntime-genai. Several rows take tokens once, and again
-        after `rewind_to(0)`.
+        another. Its rows are equally long: shorter prompts have `pad_token_id` behind them
+        (`tokenizer.encode_batch(texts, pad_token_id)`), which the model is not run on, as in onnxruntime-genai. Several
+        rows take tokens once, and again after `rewind_to(0)`.
 
         Raises PromptError for no tokens, text, an id outside the vocabulary, more than max_length allows, or rows of
         another number or of different lengths.
@@ -109,7 +110,7 @@ class Generator:
     def get_sequence(self, index: int = 0) -> list[int]:
         """All token ids of a row, prompt and generated, with the padding: of prompts that are shorter than others, and
         after the end of a row while others go on."""
-        rows = len(self._loop.rows)
+        rows = self._loop.sequences
         if not 0 <= index < rows:
             raise OptionError(f"sequence {index} was asked for; its rows are 0 to {rows - 1}")
         return self._loop.sequence(index)

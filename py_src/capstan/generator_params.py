@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .errors import OptionError
 from .run_ahead import RunAhead
-from .search import SearchOptions
+from .search import MAX_ROWS, SearchOptions
 
 if TYPE_CHECKING:
     from .model import Model
@@ -27,8 +27,21 @@ class GeneratorParams:
 
     @property
     def rows(self) -> int:
-        """Sequences that are generated together."""
-        return self.search.batch_size * self.search.num_return_sequences
+        """Sequences that are generated together: beams, or as many for each prompt as are returned. Raises OptionError
+        for options that do not go together."""
+        search = self.search
+        most = search.num_beams if search.num_beams > 1 or search.greedy else MAX_ROWS
+        if search.num_return_sequences > most:
+            raise OptionError(
+                f"num_return_sequences ({search.num_return_sequences}) must be in [1, {most}]: so many sequences are "
+                "found by num_beams beams; more than one without beams are drawn, with do_sample=True"
+            )
+        if search.num_beams > 1 and search.do_sample:
+            raise OptionError(
+                f"do_sample is True and num_beams is {search.num_beams}: beams are not drawn; set do_sample=False, or "
+                "num_beams=1"
+            )
+        return search.batch_size * max(search.num_beams, search.num_return_sequences)
 
     def length_limit(self, context_length: int) -> int:
         """Tokens of the longest sequence. Raises OptionError for a max_length beyond the context."""

@@ -42,7 +42,7 @@ def checked_prompts(
         if rest:
             raise PromptError(
                 f"{len(values)} tokens in one list cannot be {batch_size} rows of equal length; give a list for each "
-                "row, padded with pad_token_id (tokenizer.encode_batch does)"
+                "row, all equally long"
             )
         rows = [values[row * length : (row + 1) * length] for row in range(batch_size)]
     if len(rows) != batch_size:
@@ -53,7 +53,7 @@ def checked_prompts(
     if len(lengths) > 1:
         raise PromptError(
             f"rows have from {lengths[0]} to {lengths[-1]} tokens; pad them at the end to the same length with "
-            f"pad_token_id ({pad}), as tokenizer.encode_batch does"
+            f"pad_token_id ({pad}), as tokenizer.encode_batch(texts, {pad}) does"
         )
     checked = [checked_tokens(row, vocab_size, present, max_length) for row in rows]
     return [Prompt(ids) for ids in checked] if batch_size == 1 else [_parted(ids, pad) for ids in checked]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 __all__ = ["Row"]
 
@@ -41,6 +41,10 @@ class Row:
     def over(self) -> bool:
         """Whether its end-of-sequence id was read."""
         return self.ended and not self.ready
+
+    def copy(self) -> Row:
+        """The same sequence, to be continued by itself."""
+        return replace(self, tokens=list(self.tokens), ready=deque(self.ready), tail=list(self.tail))
 
     def append(self, ids: Sequence[int], padding: Sequence[int] = ()) -> None:
         """Add tokens, the last of which may be padding: that of the prompt, which is added once."""

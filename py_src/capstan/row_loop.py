@@ -64,6 +64,11 @@ class RowLoop:
         """Whether the next token of every row is at hand."""
         return all(row.ready or row.over for row in self.rows) and any(row.ready for row in self.rows)
 
+    @property
+    def sequences(self) -> int:
+        """How many there are to be asked for."""
+        return len(self.rows)
+
     def sequence(self, index: int) -> list[int]:
         """All ids of a row."""
         return self.rows[index].sequence

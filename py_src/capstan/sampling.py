@@ -34,7 +34,7 @@ from .stages import NEGATIVE_INFINITY_KEY, Row, temperature_scale
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["SearchOptions", "philox4x32_10", "sample", "token_key", "token_keys", "token_weight"]
+__all__ = ["SearchOptions", "finite_logits", "philox4x32_10", "sample", "token_key", "token_keys", "token_weight"]
 
 POSITIVE_INFINITY_KEY = 0xFF800000
 _POSITIVE_ZERO_KEY = 0x80000000
@@ -220,6 +220,24 @@ def sample(
         if draw < 0:
             return token
     raise AssertionError("the draw lies below the total weight")  # pragma: no cover
+
+
+def finite_logits(logits: Buffer, options: SearchOptions, position: int, tokens: Sequence[int]) -> Sequence[float]:
+    """One row of logits, float32 [vocabulary], after the stages that edit it: as `sample` orders them, NaN and -inf
+    being float32's least number."""
+    stages = options.stages()
+    known = Row(position, tokens)
+    edits = [stage.edit for stage in stages if stage.edit is not None and stage.due(options, known)]
+    row = array("f")
+    row.frombytes(memoryview(logits).cast("B"))
+    if not edits and math.isfinite(sum(row)):
+        return row
+    keys = _keys(memoryview(row).cast("B"))
+    for edit in edits:
+        edit(keys, options, known)
+    keys = [min(max(key, NEGATIVE_INFINITY_KEY + 1), POSITIVE_INFINITY_KEY - 1) for key in keys]
+    words = array("I", [key & 0x7FFFFFFF if key >> 31 else key ^ 0xFFFFFFFF for key in keys])
+    return memoryview(words).cast("B").cast("f")
 
 
 def _first_of_largest(values: bytes | memoryview) -> int:

@@ -25,15 +25,15 @@ from .stages import (
 )
 from .stages.program import MAX_EOS_TOKENS
 
-__all__ = ["MAX_EOS_TOKENS", "STAGES", "SearchOptions"]
+__all__ = ["MAX_EOS_TOKENS", "MAX_ROWS", "STAGES", "SearchOptions"]
+
+MAX_ROWS = 32
+"""Most sequences of a batch, and most beams of a sequence, as in onnxruntime-genai."""
 
 # Options of onnxruntime-genai that are accepted at one value only, where they change nothing: value, remedy.
 _NEUTRAL: dict[str, tuple[object, str]] = {
-    "num_beams": (1, "beam search is not implemented; leave it at 1"),
-    "num_return_sequences": (1, "make one generator for each sequence"),
     "no_repeat_ngram_size": (0, "it is not implemented; leave it at 0"),
-    "length_penalty": (1.0, "it belongs to beam search, which is not implemented; leave it at 1.0"),
-    "diversity_penalty": (0.0, "it belongs to beam search, which is not implemented; leave it at 0.0"),
+    "diversity_penalty": (0.0, "beams are not in groups, in onnxruntime-genai neither; leave it at 0.0"),
 }
 
 
@@ -44,10 +44,13 @@ class SearchOptions(MinLength, RepetitionPenalty, Selection, MinP):
     The bases are the stages that a row of logits goes through, in this order; each says what its options mean. Besides:
 
     - `max_length` (tokens, >= 1; 0 means `context_length`).
-    - `batch_size` rows; `chunk_size` is the most prompt tokens of one prefill run, of which a device may take fewer
+    - `batch_size` prompts are continued together. `num_beams` (1: no beam search) are followed of each, and
+      `num_return_sequences` are returned: of beams the best ones, else so many that are drawn.
+    - A beam search scores a sequence of n tokens by the sum of its log-probabilities over n ** `length_penalty`; with
+      `early_stopping` it ends when `num_beams` sequences have ended, else when no better one can follow.
+    - `chunk_size` is the most prompt tokens of one prefill run, of which a device may take fewer
       (None or 0: as many as it takes).
-    - `early_stopping` concerns beam search only: with one beam either value means the same. So it is with
-      `past_present_share_buffer`: where past and present are one buffer, and where not, is the device's to decide.
+    - `past_present_share_buffer`, either value: where past and present are one buffer is the device's to decide.
 
     Raises OptionError for a value of the wrong type or out of range.
     """
@@ -142,9 +145,9 @@ class SearchOptions(MinLength, RepetitionPenalty, Selection, MinP):
 
 _INTEGERS: dict[str, tuple[int, int]] = {
     "max_length": (0, 2**31 - 1),
-    "batch_size": (1, 65535),
-    "num_beams": (1, 2**31 - 1),
-    "num_return_sequences": (1, 2**31 - 1),
+    "batch_size": (1, MAX_ROWS),
+    "num_beams": (1, MAX_ROWS),
+    "num_return_sequences": (1, MAX_ROWS),
     "no_repeat_ngram_size": (0, 2**31 - 1),
     "pad_token_id": (0, 2**31 - 1),
 }

@@ -133,9 +133,18 @@ class Tokenizer:
             raise OptionError(f"text: expected a string, got {type(text).__name__}")
         return self._backend.encode(text, self._add_special_tokens)
 
-    def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
-        """Token ids of each text, unpadded."""
-        return [self.encode(text) for text in texts]
+    def encode_batch(self, texts: Iterable[str], pad_token_id: int | None = None) -> list[list[int]]:
+        """Token ids of each text; with `pad_token_id` all as long as the longest, with that id behind shorter ones, as
+        `Generator.append_tokens` takes a batch."""
+        rows = [self.encode(text) for text in texts]
+        if pad_token_id is None:
+            return rows
+        longest = max(map(len, rows), default=0)
+        return [row + [pad_token_id] * (longest - len(row)) for row in rows]
+
+    def decode_batch(self, rows: Iterable[Iterable[int]]) -> list[str]:
+        """Text of each row of token ids."""
+        return [self.decode(row) for row in rows]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of token ids; ids without a token are left out, incomplete characters become U+FFFD."""

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 from capstan import Generator, GeneratorParams
 from capstan.device.base import Burst, Counters
 from capstan.device.separate_rows import SeparateRows, separate_rows
+from capstan.errors import OutOfMemoryError
 from capstan.model import Model
 from capstan.search import SearchOptions
 
@@ -239,7 +240,9 @@ class PaperModel:
         if self.gate is not None:
             await self.gate.wait()
         options = dict(self.options)
-        ends = options.pop("ends", {})
+        ends, room = options.pop("ends", {}), options.pop("room", None)
+        if room is not None and len(self.decoders) - sum(decoder.closed for decoder in self.decoders) >= room:
+            raise OutOfMemoryError("no room for one more")
         self.decoders.append(PaperDecoder(max_length, **{"eos_at": ends.get(len(self.decoders)), **options}))
         return self.decoders[-1]
 

@@ -23,12 +23,13 @@ SOURCES = Path(__file__).parents[2] / "py_src" / "capstan"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "fallback", "load_times"),
     ("config", "graph", "hub", "memory", "model_types", "repository", "sampling", "search", "stages", "storage"),
-    ("host", "device.base", "device.interface", "device.model_memory"),
+    ("host", "device.base", "device.row_decoder", "device.interface", "device.model_memory"),
     ("notes", "tape", "weights"),
     ("device", "device.webgpu", "device.wasm", "device.reference"),
     ("_js", "local"),
     (
         *("flight", "generator", "generator_params", "measure", "prompt", "run_ahead", "step_counts", "timing"),
+        *("beam_loop", "beam_search", "row", "row_loop"),
         *("conversation", "model", "model_folder", "onnxruntime", "planning", "stream", "tokenizer"),
     ),
     ("genai",),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from capstan import CapstanError, Generator, GeneratorParams, Model, OptionError, PromptError
-from capstan.errors import DeviceLostError
+from capstan.errors import DeviceLostError, OutOfMemoryError
 from capstan.sampling import sample
 from tests import oracle
 from tests.unit.paper_model import EOS, made, run_of, take
@@ -91,6 +91,58 @@ def test_each_row_draws_its_own_numbers() -> None:
             logits = oracle.logits(LLAMA, sequence[:length])
             assert sample(logits.tolist(), search, length, row) == sequence[length]
     assert found.sequences[0] != found.sequences[1]
+
+
+def test_several_sequences_of_a_prompt_draw_as_so_many_rows() -> None:
+    model = loaded(LLAMA)
+    options = {"do_sample": True, "temperature": 1.5, "random_seed": 5, "max_length": 12}
+    prompts = [[1, 2, 3], [4, 5, PAD]]
+    wanted = generated(model, [prompt for prompt in prompts for _ in range(3)], **options)
+    assert generated(model, prompts, num_return_sequences=3, **options) == wanted
+    assert len({tuple(ids) for ids in wanted.sequences}) == 6
+
+
+@pytest.mark.parametrize("folder", [LLAMA, *STATEFUL], ids=lambda folder: folder.name)
+def test_several_sequences_of_a_prompt_that_goes_on_are_prefilled_once(folder: Path) -> None:
+    model = loaded(folder)
+    options = {"do_sample": True, "temperature": 1.5, "random_seed": 5, "max_length": 12}
+    wanted = generated(model, [[1, 2, 3]] * 2, **options)
+    assert generated(model, [[1, 2, 3]], num_return_sequences=2, **options) == wanted
+
+
+def test_a_prompt_of_several_sequences_is_run_once_and_copied() -> None:
+    generator, paper = made(do_sample=True, num_return_sequences=3)
+    generator.append_tokens([5, 6, 7])
+    asyncio.run(take(generator, 3))
+    first, *others = paper.decoders
+    assert first.prefills == [([5, 6, 7], 0)]
+    for decoder in others:
+        assert (decoder.prefills, decoder.copied) == ([], [first])
+    assert [generator.get_sequence(row) for row in range(3)] == [[5, 6, 7, *run_of([5, 6, 7], 3)]] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"num_return_sequences": 2}, r"num_return_sequences \(2\) must be in \[1, 1\]"),
+        ({"num_return_sequences": 4, "num_beams": 3}, r"num_return_sequences \(4\) must be in \[1, 3\]"),
+        ({"num_beams": 3, "do_sample": True}, "do_sample is True and num_beams is 3: beams are not drawn"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], what: str) -> None:
+    with pytest.raises(OptionError, match=what):
+        made(**options)
+
+
+def test_more_rows_than_there_is_memory_for_are_refused_and_none_is_kept() -> None:
+    generator, paper = made(batch_size=4, decoder={"room": 2})
+    generator.append_tokens([[1, 2]] * 4)
+    remedy = "4 rows of 64 positions were asked for and there is memory for 2 .*; lower batch_size, num_beams"
+    with pytest.raises(OutOfMemoryError, match=remedy):
+        generator.generate_next_token()
+    assert [decoder.closed for decoder in paper.decoders] == [1, 1]
+    with pytest.raises(OutOfMemoryError, match=remedy):
+        generator.generate_next_token()
 
 
 def test_prompts_behind_one_another_and_arrays_are_rows_too() -> None:

@@ -227,6 +227,18 @@ def test_a_broken_tokenizer_config_is_named(make: Make) -> None:
         Tokenizer.from_files(make, content, '{"chat_template": 3}')
 
 
+def test_a_batch_is_padded_behind_its_shorter_rows_and_decoded_row_by_row(make: Make) -> None:
+    folder = next(path for path in FIXTURES if path.name == "nano-llama")
+    tokenizer = tokenizer_of(folder, make)
+    texts = ["def f(x):", "a"]
+    native = oracle.tokenizer(folder)
+    padded = native.encode_batch(texts).as_numpy().tolist()
+    pad = padded[1][-1]
+    assert tokenizer.encode_batch(texts, pad) == padded
+    assert tokenizer.encode_batch(texts) == [oracle.encode(folder, text) for text in texts]
+    assert tokenizer.decode_batch(padded) == native.decode_batch(native.encode_batch(texts)) == texts
+
+
 def test_encode_wants_a_string(make: Make) -> None:
     with pytest.raises(OptionError, match=r"expected a string, got bytes"):
         tokenizer_of(FIXTURES[0], make).encode(b"x")  # type: ignore[arg-type]

@@ -105,6 +105,7 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
         raise PromptError("the prompt is empty; give at least one token")
     params = GeneratorParams(model, run_ahead=request["run_ahead"])
     params.set_search_options(**request["search"])
+    require_one_sequence(params)
     limit_new_tokens(params, model, len(prompt_ids), request["max_new_tokens"])
     ids: list[int] = []
     text: list[str] = []
@@ -131,6 +132,17 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
             "time_to_first_token_ms": timing.time_to_first_token,
             "counters": generator.counters,
         }
+
+
+def require_one_sequence(params: GeneratorParams) -> None:
+    """Raise OptionError for a batch, several sequences of a prompt or a beam search."""
+    for name in ("batch_size", "num_beams", "num_return_sequences"):
+        value = getattr(params.search, name)
+        if value != 1:
+            raise OptionError(
+                f"{name} is {value}; a request generates one sequence and no beam search: leave {name} at 1, or use "
+                "capstan.Generator in a script (build.py exec)"
+            )
 
 
 def told_ready(model: Model, generator: Generator) -> dict[str, Any]:
@@ -203,6 +215,7 @@ async def conversation_with(model: Model, request: dict[str, Any]) -> Conversati
     params = GeneratorParams(model, run_ahead=request["run_ahead"])
     length = request["max_length"]
     params.set_search_options(**request["search"])
+    require_one_sequence(params)
     params.set_search_options(max_length=min(CHAT_LENGTH, model.config.context_length) if length is None else length)
     generator = Generator(model, params)
     conversation = model, options, Conversation(tokenizer, generator)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..memory import Pools
 from ..search import SearchOptions
+from .row_decoder import RowDecoder
 
 if TYPE_CHECKING:
     from .model_memory import ModelMemory
-    from .row_decoder import RowDecoder
 
 __all__ = ["Burst", "Counters", "Decoder", "DeviceModel", "Progress", "TapeOptions"]
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..search import SearchOptions
-from .base import Counters
 
 __all__ = ["RowBurst", "RowDecoder"]
 
@@ -112,7 +111,7 @@ class RowDecoder(Protocol):
     def set_logits(self, row: int, values: memoryview[float]) -> None:
         """Replace those logits: float32 [vocab]."""
 
-    def counters(self) -> Counters:
+    def counters(self) -> dict[str, int]:
         """Totals by the names in base.COUNTER_NAMES. A step of all rows at once is one step, of separate rows one for
         each."""
 
