@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from capstan import graph
 from capstan.graph.onnx_pb2 import ModelProto
+from capstan.graph.onnx_pb2 import TensorProto as CapstanTensor
 from tests.weight_bytes import bytes_of
 
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
@@ -40,7 +42,7 @@ def skip_norm(inputs: list[str], outputs: list[str]) -> Any:
     return helper.make_node(kind, [*inputs, "gamma"], made, domain="com.microsoft", epsilon=1e-6)
 
 
-def model_of(nodes: list[Any], outputs: dict[str, int], inputs: dict[str, int] | None = None) -> ModelProto:
+def model_of(nodes: list[Any], outputs: Mapping[str, int], inputs: Mapping[str, int] | None = None) -> ModelProto:
     shape = [1, TOKENS, WIDTH]
     given = {"x": HALF} if inputs is None else inputs
     values = [helper.make_tensor_value_info(name, kind, shape) for name, kind in given.items()]
@@ -64,7 +66,7 @@ def results(model: ModelProto, *names: str) -> list[Any]:
     options.log_severity_level = 3
     session: Any = onnxruntime.InferenceSession(graph.serialize(model), options)
     draws = np.random.default_rng(8)
-    feeds = {name: (3 * draws.normal(size=(1, TOKENS, WIDTH))).astype(np.float16) for name in names}
+    feeds: dict[str, Any] = {name: (3 * draws.normal(size=(1, TOKENS, WIDTH))).astype(np.float16) for name in names}
     feeds["positions"] = np.arange(TOKENS)[None]
     return list(session.run(None, {value.name: feeds[value.name] for value in session.get_inputs()}))
 
@@ -102,7 +104,7 @@ def test_weights_of_a_data_file_become_float16_as_they_are_loaded() -> None:
     for tensor in model.graph.initializer:
         if tensor.name in WEIGHTS:
             raw, tensor.raw_data = tensor.raw_data, b""
-            tensor.data_location = TensorProto.EXTERNAL
+            tensor.data_location = CapstanTensor.EXTERNAL
             for key, value in (("location", "d"), ("offset", str(len(data))), ("length", str(len(raw)))):
                 tensor.external_data.add(key=key, value=value)
             data += raw
