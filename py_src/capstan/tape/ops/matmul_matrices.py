@@ -64,6 +64,8 @@ class MatrixTiling:
     """Of a workgroup, over rows and columns."""
     step: int
     """Elements of k that are staged at a time."""
+    slices: int = 1
+    """Subgroups that share a tile, each for a part of every step."""
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -74,7 +76,7 @@ class MatrixTiling:
     @property
     def workgroup(self) -> int:
         """Threads."""
-        return self.lanes * self.subgroups[0] * self.subgroups[1]
+        return self.lanes * self.subgroups[0] * self.subgroups[1] * self.slices
 
     def memory(self, dense: bool) -> int:
         """Bytes of workgroup memory: two steps of x and W, each row with 16 bytes to spare."""
@@ -85,11 +87,11 @@ class MatrixTiling:
     def fits(self, k: int, gated: bool, dense: bool, limits: WorkgroupLimits) -> bool:
         """Whether the shader's header and the adapter allow it."""
         rows, columns = self.tile
-        whole = k % self.step == 0 and self.step % 32 == 0 and self.step % self.size.k == 0
+        whole = k % self.step == 0 and self.step % 32 == 0 and self.step % (self.size.k * self.slices) == 0
         loads = rows * self.step // 8 % self.workgroup == 0
         loads = loads and columns * self.step // (8 if dense else 16) % self.workgroup == 0
         halves = not gated or self.matrices[1] % 2 == 0
-        results = 8 * self.size.m * self.size.n * self.subgroups[0] * self.subgroups[1]
+        results = 8 * self.size.m * self.size.n * self.workgroup // self.lanes
         memory = results <= self.memory(dense) <= limits.memory
         return whole and loads and halves and memory and self.workgroup <= limits.threads
 
@@ -109,12 +111,13 @@ class MatrixTiling:
             "MN": self.matrices[1],
             "WM": self.subgroups[0],
             "WN": self.subgroups[1],
+            "WK": self.slices,
             "STEP": self.step,
             "A_LOADS": rows * self.step // 8 // self.workgroup,
             "B_LOADS": columns * self.step // (8 if dense else 16) // self.workgroup,
             "MATRICES": self.matrices[0] * self.matrices[1],
             "HALF_MN": self.matrices[1] // 2,
-            "K_PARTS": self.step // self.size.k,
+            "K_PARTS": self.step // self.size.k // self.slices,
             "OUT": self.matrices[1] // 2 if gated else self.matrices[1],
         }
 
@@ -165,7 +168,7 @@ def plan_matrices(what: MatrixMatMul, limits: WorkgroupLimits) -> KernelPlan:
     gated, dense = what.up is not None, what.scales is None
     tiling = tune_matrices(what.rows, what.n, what.k, gated, dense, limits)
     assert tiling is not None, "asked of fits_matrices"
-    constants = {"K": what.k, "N": what.n, "M": what.rows, "GATED": gated, "DENSE": dense}
+    constants = {"K": what.k, "N": what.n, "M": what.rows, "GATED": gated, "DENSE": dense, "RESIDUAL": False}
     constants |= {"BYTES": what.bits == 8, "ZEROS": what.zeros is not None}
     if not dense:
         constants["BLOCK"] = what.block
