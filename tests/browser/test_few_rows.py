@@ -114,7 +114,7 @@ class Problem:
         return y, size
 
 
-def check(page: KernelPage, case: Case, limits: WorkgroupLimits, half: bool = False, **other: int) -> None:
+def check(page: KernelPage, case: Case, limits: WorkgroupLimits, half: bool = False, **other: Any) -> None:
     """With the tiling for these limits, `other` in place of some of it."""
     tuning: Any
     if case.bits:
@@ -130,7 +130,8 @@ def check(page: KernelPage, case: Case, limits: WorkgroupLimits, half: bool = Fa
         **({"BLOCK": case.block, "BYTES": case.bits == 8, "ZEROS": case.zeros} if case.bits else {}),
         **tuning.constants(),
     }
-    problem, subgroups = Problem(case), {"lanes": limits.lanes, "emulated": limits.lanes > 4}
+    problem = Problem(case)
+    subgroups: dict[str, Any] = {"lanes": limits.lanes, "emulated": limits.lanes > 4}
     data = page.run(case.shader, constants, problem.buffers(half), tuning.workgroups, half=half, **subgroups)
     wanted, size = problem.expected()
     got = results(data, case.m * case.n).reshape(case.m, case.n)
@@ -175,7 +176,7 @@ def test_weights_in_every_form_and_what_is_behind_them(kernel_page: KernelPage, 
 def test_every_tiling_gives_the_same(kernel_page: KernelPage, lanes: int) -> None:
     case = Case(6, 416, 53, bits=4, gated=True, zeros=True)
     for tall, rows, span, workgroup, batch in ((2, 1, 4, 8, 1), (4, 2, 8, 32, 4), (8, 1, 16, 16, 2), (2, 8, 32, 64, 1)):
-        tiling = {"tall": tall, "rows": rows, "span": span, "workgroup": workgroup, "batch": batch}
+        tiling: dict[str, Any] = {"tall": tall, "rows": rows, "span": span, "workgroup": workgroup, "batch": batch}
         check(kernel_page, case, WorkgroupLimits(lanes), **tiling)
 
 

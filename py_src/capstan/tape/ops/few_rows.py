@@ -1,5 +1,5 @@
-"""The tiling of few_rows_q4.wgsl and few_rows_dense.wgsl, products of a few rows by weights that are read once for up to
-eight of them, and of norm_rows.wgsl, the norms before these."""
+"""The tiling of few_rows_q4.wgsl and few_rows_dense.wgsl, products of a few rows by weights that are read once for up
+to eight of them, and of norm_rows.wgsl, the norms before these."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def tall_for(m: int, most: int = TALL) -> int:
 def tune_rows(k: int, n: int, m: int, gated: bool, limits: WorkgroupLimits) -> RowsTuning:
     """For `m` rows of x and weights of `n` rows of `k` in integers (two such matrices if `gated`).
 
-    With subgroups a thread has up to SUMS sums, and as many subgroups share a row of the weights as give a large adapter
-    THREADS threads, as long as each has two requests to make.
+    With subgroups a thread has up to SUMS sums, and as many subgroups share a row of the weights as give a large
+    adapter THREADS threads, as long as each has two requests to make.
     """
     tall = tall_for(m)
     if limits.lanes == 0:
@@ -128,7 +128,9 @@ def tune_dense_rows(k: int, n: int, m: int, gated: bool, half: bool, limits: Wor
     """For `m` rows of x and weights [k, n]; two such matrices if `gated`. A thread has up to 64 sums, so that
     workgroups have 256 threads at most."""
     tall = tall_for(m, 64 // ((1 + gated) * column_width(half)))
-    return DenseRowsTuning(m, gated, tall, tune_dense(k, n, gated, half, replace(limits, threads=min(limits.threads, 256))))
+    return DenseRowsTuning(
+        m, gated, tall, tune_dense(k, n, gated, half, replace(limits, threads=min(limits.threads, 256)))
+    )
 
 
 def norm_constants(k: int, limits: WorkgroupLimits) -> dict[str, int | float | bool]:

@@ -11,6 +11,8 @@ from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
 from ..ort_kernels import RunReader, bound, element_of
 from ..recording import Dispatch
 from ..step_graph import Node
+from .few_rows import MOST_ROWS
+from .gemv import MatVec, fits_matvec
 from .gemv_recorded import DENSE_LINES, dense_shape
 
 __all__ = ["DenseProducts", "MatrixMatMul", "MatrixTiling", "fits_matrices", "plan_matrices", "tune_matrices"]
@@ -178,7 +180,7 @@ def plan_matrices(what: MatrixMatMul, limits: WorkgroupLimits) -> KernelPlan:
 
 @dataclass
 class DenseProducts(RunReader):
-    """Reads a recorded run of `rows` positions: its products by dense float16 weights."""
+    """Reads a recorded run of `rows` positions: its products by dense weights, of float16 if the rows are many."""
 
     def read(self, index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
         """What a recorded operation computes, from the values that it reads and writes by buffer; None if it is no
@@ -189,8 +191,8 @@ class DenseProducts(RunReader):
             return None
         at, uniforms = met
         pipeline = self.recording.pipelines[op.pipeline]
-        known = element_of(pipeline) == "f16" and all(line in pipeline.code for line in DENSE_LINES)
-        if not known or at["b"] in self.changed:
+        element = element_of(pipeline)
+        if element is None or at["b"] in self.changed or not all(line in pipeline.code for line in DENSE_LINES):
             return None
         try:
             shape = dense_shape(uniforms, self.rows)
@@ -199,7 +201,15 @@ class DenseProducts(RunReader):
         if shape is None:
             return None
         k, n = shape
-        what = MatrixMatMul(at["b"], None, self.rows, n, k, 0)
-        if not fits_matrices(what, self.limits):
+        few, many = (
+            MatVec(at["b"], None, n, k, 0, element, rows=self.rows),
+            MatrixMatMul(at["b"], None, self.rows, n, k, 0),
+        )
+        what: MatVec | MatrixMatMul
+        if 1 < self.rows <= MOST_ROWS and fits_matvec(few):
+            what = few
+        elif element == "f16" and fits_matrices(many, self.limits):
+            what = many
+        else:
             return None
         return [Node(what, (reads[at["a"]],), (writes[at["output"]],), index, frozenset({index}))]
