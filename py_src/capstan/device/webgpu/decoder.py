@@ -155,6 +155,8 @@ class WebGpuDecoder:
         if tapes is not None and past == 0:
             await self._make_tapes(tapes, tapes.due(len(ids)))
         for run in tapes.cut(len(ids)) if tapes is not None else cut_prompt(len(ids), buffers.chunk, ()):
+            # The model may have been closed while onnxruntime-web computed the run before.
+            self._require_open()
             part = ids[run.start : run.start + run.length]
             buffers.write_prompt(part, past + run.start, self._mask_bound)
             self._mask_bound = past + run.start + len(part)
