@@ -37,7 +37,14 @@ def cases(models: dict[str, Path]) -> list[dict[str, Any]]:
     """Operations on device memory (with the bundled model); for each model greedy ids in every capture, with those that
     onnxruntime-genai picks, and a seeded sampled run for each run-ahead."""
     operations = (ROOT / "tests/browser/scripts/device_operations.py").read_text() + DEVICE_OPERATIONS
-    request = {"kind": "exec", "source": operations, "filename": "device.py", "argv": ["device.py"], "models": {}}
+    request = {
+        "kind": "exec",
+        "source": operations,
+        "filename": "device.py",
+        "argv": ["device.py"],
+        "models": {},
+        "files": {},
+    }
     found = [case("bundled", "device operations", request)]
     for name, folder in models.items():
         prompt = oracle.encode(folder, PROMPT)

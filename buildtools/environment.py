@@ -20,6 +20,7 @@ from pathlib import Path
 
 from . import CACHE, ROOT, VENV
 from .errors import CommandError
+from .numpy_wheel import NUMPY_FOLDER, fetch_numpy
 from .terminal import say
 
 __all__ = ["PROTOBUF_WHEELS", "ensure", "in_venv", "locked", "run_tool", "venv_python"]
@@ -45,6 +46,12 @@ def ensure(group: str = "run") -> None:
         Stage("packages for Python: run", VENV / ".capstan-run", [_requirements("run")], lambda: _pip_install("run")),
         Stage("packages for JavaScript", ROOT / "node_modules/.capstan", _npm_files(), _npm_install),
         Stage("protobuf for the page", PROTOBUF_WHEELS / ".capstan", [_requirements("run")], _download_protobuf),
+        Stage(
+            "numpy for the page, inside 106 MB",
+            NUMPY_FOLDER / ".capstan",
+            [Path(__file__).with_name("numpy_wheel.py")],
+            lambda: fetch_numpy(venv_python()),
+        ),
     ]
     if group != "run":
         files = [_requirements("run"), _requirements(group)]

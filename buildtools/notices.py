@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from . import ROOT, VENV
+from .numpy_wheel import NUMPY_VERSION, numpy_licence
 
 __all__ = ["NOTICES", "notices", "onnxruntime_notices"]
 
@@ -58,6 +59,13 @@ def notices() -> str:
             "in capstan/wheels/",
             "",
             python_licence("protobuf"),
+        ),
+        section(
+            f"numpy {NUMPY_VERSION}",
+            "BSD-3-Clause",
+            "in capstan/wheels/, as Pyodide builds it",
+            "It is loaded when a script imports it.",
+            numpy_licence(),
         ),
         section(
             f"ONNX {python_version('onnx')}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,8 +46,14 @@ class HarnessPage:
 
 
 @contextlib.asynccontextmanager
-async def open_harness(url: str, on_event: Callable[[Event], None], debug: bool = False) -> AsyncIterator[HarnessPage]:
-    """Start the browser, open harness.html of the site at `url`, boot it; all is closed at the end of the block."""
+async def open_harness(
+    url: str,
+    on_event: Callable[[Event], None],
+    debug: bool = False,
+    on_input: Callable[[], Awaitable[str | None]] | None = None,
+) -> AsyncIterator[HarnessPage]:
+    """Start the browser, open harness.html of the site at `url`, boot it; all is closed at the end of the block.
+    `on_input` gives a script the next line of its input, None at the end."""
     path = str(find_browser())
     async with async_playwright() as playwright:
         browser = await launch(playwright, path, url)
@@ -57,6 +63,8 @@ async def open_harness(url: str, on_event: Callable[[Event], None], debug: bool 
                 page.on("console", lambda message: say(f"console: {message.text}"))
                 page.on("pageerror", lambda error: say(f"page error: {error}"))
             await page.expose_binding("capstanEvent", lambda _source, event: on_event(event))
+            if on_input is not None:
+                await page.expose_binding("capstanInput", lambda _source: on_input())
             try:
                 await page.goto(url + "harness.html")
                 await page.evaluate("() => window.capstan.ready")

@@ -45,7 +45,7 @@ ISOLATION = {
 
 
 class SiteServer(ThreadingHTTPServer):
-    """Serves `root`, and each folder of `models` as /models/NAME/; /models/index.json lists those."""
+    """Serves `root`, each folder of `models` as /models/NAME/, which /models/index.json lists, and `files` by path."""
 
     daemon_threads = True
     block_on_close = False
@@ -55,9 +55,17 @@ class SiteServer(ThreadingHTTPServer):
         """What answers requests."""
         return SiteHandler
 
-    def __init__(self, root: Path, models: Mapping[str, Path], host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self,
+        root: Path,
+        models: Mapping[str, Path],
+        host: str = "127.0.0.1",
+        port: int = 0,
+        files: Mapping[str, Path] | None = None,
+    ) -> None:
         self.root = root
         self.models = dict(models)
+        self.files = dict(files or {})
         try:
             super().__init__((host, port), self.handler)
         except OSError as error:
@@ -79,6 +87,8 @@ class SiteServer(ThreadingHTTPServer):
         if parts == ["models", "index.json"]:
             index = [{"name": name, "url": f"/models/{quote(name)}/"} for name in self.models]
             return json.dumps(index, indent=1).encode()
+        if path in self.files:
+            return self.files[path]
         base = self.root
         if len(parts) > 2 and parts[0] == "models" and parts[1] in self.models:
             base, parts = self.models[parts[1]], parts[2:]
@@ -186,9 +196,15 @@ def byte_range(header: str | None, size: int) -> tuple[int, int] | None:
 
 
 @contextlib.contextmanager
-def serving(root: Path, models: Mapping[str, Path], host: str = "127.0.0.1", port: int = 0) -> Iterator[SiteServer]:
+def serving(
+    root: Path,
+    models: Mapping[str, Path],
+    host: str = "127.0.0.1",
+    port: int = 0,
+    files: Mapping[str, Path] | None = None,
+) -> Iterator[SiteServer]:
     """Serve in a thread of this process for as long as the block runs."""
-    with running(SiteServer(root, models, host, port)) as server:
+    with running(SiteServer(root, models, host, port, files)) as server:
         yield server
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from . import CACHE, ROOT, SITE
 from .environment import locked, run_tool
 from .errors import CommandError
+from .numpy_wheel import numpy_wheel
 from .snapshot import WHEELS_FOLDER, make_snapshot, snapshot_tools
 from .terminal import say
 from .wheels import page_wheels, wheel_inputs
@@ -90,13 +91,15 @@ def copy_python() -> list[Path]:
     wheels = [Path(shutil.copy(wheel, target / "wheels")) for wheel in page_wheels()]
     snapshot = make_snapshot(wheels)
     copied = Path(shutil.copy(snapshot.path, target))
+    vendored = {"numpy": Path(shutil.copy(numpy_wheel(), target / "wheels"))}
     index = {
         "folder": WHEELS_FOLDER,
         "wheels": [f"wheels/{wheel.name}" for wheel in wheels],
+        "vendored": {name: f"wheels/{wheel.name}" for name, wheel in vendored.items()},
         "snapshot": {"file": copied.name, "bytes": snapshot.bytes, "heap": snapshot.heap},
     }
     (target / "python.json").write_text(json.dumps(index))
-    return [*wheels, copied, target / "python.json"]
+    return [*wheels, *vendored.values(), copied, target / "python.json"]
 
 
 def build_web() -> list[Path]:

@@ -110,10 +110,15 @@ class Harness:
         return RemoteError(reply["error"])
 
     def exec(
-        self, source: str, models: Iterable[str] = (), argv: Sequence[str] = (), filename: str = "script.py"
+        self,
+        source: str,
+        models: Iterable[str] = (),
+        argv: Sequence[str] = (),
+        filename: str = "script.py",
+        files: Mapping[str, str] | None = None,
     ) -> ExecResult:
-        """Run a Python script in the page with these mounted models; RemoteError if the page could not run it."""
-        self.begin(exec_request(source, models, argv, filename))
+        """Run a Python script in the page with these mounted models and files; RemoteError if the page could not."""
+        self.begin(exec_request(source, models, argv, filename, files))
         return self.end_exec()
 
     def end_exec(self) -> ExecResult:
@@ -128,14 +133,17 @@ class Harness:
         return "".join(event["text"] for event in self.events if event["kind"] == kind)
 
 
-def exec_request(source: str, models: Iterable[str], argv: Sequence[str], filename: str) -> dict[str, Any]:
-    """A request to run a Python script with these mounted models."""
+def exec_request(
+    source: str, models: Iterable[str], argv: Sequence[str], filename: str, files: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """A request to run a Python script with these mounted models, and files: URLs by path."""
     return {
         "kind": "exec",
         "source": source,
         "filename": filename,
         "argv": [filename, *argv],
         "models": {name: f"/models/{name}/" for name in models},
+        "files": dict(files or {}),
     }
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import sys
+import threading
 from pathlib import Path
+from urllib.parse import quote
 
 from ..errors import CommandError, raise_remote
 from ..models import add_hub_arguments, check_onnx_folder, model_url, mounts, repository
@@ -21,11 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("script", metavar="SCRIPT.py", help="the script; its sys.argv holds what follows --")
     model_help = "a folder with a model, a repository or an ONNX graph, as models[NAME]; or a hub's repository"
     parser.add_argument("--model", metavar="DIR", action="append", default=[], help=model_help)
+    file_help = "a file or folder that the script may open or import, at this path"
+    parser.add_argument("--file", metavar="PATH", action="append", default=[], help=file_help)
     add_hub_arguments(parser)
 
 
 def check(args: argparse.Namespace) -> None:
-    """Read the script and check the models; fills `args.source`, `args.mounts` and `args.models`."""
+    """Read the script and check the models; fills `args.source`, `args.mounts`, `args.models`,
+    `args.files` (URLs by path in the page) and `args.served` (files by URL)."""
     script = Path(args.script)
     try:
         args.source = script.read_text(encoding="utf-8")
@@ -36,11 +42,56 @@ def check(args: argparse.Namespace) -> None:
     args.mounts = mounts(check_onnx_folder(Path(name)) for name, hub in named.items() if hub is None)
     args.models = {name: model_url(name) for name in args.mounts}
     args.models |= {name: hub for name, hub in named.items() if hub is not None}
+    folders = {Path(name).resolve(): name for name, hub in named.items() if hub is None}
+    args.files = {}
+    for name, folder in args.mounts.items():
+        args.files |= {
+            f"{Path(folders[folder.resolve()]).as_posix()}/{path}": model_url(name) + quote(path)
+            for path in files_of(folder)
+        }
+    args.served = {}
+    for given in [args.script, *args.file]:
+        serve(Path(given), args)
+
+
+def files_of(folder: Path) -> list[str]:
+    """The files below a folder, by their paths in it."""
+    found = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
+    return [path.as_posix() for path in found if "__pycache__" not in path.parts]
+
+
+def serve(given: Path, args: argparse.Namespace) -> None:
+    """Have a file, or those below a folder, at the same path in the page."""
+    if not given.exists():
+        raise CommandError(f"there is no file or folder {given}: give --file an existing one")
+    for path in [given / name for name in files_of(given)] if given.is_dir() else [given]:
+        url = f"/files/{len(args.served)}/{path.name}"
+        args.served[url] = path
+        args.files[path.as_posix()] = quote(url)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the script; its exit status is the command's."""
     return asyncio.run(execute(args))
+
+
+def deliver(found: asyncio.Future[str], line: str) -> None:
+    if not found.done():
+        found.set_result(line)
+
+
+async def read_line() -> str | None:
+    """A line of the standard input; None at its end. The thread that waits for it keeps nobody from ending."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[str] = loop.create_future()
+
+    def read() -> None:
+        line = sys.stdin.readline()
+        with contextlib.suppress(RuntimeError):  # the command has ended meanwhile
+            loop.call_soon_threadsafe(deliver, found, line)
+
+    threading.Thread(target=read, daemon=True).start()
+    return await found or None
 
 
 async def execute(args: argparse.Namespace) -> int:
@@ -68,9 +119,10 @@ async def execute(args: argparse.Namespace) -> int:
         "filename": args.script,
         "argv": [args.script, *args.rest],
         "models": args.models,
+        "files": args.files,
     }
-    with serving(assemble(), args.mounts) as server:
-        async with open_harness(server.url, show, args.debug) as harness:
+    with serving(assemble(), args.mounts, files=args.served) as server:
+        async with open_harness(server.url, show, args.debug, read_line) as harness:
             reply = await harness.request(request)
     progress.clear()
     if not reply["ok"]:

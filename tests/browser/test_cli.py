@@ -93,6 +93,36 @@ def test_a_script_gets_its_arguments_and_models_and_gives_its_status(tmp_path: P
     assert "to stderr" in done.stderr
 
 
+def test_a_script_imports_its_files_reads_its_input_and_loads_models_by_path(tmp_path: Path) -> None:
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common/names.py").write_text("name = 'from another file'\n")
+    (tmp_path / "models").symlink_to(NANO.parent)
+    (tmp_path / "main.py").write_text(
+        "import os, shutil, sys\n"
+        "import onnxruntime_genai as og\n"
+        "from common.names import name\n"
+        "print(name, open(__file__).readline().strip(), [input('> '), sys.stdin.readline()])\n"
+        "folder = 'models/nano-llama'\n"
+        "print(sorted(os.listdir(folder))[0], os.path.getsize(folder + '/model.onnx.data'))\n"
+        "shutil.copytree(folder, 'copy')\n"
+        "for path in (folder, os.path.abspath(folder), 'copy/'):\n"
+        "    print(og.Model(path).type, og.Tokenizer(path).encode('def f'))\n"
+        "try: input()\n"
+        "except EOFError: print('the end')\n"
+    )
+    command = [sys.executable, str(ROOT / "build.py"), "exec", "main.py", "--file", "common", "--model"]
+    done = subprocess.run(
+        [*command, "models/nano-llama"], cwd=tmp_path, input="a\nb\n", capture_output=True, text=True, timeout=300
+    )
+    size = (NANO / "model.onnx.data").stat().st_size
+    assert done.stdout.splitlines() == [
+        "> from another file import os, shutil, sys ['a', 'b\\n']",
+        f"genai_config.json {size}",
+        *["llama [299 268]"] * 3,
+        "the end",
+    ], done.stderr
+
+
 def test_an_uncaught_exception_shows_the_scripts_own_traceback(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("def f():\n    raise ValueError('from the script')\n\nf()\n")

@@ -68,7 +68,7 @@ async with await capstan.Model.load("/models/nano-llama/", device="webgpu", capt
 print(json.dumps(found))
 """
 ASK = """async (source) => {
-  const request = { kind: "exec", source, filename: "load.py", argv: [], models: {} };
+  const request = { kind: "exec", source, filename: "load.py", argv: [], models: {}, files: {} };
   const reply = await window.capstan.request(request);
   return [reply, window.printed];
 }"""

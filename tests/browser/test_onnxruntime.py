@@ -13,7 +13,6 @@ from buildtools.server import SiteServer
 from tests import onnx_models
 from tests.browser.page_scripts import PageScripts
 from tests.browser.scripts.onnxruntime_scenarios import SCENARIOS
-from tests.numpy_wheel import numpy_wheel
 from tests.onnx_models import computed, model, ramp
 
 GIVEN = {make.__name__: b64encode(model(make.__name__)).decode() for make in onnx_models.MODELS}
@@ -164,12 +163,9 @@ def test_weights_next_to_the_model_are_read(
 
 
 @pytest.fixture(scope="module")
-def numpy_in_the_page(installed_scripts: PageScripts, site: SiteServer) -> str:
+def numpy_in_the_page(installed_scripts: PageScripts) -> str:
     """numpy in this module's page, from here on."""
-    wheel = numpy_wheel()
-    site.models["numpy"] = wheel.parent
-    version: str = run(installed_scripts, "install_numpy", url=f"{site.url}models/numpy/{wheel.name}")
-    del site.models["numpy"]
+    version: str = run(installed_scripts, "install_numpy")
     return version
 
 

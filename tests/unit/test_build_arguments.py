@@ -7,6 +7,7 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -209,6 +210,24 @@ def test_a_script_is_given_any_folder_with_an_onnx_graph(tmp_path: Path, capsys:
     assert args.mounts == {"any": folder}
     (folder / "genai_config.json").write_text("[]")
     assert cli.main(command) == 2, "a folder of the builder's is checked as one"
+
+
+def test_files_of_a_script_and_of_its_models_are_at_the_paths_that_were_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in ("s.py", "common/a.py", "common/deep/b c.txt", "models/any/model.onnx", "models/any/x/y.json"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    args = cli.parse(["exec", "s.py", "--file", "common", "--model", "models/any"])
+    exec_command.check(args)
+    served = {path: args.served[unquote(args.files[path])] for path in ("s.py", "common/a.py", "common/deep/b c.txt")}
+    assert served == {path: Path(path) for path in served}
+    assert {path: url for path, url in args.files.items() if path.startswith("models")} == {
+        "models/any/model.onnx": "/models/any/model.onnx",
+        "models/any/x/y.json": "/models/any/x/y.json",
+    }
+    assert cli.main(["exec", "s.py", "--file", "nowhere"]) == 2
 
 
 def test_a_script_that_is_not_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

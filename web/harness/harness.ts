@@ -14,12 +14,18 @@ declare global {
     capstan: Harness;
     /** Defined by the driver before this page loads; receives every event. */
     capstanEvent?: (event: CapstanEvent) => void;
+    /** Likewise; gives a script the next line of its input, null at the end. */
+    capstanInput?: () => Promise<string | null>;
   }
 }
 
 /** `?python=plain` starts Python without its memory snapshot. */
 const snapshot = new URLSearchParams(location.search).get("python") !== "plain";
-const started = Capstan.start({ snapshot, onEvent: (event) => window.capstanEvent?.(event) });
+const started = Capstan.start({
+  snapshot,
+  onEvent: (event) => window.capstanEvent?.(event),
+  onInput: async () => (await window.capstanInput?.()) ?? null,
+});
 
 window.capstan = {
   ready: started.then((capstan) => capstan.readiness),

@@ -39,6 +39,8 @@ export interface StartOptions {
   expected?: { model: string | HubRepository; dtype?: string; device?: "webgpu" | "wasm" | "auto" };
   /** Called for each event of the start and of every request. */
   onEvent?: (event: CapstanEvent) => void;
+  /** Gives a script the next line of its input, with its line break, null at the end; without it there is no input. */
+  onInput?: () => Promise<string | null>;
 }
 
 /** A folder's address as the worker knows it. */
@@ -64,6 +66,7 @@ export class Capstan {
     private readonly worker: Worker,
     private readonly interrupt: Uint8Array | null,
     private readonly onEvent: (event: CapstanEvent) => void,
+    private readonly onInput: () => Promise<string | null>,
   ) {}
 
   /** How Python came up, and when. */
@@ -76,7 +79,8 @@ export class Capstan {
     const base = new URL(options.base ?? ".", options.base ? location.href : import.meta.url).href;
     const worker = new Worker(new URL("worker.js", base), { type: "module" });
     const shared = globalThis.crossOriginIsolated ? new SharedArrayBuffer(1) : null;
-    const capstan = new Capstan(worker, shared && new Uint8Array(shared), options.onEvent ?? (() => {}));
+    const { onEvent = () => {}, onInput = async () => null } = options;
+    const capstan = new Capstan(worker, shared && new Uint8Array(shared), onEvent, onInput);
     worker.onmessage = (message: MessageEvent<FromWorker>) => capstan.receive(message.data);
     worker.onerror = (event) => {
       const reason = event.message || `${new URL("worker.js", base).href} cannot be loaded`;
@@ -125,6 +129,13 @@ export class Capstan {
 
   private receive(message: FromWorker): void {
     if (message.tag === "event") return this.onEvent(message.event);
+    if (message.tag === "input") {
+      this.onInput().then(
+        (line) => this.post({ tag: "input", line }),
+        () => this.post({ tag: "input", line: null }),
+      );
+      return;
+    }
     const pending = this.pending.get(message.id);
     this.pending.delete(message.id);
     if (message.tag === "booted") pending?.resolve({ ok: true, result: message });

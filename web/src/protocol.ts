@@ -64,6 +64,11 @@ export interface ExecRequest {
   argv: string[];
   /** Model folders by name. */
   models: Record<string, ModelFolder>;
+  /**
+   * Files that the script finds in Python's file system: URLs by path, a relative one below its current folder. Each is
+   * read when it is opened. A folder of them that is a model's may be loaded by its path.
+   */
+  files: Record<string, string>;
 }
 
 /** Tell what weights this origin stores, after removing or verifying some: by content hash or URL; null means all. */
@@ -136,7 +141,9 @@ export interface Expected {
 export type ToWorker =
   | { tag: "warm up"; base: string }
   | { tag: "boot"; base: string; interrupt: SharedArrayBuffer | null; snapshot: boolean; expected: Expected | null }
-  | { tag: "request"; id: number; request: Request };
+  | { tag: "request"; id: number; request: Request }
+  /** A line that a script asked for, null at the end of the input. */
+  | { tag: "input"; line: string | null };
 
 /** How Python came up. */
 export interface Readiness {
@@ -149,4 +156,6 @@ export interface Readiness {
 export type FromWorker =
   | ({ tag: "booted"; id: 0 } & Readiness)
   | { tag: "event"; id: number; event: CapstanEvent }
+  /** A script waits for a line of its input. */
+  | { tag: "input" }
   | { tag: "reply"; id: number; reply: Reply };

@@ -8,6 +8,8 @@ interface PythonFiles {
   /** Where the wheels belong in Python's file system. */
   folder: string;
   wheels: string[];
+  /** Wheels of modules that are installed when they are first imported, by the modules' names. */
+  vendored: Record<string, string>;
   /** Its sizes unpacked, and of the WebAssembly memory that it belongs into. */
   snapshot: { file: string; bytes: number; heap: number };
 }
@@ -17,6 +19,8 @@ export type StartedFrom = "snapshot" | "plain";
 export interface StartedPython {
   pyodide: PyodideInterface;
   from: StartedFrom;
+  /** URLs of wheels by the modules that they bring. */
+  vendored: Record<string, string>;
   /** Why it is not the snapshot although that was wanted. */
   refused: string | undefined;
 }
@@ -53,6 +57,9 @@ export async function startPython(base: string, host: object, snapshot: boolean)
       return [index.folder + name.slice(name.lastIndexOf("/") + 1), new Uint8Array(await response.arrayBuffer())];
     }),
   );
+  const vendored = Object.fromEntries(
+    Object.entries(index.vendored).map(([name, file]) => [name, new URL(file, base).href]),
+  );
   // Awaited later: until then a failure must not count as unhandled.
   wheels.catch(() => undefined);
   let refused: string | undefined;
@@ -60,7 +67,7 @@ export async function startPython(base: string, host: object, snapshot: boolean)
     try {
       const pyodide = await restore(base, host, index.snapshot);
       writeWheels(pyodide, index.folder, await wheels);
-      return { pyodide, from: "snapshot", refused };
+      return { pyodide, from: "snapshot", vendored, refused };
     } catch (error) {
       refused = error instanceof Error ? error.message : String(error);
     }
@@ -71,7 +78,7 @@ export async function startPython(base: string, host: object, snapshot: boolean)
   const { path } = pyodide.pyimport("sys") as PyProxy & { path: PyProxy & { append(folder: string): void } };
   for (const [wheel] of written) path.append(wheel);
   pyodide.registerJsModule(HOST, host);
-  return { pyodide, from: "plain", refused };
+  return { pyodide, from: "plain", vendored, refused };
 }
 
 async function load(base: string, options: SnapshotOptions): Promise<PyodideInterface> {

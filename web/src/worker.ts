@@ -1,5 +1,6 @@
 // The worker: boots Python, gives it the host object below, and passes requests on to capstan._js.page.
 
+import type { PyodideInterface } from "pyodide";
 import type { PyCallable, PyProxy } from "pyodide/ffi";
 import { GpuEngine } from "./engine";
 import { EngineError } from "./errors";
@@ -38,7 +39,7 @@ import { WasmEngine } from "./wasm";
 type Handler = PyCallable & { callPromising(request: string): Promise<string> };
 
 type Page = PyProxy & { handle: Handler; cancel: PyCallable };
-type Start = PyProxy & { begin(refused: string | undefined): void };
+type Start = PyProxy & { begin(refused: string | undefined, vendored: string): void };
 
 let handler: Handler | null = null;
 let cancel: PyCallable | null = null;
@@ -64,6 +65,10 @@ function makeHost(base: string): Record<string, unknown> {
     base,
     emit: (event: string) => emit(JSON.parse(event) as CapstanEvent),
     now: () => performance.now(),
+    readNow,
+    readLine,
+    mountFile,
+    adoptFiles,
     fetchBytes,
     fetchOptional,
     fileExists,
@@ -99,6 +104,57 @@ const storage = {
   chunk: (capacity: number) => new Chunk(capacity),
   memory: (size: number) => new Memory(size),
 };
+
+/** Python's file system, once Python is there. */
+let fileSystem: PyodideInterface["FS"] | null = null;
+
+/** Put a file of the server into Python's file system; it is read when it is opened. */
+function mountFile(folder: string, name: string, url: string): void {
+  (fileSystem as unknown as LazyFiles).createLazyFile(folder, name, new URL(url, location.href).href, true, false);
+}
+
+/** The part of Emscripten's file system that Pyodide's types leave out. */
+interface LazyFiles {
+  createLazyFile(folder: string, name: string, url: string, canRead: boolean, canWrite: boolean): unknown;
+}
+
+/** A name for the files of a folder in Python's file system; `names` are their paths in it, as JSON. */
+async function adoptFiles(names: string, ...contents: PyProxy[]): Promise<string> {
+  const paths = JSON.parse(names) as string[];
+  const files = await Promise.all(
+    paths.map(async (path, i) => {
+      const bytes = new Uint8Array(contents[i]!.toJs() as Uint8Array<ArrayBuffer>);
+      const digest = new Uint32Array(await crypto.subtle.digest("SHA-256", bytes));
+      // Files of the same content get the same name, whenever they were written.
+      return new File([bytes], path, { lastModified: digest[0]! });
+    }),
+  );
+  return adopt(files);
+}
+
+let giveLine: (line: string | null) => void = () => {};
+
+/** The next line of a script's input, null at its end. */
+function readLine(): Promise<string | null> {
+  return new Promise((resolve) => {
+    giveLine = resolve;
+    post({ tag: "input" });
+  });
+}
+
+/** A whole file, read while Python waits: an import cannot be suspended. */
+function readNow(url: string): Uint8Array {
+  const request = new XMLHttpRequest();
+  request.open("GET", url, false);
+  request.responseType = "arraybuffer";
+  try {
+    request.send();
+  } catch (error) {
+    throw new EngineError("ModelFileError", `${url} cannot be read: ${String(error)}`);
+  }
+  if (request.status !== 200) throw new EngineError("ModelFileError", `${url} cannot be read (HTTP ${request.status})`);
+  return new Uint8Array(request.response as ArrayBuffer);
+}
 
 /** A whole file, null where the server or the picked folder has none. */
 async function fetchOptional(url: string): Promise<Uint8Array | null> {
@@ -277,11 +333,12 @@ async function boot(
   // Both take their time, and nearly everything that Python is asked for needs them.
   void (expected?.device === "wasm" || !navigator.gpu ? warmUpOrt(base, "cpu") : warmUpBeside(base));
   (expected ? prepare(base, expected) : requestAdapter()).catch(() => undefined);
-  const { pyodide, from, refused } = await starting;
+  const { pyodide, from, vendored, refused } = await starting;
+  fileSystem = pyodide.FS;
   if (interrupt) pyodide.setInterruptBuffer((signal = new Uint8Array(interrupt)));
   pyodide.setStdout(forward("stdout"));
   pyodide.setStderr(forward("stderr"));
-  (pyodide.pyimport("capstan._js.start") as Start).begin(refused);
+  (pyodide.pyimport("capstan._js.start") as Start).begin(refused, JSON.stringify(vendored));
   const page = pyodide.pyimport("capstan._js.page") as Page;
   handler = page.handle;
   cancel = page.cancel;
@@ -333,6 +390,8 @@ self.onmessage = (message: MessageEvent<ToWorker>): void => {
     Promise.race([boot(data.base, data.interrupt, data.snapshot, data.expected), unhandled.promise])
       .catch((error: unknown) => post({ tag: "reply", id: 0, reply: failure(error) }))
       .finally(unhandled.stop);
+  } else if (data.tag === "input") {
+    giveLine(data.line);
   } else if (data.request.kind === "cancel") {
     cancel!();
     post({ tag: "reply", id: data.id, reply: { ok: true, result: null } });

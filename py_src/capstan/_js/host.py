@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -18,6 +18,7 @@ from .gpu import JsGpuEngine
 
 __all__ = [
     "adapter",
+    "adopt_files",
     "can_wait",
     "cpu",
     "emit",
@@ -26,9 +27,12 @@ __all__ = [
     "file_exists",
     "gpu",
     "make_tokenizer",
+    "mount_file",
     "now",
     "open_gpu",
     "open_wasm",
+    "read_line",
+    "read_now",
     "shared_weights",
     "wait",
 ]
@@ -55,6 +59,30 @@ def wait(awaitable: Awaitable[T]) -> T:
     """Block this Python stack, not the worker, until the awaitable is done."""
     result: T = _run_sync(awaitable)
     return result
+
+
+def mount_file(folder: str, name: str, url: str) -> None:
+    """Put a file of the server into Python's file system; it is read when it is opened."""
+    _capstan_host.mountFile(folder, name, url)
+
+
+async def adopt_files(names: Sequence[str], contents: Sequence[bytes]) -> str:
+    """A name, as a URL that ends in a slash, for files by their paths in a folder."""
+    with typed_errors():
+        return str(await _capstan_host.adoptFiles(json.dumps(list(names)), *contents))
+
+
+async def read_line() -> str:
+    """The next line of the script's input, with its line break; empty at the end."""
+    line = await _capstan_host.readLine()
+    return line if isinstance(line, str) else ""
+
+
+def read_now(url: str) -> bytes:
+    """A whole file of the page's origin; nothing else happens in the worker meanwhile. ModelFileError if it cannot be
+    read."""
+    with typed_errors():
+        return bytes(_capstan_host.readNow(url).to_bytes())
 
 
 async def fetch_bytes(url: str, progress: Callable[[int, int], None] | None = None) -> bytes:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import importlib
 import json
+import posixpath
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
@@ -28,6 +30,7 @@ from ..timing import Timing
 from ..tokenizer import Tokenizer
 from ..weights.store import WeightStore
 from . import host
+from .files import mount
 
 __all__ = ["cancel", "handle"]
 
@@ -70,7 +73,7 @@ def answer_of(request: dict[str, Any]) -> Callable[[dict[str, Any]], Awaitable[A
     answers: dict[str, tuple[Callable[[dict[str, Any]], Awaitable[Any]], tuple[str, ...]]] = {
         "generate": (generate, GENERATE_FIELDS),
         "chat": (chat, CHAT_FIELDS),
-        "exec": (execute, ("source", "filename", "argv", "models")),
+        "exec": (execute, ("source", "filename", "argv", "models", "files")),
         "models": (models, ("action", "which")),
     }
     kind = request.get("kind")
@@ -316,8 +319,14 @@ async def models(request: dict[str, Any]) -> dict[str, Any]:
 
 
 async def execute(request: dict[str, Any]) -> dict[str, int]:
-    """Run a script as `__main__`, top-level await allowed; `models` maps names to folders."""
+    """Run a script as `__main__`, top-level await allowed; `models` maps names to folders. It imports modules from its
+    own folder, where `files` may have put them."""
     sys.argv = list(request["argv"])
+    mount(request["files"])
+    place = posixpath.dirname(request["filename"])
+    if place not in sys.path:
+        sys.path.insert(0, place)
+        importlib.invalidate_caches()
     folders = {name: folder_of(model) for name, model in request["models"].items()}
     names = {"__name__": "__main__", "__file__": request["filename"], "models": folders}
     names["__builtins__"] = builtins

@@ -35,6 +35,7 @@ from ..weights.store import WeightStore
 from ..weights.weight_file import WeightFile
 from . import host, storage
 from .errors import typed_errors
+from .files import model_folder
 from .sessions import open_wasm_session
 from .tokenizer import PageBackend
 
@@ -50,7 +51,8 @@ ReadGraph = Callable[[], Awaitable[bytes]]
 
 
 class PageHost:
-    """See capstan.host.Host; a model folder is a URL of the page's origin that ends in a slash."""
+    """See capstan.host.Host; a model folder is a URL of the page's origin that ends in a slash, or a path in Python's
+    file system."""
 
     def now(self) -> float:
         return host.now()
@@ -118,6 +120,9 @@ class PageHost:
             return await storage.open_repository(path, keep)
         if not isinstance(path, str):
             return await storage.adopt(path)
+        stored = await model_folder(path)
+        if stored is not None:
+            return stored
         return path if path.endswith("/") else path + "/"
 
     async def backing(self, folder: str) -> storage.JsBacking | None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import random
+import sys
 import time
 
 from ..fallback import fall_back
+from .files import Input
+from .vendored import Vendored
 
 __all__ = ["begin"]
 
 
-def begin(refused: str | None) -> None:
-    """Make this interpreter one of its own; `refused` is why it did not start from a memory snapshot that should be.
+def begin(refused: str | None, vendored: str) -> None:
+    """Make this interpreter one of its own; `refused` is why it did not start from a memory snapshot that should be,
+    `vendored` the wheels that are installed when they are first imported: URLs by module, as JSON.
 
     Every start from a snapshot would repeat its random numbers, so `random` is seeded anew; `secrets`, `uuid` and
     `os.urandom` ask the browser each time. The seed of `hash` stays, since dicts hold strings by it already. The zone's
@@ -20,6 +25,8 @@ def begin(refused: str | None) -> None:
     """
     random.seed()
     take_time_zone()
+    sys.stdin = Input()
+    sys.meta_path.append(Vendored(json.loads(vendored)))
     if refused is not None:
         fall_back("the memory snapshot", refused, "Python started without it, which takes longer")
 

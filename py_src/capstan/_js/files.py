@@ -1,0 +1,77 @@
+"""What a script finds around it: files of the page's server, and its standard input."""
+
+from __future__ import annotations
+
+import io
+import posixpath
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..errors import AsyncRequiredError
+from . import host
+
+__all__ = ["Input", "model_folder", "mount"]
+
+MODEL_FILES = ("genai_config.json", "config.json")
+"""By which a folder is known to hold a model."""
+
+mounted: dict[str, str] = {}
+"""URLs of files of the server by their absolute paths."""
+
+
+def absolute(path: str) -> str:
+    return posixpath.normpath(posixpath.join(Path.cwd().as_posix(), path))
+
+
+def mount(files: Mapping[str, str]) -> None:
+    """Make files of the server appear at these paths, URLs by path; what is in a file is read when it is opened."""
+    for path, url in files.items():
+        place = absolute(path)
+        if mounted.get(place) == url:
+            continue
+        Path(place).parent.mkdir(parents=True, exist_ok=True)
+        Path(place).unlink(missing_ok=True)
+        host.mount_file(posixpath.dirname(place), posixpath.basename(place), url)
+        mounted[place] = url
+
+
+async def model_folder(path: str) -> str | None:
+    """The address of a model folder in Python's file system; None if there is none at this path."""
+    folder = absolute(path)
+    for name in MODEL_FILES:
+        url = mounted.get(posixpath.join(folder, name))
+        if url is not None:
+            return url.removesuffix(name)
+    stored = stored_files(Path(folder))
+    return await host.adopt_files([*stored], [*stored.values()]) if stored else None
+
+
+def stored_files(folder: Path) -> dict[str, bytes]:
+    """The files below a folder of Python's file system, by their paths in it; none unless it holds a model."""
+    if not any((folder / name).is_file() for name in MODEL_FILES):
+        return {}
+    found = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in found}
+
+
+class Input(io.TextIOBase):
+    """The standard input of a script: each line is asked of the page."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
+        """The next line, the whole one whatever `size` says; AsyncRequiredError where this call cannot wait."""
+        if not host.can_wait():
+            raise AsyncRequiredError("input() would have to wait here, and this browser cannot; give argv instead")
+        return host.wait(host.read_line())
+
+    def read(self, size: int | None = -1, /) -> str:
+        """All lines."""
+        return "".join(self)
+
+    def __next__(self) -> str:  # type: ignore[override]
+        line = self.readline()
+        if not line:
+            raise StopIteration
+        return line
