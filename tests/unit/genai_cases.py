@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import onnxruntime_genai as native
 
-__all__ = ["ENDS", "FOLDER", "PROMPT", "SAME", "generate", "generator", "loaded", "params", "tokenizer", "turns"]
+__all__ = [
+    *("ENDS", "FOLDER", "PROMPT", "SAME"),
+    *("batch_by", "generate", "generator", "loaded", "params", "tokenizer", "turns"),
+]
 
 ROOT = Path(__file__).parents[2]
 FOLDER = str(ROOT / "tests/fixtures/nano-llama")
@@ -103,6 +106,31 @@ def answered(og: Any, tokens: Any) -> Any:
 
 def zeros(og: Any, kind: str) -> Any:
     return og.Tensor(np.zeros((2, 0, 3), kind)).as_numpy()
+
+
+TEXTS = ["def fibonacci(n):", "class A", "import os"]
+
+
+def batch(og: Any, count: int = 12, rows: int = 3, **options: Any) -> Any:
+    """A batch of texts, padded by encode_batch: the sequences, and what was generated last."""
+    one = generator(og, None, **({"batch_size": 3} | options))
+    one.append_tokens(tokenizer(og).encode_batch(TEXTS))
+    shown = [one.get_logits().shape, one.token_count()]
+    generate(one, count)
+    found = [one.get_sequence(row) for row in range(rows)]
+    return [*shown, found, one.get_next_tokens(), one.is_done()]
+
+
+def batch_by(og: Any, tokens: Any) -> Any:
+    one = generator(og, None, batch_size=2)
+    one.append_tokens(tokens)
+    generate(one, 3)
+    return one.get_sequence(0), one.get_sequence(1), one.get_next_tokens()
+
+
+def beams(og: Any, **options: Any) -> Any:
+    one = generator(og, **options)
+    return [generate(one, 12), *(one.get_sequence(row) for row in range(options.get("num_return_sequences", 1)))]
 
 
 def nothing(turn: Any) -> None: ...
@@ -421,6 +449,14 @@ SAME: dict[str, Callable[[Any], Any]] = {
         generator(og, og.Tensor(np.array([PROMPT], np.int32))), 3
     ),
     "Generator.append_tokens of a batch": lambda og: answered(og, tokenizer(og).encode_batch(["def f(n)"])),
+    "Generator, batch": batch,
+    "Generator, batch that ends": partial(batch, overlay=ENDS, count=40),
+    "Generator, batch of a list": partial(batch_by, tokens=[[5, 6, 7], [8, 9, 10]]),
+    "Generator, batch of an array": partial(batch_by, tokens=np.array([[5, 6, 7], [8, 9, 10]], np.int32)),
+    "Generator, batch in one list": partial(batch_by, tokens=[5, 6, 7, 8, 9, 10]),
+    "Generator, beams": partial(beams, num_beams=3),
+    "Generator, beams returned": partial(beams, num_beams=3, num_return_sequences=2, length_penalty=0.5),
+    "Generator, too many sequences": partial(beams, num_beams=2, num_return_sequences=3),
     "Generator.get_logits": logits_first,
     "Generator.set_logits": lambda og: [forced(og, shape) for shape in ((512,), (1, 512), (1, 1, 512))],
     "Generator.set_logits float64": lambda og: forced(og, (512,), np.float64),

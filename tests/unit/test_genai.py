@@ -15,7 +15,7 @@ import pytest
 
 from capstan import CapstanError, FallbackWarning, genai
 from capstan.genai import tensors
-from tests.unit.genai_cases import FOLDER, PROMPT, SAME, generate, generator, loaded, params, tokenizer, turns
+from tests.unit.genai_cases import FOLDER, PROMPT, SAME, batch_by, generate, generator, loaded, params, tokenizer, turns
 
 
 def plain(value: Any) -> Any:
@@ -59,6 +59,13 @@ def test_what_is_no_token_is_refused_where_the_native_package_takes_it(tokens: A
     assert generator(native, tokens).token_count() > 0
     with pytest.raises(CapstanError, match="integers|go from 0|rows of tokens"):
         generator(genai, tokens)
+
+
+def test_tokens_that_are_no_rows_of_the_batch_are_refused_where_the_native_package_leaves_some_out() -> None:
+    assert len(batch_by(native, [5, 6, 7])[0]) == 4
+    for tokens in ([5, 6, 7], [[1, 2], [3, 4], [5, 6]]):
+        with pytest.raises(CapstanError, match="rows"):
+            batch_by(genai, tokens)
 
 
 def test_logits_are_shown_before_a_token_is_picked_from_them_only() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-from ..errors import OptionError, PromptError, UnsupportedModelError
+from ..errors import OptionError, UnsupportedModelError
 from ..generator import Generator as CapstanGenerator
 from .model import Model
 from .params import GeneratorParams
@@ -38,7 +38,7 @@ KEPT = "Capstan keeps 'input_ids' and 'attention_mask' of the last run, and its 
 
 
 class Generator:
-    """Generates tokens of one sequence. `capstan` is the capstan.Generator behind it.
+    """Generates tokens of one sequence, or of the rows of a batch. `capstan` is the capstan.Generator behind it.
 
     As in the native package, `is_done` turns true when a token was generated that ends the sequence; after an
     end-of-sequence token `generate_next_token` gives padding, at max_length it raises. After `rewind_to(n)` the first
@@ -51,18 +51,20 @@ class Generator:
         if not isinstance(model, Model) or not isinstance(params, GeneratorParams):
             kinds = f"{type(model).__name__} and {type(params).__name__}"
             raise TypeError(f"Generator: a Model and a GeneratorParams are expected, not {kinds}")
-        self.capstan = CapstanGenerator(model.capstan, params.of_capstan())
+        chosen = params.of_capstan()
+        self.capstan = CapstanGenerator(model.capstan, chosen)
+        self._rows = chosen.rows
         self._pad = model.capstan.config.pad_token_id
         self._vocabulary = model.capstan.config.vocab_size
         self._type = model.type
-        self._next = 0
+        self._next = [0] * self._rows
         self._back: int | None = None
         """The token that a rewind cut off first, which `generate_next_token` puts back."""
         self._done = False
-        self._run: list[int] = []
+        self._run: list[list[int]] = []
         """The tokens of the last run, as the native package's get_input shows them."""
-        self._unrun: int | None = None
-        """The picked token that the next run takes."""
+        self._unrun: list[int] | None = None
+        """The picked tokens that the next run takes."""
         self._terminated = False
 
     def is_done(self) -> bool:
@@ -70,23 +72,22 @@ class Generator:
         return self._done
 
     def append_tokens(self, tokens: Any, /) -> None:
-        """Add token ids: a list, an array or a Tensor of one dimension, or of two with one row."""
+        """Add token ids: a list, an array or a Tensor of one dimension, or of two with `batch_size` rows."""
         rows = token_rows(tokens)
-        if len(rows) != 1:
-            raise PromptError(f"{len(rows)} rows of tokens were given; the generator has one (batch_size 1)")
-        self.capstan.append_tokens(rows[0])
-        self._run, self._unrun, self._next, self._back, self._done = rows[0], None, rows[0][-1], None, False
+        self.capstan.append_tokens(rows if len(rows) > 1 else rows[0])
+        self._next = [row[-1] for row in rows for _ in range(self._rows // len(rows))]
+        self._run, self._unrun, self._back, self._done = rows, None, None, False
 
     def generate_next_token(self) -> None:
         """Generate one token; `get_next_tokens` gives it."""
         if self._terminated:
             raise OptionError("the session is terminated; set_runtime_option('terminate_session', '0') ends that")
         if self._done and self.capstan.finish_reason == "eos":
-            self._next = self._pad
+            self._next = [self._pad] * self._rows
             return
         if self._back is not None:
             self.capstan.append_tokens([self._back])
-            self._run, self._unrun, self._back = [self._back], None, None
+            self._run, self._unrun, self._back = [[self._back]], None, None
         if self.capstan.token_count() >= self.capstan.max_length:
             raise OptionError(
                 f"generate_next_token: the sequence has {self.capstan.token_count()} tokens, max_length is "
@@ -94,17 +95,16 @@ class Generator:
             )
         self.capstan.generate_next_token()
         if self._unrun is not None:
-            self._run = [self._unrun]
-        (self._next,) = self.capstan.get_next_tokens()
-        self._unrun = self._next
+            self._run = [[token] for token in self._unrun]
+        self._next = self._unrun = self.capstan.get_next_tokens()
         self._done = self.capstan.is_done()
 
     def get_next_tokens(self) -> Any:
-        """The token that was generated last, int32 [1]."""
-        return as_array([self._next], "int32", [1])
+        """The tokens that were generated last, int32 [rows]."""
+        return as_array(self._next, "int32", [len(self._next)])
 
     def get_sequence(self, row: int, /) -> Any:
-        """All tokens, prompt and generated, int32 [tokens]."""
+        """All tokens of a row, prompt and generated, int32 [tokens]."""
         found = self.capstan.get_sequence(row)
         return as_array(found, "int32", [len(found)])
 
@@ -116,39 +116,43 @@ class Generator:
         """Cut the sequence to `length` tokens."""
         if isinstance(length, bool) or not hasattr(length, "__index__"):
             raise TypeError(f"rewind_to: a number of tokens is expected, not {length!r}")
-        before = self.capstan.get_sequence(0)
+        before = self.capstan.get_sequence(0) if self._rows == 1 else [0] * self.capstan.token_count()
         if length == len(before):
             return
         self.capstan.rewind_to(length)
         self._done, self._unrun = False, None
         self._back = before[length] if length else None
-        self._next = self._back if self._back is not None else 0
+        self._next = [0 if self._back is None else self._back] * self._rows
 
     def get_logits(self) -> Any:
-        """The logits of the next token, float32 [1, 1, vocabulary]."""
+        """The logits of the next tokens, float32 [rows, 1, vocabulary]."""
         if self._unrun is not None:
-            self._run, self._unrun = [self._unrun], None
-        return as_array(self.capstan.get_logits(), "float32", [1, 1, self._vocabulary])
+            self._run, self._unrun = [[token] for token in self._unrun], None
+        return as_array(flat_numbers(self.capstan.get_logits()), "float32", [self._rows, 1, self._vocabulary])
 
     def set_logits(self, values: Any, /) -> None:
-        """Replace the logits of the next token: numbers of any shape, as many as the vocabulary has tokens."""
-        numbers = flat_numbers(values)
-        if len(numbers) != self._vocabulary:
-            raise OptionError(f"set_logits: {len(numbers)} numbers were given; {self._vocabulary} are needed")
+        """Replace the logits of the next tokens: numbers of any shape, as many as the vocabulary has tokens for each
+        row."""
+        numbers, needed = flat_numbers(values), self._rows * self._vocabulary
+        if len(numbers) != needed:
+            raise OptionError(f"set_logits: {len(numbers)} numbers were given; {needed} are needed")
         self.capstan.set_logits(array("f", numbers))
 
     def get_input(self, name: str, /) -> Any:
         """'input_ids' or 'attention_mask' of the last run, int64. UnsupportedModelError for others."""
         if name == "input_ids":
-            return as_array(self._run, "int64", [1, len(self._run)])
+            tokens = [token for row in self._run for token in row]
+            return as_array(tokens, "int64", [len(self._run), len(tokens) // max(1, len(self._run))])
         if name == "attention_mask":
+            if self._rows > 1:
+                raise UnsupportedModelError("get_input('attention_mask'): it is kept for one row only")
             length = self.capstan.token_count()
             return as_array([1] * length, "int64", [1, length])
         raise UnsupportedModelError(f"get_input({name!r}): {KEPT}")
 
     def get_output(self, name: str, /) -> Any:
-        """'logits' of the last position, float32 [1, 1, vocabulary], before a token is generated from them. OptionError
-        afterwards, UnsupportedModelError for others."""
+        """'logits' of the last position, float32 [rows, 1, vocabulary], before tokens are generated from them.
+        OptionError afterwards, UnsupportedModelError for others."""
         if name == "logits":
             if self._unrun is not None:
                 raise OptionError("get_output('logits'): a token was picked from them; ask for them before")
