@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .beam_search import Beams, continuations
+from .beam_search import Beams, continuations, looked_at
 from .device.row_decoder import RowDecoder
+from .device.shortlist import Shortlist
 from .generator_params import GeneratorParams
 from .memory import Pools
 from .row_loop import RowLoop
+from .sampling import finite_logits
 
 if TYPE_CHECKING:
     from .model import Model
@@ -18,7 +21,7 @@ __all__ = ["BeamLoop"]
 
 class BeamLoop(RowLoop):
     """Rows of which each step keeps the best continuations: their caches are reordered on the device, and no step runs
-    ahead of the choice. All logits of a step are read by the host."""
+    ahead of the choice. The host reads the best tokens of each row, and all logits where a stage edits them."""
 
     def __init__(self, model: Model, params: GeneratorParams, pools: Pools | None) -> None:
         super().__init__(model, params, pools)
@@ -72,7 +75,7 @@ class BeamLoop(RowLoop):
         chosen: list[int] = []
         for prompt, beams in enumerate(self._beams):
             first, sequences = prompt * beams.count, self._sequences_of(prompt)
-            found = [] if beams.done else [await self._continuations(decoder, first + at) for at in range(beams.count)]
+            found = [] if beams.done else await self._continuations(decoder, range(first, first + beams.count))
             if self.stale:
                 # The sequence was changed meanwhile.
                 return
@@ -101,8 +104,15 @@ class BeamLoop(RowLoop):
             for row in self.rows:
                 row.valid = len(row.tokens)
 
-    async def _continuations(self, decoder: RowDecoder, number: int) -> list[tuple[float, int]]:
-        return continuations(await decoder.logits(number), self.options, self.rows[number].sequence)
+    async def _continuations(self, decoder: RowDecoder, numbers: Sequence[int]) -> list[list[tuple[float, int]]]:
+        count = min(looked_at(self.options), self._model.config.vocab_size)
+        if not any(stage.edit is not None for stage in self.options.stages()):
+            return [continuations(found) for found in await decoder.shortlists(count, numbers)]
+        found = []
+        for number in numbers:
+            logits = finite_logits(await decoder.logits(number), self.options, self.rows[number].sequence)
+            found.append(continuations(Shortlist.of(logits, count)))
+        return found
 
     def _sequences_of(self, prompt: int) -> list[list[int]]:
         count = self.options.num_beams

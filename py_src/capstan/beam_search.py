@@ -16,16 +16,15 @@ are several end-of-sequence ids.
 
 from __future__ import annotations
 
-import heapq
 import math
 import struct
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
-from .sampling import finite_logits
+from .device.shortlist import Shortlist
 from .search import SearchOptions
 
-__all__ = ["Beams", "Choice", "continuations"]
+__all__ = ["Beams", "Choice", "continuations", "looked_at"]
 
 UNLIKELY = -1e9
 """The score with which all beams but the first begin: at first they are equal, and one of them is enough."""
@@ -126,20 +125,16 @@ class Beams:
         return float32(score / divisor) if divisor else math.copysign(math.inf, score)
 
 
-def continuations(
-    logits: memoryview[float], options: SearchOptions, sequence: Sequence[int]
-) -> list[tuple[float, int]]:
-    """The best continuations of a beam, so many that num_beams of them are no ends: log-probability and token, best
-    first.
+def looked_at(options: SearchOptions) -> int:
+    """Continuations of a beam that are looked at: so many that num_beams of them are no ends."""
+    return options.num_beams + max(options.num_beams, len(options.eos_token_ids))
 
-    `logits` are float32 [vocab]; the stages that edit a row are applied to them, as for a greedy pick.
-    """
-    values = finite_logits(logits, options, len(sequence), sequence)
-    top = max(values)
-    total = math.log(math.fsum(map(math.exp, [value - top for value in values])))
-    count = options.num_beams + max(options.num_beams, len(options.eos_token_ids))
-    best = heapq.nlargest(count, range(len(values)), key=values.__getitem__)
-    return [(float32(float32(values[token] - top) - float32(total)), token) for token in best]
+
+def continuations(shortlist: Shortlist) -> list[tuple[float, int]]:
+    """Log-probabilities and tokens, best first."""
+    top, _ = shortlist.best[0]
+    total = float32(shortlist.total)
+    return [(float32(float32(logit - top) - total), token) for logit, token in shortlist.best]
 
 
 def float32(value: float) -> float:

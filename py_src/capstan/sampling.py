@@ -222,11 +222,11 @@ def sample(
     raise AssertionError("the draw lies below the total weight")  # pragma: no cover
 
 
-def finite_logits(logits: Buffer, options: SearchOptions, position: int, tokens: Sequence[int]) -> Sequence[float]:
-    """One row of logits, float32 [vocabulary], after the stages that edit it: as `sample` orders them, NaN and -inf
-    being float32's least number."""
-    stages = options.stages()
-    known = Row(position, tokens)
+def finite_logits(logits: Buffer, options: SearchOptions | None = None, tokens: Sequence[int] = ()) -> Sequence[float]:
+    """One row of logits, float32 [vocabulary], as `sample` orders them: NaN and -inf are float32's least number, +inf
+    is its largest. With options, after the stages that edit the row of a sequence `tokens`."""
+    known = Row(len(tokens), tokens)
+    stages = () if options is None else options.stages()
     edits = [stage.edit for stage in stages if stage.edit is not None and stage.due(options, known)]
     row = array("f")
     row.frombytes(memoryview(logits).cast("B"))

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 from capstan import Generator, GeneratorParams
 from capstan.device.base import Burst, Counters
 from capstan.device.separate_rows import SeparateRows, separate_rows
+from capstan.device.shortlist import Shortlist
 from capstan.errors import OutOfMemoryError
 from capstan.model import Model
 from capstan.search import SearchOptions
@@ -161,6 +162,9 @@ class PaperDecoder:
         scores = array("f", [0.0] * VOCAB)
         scores[following(self.cache) if self.forced is None else self.forced] = 1.0
         return memoryview(scores)
+
+    async def shortlist(self, count: int) -> Shortlist:
+        return Shortlist.of(await self.logits(), count)
 
     def set_logits(self, values: memoryview[float]) -> None:
         self.forced = max(range(VOCAB), key=values.__getitem__)

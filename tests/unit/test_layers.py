@@ -23,7 +23,7 @@ SOURCES = Path(__file__).parents[2] / "py_src" / "capstan"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "fallback", "load_times"),
     ("config", "graph", "hub", "memory", "model_types", "repository", "sampling", "search", "stages", "storage"),
-    ("host", "device.base", "device.row_decoder", "device.interface", "device.model_memory"),
+    ("host", "device.base", "device.row_decoder", "device.shortlist", "device.interface", "device.model_memory"),
     ("notes", "tape", "weights"),
     ("device", "device.webgpu", "device.wasm", "device.reference"),
     ("_js", "local"),

@@ -9,6 +9,7 @@ import { EngineError } from "./errors";
 import { Allocations } from "./gpu/allocations";
 import { compareBuffers } from "./gpu/compare";
 import { type Category, WatchedDevice } from "./gpu/device";
+import { Shortlists } from "./gpu/shortlist";
 import { SpanOps, type SpanStep } from "./gpu/spans";
 import { Staging } from "./gpu/staging";
 import { Turner } from "./gpu/turn";
@@ -32,6 +33,7 @@ export class GpuEngine {
   private readonly staging: Staging;
   private readonly spans: SpanOps;
   private readonly turner: Turner;
+  private readonly shortlists: Shortlists;
   /** How to give back the buffers that onnxruntime-web made, by handle. */
   private readonly adopted = new Map<number, () => void>();
   /** Sessions bound to buffers, and what was recorded of them. */
@@ -45,6 +47,7 @@ export class GpuEngine {
     this.staging = new Staging(watched);
     this.spans = new SpanOps(watched);
     this.turner = new Turner(watched);
+    this.shortlists = new Shortlists(watched);
     this.sessions = new BoundSessions(ort, watched, this.buffers);
     this.tapes = new Tapes(watched, this.staging, this.buffers, this.sessions);
   }
@@ -192,6 +195,10 @@ export class GpuEngine {
   }
 
   /** Compare pairs of buffers on the GPU: [{a, b, bytes, dtype}] -> JSON list of Difference. */
+  async shortlist(handle: number, dtype: "float32" | "float16", vocab: number, count: number): Promise<Float64Array> {
+    return this.shortlists.read({ buffer: this.buffers.get(handle), dtype, vocab }, count);
+  }
+
   async compare(pairs: string): Promise<string> {
     const parsed = JSON.parse(pairs) as { a: number; b: number; bytes: number; dtype: "float32" | "float16" }[];
     const resolved = parsed.map((pair) => ({ ...pair, a: this.buffers.get(pair.a), b: this.buffers.get(pair.b) }));
@@ -201,12 +208,11 @@ export class GpuEngine {
   /** What fills weight buffers from the chunks of a data file; see capstan.device.webgpu.engine.WeightPiece. */
   uploadWeights(pieces: string): WeightUpload {
     type Turned = [rows: number, columns: number, bits: number, flipped: boolean];
-    type Piece = [number, number, number, number, Turned | null, [row: number, stride: number] | null, boolean];
-    const resolved = (JSON.parse(pieces) as Piece[]).map(([buffer, offset, length, at, turn, beside, narrow]) => ({
+    type Piece = [number, number, number, number, Turned | null, [row: number, stride: number] | null];
+    const resolved = (JSON.parse(pieces) as Piece[]).map(([buffer, offset, length, at, turn, beside]) => ({
       ...{ buffer: this.buffers.get(buffer), offset, length, at },
       turn: turn && { rows: turn[0], columns: turn[1], bits: turn[2], flipped: turn[3] },
       beside: beside && { row: beside[0], stride: beside[1] },
-      narrow,
     }));
     return new WeightUpload(this.watched, this.turner, resolved);
   }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..memory import Pools
 from ..search import SearchOptions
 from .row_decoder import RowDecoder
+from .shortlist import Shortlist
 
 if TYPE_CHECKING:
     from .model_memory import ModelMemory
@@ -117,6 +118,9 @@ class Decoder(Protocol):
 
     async def logits(self) -> memoryview[float]:
         """The logits the next pick would see: float32 [vocab]."""
+
+    async def shortlist(self, count: int) -> Shortlist:
+        """Of those logits, the best `count` tokens: stages are not applied."""
 
     def set_logits(self, values: memoryview[float]) -> None:
         """Replace those logits: float32 [vocab]."""

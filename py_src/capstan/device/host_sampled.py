@@ -8,9 +8,10 @@ from typing import Any, Protocol
 
 from ..errors import ClosedError
 from ..memory import SNAPSHOTS
-from ..sampling import sample
+from ..sampling import finite_logits, sample
 from ..search import SearchOptions
 from .base import Burst, Counters
+from .shortlist import Shortlist
 from .snapshots import Snapshots
 
 __all__ = ["HostSampledDecoder", "Runner"]
@@ -116,6 +117,9 @@ class HostSampledDecoder:
 
     async def logits(self) -> memoryview[float]:
         return memoryview(array("f", self._logits))
+
+    async def shortlist(self, count: int) -> Shortlist:
+        return Shortlist.of(finite_logits(self._logits), count)
 
     def set_logits(self, values: memoryview[float]) -> None:
         self._logits = array("f", values)

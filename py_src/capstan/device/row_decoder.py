@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..search import SearchOptions
+from .shortlist import Shortlist
 
 __all__ = ["RowBurst", "RowDecoder"]
 
@@ -107,6 +108,10 @@ class RowDecoder(Protocol):
 
     async def logits(self, row: int) -> memoryview[float]:
         """The logits the row's next pick would see: float32 [vocab]."""
+
+    async def shortlists(self, count: int, rows: Sequence[int]) -> list[Shortlist]:
+        """Of the logits of the given rows, the best `count` tokens each: stages are not applied. For searches that
+        choose on the host."""
 
     def set_logits(self, row: int, values: memoryview[float]) -> None:
         """Replace those logits: float32 [vocab]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import gather
 from collections.abc import Awaitable, Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ from ..memory import Pools
 from ..search import SearchOptions
 from .base import Burst, Counters, Decoder
 from .row_decoder import RowBurst
+from .shortlist import Shortlist
 
 __all__ = ["SeparateRows", "separate_rows"]
 
@@ -129,6 +131,9 @@ class SeparateRows:
 
     async def logits(self, row: int) -> memoryview[float]:
         return await self.decoders[row].logits()
+
+    async def shortlists(self, count: int, rows: Sequence[int]) -> list[Shortlist]:
+        return list(await gather(*(self.decoders[row].shortlist(count) for row in rows)))
 
     def set_logits(self, row: int, values: memoryview[float]) -> None:
         self.decoders[row].set_logits(values)

@@ -14,9 +14,10 @@ from ...search import SearchOptions
 from ...tape import TapeKey
 from ..base import Burst, Counters
 from ..element_types import byte_count
+from ..shortlist import Shortlist
 from ..snapshots import Snapshots
 from .engine import GpuEngine, SamplerSpec
-from .prefill_tape import SHORT, PrefillTapes, cut_prompt
+from .prefill_tape import PrefillTapes, cut_prompt
 from .rehearsal import Rehearsal
 from .sequence_buffers import SequenceBuffers
 
@@ -155,8 +156,6 @@ class WebGpuDecoder:
         if tapes is not None and past == 0:
             await self._make_tapes(tapes, tapes.due(len(ids)))
         for run in tapes.cut(len(ids)) if tapes is not None else cut_prompt(len(ids), buffers.chunk, ()):
-            # The model may have been closed while onnxruntime-web computed the run before.
-            self._require_open()
             part = ids[run.start : run.start + run.length]
             buffers.write_prompt(part, past + run.start, self._mask_bound)
             self._mask_bound = past + run.start + len(part)
@@ -164,11 +163,7 @@ class WebGpuDecoder:
                 if run.start + run.length == len(ids):
                     snapshots.before_last_run()
                 snapshots.live = None
-            if tapes is not None and tapes.play(len(part), self._mask_bound):
-                pass
-            elif tapes is not None and self._step.tape and len(part) < min(SHORT):
-                self._step_through(part, past + run.start)
-            else:
+            if tapes is None or not tapes.play(len(part), self._mask_bound):
                 await self._run(self._prompt, self._mask_bound, len(part))
             self.longest_run = max(self.longest_run, len(part))
             self._settle(self._mask_bound)
@@ -202,12 +197,6 @@ class WebGpuDecoder:
             # Snapshots stay with the other one: a rewind runs the tokens from the start.
             self._snapshots.taken, self._snapshots.live = {}, other._snapshots.live
 
-    def _step_through(self, ids: Sequence[int], past: int) -> None:
-        """Queue a decode step for each of a few prompt ids: onnxruntime-web takes longer to encode a run of them."""
-        for position, token in enumerate(ids, past):
-            self._buffers.set_input(token, position)
-            self._engine.play_once(self._step.tape, position + 1)
-
     def submit(self, picks: int, sample_first: bool) -> Awaitable[Burst]:
         self._require_open()
         snapshots = self._snapshots
@@ -239,6 +228,13 @@ class WebGpuDecoder:
                 self._device.cast(source, self._about.logits_dtype, floats.span(), "float32")
                 await self._device.copy_device_to_cpu(floats.span(), out=found)
         return memoryview(found)
+
+    async def shortlist(self, count: int) -> Shortlist:
+        self._require_open()
+        about = self._about
+        return Shortlist.read(
+            await self._engine.shortlist(self._buffers.logits, about.logits_dtype, about.vocab_size, count)
+        )
 
     def set_logits(self, values: memoryview[float]) -> None:
         self._require_open()

@@ -62,8 +62,6 @@ class WeightPiece(NamedTuple):
     """The fields of a capstan.graph.Turn."""
     beside: tuple[int, int] | None = None
     """Those of a capstan.graph.Beside."""
-    narrow: bool = False
-    """Whether it is float32 in the file and float16 in the buffer."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +127,10 @@ class GpuBuffers(GpuAdapter, Protocol):
     async def read_into(self, buffer: int, offset: int, out: bytearray | memoryview) -> tuple[float, float]: ...
     async def read(self, buffer: int, offset: int, size: int) -> bytes: ...
     def execute(self, steps: Sequence[Sequence[Any]]) -> None: ...
+    async def shortlist(self, buffer: int, dtype: str, vocab: int, count: int) -> Sequence[float]:
+        """Of a row of logits at the start of a buffer: the sum of exp(logit - largest), then `count` logits and tokens
+        by turns, largest first."""
+
     async def compare(self, pairs: Sequence[tuple[int, int, int, str]]) -> list[Difference]: ...
     def upload_weights(self, pieces: Sequence[WeightPiece]) -> Sink:
         """What fills buffers from a data file."""

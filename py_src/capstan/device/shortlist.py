@@ -1,0 +1,38 @@
+"""The best tokens of a row, with what makes probabilities of their logits."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Shortlist"]
+
+LARGEST = 3.4028234663852886e38
+"""Float32's largest number, which stands for infinity: differences of infinities are none."""
+
+
+@dataclass(frozen=True)
+class Shortlist:
+    """Of one row of logits."""
+
+    best: tuple[tuple[float, int], ...]
+    """Logits and tokens, largest first, the lowest token first among equals; all finite."""
+    total: float
+    """The logarithm of the sum of exp(logit - largest) over the whole row."""
+
+    @classmethod
+    def of(cls, logits: Sequence[float], count: int) -> Shortlist:
+        """The first `count` of a row of finite logits."""
+        best = heapq.nlargest(count, range(len(logits)), key=logits.__getitem__)
+        top = logits[best[0]]
+        total = math.log(math.fsum(map(math.exp, [logit - top for logit in logits])))
+        return cls(tuple((logits[token], token) for token in best), total)
+
+    @classmethod
+    def read(cls, numbers: Sequence[float]) -> Shortlist:
+        """Of numbers from the GPU: the sum, then logits and tokens by turns."""
+        logits = [max(-LARGEST, min(LARGEST, logit)) for logit in numbers[1::2]]
+        best = tuple((logit, int(token)) for logit, token in zip(logits, numbers[2::2], strict=True))
+        return cls(best, math.log(numbers[0]))

@@ -1,0 +1,48 @@
+"""Generators of several rows; runs in the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import capstan
+from capstan import Generator
+
+from .running import gpu, load, parameters
+
+
+async def all_of(
+    models: Mapping[str, str], *, runs: Sequence[dict[str, Any]], device: str, capture: str = "tape"
+) -> list[dict[str, Any]]:
+    """What generators give, one after another: ids by step and row, and the sequences."""
+    found = []
+    for run in runs:
+        options = dict(run)
+        model, prompts, returned = options.pop("model"), options.pop("prompts"), options.pop("returned")
+        opened = await load(models, model, device=device, capture=capture)
+        params = parameters(opened, batch_size=len(prompts), num_return_sequences=returned, **options)
+        async with Generator(opened, params) as generator:
+            generator.append_tokens(prompts)
+            picked = []
+            while not generator.is_done():
+                await generator.generate_next_token_async()
+                picked.append(generator.get_next_tokens())
+            sequences = [generator.get_sequence(row) for row in range(len(prompts) * returned)]
+            found.append({"picked": picked, "sequences": sequences, "capture": generator.capture})
+        await opened.trim()
+    return found
+
+
+async def shortlists(models: Mapping[str, str], *, rows: Sequence[Sequence[Any]]) -> list[list[float]]:
+    """Of each (logits in hexadecimal, dtype, vocab, count), what the GPU finds."""
+    device = await capstan.open_device("webgpu")
+    try:
+        found = []
+        for text, dtype, vocab, count in rows:
+            data = bytes.fromhex(text)
+            with device.allocate(len(data)) as buffer:
+                device.copy_cpu_to_device(buffer.span(0, len(data)), data)
+                found.append(list(await gpu().shortlist(buffer.handle, dtype, vocab, count)))
+        return found
+    finally:
+        device.close()

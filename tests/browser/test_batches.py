@@ -1,0 +1,75 @@
+"""Several rows in the page: batches and beams give the oracle's ids, draws those of the reference device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from buildtools.server import SiteServer
+from capstan.device.shortlist import Shortlist
+from capstan.sampling import finite_logits
+from tests import oracle
+from tests.browser.page_scripts import PageScripts
+from tests.unit.test_rows import LLAMA, PADDED, generated, loaded
+
+LFM2 = Path(__file__).parents[1] / "fixtures/families/lfm2"
+EOS = [180, 178, 91, 120, 429, 78, 243, 20, 413, 342, 109, 33, 118, 174]
+GREEDY: dict[str, Any] = {"prompts": PADDED, "returned": 1, "max_length": 20, "repetition_penalty": 1.3, "eos": EOS[:9]}
+BEAMS: dict[str, Any] = {"prompts": PADDED, "returned": 3, "max_length": 14, "num_beams": 3, "eos": EOS}
+DRAWN: dict[str, Any] = {
+    "prompts": [[5, 6, 7], [8, 9, 10]],
+    "returned": 2,
+    "max_length": 14,
+    "do_sample": True,
+    "temperature": 1.3,
+    "top_k": 40,
+    "random_seed": 3,
+}
+
+
+def native(run: dict[str, Any]) -> oracle.Rows:
+    options = {**run, "num_return_sequences": run["returned"]}
+    return oracle.rows(LLAMA, options.pop("prompts"), **options)
+
+
+def drawn(folder: Path) -> list[list[int]]:
+    options = {name: value for name, value in DRAWN.items() if name not in ("prompts", "returned")}
+    return generated(loaded(folder), DRAWN["prompts"], num_return_sequences=2, **options).sequences
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_shortlists_are_the_definitions(dtype: Any, scripts: PageScripts) -> None:
+    draw = np.random.default_rng(4)
+    rows, wanted = [], []
+    for vocab, count in ((1, 1), (7, 7), (513, 6), (50_001, 20)):
+        logits = (draw.normal(size=vocab) * 6).astype(dtype)
+        if vocab > 7:
+            logits[[3, 400, 70]] = logits.max()
+            logits[[5, 6, 8, 9]] = [np.nan, -np.inf, np.finfo(dtype).smallest_subnormal, -0.0]
+        text = np.append(logits, np.zeros(8, dtype)).tobytes()[: -(-logits.nbytes // 4) * 4].hex()
+        rows.append([text, np.dtype(dtype).name, vocab, count])
+        finite = finite_logits(logits.astype(np.float32).tobytes())
+        wanted.append(Shortlist.of(finite, count))
+    for found, expected in zip(scripts.run("batches", "shortlists", rows=rows), wanted, strict=True):
+        got = Shortlist.read(found)
+        assert got.best == expected.best
+        assert got.total == pytest.approx(expected.total, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize(("device", "capture"), [("webgpu", "tape"), ("webgpu", "off"), ("wasm", "off")])
+def test_rows_are_the_oracles_and_the_references(
+    device: str, capture: str, scripts: PageScripts, site: SiteServer
+) -> None:
+    site.models["lfm2"] = LFM2
+    runs = [{"model": "nano-llama", **run} for run in (GREEDY, BEAMS, DRAWN)] + [{"model": "lfm2", **DRAWN}]
+    greedy, beams, *others = scripts.run(
+        "batches", "all_of", "nano-llama", "lfm2", runs=runs, device=device, capture=capture
+    )
+    assert (greedy["picked"], greedy["sequences"]) == (native(GREEDY).picked, native(GREEDY).sequences)
+    assert any(2 in picks for picks in greedy["picked"]), "a row ends before others"
+    assert beams["sequences"] == native(BEAMS).sequences
+    assert [found["sequences"] for found in others] == [drawn(LLAMA), drawn(LFM2)]
+    assert {found["capture"] for found in (greedy, beams, *others)} == {capture}
