@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Any
 
+from .. import ROOT
 from ..errors import CommandError, raise_remote
 from ..models import (
     BUNDLED,
@@ -26,10 +26,17 @@ from ..terminal import Output, say
 __all__ = ["GROUP", "add_arguments", "check", "run"]
 
 GROUP = "run"
-SEED_LIMIT = 2**32
 NEW_TOKENS = 128
-ALSO_GREEDY = {"repetition_penalty"}
-"""Options that say nothing of whether tokens are drawn."""
+NUMBER_LIMIT = 2**53
+"""Integers up to here cross the page's JavaScript unchanged."""
+
+
+def search_options() -> tuple[Any, ...]:
+    """The options of the stages of a search that the command line has (capstan.stages.Option)."""
+    sys.path.insert(0, str(ROOT / "py_src"))
+    from capstan.search import STAGE_OPTIONS
+
+    return tuple(option for option in STAGE_OPTIONS if option.help)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,18 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", choices=["webgpu", "wasm", "auto"], default="webgpu", help="default: %(default)s")
     add("--capture", choices=["tape", "ort", "off"], default="tape", help="default: %(default)s")
     add("--greedy", action="store_true", help="take the likeliest token at each step")
-    add("--temperature", type=float, metavar="T", help="sample, with the logits divided by T (above 0)")
-    add("--top-k", type=int, metavar="N", help="sample from the N likeliest tokens")
-    add("--top-p", type=float, metavar="P", help="sample from the likeliest tokens that make up P (above 0, at most 1)")
-    add(
-        "--min-p",
-        type=float,
-        metavar="P",
-        help="sample from tokens at least P times as likely as the likeliest (0 to 1)",
-    )
-    penalty = "divide the logits of tokens that the text has by P, above 0; with --greedy too"
-    add("--repetition-penalty", type=float, metavar="P", help=penalty)
-    add("--seed", type=int, metavar="N", help=f"sample with this seed (0 to {SEED_LIMIT - 1})")
+    for option in search_options():
+        kind = option.type if option.type in (int, float) else str
+        help_text = option.help + ("" if option.drawing else "; with --greedy too")
+        add(option.argument, dest=option.name, type=kind, metavar=option.metavar, help=help_text)
     add("--json", action="store_true", help="end stdout with one line of JSON")
 
 
@@ -137,32 +136,29 @@ def read_prompt(args: argparse.Namespace) -> tuple[str | None, list[int] | None]
 
 
 def read_search(args: argparse.Namespace) -> dict[str, Any]:
-    """The search options that were given, by onnxruntime-genai's names."""
-    checks: dict[str, tuple[float | None, Callable[[float], bool], str]] = {
-        "temperature": (
-            args.temperature,
-            lambda t: math.isfinite(t) and t > 0,
-            "above 0 (or use --greedy)",
-        ),
-        "top_k": (args.top_k, lambda k: k >= 1, "at least 1"),
-        "top_p": (args.top_p, lambda p: 0 < p <= 1, "above 0 and at most 1"),
-        "min_p": (args.min_p, lambda p: 0 <= p <= 1, "from 0 to 1"),
-        "repetition_penalty": (args.repetition_penalty, lambda p: math.isfinite(p) and p > 0, "above 0"),
-        "random_seed": (args.seed, lambda s: 0 <= s < SEED_LIMIT, f"from 0 to {SEED_LIMIT - 1}"),
-    }
+    """The search options that were given, by onnxruntime-genai's names; their stages say what they may be."""
+    from capstan.errors import OptionError
+
     search: dict[str, Any] = {}
-    for name, (value, holds, limit) in checks.items():
-        option = "--seed" if name == "random_seed" else "--" + name.replace("_", "-")
-        if value is None:
+    draws = False
+    for option in search_options():
+        given = getattr(args, option.name)
+        if given is None:
             continue
-        if not holds(value):
-            raise CommandError(f"{option} is {value}, but must be {limit}")
-        if args.greedy and name not in ALSO_GREEDY:
-            raise CommandError(f"--greedy and {option} contradict each other: give one of them")
-        search[name] = value
+        try:
+            value = given if option.type in (int, float) else option.type(given)
+            option.read(value)
+        except OptionError as error:
+            raise CommandError(f"{option.argument}: {error}") from None
+        if isinstance(value, int) and value > NUMBER_LIMIT:
+            raise CommandError(f"{option.argument} is {value}, but must be at most {NUMBER_LIMIT}: give a smaller one")
+        if args.greedy and option.drawing:
+            raise CommandError(f"--greedy and {option.argument} contradict each other: give one of them")
+        draws |= option.drawing
+        search[option.name] = value
     if args.greedy:
         return {"do_sample": False, **search}
-    return {"do_sample": True, **search} if search.keys() - ALSO_GREEDY else search
+    return {"do_sample": True, **search} if draws else search
 
 
 def run(args: argparse.Namespace) -> int:

@@ -40,6 +40,8 @@ class BeamLoop(RowLoop):
     def finish_reason(self) -> str | None:
         if all(beams.done for beams in self._beams):
             return "eos"
+        if self.late:
+            return "time"
         return "length" if self.length >= self.max_length else None
 
     @property
@@ -60,7 +62,7 @@ class BeamLoop(RowLoop):
         for row, token in zip(self.rows, tokens, strict=True):
             row.tokens.append(token)
         self._pending = True
-        self.timing.token(self._model.host.now())
+        self._tell()
         return tokens
 
     def discard_ahead(self) -> None:
@@ -110,7 +112,8 @@ class BeamLoop(RowLoop):
             return [continuations(found) for found in await decoder.shortlists(count, numbers)]
         found = []
         for number in numbers:
-            logits = finite_logits(await decoder.logits(number), self.options, self.rows[number].sequence)
+            row = self.rows[number]
+            logits = finite_logits(await decoder.logits(number), self.options, row.sequence, row.unpicked)
             found.append(continuations(Shortlist.of(logits, count)))
         return found
 

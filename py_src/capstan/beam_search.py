@@ -127,7 +127,7 @@ class Beams:
 
 def looked_at(options: SearchOptions) -> int:
     """Continuations of a beam that are looked at: so many that num_beams of them are no ends."""
-    return options.num_beams + max(options.num_beams, len(options.eos_token_ids))
+    return options.num_beams + max(options.num_beams, len(options.end_token_ids))
 
 
 def continuations(shortlist: Shortlist) -> list[tuple[float, int]]:

@@ -124,12 +124,13 @@ class Generator:
         return list(self._last)
 
     def is_done(self) -> bool:
-        """Whether generation is over: every row has generated an end-of-sequence token, or max_length is reached."""
+        """Whether generation is over: every row has ended, or max_length or max_time is reached."""
         return self.finish_reason is not None
 
     @property
     def finish_reason(self) -> str | None:
-        """'eos', 'length', or None while more tokens can be generated."""
+        """'eos', 'stop' (all rows ended by stop_token_ids), 'time' (max_time), 'length', or None while more tokens can
+        be generated."""
         return self._loop.finish_reason
 
     @property
@@ -177,8 +178,7 @@ class Generator:
         PromptError without tokens, OptionError when done."""
         loop = self._loop
         loop.require_more()
-        if loop.timing.started is None:
-            loop.timing.started = self._model.host.now()
+        loop.begin()
         while not loop.ready:
             async with self._turn:
                 if not loop.ready:
@@ -238,12 +238,12 @@ class Generator:
                 raise OptionError(f"this generator has {len(loop.rows)} rows; measure one with batch_size 1")
             [row] = loop.rows
             if row.ended:
-                raise OptionError("generation has ended (eos); rewind_to or append_tokens, and generate one token")
+                raise OptionError("generation has ended; rewind_to or append_tokens, and generate one token")
             loop.counts.add(loop.decoder)
             try:
                 return await action(loop.decoder.decoders[0])
             finally:
-                loop.decoder.follow(0, [*row.tokens, *row.ready])
+                loop.decoder.follow(0, [*row.tokens, *row.ready], row.unpicked)
                 loop.run_ahead.pause()
                 loop.timing.pause()
                 loop.counts.begin(loop.decoder)

@@ -22,6 +22,7 @@ class GeneratorParams:
 
     def __init__(self, model: Model, *, run_ahead: int | None = None) -> None:
         self.search: SearchOptions = model.search
+        self._vocab = model.config.vocab_size
         self.run_ahead = run_ahead
         RunAhead(run_ahead, 64)
 
@@ -55,4 +56,6 @@ class GeneratorParams:
 
     def set_search_options(self, **options: object) -> None:
         """Change options by their onnxruntime-genai names; OptionError for an unknown name or a bad value."""
-        self.search = self.search.replace(**options)
+        search = self.search.replace(**options)
+        search.check_vocabulary(self._vocab)
+        self.search = search

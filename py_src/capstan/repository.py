@@ -51,8 +51,11 @@ OTHER_PARTS = {
 }
 
 # What generation_config.json may say of sampling, by onnxruntime-genai's names, which are the same.
-SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_length")
-NOT_IMPLEMENTED = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_beams": 1}
+SAMPLING = (
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "min_length", "repetition_penalty"),
+    *("no_repeat_ngram_size", "bad_words_ids", "max_time"),
+)
+NOT_IMPLEMENTED = {"num_beams": 1}
 """Options of generation_config.json that Capstan lacks, with the value at which they change nothing."""
 
 # Fields of config.json, by their names in different architectures.

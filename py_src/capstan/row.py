@@ -20,11 +20,15 @@ class Row:
     ready: deque[int] = field(default_factory=deque)
     """Tokens that were picked and not read."""
     ended: bool = False
-    """An end-of-sequence id was picked; it is the last one at hand, and no more is submitted."""
+    """An id that ends sequences was picked; it is the last one at hand, and no more is submitted."""
     padding: tuple[int, ...] = ()
     """Padding of the prompt."""
     prompt: int = 0
     """Tokens before it."""
+    appended: list[tuple[int, int]] = field(default_factory=list)
+    """Where tokens were appended to `tokens`; the others were picked."""
+    end: int | None = None
+    """The id that ended it, once it was read."""
     tail: list[int] = field(default_factory=list)
     """What is shown behind the last token while other rows go on: an end-of-sequence id, then padding."""
 
@@ -38,16 +42,24 @@ class Row:
         return len(self.tokens) + len(self.padding) + len(self.tail)
 
     @property
+    def unpicked(self) -> int:
+        """Of the sequence, up to the last token that was appended: what follows was picked since."""
+        return self.appended[-1][1] + len(self.padding) if self.appended else 0
+
+    @property
     def over(self) -> bool:
         """Whether its end-of-sequence id was read."""
         return self.ended and not self.ready
 
     def copy(self) -> Row:
         """The same sequence, to be continued by itself."""
-        return replace(self, tokens=list(self.tokens), ready=deque(self.ready), tail=list(self.tail))
+        return replace(
+            self, tokens=list(self.tokens), ready=deque(self.ready), tail=list(self.tail), appended=list(self.appended)
+        )
 
     def append(self, ids: Sequence[int], padding: Sequence[int] = ()) -> None:
         """Add tokens, the last of which may be padding: that of the prompt, which is added once."""
+        self.appended.append((len(self.tokens), len(self.tokens) + len(ids)))
         self.tokens += ids
         if padding:
             self.prompt, self.padding = len(self.tokens), tuple(padding)
@@ -55,6 +67,7 @@ class Row:
     def cut(self, length: int) -> None:
         """Keep the first `length` tokens; none, or any number of a row without padding."""
         del self.tokens[length:]
+        self.appended = [(start, min(end, length)) for start, end in self.appended if start < length]
         # The last kept token is run again: the logits after it are no longer there.
         self.unsettle(max(0, length - 1))
         if not length:
@@ -89,6 +102,7 @@ class Row:
         # The logits this token was picked from came from the token before it.
         self.valid = len(self.tokens)
         if self.over:
+            self.end = token
             # Steps past the end repeated the last token's step, with workgroups for a longer sequence if their counts
             # come from a table: its cache entry is computed again if the sequence goes on.
             self.unsettle(max(0, self.valid - 1))

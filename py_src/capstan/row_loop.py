@@ -39,13 +39,17 @@ class RowLoop:
         self.stale = True
         """The model has to run on the tokens from `valid` on before the next pick."""
         self.sample_first = False
+        self.late = False
+        """max_time is over."""
         self.closed = False
         self._model = model
         self._pools = pools
         self._fixed_run_ahead = params.run_ahead
         self._copies = len(self.rows) // self.options.batch_size
         """Rows of one prompt."""
-        self._ends = frozenset(self.options.eos_token_ids)
+        self._ends = frozenset(self.options.end_token_ids)
+        self._begun: float | None = None
+        """When a token was first asked for since the sequences were last changed from outside."""
 
     @property
     def length(self) -> int:
@@ -54,9 +58,12 @@ class RowLoop:
 
     @property
     def finish_reason(self) -> str | None:
-        """'eos', 'length', or None while more tokens can be generated."""
+        """'eos', 'stop' (all ended by stop_token_ids), 'time' (max_time), 'length', or None while more tokens can be
+        generated."""
         if all(row.over for row in self.rows):
-            return "eos"
+            return "eos" if any(row.end in self.options.eos_token_ids for row in self.rows) else "stop"
+        if self.late:
+            return "time"
         return "length" if self.length >= self.max_length else None
 
     @property
@@ -78,13 +85,13 @@ class RowLoop:
         for number, row in enumerate(self.rows):
             prompt = prompts[number // self._copies]
             row.append(prompt.ids, prompt.padding)
-        self.discard_ahead()
+        self._change()
 
     def rewind(self, length: int) -> None:
         """Cut every sequence; several rows to nothing."""
         for row in self.rows:
             row.cut(length)
-        self.discard_ahead()
+        self._change()
 
     def take(self) -> list[int]:
         """The next token of every row; padding of those that are over."""
@@ -93,8 +100,27 @@ class RowLoop:
             for row, token in zip(self.rows, tokens, strict=True):
                 if row.over:
                     row.tail.append(token)
-        self.timing.token(self._model.host.now())
+        self._tell()
         return tokens
+
+    def begin(self) -> None:
+        """A token is asked for."""
+        if self.timing.started is None or self._begun is None:
+            now = self._model.host.now()
+            self.timing.started = now if self.timing.started is None else self.timing.started
+            self._begun = now if self._begun is None else self._begun
+
+    def _tell(self) -> None:
+        """Tokens are handed out."""
+        now = self._model.host.now()
+        self.timing.token(now)
+        limit = self.options.max_time
+        self.late = limit is not None and self._begun is not None and now - self._begun > 1000 * limit
+
+    def _change(self) -> None:
+        """The sequences are others."""
+        self._begun, self.late = None, False
+        self.discard_ahead()
 
     def discard_ahead(self) -> None:
         """What was computed past the end of the sequences is void, and so are the logits."""
@@ -170,7 +196,7 @@ class RowLoop:
                 if not await self._prefill_row(decoder, number):
                     # The sequence was changed meanwhile.
                     return
-                decoder.follow(number, row.sequence)
+                decoder.follow(number, row.sequence, row.unpicked, len(row.padding))
         except BaseException:
             self.stale = True
             raise

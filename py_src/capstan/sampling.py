@@ -6,7 +6,7 @@ every adapter (its float operations are inexact, may be fused and may flush what
 1. A logit is a float32 (a float16 becomes the float32 of the same value). `token_key` maps its bits to a u32 of the
    same order; NaN counts as -inf, -0 as +0. Tokens are ordered by key, largest first, equals by id, lowest first.
 2. Greedy takes the first token in that order. A row with nothing above -inf gives id 0, greedy or sampled.
-3. Before that, stages with an `edit` change keys: `min_length`, `repetition_penalty` (see capstan.stages).
+3. Before that, stages with an `edit` change keys, such as `min_length` and `repetition_penalty` (see capstan.stages).
 4. `token_weight` is exp((logit - largest) / temperature) in units of 2**-30, from 0 to 2**30. It errs by half a unit
    and, relatively, by 2e-7 and 2**-30 of the larger magnitude of the two logits over the temperature (float32 itself
    holds a logit to 2**-25 of it). What lies below 2**-31 of the largest is 0. Tokens equal to the largest weigh
@@ -163,19 +163,20 @@ def sample(
     row: int = 0,
     *,
     tokens: Sequence[int] = (),
+    prompt: int = 0,
     float16_bits: bool = False,
 ) -> int:
     """The next token of one row; see the module's definition.
 
     `logits` is what `token_keys` takes, [vocabulary]. `position` is the length of the sequence before this token,
-    which is the index the token takes in it; `tokens` is that sequence, which a repetition penalty needs. Raises
-    OptionError when there are no logits.
+    which is the index the token takes in it; `tokens` is that sequence, which penalties and bans need, and `prompt` how
+    many of them were not picked. Raises OptionError when there are no logits.
     """
     values = _float32_bytes(logits, float16_bits)
     if not values:
         raise OptionError("logits are empty; there must be at least one token")
     stages = options.stages()
-    known = Row(position, tokens)
+    known = Row(position, tokens, prompt)
     edits = [stage.edit for stage in stages if stage.edit is not None and stage.due(options, known)]
     if options.greedy and not edits:
         return _first_of_largest(values)
@@ -222,10 +223,13 @@ def sample(
     raise AssertionError("the draw lies below the total weight")  # pragma: no cover
 
 
-def finite_logits(logits: Buffer, options: SearchOptions | None = None, tokens: Sequence[int] = ()) -> Sequence[float]:
+def finite_logits(
+    logits: Buffer, options: SearchOptions | None = None, tokens: Sequence[int] = (), prompt: int = 0
+) -> Sequence[float]:
     """One row of logits, float32 [vocabulary], as `sample` orders them: NaN and -inf are float32's least number, +inf
-    is its largest. With options, after the stages that edit the row of a sequence `tokens`."""
-    known = Row(len(tokens), tokens)
+    is its largest. With options, after the stages that edit the row of a sequence `tokens`, of which the first `prompt`
+    were not picked."""
+    known = Row(len(tokens), tokens, prompt)
     stages = () if options is None else options.stages()
     edits = [stage.edit for stage in stages if stage.edit is not None and stage.due(options, known)]
     row = array("f")

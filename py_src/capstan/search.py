@@ -11,34 +11,53 @@ from dataclasses import dataclass, fields
 
 from .errors import OptionError
 from .stages import (
+    BadWords,
+    LogitBias,
+    MaxTime,
     MinLength,
     MinP,
+    NoRepeatNgram,
+    Option,
     RepetitionPenalty,
     SamplerProgram,
     Selection,
     Stage,
     StageOptions,
+    StopTokenIds,
+    TokenPenalties,
     integer,
     real,
     sampler_program,
     switch,
+    token_ids,
 )
-from .stages.program import MAX_EOS_TOKENS
 
-__all__ = ["MAX_EOS_TOKENS", "MAX_ROWS", "STAGES", "SearchOptions"]
+__all__ = ["MAX_EOS_TOKENS", "MAX_ROWS", "STAGES", "STAGE_OPTIONS", "SearchOptions"]
+
+MAX_EOS_TOKENS = 16
 
 MAX_ROWS = 32
 """Most sequences of a batch, and most beams of a sequence, as in onnxruntime-genai."""
 
 # Options of onnxruntime-genai that are accepted at one value only, where they change nothing: value, remedy.
 _NEUTRAL: dict[str, tuple[object, str]] = {
-    "no_repeat_ngram_size": (0, "it is not implemented; leave it at 0"),
     "diversity_penalty": (0.0, "beams are not in groups, in onnxruntime-genai neither; leave it at 0.0"),
 }
 
 
 @dataclass(frozen=True)
-class SearchOptions(MinLength, RepetitionPenalty, Selection, MinP):
+class SearchOptions(
+    MinLength,
+    LogitBias,
+    RepetitionPenalty,
+    TokenPenalties,
+    NoRepeatNgram,
+    BadWords,
+    Selection,
+    MinP,
+    StopTokenIds,
+    MaxTime,
+):
     """How the next token is chosen and when a sequence ends; lengths count prompt and new tokens together.
 
     The bases are the stages that a row of logits goes through, in this order; each says what its options mean. Besides:
@@ -60,7 +79,6 @@ class SearchOptions(MinLength, RepetitionPenalty, Selection, MinP):
     chunk_size: int | None = None
     num_beams: int = 1
     num_return_sequences: int = 1
-    no_repeat_ngram_size: int = 0
     length_penalty: float = 1.0
     diversity_penalty: float = 0.0
     early_stopping: bool = True
@@ -80,9 +98,10 @@ class SearchOptions(MinLength, RepetitionPenalty, Selection, MinP):
             switch(name, getattr(self, name))
         for name in ("length_penalty", "diversity_penalty"):
             self._set(name, real(name, getattr(self, name)))
-        for base in SearchOptions.__bases__:
-            if issubclass(base, StageOptions):
-                base.check(self)
+        for option in STAGE_OPTIONS:
+            self._set(option.name, option.read(getattr(self, option.name)))
+        for base in _STAGE_BASES:
+            base.check(self)
         for name, (neutral, remedy) in _NEUTRAL.items():
             if getattr(self, name) != neutral:
                 raise OptionError(f"{name} is {getattr(self, name)!r}; only {neutral!r} is supported: {remedy}")
@@ -133,14 +152,24 @@ class SearchOptions(MinLength, RepetitionPenalty, Selection, MinP):
         values.update(options)
         return SearchOptions(**values)  # type: ignore[arg-type]  # __post_init__ checks every type
 
+    def check_vocabulary(self, vocab: int) -> None:
+        """OptionError for an id that the vocabulary of `vocab` tokens does not have."""
+        for base in _STAGE_BASES:
+            base.check_vocabulary(self, vocab)
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """All ids that end a sequence."""
+        return (*self.eos_token_ids, *self.stop_token_ids)
+
     def stages(self) -> tuple[Stage, ...]:
         """The stages that these options make active, in order."""
         return tuple(stage for stage in STAGES if stage.active(self))
 
-    def sampler_program(self, vocab: int, first_row: int = 0) -> SamplerProgram:
-        """What the sampler on the GPU is given, for a vocabulary of `vocab` tokens; its rows draw as those from
-        `first_row` on."""
-        return sampler_program(STAGES, self, vocab, first_row)
+    def sampler_program(self, vocab: int, capacity: int, first_row: int = 0) -> SamplerProgram:
+        """What the sampler on the GPU is given, for a vocabulary of `vocab` tokens and rows of `capacity` positions,
+        which draw as those from `first_row` on."""
+        return sampler_program(STAGES, self, vocab, capacity, first_row)
 
 
 _INTEGERS: dict[str, tuple[int, int]] = {
@@ -148,18 +177,22 @@ _INTEGERS: dict[str, tuple[int, int]] = {
     "batch_size": (1, MAX_ROWS),
     "num_beams": (1, MAX_ROWS),
     "num_return_sequences": (1, MAX_ROWS),
-    "no_repeat_ngram_size": (0, 2**31 - 1),
     "pad_token_id": (0, 2**31 - 1),
 }
 
-STAGES: tuple[Stage, ...] = tuple(
-    base.stage for base in SearchOptions.__bases__ if issubclass(base, StageOptions) and base.stage
+_STAGE_BASES: tuple[type[StageOptions], ...] = tuple(
+    base for base in SearchOptions.__bases__ if issubclass(base, StageOptions)
 )
+
+STAGES: tuple[Stage, ...] = tuple(base.stage for base in _STAGE_BASES if base.stage)
 """Every stage, in the order in which they edit a row."""
+
+STAGE_OPTIONS: tuple[Option, ...] = tuple(option for base in _STAGE_BASES for option in base.options)
+"""The options of all stages, with their limits."""
 
 
 def _eos_token_ids(values: Iterable[int]) -> tuple[int, ...]:
-    ids = tuple(integer("eos_token_ids", value, 0, 2**31 - 1, floats=False) for value in values)
+    ids = token_ids("eos_token_ids", values)
     if len(ids) > MAX_EOS_TOKENS:
         raise OptionError(f"there are {len(ids)} eos_token_ids; at most {MAX_EOS_TOKENS} are supported")
     return ids

@@ -9,10 +9,8 @@ interface SamplerRun {
   logitsType: "float32" | "float16";
   /** [rows, vocab], little-endian, base64. */
   logits: string;
-  /** A program and its parameter words for each run; a run starts from `state` and `counts` again. */
-  programs: { words: number[]; program: SamplerProgram }[];
-  /** u32 [rows, vocab], for the programs that count. */
-  counts: number[];
+  /** A program, its parameters, tables and rows of memory for each run; a run starts from `state` and these again. */
+  programs: { words: number[]; table: number[]; memory: number[]; program: SamplerProgram }[];
   /** Steps in one pass, and passes, each submitted by itself. */
   steps: number;
   submits: number;
@@ -108,12 +106,12 @@ async function runSampler(run: SamplerRun): Promise<SamplerResult[]> {
       positionIds: run.positions ? buffers.positionIds : undefined,
     });
     const results: SamplerResult[] = [];
-    for (const { words, program } of run.programs) {
+    for (const { words, table, memory, program } of run.programs) {
       for (const name of names)
         device.queue.writeBuffer(buffers[name], 0, new Uint32Array(sizes[name] / 4).fill(POISON));
       device.queue.writeBuffer(buffers.state, 0, new Uint32Array(run.state));
-      sampler.setProgram(new Uint32Array(words), program);
-      if (program.counts) sampler.setTokenCounts(new Uint32Array(run.counts));
+      sampler.setProgram(new Uint32Array(words), new Uint32Array(table), program);
+      if (memory.length > 0) sampler.setMemory(new Uint32Array(memory));
       for (let submit = 0; submit < run.submits; submit++) {
         const encoder = device.createCommandEncoder();
         const pass = encoder.beginComputePass();

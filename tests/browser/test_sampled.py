@@ -19,6 +19,15 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "all": {"temperature": 0.7, "top_k": 50, "top_p": 0.95},
     "min_p": {"temperature": 1.3, "top_k": 0, "min_p": 0.1},
     "penalty": {"temperature": 0.7, "top_k": 50, "repetition_penalty": 1.3, "min_p": 0.02},
+    "stages": {
+        "temperature": 1.5,
+        "top_k": 8,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.4,
+        "no_repeat_ngram_size": 2,
+        "logit_bias": [[7, 2.5], [8, 2.0], [9, 2.0]],
+        "bad_words_ids": [[224], [7, 8]],
+    },
 }
 
 
@@ -79,11 +88,11 @@ def test_the_gpu_picks_what_the_reference_sampler_picks_from_the_logits(search: 
 
 
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
-def test_a_repetition_penalty_follows_appended_and_rewound_tokens_as_the_oracle_does(
-    device: str, scripts: PageScripts
-) -> None:
-    actions = [("append", PROMPT), ("generate", 24), ("append", [11, 12]), ("generate", 6), ("rewind", 12)]
-    actions += [("append", [3]), ("generate", 8)]
+def test_stages_follow_appended_and_rewound_tokens_as_the_oracle_does(device: str, scripts: PageScripts) -> None:
+    repeated = [123, 158, 55] * 6
+    actions = [("append", repeated), ("generate", 24), ("append", [11, 12]), ("generate", 6), ("rewind", 21)]
+    actions += [("append", [30]), ("generate", 8)]
+    search = {"repetition_penalty": 1.01, "no_repeat_ngram_size": 2}
     found = scripts.run(
         "sequences",
         "drive",
@@ -92,7 +101,7 @@ def test_a_repetition_penalty_follows_appended_and_rewound_tokens_as_the_oracle_
         actions=actions,
         device=device,
         do_sample=False,
-        repetition_penalty=1.3,
+        **search,
     )
-    assert found["picked"] == oracle.drive(NANO, actions, repetition_penalty=1.3).picked
-    assert found["picked"] != oracle.drive(NANO, actions).picked
+    assert found["picked"] == oracle.drive(NANO, actions, **search).picked
+    assert found["picked"] != oracle.drive(NANO, actions, repetition_penalty=1.01).picked

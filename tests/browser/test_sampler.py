@@ -8,7 +8,7 @@ import random
 import subprocess
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,27 @@ class State:
         return [self.length, self.cursor, self.done, self.picked, POISON, POISON, POISON, POISON]
 
 
-def sent(option: SearchOptions, vocab: int) -> dict[str, Any]:
-    """A program as the page takes it."""
-    program = asdict(option.sampler_program(vocab))
-    return {"words": list(array("I", program.pop("words"))), "program": program}
+def sent(
+    option: SearchOptions,
+    vocab: int,
+    capacity: int = 8,
+    sequences: Sequence[Sequence[int]] = ((),),
+    prompt: int = 0,
+) -> dict[str, Any]:
+    """A program as the page takes it, with its parameters, tables and what the rows' sequences are."""
+    program = option.sampler_program(vocab, capacity)
+    rows = b"".join(program.row(tokens, prompt) for tokens in sequences)
+    return {
+        "words": list(array("I", program.words)),
+        "table": list(array("I", program.table)),
+        "memory": list(array("I", rows)),
+        "program": {
+            "passes": program.passes,
+            "wgsl": program.wgsl,
+            "banWgsl": program.ban_wgsl,
+            "rowWords": program.row_words,
+        },
+    }
 
 
 class SamplerPage:
@@ -79,6 +96,7 @@ class SamplerPage:
         *,
         states: Sequence[State] = (),
         sequences: Sequence[Sequence[int]] = (),
+        prompt: int = 0,
         steps: int = 1,
         submits: int = 1,
         ring_capacity: int = 0,
@@ -87,17 +105,12 @@ class SamplerPage:
     ) -> list[dict[str, Any]]:
         """The buffers after `submits` passes of `steps` steps, for each of `options`, from the same start."""
         vocab = len(rows[0])
-        counts = [0] * (len(rows) * vocab)
-        for row, tokens in enumerate(sequences):
-            for token in tokens:
-                counts[row * vocab + token] += 1
         request = {
             "rows": len(rows),
             "vocab": vocab,
             "logitsType": "float32" if rows[0].itemsize == 4 else "float16",
             "logits": base64.b64encode(b"".join(row.tobytes() for row in rows)).decode(),
-            "programs": [sent(option, vocab) for option in options],
-            "counts": counts,
+            "programs": [sent(option, vocab, max_length, sequences or [()] * len(rows), prompt) for option in options],
             "steps": steps,
             "submits": submits,
             "state": [word for state in states or [State()] * len(rows) for word in state.words()],
@@ -269,7 +282,7 @@ class Row:
         self.ring[cursor % len(self.ring)] = option.pad_token_id if done else token
         if not done:
             picked = token
-            if token in option.eos_token_ids:
+            if token in option.end_token_ids:
                 done = 1
             elif 2 * length < len(self.mask):
                 self.input_ids = [token, 0]
@@ -309,7 +322,9 @@ def test_every_buffer_follows_the_state_layout(sampler: SamplerPage, positions: 
     greedy = [sample(row, GREEDY, 0) for row in rows]
     eos = (greedy[1], 500, greedy[8 + 7], *[ids[64 * row + step] for row, step in ((0, 3), (4, 0), (9, 6))])
     options = [option.replace() for option in (GREEDY, SAMPLED, BOTH)]
-    options = [SearchOptions(**{**vars(option), "eos_token_ids": eos}) for option in options]
+    options = [
+        SearchOptions(**{**vars(option), "eos_token_ids": eos[:3], "stop_token_ids": eos[3:]}) for option in options
+    ]
     results = sampler.run(
         rows,
         options,
@@ -379,20 +394,53 @@ def test_a_penalised_logit_is_exact_to_the_bit(sampler: SamplerPage, penalty: fl
         assert result["ring"] == [expected] * len(rows)
 
 
-def test_picks_are_penalised_from_the_next_step_on(sampler: SamplerPage) -> None:
+FOLLOWING: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.4},
+    {"presence_penalty": 0.4, "frequency_penalty": 0.7},
+    {"presence_penalty": -0.5, "frequency_penalty": 0.6, "repetition_penalty": 1.1},
+    {"no_repeat_ngram_size": 1},
+    {"no_repeat_ngram_size": 2},
+    {"no_repeat_ngram_size": 3, "frequency_penalty": 0.01},
+    {"bad_words_ids": [[token] for token in range(0, 40, 3)] + [[token, token] for token in range(40)]},
+]
+"""Options of stages that ask what the sequence is."""
+
+
+@pytest.mark.parametrize(
+    ("choice", "vocab"), [*((choice, 40) for choice in FOLLOWING), (FOLLOWING[0], 5000), (FOLLOWING[5], 5000)]
+)
+def test_stages_follow_the_picks_of_a_burst(sampler: SamplerPage, choice: dict[str, Any], vocab: int) -> None:
     source = random.Random(11)
-    rows = [array("f", [source.gauss(2, 1) for _ in range(511)]) for _ in range(4)]
-    sequences = [source.choices(range(511), k=30) for _ in rows]
-    steps = 24
-    options = [base.replace(repetition_penalty=1.4) for base in (GREEDY, BOTH)]
-    for option, result in zip(options, sampler.run(rows, options, sequences=sequences, steps=steps), strict=True):
+    rows = [typed([source.gauss(2, 1) for _ in range(vocab)], half=vocab > 4096) for _ in range(2)]
+    length, steps, prompt = 30, 24, 25
+    sequences = [source.choices(range(min(vocab, 60)), k=length) for _ in rows]
+    sequences[1][-4:] = sequences[1][:4]
+    options = [base.replace(**choice) for base in (GREEDY, BOTH)]
+    states = [State(length=length)] * len(rows)
+    results = sampler.run(rows, options, states=states, sequences=sequences, prompt=prompt, steps=steps, submits=2)
+    for option, result in zip(options, results, strict=True):
         for index, row in enumerate(rows):
             tokens = list(sequences[index])
-            for step in range(steps):
-                tokens.append(sample(row, option, LENGTH + step, index, tokens=tokens))
-            picked = result["ring"][steps * index : steps * (index + 1)]
-            assert picked == tokens[30:]
-            assert option is not options[0] or len(set(picked)) > steps / 2, "the greedy pick alone repeats one token"
+            for _ in range(2 * steps):
+                tokens.append(sample(row, option, len(tokens), index, tokens=tokens, prompt=prompt))
+            picked = result["ring"][2 * steps * index : 2 * steps * (index + 1)]
+            # At most 64 positions: from there on the length, and what is remembered, stays.
+            assert picked[:34] == tokens[length : length + 34]
+            assert option is not options[0] or len(set(picked)) > 1, "the greedy pick alone repeats one token"
+
+
+@pytest.mark.parametrize("scale", [1e-38, 1.0, 1e6])
+def test_a_bias_is_exact_to_the_bit(sampler: SamplerPage, scale: float) -> None:
+    """Token 5 has a bias; 3 or 7 has the float32 that it must become. Of equals the lowest id is picked."""
+    source = np.random.default_rng(13)
+    values = np.concatenate([source.normal(0, 4, 96), source.normal(0, 1e-38, 32), [0.0, -0.0]]).astype(np.float32)
+    for bias in map(np.float32, (scale, -scale / 3, -values[1])):
+        option = GREEDY.replace(logit_bias={5: float(bias), 1: 3.0})
+        for other, expected in (3, 3), (7, 5):
+            rows = np.full((len(values), 16), -np.inf, np.float32)
+            rows[:, 5], rows[:, other] = values, values + bias
+            (result,) = sampler.run([*rows], [option])
+            assert result["ring"] == [expected] * len(rows)
 
 
 def test_a_second_sampler_of_the_same_shape_makes_no_pipeline(sampler: SamplerPage) -> None:
@@ -405,10 +453,17 @@ def test_a_second_sampler_of_the_same_shape_makes_no_pipeline(sampler: SamplerPa
     ("change", "message"),
     [
         (
-            {"programs": [{"words": [0], "program": {"passes": ["beam"], "wgsl": "", "counts": False}}]},
+            {
+                "programs": [
+                    {**sent(GREEDY, 3), "program": {"passes": ["beam"], "wgsl": "", "banWgsl": "", "rowWords": 0}}
+                ]
+            },
             'no pass "beam"',
         ),
-        ({"programs": [sent(GREEDY.replace(repetition_penalty=2), 3)]}, "0 bytes of token counts, of 12"),
+        (
+            {"programs": [{**sent(GREEDY.replace(repetition_penalty=2), 3), "memory": [1]}]},
+            "1 words of memory, of 3",
+        ),
         ({"vocab": 4}, "logits has 12 bytes; it needs 16"),
         ({"vocab": 0}, "vocab is 0; it must be an integer from 1 to 16777216"),
         ({"rows": 65536}, "rows is 65536; it must be an integer from 1 to 65535"),
@@ -424,7 +479,6 @@ def test_parameters_and_targets_that_do_not_fit_are_refused(
         "logitsType": "float32",
         "logits": base64.b64encode(bytes(12)).decode(),
         "programs": [sent(GREEDY, 3)],
-        "counts": [],
         "steps": 1,
         "submits": 1,
         "state": State().words(),

@@ -116,7 +116,7 @@ class PaperDecoder:
         self.pending = None
         self.done = False
 
-    def follow(self, tokens: Sequence[int]) -> None:
+    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
         """Its picks do not depend on the sequence."""
 
     def submit(self, picks: int, sample_first: bool) -> Awaitable[Burst]:

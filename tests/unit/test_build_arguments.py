@@ -73,6 +73,22 @@ def test_options_reach_the_request(model: Path) -> None:
     assert request(model, "x", "--greedy", *penalty)["search"] == {"do_sample": False, "repetition_penalty": 1.1}
 
 
+def test_options_of_every_stage_reach_the_request(model: Path) -> None:
+    argv = ["--no-repeat-ngram-size", "3", "--bad-words-ids", "1,2;3", "--logit-bias", "12:-5,7:1.5", "--max-time", "2"]
+    argv += ["--stop-token-ids", "4,5", "--presence-penalty", "0.5", "--frequency-penalty", "-1", "--min-length", "9"]
+    assert json.loads(json.dumps(request(model, "x", "--greedy", *argv)["search"])) == {
+        "do_sample": False,
+        "no_repeat_ngram_size": 3,
+        "bad_words_ids": [[1, 2], [3]],
+        "logit_bias": [[12, -5.0], [7, 1.5]],
+        "max_time": 2.0,
+        "stop_token_ids": [4, 5],
+        "presence_penalty": 0.5,
+        "frequency_penalty": -1.0,
+        "min_length": 9,
+    }
+
+
 def test_a_conversation_begins_without_messages(model: Path) -> None:
     (model / "chat_template.jinja").write_text("{{ messages }}")
     assert request(model, "--chat", "--greedy", "--max-length", "9") == {
@@ -130,17 +146,27 @@ def test_a_model_without_a_chat_template_has_no_conversations(
         (["a", "--max-new-tokens", "0"], "--max-new-tokens is 0, but must be at least 1"),
         (["a", "--max-new-tokens", "many"], "argument --max-new-tokens: invalid int value: 'many'"),
         (["a", "--run-ahead", "0"], "--run-ahead is 0, but must be at least 1"),
-        (["a", "--temperature", "0"], "--temperature is 0.0, but must be above 0"),
-        (["a", "--temperature", "nan"], "--temperature is nan, but must be above 0"),
-        (["a", "--temperature", "inf"], "--temperature is inf, but must be above 0"),
-        (["a", "--top-k", "0"], "--top-k is 0, but must be at least 1"),
-        (["a", "--top-p", "0"], "--top-p is 0.0, but must be above 0 and at most 1"),
-        (["a", "--top-p", "1.01"], "--top-p is 1.01, but must be above 0 and at most 1"),
-        (["a", "--top-p", "nan"], "--top-p is nan, but must be above 0 and at most 1"),
-        (["a", "--min-p", "1.5"], "--min-p is 1.5, but must be from 0 to 1"),
-        (["a", "--repetition-penalty", "0"], "--repetition-penalty is 0.0, but must be above 0"),
+        (["a", "--temperature", "-1"], "--temperature: temperature is -1.0; it must be at least 0"),
+        (["a", "--temperature", "nan"], "--temperature: temperature is nan; it must be a finite number"),
+        (["a", "--temperature", "inf"], "--temperature: temperature is inf; it must be a finite number"),
+        (["a", "--top-k", "-1"], "--top-k: top_k is -1; it must be from 0 to 2147483647"),
+        (["a", "--top-p", "-0.1"], "--top-p: top_p is -0.1; it must be from 0 to 1"),
+        (["a", "--top-p", "1.01"], "--top-p: top_p is 1.01; it must be from 0 to 1"),
+        (["a", "--top-p", "nan"], "--top-p: top_p is nan; it must be a finite number"),
+        (["a", "--min-p", "1.5"], "--min-p: min_p is 1.5; it must be from 0 to 1"),
+        (
+            ["a", "--repetition-penalty", "0"],
+            "--repetition-penalty: repetition_penalty is 0.0; it must be greater than 0",
+        ),
         (["a", "--greedy", "--min-p", "0.1"], "--greedy and --min-p contradict each other"),
-        (["a", "--seed", "-1"], "--seed is -1, but must be from 0"),
+        (["a", "--seed", "-2"], "--seed: random_seed is -2; it must be from -1"),
+        (["a", "--seed", str(2**60)], f"--seed is {2**60}, but must be at most {2**53}"),
+        (["a", "--stop-token-ids", "1,x"], "--stop-token-ids: 'x' is not a token id: give integers from 0"),
+        (["a", "--bad-words-ids", "1,2;"], "--bad-words-ids: '' is not a token id"),
+        (["a", "--logit-bias", "12"], "--logit-bias: '12' is no token id with a number"),
+        (["a", "--logit-bias=-1:2"], "--logit-bias: a token of logit_bias is -1; it must be from 0"),
+        (["a", "--frequency-penalty", "3"], "--frequency-penalty: frequency_penalty is 3.0; it must be from -2 to 2"),
+        (["a", "--max-time", "0"], "--max-time: max_time is 0.0; it must be greater than 0 seconds"),
         (["a", "--greedy", "--temperature", "1"], "--greedy and --temperature contradict each other"),
         (["a", "--greedy", "--seed", "1"], "--greedy and --seed contradict each other"),
         (["a", "--device", "cuda"], "argument --device: invalid choice: 'cuda'"),

@@ -385,3 +385,45 @@ class TestTokens:
         assert generator.get_sequence(0) == PROMPT
         with pytest.raises(OptionError, match="sequence 1 was asked for; its rows are 0 to 0"):
             generator.get_sequence(1)
+
+
+class TestEnding:
+    @every_run_ahead
+    def test_a_stop_token_ends_the_sequence_as_an_end_of_sequence_does(self, run_ahead: int | None) -> None:
+        wanted = run_of(PROMPT, 6)
+        generator, _ = made(run_ahead=run_ahead, stop_token_ids=[wanted[5], 98])
+        generator.append_tokens(PROMPT)
+
+        async def run() -> list[int]:
+            return [token async for token in generator]
+
+        assert asyncio.run(run()) == wanted[: wanted.index(wanted[5]) + 1]
+        assert (generator.finish_reason, generator.is_done()) == ("stop", True)
+        assert generator.get_sequence() == PROMPT + wanted[: wanted.index(wanted[5])]
+        generator.append_tokens([3])
+        assert generator.finish_reason is None
+
+    @pytest.mark.parametrize("run_ahead", [1, 8])
+    def test_the_first_token_after_max_time_is_the_last(self, run_ahead: int) -> None:
+        generator, paper = made(run_ahead=run_ahead, max_time=2.0)
+        generator.append_tokens(PROMPT)
+
+        def at(seconds: float, count: int) -> list[int]:
+            paper.host.time = 1000.0 * seconds
+            return asyncio.run(take(generator, count))
+
+        assert at(100.0, 2) + at(101.9, 2) == run_of(PROMPT, 4)
+        assert generator.finish_reason is None, "two seconds are not over"
+        at(102.1, 1)
+        assert (str(generator.finish_reason), generator.token_count()) == ("time", len(PROMPT) + 5)
+        with pytest.raises(OptionError, match=r"generation is done \(time\)"):
+            at(102.1, 1)
+        generator.rewind_to(5)
+        assert len(at(200.0, 3)) == 3, "the time begins anew with the first token that is asked for"
+        assert generator.finish_reason is None
+
+    def test_ids_that_the_vocabulary_lacks_are_refused_before_anything_is_changed(self) -> None:
+        with pytest.raises(
+            OptionError, match=f"stop_token_ids has {VOCAB}; ids of this model go from 0 to {VOCAB - 1}"
+        ):
+            made(stop_token_ids=[VOCAB])

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from capstan import Generator, GeneratorParams, Model
@@ -16,6 +17,8 @@ from tests.oracle import Action
 FIXTURES = sorted(path.parent for path in (Path(__file__).parents[1] / "fixtures").glob("*/genai_config.json"))
 LLAMA = next(folder for folder in FIXTURES if folder.name == "nano-llama")
 PROMPT = [5, 6, 7, 8, 9]
+REPEATED = [123, 158, 55] * 6
+"""Greedy search goes on with five times the same token."""
 
 SCRIPTS: dict[str, list[Action]] = {
     "generate": [("append", PROMPT), ("generate", 40)],
@@ -110,6 +113,37 @@ def test_max_length_ends_where_the_oracle_ends() -> None:
     trace = drive(Model(str(LLAMA)), script, max_length=65)
     assert trace == oracle.drive(LLAMA, script, max_length=65)
     assert (len(trace.sequence), trace.done) == (65, True)
+
+
+def test_penalties_count_what_was_picked_since_tokens_were_appended() -> None:
+    """By numpy from the oracle's logits, over appended and rewound tokens; rows of None are appended ones."""
+
+    def expected(appended: Sequence[int], sequence: list[int], since: int, count: int) -> list[int]:
+        sequence += appended
+        since = len(sequence) if appended else since
+        for _ in range(count):
+            logits = oracle.logits(LLAMA, sequence)
+            picks = np.bincount(sequence[since:], minlength=len(logits))
+            penalty = (picks * 1.25 - 0.5 * (picks > 0)).astype(np.float32)
+            sequence.append(int(np.argmax(logits - penalty)))
+        return sequence
+
+    script: list[Action] = [("append", REPEATED), ("generate", 8), ("append", [11, 12]), ("generate", 8)]
+    script += [("rewind", 33), ("generate", 3), ("rewind", 23), ("append", [9, 9]), ("rewind", 24), ("generate", 6)]
+    sequence = expected([11, 12], expected(REPEATED, [], 0, 8), 0, 8)
+    sequence = expected([], sequence[:33], 28, 3)
+    sequence = expected([], [*sequence[:23], 9], 24, 6)
+    trace = drive(Model(str(LLAMA)), script, frequency_penalty=1.25, presence_penalty=-0.5)
+    assert trace.sequence == sequence
+    assert trace.sequence != drive(Model(str(LLAMA)), script).sequence
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_runs_of_tokens_that_must_not_be_repeated_are_the_oracles(size: int) -> None:
+    script: list[Action] = [("append", REPEATED), ("generate", 12), ("rewind", 21), ("append", [30]), ("generate", 9)]
+    trace = drive(Model(str(LLAMA)), script, no_repeat_ngram_size=size)
+    assert trace == oracle.drive(LLAMA, script, no_repeat_ngram_size=size)
+    assert trace != oracle.drive(LLAMA, script)
 
 
 @pytest.mark.parametrize("penalty", [0.7, 1.1, 3.0])

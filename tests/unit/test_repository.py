@@ -74,14 +74,17 @@ class TestLoading:
 
     def test_generation_config_says_how_to_sample_and_where_to_end(self, tmp_path: Path) -> None:
         generation = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [7, 8]}
+        generation |= {"repetition_penalty": 1.5, "no_repeat_ngram_size": 3, "bad_words_ids": [[5, 6], [9]]}
         model = load(lay_out(LLAMA, tmp_path / "repo", generation=generation))
         search = model.search
         assert (search.do_sample, search.temperature, search.top_k, search.top_p) == (True, 0.6, 20, 0.95)
         assert search.eos_token_ids == (7, 8)
+        assert (search.repetition_penalty, search.no_repeat_ngram_size) == (1.5, 3)
+        assert search.bad_words_ids == ((5, 6), (9,))
 
     def test_what_it_says_and_capstan_lacks_is_told(self, tmp_path: Path) -> None:
-        folder = lay_out(LLAMA, tmp_path / "repo", generation={"repetition_penalty": 1.1, "num_beams": 1})
-        with pytest.warns(FallbackWarning, match=r"repetition_penalty=1\.1 is not implemented; it is left out"):
+        folder = lay_out(LLAMA, tmp_path / "repo", generation={"repetition_penalty": 1.1, "num_beams": 4})
+        with pytest.warns(FallbackWarning, match=r"num_beams=4 is not implemented; it is left out"):
             load(folder)
 
     def test_position_ids_are_fed(self, tmp_path: Path) -> None:

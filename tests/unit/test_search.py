@@ -13,6 +13,7 @@ import pytest
 from capstan.errors import OptionError
 from capstan.search import MAX_EOS_TOKENS, SearchOptions
 from capstan.stages import temperature_scale
+from capstan.stages.program import MAX_END_TOKENS
 
 INF, NAN = math.inf, math.nan
 
@@ -49,11 +50,32 @@ INF, NAN = math.inf, math.nan
         ({"repetition_penalty": 1e39}, "repetition_penalty is 1e[+]39; it must be greater than 0 and a float32"),
         ({"min_p": -0.1}, "min_p is -0.1; it must be from 0 to 1"),
         ({"min_p": 1.01}, "min_p is 1.01; it must be from 0 to 1"),
-        ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size is 3"),
+        ({"presence_penalty": 2.5}, "presence_penalty is 2.5; it must be from -2 to 2; 0 turns it off"),
+        ({"frequency_penalty": -2.01}, "frequency_penalty is -2.01; it must be from -2 to 2"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1; it must be from 0"),
+        ({"bad_words_ids": 5}, "bad_words_ids is 5; it must be a list of lists of token ids"),
+        ({"bad_words_ids": "12"}, "bad_words_ids is '12'; it must be a list of lists"),
+        ({"bad_words_ids": [5]}, "an entry of bad_words_ids is 5; it must be a list of token ids"),
+        ({"bad_words_ids": ["ab"]}, "an entry of bad_words_ids is 'ab'; it must be a list of token ids"),
+        ({"bad_words_ids": [[1.5]]}, "an entry of bad_words_ids is 1.5; it must be an integer from 0"),
+        ({"bad_words_ids": [[1], []]}, "bad_words_ids has an empty list; leave it out"),
+        ({"logit_bias": 3}, "logit_bias is 3; it must map token ids to numbers"),
+        ({"logit_bias": [(1, 2, 3)]}, "logit_bias is .*; it must map token ids to numbers"),
+        ({"logit_bias": {"a": 1.0}}, "a token of logit_bias is 'a'; it must be an integer from 0"),
+        ({"logit_bias": [("5", 1.0)]}, "a token of logit_bias is '5'; it must be an integer from 0"),
+        ({"logit_bias": {-1: 1.0}}, "a token of logit_bias is -1; it must be from 0"),
+        ({"logit_bias": {1: INF}}, "a logit_bias is inf; it must be a finite number"),
+        ({"logit_bias": {1: 1e39}}, "a logit_bias is 1e[+]39; it must be a float32"),
+        ({"stop_token_ids": 7}, "stop_token_ids is 7; it must be a list of token ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids is -1; it must be from 0"),
+        ({"stop_token_ids": [5.0]}, "stop_token_ids is 5.0; it must be an integer"),
+        ({"stop_token_ids": range(17)}, "there are 17 stop_token_ids; at most 16 are supported"),
+        ({"max_time": 0}, "max_time is 0.0; it must be greater than 0 seconds; None turns it off"),
+        ({"max_time": NAN}, "max_time is nan"),
         ({"diversity_penalty": 0.5}, "diversity_penalty is 0.5"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"chunk_size": -1}, "chunk_size is -1"),
-        ({"topk": 5}, "'topk' is not a search option; the options are batch_size, chunk_size, .*top_p"),
+        ({"topk": 5}, "'topk' is not a search option; the options are bad_words_ids, batch_size, .*top_p"),
         ({"seed": 5}, "'seed' is not a search option"),
         ({"eos_token_ids": (5,)}, "'eos_token_ids' is not a search option"),
         ({"pad_token_id": 5}, "'pad_token_id' is not a search option"),
@@ -64,6 +86,21 @@ def test_an_option_out_of_range_or_unknown_is_refused(options: dict[str, object]
     base = SearchOptions(context_length=100)
     with pytest.raises(OptionError, match=message):
         base.replace(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bad_words_ids": [[1, 10]]}, "bad_words_ids has 10; ids of this model go from 0 to 9"),
+        ({"logit_bias": {10: 1.0}}, "logit_bias has the token 10; ids of this model go from 0 to 9"),
+        ({"stop_token_ids": [9, 10]}, "stop_token_ids has 10; ids of this model go from 0 to 9"),
+    ],
+)
+def test_ids_that_the_vocabulary_lacks_are_refused(options: dict[str, object], message: str) -> None:
+    found = SearchOptions().replace(**options)
+    found.check_vocabulary(11)
+    with pytest.raises(OptionError, match=message):
+        found.check_vocabulary(10)
 
 
 INTEGERS = {
@@ -113,7 +150,7 @@ def test_values_that_onnxruntime_genai_takes_are_taken(options: dict[str, object
 
 def test_a_temperature_of_0_needs_the_passes_of_greedy_search() -> None:
     zero = SearchOptions(do_sample=True, temperature=0, top_k=5, top_p=0.5)
-    assert zero.sampler_program(1000).passes == SearchOptions().sampler_program(1000).passes
+    assert zero.sampler_program(1000, 80).passes == SearchOptions().sampler_program(1000, 80).passes
 
 
 @pytest.mark.parametrize("name", ["do_sample", "early_stopping", "past_present_share_buffer"])
@@ -124,7 +161,8 @@ def test_a_switch_is_no_number(name: str) -> None:
 
 @pytest.mark.parametrize("value", [True, "1", None, INF])
 @pytest.mark.parametrize(
-    "name", ["temperature", "top_p", "min_p", "repetition_penalty", "length_penalty", "diversity_penalty"]
+    "name",
+    ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "length_penalty"],
 )
 def test_what_is_no_finite_number_is_refused(name: str, value: object) -> None:
     with pytest.raises(OptionError, match=f"{name} is {value!r}; it must be a (finite )?number"):
@@ -214,15 +252,15 @@ def test_too_many_end_of_sequence_ids_are_refused() -> None:
 
 def words_of(options: SearchOptions, vocab: int = 1000) -> dict[str, int]:
     """The parameters by the names of their WGSL struct, and `eos`."""
-    program = options.sampler_program(vocab)
+    program = options.sampler_program(vocab, 80)
     struct = re.search(r"struct Params \{\n(.*?)\n\}", program.wgsl, re.DOTALL)
     assert struct is not None
-    *names, eos = re.findall(r"(\w+): ", struct[1])
+    *names, ends = re.findall(r"(\w+): ", struct[1])
     words = array("I", program.words)
-    assert eos == "eos"
+    assert ends == "ends"
     assert len(names) % 4 == 0
-    assert len(words) == len(names) + MAX_EOS_TOKENS
-    return dict(zip(names, words, strict=False)) | {"eos": list(words[len(names) :])}
+    assert len(words) == len(names) + MAX_END_TOKENS
+    return dict(zip(names, words, strict=False)) | {"ends": list(words[len(names) :])}
 
 
 def test_the_parameters_for_the_gpu() -> None:
@@ -240,7 +278,7 @@ def test_the_parameters_for_the_gpu() -> None:
     ).replace(temperature=1.0)
     mantissa, shift = temperature_scale(1.0)
     words = words_of(options)
-    expected = {"pad": 7, "eos_count": 2, "eos": [8, 9] + [0] * 14, "min_length": 6, "top_k": 40, "top_p": 3 << 30}
+    expected = {"pad": 7, "end_count": 2, "ends": [8, 9] + [0] * 30, "min_length": 6, "top_k": 40, "top_p": 3 << 30}
     expected |= {"scale": mantissa, "shift": shift & 0xFFFFFFFF, "seed_low": 3, "seed_high": 256}
     expected |= {"least_weight": 1 << 28, "penalty": 3 << 22, "penalty_exponent": 2**32 - 23}
     assert {name: words[name] for name in expected} == expected
@@ -249,15 +287,22 @@ def test_the_parameters_for_the_gpu() -> None:
 def test_only_active_stages_are_in_the_kernels() -> None:
     plain = SearchOptions(do_sample=True, eos_token_ids=(3,))
     assert plain.stages() == plain.replace(temperature=2.0).stages()
-    assert plain.sampler_program(1000).wgsl == plain.replace(temperature=2.0, top_k=3).sampler_program(1000).wgsl
+    assert (
+        plain.sampler_program(1000, 80).wgsl == plain.replace(temperature=2.0, top_k=3).sampler_program(1000, 80).wgsl
+    )
     for option, name in (
         ({"min_length": 3}, "min_length"),
         ({"repetition_penalty": 2}, "penalty"),
         ({"min_p": 0.1}, "min_p"),
+        ({"presence_penalty": 0.1}, "token_penalties"),
+        ({"logit_bias": {1: 2.0}}, "logit_bias"),
+        ({"no_repeat_ngram_size": 2}, "no_repeat_ngram"),
+        ({"bad_words_ids": [[1, 2]]}, "bad_words"),
     ):
-        program = plain.replace(**option).sampler_program(1000)
-        assert re.search(rf"fn \w+_{name}\(|_{name}\(row", program.wgsl), name
-        assert program.counts == (name == "penalty")
+        program = plain.replace(**option).sampler_program(1000, 80)
+        assert re.search(rf"fn \w+_{name}\(|_{name}\(row", program.wgsl + program.ban_wgsl), name
+        assert program.counts == (name in ("penalty", "token_penalties"))
+        assert program.sequence == (program.passes[0] == "ban") == (name in ("no_repeat_ngram", "bad_words"))
     assert plain.replace(do_sample=False, min_p=0.1).stages() == plain.replace(do_sample=False).stages()
 
 
@@ -275,7 +320,7 @@ def test_only_active_stages_are_in_the_kernels() -> None:
     ],
 )
 def test_a_step_has_the_passes_that_its_options_need(options: dict[str, Any], passes: str) -> None:
-    assert " ".join(SearchOptions(**{"do_sample": True} | options).sampler_program(1000).passes) == passes
+    assert " ".join(SearchOptions(**{"do_sample": True} | options).sampler_program(1000, 80).passes) == passes
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1.0, 1e300])

@@ -195,22 +195,22 @@ export class Tapes {
       ...(s.position_ids === null ? {} : { positionIds: this.buffers.get(s.position_ids) }),
     };
     const { watched } = this;
-    const write = (buffer: GPUBuffer, words: Uint32Array<ArrayBuffer>): void =>
-      watched.write(buffer, 0, new Uint8Array(words.buffer, words.byteOffset, words.byteLength));
+    const write = (buffer: GPUBuffer, words: Uint32Array<ArrayBuffer>, offset = 0): void =>
+      watched.write(buffer, offset, new Uint8Array(words.buffer, words.byteOffset, words.byteLength));
     const sampler = watched.attribute("kernels", s.owner, () => new Sampler(watched.device, targets, write));
     const reader = new RingReader(this.watched, ring, s.ring_capacity, s.owner);
     return this.samplers.add({ sampler, reader, owner: s.owner });
   }
 
   /** `program` is a SamplerProgram in JSON. */
-  setSampling(handle: number, words: PyProxy, program: string): void {
+  setSampling(handle: number, words: PyProxy, table: PyProxy, program: string): void {
     const { sampler, owner } = this.samplers.get(handle);
     const given = JSON.parse(program) as SamplerProgram;
-    this.watched.attribute("kernels", owner, () => sampler.setProgram(wordsOf(words), given));
+    this.watched.attribute("kernels", owner, () => sampler.setProgram(wordsOf(words), wordsOf(table), given));
   }
 
-  setTokenCounts(handle: number, counts: PyProxy): void {
-    this.samplers.get(handle).sampler.setTokenCounts(wordsOf(counts));
+  setSamplerMemory(handle: number, rows: PyProxy): void {
+    this.samplers.get(handle).sampler.setMemory(wordsOf(rows));
   }
 
   destroySampler(handle: number): void {

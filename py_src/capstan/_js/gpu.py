@@ -232,13 +232,15 @@ class JsGpuEngine:
             return int(self._tapes.makeSampler(json.dumps(asdict(spec))))
 
     def set_sampling(self, sampler: int, program: SamplerProgram) -> None:
-        given = json.dumps({"passes": program.passes, "wgsl": program.wgsl, "counts": program.counts})
+        given = {"passes": program.passes, "wgsl": program.wgsl, "banWgsl": program.ban_wgsl}
         with typed_errors():
-            self._tapes.setSampling(sampler, program.words, given)
+            self._tapes.setSampling(
+                sampler, program.words, program.table, json.dumps(given | {"rowWords": program.row_words})
+            )
 
-    def set_token_counts(self, sampler: int, counts: bytes) -> None:
+    def set_sampler_memory(self, sampler: int, rows: bytes) -> None:
         with typed_errors():
-            self._tapes.setTokenCounts(sampler, counts)
+            self._tapes.setSamplerMemory(sampler, rows)
 
     def destroy_sampler(self, sampler: int) -> None:
         with typed_errors():

@@ -108,9 +108,10 @@ class Decoder(Protocol):
         """Become what another decoder of the same model and capacity is: its cache, states, length and logits. Called
         while no burst of either is under way. The copy is made on the device."""
 
-    def follow(self, tokens: Sequence[int]) -> None:
-        """Take over the sequence for stages that ask for it: called before the first pick of a sequence that was
-        changed otherwise than by a pick. Picks follow it by themselves."""
+    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
+        """Take over the sequence for stages that ask for it, and that its first `prompt` tokens were not picked: called
+        before the first pick of a sequence that was changed otherwise than by a pick. Picks follow it by themselves.
+        `padding` tokens of it were not given to the model."""
 
     def submit(self, picks: int, sample_first: bool) -> Awaitable[Burst]:
         """Queue `picks` decode steps, each followed by a pick; with `sample_first` the first picks from the logits that

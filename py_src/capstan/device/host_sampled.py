@@ -63,6 +63,8 @@ class HostSampledDecoder:
         self._length = 0
         self._tokens: list[int] = []
         """The sequence with all picks, for stages that ask for it."""
+        self._prompt = 0
+        """How many of them were not picked."""
         self._pending = 0
         self._counters: Counters = {"steps": 0, "readbacks": 0, "readback_bytes": 0}
 
@@ -85,8 +87,9 @@ class HostSampledDecoder:
             await self._run(ids[start : start + PREFILL_CHUNK], past + start)
         self._length = past + len(ids)
 
-    def follow(self, tokens: Sequence[int]) -> None:
+    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
         self._tokens = list(tokens)
+        self._prompt = prompt
 
     async def submit(self, picks: int, sample_first: bool) -> Burst:
         if picks != 1:
@@ -95,7 +98,9 @@ class HostSampledDecoder:
         if not sample_first:
             await self.step(self._pending)
         readable = self._now()
-        self._pending = sample(self._logits, self._options, self._length, self._row, tokens=self._tokens)
+        self._pending = sample(
+            self._logits, self._options, self._length, self._row, tokens=self._tokens, prompt=self._prompt
+        )
         self._tokens.append(self._pending)
         entered = self._now()
         return Burst((self._pending,), submitted, readable, entered - readable, entered)

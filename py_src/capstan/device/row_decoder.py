@@ -94,7 +94,7 @@ class RowDecoder(Protocol):
         """Make each row r what row `parents[r]` was, as `copy` does, all at once. A row that is its own parent costs
         nothing. Called while no burst is under way."""
 
-    def follow(self, row: int, tokens: Sequence[int]) -> None:
+    def follow(self, row: int, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
         """As Decoder.follow, for a row."""
 
     def submit(self, picks: int, sample_first: bool, rows: Sequence[int]) -> Awaitable[RowBurst]:

@@ -118,8 +118,8 @@ class SeparateRows:
             if options is not None and not options.greedy and self.decoders[row] is not old[row]:
                 self.decoders[row].set_search(options, row)
 
-    def follow(self, row: int, tokens: Sequence[int]) -> None:
-        self.decoders[row].follow(tokens)
+    def follow(self, row: int, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
+        self.decoders[row].follow(tokens, prompt, padding)
 
     def submit(self, picks: int, sample_first: bool, rows: Sequence[int]) -> Awaitable[RowBurst]:
         bursts = {row: self.decoders[row].submit(picks, sample_first) for row in rows}

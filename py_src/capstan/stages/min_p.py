@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Protocol
 
-from ..errors import OptionError
-from .stage import Stage, StageOptions, real
+from .option import Option
+from .stage import Stage, StageOptions
 
 __all__ = ["MinP"]
 
@@ -35,6 +35,17 @@ class MinP(StageOptions):
 
     min_p: float = 0.0
 
+    options: ClassVar[tuple[Option, ...]] = (
+        Option.real(
+            "min_p",
+            "from 0 to 1",
+            lambda p: 0 <= p <= 1,
+            "0 turns it off",
+            help="sample from tokens at least P times as likely as the likeliest",
+            metavar="P",
+            drawing=True,
+        ),
+    )
     stage: ClassVar[Stage | None] = Stage(
         "min_p",
         active=lambda options: options.min_p > 0 and not options.greedy,
@@ -46,8 +57,3 @@ fn weigh_min_p(weight: u32) -> u32 {
 }
 """,
     )
-
-    def check(self) -> None:
-        self._set("min_p", real("min_p", self.min_p))
-        if not 0 <= self.min_p <= 1:
-            raise OptionError(f"min_p is {self.min_p}; it must be from 0 to 1; 0 turns it off")

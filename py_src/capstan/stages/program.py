@@ -1,4 +1,4 @@
-"""What the sampler on the GPU is given for a set of options: parameters, passes, and WGSL of the active stages."""
+"""What the sampler on the GPU is given for a set of options: parameters, memory, passes, and WGSL of active stages."""
 
 from __future__ import annotations
 
@@ -9,18 +9,26 @@ from typing import Any
 
 from .stage import Stage
 
-__all__ = ["MAX_EOS_TOKENS", "SamplerProgram", "sampler_program"]
+__all__ = ["MAX_END_TOKENS", "SamplerProgram", "sampler_program"]
 
-MAX_EOS_TOKENS = 16
-"""How many end-of-sequence ids fit into the parameters."""
+MAX_END_TOKENS = 32
+"""How many ids that end a sequence fit into the parameters."""
 
 # A uniform buffer's arrays have elements of 16 bytes.
 _VECTOR = 4
+_IN_SEQUENCE = 1 << 31
+"""In a token's count: the sequence has it, also if it was not picked. The rest is how often it was."""
 
 
 @dataclass(frozen=True)
 class SamplerProgram:
-    """Kernels are made from the text, which only the set of active stages changes, never the values of options."""
+    """Kernels are made from the text, which only the set of active stages changes, never the values of options.
+
+    The sampler's memory is one buffer, u32: `table`, then `row_words` for each row: token counts [vocab], bans [vocab]
+    (the length at which a token is banned, plus 1), and the sequence's ids [capacity] behind the number of its tokens
+    that the model was not given (padding); each only where a stage asks. The host sets a row when its sequence was
+    changed from outside, picks add to it.
+    """
 
     words: bytes
     """`params`, a uniform buffer: u32 words as `wgsl` declares them."""
@@ -28,30 +36,76 @@ class SamplerProgram:
     """Kernels of a step in order, by the names in web/src/gpu/sampler.ts; `count` and `weight` are four rounds each."""
     wgsl: str
     """`struct Params`, and what the active stages do."""
+    ban_wgsl: str
+    """What they do in the pass `ban` besides."""
+    table: bytes
+    """Constants of the active stages."""
+    row_words: int
+    """Of the memory; 0 if no stage asks for any."""
     counts: bool
-    """Whether an active stage needs the row's token counts."""
+    """Whether a row's memory has token counts."""
+    sequence: bool
+    """Whether it has the ids."""
+    vocab: int
+    capacity: int
+
+    def row(self, tokens: Sequence[int], prompt: int, padding: int = 0) -> bytes:
+        """A row's memory for a sequence, of which the first `prompt` tokens were not picked, and `padding` ones not
+        given to the model."""
+        words = array("I", bytes(4 * self.row_words))
+        if self.counts:
+            for token in set(tokens):
+                words[token] = _IN_SEQUENCE
+            for token in tokens[prompt:]:
+                words[token] += 1
+        if self.sequence:
+            start = self.row_words - self.capacity
+            words[start - 1] = padding
+            words[start : start + len(tokens)] = array("I", tokens)
+        return words.tobytes()
 
 
-def sampler_program(stages: Sequence[Stage], options: Any, vocab: int, first_row: int = 0) -> SamplerProgram:
-    """The program for `options` over `vocab` logits, of rows that draw as those from `first_row` on. A top_k of at
-    least `vocab` is off."""
-    words = {"pad": options.pad_token_id, "eos_count": len(options.eos_token_ids), "first_row": first_row}
+def sampler_program(
+    stages: Sequence[Stage], options: Any, vocab: int, capacity: int, first_row: int = 0
+) -> SamplerProgram:
+    """The program for `options` over `vocab` logits and `capacity` positions, of rows that draw as those from
+    `first_row` on. A top_k of at least `vocab` is off."""
+    active = [stage for stage in stages if stage.active(options)]
+    counts = any(stage.counts for stage in active)
+    bans = any(stage.ban_wgsl for stage in active)
+    sequence = any(stage.sequence for stage in active)
+    ends = options.end_token_ids
+    words = {"pad": options.pad_token_id, "end_count": len(ends), "first_row": first_row}
     for stage in stages:
         words |= {name: value(options) for name, value in stage.words.items()}
     if words["top_k"] >= vocab:
         words["top_k"] = 0
-    active = [stage for stage in stages if stage.active(options)]
-    counts = any(stage.counts for stage in active)
+    table = array("I")
+    for stage in stages:
+        if stage.table is not None:
+            words[f"table_{stage.name}"] = len(table)
+            if stage in active:
+                table += stage.table(options, vocab)
+    bans_at = vocab * counts
+    ids_at = bans_at + vocab * bans
+    row_words = ids_at + (1 + capacity) * sequence
+    words |= {"rows_at": len(table), "row_words": row_words, "bans_at": bans_at, "ids_at": ids_at}
     padding = -len(words) % _VECTOR
-    eos = [*options.eos_token_ids, *[0] * (MAX_EOS_TOKENS - len(options.eos_token_ids))]
+    end_words = [*ends, *[0] * (MAX_END_TOKENS - len(ends))]
     fields = "".join(f"  {name}: u32,\n" for name in words)
     pads = "".join(f"  unused_{index}: u32,\n" for index in range(padding))
-    struct = f"struct Params {{\n{fields}{pads}  eos: array<vec4<u32>, {MAX_EOS_TOKENS // _VECTOR}>,\n}}\n"
+    struct = f"struct Params {{\n{fields}{pads}  ends: array<vec4<u32>, {MAX_END_TOKENS // _VECTOR}>,\n}}\n"
     return SamplerProgram(
-        words=array("I", [*words.values(), *[0] * padding, *eos]).tobytes(),
-        passes=_passes(options, words),
-        wgsl=struct + _functions(active, counts),
+        words=array("I", [*words.values(), *[0] * padding, *end_words]).tobytes(),
+        passes=("ban",) * bans + _passes(options, words),
+        wgsl=struct + _functions(active, counts=counts, bans=bans, sequence=sequence),
+        ban_wgsl=_bans(active),
+        table=table.tobytes(),
+        row_words=row_words,
         counts=counts,
+        sequence=sequence,
+        vocab=vocab,
+        capacity=capacity,
     )
 
 
@@ -62,16 +116,29 @@ def _passes(options: Any, words: dict[str, int]) -> tuple[str, ...]:
     return ("max", *cuts, "sums", "draw")
 
 
-def _functions(active: Sequence[Stage], counts: bool) -> str:
-    """`edited` and `kept`, which call the active stages in order, `COUNTED`, and the stages' own functions."""
+def _functions(active: Sequence[Stage], **memory: bool) -> str:
+    """What the memory has, `edited` and `kept`, which call the active stages in order, and their functions."""
     edits = [stage for stage in active if stage.edit_wgsl]
     weighs = [stage for stage in active if stage.weigh_wgsl]
     edited = "".join(f"  key = edit_{stage.name}(row, token, key);\n" for stage in edits)
     kept = "".join(f"  weight = weigh_{stage.name}(weight);\n" for stage in weighs)
+    tables = [stage for stage in active if stage.table is not None]
+    library = dict.fromkeys(text for stage in active for text in stage.uses)
     return (
-        f"const COUNTED = {str(counts).lower()};\n"
-        f"fn edited(row: u32, token: u32, given: u32) -> u32 {{\n  var key = given;\n{edited}  return key;\n}}\n"
-        f"fn kept(given: u32) -> u32 {{\n  var weight = given;\n{kept}  return weight;\n}}\n"
-        + "".join(stage.edit_wgsl for stage in edits)
-        + "".join(stage.weigh_wgsl for stage in weighs)
+        "".join(f"const HAS_{name.upper()} = {str(there).lower()};\n" for name, there in memory.items())
+        + f"fn edited(row: u32, token: u32, given: u32) -> u32 {{\n  var key = given;\n{edited}  return key;\n}}\n"
+        + f"fn kept(given: u32) -> u32 {{\n  var weight = given;\n{kept}  return weight;\n}}\n"
+        + "".join(
+            f"fn table_{stage.name}(i: u32) -> u32 {{\n  return memory[params.table_{stage.name} + i];\n}}\n"
+            for stage in tables
+        )
+        + "".join(library)
+        + "".join(stage.edit_wgsl + stage.weigh_wgsl for stage in active)
     )
+
+
+def _bans(active: Sequence[Stage]) -> str:
+    """`ban_all`, which calls the stages that ban."""
+    bans = [stage for stage in active if stage.ban_wgsl]
+    calls = "".join(f"  ban_{stage.name}(row, part, parts);\n" for stage in bans)
+    return f"fn ban_all(row: u32, part: u32, parts: u32) {{\n{calls}}}\n" + "".join(stage.ban_wgsl for stage in bans)

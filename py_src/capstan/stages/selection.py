@@ -8,8 +8,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from ..errors import OptionError
-from .stage import Stage, StageOptions, integer, real, switch
+from .option import Option, switch
+from .stage import Stage, StageOptions
 
 __all__ = ["Selection", "temperature_scale"]
 
@@ -54,6 +54,30 @@ class Selection(StageOptions):
     random_seed: int = -1
     seed: int = field(default=-1, repr=False)
 
+    options: ClassVar[tuple[Option, ...]] = (
+        Option.real(
+            "temperature",
+            "at least 0, which is greedy search",
+            lambda t: t >= 0,
+            help="sample, with the logits divided by T",
+            metavar="T",
+            drawing=True,
+        ),
+        Option.integer("top_k", 0, help="sample from the N likeliest tokens; 0 turns it off", drawing=True),
+        Option.real(
+            "top_p",
+            "from 0 to 1",
+            lambda p: 0 <= p <= 1,
+            "either end turns it off",
+            help="sample from the likeliest tokens that make up P",
+            metavar="P",
+            drawing=True,
+        ),
+        Option.integer(
+            "random_seed", -1, 2**64 - 1, help="sample with this seed; -1 draws one", flag="seed", drawing=True
+        ),
+        Option.integer("seed", -1, 2**64 - 1),
+    )
     # Its kernels are in web/src/shaders; which of them a step needs, `sampler_program` says.
     stage: ClassVar[Stage | None] = Stage(
         "selection",
@@ -70,15 +94,6 @@ class Selection(StageOptions):
 
     def check(self) -> None:
         switch("do_sample", self.do_sample)
-        self._set("top_k", integer("top_k", self.top_k, 0, 2**31 - 1))
-        for name in ("random_seed", "seed"):
-            self._set(name, integer(name, getattr(self, name), -1, 2**64 - 1))
-        for name in ("temperature", "top_p"):
-            self._set(name, real(name, getattr(self, name)))
-        if self.temperature < 0:
-            raise OptionError(f"temperature is {self.temperature}; it must be at least 0, which is greedy search")
-        if not 0 <= self.top_p <= 1:
-            raise OptionError(f"top_p is {self.top_p}; it must be from 0 to 1; either end turns it off")
         self._set("top_p", self.top_p or 1.0)
         if self.random_seed >= 0:
             self._set("seed", self.random_seed)

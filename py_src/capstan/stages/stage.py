@@ -1,17 +1,15 @@
-"""What a stage is, and the checks that options of every stage share."""
+"""What a stage is, and what it may ask of a row and of the sampler's memory on the GPU."""
 
 from __future__ import annotations
 
-import math
-import numbers
-import operator
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ..errors import OptionError
+from .option import Option
 
-__all__ = ["NEGATIVE_INFINITY_KEY", "Row", "Stage", "StageOptions", "integer", "real", "switch"]
+__all__ = ["NEGATIVE_INFINITY_KEY", "Row", "Stage", "StageOptions"]
 
 
 NEGATIVE_INFINITY_KEY = 0x007FFFFF
@@ -22,9 +20,11 @@ class Row:
     """What a stage may know of a row besides its logits."""
 
     length: int
-    """Tokens of the sequence so far."""
+    """Tokens that the model was given so far: those of the sequence, without padding."""
     tokens: Sequence[int] = ()
-    """The sequence, prompt and generated; may be left out if no active stage has `counts`."""
+    """The sequence, prompt and generated; may be left out if no active stage has `counts` or `sequence`."""
+    prompt: int = 0
+    """How many of them are the prompt: those behind were picked since tokens were last appended."""
 
 
 @dataclass(frozen=True)
@@ -39,60 +39,50 @@ class Stage:
     """Whether these options make it change anything. A stage that does not is left out of the kernels."""
     words: Mapping[str, Callable[[Any], int]] = field(default_factory=dict)
     """Its parameters, u32: fields of `params` in WGSL."""
+    table: Callable[[Any, int], array[int]] | None = None
+    """u32 words for the options and the vocabulary's size, of any number: `table_NAME(i)` in WGSL."""
     edit: Callable[[list[int], Any, Row], None] | None = None
     """Change the keys of a row, [vocabulary], in place."""
     due: Callable[[Any, Row], bool] = lambda _options, _row: True
     """Whether `edit` changes this row; the reference sampler does without keys where it may."""
     edit_wgsl: str = ""
     """`fn edit_NAME(row: u32, token: u32, key: u32) -> u32`: the same for one token. It may read `params`,
-    `state[row * STATE_STRIDE]` (the length) and, with `counts`, `token_count(row, token)`."""
+    `state[row * STATE_STRIDE]` (the length), `table_NAME` and, with `counts`, `has_token(row, token)` and
+    `picks_of(row, token)`."""
+    ban_wgsl: str = ""
+    """In place of `edit_wgsl`, for a stage that forbids tokens by what the sequence is:
+    `fn ban_NAME(row: u32, part: u32, parts: u32)`, which calls `ban(row, token)`. All `parts` together must have banned
+    every token; they run in a dispatch of their own before the others. It may read the same and
+    `sequence_token(row, i)` and `sequence_length(row)`."""
     weigh: Callable[[Sequence[int], Any], list[int]] | None = None
     """The weights of the tokens that top_k and top_p have left, from their weights; the largest, 2**30, must stay."""
     weigh_wgsl: str = ""
     """`fn weigh_NAME(weight: u32) -> u32`: the same."""
     counts: bool = False
-    """Whether it asks how often a token is in the sequence. The counts are on the GPU: u32 [rows, vocabulary], set
-    from the sequence whenever it was changed from outside, increased by each pick, so that they follow a rewind."""
+    """Whether it asks which tokens the sequence has, and how often they were picked since tokens were last appended."""
+    sequence: bool = False
+    """Whether it asks for the sequence's ids in order."""
+    uses: tuple[str, ...] = ()
+    """Texts of WGSL functions that several stages call; each is in the kernels once."""
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it asks for anything of the sequence but its length."""
+        return self.counts or self.sequence
 
 
 class StageOptions:
     """Options of a stage: base of a frozen dataclass with their names, defaults and docs."""
 
     stage: ClassVar[Stage | None] = None
+    options: ClassVar[tuple[Option, ...]] = ()
+    """Each with its limits, in the order in which they are read."""
 
     def check(self) -> None:
-        """Bring the options to their types; OptionError for a wrong type or a value out of range."""
+        """What is to be done besides reading each option; OptionError for values that do not fit together."""
+
+    def check_vocabulary(self, vocab: int) -> None:
+        """OptionError for an id that the vocabulary of `vocab` tokens does not have."""
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
-
-
-def integer(name: str, value: object, low: int, high: int, *, floats: bool = True) -> int:
-    """The integer, if it is one and within the limits; with `floats` 5.0 is one. OptionError otherwise."""
-    if floats and isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral) and value == value // 1:
-        value = int(float(value))
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise OptionError(f"{name} is {value!r}; it must be an integer from {low} to {high}")
-    number = operator.index(value)
-    if not low <= number <= high:
-        raise OptionError(f"{name} is {number}; it must be from {low} to {high}")
-    return number
-
-
-def real(name: str, value: object) -> float:
-    """The finite number as a float; OptionError otherwise."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise OptionError(f"{name} is {value!r}; it must be a number")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise OptionError(f"{name} is {number}; it must be a finite number")
-    return number
-
-
-def switch(name: str, value: object) -> None:
-    """OptionError unless it is True or False."""
-    if not isinstance(value, bool):
-        raise OptionError(f"{name} is {value!r}; it must be True or False")

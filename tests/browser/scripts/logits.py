@@ -25,7 +25,7 @@ async def host_loop(
         for _ in range(count):
             logits = await generator.get_logits_async()
             tokens = generator.get_sequence()
-            found.append(sample(logits, options, len(tokens), tokens=tokens))
+            found.append(sample(logits, options, len(tokens), tokens=tokens, prompt=len(prompt)))
             generator.append_tokens([found[-1]])
     return {"device": wanted, "host": found}
 

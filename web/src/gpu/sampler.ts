@@ -2,10 +2,11 @@
 //
 // py_src/capstan/sampling.py defines the result, id for id; py_src/capstan/stages/program.py makes the parameters, says
 // which kernels a step needs and writes what the stages do in them.
-// A step is 2 dispatches greedy, 3 with temperature alone, 7 with top_k or top_p, 11 with both. Nothing is carried over
-// in the scratch buffer from one step to the next, so any number of steps can be encoded one after another.
+// A step is 2 dispatches greedy, 3 with temperature alone, 7 with top_k or top_p, 11 with both, and one more where stages
+// ban tokens by what the sequence is. Nothing is carried over in the scratch buffer from one step to the next, so any number of steps can be encoded one after another.
 
 import advanceSource from "../shaders/advance.wgsl";
+import banSource from "../shaders/ban.wgsl";
 import blockMaxSource from "../shaders/block_max.wgsl";
 import blockSumsSource from "../shaders/block_sums.wgsl";
 import cutSource from "../shaders/cut.wgsl";
@@ -47,7 +48,9 @@ export interface SamplerTargets {
 export interface SamplerProgram {
   passes: readonly string[];
   wgsl: string;
-  counts: boolean;
+  banWgsl: string;
+  /** Of the sampler's memory, u32; 0 where no stage asks what the sequence is. */
+  rowWords: number;
 }
 
 const MAX_VOCAB = 1 << 24;
@@ -59,6 +62,7 @@ const ROW_SCRATCH = 1600;
 const BLOCK_SCRATCH = 8;
 
 const KERNELS = {
+  ban: [sharedSource, banSource],
   blockMax: [sharedSource, blockMaxSource],
   histogram: [sharedSource, prefixSource, cutSource, histogramSource],
   blockSums: [sharedSource, prefixSource, cutSource, blockSumsSource],
@@ -84,6 +88,7 @@ interface Dispatch {
 const rounds = (from: number): Dispatch[] =>
   Array.from({ length: ROUNDS / 2 }, (_, index) => ({ kernel: "histogram", round: from + index }));
 const PASSES: Readonly<Record<string, readonly Dispatch[]>> = {
+  ban: [{ kernel: "ban", round: 0 }],
   max: [{ kernel: "blockMax", round: 0 }],
   count: rounds(0),
   weight: rounds(ROUNDS / 2),
@@ -105,8 +110,9 @@ function blocking(vocab: number): Blocking {
 class SamplerPipelines {
   private static readonly perDevice = new WeakMap<GPUDevice, SamplerPipelines>();
 
-  readonly passLayout: GPUBindGroupLayout;
-  readonly endLayout: GPUBindGroupLayout;
+  private readonly passLayout: GPUBindGroupLayout;
+  private readonly banLayout: GPUBindGroupLayout;
+  private readonly endLayout: GPUBindGroupLayout;
   private readonly modules = new Map<string, GPUShaderModule>();
   private readonly pipelines = new Map<string, GPUComputePipeline>();
 
@@ -127,6 +133,7 @@ class SamplerPipelines {
       });
     const shared: GPUBufferBindingType[] = ["uniform", "read-only-storage", "storage"];
     this.passLayout = layout("sampler pass", [...shared, "read-only-storage", "uniform", "read-only-storage"]);
+    this.banLayout = layout("sampler ban", [...shared, "read-only-storage", "uniform", "storage"]);
     this.endLayout = layout("sampler end", [
       ...shared,
       "storage",
@@ -139,6 +146,11 @@ class SamplerPipelines {
     ]);
   }
 
+  layout(kernel: Kernel): GPUBindGroupLayout {
+    if (ENDS.has(kernel)) return this.endLayout;
+    return kernel === "ban" ? this.banLayout : this.passLayout;
+  }
+
   get(kernel: Kernel, vocab: number, half: boolean, stages: string): GPUComputePipeline {
     const key = `${kernel} ${vocab} ${half} ${stages}`;
     let found = this.pipelines.get(key);
@@ -146,7 +158,7 @@ class SamplerPipelines {
       found = this.device.createComputePipeline({
         label: `sampler ${kernel} ${vocab} ${half}`,
         layout: this.device.createPipelineLayout({
-          bindGroupLayouts: [ENDS.has(kernel) ? this.endLayout : this.passLayout],
+          bindGroupLayouts: [this.layout(kernel)],
         }),
         compute: {
           module: this.module(kernel, stages),
@@ -171,8 +183,8 @@ class SamplerPipelines {
   }
 }
 
-/** Puts words at the start of a buffer. */
-type Write = (buffer: GPUBuffer, words: Uint32Array<ArrayBuffer>) => void;
+/** Puts words into a buffer, at an offset in bytes or at its start. */
+type Write = (buffer: GPUBuffer, words: Uint32Array<ArrayBuffer>, offset?: number) => void;
 
 /** Samples and advances all rows of one generator; owns its parameter and scratch buffers, not the targets. */
 export class Sampler {
@@ -182,8 +194,10 @@ export class Sampler {
   private readonly roundIndices: GPUBuffer;
   private readonly sizes: GPUBuffer;
   private params: GPUBuffer;
-  /** u32 [rows, vocab], or one word while no stage counts tokens. */
-  private counts: GPUBuffer;
+  /** The stages' tables, then what each row's sequence is, u32: SamplerProgram in Python has the layout. */
+  private memory: GPUBuffer;
+  private memoryTable = 0;
+  private rowWords = 0;
   private bindGroups = new Map<string, GPUBindGroup>();
   private plan: readonly { bindGroup: GPUBindGroup; pipeline: GPUComputePipeline; blocks: number }[] = [];
 
@@ -194,11 +208,11 @@ export class Sampler {
   constructor(
     private readonly device: GPUDevice,
     private readonly targets: SamplerTargets,
-    private readonly write: Write = (buffer, words) => device.queue.writeBuffer(buffer, 0, words),
+    private readonly write: Write = (buffer, words, offset = 0) => device.queue.writeBuffer(buffer, offset, words),
   ) {
     checkTargets(device, targets);
     this.params = this.buffer("sampler params", 16, GPUBufferUsage.UNIFORM);
-    this.counts = this.buffer("sampler counts", 4, GPUBufferUsage.STORAGE);
+    this.memory = this.buffer("sampler memory", 4, GPUBufferUsage.STORAGE);
     this.scratch = this.buffer("sampler scratch", scratchBytes(targets), GPUBufferUsage.STORAGE);
     this.positions =
       targets.positionIds ?? this.buffer("sampler no positions", targets.rows * 8, GPUBufferUsage.STORAGE);
@@ -212,10 +226,11 @@ export class Sampler {
   }
 
   /**
-   * Takes a program and its parameter words; later steps use them. Pipelines that no sampler of this shape needed
-   * before on the device are made here. Throws RangeError for a pass that there is not.
+   * Takes a program, its parameter words and its stages' tables; later steps use them. Pipelines that no sampler of this
+   * shape needed before on the device are made here. Throws RangeError for a pass that there is not, or for tables and
+   * rows that are more than the device binds.
    */
-  setProgram(words: Uint32Array<ArrayBuffer>, program: SamplerProgram): void {
+  setProgram(words: Uint32Array<ArrayBuffer>, table: Uint32Array<ArrayBuffer>, program: SamplerProgram): void {
     const { vocab, rows } = this.targets;
     const dispatches = program.passes.flatMap((name) => {
       const found = PASSES[name];
@@ -223,39 +238,44 @@ export class Sampler {
       return found;
     });
     this.params = this.atLeast(this.params, words.byteLength);
-    this.counts = this.atLeast(this.counts, program.counts ? rows * vocab * 4 : 4);
+    const memory = table.byteLength + rows * program.rowWords * 4;
+    const most = this.device.limits.maxStorageBufferBindingSize;
+    if (memory > most) throw new RangeError(`sampler: the stages need ${memory} bytes; the device binds ${most}`);
+    this.memory = this.atLeast(this.memory, memory);
+    this.memoryTable = table.length;
+    this.rowWords = program.rowWords;
     this.write(this.params, words);
+    if (table.length > 0) this.write(this.memory, table);
     const pipelines = SamplerPipelines.of(this.device);
     const half = this.targets.logitsType === "float16";
     const blocks = blocking(vocab).BLOCKS;
     this.plan = dispatches.map(({ kernel, round }) => ({
       bindGroup: this.bindGroup(kernel, round, pipelines),
-      pipeline: pipelines.get(kernel, vocab, half, program.wgsl),
+      pipeline: pipelines.get(kernel, vocab, half, kernel === "ban" ? program.wgsl + program.banWgsl : program.wgsl),
       blocks: ENDS.has(kernel) ? 1 : blocks,
     }));
   }
 
-  /** How often each token is in the rows' sequences: u32 [rows, vocab]. Throws RangeError unless the program counts. */
-  setTokenCounts(counts: Uint32Array<ArrayBuffer>): void {
-    if (counts.byteLength !== this.counts.size) {
-      throw new RangeError(`sampler: ${counts.byteLength} bytes of token counts, of ${this.counts.size}`);
-    }
-    this.write(this.counts, counts);
+  /** What the rows' sequences are: u32 [rows, rowWords] of the program. Throws RangeError for another size. */
+  setMemory(words: Uint32Array<ArrayBuffer>): void {
+    const size = this.targets.rows * this.rowWords;
+    if (words.length !== size) throw new RangeError(`sampler: ${words.length} words of memory, of ${size}`);
+    this.write(this.memory, words, this.memoryTable * 4);
   }
 
   private bindGroup(kernel: Kernel, round: number, pipelines: SamplerPipelines): GPUBindGroup {
     const { targets } = this;
     const end = ENDS.has(kernel);
-    const key = `${end} ${round}`;
+    const key = `${end} ${kernel === "ban"} ${round}`;
     let found = this.bindGroups.get(key);
     if (found === undefined) {
       const shared = [this.params, targets.logits, this.scratch, targets.state];
       const stride = this.device.limits.minUniformBufferOffsetAlignment;
       const rest: (GPUBuffer | Span)[] = end
-        ? [this.sizes, targets.ring, targets.inputIds, targets.mask, this.positions, this.counts]
-        : [{ buffer: this.roundIndices, offset: round * stride, size: 16 }, this.counts];
+        ? [this.sizes, targets.ring, targets.inputIds, targets.mask, this.positions, this.memory]
+        : [{ buffer: this.roundIndices, offset: round * stride, size: 16 }, this.memory];
       found = this.device.createBindGroup({
-        layout: end ? pipelines.endLayout : pipelines.passLayout,
+        layout: pipelines.layout(kernel),
         entries: [...shared, ...rest].map((item, binding) => ({
           binding,
           resource: "buffer" in item ? item : { buffer: item },

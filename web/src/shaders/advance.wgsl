@@ -1,7 +1,7 @@
 // Ends a step of one row: the token goes to the ring and, unless the row is done, becomes the next step's input.
 //
 // Done: padding into the ring, nothing else. An end-of-sequence id: into the ring, the row is done, input and mask stay.
-// Else: input_ids = token, mask[length] = 1, position_ids = length, length + 1, one more of the token; at max_length the ring alone advances.
+// Else: input_ids = token, mask[length] = 1, position_ids = length, length + 1, the memory has the token; at max_length the ring alone advances.
 // Bindings: see the kernels. int64 values are written as two words. A model without position_ids has a buffer of the
 // sampler's own there. One thread of the row calls it.
 
@@ -22,7 +22,7 @@ fn advance(row: u32, token: u32) {
   }
   ring[slot] = token;
   state[at + 3u] = token;
-  if (is_eos(token)) {
+  if (is_end(token)) {
     state[at + 2u] = 1u;
     return;
   }
@@ -37,7 +37,11 @@ fn advance(row: u32, token: u32) {
   position_ids[2u * row] = length;
   position_ids[2u * row + 1u] = 0u;
   state[at] = length + 1u;
-  if (COUNTED) {
-    counts[row * VOCAB + token] += 1u;
+  if (HAS_COUNTS) {
+    let slot = row_memory(row) + token;
+    memory[slot] = (memory[slot] | 0x80000000u) + 1u;
+  }
+  if (HAS_SEQUENCE) {
+    memory[row_memory(row) + params.ids_at + sequence_length(row)] = token; // the last one, behind the number
   }
 }

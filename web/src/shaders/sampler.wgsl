@@ -17,8 +17,9 @@ const NEGATIVE_INFINITY_KEY = 0x007fffffu;
 const POSITIVE_INFINITY_KEY = 0xff800000u;
 const STATE_STRIDE = 8u;
 
-// `struct Params`, `COUNTED`, `edited` and `kept` are in the text that capstan.stages gives (SamplerProgram.wgsl). What it
-// calls is here: `multiply`, `sub64`, `is_eos`, `token_count`. Each kernel binds `state` and `counts`.
+// `struct Params`, `HAS_COUNTS`, `HAS_BANS`, `HAS_SEQUENCE`, `edited` and `kept`, and `ban_all` for ban.wgsl, are in
+// the text that capstan.stages gives (SamplerProgram). What it calls is here: `multiply`, `add64`, `sub64`, `is_end`, `has_token`,
+// `picks_of`, `sequence_token`, `sequence_length`, and `ban` in ban.wgsl. Each kernel binds `state` and `memory`.
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> logits: array<u32>;
@@ -117,18 +118,43 @@ fn float32_bits(half: u32) -> u32 {
   return sign | ((leading + 103u) << 23u) | ((fraction << (23u - leading)) & 0x7fffffu);
 }
 
-fn is_eos(token: u32) -> bool {
-  for (var i = 0u; i < params.eos_count; i++) {
-    if (params.eos[i >> 2u][i & 3u] == token) {
+fn is_end(token: u32) -> bool {
+  for (var i = 0u; i < params.end_count; i++) {
+    if (params.ends[i >> 2u][i & 3u] == token) {
       return true;
     }
   }
   return false;
 }
 
-// How often the row's sequence has the token; 0 unless a stage asked for counts.
-fn token_count(row: u32, token: u32) -> u32 {
-  return counts[row * VOCAB + token];
+// A row's part of the memory; what it has, and where, the stages say.
+fn row_memory(row: u32) -> u32 {
+  return params.rows_at + row * params.row_words;
+}
+
+// Whether the row's sequence has the token; only with HAS_COUNTS.
+fn has_token(row: u32, token: u32) -> bool {
+  return memory[row_memory(row) + token] != 0u;
+}
+
+// How often it was picked since tokens were last appended; only with HAS_COUNTS.
+fn picks_of(row: u32, token: u32) -> u32 {
+  return memory[row_memory(row) + token] & 0x7fffffffu;
+}
+
+// A token of the row's sequence; only with HAS_SEQUENCE.
+fn sequence_token(row: u32, index: u32) -> u32 {
+  return memory[row_memory(row) + params.ids_at + 1u + index];
+}
+
+// How many it has, padding of the prompt among them; only with HAS_SEQUENCE.
+fn sequence_length(row: u32) -> u32 {
+  return state[row * STATE_STRIDE] + memory[row_memory(row) + params.ids_at];
+}
+
+// Where the length is at which the token was last banned, plus 1; only with HAS_BANS.
+fn ban_slot(row: u32, token: u32) -> u32 {
+  return row_memory(row) + params.bans_at + token;
 }
 
 fn token_key(row: u32, token: u32) -> u32 {
@@ -138,6 +164,11 @@ fn token_key(row: u32, token: u32) -> u32 {
     bits = float32_bits((logits[index >> 1u] >> ((index & 1u) * 16u)) & 0xffffu);
   } else {
     bits = logits[index];
+  }
+  if (HAS_BANS) {
+    if (memory[ban_slot(row, token)] == state[row * STATE_STRIDE] + 1u) {
+      return NEGATIVE_INFINITY_KEY;
+    }
   }
   return edited(row, token, key_of(bits));
 }

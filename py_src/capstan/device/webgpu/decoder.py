@@ -11,6 +11,7 @@ from ...errors import ClosedError
 from ...graph import GraphDescription
 from ...memory import SNAPSHOTS, DeviceBuffer, DeviceSpan
 from ...search import SearchOptions
+from ...stages import SamplerProgram
 from ...tape import TapeKey
 from ..base import Burst, Counters
 from ..element_types import byte_count
@@ -76,7 +77,7 @@ class WebGpuDecoder:
         """Positions of caches that grow."""
         self._cursor = 0
         self._steps = 0
-        self._counts = False
+        self._program: SamplerProgram | None = None
         """Whether the sampler counts tokens."""
         self._destroyed = False
         self._making: asyncio.Future[None] | None = None
@@ -120,16 +121,12 @@ class WebGpuDecoder:
         return dict(self._step.passes) if tapes is None else {**self._step.passes, "prefill": tapes.report}
 
     def set_search(self, options: SearchOptions, row: int = 0) -> None:
-        program = options.sampler_program(self._about.vocab_size, row)
-        self._engine.set_sampling(self._sampler, program)
-        self._counts = program.counts
+        self._program = options.sampler_program(self._about.vocab_size, self._buffers.capacity, row)
+        self._engine.set_sampling(self._sampler, self._program)
 
-    def follow(self, tokens: Sequence[int]) -> None:
-        if self._counts:
-            counts = array("I", bytes(4 * self._about.vocab_size))
-            for token in tokens:
-                counts[token] += 1
-            self._engine.set_token_counts(self._sampler, counts.tobytes())
+    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
+        if self._program is not None and self._program.row_words:
+            self._engine.set_sampler_memory(self._sampler, self._program.row(tokens, prompt, padding))
 
     async def warm_up(self) -> None:
         if self.capacity >= LONG_PROMPT and self._take_warm_up():

@@ -206,8 +206,8 @@ class GpuSampling(GpuAdapter, Protocol):
 
     def make_sampler(self, spec: SamplerSpec) -> int: ...
     def set_sampling(self, sampler: int, program: SamplerProgram) -> None: ...
-    def set_token_counts(self, sampler: int, counts: bytes) -> None:
-        """How often each token is in the sequence: u32 [vocabulary]. Only after a program with counts."""
+    def set_sampler_memory(self, sampler: int, rows: bytes) -> None:
+        """What the rows' sequences are: `SamplerProgram.row` of each. Only after a program with `row_words`."""
 
     def destroy_sampler(self, sampler: int) -> None: ...
     def burst(

@@ -1,0 +1,105 @@
+"""What an option of a search may be: its type and limits, said once for the API and for the command line."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import OptionError
+
+__all__ = ["INTEGER_LIMIT", "Option", "ids_of_text", "integer", "real", "switch", "token_ids"]
+
+INTEGER_LIMIT = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Option:
+    """A search option.
+
+    `read(value)` gives the value in its type, or raises OptionError with the value, the limit and the remedy. The
+    command line has the option if there is a `help`.
+    """
+
+    name: str
+    read: Callable[[Any], Any]
+    help: str = ""
+    flag: str = ""
+    """The command line's name for it, if it is not `name`."""
+    metavar: str = "N"
+    type: Callable[[str], Any] = float
+    """How the command line reads its text: int, float, or a function that raises OptionError."""
+    drawing: bool = False
+    """Whether it only says how tokens are drawn, so that greedy search has no use for it."""
+
+    @classmethod
+    def integer(cls, name: str, low: int, high: int = INTEGER_LIMIT, **others: Any) -> Option:
+        """An integer from `low` to `high`."""
+        return cls(name, lambda value: integer(name, value, low, high), type=int, **others)
+
+    @classmethod
+    def real(cls, name: str, limits: str, holds: Callable[[float], bool], remedy: str = "", **others: Any) -> Option:
+        """A finite number for which `holds` is true; `limits` says the same in words."""
+
+        def read(value: Any) -> float:
+            number = real(name, value)
+            if not holds(number):
+                raise OptionError(f"{name} is {number}; it must be {limits}" + (f"; {remedy}" if remedy else ""))
+            return number
+
+        return cls(name, read, **others)
+
+    @property
+    def argument(self) -> str:
+        """The command line's option."""
+        return "--" + (self.flag or self.name.replace("_", "-"))
+
+
+def integer(name: str, value: object, low: int, high: int, *, floats: bool = True) -> int:
+    """The integer, if it is one and within the limits; with `floats` 5.0 is one. OptionError otherwise."""
+    if floats and isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral) and value == value // 1:
+        value = int(float(value))
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise OptionError(f"{name} is {value!r}; it must be an integer from {low} to {high}")
+    number = operator.index(value)
+    if not low <= number <= high:
+        raise OptionError(f"{name} is {number}; it must be from {low} to {high}")
+    return number
+
+
+def real(name: str, value: object) -> float:
+    """The finite number as a float; OptionError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise OptionError(f"{name} is {value!r}; it must be a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise OptionError(f"{name} is {number}; it must be a finite number")
+    return number
+
+
+def switch(name: str, value: object) -> None:
+    """OptionError unless it is True or False."""
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} is {value!r}; it must be True or False")
+
+
+def token_ids(name: str, values: object) -> tuple[int, ...]:
+    """The ids of a list of token ids; OptionError otherwise."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise OptionError(f"{name} is {values!r}; it must be a list of token ids")
+    return tuple(integer(name, value, 0, INTEGER_LIMIT, floats=False) for value in values)
+
+
+def ids_of_text(text: str) -> list[int]:
+    """Token ids as the command line takes them: 1,2,3."""
+    parts = [part.strip() for part in text.split(",")]
+    wrong = next((part for part in parts if not (part.isascii() and part.isdigit())), None)
+    if wrong is not None:
+        raise OptionError(f"{wrong!r} is not a token id: give integers from 0, as in 1,2,3")
+    return [int(part) for part in parts]
