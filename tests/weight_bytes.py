@@ -32,6 +32,8 @@ def beside_one_another(parts: Sequence[Part], data: bytes) -> bytes:
 def part_bytes(part: Part, data: bytes) -> bytes:
     """One part's bytes in the buffer."""
     held = np.frombuffer(data[part.offset : part.offset + part.length], np.uint8)
+    if part.narrow:
+        return held.view(np.float32).astype(np.float16).tobytes()
     if part.turn is None:
         return held.tobytes()
     rows, columns, bits = part.turn.rows, part.turn.columns, part.turn.bits

@@ -38,6 +38,7 @@ fn float_max(value: f32) -> f32 {
 /** First arguments of subgroupShuffleXor that are vec4<f32>, by the kernel's name; all others are f32. */
 const QUADS: Readonly<Record<string, string>> = {
   attention: String.raw`quad\b|select\(result`,
+  few_rows_dense: String.raw`sums\b`,
   matvec_dense: String.raw`sums\b`,
 };
 

@@ -32,6 +32,7 @@ class Case:
     block: int = 32
     bits: int = 4
     zeros: bool = False
+    residual: bool = False
 
 
 def held(elements: NDArray[np.uint8], bits: int) -> bytes:
@@ -68,6 +69,7 @@ def check(page: KernelPage, case: Case, tiling: MatrixTiling) -> None:
         "N": case.n,
         "M": case.rows,
         "GATED": case.gated,
+        "RESIDUAL": case.residual,
         "DENSE": case.dense,
         "BYTES": case.bits == 8,
         "ZEROS": case.zeros,
@@ -76,7 +78,8 @@ def check(page: KernelPage, case: Case, tiling: MatrixTiling) -> None:
     }
     count = case.rows * case.n
     guarded = np.full(count + GUARD, UNTOUCHED).tobytes()
-    buffers = [x.tobytes(), *(part for pair in pairs for part in pair), guarded]
+    residual = random.normal(0, 3, (case.rows, case.n)).astype(np.float16)
+    buffers = [x.tobytes(), *(part for pair in pairs for part in pair), *[residual.tobytes()] * case.residual, guarded]
     workgroups = (*tiling.workgroups(case.rows, case.n, case.gated), 1)
     data = page.run("matmul_matrices", constants, buffers, workgroups, half=True, lanes=tiling.lanes)
     found = np.frombuffer(data, np.float16)
@@ -93,6 +96,7 @@ def check(page: KernelPage, case: Case, tiling: MatrixTiling) -> None:
         # The slope of silu is at most 1.1.
         bound = slack * (1.1 * size * np.abs(up) + up_size * np.abs(gate) + 1.1 * slack * size * up_size)
         y = gate * up
+    y = y + residual if case.residual else y
     bound = bound + np.abs(y) * 2.0**-11 + 2.0**-25
     errors = np.abs(got - y) / bound
     assert errors.max() <= 1, f"{case}: {errors.max()} at {np.unravel_index(errors.argmax(), y.shape)} with {tiling}"
@@ -125,3 +129,9 @@ def test_products_that_end_within_a_tile(kernel_page: KernelPage, case: Case) ->
 def test_a_subgroup_of_several_rows_and_steps_of_several_operations(kernel_page: KernelPage, dense: bool) -> None:
     tiling = MatrixTiling(SIZE, 4, matrices=(2, 2), subgroups=(1, 2), step=64)
     check(kernel_page, Case(33, 128, 72, gated=True, dense=dense), tiling)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_subgroups_that_share_a_tile_add_their_results(kernel_page: KernelPage, gated: bool) -> None:
+    tiling = MatrixTiling(SIZE, 4, matrices=(1, 2), subgroups=(2, 1), step=64, slices=4)
+    check(kernel_page, Case(20, 192, 40, gated=gated, residual=not gated), tiling)

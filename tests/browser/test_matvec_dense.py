@@ -92,6 +92,7 @@ def check(page: KernelPage, case: Case, tuning: DenseTuning, half: bool = False)
         "FACTOR": case.surrounded,
         "DIVIDED": False,
         "CAPPED": False,
+        "TIMES": False,
         "GATED": case.gated,
         "GELU": case.gelu,
         **tuning.constants(),

@@ -28,15 +28,14 @@ def in_int8(model: ModelProto) -> None:
                 item.i = 4
 
 
-@pytest.mark.parametrize(
-    ("count", "eager"), [(CHUNK - 1, 1), (CHUNK, 0), (CHUNK + 1, 1), (2 * CHUNK - 8, 0), (2 * CHUNK + 3, 1), (16, 0)]
-)
-def test_ids_are_the_oracles(count: int, eager: int, scripts: PageScripts) -> None:
+@pytest.mark.parametrize("count", [CHUNK, 2 * CHUNK - 8, 20, 5])
+def test_ids_are_the_oracles(count: int, scripts: PageScripts) -> None:
+    """Of prompts of one run, of one that reaches back, of short ones, and of decode steps."""
     prompt = prompt_of(count)
     wanted = oracle.greedy(FIXTURES / "nano-llama", prompt, 8)
     found = scripts.run("prefilling", "again", "nano-llama", model="nano-llama", prompt=prompt, count=8, times=3)
     assert [run["ids"] for run in found] == [wanted] * 3, found[-1]["report"]
-    assert found[-1]["eager"] == eager, found[-1]
+    assert found[-1]["eager"] == 0, found[-1]
 
 
 def test_products_in_int8_are_near_the_eager_ones(scripts: PageScripts, variants: Variants) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, BrowserContext
 
@@ -257,6 +258,22 @@ def test_matrices_of_a_file_are_put_beside_one_another_on_the_gpu(pours: bool, o
     found = origin.run("turned", model=origin.model, parts=[dataclasses.astuple(part) for part in parts], **told)
     data = bytes(i * 151 >> 3 & 255 for i in range(at))
     assert bytes(found["bytes"]) == beside_one_another(parts, data)
+    assert not found["left"]
+
+
+def test_float32_of_a_file_becomes_float16_on_the_gpu(origin: Origin) -> None:
+    """Behind bytes that stay as they are, from anywhere in the file; float16 does not hold some of the numbers."""
+    parts = [graph.Part(5, 8), graph.Part(21, 4000, narrow=True), graph.Part(4103, 8, narrow=True)]
+    made = sum(part.made for part in parts)
+    told: dict[str, Any] = {"shard": 700, "size": 4200, "made": -(-made // 16) * 16, "pours": False}
+    found = origin.run("turned", model=origin.model, parts=[dataclasses.astuple(part) for part in parts], **told)
+    data = bytes(i * 151 >> 3 & 255 for i in range(4200))
+    wanted = b"".join(part_bytes(part, data) for part in parts)
+    assert np.array_equal(
+        np.frombuffer(bytes(found["bytes"])[: len(wanted)], np.float16),
+        np.frombuffer(wanted, np.float16),
+        equal_nan=True,
+    )
     assert not found["left"]
 
 

@@ -272,7 +272,8 @@ def terminated(og: Any, value: str) -> Any:
 def from_memory(og: Any) -> Any:
     config = og.Config(FOLDER)
     config.clear_providers()
-    config.add_model_data("model.onnx", (Path(FOLDER) / "model.onnx").read_bytes())
+    data = (Path(FOLDER) / "model.onnx").read_bytes()  # The native package does not keep it alive.
+    config.add_model_data("model.onnx", data)
     config.add_model_data("another", b"1")
     config.remove_model_data("another")
     return og.Model(config).type

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from capstan.tape import Recorded, Recording, WorkgroupLimits, fuse_prefill
+from capstan.tape import MatVec, Recorded, Recording, WorkgroupLimits, fuse_prefill
 from capstan.tape.kernel_plan import MatrixSize
 from capstan.tape.ops.matmul_matrices import MatrixMatMul
 from capstan.tape.recording import BindGroup, Dispatch, Pipeline, Write
@@ -34,6 +34,7 @@ def fused(
     *,
     names: tuple[str, ...] = ("a", "b", "output"),
     changed: bool = False,
+    rows: int = ROWS,
 ) -> list[Any]:
     """What becomes of one recorded product, and, if `changed`, of an operation that writes its weights after it."""
     access = {(0, i): "read_write" if i == 2 else "read" for i in range(3)}
@@ -47,7 +48,7 @@ def fused(
         ops.append(Dispatch(1, (1,), 1, 1, 1))
     write = Write(UPLOADED, 0, pack_uniforms(MATMUL.fields, uniforms))
     recording = Recording(1, (write, *ops), pipelines, groups, dict.fromkeys((X, W, Y, UPLOADED), 1 << 20))
-    placement = fuse_prefill(recording, ops, [Y, W] if changed else [Y], {}, ROWS, limits)
+    placement = fuse_prefill(recording, ops, [Y, W] if changed else [Y], {}, rows, limits)
     return [node.what for node in placement.nodes]
 
 
@@ -56,6 +57,14 @@ CODE = MATMUL.code.replace("f32", "f16")
 
 def test_a_product_of_all_rows_becomes_ours() -> None:
     assert fused(CODE) == [MatrixMatMul(W, None, ROWS, N, K, 0)]
+
+
+@pytest.mark.parametrize("code", [CODE, MATMUL.code], ids=["float16", "float32"])
+def test_a_product_of_few_rows_is_that_of_decode_steps(code: str) -> None:
+    uniforms = UNIFORMS | {"dim_a_outer": 8, "a_shape": (1, 8, K // 4), "output_shape": (1, 8, N // 4)}
+    element = "f16" if code == CODE else "f32"
+    limits = replace(LIMITS, matrices=())
+    assert fused(code, uniforms, limits=limits, rows=8) == [MatVec(W, None, N, K, 0, element, rows=8)]
 
 
 @pytest.mark.parametrize("line", MATMUL.lines)

@@ -45,7 +45,7 @@ def test_a_tiling_keeps_the_limits_of_the_shader_and_the_adapter(
     assert MatrixSize(found["SIZE_M"], found["SIZE_N"], found["SIZE_K"]) in limits.matrices
     assert workgroup_bytes(plan.shader, plan.constants, half=True, lanes=limits.lanes) <= limits.memory
     # Results of all subgroups fit where the operands were.
-    assert 8 * found["SIZE_M"] * found["SIZE_N"] * found["WM"] * found["WN"] <= 32 * found["SIZE"]
+    assert 8 * found["SIZE_M"] * found["SIZE_N"] * found["WM"] * found["WN"] * found["WK"] <= 32 * found["SIZE"]
     assert not callable(plan.counts)
     columns, tiles, _ = plan.counts
     assert 0 <= columns * found["COLUMNS"] - n < found["COLUMNS"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from capstan.tape import NBitsWeights, Recorded, Recording, WorkgroupLimits, fuse_prefill
+from capstan.tape import MatVec, NBitsWeights, Recorded, Recording, WorkgroupLimits, fuse_prefill
 from capstan.tape.kernel_plan import MatrixSize
 from capstan.tape.ops.matmul import MatMul, Quantize
 from capstan.tape.ops.matmul_matrices import MatrixMatMul
@@ -65,13 +65,13 @@ class Sketch:
         self.pipelines[number] = Pipeline(f"kernel {number}", access, UNIFORMS + code, names)
         self.ops.append(Dispatch(number, (number,), *groups))
 
-    def fused(self, weights: list[str], lasting: list[str], int8: bool = True) -> Placement:
+    def fused(self, weights: list[str], lasting: list[str], int8: bool = True, rows: int = ROWS) -> Placement:
         writes = tuple(Write(buffer, 0, data) for buffer, data in self.uniforms.items())
         sizes = dict.fromkeys(self.ids.values(), 1 << 20) | {self.id(name): size for name, size in self.sizes.items()}
         recording = Recording(1, (*writes, *self.ops), self.pipelines, self.groups, sizes)
         known = {self.id(name): NBitsWeights(self.id(f"{name} scales"), N, K, 32, int8) for name in weights}
         known |= {self.id(name): found for name, found in self.known.items()}
-        return fuse_prefill(recording, self.ops, [self.id(name) for name in lasting], known, ROWS, self.limits)
+        return fuse_prefill(recording, self.ops, [self.id(name) for name in lasting], known, rows, self.limits)
 
     def quantized(self, x: str, to: str) -> None:
         self.run(QUANTIZE, {"input_a": x}, {"output": to, "scales": f"{to} scales"})
@@ -85,14 +85,14 @@ class Sketch:
         reads = {"input_a": x, "input_b": weights, "scales": f"{weights} scales"}
         self.run(PRODUCT.replace("f16", element), reads, {"output": y}, offset=offset)
 
-    def layered(self, activation: str = ACTIVATION, up_reads: str = "x") -> None:
+    def layered(self, activation: str = ACTIVATION, up_reads: str = "x", rows: int = ROWS) -> None:
         """A gated layer as onnxruntime-web runs it in int8: each product brings its input into int8 itself."""
         for half, x in (("gate", "x"), ("up", up_reads)):
             self.quantized(x, "q")
-            self.int8_product("q", f"W {half}", half)
+            self.int8_product("q", f"W {half}", half, rows)
         self.run(activation, {"gate": "gate", "up": "up"}, {"output": "h"})
         self.quantized("h", "q")
-        self.int8_product("q", "W down", "y")
+        self.int8_product("q", "W down", "y", rows)
 
 
 def kinds(placement: Placement) -> list[type]:
@@ -120,6 +120,21 @@ def test_a_gated_layer_in_int8_becomes_two_products() -> None:
     assert gated.up == (sketch.id("W up"), sketch.id("W up scales"))
     assert down.up is None
     assert placement.places[placement.nodes[-1].writes[0]].id == sketch.id("y")
+
+
+@pytest.mark.parametrize("rows", [2, 32])
+def test_products_of_few_rows_are_those_of_decode_steps(rows: int) -> None:
+    """From what was in float before it was brought into int8, and gated."""
+    sketch = Sketch()
+    sketch.layered(rows=rows)
+    placement = sketch.fused(["W gate", "W up", "W down"], ["y"], rows=rows)
+    assert kinds(placement) == [MatVec, MatVec]
+    gated, down = (node.what for node in placement.nodes)
+    assert isinstance(gated, MatVec)
+    assert isinstance(down, MatVec)
+    assert (gated.rows, gated.up) == (rows, (sketch.id("W up"), sketch.id("W up scales")))
+    assert (down.rows, down.element, down.weights) == (rows, "f16", sketch.id("W down"))
+    assert read_by(sketch, placement, 0) == ["x"]
 
 
 def test_halves_that_others_read_are_not_joined() -> None:

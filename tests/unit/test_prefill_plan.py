@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from capstan import graph
-from capstan.device.webgpu.prefill_tape import LEAST_FULL, Run, compared_after, cut_prompt
+from capstan.device.webgpu.prefill_tape import LEAST_FULL, MOST_SHORT, Run, compared_after, cut_prompt
 from capstan.errors import TapeError
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.tape.kernel_plan import WorkgroupLimits
@@ -26,16 +26,28 @@ def test_runs_cover_a_prompt_in_order(count: int, lengths: tuple[int, ...]) -> N
     for run in runs:
         assert 0 <= run.start <= done < run.start + run.length <= count
         assert run.length <= 64
-        assert run.start == done or (run.length in lengths and run.start + run.length - done >= LEAST_FULL * run.length)
+        full = run.start + run.length - done >= LEAST_FULL * run.length
+        assert run.start == done or (run.length in lengths and (full or run.length == min(lengths)))
         done = run.start + run.length
     assert done == count
-    assert all(run.length == 64 for run in runs[:-1])
+    whole = count // 64
+    assert all(run.length == 64 for run in runs[:whole])
+    assert len(runs) - whole <= MOST_SHORT
 
 
 def test_the_rest_reaches_back_to_the_shortest_run_that_has_a_tape() -> None:
     assert cut_prompt(92, 64, ()) == [Run(0, 64), Run(64, 28)]
     assert cut_prompt(92, 64, (64, 32, 16)) == [Run(0, 64), Run(60, 32)]
-    assert cut_prompt(28, 64, (64, 32, 16)) == [Run(0, 28)], "there is nothing to reach back to"
+
+
+def test_the_rest_of_a_prompt_is_short_runs() -> None:
+    lengths = (2048, 1024, 512, 32, 16, 8)
+    assert cut_prompt(28, 2048, lengths) == [Run(0, 16), Run(16, 8), Run(20, 8)], "there is no room for one of 32"
+    assert cut_prompt(2049, 2048, lengths) == [Run(0, 2048), Run(2041, 8)]
+    assert cut_prompt(104, 2048, lengths) == [Run(0, 32), Run(32, 32), Run(64, 32), Run(96, 8)]
+    assert cut_prompt(105, 2048, lengths) == [Run(0, 105)], "five runs would not be faster"
+    assert cut_prompt(7, 2048, lengths) == [Run(0, 7)], "there is nothing to reach back to"
+    assert cut_prompt(20, 2048, (2048, 1024, 512)) == [Run(0, 20)]
 
 
 def nano() -> ModelProto:

@@ -208,11 +208,12 @@ export class GpuEngine {
   /** What fills weight buffers from the chunks of a data file; see capstan.device.webgpu.engine.WeightPiece. */
   uploadWeights(pieces: string): WeightUpload {
     type Turned = [rows: number, columns: number, bits: number, flipped: boolean];
-    type Piece = [number, number, number, number, Turned | null, [row: number, stride: number] | null];
-    const resolved = (JSON.parse(pieces) as Piece[]).map(([buffer, offset, length, at, turn, beside]) => ({
+    type Piece = [number, number, number, number, Turned | null, [row: number, stride: number] | null, boolean];
+    const resolved = (JSON.parse(pieces) as Piece[]).map(([buffer, offset, length, at, turn, beside, narrow]) => ({
       ...{ buffer: this.buffers.get(buffer), offset, length, at },
       turn: turn && { rows: turn[0], columns: turn[1], bits: turn[2], flipped: turn[3] },
       beside: beside && { row: beside[0], stride: beside[1] },
+      narrow,
     }));
     return new WeightUpload(this.watched, this.turner, resolved);
   }

@@ -12,6 +12,7 @@
     joined_products(model)            q, k and v of an attention by one product instead of three
     weights_to_inputs(model, ...)     external initializers become graph inputs; returns the manifest too
     group_query_attention(model, ...) attention in primitive operations over growing caches -> GroupQueryAttention
+    float_islands_in_half(model)      norms and rotary embedding between casts to float32 and back in float16
     simplified_norms(model)           norms in primitive operations -> SimplifiedLayerNormalization
     keep_last_logits(model)           num_logits_to_keep becomes the constant 1
     short_rope(model)                 a choice of rotary factors becomes the short ones; up to which length they hold
@@ -44,6 +45,7 @@ from .capture import (
 from .carried import CachePair, StateTensor, TensorInfo, cache_pairs
 from .description import GraphDescription, describe
 from .fed_lengths import FedLengths, lengths_as_inputs
+from .float_islands import float_islands_in_half
 from .inline_weights import without_weights
 from .joined_products import joined_products
 from .last_token import last_token_logits, logits_cut
@@ -84,6 +86,7 @@ __all__ = [
     "constants_to_inline",
     "describe",
     "external_entries",
+    "float_islands_in_half",
     "group_query_attention",
     "nbits_products",
     "joined_products",

@@ -88,17 +88,21 @@ class Beside:
 
 @dataclass(frozen=True)
 class Part:
-    """`length` bytes at `offset` of a file, as they are or turned. In the buffer they are behind the part before, or
-    each of their rows is behind that part's."""
+    """`length` bytes at `offset` of a file, as they are or rearranged. In the buffer they are behind the part before,
+    or each of their rows is behind that part's."""
 
     offset: int
     length: int
     turn: Turn | None = None
     beside: Beside | None = None
+    narrow: bool = False
+    """Whether it is float32, an even number of elements, that the buffer has as float16."""
 
     @property
     def made(self) -> int:
         """Bytes in the buffer."""
+        if self.narrow:
+            return self.length // 2
         return self.turn.length if self.turn else self.length
 
 
@@ -166,8 +170,8 @@ def entry_of(tensor: TensorProto) -> WeightEntry:
     size = (math.prod(tensor.dims) * DTYPES[tensor.data_type][1] + 7) // 8
     if PARTS in fields:
         parts = tuple(
-            Part(offset, length, Turn(*turn) if turn else None, Beside(*beside) if beside else None)
-            for offset, length, turn, beside in json.loads(fields[PARTS])
+            Part(offset, length, Turn(*turn) if turn else None, Beside(*beside) if beside else None, narrow)
+            for offset, length, turn, beside, narrow in json.loads(fields[PARTS])
         )
         assert sum(part.made for part in parts) == size, tensor.name
         return WeightEntry(tensor.name, tuple(tensor.dims), tensor.data_type, location, parts[0].offset, size, parts)

@@ -182,8 +182,8 @@ async def turned(
     buffer = engine.create_buffer("turned", made, "user", "test")
     staged = [entry for entry in engine.ledger() if entry["category"] == "staging"]
     wanted = [
-        Part(offset, length, Turn(*turn) if turn else None, Beside(*beside) if beside else None)
-        for offset, length, turn, beside in parts
+        Part(offset, length, Turn(*turn) if turn else None, Beside(*beside) if beside else None, narrow)
+        for offset, length, turn, beside, narrow in parts
     ]
     sink = engine.upload_weights(list(pieces(buffer, wanted)))
     try:

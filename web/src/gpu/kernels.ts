@@ -7,11 +7,16 @@ import attention from "../shaders/attention.wgsl";
 import attentionJoin from "../shaders/attention_join.wgsl";
 import attentionSubgroups from "../shaders/attention_subgroups.wgsl";
 import attentionWorkgroup from "../shaders/attention_workgroup.wgsl";
+import behindProduct from "../shaders/behind_product.wgsl";
+import fewRowsDense from "../shaders/few_rows_dense.wgsl";
+import fewRowsQ4 from "../shaders/few_rows_q4.wgsl";
 import judge from "../shaders/judge.wgsl";
 import matmulMatrices from "../shaders/matmul_matrices.wgsl";
 import matmulQ4 from "../shaders/matmul_q4.wgsl";
 import matvecDense from "../shaders/matvec_dense.wgsl";
 import matvecQ4 from "../shaders/matvec_q4.wgsl";
+import normRows from "../shaders/norm_rows.wgsl";
+import packedWeights from "../shaders/packed_weights.wgsl";
 import prefillAttention from "../shaders/prefill_attention.wgsl";
 import quantizeRows from "../shaders/quantize_rows.wgsl";
 import rows from "../shaders/rows.wgsl";
@@ -23,11 +28,14 @@ import { declaredBindings, expanded, type TemplateValues } from "./wgsl";
 const TEMPLATES: Readonly<Record<string, string>> = {
   attention: `${attention}#if SHUFFLED\n${attentionSubgroups}#else\n${attentionWorkgroup}#endif\n`,
   attention_join: attentionJoin,
+  few_rows_dense: `${behindProduct}${fewRowsDense}`,
+  few_rows_q4: `${packedWeights}${behindProduct}${fewRowsQ4}`,
   judge,
   matmul_matrices: matmulMatrices,
   matmul_q4: matmulQ4,
-  matvec_dense: matvecDense,
-  matvec_q4: matvecQ4,
+  matvec_dense: `${behindProduct}${matvecDense}`,
+  matvec_q4: `${packedWeights}${behindProduct}${matvecQ4}`,
+  norm_rows: normRows,
   prefill_attention: prefillAttention,
   quantize_rows: quantizeRows,
   rows,

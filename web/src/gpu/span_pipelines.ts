@@ -2,11 +2,12 @@
 
 import castSource from "../shaders/cast.wgsl";
 import copyBytesSource from "../shaders/copy_bytes.wgsl";
+import halfSource from "../shaders/half.wgsl";
 import maskSource from "../shaders/mask.wgsl";
 import positionsSource from "../shaders/positions.wgsl";
 import sharedSource from "../shaders/spans.wgsl";
 
-const SOURCES = { bytes: copyBytesSource, cast: castSource, mask: maskSource, positions: positionsSource };
+const SOURCES = { bytes: copyBytesSource, cast: halfSource + castSource, mask: maskSource, positions: positionsSource };
 
 export type SpanKernel = keyof typeof SOURCES;
 

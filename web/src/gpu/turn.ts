@@ -1,7 +1,9 @@
-// Rearranges weights on the GPU: what a data file has by columns into rows (shaders/turn.wgsl), and matrices next to one
-// another (shaders/beside.wgsl).
+// Rearranges weights on the GPU: what a data file has by columns into rows (shaders/turn.wgsl), matrices next to one
+// another (shaders/beside.wgsl), and float32 into float16 (shaders/narrow.wgsl).
 
 import besideCode from "../shaders/beside.wgsl";
+import halfCode from "../shaders/half.wgsl";
+import narrowCode from "../shaders/narrow.wgsl";
 import turnCode from "../shaders/turn.wgsl";
 import type { WatchedDevice } from "./device";
 
@@ -50,6 +52,13 @@ export class Turner {
     const words = length / 4;
     const told = (threads: number): number[] => [words, row / 4, stride / 4, at / 4, threads, 0, 0, 0];
     return this.encode(encoder, besideCode, words, told, source, into);
+  }
+
+  /** The same for the first `length` bytes of `source`, float32 that become float16. */
+  narrow(encoder: GPUCommandEncoder, source: GPUBuffer, length: number, into: GPUBuffer, at: number): GPUBuffer {
+    const words = length / 8;
+    const told = (threads: number): number[] => [words, at / 4, threads, 0, 0, 0, 0, 0];
+    return this.encode(encoder, halfCode + narrowCode, words, told, source, into);
   }
 
   /** An invocation for each word; `told` are the parameters for so many invocations in x. */

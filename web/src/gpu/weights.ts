@@ -15,6 +15,8 @@ export interface WeightPiece {
   at: number;
   turn: Turn | null;
   beside: Beside | null;
+  /** Whether it is float32 in the file and float16 in the buffer. */
+  narrow: boolean;
 }
 
 /** Bytes given to the queue before the GPU is waited for: until then the browser holds copies of them. */
@@ -219,7 +221,7 @@ class PieceWriter {
     readonly piece: WeightPiece,
   ) {
     this.end = piece.offset + piece.length;
-    this.rearranged = piece.turn !== null || piece.beside !== null;
+    this.rearranged = piece.turn !== null || piece.beside !== null || piece.narrow;
     this.written = this.rearranged ? 0 : piece.at;
   }
 
@@ -245,9 +247,9 @@ class PieceWriter {
   turn(encoder: GPUCommandEncoder, turner: Turner): void {
     this.finish();
     const { turn, beside, buffer, at, length } = this.piece;
-    this.params = turn
-      ? turner.turn(encoder, turn, this.room!, buffer, at)
-      : turner.beside(encoder, beside!, this.room!, length, buffer, at);
+    if (turn) this.params = turner.turn(encoder, turn, this.room!, buffer, at);
+    else if (beside) this.params = turner.beside(encoder, beside, this.room!, length, buffer, at);
+    else this.params = turner.narrow(encoder, this.room!, length, buffer, at);
   }
 
   /** Free what was made of the room, once what reads it is submitted. */

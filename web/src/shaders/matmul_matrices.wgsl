@@ -3,17 +3,20 @@
 // x is float16, [M, K]. DENSE: W is float16 as ONNX's MatMul has it, [K, N]; else int4 or (BYTES) int8 as in
 // matvec_q4.wgsl, rows of W, BLOCK elements sharing a scale and (ZEROS) a zero point, rounded to float16 as
 // (q - zero) * scale. Products are exact in the float32 that adds them up.
-// GATED: y[m][n] = silu(W[n].x[m]) * (W_up[n].x[m]).
+// GATED: y[m][n] = silu(W[n].x[m]) * (W_up[n].x[m]). RESIDUAL: + residual[m][n].
 //
 // A matrix operation of a subgroup takes SIZE_M rows, SIZE_N columns and SIZE_K of k; a subgroup makes MM by MN of them
 // (the first half of MN for W, the other for W_up, if GATED), a workgroup WM by WN times that. It goes over k in steps
-// of STEP elements, staged in workgroup memory, the next step's being loaded while the present one's are multiplied.
+// of STEP elements, staged in workgroup memory, the next step's being loaded while the present one's are multiplied. WK
+// subgroups share such a tile, each with its part of every step, and their results are added at last: a few rows of x
+// leave too few tiles else.
 // Eight elements of k are staged as (0, 4, 1, 5, 2, 6, 3, 7) in both operands of int4, as nibbles unpack, and as
 // (0, 2, 1, 3, 4, 6, 5, 7) in those of int8.
 // Dispatch: (ceil(N / columns), ceil(M / rows), 1). Bindings: x, weights, [scales, [zeros]], [weights_up, [scales_up,
-// [zeros_up]]], y.
+// [zeros_up]]],
+// [residual], y.
 // Counts that follow from the others: A_LOADS, B_LOADS = what a thread loads of x (eight elements) and of W (eight
-// elements if DENSE, else sixteen) a step; MATRICES = MM * MN; HALF_MN = MN / 2; K_PARTS = STEP / SIZE_K; OUT = matrices
+// elements if DENSE, else sixteen) a step; MATRICES = MM * MN; HALF_MN = MN / 2; K_PARTS = STEP / SIZE_K / WK; OUT = matrices
 // of a subgroup side by side in y.
 // Limits: K a multiple of STEP, STEP of 32 and SIZE_K; BLOCK a multiple of 16; N a multiple of 8; MN even if
 // GATED; LANES threads in every subgroup, numbered along it. Workgroup memory for the results of a subgroup's two
@@ -21,7 +24,8 @@
 
 const TILE_M: u32 = SIZE_M * MM * WM;
 const TILE_N: u32 = SIZE_N * MN * WN;
-const WORKGROUP: u32 = LANES * WM * WN;
+const TILE_WARPS: u32 = WM * WN;
+const WORKGROUP: u32 = LANES * TILE_WARPS * WK;
 const STEPS: u32 = K / STEP;
 const OCTETS: u32 = STEP / 8u;
 const SPREAD: u32 = SIZE_N * MN; // slots of a subgroup
@@ -81,6 +85,9 @@ const ZERO_BLOCKS: u32 = (BLOCKS * BITS + 7u) / 8u * (8u / BITS);
 @group(0) @binding(next) var<storage, read> zeros_up: array<u32>;
 #endif
 #endif
+#endif
+#if RESIDUAL
+@group(0) @binding(next) var<storage, read> residual: array<Octet>;
 #endif
 @group(0) @binding(next) var<storage, read_write> y: array<Octet>;
 
@@ -217,6 +224,15 @@ fn unpacked(word: u32, zero: element, scale: element) -> Octet {
 #endif
 #endif
 
+// Four results of a tile, which WK subgroups have parts of.
+fn summed(at: u32) -> vec4<f32> {
+  var sum = bitcast<vec4<f32>>(staged[at]);
+  for (var p = 1u; p < WK; p++) {
+    sum += bitcast<vec4<f32>>(staged[at + p * TILE_WARPS * (SIZE_M * SIZE_N / 2u)]);
+  }
+  return sum;
+}
+
 @compute @workgroup_size(WORKGROUP)
 fn main(
   @builtin(workgroup_id) group: vec3<u32>,
@@ -226,8 +242,9 @@ fn main(
   let row = group.y * TILE_M;
   let column = group.x * COLUMNS;
   let lane = thread % LANES;
-  let warp_m = warp / WN;
+  let warp_m = warp % TILE_WARPS / WN;
   let warp_n = warp % WN;
+  let warp_k = warp / TILE_WARPS;
 
   var sums = array<Result, MATRICES>();
   var wanted = request(0u, thread, row, column);
@@ -267,7 +284,8 @@ fn main(
 #else
     let at_b = base + A_SIZE + warp_n * SPREAD * STRIDE_B;
 #endif
-#repeat k K_PARTS
+#repeat part K_PARTS
+    let k = warp_k * K_PARTS + part;
     var rights: array<Right, MN>;
 #repeat j MN
 #if DENSE
@@ -287,27 +305,34 @@ fn main(
 #end
   }
 
-  // Each subgroup's results, a matrix or a gated pair of them at a time, through its part of what was staged.
-  let part = warp * (SIZE_M * SIZE_N / 2u);
+  // Each subgroup's results, a matrix or a gated pair of them at a time, through its part of what was staged; the
+  // subgroups of a tile add them.
+  const SHARE = SIZE_M * SIZE_N / 2u;
+  let own = warp * SHARE;
+  let first = warp % TILE_WARPS * SHARE;
 #repeat i MM
 #repeat j OUT
   workgroupBarrier();
-  subgroupMatrixStore<row_major>(&staged, part, sums[i * MN + j], SIZE_N / 4u);
+  subgroupMatrixStore<row_major>(&staged, own, sums[i * MN + j], SIZE_N / 4u);
 #if GATED
-  subgroupMatrixStore<row_major>(&staged, part + SIZE_M * SIZE_N / 4u, sums[i * MN + HALF_MN + j], SIZE_N / 4u);
+  subgroupMatrixStore<row_major>(&staged, own + SHARE / 2u, sums[i * MN + HALF_MN + j], SIZE_N / 4u);
 #endif
   workgroupBarrier();
-  for (var octet = lane; octet < SIZE_M * SIZE_N / 8u; octet += LANES) {
-    var low = bitcast<vec4<f32>>(staged[part + 2u * octet]);
-    var high = bitcast<vec4<f32>>(staged[part + 2u * octet + 1u]);
+  for (var octet = warp_k * LANES + lane; octet < SIZE_M * SIZE_N / 8u; octet += LANES * WK) {
+    var low = summed(first + 2u * octet);
+    var high = summed(first + 2u * octet + 1u);
 #if GATED
-    let above = part + SIZE_M * SIZE_N / 4u;
-    low = low / (1.0 + exp(-low)) * bitcast<vec4<f32>>(staged[above + 2u * octet]);
-    high = high / (1.0 + exp(-high)) * bitcast<vec4<f32>>(staged[above + 2u * octet + 1u]);
+    low = low / (1.0 + exp(-low)) * summed(first + SHARE / 2u + 2u * octet);
+    high = high / (1.0 + exp(-high)) * summed(first + SHARE / 2u + 2u * octet + 1u);
 #endif
     let m = row + (warp_m * MM + i) * SIZE_M + octet / (SIZE_N / 8u);
     let n = column + warp_n * OWN + j * SIZE_N + octet % (SIZE_N / 8u) * 8u;
     if (m < M && n < N) {
+#if RESIDUAL
+      let more = residual[(m * N + n) / 8u];
+      low += vec4<f32>(unpack2x16float(more.x), unpack2x16float(more.y));
+      high += vec4<f32>(unpack2x16float(more.z), unpack2x16float(more.w));
+#endif
       y[(m * N + n) / 8u] = Octet(pack2x16float(low.xy), pack2x16float(low.zw), //
                                   pack2x16float(high.xy), pack2x16float(high.zw));
     }

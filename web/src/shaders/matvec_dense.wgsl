@@ -108,53 +108,17 @@ fn shuffled(sums: Sums, mask: u32) -> Sums {
 }
 #endif
 
-// A gate is x * sigmoid(bent(x)): SiLU, or GELU by its form with tanh.
-fn bent(x: f32) -> f32 {
-#if GELU
-  return x * (1.5957691216057308 + 0.07135481627260025 * x * x);
-#else
-  return x;
-#endif
-}
-
-#if POWER
-fn activated(x: f32) -> f32 {
-  let base = max(x, 0.0);
-  return select(pow(base, f32(exponent[0])), base * base, exponent[0] == 2);
-}
-#else
-fn activated(x: f32) -> f32 {
-  return x / (1.0 + exp(-bent(x)));
-}
-#endif
-
 // What is behind the product: `sum` is of column n, `sum_up` of the other half of a gated layer.
 fn finished(n: u32, sum: f32, sum_up: f32) -> element {
-  var value = sum;
+  var product = sum;
+  var other = sum_up;
 #if BIAS
-  value += f32(bias[n]);
-#endif
+  product += f32(bias[n]);
 #if GATED
-#if BIAS
-  value = activated(value) * (sum_up + f32(bias_up[n]));
-#else
-  value = activated(value) * sum_up;
+  other += f32(bias_up[n]);
 #endif
 #endif
-#if ACTIVATED
-  value = activated(value);
-#endif
-#if FACTOR
-#if CAPPED
-  value = (1.0 - 2.0 / (exp(2.0 * value / f32(factor[0])) + 1.0)) * f32(factor[0]);
-#else
-#if DIVIDED
-  value /= f32(factor[0]);
-#else
-  value *= f32(factor[0]);
-#endif
-#endif
-#endif
+  var value = behind_product(product, other);
 #if RESIDUAL
   value += f32(residual[n]);
 #endif

@@ -1,9 +1,8 @@
 // A row vector times a matrix in int4 or int8: y[n] = sum over k of W[n][k] * x[k], with what surrounds it in a decoder
 // fused in.
 //
-// W as ONNX Runtime's MatMulNBits has it: nibble i of a row, low nibbles first (BYTES: byte i), is q; W = (q - 8) * scale
-// of its block (BYTES: q - 128). ZEROS: q less the block's zero point, which is packed as q is, each row's from a whole
-// byte on. A row is whole blocks; what the last one has past K is not read. SIXTEENS: BLOCK is 16, else a multiple of 32.
+// W as packed_weights.wgsl has it. A row is whole blocks; what the last one has past K is not read. SIXTEENS: BLOCK is
+// 16, else a multiple of 32.
 // NORM: x is x / sqrt(mean(x^2) + EPSILON) * gamma. PREPARED: what comes before is more than that, all in float32:
 // BEHIND: x is skip + x / sqrt(mean(x^2) + EPSILON_BEHIND) * gamma_behind before NORM; TOTAL: the first workgroup writes
 // that sum. CENTERED: x less its mean before NORM, + beta behind it. WIDE: x (BEHIND: skip and total instead), gammas and
@@ -33,18 +32,13 @@ const TILE: u32 = TEAMS * ROWS;
 const TILES: u32 = (N + TILE - 1u) / TILE;
 const LOADS: u32 = SUMS * STEPS;
 
-// Blocks of a row, and the runs that they have room for.
-const BLOCKS: u32 = (K + BLOCK - 1u) / BLOCK;
+// The runs that a row's blocks have room for.
 const ROOM: u32 = BLOCKS * BLOCK / 32u;
-// Of a run: words of 16 bytes, and scales.
+// Words of 16 bytes of a run.
 #if BYTES
 const WORDS: u32 = 2u;
-const BITS: u32 = 8u;
-const ZERO_BLOCKS: u32 = BLOCKS;
 #else
 const WORDS: u32 = 1u;
-const BITS: u32 = 4u;
-const ZERO_BLOCKS: u32 = (BLOCKS + 1u) / 2u * 2u;
 #endif
 #if SIXTEENS
 const SCALES: u32 = 2u;
@@ -52,13 +46,6 @@ const SCALES: u32 = 2u;
 const SCALES: u32 = 1u;
 #endif
 
-// Eight elements. With HALF two of a word each, as weights are unpacked: (0, 4), (1, 5), (2, 6), (3, 7) of nibbles,
-// (0, 2), (1, 3), (4, 6), (5, 7) of bytes.
-#if HALF
-alias Octet = vec4<u32>;
-#else
-alias Octet = mat2x4<f32>;
-#endif
 #if WIDE
 alias Stream = mat2x4<f32>;
 #else
@@ -151,16 +138,6 @@ fn halves(word: u32) -> vec2<f32> {
   return vec2<f32>(bitcast<vec2<f16>>(word));
 }
 
-fn paired(o: Octet) -> Octet {
-#if BYTES
-  return Octet((o.x & 0xffffu) | (o.y << 16u), (o.x >> 16u) | (o.y & 0xffff0000u), //
-               (o.z & 0xffffu) | (o.w << 16u), (o.z >> 16u) | (o.w & 0xffff0000u));
-#else
-  return Octet((o.x & 0xffffu) | (o.z << 16u), (o.x >> 16u) | (o.z & 0xffff0000u), //
-               (o.y & 0xffffu) | (o.w << 16u), (o.y >> 16u) | (o.w & 0xffff0000u));
-#endif
-}
-
 fn square(o: Octet) -> f32 {
   let a = vec4<f32>(halves(o.x), halves(o.y));
   let b = vec4<f32>(halves(o.z), halves(o.w));
@@ -175,112 +152,13 @@ fn scaled(o: Octet, g: Octet, inverse: f32) -> Octet {
   return Octet(scaled_pair(o.x, g.x, inverse), scaled_pair(o.y, g.y, inverse), //
                scaled_pair(o.z, g.z, inverse), scaled_pair(o.w, g.w, inverse));
 }
-
-// 0x6400 | n is the float16 1024 + n, 0x6400 | n << 4 is 1024 + 16 n. Of q - zero a share, so that no product exceeds
-// |x|; shares of 1024 + q and their differences are exact in float16.
-#if BYTES
-#if ZEROS
-const SHARE: f32 = 256.0;
-const STEP: element = 0.00390625;
 #else
-const SHARE: f32 = 128.0;
-const STEP: element = 0.0078125;
-const ZERO: element = 1.0;
-#endif
-
-alias Eight = vec2<u32>; // weights of eight elements
-alias Part = f32; // of a sum
-
-fn shares(word: u32, zero: element) -> vec2<f16> {
-  return fma(bitcast<vec2<f16>>((word & 0x00ff00ffu) | 0x64006400u), vec2<f16>(STEP), vec2<f16>(-1024.0 * STEP - zero));
-}
-
-fn octet_dot(w: Eight, o: Octet, zero: element) -> Part {
-  let first = shares(w.x, zero) * bitcast<vec2<f16>>(o.x);
-  let second = fma(shares(w.x >> 8u, zero), bitcast<vec2<f16>>(o.y), first);
-  let third = fma(shares(w.y, zero), bitcast<vec2<f16>>(o.z), second);
-  let sum = fma(shares(w.y >> 8u, zero), bitcast<vec2<f16>>(o.w), third);
-  return f32(sum.x) + f32(sum.y);
-}
-
-fn total_of(part: Part) -> f32 {
-  return part;
-}
-#else
-#if ZEROS
-const SHARE: f32 = 16.0;
-const STEP: element = 0.0625;
-#else
-const SHARE: f32 = 8.0;
-const STEP: element = 0.125;
-const ZERO: element = 1.0;
-#endif
-
-alias Eight = u32;
-alias Part = vec2<f16>;
-
-fn shares(word: u32, zero: element) -> vec2<f16> {
-  return fma(bitcast<vec2<f16>>((word & 0x000f000fu) | 0x64006400u), vec2<f16>(STEP), vec2<f16>(-1024.0 * STEP - zero));
-}
-
-fn shares_above(word: u32, zero: element) -> vec2<f16> {
-  let above = bitcast<vec2<f16>>((word & 0x00f000f0u) | 0x64006400u);
-  return fma(above, vec2<f16>(STEP / 16.0), vec2<f16>(-64.0 * STEP - zero));
-}
-
-fn octet_dot(low: Eight, o: Octet, zero: element) -> Part {
-  let high = low >> 8u;
-  let first = shares(low, zero) * bitcast<vec2<f16>>(o.x);
-  let second = fma(shares_above(low, zero), bitcast<vec2<f16>>(o.y), first);
-  let third = fma(shares(high, zero), bitcast<vec2<f16>>(o.z), second);
-  return fma(shares_above(high, zero), bitcast<vec2<f16>>(o.w), third);
-}
-
-fn total_of(part: Part) -> f32 {
-  return f32(part.x) + f32(part.y);
-}
-#endif
-#else
-fn paired(o: Octet) -> Octet {
-  return o;
-}
-
 fn square(o: Octet) -> f32 {
   return dot(o[0], o[0]) + dot(o[1], o[1]);
 }
 
 fn scaled(o: Octet, g: Octet, inverse: f32) -> Octet {
   return Octet(o[0] * g[0] * inverse, o[1] * g[1] * inverse);
-}
-
-const SHARE: f32 = 1.0;
-#if BYTES
-const ZERO: f32 = 128.0;
-alias Eight = vec2<u32>; // weights of eight elements
-#else
-const ZERO: f32 = 8.0;
-alias Eight = u32;
-#endif
-alias Part = f32; // of a sum
-
-// 0x4b000000 | n is the float32 8388608 + n.
-fn shares(words: vec4<u32>, zero: f32) -> vec4<f32> {
-  return bitcast<vec4<f32>>((words & vec4<u32>((1u << BITS) - 1u)) | vec4<u32>(0x4b000000u)) - (8388608.0 + zero);
-}
-
-fn octet_dot(w: Eight, o: Octet, zero: f32) -> Part {
-#if BYTES
-  let words = vec4<u32>(w.x, w.x >> 8u, w.x >> 16u, w.x >> 24u);
-  let above = vec4<u32>(w.y, w.y >> 8u, w.y >> 16u, w.y >> 24u);
-#else
-  let words = vec4<u32>(w, w >> 4u, w >> 8u, w >> 12u);
-  let above = words >> vec4<u32>(16u);
-#endif
-  return dot(shares(words, zero), o[0]) + dot(shares(above, zero), o[1]);
-}
-
-fn total_of(part: Part) -> f32 {
-  return part;
 }
 #endif
 
@@ -478,18 +356,6 @@ fn block_of(run: u32) -> u32 {
   return run * 32u / BLOCK;
 }
 
-#if ZEROS
-// Where the zero point of a block is, counted in zero points.
-fn zero_of(row: u32, block: u32) -> u32 {
-  return row * ZERO_BLOCKS + block;
-}
-
-// The share of a zero point in the word that it is in.
-fn zero_share(word: u32, at: u32) -> element {
-  return element(f32(extractBits(word, at % (32u / BITS) * BITS, BITS)) / SHARE);
-}
-#endif
-
 fn request(tile: u32, team: u32, member: u32) -> Request {
   var wanted: Request;
 #repeat r ROWS
@@ -527,26 +393,6 @@ fn request(tile: u32, team: u32, member: u32) -> Request {
 #end
   return wanted;
 }
-
-// A gate is x * sigmoid(bent(x)): SiLU, or GELU by its form with tanh.
-fn bent(x: f32) -> f32 {
-#if GELU
-  return x * (1.5957691216057308 + 0.07135481627260025 * x * x);
-#else
-  return x;
-#endif
-}
-
-#if POWER
-fn activated(x: f32) -> f32 {
-  let base = max(x, 0.0);
-  return select(pow(base, f32(exponent[0])), base * base, exponent[0] == 2);
-}
-#else
-fn activated(x: f32) -> f32 {
-  return x / (1.0 + exp(-bent(x)));
-}
-#endif
 
 @compute @workgroup_size(WORKGROUP)
 fn main(
@@ -783,28 +629,12 @@ fn main(
     }
 #endif
     if (writes) {
-      var value = sum * SHARE + before;
 #if GATED
-      value = activated(value) * (sum_up * SHARE + other);
-#endif
-#if TIMES
-      value = activated(value) * other;
-#endif
-#if ACTIVATED
-      value = activated(value);
-#endif
-#if FACTOR
-#if CAPPED
-      value = (1.0 - 2.0 / (exp(2.0 * value / f32(factor[0])) + 1.0)) * f32(factor[0]);
+      let beside = sum_up * SHARE + other;
 #else
-#if DIVIDED
-      value /= f32(factor[0]);
-#else
-      value *= f32(factor[0]);
+      let beside = other;
 #endif
-#endif
-#endif
-      y[n] = element(value + added);
+      y[n] = element(behind_product(sum * SHARE + before, beside) + added);
     }
 #if LOOP
     if (next >= TILES) {

@@ -18,7 +18,7 @@ from ..element_types import byte_count
 from ..shortlist import Shortlist
 from ..snapshots import Snapshots
 from .engine import GpuEngine, SamplerSpec
-from .prefill_tape import PrefillTapes, cut_prompt
+from .prefill_tape import SHORT, PrefillTapes, cut_prompt
 from .rehearsal import Rehearsal
 from .sequence_buffers import SequenceBuffers
 
@@ -153,6 +153,8 @@ class WebGpuDecoder:
         if tapes is not None and past == 0:
             await self._make_tapes(tapes, tapes.due(len(ids)))
         for run in tapes.cut(len(ids)) if tapes is not None else cut_prompt(len(ids), buffers.chunk, ()):
+            # The model may have been closed while onnxruntime-web computed the run before.
+            self._require_open()
             part = ids[run.start : run.start + run.length]
             buffers.write_prompt(part, past + run.start, self._mask_bound)
             self._mask_bound = past + run.start + len(part)
@@ -160,7 +162,11 @@ class WebGpuDecoder:
                 if run.start + run.length == len(ids):
                     snapshots.before_last_run()
                 snapshots.live = None
-            if tapes is None or not tapes.play(len(part), self._mask_bound):
+            if tapes is not None and tapes.play(len(part), self._mask_bound):
+                pass
+            elif tapes is not None and self._step.tape and len(part) < min(SHORT):
+                self._step_through(part, past + run.start)
+            else:
                 await self._run(self._prompt, self._mask_bound, len(part))
             self.longest_run = max(self.longest_run, len(part))
             self._settle(self._mask_bound)
@@ -193,6 +199,12 @@ class WebGpuDecoder:
         if self._snapshots is not None and other._snapshots is not None:
             # Snapshots stay with the other one: a rewind runs the tokens from the start.
             self._snapshots.taken, self._snapshots.live = {}, other._snapshots.live
+
+    def _step_through(self, ids: Sequence[int], past: int) -> None:
+        """Queue a decode step for each of a few prompt ids: onnxruntime-web takes longer to encode a run of them."""
+        for position, token in enumerate(ids, past):
+            self._buffers.set_input(token, position)
+            self._engine.play_once(self._step.tape, position + 1)
 
     def submit(self, picks: int, sample_first: bool) -> Awaitable[Burst]:
         self._require_open()

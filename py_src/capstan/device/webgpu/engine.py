@@ -62,6 +62,8 @@ class WeightPiece(NamedTuple):
     """The fields of a capstan.graph.Turn."""
     beside: tuple[int, int] | None = None
     """Those of a capstan.graph.Beside."""
+    narrow: bool = False
+    """Whether it is float32 in the file and float16 in the buffer."""
 
 
 @dataclass(frozen=True)

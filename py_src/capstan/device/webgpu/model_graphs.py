@@ -100,7 +100,9 @@ async def rewrite(data: bytes, config: GenaiConfig, open_weights: OpenWeights, s
 
     Raises UncomputedError, UnsupportedModelError.
     """
-    parsed, short_rope_to, unrecognised = decoder_graph(graph.parse(data), config, "webgpu")
+    parsed, short_rope_to, unrecognised = decoder_graph(
+        graph.float_islands_in_half(graph.parse(data)), config, "webgpu"
+    )
     parsed = graph.smooth_softmax_as_sinks(graph.total_length_on_gpu(parsed))
     parsed, unpacked = graph.quantized_products(parsed, config.decoder.qdq_accuracy)
     parsed = graph.joined_products(graph.turned_weights(parsed), packed=storage_buffers >= PACKED_ATTENTION)

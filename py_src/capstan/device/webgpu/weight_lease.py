@@ -45,5 +45,5 @@ def pieces(buffer: int, parts: Sequence[Part]) -> Iterator[WeightPiece]:
     at = 0
     for part in parts:
         turn, beside = (astuple(how) if how else None for how in (part.turn, part.beside))
-        yield WeightPiece(buffer, part.offset, part.length, at, turn, beside)
+        yield WeightPiece(buffer, part.offset, part.length, at, turn, beside, part.narrow)
         at += part.beside.row if part.beside else part.made

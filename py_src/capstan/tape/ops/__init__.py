@@ -1,8 +1,8 @@
 """One module an operation of ours: what it is, how it is recognised, how its kernels are made, and what they bind.
 
 elementwise.py, norm.py  what products join to themselves
-gemv.py       products of one row; gemv_int4.py, gemv_dense.py choose their tiling, gemv_recorded.py recognises them,
-              gemv_joins.py joins to them what surrounds them
+gemv.py       products of one row or a few; gemv_int4.py, gemv_dense.py, few_rows.py choose their tiling,
+              gemv_recorded.py recognises them, gemv_joins.py joins to them what surrounds them
 attention.py  attention of one token; attention_recorded.py recognises it
 matmul.py     products of many rows; matmul_matrices.py makes them by subgroup matrices
 prefill_attention.py  attention of many tokens, by subgroup matrices

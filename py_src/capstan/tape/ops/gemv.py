@@ -1,8 +1,9 @@
-"""A row vector times a matrix of weights, with what surrounds it in a decoder joined to it.
+"""A row vector, or a few rows, times a matrix of weights, with what surrounds it in a decoder joined to it.
 
 The kernels are matvec_q4.wgsl for weights in int4 or int8 and matvec_dense.wgsl for dense ones; gemv_int4.py and
 gemv_dense.py choose their tiling, gemv_recorded.py recognises products in a recorded step, gemv_joins.py joins to them
-what surrounds them.
+what surrounds them. Of several rows they are few_rows_q4.wgsl and few_rows_dense.wgsl, tiled by few_rows.py, after
+norm_rows.wgsl where x is normalised.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from ..kernel_plan import KernelPlan, WorkgroupLimits
 from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Shared, Value
 from ..witness import Witness
+from .few_rows import norm_constants, tune_dense_rows, tune_rows
 from .gemv_dense import column_width, tune_dense
 from .gemv_int4 import tune_matvec
 from .norm import CenteredNorm, RmsNorm
@@ -82,6 +84,8 @@ class MatVec(Operation):
     total: bool = False
     wide: bool = False
     """Whether what is normalised is float32 although `element` is f16: x (skip and total if `behind`), gammas, beta."""
+    rows: int = 1
+    """Of x, and of all that is added or written."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -108,21 +112,40 @@ class MatVec(Operation):
     @property
     def title(self) -> str:
         kind = "dense" if self.scales is None else f"int{self.bits}"
-        return f"the {kind} product {self.k} -> {self.n}"
+        several = f" of {self.rows} rows" if self.rows > 1 else ""
+        return f"the {kind} product {self.k} -> {self.n}{several}"
 
     @property
     def terms(self) -> int:
         return self.k
 
     def written_bytes(self, index: int) -> int:
-        return self.k * ELEMENT_BYTES[self.stream] if index else self.n * ELEMENT_BYTES[self.element]
+        return self.rows * (self.k * ELEMENT_BYTES[self.stream] if index else self.n * ELEMENT_BYTES[self.element])
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
         """One kernel; two where a gated one binds more buffers than the adapter allows: the second half of the layer,
-        then the first, multiplied by it."""
-        half = self.element == "f16"
+        then the first, multiplied by it. Of several rows one before them, if these are normalised."""
         values: dict[str, Binding] = {name: Value(read) for name, read in zip(self.inputs, reads, strict=True)}
         values |= {name: Value(write) for name, write in zip(("y", "total"), writes, strict=False)}
+        if self.rows == 1 or self.norm is None:
+            return self._products(values, limits)
+        # Of another size than what passes between the halves of a gated layer, which is there at the same time.
+        normed = Shared(-(-self.rows * self.k * ELEMENT_BYTES[self.element] // 16) * 16 + 16)
+        plain = replace(self, norm=None, behind=None, total=False, wide=False)
+        return [self._norm(values, normed, limits), *plain._products({**values, "x": normed}, limits)]
+
+    def _norm(self, values: Mapping[str, Binding], normed: Shared, limits: WorkgroupLimits) -> Kernel:
+        """The kernel that normalises rows."""
+        names = ("x", *(["skip"] if self.behind else []), *(["total"] if self.total else []))
+        bindings = {name: values[name] for name in names} | {"normed": normed}
+        bindings |= {name: Buffer(buffer) for name, buffer in self._norm_weights().items()}
+        constants = {**flags_before(self), **epsilons(self), **norm_constants(self.k, limits)}
+        plan = KernelPlan("norm_rows", constants, (self.rows, 1, 1))
+        return Kernel(plan, self.element == "f16", bindings)
+
+    def _products(self, values: Mapping[str, Binding], limits: WorkgroupLimits) -> list[Kernel]:
+        """The kernels of the product; `values` has what it reads and writes by name."""
+        half = self.element == "f16"
         bindings = self._bindings(values)
         if self.up is None or len(bindings) <= limits.buffers:
             return [Kernel(plan_matvec(self, limits), half, bindings)]
@@ -173,7 +196,9 @@ class MatVec(Operation):
 
     def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
         """The half of a gated layer that multiplies the other is computed first, so that no kernel binds more than 8
-        buffers."""
+        buffers. Products of several rows are held to nothing but the comparison of whole runs."""
+        if self.rows > 1:
+            return
         each, given = ELEMENT_BYTES[self.element], not witness.is_made(writes[0])
         wide = ELEMENT_BYTES[self.stream]
         sizes = {"x": self.k * (each if self.behind else wide), "skip": self.k * wide}
@@ -231,6 +256,21 @@ def epsilons(what: MatVec) -> dict[str, float]:
     return {name: norm.epsilon for name, norm in by.items() if norm is not None}
 
 
+def flags_before(what: MatVec) -> dict[str, int | float | bool]:
+    """What is before the product, by the names of the templates."""
+    return {
+        "CENTERED": isinstance(what.norm, CenteredNorm),
+        "BEHIND": what.behind is not None,
+        "TOTAL": what.total,
+        "WIDE": what.wide,
+    }
+
+
+def packing(what: MatVec) -> dict[str, int | float | bool]:
+    """How weights in integers are packed, by the names of the templates."""
+    return {"BLOCK": what.block, "BYTES": what.bits == 8, "ZEROS": what.zeros is not None}
+
+
 def flags_behind(what: MatVec) -> dict[str, bool]:
     """What is behind the product, by the names of the templates."""
     factor = what.factor
@@ -252,25 +292,33 @@ def plan_matvec(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
     """The kernel that computes a product, and its workgroups."""
     fused: dict[str, int | float | bool] = {"NORM": what.norm is not None, **flags_behind(what), **epsilons(what)}
     half, gated = what.element == "f16", what.up is not None
+    if what.rows > 1:
+        return plan_rows(what, limits)
     if what.scales is None:
         dense = tune_dense(what.k, what.n, gated, half, limits)
-        return KernelPlan("matvec_dense", {**fused, **dense.constants()}, (dense.workgroups, 1, 1))
+        return KernelPlan("matvec_dense", {**fused, "TIMES": False, **dense.constants()}, (dense.workgroups, 1, 1))
     tuning = tune_matvec(what.k, what.n, gated, half, limits)
     constants = {
         **fused,
         "PREPARED": what.prepared,
-        "CENTERED": isinstance(what.norm, CenteredNorm),
-        "BEHIND": what.behind is not None,
-        "TOTAL": what.total,
-        "WIDE": what.wide,
+        **flags_before(what),
         "TIMES": False,
-        "BLOCK": what.block,
-        "BYTES": what.bits == 8,
-        "ZEROS": what.zeros is not None,
+        **packing(what),
         "SIXTEENS": what.block == SIXTEEN,
         **tuning.constants(),
     }
     return KernelPlan("matvec_q4", constants, (tuning.workgroups, 1, 1))
+
+
+def plan_rows(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
+    """The kernel that computes a product of several rows, and its workgroups."""
+    fused: dict[str, int | float | bool] = {**flags_behind(what), "TIMES": False}
+    half, gated = what.element == "f16", what.up is not None
+    if what.scales is None:
+        dense = tune_dense_rows(what.k, what.n, what.rows, gated, half, limits)
+        return KernelPlan("few_rows_dense", {**fused, **dense.constants()}, dense.workgroups)
+    tuning = tune_rows(what.k, what.n, what.rows, gated, limits)
+    return KernelPlan("few_rows_q4", {**fused, **packing(what), **tuning.constants()}, tuning.workgroups)
 
 
 def fits_matvec(what: MatVec) -> bool:

@@ -1,5 +1,5 @@
 """Products of many rows by weights in int4 or int8, from activations in int8: matmul_q4.wgsl and quantize_rows.wgsl.
-Where the device has subgroup matrices, matmul_matrices.py makes them from float16.
+Where the device has subgroup matrices, matmul_matrices.py makes them from float16; of few rows gemv.py does.
 
 onnxruntime-web multiplies by int4 weights in several ways, by adapter and shape. Which dispatch is which product is
 told by the weights that it binds; what brings activations into the form it needs, by the one thing it reads.
@@ -17,6 +17,8 @@ from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
 from ..ort_kernels import RunReader, bound
 from ..recording import Command, Dispatch, Recording
 from ..step_graph import Node, StepGraph
+from .few_rows import MOST_ROWS
+from .gemv import MatVec, fits_matvec
 from .matmul_matrices import MatrixMatMul, fits_matrices
 
 __all__ = [
@@ -271,6 +273,10 @@ class Products(RunReader):
         if quantized and position == index:
             return None  # What is in int8 already, by who knows which rule, cannot be brought into another form.
         origins = frozenset({index})
+        n, k, block, bits = found.n, found.k, found.block, found.bits
+        few = MatVec(at["input_b"], scales, n, k, block, element, bits=bits, zeros=found.zeros, rows=rows)
+        if 1 < rows <= MOST_ROWS and fits_matvec(few):
+            return [Node(few, (x,), (writes[at["output"]],), index, origins)]
         if element == "f16":
             by_matrices = MatrixMatMul(
                 at["input_b"], scales, rows, found.n, found.k, found.block, bits=found.bits, zeros=found.zeros
@@ -295,6 +301,8 @@ class Products(RunReader):
         """The halves of gated layers joined, and each input brought into int8 once."""
         return _share(_gate(self.recording, self.ops, graph, self.limits))
 
+
+Product = MatMul | MatrixMatMul | MatVec
 
 GATED = (
     "let activated_value = gate_value * (one / (one + exp(-gate_value)));",
@@ -324,7 +332,7 @@ def _gate(recording: Recording, ops: Sequence[Command], graph: StepGraph, limits
         if gate is None or up is None or gate is up:
             continue
         a, b = gate.what, up.what
-        if not (isinstance(a, MatMul | MatrixMatMul) and isinstance(b, MatMul | MatrixMatMul)):
+        if not (isinstance(a, Product) and isinstance(b, Product)):
             continue
         if not all(readers[v] == [node] and v not in lasting for half in (gate, up) for v in half.writes):
             continue
@@ -341,12 +349,12 @@ def _gate(recording: Recording, ops: Sequence[Command], graph: StepGraph, limits
     nodes = [
         joined.get(node.writes[0], node) if node.writes else node
         for node in graph.nodes
-        if not (isinstance(node.what, MatMul | MatrixMatMul) and node.writes[0] in gone)
+        if not (isinstance(node.what, Product) and node.writes[0] in gone)
     ]
     return replace(graph, nodes=tuple(nodes))
 
 
-def _both(gate: MatMul | MatrixMatMul, up: MatMul | MatrixMatMul) -> MatMul | MatrixMatMul | None:
+def _both(gate: Product, up: Product) -> Product | None:
     """The halves of a gated layer as one, if they differ in their weights alone."""
     buffers: dict[str, Any] = {"weights": up.weights, "scales": up.scales, "zeros": up.zeros}
     if replace(gate, **buffers) != up or (gate.zeros is None) != (up.zeros is None):

@@ -11,6 +11,8 @@ from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
 from ..ort_kernels import RunReader, bound, element_of
 from ..recording import Dispatch
 from ..step_graph import Node
+from .few_rows import MOST_ROWS
+from .gemv import MatVec, fits_matvec
 from .gemv_recorded import DENSE_LINES, dense_shape
 
 __all__ = ["DenseProducts", "MatrixMatMul", "MatrixTiling", "fits_matrices", "plan_matrices", "tune_matrices"]
@@ -64,6 +66,8 @@ class MatrixTiling:
     """Of a workgroup, over rows and columns."""
     step: int
     """Elements of k that are staged at a time."""
+    slices: int = 1
+    """Subgroups that share a tile, each for a part of every step."""
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -74,7 +78,7 @@ class MatrixTiling:
     @property
     def workgroup(self) -> int:
         """Threads."""
-        return self.lanes * self.subgroups[0] * self.subgroups[1]
+        return self.lanes * self.subgroups[0] * self.subgroups[1] * self.slices
 
     def memory(self, dense: bool) -> int:
         """Bytes of workgroup memory: two steps of x and W, each row with 16 bytes to spare."""
@@ -85,11 +89,11 @@ class MatrixTiling:
     def fits(self, k: int, gated: bool, dense: bool, limits: WorkgroupLimits) -> bool:
         """Whether the shader's header and the adapter allow it."""
         rows, columns = self.tile
-        whole = k % self.step == 0 and self.step % 32 == 0 and self.step % self.size.k == 0
+        whole = k % self.step == 0 and self.step % 32 == 0 and self.step % (self.size.k * self.slices) == 0
         loads = rows * self.step // 8 % self.workgroup == 0
         loads = loads and columns * self.step // (8 if dense else 16) % self.workgroup == 0
         halves = not gated or self.matrices[1] % 2 == 0
-        results = 8 * self.size.m * self.size.n * self.subgroups[0] * self.subgroups[1]
+        results = 8 * self.size.m * self.size.n * self.workgroup // self.lanes
         memory = results <= self.memory(dense) <= limits.memory
         return whole and loads and halves and memory and self.workgroup <= limits.threads
 
@@ -109,12 +113,13 @@ class MatrixTiling:
             "MN": self.matrices[1],
             "WM": self.subgroups[0],
             "WN": self.subgroups[1],
+            "WK": self.slices,
             "STEP": self.step,
             "A_LOADS": rows * self.step // 8 // self.workgroup,
             "B_LOADS": columns * self.step // (8 if dense else 16) // self.workgroup,
             "MATRICES": self.matrices[0] * self.matrices[1],
             "HALF_MN": self.matrices[1] // 2,
-            "K_PARTS": self.step // self.size.k,
+            "K_PARTS": self.step // self.size.k // self.slices,
             "OUT": self.matrices[1] // 2 if gated else self.matrices[1],
         }
 
@@ -165,7 +170,7 @@ def plan_matrices(what: MatrixMatMul, limits: WorkgroupLimits) -> KernelPlan:
     gated, dense = what.up is not None, what.scales is None
     tiling = tune_matrices(what.rows, what.n, what.k, gated, dense, limits)
     assert tiling is not None, "asked of fits_matrices"
-    constants = {"K": what.k, "N": what.n, "M": what.rows, "GATED": gated, "DENSE": dense}
+    constants = {"K": what.k, "N": what.n, "M": what.rows, "GATED": gated, "DENSE": dense, "RESIDUAL": False}
     constants |= {"BYTES": what.bits == 8, "ZEROS": what.zeros is not None}
     if not dense:
         constants["BLOCK"] = what.block
@@ -175,7 +180,7 @@ def plan_matrices(what: MatrixMatMul, limits: WorkgroupLimits) -> KernelPlan:
 
 @dataclass
 class DenseProducts(RunReader):
-    """Reads a recorded run of `rows` positions: its products by dense float16 weights."""
+    """Reads a recorded run of `rows` positions: its products by dense weights, of float16 if the rows are many."""
 
     def read(self, index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
         """What a recorded operation computes, from the values that it reads and writes by buffer; None if it is no
@@ -186,8 +191,8 @@ class DenseProducts(RunReader):
             return None
         at, uniforms = met
         pipeline = self.recording.pipelines[op.pipeline]
-        known = element_of(pipeline) == "f16" and all(line in pipeline.code for line in DENSE_LINES)
-        if not known or at["b"] in self.changed:
+        element = element_of(pipeline)
+        if element is None or at["b"] in self.changed or not all(line in pipeline.code for line in DENSE_LINES):
             return None
         try:
             shape = dense_shape(uniforms, self.rows)
@@ -196,7 +201,15 @@ class DenseProducts(RunReader):
         if shape is None:
             return None
         k, n = shape
-        what = MatrixMatMul(at["b"], None, self.rows, n, k, 0)
-        if not fits_matrices(what, self.limits):
+        few, many = (
+            MatVec(at["b"], None, n, k, 0, element, rows=self.rows),
+            MatrixMatMul(at["b"], None, self.rows, n, k, 0),
+        )
+        what: MatVec | MatrixMatMul
+        if 1 < self.rows <= MOST_ROWS and fits_matvec(few):
+            what = few
+        elif element == "f16" and fits_matrices(many, self.limits):
+            what = many
+        else:
             return None
         return [Node(what, (reads[at["a"]],), (writes[at["output"]],), index, frozenset({index}))]

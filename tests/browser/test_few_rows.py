@@ -1,0 +1,217 @@
+"""few_rows_q4.wgsl, few_rows_dense.wgsl and norm_rows.wgsl against float64, on the adapter there is: float32, with and
+without subgroups.
+
+Bounds are those of test_matvec.py: 8 roundings of an element relative to the sum of its absolute products. The kernels
+for float16 are run with float32 in place of it, so that the bound of packed weights is what float16 leaves of x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from capstan.tape.kernel_plan import WorkgroupLimits
+from capstan.tape.ops.few_rows import norm_constants, tune_dense_rows, tune_rows
+from tests.browser.kernel_page import BOUND, EPSILON, KernelPage, guarded, packed, results
+
+HALF_BOUND = 2.0**-10
+EPSILON_BEHIND, FACTOR = 0.3, 2.5
+LIMITS = [WorkgroupLimits(), WorkgroupLimits(software=True), *(WorkgroupLimits(lanes) for lanes in (4, 8, 16, 32, 64))]
+"""Without subgroups, as the software adapter here, and with subgroups in what every adapter's workgroups may be."""
+
+
+@dataclass(frozen=True)
+class Case:
+    m: int
+    k: int
+    n: int
+    bits: int = 0
+    """Of weights; 0 if they are dense."""
+    block: int = 32
+    zeros: bool = False
+    gated: bool = False
+    times: bool = False
+    """Whether the other half of a gated layer is given."""
+    added: bool = False
+    """Whether a bias and a factor, and two residuals if it is not gated, are added."""
+    activated: bool = False
+
+    @property
+    def shader(self) -> str:
+        return "few_rows_q4" if self.bits else "few_rows_dense"
+
+
+class Problem:
+    """A case with random contents, exact in float16."""
+
+    def __init__(self, case: Case) -> None:
+        random = np.random.default_rng(case.k * 7 + case.n * 3 + case.m)
+        self.case = case
+        self.x = random.normal(0.3, 1, (case.m, case.k)).astype(np.float16)
+        matrices = 1 + case.gated
+        if case.bits:
+            blocks = -(-case.k // case.block)
+            self.packed = random.integers(0, 1 << case.bits, (matrices, case.n, blocks * case.block), np.uint8)
+            scales = random.uniform(0.005, 0.02, (matrices, case.n, blocks)) * 2.0 ** (4 - case.bits)
+            self.scales = scales.astype(np.float32)
+            self.zeros = random.integers(0, 1 << case.bits, (matrices, case.n, blocks), np.uint8)
+            zeros = np.repeat(self.zeros, case.block, axis=2) if case.zeros else 1 << (case.bits - 1)
+            weights = (self.packed.astype(np.float64) - zeros) * np.repeat(self.scales, case.block, axis=2)
+            self.weights = weights[:, :, : case.k].transpose(0, 2, 1)
+        else:
+            self.dense = random.normal(0, 0.05, (matrices, case.k, case.n)).astype(np.float16)
+            self.weights = self.dense.astype(np.float64)
+        self.residual, self.second, self.up = random.normal(0, 3, (3, case.m, case.n)).astype(np.float32)
+        self.bias, self.bias_up = random.normal(0, 3, (2, case.n)).astype(np.float32)
+
+    def matrix(self, index: int, half: bool) -> list[bytes]:
+        case = self.case
+        if not case.bits:
+            return [self.dense[index].astype(np.float16 if half else np.float32).tobytes()]
+        zeros = [self.words(self.zeros[index])] if case.zeros else []
+        return [self.words(self.packed[index]), self.scales[index].tobytes(), *zeros]
+
+    def words(self, numbers: NDArray[np.uint8]) -> bytes:
+        """Rows of whole bytes, the buffer of whole words."""
+        if self.case.bits == 8:
+            data = numbers.tobytes()
+        else:
+            data = packed(np.pad(numbers, ((0, 0), (0, numbers.shape[1] % 2)), constant_values=9))
+        return data + bytes(-len(data) % 4)
+
+    def buffers(self, half: bool) -> list[bytes]:
+        """What the kernel binds, y last."""
+        case = self.case
+        buffers = [self.x.astype(np.float16 if half else np.float32).tobytes(), *self.matrix(0, half)]
+        if case.added:
+            buffers += [] if case.gated else [self.residual.tobytes(), self.second.tobytes()]
+            buffers += [self.bias.tobytes(), np.float32(FACTOR).tobytes()]
+        buffers += [self.up.tobytes()] * case.times + (self.matrix(1, half) if case.gated else [])
+        buffers += [self.bias_up.tobytes()] * (case.added and case.gated)
+        return [*buffers, guarded(case.m * case.n)]
+
+    def expected(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """y, and what its errors count relative to."""
+        case, x = self.case, self.x.astype(np.float64)
+        both = [(x @ w, np.abs(x) @ np.abs(w)) for w in self.weights]
+        if case.added:
+            both = [(y + b, s + np.abs(b)) for (y, s), b in zip(both, (self.bias, self.bias_up), strict=False)]
+        y, size = both[0]
+        if case.gated or case.times:
+            up, up_size = both[1] if case.gated else (self.up, np.abs(self.up))
+            y, size = y / (1 + np.exp(-y)) * up, size * up_size
+        if case.activated:
+            y = y / (1 + np.exp(-y))
+        if case.added:
+            y, size = y * FACTOR, size * FACTOR
+        for residual in [self.residual, self.second] * (case.added and not case.gated):
+            y, size = y + residual, size + np.abs(residual)
+        return y, size
+
+
+def check(page: KernelPage, case: Case, limits: WorkgroupLimits, half: bool = False, **other: Any) -> None:
+    """With the tiling for these limits, `other` in place of some of it."""
+    tuning: Any
+    if case.bits:
+        tuning = replace(tune_rows(case.k, case.n, case.m, case.gated, limits), **other)
+    else:
+        tuning = replace(tune_dense_rows(case.k, case.n, case.m, case.gated, half, limits), **other)
+    constants: dict[str, int | float | bool] = {
+        **dict.fromkeys(("BIAS", "FACTOR"), case.added),
+        **dict.fromkeys(("RESIDUAL", "SECOND"), case.added and not case.gated),
+        **dict.fromkeys(("GELU", "POWER", "DIVIDED", "CAPPED"), False),
+        "ACTIVATED": case.activated,
+        "TIMES": case.times,
+        **({"BLOCK": case.block, "BYTES": case.bits == 8, "ZEROS": case.zeros} if case.bits else {}),
+        **tuning.constants(),
+    }
+    problem = Problem(case)
+    subgroups: dict[str, Any] = {"lanes": limits.lanes, "emulated": limits.lanes > 4}
+    data = page.run(case.shader, constants, problem.buffers(half), tuning.workgroups, half=half, **subgroups)
+    wanted, size = problem.expected()
+    got = results(data, case.m * case.n).reshape(case.m, case.n)
+    errors = np.nan_to_num(np.abs(got - wanted) / size, nan=np.inf)
+    worst = np.unravel_index(int(np.argmax(errors)), errors.shape)
+    bound = HALF_BOUND if half and case.bits else BOUND
+    assert errors[worst] <= bound, f"y{worst} of {case} is {got[worst]}, not {wanted[worst]}, with {tuning}"
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=lambda limits: f"{limits.lanes} lanes {limits.software}")
+def test_the_tunings_for_every_subgroup_size(kernel_page: KernelPage, limits: WorkgroupLimits) -> None:
+    """Rows that a thread's tiling holds, and one tiling and a part; weights that fill their tiles, and that do not."""
+    check(kernel_page, Case(8, 576, 96, bits=4), limits, half=True)
+    check(kernel_page, Case(11, 224, 53, bits=4, gated=True, zeros=True), limits)
+    check(kernel_page, Case(8, 192, 96), limits)
+    check(kernel_page, Case(11, 92, 72, gated=True), limits, half=True)
+
+
+FORMS = [
+    Case(2, 384, 21, bits=4, block=64, added=True),
+    Case(3, 96, 37, bits=8, gated=True, added=True),
+    Case(5, 96, 37, bits=4, block=16, zeros=True, times=True),
+    Case(16, 96, 37, bits=8, block=16, zeros=True, activated=True),
+    # The last block of a row is part empty, and its rows have an odd number of zero points.
+    Case(4, 320, 21, bits=4, block=128, zeros=True),
+    Case(32, 96, 21, bits=4, block=128),
+    Case(2, 92, 72, added=True),
+    Case(3, 92, 72, gated=True, added=True),
+    Case(5, 92, 72, times=True),
+    Case(32, 92, 72, activated=True),
+]
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
+@pytest.mark.parametrize("lanes", [0, 4])
+def test_weights_in_every_form_and_what_is_behind_them(kernel_page: KernelPage, lanes: int, half: bool) -> None:
+    for case in FORMS:
+        check(kernel_page, case, WorkgroupLimits(lanes), half)
+
+
+@pytest.mark.parametrize("lanes", [0, 4])
+def test_every_tiling_gives_the_same(kernel_page: KernelPage, lanes: int) -> None:
+    case = Case(6, 416, 53, bits=4, gated=True, zeros=True)
+    for tall, rows, span, workgroup, batch in ((2, 1, 4, 8, 1), (4, 2, 8, 32, 4), (8, 1, 16, 16, 2), (2, 8, 32, 64, 1)):
+        tiling: dict[str, Any] = {"tall": tall, "rows": rows, "span": span, "workgroup": workgroup, "batch": batch}
+        check(kernel_page, case, WorkgroupLimits(lanes), **tiling)
+
+
+NORMS: list[Mapping[str, bool]] = [
+    {},
+    {"CENTERED": True},
+    {"BEHIND": True, "TOTAL": True},
+    {"CENTERED": True, "BEHIND": True, "TOTAL": True, "WIDE": True},
+]
+
+
+@pytest.mark.parametrize("lanes", [0, 4, 32])
+@pytest.mark.parametrize("asked", NORMS, ids=lambda asked: " ".join(asked) or "RMS")
+def test_rows_are_normalised(kernel_page: KernelPage, asked: Mapping[str, bool], lanes: int) -> None:
+    m, k = 3, 300
+    random = np.random.default_rng(lanes)
+    x, skip = random.normal(0.3, 1, (2, m, k)).astype(np.float32)
+    gamma, gamma_behind, beta = random.uniform(0.5, 1.5, (3, k)).astype(np.float32)
+    flags = dict.fromkeys(("CENTERED", "BEHIND", "TOTAL", "WIDE"), False) | dict(asked)
+    limits = WorkgroupLimits(lanes)
+    constants = {**flags, "EPSILON": EPSILON, "EPSILON_BEHIND": EPSILON_BEHIND, **norm_constants(k, limits)}
+    given = [x, gamma, *([beta] if flags["CENTERED"] else []), *([gamma_behind, skip] if flags["BEHIND"] else [])]
+    buffers = [*(each.tobytes() for each in given), *[guarded(m * k)] * (1 + flags["TOTAL"])]
+
+    def found(read: int) -> NDArray[np.float32]:
+        lanes_of = {"lanes": lanes, "emulated": lanes > 4}
+        return results(page_run(read, lanes_of), m * k).reshape(m, k)
+
+    def page_run(read: int, lanes_of: Mapping[str, Any]) -> bytes:
+        return kernel_page.run("norm_rows", constants, buffers, (m, 1, 1), read=read, half=flags["WIDE"], **lanes_of)
+
+    wide = x.astype(np.float64)
+    if flags["BEHIND"]:
+        wide = skip + wide / np.sqrt(np.mean(wide * wide, 1, keepdims=True) + EPSILON_BEHIND) * gamma_behind
+        np.testing.assert_allclose(found(-2), wide, rtol=2**-18, atol=2**-20)
+    wide = wide - wide.mean(1, keepdims=True) if flags["CENTERED"] else wide
+    wide = wide / np.sqrt(np.mean(wide * wide, 1, keepdims=True) + EPSILON) * gamma
+    np.testing.assert_allclose(found(-1), wide + beta if flags["CENTERED"] else wide, rtol=2**-17, atol=2**-18)

@@ -1,0 +1,110 @@
+"""Products of several rows: what their kernels bind and pass on, and tilings that keep the limits of the shaders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from capstan.tape.kernel_plan import WorkgroupLimits
+from capstan.tape.operation import Buffer, Kernel, Shared, Value
+from capstan.tape.ops.few_rows import norm_constants, tune_dense_rows, tune_rows
+from capstan.tape.ops.gemv import MatVec
+from capstan.tape.ops.norm import RmsNorm
+from tests.unit.shader_declarations import PLAIN_BEHIND, declared_bindings, declared_constants, workgroup_bytes
+
+WEIGHTS, SCALES, ZEROS, UP, UP_SCALES, UP_ZEROS, GAMMA, BEHIND = range(21, 29)
+LIMITS = [
+    WorkgroupLimits(),
+    WorkgroupLimits(software=True),
+    *(WorkgroupLimits(lanes) for lanes in (4, 8, 16, 32, 64)),
+    WorkgroupLimits(32, 1024, 49152),
+]
+SHAPES = [(64, 96), (576, 960), (576, 49152), (2048, 8192), (8192, 2048), (2048, 128256), (896, 151936)]
+
+
+def kernels(limits: WorkgroupLimits, reads: int = 1, writes: int = 1, **asked: Any) -> list[Kernel]:
+    what = MatVec(WEIGHTS, SCALES, 96, 64, 32, "f16", rows=5, **asked)
+    made = what.kernels(tuple(range(1, 1 + reads)), tuple(range(10, 10 + writes)), limits)
+    for kernel in made:
+        plan = kernel.plan
+        described = {"shader": plan.shader, "constants": plan.constants, "half": kernel.half, "lanes": limits.lanes}
+        assert {name for name, _ in declared_bindings(described)} == set(kernel.bindings)
+        assert len(kernel.bindings) <= limits.buffers
+    return made
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+def test_a_norm_is_a_kernel_before_the_product(limits: WorkgroupLimits) -> None:
+    norm, product = kernels(limits, norm=RmsNorm(GAMMA, 0.5))
+    assert (norm.plan.shader, norm.plan.counts) == ("norm_rows", (5, 1, 1))
+    assert norm.bindings["x"] == Value(1)
+    assert product.bindings["x"] == norm.bindings["normed"]
+    assert isinstance(product.bindings["x"], Shared)
+    assert product.bindings["x"].bytes >= 5 * 64 * 2
+    assert product.bindings["y"] == Value(10)
+
+
+def test_a_sum_that_others_read_is_written_by_the_norm() -> None:
+    asked: dict[str, Any] = {"norm": RmsNorm(GAMMA, 0.5), "behind": RmsNorm(BEHIND, 0.25), "total": True}
+    norm, product = kernels(LIMITS[0], 2, 2, **asked)
+    assert (norm.bindings["skip"], norm.bindings["total"]) == (Value(2), Value(11))
+    assert norm.bindings["gamma_behind"] == Buffer(BEHIND)
+    assert product.bindings["y"] == Value(10)
+
+
+def test_a_gated_product_that_binds_too_many_buffers_is_two_after_its_norm() -> None:
+    asked: dict[str, Any] = {"norm": RmsNorm(GAMMA, 0.5), "zeros": ZEROS, "up": (UP, UP_SCALES, UP_ZEROS), "bias": True}
+    norm, first, second = kernels(WorkgroupLimits(buffers=8), 3, **asked)
+    assert first.bindings["x"] == second.bindings["x"] == norm.bindings["normed"]
+    assert first.bindings["weights"] == Buffer(UP)
+    assert second.bindings["up"] == first.bindings["y"] != norm.bindings["normed"]
+
+
+def test_of_what_is_written_there_is_a_row_each() -> None:
+    one, five = (MatVec(WEIGHTS, SCALES, 96, 64, 32, "f16", total=True, rows=rows) for rows in (1, 5))
+    assert [five.written_bytes(i) for i in (0, 1)] == [5 * one.written_bytes(i) for i in (0, 1)] == [960, 640]
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("rows", [2, 3, 8, 32])
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@pytest.mark.parametrize(("k", "n"), SHAPES)
+def test_tilings_keep_the_limits_of_the_shader_and_the_adapter(
+    k: int, n: int, limits: WorkgroupLimits, rows: int, gated: bool
+) -> None:
+    tuning = tune_rows(k, n, rows, gated, limits)
+    given = {**PLAIN_BEHIND, "BLOCK": 32, "BYTES": False, "ZEROS": False, **tuning.constants()}
+    found = declared_constants("few_rows_q4", given, lanes=limits.lanes)
+    assert found["WORKGROUP"] <= limits.threads
+    assert found["WORKGROUP"] % found["SPAN"] == 0
+    assert found["WORKGROUP"] % max(limits.lanes, 1) == 0
+    assert 2 ** found["HALVINGS"] == found["WIDTH"]
+    assert workgroup_bytes("few_rows_q4", given, lanes=limits.lanes) <= limits.memory
+    columns, tops, _ = tuning.workgroups
+    assert 0 <= columns * found["TILE"] - n < found["TILE"]
+    assert columns <= 65535
+    assert 0 <= tops * found["TALL"] - rows < found["TALL"]
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+def test_dense_tilings_keep_the_limits_too(limits: WorkgroupLimits, gated: bool, half: bool) -> None:
+    for k, n in SHAPES:
+        tuning = tune_dense_rows(k, n, 8, gated, half, limits)
+        given = {**PLAIN_BEHIND, **tuning.constants()}
+        found = declared_constants("few_rows_dense", given, half=half, lanes=limits.lanes)
+        assert found["WORKGROUP"] <= limits.threads
+        assert found["SUMS"] * found["WIDE"] <= 64
+        assert workgroup_bytes("few_rows_dense", given, half=half, lanes=limits.lanes) <= limits.memory
+        assert tuning.workgroups[1] * found["TALL"] >= 8
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+def test_a_norms_threads_hold_a_row(limits: WorkgroupLimits) -> None:
+    for k in (64, 576, 8192):
+        constants = norm_constants(k, limits)
+        assert int(constants["ITEMS"]) * int(constants["WORKGROUP"]) >= k
+        assert int(constants["WORKGROUP"]) % max(limits.lanes, 1) == 0
+        assert int(constants["WORKGROUP"]) <= limits.threads

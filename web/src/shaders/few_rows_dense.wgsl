@@ -1,0 +1,182 @@
+// A few rows times a dense matrix: y[m][n] = sum over k of x[m][k] * W[k][n], with what is behind it in a decoder fused
+// in.
+//
+// W as ONNX's MatMul has it, [K, N] row by row, of the type of x, which is [M, K]; a weight is loaded once for TALL rows
+// of x. Products and sums are float32. Behind the product: BIAS: + bias[n], of W_up too; what behind_product.wgsl
+// computes, TIMES by up[m][n]; RESIDUAL: + residual[m][n]; SECOND: + second[m][n].
+//
+// COLUMNS neighbours load neighbouring 16 bytes of a row of W. SPAN threads share these columns; each takes every
+// SPAN-th run of four rows. Their sums are added by shuffles, then in workgroup memory, a row of x at a time, where one
+// thread finishes each column.
+// Dispatch: (column vectors / COLUMNS, rounded up, ceil(M / TALL), 1).
+// Bindings, those whose condition holds: x, weights, residual, second, bias, exponent, factor, up, weights_up, bias_up, y.
+// WIDE: columns in 16 bytes. WIDTH: how many of a column's threads are in one subgroup; HALVINGS = log2 of that.
+// LINES = 1, 2 if GATED; SUMS = LINES * TALL.
+// Limits: K a multiple of 4, N of WIDE. With subgroups COLUMNS * WIDTH is LANES, threads numbered along their subgroups;
+// else WIDTH is 1.
+
+const RUNS: u32 = K / 4u;
+const WORKGROUP: u32 = COLUMNS * SPAN;
+const PARTS: u32 = SPAN / WIDTH;
+const VECTORS: u32 = N / WIDE;
+const STRIP: u32 = COLUMNS * WIDE; // columns of a workgroup
+
+// Four elements of a row of x, 16 bytes of a row of W, and the sums of as many columns.
+#if HALF
+alias Four = vec2<u32>;
+alias Row = vec4<u32>;
+alias Sums = mat2x4<f32>;
+#else
+alias Four = vec4<f32>;
+alias Row = vec4<f32>;
+alias Sums = vec4<f32>;
+#endif
+
+@group(0) @binding(next) var<storage, read> x: array<Four>;
+@group(0) @binding(next) var<storage, read> weights: array<Row>;
+#if RESIDUAL
+@group(0) @binding(next) var<storage, read> residual: array<element>;
+#endif
+#if SECOND
+@group(0) @binding(next) var<storage, read> second: array<element>;
+#endif
+#if BIAS
+@group(0) @binding(next) var<storage, read> bias: array<element>;
+#endif
+#if POWER
+@group(0) @binding(next) var<storage, read> exponent: array<i32>;
+#endif
+#if FACTOR
+@group(0) @binding(next) var<storage, read> factor: array<element>;
+#endif
+#if TIMES
+@group(0) @binding(next) var<storage, read> up: array<element>;
+#endif
+#if GATED
+@group(0) @binding(next) var<storage, read> weights_up: array<Row>;
+#if BIAS
+@group(0) @binding(next) var<storage, read> bias_up: array<element>;
+#endif
+#endif
+@group(0) @binding(next) var<storage, read_write> y: array<element>;
+
+var<workgroup> parts: array<f32, LINES * PARTS * STRIP>; // of one row of x
+
+#if HALF
+fn four(words: Four) -> vec4<f32> {
+  return vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y));
+}
+
+fn wide(row: Row) -> Sums {
+  return Sums(four(row.xy), four(row.zw));
+}
+
+fn column_sum(sums: Sums, j: u32) -> f32 {
+  return sums[j / 4u][j % 4u];
+}
+#else
+fn four(values: Four) -> vec4<f32> {
+  return values;
+}
+
+fn wide(row: Row) -> Sums {
+  return row;
+}
+
+fn column_sum(sums: Sums, j: u32) -> f32 {
+  return sums[j];
+}
+#endif
+
+#if SUBGROUPS
+fn shuffled(sums: Sums, mask: u32) -> Sums {
+#if HALF
+  return Sums(subgroupShuffleXor(sums[0], mask), subgroupShuffleXor(sums[1], mask));
+#else
+  return subgroupShuffleXor(sums, mask);
+#endif
+}
+#endif
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+  let column = thread % COLUMNS;
+  let member = thread / COLUMNS;
+  let at = min(group.x * COLUMNS + column, VECTORS - 1u);
+  let top = group.y * TALL;
+
+  var sums = array<Sums, SUMS>();
+  for (var run = member; run < RUNS; run += SPAN) {
+    let first = 4u * run * VECTORS + at;
+    let a = wide(weights[first]);
+    let b = wide(weights[first + VECTORS]);
+    let c = wide(weights[first + 2u * VECTORS]);
+    let d = wide(weights[first + 3u * VECTORS]);
+#if GATED
+    let e = wide(weights_up[first]);
+    let f = wide(weights_up[first + VECTORS]);
+    let g = wide(weights_up[first + 2u * VECTORS]);
+    let h = wide(weights_up[first + 3u * VECTORS]);
+#endif
+#repeat m TALL
+    let values = four(x[min(top + m, M - 1u) * RUNS + run]);
+    sums[m] += (a * values.x + b * values.y) + (c * values.z + d * values.w);
+#if GATED
+    sums[TALL + m] += (e * values.x + f * values.y) + (g * values.z + h * values.w);
+#endif
+#end
+  }
+
+#if SUBGROUPS
+#repeat i HALVINGS
+#repeat s SUMS
+  sums[s] += shuffled(sums[s], COLUMNS << i);
+#end
+#end
+#endif
+
+#repeat m TALL
+  if (member % WIDTH == 0u) {
+    let part = member / WIDTH;
+#repeat j WIDE
+    parts[part * STRIP + column * WIDE + j] = column_sum(sums[m], j);
+#if GATED
+    parts[(PARTS + part) * STRIP + column * WIDE + j] = column_sum(sums[TALL + m], j);
+#endif
+#end
+  }
+  workgroupBarrier();
+  for (var j = thread; j < STRIP; j += WORKGROUP) {
+    let n = group.x * STRIP + j;
+    if (n < N && top + m < M) {
+      let result = (top + m) * N + n;
+      var product = 0.0;
+      var other = 0.0;
+      for (var part = 0u; part < PARTS; part++) {
+        product += parts[part * STRIP + j];
+#if GATED
+        other += parts[(PARTS + part) * STRIP + j];
+#endif
+      }
+#if BIAS
+      product += f32(bias[n]);
+#if GATED
+      other += f32(bias_up[n]);
+#endif
+#endif
+#if TIMES
+      other = f32(up[result]);
+#endif
+      var value = behind_product(product, other);
+#if RESIDUAL
+      value += f32(residual[result]);
+#endif
+#if SECOND
+      value += f32(second[result]);
+#endif
+      y[result] = element(value);
+    }
+  }
+  workgroupBarrier();
+#end
+}

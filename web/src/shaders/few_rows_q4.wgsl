@@ -1,0 +1,195 @@
+// A few rows times a matrix in int4 or int8: y[m][n] = sum over k of W[n][k] * x[m][k], with what is behind it in a
+// decoder fused in.
+//
+// W as packed_weights.wgsl has it; a weight is loaded and unpacked once for TALL rows of x. x is [M, K], y [M, N].
+// Behind the product: BIAS: + bias[n], of W_up too; what behind_product.wgsl computes, TIMES by up[m][n]; RESIDUAL: +
+// residual[m][n]; SECOND: + second[m][n]. Sums are float32; with HALF, 8 products are added as float16 before that.
+//
+// SPAN threads share ROWS rows of W (a tile: WORKGROUP / SPAN * ROWS rows) and take every SPAN-th eight elements of
+// them, BATCH requests at once, so that neighbours load neighbouring words of W and neighbouring octets of x, which all
+// workgroups read through their cache. With subgroups each shuffle halves the sums that a thread holds; what is left of
+// them meets in workgroup memory, where each thread finishes some results.
+// Dispatch: (tiles, ceil(M / TALL), 1).
+// Bindings, those whose condition holds: x, weights, scales, zeros, residual, second, bias, exponent, factor, up,
+// weights_up, scales_up, zeros_up, bias_up, y.
+// Counts that follow from the others: LINES = ROWS, twice that if GATED, SUMS = LINES * TALL, HALF_SUMS = SUMS / 2,
+// REQUESTS = BATCH * LINES, HALVINGS = log2 of the threads whose sums meet by shuffles, LEFT = max(1, SUMS >> HALVINGS).
+// Limits: K a multiple of 32, BLOCK of 16; ROWS, TALL (2 at least), SPAN, WORKGROUP powers of two. With subgroups:
+// WORKGROUP a multiple of LANES, threads numbered along their subgroups.
+
+const OCTETS: u32 = K / 8u;
+const ROOM: u32 = BLOCKS * (BLOCK / 8u); // octets that a row's blocks have room for
+const TEAMS: u32 = WORKGROUP / SPAN;
+const TILE: u32 = TEAMS * ROWS;
+#if SUBGROUPS
+const WIDTH: u32 = min(SPAN, LANES); // threads whose sums meet by shuffles
+#else
+const WIDTH: u32 = 1u;
+#endif
+const PARTS: u32 = SPAN / WIDTH;
+
+@group(0) @binding(next) var<storage, read> x: array<Octet>;
+@group(0) @binding(next) var<storage, read> weights: array<Eight>;
+@group(0) @binding(next) var<storage, read> scales: array<element>;
+#if ZEROS
+@group(0) @binding(next) var<storage, read> zeros: array<u32>;
+#endif
+#if RESIDUAL
+@group(0) @binding(next) var<storage, read> residual: array<element>;
+#endif
+#if SECOND
+@group(0) @binding(next) var<storage, read> second: array<element>;
+#endif
+#if BIAS
+@group(0) @binding(next) var<storage, read> bias: array<element>;
+#endif
+#if POWER
+@group(0) @binding(next) var<storage, read> exponent: array<i32>;
+#endif
+#if FACTOR
+@group(0) @binding(next) var<storage, read> factor: array<element>;
+#endif
+#if TIMES
+@group(0) @binding(next) var<storage, read> up: array<element>;
+#endif
+#if GATED
+@group(0) @binding(next) var<storage, read> weights_up: array<Eight>;
+@group(0) @binding(next) var<storage, read> scales_up: array<element>;
+#if ZEROS
+@group(0) @binding(next) var<storage, read> zeros_up: array<u32>;
+#endif
+#if BIAS
+@group(0) @binding(next) var<storage, read> bias_up: array<element>;
+#endif
+#endif
+@group(0) @binding(next) var<storage, read_write> y: array<element>;
+
+var<workgroup> parts: array<f32, TEAMS * SUMS * PARTS>;
+
+// What a thread needs of W: of request b and line r (the rows of weights_up follow) at b * LINES + r.
+struct Request {
+  words: array<Eight, REQUESTS>,
+  factors: array<element, REQUESTS>,
+#if ZEROS
+  zeros: array<element, REQUESTS>, // their shares
+#endif
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+  let member = thread % SPAN;
+  let team = thread / SPAN;
+  let first = group.x * TILE + team * ROWS;
+  let top = group.y * TALL;
+
+  var sums = array<f32, SUMS>();
+  for (var start = member; start < OCTETS; start += SPAN * BATCH) {
+    var wanted: Request;
+#repeat b BATCH
+    let at = min(start + b * SPAN, OCTETS - 1u);
+    let block = at / (BLOCK / 8u);
+#repeat r ROWS
+    let row = min(first + r, N - 1u);
+    wanted.words[b * LINES + r] = weights[row * ROOM + at];
+    wanted.factors[b * LINES + r] = scales[row * BLOCKS + block];
+#if ZEROS
+    let zero_at = zero_of(row, block);
+    wanted.zeros[b * LINES + r] = zero_share(zeros[zero_at / (32u / BITS)], zero_at);
+#endif
+#if GATED
+    wanted.words[b * LINES + ROWS + r] = weights_up[row * ROOM + at];
+    wanted.factors[b * LINES + ROWS + r] = scales_up[row * BLOCKS + block];
+#if ZEROS
+    wanted.zeros[b * LINES + ROWS + r] = zero_share(zeros_up[zero_at / (32u / BITS)], zero_at);
+#endif
+#endif
+#end
+#end
+#repeat b BATCH
+    let at = start + b * SPAN;
+    if (at < OCTETS) {
+      var spreads = array<Spread, LINES>();
+#repeat r LINES
+#if ZEROS
+      spreads[r] = spread(wanted.words[b * LINES + r], wanted.zeros[b * LINES + r]);
+#else
+      spreads[r] = spread(wanted.words[b * LINES + r], ZERO);
+#endif
+#end
+#repeat m TALL
+      let octet = paired(x[min(top + m, M - 1u) * OCTETS + at]);
+#repeat r LINES
+      sums[r * TALL + m] += total_of(spread_dot(spreads[r], octet)) * f32(wanted.factors[b * LINES + r]);
+#end
+#end
+    }
+#end
+  }
+
+#if SUBGROUPS
+  // A thread whose bit of the mask is set keeps the upper half of its sums, its neighbour the lower half.
+  var base = 0u;
+#repeat h HALVINGS
+  const MASK = WIDTH >> (h + 1u);
+  const KEPT = SUMS >> (h + 1u);
+  let upper = (thread & MASK) != 0u;
+  base += select(0u, KEPT, upper);
+#repeat i HALF_SUMS
+  if (i < KEPT) {
+    let given = select(sums[i + KEPT], sums[i], upper);
+    let own = select(sums[i], sums[i + KEPT], upper);
+    sums[i] = own + subgroupShuffleXor(given, MASK);
+  }
+#end
+  if (KEPT == 0u) {
+    sums[0] += subgroupShuffleXor(sums[0], MASK);
+  }
+#end
+  if (thread % max(1u, WIDTH / SUMS) == 0u) {
+#repeat i LEFT
+    parts[(team * SUMS + base + i) * PARTS + member / WIDTH] = sums[i];
+#end
+  }
+#else
+#repeat i SUMS
+  parts[(team * SUMS + i) * PARTS + member] = sums[i];
+#end
+#endif
+  workgroupBarrier();
+
+  for (var j = thread; j < TILE * TALL; j += WORKGROUP) {
+    let line = j % TILE;
+    let n = group.x * TILE + line;
+    let m = top + j / TILE;
+    if (n < N && m < M) {
+      let at = (line / ROWS * SUMS + line % ROWS * TALL + j / TILE) * PARTS;
+      var product = 0.0;
+      var other = 0.0;
+      for (var p = 0u; p < PARTS; p++) {
+        product += parts[at + p];
+#if GATED
+        other += parts[at + ROWS * TALL * PARTS + p];
+#endif
+      }
+      product *= SHARE;
+      other *= SHARE;
+#if BIAS
+      product += f32(bias[n]);
+#if GATED
+      other += f32(bias_up[n]);
+#endif
+#endif
+#if TIMES
+      other = f32(up[m * N + n]);
+#endif
+      var value = behind_product(product, other);
+#if RESIDUAL
+      value += f32(residual[m * N + n]);
+#endif
+#if SECOND
+      value += f32(second[m * N + n]);
+#endif
+      y[m * N + n] = element(value);
+    }
+  }
+}

@@ -1,0 +1,111 @@
+// Rows normalised for the products that read them: normed[m] = norm of x[m], computed in float32.
+//
+// The norm is x / sqrt(mean(x^2) + EPSILON) * gamma; CENTERED: x less its mean before that, + beta behind it. BEHIND: x
+// is skip + x / sqrt(mean(x^2) + EPSILON_BEHIND) * gamma_behind first; TOTAL: that sum is written. WIDE: x (BEHIND: skip
+// and total instead), gammas and beta are float32 although other values are float16.
+// A workgroup takes a row; each thread holds ITEMS = ceil(K / WORKGROUP) elements of it.
+// Dispatch: (rows, 1, 1). Bindings, those whose condition holds: x, gamma, beta, gamma_behind, skip, total, normed.
+
+#if WIDE
+alias stream = f32;
+#else
+alias stream = element;
+#endif
+#if BEHIND
+alias entering = element;
+#else
+alias entering = stream;
+#endif
+
+@group(0) @binding(next) var<storage, read> x: array<entering>;
+@group(0) @binding(next) var<storage, read> gamma: array<stream>;
+#if CENTERED
+@group(0) @binding(next) var<storage, read> beta: array<stream>;
+#endif
+#if BEHIND
+@group(0) @binding(next) var<storage, read> gamma_behind: array<stream>;
+@group(0) @binding(next) var<storage, read> skip: array<stream>;
+#endif
+#if TOTAL
+@group(0) @binding(next) var<storage, read_write> total: array<stream>;
+#endif
+@group(0) @binding(next) var<storage, read_write> normed: array<element>;
+
+#if SUBGROUPS
+const PARTS: u32 = WORKGROUP / LANES;
+#else
+const PARTS: u32 = WORKGROUP;
+#endif
+var<workgroup> parts: array<f32, 3u * PARTS>; // sums take turns
+
+// The mean over a row of a value that each thread has the sum of for its elements; `turn` differs from mean to mean.
+fn mean_of(thread: u32, value: f32, turn: u32) -> f32 {
+  let first = turn * PARTS;
+#if SUBGROUPS
+  let part = subgroupAdd(value);
+  if (thread % LANES == 0u) {
+    parts[first + thread / LANES] = part;
+  }
+#else
+  parts[first + thread] = value;
+#endif
+  workgroupBarrier();
+  var sum = 0.0;
+  for (var i = 0u; i < PARTS; i++) {
+    sum += parts[first + i];
+  }
+  return sum / f32(K);
+}
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+  let row = group.x * K;
+  var line = array<f32, ITEMS>();
+#repeat i ITEMS
+  let at = thread + i * WORKGROUP;
+  if (at < K) {
+    line[i] = f32(x[row + at]);
+  }
+#end
+#if BEHIND
+  var behind = 0.0;
+#repeat i ITEMS
+  behind += line[i] * line[i];
+#end
+  let inverse_behind = inverseSqrt(mean_of(thread, behind, 0u) + EPSILON_BEHIND);
+#repeat i ITEMS
+  let at = thread + i * WORKGROUP;
+  if (at < K) {
+    line[i] = f32(skip[row + at]) + line[i] * inverse_behind * f32(gamma_behind[at]);
+#if TOTAL
+    total[row + at] = stream(line[i]);
+#endif
+  }
+#end
+#endif
+#if CENTERED
+  var all = 0.0;
+#repeat i ITEMS
+  all += line[i];
+#end
+  let mean = mean_of(thread, all, 1u);
+#repeat i ITEMS
+  line[i] = select(0.0, line[i] - mean, thread + i * WORKGROUP < K);
+#end
+#endif
+  var squared = 0.0;
+#repeat i ITEMS
+  squared += line[i] * line[i];
+#end
+  let inverse = inverseSqrt(mean_of(thread, squared, 2u) + EPSILON);
+#repeat i ITEMS
+  let at = thread + i * WORKGROUP;
+  if (at < K) {
+#if CENTERED
+    normed[row + at] = element(line[i] * inverse * f32(gamma[at]) + f32(beta[at]));
+#else
+    normed[row + at] = element(line[i] * inverse * f32(gamma[at]));
+#endif
+  }
+#end
+}

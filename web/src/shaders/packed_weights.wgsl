@@ -1,0 +1,171 @@
+// Weights in int4 or int8 as ONNX Runtime's MatMulNBits has them, and their products with eight elements of x.
+//
+// Nibble i of a row, low nibbles first (BYTES: byte i), is q; W = (q - 8) * scale of its block (BYTES: q - 128). ZEROS: q
+// less the block's zero point, which is packed as q is, each row's from a whole byte on. A row is whole blocks of BLOCK
+// elements. With HALF, products of eight elements are added as float16: `spread_dot` is a SHARE-th of the sum, before
+// the block's scale. Declares no bindings.
+
+const BLOCKS: u32 = (K + BLOCK - 1u) / BLOCK; // of a row
+#if BYTES
+const BITS: u32 = 8u;
+const ZERO_BLOCKS: u32 = BLOCKS;
+#else
+const BITS: u32 = 4u;
+const ZERO_BLOCKS: u32 = (BLOCKS + 1u) / 2u * 2u;
+#endif
+
+// Eight elements. With HALF two of a word each, as weights are unpacked: (0, 4), (1, 5), (2, 6), (3, 7) of nibbles,
+// (0, 2), (1, 3), (4, 6), (5, 7) of bytes.
+#if HALF
+alias Octet = vec4<u32>;
+#else
+alias Octet = mat2x4<f32>;
+#endif
+
+#if HALF
+fn paired(o: Octet) -> Octet {
+#if BYTES
+  return Octet((o.x & 0xffffu) | (o.y << 16u), (o.x >> 16u) | (o.y & 0xffff0000u), //
+               (o.z & 0xffffu) | (o.w << 16u), (o.z >> 16u) | (o.w & 0xffff0000u));
+#else
+  return Octet((o.x & 0xffffu) | (o.z << 16u), (o.x >> 16u) | (o.z & 0xffff0000u), //
+               (o.y & 0xffffu) | (o.w << 16u), (o.y >> 16u) | (o.w & 0xffff0000u));
+#endif
+}
+
+// The shares of eight weights, in pairs as those of x.
+struct Spread {
+  a: vec2<f16>,
+  b: vec2<f16>,
+  c: vec2<f16>,
+  d: vec2<f16>,
+}
+
+fn chain(w: Spread, o: Octet) -> vec2<f16> {
+  let first = w.a * bitcast<vec2<f16>>(o.x);
+  let second = fma(w.b, bitcast<vec2<f16>>(o.y), first);
+  let third = fma(w.c, bitcast<vec2<f16>>(o.z), second);
+  return fma(w.d, bitcast<vec2<f16>>(o.w), third);
+}
+
+// 0x6400 | n is the float16 1024 + n, 0x6400 | n << 4 is 1024 + 16 n. Of q - zero a share, so that no product exceeds
+// |x|; shares of 1024 + q and their differences are exact in float16.
+#if BYTES
+#if ZEROS
+const SHARE: f32 = 256.0;
+const STEP: element = 0.00390625;
+#else
+const SHARE: f32 = 128.0;
+const STEP: element = 0.0078125;
+const ZERO: element = 1.0;
+#endif
+
+alias Eight = vec2<u32>; // weights of eight elements
+alias Part = f32; // of a sum
+
+fn shares(word: u32, zero: element) -> vec2<f16> {
+  return fma(bitcast<vec2<f16>>((word & 0x00ff00ffu) | 0x64006400u), vec2<f16>(STEP), vec2<f16>(-1024.0 * STEP - zero));
+}
+
+fn spread(w: Eight, zero: element) -> Spread {
+  return Spread(shares(w.x, zero), shares(w.x >> 8u, zero), shares(w.y, zero), shares(w.y >> 8u, zero));
+}
+
+fn spread_dot(w: Spread, o: Octet) -> Part {
+  let sum = chain(w, o);
+  return f32(sum.x) + f32(sum.y);
+}
+
+fn total_of(part: Part) -> f32 {
+  return part;
+}
+#else
+#if ZEROS
+const SHARE: f32 = 16.0;
+const STEP: element = 0.0625;
+#else
+const SHARE: f32 = 8.0;
+const STEP: element = 0.125;
+const ZERO: element = 1.0;
+#endif
+
+alias Eight = u32;
+alias Part = vec2<f16>;
+
+fn shares(word: u32, zero: element) -> vec2<f16> {
+  return fma(bitcast<vec2<f16>>((word & 0x000f000fu) | 0x64006400u), vec2<f16>(STEP), vec2<f16>(-1024.0 * STEP - zero));
+}
+
+fn shares_above(word: u32, zero: element) -> vec2<f16> {
+  let above = bitcast<vec2<f16>>((word & 0x00f000f0u) | 0x64006400u);
+  return fma(above, vec2<f16>(STEP / 16.0), vec2<f16>(-64.0 * STEP - zero));
+}
+
+fn spread(w: Eight, zero: element) -> Spread {
+  return Spread(shares(w, zero), shares_above(w, zero), shares(w >> 8u, zero), shares_above(w >> 8u, zero));
+}
+
+fn spread_dot(w: Spread, o: Octet) -> Part {
+  return chain(w, o);
+}
+
+fn total_of(part: Part) -> f32 {
+  return f32(part.x) + f32(part.y);
+}
+#endif
+#else
+fn paired(o: Octet) -> Octet {
+  return o;
+}
+
+const SHARE: f32 = 1.0;
+#if BYTES
+const ZERO: f32 = 128.0;
+alias Eight = vec2<u32>; // weights of eight elements
+#else
+const ZERO: f32 = 8.0;
+alias Eight = u32;
+#endif
+alias Part = f32; // of a sum
+alias Spread = mat2x4<f32>; // eight weights less their zero point
+
+// 0x4b000000 | n is the float32 8388608 + n.
+fn shares(words: vec4<u32>, zero: f32) -> vec4<f32> {
+  return bitcast<vec4<f32>>((words & vec4<u32>((1u << BITS) - 1u)) | vec4<u32>(0x4b000000u)) - (8388608.0 + zero);
+}
+
+fn spread(w: Eight, zero: f32) -> Spread {
+#if BYTES
+  let words = vec4<u32>(w.x, w.x >> 8u, w.x >> 16u, w.x >> 24u);
+  let above = vec4<u32>(w.y, w.y >> 8u, w.y >> 16u, w.y >> 24u);
+#else
+  let words = vec4<u32>(w, w >> 4u, w >> 8u, w >> 12u);
+  let above = words >> vec4<u32>(16u);
+#endif
+  return Spread(shares(words, zero), shares(above, zero));
+}
+
+fn spread_dot(w: Spread, o: Octet) -> Part {
+  return dot(w[0], o[0]) + dot(w[1], o[1]);
+}
+
+fn total_of(part: Part) -> f32 {
+  return part;
+}
+#endif
+
+fn octet_dot(w: Eight, o: Octet, zero: element) -> Part {
+  return spread_dot(spread(w, zero), o);
+}
+
+#if ZEROS
+// Where the zero point of a block is, counted in zero points.
+fn zero_of(row: u32, block: u32) -> u32 {
+  return row * ZERO_BLOCKS + block;
+}
+
+// The share of a zero point in the word that it is in.
+fn zero_share(word: u32, at: u32) -> element {
+  return element(f32(extractBits(word, at % (32u / BITS) * BITS, BITS)) / SHARE);
+}
+#endif
