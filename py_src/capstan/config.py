@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .errors import ConfigError, UnsupportedModelError
+from .json_text import NotJsonError, read_json
 from .model_types import SUPPORTED_TYPES, require_type
 
 __all__ = ["DecoderConfig", "GenaiConfig", "InputNames", "OutputNames", "parse_genai_config"]
@@ -109,6 +110,11 @@ class GenaiConfig:
     name: str = "genai_config.json"
 
 
+MOST = 1 << 24
+LARGEST = {"num_hidden_layers": 4096, "num_attention_heads": 65536, "num_key_value_heads": 65536}
+"""The most of what is counted out one by one; of other sizes MOST."""
+
+
 class Section:
     """One JSON object and where it is in the file; its readers raise ConfigError with the path."""
 
@@ -135,8 +141,8 @@ class Section:
 
     def positive(self, key: str) -> int:
         value = self.value.get(key)
-        if type(value) is not int or value < 1:
-            raise self.error(key, "a positive integer")
+        if type(value) is not int or not 1 <= value <= (most := LARGEST.get(key, MOST)):
+            raise self.error(key, "a positive integer" if type(value) is not int or value < 1 else f"at most {most}")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -232,14 +238,9 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
 def parse_object(data: str | bytes, name: str) -> dict[str, Any]:
     """A file's JSON object; ConfigError with line and column if it is not one."""
     try:
-        value = json.loads(data.decode("utf-8-sig") if isinstance(data, bytes) else data)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{name}: byte {error.start} is not UTF-8; the file must be JSON text, {REMEDY}") from error
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        raise ConfigError(f"{name}: {place}: not JSON ({error.msg}); {REMEDY}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{name}: nested too deeply; {REMEDY}") from error
+        value = read_json(data)
+    except NotJsonError as error:
+        raise ConfigError(f"{name}: {error}; {REMEDY}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{name}: expected an object, got {JSON_NAMES.get(type(value), 'null')}; {REMEDY}")
     return value

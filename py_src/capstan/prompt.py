@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass
+from itertools import islice
 from operator import index
 from typing import Any
 
@@ -34,9 +35,19 @@ def checked_prompts(
     """
     if isinstance(tokens, str):
         raise PromptError("tokens is text; append its ids, tokenizer.encode(text)")
-    values = list(tokens.tolist() if hasattr(tokens, "tolist") else tokens)
+    source = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+    room = max_length - present
+    values = list(islice(source, batch_size * max(room, 1) + 1))
     nested = bool(values) and all(isinstance(value, Iterable) and not isinstance(value, str) for value in values)
-    rows = [list(value.tolist() if hasattr(value, "tolist") else value) for value in values] if nested else [values]
+    rows = [values]
+    if nested:
+        given = [value.tolist() if hasattr(value, "tolist") else value for value in values]
+        rows = [list(islice(row, max(room, 1) + 1)) for row in given]
+        for row, taken in zip(given, rows, strict=True):
+            if len(taken) > room:
+                raise _too_many(row, 1, present, max_length)
+    if not nested and len(values) > batch_size * room:
+        raise _too_many(source, batch_size, present, max_length)
     if not nested and batch_size > 1:
         length, rest = divmod(len(values), batch_size)
         if rest:
@@ -71,8 +82,10 @@ def checked_tokens(tokens: Iterable[int], vocab_size: int, present: int, max_len
 
     Raises PromptError for no tokens, what is no id of the vocabulary, or more than max_length allows.
     """
-    ids = []
+    ids: list[int] = []
     for place, token in enumerate(tokens):
+        if present + len(ids) == max_length:
+            raise _too_many(tokens, 1, present, max_length)
         try:
             ids.append(index(token))
         except TypeError:
@@ -82,9 +95,12 @@ def checked_tokens(tokens: Iterable[int], vocab_size: int, present: int, max_len
     for place, token in enumerate(ids):
         if not 0 <= token < vocab_size:
             raise PromptError(f"token {place} is {token}; ids go from 0 to {vocab_size - 1}")
-    if present + len(ids) > max_length:
-        raise PromptError(
-            f"the sequence would have {present + len(ids)} tokens, max_length is {max_length}; "
-            "shorten the prompt or raise max_length"
-        )
     return ids
+
+
+def _too_many(tokens: Iterable[Any], batch_size: int, present: int, max_length: int) -> PromptError:
+    """What is told without going through all of them, who may be any number."""
+    total = present + len(tokens) // batch_size if isinstance(tokens, Sized) else f"more than {max_length}"
+    return PromptError(
+        f"the sequence would have {total} tokens, max_length is {max_length}; shorten the prompt or raise max_length"
+    )

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from .config import parse_object
 from .errors import CapstanError, ConfigError, OptionError
+from .json_text import NotJsonError, read_json
 from .stream import TextStream
 
 __all__ = ["Tokenizer", "TokenizerBackend", "TokenizerSource", "TokenizerStream"]
@@ -246,9 +247,9 @@ def conversation(name: str, value: str | Sequence[Message]) -> list[Message]:
     items: Any = value
     if isinstance(value, str):
         try:
-            items = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise OptionError(f"{name}: line {error.lineno}, column {error.colno}: not JSON ({error.msg})") from error
+            items = read_json(value)
+        except NotJsonError as error:
+            raise OptionError(f"{name}: {error}") from error
     items = list(items) if isinstance(items, Sequence) and not isinstance(items, str) else items
     if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
         raise OptionError(f'{name}: expected a list of objects such as {{"role": "user", "content": "..."}}')

@@ -95,6 +95,8 @@ def test_what_was_read_cannot_be_changed() -> None:
             "two",
             'model.decoder.num_hidden_layers: expected a positive integer, got "two"',
         ),
+        ("model.decoder.num_hidden_layers", 10**9, "num_hidden_layers: expected at most 4096, got 1000000000"),
+        ("model.context_length", 1 << 40, "model.context_length: expected at most 16777216, got"),
         ("model.decoder.head_size", 16.0, "model.decoder.head_size: expected a positive integer, got 16.0"),
         (
             "model.decoder.num_key_value_heads",
@@ -133,7 +135,9 @@ def test_a_wrong_field_is_named_by_its_path(path: str, value: Any, message: str)
         (b"\xff\xfe{", "m.json: byte 0 is not UTF-8"),
         (b"3", "m.json: expected an object, got a number"),
         (b"null", "m.json: expected an object, got null"),
-        (b"[" * 100000, "m.json: nested too deeply"),
+        (b"[" * 100000, "m.json: nested more than 64 deep"),
+        (b'{"a": ' * 70 + b"1" + b"}" * 70, "m.json: nested more than 64 deep"),
+        (b'{"a": %s}' % (b"9" * 5000), "m.json: an integer of thousands of digits"),
     ],
 )
 def test_what_is_not_json_is_told_where(data: bytes, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from array import array
 from typing import Any
 
@@ -350,8 +351,10 @@ class TestTokens:
             ([1, 1.5], "token 1 is 1.5; ids are integers from 0 to 99"),
             (["5"], "token 0 is '5'; ids are integers from 0 to 99"),
             ([1] * 65, "the sequence would have 65 tokens, max_length is 64"),
+            (range(10**12), "the sequence would have 1000000000000 tokens, max_length is 64"),
+            (itertools.repeat(1), "the sequence would have more than 64 tokens, max_length is 64"),
         ],
-        ids=["none", "too_large", "negative", "no_integer", "text", "too_many"],
+        ids=["none", "too_large", "negative", "no_integer", "text", "too_many", "no_end_of_them", "no_end"],
     )
     def test_that_do_not_fit_are_refused_and_leave_the_generator_as_it_was(
         self, tokens: list[Any], message: str

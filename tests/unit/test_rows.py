@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -174,6 +175,8 @@ def test_prompts_behind_one_another_and_arrays_are_rows_too() -> None:
         ([[1, 2], "34"], "token 0 is"),
         ("text", "append its ids"),
         ([[7] * 65, [7] * 65], "the sequence would have 65 tokens, max_length is 64"),
+        (range(2 * 10**12), "the sequence would have 1000000000000 tokens, max_length is 64"),
+        ([itertools.repeat(7), itertools.repeat(7)], "the sequence would have more than 64 tokens"),
     ],
 )
 def test_rows_that_are_none_are_refused(tokens: Any, what: str) -> None:

@@ -24,6 +24,7 @@ from ..errors import ConfigError, OptionError, PromptError
 from ..generator import Generator
 from ..generator_params import GeneratorParams
 from ..hub import HubRepository
+from ..json_text import NotJsonError, clipped, read_json
 from ..model import Model
 from ..stream import TextStream
 from ..timing import Timing
@@ -57,7 +58,7 @@ async def handle(text: str) -> str:
     global running
     running = asyncio.current_task()
     try:
-        request = json.loads(text)
+        request = read_request(text)
         reply = {"ok": True, "result": await answer_of(request)(request)}
     except (asyncio.CancelledError, KeyboardInterrupt) as error:
         reply = failure("KeyboardInterrupt", "stopped by the user", error)
@@ -66,6 +67,17 @@ async def handle(text: str) -> str:
     finally:
         running = None
     return json.dumps(reply)
+
+
+def read_request(text: str) -> dict[str, Any]:
+    """The fields of a request. Raises OptionError if it is none."""
+    try:
+        request = read_json(text)
+    except NotJsonError as error:
+        raise OptionError(f"request: {error}") from error
+    if not isinstance(request, dict):
+        raise OptionError(f"request: {clipped(request)}, expected an object")
+    return request
 
 
 def answer_of(request: dict[str, Any]) -> Callable[[dict[str, Any]], Awaitable[Any]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from ..errors import ConfigError, ModelFileError, OptionError, UnsupportedModelError
 from ..fallback import fall_back
+from ..json_text import NotJsonError, read_json
 from ..model_folder import laid_over
 
 __all__ = ["Config"]
@@ -43,10 +43,9 @@ class Config:
     def overlay(self, text: str, /) -> None:
         """Lay a JSON object over the file: its fields replace those of the same name. ConfigError unless it is one."""
         try:
-            changes = json.loads(text)
-        except json.JSONDecodeError as error:
-            place = f"line {error.lineno}, column {error.colno}"
-            raise ConfigError(f"overlay: {place}: not JSON ({error.msg}); give a JSON object") from error
+            changes = read_json(text)
+        except NotJsonError as error:
+            raise ConfigError(f"overlay: {error}; give a JSON object") from error
         if changes is not None and not isinstance(changes, dict):
             raise ConfigError(f"overlay: a JSON object is expected, not {text[:60]}")
         self._overlay = laid_over(self._overlay, changes or {})

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ModelFileError
+from ..json_text import NotJsonError, clipped, read_json
 
 __all__ = ["MANIFEST_SUFFIX", "MAX_SHARD_BYTES", "SHARD_BYTES", "Manifest", "parse_manifest"]
 
@@ -17,6 +18,8 @@ SHARD_BYTES = 4 << 20
 """How a file is cut whose manifest was not written beforehand."""
 MAX_SHARD_BYTES = 16 << 20
 """A shard is held in memory while it is verified."""
+MOST_BYTES = 1 << 44
+"""Of a file, 16 TiB: more is no file that a browser gets."""
 MANIFEST_SUFFIX = ".shards.json"
 """A model folder may carry this beside each data file; `build.py models shards` writes it."""
 
@@ -78,9 +81,9 @@ def parse_manifest(text: str | bytes, name: str) -> Manifest:
     Raises ModelFileError if it is torn, or contradicts itself: its `content` is checked against its shards.
     """
     try:
-        tree = json.loads(text)
-    except ValueError as error:
-        raise ModelFileError(f"{name} is not JSON ({error}); write it again with build.py models shards") from error
+        tree = read_json(text)
+    except NotJsonError as error:
+        raise ModelFileError(f"{name}: {error}; write it again with build.py models shards") from error
     return manifest_of(tree, name)
 
 
@@ -90,10 +93,11 @@ def manifest_of(tree: Any, name: str) -> Manifest:
     if not isinstance(tree, dict) or tree.get("format") != FORMAT or tree.get("version") != 1:
         raise ModelFileError(f"{name} is not a {FORMAT} file of version 1; {remedy}")
     size, shard_size, shards = tree.get("size"), tree.get("shard_size"), tree.get("shards")
-    if type(size) is not int or size < 0:
-        raise ModelFileError(f"{name}: size is {size!r}, expected a number of bytes; {remedy}")
+    if type(size) is not int or not 0 <= size <= MOST_BYTES:
+        raise ModelFileError(f"{name}: size is {clipped(size)}, expected a number of bytes; {remedy}")
     if type(shard_size) is not int or not 0 < shard_size <= MAX_SHARD_BYTES:
-        raise ModelFileError(f"{name}: shard_size is {shard_size!r}, expected 1 to {MAX_SHARD_BYTES} bytes; {remedy}")
+        told = f"shard_size is {clipped(shard_size)}, expected 1 to {MAX_SHARD_BYTES} bytes"
+        raise ModelFileError(f"{name}: {told}; {remedy}")
     if not isinstance(shards, list) or not all(isinstance(d, str) and DIGEST.fullmatch(d) for d in shards):
         raise ModelFileError(f"{name}: shards must be a list of SHA-256 digests, 64 hex digits each; {remedy}")
     if len(shards) != shard_count(size, shard_size):
@@ -104,6 +108,6 @@ def manifest_of(tree: Any, name: str) -> Manifest:
     manifest = Manifest(size, shard_size, tuple(shards))
     if tree.get("content") != manifest.content:
         raise ModelFileError(
-            f"{name}: content is {tree.get('content')!r}, its shards give {manifest.content}; {remedy}"
+            f"{name}: content is {clipped(tree.get('content'))}, its shards give {manifest.content}; {remedy}"
         )
     return manifest

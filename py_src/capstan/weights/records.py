@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ModelFileError
+from ..json_text import NotJsonError, read_json
 from ..storage import SourceIdentity
 from .manifest import DIGEST, Manifest, manifest_of, shard_count
 
@@ -113,7 +114,7 @@ class Journal:
         digests = {}
         for line in lines[:-1]:
             try:
-                shard, digest = json.loads(line)
+                shard, digest = read_json(line)
             except (TypeError, ValueError):
                 continue
             if type(shard) is int and 0 <= shard < count and isinstance(digest, str) and DIGEST.fullmatch(digest):
@@ -123,8 +124,8 @@ class Journal:
 
 def tree_of(text: str | None) -> dict[str, Any] | None:
     try:
-        tree = json.loads(text or "")
-    except ValueError:
+        tree = read_json(text or "")
+    except NotJsonError:
         return None
     return tree if isinstance(tree, dict) else None
 

@@ -1,0 +1,69 @@
+"""JSON that somebody else wrote, within bounds: size and depth are checked before a parser sees it.
+
+A parser goes one call deeper for each array and object, and a WebAssembly stack is not one that a page survives the end
+of: Python in a page never answers again.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+__all__ = ["MOST_BYTES", "MOST_DEPTH", "NotJsonError", "clipped", "read_json"]
+
+MOST_BYTES = 64 << 20
+"""Of a text: the largest tokenizers and lists of shards have some 20 MB."""
+MOST_DEPTH = 64
+"""Arrays and objects around a value."""
+
+SHOWN = 60
+"""Characters of a value in a message."""
+
+ONE_KIND = bytes.maketrans(b"{}", b"[]")
+OTHERS = bytes(set(range(256)) - set(b'"[]{}'))
+"""What is left out of a text to see how deep it goes."""
+
+
+class NotJsonError(ValueError):
+    """What is wrong with a text, and where."""
+
+
+def read_json(text: str | bytes, most_bytes: int = MOST_BYTES) -> Any:
+    """The value of a text, UTF-8 with or without a byte order mark. Raises NotJsonError."""
+    if len(text) > most_bytes:
+        raise NotJsonError(f"{len(text)} bytes, at most {most_bytes} are read")
+    try:
+        data = text if isinstance(text, bytes) else text.encode()
+        string = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+    except UnicodeDecodeError as error:
+        raise NotJsonError(f"byte {error.start} is not UTF-8; it must be JSON text") from error
+    except UnicodeEncodeError as error:
+        raise NotJsonError(f"character {error.start} is half of a pair, which UTF-8 does not have") from error
+    if is_deeper(data, MOST_DEPTH):
+        raise NotJsonError(f"nested more than {MOST_DEPTH} deep")
+    try:
+        return json.loads(string)
+    except json.JSONDecodeError as error:
+        raise NotJsonError(f"line {error.lineno}, column {error.colno}: not JSON ({error.msg})") from error
+    except ValueError as error:
+        raise NotJsonError("an integer of thousands of digits, which no field has") from error
+
+
+def is_deeper(data: bytes, most: int) -> bool:
+    """Whether brackets outside strings are nested deeper than that, closed or not."""
+    if data.count(b"[") + data.count(b"{") <= most:
+        return False
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(ONE_KIND, OTHERS)
+    left = b"".join(plain.split(b'"')[::2])
+    for _ in range(most):
+        shorter = left.replace(b"[]", b"")  # The innermost ones.
+        if shorter == left:
+            break
+        left = shorter
+    return left.count(b"[") > most or b"[]" in left
+
+
+def clipped(value: object) -> str:
+    """A value as a message shows it: its first characters."""
+    shown = repr(value)
+    return shown if len(shown) <= SHOWN else shown[: SHOWN - 3] + "..."
