@@ -54,7 +54,8 @@ def is_deeper(data: bytes, most: int) -> bool:
     if data.count(b"[") + data.count(b"{") <= most:
         return False
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(ONE_KIND, OTHERS)
-    left = b"".join(plain.split(b'"')[::2])
+    # Two quotes side by side change nothing for what is outside strings; few are left to split at.
+    left = b"".join(plain.replace(b'""', b"").split(b'"')[::2])
     for _ in range(most):
         shorter = left.replace(b"[]", b"")  # The innermost ones.
         if shorter == left:

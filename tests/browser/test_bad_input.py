@@ -16,6 +16,9 @@ GONE = "404 (Not Found)"
 """The browser reports a missing file by itself."""
 
 
+DEEP = '{"model": ' * 10_000 + "1" + "}" * 10_000
+
+
 def make(variants: Variants, what: str) -> str:
     """The broken model folder of that name."""
     if what in variants.site.models:
@@ -33,6 +36,12 @@ def make(variants: Variants, what: str) -> str:
             return variants.without(what, "tokenizer.json")
         case "no-json":
             return variants.text(what, "genai_config.json", '{"model": {\n  "type": "llama",,\n}}')
+        case "deep-config":
+            return variants.text(what, "genai_config.json", DEEP)
+        case "deep-tokenizer":
+            return variants.text(what, "tokenizer.json", DEEP)
+        case "deep-shards":
+            return variants.text(what, "model.onnx.data.shards.json", DEEP)
         case "wrong-field":
             return variants.config(what, model__decoder__head_size="16")
         case "missing-field":
@@ -62,6 +71,8 @@ FOLDERS = {
     "no-weights": ("ModelFileError", ["no-weights/model.onnx.data", "404"]),
     "no-tokenizer": ("ModelFileError", ["no-tokenizer/tokenizer.json is missing", "copy the tokenizer"]),
     "no-json": ("ConfigError", ["genai_config.json", "line 2, column 19", "not JSON"]),
+    "deep-config": ("ConfigError", ["genai_config.json: nested more than 64 deep"]),
+    "deep-shards": ("ModelFileError", ["model.onnx.data.shards.json: nested more than 64 deep"]),
     "wrong-field": ("ConfigError", ["model.decoder.head_size", '"16"']),
     "missing-field": ("ConfigError", ["model.vocab_size"]),
     "wrong-search": ("OptionError", ["temperature is -1", "at least 0"]),
@@ -99,6 +110,14 @@ def test_a_broken_model_folder_is_refused(
     kind, parts = FOLDERS[what]
     scripts.expect(GONE)
     refuse(harness, scripts, make(variants, what), kind, parts, prompt_ids=PROMPT, max_new_tokens=4, device=device)
+
+
+def test_a_tokenizer_nested_too_deeply_is_refused_and_the_page_goes_on(variants: Variants, harness: Harness) -> None:
+    broken = make(variants, "deep-tokenizer")
+    error = harness.error(broken, prompt_ids=PROMPT, max_new_tokens=4, device="wasm")
+    assert (error.type, "tokenizer.json: nested more than 64 deep" in error.message) == ("ConfigError", True)
+    good = harness.generate("nano-llama", prompt_ids=PROMPT, max_new_tokens=4, device="wasm")
+    assert good["token_ids"] == oracle.greedy(LLAMA, PROMPT, 4)
 
 
 REQUESTS: dict[str, tuple[dict[str, Any], str, list[str]]] = {
