@@ -21,7 +21,7 @@ import pytest
 SOURCES = Path(__file__).parents[2] / "py_src" / "capstan"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "fallback", "load_times"),
+    ("errors", "fallback", "json_text", "load_times"),
     ("config", "graph", "hub", "memory", "model_types", "repository", "sampling", "search", "stages", "storage"),
     ("host", "device.base", "device.row_decoder", "device.shortlist", "device.interface", "device.model_memory"),
     ("notes", "tape", "weights"),
