@@ -34,6 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
     "two": {"num_beams": 2},
     "five": {"num_beams": 5},
     "a repetition penalty": {"num_beams": 3, "repetition_penalty": 1.3},
+    "no repeated pairs": {"num_beams": 3, "no_repeat_ngram_size": 2},
 }
 
 

@@ -49,6 +49,7 @@ def generated(model: Model, prompts: Sequence[Sequence[int]], **search: Any) -> 
 CASES: dict[str, dict[str, Any]] = {
     "to max_length": {},
     "a repetition penalty": {"repetition_penalty": 1.4},
+    "no repeated pairs": {"no_repeat_ngram_size": 2},
     "a chunk": {"chunk_size": 2},
 }
 
