@@ -292,6 +292,22 @@ class TestSeveralRows:
         with pytest.raises(OptionError, match="400 bytes; 200 float32 are needed"):
             generator.set_logits(bytearray(400))
 
+    def test_that_have_ended_stay_so_when_logits_are_asked_for(self) -> None:
+        generator, _ = made(batch_size=2, decoder={"ends": {0: 4}})
+        generator.append_tokens([[5, 6, 7], [8, 9, 10]])
+        asyncio.run(take(generator, 3))
+        logits: Any = generator.get_logits()
+        assert logits.tolist()[1].index(1.0) == run_of([8, 9, 10], 4)[3]
+        asyncio.run(take(generator, 3))
+        assert generator.get_sequence(0) == [5, 6, 7, *run_of([5, 6, 7], 1), EOS, *[0] * 4]
+        assert generator.get_sequence(1) == [8, 9, 10, *run_of([8, 9, 10], 6)]
+
+    def test_count_padding_for_min_length_which_the_device_does_not_see(self) -> None:
+        generator, paper = made(batch_size=2, min_length=10)
+        generator.append_tokens([[5, 6, 7], [8, 0, 0]])
+        asyncio.run(take(generator, 2))
+        assert [decoder.searches[-1].min_length for decoder in paper.decoders] == [10, 8]
+
     def test_keep_to_the_rows_that_there_are(self) -> None:
         generator, _ = made(batch_size=2)
         for index in (2, -1):

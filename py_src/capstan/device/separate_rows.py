@@ -55,7 +55,7 @@ class SeparateRows:
         """By row."""
         self._options: list[SearchOptions | None] = [None] * len(self.decoders)
         self._unread: list[Awaitable[Burst]] = []
-        """Bursts of some rows, where the wait for another row's was cancelled."""
+        """Bursts of some rows, where the wait for another row's failed."""
         first = self.decoders[0]
         self.rows = len(self.decoders)
         self.capacity = first.capacity
@@ -169,18 +169,12 @@ class _Bursts:
     async def _read(self) -> RowBurst:
         waiting = [*self._bursts.values()]
         found: list[Burst] = []
-        fault: CapstanError | None = None
         try:
             while waiting:
-                try:
-                    found.append(await waiting.pop(0))
-                except CapstanError as error:
-                    # The other rows are read all the same: nothing of theirs may be under way in the next run.
-                    fault = fault or error
+                found.append(await waiting.pop(0))
         finally:
+            # After a fault or a cancelled wait: nothing of the other rows may be under way in the next run.
             self._unread += waiting
-        if fault is not None:
-            raise fault
         ids = dict(zip(self._bursts, (burst.ids for burst in found), strict=True))
         return RowBurst(
             tuple(ids.get(row, ()) for row in range(self._rows)),
