@@ -66,8 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--greedy", action="store_true", help="take the likeliest token at each step")
     for option in search_options():
         kind = option.type if option.type in (int, float) else str
+        action = "append" if option.repeated else "store"
         help_text = option.help + ("" if option.drawing else "; with --greedy too")
-        add(option.argument, dest=option.name, type=kind, metavar=option.metavar, help=help_text)
+        add(option.argument, dest=option.name, type=kind, action=action, metavar=option.metavar, help=help_text)
     add("--json", action="store_true", help="end stdout with one line of JSON")
 
 
@@ -146,7 +147,7 @@ def read_search(args: argparse.Namespace) -> dict[str, Any]:
         if given is None:
             continue
         try:
-            value = given if option.type in (int, float) else option.type(given)
+            value = given if option.type in (int, float) or option.repeated else option.type(given)
             option.read(value)
         except OptionError as error:
             raise CommandError(f"{option.argument}: {error}") from None

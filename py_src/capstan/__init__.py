@@ -44,7 +44,7 @@ from .hub import HubRepository
 from .model import Model
 from .planning import open_device, plan
 from .search import SearchOptions
-from .stream import TextStream
+from .stream import StoppingStream, TextStream
 from .timing import Timing
 from .tokenizer import Tokenizer, TokenizerStream
 from .weights.store import StoredWeights, Verification, WeightStore
@@ -78,6 +78,7 @@ __all__ = [
     "OutOfMemoryError",
     "PromptError",
     "SearchOptions",
+    "StoppingStream",
     "StorageError",
     "StoredWeights",
     "TapeCheckError",

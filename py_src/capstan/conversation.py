@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from .generator import Generator
-from .stream import TextStream
+from .stream import StoppingStream
 
 __all__ = ["ChatTokenizer", "Conversation"]
 
@@ -27,9 +27,11 @@ class Conversation:
     `ask`, then `answer`, which may be cancelled: what it has shown until then is the answer.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, generator: Generator) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, generator: Generator, stops: Sequence[str] = ()) -> None:
         self.generator = generator
         self._tokenizer = tokenizer
+        self._stops = tuple(stops)
+        """The generator's stop strings."""
         self._text = ""
         """The text of the generator's sequence."""
         self._marks = [(0, 0)]
@@ -64,28 +66,31 @@ class Conversation:
         self._marks.append((len(self._text), self.generator.token_count()))
 
     async def answer(self, limit: int | None, show: Callable[[int, str], None]) -> str:
-        """Generate at most `limit` tokens; why it ended: 'eos', 'length' (of the sequence) or 'max_new_tokens'.
+        """Generate at most `limit` tokens; why it ended: the generator's finish_reason, or 'max_new_tokens'.
 
         `show(token, text)` is called for each token with the text that it completes, and with -1 for what was held back
         at the end.
         """
-        stream = TextStream(self._tokenizer.decode)
+        stream = StoppingStream(self._tokenizer.decode, self._stops)
         count = 0
         try:
             while not self.generator.is_done():
                 if count == limit:
                     return "max_new_tokens"
+                length = self.generator.token_count()
                 token = await self.generator.generate_next_token_async()
                 count += 1
-                # An end-of-sequence token is no part of the sequence.
-                text = "" if self.generator.finish_reason == "eos" else stream.push(token)
+                # An end-of-sequence or stop token is no part of the sequence.
+                text = stream.push(token) if self.generator.token_count() > length else ""
                 self._text += text
                 show(token, text)
             return str(self.generator.finish_reason)
         finally:
             rest = stream.flush()
             self._text += rest
-            self._mark()
+            if stream.stopped is None:
+                # Behind a stop string the sequence has tokens that its text lacks: the next prompt goes on before them.
+                self._mark()
             if rest:
                 show(-1, rest)
 

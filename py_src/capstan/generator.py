@@ -123,14 +123,27 @@ class Generator:
         """The tokens of the last generate_next_token, one for each row; `pad_token_id` for rows that have ended."""
         return list(self._last)
 
+    def text(self, index: int = 0) -> str:
+        """The text of a row generated since tokens were last appended, up to a stop string; what may begin one is there
+        once generation is done. OptionError without stop_strings."""
+        rows = self._loop.rows
+        if not 0 <= index < len(rows) or rows[index].text is None:
+            raise OptionError(f"text({index}): there are {len(rows)} rows, and text of them with stop_strings only")
+        stream = rows[index].stream
+        if stream is None:
+            return ""
+        if self.is_done():
+            stream.flush()
+        return stream.text
+
     def is_done(self) -> bool:
         """Whether generation is over: every row has ended, or max_length or max_time is reached."""
         return self.finish_reason is not None
 
     @property
     def finish_reason(self) -> str | None:
-        """'eos', 'stop' (all rows ended by stop_token_ids), 'time' (max_time), 'length', or None while more tokens can
-        be generated."""
+        """'eos', 'stop' (stop_token_ids or stop_strings ended all rows), 'time' (max_time), 'length', or None while
+        more tokens can be generated."""
         return self._loop.finish_reason
 
     @property

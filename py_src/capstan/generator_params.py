@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from .errors import OptionError
 from .run_ahead import RunAhead
 from .search import MAX_ROWS, SearchOptions
+from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .model import Model
@@ -17,11 +19,13 @@ __all__ = ["GeneratorParams"]
 class GeneratorParams:
     """Search options for generators of a model, starting from its genai_config.json.
 
-    `run_ahead` fixes the decode steps of one submit (1 to 64); None adapts it.
+    `run_ahead` fixes the decode steps of one submit (1 to 64); None adapts it. `tokenizer` is for `stop_strings`; by
+    default it is the model's.
     """
 
-    def __init__(self, model: Model, *, run_ahead: int | None = None) -> None:
+    def __init__(self, model: Model, *, run_ahead: int | None = None, tokenizer: Tokenizer | None = None) -> None:
         self.search: SearchOptions = model.search
+        self._model, self._tokenizer = model, tokenizer
         self._vocab = model.config.vocab_size
         self.run_ahead = run_ahead
         RunAhead(run_ahead, 64)
@@ -43,6 +47,26 @@ class GeneratorParams:
                 "num_beams=1"
             )
         return search.batch_size * max(search.num_beams, search.num_return_sequences)
+
+    def stop_decoder(self) -> Callable[[Sequence[int]], str] | None:
+        """What makes text of ids, with `stop_strings`; None without. Raises OptionError for a string that cannot occur,
+        and with beams."""
+        if not self.search.stop_strings:
+            return None
+        if self.search.num_beams > 1:
+            raise OptionError(
+                f"stop_strings are given and num_beams is {self.search.num_beams}: beams have no text of their own; "
+                "leave one of them out"
+            )
+        tokenizer = Tokenizer(self._model) if self._tokenizer is None else self._tokenizer
+        for string in self.search.stop_strings:
+            ids = tokenizer.encode(string)
+            if ids and not tokenizer.decode(ids):
+                raise OptionError(
+                    f"stop_strings has {string!r}, which is the special tokens {ids}: they have no text; "
+                    "give their ids as stop_token_ids"
+                )
+        return tokenizer.decode
 
     def length_limit(self, context_length: int) -> int:
         """Tokens of the longest sequence. Raises OptionError for a max_length beyond the context."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
+
+from .stream import StoppingStream
 
 __all__ = ["Row"]
 
@@ -20,7 +22,7 @@ class Row:
     ready: deque[int] = field(default_factory=deque)
     """Tokens that were picked and not read."""
     ended: bool = False
-    """An id that ends sequences was picked; it is the last one at hand, and no more is submitted."""
+    """An id that ends sequences was picked, which is the last one at hand, or a stop string; no more is submitted."""
     padding: tuple[int, ...] = ()
     """Padding of the prompt."""
     prompt: int = 0
@@ -29,6 +31,10 @@ class Row:
     """Where tokens were appended to `tokens`; the others were picked."""
     end: int | None = None
     """The id that ended it, once it was read."""
+    text: Callable[[], StoppingStream] | None = None
+    """Makes the stream that looks for stop strings; None without any."""
+    stream: StoppingStream | None = None
+    """Of the tokens picked since tokens were last appended."""
     tail: list[int] = field(default_factory=list)
     """What is shown behind the last token while other rows go on: an end-of-sequence id, then padding."""
 
@@ -47,6 +53,11 @@ class Row:
         return self.appended[-1][1] + len(self.padding) if self.appended else 0
 
     @property
+    def stopped(self) -> bool:
+        """Whether a stop string was generated."""
+        return self.stream is not None and self.stream.stopped is not None
+
+    @property
     def over(self) -> bool:
         """Whether its end-of-sequence id was read."""
         return self.ended and not self.ready
@@ -61,6 +72,7 @@ class Row:
         """Add tokens, the last of which may be padding: that of the prompt, which is added once."""
         self.appended.append((len(self.tokens), len(self.tokens) + len(ids)))
         self.tokens += ids
+        self.tell()
         if padding:
             self.prompt, self.padding = len(self.tokens), tuple(padding)
 
@@ -68,10 +80,18 @@ class Row:
         """Keep the first `length` tokens; none, or any number of a row without padding."""
         del self.tokens[length:]
         self.appended = [(start, min(end, length)) for start, end in self.appended if start < length]
+        self.tell()
         # The last kept token is run again: the logits after it are no longer there.
         self.unsettle(max(0, length - 1))
         if not length:
             self.prompt, self.padding, self.tail = 0, (), []
+
+    def tell(self) -> None:
+        """Begin its text anew, with what was picked since tokens were last appended."""
+        if self.text is not None:
+            self.stream = self.text()
+            for token in self.tokens[self.appended[-1][1] if self.appended else 0 :]:
+                self.stream.push(token)
 
     def unsettle(self, length: int) -> None:
         """Cache entries from `length` on have to be computed again."""
@@ -84,7 +104,7 @@ class Row:
     def discard_ahead(self) -> None:
         """What was picked and not read is void."""
         self.ready.clear()
-        self.ended = bool(self.tail)
+        self.ended = bool(self.tail) or self.stopped
 
     def receive(self, ids: Iterable[int], ends: Set[int]) -> None:
         """Take in picked ids, up to the first of `ends`."""
@@ -108,4 +128,10 @@ class Row:
             self.unsettle(max(0, self.valid - 1))
         else:
             self.tokens.append(token)
+            if self.stream is not None:
+                self.stream.push(token)
+                if self.stopped:
+                    # What was picked ahead is void; nothing more is submitted for this row.
+                    self.ready.clear()
+                    self.ended = True
         return token

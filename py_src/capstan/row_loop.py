@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from .device.row_decoder import RowBurst, RowDecoder
@@ -15,6 +16,7 @@ from .prompt import Prompt
 from .row import Row
 from .run_ahead import RunAhead
 from .step_counts import StepCounts
+from .stream import StoppingStream
 from .timing import Timing
 
 if TYPE_CHECKING:
@@ -48,6 +50,10 @@ class RowLoop:
         self._copies = len(self.rows) // self.options.batch_size
         """Rows of one prompt."""
         self._ends = frozenset(self.options.end_token_ids)
+        decode = params.stop_decoder()
+        if decode is not None:
+            for row in self.rows:
+                row.text = partial(StoppingStream, decode, self.options.stop_strings)
         self._begun: float | None = None
         """When a token was first asked for since the sequences were last changed from outside."""
 
@@ -58,8 +64,8 @@ class RowLoop:
 
     @property
     def finish_reason(self) -> str | None:
-        """'eos', 'stop' (all ended by stop_token_ids), 'time' (max_time), 'length', or None while more tokens can be
-        generated."""
+        """'eos', 'stop' (stop_token_ids or stop_strings ended all), 'time' (max_time), 'length', or None while more
+        tokens can be generated."""
         if all(row.over for row in self.rows):
             return "eos" if any(row.end in self.options.eos_token_ids for row in self.rows) else "stop"
         if self.late:
@@ -97,8 +103,9 @@ class RowLoop:
         """The next token of every row; padding of those that are over."""
         tokens = [row.take(self.options.pad_token_id) for row in self.rows]
         if not all(row.over for row in self.rows):
+            length = max(map(len, self.rows))
             for row, token in zip(self.rows, tokens, strict=True):
-                if row.over:
+                if len(row) < length:
                     row.tail.append(token)
         self._tell()
         return tokens

@@ -23,6 +23,7 @@ from .stages import (
     Selection,
     Stage,
     StageOptions,
+    StopStrings,
     StopTokenIds,
     TokenPenalties,
     integer,
@@ -56,6 +57,7 @@ class SearchOptions(
     Selection,
     MinP,
     StopTokenIds,
+    StopStrings,
     MaxTime,
 ):
     """How the next token is chosen and when a sequence ends; lengths count prompt and new tokens together.

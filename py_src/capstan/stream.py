@@ -1,10 +1,10 @@
-"""Token ids, one at a time, to text that can be shown: whole characters only."""
+"""Token ids, one at a time, to text that can be shown: whole characters, and nothing that may begin a stop string."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-__all__ = ["TextStream"]
+__all__ = ["StoppingStream", "TextStream"]
 
 REPLACEMENT = "\ufffd"
 HELD_TOKENS = 4
@@ -59,3 +59,49 @@ class TextStream:
         if kept or len(self._window) > WINDOW_TOKENS:
             self._window, text = context, kept
         self._shown, self._sent = len(self._window), len(text)
+
+
+class StoppingStream:
+    """A TextStream whose text ends before the first stop string. What could begin one is held back."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
+        self.text = ""
+        """What was given out."""
+        self.stopped: str | None = None
+        """The stop string that was met."""
+        self._stops = tuple(stops)
+        self._stream = TextStream(decode)
+        self._held = ""
+
+    def push(self, token_id: int) -> str:
+        """The text that can be shown now; nothing after a stop string."""
+        return self._pass(self._stream.push(token_id))
+
+    def flush(self) -> str:
+        """What was held back, at the end of the stream."""
+        delta = self._pass(self._stream.flush())
+        rest, self._held = self._held, ""
+        self.text += rest
+        return delta + rest
+
+    def _pass(self, delta: str) -> str:
+        if self.stopped is not None:
+            return ""
+        text = self._held + delta
+        found = min(((text.find(stop), stop) for stop in self._stops if stop in text), default=None)
+        if found is not None:
+            place, self.stopped = found
+            shown, self._held = text[:place], ""
+        else:
+            keep = max((overlap(text, stop) for stop in self._stops), default=0)
+            shown, self._held = text[: len(text) - keep], text[len(text) - keep :]
+        self.text += shown
+        return shown
+
+
+def overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if stop.startswith(text[-size:]):
+            return size
+    return 0

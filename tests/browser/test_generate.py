@@ -118,3 +118,17 @@ def test_text_arrives_token_by_token_and_adds_up_to_the_result(harness: Harness,
     assert [event["token_id"] for event in events if event["token_id"] >= 0] == found["token_ids"]
     assert found["prompt_ids"] == oracle.encode(FIXTURES / "nano-llama", "def fibonacci(n):")
     assert found["token_ids"] == oracle.greedy(FIXTURES / "nano-llama", found["prompt_ids"], 12)
+
+
+def test_nothing_is_shown_from_a_stop_string_on(harness: Harness) -> None:
+    whole = harness.generate("nano-llama", prompt="def fibonacci(n):", max_new_tokens=12)
+    pieces = [event["text"] for event in harness.events if event["kind"] == "text" and event["text"]]
+    stop = pieces[5][-1:] + pieces[6] + pieces[7][:1]
+    search = {"do_sample": False, "stop_strings": ["never, never", stop]}
+    found = harness.generate("nano-llama", prompt="def fibonacci(n):", max_new_tokens=12, search=search)
+    events = [event for event in harness.events if event["kind"] == "text"]
+    assert found["finish_reason"] == "stop"
+    assert found["text"] == "".join(event["text"] for event in events) == whole["text"][: whole["text"].index(stop)]
+    count = len(found["token_ids"])
+    assert found["token_ids"] == whole["token_ids"][:count]
+    assert count < 12

@@ -255,11 +255,16 @@ class PaperModel:
 
 
 def made(
-    *, run_ahead: int | None = None, host: PaperHost | None = None, decoder: dict[str, Any] | None = None, **search: Any
+    *,
+    run_ahead: int | None = None,
+    host: PaperHost | None = None,
+    decoder: dict[str, Any] | None = None,
+    tokenizer: Any = None,
+    **search: Any,
 ) -> tuple[Generator, PaperModel]:
     paper = PaperModel(host, **(decoder or {}))
     model = cast(Model, paper)
-    params = GeneratorParams(model, run_ahead=run_ahead)
+    params = GeneratorParams(model, run_ahead=run_ahead, tokenizer=tokenizer)
     params.set_search_options(**search)
     return Generator(model, params), paper
 

@@ -75,6 +75,7 @@ def test_options_reach_the_request(model: Path) -> None:
 
 def test_options_of_every_stage_reach_the_request(model: Path) -> None:
     argv = ["--no-repeat-ngram-size", "3", "--bad-words-ids", "1,2;3", "--logit-bias", "12:-5,7:1.5", "--max-time", "2"]
+    argv += ["--stop", "a b", "--stop", ";"]
     argv += ["--stop-token-ids", "4,5", "--presence-penalty", "0.5", "--frequency-penalty", "-1", "--min-length", "9"]
     assert json.loads(json.dumps(request(model, "x", "--greedy", *argv)["search"])) == {
         "do_sample": False,
@@ -83,6 +84,7 @@ def test_options_of_every_stage_reach_the_request(model: Path) -> None:
         "logit_bias": [[12, -5.0], [7, 1.5]],
         "max_time": 2.0,
         "stop_token_ids": [4, 5],
+        "stop_strings": ["a b", ";"],
         "presence_penalty": 0.5,
         "frequency_penalty": -1.0,
         "min_length": 9,
@@ -166,6 +168,7 @@ def test_a_model_without_a_chat_template_has_no_conversations(
         (["a", "--logit-bias", "12"], "--logit-bias: '12' is no token id with a number"),
         (["a", "--logit-bias=-1:2"], "--logit-bias: a token of logit_bias is -1; it must be from 0"),
         (["a", "--frequency-penalty", "3"], "--frequency-penalty: frequency_penalty is 3.0; it must be from -2 to 2"),
+        (["a", "--stop", ""], "--stop: stop_strings has ''; each must be a string of at least one character"),
         (["a", "--max-time", "0"], "--max-time: max_time is 0.0; it must be greater than 0 seconds"),
         (["a", "--greedy", "--temperature", "1"], "--greedy and --temperature contradict each other"),
         (["a", "--greedy", "--seed", "1"], "--greedy and --seed contradict each other"),

@@ -167,3 +167,16 @@ def test_an_answer_that_is_cancelled_is_part_of_the_conversation() -> None:
     assert kept == count
     sequence = [*Letters().encode("AB|"), *run_of(Letters().encode("AB|"), count - 3), *Letters().encode("|C|")]
     assert second == Letters().decode(run_of(sequence, 6))
+
+
+def test_a_stop_string_ends_an_answer_and_the_next_turn_goes_on_before_it() -> None:
+    asked = Letters().encode("AB|")
+    text = Letters().decode(run_of(asked, 6))
+    generator, paper = made(tokenizer=Letters(), stop_strings=[text[3:5]])
+    talk = Conversation(Letters(), generator, [text[3:5]])
+    _, first, reason = answered(talk, [user("AB")])
+    assert (first, reason) == (text[:3], "stop")
+    kept, second, _ = answered(talk, [user("AB"), assistant("Q"), user("C")])
+    assert kept == len(asked)
+    assert second == Letters().decode(run_of([*asked, *Letters().encode("Q|C|")], 6))
+    assert prefills(paper)[-1] == (Letters().encode("|Q|C|"), len(asked) - 1)

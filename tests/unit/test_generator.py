@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -390,7 +391,82 @@ class TestTokens:
             generator.get_sequence(1)
 
 
+class Letters:
+    """Its tokens are the letters from the space on; 0 is a special one without text."""
+
+    def encode(self, text: str) -> list[int]:
+        return [0] if text == "<special>" else [ord(letter) - 32 for letter in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(token + 32) for token in ids if token)
+
+
 class TestEnding:
+    @every_run_ahead
+    def test_a_stop_string_ends_the_sequence_with_the_token_that_completes_it(self, run_ahead: int | None) -> None:
+        prompt = [9, 9, 1]
+        wanted = run_of(prompt, 9)
+        assert Letters().decode(wanted) == "UcyuUcyuU"
+        generator, paper = made(run_ahead=run_ahead, tokenizer=Letters(), stop_strings=["#never#", "yuUc"])
+        generator.append_tokens(prompt)
+
+        async def run() -> list[int]:
+            return [token async for token in generator]
+
+        assert asyncio.run(take(generator, 5)) == wanted[:5]
+        assert generator.text() == "Uc", "what may begin a stop string is held back"
+        assert asyncio.run(run()) == wanted[5:6]
+        assert (str(generator.finish_reason), generator.text()) == ("stop", "Uc")
+        assert generator.get_sequence() == prompt + wanted[:6]
+        with pytest.raises(OptionError, match=r"generation is done \(stop\)"):
+            asyncio.run(take(generator, 1))
+        generator.rewind_to(len(prompt) + 5)
+        assert (generator.finish_reason, generator.text()) == (None, "Uc")
+        assert asyncio.run(run()) == wanted[5:6], "the text is followed from where the sequence was cut"
+        generator.append_tokens([1, 2])
+        assert generator.text() == ""
+        assert asyncio.run(take(generator, 3)) == run_of([*prompt, *wanted[:6], 1, 2], 3)
+        assert sum(decoder.closed for decoder in paper.decoders) == 0
+
+    def test_a_row_that_a_stop_string_ends_has_padding_while_others_go_on(self) -> None:
+        prompts = [[5, 6, 7], [9, 9, 1]]
+        texts = [Letters().decode(run_of(prompt, 8)) for prompt in prompts]
+        generator, _ = made(tokenizer=Letters(), stop_strings=[texts[1][1:3]], batch_size=2, max_length=11, run_ahead=4)
+        generator.append_tokens(prompts)
+
+        async def run() -> None:
+            while not generator.is_done():
+                await generator.generate_next_token_async()
+
+        asyncio.run(run())
+        assert texts[1][1:3] not in texts[0]
+        assert generator.get_sequence(0) == prompts[0] + run_of(prompts[0], 8)
+        assert generator.get_sequence(1) == prompts[1] + run_of(prompts[1], 3) + [0] * 5
+        assert (generator.text(0), generator.text(1)) == (texts[0], texts[1][:1])
+        assert generator.finish_reason == "length"
+
+    @pytest.mark.parametrize(
+        ("search", "message"),
+        [
+            ({"stop_strings": [""]}, "stop_strings has ''; each must be a string of at least one character"),
+            ({"stop_strings": [5]}, "stop_strings has 5; each must be a string"),
+            ({"stop_strings": "x"}, "stop_strings is 'x'; it must be a list of strings"),
+            (
+                {"stop_strings": ["<special>"]},
+                r"'<special>', which is the special tokens \[0\].* give their ids as stop_token_ids",
+            ),
+            ({"stop_strings": ["x"], "num_beams": 2}, "num_beams is 2: beams have no text of their own"),
+        ],
+    )
+    def test_stop_strings_that_cannot_occur_are_refused(self, search: dict[str, Any], message: str) -> None:
+        with pytest.raises(OptionError, match=message):
+            made(tokenizer=Letters(), **search)
+
+    def test_without_stop_strings_there_is_no_text(self) -> None:
+        generator, _ = made()
+        with pytest.raises(OptionError, match=r"text\(0\): there are 1 rows, and text of them with stop_strings only"):
+            generator.text()
+
     @every_run_ahead
     def test_a_stop_token_ends_the_sequence_as_an_end_of_sequence_does(self, run_ahead: int | None) -> None:
         wanted = run_of(PROMPT, 6)

@@ -14,7 +14,7 @@ import capstan
 PUBLIC = """
 AsyncRequiredError BindingError BufferMismatchError CapstanError ClosedError ConfigError DeviceError
 DeviceLostError DeviceUnavailableError FallbackWarning Generator GeneratorParams HubRepository Model ModelFileError
-OptionError OutOfMemoryError PromptError SearchOptions StorageError StoredWeights TapeCheckError
+OptionError OutOfMemoryError PromptError SearchOptions StoppingStream StorageError StoredWeights TapeCheckError
 TapeError TapeKeyError TextStream Timing Tokenizer TokenizerStream UncomputedError UnsupportedModelError
 ValidationError Verification WeightStore WeightsChangedError measure memory open_device plan
 """

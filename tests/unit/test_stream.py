@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from capstan.stream import TextStream
+from capstan.stream import StoppingStream, TextStream
 
 SPECIAL = 300
 
@@ -80,3 +80,39 @@ def test_the_work_for_one_more_token_is_bounded() -> None:
     for _ in range(500):
         stream.push(0xF0)
     assert longest <= 140
+
+
+def test_text_ends_before_the_first_stop_string_however_the_tokens_cut_it() -> None:
+    """A token is one to three letters, or a byte of a character."""
+    tokens = ["a", "b", "ab", "ba", "aab", "bbb", "é"]
+    draw = random.Random(5)
+    stopped = 0
+    for _ in range(2000):
+        ids = draw.choices(range(len(tokens)), k=draw.randint(1, 12))
+        stops = ["".join(draw.choices("ab", k=draw.randint(2, 5))) for _ in range(draw.randint(1, 3))]
+        stream = StoppingStream(lambda given: "".join(tokens[token] for token in given), stops)
+        shown, ended = "", ""
+        for count, token in enumerate(ids, 1):
+            text = "".join(tokens[each] for each in ids[:count])
+            shown += stream.push(token)
+            assert text.startswith(shown)
+            if any(stop in text for stop in stops):
+                ended = text
+                break
+            assert stream.stopped is None
+        shown += stream.flush()
+        assert stream.text == shown
+        if ended:
+            stopped += 1
+            place = min(ended.find(stop) for stop in stops if stop in ended)
+            assert (shown, stream.push(0)) == (ended[:place], "")
+            assert ended[place:].startswith(stream.stopped or "-")
+        else:
+            assert shown == "".join(tokens[token] for token in ids)
+    assert 500 < stopped < 1900
+
+
+def test_what_only_looked_like_a_stop_string_is_given_out() -> None:
+    stream = StoppingStream(bytes_to_text, ["STOP", "é"])
+    assert [stream.push(byte) for byte in b"aSTSTO"] == ["a", "", "", "ST", "", ""]
+    assert stream.flush() == "STO"

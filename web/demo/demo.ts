@@ -211,6 +211,8 @@ function readForm(): GenerateRequest {
       if (value !== null) options[name] = value;
     }
   }
+  const stop = (form.elements.namedItem("stop") as HTMLInputElement).value.replaceAll("\\n", "\n");
+  if (stop) options["stop_strings"] = [stop];
   return {
     kind: "generate",
     model,

@@ -27,7 +27,7 @@ interface ModelRequest {
   /** Decode steps in one submit; null adapts it to the measured round trip. */
   run_ahead: number | null;
   max_new_tokens: number | null;
-  /** Search options by their onnxruntime-genai names; only those given. */
+  /** Search options by the names of capstan.SearchOptions, which are onnxruntime-genai's where it has them; only those given. */
   search: Record<string, unknown>;
 }
 

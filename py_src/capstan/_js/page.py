@@ -26,7 +26,7 @@ from ..generator_params import GeneratorParams
 from ..hub import HubRepository
 from ..json_text import NotJsonError, clipped, read_json
 from ..model import Model
-from ..stream import TextStream
+from ..stream import StoppingStream
 from ..timing import Timing
 from ..tokenizer import Tokenizer
 from ..weights.store import WeightStore
@@ -130,11 +130,13 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
         await generator.prepare_async()
         about = told_ready(model, generator)
         host.emit({"kind": "status", "text": "generating"})
-        show = text_events(tokenizer, text.append)
-        async for token in generator:
+        show = text_events(StoppingStream(tokenizer.decode, params.search.stop_strings), text.append)
+        while not generator.is_done():
+            length = generator.token_count()
+            token = await generator.generate_next_token_async()
             ids.append(token)
-            show(token)
-        show(None)
+            show(token, generator.token_count() > length)
+        show(-1, False)
         timing = generator.timing
         return {
             "text": "".join(text),
@@ -233,7 +235,7 @@ async def conversation_with(model: Model, request: dict[str, Any]) -> Conversati
     require_one_sequence(params)
     params.set_search_options(max_length=min(CHAT_LENGTH, model.config.context_length) if length is None else length)
     generator = Generator(model, params)
-    conversation = model, options, Conversation(tokenizer, generator)
+    conversation = model, options, Conversation(tokenizer, generator, params.search.stop_strings)
     host.emit({"kind": "status", "text": "preparing the decode step"})
     await generator.prepare_async()
     return conversation[2]
@@ -304,15 +306,16 @@ def limit_new_tokens(params: GeneratorParams, model: Model, prompt: int, new_tok
     params.set_search_options(max_length=min(prompt + new_tokens, context))
 
 
-def text_events(tokenizer: Tokenizer, keep: Callable[[str], None]) -> Callable[[int | None], None]:
-    """A function that turns each id (None at the end) into text, keeps it and tells the page."""
-    stream = TextStream(tokenizer.decode)
+def text_events(stream: StoppingStream, keep: Callable[[str], None]) -> Callable[[int, bool], None]:
+    """A function that turns each id of the sequence (-1 at the end) into text, keeps it and tells the page."""
 
-    def show(token: int | None) -> None:
-        delta = stream.flush() if token is None else stream.push(token)
+    def show(token: int, in_sequence: bool) -> None:
+        delta = stream.push(token) if in_sequence else ""
+        if token < 0:
+            delta = stream.flush()
         keep(delta)
-        if token is not None or delta:
-            host.emit({"kind": "text", "text": delta, "token_id": -1 if token is None else token})
+        if token >= 0 or delta:
+            host.emit({"kind": "text", "text": delta, "token_id": token})
 
     return show
 

@@ -19,6 +19,7 @@ from .program import SamplerProgram, sampler_program
 from .repetition_penalty import RepetitionPenalty
 from .selection import Selection, temperature_scale
 from .stage import NEGATIVE_INFINITY_KEY, Row, Stage, StageOptions
+from .stop_strings import StopStrings
 from .stop_token_ids import StopTokenIds
 from .token_penalties import TokenPenalties
 
@@ -37,6 +38,7 @@ __all__ = [
     "Selection",
     "Stage",
     "StageOptions",
+    "StopStrings",
     "StopTokenIds",
     "TokenPenalties",
     "integer",

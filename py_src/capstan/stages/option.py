@@ -32,6 +32,8 @@ class Option:
     metavar: str = "N"
     type: Callable[[str], Any] = float
     """How the command line reads its text: int, float, or a function that raises OptionError."""
+    repeated: bool = False
+    """Whether the command line takes it several times, as a list."""
     drawing: bool = False
     """Whether it only says how tokens are drawn, so that greedy search has no use for it."""
 
