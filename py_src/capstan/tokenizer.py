@@ -116,6 +116,11 @@ class Tokenizer:
         """Whether `apply_chat_template` needs no `template_str`."""
         return bool(self._template)
 
+    @property
+    def chat_template(self) -> str | None:
+        """The model's own chat template, None if it has none."""
+        return self._template
+
     def update_options(self, **options: Any) -> None:
         """Set `add_special_tokens` (default false) or `skip_special_tokens` (default true)."""
         for name, value in options.items():

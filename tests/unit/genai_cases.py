@@ -21,6 +21,7 @@ TEMPLATE = (
     "{% for m in messages %}<{{m.role}}>{{m.content}}{% endfor %}"
     "{% if tools %}T{{tools}}{% endif %}{% if add_generation_prompt %}<a>{% endif %}"
 )
+TOOLS = '[{"type": "function", "function": {"parameters": {"b": 1, "a": "<"}, "name": "f"}}]'
 HI = '[{"role": "user", "content": "hi"}]'
 PROMPT = [299, 310, 10, 80, 281]
 ENDS = '{"model": {"eos_token_id": 472}}'
@@ -272,9 +273,9 @@ def terminated(og: Any, value: str) -> Any:
 def from_memory(og: Any) -> Any:
     config = og.Config(FOLDER)
     config.clear_providers()
-    data = (Path(FOLDER) / "model.onnx").read_bytes()  # The native package does not keep it alive.
-    config.add_model_data("model.onnx", data)
-    config.add_model_data("another", b"1")
+    graph, another = (Path(FOLDER) / "model.onnx").read_bytes(), b"1"  # the native package keeps no copy of its own
+    config.add_model_data("model.onnx", graph)
+    config.add_model_data("another", another)
     config.remove_model_data("another")
     return og.Model(config).type
 
@@ -378,7 +379,16 @@ SAME: dict[str, Callable[[Any], Any]] = {
     "Tokenizer.apply_chat_template": lambda og: tokenizer(og).apply_chat_template(HI, template_str=TEMPLATE),
     "Tokenizer.apply_chat_template tools": lambda og: [
         tokenizer(og).apply_chat_template(HI, template_str=TEMPLATE, tools=tools, add_generation_prompt=False)
-        for tools in (None, "", "[]", '[{"type": "function"}]')
+        for tools in (None, "", "[]", '[{"type": "function"}]', TOOLS)
+    ],
+    "Tokenizer.apply_chat_template functions": lambda og: [
+        tokenizer(og).apply_chat_template(HI, template_str=template, tools=TOOLS)
+        for template in (
+            "{% for tool in tools %}{{ tool|tojson }}{% endfor %}",
+            "{{ tools | tojson }}",
+            "{% for tool in tools %}{{ tool.function.name }}{% endfor %}",
+            "{% for one in tools %}{{ one | tojson }}{% endfor %}",
+        )
     ],
     "Tokenizer.apply_chat_template of no JSON": lambda og: tokenizer(og).apply_chat_template(
         "{", template_str=TEMPLATE

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from operator import index
 from typing import Any
 
 from .. import tokenizer as capstan_tokenizer
 from ..errors import ConfigError, OptionError
 from ..model import read_configuration
+from ..tokenizer import conversation
 from .config import Config
 from .model import Model
 from .tensors import Tensor, as_array, numpy, token_rows
 
 __all__ = ["Tokenizer", "TokenizerStream"]
+
+
+KNOWS_FUNCTIONS = re.compile(r"\btools?\s*\|\s*tojson|\btool\.function")
 
 
 class Tokenizer:
@@ -112,11 +117,15 @@ class Tokenizer:
         tools: str | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt for `messages`, a JSON array of {"role", "content"}; `tools` is JSON too, "" is none."""
+        """The prompt for `messages`, a JSON array of {"role", "content"}; `tools` is JSON too, "" is none. As in the
+        native package, a template that seems not to know of tools with a `function` is given that alone."""
         for name, value in (("messages", messages), ("template_str", template_str), ("tools", tools)):
             if not isinstance(value, str) and not (value is None and name != "messages"):
                 raise TypeError(f"apply_chat_template: {name} is expected as a str, not {type(value).__name__}")
-        return self._tokenizer.apply_chat_template(messages, tools or None, add_generation_prompt, template_str)
+        given: Any = tools or None
+        if tools and not KNOWS_FUNCTIONS.search(template_str or self._tokenizer.chat_template or ""):
+            given = [function_of(tool) for tool in conversation("tools", tools)]
+        return self._tokenizer.apply_chat_template(messages, given, add_generation_prompt, template_str)
 
     def create_stream(self) -> TokenizerStream:
         """A decoder for ids that come one at a time."""
@@ -142,6 +151,14 @@ class TokenizerStream:
         if numpy is not None and isinstance(token, numpy.ndarray) and token.ndim == 0:
             token = token.item()
         return self._stream.decode(index(token))
+
+
+def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, Mapping):
+        return tool
+    fields: dict[str, Any] = {"name": "", "description": "", "parameters": {}}
+    return {name: function.get(name, default) for name, default in fields.items()}
 
 
 def checked_text(text: Any) -> str:

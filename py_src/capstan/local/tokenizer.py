@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = ["LocalBackend"]
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """As transformers has it for chat templates: in the given order, and without HTML's escapes."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 class LocalBackend:
@@ -30,4 +36,5 @@ class LocalBackend:
 
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = raise_exception
+        environment.filters["tojson"] = to_json
         return str(environment.from_string(template).render(**variables))
