@@ -13,6 +13,7 @@ from .device.separate_rows import SeparateRows
 from .errors import OptionError
 from .generator_params import GeneratorParams
 from .host import wait_here
+from .leaving import when_dropped
 from .memory import Pools
 from .prompt import checked_prompts
 from .row_loop import RowLoop
@@ -40,7 +41,8 @@ class Generator:
     `pools` gives it buffers of the caller's on `model.device` for its KV cache, sampler state, ids and logits; they are
     checked when the first token is prepared.
 
-    Use it as a context manager, or `close()` it: its KV cache then serves the next generator.
+    Use it as a context manager, or `close()` it: its KV cache then serves the next generator. One that is dropped
+    without being closed gives it back, too.
     """
 
     def __init__(self, model: Model, params: GeneratorParams | None = None, *, pools: Pools | None = None) -> None:
@@ -49,6 +51,15 @@ class Generator:
         self._options = params.search
         self._loop = (BeamLoop if params.search.num_beams > 1 else RowLoop)(model, params, pools)
         self._last: list[int] = []
+        loop, leaving = self._loop, model.leaving
+
+        def free() -> Coroutine[Any, Any, None] | None:
+            if loop.closed:
+                return None
+            loop.closed = True
+            return leaving.give_back(loop.end())
+
+        when_dropped(self, model.host, free)
         self._turn = asyncio.Lock()
         """Of who waits for the decoder: what uses it at the same time would meet in its buffers."""
 

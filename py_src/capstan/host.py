@@ -29,6 +29,9 @@ class Host(Protocol):
     def wait(self, awaitable: Awaitable[T]) -> T:
         """Block until the awaitable is done."""
 
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done that nobody waits for; its failure is nobody's."""
+
     async def read(self, folder: str, name: str, progress: Callable[[int, int], None] | None = None) -> bytes:
         """A file of a model folder; ModelFileError if it cannot be read."""
 

@@ -15,6 +15,7 @@ from .device.row_decoder import RowDecoder
 from .errors import AsyncRequiredError, ClosedError, ModelFileError, OptionError
 from .fallback import fall_back
 from .host import Host, current_host, wait_here
+from .leaving import Leaving, when_dropped
 from .load_times import during_load, phase
 from .memory import AlignmentRequirements, MemoryRequirements, Pools
 from .model_folder import FoundModel, find_model, no_progress
@@ -44,6 +45,8 @@ class Model:
     only `search`. `graphs` gives the graph's file from memory, by the name that the configuration has for it.
 
     `Model(path)` blocks, which in a page needs JavaScript Promise Integration; `await Model.load(path)` never does.
+
+    A model that is dropped without being closed is freed, once its generators are.
 
     Raises ModelFileError (WeightsChangedError if a file changed while it was read), ConfigError, UnsupportedModelError,
     DeviceUnavailableError, OutOfMemoryError, OptionError.
@@ -102,6 +105,9 @@ class Model:
         self.load_times = opened.times
         """The phases of the load: when each began and ended, in ms from the call. They overlap."""
         self._loaded: DeviceModel | None = opened.loaded
+        self.leaving = Leaving()
+        """Generators that were dropped."""
+        self._finalizer = when_dropped(self, host, opened.loaded.close)
         self.search = search_options(config)
 
     @property
@@ -125,6 +131,7 @@ class Model:
 
     async def row_decoder(self, rows: int, max_length: int, pools: Pools | None = None) -> RowDecoder:
         """The same for so many rows. Raises OutOfMemoryError where they are more than there is memory for."""
+        await self.leaving.settled()
         return await self._open().row_decoder(rows, capacity_for(max_length, self.config.context_length), pools)
 
     @property
@@ -160,6 +167,7 @@ class Model:
     async def aclose(self) -> None:
         """Free the device; generators of this model fail from now on. Closing twice is harmless."""
         loaded, self._loaded = self._loaded, None
+        self._finalizer.detach()
         if loaded is not None:
             # Nobody else can free it if this wait is cancelled.
             await asyncio.shield(asyncio.ensure_future(loaded.close()))

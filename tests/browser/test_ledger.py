@@ -43,5 +43,10 @@ def test_nothing_is_left_after_many_cycles(scripts: PageScripts) -> None:
     assert found["nothing"] == [0, 0]
     assert found["generators"] == found["a model"]
     assert found["sessions"] == found["a model"]
+    first = found["dropped generators"][0]
+    assert first > found["a model"], "a dropped generator leaves its buffers to the next one"
+    assert found["dropped generators"] == [first] * 3
+    assert found["after dropped generators"] == found["a model"]
+    assert found["a dropped model"] == [0, 0]
     assert found["closed"] == found["loads"] == [0, 0]
     assert found["devices"] == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from collections.abc import Generator as Steps
 from typing import Any, TypeVar, cast
 
@@ -13,6 +13,8 @@ from capstan.device.base import Burst, Counters
 from capstan.device.separate_rows import SeparateRows, separate_rows
 from capstan.device.shortlist import Shortlist
 from capstan.errors import OutOfMemoryError
+from capstan.leaving import Leaving
+from capstan.local.host import begin_now
 from capstan.model import Model
 from capstan.search import SearchOptions
 
@@ -216,6 +218,9 @@ class PaperHost:
     def can_wait(self) -> bool:
         return self.waits
 
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        begin_now(self, work)
+
     def wait(self, awaitable: Awaitable[T]) -> T:
         async def result() -> T:
             return await awaitable
@@ -233,6 +238,7 @@ class PaperModel:
 
     def __init__(self, host: PaperHost | None = None, **decoder: Any) -> None:
         self.host = host or PaperHost()
+        self.leaving = Leaving()
         self.config = PaperConfig()
         self.search = SearchOptions(eos_token_ids=(EOS,), context_length=CONTEXT)
         self.options = decoder

@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "fallback", "json_text", "load_times"),
     ("config", "graph", "hub", "memory", "model_types", "repository", "sampling", "search", "stages", "storage"),
     ("host", "device.base", "device.row_decoder", "device.shortlist", "device.interface", "device.model_memory"),
+    ("leaving",),
     ("notes", "tape", "weights"),
     ("device", "device.webgpu", "device.wasm", "device.reference"),
     ("_js", "local"),

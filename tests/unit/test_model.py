@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from capstan import (
 )
 from capstan.config import GenaiConfig
 from capstan.device.base import TapeOptions
+from capstan.local.host import begin_now
 from capstan.tape import PASSES
 
 T = TypeVar("T")
@@ -73,6 +74,9 @@ class PaperHost:
 
     def can_wait(self) -> bool:
         return self.waits
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        begin_now(self, work)
 
     def wait(self, awaitable: Awaitable[T]) -> T:
         async def result() -> T:
@@ -279,6 +283,20 @@ class TestClosing:
         asyncio.run(model.aclose())
         assert host.loaded.closed == 1
         assert not model.healthy()
+
+    def test_one_that_is_dropped_frees_the_device(self, host: PaperHost) -> None:
+        model = Model("m")
+        assert host.loaded.closed == 0
+        del model
+        gc.collect()
+        assert host.loaded.closed == 1
+
+    def test_one_that_is_closed_and_dropped_frees_it_once(self, host: PaperHost) -> None:
+        model = Model("m")
+        model.close()
+        del model
+        gc.collect()
+        assert host.loaded.closed == 1
 
     def test_goes_on_when_the_wait_for_it_is_cancelled(self, host: PaperHost) -> None:
         model = load()

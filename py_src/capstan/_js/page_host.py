@@ -63,6 +63,9 @@ class PageHost:
     def wait(self, awaitable: Awaitable[T]) -> T:
         return host.wait(awaitable)
 
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        begin(work)
+
     async def read(self, folder: str, name: str, progress: Callable[[int, int], None] | None = None) -> bytes:
         return await host.fetch_bytes(folder + name, progress)
 

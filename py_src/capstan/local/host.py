@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ..config import GenaiConfig
 from ..device.base import DeviceModel, Progress, TapeOptions
@@ -20,9 +20,13 @@ from ..repository import ON_CPU
 from ..storage import Backing
 from .tokenizer import LocalBackend
 
-__all__ = ["LocalHost"]
+__all__ = ["LocalHost", "begin_now"]
 
 T = TypeVar("T")
+
+
+class Waits(Protocol):
+    def wait(self, awaitable: Awaitable[T]) -> T: ...
 
 
 class LocalHost:
@@ -45,6 +49,9 @@ class LocalHost:
         except RuntimeError:
             return asyncio.run(result())
         return on_a_thread(result())
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        begin_now(self, work)
 
     async def read(self, folder: str, name: str, progress: Callable[[int, int], None] | None = None) -> bytes:
         path = Path(folder) / name
@@ -136,6 +143,21 @@ class LocalHost:
 
         model = onnx or await self.read(folder, config.decoder.filename)
         return reference_memory(model, config).fit(batch_size, max_length, budget)
+
+
+begun: set[asyncio.Task[None]] = set()
+"""What was begun in a running event loop, which refers to its tasks weakly."""
+
+
+def begin_now(host: Waits, work: Coroutine[Any, Any, None]) -> None:
+    """Begin with it in the running event loop; where there is none it is done at once."""
+    try:
+        task = asyncio.get_running_loop().create_task(work)
+    except RuntimeError:
+        host.wait(work)
+    else:
+        begun.add(task)
+        task.add_done_callback(begun.discard)
 
 
 def files_below(folder: Path) -> list[str]:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..device.element_types import ELEMENT_TYPES, byte_count
-from ..device.interface import BoundSpan, DeviceSession, TensorSpec
+from ..device.interface import BoundSpan, DeviceInterface, DeviceSession, TensorSpec
 from ..errors import BindingError, ClosedError, OptionError
 from ..host import Host, current_host
+from ..leaving import when_dropped
 from ..memory import DeviceBuffer, MemoryInfo, why_incompatible
 from .captured import CapturedRun, capture
 from .checks import check_dims, check_dtype, check_placed, check_span, known
@@ -93,6 +94,8 @@ class InferenceSession:
         self.outputs = {spec.name: spec for spec in placed.session.outputs}
         self._spare: dict[str, DeviceBuffer] = {}
         """Input buffers of `run` that are not in use."""
+        spare = self._spare
+        self._finalizer = when_dropped(self, host, lambda: freed(placed.session, placed.device, spare))
 
     def get_inputs(self) -> list[NodeArg]:
         """The inputs, in the model's order."""
@@ -187,12 +190,9 @@ class InferenceSession:
     async def aclose(self) -> None:
         """Free the session; results stay. Closing twice is harmless."""
         session, self._session = self._session, None
-        for buffer in self._spare.values():
-            buffer.close()
-        self._spare.clear()
+        self._finalizer.detach()
         if session is not None:
-            await session.close()
-            self.device.close()
+            await freed(session, self.device, self._spare)
 
     async def __aenter__(self) -> InferenceSession:
         return self
@@ -384,3 +384,12 @@ def refuse_options(sess_options: Any) -> None:
     """Nothing is ignored: session options are refused."""
     if sess_options is not None:
         raise OptionError(f"sess_options is {type(sess_options).__name__}; leave it out, sessions have no options here")
+
+
+async def freed(session: DeviceSession, device: DeviceInterface, spare: dict[str, DeviceBuffer]) -> None:
+    """Free a session with its input buffers."""
+    for buffer in spare.values():
+        buffer.close()
+    spare.clear()
+    await session.close()
+    device.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -230,6 +232,17 @@ async def plans(models: Mapping[str, str], *, model: str) -> dict[str, Any]:
     }
 
 
+async def dropped_generator(model: Model, live: Callable[[], list[int]]) -> list[int]:
+    """What lives once a generator was used, dropped and gave back its buffers for the next one."""
+    generator = Generator(model, parameters(model, max_length=16))
+    generator.append_tokens(PROMPT)
+    await take(generator, 2)
+    del generator
+    gc.collect()
+    await model.leaving.settled()
+    return live()
+
+
 async def cycles(
     models: Mapping[str, str], *, model: str, generators: int, sessions: int, loads: int
 ) -> dict[str, Any]:
@@ -256,6 +269,9 @@ async def cycles(
         await generate(opened, 1)
     await opened.trim()
     found["generators"] = live()
+    found["dropped generators"] = [await dropped_generator(opened, live) for _ in range(3)]
+    await opened.trim()
+    found["after dropped generators"] = live()
     device = opened.device
     for _ in range(sessions):
         session = await device.create_session(add_model("float32", 4), owner="cycle")
@@ -266,5 +282,14 @@ async def cycles(
     for _ in range(loads):
         await (await Model.load(models[model], device="webgpu", capture="off")).aclose()
     found["loads"] = live()
+    opened = await Model.load(models[model], device="webgpu", capture="off")
+    await dropped_generator(opened, live)
+    del opened
+    gc.collect()
+    for _ in range(500):
+        if not probe.live_sizes():
+            break
+        await asyncio.sleep(0.01)
+    found["a dropped model"] = live()
     found["devices"] = probe.live_devices()
     return found

@@ -1,0 +1,71 @@
+"""A generator, a model and a session that are dropped without being closed give back what they hold."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import cast
+
+import pytest
+
+from capstan import Generator
+from capstan.leaving import Leaving
+from capstan.model import Model
+from tests.unit.paper_model import PROMPT, PaperModel, made, run_of, take
+
+
+def test_a_dropped_generator_gives_its_decoder_back() -> None:
+    generator, paper = made(run_ahead=3)
+    generator.append_tokens(PROMPT)
+    assert asyncio.run(take(generator, 4)) == run_of(PROMPT, 4)
+    assert paper.decoders[0].unread > 0
+    del generator
+    gc.collect()
+    assert (paper.decoders[0].closed, paper.decoders[0].unread) == (1, 0)
+
+
+def test_one_that_was_closed_is_not_closed_again() -> None:
+    generator, paper = made()
+    generator.append_tokens(PROMPT)
+    asyncio.run(take(generator, 1))
+    generator.close()
+    del generator
+    gc.collect()
+    assert paper.decoders[0].closed == 1
+
+
+def test_one_that_computed_nothing_gives_nothing_back() -> None:
+    generator, paper = made()
+    del generator
+    gc.collect()
+    assert paper.decoders == []
+
+
+def test_the_next_generator_waits_for_what_a_dropped_one_gives_back() -> None:
+    async def main() -> None:
+        paper = PaperModel()
+        first = Generator(cast(Model, paper))
+        first.append_tokens(PROMPT)
+        await first.generate_next_token_async()
+        del first
+        gc.collect()
+        assert paper.decoders[0].closed == 0, "it is given back when the loop comes to it"
+        await paper.leaving.settled()
+        assert paper.decoders[0].closed == 1
+
+    asyncio.run(main())
+
+
+def test_a_fault_while_giving_back_keeps_nobody_waiting() -> None:
+    async def fail() -> None:
+        raise ValueError("lost")
+
+    async def main() -> None:
+        leaving = Leaving()
+        work = leaving.give_back(fail())
+        waiting = asyncio.ensure_future(leaving.settled())
+        with pytest.raises(ValueError, match="lost"):
+            await work
+        await asyncio.wait_for(waiting, 5)
+
+    asyncio.run(main())
