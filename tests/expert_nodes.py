@@ -33,7 +33,7 @@ class ExpertNode:
         def normal(*shape: int, scale: float = 1.0) -> Array:
             return (scale * random.standard_normal(shape)).astype(np.float32)
 
-        wide = 2 * INNER if self.activation == "swiglu" else INNER
+        wide = 2 * INNER if self.activation in ("swiglu", "geglu") else INNER
         tensors = {
             "x": normal(self.rows, WIDTH),
             "router": normal(self.rows, EXPERTS),

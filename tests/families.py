@@ -50,6 +50,11 @@ FAMILIES = (
     Family("granite, granitemoehybrid (dense)", "nano-granite", "scaled embedding, residuals, scores and logits"),
     Family("gemma2", "nano-gemma2", "soft caps, windows, GELU gates, norms behind each half of a layer"),
     Family("gemma3_text, gemma3_vl_text", "nano-gemma3", "windows, norms of q and k, two rotary tables, GELU gates"),
+    Family(
+        "gemma4_text",
+        "families/gemma4_text",
+        "as gemma3_text, with heads and caches of two sizes, norms of v, factors of layers",
+    ),
     Family("gemma", "families/gemma", "GELU gates, scaled embedding"),
     Family("olmo", "families/olmo", "LayerNorm without weights"),
     Family("phi", "families/phi", "LayerNorm and products with biases, no gates, rotary of half a head"),
@@ -67,6 +72,11 @@ FAMILIES = (
     Family("qwen2_5_vl_text", "families/qwen2_5_vl_text", "positions of three axes, biases of q, k and v"),
     Family("qwen3_vl_text", "families/qwen3_vl_text", "positions of three axes, norms of q and k"),
     Family("qwen3_5_text", "families/qwen3_5_text", "recurrent states in some layers, positions of three axes"),
+    Family(
+        "qwen3_5_moe_text",
+        "families/qwen3_5_moe_text",
+        "as qwen3_5_text, and int4 experts (QMoE) beside one for every token",
+    ),
     Family("gptoss", "families/gptoss", "int4 experts (QMoE), attention sinks, windows"),
 )
 

@@ -12,23 +12,20 @@ __all__ = ["REFUSED_TYPES", "SUPPORTED_TYPES", "require_type"]
 
 # The decoders of text that onnxruntime-genai 0.18 accepts, less those below; "decoder" stands for any.
 ACCEPTED = (
-    "chatglm decoder ernie4_5 gemma gemma2 gemma3_text gemma3_vl_text gptoss granite granitemoehybrid hunyuandensev1 "
-    "internlm2 lfm2 lfm2_audio_text lfm2_moe lfm2_vl_text llama mistral mistral3_text nemotron olmo phi phi3 phi3small "
-    "phimoe qwen2 qwen2_5_vl_text qwen3 qwen3_5_text qwen3_vl_text smollm3"
+    "chatglm decoder ernie4_5 gemma gemma2 gemma3_text gemma3_vl_text gemma4_text gptoss granite granitemoehybrid "
+    "hunyuandensev1 internlm2 lfm2 lfm2_audio_text lfm2_moe lfm2_vl_text llama mistral mistral3_text nemotron olmo phi "
+    "phi3 phi3small phimoe qwen2 qwen2_5_vl_text qwen3 qwen3_5_moe_text qwen3_5_text qwen3_vl_text smollm3"
 )
 # Names of the same architectures in config.json of Hugging Face, which hand-written files have.
 OTHER_NAMES = "gpt-oss hunyuan_v1_dense ministral3 olmo2"
 SUPPORTED_TYPES = tuple(sorted(f"{ACCEPTED} {OTHER_NAMES}".split()))
 
-RECURRENT = "layers that keep a recurrent state"
 VISION = "a vision model beside the decoder"
 AUDIO = "a speech model beside the decoder"
 ENCODER = "an encoder"
 
 REFUSED_TYPES = {
-    "gemma4_text": "key/value caches whose sizes differ from layer to layer",
     "gpt2": "keys and values in one cache",
-    "qwen3_5_moe_text": RECURRENT,
     **dict.fromkeys(("fara", "gemma3", "gemma4", "lfm2_vl", "mistral3", "phi3v", "qwen2_5_vl", "qwen3_5"), VISION),
     **dict.fromkeys(("qwen3_5_moe", "qwen3_vl", "videochat_flash_qwen"), VISION),
     **dict.fromkeys(("gemma4_unified", "phi4mm"), "vision and speech models beside the decoder"),
@@ -40,6 +37,8 @@ REFUSED_TYPES = {
 
 TEXT_OF = {
     "gemma3": "gemma3_vl_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_text",
     "lfm2_audio": "lfm2_audio_text",
     "lfm2_vl": "lfm2_vl_text",
     "mistral3": "mistral3_text",
@@ -47,6 +46,7 @@ TEXT_OF = {
     "phi4mm": "phi3",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3_vl_text",
     "videochat_flash_qwen": "qwen2",
 }

@@ -20,6 +20,7 @@ REFUSED = {
     "router_weights": ExpertNode(1, extra="router_weights"),
     "fc3": ExpertNode(1, extra="fc3"),
     "relu": ExpertNode(1, activation="relu"),
+    "geglu": ExpertNode(1, activation="geglu"),
 }
 
 

@@ -137,7 +137,7 @@ class Small:
 
     def rotated_apart(self, qkv: int, layer: int, lengths: tuple[int, int], norms: str) -> tuple[int, int]:
         """The rotated q, and the counts: q, k and v are split, and norms of q and k are "inside" the rotary kernel,
-        "apart", or none if that is "no"."""
+        "apart", or none if that is "no"; with "all" there is one of v, too."""
         s = self.sketch
         sizes = {"input_size": QKV // 4, "total_segment_elements": QKV // 4}
         rows = (HEADS * HEAD, KV_HEADS * HEAD, KV_HEADS * HEAD)
@@ -148,17 +148,17 @@ class Small:
             {**sizes, "segment_sizes": tuple(size // 4 for size in rows)},
         )
         q, k, v = parts
-        gammas = [s.weights(HEAD, 1.0) for _ in range(2)]
-        if norms == "apart":
-            for i, count in ((1, KV_HEADS), (0, HEADS)):
+        gammas = [s.weights(HEAD, 1.0) for _ in range(3)]
+        if norms in ("apart", "all"):
+            for i, count in ((1, KV_HEADS), (0, HEADS), (2, KV_HEADS))[: 3 if norms == "all" else 2]:
                 [parts[i]] = s.run(
                     "norm",
                     {"x": parts[i], "scale": gammas[i]},
                     {"y": rows[i]},
                     {"components": 4, "norm_count": count, "norm_size": HEAD, "epsilon": EPSILON},
                 )
-                self.named(f"norm of {'qk'[i]} {layer}")
-            q, k, _ = parts
+                self.named(f"norm of {'qkv'[i]} {layer}")
+            q, k, v = parts
         shapes: dict[str, Number] = {
             "cos_cache_shape": (CAPACITY, HEAD // 2),
             "q_global_shape": (1, 1, HEADS, HEAD // 2),
@@ -278,7 +278,8 @@ def decoder(
     (granite). `gated`: the first half of the feed-forward is one kernel; else its two products read one norm.
     `dense`: weights as they are, and a gate of separate operations; so has `packed` (zero points, int8). `swapped`: the
     gate's factors in the other order.
-    `norms`: of q and k, "inside" the rotary kernel or "apart" (qwen3), or "no" with q, k and v split all the same.
+    `norms`: of q and k, "inside" the rotary kernel or "apart" (qwen3), "all" with one of v (gemma4), or "no" with q, k
+    and v split all the same.
     `rotary`: "partial" (phi) or "interleaved" (ernie). `sinks`: one more score in each head's softmax (gpt-oss).
     `watched`: an unknown kernel reads a residual and a norm. `patched`: a copy that the next kernel changes a part of.
     """
@@ -350,6 +351,7 @@ SMALL_DECODERS: Mapping[str, Callable[[], Small]] = {
     "qwen2": lambda: decoder(bias=True),
     "granite": lambda: decoder(multipliers=True),
     "qwen3": lambda: decoder(norms="apart"),
+    "gemma4": lambda: decoder(norms="all"),
     "qwen3, norms inside": lambda: decoder(norms="inside"),
     "q, k and v split": lambda: decoder(norms="no"),
     "two products": lambda: decoder(gated=False),

@@ -428,7 +428,7 @@ def attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int,
     )
     q, k = (heads_normed(rows, name, at, c) for rows, name in ((q, "q_gamma"), (k, "k_gamma")))
     keys[:, length - 1] = rotated(k, at["cos_cache"], at["sin_cache"], length - 1, c["ROTARY"], c["INTERLEAVED"])
-    values[:, length - 1] = v
+    values[:, length - 1] = heads_normed(v, "v_gamma", at, c) if c["NORMED_VALUES"] else v
     q = rotated(q, at["cos_cache"], at["sin_cache"], length - 1, c["ROTARY"], c["INTERLEAVED"])
     assert not c["SOFTCAPPED"]
     totals, sums, largest = attend(q, keys, values, length, c["SCALE"], c["WINDOW"])
@@ -493,6 +493,8 @@ def truth_attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tupl
     q, k, v = np.split(at["qkv"][: (heads + 2 * kv) * head].reshape(-1, head), [heads, heads + kv])
     if not c["RESULT"]:
         k = heads_normed(k, "k_gamma", at, c)
+    if c["NORMED_VALUES"] and not c["SCORES"]:
+        v = heads_normed(v, "v_gamma", at, c)
     if c["ROWS"]:
         for start, made in (
             (0, rotated(k, at["cos_cache"], at["sin_cache"], length - 1, c["ROTARY"], c["INTERLEAVED"])),

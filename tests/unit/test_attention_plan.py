@@ -167,22 +167,25 @@ def test_heads_whose_halves_are_not_whole_chunks_do_not_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "sinks", "buffers", "always"),
+    ("epsilon", "values", "sinks", "buffers", "always"),
     [
-        (None, None, 8, False),
-        (None, 3, 9, False),
-        (None, 3, 8, True),
-        (1e-6, None, 10, False),
-        (1e-6, None, 9, True),
-        (1e-6, 3, 11, False),
-        (1e-6, 3, 10, True),
+        (None, False, None, 8, False),
+        (None, False, 3, 9, False),
+        (None, False, 3, 8, True),
+        (1e-6, False, None, 10, False),
+        (1e-6, False, None, 9, True),
+        (1e-6, False, 3, 11, False),
+        (1e-6, False, 3, 10, True),
+        (1e-6, True, None, 11, False),
+        (1e-6, True, None, 10, True),
+        (1e-6, True, 3, 10, True),
     ],
 )
 def test_the_join_writes_every_result_where_a_kernel_binds_fewer_buffers(
-    epsilon: float | None, sinks: int | None, buffers: int, always: bool
+    epsilon: float | None, values: bool, sinks: int | None, buffers: int, always: bool
 ) -> None:
     shape = Shape(32, 8, 64, sinks=sinks)
-    attention, join, _ = plan_attention(shape, 32, epsilon, buffers)
+    attention, join, _ = plan_attention(shape, 32, epsilon, buffers, values)
     assert splits(attention, 1) == 1
     assert splits(join, 1) == (shape.heads if always else 0)
     asked = sinks is not None

@@ -142,6 +142,29 @@ def test_sizes_that_differ_from_the_configuration_are_named() -> None:
         graph.describe(model, decoder, 500)
 
 
+def test_layers_may_have_caches_of_their_own_sizes() -> None:
+    model, decoder = load("families/gemma4_text")
+    about = graph.describe(model, decoder)
+    assert [(pair.layer, pair.heads, pair.head_size) for pair in about.cache] == [
+        *[(0, 2, 16)] * 2,
+        *[(1, 1, 32)] * 2,
+    ]
+    [present] = [info for info in model.graph.output if info.name == "present.1.value"]
+    present.type.tensor_type.shape.dim[3].dim_value = 16
+    said = "cache present.1.value has 16 at dimension 3, but past_key_values.1.value has 32"
+    with pytest.raises(UnsupportedModelError, match=said):
+        graph.describe(model, decoder)
+
+
+def test_sizes_that_the_graph_leaves_open_are_the_configurations() -> None:
+    model, decoder = load("nano-llama")
+    for info in [*model.graph.input, *model.graph.output]:
+        for place in (1, 3) if info.name.startswith(("past", "present")) else ():
+            info.type.tensor_type.shape.dim[place].dim_param = "open"
+    about = graph.describe(model, replace(decoder, num_key_value_heads=1, head_size=32))
+    assert {(pair.heads, pair.head_size) for pair in about.cache} == {(1, 32)}
+
+
 def test_an_input_that_nobody_feeds_is_named() -> None:
     model, decoder = load("nano-llama")
     model.graph.input.append(value("token_type_ids", TensorProto.INT64, "batch_size", "sequence_length"))

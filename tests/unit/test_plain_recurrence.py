@@ -5,22 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from capstan import graph
 from capstan.graph.onnx_pb2 import TensorProto
 from tests.unit.graph_runs import logits_of
 
-QWEN = Path(__file__).parents[1] / "fixtures" / "families" / "qwen3_5_text"
+FAMILIES = Path(__file__).parents[1] / "fixtures" / "families"
+QWEN = FAMILIES / "qwen3_5_text"
 REPLACED = {"LpNormalization", "LinearAttentionGate", "GatedRMSNorm"}
 
 
-def test_the_operators_are_plain_and_the_logits_the_same(tmp_path: Path) -> None:
-    before = graph.parse((QWEN / "model.onnx").read_bytes())
+@pytest.mark.parametrize(
+    ("name", "replaced"), [("qwen3_5_text", REPLACED), ("qwen3_5_moe_text", REPLACED | {"GatedAdd"})]
+)
+def test_the_operators_are_plain_and_the_logits_the_same(name: str, replaced: set[str], tmp_path: Path) -> None:
+    folder = FAMILIES / name
+    before = graph.parse((folder / "model.onnx").read_bytes())
     after = graph.plain_recurrence(before)
-    assert {node.op_type for node in before.graph.node} >= REPLACED
-    assert not {node.op_type for node in after.graph.node} & REPLACED
+    assert {node.op_type for node in before.graph.node} >= replaced
+    assert not {node.op_type for node in after.graph.node} & replaced
     assert graph.uncapturable(graph.text_positions(after, "position_ids")) == []
-    np.testing.assert_allclose(logits_of(after, QWEN, tmp_path), logits_of(before, QWEN, tmp_path), atol=1e-4)
+    np.testing.assert_allclose(logits_of(after, folder, tmp_path), logits_of(before, folder, tmp_path), atol=1e-4)
 
 
 def test_the_decay_is_computed_in_float32() -> None:

@@ -200,14 +200,14 @@ class TestWhatKernelsCompute:
         assert total.writes[0] not in graph.homes
         assert norm.reads == total.writes
 
-    @pytest.mark.parametrize("norms", ["inside", "apart", "no"])
+    @pytest.mark.parametrize("norms", ["inside", "apart", "all", "no"])
     def test_attention_of_q_k_and_v_that_were_split(self, norms: str) -> None:
         small = decoder(norms=norms)
         step = small.sketch.record(recycle=False)
         graph = read(step, EVERY)
         [node] = [node for node in graph.nodes if small.calls["join 1"] in node.origins]
         # The operation before the rotary kernel, or before the norms, splits what the product makes.
-        first = small.calls["rotary 1"] - (3 if norms == "apart" else 1)
+        first = small.calls["rotary 1"] - {"apart": 3, "all": 4}.get(norms, 1)
         assert first == small.calls["qkv 1"] + 1
         assert node.origins == set(range(first, small.calls["join 1"] + 1))
         what = node.what
@@ -224,20 +224,57 @@ class TestWhatKernelsCompute:
             reads = small.sketch.calls[small.calls[names[0]]].reads
             gammas = [reads[name] for name in names[1:]]
         else:
-            gammas = [small.sketch.calls[small.calls[f"norm of {x} 1"]].reads["scale"] for x in "qk"]
+            named = "qkv" if norms == "all" else "qk"
+            gammas = [small.sketch.calls[small.calls[f"norm of {x} 1"]].reads["scale"] for x in named]
         assert what.norms is not None
-        assert [what.norms.q_gamma, what.norms.k_gamma] == [step.buffer_of[gamma] for gamma in gammas]
+        assert list(what.norms.gammas.values()) == [step.buffer_of[gamma] for gamma in gammas]
         assert what.norms.epsilon == pytest.approx(1e-5)
 
-    @pytest.mark.parametrize("kept", ["norm of q 0", "norm of k 0", "rotary 0", "cache 0", "split 0", "join 0"])
+    def test_norms_of_a_single_key_head_are_no_norms_of_a_layer(self) -> None:
+        small = decoder(norms="all")
+        wide = 2 * HEAD
+        sizes: dict[str, dict[str, int | tuple[int, ...]]] = {
+            "norm of q": {"norm_count": 2, "norm_size": wide},
+            "norm of k": {"norm_count": 1, "norm_size": wide},
+            "norm of v": {"norm_count": 1, "norm_size": wide},
+            "rotary": {
+                "cos_cache_shape": (160, HEAD),
+                "q_global_shape": (1, 1, 2, HEAD),
+                "k_global_shape": (1, 1, 1, HEAD),
+                "head_size": wide,
+            },
+            "cache": {"key_shape": (1, 1, 1, wide // 4), "present_key_shape": (1, 1, 160, wide // 4)},
+        }
+        for name, uniforms in sizes.items():
+            call = small.sketch.calls[small.calls[f"{name} 1"]]
+            call.uniforms = {**call.uniforms, **uniforms}
+        graph = read(small.sketch.record(recycle=False), EVERY)
+        [node] = [node for node in graph.nodes if small.calls["join 1"] in node.origins]
+        assert isinstance(node.what, Attention)
+        assert (node.what.heads, node.what.kv_heads, node.what.head) == (2, 1, wide)
+        assert node.what.norms is not None
+        assert node.what.norms.v_gamma is not None
+
+    @pytest.mark.parametrize("of", ["q", "k", "v"])
+    def test_norms_that_differ_keep_their_attention(self, of: str) -> None:
+        small = decoder(norms="all")
+        call = small.sketch.calls[small.calls[f"norm of {of} 0"]]
+        call.uniforms = {**call.uniforms, "epsilon": 0.5}
+        graph = read(small.sketch.record(recycle=False), EVERY)
+        assert kinds(graph, small.calls["join 0"]) == [Recorded]
+        assert kinds(graph, small.calls["join 1"]) == [Attention]
+
+    @pytest.mark.parametrize(
+        "kept", ["norm of q 0", "norm of k 0", "norm of v 0", "rotary 0", "cache 0", "split 0", "join 0"]
+    )
     def test_one_operation_kept_keeps_its_attention_with_norms(self, kept: str) -> None:
-        small = decoder(norms="apart")
+        small = decoder(norms="all")
         step = small.sketch.record(recycle=False)
         graph = read(step, EVERY, {small.calls[kept]})
         assert kinds(graph, small.calls["join 0"]) == [Recorded]
         assert kinds(graph, small.calls["join 1"]) == [Attention]
 
-    @pytest.mark.parametrize("norms", ["inside", "apart", "no"])
+    @pytest.mark.parametrize("norms", ["inside", "apart", "all", "no"])
     @pytest.mark.parametrize("of", ["rotary 0", "cache 0"])
     def test_what_is_read_elsewhere_keeps_its_attention(self, norms: str, of: str) -> None:
         small = decoder(norms=norms)

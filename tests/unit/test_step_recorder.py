@@ -38,7 +38,7 @@ def test_a_fused_tape_that_does_what_an_eager_step_does_is_used() -> None:
     assert outcome.engine.retired == [CAPTURED]
 
 
-@pytest.mark.parametrize("norms", ["inside", "apart"])
+@pytest.mark.parametrize("norms", ["inside", "apart", "all"])
 def test_attention_with_norms_of_q_and_k_is_held_to_a_truth_with_norms(norms: str) -> None:
     outcome = record(decoder(norms=norms))
     assert outcome.step.passes["fused"].endswith(" operations became 12, 1 of them as recorded")

@@ -200,8 +200,8 @@ def reject_state(graph: GraphProto, decoder: DecoderConfig, presents: Collection
 
 
 def require_caches(found: dict[str, TensorInfo], pairs: tuple[CachePair, ...], decoder: DecoderConfig) -> str:
-    """The caches' element type. Raises UnsupportedModelError where that is not one of floats, and where sizes are not
-    the configuration's."""
+    """The caches' element type. Raises UnsupportedModelError where that is not one of floats, where an output has
+    another size than its input, and where no layer has the configuration's sizes, which are those of some."""
     first = found[pairs[0].past]
     for pair in pairs:
         for name in (pair.past, pair.present):
@@ -216,15 +216,20 @@ def require_caches(found: dict[str, TensorInfo], pairs: tuple[CachePair, ...], d
                     f"cache {name} has {len(info.dims)} dimensions, expected {DIMENSIONS}: "
                     "batch, heads, length, head size"
                 )
-            for place, wanted, field in (
-                (HEADS, decoder.num_key_value_heads, "num_key_value_heads"),
-                (HEAD_SIZE, decoder.head_size, "head_size"),
-            ):
+            for place, wanted in ((HEADS, pair.heads), (HEAD_SIZE, pair.head_size)):
                 size = info.dims[place]
                 if isinstance(size, int) and size != wanted:
                     raise UnsupportedModelError(
-                        f"cache {name} has {size} at dimension {place}, but model.decoder.{field} is {wanted}"
+                        f"cache {name} has {size} at dimension {place}, but {pair.past} has {wanted}"
                     )
+    for place, wanted, field, sizes in (
+        (HEADS, decoder.num_key_value_heads, "num_key_value_heads", [pair.heads for pair in pairs]),
+        (HEAD_SIZE, decoder.head_size, "head_size", [pair.head_size for pair in pairs]),
+    ):
+        if wanted not in sizes:
+            raise UnsupportedModelError(
+                f"cache {pairs[0].past} has {sizes[0]} at dimension {place}, but model.decoder.{field} is {wanted}"
+            )
     return first.dtype
 
 

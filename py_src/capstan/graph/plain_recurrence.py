@@ -1,8 +1,9 @@
-"""What surrounds LinearAttention in operators that onnxruntime-web has kernels for on WebGPU.
+"""What surrounds LinearAttention, and experts beside it, in operators that onnxruntime-web has kernels for on WebGPU.
 
 LpNormalization(x)             x over its root mean square (SimplifiedLayerNormalization), over the root of its length
 LinearAttentionGate(a, t, d, b) decay: Mul(Softplus(Add(a, t)), d), in float32; beta: Sigmoid(b)
 GatedRMSNorm(x, scale, gate)   each head's root-mean-square norm, times gate times its Sigmoid
+GatedAdd(x, y, gate)           Add(x, Mul(y, gate)); onnxruntime-web 1.30 has it on no device
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .wiring import attribute, copy_of, fresh_name, int64_tensor
 
 __all__ = ["plain_recurrence"]
 
-OPERATORS = ("LpNormalization", "LinearAttentionGate", "GatedRMSNorm")
+OPERATORS = ("LpNormalization", "LinearAttentionGate", "GatedRMSNorm", "GatedAdd")
 LEAST = 1e-12
 """Mean of the squares below which a vector counts as zero."""
 CODES: dict[int, str] = {TensorProto.FLOAT: "f", TensorProto.FLOAT16: "e"}
@@ -33,10 +34,12 @@ def plain_recurrence(model: ModelProto) -> ModelProto:
     for node in [node for node in result.graph.node if node.op_type in OPERATORS]:
         element = types.get(node.output[0], TensorProto.UNDEFINED)
         shape = sizes.get(node.output[0], [0])
-        if element not in CODES:
+        if element not in CODES and node.op_type != "GatedAdd":
             continue
         made = Plain(result, node, element)
-        if node.op_type == "LinearAttentionGate":
+        if node.op_type == "GatedAdd":
+            made.gated_add()
+        elif node.op_type == "LinearAttentionGate":
             made.gate()
         elif node.op_type == "GatedRMSNorm" and shape[-1] and len(scales.get(node.input[1], [])) == 1:
             made.gated_norm(scales[node.input[1]][0], shape[-1])
@@ -76,6 +79,10 @@ class Plain:
         else:
             self.add("Mul", [soft, decay], self.node.output[0])
         self.add("Sigmoid", [b], self.node.output[1])
+
+    def gated_add(self) -> None:
+        x, y, gate = self.node.input
+        self.add("Add", [x, self.add("Mul", [y, gate], "gated")], self.node.output[0])
 
     def gated_norm(self, head: int, width: int) -> None:
         x, scale, gate = self.node.input

@@ -1,8 +1,8 @@
-"""Positions of three axes made one, of decoders that come from a model of vision and text: in text the three are equal,
-and MRotaryEmbedding then computes what RotaryEmbedding does.
+"""Positions as text has them: one number each, that follows from the lengths.
 
-Where a GroupQueryAttention reads a rotated query and a rotated key, it rotates them itself, at the positions that
-follow from its lengths, which are those of text.
+Where a GroupQueryAttention reads a query and a key that were rotated at the positions which Capstan feeds, it rotates
+them itself, at those of its lengths, which are the same. In decoders that come from a model of vision and text
+positions have three axes; in text the three are equal, and MRotaryEmbedding then computes what RotaryEmbedding does.
 """
 
 from __future__ import annotations
@@ -13,52 +13,58 @@ from .wiring import Wiring, attribute, copy_of
 
 __all__ = ["text_positions"]
 
-ROTARY = "MRotaryEmbedding"
+ROTARY, PLAIN = "MRotaryEmbedding", "RotaryEmbedding"
 X, POSITIONS, COS, SIN = range(4)
 """Inputs of MRotaryEmbedding."""
 ATTENTION_COS, ATTENTION_SIN = 7, 8
 """Inputs of GroupQueryAttention."""
-AXES = 3
+AXES, ONE_AXIS = 3, 2
+"""Of positions: how many there may be, and the dimensions, batch and tokens, of those that have one."""
+MULTIPLE = 8
+"""Of this must the columns of rotary tables be that the CPU provider's attention takes."""
 
 
 def text_positions(model: ModelProto, position_ids: str) -> ModelProto:
-    """The same model with positions of one axis, [batch, tokens], or none where attention needs none; a model without
-    positions of three axes is returned as it is.
+    """The same model with positions of one axis, [batch, tokens], or none where nothing needs them; a model without
+    positions is returned as it is.
 
-    Raises UnsupportedModelError, with the node, where something else than rotary embedding reads them.
+    Raises UnsupportedModelError, with the node, where something else than rotary embedding reads positions of three
+    axes.
     """
     given = next((value for value in model.graph.input if value.name == position_ids), None)
     dims = [] if given is None else list(given.type.tensor_type.shape.dim)
-    if len(dims) != AXES or dims[0].dim_value != AXES:
+    several = len(dims) == AXES and dims[0].dim_value == AXES
+    if not several and len(dims) != ONE_AXIS:
         return model
     result = copy_of(model)
     wiring = Wiring(result.graph)
-    for node in wiring.consumers.get(position_ids, []):
+    for node in wiring.consumers.get(position_ids, []) if several else []:
         if node.op_type != ROTARY or list(node.input).index(position_ids) != POSITIONS:
             raise UnsupportedModelError(
                 f"node {node.name or node.output[0]} ({node.op_type}) reads {position_ids}, positions of {AXES} axes, "
                 f"which Capstan feeds to {ROTARY} alone; export the decoder with onnxruntime-genai's model builder"
             )
     for attention in [node for node in result.graph.node if node.op_type == "GroupQueryAttention"]:
-        rotate_inside(result, wiring, attention)
-    left = [node for node in result.graph.node if node.op_type == ROTARY]
-    for node in left:
+        rotate_inside(result, wiring, attention, position_ids)
+    for node in [node for node in result.graph.node if node.op_type == ROTARY]:
         become_plain(node)
     place = next(i for i, value in enumerate(result.graph.input) if value.name == position_ids)
-    if left:
+    if several:
         del result.graph.input[place].type.tensor_type.shape.dim[0]
-    else:
+    if not any(position_ids in node.input for node in result.graph.node):
         del result.graph.input[place]
     return result
 
 
-def rotate_inside(model: ModelProto, wiring: Wiring, attention: NodeProto) -> None:
+def rotate_inside(model: ModelProto, wiring: Wiring, attention: NodeProto, position_ids: str) -> None:
     """Let an attention rotate what two nodes before it rotate for nobody else, if they do it alike."""
     found = [wiring.producer.get(name) for name in attention.input[:2]]
     query, key = found if len(found) == 2 else (None, None)
     if query is None or key is None or query is key or attribute(attention, "do_rotary", 0):
         return
-    if any(node.op_type != ROTARY or len(wiring.consumers[node.output[0]]) > 1 for node in (query, key)):
+    if any(node.op_type not in (ROTARY, PLAIN) or len(wiring.consumers[node.output[0]]) > 1 for node in (query, key)):
+        return
+    if any(node.input[POSITIONS] != position_ids or scaled(node) for node in (query, key)):
         return
     if list(query.input[POSITIONS:]) != list(key.input[POSITIONS:]) or not whole_table(wiring, query):
         return
@@ -74,16 +80,22 @@ def rotate_inside(model: ModelProto, wiring: Wiring, attention: NodeProto) -> No
         model.graph.node.remove(node)
 
 
+def scaled(node: NodeProto) -> bool:
+    return any(item.name == "scale" and item.f != 1.0 for item in node.attribute)
+
+
 def whole_table(wiring: Wiring, node: NodeProto) -> bool:
     """Whether the node turns as many elements of each head as its tables have columns for, twice."""
     table = wiring.constants.get(node.input[COS])
     turned = attribute(node, "rotary_embedding_dim", 0)
-    return table is not None and len(table.dims) == 2 and turned in (0, 2 * table.dims[1])
+    if table is None or len(table.dims) != 2 or table.dims[1] % MULTIPLE:
+        return False
+    return turned in (0, 2 * table.dims[1])
 
 
 def become_plain(node: NodeProto) -> None:
     """Make a node one that takes positions of one axis."""
-    node.op_type = "RotaryEmbedding"
+    node.op_type = PLAIN
     for item in [item for item in node.attribute if item.name in ("mrope_section", "mrope_layout")]:
         node.attribute.remove(item)
 

@@ -92,9 +92,16 @@ def input_given(name: str, *places: int) -> Callable[[Wiring, NodeProto, str], s
     return asked
 
 
+def activation(node: NodeProto) -> str:
+    return next((item.s.decode() for item in node.attribute if item.name == "activation_type"), "relu")
+
+
 def other_than_swiglu(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
-    kind = next((item.s.decode() for item in node.attribute if item.name == "activation_type"), "relu")
-    return None if kind == "swiglu" else f"activation_type={kind}"
+    return None if activation(node) == "swiglu" else f"activation_type={activation(node)}"
+
+
+def geglu(wiring: Wiring, node: NodeProto, position_ids: str) -> str | None:
+    return f"activation_type={activation(node)}" if activation(node) == "geglu" else None
 
 
 RULES = (
@@ -111,6 +118,7 @@ RULES = (
     Rule(EXPERTS, input_given("zero points", *ZERO_POINTS), {"webgpu": "refuses"}),
     Rule(EXPERTS, input_given("router_weights", ROUTER_WEIGHTS), {"webgpu": "refuses"}),
     Rule(EXPERTS, other_than_swiglu, {"webgpu": "refuses"}),
+    Rule(EXPERTS, geglu, {"wasm": "refuses"}),
 )
 
 

@@ -1,6 +1,6 @@
 // Attention of one new token over a key/value cache: rotary embedding, cache write and one split of the positions.
 //
-// As onnxruntime's GroupQueryAttention with packed qkv: q and k are normalised if NORMED (each head by its root mean
+// As onnxruntime's GroupQueryAttention with packed qkv: q and k are normalised if NORMED, v if NORMED_VALUES (each head by its root mean
 // square with EPSILON, times gamma, not rounded), then the first ROTARY elements of each head are rotated at position
 // state[0] - 1 (an element with its neighbour if INTERLEAVED, else with the one ROTARY / 2 away), k (rounded to `element`) and v go into the caches there, and the softmax runs over the last WINDOW
 // positions up to that one. If SOFTCAPPED, a score x becomes SOFTCAP * tanh(x / SOFTCAP). All sums are f32. state[0]
@@ -11,7 +11,7 @@
 //
 // Bindings: 0 qkv [(HEADS + 2 * KV_HEADS) * HEAD], 1 state, 2 and 3 cos and sin [*, ROTARY / 2], 4 and 5 keys and values
 // [KV_HEADS, CAPACITY, HEAD] (read, and written at the new position), 6 partials; if ALONE_WRITES, y [HEADS * HEAD]; if
-// NORMED, the gammas of q and k [HEAD]; if SINKS, the sinks [HEADS]. Where an adapter allows fewer storage buffers, the
+// NORMED, the gammas of q and k [HEAD]; if NORMED_VALUES, that of v; if SINKS, the sinks [HEADS]. Where an adapter allows fewer storage buffers, the
 // join writes y and adds the sinks.
 // Constants: HEADS, KV_HEADS, HEAD (whole chunks of 16 bytes), ROTARY (an even number of chunks), CAPACITY, WINDOW (CAPACITY if all
 // positions are in sight), SCALE, WORKGROUP, BLOCK, ALONE and MAX_SPLITS (up to ALONE blocks are one split, more are one each up to MAX_SPLITS), TILE.
@@ -35,6 +35,9 @@
 #if NORMED
 @group(0) @binding(next) var<storage, read> q_gamma: array<vec4<u32>>;
 @group(0) @binding(next) var<storage, read> k_gamma: array<vec4<u32>>;
+#endif
+#if NORMED_VALUES
+@group(0) @binding(next) var<storage, read> v_gamma: array<vec4<u32>>;
 #endif
 #if SINKS
 @group(0) @binding(next) var<storage, read> head_sink: array<element>;

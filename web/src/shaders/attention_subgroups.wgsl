@@ -69,7 +69,12 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   rotated_key = rotated_key * inverse_size(key_part, member < CHUNKS);
 #endif
   let new_key = packed(rotated_key);
+#if NORMED_VALUES
+  let value_part = unpacked(qkv[values_at + chunk]);
+  let new_value = packed(scaled(value_part, unpacked(v_gamma[chunk])) * inverse_size(value_part, member < CHUNKS));
+#else
   let new_value = qkv[values_at + chunk];
+#endif
   if (split == 0u && tile == 0u && thread < CHUNKS) {
     key_cache[cache + position * CHUNKS] = new_key;
     value_cache[cache + position * CHUNKS] = new_value;

@@ -56,7 +56,12 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     key = key * inverse_size(keys_at);
 #endif
     new_key[chunk] = packed(key);
-    new_value[chunk] = qkv[keys_at + KV_HEADS * CHUNKS + chunk];
+    let values_at = keys_at + KV_HEADS * CHUNKS;
+    new_value[chunk] = qkv[values_at + chunk];
+#if NORMED_VALUES
+    let value = scaled(unpacked(new_value[chunk]), unpacked(v_gamma[chunk]));
+    new_value[chunk] = packed(value * inverse_size(values_at));
+#endif
     if (split == 0u && tile == 0u) {
       key_cache[cache + position * CHUNKS + chunk] = packed(key);
       value_cache[cache + position * CHUNKS + chunk] = new_value[chunk];

@@ -4,9 +4,9 @@
 // over them and the sum of the values, ROWS what the caches must hold at the new position. state[0] counts the new token.
 // Each truth is (value, spread), as in truth_gemv.wgsl; the spread of a result has that of the scores in it: an error d of
 // a score changes the result by p * |v - result| * d, where p is the weight of the position and v its value.
-// NORMED: q and k are normalised before they are rotated, with EPSILON, as in attention.wgsl.
+// NORMED: q and k are normalised before they are rotated, with EPSILON, as in attention.wgsl. NORMED_VALUES: so is v.
 // SINKS: with a sink for each head, as in attention.wgsl.
-// Bindings, those whose condition holds: qkv, state, cos_cache, sin_cache, q_gamma, k_gamma, key_cache, value_cache, head_sink,
+// Bindings, those whose condition holds: qkv, state, cos_cache, sin_cache, q_gamma, k_gamma, v_gamma, key_cache, value_cache, head_sink,
 // scores, truth.
 // The softmax is over the last WINDOW positions. SOFTCAPPED: with SOFTCAP, as in attention.wgsl.
 // ROTARY and INTERLEAVED: how heads are rotated, as in attention.wgsl.
@@ -28,6 +28,12 @@
 #if RESULT
 #else
 @group(0) @binding(next) var<storage, read> k_gamma: array<element>;
+#endif
+#endif
+#if NORMED_VALUES
+#if SCORES
+#else
+@group(0) @binding(next) var<storage, read> v_gamma: array<element>;
 #endif
 #endif
 #if SCORES
@@ -55,8 +61,6 @@ const HALF_ROTARY = ROTARY / 2u;
 const KEYS = HEADS * HEAD; // where the keys of qkv begin
 const VALUES = KEYS + KV_HEADS * HEAD;
 
-#if RESULT
-#else
 // One over the root mean square of the head that begins at `at`; 1 without norms.
 fn inverse_size(at: u32) -> f32 {
 #if NORMED
@@ -71,6 +75,22 @@ fn inverse_size(at: u32) -> f32 {
 #endif
 }
 
+#if SCORES
+#else
+// Element i of the new values of a head, as the cache holds it.
+fn new_value(kv_head: u32, i: u32) -> f32 {
+  let at = VALUES + kv_head * HEAD;
+  let value = f32(qkv[at + i]);
+#if NORMED_VALUES
+  return f32(element(value * inverse_size(at) * f32(v_gamma[i])));
+#else
+  return value;
+#endif
+}
+#endif
+
+#if RESULT
+#else
 // Element i of the head that begins at `at`, normalised; `inverse` is the head's inverse_size.
 fn normalised(at: u32, i: u32, inverse: f32) -> f32 {
   var factor = inverse;
@@ -161,6 +181,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   let kv_head = head / GROUP;
   let i = id.x % HEAD;
   let row = head * LONGEST;
+  let latest = new_value(kv_head, i);
   var most = scores[row + first].x;
   for (var at = first + 1u; at < length; at++) {
     most = max(most, scores[row + at].x);
@@ -175,7 +196,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   for (var at = first; at < length; at++) {
     var value = f32(value_cache[(kv_head * CAPACITY + at) * HEAD + i]);
     if (at == position) {
-      value = f32(qkv[VALUES + kv_head * HEAD + i]);
+      value = latest;
     }
     let weight = exp(scores[row + at].x - most);
     weights += weight;
@@ -190,7 +211,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   for (var at = first; at < length; at++) {
     var value = f32(value_cache[(kv_head * CAPACITY + at) * HEAD + i]);
     if (at == position) {
-      value = f32(qkv[VALUES + kv_head * HEAD + i]);
+      value = latest;
     }
     let weight = exp(scores[row + at].x - most) / weights;
     squares += weight * weight * value * value;
@@ -205,7 +226,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   let at = KEYS + id.x / HEAD * HEAD;
   let terms = rotated(at, id.x % HEAD, position, inverse_size(at));
   truth[id.x] = vec2<f32>(terms.x + terms.y, abs(terms.x) + abs(terms.y));
-  let value = f32(qkv[VALUES + id.x]);
+  let value = new_value(id.x / HEAD, id.x % HEAD);
   truth[VALUES_AT + id.x] = vec2<f32>(value, abs(value));
 #endif
 }

@@ -87,16 +87,23 @@ class AttentionShape(Protocol):
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """RMS norms of each head of q and k; the gammas are buffers of weights."""
+    """RMS norms of each head of q and k, and of v where there is a gamma for it; the gammas are buffers of weights."""
 
     q_gamma: int
     k_gamma: int
     epsilon: float
+    v_gamma: int | None = None
+
+    @property
+    def gammas(self) -> dict[str, int]:
+        """By the names that the templates give them."""
+        found = {"q_gamma": self.q_gamma, "k_gamma": self.k_gamma}
+        return found if self.v_gamma is None else {**found, "v_gamma": self.v_gamma}
 
 
 @dataclass(frozen=True)
 class Attention(Operation):
-    """Norms of q and k if there are any, rotary embedding, cache write and grouped-query attention of one token:
+    """Norms of q, k and v if there are any, rotary embedding, cache write and grouped-query attention of one token:
     reads[0] is the packed q, k and v."""
 
     heads: int
@@ -143,8 +150,8 @@ class Attention(Operation):
         return self.heads * self.head * ELEMENT_BYTES[self.element]
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
-        epsilon = self.norms.epsilon if self.norms else None
-        split, join, partial_bytes = plan_attention(self, limits.lanes, epsilon, limits.buffers)
+        epsilon, normed = (self.norms.epsilon, self.norms.v_gamma is not None) if self.norms else (None, False)
+        split, join, partial_bytes = plan_attention(self, limits.lanes, epsilon, limits.buffers, normed)
         half, out = self.element == "f16", Value(writes[0])
         passed: dict[str, Binding] = {"state": STATE, "partials": Shared(partial_bytes)}
         results: dict[str, Binding] = {"y": out}
@@ -152,7 +159,7 @@ class Attention(Operation):
         caches: dict[str, Binding] = {"key_cache": Buffer(self.key), "value_cache": Buffer(self.value)}
         gammas: dict[str, Binding] = {}
         if self.norms:
-            gammas = {"q_gamma": Buffer(self.norms.q_gamma), "k_gamma": Buffer(self.norms.k_gamma)}
+            gammas = {name: Buffer(gamma) for name, gamma in self.norms.gammas.items()}
         sinks: dict[str, Binding] = {} if self.sinks is None else {"head_sink": Buffer(self.sinks)}
         first, second = (results | sinks, {}) if split.constants["ALONE_WRITES"] else ({}, sinks)
         attend = Kernel(split, half, {"qkv": Value(reads[0]), **rotary, **caches, **passed, **gammas, **first})
@@ -172,28 +179,28 @@ class Attention(Operation):
             "VALUES_AT": values_at,
         }
         constants["NORMED"] = self.norms is not None
-        q_gamma: dict[str, list[Any]] = {}
-        k_gamma: dict[str, list[Any]] = {}
+        constants["NORMED_VALUES"] = self.norms is not None and self.norms.v_gamma is not None
+        gammas: dict[str, list[Any]] = {}
         if self.norms:
             constants["EPSILON"] = self.norms.epsilon
-            q_gamma = {"q_gamma": ["recorded", self.norms.q_gamma]}
-            k_gamma = {"k_gamma": ["recorded", self.norms.k_gamma]}
+            gammas = {name: ["recorded", gamma] for name, gamma in self.norms.gammas.items()}
         shared = {"qkv": witness.keep(reads[0], (width + 2 * kv_width) * each), "state": witness.length_at}
         rotary = {"cos_cache": ["recorded", self.cos], "sin_cache": ["recorded", self.sin]}
         keys, values = ["recorded", self.key], ["recorded", self.value]
         scores, truth = witness.scores(self.heads * witness.longest), witness.truths(width)
         rows = witness.truths(values_at + kv_width)
 
-        def run(part: str, bindings: Mapping[str, list[Any]], counts: tuple[int, int, int]) -> None:
+        def run(part: str, normed: str, bindings: Mapping[str, list[Any]], counts: tuple[int, int, int]) -> None:
+            """`normed` are the initials of what has to be normalised."""
             chosen = {name: name == part for name in ("SCORES", "RESULT", "ROWS")}
-            witness.run("truth_attention", {**constants, **chosen}, half, {**shared, **bindings}, counts)
+            by = {name: gamma for name, gamma in gammas.items() if name[0] in normed}
+            witness.run("truth_attention", {**constants, **chosen}, half, {**shared, **by, **bindings}, counts)
 
-        gammas = {**q_gamma, **k_gamma}
         counts = (-(-witness.length // 64), self.heads, 1)
-        run("SCORES", {**rotary, **gammas, "key_cache": keys, "scores": scores}, counts)
+        run("SCORES", "qk", {**rotary, "key_cache": keys, "scores": scores}, counts)
         sinks: dict[str, list[Any]] = {} if self.sinks is None else {"head_sink": ["recorded", self.sinks]}
-        run("RESULT", {"value_cache": values, **sinks, "scores": scores, "truth": truth}, (-(-width // 64), 1, 1))
-        run("ROWS", {**rotary, **k_gamma, "truth": rows}, (-(-kv_width // 64), 1, 1))
+        run("RESULT", "v", {"value_cache": values, **sinks, "scores": scores, "truth": truth}, (-(-width // 64), 1, 1))
+        run("ROWS", "kv", {**rotary, "truth": rows}, (-(-kv_width // 64), 1, 1))
         witness.judge("result", self.element, witness.keep(writes[0], width * each), truth)
         kind, number, offset, _ = rows
         for part, cache, start in (("new keys", keys, 0), ("new values", values, 8 * values_at)):
@@ -213,10 +220,10 @@ def fits_attention(what: AttentionShape) -> bool:
 
 
 def plan_attention(
-    what: AttentionShape, lanes: int, epsilon: float | None = None, buffers: int = 10
+    what: AttentionShape, lanes: int, epsilon: float | None = None, buffers: int = 10, normed_values: bool = False
 ) -> tuple[KernelPlan, KernelPlan, int]:
     """The kernel that attends, the one that joins its splits, and the bytes of the partials between them. With an
-    epsilon it normalises q and k.
+    epsilon it normalises q and k, and with `normed_values` v.
 
     `lanes` is the adapter's one subgroup size, 0 without; `buffers` the storage buffers that a kernel may bind. Both
     kernels' workgroups are functions of the sequence length, the new token included; layers of one shape get the same
@@ -234,7 +241,7 @@ def plan_attention(
         tile = evenly(group, tile - 1)
     tiles = -(-group // tile)
     # Where the kernel that attends would bind too many buffers, the join writes every result and adds the sinks.
-    alone_writes = 8 + 2 * (epsilon is not None) + (what.sinks is not None) <= buffers
+    alone_writes = 8 + 2 * (epsilon is not None) + normed_values + (what.sinks is not None) <= buffers
     constants: dict[str, int | float | bool] = {
         "HEADS": what.heads,
         "KV_HEADS": what.kv_heads,
@@ -243,6 +250,7 @@ def plan_attention(
         "TILE": tile,
         "SHUFFLED": shuffled,
         "NORMED": epsilon is not None,
+        "NORMED_VALUES": normed_values,
         "ALONE_WRITES": alone_writes,
         "SINKS": what.sinks is not None and alone_writes,
     }

@@ -1,0 +1,204 @@
+"""What tells onnxruntime-web's kernels of attention over one token: split, norms, rotary, cache write, attention."""
+
+from __future__ import annotations
+
+from ..ort_kernels import OrtKernel, Signature
+from ..uniforms import Number
+from .norm import NORM_LACKS
+
+__all__ = ["HEAD_NORMS", "JOINS", "SIGNATURES", "vector"]
+
+JOINS = ("attention_join", "attention_join_sinks")
+ATTENTION_LACKS = ("softcap", "head_sink", "local_window", "attn_bias[", "attention_bias[")
+HEAD_NORMS = ("head_norm", "norm")
+"""Of several heads, of one."""
+
+
+def one_token(kernel: OrtKernel) -> bool:
+    within_head = 0 < 2 * kernel.number("half_rotary_dim") <= kernel.number("head_size")
+    return within_head and kernel.uniforms["sequence_length"] == 1 and kernel.uniforms["batch_size"] == 1
+
+
+def one_query(kernel: OrtKernel) -> bool:
+    biased = any(kernel.uniforms[f"attn_bias_dim{axis}"] not in (0, 1) for axis in (0, 1))
+    return kernel.uniforms["new_sequence_length"] == 1 and kernel.uniforms["batch_size"] == 1 and not biased
+
+
+def vector(value: Number) -> tuple[int, ...]:
+    assert isinstance(value, tuple)
+    return value
+
+
+def rotates_whole_heads(kernel: OrtKernel) -> bool:
+    """One token, every element of a head rotated with its partner in the other half."""
+    query, key = vector(kernel.uniforms["q_global_shape"]), vector(kernel.uniforms["k_global_shape"])
+    half = vector(kernel.uniforms["cos_cache_shape"])[1]
+    one = query[:2] == key[:2] == (1, 1) and query[3] == key[3] == half
+    return one and 2 * half == kernel.number("head_size")
+
+
+def writes_one_token(kernel: OrtKernel) -> bool:
+    shape = vector(kernel.uniforms["key_shape"])
+    return shape[:2] == (1, 1) and kernel.number("kv_sequence_length") == 1 and kernel.number("batch_size") == 1
+
+
+APART = ("q_input", "k_input", "seqlens", "cos_cache", "sin_cache")
+APART_LINES = (
+    "let qj = qi + select(half_rotary_dim, 1u, false);",
+    "let kj = ki + select(half_rotary_dim, 1u, false);",
+    "let q_re = q_at_qi * cos_v - q_at_qj * sin_v;",
+    "let k_im = k_at_ki * sin_v + k_at_kj * cos_v;",
+    "select(total_seqlen - uniforms.q_global_shape[1], 0u, total_seqlen <= uniforms.q_global_shape[1])",
+)
+
+
+JOIN_LINES = ("metadata[meta_base + i].x", "m_value.y * exp(m_value.x - g_max)")
+SINK_LINES = (
+    "let sink_value = f32(head_sink[head_idx_for_sink]);",
+    "g_max = max(g_max, sink_value);",
+    "g_sum += exp(sink_value - g_max);",
+)
+
+
+def rotary(kind: str, element: str, pairs: tuple[str, ...]) -> Signature:
+    """The kernel that takes packed q, k and v apart, rotates q and k, and writes the caches; its arrays are of
+    `element`, and `pairs` are the lines that say which elements are rotated with each other."""
+    return Signature(
+        kind,
+        "attention",
+        (
+            "packed_qkv",
+            "seqlens",
+            "cos_cache",
+            "sin_cache",
+            "total_sequence_length_input",
+            "query",
+            "present_key",
+            "present_value",
+            "indirect_buffer",
+        ),
+        has=(
+            f"packed_qkv: array<{element}",
+            f"present_key: array<{element}",
+            f"present_value: array<{element}",
+            "let base_position = 0u;",
+            *pairs,
+            "let q_re = q_i * cos_v - q_j * sin_v;",
+            "let k_im = k_i * sin_v + k_j * cos_v;",
+            "let actual_idx = uniforms.half_rotary_dim + in_head_idx;",
+        ),
+        asked=("num_heads", "kv_num_heads", "head_size", "half_rotary_dim", "present_sequence_length"),
+        weights=("cos_cache", "sin_cache"),
+        holds=one_token,
+    )
+
+
+SIGNATURES = (
+    rotary("rotary", "vec4<f", ("let idx_i = in_head_idx;", "let idx_j = idx_i + uniforms.half_rotary_dim;")),
+    rotary("rotary_interleaved", "f", ("let idx_i = in_head_idx + in_head_idx;", "let idx_j = idx_i + 1u;")),
+    Signature(
+        "attention_split",
+        "attention",
+        (
+            "q",
+            "present_key",
+            "present_value",
+            "seqlens_k",
+            "total_sequence_length_input",
+            "indirect_buffer",
+            "out_split_vx",
+            "metadata",
+        ),
+        has=("q: array<vec4<f", "return q_element_t(0);", "q_element_t(uniforms.alpha)", "exp(f32(tile_qk"),
+        asked=("alpha",),
+        lacks=ATTENTION_LACKS,
+        holds=one_query,
+    ),
+    Signature(
+        "attention_join",
+        "attention",
+        ("input", "metadata", "seqlens_k", "output"),
+        has=JOIN_LINES,
+        asked=(),
+        lacks=ATTENTION_LACKS,
+        holds=lambda kernel: kernel.uniforms["new_sequence_length"] == 1,
+    ),
+    Signature(
+        "attention_join_sinks",
+        "attention",
+        ("input", "metadata", "seqlens_k", "head_sink", "output"),
+        has=(*JOIN_LINES, *SINK_LINES),
+        asked=(),
+        weights=("head_sink",),
+        lacks=tuple(other for other in ATTENTION_LACKS if other != "head_sink"),
+        holds=lambda kernel: kernel.uniforms["new_sequence_length"] == 1,
+    ),
+    Signature(
+        "qkv_split",
+        "attention",
+        ("input", "output_0", "output_1", "output_2"),
+        has=(
+            "input: array<vec4<f",
+            "let segment_size = uniforms.segment_sizes[2];",
+            "output_2[outer_index * segment_size + within_outer - segment_start]=input[global_idx];",
+        ),
+        asked=("segment_sizes",),
+        holds=lambda kernel: kernel.uniforms["input_size"] == kernel.uniforms["total_segment_elements"],
+    ),
+    Signature(
+        "head_norm",
+        "attention",
+        ("x", "scale", "y"),
+        has=("inverseSqrt(", "uniforms.norm_size", "x_element_t(inv_std_dev) * scale["),
+        asked=("norm_count", "norm_size", "epsilon"),
+        weights=("scale",),
+        lacks=NORM_LACKS,
+        holds=lambda kernel: kernel.number("norm_count") > 1,
+    ),
+    Signature(
+        "rotary_apart",
+        "attention",
+        (*APART, "q_output", "k_output"),
+        has=(*APART_LINES, "let q_at_qi = q_input[qi];", "let k_at_kj = k_input[kj];"),
+        asked=("head_size",),
+        weights=("cos_cache", "sin_cache"),
+        holds=rotates_whole_heads,
+    ),
+    Signature(
+        "rotary_normed",
+        "attention",
+        (*APART, "q_norm_weight", "k_norm_weight", "q_output", "k_output"),
+        has=(
+            *APART_LINES,
+            "inverseSqrt(q_sumsq / f32(uniforms.head_size) + uniforms.qk_norm_epsilon)",
+            "inverseSqrt(k_sumsq / f32(uniforms.head_size) + uniforms.qk_norm_epsilon)",
+            "let q_at_qi = (q_input[qi] * q_inv_rms * q_norm_weight[bsnh[3]]);",
+            "let k_at_kj = (k_input[kj] * k_inv_rms * k_norm_weight[(bsnh[3] + half_rotary_dim)]);",
+        ),
+        asked=("head_size", "qk_norm_epsilon"),
+        weights=("cos_cache", "sin_cache", "q_norm_weight", "k_norm_weight"),
+        holds=rotates_whole_heads,
+    ),
+    Signature(
+        "cache_write",
+        "attention",
+        (
+            "key",
+            "value",
+            "seqlen_k",
+            "total_sequence_length_input",
+            "present_key",
+            "present_value",
+            "indirect_buffer",
+        ),
+        has=(
+            "present_key: array<vec4<f",
+            "present_value: array<vec4<f",
+            "present_key_indices_t(batch, num_head_id, past_sequence_length + sequence_id, head_size_id)",
+            "present_key[present_offset]=key[offset];",
+            "present_value[present_offset]=value[offset];",
+        ),
+        asked=("present_key_shape", "key_shape"),
+        holds=writes_one_token,
+    ),
+)
