@@ -76,10 +76,13 @@ def test_the_npm_package_holds_the_library_its_types_and_every_licence(tmp_path:
         assert pyodide is not None
         assert pyodide.read() == (ROOT / "node_modules/pyodide/pyodide.asm.wasm").read_bytes()
     python = json.loads((SITE / "capstan/python.json").read_text())
+    assert python["vendored"].keys() == {"numpy"}
     files = {"capstan/capstan.js", "capstan/worker.js", "capstan/python.json", "types/client.d.ts", "LICENSE"}
     files |= {"THIRD_PARTY_NOTICES.md", "onnxruntime-ThirdPartyNotices.txt"}
     files |= {f"capstan/ort/{name}" for name in ORT_FILES} | {f"capstan/pyodide/{name}" for name in PYODIDE_FILES}
-    files |= {f"capstan/{name}" for name in [*python["wheels"], python["snapshot"]["file"]]}
+    files |= {
+        f"capstan/{name}" for name in [*python["wheels"], *python["vendored"].values(), python["snapshot"]["file"]]
+    }
     assert files <= names
     assert (manifest["name"], manifest["license"]) == ("capstan-webgpu", "MIT")
     assert manifest["exports"]["."]["default"].removeprefix("./") in names

@@ -156,3 +156,19 @@ def test_a_snapshot_of_a_heap_that_had_grown_is_restored(browser: Browser, site:
         done = harness.exec("import pyodide_js; print(pyodide_js._module.HEAP8.length)")
         assert (done.status, done.stdout) == (0, f"{heap}\n")
         assert about(harness)["fallbacks"] == {}
+
+
+def test_a_module_that_comes_with_the_page_and_cannot_be_read_is_an_import_error(
+    browser: Browser, site: SiteServer
+) -> None:
+    context = browser.new_context()
+    context.route("**/wheels/numpy-*.whl", lambda route: route.fulfill(status=404))
+    with harness_in(context, site) as harness:
+        harness.errors.clear()
+        done = harness.exec("import sys\ntry: import numpy\nexcept ImportError as error: print(error.name, error)")
+        assert done.stdout.startswith("numpy numpy comes with the page, but http"), done.stderr
+        assert "cannot be read (HTTP 404)" in done.stdout
+        context.unroute("**/wheels/numpy-*.whl")
+        done = harness.exec("import numpy\nprint(numpy.ones(2).sum())")
+        assert done.stdout == "2.0\n", done.stderr
+        harness.errors.clear()
