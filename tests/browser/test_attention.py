@@ -438,3 +438,29 @@ def test_scores_of_any_size_keep_the_softmax_finite(kernels: KernelPage) -> None
                 result = attend(kernels, step, plan_attention(shape, lanes), length, lanes).result
                 expected = step.expected(length)[0]
                 assert np.abs(result - expected).max() < 2e-2, f"lanes {lanes}, length {length}"
+
+
+@pytest.mark.parametrize("lengths", [(1, 65, 300), (300, 7, 40)])
+def test_sequences_of_different_lengths_in_one_dispatch(kernels: KernelPage, lengths: tuple[int, ...]) -> None:
+    """Each as if it were alone, with the workgroups of the longest."""
+    for lanes in {0, kernels.lanes}:
+        shape = Shape(4, 2, 16, capacity=303)
+        attention, join, partial_bytes = plan_attention(shape, lanes, rows=len(lengths))
+        steps = [replace(Step.random(shape), qkv=np.roll(Step.random(shape).qkv, 3 * i)) for i in range(len(lengths))]
+        state = np.zeros((len(lengths), 8), np.uint32)
+        state[:, 0] = lengths
+        caches = [step.caches(length) for step, length in zip(steps, lengths, strict=True)]
+        keys, values = (np.stack([pair[i] for pair in caches]) for i in (0, 1))
+        partials = np.full(partial_bytes // 4, np.nan, np.float32)
+        result = np.full((len(lengths), shape.heads, shape.head), np.nan, shape.dtype)
+        qkv = np.stack([step.qkv for step in steps])
+        buffers = [qkv, state, steps[0].cos, steps[0].sin, keys, values, partials, result]
+        dispatches = [
+            dispatch(attention, shape, lanes, [*range(8)], workgroups(attention, max(lengths))),
+            dispatch(join, shape, lanes, [6, 1, 7], workgroups(join, max(lengths))),
+        ]
+        got = kernels.run([buffer.tobytes() for buffer in buffers], dispatches, [7, 4, 5], False)
+        read = [np.frombuffer(data, shape.dtype) for data in got]
+        found = read[0].reshape(result.shape), read[1].reshape(keys.shape), read[2].reshape(values.shape)
+        for i, (step, length) in enumerate(zip(steps, lengths, strict=True)):
+            check(step, Run(found[0][i], found[1][i], found[2][i]), length)

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from capstan.tape.kernel_plan import MatrixSize
-from capstan.tape.ops.matmul_matrices import MatrixTiling
+from capstan.tape.ops.matrix_tiling import MatrixTiling
 from tests.browser.kernel_page import KernelPage, packed
 
 GUARD = 64

@@ -219,7 +219,7 @@ class PaperEngine:
     def set_sampling(self, sampler: int, program: object) -> None:
         self._call()
 
-    def set_sampler_memory(self, sampler: int, rows: bytes) -> None:
+    def set_sampler_memory(self, sampler: int, rows: bytes, row: int = 0) -> None:
         self._call()
 
     def destroy_sampler(self, sampler: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from capstan.tape.kernel_plan import WorkgroupLimits
+from capstan.tape.kernel_plan import MatrixSize, WorkgroupLimits
 from capstan.tape.operation import Buffer, Kernel, Shared, Value
 from capstan.tape.ops.few_rows import norm_constants, tune_dense_rows, tune_rows
 from capstan.tape.ops.gemv import MatVec
@@ -64,6 +64,47 @@ def test_a_gated_product_that_binds_too_many_buffers_is_two_after_its_norm() -> 
 def test_of_what_is_written_there_is_a_row_each() -> None:
     one, five = (MatVec(WEIGHTS, SCALES, 96, 64, 32, "f16", total=True, rows=rows) for rows in (1, 5))
     assert [five.written_bytes(i) for i in (0, 1)] == [5 * one.written_bytes(i) for i in (0, 1)] == [960, 640]
+
+
+MATRICES = WorkgroupLimits(32, 1024, 49152, buffers=10, matrices=(MatrixSize(16, 16, 16),))
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("k", "n"), [(2048, 3072), (8192, 2048), (2048, 128256), (576, 960)])
+@pytest.mark.parametrize("rows", [9, 16, 17, 32])
+def test_more_rows_go_to_subgroup_matrices_where_there_are_some(
+    rows: int, k: int, n: int, gated: bool, dense: bool
+) -> None:
+    up = ((UP,) if dense else (UP, UP_SCALES)) if gated else None
+    block, scales = (0, None) if dense else (32, SCALES)
+    what = MatVec(WEIGHTS, scales, n, k, block, "f16", rows=rows, up=up, residual=not gated)
+    [kernel] = what.kernels((1,) if gated else (1, 2), (10,), MATRICES)
+    if kernel.plan.shader != "matmul_matrices":
+        assert k == 576, "its steps do not divide some rows of weights"
+        return
+    plan = kernel.plan
+    described = {"shader": plan.shader, "constants": plan.constants, "half": True, "lanes": 32}
+    assert {name for name, _ in declared_bindings(described)} == set(kernel.bindings)
+    found = declared_constants(plan.shader, plan.constants, half=True, lanes=32)
+    assert found["TILE_M"] >= rows
+    assert k % found["STEP"] == 0
+    assert workgroup_bytes(plan.shader, plan.constants, half=True, lanes=32) <= MATRICES.memory
+    assert not callable(plan.counts)
+    assert 0 <= plan.counts[0] * found["COLUMNS"] - n < found["COLUMNS"]
+    assert plan.counts[1] == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"rows": 8}, {"element": "f32"}, {"bias": True}, {"activated": True}, {"n": 2044}],
+    ids=str,
+)
+def test_what_the_matrices_do_not_compute_or_not_faster_stays_with_few_rows(other: dict[str, Any]) -> None:
+    plain = {"rows": 16, "element": "f16", "n": 2048}
+    what = MatVec(WEIGHTS, SCALES, k=2048, block=32, **{**plain, **other})
+    [kernel] = what.kernels((1, 2) if other.get("bias") else (1,), (10,), MATRICES)
+    assert kernel.plan.shader == "few_rows_q4"
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -31,6 +31,7 @@ interface SamplerSpec {
   logits: number;
   logits_type: "float32" | "float16";
   vocab: number;
+  rows: number;
   state: SpanSpec;
   ring: SpanSpec;
   ring_capacity: number;
@@ -185,7 +186,7 @@ export class Tapes {
       logits: this.buffers.get(s.logits),
       logitsType: s.logits_type,
       vocab: s.vocab,
-      rows: 1,
+      rows: s.rows,
       state: span(s.state),
       ring,
       ringCapacity: s.ring_capacity,
@@ -198,7 +199,7 @@ export class Tapes {
     const write = (buffer: GPUBuffer, words: Uint32Array<ArrayBuffer>, offset = 0): void =>
       watched.write(buffer, offset, new Uint8Array(words.buffer, words.byteOffset, words.byteLength));
     const sampler = watched.attribute("kernels", s.owner, () => new Sampler(watched.device, targets, write));
-    const reader = new RingReader(this.watched, ring, s.ring_capacity, s.owner);
+    const reader = new RingReader(this.watched, ring, s.ring_capacity, s.owner, s.rows);
     return this.samplers.add({ sampler, reader, owner: s.owner });
   }
 
@@ -209,8 +210,8 @@ export class Tapes {
     this.watched.attribute("kernels", owner, () => sampler.setProgram(wordsOf(words), wordsOf(table), given));
   }
 
-  setSamplerMemory(handle: number, rows: PyProxy): void {
-    this.samplers.get(handle).sampler.setMemory(wordsOf(rows));
+  setSamplerMemory(handle: number, rows: PyProxy, row: number): void {
+    this.samplers.get(handle).sampler.setMemory(wordsOf(rows), row);
   }
 
   destroySampler(handle: number): void {
@@ -230,7 +231,7 @@ export class Tapes {
   /**
    * Submit `picks` sampling steps in one command buffer, each after one step of the tape (the first of them without,
    * if `sampleFirst`), and read the picked ids back. `length` is the number of valid positions the first tape step
-   * sees, `cursor` the ring index of the first pick. Resolves to [submitted, readable, host ms, ids ...].
+   * sees, `cursor` the ring index of the first pick. Resolves to [submitted, readable, host ms, ids row by row].
    */
   burst(
     tape: number,

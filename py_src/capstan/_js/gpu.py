@@ -238,9 +238,9 @@ class JsGpuEngine:
                 sampler, program.words, program.table, json.dumps(given | {"rowWords": program.row_words})
             )
 
-    def set_sampler_memory(self, sampler: int, rows: bytes) -> None:
+    def set_sampler_memory(self, sampler: int, rows: bytes, row: int = 0) -> None:
         with typed_errors():
-            self._tapes.setSamplerMemory(sampler, rows)
+            self._tapes.setSamplerMemory(sampler, rows, row)
 
     def destroy_sampler(self, sampler: int) -> None:
         with typed_errors():

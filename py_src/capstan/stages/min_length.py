@@ -43,7 +43,8 @@ class MinLength(StageOptions):
         due=lambda options, row: row.length < options.min_length,
         edit_wgsl="""
 fn edit_min_length(row: u32, token: u32, key: u32) -> u32 {
-  return select(key, NEGATIVE_INFINITY_KEY, state[row * STATE_STRIDE] < params.min_length && is_end(token));
+  let length = state[row * STATE_STRIDE] + state[row * STATE_STRIDE + 4u];
+  return select(key, NEGATIVE_INFINITY_KEY, length < params.min_length && is_end(token));
 }
 """,
     )

@@ -10,6 +10,7 @@ fusions.py     the passes over the graph of a decode step, prefill_graph.py over
 placement.py   values back into buffers, checked
 witness.py     holds each operation of a step to the truth
 fused_step.py  the rewritten step as the device takes it
+row_step.py    that of several sequences, made of the step of one
 key.py         what a tape is valid for
 """
 
@@ -36,6 +37,7 @@ from .passes import (
 from .placement import Placement
 from .prefill_graph import fuse_prefill
 from .recording import BindGroup, Clear, Command, Copy, Dispatch, DispatchIndirect, Op, Pipeline, Recording, Write
+from .row_step import RowSpans, row_step
 from .step_graph import Node, Recorded, StepGraph
 from .witness import BEYOND, CacheRows, Found, Watched, cache_rows, plan_witness
 
@@ -61,6 +63,7 @@ __all__ = [
     "Placement",
     "Recorded",
     "Recording",
+    "RowSpans",
     "StepGraph",
     "TableGroup",
     "TapeKey",
@@ -79,6 +82,7 @@ __all__ = [
     "fused_step",
     "plan_witness",
     "reaching_definition",
+    "row_step",
     "slice_for",
     "without_clears",
 ]

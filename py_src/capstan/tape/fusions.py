@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PASSES", "fitted", "fuse_step", "put_back", "require_computed"]
 
-PASSES = ("clears", "direct", "matvec", "gated", "norm", "residual", "attention", "dead", "prefill")
+PASSES = ("clears", "direct", "matvec", "gated", "norm", "residual", "attention", "dead", "prefill", "rows")
 """What can be done to a recorded step, by the names that `Model.load(passes=...)` takes.
 
 clears     drop the clears of recycled buffers
@@ -37,6 +37,7 @@ residual   residuals, biases, factors and caps by the product before them (needs
 attention  rotary embedding, cache write and attention of one token in one kernel, and its join
 dead       drop operations whose results nobody reads
 prefill    replay prefill runs of a few lengths, with int4 matrix products by a kernel of ours
+rows       one step for all rows of a generator (needs matvec, attention and whatever leaves nothing else as recorded)
 """
 
 

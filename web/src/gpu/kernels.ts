@@ -10,6 +10,7 @@ import attentionWorkgroup from "../shaders/attention_workgroup.wgsl";
 import behindProduct from "../shaders/behind_product.wgsl";
 import fewRowsDense from "../shaders/few_rows_dense.wgsl";
 import fewRowsQ4 from "../shaders/few_rows_q4.wgsl";
+import gatherRows from "../shaders/gather_rows.wgsl";
 import judge from "../shaders/judge.wgsl";
 import matmulMatrices from "../shaders/matmul_matrices.wgsl";
 import matmulQ4 from "../shaders/matmul_q4.wgsl";
@@ -30,6 +31,7 @@ const TEMPLATES: Readonly<Record<string, string>> = {
   attention_join: attentionJoin,
   few_rows_dense: `${behindProduct}${fewRowsDense}`,
   few_rows_q4: `${packedWeights}${behindProduct}${fewRowsQ4}`,
+  gather_rows: gatherRows,
   judge,
   matmul_matrices: matmulMatrices,
   matmul_q4: matmulQ4,

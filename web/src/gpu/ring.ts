@@ -10,6 +10,7 @@ export const MAX_BURST = 64;
 export const MAX_IN_FLIGHT = 4;
 
 export interface BurstResult {
+  /** Row by row. */
   ids: Uint32Array;
   /** performance.now() when the queue took the burst, and when its ids were readable. */
   submitted: number;
@@ -26,18 +27,19 @@ export class RingReader {
     private readonly ring: Span,
     private readonly capacity: number,
     owner: string,
+    private readonly rows = 1,
   ) {
     this.staging = Array.from({ length: MAX_IN_FLIGHT }, () =>
       watched.buffer("staging", owner, {
         label: "ring staging",
-        size: 4 * MAX_BURST,
+        size: 4 * MAX_BURST * rows,
         usage: GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST,
       }),
     );
     this.free = [...this.staging];
   }
 
-  /** Encode the copy of `count` ids that start at `cursor`; returns what reads them once submitted. */
+  /** Encode the copy of `count` ids of each row that start at `cursor`; returns what reads them once submitted. */
   encodeCopy(encoder: GPUCommandEncoder, cursor: number, count: number): () => Promise<BurstResult> {
     const staging = this.free.pop();
     if (!staging)
@@ -45,9 +47,13 @@ export class RingReader {
     const first = cursor % this.capacity;
     const head = Math.min(count, this.capacity - first);
     const { buffer, offset } = this.ring;
-    encoder.copyBufferToBuffer(buffer, offset + 4 * first, staging, 0, 4 * head);
-    if (head < count) encoder.copyBufferToBuffer(buffer, offset, staging, 4 * head, 4 * (count - head));
-    return () => this.read(staging, count);
+    for (let row = 0; row < this.rows; row++) {
+      const from = offset + 4 * row * this.capacity;
+      const to = 4 * row * count;
+      encoder.copyBufferToBuffer(buffer, from + 4 * first, staging, to, 4 * head);
+      if (head < count) encoder.copyBufferToBuffer(buffer, from, staging, to + 4 * head, 4 * (count - head));
+    }
+    return () => this.read(staging, count * this.rows);
   }
 
   destroy(): void {

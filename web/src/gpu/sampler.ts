@@ -183,7 +183,7 @@ class SamplerPipelines {
   }
 }
 
-/** Puts words into a buffer, at an offset in bytes or at its start. */
+/** Puts words into a buffer, from a byte offset on, 0 if none is given. */
 type Write = (buffer: GPUBuffer, words: Uint32Array<ArrayBuffer>, offset?: number) => void;
 
 /** Samples and advances all rows of one generator; owns its parameter and scratch buffers, not the targets. */
@@ -256,11 +256,13 @@ export class Sampler {
     }));
   }
 
-  /** What the rows' sequences are: u32 [rows, rowWords] of the program. Throws RangeError for another size. */
-  setMemory(words: Uint32Array<ArrayBuffer>): void {
-    const size = this.targets.rows * this.rowWords;
-    if (words.length !== size) throw new RangeError(`sampler: ${words.length} words of memory, of ${size}`);
-    this.write(this.memory, words, this.memoryTable * 4);
+  /** What the sequences of rows from `row` on are: u32 [rowWords] of the program each. Throws RangeError for others. */
+  setMemory(words: Uint32Array<ArrayBuffer>, row = 0): void {
+    const { rowWords, targets } = this;
+    if (rowWords === 0 || words.length % rowWords !== 0 || row * rowWords + words.length > targets.rows * rowWords) {
+      throw new RangeError(`sampler: ${words.length} words of memory from row ${row} on, of ${rowWords} a row`);
+    }
+    this.write(this.memory, words, (this.memoryTable + row * rowWords) * 4);
   }
 
   private bindGroup(kernel: Kernel, round: number, pipelines: SamplerPipelines): GPUBindGroup {

@@ -7,9 +7,10 @@
 // counts the new token. If SINKS, each head's softmax has one more score, its sink, of no position.
 // The positions in sight come in blocks of BLOCK; split s takes blocks s, s + splits, s + 2 * splits, ... One split alone writes y;
 // several write partials, which attention_join makes y of; so does one unless ALONE_WRITES. Workgroups beyond the last split do nothing.
-// Workgroups: (splits or more, KV_HEADS * TILES); one takes TILE of the query heads of one key/value head.
+// Workgroups: (splits or more, KV_HEADS * TILES, SEQUENCES); one takes TILE of the query heads of one key/value head. SEVERAL:
+// there are SEQUENCES, each with a row of qkv, eight words of state, caches, partials and a row of y; else SEQUENCES is 1.
 //
-// Bindings: 0 qkv [(HEADS + 2 * KV_HEADS) * HEAD], 1 state, 2 and 3 cos and sin [*, ROTARY / 2], 4 and 5 keys and values
+// Bindings, of each sequence: 0 qkv [(HEADS + 2 * KV_HEADS) * HEAD], 1 state, 2 and 3 cos and sin [*, ROTARY / 2], 4 and 5 keys and values
 // [KV_HEADS, CAPACITY, HEAD] (read, and written at the new position), 6 partials; if ALONE_WRITES, y [HEADS * HEAD]; if
 // NORMED, the gammas of q and k [HEAD]; if NORMED_VALUES, that of v; if SINKS, the sinks [HEADS]. Where an adapter allows fewer storage buffers, the
 // join writes y and adds the sinks.
@@ -130,12 +131,14 @@ fn doubled(halves: vec2<u32>, sign: f32) -> Values {
 #endif
 #endif
 
+const STATE_STRIDE = 8u;
 const CHUNKS = HEAD / PER;
+const QKV_CHUNKS = (HEADS + 2u * KV_HEADS) * CHUNKS;
 const HALF_CHUNKS = ROTARY / PER / 2u; // of the rotated elements
 const GROUP = HEADS / KV_HEADS;
 const TILES = (GROUP + TILE - 1u) / TILE;
 const QUADS = HEAD / 4u;
-const VALUES = HEADS * MAX_SPLITS; // where the values of the partials begin
+const VALUES = SEQUENCES * HEADS * MAX_SPLITS; // where the values of the partials begin
 const LOG2_E = 1.4426950408889634;
 const LEAST = -1e38; // below every score
 // What a query is multiplied by, so that `capped` makes scores for exp2 of its products with the keys.
@@ -219,14 +222,15 @@ fn k_rotation(chunk: u32, turn: array<Values, 2>) -> array<Values, 2> {
 #endif
 }
 
-// A quad (four elements) of a head's result: into y if `sum` is all of the softmax's, else into the partials.
+// A quad (four elements) of a result, into y if `sum` is all of the softmax's, else into the partials; `head` counts
+// those of the sequences before.
 fn put(head: u32, split: u32, splits: u32, quad: u32, values: vec4<f32>, most: f32, weights: f32) {
   var value = values;
   var largest = most;
   var sum = weights;
 #if SINKS
   if (split == 0u) {
-    let sink = LOG2_E * f32(head_sink[head]);
+    let sink = LOG2_E * f32(head_sink[head % HEADS]);
     largest = max(most, sink);
     let shrink = exp2(most - largest);
     sum = weights * shrink + exp2(sink - largest);

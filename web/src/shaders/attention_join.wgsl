@@ -1,6 +1,6 @@
 // Makes the attention result of each head out of the partials of several splits (attention.wgsl has their layout).
 //
-// Workgroups: (HEADS); with one split there is nothing to join, and nothing is written if ALONE_WRITES, where attention.wgsl
+// Workgroups: (HEADS, 1, SEQUENCES); with one split there is nothing to join, and nothing is written if ALONE_WRITES, where attention.wgsl
 // has written y. If SINKS, each head's softmax has one more score, its sink. A thread takes one quad (four
 // elements) of every ROWS-th split. Its loads wait for nothing; what lies past the last split is not used.
 // Bindings: 0 partials, 1 state, 2 y [HEADS * HEAD]; if SINKS, 3 the sinks [HEADS]. Constants: as attention.wgsl's; WORKGROUP = ROWS * HEAD / 4, at
@@ -14,7 +14,8 @@
 #endif
 
 const QUADS = HEAD / 4u;
-const VALUES = HEADS * MAX_SPLITS;
+const VALUES = SEQUENCES * HEADS * MAX_SPLITS;
+const STATE_STRIDE = 8u;
 const LEAST = -1e38;
 
 var<workgroup> largest: array<f32, MAX_SPLITS>;
@@ -29,7 +30,8 @@ fn count_splits(length: u32) -> u32 {
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-  let record = workgroup.x * MAX_SPLITS;
+  let head = workgroup.z * HEADS + workgroup.x; // of all sequences
+  let record = head * MAX_SPLITS;
   let quad = thread % QUADS;
   let row = thread / QUADS;
   let summary = partials[record + min(thread, MAX_SPLITS - 1u)];
@@ -37,7 +39,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 #repeat i SHARE
   values[i] = partials[VALUES + (record + min(i * ROWS + row, MAX_SPLITS - 1u)) * QUADS + quad];
 #end
-  let splits = count_splits(min(state[0], WINDOW));
+  let splits = count_splits(min(state[workgroup.z * STATE_STRIDE], WINDOW));
 #if ALONE_WRITES
   if (splits == 1u) {
     return;
@@ -83,6 +85,6 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     sum += row_sums[r];
     value += row_values[r * QUADS + quad];
 #end
-    y[workgroup.x * QUADS + quad] = vec4<element>(value / sum);
+    y[head * QUADS + quad] = vec4<element>(value / sum);
   }
 }

@@ -38,6 +38,11 @@ fn inverse_size(part: Values, owned: bool) -> f32 {
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+#if SEVERAL
+  let sequence = workgroup.z;
+#else
+  const sequence = 0u;
+#endif
   let split = workgroup.x;
   let kv_head = workgroup.y / TILES;
   let tile = workgroup.y % TILES;
@@ -48,10 +53,10 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let first = warp * TEAMS * BATCH + lane / TEAM; // the team's first position in a block
 
   // Positions are counted from the first one in sight on.
-  let total = state[0];
+  let total = state[sequence * STATE_STRIDE];
   let before = hidden(total);
   let length = total - before;
-  let cache = (kv_head * CAPACITY + before) * CHUNKS + chunk;
+  let cache = ((sequence * KV_HEADS + kv_head) * CAPACITY + before) * CHUNKS + chunk;
   let splits = count_splits(length);
   if (split >= splits) {
     return;
@@ -59,7 +64,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let position = length - 1u;
   var wanted = request(cache, split * BLOCK + first, position);
   let turn = rotation(chunk, total - 1u);
-  let keys_at = (HEADS + kv_head) * CHUNKS;
+  let keys_at = sequence * QKV_CHUNKS + (HEADS + kv_head) * CHUNKS;
   let values_at = keys_at + KV_HEADS * CHUNKS;
   let other = partner(chunk);
   let key_turn = k_rotation(chunk, turn);
@@ -83,7 +88,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let strength = select(0.0, STRENGTH, member < CHUNKS);
   let query_turn = q_rotation(chunk, turn);
 #repeat h TILE
-  let at = (kv_head * GROUP + min(tile * TILE + h, GROUP - 1u)) * CHUNKS;
+  let at = sequence * QKV_CHUNKS + (kv_head * GROUP + min(tile * TILE + h, GROUP - 1u)) * CHUNKS;
   let part = unpacked(qkv[at + chunk]);
   query[h] = combined(part, query_turn[0], opposite(qkv[at + other]), query_turn[1]) * strength;
 #if NORMED
@@ -204,7 +209,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     value += weight * warp_values[w * TILE * QUADS + i];
 #end
     if (tile * TILE + h < GROUP) {
-      put(kv_head * GROUP + tile * TILE + h, split, splits, i % QUADS, value, most, sum);
+      put(sequence * HEADS + kv_head * GROUP + tile * TILE + h, split, splits, i % QUADS, value, most, sum);
     }
   }
 }

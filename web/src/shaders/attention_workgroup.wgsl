@@ -25,9 +25,14 @@ fn inverse_size(at: u32) -> f32 {
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+#if SEVERAL
+  let sequence = workgroup.z;
+#else
+  const sequence = 0u;
+#endif
   let split = workgroup.x;
   // Positions are counted from the first one in sight on.
-  let total = state[0];
+  let total = state[sequence * STATE_STRIDE];
   let before = hidden(total);
   let length = total - before;
   let splits = count_splits(length);
@@ -37,12 +42,12 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let kv_head = workgroup.y / TILES;
   let tile = workgroup.y % TILES;
   let position = length - 1u;
-  let cache = (kv_head * CAPACITY + before) * CHUNKS;
-  let keys_at = (HEADS + kv_head) * CHUNKS;
+  let cache = ((sequence * KV_HEADS + kv_head) * CAPACITY + before) * CHUNKS;
+  let keys_at = sequence * QKV_CHUNKS + (HEADS + kv_head) * CHUNKS;
   for (var i = thread; i < TILE * CHUNKS; i += WORKGROUP) {
     let chunk = i % CHUNKS;
     let turn = q_rotation(chunk, rotation(chunk, total - 1u));
-    let at = (kv_head * GROUP + min(tile * TILE + i / CHUNKS, GROUP - 1u)) * CHUNKS;
+    let at = sequence * QKV_CHUNKS + (kv_head * GROUP + min(tile * TILE + i / CHUNKS, GROUP - 1u)) * CHUNKS;
     var strength = STRENGTH;
 #if NORMED
     strength *= inverse_size(at);
@@ -166,7 +171,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
       for (var r = 1u; r < ROWS; r++) {
         value = value + row_values[r * TILE * CHUNKS + i];
       }
-      let head_index = kv_head * GROUP + tile * TILE + h;
+      let head_index = sequence * HEADS + kv_head * GROUP + tile * TILE + h;
 #if HALF
       let quad = (i % CHUNKS) * 2u;
       put(head_index, split, splits, quad, value[0], largest[h], total);

@@ -111,6 +111,11 @@ class WebGpuDecoder:
         )
 
     @property
+    def buffers(self) -> SequenceBuffers:
+        """What the sequence holds, for rows that take it over."""
+        return self._buffers
+
+    @property
     def reusable(self) -> bool:
         """Whether the next sequence may have its buffers: none of them is the user's."""
         return not self._buffers.given
@@ -165,7 +170,7 @@ class WebGpuDecoder:
             if tapes is not None and tapes.play(len(part), self._mask_bound):
                 pass
             elif tapes is not None and self._step.tape and len(part) < min(SHORT):
-                self._step_through(part, past + run.start)
+                self.step_through(part, past + run.start)
             else:
                 await self._run(self._prompt, self._mask_bound, len(part))
             self.longest_run = max(self.longest_run, len(part))
@@ -200,8 +205,8 @@ class WebGpuDecoder:
             # Snapshots stay with the other one: a rewind runs the tokens from the start.
             self._snapshots.taken, self._snapshots.live = {}, other._snapshots.live
 
-    def _step_through(self, ids: Sequence[int], past: int) -> None:
-        """Queue a decode step for each of a few prompt ids: onnxruntime-web takes longer to encode a run of them."""
+    def step_through(self, ids: Sequence[int], past: int) -> None:
+        """Queue a step of the tape for each of a few ids: onnxruntime-web takes longer to encode a run of them."""
         for position, token in enumerate(ids, past):
             self._buffers.set_input(token, position)
             self._engine.play_once(self._step.tape, position + 1)

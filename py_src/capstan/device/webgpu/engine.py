@@ -82,6 +82,8 @@ class SamplerSpec:
     max_length: int
     position_ids: int | None
     owner: str
+    rows: int = 1
+    """Sequences that each of the buffers has a part of."""
 
 
 @dataclass(frozen=True)
@@ -208,14 +210,15 @@ class GpuSampling(GpuAdapter, Protocol):
 
     def make_sampler(self, spec: SamplerSpec) -> int: ...
     def set_sampling(self, sampler: int, program: SamplerProgram) -> None: ...
-    def set_sampler_memory(self, sampler: int, rows: bytes) -> None:
-        """What the rows' sequences are: `SamplerProgram.row` of each. Only after a program with `row_words`."""
+    def set_sampler_memory(self, sampler: int, rows: bytes, row: int = 0) -> None:
+        """What the sequences of rows from `row` on are: `SamplerProgram.row` of each. Only after a program with
+        `row_words`."""
 
     def destroy_sampler(self, sampler: int) -> None: ...
     def burst(
         self, tape: int, sampler: int, picks: int, sample_first: bool, length: int, cursor: int
     ) -> Awaitable[Sequence[float]]:
-        """The fields of a Burst but its ids, then the ids."""
+        """The fields of a Burst but its ids, then the ids, row by row."""
 
     def eager_burst(self, binding: int, valid: int, sampler: int, cursor: int) -> Awaitable[Sequence[float]]: ...
 

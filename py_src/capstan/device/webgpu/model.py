@@ -22,6 +22,7 @@ from .engine import AFTER, BEFORE, FREE, BoundTensor
 from .loading import Loaded, load, release_made
 from .model_graphs import Graphs, OpenWeights
 from .prefill_tape import PrefillTapes, weights_on_device
+from .row_source import RowSource
 from .sequence_buffers import SequenceBuffers
 from .step_check import StepCheck
 from .step_recorder import StepRecorder
@@ -34,9 +35,9 @@ def passes_for(software: bool) -> tuple[str, ...]:
 
     Validating an indirect dispatch costs a pass of Dawn's, filling a table of counts some kernels for each length: on
     software adapters the second is more, so that indirect dispatches stay. There, too, recording and checking prefill
-    runs takes longer than they save.
+    runs and steps of several rows takes longer than they save.
     """
-    return tuple(name for name in PASSES if not (software and name in ("direct", "prefill")))
+    return tuple(name for name in PASSES if not (software and name in ("direct", "prefill", "rows")))
 
 
 class WebGpuModel:
@@ -79,6 +80,10 @@ class WebGpuModel:
         self._warm_up = not about.software
         """Whether to compile the kernels of long prompts early: on software adapters running them takes longer."""
         self.memory = replace(loaded.memory, measured=self._measured)
+        graph, name = loaded.graphs.description, loaded.owner
+        self._rows = RowSource(
+            self._engine, self.interface, graph, self._passes, name, self.decoder, self._capture_step
+        )
 
     @classmethod
     async def load(
@@ -117,8 +122,23 @@ class WebGpuModel:
         return decoder
 
     async def row_decoder(self, rows: int, capacity: int, pools: Pools | None = None) -> RowDecoder:
-        """A decoder a row, one after another."""
+        """Rows that one step advances, where that was asked for and can be; else a decoder a row, one after another."""
+        self._require_open()
+        if rows > 1 and pools is None and "rows" in self._passes and self.memory.fit(rows + 1, capacity):
+            joint = await self._rows.take(rows, capacity)
+            self._require_open()
+            if joint is not None:
+                return joint
         return await separate_rows(self, rows, capacity, pools)
+
+    async def _capture_step(self, buffers: SequenceBuffers) -> tuple[int, int]:
+        """A captured session for decode steps over a sequence's buffers, and its binding."""
+        session = await self._decode_session(buffers.owner, buffers.capacity)
+        try:
+            return session, self._engine.bind(session, *self._tensors(buffers, "input", 1))
+        except BaseException:
+            await self._engine.release_session(session)
+            raise
 
     def _require_open(self) -> None:
         if self._closed:
@@ -132,6 +152,7 @@ class WebGpuModel:
             self._free.append(making.result())
 
     async def trim(self) -> None:
+        await self._rows.trim()
         free, self._free = self._free, []
         for decoder in free:
             await self._drop(decoder)
@@ -206,6 +227,7 @@ class WebGpuModel:
     async def close(self) -> None:
         self._closed = True
         await asyncio.gather(*self._making, return_exceptions=True)
+        await self._rows.close()
         self._free.clear()
         while self._decoders:
             await self._decoders.pop().destroy()

@@ -123,6 +123,8 @@ class Attention(Operation):
     """A buffer of weights: of each head, one more score of its softmax."""
     window: int = 0
     softcap: float = 0.0
+    rows: int = 1
+    """Sequences that advance together, each by a token; caches and the sampler's state have a part for each."""
 
     @property
     def as_recorded(self) -> Attention:
@@ -147,11 +149,11 @@ class Attention(Operation):
 
     def written_bytes(self, index: int) -> int:
         """The caches are recorded buffers: of what it makes only the result is placed."""
-        return self.heads * self.head * ELEMENT_BYTES[self.element]
+        return self.rows * self.heads * self.head * ELEMENT_BYTES[self.element]
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
         epsilon, normed = (self.norms.epsilon, self.norms.v_gamma is not None) if self.norms else (None, False)
-        split, join, partial_bytes = plan_attention(self, limits.lanes, epsilon, limits.buffers, normed)
+        split, join, partial_bytes = plan_attention(self, limits.lanes, epsilon, limits.buffers, normed, self.rows)
         half, out = self.element == "f16", Value(writes[0])
         passed: dict[str, Binding] = {"state": STATE, "partials": Shared(partial_bytes)}
         results: dict[str, Binding] = {"y": out}
@@ -166,6 +168,9 @@ class Attention(Operation):
         return [attend, Kernel(join, half, {**passed, **results, **second})]
 
     def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
+        """Of several sequences there is none: the step is compared with steps of one."""
+        if self.rows > 1:
+            return
         half, each = self.element == "f16", ELEMENT_BYTES[self.element]
         width, kv_width = self.heads * self.head, self.kv_heads * self.head
         # A kernel binds a part of a buffer from a multiple of 256 bytes on: of 32 pairs.
@@ -220,12 +225,18 @@ def fits_attention(what: AttentionShape) -> bool:
 
 
 def plan_attention(
-    what: AttentionShape, lanes: int, epsilon: float | None = None, buffers: int = 10, normed_values: bool = False
+    what: AttentionShape,
+    lanes: int,
+    epsilon: float | None = None,
+    buffers: int = 10,
+    normed_values: bool = False,
+    rows: int = 1,
 ) -> tuple[KernelPlan, KernelPlan, int]:
     """The kernel that attends, the one that joins its splits, and the bytes of the partials between them. With an
     epsilon it normalises q and k, and with `normed_values` v.
 
-    `lanes` is the adapter's one subgroup size, 0 without; `buffers` the storage buffers that a kernel may bind. Both
+    `lanes` is the adapter's one subgroup size, 0 without; `buffers` the storage buffers that a kernel may bind; `rows`
+    the sequences that advance together, whose longest has the sequence length. Both
     kernels' workgroups are functions of the sequence length, the new token included; layers of one shape get the same
     functions.
     """
@@ -253,6 +264,8 @@ def plan_attention(
         "NORMED_VALUES": normed_values,
         "ALONE_WRITES": alone_writes,
         "SINKS": what.sinks is not None and alone_writes,
+        "SEVERAL": rows > 1,
+        "SEQUENCES": rows,
     }
     if epsilon is not None:
         constants["EPSILON"] = epsilon
@@ -278,10 +291,11 @@ def plan_attention(
         "MAX_SPLITS": most,
         "ALONE_WRITES": alone_writes,
         "SINKS": what.sinks is not None and not alone_writes,
+        "SEQUENCES": rows,
         **join_rows(what.head, most),
     }
-    attend, join = counts(block, alone, most, what.kv_heads * tiles, what.heads, what.window, alone_writes)
-    partial_bytes = what.heads * most * (4 + what.head) * 4
+    attend, join = counts(block, alone, most, what.kv_heads * tiles, what.heads, what.window, alone_writes, rows)
+    partial_bytes = rows * what.heads * most * (4 + what.head) * 4
     return KernelPlan("attention", constants, attend), KernelPlan("attention_join", join_constants, join), partial_bytes
 
 
@@ -333,7 +347,7 @@ def chunk_elements(what: AttentionShape) -> int:
 
 @lru_cache(maxsize=64)
 def counts(
-    block: int, alone: int, most: int, rows: int, heads: int, window: int = 0, alone_writes: bool = True
+    block: int, alone: int, most: int, tiles: int, heads: int, window: int, alone_writes: bool, rows: int
 ) -> tuple[Counts, Counts]:
     """Workgroups of the attention and of the join by sequence length; a split alone needs no join where it writes the
     result."""
@@ -343,9 +357,9 @@ def counts(
         return 1 if blocks <= alone else min(blocks, most)
 
     def attend(length: int) -> tuple[int, int, int]:
-        return splits(length), rows, 1
+        return splits(length), tiles, rows
 
     def join(length: int) -> tuple[int, int, int]:
-        return heads if splits(length) > 1 or not alone_writes else 0, 1, 1
+        return heads if splits(length) > 1 or not alone_writes else 0, 1, rows
 
     return attend, join

@@ -9,7 +9,7 @@ from math import log2
 from ..kernel_plan import WorkgroupLimits
 from .gemv_dense import THREADS, DenseTuning, column_width, tune_dense
 
-__all__ = ["MOST_ROWS", "DenseRowsTuning", "RowsTuning", "norm_constants", "tune_dense_rows", "tune_rows"]
+__all__ = ["MOST_ROWS", "TALL", "DenseRowsTuning", "RowsTuning", "norm_constants", "tune_dense_rows", "tune_rows"]
 
 MOST_ROWS = 32
 """Of one product."""

@@ -16,9 +16,10 @@ from typing import Any
 from ..kernel_plan import KernelPlan, WorkgroupLimits
 from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Shared, Value
 from ..witness import Witness
-from .few_rows import norm_constants, tune_dense_rows, tune_rows
+from .few_rows import TALL, norm_constants, tune_dense_rows, tune_rows
 from .gemv_dense import column_width, tune_dense
 from .gemv_int4 import tune_matvec
+from .matrix_tiling import tune_few_matrices
 from .norm import CenteredNorm, RmsNorm
 
 __all__ = ["Factor", "MatVec", "fits_matvec"]
@@ -256,6 +257,22 @@ def epsilons(what: MatVec) -> dict[str, float]:
     return {name: norm.epsilon for name, norm in by.items() if norm is not None}
 
 
+def plan_few_matrices(what: MatVec, limits: WorkgroupLimits) -> KernelPlan | None:
+    """The kernel on subgroup matrices that computes a product of several rows; None where there is none, or where
+    another is faster: up to TALL rows."""
+    gated, dense = what.up is not None, what.scales is None
+    more = what.bias or what.second or what.activated or what.factor is not None or what.gelu
+    if what.element != "f16" or what.rows <= TALL or more or what.n % 8 or what.norm is not None:
+        return None
+    tiling = tune_few_matrices(what.rows, what.n, what.k, gated, dense, limits)
+    if tiling is None:
+        return None
+    form = {"BYTES": False, "ZEROS": False} if dense else packing(what)
+    constants = {"K": what.k, "N": what.n, "M": what.rows, "GATED": gated, "DENSE": dense, "RESIDUAL": what.residual}
+    counts = (*tiling.workgroups(what.rows, what.n, gated), 1)
+    return KernelPlan("matmul_matrices", {**constants, **form, **tiling.constants(gated, dense)}, counts)
+
+
 def flags_before(what: MatVec) -> dict[str, int | float | bool]:
     """What is before the product, by the names of the templates."""
     return {
@@ -312,6 +329,9 @@ def plan_matvec(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
 
 def plan_rows(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
     """The kernel that computes a product of several rows, and its workgroups."""
+    by_matrices = plan_few_matrices(what, limits)
+    if by_matrices is not None:
+        return by_matrices
     fused: dict[str, int | float | bool] = {**flags_behind(what), "TIMES": False}
     half, gated = what.element == "f16", what.up is not None
     if what.scales is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ..kernel_plan import KernelPlan, MatrixSize, WorkgroupLimits
+from ..kernel_plan import KernelPlan, WorkgroupLimits
 from ..operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
 from ..ort_kernels import RunReader, bound, element_of
 from ..recording import Dispatch
@@ -14,8 +14,9 @@ from ..step_graph import Node
 from .few_rows import MOST_ROWS
 from .gemv import MatVec, fits_matvec
 from .gemv_recorded import DENSE_LINES, dense_shape
+from .matrix_tiling import MatrixTiling
 
-__all__ = ["DenseProducts", "MatrixMatMul", "MatrixTiling", "fits_matrices", "plan_matrices", "tune_matrices"]
+__all__ = ["DenseProducts", "MatrixMatMul", "fits_matrices", "plan_matrices", "tune_matrices"]
 
 
 @dataclass(frozen=True)
@@ -51,77 +52,6 @@ class MatrixMatMul(Operation):
         for name, buffer in zip(("weights_up", "scales_up", "zeros_up"), self.up or (), strict=False):
             bindings[name] = Buffer(buffer)
         return [Kernel(plan_matrices(self, limits), True, bindings)]
-
-
-@dataclass(frozen=True)
-class MatrixTiling:
-    """The tiling of matmul_matrices.wgsl; it changes the speed, and the order of sums."""
-
-    size: MatrixSize
-    """Of a matrix operation."""
-    lanes: int
-    matrices: tuple[int, int]
-    """Operations of a subgroup over rows and columns."""
-    subgroups: tuple[int, int]
-    """Of a workgroup, over rows and columns."""
-    step: int
-    """Elements of k that are staged at a time."""
-    slices: int = 1
-    """Subgroups that share a tile, each for a part of every step."""
-
-    @property
-    def tile(self) -> tuple[int, int]:
-        """Rows and columns of a workgroup; columns of both matrices, if the product is gated."""
-        rows, columns = (a * b for a, b in zip(self.matrices, self.subgroups, strict=True))
-        return rows * self.size.m, columns * self.size.n
-
-    @property
-    def workgroup(self) -> int:
-        """Threads."""
-        return self.lanes * self.subgroups[0] * self.subgroups[1] * self.slices
-
-    def memory(self, dense: bool) -> int:
-        """Bytes of workgroup memory: two steps of x and W, each row with 16 bytes to spare."""
-        rows, columns = self.tile
-        octets = self.step // 8 + 1
-        return 2 * 16 * (rows * octets + (self.step * (columns // 8 + 1) if dense else columns * octets))
-
-    def fits(self, k: int, gated: bool, dense: bool, limits: WorkgroupLimits) -> bool:
-        """Whether the shader's header and the adapter allow it."""
-        rows, columns = self.tile
-        whole = k % self.step == 0 and self.step % 32 == 0 and self.step % (self.size.k * self.slices) == 0
-        loads = rows * self.step // 8 % self.workgroup == 0
-        loads = loads and columns * self.step // (8 if dense else 16) % self.workgroup == 0
-        halves = not gated or self.matrices[1] % 2 == 0
-        results = 8 * self.size.m * self.size.n * self.workgroup // self.lanes
-        memory = results <= self.memory(dense) <= limits.memory
-        return whole and loads and halves and memory and self.workgroup <= limits.threads
-
-    def workgroups(self, rows: int, n: int, gated: bool) -> tuple[int, int]:
-        """Over columns and rows."""
-        tile_rows, columns = self.tile
-        return -(-n // (columns // 2 if gated else columns)), -(-rows // tile_rows)
-
-    def constants(self, gated: bool, dense: bool) -> dict[str, int | float | bool]:
-        """By their names in the shader."""
-        rows, columns = self.tile
-        return {
-            "SIZE_M": self.size.m,
-            "SIZE_N": self.size.n,
-            "SIZE_K": self.size.k,
-            "MM": self.matrices[0],
-            "MN": self.matrices[1],
-            "WM": self.subgroups[0],
-            "WN": self.subgroups[1],
-            "WK": self.slices,
-            "STEP": self.step,
-            "A_LOADS": rows * self.step // 8 // self.workgroup,
-            "B_LOADS": columns * self.step // (8 if dense else 16) // self.workgroup,
-            "MATRICES": self.matrices[0] * self.matrices[1],
-            "HALF_MN": self.matrices[1] // 2,
-            "K_PARTS": self.step // self.size.k // self.slices,
-            "OUT": self.matrices[1] // 2 if gated else self.matrices[1],
-        }
 
 
 TILINGS = (

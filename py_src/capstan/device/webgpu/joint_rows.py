@@ -1,0 +1,233 @@
+"""Several sequences on WebGPU that one taped step advances together, a row each."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+
+from ...errors import ClosedError
+from ...memory import DeviceBuffer, DeviceSpan
+from ...search import SearchOptions
+from ...stages import SamplerProgram
+from ..base import Counters
+from ..row_decoder import RowBurst
+from ..shortlist import Shortlist
+from .decoder import WebGpuDecoder
+from .engine import GpuEngine, SamplerSpec
+from .row_buffers import RowBuffers
+from .row_tape import RowTape
+
+__all__ = ["JointRows"]
+
+
+class JointRows:
+    """See row_decoder.RowDecoder for what each method promises.
+
+    Prompts are run by a decoder of one sequence, whose cache is then copied to the row's part of the caches.
+    """
+
+    def __init__(
+        self,
+        engine: GpuEngine,
+        one: WebGpuDecoder,
+        buffers: RowBuffers,
+        tape: RowTape,
+        give_back: Callable[[JointRows], Awaitable[None]],
+    ) -> None:
+        self._engine = engine
+        self._one = one
+        self._buffers = buffers
+        self._tape = tape
+        self._give_back = give_back
+        self._about = buffers.about
+        self._device = buffers.device
+        self._lengths = [0] * buffers.rows
+        """What the device's lengths are at most: a row that ended within a burst is shorter."""
+        self._options: list[SearchOptions | None] = [None] * buffers.rows
+        self._search: SearchOptions | None = None
+        self._program: SamplerProgram | None = None
+        self._followed: dict[int, tuple[Sequence[int], int, int]] = {}
+        """What `follow` was last told of each row."""
+        self._cursor = 0
+        self._steps = 0
+        self._destroyed = False
+        self.rows = buffers.rows
+        self.capacity = buffers.capacity
+        self.capture = one.capture
+        self.max_in_flight = one.max_in_flight
+        self.max_burst = one.max_burst
+        self.behind_first = one.behind_first
+        self.usual_burst = one.usual_burst
+        state, ring = buffers.spans["state"], buffers.spans["ring"]
+        self._sampler = engine.make_sampler(
+            SamplerSpec(
+                logits=buffers.handle("logits"),
+                logits_type=self._about.logits_dtype,
+                vocab=self._about.vocab_size,
+                state=(state.buffer.handle, state.offset, state.length),
+                ring=(ring.buffer.handle, ring.offset, ring.length),
+                ring_capacity=buffers.capacity,
+                input_ids=buffers.handle("input ids"),
+                mask=buffers.handle("mask"),
+                max_length=buffers.capacity,
+                position_ids=buffers.handle("positions"),
+                owner=buffers.owner,
+                rows=buffers.rows,
+            )
+        )
+
+    @property
+    def capture_note(self) -> str | None:
+        return self._one.capture_note
+
+    @property
+    def tape_passes(self) -> dict[str, str]:
+        return {**self._one.tape_passes, "rows": self._tape.said}
+
+    def set_search(self, row: int, options: SearchOptions) -> None:
+        self._options[row] = options
+        given = [each for each in self._options if each is not None]
+        # Rows differ in min_length alone: each counts what it lacks of the largest as if it were in its sequence.
+        least = max(each.min_length for each in given)
+        chosen = options.replace(min_length=least)
+        if chosen != self._search:
+            self._program = chosen.sampler_program(self._about.vocab_size, self.capacity)
+            self._engine.set_sampling(self._sampler, self._program)
+            self._search = chosen
+            for number, told in self._followed.items():
+                self._remember(number, *told)
+        for number, each in enumerate(self._options):
+            if each is not None:
+                self._buffers.set_uncounted(number, least - each.min_length)
+
+    async def warm_up(self) -> None:
+        await self._one.warm_up()
+
+    def reachable(self, row: int, length: int) -> int:
+        return length
+
+    async def prefill(self, row: int, ids: Sequence[int], past: int) -> None:
+        self._require_open()
+        if past:
+            self._buffers.to_one(row, self._one.buffers)
+        await self._one.prefill(ids, past)
+        self._require_open()
+        self._buffers.from_one(row, self._one.buffers)
+        self._begin(row, past + len(ids))
+
+    def copy(self, source: int, target: int) -> None:
+        self._require_open()
+        self._buffers.copy({target: source})
+        self._begin(target, self._lengths[source])
+
+    def reorder(self, parents: Sequence[int]) -> None:
+        self._require_open()
+        lengths = list(self._lengths)
+        moved = {row: parent for row, parent in enumerate(parents) if row != parent}
+        self._buffers.copy(moved)
+        for row, parent in moved.items():
+            self._begin(row, lengths[parent])
+
+    def follow(self, row: int, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
+        self._followed[row] = (tokens, prompt, padding)
+        self._remember(row, tokens, prompt, padding)
+
+    def _remember(self, row: int, tokens: Sequence[int], prompt: int, padding: int) -> None:
+        """Tell the sampler a row's sequence, if its stages ask for it."""
+        if self._program is not None and self._program.row_words:
+            self._engine.set_sampler_memory(self._sampler, self._program.row(tokens, prompt, padding), row)
+
+    def submit(self, picks: int, sample_first: bool, rows: Sequence[int]) -> Awaitable[RowBurst]:
+        self._require_open()
+        first = max(self._lengths) + (1 if sample_first else 0)
+        cursor = self._cursor
+        self._cursor += picks
+        for row in rows:
+            self._lengths[row] = min(self._lengths[row] + picks, self.capacity)
+        self._steps += picks - 1 if sample_first else picks
+        # No step looks past the capacity: a row that has reached it stays there.
+        first = min(first, self.capacity - picks + 1)
+        numbers = self._engine.burst(self._tape.tape, self._sampler, picks, sample_first, first, cursor)
+        return _burst(numbers, self.rows, frozenset(rows))
+
+    async def step(self, tokens: Sequence[int]) -> None:
+        self._require_open()
+        with self._device.batch():
+            self._buffers.set_inputs(tokens)
+            for row in range(self.rows):
+                self._begin(row, self._lengths[row] + 1)
+        self._steps += 1
+        self._engine.play_once(self._tape.tape, max(self._lengths))
+
+    async def logits(self, row: int) -> memoryview[float]:
+        self._require_open()
+        found = array("f", bytes(4 * self._about.vocab_size))
+        source, dtype = self._logits(row), self._about.logits_dtype
+        if dtype == "float32":
+            await self._device.copy_device_to_cpu(source, out=found)
+        else:
+            with self._floats() as floats:
+                self._device.cast(source, dtype, floats.span(), "float32")
+                await self._device.copy_device_to_cpu(floats.span(), out=found)
+        return memoryview(found)
+
+    async def shortlists(self, count: int, rows: Sequence[int]) -> list[Shortlist]:
+        self._require_open()
+        found = []
+        for row in rows:
+            # The kernel takes a whole buffer: the prompts' own, which nobody reads any more.
+            self._buffers.to_one(row, self._one.buffers, ("logits",))
+            found.append(await self._one.shortlist(count))
+        return found
+
+    def set_logits(self, row: int, values: memoryview[float]) -> None:
+        self._require_open()
+        target, dtype = self._logits(row), self._about.logits_dtype
+        if dtype == "float32":
+            self._device.copy_cpu_to_device(target, values)
+        else:
+            with self._floats() as floats:
+                self._device.copy_cpu_to_device(floats.span(), values)
+                self._device.cast(floats.span(), "float32", target, dtype)
+
+    def counters(self) -> Counters:
+        return {"steps": self._steps, **self._engine.counters()}
+
+    async def close(self) -> None:
+        if not self._destroyed:
+            await self._give_back(self)
+
+    async def destroy(self) -> None:
+        """Free the tape, the sampler and the buffers, and give back the decoder that ran the prompts."""
+        if self._destroyed:
+            return
+        self._destroyed = True
+        await self._engine.idle()
+        self._engine.destroy_sampler(self._sampler)
+        await self._tape.release()
+        self._buffers.destroy()
+        await self._one.close()
+
+    def _begin(self, row: int, length: int) -> None:
+        """Let a row go on at a length, with all rows' picks at the same place of their rings."""
+        self._lengths[row] = length
+        self._buffers.set_length(row, length, self._cursor)
+
+    def _logits(self, row: int) -> DeviceSpan:
+        return self._buffers.part("logits", row)
+
+    def _floats(self) -> DeviceBuffer:
+        """Room for a row's logits as float32 [vocab]."""
+        size = 4 * self._about.vocab_size
+        return self._device.allocate(size, label="logits float32", category="io", owner=self._buffers.owner)
+
+    def _require_open(self) -> None:
+        if self._destroyed:
+            raise ClosedError("the model of this generator was closed; load it again")
+
+
+async def _burst(numbers: Awaitable[Sequence[float]], rows: int, asked: frozenset[int]) -> RowBurst:
+    submitted, readable, host, entered, *found = await numbers
+    picks = len(found) // rows
+    ids = (tuple(map(int, found[row * picks : (row + 1) * picks])) if row in asked else () for row in range(rows))
+    return RowBurst(tuple(ids), submitted, readable, host, entered)

@@ -1,0 +1,116 @@
+"""What several sequences that advance together hold on a device: each buffer has a part for every row."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...graph import GraphDescription
+from ...memory import BufferRequest, DeviceBuffer, DeviceSpan
+from ..element_types import byte_count
+from ..interface import DeviceInterface
+from .sequence_buffers import STATE_WORDS, SequenceBuffers
+
+__all__ = ["RowBuffers"]
+
+UNCOUNTED = 4
+"""The word of a row's state that says how many tokens count besides its length."""
+
+
+@dataclass
+class RowBuffers:
+    """The spans of the rows by name: those of SequenceBuffers, row after row. Positions and capacity count tokens."""
+
+    device: DeviceInterface
+    about: GraphDescription
+    owner: str
+    rows: int
+    capacity: int
+    spans: Mapping[str, DeviceSpan]
+    owned: tuple[DeviceBuffer, ...]
+    uncounted: list[int] = field(default_factory=list)
+
+    @classmethod
+    async def allocate(
+        cls, device: DeviceInterface, about: GraphDescription, rows: int, capacity: int, owner: str
+    ) -> RowBuffers:
+        """Raises OutOfMemoryError, and nothing stays allocated."""
+        caches = {f"kv {pair.past}": byte_count(about.cache_dtype, pair.dims(1, capacity)) for pair in about.cache}
+        logits = byte_count(about.logits_dtype, (about.vocab_size,))
+        small = {"state": 4 * STATE_WORDS, "ring": 4 * capacity}
+        io = {"input ids": 8, "mask": 8 * capacity, "positions": 8, "logits": logits}
+        each = {name: (size, "persistent") for name, size in (caches | small).items()}
+        each |= {name: (size, "io") for name, size in io.items()}
+        # A binding is a multiple of 4 bytes.
+        requests = [BufferRequest(f"rows {name}", -(-rows * n // 4) * 4, pool) for name, (n, pool) in each.items()]
+        made = await device.allocate_all(requests, owner)
+        spans = {
+            name: buffer.span(0, rows * size) for (name, (size, _)), buffer in zip(each.items(), made, strict=True)
+        }
+        return cls(device, about, owner, rows, capacity, spans, tuple(made), [0] * rows)
+
+    def handle(self, name: str) -> int:
+        handle: int = self.spans[name].buffer.handle
+        return handle
+
+    def bound(self, name: str) -> tuple[int, int, int]:
+        """Handle, offset and bytes of all rows, as a kernel binds them."""
+        return self.handle(name), 0, self.spans[name].buffer.size
+
+    def part(self, name: str, row: int) -> DeviceSpan:
+        """Those of one row."""
+        size = self.spans[name].length // self.rows
+        return self.spans[name].sub(row * size, size)
+
+    @property
+    def caches(self) -> list[str]:
+        return [f"kv {pair.past}" for pair in self.about.cache]
+
+    def from_one(self, row: int, one: SequenceBuffers) -> None:
+        """Take over a sequence's caches and logits."""
+        names = [*self.caches, "logits"]
+        self.device.copy_tensors([(self._of(one, name), self.part(name, row)) for name in names])
+
+    def to_one(self, row: int, one: SequenceBuffers, names: Sequence[str] = ()) -> None:
+        """Give a sequence the row's caches, or what is named."""
+        self.device.copy_tensors([(self.part(name, row), self._of(one, name)) for name in names or self.caches])
+
+    def _of(self, one: SequenceBuffers, name: str) -> DeviceSpan:
+        return one.spans[name].sub(0, self.spans[name].length // self.rows)
+
+    def copy(self, moved: Mapping[int, int]) -> None:
+        """Make each of these rows what the row named for it was, all at once, a buffer at a time."""
+        if not moved:
+            return
+        sources = sorted(set(moved.values()) & set(moved))
+        """Rows that others become, and that are overwritten."""
+        for name in [*self.caches, "logits"]:
+            size = self.spans[name].length // self.rows
+            if not sources:
+                self.device.copy_tensors([(self.part(name, old), self.part(name, new)) for new, old in moved.items()])
+                continue
+            room = self.device.allocate(size * len(sources), label="rows apart", category="kernels", owner=self.owner)
+            with room:
+                kept = {row: room.span(place * size, size) for place, row in enumerate(sources)}
+                self.device.copy_tensors([(self.part(name, row), span) for row, span in kept.items()])
+                pairs = [(kept.get(old) or self.part(name, old), self.part(name, new)) for new, old in moved.items()]
+                self.device.copy_tensors(pairs)
+
+    def set_inputs(self, tokens: Sequence[int]) -> None:
+        """The next step's ids."""
+        self.device.copy_cpu_to_device(self.spans["input ids"], array("q", tokens))
+
+    def set_length(self, row: int, length: int, cursor: int) -> None:
+        """A row's state: `length` valid positions, its picks from `cursor` of the ring on, not done."""
+        words = array("I", [length, cursor, *([0] * (STATE_WORDS - 2))])
+        words[UNCOUNTED] = self.uncounted[row]
+        self.device.copy_cpu_to_device(self.part("state", row), words)
+
+    def set_uncounted(self, row: int, count: int) -> None:
+        """Tokens that count for `min_length` besides the row's length, from its next `set_length` on."""
+        self.uncounted[row] = count
+
+    def destroy(self) -> None:
+        for buffer in self.owned:
+            buffer.close()

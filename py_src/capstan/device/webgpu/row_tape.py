@@ -1,0 +1,136 @@
+"""The taped step of several sequences: recorded as a step of one, widened, and seen to do what steps of one do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from ...errors import TapeCheckError
+from ...graph import LeftOut
+from ...memory import BufferRequest
+from ...tape import (
+    Recording,
+    RowSpans,
+    WorkgroupLimits,
+    captured_half,
+    check_replayable,
+    fuse_step,
+    row_step,
+    without_clears,
+)
+from .decoder import WebGpuDecoder
+from .engine import GpuEngine
+from .row_buffers import RowBuffers
+
+__all__ = ["RowTape", "make_row_tape"]
+
+TOLERANCE = {"float32": 1e-3, "float16": 0.1}
+"""Largest difference between the logits or caches of a step of several rows and of one row, relative to the largest
+value: both are fused, with products that add in another order. A row that reads another's is off by as much as the
+largest value."""
+PROBED = (40, 57)
+LONG = {False: 700, True: 90}
+"""Positions of the sequences that are compared, the last by whether the adapter is software; rows take them in turn."""
+
+
+@dataclass
+class RowTape:
+    """The tape, and the captured session whose weights and constants it uses."""
+
+    engine: GpuEngine
+    tape: int
+    session: int
+    binding: int
+    said: str
+
+    async def release(self) -> None:
+        self.engine.close_tape(self.tape)
+        self.engine.unbind(self.binding)
+        await self.engine.release_session(self.session)
+
+
+async def make_row_tape(
+    engine: GpuEngine,
+    one: WebGpuDecoder,
+    rows: RowBuffers,
+    session: int,
+    binding: int,
+    passes: Collection[str],
+    left_out: Mapping[int, LeftOut],
+) -> RowTape:
+    """A checked tape of the rows' step; `session` is a captured one over the buffers of `one`, and becomes the tape's.
+    Raises TapeError where there can be none, OutOfMemoryError; the session is then the caller's."""
+    recording = Recording.from_json(await engine.record(binding))
+    try:
+        ops, _ = without_clears(captured_half(recording))
+        check_replayable(recording)
+        known = engine.recorded_id
+        buffers = one.buffers
+        lasting = {known(handle) for handle in buffers.written()}
+        placement = fuse_step(recording, ops, lasting, passes, (), left_out)
+        limits = WorkgroupLimits.of(engine.adapter())
+        names = {known(handle): name for name, handle in zip(rows.caches, buffers.cache, strict=True)}
+        names |= {known(buffers.logits): "logits", known(buffers.input_ids): "input ids"}
+        spans = {recorded: rows.bound(name) for recorded, name in names.items()}
+        where = RowSpans(rows.bound("state"), spans, known(buffers.input_ids))
+        step = row_step(placement, recording, ops, where, rows.rows, limits, rows.capacity)
+        tape = await engine.make_tape(recording.handle, step.played, sorted(lasting), step.spec(rows.owner))
+        try:
+            for table in step.tables:
+                engine.add_table(tape, table)
+            engine.retire(binding)
+            await _check(engine, one, rows, tape)
+        except BaseException:
+            engine.close_tape(tape)
+            raise
+        said = f"{len(ops)} operations became {len(step.played)} for {rows.rows} rows"
+        return RowTape(engine, tape, session, binding, said)
+    finally:
+        engine.drop_recording(recording.handle)
+
+
+async def _check(engine: GpuEngine, one: WebGpuDecoder, rows: RowBuffers, tape: int) -> None:
+    """Compare a step of rows of different lengths with steps of one: the logits of each, and the caches of the last."""
+    about, device = rows.about, rows.device
+    longest = min(LONG[device.about().software], rows.capacity - 2)
+    lengths = [min(length, rows.capacity - 2) for length in PROBED] + [longest]
+    logits = rows.spans["logits"]
+    requests = [BufferRequest("copy", logits.buffer.size, "kernels")]
+    requests += [BufferRequest("copy", rows.part(name, 0).length, "kernels") for name in rows.caches]
+    expected, *copies = await device.allocate_all(requests, "tape check")
+    tokens = [(11 * row + 5) % about.vocab_size for row in range(rows.rows)]
+    try:
+        last = rows.rows - 1
+        # The last row is the last to be stepped, so that its caches are left to be compared.
+        for turn in sorted(range(min(rows.rows, len(lengths))), key=lambda turn: turn == last % len(lengths)):
+            await one.prefill([(7 * i + 3 + turn) % about.vocab_size for i in range(lengths[turn])], 0)
+            for row in range(turn, rows.rows, len(lengths)):
+                rows.from_one(row, one.buffers)
+            for row in range(turn, rows.rows, len(lengths)):
+                one.step_through([tokens[row]], lengths[turn])
+                part = rows.part("logits", row)
+                there = one.buffers.spans["logits"].sub(0, part.length)
+                device.copy_tensors([(there, expected.span(part.offset, part.length))])
+        engine.fill(rows.handle("logits"), 0xFF)
+        rows.set_inputs(tokens)
+        for row in range(rows.rows):
+            rows.set_length(row, lengths[row % len(lengths)] + 1, 0)
+        engine.play_once(tape, max(lengths[: rows.rows]) + 1)
+        parts = [rows.part(name, last) for name in rows.caches]
+        device.copy_tensors([(part, copy.span()) for part, copy in zip(parts, copies, strict=True)])
+        pairs = [(rows.handle("logits"), expected.handle, logits.length, about.logits_dtype)]
+        pairs += [
+            (copy.handle, handle, copy.size, about.cache_dtype)
+            for copy, handle in zip(copies, one.buffers.cache, strict=True)
+        ]
+        differences = await engine.compare(pairs)
+    finally:
+        for copy in (expected, *copies):
+            copy.close()
+    for name, (*_, dtype), found in zip(["logits", *rows.caches], pairs, differences, strict=True):
+        limit = TOLERANCE[dtype] * max(1.0, found.max_magnitude)
+        if found.unlike or found.max_difference > limit:
+            raise TapeCheckError(
+                f"a step of {rows.rows} rows differs from steps of one in {name} by {found.max_difference:g} "
+                f"({found.unlike} elements finite in only one), at most {limit:g} is allowed"
+            )

@@ -1,0 +1,126 @@
+"""A fused step of one sequence made one of several, which advance together, a row each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import TapeError
+from .fused_step import FusedStep, fused_step
+from .kernel_plan import KernelPlan, WorkgroupLimits
+from .operation import ELEMENT_BYTES, Binding, Buffer, Kernel, Operation, Value
+from .ops.attention import Attention
+from .ops.gemv import MatVec
+from .ort_kernels import bound, element_of
+from .placement import Placement, place_values
+from .recording import Command, Dispatch, Recording
+from .step_graph import Node, Recorded, StepGraph
+
+__all__ = ["Gather", "RowSpans", "row_step", "several_rows"]
+
+VECTORS = re.compile(r"var<storage, read> data ?: array<vec4<")
+Span = tuple[int, int, int]
+"""Handle, offset, bytes."""
+
+
+@dataclass(frozen=True)
+class Gather(Operation):
+    """`rows` rows of a table of weights, of `k` elements each, by the ids that are reads[0]."""
+
+    table: int
+    k: int
+    element: str
+    rows: int
+
+    def written_bytes(self, index: int) -> int:
+        return self.rows * self.k * ELEMENT_BYTES[self.element]
+
+    def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
+        words = self.k * ELEMENT_BYTES[self.element] // 4
+        plan = KernelPlan("gather_rows", {"WORDS": words}, (-(-words // 64), self.rows, 1))
+        bindings: dict[str, Binding] = {"ids": Value(reads[0]), "table": Buffer(self.table), "y": Value(writes[0])}
+        return [Kernel(plan, self.element == "f16", bindings)]
+
+
+@dataclass(frozen=True)
+class RowSpans:
+    """Where the rows are on the device, for what the recorded step has in buffers of one sequence."""
+
+    state: Span
+    buffers: Mapping[int, Span]
+    """By recorded buffer: ids, logits and caches, whose rows lie one behind the other."""
+    ids: int
+    """The recorded buffer of the ids."""
+
+
+def row_step(
+    placement: Placement,
+    recording: Recording,
+    ops: Sequence[Command],
+    spans: RowSpans,
+    rows: int,
+    limits: WorkgroupLimits,
+    capacity: int,
+) -> FusedStep:
+    """A step of `rows` sequences of up to `capacity` positions, of the placed step of one: its kernels take the
+    workgroups of the longest. Raises TapeError where it has an operation with no form for several rows."""
+    graph = several_rows(placement, recording, ops, spans, rows)
+    step = fused_step(place_values(graph), {}, (), spans.state, limits, capacity)
+    for kernel in step.kernels:
+        kernel["bindings"] = {name: _moved(binding, spans) for name, binding in kernel["bindings"].items()}
+    return step
+
+
+def _moved(binding: list[Any], spans: RowSpans) -> list[Any]:
+    """A binding of a buffer of one sequence as that of the rows."""
+    kind, number, *_ = binding
+    return ["span", *spans.buffers[number]] if kind == "recorded" and number in spans.buffers else binding
+
+
+def several_rows(
+    placement: Placement, recording: Recording, ops: Sequence[Command], spans: RowSpans, rows: int
+) -> StepGraph:
+    """The graph of the step of several sequences: its values are wherever there is room, but for those of `spans`."""
+    nodes = tuple(_several(node, recording, ops, placement.homes, spans, rows) for node in placement.nodes)
+    homes = {value: home for value, home in placement.homes.items() if home in spans.buffers}
+    made = [value for node in nodes for value in node.writes]
+    first = {homes[value]: value for node in nodes for value in node.reads if value not in made and value in homes}
+    unknown = {value for node in nodes for value in node.reads} - set(made) - set(first.values())
+    if unknown:
+        raise TapeError(f"the step reads {len(unknown)} buffers that are not the rows'")
+    last = {homes[value]: value for value in made if value in homes and homes[value] != spans.ids}
+    return StepGraph(nodes, homes, first, last)
+
+
+def _several(
+    node: Node,
+    recording: Recording,
+    ops: Sequence[Command],
+    homes: Mapping[int, int],
+    spans: RowSpans,
+    rows: int,
+) -> Node:
+    """The node over several rows."""
+    what = node.what
+    if isinstance(what, MatVec | Attention):
+        return replace(node, what=replace(what, rows=rows))
+    found = _gather(recording, ops[what.index], spans.ids, rows) if isinstance(what, Recorded) else None
+    if found is None:
+        raise TapeError(f"operation {node.position} of the step is known for one row only")
+    return replace(node, what=found, reads=tuple(value for value in node.reads if homes.get(value) == spans.ids))
+
+
+def _gather(recording: Recording, op: Command, ids: int, rows: int) -> Gather | None:
+    """A recorded lookup of the ids' embeddings over several rows."""
+    met = bound(recording, op, recording.uploaded())
+    if not isinstance(op, Dispatch) or met is None or tuple(met[0]) != ("data", "input_indices", "output"):
+        return None
+    at, uniforms = met
+    pipeline = recording.pipelines[op.pipeline]
+    element, shape = element_of(pipeline), uniforms.get("data_indices_shape")
+    if element is None or not isinstance(shape, tuple) or len(shape) != 2 or at["input_indices"] != ids:
+        return None
+    k = int(shape[1]) * (4 if VECTORS.search(pipeline.code) else 1)
+    return Gather(at["data"], k, element, rows) if k * ELEMENT_BYTES[element] % 4 == 0 else None

@@ -1,0 +1,49 @@
+"""Generators of several rows, in one step or one after another; runs in the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from capstan import Generator
+from capstan.fallback import fallbacks
+from capstan.tape import PASSES
+
+from .running import load, parameters
+
+APART = tuple(name for name in PASSES if name not in ("prefill", "direct", "rows"))
+JOINT = (*APART, "rows")
+
+
+async def generated(
+    models: Mapping[str, str],
+    *,
+    model: str,
+    prompts: Sequence[Sequence[int]],
+    cases: Sequence[Mapping[str, Any]],
+    joint: bool = True,
+) -> list[dict[str, Any]]:
+    """Of each case of search options: the sequences, the decode steps of the device, and how rows were run. Options
+    named eos take the place of the model's end-of-sequence ids."""
+    opened = await load(models, model, passes=JOINT if joint else APART)
+    found = []
+    for case in cases:
+        options = {"do_sample": False, "batch_size": len(prompts), **case}
+        before = fallbacks()
+        async with Generator(opened, parameters(opened, **options)) as generator:
+            generator.append_tokens(prompts)
+            steps = 0
+            while not generator.is_done():
+                await generator.generate_next_token_async()
+                steps += 1
+            rows = len(prompts) * options.get("num_return_sequences", 1)
+            found.append(
+                {
+                    "sequences": [generator.get_sequence(row) for row in range(rows)],
+                    "tokens": steps,
+                    "counted": generator.counters["steps"],
+                    "said": generator.tape_passes.get("rows", ""),
+                    "stepped down": [each for each in fallbacks() if each not in before],
+                }
+            )
+    return found
