@@ -13,6 +13,7 @@
 // Bindings, those whose condition holds: x, weights, scales, zeros, residual, second, bias, exponent, factor, up,
 // weights_up, scales_up, zeros_up, bias_up, y.
 // Counts that follow from the others: LINES = ROWS, twice that if GATED, SUMS = LINES * TALL, HALF_SUMS = SUMS / 2,
+// HALF_TALL = TALL / 2,
 // REQUESTS = BATCH * LINES, HALVINGS = log2 of the threads whose sums meet by shuffles, LEFT = max(1, SUMS >> HALVINGS).
 // Limits: K a multiple of 32, BLOCK of 16; ROWS, TALL (2 at least), SPAN, WORKGROUP powers of two. With subgroups:
 // WORKGROUP a multiple of LANES, threads numbered along their subgroups.
@@ -75,6 +76,28 @@ struct Request {
 #endif
 }
 
+#if HALF
+// Eight elements of two rows of x, those of one row in the lower halves.
+fn beside(o: Octet, p: Octet) -> array<vec2<f16>, 8> {
+  return array<vec2<f16>, 8>(
+    bitcast<vec2<f16>>((o.x & 0xffffu) | (p.x << 16u)), bitcast<vec2<f16>>((o.x >> 16u) | (p.x & 0xffff0000u)),
+    bitcast<vec2<f16>>((o.y & 0xffffu) | (p.y << 16u)), bitcast<vec2<f16>>((o.y >> 16u) | (p.y & 0xffff0000u)),
+    bitcast<vec2<f16>>((o.z & 0xffffu) | (p.z << 16u)), bitcast<vec2<f16>>((o.z >> 16u) | (p.z & 0xffff0000u)),
+    bitcast<vec2<f16>>((o.w & 0xffffu) | (p.w << 16u)), bitcast<vec2<f16>>((o.w >> 16u) | (p.w & 0xffff0000u)));
+}
+
+// The products of eight weights with both rows.
+fn pair_dot(w: Spread, x: array<vec2<f16>, 8>) -> vec2<f16> {
+#if BYTES
+  let first = fma(w.b.yy, x[3], fma(w.a.yy, x[2], fma(w.b.xx, x[1], w.a.xx * x[0])));
+  return fma(w.d.yy, x[7], fma(w.c.yy, x[6], fma(w.d.xx, x[5], fma(w.c.xx, x[4], first))));
+#else
+  let first = fma(w.d.xx, x[3], fma(w.c.xx, x[2], fma(w.b.xx, x[1], w.a.xx * x[0])));
+  return fma(w.d.yy, x[7], fma(w.c.yy, x[6], fma(w.b.yy, x[5], fma(w.a.yy, x[4], first))));
+#endif
+}
+#endif
+
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
   let member = thread % SPAN;
@@ -116,12 +139,23 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       spreads[r] = spread(wanted.words[b * LINES + r], ZERO);
 #endif
 #end
-#repeat m TALL
-      let octet = paired(x[min(top + m, M - 1u) * OCTETS + at]);
+#if HALF
+#repeat p HALF_TALL
+      let pairs = beside(x[min(top + 2u * p, M - 1u) * OCTETS + at], x[min(top + 2u * p + 1u, M - 1u) * OCTETS + at]);
 #repeat r LINES
-      sums[r * TALL + m] += total_of(spread_dot(spreads[r], octet)) * f32(wanted.factors[b * LINES + r]);
+      let both = vec2<f32>(pair_dot(spreads[r], pairs)) * f32(wanted.factors[b * LINES + r]);
+      sums[r * TALL + 2u * p] += both.x;
+      sums[r * TALL + 2u * p + 1u] += both.y;
 #end
 #end
+#else
+#repeat m TALL
+      let octet = x[min(top + m, M - 1u) * OCTETS + at];
+#repeat r LINES
+      sums[r * TALL + m] += spread_dot(spreads[r], octet) * wanted.factors[b * LINES + r];
+#end
+#end
+#endif
     }
 #end
   }

@@ -69,6 +69,7 @@ class RowsTuning:
             "LINES": lines,
             "SUMS": sums,
             "HALF_SUMS": sums // 2,
+            "HALF_TALL": self.tall // 2,
             "REQUESTS": self.batch * lines,
             "HALVINGS": halvings,
             "LEFT": max(1, sums >> halvings),

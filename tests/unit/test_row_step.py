@@ -1,0 +1,108 @@
+"""A placed step of one sequence as a step of several: what it binds of the rows, and what has no form for several."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from capstan.errors import TapeError
+from capstan.tape import MatVec, Recorded, Recording, RowSpans, WorkgroupLimits, row_step
+from capstan.tape.ops.attention import Attention
+from capstan.tape.ops.norm import RmsNorm
+from capstan.tape.placement import Place, Placement
+from capstan.tape.recording import BindGroup, Dispatch, Pipeline, Write
+from capstan.tape.step_graph import Node
+from tests.unit.shader_declarations import declared_bindings
+
+IDS, TABLE, EMBEDDED, KEY, VALUE, LOGITS, UPLOADED = range(11, 18)
+WEIGHTS, SCALES, GAMMA, COS, SIN = range(21, 26)
+ROWS, WIDTH, VOCAB, CAPACITY = 3, 64, 96, 300
+STATE = (99, 0, 96)
+SPANS = {IDS: (91, 0, 24), KEY: (92, 0, 4096), VALUE: (93, 0, 4096), LOGITS: (94, 0, 1152)}
+LOOKUP = """
+@group(0) @binding(0) var<storage, read> data: array<f32>;
+@group(0) @binding(1) var<storage, read> input_indices: array<u32>;
+@group(0) @binding(2) var<storage, read_write> output: array<f32>;
+struct Uniforms {
+  data_indices_shape: vec2<u32>
+};
+"""
+ATTENTION = Attention(4, 2, 16, CAPACITY, 0.25, COS, SIN, KEY, VALUE, "f32")
+LAST = MatVec(WEIGHTS, SCALES, VOCAB, WIDTH, 32, "f32", norm=RmsNorm(GAMMA, 0.5))
+
+
+def recording(names: tuple[str, str, str] = ("data", "input_indices", "output"), code: str = LOOKUP) -> Recording:
+    """The lookup of an id's embedding."""
+    bound = {(0, i): name for i, name in enumerate(names)} | {(0, 3): "uniforms"}
+    access = {(0, 0): "read", (0, 1): "read", (0, 2): "read_write", (0, 3): "uniform"}
+    group = BindGroup(((0, TABLE, 0, 1 << 20), (1, IDS, 0, 8), (2, EMBEDDED, 0, 256), (3, UPLOADED, 0, 16)))
+    upload = Write(UPLOADED, 0, (VOCAB).to_bytes(4, "little") + (WIDTH).to_bytes(4, "little") + bytes(8))
+    dispatch = Dispatch(0, (0,), 1, 1, 1)
+    sizes = dict.fromkeys((TABLE, IDS, EMBEDDED, KEY, VALUE, LOGITS, UPLOADED), 1 << 20)
+    return Recording(1, (upload, dispatch), {0: Pipeline("lookup", access, code, bound)}, {0: group}, sizes)
+
+
+def placement(*others: Node) -> Placement:
+    """Embedding, a product, attention over caches, and the logits; values 1 and 3 are the id and the table."""
+    nodes = (
+        Node(Recorded(0), (1, 3), (2,), 0, frozenset({0})),
+        Node(MatVec(WEIGHTS, SCALES, 128, WIDTH, 32, "f32"), (2,), (4,), 1, frozenset({1})),
+        Node(ATTENTION, (4, 5, 6), (7, 8, 9), 2, frozenset({2})),
+        *others,
+        Node(LAST, (7,), (10,), 4, frozenset({4})),
+    )
+    homes = {1: IDS, 2: EMBEDDED, 3: TABLE, 5: KEY, 6: VALUE, 8: KEY, 9: VALUE, 10: LOGITS}
+    places = {value: Place("recorded", home) for value, home in homes.items()}
+    return Placement(nodes, places, (), homes)
+
+
+def made(placed: Placement, known: Recording) -> Any:
+    ops = [op for op in known.ops if isinstance(op, Dispatch)]
+    spans = RowSpans(STATE, SPANS, IDS)
+    return row_step(placed, known, ops, spans, ROWS, WorkgroupLimits(), CAPACITY)
+
+
+def test_every_operation_is_over_all_rows_and_binds_the_rows_buffers() -> None:
+    step = made(placement(), recording())
+    kernels = {kernel["shader"]: kernel for kernel in step.kernels}
+    assert [kernel["shader"] for kernel in step.kernels] == [
+        *("gather_rows", "few_rows_q4", "attention", "attention_join", "norm_rows", "few_rows_q4"),
+    ]
+    assert step.played[0] == ["kernel", 0, 1, ROWS, 1]
+    for kernel in step.kernels:
+        assert {name for name, _ in declared_bindings(kernel)} == set(kernel["bindings"])
+    span = {recorded: ["span", *where] for recorded, where in SPANS.items()}
+    assert kernels["gather_rows"]["bindings"]["ids"] == span[IDS]
+    assert kernels["gather_rows"]["bindings"]["table"] == ["recorded", TABLE]
+    attention = kernels["attention"]
+    assert (attention["bindings"]["key_cache"], attention["bindings"]["value_cache"]) == (span[KEY], span[VALUE])
+    assert attention["bindings"]["state"] == ["span", *STATE]
+    assert (attention["constants"]["SEVERAL"], attention["constants"]["SEQUENCES"]) == (True, ROWS)
+    assert step.kernels[-1]["bindings"]["y"] == span[LOGITS]
+    assert step.kernels[-1]["constants"]["M"] == ROWS
+    # What passes between operations has a row for each sequence.
+    _, number = step.kernels[1]["bindings"]["y"]
+    assert step.scratch[number] >= ROWS * 128 * 4
+    assert step.kernels[1]["bindings"]["y"] == attention["bindings"]["qkv"]
+
+
+def test_embeddings_of_vectors_are_as_wide() -> None:
+    code = LOOKUP.replace("data: array<f32>", "data: array<vec4<f32>>").replace(
+        "output: array<f32>", "output: array<vec4<f32>>"
+    )
+    step = made(placement(), recording(code=code))
+    assert step.kernels[0]["constants"] == {"WORDS": 4 * WIDTH}
+
+
+@pytest.mark.parametrize("names", [("data", "indices", "output"), ("x", "scale", "y")])
+def test_a_recorded_operation_that_is_no_lookup_is_of_one_row_only(names: tuple[str, str, str]) -> None:
+    with pytest.raises(TapeError, match="operation 0 of the step is known for one row only"):
+        made(placement(), recording(names))
+
+
+def test_what_is_read_of_other_buffers_is_of_one_row_only() -> None:
+    placed = placement(Node(replace(LAST, norm=None), (11,), (12,), 3, frozenset({3})))
+    with pytest.raises(TapeError, match="reads 1 buffers that are not the rows'"):
+        made(placed, recording())
