@@ -57,7 +57,7 @@ export class StepEncoder {
   }
 }
 
-/** Workgroup counts by sequence length. The operations of a step ask for one length. */
+/** Workgroup counts by sequence length, past the longest those of it. The operations of a step ask for one length. */
 class CountTable {
   private length = -1;
   private found: Counts = [0, 0, 0];
@@ -66,7 +66,8 @@ class CountTable {
 
   at(length: number): Counts {
     if (length !== this.length) {
-      const [x, y, z] = this.counts.subarray(3 * length, 3 * length + 3);
+      const at = Math.min(3 * length, this.counts.length - 3);
+      const [x, y, z] = this.counts.subarray(at, at + 3);
       this.found = [x!, y!, z!];
       this.length = length;
     }

@@ -145,8 +145,6 @@ class JointRows:
         for row in rows:
             self._lengths[row] = min(self._lengths[row] + picks, self.capacity)
         self._steps += picks - 1 if sample_first else picks
-        # No step looks past the capacity: a row that has reached it stays there.
-        first = min(first, self.capacity - picks + 1)
         numbers = self._engine.burst(self._tape.tape, self._sampler, picks, sample_first, first, cursor)
         return _burst(numbers, self.rows, frozenset(rows))
 
