@@ -15,7 +15,7 @@ MODULES = ROOT / "node_modules"
 HEAD = """# Third-party notices
 
 Capstan itself is under the MIT licence (see LICENSE). Its web build and its wheel contain the parts below. The files of
-Pyodide and onnxruntime-web are unmodified copies from their npm packages. This file is written by
+Pyodide, onnxruntime-web and web-xgrammar are unmodified copies from their npm packages. This file is written by
 `python3 build.py dist --notices`.
 """
 
@@ -52,6 +52,13 @@ def notices() -> str:
                 (MODULES / name / "LICENSE").read_text(encoding="utf-8"),
             )
             for name in ("@huggingface/jinja", "@huggingface/tokenizers")
+        ),
+        section(
+            f"web-xgrammar {npm('@mlc-ai/web-xgrammar')['version']}",
+            npm("@mlc-ai/web-xgrammar")["license"],
+            "in capstan/xgrammar/",
+            "Its package holds no licence file; this is the text that its package.json names.",
+            python_licence("onnx"),
         ),
         section(
             f"protobuf {python_version('protobuf')}",

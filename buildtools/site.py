@@ -16,7 +16,7 @@ from .snapshot import WHEELS_FOLDER, make_snapshot, snapshot_tools
 from .terminal import say
 from .wheels import page_wheels, wheel_inputs
 
-__all__ = ["ORT_FILES", "PYODIDE_FILES", "assemble"]
+__all__ = ["ORT_FILES", "PYODIDE_FILES", "XGRAMMAR_FILES", "assemble"]
 
 MODULES = ROOT / "node_modules"
 ORT_FILES = (
@@ -24,6 +24,8 @@ ORT_FILES = (
     *("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"),
 )
 """What computes on WebGPU, and on the CPU alone."""
+XGRAMMAR_FILES = ("index.js",)
+"""What matches grammars; loaded when the first one is asked for."""
 PYODIDE_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 PAGE_FOLDERS = ("web/demo", "web/harness")
 PAGE_IMPORT = "./capstan/capstan.js"
@@ -70,11 +72,12 @@ def digest_files(files: Iterable[Path]) -> str:
 
 
 def copy_vendor_files() -> list[Path]:
-    """onnxruntime-web's and Pyodide's files, unmodified."""
+    """onnxruntime-web's, Pyodide's and xgrammar's files, unmodified."""
     made = []
     for package, source, names in (
         ("ort", MODULES / "onnxruntime-web/dist", ORT_FILES),
         ("pyodide", MODULES / "pyodide", PYODIDE_FILES),
+        ("xgrammar", MODULES / "@mlc-ai/web-xgrammar/lib", XGRAMMAR_FILES),
     ):
         target = SITE / "capstan" / package
         target.mkdir(parents=True, exist_ok=True)

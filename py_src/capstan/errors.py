@@ -8,6 +8,7 @@
     ├── UnsupportedModelError     a model type, graph node or dtype that Capstan cannot run
     │   └── UncomputedError           a graph node that onnxruntime-web does not compute on this device
     ├── OptionError               an unknown option or a value out of range       (also a ValueError)
+    │   └── GuidanceError             a grammar for constrained decoding that cannot be used; the message has the place
     ├── PromptError               an empty prompt, or one longer than max_length  (also a ValueError)
     ├── BindingError              a name, dtype or shape that a session does not have   (also a ValueError)
     │   └── BufferMismatchError       a buffer of the wrong size, alignment, usage or device
@@ -37,6 +38,7 @@ __all__ = [
     "DeviceError",
     "DeviceLostError",
     "DeviceUnavailableError",
+    "GuidanceError",
     "ModelFileError",
     "OptionError",
     "OutOfMemoryError",
@@ -82,6 +84,10 @@ class UncomputedError(UnsupportedModelError):
 
 class OptionError(CapstanError, ValueError):
     """An option is unknown or its value out of range; the message gives the value and the range."""
+
+
+class GuidanceError(OptionError):
+    """A schema, expression or grammar for constrained decoding cannot be used; the message gives the place in it."""
 
 
 class PromptError(CapstanError, ValueError):

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .beam_loop import BeamLoop
+from .constrained_loop import ConstrainedLoop
 from .device.base import Counters, Decoder
 from .device.separate_rows import SeparateRows
 from .errors import OptionError
@@ -49,7 +50,8 @@ class Generator:
         params = params or GeneratorParams(model)
         self._model = model
         self._options = params.search
-        self._loop = (BeamLoop if params.search.num_beams > 1 else RowLoop)(model, params, pools)
+        beams = params.search.num_beams > 1
+        self._loop = (ConstrainedLoop if params.guidance else BeamLoop if beams else RowLoop)(model, params, pools)
         self._last: list[int] = []
         loop, leaving = self._loop, model.leaving
 

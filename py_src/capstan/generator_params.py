@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from .errors import OptionError
+from .guidance import Guidance
 from .run_ahead import RunAhead
 from .search import MAX_ROWS, SearchOptions
 from .tokenizer import Tokenizer
@@ -27,6 +28,7 @@ class GeneratorParams:
         self.search: SearchOptions = model.search
         self._model, self._tokenizer = model, tokenizer
         self._vocab = model.config.vocab_size
+        self.guidance: Guidance | None = None
         self.run_ahead = run_ahead
         RunAhead(run_ahead, 64)
 
@@ -77,6 +79,14 @@ class GeneratorParams:
                 "lower max_length"
             )
         return max_length
+
+    def set_guidance(self, type: str, data: str, enable_ff_tokens: bool = False) -> None:
+        """Let outputs fit a grammar only: `type` is 'json_schema', 'regex', 'lark_grammar' or 'ebnf', `data` its text.
+        With `enable_ff_tokens` text that must come next is appended without a model step for each of its tokens.
+
+        Raises OptionError, GuidanceError with the place in the text; both strings empty turn guidance off.
+        """
+        self.guidance = None if type == data == "" else Guidance(type, data, enable_ff_tokens)
 
     def set_search_options(self, **options: object) -> None:
         """Change options by their onnxruntime-genai names; OptionError for an unknown name or a bad value."""

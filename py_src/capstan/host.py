@@ -9,6 +9,7 @@ from .config import GenaiConfig
 from .device.base import DeviceModel, Progress, TapeOptions
 from .device.interface import DeviceInterface
 from .errors import AsyncRequiredError
+from .guidance.matcher import Grammars
 from .memory import Fit
 from .storage import Backing
 
@@ -53,6 +54,10 @@ class Host(Protocol):
 
     def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
         """What capstan.tokenizer.Tokenizer drives."""
+
+    async def grammars(self, tokens: Sequence[str], stop: Sequence[int]) -> Grammars:
+        """Grammars over the tokens of a vocabulary, by id, in the alphabet of byte-level tokenizers; `stop` are the ids
+        that end an output. Raises GuidanceError."""
 
     async def adopt(self, path: Any, keep: bool) -> str:
         """The folder's name, ending in a slash, of what `Model.load` was given. `keep` says whether a hub's repository

@@ -12,8 +12,9 @@ from .device.base import Decoder, DeviceModel, Progress, TapeOptions
 from .device.interface import DeviceInterface
 from .device.model_memory import capacity_for, require_lengths
 from .device.row_decoder import RowDecoder
-from .errors import AsyncRequiredError, ClosedError, ModelFileError, OptionError
+from .errors import AsyncRequiredError, ClosedError, GuidanceError, ModelFileError, OptionError
 from .fallback import fall_back
+from .guidance import Encoder, Grammars, vocabulary
 from .host import Host, current_host, wait_here
 from .leaving import Leaving, when_dropped
 from .load_times import during_load, phase
@@ -108,6 +109,8 @@ class Model:
         self.leaving = Leaving()
         """Generators that were dropped."""
         self._finalizer = when_dropped(self, host, opened.loaded.close)
+        self._grammars: Grammars | None = None
+        self._encoder: Encoder | None = None
         self.search = search_options(config)
 
     @property
@@ -133,6 +136,24 @@ class Model:
         """The same for so many rows. Raises OutOfMemoryError where they are more than there is memory for."""
         await self.leaving.settled()
         return await self._open().row_decoder(rows, capacity_for(max_length, self.config.context_length), pools)
+
+    async def grammars(self) -> Grammars:
+        """What compiles grammars over the model's vocabulary, made once. Raises GuidanceError."""
+        if self._grammars is None:
+            ends = self.config.eos_token_ids
+            if not ends:
+                raise GuidanceError("the model has no eos_token_id, so that no output could end; add it to its config")
+            tokens = vocabulary(self.tokenizer_files["tokenizer.json"], self.config.vocab_size, ends)
+            self._grammars = await self.host.grammars(tokens, ends)
+        return self._grammars
+
+    def encoder(self) -> Encoder:
+        """What turns text into tokens, made once."""
+        if self._encoder is None:
+            files = self.tokenizer_files
+            config = files.get("tokenizer_config.json") or "{}"
+            self._encoder = self.host.tokenizer_backend(files["tokenizer.json"], config)
+        return self._encoder
 
     @property
     def device(self) -> DeviceInterface:

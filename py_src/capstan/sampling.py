@@ -5,7 +5,7 @@ every adapter (its float operations are inexact, may be fused and may flush what
 
 1. A logit is a float32 (a float16 becomes the float32 of the same value). `token_key` maps its bits to a u32 of the
    same order; NaN counts as -inf, -0 as +0. Tokens are ordered by key, largest first, equals by id, lowest first.
-2. Greedy takes the first token in that order. A row with nothing above -inf gives id 0, greedy or sampled.
+2. Greedy takes the first token in that order, which is also drawn where nothing is above -inf.
 3. Before that, stages with an `edit` change keys, such as `min_length` and `repetition_penalty` (see capstan.stages).
 4. `token_weight` is exp((logit - largest) / temperature) in units of 2**-30, from 0 to 2**30. It errs by half a unit
    and, relatively, by 2e-7 and 2**-30 of the larger magnitude of the two logits over the temperature (float32 itself
@@ -84,7 +84,7 @@ def token_weight(key: int, top: int, scale: tuple[int, int]) -> int:
     """exp((logit - largest) / temperature) * 2**30 for the keys of both and `temperature_scale(temperature)`."""
     if key == top:
         return 1 << _WEIGHT_BITS
-    if key == NEGATIVE_INFINITY_KEY or top == POSITIVE_INFINITY_KEY:
+    if key <= NEGATIVE_INFINITY_KEY or top == POSITIVE_INFINITY_KEY:
         return 0
     # largest - logit, as difference * 2**(exponent - 157): both are brought to the larger exponent, seven bits below
     # float32's own last place, and cut off there.
@@ -164,6 +164,7 @@ def sample(
     *,
     tokens: Sequence[int] = (),
     prompt: int = 0,
+    allowed: bytes = b"",
     float16_bits: bool = False,
 ) -> int:
     """The next token of one row; see the module's definition.
@@ -176,7 +177,7 @@ def sample(
     if not values:
         raise OptionError("logits are empty; there must be at least one token")
     stages = options.stages()
-    known = Row(position, tokens, prompt)
+    known = Row(position, tokens, prompt, allowed)
     edits = [stage.edit for stage in stages if stage.edit is not None and stage.due(options, known)]
     if options.greedy and not edits:
         return _first_of_largest(values)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from .errors import OptionError
 from .stages import (
     BadWords,
+    Guided,
     LogitBias,
     MaxTime,
     MinLength,
@@ -54,6 +55,7 @@ class SearchOptions(
     TokenPenalties,
     NoRepeatNgram,
     BadWords,
+    Guided,
     Selection,
     MinP,
     StopTokenIds,
@@ -122,7 +124,7 @@ class SearchOptions(
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """The names that `replace` and a `search` section may give, sorted."""
-        fixed = {"eos_token_ids", "pad_token_id", "context_length", "seed"}
+        fixed = {"eos_token_ids", "pad_token_id", "context_length", "guided", "seed"}
         return tuple(sorted(f.name for f in fields(cls) if f.name not in fixed))
 
     @classmethod

@@ -8,7 +8,7 @@ import random
 import subprocess
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +66,11 @@ def sent(
     capacity: int = 8,
     sequences: Sequence[Sequence[int]] = ((),),
     prompt: int = 0,
+    allowed: bytes = b"",
 ) -> dict[str, Any]:
     """A program as the page takes it, with its parameters, tables and what the rows' sequences are."""
     program = option.sampler_program(vocab, capacity)
-    rows = b"".join(program.row(tokens, prompt) for tokens in sequences)
+    rows = b"".join(program.row(tokens, prompt, 0, allowed) for tokens in sequences)
     return {
         "words": list(array("I", program.words)),
         "table": list(array("I", program.table)),
@@ -79,6 +80,7 @@ def sent(
             "wgsl": program.wgsl,
             "banWgsl": program.ban_wgsl,
             "rowWords": program.row_words,
+            "allowedAt": program.allowed_at,
         },
     }
 
@@ -97,6 +99,7 @@ class SamplerPage:
         states: Sequence[State] = (),
         sequences: Sequence[Sequence[int]] = (),
         prompt: int = 0,
+        allowed: bytes = b"",
         steps: int = 1,
         submits: int = 1,
         ring_capacity: int = 0,
@@ -110,7 +113,9 @@ class SamplerPage:
             "vocab": vocab,
             "logitsType": "float32" if rows[0].itemsize == 4 else "float16",
             "logits": base64.b64encode(b"".join(row.tobytes() for row in rows)).decode(),
-            "programs": [sent(option, vocab, max_length, sequences or [()] * len(rows), prompt) for option in options],
+            "programs": [
+                sent(option, vocab, max_length, sequences or [()] * len(rows), prompt, allowed) for option in options
+            ],
             "steps": steps,
             "submits": submits,
             "state": [word for state in states or [State()] * len(rows) for word in state.words()],
@@ -427,6 +432,32 @@ def test_stages_follow_the_picks_of_a_burst(sampler: SamplerPage, choice: dict[s
             # At most 64 positions: from there on the length, and what is remembered, stays.
             assert picked[:34] == tokens[length : length + 34]
             assert option is not options[0] or len(set(picked)) > 1, "the greedy pick alone repeats one token"
+
+
+@pytest.mark.parametrize("vocab", [40, 5000])
+def test_only_tokens_of_the_mask_are_picked(sampler: SamplerPage, vocab: int) -> None:
+    """Also where stages ban all of them, and where they are all -inf; with memory of other stages around the mask."""
+    source = random.Random(17)
+    few = sorted(source.sample(range(vocab), 7))
+    allowed = b"".join(
+        (sum(1 << (t & 31) for t in few if t >> 5 == i)).to_bytes(4, "little") for i in range(-(-vocab // 32))
+    )
+    rows = [typed([source.gauss(2, 1) for _ in range(vocab)], half=vocab > 4096) for _ in range(3)]
+    for token in few:
+        rows[2][token] = -math.inf
+    tokens = source.choices(range(vocab), k=LENGTH)
+    choices: list[dict[str, Any]] = [
+        *({}, {"repetition_penalty": 1.4}, {"bad_words_ids": [[token] for token in few]}),
+        {"no_repeat_ngram_size": 2, "frequency_penalty": 0.3, "min_length": 60},
+    ]
+    for base in (GREEDY, SAMPLED, BOTH):
+        options = [replace(base.replace(**choice), guided=True) for choice in choices]
+        results = sampler.run(rows, options, sequences=[tokens] * len(rows), allowed=allowed)
+        for option, result in zip(options, results, strict=True):
+            for index, row in enumerate(rows):
+                expected = sample(row, option, LENGTH, index, tokens=tokens, prompt=0, allowed=allowed)
+                assert result["ring"][index] == expected
+                assert expected in few
 
 
 @pytest.mark.parametrize("scale", [1e-38, 1.0, 1e6])

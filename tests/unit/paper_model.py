@@ -90,6 +90,7 @@ class PaperDecoder:
         """The decoders whose rows it took over."""
         self.pending: int | None = None
         self.done = False
+        self.masks: list[bytes] = []
 
     async def warm_up(self) -> None:
         assert self.unread == 0, "bursts are under way"
@@ -147,6 +148,17 @@ class PaperDecoder:
         self.done = token == EOS
         self.pending = token
         return token
+
+    async def run_picked(self) -> None:
+        assert self.unread == 0, "a run while bursts are under way"
+        assert self.pending is not None
+        self.steps += 1
+        self.cache.append(self.pending)
+        self.logits_of = list(self.cache)
+
+    def allow(self, mask: bytes) -> None:
+        assert self.unread == 0, "a mask while a pick is under way"
+        self.masks.append(mask)
 
     async def step(self, token: int) -> None:
         assert self.unread == 0, "a step while bursts are under way"

@@ -22,7 +22,10 @@ SOURCES = Path(__file__).parents[2] / "py_src" / "capstan"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "fallback", "json_text", "load_times"),
-    ("config", "graph", "hub", "memory", "model_types", "repository", "sampling", "search", "stages", "storage"),
+    (
+        *("config", "graph", "guidance", "hub", "memory", "model_types", "repository", "sampling", "search"),
+        *("stages", "storage"),
+    ),
     ("host", "device.base", "device.row_decoder", "device.shortlist", "device.interface", "device.model_memory"),
     ("leaving",),
     ("notes", "tape", "weights"),
@@ -30,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_js", "local"),
     (
         *("flight", "generator", "generator_params", "measure", "prompt", "run_ahead", "step_counts", "timing"),
-        *("beam_loop", "beam_search", "row", "row_loop"),
+        *("beam_loop", "beam_search", "constrained_loop", "row", "row_loop"),
         *("conversation", "model", "model_folder", "onnxruntime", "planning", "stream", "tokenizer"),
     ),
     ("genai",),

@@ -14,6 +14,8 @@ export type EngineErrorCode =
   | "ModelFileError"
   | "UnsupportedModelError"
   | "OptionError"
+  /** Its message is what xgrammar said; see refusal in py_src/capstan/guidance/matcher.py. */
+  | "GuidanceError"
   | "ClosedError"
   | "DeviceUnavailableError"
   | "DeviceLostError"

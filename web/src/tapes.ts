@@ -210,6 +210,11 @@ export class Tapes {
     this.watched.attribute("kernels", owner, () => sampler.setProgram(wordsOf(words), wordsOf(table), given));
   }
 
+  /** The tokens that a row's next pick may take: a bit each, in u32 words. */
+  setAllowed(handle: number, mask: PyProxy, row: number): void {
+    this.samplers.get(handle).sampler.setAllowed(wordsOf(mask), row);
+  }
+
   setSamplerMemory(handle: number, rows: PyProxy, row: number): void {
     this.samplers.get(handle).sampler.setMemory(wordsOf(rows), row);
   }

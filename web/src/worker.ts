@@ -4,6 +4,7 @@ import type { PyodideInterface } from "pyodide";
 import type { PyCallable, PyProxy } from "pyodide/ffi";
 import { GpuEngine } from "./engine";
 import { EngineError } from "./errors";
+import { Grammars } from "./grammars";
 import { requestAdapter, summarize } from "./gpu/adapter";
 import type {
   CapstanEvent,
@@ -74,6 +75,7 @@ function makeHost(base: string): Record<string, unknown> {
     fileExists,
     storage,
     makeTokenizer,
+    openGrammars: (tokens: string, stop: string) => Grammars.open(base, tokens, stop),
     openGpu: () => {
       const opened = gpuAhead ?? GpuEngine.open(base);
       gpuAhead = null;

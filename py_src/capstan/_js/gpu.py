@@ -232,11 +232,14 @@ class JsGpuEngine:
             return int(self._tapes.makeSampler(json.dumps(asdict(spec))))
 
     def set_sampling(self, sampler: int, program: SamplerProgram) -> None:
-        given = {"passes": program.passes, "wgsl": program.wgsl, "banWgsl": program.ban_wgsl}
+        given: dict[str, Any] = {"passes": program.passes, "wgsl": program.wgsl, "banWgsl": program.ban_wgsl}
+        given |= {"rowWords": program.row_words, "allowedAt": program.allowed_at}
         with typed_errors():
-            self._tapes.setSampling(
-                sampler, program.words, program.table, json.dumps(given | {"rowWords": program.row_words})
-            )
+            self._tapes.setSampling(sampler, program.words, program.table, json.dumps(given))
+
+    def set_allowed(self, sampler: int, mask: bytes, row: int = 0) -> None:
+        with typed_errors():
+            self._tapes.setAllowed(sampler, mask, row)
 
     def set_sampler_memory(self, sampler: int, rows: bytes, row: int = 0) -> None:
         with typed_errors():

@@ -29,6 +29,7 @@ __all__ = [
     "make_tokenizer",
     "mount_file",
     "now",
+    "open_grammars",
     "open_gpu",
     "open_wasm",
     "read_line",
@@ -162,6 +163,12 @@ async def open_wasm(model: bytes, external: Mapping[str, Any]) -> Any:
     (web/src/storage/memory.ts) by the names of their files."""
     with typed_errors():
         return await _capstan_host.openWasm(model, json.dumps(list(external)), *external.values())
+
+
+async def open_grammars(tokens: Sequence[str], stop: Sequence[int]) -> Any:
+    """xgrammar over a vocabulary (web/src/grammars.ts)."""
+    with typed_errors():
+        return await _capstan_host.openGrammars(json.dumps(list(tokens)), json.dumps(list(stop)))
 
 
 def make_tokenizer(tokenizer_json: str, tokenizer_config_json: str) -> Any:

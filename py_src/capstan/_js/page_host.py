@@ -36,6 +36,7 @@ from ..weights.weight_file import WeightFile
 from . import host, storage
 from .errors import typed_errors
 from .files import model_folder
+from .grammars import PageGrammars
 from .sessions import open_wasm_session
 from .tokenizer import PageBackend
 
@@ -117,6 +118,9 @@ class PageHost:
 
     def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
         return PageBackend(host.make_tokenizer(tokenizer_json, tokenizer_config_json))
+
+    async def grammars(self, tokens: Sequence[str], stop: Sequence[int]) -> PageGrammars:
+        return PageGrammars(await host.open_grammars(tokens, stop))
 
     async def adopt(self, path: Any, keep: bool) -> str:
         if isinstance(path, HubRepository):

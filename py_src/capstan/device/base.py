@@ -108,6 +108,13 @@ class Decoder(Protocol):
         """Become what another decoder of the same model and capacity is: its cache, states, length and logits. Called
         while no burst of either is under way. The copy is made on the device."""
 
+    async def run_picked(self) -> None:
+        """Run the model over the last pick, without a pick: the logits are then those after it."""
+
+    def allow(self, mask: bytes) -> None:
+        """The tokens that the next pick may take, where the options are `guided`: u32 words, the lowest bit of the
+        first one is token 0."""
+
     def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
         """Take over the sequence for stages that ask for it, and that its first `prompt` tokens were not picked: called
         before the first pick of a sequence that was changed otherwise than by a pick. Picks follow it by themselves.

@@ -65,6 +65,7 @@ class HostSampledDecoder:
         """The sequence with all picks, for stages that ask for it."""
         self._prompt = 0
         """How many of them were not picked."""
+        self._allowed = b""
         self._pending = 0
         self._counters: Counters = {"steps": 0, "readbacks": 0, "readback_bytes": 0}
 
@@ -96,14 +97,26 @@ class HostSampledDecoder:
             raise ValueError(f"{picks} picks in a burst on the CPU; 1 is the most")
         submitted = self._now()
         if not sample_first:
-            await self.step(self._pending)
+            await self.run_picked()
         readable = self._now()
         self._pending = sample(
-            self._logits, self._options, self._length, self._row, tokens=self._tokens, prompt=self._prompt
+            self._logits,
+            self._options,
+            self._length,
+            self._row,
+            tokens=self._tokens,
+            prompt=self._prompt,
+            allowed=self._allowed,
         )
         self._tokens.append(self._pending)
         entered = self._now()
         return Burst((self._pending,), submitted, readable, entered - readable, entered)
+
+    async def run_picked(self) -> None:
+        await self.step(self._pending)
+
+    def allow(self, mask: bytes) -> None:
+        self._allowed = mask
 
     async def step(self, token: int) -> None:
         if self._snapshots is not None:

@@ -102,6 +102,12 @@ class RowDecoder(Protocol):
         from the logits that are there. Rows that are not given have picked an end of sequence: what happens in their
         caches past it does not matter. Work is queued when this returns; ids are awaited in the order of the bursts."""
 
+    async def run_picked(self, rows: Sequence[int]) -> None:
+        """As Decoder.run_picked, for the given rows. Called while no burst is under way."""
+
+    def allow(self, row: int, mask: bytes) -> None:
+        """As Decoder.allow, for a row."""
+
     async def step(self, tokens: Sequence[int]) -> None:
         """Run one decode step over given tokens, one for each row, without a pick: the logits are then those after
         them. For searches that choose on the host. Called while no burst is under way."""

@@ -125,6 +125,13 @@ class SeparateRows:
         bursts = {row: self.decoders[row].submit(picks, sample_first) for row in rows}
         return _Bursts(self.rows, bursts, self._unread)
 
+    async def run_picked(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            await self.decoders[row].run_picked()
+
+    def allow(self, row: int, mask: bytes) -> None:
+        self.decoders[row].allow(mask)
+
     async def step(self, tokens: Sequence[int]) -> None:
         for decoder, token in zip(self.decoders, tokens, strict=True):
             await decoder.step(token)

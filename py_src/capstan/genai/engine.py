@@ -143,8 +143,6 @@ class Request:
         params = CapstanParams(self._engine._model.capstan)
         params.set_search_options(max_length=self._limit, **search)
         if options._guidance is not None:
-            if not hasattr(params, "set_guidance"):
-                raise OptionError(f"guidance by {options._guidance[0]!r}: it is not implemented; leave it out")
             params.set_guidance(*options._guidance)
         made = CapstanGenerator(self._engine._model.capstan, params)
         if self._generator is not None:

@@ -106,10 +106,7 @@ class GeneratorParams:
                 raise OptionError(f"{name} is 0; it must be at least 1")
         params.set_search_options(**self._given)
         if self._guidance is not None:
-            set_guidance = getattr(params, "set_guidance", None)
-            if set_guidance is None:
-                raise OptionError(f"guidance by {self._guidance[0]!r}: it is not implemented; leave set_guidance out")
-            set_guidance(*self._guidance)
+            params.set_guidance(*self._guidance)
         return params
 
 

@@ -18,6 +18,7 @@ from ..hub import HubRepository
 from ..memory import Fit
 from ..repository import ON_CPU
 from ..storage import Backing
+from .grammars import LocalGrammars
 from .tokenizer import LocalBackend
 
 __all__ = ["LocalHost", "begin_now"]
@@ -87,6 +88,9 @@ class LocalHost:
 
     def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
         return LocalBackend(tokenizer_json, tokenizer_config_json)
+
+    async def grammars(self, tokens: Sequence[str], stop: Sequence[int]) -> LocalGrammars:
+        return LocalGrammars(tokens, stop)
 
     async def forget(self, addresses: Sequence[str] | None) -> int:
         return 0

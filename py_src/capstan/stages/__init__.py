@@ -9,6 +9,7 @@ its options from there too. What only says when a sequence ends is a module with
 from __future__ import annotations
 
 from .bad_words import BadWords
+from .guided import FORBIDDEN_KEY, Guided
 from .logit_bias import LogitBias
 from .max_time import MaxTime
 from .min_length import MinLength
@@ -24,8 +25,10 @@ from .stop_token_ids import StopTokenIds
 from .token_penalties import TokenPenalties
 
 __all__ = [
+    "FORBIDDEN_KEY",
     "NEGATIVE_INFINITY_KEY",
     "BadWords",
+    "Guided",
     "LogitBias",
     "MaxTime",
     "MinLength",

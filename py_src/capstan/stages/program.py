@@ -25,9 +25,10 @@ class SamplerProgram:
     """Kernels are made from the text, which only the set of active stages changes, never the values of options.
 
     The sampler's memory is one buffer, u32: `table`, then `row_words` for each row: token counts [vocab], bans [vocab]
-    (the length at which a token is banned, plus 1), and the sequence's ids [capacity] behind the number of its tokens
-    that the model was not given (padding); each only where a stage asks. The host sets a row when its sequence was
-    changed from outside, picks add to it.
+    (the length at which a token is banned, plus 1), the mask of tokens that can be picked [vocab / 32], and the
+    sequence's ids [capacity] behind the number of its tokens that the model was not given (padding); each only where a
+    stage asks. The host sets a row when its sequence was changed from outside, and the mask before each pick; picks add
+    to it.
     """
 
     words: bytes
@@ -44,20 +45,25 @@ class SamplerProgram:
     """Of the memory; 0 if no stage asks for any."""
     counts: bool
     """Whether a row's memory has token counts."""
+    allowed_at: int | None
+    """Where in it the mask is, which the host sets before each pick; None if no stage asks for it."""
     sequence: bool
     """Whether it has the ids."""
     vocab: int
     capacity: int
 
-    def row(self, tokens: Sequence[int], prompt: int, padding: int = 0) -> bytes:
+    def row(self, tokens: Sequence[int], prompt: int, padding: int = 0, allowed: bytes = b"") -> bytes:
         """A row's memory for a sequence, of which the first `prompt` tokens were not picked, and `padding` ones not
-        given to the model."""
+        given to the model; `allowed` is its mask."""
         words = array("I", bytes(4 * self.row_words))
         if self.counts:
             for token in set(tokens):
                 words[token] = _IN_SEQUENCE
             for token in tokens[prompt:]:
                 words[token] += 1
+        if self.allowed_at is not None:
+            mask = array("I", allowed)
+            words[self.allowed_at : self.allowed_at + len(mask)] = mask
         if self.sequence:
             start = self.row_words - self.capacity
             words[start - 1] = padding
@@ -74,6 +80,7 @@ def sampler_program(
     counts = any(stage.counts for stage in active)
     bans = any(stage.ban_wgsl for stage in active)
     sequence = any(stage.sequence for stage in active)
+    allowed = any(stage.allowed for stage in active)
     ends = options.end_token_ids
     words = {"pad": options.pad_token_id, "end_count": len(ends), "first_row": first_row}
     for stage in stages:
@@ -87,9 +94,11 @@ def sampler_program(
             if stage in active:
                 table += stage.table(options, vocab)
     bans_at = vocab * counts
-    ids_at = bans_at + vocab * bans
+    allowed_at = bans_at + vocab * bans
+    ids_at = allowed_at + -(-vocab // 32) * allowed
     row_words = ids_at + (1 + capacity) * sequence
-    words |= {"rows_at": len(table), "row_words": row_words, "bans_at": bans_at, "ids_at": ids_at}
+    words |= {"rows_at": len(table), "row_words": row_words, "bans_at": bans_at}
+    words |= {"allowed_at": allowed_at, "ids_at": ids_at}
     padding = -len(words) % _VECTOR
     end_words = [*ends, *[0] * (MAX_END_TOKENS - len(ends))]
     fields = "".join(f"  {name}: u32,\n" for name in words)
@@ -103,6 +112,7 @@ def sampler_program(
         table=table.tobytes(),
         row_words=row_words,
         counts=counts,
+        allowed_at=allowed_at if allowed else None,
         sequence=sequence,
         vocab=vocab,
         capacity=capacity,

@@ -25,6 +25,8 @@ class Row:
     """The sequence, prompt and generated; may be left out if no active stage has `counts` or `sequence`."""
     prompt: int = 0
     """How many of them are the prompt: those behind were picked since tokens were last appended."""
+    allowed: bytes = b""
+    """A bit for each token that can be picked, in u32 words; may be left out if no active stage has `allowed`."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class Stage:
     """The weights of the tokens that top_k and top_p have left, from their weights; the largest, 2**30, must stay."""
     weigh_wgsl: str = ""
     """`fn weigh_NAME(weight: u32) -> u32`: the same."""
+    allowed: bool = False
+    """Whether it asks which tokens the host allows: `is_allowed(row, token)` in WGSL."""
     counts: bool = False
     """Whether it asks which tokens the sequence has, and how often they were picked since tokens were last appended."""
     sequence: bool = False

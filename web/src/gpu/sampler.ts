@@ -51,6 +51,8 @@ export interface SamplerProgram {
   banWgsl: string;
   /** Of the sampler's memory, u32; 0 where no stage asks what the sequence is. */
   rowWords: number;
+  /** Where in a row of it the mask is; null where no stage asks for one. */
+  allowedAt: number | null;
 }
 
 const MAX_VOCAB = 1 << 24;
@@ -198,6 +200,7 @@ export class Sampler {
   private memory: GPUBuffer;
   private memoryTable = 0;
   private rowWords = 0;
+  private allowedAt: number | null = null;
   private bindGroups = new Map<string, GPUBindGroup>();
   private plan: readonly { bindGroup: GPUBindGroup; pipeline: GPUComputePipeline; blocks: number }[] = [];
 
@@ -244,6 +247,7 @@ export class Sampler {
     this.memory = this.atLeast(this.memory, memory);
     this.memoryTable = table.length;
     this.rowWords = program.rowWords;
+    this.allowedAt = program.allowedAt;
     this.write(this.params, words);
     if (table.length > 0) this.write(this.memory, table);
     const pipelines = SamplerPipelines.of(this.device);
@@ -263,6 +267,17 @@ export class Sampler {
       throw new RangeError(`sampler: ${words.length} words of memory from row ${row} on, of ${rowWords} a row`);
     }
     this.write(this.memory, words, (this.memoryTable + row * rowWords) * 4);
+  }
+
+  /** The tokens that a row's next pick may take: a bit each. Throws RangeError for another size, or without a mask. */
+  setAllowed(words: Uint32Array<ArrayBuffer>, row = 0): void {
+    const size = Math.ceil(this.targets.vocab / 32);
+    if (this.allowedAt === null || words.length !== size || row >= this.targets.rows) {
+      throw new RangeError(
+        `sampler: ${words.length} words of a mask for row ${row}, of ${this.allowedAt === null ? 0 : size}`,
+      );
+    }
+    this.write(this.memory, words, (this.memoryTable + row * this.rowWords + this.allowedAt) * 4);
   }
 
   private bindGroup(kernel: Kernel, round: number, pipelines: SamplerPipelines): GPUBindGroup {

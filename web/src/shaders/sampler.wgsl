@@ -19,7 +19,7 @@ const STATE_STRIDE = 8u;
 
 // `struct Params`, `HAS_COUNTS`, `HAS_BANS`, `HAS_SEQUENCE`, `edited` and `kept`, and `ban_all` for ban.wgsl, are in
 // the text that capstan.stages gives (SamplerProgram). What it calls is here: `multiply`, `add64`, `sub64`, `is_end`, `has_token`,
-// `picks_of`, `sequence_token`, `sequence_length`, and `ban` in ban.wgsl. Each kernel binds `state` and `memory`.
+// `picks_of`, `is_allowed`, `sequence_token`, `sequence_length`, and `ban` in ban.wgsl. Each kernel binds `state` and `memory`.
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> logits: array<u32>;
@@ -142,6 +142,11 @@ fn picks_of(row: u32, token: u32) -> u32 {
   return memory[row_memory(row) + token] & 0x7fffffffu;
 }
 
+// Whether the host allows the token; only for stages with `allowed`.
+fn is_allowed(row: u32, token: u32) -> bool {
+  return ((memory[row_memory(row) + params.allowed_at + (token >> 5u)] >> (token & 31u)) & 1u) != 0u;
+}
+
 // A token of the row's sequence; only with HAS_SEQUENCE.
 fn sequence_token(row: u32, index: u32) -> u32 {
   return memory[row_memory(row) + params.ids_at + 1u + index];
@@ -188,7 +193,7 @@ fn token_weight(key: u32, top: u32) -> u32 {
   if (key == top) {
     return 0x40000000u;
   }
-  if (key == NEGATIVE_INFINITY_KEY || top == POSITIVE_INFINITY_KEY) {
+  if (key <= NEGATIVE_INFINITY_KEY || top == POSITIVE_INFINITY_KEY) {
     return 0u;
   }
   let larger = magnitude_of(top);

@@ -181,6 +181,22 @@ class WebGpuDecoder:
         self._cursor = 0
         buffers.set_length(self._length)
 
+    async def run_picked(self) -> None:
+        self._require_open()
+        snapshots = self._snapshots
+        if snapshots is not None:
+            snapshots.before_burst()
+            snapshots.live = self._length
+        self._steps += 1
+        if self._step.tape:
+            self._engine.play_once(self._step.tape, self._length)
+        else:
+            await self._run(self._step.binding, self._length)
+            self._settle(self._length)
+
+    def allow(self, mask: bytes) -> None:
+        self._engine.set_allowed(self._sampler, mask)
+
     async def step(self, token: int) -> None:
         if not self._step.tape:
             await self.prefill([token], self._length)

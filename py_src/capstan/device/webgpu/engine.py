@@ -210,6 +210,9 @@ class GpuSampling(GpuAdapter, Protocol):
 
     def make_sampler(self, spec: SamplerSpec) -> int: ...
     def set_sampling(self, sampler: int, program: SamplerProgram) -> None: ...
+    def set_allowed(self, sampler: int, mask: bytes, row: int = 0) -> None:
+        """The tokens that a row's next pick may take: a bit each, in u32 words. Only after a program with a mask."""
+
     def set_sampler_memory(self, sampler: int, rows: bytes, row: int = 0) -> None:
         """What the sequences of rows from `row` on are: `SamplerProgram.row` of each. Only after a program with
         `row_words`."""

@@ -148,6 +148,15 @@ class JointRows:
         numbers = self._engine.burst(self._tape.tape, self._sampler, picks, sample_first, first, cursor)
         return _burst(numbers, self.rows, frozenset(rows))
 
+    async def run_picked(self, rows: Sequence[int]) -> None:
+        self._require_open()
+        self._steps += 1
+        self._engine.play_once(self._tape.tape, max(self._lengths))
+
+    def allow(self, row: int, mask: bytes) -> None:
+        self._require_open()
+        self._engine.set_allowed(self._sampler, mask, row)
+
     async def step(self, tokens: Sequence[int]) -> None:
         self._require_open()
         with self._device.batch():

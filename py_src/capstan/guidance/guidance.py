@@ -1,0 +1,56 @@
+"""What a user asks for: the kind of grammar and its text, checked and turned into rules at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..errors import GuidanceError, OptionError
+from .ebnf import parse_ebnf
+from .grammar import Grammar
+from .json_schema import json_schema_grammar
+from .lark import lark_grammar
+from .regex import parse_regex
+
+__all__ = ["KINDS", "Guidance"]
+
+KINDS = ("json_schema", "regex", "lark_grammar", "ebnf")
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """A grammar that outputs have to fit. Raises OptionError for another kind, GuidanceError with the place in it."""
+
+    kind: str
+    data: str
+    enable_ff_tokens: bool = False
+    """Whether text that must come next is appended without a model step for each of its tokens."""
+    text: str = field(init=False, repr=False, compare=False)
+    """The grammar in xgrammar's EBNF."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("type", self.kind), ("data", self.data)):
+            if not isinstance(value, str):
+                raise OptionError(f"guidance {name} is {value!r}; it must be a string")
+        if not isinstance(self.enable_ff_tokens, bool):
+            raise OptionError(f"enable_ff_tokens is {self.enable_ff_tokens!r}; it must be True or False")
+        if not self.kind or not self.data:
+            raise OptionError("Guidance type and data must be provided together; give both")
+        if self.kind not in KINDS:
+            raise OptionError(f"Unsupported guidance type: {self.kind} (only {', '.join(KINDS)} are supported)")
+        object.__setattr__(self, "text", self._grammar().text())
+
+    def _grammar(self) -> Grammar:
+        try:
+            match self.kind:
+                case "json_schema":
+                    return json_schema_grammar(self.data)
+                case "regex":
+                    grammar = Grammar()
+                    grammar.add("root", parse_regex(self.data))
+                    return grammar
+                case "lark_grammar":
+                    return lark_grammar(self.data)
+                case _:
+                    return parse_ebnf(self.data)
+        except RecursionError:
+            raise GuidanceError(f"{self.kind}: it is nested too deeply; simplify it") from None

@@ -1,0 +1,403 @@
+"""JSON schemas as a grammar: every text that it allows is JSON and fits the schema.
+
+Properties come in the order of the schema, those it does not name last. Between any two parts there may be a blank, or
+a line feed with up to 64 blanks or 16 tabs: without a limit a model can go on with white space for ever.
+A keyword that is not enforced is refused, with its place as a JSON pointer; it is never ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from ..errors import GuidanceError
+from ..json_text import NotJsonError, read_json
+from .grammar import ANY_CHARACTER, Chars, Choice, Grammar, Node, Repeat, Rule, Series, Text
+from .json_numbers import integer_range, number_range
+from .json_text import BLANK, CHARACTER, INTEGER, NUMBER, any_value, json_grammar, literal, other_key, quoted, string
+from .merging import MergeError, merged
+from .regex import parse_regex, parse_searched
+
+__all__ = ["json_schema_grammar"]
+
+Schema = Mapping[str, Any]
+
+TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+_ANNOTATIONS = {
+    *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"),
+    *("$id", "id", "$defs", "definitions", "$anchor", "contentMediaType", "contentEncoding"),
+}
+_BY_TYPE: dict[str, set[str]] = {
+    "object": {"properties", "required", "additionalProperties", "minProperties", "maxProperties"},
+    "array": {"items", "prefixItems", "minItems", "maxItems"},
+    "string": {"minLength", "maxLength", "pattern", "format"},
+    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"},
+    "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"},
+    "boolean": set(),
+    "null": set(),
+}
+_TYPED = set().union(*_BY_TYPE.values())
+_COMBINED = {"$ref", "allOf", "anyOf", "oneOf"}
+_KNOWN = _ANNOTATIONS | _TYPED | _COMBINED | {"type", "enum", "const"}
+_NO_CHANGE = {"uniqueItems": False, "minContains": 0, "unevaluatedItems": True, "unevaluatedProperties": True}
+"""Keywords that are taken at the value with which they ask for nothing."""
+
+_HOUR_TO_SECOND = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?"
+_ZONE = r"(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
+# The 31st only in months that have it, the 29th of February not: no grammar of a sensible size knows leap years.
+_DATE = r"\d{4}-((0[1-9]|1[0-2])-(0[1-9]|1\d|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
+_BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+FORMATS = {
+    "date": _DATE,
+    "time": _HOUR_TO_SECOND + _ZONE,
+    "date-time": _DATE + "T" + _HOUR_TO_SECOND + _ZONE,
+    "uuid": r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+    "ipv4": rf"({_BYTE}\.){{3}}{_BYTE}",
+    "email": r"[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z]{2,24})+",
+}
+
+
+def json_schema_grammar(text: str) -> Grammar:
+    """The grammar of a schema's text. Raises GuidanceError with the line and column, or the JSON pointer."""
+    try:
+        schema = read_json(text)
+    except NotJsonError as error:
+        raise GuidanceError(f"json_schema: {error}; correct it") from error
+    try:
+        return _Converter(schema).grammar
+    except RecursionError:
+        raise GuidanceError("json_schema #: it refers to itself without an end; take the circle out") from None
+
+
+class _Converter:
+    def __init__(self, schema: Any) -> None:
+        self._root = schema
+        self._rules: dict[str, Rule] = {}
+        """Of schemas that were met, by their content."""
+        self.grammar, root = json_grammar()
+        self.grammar.set(root, self.value(schema, "#"))
+
+    def value(self, schema: Any, at: str) -> Node:
+        """What a value of the schema may be; equal schemas are one rule."""
+        if schema is True or schema == {}:
+            return any_value(self.grammar)
+        if schema is False:
+            refuse(at, "the schema false", "nothing fits it: take it out")
+        if not isinstance(schema, Mapping):
+            refuse(at, f"{schema!r}", "a schema is an object, true or false")
+        key = json.dumps(schema)
+        if key not in self._rules:
+            rule = self._rules[key] = self.grammar.reserve("value")
+            self.grammar.set(rule, self._node(schema, at))
+        return self._rules[key]
+
+    def _node(self, schema: Schema, at: str) -> Node:
+        require_known(schema, at)
+        if "$ref" in schema:
+            return self._referred(schema, at)
+        if "allOf" in schema:
+            parts = listed(schema, "allOf", at)
+            rest = {name: value for name, value in schema.items() if name != "allOf"}
+            for index, part in enumerate(parts):
+                rest = self._merged(rest, self._resolved(part, f"{at}/allOf/{index}"), f"{at}/allOf/{index}")
+            return self.value(rest, f"{at}/allOf")
+        for name in ("anyOf", "oneOf"):
+            if name in schema:
+                return self._choice(schema, name, at)
+        if "const" in schema:
+            return self._values([schema["const"]], schema, f"{at}/const")
+        if "enum" in schema:
+            return self._values(listed(schema, "enum", at), schema, f"{at}/enum")
+        return self._typed(schema, at)
+
+    def _typed(self, schema: Schema, at: str) -> Node:
+        types = types_of(schema, at)
+        # Keywords of other types than the value's ask for nothing; an integer is a number.
+        kinds = [kind for kind in types if not (kind == "integer" and "number" in types)]
+        branches = [self._of_type(kind, schema, at) for kind in kinds]
+        return branches[0] if len(branches) == 1 else Choice(tuple(branches))
+
+    def _of_type(self, kind: str, schema: Schema, at: str) -> Node:
+        match kind:
+            case "object":
+                return self._object(schema, at)
+            case "array":
+                return self._array(schema, at)
+            case "string":
+                return self._string(schema, at)
+            case "integer" | "number":
+                return self._number(kind, schema, at)
+            case "boolean":
+                return Choice((Text("true"), Text("false")))
+            case _:
+                return Text("null")
+
+    def _object(self, schema: Schema, at: str) -> Node:
+        properties = schema.get("properties", {})
+        if not isinstance(properties, Mapping):
+            refuse(f"{at}/properties", f"{properties!r}", "it must be an object")
+        required = listed(schema, "required", at) if "required" in schema else []
+        for index, name in enumerate(required):
+            if not isinstance(name, str):
+                refuse(f"{at}/required/{index}", f"{name!r}", "it must be a property's name")
+        extra = schema.get("additionalProperties", True)
+        pairs: list[tuple[Node, bool]] = []
+        for name, value in properties.items():
+            needed = name in required
+            if value is False:
+                if needed:
+                    refuse(f"{at}/properties/{pointer(name)}", "a required property that nothing fits", "take it out")
+                continue
+            pairs.append((self._pair(literal(name), value, f"{at}/properties/{pointer(name)}"), needed))
+        for index, name in enumerate(required):
+            if name not in properties:
+                if extra is False:
+                    refuse(f"{at}/required/{index}", f"{name!r}", "additionalProperties is false and it has no schema")
+                pairs.append((self._pair(literal(name), extra, f"{at}/additionalProperties"), True))
+        least, most = count(schema, "minProperties", at, 0), count(schema, "maxProperties", at, None)
+        needed_count = sum(needed for _, needed in pairs)
+        if least is not None and least > needed_count:
+            refuse(f"{at}/minProperties", f"{least}", f"more than the {needed_count} required ones is not enforced")
+        if most is not None and (extra is not False or most < len(pairs)):
+            refuse(f"{at}/maxProperties", f"{most}", "it is not enforced; list properties and forbid additional ones")
+        others: Node | None = None
+        if extra is not False:
+            key = other_key(self.grammar, {*properties, *required})
+            others = self.grammar.add("pair", self._pair(key, extra, f"{at}/additionalProperties"))
+        return Series((Text("{"), BLANK, self._members(pairs, others), BLANK, Text("}")))
+
+    def _pair(self, key: Node, schema: Any, at: str) -> Node:
+        return Series((key, BLANK, Text(":"), BLANK, self.value(schema, at)))
+
+    def _members(self, pairs: Sequence[tuple[Node, bool]], others: Node | None) -> Node:
+        """The pairs in order, each with a comma before it unless it is the first; optional ones may be missing."""
+        comma = Series((BLANK, Text(","), BLANK))
+        # From the last to the first: what may follow if something stands before, and if nothing does.
+        after: Node = Repeat(Series((comma, others)), 0, None) if others else Text("")
+        first: Node = Repeat(Series((others, after)), 0, 1) if others else Text("")
+        for pair, needed in reversed(pairs):
+            behind = self.grammar.add("members", after)
+            after_this: Node = Series((comma, pair, behind))
+            first_this: Node = Series((pair, behind))
+            after = after_this if needed else Choice((after_this, behind))
+            first = first_this if needed else Choice((first_this, self.grammar.add("members", first)))
+        return first
+
+    def _array(self, schema: Schema, at: str) -> Node:
+        least, most = count(schema, "minItems", at, 0) or 0, count(schema, "maxItems", at, None)
+        before = listed(schema, "prefixItems", at) if "prefixItems" in schema else []
+        items = schema.get("items", True)
+        if isinstance(items, list):
+            refuse(f"{at}/items", "a list", "name it prefixItems, and what follows it items")
+        comma = Series((BLANK, Text(","), BLANK))
+        if items is False:
+            most = min(len(before), most) if most is not None else len(before)
+        if most is not None and least > most:
+            refuse(f"{at}/minItems", f"{least}", f"at most {most} items are allowed")
+        fixed = [self.value(item, f"{at}/prefixItems/{index}") for index, item in enumerate(before)]
+        fixed = fixed if most is None else fixed[:most]
+        rest: Node = Text("")
+        if most is None or most > len(fixed):
+            item = self.value(items, f"{at}/items")
+            low, high = max(least - len(fixed), 0), None if most is None else most - len(fixed)
+            if fixed:
+                rest = Repeat(Series((comma, item)), low, high)
+            else:
+                tail = Repeat(Series((comma, item)), max(low - 1, 0), None if high is None else high - 1)
+                rest = Series((item, tail)) if low else Repeat(Series((item, tail)), 0, 1)
+        for index in reversed(range(len(fixed))):
+            whole = Series(((comma,) if index else ()) + (fixed[index], rest))
+            rest = whole if index < least else Repeat(whole, 0, 1)
+        return Series((Text("["), BLANK, rest, BLANK, Text("]")))
+
+    def _string(self, schema: Schema, at: str) -> Node:
+        least, most = count(schema, "minLength", at, 0) or 0, count(schema, "maxLength", at, None)
+        if most is not None and least > most:
+            refuse(f"{at}/minLength", f"{least}", f"maxLength is {most}")
+        for name in ("pattern", "format"):
+            if name in schema and (least or most is not None or ("pattern" in schema and "format" in schema)):
+                others = " and ".join(sorted({"minLength", "maxLength", "pattern", "format"} & schema.keys() - {name}))
+                refuse(f"{at}/{name}", f"{name} together with {others}", "say both in one pattern")
+        if "pattern" in schema:
+            return string(quoted(self._pattern(schema["pattern"], f"{at}/pattern")))
+        if "format" in schema:
+            kind = schema["format"]
+            if not isinstance(kind, str) or kind not in FORMATS:
+                refuse(f"{at}/format", f"{kind!r}", f"there are {', '.join(FORMATS)}; or write a pattern")
+            return string(quoted(parse_regex(FORMATS[kind])))
+        return string(Repeat(CHARACTER, least, most))
+
+    def _pattern(self, pattern: Any, at: str) -> Node:
+        if not isinstance(pattern, str):
+            refuse(at, f"{pattern!r}", "it must be a string")
+        try:
+            branches = parse_searched(pattern)
+        except GuidanceError as error:
+            raise GuidanceError(f"json_schema {at}: {error}") from error
+        anything = Repeat(Chars(ANY_CHARACTER), 0, None)
+        nodes = [Series((*(() if b.start else (anything,)), b.node, *(() if b.end else (anything,)))) for b in branches]
+        return nodes[0] if len(nodes) == 1 else Choice(tuple(nodes))
+
+    def _number(self, kind: str, schema: Schema, at: str) -> Node:
+        bounds: dict[str, Any] = {}
+        for name in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
+            if name in schema:
+                bounds[name] = schema[name]
+                if isinstance(schema[name], bool) or not isinstance(schema[name], int | float):
+                    refuse(f"{at}/{name}", f"{schema[name]!r}", "it must be a number")
+        if not bounds:
+            return INTEGER if kind == "integer" else NUMBER
+        found = (integer_range if kind == "integer" else number_range)(bounds)
+        if found is None:
+            refuse(at, " and ".join(f"{name} {value}" for name, value in bounds.items()), f"no {kind} fits them")
+        return found
+
+    def _values(self, values: Sequence[Any], schema: Schema, at: str) -> Node:
+        """The values of an enum or a const that have one of the schema's types."""
+        asked = {name for name in _TYPED | {"enum"} if name in schema} - {at.rpartition("/")[2]}
+        if asked:
+            refuse(at, f"together with {', '.join(sorted(asked))}", "leave out the values that do not fit them")
+        types = types_of(schema, at.rpartition("/")[0])
+        fitting = [value for value in values if "type" not in schema or any(is_a(kind, value) for kind in types)]
+        if not fitting:
+            refuse(at, f"{list(values)!r}", "no value has the schema's type")
+        nodes = [literal(value) for value in fitting]
+        return nodes[0] if len(nodes) == 1 else Choice(tuple(nodes))
+
+    def _choice(self, schema: Schema, name: str, at: str) -> Node:
+        rest = {key: value for key, value in schema.items() if key != name}
+        parts = [self._resolved(part, f"{at}/{name}/{i}") for i, part in enumerate(listed(schema, name, at))]
+        places = [f"{at}/{name}/{i}" for i in range(len(parts))]
+        if not rest.keys() - _ANNOTATIONS and name == "anyOf":
+            parts = listed(schema, name, at)
+        kept = [(part, place) for part, place in zip(parts, places, strict=True) if part is not False]
+        if not kept:
+            refuse(f"{at}/{name}", "false alone", "nothing fits it")
+        whole = [(self._merged(rest, part, place), place) for part, place in kept]
+        if name == "oneOf":
+            require_apart([part for part, _ in whole], f"{at}/{name}")
+        nodes = [self.value(part, place) for part, place in whole]
+        return nodes[0] if len(nodes) == 1 else Choice(tuple(nodes))
+
+    def _merged(self, a: Any, b: Any, at: str) -> Any:
+        """The schema of what fits both."""
+        try:
+            return merged(a, b, _ANNOTATIONS)
+        except MergeError as error:
+            refuse(at, str(error), "write one schema that says both")
+
+    def _referred(self, schema: Schema, at: str) -> Node:
+        rest = {name: value for name, value in schema.items() if name != "$ref" and name not in _ANNOTATIONS}
+        target = schema["$ref"]
+        if not rest:
+            return self.value(self._target(target, f"{at}/$ref"), target)
+        return self.value(self._merged(rest, self._target(target, f"{at}/$ref"), at), at)
+
+    def _resolved(self, schema: Any, at: str) -> Any:
+        """The schema, or the one that it refers to with nothing besides."""
+        seen = []
+        while isinstance(schema, Mapping) and "$ref" in schema and not schema.keys() - _ANNOTATIONS - {"$ref"}:
+            if schema["$ref"] in seen:
+                refuse(f"{at}/$ref", f"{schema['$ref']!r}", "it refers to itself alone")
+            seen.append(schema["$ref"])
+            schema = self._target(schema["$ref"], f"{at}/$ref")
+        return schema
+
+    def _target(self, reference: Any, at: str) -> Any:
+        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+            refuse(at, f"{reference!r}", "only references within the schema, such as #/$defs/name, are followed")
+        found = self._root
+        for part in reference[2:].split("/") if reference != "#" else ():
+            name = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+                found = found[int(name)]
+            elif isinstance(found, Mapping) and name in found:
+                found = found[name]
+            else:
+                refuse(at, f"{reference!r}", f"the schema has no {name!r} there")
+        return found
+
+
+def require_known(schema: Schema, at: str) -> None:
+    for name in schema:
+        if name in _NO_CHANGE and schema[name] is _NO_CHANGE[name]:
+            continue
+        if name not in _KNOWN:
+            refuse(f"{at}/{pointer(name)}", f"{name} is not enforced", "leave it out, or say it another way")
+
+
+def types_of(schema: Schema, at: str) -> list[str]:
+    """The types that the schema names, all if it names none."""
+    given = schema.get("type", list(TYPES))
+    types = given if isinstance(given, list) else [given]
+    for kind in types:
+        if kind not in TYPES:
+            refuse(f"{at}/type", f"{kind!r}", f"there are {', '.join(TYPES)}")
+    if not types:
+        refuse(f"{at}/type", "[]", "nothing has no type")
+    return types
+
+
+def is_a(kind: str, value: Any) -> bool:
+    """Whether a value has the type."""
+    if isinstance(value, bool) or value is None:
+        return kind == ("null" if value is None else "boolean")
+    if isinstance(value, int | float):
+        return kind == "number" or (kind == "integer" and value == int(value))
+    return kind == ("string" if isinstance(value, str) else "array" if isinstance(value, list) else "object")
+
+
+def require_apart(parts: Sequence[Any], at: str) -> None:
+    """Raise unless no value fits two of them, by their types, or by their fixed values."""
+    for index, a in enumerate(parts):
+        for other, b in enumerate(parts[:index]):
+            if not apart(a, b):
+                refuse(f"{at}/{index}", f"a value may fit {at}/{other} too", "use anyOf, or make them differ in type")
+
+
+def apart(a: Any, b: Any) -> bool:
+    """Whether it is plain that no value fits both."""
+    if a is True or b is True or not isinstance(a, Mapping) or not isinstance(b, Mapping):
+        return False
+    values = [fixed(a), fixed(b)]
+    if values[0] is not None and values[1] is not None:
+        texts = [{json.dumps(value, sort_keys=True) for value in found} for found in values if found is not None]
+        return not texts[0] & texts[1]
+    types = [{"integer" if kind == "number" else kind for kind in types_of(schema, "#")} for schema in (a, b)]
+    if "type" in a and "type" in b and not types[0] & types[1]:
+        return True
+    if types[0] == types[1] == {"object"}:
+        shared = set(a.get("required", ())) & set(b.get("required", ()))
+        return any(apart(a.get("properties", {}).get(n, True), b.get("properties", {}).get(n, True)) for n in shared)
+    return False
+
+
+def fixed(schema: Schema) -> list[Any] | None:
+    """The values that the schema lists."""
+    if "const" in schema:
+        return [schema["const"]]
+    found = schema.get("enum")
+    return found if isinstance(found, list) else None
+
+
+def listed(schema: Schema, name: str, at: str) -> list[Any]:
+    found = schema[name]
+    if not isinstance(found, list) or (not found and name != "required" and name != "prefixItems"):
+        refuse(f"{at}/{name}", f"{found!r}", "it must be a list with something in it")
+    return found
+
+
+def count(schema: Schema, name: str, at: str, default: int | None) -> int | None:
+    found = schema.get(name, default)
+    if found is not None and (isinstance(found, bool) or not isinstance(found, int) or found < 0):
+        refuse(f"{at}/{name}", f"{found!r}", "it must be an integer of at least 0")
+    return found
+
+
+def pointer(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def refuse(at: str, what: str, remedy: str) -> NoReturn:
+    raise GuidanceError(f"json_schema {at}: {what}; {remedy}")

@@ -1,0 +1,160 @@
+"""The text of JSON values as grammar: strings, numbers, white space, any value."""
+
+from __future__ import annotations
+
+import json
+
+from .grammar import (
+    ANY_CHARACTER,
+    Chars,
+    Choice,
+    Grammar,
+    Node,
+    Repeat,
+    Rule,
+    Series,
+    Text,
+    chars,
+    complement,
+    intersected,
+)
+
+__all__ = [
+    "BLANK",
+    "CHARACTER",
+    "INTEGER",
+    "NUMBER",
+    "any_value",
+    "json_grammar",
+    "literal",
+    "other_key",
+    "quoted",
+    "string",
+]
+
+BLANK = Rule("blank")
+"""White space, which may stand between any two parts; `json_grammar` has the rule."""
+
+_BLANKS: Node = Choice(
+    (
+        *(Text(""), Text(" ")),
+        Series((Text("\n"), Choice((Repeat(Text(" "), 0, 64), Repeat(Text("\t"), 1, 16))))),
+    )
+)
+
+_HEX = chars(("0", "9"), ("A", "F"), ("a", "f"))
+_ESCAPED = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_NEEDS_ESCAPE = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
+_PLAIN = Chars(intersected(ANY_CHARACTER, complement(_NEEDS_ESCAPE)))
+"""Characters that stand for themselves."""
+
+CHARACTER: Node = Choice(
+    (
+        _PLAIN,
+        Series((Text("\\"), chars('"', "\\", "/", "b", "f", "n", "r", "t"))),
+        # No halves of surrogate pairs: a reader could not make text of one alone.
+        Series((Text("\\u"), chars(("0", "9"), ("A", "C"), ("E", "F"), ("a", "c"), ("e", "f")), _HEX, _HEX, _HEX)),
+        Series((Text("\\u"), chars("D", "d"), chars(("0", "7")), _HEX, _HEX)),
+    )
+)
+"""One character of a string."""
+
+DIGIT = chars(("0", "9"))
+WHOLE: Node = Choice((Text("0"), Series((chars(("1", "9")), Repeat(DIGIT, 0, None)))))
+_MINUS: Node = Repeat(Text("-"), 0, 1)
+INTEGER: Node = Series((_MINUS, WHOLE))
+NUMBER: Node = Series(
+    (
+        *(_MINUS, WHOLE),
+        Repeat(Series((Text("."), Repeat(DIGIT, 1, None))), 0, 1),
+        Repeat(Series((chars("e", "E"), Repeat(chars("+", "-"), 0, 1), Repeat(DIGIT, 1, 2))), 0, 1),
+    )
+)
+"""Exponents have two digits at most: a reader's double holds such numbers."""
+
+
+def json_grammar() -> tuple[Grammar, Rule]:
+    """A grammar with the rule for white space, and its root."""
+    grammar = Grammar()
+    root = grammar.reserve("root")
+    grammar.add(BLANK.name, _BLANKS)
+    return grammar, root
+
+
+def literal(value: object) -> Text:
+    """A value as json.dumps writes it."""
+    return Text(json.dumps(value, ensure_ascii=False, separators=(", ", ": ")))
+
+
+def string(content: Node) -> Node:
+    """A string of that content."""
+    return Series((Text('"'), content, Text('"')))
+
+
+def any_value(grammar: Grammar) -> Rule:
+    """The rule for any JSON value."""
+    value = Rule("json_value")
+    if value.name in grammar.rules:
+        return value
+    grammar.reserve(value.name)
+    text = grammar.add("json_string", string(Repeat(CHARACTER, 0, None)))
+    pair = grammar.add("json_pair", Series((text, BLANK, Text(":"), BLANK, value)))
+    items = Series((value, Repeat(Series((BLANK, Text(","), BLANK, value)), 0, None), BLANK))
+    pairs = Series((pair, Repeat(Series((BLANK, Text(","), BLANK, pair)), 0, None), BLANK))
+    grammar.set(
+        value,
+        Choice(
+            (
+                text,
+                NUMBER,
+                *(Text("true"), Text("false"), Text("null")),
+                Series((Text("["), BLANK, Repeat(items, 0, 1), Text("]"))),
+                Series((Text("{"), BLANK, Repeat(pairs, 0, 1), Text("}"))),
+            )
+        ),
+    )
+    return value
+
+
+def quoted(node: Node) -> Node:
+    """What `node` matches, as the content of a string: characters that need it are escaped."""
+    match node:
+        case Text(text):
+            return Text("".join(_ESCAPED.get(c) or (f"\\u{ord(c):04x}" if c < " " else c) for c in text))
+        case Chars(ranges):
+            plain = intersected(ranges, _PLAIN.ranges)
+            escapes = [Text(text) for c, text in _ESCAPED.items() if intersected(ranges, ((ord(c), ord(c)),))]
+            return Choice((*((Chars(plain),) if plain else ()), *escapes)) if plain or escapes else _control(ranges)
+        case Series(items):
+            return Series(tuple(quoted(item) for item in items))
+        case Choice(items):
+            return Choice(tuple(quoted(item) for item in items))
+        case Repeat(item, least, most):
+            return Repeat(quoted(item), least, most)
+        case Rule():
+            return node
+
+
+def _control(ranges: tuple[tuple[int, int], ...]) -> Node:
+    return Choice(tuple(Text(f"\\u{code:04x}") for first, last in ranges for code in range(first, last + 1)))
+
+
+def other_key(grammar: Grammar, names: set[str]) -> Node:
+    """A string that is none of these, written without escapes, which could hide one of them."""
+    plain = grammar.add("key_end", Series((Repeat(_PLAIN, 0, None), Text('"'))))
+    writable = {name for name in names if not set(name) & set(_ESCAPED) and not any(c < " " for c in name)}
+
+    def after(prefix: str, among: set[str]) -> Node:
+        nexts = sorted({name[len(prefix)] for name in among if len(name) > len(prefix)})
+        elsewhere = _PLAIN.without(chars(*nexts).ranges) if nexts else _PLAIN
+        branches: list[Node] = [Series((elsewhere, plain))]
+        if prefix not in among:
+            branches.append(Text('"'))
+        for character in nexts:
+            longer = prefix + character
+            branches.append(
+                Series((Text(character), after(longer, {name for name in among if name.startswith(longer)})))
+            )
+        return grammar.add("key", Choice(tuple(branches)))
+
+    return Series((Text('"'), after("", writable)))

@@ -1,0 +1,241 @@
+"""Grammars in Lark's notation, as llguidance reads it: rules in lower case, terminals in upper case, from `start` on.
+
+A terminal is a rule like others here, not a word that a lexer cuts out first: what the grammar allows in any reading is
+allowed. `%ignore`d text may stand behind each terminal and each text of a rule. Named besides: `%json { schema }`,
+`%import common.NAME`. Refused: lookaround, templates, `%declare`, `&` and `~` of terminals, special tokens.
+"""
+
+from __future__ import annotations
+
+import json
+
+from ..errors import GuidanceError
+from .grammar import Choice, Grammar, Node, Repeat, Rule, Series, Text, chars
+from .json_schema import json_schema_grammar
+from .regex import parse_regex
+from .scanner import Scanner
+
+__all__ = ["lark_grammar"]
+
+_RULE = r"[?!]*(_?[a-z][a-z0-9_]*)"
+_TERMINAL = r"(_?[A-Z][A-Z0-9_]*)"
+_HEAD = rf"(?:{_RULE}|{_TERMINAL})(\.-?\d+)?\s*:"
+_BLANKS = r"(?:[ \t\r\f]|//[^\n]*|\\\n)*"
+_LINES = r"(?:\s|//[^\n]*)*"
+_NEXT_BRANCH = _LINES + r"\|"
+
+COMMON = {
+    "DIGIT": r"[0-9]",
+    "HEXDIGIT": r"[a-fA-F0-9]",
+    "INT": r"[0-9]+",
+    "SIGNED_INT": r"[+-]?[0-9]+",
+    "DECIMAL": r"[0-9]+\.[0-9]*|\.[0-9]+",
+    "FLOAT": r"[0-9]+[eE][+-]?[0-9]+|([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?",
+    "SIGNED_FLOAT": r"[+-]?([0-9]+[eE][+-]?[0-9]+|([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?)",
+    "NUMBER": r"[0-9]+|[0-9]+[eE][+-]?[0-9]+|([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?",
+    "SIGNED_NUMBER": r"[+-]?([0-9]+|[0-9]+[eE][+-]?[0-9]+|([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?)",
+    "ESCAPED_STRING": r'"([^"\\\n]|\\[^\n])*"',
+    "LCASE_LETTER": r"[a-z]",
+    "UCASE_LETTER": r"[A-Z]",
+    "LETTER": r"[A-Za-z]",
+    "WORD": r"[A-Za-z]+",
+    "CNAME": r"[A-Za-z_][A-Za-z0-9_]*",
+    "WS_INLINE": r"[ \t]+",
+    "WS": r"[ \t\f\r\n]+",
+    "CR": r"\r",
+    "LF": r"\n",
+    "NEWLINE": r"(\r?\n)+",
+}
+"""What `%import common.NAME` brings."""
+
+
+def lark_grammar(text: str) -> Grammar:
+    """The grammar of a text. Raises GuidanceError with line and column."""
+    return _Reader(text).read()
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self._scan = Scanner("lark_grammar", text, _BLANKS)
+        self._grammar = Grammar()
+        self._named: list[tuple[str, int]] = []
+        """What is used, and where."""
+        self._ignored: list[Node] = []
+        self._ignore: Rule | None = None
+        self._in_terminal = False
+
+    def read(self) -> Grammar:
+        scan, grammar = self._scan, self._grammar
+        root = grammar.reserve("root")
+        if scan.looks(r"(?s).*%ignore"):
+            self._ignore = grammar.reserve("ignored")
+        self._lines()
+        while not scan.ends():
+            self._statement()
+            if not scan.ends() and not scan.looks("\n"):
+                scan.refuse(f"{scan.text[scan.at]!r} is not expected here", "begin a new line")
+            self._lines()
+        for name, at in self._named:
+            if ours(name) not in grammar.rules:
+                scan.refuse(f"there is no {name}", "add it", at)
+        if ours("start") not in grammar.rules:
+            scan.refuse("there is no rule start, which the output has to fit", "add it")
+        if self._ignore is not None:
+            grammar.set(self._ignore, Repeat(Choice(tuple(self._ignored)), 0, None))
+        grammar.set(root, Rule(ours("start")))
+        return grammar
+
+    def _lines(self) -> None:
+        self._scan.take(_LINES)
+
+    def _statement(self) -> None:
+        scan = self._scan
+        at = scan.at
+        directive = scan.take(r"%([a-z_]+)")
+        if directive:
+            self._directive(directive[1], at)
+            return
+        found = scan.expect(_HEAD, "a rule, such as start: ...,")
+        name = found[1] or found[2]
+        if ours(name) in self._grammar.rules:
+            scan.refuse(f"{name} is there already", "give it another name", at)
+        self._in_terminal = found[2] is not None
+        rule = self._grammar.reserve(ours(name))
+        self._grammar.set(rule, self._choice())
+
+    def _directive(self, name: str, at: int) -> None:
+        scan = self._scan
+        if name == "ignore":
+            self._in_terminal = True
+            self._ignored.append(self._choice())
+        elif name == "import":
+            found = scan.take(r"common\.([A-Z_]+)(?:\s*->\s*([A-Z_]+))?")
+            if not found or found[1] not in COMMON:
+                scan.refuse("only common's terminals can be imported", f"there are {', '.join(COMMON)}", at)
+            self._grammar.add(ours(found[2] or found[1]), parse_regex(COMMON[found[1]]))
+        elif name != "llguidance":
+            scan.refuse(f"%{name} is not supported", "leave it out", at)
+        else:
+            scan.refuse("%llguidance has options that are not supported", "leave it out", at)
+
+    def _choice(self) -> Node:
+        branches = [self._series()]
+        while self._scan.take(_NEXT_BRANCH):
+            branches.append(self._series())
+        return branches[0] if len(branches) == 1 else Choice(tuple(branches))
+
+    def _series(self) -> Node:
+        items: list[Node] = []
+        while (item := self._item()) is not None:
+            items.append(self._repeated(item))
+        self._scan.take(r"->\s*[a-z_][a-z0-9_]*")
+        return items[0] if len(items) == 1 else Series(tuple(items)) if items else Text("")
+
+    def _item(self) -> Node | None:
+        scan = self._scan
+        scan.skip()
+        at = scan.at
+        for opening, closing in (("(", ")"), ("[", "]")):
+            if scan.take("\\" + opening):
+                self._lines()
+                node = self._choice()
+                self._lines()
+                if not scan.take("\\" + closing):
+                    scan.refuse("the group is not closed", f"add a {closing}", at)
+                return node if opening == "(" else Repeat(node, 0, 1)
+        if scan.take('"'):
+            return self._spaced(self._text(at))
+        if scan.take("/"):
+            return self._spaced(self._regex(at))
+        if scan.take("%json"):
+            return self._spaced(self._json())
+        if scan.looks("[<~&%]"):
+            scan.refuse(f"{scan.text[at]!r} is not supported here", "write the texts that are allowed", at)
+        found = scan.take(rf"{_RULE}|{_TERMINAL}")
+        if not found:
+            return None
+        if (
+            scan.looks(r"[{(]")
+            and scan.text[scan.at - 1] != " "
+            and scan.text[scan.at] == "{"
+            and not scan.looks(r"\{\d")
+        ):
+            scan.refuse("templates are not supported", "write a rule for each use", at)
+        name = found[1] or found[2]
+        self._named.append((name, at))
+        return self._spaced(Rule(ours(name))) if found[2] else Rule(ours(name))
+
+    def _spaced(self, node: Node) -> Node:
+        """With what is ignored behind it, in a rule."""
+        return node if self._in_terminal or self._ignore is None else Series((node, self._ignore))
+
+    def _text(self, at: int) -> Node:
+        scan = self._scan
+        text = scan.quoted('"')
+        if scan.text.startswith("i", scan.at):
+            scan.at += 1
+            return Series(tuple(chars(*{character.lower(), character.upper()}) for character in text))
+        if scan.take(r"\.\."):
+            scan.expect('"', "the last character of the range")
+            last = scan.quoted('"')
+            if len(text) != 1 or len(last) != 1 or last < text:
+                scan.refuse("a range is from one character to a later one", 'write "a".."z"', at)
+            return chars((text, last))
+        return Text(text)
+
+    def _regex(self, at: int) -> Node:
+        scan = self._scan
+        start = scan.at
+        while not scan.text.startswith("/", scan.at):
+            if scan.at >= len(scan.text) or scan.text[scan.at] == "\n":
+                scan.refuse("the expression is not closed", "add a /", at)
+            scan.at += 2 if scan.text[scan.at] == "\\" else 1
+        pattern = scan.text[start : scan.at].replace("\\/", "/")
+        scan.at += 1
+        flags = ""
+        while scan.text[scan.at : scan.at + 1] in tuple("imslux"):
+            flags += scan.text[scan.at]
+            scan.at += 1
+        if set(flags) - set("isu"):
+            scan.refuse(f"the flags {flags}", "there are i, s and u", at)
+        try:
+            return parse_regex(f"(?{flags})" * bool(flags) + pattern)
+        except GuidanceError as error:
+            scan.refuse(str(error), "or write it as rules", at)
+
+    def _json(self) -> Node:
+        scan = self._scan
+        scan.skip()
+        at = scan.at
+        try:
+            schema, end = json.JSONDecoder().raw_decode(scan.text, at)
+        except json.JSONDecodeError as error:
+            scan.refuse(f"the schema is not JSON ({error.msg})", "correct it", error.pos)
+        scan.at = end
+        try:
+            found = json_schema_grammar(json.dumps(schema))
+        except GuidanceError as error:
+            scan.refuse(str(error), "or write it as rules", at)
+        return self._grammar.include(found, f"json_{at}_")
+
+    def _repeated(self, item: Node) -> Node:
+        scan = self._scan
+        while True:
+            scan.skip()
+            at = scan.at
+            sign = scan.take(r"[*+?]")
+            counts = None if sign else scan.take(r"\{(\d+)(,?)(\d*)\}|~\s*(\d+)(?:(\.\.)(\d+))?")
+            if sign:
+                least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}[sign[0]]
+            elif counts:
+                least = int(counts[1] or counts[4])
+                more, last = counts[2] or counts[5], counts[3] or counts[6]
+                most = (int(last) if last else None) if more else least
+            else:
+                return item
+            item = scan.repeated(item, least, most, at)
+
+
+def ours(name: str) -> str:
+    """A rule's name in the grammar that is compiled."""
+    return f"rule_{name}"

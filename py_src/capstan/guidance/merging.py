@@ -1,0 +1,78 @@
+"""One JSON schema for what fits two of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+__all__ = ["MergeError", "merged"]
+
+_GREATER = {"minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"}
+_SMALLER = {"maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"}
+_OBJECT = ("properties", "additionalProperties")
+
+
+class MergeError(Exception):
+    """Two schemas say what one schema of supported keywords cannot; the message says what."""
+
+
+def merged(a: Any, b: Any, annotations: Collection[str]) -> Any:
+    """A schema for values that fit both. Raises MergeError."""
+    if a is False or b is False:
+        return False
+    if a is True or a == {}:
+        return b
+    if b is True or b == {}:
+        return a
+    if not isinstance(a, Mapping) or not isinstance(b, Mapping):
+        raise MergeError(f"{a if not isinstance(a, Mapping) else b!r} is no schema")
+    found = dict(a)
+    for name, value in b.items():
+        if name in _OBJECT:
+            continue
+        if name not in a or name in annotations or a[name] == value:
+            found.setdefault(name, value)
+        elif name in _GREATER | _SMALLER:
+            found[name] = max(a[name], value) if name in _GREATER else min(a[name], value)
+        elif name == "required":
+            found[name] = [*a[name], *(key for key in value if key not in a[name])]
+        elif name == "type":
+            found[name] = _types(a[name], value)
+        elif name == "items" and "prefixItems" not in a and "prefixItems" not in b:
+            found[name] = merged(a[name], value, annotations)
+        elif name not in ("enum", "const"):
+            raise MergeError(f"{name} is in two schemas that both hold")
+    values = [listed for listed in (_listed(a), _listed(b)) if listed is not None]
+    if len(values) == 2:
+        found.pop("const", None)
+        known = {json.dumps(value, sort_keys=True) for value in values[1]}
+        found["enum"] = [value for value in values[0] if json.dumps(value, sort_keys=True) in known]
+        if not found["enum"]:
+            raise MergeError("no value is listed in both")
+    if any(name in schema for name in _OBJECT for schema in (a, b)):
+        _merge_properties(found, a, b, annotations)
+    return found
+
+
+def _merge_properties(found: dict[str, Any], a: Any, b: Any, annotations: Collection[str]) -> None:
+    others = [schema.get("additionalProperties", True) for schema in (a, b)]
+    mine, theirs = a.get("properties", {}), b.get("properties", {})
+    found["properties"] = {
+        name: merged(mine.get(name, others[0]), theirs.get(name, others[1]), annotations)
+        for name in [*mine, *(name for name in theirs if name not in mine)]
+    }
+    found["additionalProperties"] = merged(others[0], others[1], annotations)
+
+
+def _types(a: Any, b: Any) -> list[str]:
+    mine, theirs = (list(given) if isinstance(given, list) else [given] for given in (a, b))
+    found = [kind for kind in mine if kind in theirs or (kind == "integer" and "number" in theirs)]
+    found += [kind for kind in theirs if kind == "integer" and "number" in mine and kind not in found]
+    if not found:
+        raise MergeError(f"no type is both of {mine} and of {theirs}")
+    return found
+
+
+def _listed(schema: Mapping[str, Any]) -> list[Any] | None:
+    return [schema["const"]] if "const" in schema else schema.get("enum")

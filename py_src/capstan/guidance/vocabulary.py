@@ -1,0 +1,89 @@
+"""The bytes of each token, from tokenizer.json, in the alphabet of byte-level tokenizers: a character a byte."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NoReturn
+
+from ..config import parse_object
+from ..errors import GuidanceError
+
+__all__ = ["vocabulary"]
+
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_ALPHABET = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + i) for i, byte in enumerate(_OTHERS)}
+"""GPT-2's: printable characters of Latin-1 stand for themselves, other bytes for characters from U+0100 on."""
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BLANK = "\u2581"
+
+
+def vocabulary(tokenizer_json: str, size: int, stop: Collection[int]) -> list[str]:
+    """`size` tokens by id; "" for ids without a token and for special tokens, which no output may have. The ids in
+    `stop` end an output and may have any text.
+
+    Raises GuidanceError for a tokenizer whose tokens are no bytes of text.
+    """
+    content = parse_object(tokenizer_json, "tokenizer.json")
+    write = _writer(content)
+    tokens = [""] * size
+    for token, id_ in _entries(content):
+        if 0 <= id_ < size:
+            tokens[id_] = write(token)
+    for added in content.get("added_tokens") or ():
+        if 0 <= added["id"] < size:
+            plain = not added.get("special") or added["id"] in stop
+            tokens[added["id"]] = _in_alphabet(added["content"].encode()) if plain else ""
+    return tokens
+
+
+def _entries(content: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
+    """Tokens with their ids; a Unigram model's are a list of (token, score)."""
+    found = content["model"].get("vocab")
+    if isinstance(found, Mapping):
+        return found.items()
+    if isinstance(found, list):
+        return ((entry[0], id_) for id_, entry in enumerate(found))
+    return _refuse("its model has no vocab")
+
+
+def _writer(content: Mapping[str, Any]) -> Callable[[str], str]:
+    """What turns a token as the vocabulary has it into the alphabet, by the tokenizer's decoder."""
+    kinds = [part.get("type") for part in _decoders(content.get("decoder"))]
+    if "ByteLevel" in kinds:
+        return lambda token: token
+    if {"ByteFallback", "Metaspace"} & set(kinds) or _replaces_blank(content):
+        return _of_pieces
+    told = " and ".join(map(str, kinds)) or "no"
+    return _refuse(
+        f"a {content['model'].get('type')} model with {told} decoder does not say which bytes its tokens are"
+    )
+
+
+def _decoders(decoder: Any) -> list[Mapping[str, Any]]:
+    if not isinstance(decoder, Mapping):
+        return []
+    if decoder.get("type") == "Sequence":
+        return [part for inner in decoder.get("decoders", ()) for part in _decoders(inner)]
+    return [decoder]
+
+
+def _replaces_blank(content: Mapping[str, Any]) -> bool:
+    replaced = [part for part in _decoders(content.get("decoder")) if part.get("type") == "Replace"]
+    return any(part.get("pattern") == {"String": _BLANK} and part.get("content") == " " for part in replaced)
+
+
+def _of_pieces(token: str) -> str:
+    """SentencePiece's: <0x0A> is a byte, U+2581 a blank."""
+    byte = _BYTE.fullmatch(token)
+    return _in_alphabet(bytes([int(byte[1], 16)]) if byte else token.replace(_BLANK, " ").encode())
+
+
+def _in_alphabet(text: bytes) -> str:
+    return "".join(_ALPHABET[byte] for byte in text)
+
+
+def _refuse(what: str) -> NoReturn:
+    raise GuidanceError(f"tokenizer.json: {what}; guidance needs byte-level, byte-fallback or Metaspace tokens")

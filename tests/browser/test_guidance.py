@@ -1,0 +1,66 @@
+"""Constrained decoding in the page: on each device the ids of the reference device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capstan import Generator, GeneratorParams, Model, Tokenizer
+from tests.browser.page_scripts import PageScripts
+from tests.guidance_runs import SCHEMAS
+from tests.json_schemas import fits
+
+NANO = Path(__file__).parents[1] / "fixtures/nano-llama"
+PROMPT = [5, 6, 7]
+HOT = {"do_sample": True, "temperature": 2.0, "top_k": 0, "random_seed": 4, "max_length": 100}
+CASES: list[tuple[str, str, bool, dict[str, Any]]] = [
+    ("json_schema", json.dumps(SCHEMAS["person"]), False, HOT),
+    ("json_schema", json.dumps(SCHEMAS["nested"]), True, {**HOT, "top_p": 0.8, "top_k": 40}),
+    ("regex", "(yes|no), [0-9]{2} é this text has to come", True, {"do_sample": False, "max_length": 100}),
+    ("regex", r"\d{3}-[a-z]{2,4}", False, {**HOT, "repetition_penalty": 1.5, "min_length": 40}),
+]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    """What the reference device generates."""
+    model = Model(str(NANO))
+    found = []
+    for kind, data, forced, search in CASES:
+        params = GeneratorParams(model)
+        params.set_search_options(**search)
+        params.set_guidance(kind, data, forced)
+        ids = []
+        with Generator(model, params) as generator:
+            generator.append_tokens(PROMPT)
+            while not generator.is_done():
+                generator.generate_next_token()
+                ids += generator.get_next_tokens()
+        found.append(ids)
+    return found
+
+
+@pytest.mark.parametrize("source", [{}, {"capture": "off"}, {"device": "wasm"}], ids=["tape", "eager", "wasm"])
+def test_outputs_are_those_of_the_reference_device(
+    source: dict[str, str], expected: list[list[int]], scripts: PageScripts
+) -> None:
+    found = scripts.run("guiding", "guided", "nano-llama", model="nano-llama", prompt=PROMPT, cases=CASES, **source)
+    outputs = found["outputs"]
+    assert (found["before"], found["after"]) in [(0, 1), (1, 1)], "it is fetched by the first grammar, once"
+    assert [output["ids"] for output in outputs] == expected
+    # A rewind keeps the grammar in step: the same draws come again.
+    assert [output["again"] for output in outputs] == [ids[2:] for ids in expected]
+    assert {output["capture"] for output in outputs} == {"tape" if not source else "off"}
+    decode = Tokenizer(Model(str(NANO))).decode
+    assert fits(json.loads(decode(expected[0])), SCHEMAS["person"])
+    assert outputs[2]["steps"] < len(expected[2]) / 2
+    assert outputs[3]["steps"] == len(expected[3]) - 1
+
+
+def test_what_the_library_refuses_is_told_and_does_no_harm(scripts: PageScripts) -> None:
+    found = scripts.run("guiding", "refused", "nano-llama", model="nano-llama", text="root ::= foo")
+    assert found["said"] == 'GuidanceError: ebnf, line 1, column 10: Rule "foo" is not defined; correct it'
+    assert found["allowed"] == [True, True]

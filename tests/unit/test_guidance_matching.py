@@ -1,0 +1,215 @@
+"""What xgrammar's WebAssembly build makes of our grammars: exactly the texts that they mean, in Node."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from array import array
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from capstan.errors import GuidanceError
+from capstan.guidance import Guidance, Matcher, vocabulary
+from capstan.guidance.grammar import Chars, Grammar, Node, Repeat, Series, Text
+from capstan.local.grammars import LocalGrammars
+from tests.guidance_runs import judged, runs
+
+END = 256
+
+
+@pytest.fixture(scope="module")
+def bytes_() -> LocalGrammars:
+    """Grammars over a vocabulary of all bytes."""
+    pieces = ", ".join(f'"<0x{byte:02X}>": {byte}' for byte in range(256))
+    tokenizer = f'{{"model": {{"type": "BPE", "vocab": {{{pieces}}}}}, "decoder": {{"type": "ByteFallback"}}}}'
+    return LocalGrammars(vocabulary(tokenizer, END + 1, [END]), [END])
+
+
+def allowed(matcher: Matcher) -> set[int]:
+    words = array("I", asyncio.run(matcher.mask()))
+    return {token for token in range(END + 1) if words[token >> 5] >> (token & 31) & 1}
+
+
+def ends(matcher: Matcher, at_most: int) -> Iterator[bytes]:
+    """Texts that may end, of each run of bytes that may follow each other the first, the last and one between."""
+    found = allowed(matcher)
+    if END in found:
+        yield b""
+    if at_most == 0:
+        return
+    starts = [byte for byte in found if byte - 1 not in found and byte != END]
+    for first in sorted(starts):
+        last = next(byte for byte in range(first, 257) if byte == 255 or byte + 1 not in found or byte + 1 == END)
+        between = {(first + last) // 2, 0xC4, 0xE0, 0xE5, 0xED, 0xF0}
+        for byte in sorted({first, last, *(byte for byte in between if first < byte < last)}):
+            assert matcher.accept(byte)
+            for rest in ends(matcher, at_most - 1):
+                yield bytes([byte]) + rest
+            matcher.roll_back(1)
+
+
+SETS = [
+    ((0, 0xD7FF), (0xE000, 0x10FFFF)),
+    ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0xD7FF), (0xE000, 0x10FFFF)),
+    ((0x80, 0x7FF),),
+    ((0x85, 0x785),),
+    ((0x900, 0x2345),),
+    ((0x1F600, 0x1F64F),),
+    ((0x41, 0x5A), (0xE9, 0xE9), (0x4E00, 0x9FFF)),
+    ((0xFFFF, 0x10000),),
+    ((0x10FFFF, 0x10FFFF),),
+]
+
+
+WRAPPED: dict[str, tuple[Callable[[Node], Node], str, int]] = {
+    "alone": (lambda node: node, "", 4),
+    "followed": (lambda node: Series((node, Text("é"))), "é", 6),
+    "repeated": (lambda node: Repeat(node, 1, 2), "", 3),
+}
+
+
+@pytest.mark.parametrize("ranges", SETS, ids=str)
+@pytest.mark.parametrize("wrapped", WRAPPED)
+def test_sets_of_characters_are_utf8_and_nothing_else(
+    ranges: tuple[tuple[int, int], ...], wrapped: str, bytes_: LocalGrammars
+) -> None:
+    wrap, behind, most = WRAPPED[wrapped]
+    grammar = Grammar()
+    grammar.add("root", wrap(Chars(ranges)))
+    matcher = asyncio.run(bytes_.compile(grammar.text()))
+    for text in ends(matcher, most):
+        characters = text.decode().removesuffix(behind)
+        assert characters
+        assert all(any(first <= ord(c) <= last for first, last in ranges) for c in characters), text
+    for code in sorted({edge for pair in ranges for n in pair for edge in (n - 1, n, n + 1)}):
+        if 0 <= code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF:
+            inside = any(first <= code <= last for first, last in ranges)
+            assert takes(matcher, f"{chr(code)}{behind}".encode()) == inside, hex(code)
+    matcher.close()
+
+
+def takes(matcher: Matcher, text: bytes) -> bool:
+    """Whether the text may be the whole output; the matcher is as before."""
+    taken = 0
+    while taken < len(text) and matcher.accept(text[taken]):
+        taken += 1
+    found = taken == len(text) and END in allowed(matcher)
+    if taken:
+        matcher.roll_back(taken)
+    return found
+
+
+def accepts(grammars: LocalGrammars, kind: str, data: str, text: bytes) -> bool:
+    matcher = asyncio.run(grammars.compile(Guidance(kind, data).text))
+    found = takes(matcher, text)
+    matcher.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [
+        (r"a.c", ["abc", "aéc", "a\nc", "ac"]),
+        (r"(?s)a.c", ["a\nc"]),
+        (r"(?i)straße|[k-m]x", ["STRAßE", "lX", "Ax"]),
+        (r"^x{2,3}?y*$", ["xx", "xxxyy", "x", "xxxxy"]),
+        (r"\d+\.\d{2}|\s", ["12.34", "\u3000", "12.3", "a"]),
+        (r"[^\W\d]+[]\-^]", ["ab]", "ab-", "a^", "1]", "a"]),
+        (r"(?:a|(b|(?P<n>c))+)\x41\u00e9", ["bcbAé", "aAé", "Aé"]),
+    ],
+)
+def test_expressions_mean_what_they_mean_in_python(pattern: str, texts: list[str], bytes_: LocalGrammars) -> None:
+    for text in texts:
+        assert accepts(bytes_, "regex", pattern, text.encode()) == bool(re.fullmatch(pattern, text)), text
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ('{"type": "integer", "minimum": -12, "maximum": 1030}', "-12 -1 0 9 10 999 1030", "-13 1031 007 -0 1.0"),
+        ('{"type": "integer", "exclusiveMinimum": 99}', "100 123456789", "99 5"),
+        ('{"type": "integer", "maximum": -3}', "-3 -45", "-2 0 3"),
+        ('{"type": "number", "minimum": 0.25, "exclusiveMaximum": 3.5}', "0.25 0.3 1 3.499 2.000001", "0.2 3.5 0 4"),
+        ('{"type": "number", "minimum": -1.5, "maximum": -0.5}', "-1.5 -0.5 -1 -0.75", "-1.6 -0.4 0 1"),
+        ('{"type": "number"}', "-0 1e5 2.5E-3", "+1 .5 01 1e"),
+        ('{"type": "string", "maxLength": 2}', r'"" "\n" "éé" "\u00e9x"', '"abc" "\t" "\\ud800" \'a\''),
+        ('{"type": "string", "pattern": "^.\\\\.$"}', r'"\"." "é."', '"ab" """."'),
+        ('{"required": ["b"], "properties": {"a": true}, "type": "object"}', '{"b":1} {"a":2,"b":1}', '{} {"a":1}'),
+        (
+            '{"properties": {"ab": {"type": "null"}}, "type": "object"}',
+            '{"a":1} {"ab":null,"abc":2}',
+            '{"ab":1} {"a\\u0062":1}',
+        ),
+        ('{"type": "array", "prefixItems": [{"const": 1}], "items": {"const": 2}}', "[] [1] [1,2,2]", "[2] [1,1]"),
+        ('{"type": "array", "items": {"const": 2}, "minItems": 2, "maxItems": 3}', "[2,2] [2,2,2]", "[2] [2,2,2,2] []"),
+        ('{"enum": [1, "a"], "type": "string"}', '"a"', "1"),
+        ('{"const": "ü\\n"}', r'"ü\n"', '"ü"'),
+    ],
+)
+def test_schemas_allow_what_fits_them(schema: str, good: str, bad: str, bytes_: LocalGrammars) -> None:
+    for texts, fitting in ((good, True), (bad, False)):
+        for text in texts.split(" "):
+            assert accepts(bytes_, "json_schema", schema, text.encode()) == fitting, text
+
+
+def test_white_space_may_stand_between_any_two_parts_and_ends_somewhere(bytes_: LocalGrammars) -> None:
+    schema = '{"type": "object", "properties": {"a": {"type": "array"}}, "additionalProperties": false}'
+    for text, fitting in [
+        (" {}", False),
+        ('{ "a" : [ 1 , 2 ] }', True),
+        ('{\n  "a": [\n\t\t1,\n    2\n  ]\n}', True),
+        ("{\n" + 64 * " " + '"a":[]}', True),
+        ("{\n" + 65 * " " + '"a":[]}', False),
+        ("{   }", False),
+    ]:
+        assert accepts(bytes_, "json_schema", schema, text.encode()) == fitting, text
+
+
+SUM = """
+%ignore / +/
+%import common.INT -> N
+?start: sum // a comment
+sum: item ("+" item)*
+item: N | "(" sum ")"
+"""
+MIXED = """start: "x"i ("a".."c")~2 | A{2}
+  | "%" ["é"]
+A: /[0-9]\\//
+"""
+LIST = """root ::= item-s ("," item-s)* # a comment
+item-s ::= [^,"\\n]{2} | 'é' | x "!"
+x ::= . "x"?
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "good", "bad"),
+    [
+        ("lark_grammar", SUM, "1+2_(1+(23))+4_1 + 2 _1", "1+_1++2_()_ 1"),
+        ("lark_grammar", MIXED, "Xab_xcc_1/2/_%_%é", "xa_1/_é_1/2/3/"),
+        ("lark_grammar", 'start: %json {"type":"boolean"} "!"', "true!_false!", "true"),
+        ("ebnf", LIST, "ab,é_日本,xx!_x!", "abc_,_é,"),
+        ("ebnf", 'root ::= "(" root ")" | "" | root "+"', "(())_+_(+)+", "(_)("),
+    ],
+)
+def test_grammars_allow_what_they_say(kind: str, data: str, good: str, bad: str, bytes_: LocalGrammars) -> None:
+    for texts, fitting in ((good, True), (bad, False)):
+        for text in texts.split("_"):
+            assert accepts(bytes_, kind, data, text.encode()) == fitting, text
+
+
+def test_what_xgrammar_refuses_is_told_and_does_no_harm(bytes_: LocalGrammars) -> None:
+    matcher = asyncio.run(bytes_.compile('root ::= "ab"'))
+    with pytest.raises(GuidanceError, match='ebnf, line 1, column 10: Rule "foo" is not defined; correct it'):
+        asyncio.run(bytes_.compile("root ::= foo"))
+    assert matcher.accept(ord("a"))
+    assert allowed(matcher) == {ord("b")}
+    assert accepts(bytes_, "regex", "cd", b"cd")
+
+
+def test_outputs_of_random_models_fit() -> None:
+    """`python -m tests.guidance_runs` does as many as are asked for."""
+    verdicts = {judged(run)[0] for run in runs(36, seed=20)}
+    assert verdicts <= {"fits", "cut"}
+    assert "fits" in verdicts
