@@ -3,7 +3,7 @@
 elementwise.py, norm.py  what products join to themselves
 gemv.py       products of one row or a few; gemv_int4.py, gemv_dense.py, few_rows.py choose their tiling,
               gemv_recorded.py recognises them, gemv_joins.py joins to them what surrounds them
-attention.py  attention of one token; attention_recorded.py recognises it
+attention.py  attention of one token; attention_recorded.py recognises it, by attention_signatures.py
 matmul.py     products of many rows; matmul_matrices.py makes them by subgroup matrices
 prefill_attention.py  attention of many tokens, by subgroup matrices
 
