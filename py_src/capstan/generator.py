@@ -16,6 +16,7 @@ from .generator_params import GeneratorParams
 from .host import wait_here
 from .leaving import when_dropped
 from .memory import Pools
+from .processed_loop import ProcessedLoop
 from .prompt import checked_prompts
 from .row_loop import RowLoop
 from .timing import Timing
@@ -50,8 +51,7 @@ class Generator:
         params = params or GeneratorParams(model)
         self._model = model
         self._options = params.search
-        beams = params.search.num_beams > 1
-        self._loop = (ConstrainedLoop if params.guidance else BeamLoop if beams else RowLoop)(model, params, pools)
+        self._loop = loop_of(params)(model, params, pools)
         self._last: list[int] = []
         loop, leaving = self._loop, model.leaving
 
@@ -305,3 +305,12 @@ class Generator:
 
     def _wait(self, awaitable: Coroutine[Any, Any, T], name: str, twin: str) -> T:
         return wait_here(self._model.host, awaitable, name, twin)
+
+
+def loop_of(params: GeneratorParams) -> type[RowLoop]:
+    """The loop that does what was asked for."""
+    if params.guidance:
+        return ConstrainedLoop
+    if params.search.num_beams > 1:
+        return BeamLoop
+    return ProcessedLoop if params.processors.given else RowLoop

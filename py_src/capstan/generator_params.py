@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .errors import OptionError
 from .guidance import Guidance
+from .processors import SHORTLIST, LogitsProcessor, Processors, ShortlistProcessor
 from .run_ahead import RunAhead
 from .search import MAX_ROWS, SearchOptions
 from .tokenizer import Tokenizer
@@ -22,13 +23,33 @@ class GeneratorParams:
 
     `run_ahead` fixes the decode steps of one submit (1 to 64); None adapts it. `tokenizer` is for `stop_strings`; by
     default it is the model's.
+
+    One function of the caller's may edit logits before each pick; nothing runs ahead then (docs/logits_processors.md):
+    `logits_processor(tokens, logits)` all of them, `shortlist_processor(tokens, best)` those that it returns of the
+    `shortlist` best ones or of others. Raises OptionError for what does not fit together.
     """
 
-    def __init__(self, model: Model, *, run_ahead: int | None = None, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        run_ahead: int | None = None,
+        tokenizer: Tokenizer | None = None,
+        logits_processor: LogitsProcessor | None = None,
+        shortlist_processor: ShortlistProcessor | None = None,
+        shortlist: int | None = None,
+    ) -> None:
         self.search: SearchOptions = model.search
         self._model, self._tokenizer = model, tokenizer
         self._vocab = model.config.vocab_size
         self.guidance: Guidance | None = None
+        if shortlist is not None and shortlist_processor is None:
+            raise OptionError(
+                f"shortlist is {shortlist} and there is no shortlist_processor; give one, or leave it out"
+            )
+        count = min(SHORTLIST, self._vocab) if shortlist is None else shortlist
+        self.processors = Processors(logits_processor, shortlist_processor, count)
+        self.processors.check(self._vocab, run_ahead, self.search.num_beams)
         self.run_ahead = run_ahead
         RunAhead(run_ahead, 64)
 
@@ -48,6 +69,7 @@ class GeneratorParams:
                 f"do_sample is True and num_beams is {search.num_beams}: beams are not drawn; set do_sample=False, or "
                 "num_beams=1"
             )
+        self.processors.check(self._vocab, self.run_ahead, search.num_beams)
         return search.batch_size * max(search.num_beams, search.num_return_sequences)
 
     def stop_decoder(self) -> Callable[[Sequence[int]], str] | None:
@@ -84,8 +106,11 @@ class GeneratorParams:
         """Let outputs fit a grammar only: `type` is 'json_schema', 'regex', 'lark_grammar' or 'ebnf', `data` its text.
         With `enable_ff_tokens` text that must come next is appended without a model step for each of its tokens.
 
-        Raises OptionError, GuidanceError with the place in the text; both strings empty turn guidance off.
+        Raises OptionError, also with a logits processor, GuidanceError with the place in the text; both strings empty
+        turn guidance off.
         """
+        if self.processors.given and (type or data):
+            raise OptionError("guidance and a logits processor were both given; give one of them")
         self.guidance = None if type == data == "" else Guidance(type, data, enable_ff_tokens)
 
     def set_search_options(self, **options: object) -> None:

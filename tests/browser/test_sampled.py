@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from capstan import Generator, GeneratorParams, Model
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
 
@@ -105,3 +106,29 @@ def test_stages_follow_appended_and_rewound_tokens_as_the_oracle_does(device: st
     )
     assert found["picked"] == oracle.drive(NANO, actions, **search).picked
     assert found["picked"] != oracle.drive(NANO, actions, repetition_penalty=1.01).picked
+
+
+def banned(_tokens: list[int], best: list[tuple[int, float]]) -> dict[int, float]:
+    return {token: float("-inf") for token, _ in best[:2]}
+
+
+@pytest.mark.parametrize(("device", "capture"), [("webgpu", "tape"), ("webgpu", "off"), ("wasm", "tape")])
+def test_processors_edit_what_the_device_picks_from(device: str, capture: str, scripts: PageScripts) -> None:
+    search = {"do_sample": True, "top_k": 20, "random_seed": 3, "frequency_penalty": 0.5, "no_repeat_ngram_size": 2}
+    model = Model(str(NANO))
+    params = GeneratorParams(model, shortlist_processor=banned)
+    params.set_search_options(**search)
+    with Generator(model, params) as reference:
+        for tokens, count in (PROMPT, 8), ([11, 12], 9):
+            reference.append_tokens(tokens)
+            for _ in range(count):
+                reference.generate_next_token()
+        expected = reference.get_sequence()
+    asked = {"prompt": PROMPT, "count": 8, "appended": [11, 12], "device": device, "capture": capture}
+    found = scripts.run("logits", "processed", "nano-llama", model="nano-llama", search=search, **asked)
+    assert found["logits"]["sequence"] == expected
+    assert found["shortlist"]["sequence"] == expected
+    if (device, capture) == ("webgpu", "tape"):
+        # 512 logits, or a sum with 16 pairs, and the picked id.
+        assert (found["logits"]["bytes"], found["shortlist"]["bytes"]) == (4 * 512 + 4, 4 * 33 + 4)
+        assert found["shortlist"]["capture"] == "tape"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from collections.abc import Generator as Steps
 from typing import Any, TypeVar, cast
 
@@ -159,6 +159,9 @@ class PaperDecoder:
     def allow(self, mask: bytes) -> None:
         assert self.unread == 0, "a mask while a pick is under way"
         self.masks.append(mask)
+
+    def edit_logits(self, edits: Mapping[int, float]) -> None:
+        self.forced = max(edits, key=edits.__getitem__)
 
     async def step(self, token: int) -> None:
         assert self.unread == 0, "a step while bursts are under way"

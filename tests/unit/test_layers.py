@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_js", "local"),
     (
         *("flight", "generator", "generator_params", "measure", "prompt", "run_ahead", "step_counts", "timing"),
-        *("beam_loop", "beam_search", "constrained_loop", "row", "row_loop"),
+        *("beam_loop", "beam_search", "constrained_loop", "processed_loop", "processors", "row", "row_loop"),
         *("conversation", "model", "model_folder", "onnxruntime", "planning", "stream", "tokenizer"),
     ),
     ("genai",),

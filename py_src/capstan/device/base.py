@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -132,6 +132,9 @@ class Decoder(Protocol):
 
     def set_logits(self, values: memoryview[float]) -> None:
         """Replace those logits: float32 [vocab]."""
+
+    def edit_logits(self, edits: Mapping[int, float]) -> None:
+        """Replace those of some tokens, rounded to the type of the model's logits."""
 
     def counters(self) -> Counters:
         """Totals by the names in COUNTER_NAMES."""

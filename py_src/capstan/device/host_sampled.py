@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..errors import ClosedError
@@ -141,6 +141,10 @@ class HostSampledDecoder:
 
     def set_logits(self, values: memoryview[float]) -> None:
         self._logits = array("f", values)
+
+    def edit_logits(self, edits: Mapping[int, float]) -> None:
+        for token, logit in edits.items():
+            self._logits[token] = logit
 
     def counters(self) -> Counters:
         return dict(self._counters)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -121,6 +121,9 @@ class RowDecoder(Protocol):
 
     def set_logits(self, row: int, values: memoryview[float]) -> None:
         """Replace those logits: float32 [vocab]."""
+
+    def edit_logits(self, row: int, edits: Mapping[int, float]) -> None:
+        """As Decoder.edit_logits, for a row."""
 
     def counters(self) -> dict[str, int]:
         """Totals by the names in base.COUNTER_NAMES. A step of all rows at once is one step, of separate rows one for

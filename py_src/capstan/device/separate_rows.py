@@ -145,6 +145,9 @@ class SeparateRows:
     def set_logits(self, row: int, values: memoryview[float]) -> None:
         self.decoders[row].set_logits(values)
 
+    def edit_logits(self, row: int, edits: Mapping[int, float]) -> None:
+        self.decoders[row].edit_logits(edits)
+
     def counters(self) -> Counters:
         totals = self.decoders[0].counters()
         for decoder in self.decoders[1:]:

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from capstan import Generator
+from capstan import Generator, GeneratorParams
 from capstan.sampling import sample
 
 from .running import load, parameters, picked, take
@@ -69,3 +69,44 @@ async def refused(models: Mapping[str, str], *, model: str) -> list[str]:
             except Exception as error:
                 messages.append(f"{type(error).__name__}: {error}")
     return messages
+
+
+async def processed(
+    models: Mapping[str, str],
+    *,
+    model: str,
+    prompt: Sequence[int],
+    count: int,
+    device: str,
+    capture: str,
+    appended: Sequence[int],
+    search: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Sequences where the two best tokens are never picked, by each kind of processor; bytes read back for a token."""
+    opened = await load(models, model, device=device, capture=capture)
+
+    def all_logits(_tokens: list[int], logits: memoryview[float]) -> None:
+        for _ in range(2):
+            logits[max(range(len(logits)), key=logits.__getitem__)] = float("-inf")
+
+    def shortlist(_tokens: list[int], best: list[tuple[int, float]]) -> dict[int, float]:
+        return {token: float("-inf") for token, _ in best[:2]}
+
+    kinds: dict[str, dict[str, Any]] = {
+        "logits": {"logits_processor": all_logits},
+        "shortlist": {"shortlist_processor": shortlist, "shortlist": 16},
+    }
+    found: dict[str, Any] = {}
+    for kind, given in kinds.items():
+        params = GeneratorParams(opened, **given)
+        params.set_search_options(**search)
+        async with Generator(opened, params) as generator:
+            generator.append_tokens(prompt)
+            await take(generator, count)
+            generator.append_tokens(appended)
+            await take(generator, 1)
+            before = generator.counters["readback_bytes"]
+            await take(generator, count)
+            read = generator.counters["readback_bytes"] - before
+            found[kind] = {"sequence": generator.get_sequence(), "bytes": read / count, "capture": generator.capture}
+    return found

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import struct
 from array import array
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import ClosedError
@@ -15,6 +17,7 @@ from ...stages import SamplerProgram
 from ...tape import TapeKey
 from ..base import Burst, Counters
 from ..element_types import byte_count
+from ..interface import DeviceInterface
 from ..shortlist import Shortlist
 from ..snapshots import Snapshots
 from .engine import GpuEngine, SamplerSpec
@@ -25,7 +28,7 @@ from .sequence_buffers import SequenceBuffers
 if TYPE_CHECKING:
     from .decode_step import DecodeStep
 
-__all__ = ["WebGpuDecoder"]
+__all__ = ["WebGpuDecoder", "write_elements"]
 
 MAX_BURST = 64
 IN_FLIGHT = {False: 4, True: 2}
@@ -275,6 +278,10 @@ class WebGpuDecoder:
                 self._device.copy_cpu_to_device(floats.span(), values)
                 self._device.cast(floats.span(), "float32", self._logits(), self._about.logits_dtype)
 
+    def edit_logits(self, edits: Mapping[int, float]) -> None:
+        self._require_open()
+        write_elements(self._device, self._logits(), self._about.logits_dtype, edits)
+
     def _logits(self) -> DeviceSpan:
         """[vocab] in the model's own element type."""
         size = byte_count(self._about.logits_dtype, (self._about.vocab_size,))
@@ -373,3 +380,15 @@ def _span(span: DeviceSpan) -> tuple[int, int, int]:
 async def _burst(numbers: Awaitable[Sequence[float]]) -> Burst:
     submitted, readable, host, entered, *ids = await numbers
     return Burst(tuple(int(id_) for id_ in ids), submitted, readable, host, entered)
+
+
+def write_elements(device: DeviceInterface, span: DeviceSpan, dtype: str, values: Mapping[int, float]) -> None:
+    """Write some elements of a span of float32 or float16, by their places; infinite beyond the type's range."""
+    kind, size = ("f", 4) if dtype == "float32" else ("e", 2)
+    with device.batch():
+        for place, value in values.items():
+            try:
+                data = struct.pack(kind, value)
+            except OverflowError:
+                data = struct.pack(kind, math.copysign(math.inf, value))
+            device.copy_cpu_to_device(span.sub(size * place, size), data)

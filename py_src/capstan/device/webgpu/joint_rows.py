@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from ...errors import ClosedError
 from ...memory import DeviceBuffer, DeviceSpan
@@ -12,7 +12,7 @@ from ...stages import SamplerProgram
 from ..base import Counters
 from ..row_decoder import RowBurst
 from ..shortlist import Shortlist
-from .decoder import WebGpuDecoder
+from .decoder import WebGpuDecoder, write_elements
 from .engine import GpuEngine, SamplerSpec
 from .row_buffers import RowBuffers
 from .row_tape import RowTape
@@ -196,6 +196,10 @@ class JointRows:
             with self._floats() as floats:
                 self._device.copy_cpu_to_device(floats.span(), values)
                 self._device.cast(floats.span(), "float32", target, dtype)
+
+    def edit_logits(self, row: int, edits: Mapping[int, float]) -> None:
+        self._require_open()
+        write_elements(self._device, self._logits(row), self._about.logits_dtype, edits)
 
     def counters(self) -> Counters:
         return {"steps": self._steps, **self._engine.counters()}
