@@ -133,5 +133,5 @@ def test_a_subgroup_of_several_rows_and_steps_of_several_operations(kernel_page:
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_subgroups_that_share_a_tile_add_their_results(kernel_page: KernelPage, gated: bool) -> None:
-    tiling = MatrixTiling(SIZE, 4, matrices=(1, 2), subgroups=(2, 1), step=64, slices=4, ahead=2)
+    tiling = MatrixTiling(SIZE, 4, matrices=(1, 2), subgroups=(2, 1), step=64, slices=4)
     check(kernel_page, Case(20, 192, 40, gated=gated, residual=not gated), tiling)

@@ -33,11 +33,13 @@ ATTENTION = Attention(4, 2, 16, CAPACITY, 0.25, COS, SIN, KEY, VALUE, "f32")
 LAST = MatVec(WEIGHTS, SCALES, VOCAB, WIDTH, 32, "f32", norm=RmsNorm(GAMMA, 0.5))
 
 
-def recording(names: tuple[str, str, str] = ("data", "input_indices", "output"), code: str = LOOKUP) -> Recording:
+def recording(
+    names: tuple[str, str, str] = ("data", "input_indices", "output"), code: str = LOOKUP, indices: int = IDS
+) -> Recording:
     """The lookup of an id's embedding."""
     bound = {(0, i): name for i, name in enumerate(names)} | {(0, 3): "uniforms"}
     access = {(0, 0): "read", (0, 1): "read", (0, 2): "read_write", (0, 3): "uniform"}
-    group = BindGroup(((0, TABLE, 0, 1 << 20), (1, IDS, 0, 8), (2, EMBEDDED, 0, 256), (3, UPLOADED, 0, 16)))
+    group = BindGroup(((0, TABLE, 0, 1 << 20), (1, indices, 0, 8), (2, EMBEDDED, 0, 256), (3, UPLOADED, 0, 16)))
     upload = Write(UPLOADED, 0, (VOCAB).to_bytes(4, "little") + (WIDTH).to_bytes(4, "little") + bytes(8))
     dispatch = Dispatch(0, (0,), 1, 1, 1)
     sizes = dict.fromkeys((TABLE, IDS, EMBEDDED, KEY, VALUE, LOGITS, UPLOADED), 1 << 20)
@@ -96,10 +98,12 @@ def test_embeddings_of_vectors_are_as_wide() -> None:
     assert step.kernels[0]["constants"] == {"WORDS": 4 * WIDTH}
 
 
-@pytest.mark.parametrize("names", [("data", "indices", "output"), ("x", "scale", "y")])
-def test_a_recorded_operation_that_is_no_lookup_is_of_one_row_only(names: tuple[str, str, str]) -> None:
+@pytest.mark.parametrize(
+    "other", [{"names": ("data", "indices", "output")}, {"names": ("x", "scale", "y")}, {"indices": EMBEDDED}], ids=str
+)
+def test_a_recorded_operation_that_is_no_lookup_of_ids_is_of_one_row_only(other: dict[str, Any]) -> None:
     with pytest.raises(TapeError, match="operation 0 of the step is known for one row only"):
-        made(placement(), recording(names))
+        made(placement(), recording(**other))
 
 
 def test_what_is_read_of_other_buffers_is_of_one_row_only() -> None:

@@ -7,7 +7,7 @@
 //
 // A matrix operation of a subgroup takes SIZE_M rows, SIZE_N columns and SIZE_K of k; a subgroup makes MM by MN of them
 // (the first half of MN for W, the other for W_up, if GATED), a workgroup WM by WN times that. It goes over k in steps
-// of STEP elements, staged in workgroup memory, the next AHEAD steps' being loaded while the present one's are multiplied. WK
+// of STEP elements, staged in workgroup memory, the next step's being loaded while the present one's are multiplied. WK
 // subgroups share such a tile, each with its part of every step, and their results are added at last: a few rows of x
 // leave too few tiles else.
 // Eight elements of k are staged as (0, 4, 1, 5, 2, 6, 3, 7) in both operands of int4, as nibbles unpack, and as
@@ -247,69 +247,61 @@ fn main(
   let warp_k = warp / TILE_WARPS;
 
   var sums = array<Result, MATRICES>();
-  var wanted: array<Request, AHEAD>;
-#repeat ahead AHEAD
-  wanted[ahead] = request(min(ahead, STEPS - 1u), thread, row, column);
-#end
-  for (var first = 0u; first < STEPS; first += AHEAD) {
-#repeat ahead AHEAD
-    let step = first + ahead;
-    if (step < STEPS) {
-      let base = (step & 1u) * SIZE;
+  var wanted = request(0u, thread, row, column);
+  for (var step = 0u; step < STEPS; step++) {
+    let base = (step & 1u) * SIZE;
 #repeat i A_LOADS
-      let at = thread + i * WORKGROUP;
-      staged[base + at / OCTETS * STRIDE_A + at % OCTETS] = dealt(wanted[ahead].a[i]);
+    let at = thread + i * WORKGROUP;
+    staged[base + at / OCTETS * STRIDE_A + at % OCTETS] = dealt(wanted.a[i]);
 #end
 #repeat i B_LOADS
-      let at = thread + i * WORKGROUP;
+    let at = thread + i * WORKGROUP;
 #if DENSE
-      staged[base + A_SIZE + at / (TILE_N / 8u) * STRIDE_B + at % (TILE_N / 8u)] = wanted[ahead].b[i];
+    staged[base + A_SIZE + at / (TILE_N / 8u) * STRIDE_B + at % (TILE_N / 8u)] = wanted.b[i];
 #else
-      let to = base + A_SIZE + at / (STEP / 16u) * STRIDE_B + at % (STEP / 16u) * 2u;
+    let to = base + A_SIZE + at / (STEP / 16u) * STRIDE_B + at % (STEP / 16u) * 2u;
 #if ZEROS
-      let zero_at = zero_of(part_of(step, at, column));
-      let zero = element(1024u + extractBits(wanted[ahead].b_zeros[i], zero_at % (32u / BITS) * BITS, BITS));
+    let zero_at = zero_of(part_of(step, at, column));
+    let zero = element(1024u + extractBits(wanted.b_zeros[i], zero_at % (32u / BITS) * BITS, BITS));
 #else
-      let zero = ZERO;
+    let zero = ZERO;
 #endif
 #if BYTES
-      staged[to] = unpacked(wanted[ahead].b[i].xy, zero, wanted[ahead].b_scales[i]);
-      staged[to + 1u] = unpacked(wanted[ahead].b[i].zw, zero, wanted[ahead].b_scales[i]);
+    staged[to] = unpacked(wanted.b[i].xy, zero, wanted.b_scales[i]);
+    staged[to + 1u] = unpacked(wanted.b[i].zw, zero, wanted.b_scales[i]);
 #else
-      staged[to] = unpacked(wanted[ahead].b[i].x, zero, wanted[ahead].b_scales[i]);
-      staged[to + 1u] = unpacked(wanted[ahead].b[i].y, zero, wanted[ahead].b_scales[i]);
+    staged[to] = unpacked(wanted.b[i].x, zero, wanted.b_scales[i]);
+    staged[to + 1u] = unpacked(wanted.b[i].y, zero, wanted.b_scales[i]);
 #endif
 #endif
 #end
-      workgroupBarrier();
-      wanted[ahead] = request(min(step + AHEAD, STEPS - 1u), thread, row, column);
+    workgroupBarrier();
+    wanted = request(min(step + 1u, STEPS - 1u), thread, row, column);
 
-      let at_a = base + warp_m * (SIZE_M * MM) * STRIDE_A;
+    let at_a = base + warp_m * (SIZE_M * MM) * STRIDE_A;
 #if DENSE
-      let at_b = base + A_SIZE + warp_n * (SPREAD / 8u);
+    let at_b = base + A_SIZE + warp_n * (SPREAD / 8u);
 #else
-      let at_b = base + A_SIZE + warp_n * SPREAD * STRIDE_B;
+    let at_b = base + A_SIZE + warp_n * SPREAD * STRIDE_B;
 #endif
 #repeat part K_PARTS
-      let k = warp_k * K_PARTS + part;
-      var rights: array<Right, MN>;
+    let k = warp_k * K_PARTS + part;
+    var rights: array<Right, MN>;
 #repeat j MN
 #if DENSE
-      let place = at_b + k * SIZE_K * STRIDE_B + j * (SIZE_N / 8u);
-      rights[j] = subgroupMatrixLoad<Right, row_major>(&staged, place, STRIDE_B);
+    let place = at_b + k * SIZE_K * STRIDE_B + j * (SIZE_N / 8u);
+    rights[j] = subgroupMatrixLoad<Right, row_major>(&staged, place, STRIDE_B);
 #else
-      let place = at_b + j * SIZE_N * STRIDE_B + k * (SIZE_K / 8u);
-      rights[j] = subgroupMatrixLoad<Right, col_major>(&staged, place, STRIDE_B);
+    let place = at_b + j * SIZE_N * STRIDE_B + k * (SIZE_K / 8u);
+    rights[j] = subgroupMatrixLoad<Right, col_major>(&staged, place, STRIDE_B);
 #endif
 #end
 #repeat i MM
-      let left = subgroupMatrixLoad<Left, row_major>(&staged, at_a + i * SIZE_M * STRIDE_A + k * (SIZE_K / 8u), STRIDE_A);
+    let left = subgroupMatrixLoad<Left, row_major>(&staged, at_a + i * SIZE_M * STRIDE_A + k * (SIZE_K / 8u), STRIDE_A);
 #repeat j MN
-      sums[i * MN + j] = subgroupMatrixMultiplyAccumulate(left, rights[j], sums[i * MN + j]);
+    sums[i * MN + j] = subgroupMatrixMultiplyAccumulate(left, rights[j], sums[i * MN + j]);
 #end
 #end
-#end
-    }
 #end
   }
 

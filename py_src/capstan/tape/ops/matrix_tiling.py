@@ -24,8 +24,6 @@ class MatrixTiling:
     """Elements of k that are staged at a time."""
     slices: int = 1
     """Subgroups that share a tile, each for a part of every step."""
-    ahead: int = 1
-    """Steps that are loaded before they are multiplied."""
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -72,7 +70,6 @@ class MatrixTiling:
             "WM": self.subgroups[0],
             "WN": self.subgroups[1],
             "WK": self.slices,
-            "AHEAD": self.ahead,
             "STEP": self.step,
             "A_LOADS": rows * self.step // 8 // self.workgroup,
             "B_LOADS": columns * self.step // (8 if dense else 16) // self.workgroup,
