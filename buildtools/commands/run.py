@@ -27,6 +27,7 @@ __all__ = ["GROUP", "add_arguments", "check", "run"]
 
 GROUP = "run"
 NEW_TOKENS = 128
+GRAMMARS = {"json_schema": "FILE", "regex": "EXPRESSION", "lark_grammar": "FILE", "ebnf": "FILE"}
 NUMBER_LIMIT = 2**53
 """Integers up to here cross the page's JavaScript unchanged."""
 
@@ -69,6 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action = "append" if option.repeated else "store"
         help_text = option.help + ("" if option.drawing else "; with --greedy too")
         add(option.argument, dest=option.name, type=kind, action=action, metavar=option.metavar, help=help_text)
+    for kind, metavar in GRAMMARS.items():
+        what = "the output matches" if kind == "regex" else "the file has a grammar of the output"
+        add(f"--{kind.replace('_', '-')}", dest=kind, metavar=metavar, help=f"{what} ({kind} of set_guidance)")
     add("--json", action="store_true", help="end stdout with one line of JSON")
 
 
@@ -92,6 +96,7 @@ def check(args: argparse.Namespace) -> None:
         "capture": args.capture,
         "run_ahead": args.run_ahead,
         "search": search,
+        **read_guidance(args),
         **asked,
     }
 
@@ -160,6 +165,31 @@ def read_search(args: argparse.Namespace) -> dict[str, Any]:
     if args.greedy:
         return {"do_sample": False, **search}
     return {"do_sample": True, **search} if draws else search
+
+
+def read_guidance(args: argparse.Namespace) -> dict[str, Any]:
+    """The grammar that was given, checked; nothing without one."""
+    from capstan.errors import OptionError
+    from capstan.guidance import Guidance
+
+    given = {kind: getattr(args, kind) for kind in GRAMMARS if getattr(args, kind) is not None}
+    names = [f"--{kind.replace('_', '-')}" for kind in given]
+    if len(given) > 1:
+        raise CommandError(f"{' and '.join(names)} were both given: an output follows one grammar")
+    for (kind, data), name in zip(given.items(), names, strict=True):
+        if GRAMMARS[kind] == "FILE":
+            try:
+                data = Path(data).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise CommandError(f"{name}: {data} cannot be read ({error}): give a text file") from None
+        try:
+            Guidance(kind, data)
+        except OptionError as error:
+            raise CommandError(f"{name}: {error}") from None
+        if (args.run_ahead or 1) > 1:
+            raise CommandError(f"--run-ahead and {name} contradict each other: under a grammar nothing runs ahead")
+        return {"guidance": {"type": kind, "data": data}}
+    return {}
 
 
 def run(args: argparse.Namespace) -> int:

@@ -91,6 +91,29 @@ def test_options_of_every_stage_reach_the_request(model: Path) -> None:
     }
 
 
+def test_a_grammar_reaches_the_request(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text('{"type": "integer"}')
+    made = request(model, "x", "--json-schema", str(tmp_path / "schema.json"))
+    assert made["guidance"] == {"type": "json_schema", "data": '{"type": "integer"}'}
+    assert request(model, "x", "--regex", "[0-9]+")["guidance"] == {"type": "regex", "data": "[0-9]+"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("--regex", "(a"), r"--regex: regex '\(a', column 1: the group is not closed"),
+        (("--regex", "a", "--ebnf", "b"), "--regex and --ebnf were both given"),
+        (("--regex", "a", "--run-ahead", "4"), "--run-ahead and --regex contradict each other"),
+        (("--json-schema", "no-such-file"), "--json-schema: no-such-file cannot be read"),
+    ],
+)
+def test_a_grammar_that_cannot_be_used_is_refused_without_a_browser(
+    argv: tuple[str, ...], said: str, model: Path
+) -> None:
+    with pytest.raises(CommandError, match=said):
+        request(model, "x", *argv)
+
+
 def test_a_conversation_begins_without_messages(model: Path) -> None:
     (model / "chat_template.jinja").write_text("{{ messages }}")
     assert request(model, "--chat", "--greedy", "--max-length", "9") == {

@@ -8,6 +8,7 @@ export type {
   ChatRequest,
   ExecRequest,
   GenerateRequest,
+  Guidance,
   HubRepository,
   Message,
   ModelFolder,

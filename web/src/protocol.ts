@@ -29,6 +29,16 @@ interface ModelRequest {
   max_new_tokens: number | null;
   /** Search options by the names of capstan.SearchOptions, which are onnxruntime-genai's where it has them; only those given. */
   search: Record<string, unknown>;
+  /** The grammar that the output has to fit, as GeneratorParams.set_guidance takes it; left out or null for none. */
+  guidance?: Guidance | null;
+}
+
+/** `data` is the text of a grammar of this type; docs/guidance.md says what may be in it. */
+export interface Guidance {
+  type: "json_schema" | "regex" | "lark_grammar" | "ebnf";
+  data: string;
+  /** Append text that must come next without a model step for each of its tokens. */
+  enable_ff_tokens?: boolean;
 }
 
 /** Complete a prompt with a model; tokens arrive as `text` events, the summary as the reply. */

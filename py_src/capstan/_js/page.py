@@ -120,6 +120,7 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
         raise PromptError("the prompt is empty; give at least one token")
     params = GeneratorParams(model, run_ahead=request["run_ahead"])
     params.set_search_options(**request["search"])
+    guide(params, request)
     require_one_sequence(params)
     limit_new_tokens(params, model, len(prompt_ids), request["max_new_tokens"])
     ids: list[int] = []
@@ -149,6 +150,17 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
             "time_to_first_token_ms": timing.time_to_first_token,
             "counters": generator.counters,
         }
+
+
+def guide(params: GeneratorParams, request: dict[str, Any]) -> None:
+    """Take the request's grammar, if it has one. Raises OptionError, GuidanceError."""
+    given = request.get("guidance")
+    if given is None:
+        return
+    fields = ("type", "data", "enable_ff_tokens")
+    if not isinstance(given, dict) or not {"type", "data"} <= given.keys() <= set(fields):
+        raise OptionError(f"guidance is {clipped(given)}; it must be an object with {', '.join(fields)}")
+    params.set_guidance(**given)
 
 
 def require_one_sequence(params: GeneratorParams) -> None:
@@ -218,7 +230,8 @@ async def conversation_with(model: Model, request: dict[str, Any]) -> Conversati
     limit = request["max_new_tokens"]
     if limit is not None and limit < 1:
         raise OptionError(f"max_new_tokens is {limit}; it must be at least 1")
-    options = json.dumps([request["run_ahead"], request["search"], request["max_length"]], sort_keys=True)
+    asked = [request["run_ahead"], request["search"], request["max_length"], request.get("guidance")]
+    options = json.dumps(asked, sort_keys=True)
     if conversation is not None:
         if conversation[0] is model and conversation[1] == options:
             return conversation[2]
@@ -232,6 +245,7 @@ async def conversation_with(model: Model, request: dict[str, Any]) -> Conversati
     params = GeneratorParams(model, run_ahead=request["run_ahead"])
     length = request["max_length"]
     params.set_search_options(**request["search"])
+    guide(params, request)
     require_one_sequence(params)
     params.set_search_options(max_length=min(CHAT_LENGTH, model.config.context_length) if length is None else length)
     generator = Generator(model, params)
