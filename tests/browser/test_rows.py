@@ -40,12 +40,3 @@ def test_each_row_draws_what_it_draws_alone(scripts: PageScripts) -> None:
     [apart] = scripts.run("rows", "generated", "nano-llama", joint=False, **arguments)
     assert joint["sequences"] == apart["sequences"]
     assert apart["said"] == ""
-
-
-def test_rows_go_on_after_tokens_were_appended(scripts: PageScripts) -> None:
-    arguments = {"model": "nano-llama", "prompts": PROMPTS, "cases": [{"max_length": 24}]}
-    arguments |= {"then": [[30, 31], [32, 33], [34, 35]]}
-    [joint] = scripts.run("rows", "generated", "nano-llama", **arguments)
-    [apart] = scripts.run("rows", "generated", "nano-llama", joint=False, **arguments)
-    assert joint["sequences"] == apart["sequences"]
-    assert "rows" in joint["said"]

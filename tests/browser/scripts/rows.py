@@ -22,10 +22,9 @@ async def generated(
     prompts: Sequence[Sequence[int]],
     cases: Sequence[Mapping[str, Any]],
     joint: bool = True,
-    then: Sequence[Sequence[int]] = (),
 ) -> list[dict[str, Any]]:
     """Of each case of search options: the sequences, the decode steps of the device, and how rows were run. Options
-    named eos take the place of the model's end-of-sequence ids. `then` is appended after five tokens."""
+    named eos take the place of the model's end-of-sequence ids."""
     opened = await load(models, model, passes=JOINT if joint else APART)
     found = []
     for case in cases:
@@ -37,8 +36,6 @@ async def generated(
             while not generator.is_done():
                 await generator.generate_next_token_async()
                 steps += 1
-                if then and steps == 5:
-                    generator.append_tokens(then)
             rows = len(prompts) * options.get("num_return_sequences", 1)
             found.append(
                 {
