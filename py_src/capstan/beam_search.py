@@ -21,7 +21,8 @@ import struct
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
-from .device.shortlist import Shortlist
+from .device.shortlist import LARGEST, Shortlist
+from .errors import LogitsError
 from .search import SearchOptions
 
 __all__ = ["Beams", "Choice", "continuations", "looked_at"]
@@ -131,8 +132,12 @@ def looked_at(options: SearchOptions) -> int:
 
 
 def continuations(shortlist: Shortlist) -> list[tuple[float, int]]:
-    """Log-probabilities and tokens, best first."""
+    """Log-probabilities and tokens, best first. LogitsError where there is no number among the logits."""
     top, _ = shortlist.best[0]
+    if top <= -LARGEST:
+        raise LogitsError(
+            "the logits of a beam are all NaN or -inf: take the model in float32, whose numbers are larger"
+        )
     total = float32(shortlist.total)
     return [(float32(float32(logit - top) - total), token) for logit, token in shortlist.best]
 

@@ -10,6 +10,7 @@
     ├── OptionError               an unknown option or a value out of range       (also a ValueError)
     │   └── GuidanceError             a grammar for constrained decoding that cannot be used; the message has the place
     ├── PromptError               an empty prompt, or one longer than max_length  (also a ValueError)
+    ├── LogitsError               no token can be picked: every logit is NaN or minus infinity
     ├── BindingError              a name, dtype or shape that a session does not have   (also a ValueError)
     │   └── BufferMismatchError       a buffer of the wrong size, alignment, usage or device
     ├── AsyncRequiredError        a synchronous call that would have to wait, where it cannot wait
@@ -39,6 +40,7 @@ __all__ = [
     "DeviceLostError",
     "DeviceUnavailableError",
     "GuidanceError",
+    "LogitsError",
     "ModelFileError",
     "OptionError",
     "OutOfMemoryError",
@@ -100,6 +102,10 @@ class BindingError(CapstanError, ValueError):
 
 class BufferMismatchError(BindingError):
     """A buffer cannot be used here: its size, alignment, usage, device or lifetime; expected and got are given."""
+
+
+class LogitsError(CapstanError):
+    """No token can be picked: every logit is NaN or minus infinity, or search options exclude every token."""
 
 
 class AsyncRequiredError(CapstanError):

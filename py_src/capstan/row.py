@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
+from .sampling import NO_TOKEN
 from .stream import StoppingStream
 
 __all__ = ["Row"]
@@ -23,6 +24,8 @@ class Row:
     """Tokens that were picked and not read."""
     ended: bool = False
     """An id that ends sequences was picked, which is the last one at hand, or a stop string; no more is submitted."""
+    barren: bool = False
+    """No token could be picked behind those at hand."""
     padding: tuple[int, ...] = ()
     """Padding of the prompt."""
     prompt: int = 0
@@ -104,12 +107,16 @@ class Row:
     def discard_ahead(self) -> None:
         """What was picked and not read is void."""
         self.ready.clear()
+        self.barren = False
         self.ended = bool(self.tail) or self.stopped
 
     def receive(self, ids: Iterable[int], ends: Set[int]) -> None:
         """Take in picked ids, up to the first of `ends`."""
         for token in ids:
-            if self.ended:
+            if self.ended or self.barren:
+                return
+            if token == NO_TOKEN:
+                self.barren = True
                 return
             self.ready.append(token)
             self.ended = token in ends

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .device.row_decoder import RowBurst, RowDecoder
-from .errors import ClosedError, OptionError, PromptError
+from .errors import ClosedError, LogitsError, OptionError, PromptError
 from .flight import Flight
 from .generator_params import GeneratorParams
 from .memory import Pools
@@ -151,6 +151,7 @@ class RowLoop:
             await self.prefill()
             if self.stale:
                 return
+        self._require_logits()
         decoder = self.open_decoder()
         assert self.run_ahead is not None
         if self.sample_first:
@@ -279,6 +280,16 @@ class RowLoop:
     def require_open(self) -> None:
         if self.closed:
             raise ClosedError("this generator was closed; make a new one")
+
+    def _require_logits(self) -> None:
+        """Raise if the next token of a row could not be picked."""
+        for number, row in enumerate(self.rows):
+            if row.barren and not row.ready:
+                which = f"of row {number} " if len(self.rows) > 1 else ""
+                raise LogitsError(
+                    f"the logits {which}behind {len(row.tokens)} tokens are all NaN or -inf, or the search options "
+                    "exclude every token: take the model in float32, whose numbers are larger, or loosen the options"
+                )
 
     def require_tokens(self) -> None:
         self.require_open()

@@ -34,8 +34,19 @@ from .stages import NEGATIVE_INFINITY_KEY, Row, temperature_scale
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["SearchOptions", "finite_logits", "philox4x32_10", "sample", "token_key", "token_keys", "token_weight"]
+__all__ = [
+    "NO_TOKEN",
+    "SearchOptions",
+    "finite_logits",
+    "philox4x32_10",
+    "sample",
+    "token_key",
+    "token_keys",
+    "token_weight",
+]
 
+NO_TOKEN = 0xFFFFFFFF
+"""What is picked from a row without a token to pick."""
 POSITIVE_INFINITY_KEY = 0xFF800000
 _POSITIVE_ZERO_KEY = 0x80000000
 _WEIGHT_BITS = 30
@@ -171,7 +182,7 @@ def sample(
 
     `logits` is what `token_keys` takes, [vocabulary]. `position` is the length of the sequence before this token,
     which is the index the token takes in it; `tokens` is that sequence, which penalties and bans need, and `prompt` how
-    many of them were not picked. Raises OptionError when there are no logits.
+    many of them were not picked. NO_TOKEN where all are NaN or -inf. Raises OptionError when there are no logits.
     """
     values = _float32_bytes(logits, float16_bits)
     if not values:
@@ -185,7 +196,9 @@ def sample(
     for edit in edits:
         edit(keys, options, known)
     top = max(keys)
-    if options.greedy or top == NEGATIVE_INFINITY_KEY:
+    if top == NEGATIVE_INFINITY_KEY:
+        return NO_TOKEN
+    if options.greedy:
         return keys.index(top)
 
     # By id, without the tokens that certainly weigh 0: those come after all others in the order and add nothing.
@@ -250,9 +263,11 @@ def _first_of_largest(values: bytes | memoryview) -> int:
     row = array("f")
     row.frombytes(values)
     if not math.isnan(sum(row)):
-        return row.index(max(row))
+        top = max(row)
+        return NO_TOKEN if top == -math.inf else row.index(top)
     keys = _keys(values)
-    return keys.index(max(keys))
+    top_key = max(keys)
+    return NO_TOKEN if top_key == NEGATIVE_INFINITY_KEY else keys.index(top_key)
 
 
 def _first_in_order(tokens: list[int], keys: list[int], count: int) -> list[int]:

@@ -82,6 +82,14 @@ def test_logits_can_be_read_and_replaced(device: str, scripts: PageScripts) -> N
     assert found["rest"][1:] == oracle.greedy(LLAMA, [*PROMPT, *wanted[:6], token], 4)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_logits_without_a_number_raise_and_the_generator_goes_on(device: str, scripts: PageScripts) -> None:
+    found = scripts.run("logits", "barren", "nano-llama", model="nano-llama", prompt=PROMPT, device=device)
+    assert len(found["errors"]) == 2
+    assert all("are all NaN or -inf" in error for error in found["errors"])
+    assert (found["again False"], found["again True"]) == (True, True)
+
+
 def test_logits_of_the_wrong_size_or_type_are_refused(scripts: PageScripts) -> None:
     found = scripts.run("logits", "refused", "nano-llama", model="nano-llama")
     assert found == [

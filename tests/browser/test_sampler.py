@@ -17,7 +17,7 @@ import pytest
 from playwright.sync_api import Browser, Error, Page
 
 from buildtools.server import SiteServer
-from capstan.sampling import sample
+from capstan.sampling import NO_TOKEN, sample
 from capstan.search import SearchOptions
 from tests.harness import watch
 
@@ -286,8 +286,8 @@ class Row:
         length, cursor, done, picked = self.state.length, self.state.cursor, self.state.done, self.state.picked
         self.ring[cursor % len(self.ring)] = option.pad_token_id if done else token
         if not done:
-            picked = token
-            if token in option.end_token_ids:
+            picked = picked if token == NO_TOKEN else token
+            if token == NO_TOKEN or token in option.end_token_ids:
                 done = 1
             elif 2 * length < len(self.mask):
                 self.input_ids = [token, 0]

@@ -16,6 +16,7 @@ from capstan.errors import OutOfMemoryError
 from capstan.leaving import Leaving
 from capstan.local.host import begin_now
 from capstan.model import Model
+from capstan.sampling import NO_TOKEN
 from capstan.search import SearchOptions
 
 __all__ = [
@@ -71,6 +72,8 @@ class PaperDecoder:
         self.max_burst = largest
         self.behind_first = behind
         self.usual_burst = usual
+        self.barren_at: int | None = None
+        """The position behind which no token can be picked."""
         self.eos_at = eos_at
         """The position at which the model picks EOS."""
         self.cache: list[int] = []
@@ -145,7 +148,9 @@ class PaperDecoder:
         self.forced = None
         if len(self.cache) == self.eos_at:
             token = EOS
-        self.done = token == EOS
+        if len(self.cache) == self.barren_at:
+            token = NO_TOKEN
+        self.done = token in (EOS, NO_TOKEN)
         self.pending = token
         return token
 

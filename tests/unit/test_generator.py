@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from capstan import OptionError, PromptError
+from capstan import LogitsError, OptionError, PromptError
 from tests.unit.paper_model import EOS, PROMPT, VOCAB, best, made, run_of, take
 
 every_run_ahead = pytest.mark.parametrize("run_ahead", [1, 3, 8, 64, None])
@@ -506,3 +506,25 @@ class TestEnding:
             OptionError, match=f"stop_token_ids has {VOCAB}; ids of this model go from 0 to {VOCAB - 1}"
         ):
             made(stop_token_ids=[VOCAB])
+
+
+class TestLogitsWithoutANumber:
+    @pytest.mark.parametrize("run_ahead", [1, 3, 16])
+    def test_raise_once_the_tokens_before_them_are_read_until_the_sequence_changes(self, run_ahead: int) -> None:
+        generator, paper = made(run_ahead=run_ahead, max_length=len(PROMPT) + 12)
+        generator.append_tokens(PROMPT)
+
+        async def run() -> None:
+            await generator.prepare_async()
+            [decoder] = paper.decoders
+            decoder.barren_at = len(PROMPT) + 4
+            assert await take(generator, 4) == run_of(PROMPT, 4)
+            for _ in range(2):
+                with pytest.raises(LogitsError, match=f"behind {len(PROMPT) + 4} tokens are all NaN or -inf"):
+                    await take(generator, 1)
+            assert list(generator.get_sequence()) == [*PROMPT, *run_of(PROMPT, 4)]
+            generator.rewind_to(len(PROMPT) + 2)
+            decoder.barren_at = None
+            assert await take(generator, 3) == run_of(PROMPT, 5)[2:]
+
+        asyncio.run(run())

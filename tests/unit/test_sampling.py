@@ -14,6 +14,7 @@ import pytest
 
 from capstan.errors import OptionError
 from capstan.sampling import (
+    NO_TOKEN,
     _weightless_below,
     philox4x32_10,
     sample,
@@ -174,7 +175,8 @@ def test_no_token_with_a_weight_is_left_out(top: float, temperature: float) -> N
         ([1.0, INF, INF], 1),
         ([-INF, 1.0, INF, INF], 2),
         ([-INF, -INF, -3e38], 2),
-        ([-INF, NAN, -INF], 0),
+        ([-INF, NAN, -INF], NO_TOKEN),
+        ([-INF, -INF], NO_TOKEN),
         ([4.0], 0),
     ],
 )
@@ -248,9 +250,9 @@ def test_top_k_of_the_vocabulary_or_more_keeps_everything() -> None:
         assert draws(logits, SAMPLED.replace(top_k=top_k), 100) == draws(logits, SAMPLED, 100)
 
 
-def test_a_row_without_anything_above_minus_infinity_gives_id_zero() -> None:
+def test_a_row_without_anything_above_minus_infinity_has_no_token() -> None:
     for options in (SAMPLED, SAMPLED.replace(top_k=2), SAMPLED.replace(top_p=0.5)):
-        assert set(draws([-INF, NAN, -INF], options, 20)) == {0}
+        assert set(draws([-INF, NAN, -INF], options, 20)) == {NO_TOKEN}
 
 
 def test_plus_infinity_shares_the_draw_among_its_equals_only() -> None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Shortlist"]
+__all__ = ["LARGEST", "Shortlist"]
 
 LARGEST = 3.4028234663852886e38
 """Float32's largest number, which stands for infinity: differences of infinities are none."""

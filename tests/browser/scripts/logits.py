@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from capstan import Generator, GeneratorParams
+from capstan import Generator, GeneratorParams, LogitsError
 from capstan.sampling import sample
 
 from .running import load, parameters, picked, take
@@ -54,6 +55,24 @@ async def replaced(
             "rest": rest,
             "sequence": generator.get_sequence(),
         }
+
+
+async def barren(models: Mapping[str, str], *, model: str, prompt: Sequence[int], device: str) -> dict[str, Any]:
+    """Generate from logits that are all NaN, greedily and by drawing, then from the model's own."""
+    opened = await load(models, model, device=device)
+    found: dict[str, Any] = {"errors": []}
+    for draws in (False, True):
+        async with Generator(opened, parameters(opened, run_ahead=3, do_sample=draws, random_seed=1)) as generator:
+            generator.append_tokens(prompt)
+            first = await take(generator, 2)
+            await generator.set_logits_async(array("f", [math.nan] * len(await generator.get_logits_async())))
+            try:
+                await take(generator, 1)
+            except LogitsError as error:
+                found["errors"].append(str(error))
+            generator.rewind_to(len(prompt))
+            found[f"again {draws}"] = (await take(generator, 2)) == first
+    return found
 
 
 async def refused(models: Mapping[str, str], *, model: str) -> list[str]:

@@ -1,6 +1,6 @@
 // Ends a step of one row: the token goes to the ring and, unless the row is done, becomes the next step's input.
 //
-// Done: padding into the ring, nothing else. An end-of-sequence id: into the ring, the row is done, input and mask stay.
+// Done: padding into the ring, nothing else. No token: into the ring, the row is done. An end-of-sequence id: into the ring, the row is done, input and mask stay.
 // Else: input_ids = token, mask[length] = 1, position_ids = length, length + 1, the memory has the token; at max_length the ring alone advances.
 // Bindings: see the kernels. int64 values are written as two words. A model without position_ids has a buffer of the
 // sampler's own there. One thread of the row calls it.
@@ -21,6 +21,10 @@ fn advance(row: u32, token: u32) {
     return;
   }
   ring[slot] = token;
+  if (token == NO_TOKEN) {
+    state[at + 2u] = 1u;
+    return;
+  }
   state[at + 3u] = token;
   if (is_end(token)) {
     state[at + 2u] = 1u;

@@ -84,7 +84,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   if (thread == 0u) {
     let unit = kept(token_weight(cut_key, top));
     var sums = find_entry(limit, chosen, cut.need, unit);
-    var picked = 0u;
+    var picked = NO_TOKEN;
     if (top != NEGATIVE_INFINITY_KEY) {
       let first = begin + sums.index * run;
       let last = min(VOCAB, first + run);
