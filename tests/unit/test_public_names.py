@@ -14,7 +14,8 @@ import capstan
 PUBLIC = """
 AsyncRequiredError BindingError BufferMismatchError CapstanError ClosedError ConfigError DeviceError
 DeviceLostError DeviceUnavailableError FallbackWarning Generator GeneratorParams GuidanceError HubRepository
-LogitsError Model ModelFileError OptionError OutOfMemoryError PromptError SearchOptions StoppingStream StorageError StoredWeights
+LogitsError Model ModelFileError OptionError OutOfMemoryError PromptError SearchOptions StoppingStream StorageError
+StoredWeights
 TapeCheckError TapeError TapeKeyError TextStream Timing Tokenizer TokenizerStream UncomputedError
 UnsupportedModelError ValidationError Verification WeightStore WeightsChangedError measure memory open_device plan
 """
