@@ -85,7 +85,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let unit = kept(token_weight(cut_key, top));
     var sums = find_entry(limit, chosen, cut.need, unit);
     var picked = NO_TOKEN;
-    if (top != NEGATIVE_INFINITY_KEY) {
+    if (top > NEGATIVE_INFINITY_KEY) {
       let first = begin + sums.index * run;
       let last = min(VOCAB, first + run);
       picked = last - 1u;
@@ -99,14 +99,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if (!less64(kept_weight(sums.weight, sums.equals, cut.need, unit), limit)) {
           picked = token;
           break;
-        }
-      }
-    } else {
-      // Nothing is above -inf: the first token that is no less.
-      for (var block = BLOCKS; block > 0u; block--) {
-        let record = block_record(row, block - 1u);
-        if (atomicLoad(&scratch[record]) == top) {
-          picked = atomicLoad(&scratch[record + 1u]);
         }
       }
     }

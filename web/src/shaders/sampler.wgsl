@@ -14,7 +14,7 @@ override BLOCKS: u32 = 1u;     // blocks in a row: ceil(VOCAB / BLOCK), at most 
 override HALF: bool = false;   // logits are float16, two to a word
 
 const NEGATIVE_INFINITY_KEY = 0x007fffffu;
-const NO_TOKEN = 0xffffffffu; // of a row whose keys are all NEGATIVE_INFINITY_KEY
+const NO_TOKEN = 0xffffffffu; // of a row without a key above NEGATIVE_INFINITY_KEY
 const POSITIVE_INFINITY_KEY = 0xff800000u;
 const STATE_STRIDE = 8u;
 
