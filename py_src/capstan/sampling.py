@@ -5,7 +5,8 @@ every adapter (its float operations are inexact, may be fused and may flush what
 
 1. A logit is a float32 (a float16 becomes the float32 of the same value). `token_key` maps its bits to a u32 of the
    same order; NaN counts as -inf, -0 as +0. Tokens are ordered by key, largest first, equals by id, lowest first.
-2. Greedy takes the first token in that order. A row with nothing above -inf gives NO_TOKEN, greedy or sampled.
+2. Greedy takes the first token in that order. Where nothing is above -inf there is NO_TOKEN, greedy or drawn; but of
+   tokens that the host allows that first one is taken all the same.
 3. Before that, stages with an `edit` change keys, such as `min_length` and `repetition_penalty` (see capstan.stages).
 4. `token_weight` is exp((logit - largest) / temperature) in units of 2**-30, from 0 to 2**30. It errs by half a unit
    and, relatively, by 2e-7 and 2**-30 of the larger magnitude of the two logits over the temperature (float32 itself
@@ -196,9 +197,9 @@ def sample(
     for edit in edits:
         edit(keys, options, known)
     top = max(keys)
-    if top <= NEGATIVE_INFINITY_KEY:
+    if top <= NEGATIVE_INFINITY_KEY and not any(stage.allowed for stage in stages):
         return NO_TOKEN
-    if options.greedy:
+    if options.greedy or top == NEGATIVE_INFINITY_KEY:
         return keys.index(top)
 
     # By id, without the tokens that certainly weigh 0: those come after all others in the order and add nothing.

@@ -55,9 +55,11 @@ class State:
     cursor: int = 0
     done: int = 0
     picked: int = POISON
+    uncounted: int = 0
+    """Tokens that count for min_length besides the length."""
 
     def words(self) -> list[int]:
-        return [self.length, self.cursor, self.done, self.picked, POISON, POISON, POISON, POISON]
+        return [self.length, self.cursor, self.done, self.picked, self.uncounted, POISON, POISON, POISON]
 
 
 def sent(
@@ -294,7 +296,7 @@ class Row:
                 self.mask[2 * length : 2 * length + 2] = [1, 0]
                 self.position_ids = [length, 0]
                 length += 1
-        self.state = State(length, (cursor + 1) % 2**32, done, picked)
+        self.state = replace(self.state, length=length, cursor=(cursor + 1) % 2**32, done=done, picked=picked)
 
 
 def check_buffers(result: Mapping[str, Any], rows: Sequence[Row], positions: bool) -> None:
@@ -353,9 +355,10 @@ def test_end_of_sequence_ids_wait_for_min_length(sampler: SamplerPage) -> None:
     rows = [array("f", [source.gauss(0, 1) for _ in range(511)]) for _ in range(4)]
     for row in rows:
         row[3] = row[300] = 9.0
-    for base in (GREEDY, SAMPLED, BOTH):
+    for base, uncounted in ((GREEDY, 0), (SAMPLED, 0), (BOTH, 0), (GREEDY, 3)):
         option = SearchOptions(**{**vars(base), "eos_token_ids": (300, 3, 9999), "min_length": LENGTH + 4})
-        result = sampler.run(rows, [option], steps=8)[0]
+        states = [State(uncounted=uncounted)] * len(rows)
+        result = sampler.run(rows, [option.replace(min_length=LENGTH + 4 + uncounted)], steps=8, states=states)[0]
         for index, row in enumerate(rows):
             expected = Row.poisoned(State(), 8, 64)
             for _ in range(8):

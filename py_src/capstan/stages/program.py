@@ -107,7 +107,7 @@ def sampler_program(
     return SamplerProgram(
         words=array("I", [*words.values(), *[0] * padding, *end_words]).tobytes(),
         passes=("ban",) * bans + _passes(options, words),
-        wgsl=struct + _functions(active, counts=counts, bans=bans, sequence=sequence),
+        wgsl=struct + _functions(active, counts=counts, bans=bans, allowed=allowed, sequence=sequence),
         ban_wgsl=_bans(active),
         table=table.tobytes(),
         row_words=row_words,

@@ -101,6 +101,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
           break;
         }
       }
+    } else if (!has_nothing(top)) {
+      // Nothing is above -inf: the first token that is no less.
+      for (var block = BLOCKS; block > 0u; block--) {
+        let record = block_record(row, block - 1u);
+        if (atomicLoad(&scratch[record]) == top) {
+          picked = atomicLoad(&scratch[record + 1u]);
+        }
+      }
     }
     advance(row, picked);
   }

@@ -30,6 +30,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   }
   workgroupBarrier();
   if (thread == 0u) {
-    advance(row, select(0xffffffffu - atomicLoad(&winner), NO_TOKEN, largest <= NEGATIVE_INFINITY_KEY));
+    advance(row, select(0xffffffffu - atomicLoad(&winner), NO_TOKEN, has_nothing(largest)));
   }
 }

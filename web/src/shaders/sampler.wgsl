@@ -14,11 +14,11 @@ override BLOCKS: u32 = 1u;     // blocks in a row: ceil(VOCAB / BLOCK), at most 
 override HALF: bool = false;   // logits are float16, two to a word
 
 const NEGATIVE_INFINITY_KEY = 0x007fffffu;
-const NO_TOKEN = 0xffffffffu; // of a row without a key above NEGATIVE_INFINITY_KEY
+const NO_TOKEN = 0xffffffffu; // of a row that has_nothing
 const POSITIVE_INFINITY_KEY = 0xff800000u;
 const STATE_STRIDE = 8u;
 
-// `struct Params`, `HAS_COUNTS`, `HAS_BANS`, `HAS_SEQUENCE`, `edited` and `kept`, and `ban_all` for ban.wgsl, are in
+// `struct Params`, `HAS_COUNTS`, `HAS_BANS`, `HAS_ALLOWED`, `HAS_SEQUENCE`, `edited` and `kept`, and `ban_all` for ban.wgsl, are in
 // the text that capstan.stages gives (SamplerProgram). What it calls is here: `multiply`, `add64`, `sub64`, `is_end`, `has_token`,
 // `picks_of`, `is_allowed`, `sequence_token`, `sequence_length`, and `ban` in ban.wgsl. Each kernel binds `state` and `memory`.
 
@@ -177,6 +177,11 @@ fn token_key(row: u32, token: u32) -> u32 {
     }
   }
   return edited(row, token, key_of(bits));
+}
+
+// Whether a row with this largest key has no token to pick. Of what the host allows one is picked all the same.
+fn has_nothing(top: u32) -> bool {
+  return top <= NEGATIVE_INFINITY_KEY && !HAS_ALLOWED;
 }
 
 // The float32 with this key: x biased exponent, y significand shifted left by 7.
