@@ -129,12 +129,16 @@ def test_penalties_count_what_was_picked_since_tokens_were_appended() -> None:
         return sequence
 
     script: list[Action] = [("append", REPEATED), ("generate", 8), ("append", [11, 12]), ("generate", 8)]
-    script += [("rewind", 33), ("generate", 3), ("rewind", 23), ("append", [9, 9]), ("rewind", 24), ("generate", 6)]
+    script += [("rewind", 33), ("generate", 3), ("rewind", 25), ("generate", 3), ("rewind", 23), ("append", [9, 9])]
+    script += [("rewind", 24), ("generate", 6)]
     sequence = expected([11, 12], expected(REPEATED, [], 0, 8), 0, 8)
     sequence = expected([], sequence[:33], 28, 3)
+    sequence = expected([], sequence[:25], 18, 3)
+    regenerated = sequence[25:]
     sequence = expected([], [*sequence[:23], 9], 24, 6)
     trace = drive(Model(str(LLAMA)), script, frequency_penalty=1.25, presence_penalty=-0.5)
     assert trace.sequence == sequence
+    assert trace.picked[19:22] == regenerated, "what was appended and cut away counts for nothing"
     assert trace.sequence != drive(Model(str(LLAMA)), script).sequence
 
 
