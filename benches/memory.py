@@ -101,7 +101,14 @@ class Capstan:
         script = HERE / "in_page.py"
         argv = [script.name, json.dumps(PROMPT), json.dumps(runs)]
         folders = {model: f"/models/{model}/"}
-        return {"kind": "exec", "source": script.read_text(), "filename": script.name, "argv": argv, "models": folders}
+        return {
+            "kind": "exec",
+            "source": script.read_text(),
+            "filename": script.name,
+            "argv": argv,
+            "models": folders,
+            "files": {},
+        }
 
     def _printed(self, reply: dict[str, Any]) -> str:
         if not reply["ok"] or reply["result"]["status"]:

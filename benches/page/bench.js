@@ -53,7 +53,7 @@ class CapstanContender {
 
   async call(name, args) {
     const argv = ["call.py", this.module, JSON.stringify([name, args ?? {}])];
-    const request = { kind: "exec", source: this.source, filename: "call.py", argv, models: {} };
+    const request = { kind: "exec", source: this.source, filename: "call.py", argv, models: {}, files: {} };
     const { reply, stdout, stderr } = await this.request(request);
     if (!reply.ok) throw new Error(`${reply.error.type}: ${reply.error.message}\n${reply.error.traceback}`);
     if (reply.result.status) throw new Error(`${stderr.trim().split("\n").at(-1)}\n${stderr}`);

@@ -210,6 +210,8 @@ def middle(value: Any) -> float:
 def starts(rows: dict[str, Any]) -> str:
     drawn = []
     for key, row in rows.items():
+        if "ready_ms" not in row:
+            continue  # It never started.
         ready, loaded, first = (row[name]["median"] for name in ("ready_ms", "loaded_ms", "first_token_ms"))
         parts = [
             ("ours" if key == "capstan" else "other", ready, "the worker is ready, ms"),
