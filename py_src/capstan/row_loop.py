@@ -151,7 +151,6 @@ class RowLoop:
             await self.prefill()
             if self.stale:
                 return
-        self._require_logits()
         decoder = self.open_decoder()
         assert self.run_ahead is not None
         if self.sample_first:
@@ -301,6 +300,7 @@ class RowLoop:
         self.require_tokens()
         if self.finish_reason is not None:
             raise OptionError(f"generation is done ({self.finish_reason}); append_tokens, rewind_to or a new generator")
+        self._require_logits()
 
     def _submit(self, picks: int) -> bool:
         """Queue a burst of so many picks, fewer at the end of the sequences; whether there was one."""

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from capstan import Generator, GeneratorParams, Model, OptionError
+from capstan import Generator, GeneratorParams, LogitsError, Model, OptionError
 from tests import oracle
 from tests.unit.paper_model import PROMPT, PaperModel, run_of, take
 
@@ -64,6 +64,29 @@ def test_all_logits_may_be_edited_in_place_or_replaced(model: Model) -> None:
         return array("f", [float(token == best[2]) for token in range(len(logits))])
 
     assert generated(model, 6, logits_processor=replaced) == expected
+
+
+def test_a_processor_that_leaves_no_token_is_told_and_the_generator_goes_on(model: Model) -> None:
+    def nothing_third(tokens: list[int], logits: memoryview[float]) -> None:
+        if banning and len(tokens) == len(TOKENS) + 2:
+            logits[:] = array("f", [float("-inf")] * len(logits))
+
+    banning = True
+    params = GeneratorParams(model, logits_processor=nothing_third)
+    params.set_search_options(do_sample=False)
+    expected = TOKENS + oracle.greedy(LLAMA, TOKENS, 4)
+    with Generator(model, params) as generator:
+        generator.append_tokens(TOKENS)
+        for _ in range(2):
+            generator.generate_next_token()
+        for _ in range(2):
+            with pytest.raises(LogitsError, match="behind 7 tokens"):
+                generator.generate_next_token()
+        generator.rewind_to(len(TOKENS) + 1)
+        banning = False
+        for _ in range(3):
+            generator.generate_next_token()
+        assert generator.get_sequence() == expected
 
 
 def test_the_shortlist_is_the_best_tokens_and_edits_may_be_of_any(model: Model) -> None:
