@@ -17,12 +17,12 @@ are several end-of-sequence ids.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from .device.shortlist import LARGEST, Shortlist
 from .errors import LogitsError
+from .sampling import float32
 from .search import SearchOptions
 
 __all__ = ["Beams", "Choice", "continuations", "looked_at"]
@@ -140,11 +140,3 @@ def continuations(shortlist: Shortlist) -> list[tuple[float, int]]:
         )
     total = float32(shortlist.total)
     return [(float32(float32(logit - top) - total), token) for logit, token in shortlist.best]
-
-
-def float32(value: float) -> float:
-    """The nearest float32; infinite beyond its range."""
-    try:
-        return float(struct.unpack("f", struct.pack("f", value))[0])
-    except OverflowError:
-        return math.copysign(math.inf, value)

@@ -39,6 +39,7 @@ __all__ = [
     "NO_TOKEN",
     "SearchOptions",
     "finite_logits",
+    "float32",
     "philox4x32_10",
     "sample",
     "token_key",
@@ -146,7 +147,7 @@ def _float32_bytes(logits: Any, float16_bits: bool) -> bytes | memoryview:
     try:
         view = memoryview(logits)
     except TypeError:
-        return array("f", [_float32(value) for value in logits]).tobytes()
+        return array("f", [float32(value) for value in logits]).tobytes()
     kind = view.format.lstrip("<@=")
     if kind == "f":
         return view.cast("B")
@@ -154,14 +155,15 @@ def _float32_bytes(logits: Any, float16_bits: bool) -> bytes | memoryview:
         count = view.nbytes // 2
         return array("f", struct.unpack(f"{count}e", view.cast("B"))).tobytes()
     if kind == "d":
-        return array("f", [_float32(value) for value in view.cast("B").cast("d")]).tobytes()
+        return array("f", [float32(value) for value in view.cast("B").cast("d")]).tobytes()
     raise OptionError(
         f"logits have the buffer format {view.format!r}; use float32 ('f'), float16 ('e') or float64 ('d'), "
         "or 'H' with float16_bits=True"
     )
 
 
-def _float32(value: float) -> float:
+def float32(value: float) -> float:
+    """The nearest float32; infinite beyond its range."""
     try:
         return float(struct.unpack("f", struct.pack("f", value))[0])
     except OverflowError:
@@ -286,4 +288,4 @@ def _weightless_below(top: int, temperature: float) -> int:
         return top
     bits = top & 0x7FFFFFFF if top >> 31 else top ^ 0xFFFFFFFF
     largest = float(struct.unpack("f", struct.pack("I", bits))[0])
-    return token_key(struct.unpack("I", struct.pack("f", _float32(largest - 23 * temperature)))[0])
+    return token_key(struct.unpack("I", struct.pack("f", float32(largest - 23 * temperature)))[0])

@@ -8,6 +8,7 @@ import attentionJoin from "../shaders/attention_join.wgsl";
 import attentionSubgroups from "../shaders/attention_subgroups.wgsl";
 import attentionWorkgroup from "../shaders/attention_workgroup.wgsl";
 import behindProduct from "../shaders/behind_product.wgsl";
+import denseColumns from "../shaders/dense_columns.wgsl";
 import fewRowsDense from "../shaders/few_rows_dense.wgsl";
 import fewRowsQ4 from "../shaders/few_rows_q4.wgsl";
 import gatherRows from "../shaders/gather_rows.wgsl";
@@ -29,13 +30,13 @@ import { declaredBindings, expanded, type TemplateValues } from "./wgsl";
 const TEMPLATES: Readonly<Record<string, string>> = {
   attention: `${attention}#if SHUFFLED\n${attentionSubgroups}#else\n${attentionWorkgroup}#endif\n`,
   attention_join: attentionJoin,
-  few_rows_dense: `${behindProduct}${fewRowsDense}`,
+  few_rows_dense: `${denseColumns}${behindProduct}${fewRowsDense}`,
   few_rows_q4: `${packedWeights}${behindProduct}${fewRowsQ4}`,
   gather_rows: gatherRows,
   judge,
   matmul_matrices: matmulMatrices,
   matmul_q4: matmulQ4,
-  matvec_dense: `${behindProduct}${matvecDense}`,
+  matvec_dense: `${denseColumns}${behindProduct}${matvecDense}`,
   matvec_q4: `${packedWeights}${behindProduct}${matvecQ4}`,
   norm_rows: normRows,
   prefill_attention: prefillAttention,

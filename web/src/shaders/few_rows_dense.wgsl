@@ -13,24 +13,13 @@
 // WIDE: columns in 16 bytes. WIDTH: how many of a column's threads are in one subgroup; HALVINGS = log2 of that.
 // LINES = 1, 2 if GATED; SUMS = LINES * TALL.
 // Limits: K a multiple of 4, N of WIDE. With subgroups COLUMNS * WIDTH is LANES, threads numbered along their subgroups;
-// else WIDTH is 1.
+// else WIDTH is 1. After dense_columns.wgsl and behind_product.wgsl.
 
 const RUNS: u32 = K / 4u;
 const WORKGROUP: u32 = COLUMNS * SPAN;
 const PARTS: u32 = SPAN / WIDTH;
 const VECTORS: u32 = N / WIDE;
 const STRIP: u32 = COLUMNS * WIDE; // columns of a workgroup
-
-// Four elements of a row of x, 16 bytes of a row of W, and the sums of as many columns.
-#if HALF
-alias Four = vec2<u32>;
-alias Row = vec4<u32>;
-alias Sums = mat2x4<f32>;
-#else
-alias Four = vec4<f32>;
-alias Row = vec4<f32>;
-alias Sums = vec4<f32>;
-#endif
 
 @group(0) @binding(next) var<storage, read> x: array<Four>;
 @group(0) @binding(next) var<storage, read> weights: array<Row>;
@@ -61,42 +50,6 @@ alias Sums = vec4<f32>;
 @group(0) @binding(next) var<storage, read_write> y: array<element>;
 
 var<workgroup> parts: array<f32, LINES * PARTS * STRIP>; // of one row of x
-
-#if HALF
-fn four(words: Four) -> vec4<f32> {
-  return vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y));
-}
-
-fn wide(row: Row) -> Sums {
-  return Sums(four(row.xy), four(row.zw));
-}
-
-fn column_sum(sums: Sums, j: u32) -> f32 {
-  return sums[j / 4u][j % 4u];
-}
-#else
-fn four(values: Four) -> vec4<f32> {
-  return values;
-}
-
-fn wide(row: Row) -> Sums {
-  return row;
-}
-
-fn column_sum(sums: Sums, j: u32) -> f32 {
-  return sums[j];
-}
-#endif
-
-#if SUBGROUPS
-fn shuffled(sums: Sums, mask: u32) -> Sums {
-#if HALF
-  return Sums(subgroupShuffleXor(sums[0], mask), subgroupShuffleXor(sums[1], mask));
-#else
-  return subgroupShuffleXor(sums, mask);
-#endif
-}
-#endif
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {

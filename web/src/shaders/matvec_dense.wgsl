@@ -16,21 +16,12 @@
 // WIDE: columns in 16 bytes. WIDTH: how many of a column's threads are in one subgroup; HALVINGS = log2 of that.
 // Limits: K a multiple of 4, N of WIDE; GATED and ACTIVATED not at once. With subgroups COLUMNS * WIDTH is LANES, threads
 // numbered along their subgroups; else WIDTH is 1. SPLIT where SPAN is more than WIDTH.
+// After dense_columns.wgsl and behind_product.wgsl.
 
 const RUNS: u32 = K / 4u;
 const WORKGROUP: u32 = COLUMNS * SPAN;
 const PARTS: u32 = SPAN / WIDTH;
 
-// Four rows of x, 16 bytes of a row of W, and the sums of as many columns.
-#if HALF
-alias Four = vec2<u32>;
-alias Row = vec4<u32>;
-alias Sums = mat2x4<f32>;
-#else
-alias Four = vec4<f32>;
-alias Row = vec4<f32>;
-alias Sums = vec4<f32>;
-#endif
 const VECTORS: u32 = N / WIDE;
 const STRIP: u32 = COLUMNS * WIDE; // columns of a workgroup
 
@@ -70,42 +61,6 @@ var<workgroup> parts_up: array<f32, PARTS * STRIP>;
 #if NORM
 var<workgroup> squares: array<f32, PARTS>;
 #endif
-#endif
-
-#if HALF
-fn four(words: Four) -> vec4<f32> {
-  return vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y));
-}
-
-fn wide(row: Row) -> Sums {
-  return Sums(four(row.xy), four(row.zw));
-}
-
-fn column_sum(sums: Sums, j: u32) -> f32 {
-  return sums[j / 4u][j % 4u];
-}
-#else
-fn four(values: Four) -> vec4<f32> {
-  return values;
-}
-
-fn wide(row: Row) -> Sums {
-  return row;
-}
-
-fn column_sum(sums: Sums, j: u32) -> f32 {
-  return sums[j];
-}
-#endif
-
-#if SUBGROUPS
-fn shuffled(sums: Sums, mask: u32) -> Sums {
-#if HALF
-  return Sums(subgroupShuffleXor(sums[0], mask), subgroupShuffleXor(sums[1], mask));
-#else
-  return subgroupShuffleXor(sums, mask);
-#endif
-}
 #endif
 
 // What is behind the product: `sum` is of column n, `sum_up` of the other half of a gated layer.

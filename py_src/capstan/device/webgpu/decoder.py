@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import struct
-from array import array
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import ClosedError
 from ...graph import GraphDescription
-from ...memory import SNAPSHOTS, DeviceBuffer, DeviceSpan
+from ...memory import SNAPSHOTS, DeviceSpan
 from ...search import SearchOptions
 from ...stages import SamplerProgram
 from ...tape import TapeKey
 from ..base import Burst, Counters
 from ..element_types import byte_count
-from ..interface import DeviceInterface
 from ..shortlist import Shortlist
 from ..snapshots import Snapshots
 from .engine import GpuEngine, SamplerSpec
 from .prefill_tape import SHORT, PrefillTapes, cut_prompt
 from .rehearsal import Rehearsal
+from .row_logits import RowLogits
 from .sequence_buffers import SequenceBuffers
 
 if TYPE_CHECKING:
     from .decode_step import DecodeStep
 
-__all__ = ["WebGpuDecoder", "write_elements"]
+__all__ = ["WebGpuDecoder"]
 
 MAX_BURST = 64
 IN_FLIGHT = {False: 4, True: 2}
@@ -97,6 +94,8 @@ class WebGpuDecoder:
         self.max_burst = MAX_BURST if step.capture == "tape" else 1
         self.behind_first = 0 if step.capture != "tape" or self._device.about().software else BEHIND_FIRST
         self.usual_burst = max(1, self.behind_first)
+        logits = buffers.spans["logits"].sub(0, byte_count(about.logits_dtype, (about.vocab_size,)))
+        self._logits = RowLogits(buffers.device, logits, about.logits_dtype, about.vocab_size, buffers.owner)
         self._sampler = engine.make_sampler(
             SamplerSpec(
                 logits=buffers.logits,
@@ -252,15 +251,7 @@ class WebGpuDecoder:
 
     async def logits(self) -> memoryview[float]:
         self._require_open()
-        found = array("f", bytes(4 * self._about.vocab_size))
-        source = self._logits()
-        if self._about.logits_dtype == "float32":
-            await self._device.copy_device_to_cpu(source, out=found)
-        else:
-            with self._floats() as floats:
-                self._device.cast(source, self._about.logits_dtype, floats.span(), "float32")
-                await self._device.copy_device_to_cpu(floats.span(), out=found)
-        return memoryview(found)
+        return await self._logits.read()
 
     async def shortlist(self, count: int) -> Shortlist:
         self._require_open()
@@ -271,26 +262,11 @@ class WebGpuDecoder:
 
     def set_logits(self, values: memoryview[float]) -> None:
         self._require_open()
-        if self._about.logits_dtype == "float32":
-            self._device.copy_cpu_to_device(self._logits(), values)
-        else:
-            with self._floats() as floats:
-                self._device.copy_cpu_to_device(floats.span(), values)
-                self._device.cast(floats.span(), "float32", self._logits(), self._about.logits_dtype)
+        self._logits.write(values)
 
     def edit_logits(self, edits: Mapping[int, float]) -> None:
         self._require_open()
-        write_elements(self._device, self._logits(), self._about.logits_dtype, edits)
-
-    def _logits(self) -> DeviceSpan:
-        """[vocab] in the model's own element type."""
-        size = byte_count(self._about.logits_dtype, (self._about.vocab_size,))
-        return self._buffers.spans["logits"].sub(0, size)
-
-    def _floats(self) -> DeviceBuffer:
-        """Room for the logits as float32 [vocab]."""
-        size = 4 * self._about.vocab_size
-        return self._device.allocate(size, label="logits float32", category="io", owner=self._buffers.owner)
+        self._logits.edit(edits)
 
     def rehearsal(self) -> Rehearsal:
         """What plays steps of the tape from here on for their times; for when no burst is under way."""
@@ -380,15 +356,3 @@ def _span(span: DeviceSpan) -> tuple[int, int, int]:
 async def _burst(numbers: Awaitable[Sequence[float]]) -> Burst:
     submitted, readable, host, entered, *ids = await numbers
     return Burst(tuple(int(id_) for id_ in ids), submitted, readable, host, entered)
-
-
-def write_elements(device: DeviceInterface, span: DeviceSpan, dtype: str, values: Mapping[int, float]) -> None:
-    """Write some elements of a span of float32 or float16, by their places; infinite beyond the type's range."""
-    kind, size = ("f", 4) if dtype == "float32" else ("e", 2)
-    with device.batch():
-        for place, value in values.items():
-            try:
-                data = struct.pack(kind, value)
-            except OverflowError:
-                data = struct.pack(kind, math.copysign(math.inf, value))
-            device.copy_cpu_to_device(span.sub(size * place, size), data)

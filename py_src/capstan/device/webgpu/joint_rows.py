@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from ...errors import ClosedError
-from ...memory import DeviceBuffer, DeviceSpan
 from ...search import SearchOptions
 from ...stages import SamplerProgram
 from ..base import Counters
 from ..row_decoder import RowBurst
 from ..shortlist import Shortlist
-from .decoder import WebGpuDecoder, write_elements
+from .decoder import WebGpuDecoder
 from .engine import GpuEngine, SamplerSpec
 from .row_buffers import RowBuffers
+from .row_logits import RowLogits
 from .row_tape import RowTape
 
 __all__ = ["JointRows"]
@@ -168,15 +167,7 @@ class JointRows:
 
     async def logits(self, row: int) -> memoryview[float]:
         self._require_open()
-        found = array("f", bytes(4 * self._about.vocab_size))
-        source, dtype = self._logits(row), self._about.logits_dtype
-        if dtype == "float32":
-            await self._device.copy_device_to_cpu(source, out=found)
-        else:
-            with self._floats() as floats:
-                self._device.cast(source, dtype, floats.span(), "float32")
-                await self._device.copy_device_to_cpu(floats.span(), out=found)
-        return memoryview(found)
+        return await self._logits(row).read()
 
     async def shortlists(self, count: int, rows: Sequence[int]) -> list[Shortlist]:
         self._require_open()
@@ -189,17 +180,11 @@ class JointRows:
 
     def set_logits(self, row: int, values: memoryview[float]) -> None:
         self._require_open()
-        target, dtype = self._logits(row), self._about.logits_dtype
-        if dtype == "float32":
-            self._device.copy_cpu_to_device(target, values)
-        else:
-            with self._floats() as floats:
-                self._device.copy_cpu_to_device(floats.span(), values)
-                self._device.cast(floats.span(), "float32", target, dtype)
+        self._logits(row).write(values)
 
     def edit_logits(self, row: int, edits: Mapping[int, float]) -> None:
         self._require_open()
-        write_elements(self._device, self._logits(row), self._about.logits_dtype, edits)
+        self._logits(row).edit(edits)
 
     def counters(self) -> Counters:
         return {"steps": self._steps, **self._engine.counters()}
@@ -224,13 +209,10 @@ class JointRows:
         self._lengths[row] = length
         self._buffers.set_length(row, length, self._cursor)
 
-    def _logits(self, row: int) -> DeviceSpan:
-        return self._buffers.part("logits", row)
-
-    def _floats(self) -> DeviceBuffer:
-        """Room for a row's logits as float32 [vocab]."""
-        size = 4 * self._about.vocab_size
-        return self._device.allocate(size, label="logits float32", category="io", owner=self._buffers.owner)
+    def _logits(self, row: int) -> RowLogits:
+        about, buffers = self._about, self._buffers
+        part = buffers.part("logits", row)
+        return RowLogits(self._device, part, about.logits_dtype, about.vocab_size, buffers.owner)
 
     def _require_open(self) -> None:
         if self._destroyed:
