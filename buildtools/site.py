@@ -120,7 +120,7 @@ def build_web() -> list[Path]:
     return made
 
 
-CLIENT_AND_WORKER = {"client": "capstan.js", "worker": "worker.js"}
+CLIENT_AND_WORKER = {"capstan": "capstan.js", "worker": "worker.js"}
 
 
 def bundle(source: Path, target: Path, extra: Sequence[str] = ()) -> Path:

@@ -1,5 +1,5 @@
 // Runs the steps of plan.json one after the other, each by the contender it names, and posts how each went.
-import { Capstan } from "/capstan/capstan.js";
+import { Client } from "/capstan/capstan.js";
 
 const post = (path, body) => fetch(path, { method: "POST", body: JSON.stringify(body) });
 const text = async (path) => (await fetch(path)).text();
@@ -40,7 +40,7 @@ class CapstanContender {
   static async start(expected) {
     const contender = new CapstanContender();
     contender.printed = { stdout: "", stderr: "" };
-    contender.capstan = await Capstan.start({
+    contender.capstan = await Client.start({
       ...(expected ? { expected: { model: `/models/${expected}/`, device: "webgpu" } } : {}),
       onEvent: (event) => {
         if (event.kind in contender.printed) contender.printed[event.kind] += event.text;

@@ -20,7 +20,7 @@ GROUP = "dev"
 TARGET = BUILD / "dist"
 HARNESS = ("harness.html", "harness.js", "blank.html")
 """Pages for tests and the command line, which a published site does without."""
-TYPES = ("client", "errors", "protocol")
+TYPES = ("capstan", "client", "errors", "options", "protocol", "run")
 NPM_FIELDS = ("name", "version", "description", "license", "author", "type")
 
 
@@ -75,10 +75,10 @@ def npm_package(target: Path) -> Path:
     manifest = {
         **{field: source[field] for field in NPM_FIELDS},
         "exports": {
-            ".": {"types": "./types/client.d.ts", "default": "./capstan/capstan.js"},
+            ".": {"types": "./types/capstan.d.ts", "default": "./capstan/capstan.js"},
             "./capstan/*": "./capstan/*",
         },
-        "types": "./types/client.d.ts",
+        "types": "./types/capstan.d.ts",
         "files": ["capstan", "types", "*.md", "*.txt"],
     }
     (package / "package.json").write_text(json.dumps(manifest, indent=2) + "\n")

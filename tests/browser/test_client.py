@@ -16,9 +16,9 @@ from tests.repository_layout import lay_out
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 START = """async () => {
-  const { Capstan } = await import("/capstan/capstan.js");
+  const { Client } = await import("/capstan/capstan.js");
   try {
-    await Capstan.start({ base: "/capstan/" });
+    await Client.start({ base: "/capstan/" });
     return "it started";
   } catch (error) {
     return `${error.code}: ${error.message}`;
@@ -51,10 +51,10 @@ GPUAdapter.prototype.requestDevice = function (...given) {
 """
 """In front of worker.js."""
 EXPECTING = """async (expected) => {
-  const { Capstan } = await import("/capstan/capstan.js");
+  const { Client } = await import("/capstan/capstan.js");
   window.printed = "";
   const onEvent = (event) => (window.printed += event.kind === "stdout" || event.kind === "stderr" ? event.text : "");
-  window.capstan = await Capstan.start({ base: "/capstan/", onEvent, expected });
+  window.capstan = await Client.start({ base: "/capstan/", onEvent, expected });
 }"""
 LOAD = """
 import json

@@ -18,8 +18,8 @@ from buildtools.commands import dist
 from buildtools.site import ORT_FILES, PYODIDE_FILES, assemble
 
 GENERATE = """async (base) => {
-  const { Capstan } = await import(base + 'capstan/capstan.js');
-  const capstan = await Capstan.start();
+  const { Client } = await import(base + 'capstan/capstan.js');
+  const capstan = await Client.start();
   const request = { kind: 'generate', model: base + 'models/bundled/', dtype: null, device: 'webgpu', capture: 'tape',
     run_ahead: null, prompt: 'def f(', prompt_ids: null, max_new_tokens: 3, search: { do_sample: false } };
   const reply = await capstan.request(request);
@@ -77,7 +77,7 @@ def test_the_npm_package_holds_the_library_its_types_and_every_licence(tmp_path:
         assert pyodide.read() == (ROOT / "node_modules/pyodide/pyodide.asm.wasm").read_bytes()
     python = json.loads((SITE / "capstan/python.json").read_text())
     assert python["vendored"].keys() == {"numpy"}
-    files = {"capstan/capstan.js", "capstan/worker.js", "capstan/python.json", "types/client.d.ts", "LICENSE"}
+    files = {"capstan/capstan.js", "capstan/worker.js", "capstan/python.json", "types/capstan.d.ts", "LICENSE"}
     files |= {"THIRD_PARTY_NOTICES.md", "onnxruntime-ThirdPartyNotices.txt"}
     files |= {f"capstan/ort/{name}" for name in ORT_FILES} | {f"capstan/pyodide/{name}" for name in PYODIDE_FILES}
     files |= {

@@ -1,8 +1,8 @@
 // The demo page: one form, one worker, one request at a time.
 
 import {
-  Capstan,
   type CapstanEvent,
+  Client,
   type GenerateRequest,
   type ModelsRequest,
   type ModelsResult,
@@ -68,7 +68,7 @@ const search = element("search", HTMLSelectElement);
 const stored = element("stored", HTMLDetailsElement);
 const storedTable = element("stored-table", HTMLTableElement);
 
-let worker: Promise<Capstan> | null = null;
+let worker: Promise<Client> | null = null;
 let current: Run | null = null;
 let adapter: AdapterSummary | null = null;
 
@@ -87,8 +87,8 @@ function bytes(count: number): string {
 // Starting.
 
 /** The worker; one that failed is replaced by a new one at the next run. */
-function start(): Promise<Capstan> {
-  worker ??= Capstan.start({ onEvent: show }).catch((error: unknown) => {
+function start(): Promise<Client> {
+  worker ??= Client.start({ onEvent: show }).catch((error: unknown) => {
     worker = null;
     throw error;
   });

@@ -1,6 +1,6 @@
 // The headless page that build.py and the tests drive: `window.capstan` passes requests on to the worker.
 
-import { Capstan, type CapstanEvent, type Readiness, type Reply, type Request } from "capstan-webgpu";
+import { Client, type CapstanEvent, type Readiness, type Reply, type Request } from "capstan-webgpu";
 
 interface Harness {
   /** Settles when the worker has booted, or could not. */
@@ -21,7 +21,7 @@ declare global {
 
 /** `?python=plain` starts Python without its memory snapshot. */
 const snapshot = new URLSearchParams(location.search).get("python") !== "plain";
-const started = Capstan.start({
+const started = Client.start({
   snapshot,
   onEvent: (event) => window.capstanEvent?.(event),
   onInput: async () => (await window.capstanInput?.()) ?? null,

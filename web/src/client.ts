@@ -1,6 +1,6 @@
 // The page's handle on the worker: start it, ask it, close it.
 
-import { EngineError } from "./errors";
+import { CapstanError, EngineError } from "./errors";
 import type { CapstanEvent, FromWorker, HubRepository, Readiness, Reply, Request, ToWorker } from "./protocol";
 
 export type {
@@ -38,10 +38,12 @@ export interface StartOptions {
    * them if `dtype` names it.
    */
   expected?: { model: string | HubRepository; dtype?: string; device?: "webgpu" | "wasm" | "auto" };
-  /** Called for each event of the start and of every request. */
-  onEvent?: (event: CapstanEvent) => void;
+  /** Called for each event of the start (id 0) and of every request, with the request's id. */
+  onEvent?: (event: CapstanEvent, id: number) => void;
   /** Gives a script the next line of its input, with its line break, null at the end; without it there is no input. */
   onInput?: () => Promise<string | null>;
+  /** Ends the start: the worker is terminated and the promise rejects with the signal's reason. */
+  signal?: AbortSignal;
 }
 
 /** A folder's address as the worker knows it. */
@@ -52,12 +54,13 @@ function addressOf(model: string | HubRepository): string | HubRepository {
 interface Pending {
   /** A script may never wait, and is then interrupted; everything else is stopped at its next await. */
   script: boolean;
+  onEvent?: ((event: CapstanEvent, id: number) => void) | undefined;
   resolve: (reply: Reply) => void;
   reject: (error: Error) => void;
 }
 
 /** One worker with Python and onnxruntime-web in it. Requests are answered one after the other. */
-export class Capstan {
+export class Client {
   private readonly pending = new Map<number, Pending>();
   private nextId = 1;
   private failure: Error | null = null;
@@ -66,7 +69,7 @@ export class Capstan {
   private constructor(
     private readonly worker: Worker,
     private readonly interrupt: Uint8Array | null,
-    private readonly onEvent: (event: CapstanEvent) => void,
+    private readonly onEvent: (event: CapstanEvent, id: number) => void,
     private readonly onInput: () => Promise<string | null>,
   ) {}
 
@@ -76,40 +79,46 @@ export class Capstan {
   }
 
   /** Start a worker and boot Python in it. Rejects with the reason if a file is missing or the boot fails. */
-  static async start(options: StartOptions = {}): Promise<Capstan> {
+  static async start(options: StartOptions = {}): Promise<Client> {
+    const { signal } = options;
+    signal?.throwIfAborted();
     const base = new URL(options.base ?? ".", options.base ? location.href : import.meta.url).href;
     const worker = new Worker(new URL("worker.js", base), { type: "module" });
     const shared = globalThis.crossOriginIsolated ? new SharedArrayBuffer(1) : null;
     const { onEvent = () => {}, onInput = async () => null } = options;
-    const capstan = new Capstan(worker, shared && new Uint8Array(shared), onEvent, onInput);
-    worker.onmessage = (message: MessageEvent<FromWorker>) => capstan.receive(message.data);
+    const client = new Client(worker, shared && new Uint8Array(shared), onEvent, onInput);
+    worker.onmessage = (message: MessageEvent<FromWorker>) => client.receive(message.data);
     worker.onerror = (event) => {
       const reason = event.message || `${new URL("worker.js", base).href} cannot be loaded`;
-      capstan.fail(new EngineError("DeviceUnavailableError", `the worker failed: ${reason}`));
+      client.fail(new EngineError("DeviceUnavailableError", `the worker failed: ${reason}`));
     };
-    const booted = new Promise<Reply>((resolve, reject) => capstan.pending.set(0, { script: false, resolve, reject }));
+    const booted = new Promise<Reply>((resolve, reject) => client.pending.set(0, { script: false, resolve, reject }));
     const { snapshot = true, expected: wanted } = options;
     const expected = wanted
       ? { model: addressOf(wanted.model), dtype: wanted.dtype ?? null, device: wanted.device ?? "auto" }
       : null;
-    capstan.post({ tag: "boot", base, interrupt: shared, snapshot, expected });
+    const stop = (): void => client.fail(signal!.reason as Error);
+    signal?.addEventListener("abort", stop, { once: true });
+    client.post({ tag: "boot", base, interrupt: shared, snapshot, expected });
     try {
       const reply = await booted;
-      if (!reply.ok) throw new Error(`${reply.error.type}: ${reply.error.message}`);
-      capstan.ready = reply.result as Readiness;
+      if (!reply.ok) throw new CapstanError(reply.error, 0);
+      client.ready = reply.result as Readiness;
     } catch (error) {
       worker.terminate();
       throw error;
+    } finally {
+      signal?.removeEventListener("abort", stop);
     }
-    return capstan;
+    return client;
   }
 
-  /** Send a request and wait for its reply; `cancel` is answered at once. */
-  request(request: Request): Promise<Reply> {
+  /** Send a request and wait for its reply; `cancel` is answered at once. `onEvent` is called for its own events. */
+  request(request: Request, onEvent?: (event: CapstanEvent, id: number) => void): Promise<Reply> {
     if (this.failure) return Promise.reject(this.failure);
     const id = this.nextId++;
     const script = request.kind === "exec";
-    const reply = new Promise<Reply>((resolve, reject) => this.pending.set(id, { script, resolve, reject }));
+    const reply = new Promise<Reply>((resolve, reject) => this.pending.set(id, { script, onEvent, resolve, reject }));
     this.post({ tag: "request", id, request });
     if (request.kind === "cancel") {
       const first = Math.min(...this.pending.keys());
@@ -129,7 +138,10 @@ export class Capstan {
   }
 
   private receive(message: FromWorker): void {
-    if (message.tag === "event") return this.onEvent(message.event);
+    if (message.tag === "event") {
+      this.pending.get(message.id)?.onEvent?.(message.event, message.id);
+      return this.onEvent(message.event, message.id);
+    }
     if (message.tag === "input") {
       this.onInput().then(
         (line) => this.post({ tag: "input", line }),

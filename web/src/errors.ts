@@ -27,3 +27,27 @@ export type EngineErrorCode =
   | "WeightsChangedError"
   /** Of capstan.storage: a download that may be tried again. */
   | "BrokenDownloadError";
+
+/** What went wrong in the worker, as the page gets it. `code` is the name of the class in Python, as in capstan.errors. */
+export class CapstanError extends Error {
+  readonly code: string;
+  /** Where in Python; empty where it was not Python. */
+  readonly traceback: string;
+  /** The request that failed, 0 for the start; null if nothing was sent. */
+  readonly requestId: number | null;
+
+  constructor(error: { type: string; message: string; traceback?: string }, requestId: number | null = null) {
+    super(error.message);
+    this.name = "CapstanError";
+    this.code = error.type;
+    this.traceback = error.traceback ?? "";
+    this.requestId = requestId;
+  }
+}
+
+/** Anything thrown, as a CapstanError. */
+export function asCapstanError(error: unknown, requestId: number | null = null): CapstanError {
+  if (error instanceof CapstanError) return error;
+  const type = error instanceof EngineError ? error.code : error instanceof Error ? error.name : "Error";
+  return new CapstanError({ type, message: error instanceof Error ? error.message : String(error) }, requestId);
+}

@@ -1,7 +1,14 @@
 // Every message that crosses between the page and the worker, as tagged unions.
 
 /** What a page may ask of the worker. */
-export type Request = GenerateRequest | ChatRequest | ExecRequest | ModelsRequest | CancelRequest;
+export type Request =
+  | LoadRequest
+  | GenerateRequest
+  | ChatRequest
+  | ExecRequest
+  | ModelsRequest
+  | MemoryRequest
+  | CancelRequest;
 
 /** A model folder: a URL ending in a slash, what the user picked, a folder or the files of one, or a hub's repository. */
 export type ModelFolder = string | FileSystemDirectoryHandle | File[] | HubRepository;
@@ -39,6 +46,37 @@ export interface Guidance {
   data: string;
   /** Append text that must come next without a model step for each of its tokens. */
   enable_ff_tokens?: boolean;
+}
+
+/** Load a model, and make the decode step of its chats ready if it has a chat template. */
+export interface LoadRequest extends ModelRequest {
+  kind: "load";
+  /** As in ChatRequest. */
+  max_length: number | null;
+}
+
+/** The result of a LoadRequest. */
+export interface LoadResult {
+  device: string;
+  adapter: string;
+  context_length: number;
+  /** Whether the model has a chat template. */
+  can_chat: boolean;
+  /** When each phase of the load began and ended, in milliseconds. */
+  load_times: Record<string, [begin: number, end: number]>;
+}
+
+/** Tell what memory is live. */
+export interface MemoryRequest {
+  kind: "memory";
+}
+
+/** The result of a MemoryRequest. */
+export interface MemoryResult {
+  /** All of it. */
+  bytes: number;
+  /** Largest first; see capstan.memory.LedgerEntry. */
+  entries: { device: string; category: string; owner: string; bytes: number; buffers: number }[];
 }
 
 /** Complete a prompt with a model; tokens arrive as `text` events, the summary as the reply. */

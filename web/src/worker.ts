@@ -234,7 +234,7 @@ type ModelName = string | HubRepository;
 async function prepared(request: Request): Promise<string> {
   const name = (folder: ModelFolder): ModelName | Promise<ModelName> =>
     typeof folder === "string" || "repository" in folder ? folder : adopt(folder);
-  if (request.kind === "generate" || request.kind === "chat")
+  if (request.kind === "load" || request.kind === "generate" || request.kind === "chat")
     return JSON.stringify({ ...request, model: await name(request.model) });
   if (request.kind !== "exec") return JSON.stringify(request);
   const models: Record<string, ModelName> = {};

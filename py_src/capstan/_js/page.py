@@ -14,7 +14,6 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
 from pyodide.code import eval_code_async
@@ -29,9 +28,9 @@ from ..model import Model
 from ..stream import StoppingStream
 from ..timing import Timing
 from ..tokenizer import Tokenizer
-from ..weights.store import WeightStore
 from . import host
 from .files import mount
+from .memory_requests import live_memory, stored_weights
 
 __all__ = ["cancel", "handle"]
 
@@ -47,6 +46,7 @@ conversation: tuple[Model, str, Conversation] | None = None
 """The last conversation, its model and the options it was begun with: the next request that goes on with it runs the
 model on what is new."""
 MODEL_FIELDS = ("model", "dtype", "device", "capture", "run_ahead")
+LOAD_FIELDS = (*MODEL_FIELDS, "max_length", "max_new_tokens", "search")
 GENERATE_FIELDS = (*MODEL_FIELDS, "prompt", "prompt_ids", "max_new_tokens", "search")
 CHAT_FIELDS = (*MODEL_FIELDS, "messages", "max_length", "max_new_tokens", "search")
 CHAT_LENGTH = 4096
@@ -83,10 +83,12 @@ def read_request(text: str) -> dict[str, Any]:
 def answer_of(request: dict[str, Any]) -> Callable[[dict[str, Any]], Awaitable[Any]]:
     """What answers a request; OptionError where web/src/protocol.ts has no such request."""
     answers: dict[str, tuple[Callable[[dict[str, Any]], Awaitable[Any]], tuple[str, ...]]] = {
+        "load": (get_ready, LOAD_FIELDS),
         "generate": (generate, GENERATE_FIELDS),
         "chat": (chat, CHAT_FIELDS),
         "exec": (execute, ("source", "filename", "argv", "models", "files")),
-        "models": (models, ("action", "which")),
+        "models": (stored_weights, ("action", "which")),
+        "memory": (live_memory, ()),
     }
     kind = request.get("kind")
     if kind not in answers:
@@ -107,6 +109,21 @@ def cancel() -> None:
 def failure(kind: str, message: str, error: BaseException) -> dict[str, Any]:
     shown = "".join(traceback.format_exception(error))
     return {"ok": False, "error": {"type": kind, "message": message, "traceback": shown}}
+
+
+async def get_ready(request: dict[str, Any]) -> dict[str, Any]:
+    """Load a model, and prepare the decode step of its chats if it has a template for them."""
+    model = await load_once((folder_of(request["model"]), request["dtype"], request["device"], request["capture"]))
+    can_chat = Tokenizer(model).has_chat_template
+    if can_chat:
+        told_ready(model, (await conversation_with(model, request)).generator)
+    return {
+        "device": model.device_type,
+        "adapter": model.adapter,
+        "context_length": model.config.context_length,
+        "can_chat": can_chat,
+        "load_times": model.load_times,
+    }
 
 
 async def generate(request: dict[str, Any]) -> dict[str, Any]:
@@ -332,19 +349,6 @@ def text_events(stream: StoppingStream, keep: Callable[[str], None]) -> Callable
             host.emit({"kind": "text", "text": delta, "token_id": token})
 
     return show
-
-
-async def models(request: dict[str, Any]) -> dict[str, Any]:
-    """What the weight store holds, after `evict` or `verify`."""
-    if request["action"] not in ("list", "evict", "verify"):
-        raise OptionError(f"action is {request['action']!r}; it must be list, evict or verify")
-    store = WeightStore()
-    freed = 0
-    if request["action"] == "evict":
-        freed = await store.evict(request["which"])
-    elif request["action"] == "verify":
-        await store.verify(request["which"])
-    return {"store": await store.kind(), "files": [asdict(file) for file in await store.list()], "freed": freed}
 
 
 async def execute(request: dict[str, Any]) -> dict[str, int]:

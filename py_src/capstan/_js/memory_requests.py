@@ -1,0 +1,31 @@
+"""Answers what is kept: weights in the browser's storage, and live memory of the devices."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from ..errors import OptionError
+from ..memory import ledger
+from ..weights.store import WeightStore
+
+__all__ = ["live_memory", "stored_weights"]
+
+
+async def stored_weights(request: dict[str, Any]) -> dict[str, Any]:
+    """What the weight store holds, after `evict` or `verify`."""
+    if request["action"] not in ("list", "evict", "verify"):
+        raise OptionError(f"action is {request['action']!r}; it must be list, evict or verify")
+    store = WeightStore()
+    freed = 0
+    if request["action"] == "evict":
+        freed = await store.evict(request["which"])
+    elif request["action"] == "verify":
+        await store.verify(request["which"])
+    return {"store": await store.kind(), "files": [asdict(file) for file in await store.list()], "freed": freed}
+
+
+async def live_memory(request: dict[str, Any]) -> dict[str, Any]:
+    """The ledger: live bytes by device, category and owner, largest first."""
+    account = ledger()
+    return {"bytes": account.bytes(), "entries": [asdict(entry) for entry in account.entries]}

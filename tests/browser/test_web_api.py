@@ -1,0 +1,96 @@
+"""`Capstan.load` and `chat` in a page, with everything that a page leaves out left out."""
+
+from __future__ import annotations
+
+import re
+
+from buildtools import ROOT
+from playwright.sync_api import Page
+
+CHAT = """async () => {
+  const { Capstan } = await import("/capstan/capstan.js");
+  const progress = [];
+  const llm = await Capstan.load("/models/nano-qwen2", {
+    device: "webgpu",
+    onProgress: ({ status, file }) => progress.push(file ?? status),
+  });
+  const found = { progress, before: llm.stats() };
+  const messages = [{ role: "user", content: "hello" }];
+  const first = llm.chat(messages, { maxTokens: 8 });
+  found.parts = [];
+  for await (const part of first) found.parts.push(part);
+  found.first = await first.result;
+  messages.push({ role: "assistant", content: found.first.text }, { role: "user", content: "more" });
+  found.second = await llm.chat(messages, { maxTokens: 8 }).result;
+  const stop = new AbortController();
+  const long = llm.chat(messages, { signal: stop.signal });
+  const next = llm.complete("once", { maxTokens: 3, temperature: 0.7, seed: 1 });
+  found.abortedParts = [];
+  for await (const part of long) {
+    found.abortedParts.push(part);
+    found.began ??= performance.now();
+    stop.abort();
+  }
+  found.abortMs = performance.now() - found.began;
+  found.aborted = await long.result;
+  found.next = await next.result;
+  found.memory = await llm.memory();
+  found.python = await llm.python("import capstan; print(capstan.__name__); raise SystemExit(2)");
+  try {
+    await llm.chat([{ role: "user", content: "x".repeat(600) }]).result;
+  } catch (error) {
+    found.refused = [error.name, error.code, typeof error.requestId];
+  }
+  found.stats = llm.stats();
+  llm.close();
+  return found;
+}"""
+
+
+def test_a_page_chats_aborts_and_goes_on(blank_page: Page) -> None:
+    found = blank_page.evaluate(CHAT)
+    first, second, aborted = found["first"], found["second"], found["aborted"]
+    assert "".join(found["parts"]) == first["text"]
+    assert (len(first["tokenIds"]), first["finishReason"], first["keptTokens"]) == (8, "max_new_tokens", 0)
+    assert second["keptTokens"] == first["promptTokens"] + 8, "the earlier turn was not computed again"
+    assert (aborted["finishReason"], aborted["text"]) == ("abort", "".join(found["abortedParts"]))
+    same = min(len(aborted["tokenIds"]), 8)
+    assert 0 < same
+    assert aborted["tokenIds"][:same] == second["tokenIds"][:same], "what was generated before the abort is kept"
+    assert (len(found["next"]["tokenIds"]), found["next"]["finishReason"]) == (3, "length")
+    assert {"weights", "persistent"} <= {entry["category"] for entry in found["memory"]["entries"]}
+    assert found["memory"]["bytes"] == sum(entry["bytes"] for entry in found["memory"]["entries"])
+    assert found["python"] == {"status": 2, "stdout": "capstan\n", "stderr": ""}
+    assert found["refused"] == ["CapstanError", "PromptError", "number"]
+    before, stats = found["before"], found["stats"]
+    assert (before["capture"], before["canChat"], before["contextLength"]) == ("tape", True, 512)
+    assert {"starting Python", "model.onnx.data"} <= set(found["progress"])
+    assert stats["runs"] == 4
+    assert stats["tokens"] == sum(len(found[run]["tokenIds"]) for run in ("first", "second", "aborted", "next"))
+
+
+RUN_BLOCKS = """async (blocks) => {
+  const { Capstan } = await import("/capstan/capstan.js");
+  const AsyncFunction = (async () => {}).constructor;
+  const loaded = [];
+  class Closed extends Capstan {}
+  Closed.load = async (...given) => (loaded.push(await Capstan.load(...given)), loaded.at(-1));
+  const printed = [];
+  for (const block of blocks) {
+    const lines = [];
+    const log = (...given) => lines.push(given.join(" "));
+    await new AsyncFunction("Capstan", "console", block)(Closed, { log });
+    for (const llm of loaded.splice(0)) llm.close();
+    printed.push(lines);
+  }
+  return printed;
+}"""
+
+
+def test_the_code_of_the_documentation_runs(blank_page: Page) -> None:
+    text = (ROOT / "docs/web.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```js\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    streamed, result, error = blank_page.evaluate(RUN_BLOCKS, blocks)
+    assert 1 < len(streamed) <= 8
+    assert result[0].endswith(" 4 max_new_tokens")
+    assert error[0].startswith('OptionError "OWNER/NAME" reads as the id of a hub')

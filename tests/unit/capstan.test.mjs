@@ -1,0 +1,383 @@
+// The page's side of Capstan.load, chat and complete, over a worker that answers as each test says.
+
+import assert from "node:assert/strict";
+import { afterEach, beforeEach, test } from "node:test";
+import { Capstan } from "../../web/src/capstan.ts";
+
+const PAGE = "http://page.test/folder/index.html";
+const LOADED = { device: "wasm", adapter: "cpu", context_length: 64, can_chat: true, load_times: { read: [0, 2] } };
+const ANSWER = {
+  text: "ab",
+  token_ids: [1, 2],
+  finish_reason: "eos",
+  prompt_tokens: 5,
+  kept_tokens: 3,
+  tokens_per_second: 10,
+  time_to_first_token_ms: 7,
+};
+
+/** What was asked of the worker, without what each load begins with. */
+let asked;
+let boots;
+let ended;
+/** What the worker does with a chat or generate request: `say(event)` and `reply(reply)`. */
+let behaviour;
+let bootReply;
+let loadReply;
+
+class StandInWorker {
+  constructor(url) {
+    this.url = String(url);
+  }
+  terminate() {
+    if (!this.over) ended++;
+    this.over = true;
+  }
+  send(data) {
+    setTimeout(() => this.onmessage({ data }));
+  }
+  postMessage(message) {
+    if (message.tag === "boot") {
+      boots.push({ url: this.url, ...message });
+      const data = bootReply ?? { tag: "booted", id: 0, ready_ms: 5, python: "snapshot" };
+      if (data !== "never") this.send(data);
+      return;
+    }
+    const { id, request } = message;
+    asked.push(request);
+    const reply = (reply) => this.send({ tag: "reply", id, reply });
+    const good = (result) => reply({ ok: true, result });
+    if (request.kind === "cancel") good(null);
+    else if (request.kind === "load" && loadReply !== "never") good(LOADED);
+    behaviour({ request, good, reply, say: (event) => this.send({ tag: "event", id, event }) });
+  }
+}
+
+/** A signal that aborts after some milliseconds; Node does not wait for those of AbortSignal.timeout. */
+function abortAfter(milliseconds) {
+  const stop = new AbortController();
+  setTimeout(() => stop.abort(), milliseconds);
+  return stop.signal;
+}
+
+const text = (text, token_id) => ({ kind: "text", text, token_id });
+
+beforeEach(() => {
+  asked = [];
+  boots = [];
+  ended = 0;
+  bootReply = null;
+  loadReply = null;
+  behaviour = ({ request, good, say }) => {
+    if (request.kind !== "chat" && request.kind !== "generate") return;
+    say(text("a", 1));
+    say(text("b", 2));
+    good(ANSWER);
+  };
+  globalThis.Worker = StandInWorker;
+  globalThis.location = { href: PAGE };
+});
+afterEach(() => {
+  delete globalThis.Worker;
+  delete globalThis.location;
+});
+
+const load = (options) => Capstan.load("../models/nano", options);
+const MESSAGES = [{ role: "user", content: "hello" }];
+
+async function failure(promise) {
+  try {
+    await promise;
+  } catch (error) {
+    return error;
+  }
+  throw new Error("it did not fail");
+}
+
+test("a page gives no option that it does not care about", async () => {
+  const llm = await load();
+  await llm.chat(MESSAGES).result;
+  const model = "http://page.test/models/nano/";
+  const rest = { dtype: null, device: "auto", capture: "tape", run_ahead: null, max_new_tokens: null };
+  assert.deepEqual(boots[0].expected, { model, dtype: null, device: "auto" });
+  assert.deepEqual(asked[1], {
+    ...{ kind: "chat", model, ...rest, search: {}, guidance: null },
+    ...{ messages: MESSAGES, max_length: null },
+  });
+});
+
+test("the text comes in parts, and the result says how it ended and what was kept", async () => {
+  const llm = await load();
+  const run = llm.chat(MESSAGES);
+  const parts = [];
+  for await (const part of run) parts.push(part);
+  assert.deepEqual(parts, ["a", "b"]);
+  const { requestId, ...result } = await run.result;
+  assert.deepEqual(result, {
+    ...{ text: "ab", tokenIds: [1, 2], finishReason: "eos", promptTokens: 5, keptTokens: 3 },
+    ...{ tokensPerSecond: 10, timeToFirstTokenMs: 7 },
+  });
+  assert.equal(typeof requestId, "number");
+  const stats = llm.stats();
+  assert.deepEqual(
+    [stats.runs, stats.tokens, stats.lastRun.text, stats.pythonMs, stats.contextLength],
+    [1, 2, "ab", 5, 64],
+  );
+});
+
+test("events carry the id of the request that they belong to", async () => {
+  const seen = [];
+  const llm = await load({ onEvent: (event, id) => seen.push([id, event.text]) });
+  const first = await llm.chat(MESSAGES).result;
+  const second = await llm.chat(MESSAGES).result;
+  assert.notEqual(first.requestId, second.requestId);
+  assert.deepEqual(seen, [
+    [first.requestId, "a"],
+    [first.requestId, "b"],
+    [second.requestId, "a"],
+    [second.requestId, "b"],
+  ]);
+});
+
+test("options are the worker's search options, and drawing ones have tokens drawn", async () => {
+  const llm = await load({ dtype: "q4", device: "wasm", runAhead: 4 });
+  const drawn = { temperature: 0.7, topK: 5, topP: 0.9, minP: 0.1, seed: 3, stop: "\n", maxTokens: 9, maxLength: 30 };
+  await llm.chat(MESSAGES, drawn).result;
+  await llm.complete([7, 8], { temperature: 0, repetitionPenalty: 1.1, search: { min_length: 2 }, maxLength: 20 })
+    .result;
+  await llm.complete("once", { jsonSchema: { type: "object" } }).result;
+  const [, chat, greedy, guided] = asked;
+  assert.deepEqual(chat.search, {
+    ...{ top_k: 5, top_p: 0.9, min_p: 0.1, random_seed: 3, do_sample: true, temperature: 0.7, stop_strings: ["\n"] },
+  });
+  assert.deepEqual([chat.dtype, chat.device, chat.run_ahead], ["q4", "wasm", 4]);
+  assert.deepEqual([chat.max_new_tokens, chat.max_length], [9, 30]);
+  assert.deepEqual(greedy.search, { repetition_penalty: 1.1, do_sample: false, min_length: 2, max_length: 20 });
+  assert.deepEqual([greedy.prompt, greedy.prompt_ids], [null, [7, 8]]);
+  assert.deepEqual([guided.prompt, guided.guidance], ["once", { type: "json_schema", data: '{"type":"object"}' }]);
+});
+
+test("an aborted run ends its loop, keeps its text, and leaves the next run alone", async () => {
+  let current = null;
+  behaviour = ({ request, reply, good, say }) => {
+    if (request.kind === "cancel")
+      current?.reply({ ok: false, error: { type: "KeyboardInterrupt", message: "stopped" } });
+    if (request.kind === "generate") {
+      current = { reply };
+      say(text("a", 1));
+    } else if (request.kind === "chat") {
+      current = null;
+      good(ANSWER);
+    }
+  };
+  const llm = await load();
+  const stop = new AbortController();
+  const run = llm.complete("once", { signal: stop.signal });
+  const next = llm.chat(MESSAGES);
+  const parts = [];
+  for await (const part of run) {
+    parts.push(part);
+    stop.abort();
+  }
+  assert.deepEqual(parts, ["a"]);
+  const result = await run.result;
+  assert.deepEqual([result.text, result.tokenIds, result.finishReason], ["a", [1], "abort"]);
+  assert.equal((await next.result).finishReason, "eos");
+  stop.abort();
+  assert.deepEqual(
+    asked.map(({ kind }) => kind),
+    ["load", "generate", "cancel", "chat"],
+  );
+});
+
+test("a chat that was cancelled tells what the worker has of it", async () => {
+  behaviour = ({ request, good }) => {
+    if (request.kind === "chat") globalThis.answer = good;
+    if (request.kind === "cancel") globalThis.answer({ ...ANSWER, finish_reason: "cancel" });
+  };
+  const llm = await load();
+  const run = llm.chat(MESSAGES, { signal: abortAfter(20) });
+  const result = await run.result;
+  assert.deepEqual([result.finishReason, result.text, result.promptTokens], ["abort", "ab", 5]);
+});
+
+test("leaving the loop ends the run", async () => {
+  behaviour = ({ request, good, say }) => {
+    if (request.kind === "chat") {
+      globalThis.answer = good;
+      say(text("a", 1));
+    }
+    if (request.kind === "cancel") globalThis.answer({ ...ANSWER, finish_reason: "cancel" });
+  };
+  const llm = await load();
+  const run = llm.chat(MESSAGES);
+  for await (const part of run) {
+    assert.equal(part, "a");
+    break;
+  }
+  assert.equal((await run.result).finishReason, "abort");
+});
+
+test("runs wait for one another, and one that is aborted before its turn is never sent", async () => {
+  const waiting = [];
+  behaviour = ({ request, good }) => {
+    if (request.kind === "chat") waiting.push(() => good({ ...ANSWER, text: request.messages[0].content }));
+  };
+  const llm = await load();
+  const say = (content, options) => llm.chat([{ role: "user", content }], options).result;
+  const first = say("first");
+  const stop = new AbortController();
+  const second = say("second", { signal: stop.signal });
+  const third = say("third");
+  await new Promise((resolve) => setTimeout(resolve, 20));
+  assert.equal(waiting.length, 1);
+  stop.abort();
+  const early = await second;
+  assert.deepEqual([early.finishReason, early.text, early.requestId], ["abort", "", null]);
+  waiting.shift()();
+  assert.equal((await first).text, "first");
+  while (!waiting.length) await new Promise((resolve) => setTimeout(resolve));
+  waiting.shift()();
+  assert.equal((await third).text, "third");
+  assert.ok(!asked.some(({ kind }) => kind === "cancel"));
+});
+
+test("an error of a run has the class of Python's, the traceback and the request's id, and the next run goes on", async () => {
+  let bad = true;
+  behaviour = ({ request, reply, good, say }) => {
+    if (request.kind !== "chat") return;
+    say({ kind: "status", text: "generating" });
+    const error = { type: "PromptError", message: "too long", traceback: "where" };
+    if (bad) reply({ ok: false, error });
+    else good(ANSWER);
+    bad = false;
+  };
+  const llm = await load();
+  const run = llm.chat(MESSAGES);
+  const error = await failure(
+    (async () => {
+      for await (const _ of run);
+    })(),
+  );
+  assert.deepEqual(
+    [error.name, error.code, error.message, error.traceback],
+    ["CapstanError", "PromptError", "too long", "where"],
+  );
+  assert.equal(typeof error.requestId, "number");
+  assert.equal((await llm.chat(MESSAGES).result).text, "ab");
+});
+
+test("closing rejects what is under way and what is asked later", async () => {
+  behaviour = () => {};
+  const llm = await load();
+  const run = llm.chat(MESSAGES);
+  await new Promise((resolve) => setTimeout(resolve, 10));
+  llm.close();
+  assert.equal((await failure(run.result)).code, "ClosedError");
+  assert.equal((await failure(llm.chat(MESSAGES).result)).code, "ClosedError");
+  assert.equal((await failure(llm.memory())).code, "ClosedError");
+  assert.equal(ended, 1);
+});
+
+test("a load is aborted before, during the start and during the load, and ends its worker", async () => {
+  assert.equal((await failure(load({ signal: AbortSignal.abort() }))).name, "AbortError");
+  assert.equal(boots.length, 0);
+  bootReply = "never";
+  assert.equal((await failure(load({ signal: abortAfter(10) }))).name, "AbortError");
+  assert.deepEqual([boots.length, ended], [1, 1]);
+  bootReply = null;
+  loadReply = "never";
+  const stop = new AbortController();
+  const loading = load({ signal: stop.signal, onEvent: () => {} });
+  while (!asked.length) await new Promise((resolve) => setImmediate(resolve));
+  stop.abort(new Error("enough"));
+  assert.equal((await failure(loading)).message, "enough");
+  assert.equal(ended, 2);
+});
+
+test("a load that fails ends its worker and tells the remedy", async () => {
+  bootReply = {
+    tag: "reply",
+    id: 0,
+    reply: { ok: false, error: { type: "Error", message: "no python.json", traceback: "" } },
+  };
+  const error = await failure(load({ assetsUrl: "/assets" }));
+  assert.deepEqual([error.name, error.code, ended], ["CapstanError", "StartError", 1]);
+  assert.match(error.message, /^no python\.json; .*npx capstan-webgpu copy/);
+  assert.deepEqual([boots[0].url, boots[0].base], ["http://page.test/assets/worker.js", "http://page.test/assets/"]);
+});
+
+test("what is told while a model is loaded, is told as progress until it is there", async () => {
+  const told = [];
+  const send = StandInWorker.prototype.postMessage;
+  StandInWorker.prototype.postMessage = function (message) {
+    if (message.request?.kind === "load") {
+      this.send({ tag: "event", id: message.id, event: { kind: "status", text: "loading" } });
+      this.send({ tag: "event", id: message.id, event: { kind: "progress", what: "model.onnx", done: 1, total: 2 } });
+    }
+    send.call(this, message);
+  };
+  try {
+    await load({ onProgress: (progress) => told.push(progress) });
+  } finally {
+    StandInWorker.prototype.postMessage = send;
+  }
+  assert.deepEqual(told, [
+    { status: "loading", file: null, loaded: 0, total: 0 },
+    { status: "reading model.onnx", file: "model.onnx", loaded: 1, total: 2 },
+  ]);
+});
+
+test("a hub's repository is named by its id and the hub's address", async () => {
+  await Capstan.load("owner/name", { hub: "https://hub.test", revision: "v1", dtype: "q4" });
+  const model = { repository: "owner/name", hub: "https://hub.test/", revision: "v1", token: null };
+  assert.deepEqual(boots[0].expected, { model, dtype: "q4", device: "auto" });
+  assert.deepEqual(asked[0].model, model);
+});
+
+for (const [model, options, message] of [
+  [
+    "owner/name",
+    {},
+    '"owner/name" reads as the id of a hub\'s repository: give the hub\'s address as hub, or write "./owner/name/" for a folder beside this page',
+  ],
+  ["name", { hub: "https://hub.test" }, 'the model is "name"; a hub\'s repository is named OWNER/NAME'],
+  ["http://[", {}, 'the model is "http://["; it must be a URL'],
+  [
+    "file:///models/",
+    {},
+    'the model is "file:///models/"; a page can only read http: and https: addresses, so serve the files',
+  ],
+  ["./model/", { revision: "v1" }, "revision and token are a hub's; give its address as hub"],
+  ["./model/", { temprature: 1 }, /^temprature: no such option; there are hub, /],
+]) {
+  test(`the model ${model} with ${JSON.stringify(options)} is refused before a worker starts`, async () => {
+    const error = await failure(Capstan.load(model, options));
+    assert.equal(error.code, "OptionError");
+    if (typeof message === "string") assert.equal(error.message, message);
+    else assert.match(error.message, message);
+    assert.equal(boots.length, 0);
+  });
+}
+
+test("an option of a run that there is not, and two grammars, are refused at the call", async () => {
+  const llm = await load();
+  assert.throws(() => llm.chat(MESSAGES, { max_tokens: 3 }), {
+    code: "OptionError",
+    message: /^max_tokens: no such option; /,
+  });
+  assert.throws(() => llm.complete("", { regex: "a", ebnf: "b" }), {
+    ...{ code: "OptionError", message: "regex and ebnf: a run has one grammar; give one" },
+  });
+});
+
+test("Python's output and exit status are the result of a script", async () => {
+  behaviour = ({ request, good, say }) => {
+    if (request.kind !== "exec") return;
+    say({ kind: "stdout", text: request.source });
+    say({ kind: "stderr", text: request.argv.join() });
+    good({ status: 3 });
+  };
+  const llm = await load();
+  assert.deepEqual(await llm.python("print(1)", ["x"]), { status: 3, stdout: "print(1)", stderr: "script.py,x" });
+});

@@ -1,0 +1,261 @@
+// A language model in a page: `Capstan.load`, then `chat`. What the worker is asked is in protocol.ts.
+
+import { Client, type StartOptions } from "./client";
+import { asCapstanError, CapstanError, EngineError } from "./errors";
+import { chatRequest, completeRequest, modelFolder, type ModelOptions, modelOptionNames, requireKnown } from "./options";
+import type { RunOptions } from "./options";
+import type {
+  CapstanEvent,
+  ChatRequest,
+  GenerateRequest,
+  HubRepository,
+  LoadRequest,
+  LoadResult,
+  MemoryResult,
+  Message,
+  ModelFolder,
+  Request,
+} from "./protocol";
+import { Run, type RunResult, Turns } from "./run";
+
+export * from "./client";
+export { CapstanError } from "./errors";
+export type { ModelOptions, RunOptions } from "./options";
+export { Run, type RunResult } from "./run";
+
+/** What a load tells while it goes on. */
+export interface LoadProgress {
+  /** What is being done, for people. */
+  status: string;
+  /** The file that is read, null while none is. */
+  file: string | null;
+  /** Bytes of it; `total` is 0 if the server did not tell. */
+  loaded: number;
+  total: number;
+}
+
+export interface LoadOptions extends ModelOptions {
+  onProgress?: (progress: LoadProgress) => void;
+  /** Called for each event of the start (id 0) and of every request. */
+  onEvent?: (event: CapstanEvent, requestId: number) => void;
+  /** Ends the load: the worker ends, and the promise rejects with the signal's reason. */
+  signal?: AbortSignal;
+  /** The folder with worker.js, python.json, ort/, pyodide/ and wheels/; by default where this module is. */
+  assetsUrl?: string;
+  /** Whether Python may start from its memory snapshot (default), which is faster. */
+  snapshot?: boolean;
+}
+
+/** How a Python script ended. */
+export interface PythonResult {
+  status: number;
+  stdout: string;
+  stderr: string;
+}
+
+type Ready = Extract<CapstanEvent, { kind: "ready" }>;
+
+/** How the model was loaded, how it decodes, and what was run. */
+export interface Stats {
+  device: string;
+  adapter: string;
+  /** How decode steps run, and why not the way that was asked for; null before the first run of a model without chats. */
+  capture: string | null;
+  captureNote: string | null;
+  /** What each pass did to the tape, or why it did nothing. */
+  tapePasses: Record<string, string>;
+  contextLength: number;
+  /** Whether the model has a chat template; without one `chat` rejects with ConfigError. */
+  canChat: boolean;
+  /** When each phase of the load began and ended, in milliseconds. */
+  loadTimes: Record<string, [begin: number, end: number]>;
+  /** Milliseconds from the worker's start until Python was ready. */
+  pythonMs: number;
+  python: "snapshot" | "plain";
+  /** Runs that ended, and the tokens that they generated. */
+  runs: number;
+  tokens: number;
+  lastRun: RunResult | null;
+}
+
+const LOAD_OPTIONS = [...modelOptionNames, "onProgress", "onEvent", "signal", "assetsUrl", "snapshot"];
+
+/** One model in one worker. Runs wait for one another in the order in which they were asked for. */
+export class Capstan {
+  private readonly turns = new Turns();
+  private readonly sums = { runs: 0, tokens: 0, lastRun: null as RunResult | null };
+
+  private constructor(
+    private readonly client: Client,
+    private readonly folder: ModelFolder,
+    private readonly options: ModelOptions,
+    private readonly about: LoadResult,
+    private readonly readyNow: () => Ready | null,
+  ) {}
+
+  /**
+   * Load a model: the URL of a folder, a hub's id with `hub`, or what the user picked. Rejects with a CapstanError, whose
+   * `code` tells what went wrong and whose message what to do, or with the reason of `signal`.
+   */
+  static async load(model: ModelFolder, options: LoadOptions = {}): Promise<Capstan> {
+    requireKnown(options, LOAD_OPTIONS);
+    const { signal, onEvent, onProgress, assetsUrl, snapshot } = options;
+    signal?.throwIfAborted();
+    const folder = modelFolder(model, options, pageAddress());
+    let ready: Ready | null = null;
+    let loaded = false;
+    const start: StartOptions = {
+      onEvent: (event, id) => {
+        if (event.kind === "ready") ready = event;
+        onEvent?.(event, id);
+        if (onProgress && !loaded) tell(event, onProgress);
+      },
+      ...(assetsUrl === undefined ? {} : { base: assetsUrl.replace(/\/?$/, "/") }),
+      ...(snapshot === undefined ? {} : { snapshot }),
+      ...(signal ? { signal } : {}),
+      ...(expectable(folder) ? { expected: expectedOf(folder, options) } : {}),
+    };
+    let client: Client;
+    try {
+      client = await Client.start(start);
+    } catch (error) {
+      signal?.throwIfAborted();
+      throw startFailure(error);
+    }
+    const stop = (): void => client.close();
+    signal?.addEventListener("abort", stop, { once: true });
+    try {
+      const request: LoadRequest = { ...chatRequest(folder, options, [], {}), kind: "load" };
+      const about = (await ask(client, request)) as LoadResult;
+      signal?.throwIfAborted();
+      loaded = true;
+      return new Capstan(client, folder, options, about, () => ready);
+    } catch (error) {
+      client.close();
+      signal?.throwIfAborted();
+      throw asCapstanError(error);
+    } finally {
+      signal?.removeEventListener("abort", stop);
+    }
+  }
+
+  /**
+   * Answer the last message of a conversation by the model's chat template. Send all messages each time: what was computed
+   * for the conversation before is kept, and the model runs on what is new, also where an earlier message was edited.
+   */
+  chat(messages: readonly Message[], options: RunOptions = {}): Run {
+    return this.run(chatRequest(this.folder, this.options, messages, options), options);
+  }
+
+  /** Continue a text, or token ids. */
+  complete(prompt: string | readonly number[], options: RunOptions = {}): Run {
+    return this.run(completeRequest(this.folder, this.options, prompt, options), options);
+  }
+
+  /** Run Python code in the worker, in its turn; top-level await is allowed and `capstan` can be imported. */
+  async python(code: string, argv: readonly string[] = []): Promise<PythonResult> {
+    const printed = { stdout: "", stderr: "" };
+    const request: Request = {
+      kind: "exec",
+      source: code,
+      filename: "script.py",
+      argv: ["script.py", ...argv],
+      models: { model: this.folder },
+      files: {},
+    };
+    const result = await this.inTurn(request, (event) => {
+      if (event.kind === "stdout" || event.kind === "stderr") printed[event.kind] += event.text;
+    });
+    return { ...(result as { status: number }), ...printed };
+  }
+
+  /** Live memory of the GPU and of Python's sessions, by what it is for. */
+  async memory(): Promise<MemoryResult> {
+    return (await this.inTurn({ kind: "memory" })) as MemoryResult;
+  }
+
+  /** How the model was loaded and what was run. */
+  stats(): Stats {
+    const { ready_ms: pythonMs, python } = this.client.readiness;
+    const { device, adapter, can_chat: canChat, context_length: contextLength, load_times: loadTimes } = this.about;
+    const { capture = null, capture_note: captureNote = null, tape_passes: tapePasses = {} } = this.readyNow() ?? {};
+    const decoding = { device, adapter, capture, captureNote, tapePasses };
+    return { ...decoding, contextLength, canChat, loadTimes, pythonMs, python, ...this.sums };
+  }
+
+  /** End the worker and give its memory back; runs under way reject with ClosedError. */
+  close(): void {
+    this.client.close();
+  }
+
+  private run(request: ChatRequest | GenerateRequest, { signal }: RunOptions): Run {
+    const run = new Run(this.client, this.turns, request, signal);
+    void run.result.then(
+      (result) => {
+        this.sums.runs++;
+        this.sums.tokens += result.tokenIds.length;
+        this.sums.lastRun = result;
+      },
+      () => undefined,
+    );
+    return run;
+  }
+
+  private async inTurn(request: Request, onEvent?: (event: CapstanEvent, id: number) => void): Promise<unknown> {
+    const turn = this.turns.take();
+    await turn.begun;
+    try {
+      return await ask(this.client, request, onEvent);
+    } catch (error) {
+      throw asCapstanError(error);
+    } finally {
+      turn.end();
+    }
+  }
+}
+
+/** Where relative addresses of this page begin. */
+function pageAddress(): string {
+  return globalThis.document?.baseURI ?? location.href;
+}
+
+/** Whether the worker can begin with a model while Python starts; picked files are there anyway. */
+function expectable(folder: ModelFolder): folder is string | HubRepository {
+  return typeof folder === "string" || "repository" in folder;
+}
+
+function expectedOf(model: string | HubRepository, { dtype, device }: ModelOptions): StartOptions["expected"] & {} {
+  return { model, ...(dtype === undefined ? {} : { dtype }), ...(device === undefined ? {} : { device }) };
+}
+
+function tell(event: CapstanEvent, onProgress: (progress: LoadProgress) => void): void {
+  if (event.kind === "status") onProgress({ status: event.text, file: null, loaded: 0, total: 0 });
+  if (event.kind !== "progress") return;
+  onProgress({ status: `reading ${event.what}`, file: event.what, loaded: event.done, total: event.total });
+}
+
+/** Send a request and wait for its result; throws a CapstanError that names the request. */
+async function ask(
+  client: Client,
+  request: Request,
+  onEvent?: (event: CapstanEvent, id: number) => void,
+): Promise<unknown> {
+  let number: number | null = null;
+  const reply = await client.request(request, (event, id) => {
+    number = id;
+    onEvent?.(event, id);
+  });
+  if (!reply.ok) throw new CapstanError(reply.error, number);
+  return reply.result;
+}
+
+/** Why the worker did not start, with what to do. */
+function startFailure(error: unknown): CapstanError {
+  const { code, message, traceback } = asCapstanError(error, 0);
+  const remedy =
+    "serve the whole folder capstan/ of the package (npx capstan-webgpu copy DIRECTORY) and give its address as assetsUrl";
+  return new CapstanError(
+    { type: error instanceof EngineError ? code : "StartError", message: `${message}; ${remedy}`, traceback },
+    0,
+  );
+}

@@ -1,0 +1,178 @@
+// What a page leaves out or names its own way, as the whole requests of protocol.ts.
+
+import { CapstanError } from "./errors";
+import type { ChatRequest, GenerateRequest, Guidance, HubRepository, Message, ModelFolder } from "./protocol";
+
+/** Where a model is and how it is computed; only those that are given differ from the defaults. */
+export interface ModelOptions {
+  /** The hub's address, if the model is named by its id there, as OWNER/NAME. Nothing is asked of a hub without it. */
+  hub?: string;
+  /** A branch, a tag or a commit of the hub's repository. */
+  revision?: string;
+  /** For a hub's private repositories; it goes to the hub alone. */
+  token?: string;
+  /** Which graph of a repository: "q4f16", "q4", "fp16" ...; by default one that suits the device. */
+  dtype?: string;
+  /** By default "auto": WebGPU on a hardware adapter, else the CPU ("wasm"). */
+  device?: "webgpu" | "wasm" | "auto";
+  capture?: "tape" | "ort" | "off";
+  /** Decode steps in one submit; by default adapted to the measured round trip. */
+  runAhead?: number;
+}
+
+/** How tokens are picked and when a run ends. What is left out is as the model's own configuration says. */
+export interface RunOptions {
+  /** Ends the run; what was generated until then is its result, with the finish reason "abort". */
+  signal?: AbortSignal;
+  /** 0 takes the most probable token each time. */
+  temperature?: number;
+  topK?: number;
+  topP?: number;
+  minP?: number;
+  repetitionPenalty?: number;
+  frequencyPenalty?: number;
+  presencePenalty?: number;
+  /** The same seed draws the same tokens. */
+  seed?: number;
+  /** Texts before which the answer ends. */
+  stop?: string | string[];
+  /** Tokens of this answer. */
+  maxTokens?: number;
+  /** Tokens of prompt and answer together. */
+  maxLength?: number;
+  /** What the output has to be; docs/guidance.md says what each may hold. At most one of the four. */
+  jsonSchema?: object | string;
+  regex?: string;
+  larkGrammar?: string;
+  ebnf?: string;
+  /** Any other search option, by its name in capstan.SearchOptions. */
+  search?: Record<string, unknown>;
+}
+
+const SEARCH = {
+  topK: "top_k",
+  topP: "top_p",
+  minP: "min_p",
+  repetitionPenalty: "repetition_penalty",
+  frequencyPenalty: "frequency_penalty",
+  presencePenalty: "presence_penalty",
+  seed: "random_seed",
+} as const;
+const DRAWING = ["topK", "topP", "minP"] as const;
+const GRAMMARS = { jsonSchema: "json_schema", regex: "regex", larkGrammar: "lark_grammar", ebnf: "ebnf" } as const;
+const RUN_OPTIONS = ["signal", "temperature", "stop", "maxTokens", "maxLength", "search"];
+const MODEL_OPTIONS = ["hub", "revision", "token", "dtype", "device", "capture", "runAhead"];
+const REPOSITORY = /^[\w.-]+\/[\w.-]+$/;
+
+function refused(message: string): CapstanError {
+  return new CapstanError({ type: "OptionError", message });
+}
+
+/** Throw OptionError for a name that is none of `known`: an option that is misspelt must not be left out silently. */
+export function requireKnown(options: object, known: readonly string[]): void {
+  const unknown = Object.keys(options).filter((name) => !known.includes(name));
+  if (unknown.length) throw refused(`${unknown.join(", ")}: no such option; there are ${known.join(", ")}`);
+}
+
+/** The names of ModelOptions. */
+export const modelOptionNames: readonly string[] = MODEL_OPTIONS;
+
+/** A model as the worker knows it: a hub's repository if a hub is given, else a folder's absolute address. */
+export function modelFolder(model: ModelFolder, options: ModelOptions, page: string): ModelFolder {
+  if (typeof model !== "string") return model;
+  if (options.hub !== undefined) {
+    if (!REPOSITORY.test(model))
+      throw refused(`the model is ${JSON.stringify(model)}; a hub's repository is named OWNER/NAME`);
+    const { hub, revision = null, token = null } = options;
+    return { repository: model, hub: address(hub, "hub", page), revision, token } satisfies HubRepository;
+  }
+  if (options.revision !== undefined || options.token !== undefined)
+    throw refused("revision and token are a hub's; give its address as hub");
+  if (REPOSITORY.test(model) && !/^\.{1,2}\//.test(model))
+    throw refused(
+      `${JSON.stringify(model)} reads as the id of a hub's repository: give the hub's address as hub, or write ` +
+        `${JSON.stringify(`./${model}/`)} for a folder beside this page`,
+    );
+  return address(model, "the model", page).replace(/\/?$/, "/");
+}
+
+function address(text: string, what: string, page: string): string {
+  let found: URL;
+  try {
+    found = new URL(text, page);
+  } catch {
+    throw refused(`${what} is ${JSON.stringify(text)}; it must be a URL`);
+  }
+  if (!["http:", "https:"].includes(found.protocol))
+    throw refused(
+      `${what} is ${JSON.stringify(text)}; a page can only read http: and https: addresses, so serve the files`,
+    );
+  return found.href;
+}
+
+type Shared = Omit<GenerateRequest, "kind" | "prompt" | "prompt_ids">;
+
+function shared(model: ModelFolder, options: ModelOptions, run: RunOptions): Shared {
+  requireKnown(run, [...RUN_OPTIONS, ...Object.keys(SEARCH), ...Object.keys(GRAMMARS)]);
+  return {
+    model,
+    dtype: options.dtype ?? null,
+    device: options.device ?? "auto",
+    capture: options.capture ?? "tape",
+    run_ahead: options.runAhead ?? null,
+    max_new_tokens: run.maxTokens ?? null,
+    search: search(run),
+    guidance: guidance(run),
+  };
+}
+
+function search(run: RunOptions): Record<string, unknown> {
+  const given: Record<string, unknown> = {};
+  for (const [name, theirs] of Object.entries(SEARCH)) {
+    const value = run[name as keyof typeof SEARCH];
+    if (value !== undefined) given[theirs] = value;
+  }
+  // Whoever sets how tokens are drawn wants them drawn, whatever the model's own configuration says.
+  if (DRAWING.some((name) => run[name] !== undefined)) given["do_sample"] = true;
+  if (run.temperature === 0) given["do_sample"] = false;
+  else if (run.temperature !== undefined) Object.assign(given, { do_sample: true, temperature: run.temperature });
+  if (run.stop !== undefined) given["stop_strings"] = typeof run.stop === "string" ? [run.stop] : run.stop;
+  return { ...given, ...run.search };
+}
+
+function guidance(run: RunOptions): Guidance | null {
+  const given = Object.entries(GRAMMARS).filter(([name]) => run[name as keyof typeof GRAMMARS] !== undefined);
+  if (given.length > 1) throw refused(`${given.map(([name]) => name).join(" and ")}: a run has one grammar; give one`);
+  const [first] = given;
+  if (!first) return null;
+  const data = run[first[0] as keyof typeof GRAMMARS]!;
+  return { type: first[1], data: typeof data === "string" ? data : JSON.stringify(data) };
+}
+
+/** The request that answers a conversation; without messages it makes the model ready for one. */
+export function chatRequest(
+  model: ModelFolder,
+  options: ModelOptions,
+  messages: readonly Message[],
+  run: RunOptions,
+): ChatRequest {
+  return {
+    kind: "chat",
+    ...shared(model, options, run),
+    messages: [...messages],
+    max_length: run.maxLength ?? null,
+  };
+}
+
+/** The request that completes a text, or goes on from token ids. */
+export function completeRequest(
+  model: ModelFolder,
+  options: ModelOptions,
+  prompt: string | readonly number[],
+  run: RunOptions,
+): GenerateRequest {
+  const request = shared(model, options, run);
+  if (run.maxLength !== undefined) request.search = { ...request.search, max_length: run.maxLength };
+  const text = typeof prompt === "string";
+  return { kind: "generate", ...request, prompt: text ? prompt : null, prompt_ids: text ? null : [...prompt] };
+}

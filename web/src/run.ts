@@ -1,0 +1,164 @@
+// One run of the model, from its place in the queue to its result.
+
+import type { Client } from "./client";
+import { asCapstanError, CapstanError } from "./errors";
+import type { CapstanEvent, ChatRequest, GenerateRequest, Reply } from "./protocol";
+
+/** How a run ended. */
+export interface RunResult {
+  text: string;
+  tokenIds: number[];
+  /**
+   * "eos" or "stop" (the model or a stop text ended it), "length" (maxLength was reached), "max_new_tokens" (maxTokens
+   * was reached), "abort" (the signal or `break` ended it); others are those of capstan.Generator.finish_reason.
+   */
+  finishReason: string;
+  /** Tokens of the prompt, and how many of them an earlier run had computed already; null if the run was aborted early. */
+  promptTokens: number | null;
+  keptTokens: number | null;
+  tokensPerSecond: number | null;
+  timeToFirstTokenMs: number | null;
+  /** The request's id, which its events carry; null if it was aborted before its turn. */
+  requestId: number | null;
+}
+
+/** What the worker answers to a chat and a generate request, as far as both have it. */
+interface Answer {
+  text: string;
+  token_ids: number[];
+  finish_reason: string;
+  prompt_tokens?: number;
+  prompt_ids?: number[];
+  kept_tokens?: number;
+  tokens_per_second: number | null;
+  time_to_first_token_ms: number | null;
+}
+
+/** Requests that wait for one another. */
+export class Turns {
+  private last: Promise<void> = Promise.resolve();
+
+  /** A turn: `begun` settles when it has come, `end` lets the next one come. */
+  take(): { begun: Promise<void>; end: () => void } {
+    const begun = this.last;
+    let end = (): void => {};
+    this.last = new Promise((resolve) => (end = resolve));
+    return { begun, end: () => void begun.then(end) };
+  }
+}
+
+/**
+ * A run under way. Iterate over it for the text as it comes (leaving the loop ends the run), or await `result`. A run
+ * that is aborted ends its loop without an error and keeps what it generated.
+ */
+export class Run implements AsyncIterable<string> {
+  /** How it ended; rejects with a CapstanError. */
+  readonly result: Promise<RunResult>;
+  private readonly parts: string[] = [];
+  private readonly tokenIds: number[] = [];
+  private ended = false;
+  private waiting: (() => void)[] = [];
+  private readonly own = new AbortController();
+  private id: number | null = null;
+
+  constructor(
+    private readonly client: Client,
+    turns: Turns,
+    request: ChatRequest | GenerateRequest,
+    signal: AbortSignal | undefined,
+  ) {
+    if (signal?.aborted) this.own.abort();
+    const abort = (): void => this.own.abort();
+    signal?.addEventListener("abort", abort, { once: true });
+    this.result = this.perform(turns.take(), request).finally(() => {
+      signal?.removeEventListener("abort", abort);
+      this.wake();
+    });
+    // Whoever iterates or awaits hears of a failure.
+    this.result.catch(() => undefined);
+  }
+
+  /** End the run now; its result holds what was generated. */
+  abort(): void {
+    this.own.abort();
+  }
+
+  async *[Symbol.asyncIterator](): AsyncGenerator<string, RunResult, undefined> {
+    try {
+      for (let next = 0; ; ) {
+        if (next < this.parts.length) yield this.parts[next++]!;
+        else if (this.ended) return await this.result;
+        else await new Promise<void>((resolve) => this.waiting.push(resolve));
+      }
+    } finally {
+      this.abort();
+    }
+  }
+
+  private async perform(
+    turn: { begun: Promise<void>; end: () => void },
+    request: ChatRequest | GenerateRequest,
+  ): Promise<RunResult> {
+    const { signal } = this.own;
+    const aborted = new Promise<void>((resolve) => signal.addEventListener("abort", () => resolve(), { once: true }));
+    try {
+      await Promise.race([turn.begun, ...(signal.aborted ? [] : [aborted])]);
+      if (signal.aborted) return this.partial();
+      const reply = this.client.request(request, (event, id) => this.show(event, id));
+      void aborted.then(() => {
+        if (!this.ended) this.client.request({ kind: "cancel" }).catch(() => undefined);
+      });
+      return this.read(await reply);
+    } catch (error) {
+      throw asCapstanError(error, this.id);
+    } finally {
+      // Before the next run is sent: an abort from now on is not meant for that one.
+      this.ended = true;
+      turn.end();
+    }
+  }
+
+  private wake(): void {
+    for (const resolve of this.waiting.splice(0)) resolve();
+  }
+
+  private show(event: CapstanEvent, id: number): void {
+    this.id = id;
+    if (event.kind !== "text") return;
+    if (event.token_id >= 0) this.tokenIds.push(event.token_id);
+    if (!event.text) return;
+    this.parts.push(event.text);
+    this.wake();
+  }
+
+  private read(reply: Reply): RunResult {
+    if (!reply.ok) {
+      if (this.own.signal.aborted && reply.error.type === "KeyboardInterrupt") return this.partial();
+      throw new CapstanError(reply.error, this.id);
+    }
+    const answer = reply.result as Answer;
+    return {
+      text: answer.text,
+      tokenIds: answer.token_ids,
+      finishReason: answer.finish_reason === "cancel" ? "abort" : answer.finish_reason,
+      promptTokens: answer.prompt_tokens ?? answer.prompt_ids?.length ?? null,
+      keptTokens: answer.kept_tokens ?? 0,
+      tokensPerSecond: answer.tokens_per_second,
+      timeToFirstTokenMs: answer.time_to_first_token_ms,
+      requestId: this.id,
+    };
+  }
+
+  private partial(): RunResult {
+    return {
+      text: this.parts.join(""),
+      tokenIds: [...this.tokenIds],
+      finishReason: "abort",
+      promptTokens: null,
+      keptTokens: null,
+      tokensPerSecond: null,
+      timeToFirstTokenMs: null,
+      requestId: this.id,
+    };
+  }
+}
