@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from buildtools import ROOT
 from playwright.sync_api import Page
+
+from buildtools import ROOT
 
 CHAT = """async () => {
   const { Capstan } = await import("/capstan/capstan.js");
@@ -55,7 +56,7 @@ def test_a_page_chats_aborts_and_goes_on(blank_page: Page) -> None:
     assert second["keptTokens"] == first["promptTokens"] + 8, "the earlier turn was not computed again"
     assert (aborted["finishReason"], aborted["text"]) == ("abort", "".join(found["abortedParts"]))
     same = min(len(aborted["tokenIds"]), 8)
-    assert 0 < same
+    assert same > 0
     assert aborted["tokenIds"][:same] == second["tokenIds"][:same], "what was generated before the abort is kept"
     assert (len(found["next"]["tokenIds"]), found["next"]["finishReason"]) == (3, "length")
     assert {"weights", "persistent"} <= {entry["category"] for entry in found["memory"]["entries"]}
