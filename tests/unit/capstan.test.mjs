@@ -48,7 +48,7 @@ class StandInWorker {
     const reply = (reply) => this.send({ tag: "reply", id, reply });
     const good = (result) => reply({ ok: true, result });
     if (request.kind === "cancel") good(null);
-    else if (request.kind === "load" && loadReply !== "never") good(LOADED);
+    else if (request.kind === "load" && loadReply !== "never") reply(loadReply ?? { ok: true, result: LOADED });
     behaviour({ request, good, reply, say: (event) => this.send({ tag: "event", id, event }) });
   }
 }
@@ -305,6 +305,34 @@ test("a load that fails ends its worker and tells the remedy", async () => {
   assert.deepEqual([error.name, error.code, ended], ["CapstanError", "StartError", 1]);
   assert.match(error.message, /^no python\.json; .*npx capstan-webgpu copy/);
   assert.deepEqual([boots[0].url, boots[0].base], ["http://page.test/assets/worker.js", "http://page.test/assets/"]);
+});
+
+test("a model that cannot be loaded ends its worker and is told with the class of Python's error", async () => {
+  loadReply = { ok: false, error: { type: "ModelFileError", message: "nothing there", traceback: "where" } };
+  const error = await failure(load());
+  assert.deepEqual(
+    [error.name, error.code, error.message, ended],
+    ["CapstanError", "ModelFileError", "nothing there", 1],
+  );
+});
+
+test("memory and scripts wait for the runs before them", async () => {
+  let answer;
+  behaviour = ({ request, good }) => {
+    if (request.kind === "chat") answer = good;
+    else if (request.kind === "memory") good({ bytes: 0, entries: [] });
+  };
+  const llm = await load();
+  const run = llm.chat(MESSAGES);
+  const memory = llm.memory();
+  await new Promise((resolve) => setTimeout(resolve, 10));
+  assert.deepEqual(
+    asked.map(({ kind }) => kind),
+    ["load", "chat"],
+  );
+  answer(ANSWER);
+  await run.result;
+  assert.deepEqual(await memory, { bytes: 0, entries: [] });
 });
 
 test("what is told while a model is loaded, is told as progress until it is there", async () => {

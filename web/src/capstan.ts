@@ -2,7 +2,14 @@
 
 import { Client, type StartOptions } from "./client";
 import { asCapstanError, CapstanError, EngineError } from "./errors";
-import { chatRequest, completeRequest, modelFolder, type ModelOptions, modelOptionNames, requireKnown } from "./options";
+import {
+  chatRequest,
+  completeRequest,
+  modelFolder,
+  type ModelOptions,
+  modelOptionNames,
+  requireKnown,
+} from "./options";
 import type { RunOptions } from "./options";
 import type {
   CapstanEvent,

@@ -2,13 +2,7 @@
 
 /** What a page may ask of the worker. */
 export type Request =
-  | LoadRequest
-  | GenerateRequest
-  | ChatRequest
-  | ExecRequest
-  | ModelsRequest
-  | MemoryRequest
-  | CancelRequest;
+  LoadRequest | GenerateRequest | ChatRequest | ExecRequest | ModelsRequest | MemoryRequest | CancelRequest;
 
 /** A model folder: a URL ending in a slash, what the user picked, a folder or the files of one, or a hub's repository. */
 export type ModelFolder = string | FileSystemDirectoryHandle | File[] | HubRepository;

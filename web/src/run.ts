@@ -85,7 +85,7 @@ export class Run implements AsyncIterable<string> {
 
   async *[Symbol.asyncIterator](): AsyncGenerator<string, RunResult, undefined> {
     try {
-      for (let next = 0; ; ) {
+      for (let next = 0; ;) {
         if (next < this.parts.length) yield this.parts[next++]!;
         else if (this.ended) return await this.result;
         else await new Promise<void>((resolve) => this.waiting.push(resolve));
