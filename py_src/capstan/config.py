@@ -108,6 +108,8 @@ class GenaiConfig:
     decoder: DecoderConfig
     search: Mapping[str, Any]
     name: str = "genai_config.json"
+    no_tokens: tuple[str, ...] = ()
+    """Ids that are given and are none of the vocabulary, as 'pad_token_id -1': the model is run without them."""
 
 
 MOST = 1 << 24
@@ -140,7 +142,7 @@ class Section:
         return Section(self.file, f"{self.path}.{key}".lstrip("."), value)
 
     def positive(self, key: str) -> int:
-        value = self.value.get(key)
+        value = whole(self.value.get(key))
         if type(value) is not int or not 1 <= value <= (most := LARGEST.get(key, MOST)):
             raise self.error(key, "a positive integer" if type(value) is not int or value < 1 else f"at most {most}")
         return value
@@ -152,18 +154,17 @@ class Section:
         return value
 
     def token(self, key: str, vocab_size: int) -> int | None:
-        value = self.value.get(key)
-        if value is None:
-            return None
-        if not is_token(value, vocab_size):
+        """The id of a token, or None: as in onnxruntime-genai it may be one that the vocabulary does not have."""
+        value = whole(self.value.get(key))
+        if value is not None and type(value) is not int:
             raise self.error(key, f"a token id from 0 to {vocab_size - 1}")
-        return int(value)
+        return value if is_token(value, vocab_size) else None
 
     def tokens(self, key: str, vocab_size: int) -> tuple[int, ...]:
         value = self.value.get(key)
         if value is None:
             return ()
-        ids = value if isinstance(value, list) else [value]
+        ids = [whole(item) for item in (value if isinstance(value, list) else [value])]
         if not all(is_token(item, vocab_size) for item in ids):
             raise self.error(key, f"a token id from 0 to {vocab_size - 1}, or an array of them")
         return tuple(dict.fromkeys(ids))
@@ -173,6 +174,11 @@ class Section:
         if value.count("%d") != 1:
             raise self.error(key, 'a name with one "%d" for the layer')
         return value
+
+
+def whole(value: Any) -> Any:
+    """A number as 512.0 as 512, everything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def is_token(value: object, vocab_size: int) -> bool:
@@ -190,8 +196,15 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
     model_type = model.text("type")
     decoder = supported_decoder(model, model_type)
     vocab_size = model.positive("vocab_size")
-    eos = model.tokens("eos_token_id", vocab_size)
     pad = model.token("pad_token_id", vocab_size)
+    eos = model.tokens("eos_token_id", vocab_size)
+    no_tokens = [
+        f"{key} {model.value[key]}"
+        for key in ("bos_token_id", "pad_token_id")
+        if model.value.get(key) is not None and model.token(key, vocab_size) is None
+    ]
+    if not eos and pad is None and model.value.get("pad_token_id") is not None:
+        raise model.error("eos_token_id", f"a token id from 0 to {vocab_size - 1}, or an array of them")
     inputs, outputs = decoder.section("inputs", optional=True), decoder.section("outputs", optional=True)
     heads, kv_heads = decoder.positive("num_attention_heads"), decoder.positive("num_key_value_heads")
     if heads % kv_heads:
@@ -201,8 +214,8 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
         vocab_size=vocab_size,
         context_length=model.positive("context_length"),
         bos_token_id=model.token("bos_token_id", vocab_size),
-        eos_token_ids=eos,
-        pad_token_id=pad if pad is not None else eos[0] if eos else 0,
+        eos_token_ids=eos or (pad or 0,),
+        pad_token_id=pad or 0,
         decoder=DecoderConfig(
             filename=file_name(decoder, "filename"),
             head_size=decoder.positive("head_size"),
@@ -232,6 +245,7 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
         ),
         search=MappingProxyType(dict(root.section("search", optional=True).value)),
         name=name,
+        no_tokens=tuple(no_tokens),
     )
 
 
@@ -250,11 +264,11 @@ def supported_decoder(model: Section, model_type: str) -> Section:
     """`model.decoder`, if the file describes a model that Capstan runs."""
     works = f"Capstan runs decoders with a key/value cache: {', '.join(SUPPORTED_TYPES)}"
     for key, what in OTHER_PARTS.items():
-        if key in model.value:
+        if model.value.get(key):
             raise UnsupportedModelError(f"{model.where(key)}: a model of type {model_type} with {what}; {works}")
     require_type(model.where("type"), model_type)
     decoder = model.section("decoder")
-    if "pipeline" in decoder.value:
+    if decoder.value.get("pipeline"):
         raise UnsupportedModelError(f"{decoder.where('pipeline')}: a decoder in several files; {works}, in one file")
     window = decoder.section("sliding_window", optional=True)
     if window.value.get("slide_key_value_cache") is True:

@@ -325,7 +325,10 @@ async def read_small_files(
     try:
         found = await find_model(host, folder, source.device, source.dtype, keep, progress, source.overlay)
         config = found.config
-        search_options(config)
+        search_options(config).tell_ignored()
+        if config.no_tokens:
+            vocabulary = f"the vocabulary has {config.vocab_size} tokens"
+            fall_back(f"{', '.join(config.no_tokens)} of {config.name}", vocabulary, "the model is run without")
         if config.decoder.unknown_options:
             what = ", ".join(config.decoder.unknown_options)
             fall_back(f"options of {config.name}", f"{what} unknown to Capstan", "the model is run without them")

@@ -1,7 +1,7 @@
 """Search options, named and meant as in onnxruntime-genai's `search` section.
 
-`SearchOptions` is checked when it is made: an option that Capstan does not implement is accepted only at the value
-where it changes nothing, so no option is ever accepted and ignored.
+`SearchOptions` is checked when it is made. One option changes nothing, here as in onnxruntime-genai: diversity_penalty,
+of which `tell_ignored` warns.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from .errors import OptionError
+from .fallback import fall_back
 from .stages import (
     BadWords,
     Guided,
@@ -41,11 +42,6 @@ MAX_EOS_TOKENS = 16
 MAX_ROWS = 32
 """Most sequences of a batch, and most beams of a sequence, as in onnxruntime-genai."""
 
-# Options of onnxruntime-genai that are accepted at one value only, where they change nothing: value, remedy.
-_NEUTRAL: dict[str, tuple[object, str]] = {
-    "diversity_penalty": (0.0, "beams are not in groups, in onnxruntime-genai neither; leave it at 0.0"),
-}
-
 
 @dataclass(frozen=True)
 class SearchOptions(
@@ -71,6 +67,8 @@ class SearchOptions(
       `num_return_sequences` are returned: of beams the best ones, else so many that are drawn.
     - A beam search scores a sequence of n tokens by the sum of its log-probabilities over n ** `length_penalty`; with
       `early_stopping` it ends when `num_beams` sequences have ended, else when no better one can follow.
+    - `diversity_penalty` is for beams in groups, which there are not, in onnxruntime-genai neither: any value is taken,
+      and changes nothing.
     - `chunk_size` is the most prompt tokens of one prefill run, of which a device may take fewer
       (None or 0: as many as it takes).
     - `past_present_share_buffer`, either value: where past and present are one buffer is the device's to decide.
@@ -106,9 +104,6 @@ class SearchOptions(
             self._set(option.name, option.read(getattr(self, option.name)))
         for base in _STAGE_BASES:
             base.check(self)
-        for name, (neutral, remedy) in _NEUTRAL.items():
-            if getattr(self, name) != neutral:
-                raise OptionError(f"{name} is {getattr(self, name)!r}; only {neutral!r} is supported: {remedy}")
         self._set("eos_token_ids", _eos_token_ids(self.eos_token_ids))
         if self.context_length is not None:
             if self.max_length == 0:
@@ -155,6 +150,12 @@ class SearchOptions(
             values["seed"] = -1
         values.update(options)
         return SearchOptions(**values)  # type: ignore[arg-type]  # __post_init__ checks every type
+
+    def tell_ignored(self) -> None:
+        """Count a diversity_penalty as a step down."""
+        if self.diversity_penalty:
+            reason = "beams are not in groups, in onnxruntime-genai neither"
+            fall_back(f"diversity_penalty {self.diversity_penalty:g}", reason, "the search goes on without it")
 
     def check_vocabulary(self, vocab: int) -> None:
         """OptionError for an id that the vocabulary of `vocab` tokens does not have."""

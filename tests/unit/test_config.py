@@ -49,10 +49,40 @@ def test_special_tokens_are_one_id_or_several_or_none() -> None:
     config = parse_genai_config(json.dumps(GOOD))
     assert (config.bos_token_id, config.eos_token_ids, config.pad_token_id) == (0, (1,), 2)
     assert parse_genai_config(changed("model.eos_token_id", [7, 5, 7])).eos_token_ids == (7, 5)
-    assert parse_genai_config(changed("model.eos_token_id", ...)).eos_token_ids == ()
     assert parse_genai_config(changed("model.bos_token_id", None)).bos_token_id is None
-    assert parse_genai_config(changed("model.pad_token_id", None)).pad_token_id == 1
     assert parse_genai_config(changed("model.pad_token_id", 0)).pad_token_id == 0
+
+
+def test_padding_ends_a_model_that_has_no_end_and_token_0_pads_where_nothing_does() -> None:
+    assert parse_genai_config(changed("model.eos_token_id", ...)).eos_token_ids == (2,)
+    assert parse_genai_config(changed("model.eos_token_id", [])).eos_token_ids == (2,)
+    assert parse_genai_config(changed("model.pad_token_id", None)).pad_token_id == 0
+
+
+@pytest.mark.parametrize("value", [-1, 512])
+def test_a_bos_or_pad_token_that_the_vocabulary_does_not_have_is_told(value: int) -> None:
+    config = parse_genai_config(changed("model.bos_token_id", value))
+    assert (config.bos_token_id, config.no_tokens) == (None, (f"bos_token_id {value}",))
+    config = parse_genai_config(changed("model.pad_token_id", value))
+    assert (config.pad_token_id, config.no_tokens) == (0, (f"pad_token_id {value}",))
+
+
+def test_an_end_is_needed_where_padding_is_no_token() -> None:
+    file = json.loads(changed("model.pad_token_id", -1))
+    del file["model"]["eos_token_id"]
+    with pytest.raises(ConfigError, match="model.eos_token_id: missing, expected a token id from 0 to 511"):
+        parse_genai_config(json.dumps(file))
+
+
+def test_whole_numbers_may_be_written_as_floats() -> None:
+    config = parse_genai_config(changed("model.decoder.head_size", 16.0))
+    assert (config.decoder.head_size, type(config.decoder.head_size)) == (16, int)
+    assert parse_genai_config(changed("model.eos_token_id", [1.0])).eos_token_ids == (1,)
+
+
+@pytest.mark.parametrize("path", ["model.encoder", "model.vision", "model.embedding", "model.decoder.pipeline"])
+def test_an_empty_section_says_nothing(path: str) -> None:
+    assert parse_genai_config(changed(path, {})) == parse_genai_config(json.dumps(GOOD))
 
 
 def test_tensor_names_are_those_of_the_file_or_the_usual_ones() -> None:
@@ -87,7 +117,7 @@ def test_what_was_read_cannot_be_changed() -> None:
             "model.eos_token_id: expected a token id from 0 to 511, or an array of them, got 512",
         ),
         ("model.eos_token_id", [1, "x"], r'model.eos_token_id: expected a token id .*, got \[1, "x"\]'),
-        ("model.bos_token_id", -1, "model.bos_token_id: expected a token id from 0 to 511, got -1"),
+        ("model.bos_token_id", 1.5, "model.bos_token_id: expected a token id from 0 to 511, got 1.5"),
         ("model.pad_token_id", 1.5, "model.pad_token_id: expected a token id from 0 to 511, got 1.5"),
         ("model.decoder", "x", 'model.decoder: expected an object, got "x"'),
         (
@@ -97,7 +127,7 @@ def test_what_was_read_cannot_be_changed() -> None:
         ),
         ("model.decoder.num_hidden_layers", 10**9, "num_hidden_layers: expected at most 4096, got 1000000000"),
         ("model.context_length", 1 << 40, "model.context_length: expected at most 16777216, got"),
-        ("model.decoder.head_size", 16.0, "model.decoder.head_size: expected a positive integer, got 16.0"),
+        ("model.decoder.head_size", 16.5, "model.decoder.head_size: expected a positive integer, got 16.5"),
         (
             "model.decoder.num_key_value_heads",
             3,
@@ -156,10 +186,18 @@ def test_a_byte_order_mark_is_no_harm() -> None:
         ("model.type", "gpt2", 'model.type: "gpt2" has keys and values in one cache; Capstan runs'),
         ("model.type", "phi3v", 'model.type: "phi3v" has a vision model .* export .* which is of type "phi3"'),
         ("model.type", "new", 'model.type: "new" is not a known type; Capstan runs .*; .* write "decoder"'),
-        ("model.encoder", {}, "model.encoder: a model of type llama with an encoder; Capstan runs decoders"),
-        ("model.vision", {}, "model.vision: a model of type llama with a vision model"),
-        ("model.embedding", {}, "model.embedding: a model of type llama with a separate embedding model"),
-        ("model.decoder.pipeline", [], "model.decoder.pipeline: a decoder in several files"),
+        (
+            "model.encoder",
+            {"filename": "x"},
+            "model.encoder: a model of type llama with an encoder; Capstan runs decoders",
+        ),
+        ("model.vision", {"filename": "x"}, "model.vision: a model of type llama with a vision model"),
+        (
+            "model.embedding",
+            {"filename": "x"},
+            "model.embedding: a model of type llama with a separate embedding model",
+        ),
+        ("model.decoder.pipeline", [{}], "model.decoder.pipeline: a decoder in several files"),
         ("model.decoder.sliding_window", {"slide_key_value_cache": True}, "slide_key_value_cache: a cache that slides"),
         (
             "model.decoder.inputs.inputs_embeds",

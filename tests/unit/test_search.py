@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from capstan import FallbackWarning
 from capstan.errors import OptionError
 from capstan.search import MAX_EOS_TOKENS, SearchOptions
 from capstan.stages import temperature_scale
@@ -72,7 +73,7 @@ INF, NAN = math.inf, math.nan
         ({"stop_token_ids": range(17)}, "there are 17 stop_token_ids; at most 16 are supported"),
         ({"max_time": 0}, "max_time is 0.0; it must be greater than 0 seconds; None turns it off"),
         ({"max_time": NAN}, "max_time is nan"),
-        ({"diversity_penalty": 0.5}, "diversity_penalty is 0.5"),
+        ({"diversity_penalty": INF}, "diversity_penalty is inf"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"chunk_size": -1}, "chunk_size is -1"),
         ({"topk": 5}, "'topk' is not a search option; the options are bad_words_ids, batch_size, .*top_p"),
@@ -191,6 +192,11 @@ def test_lengths_may_be_as_long_as_each_other() -> None:
     assert SearchOptions(min_length=100).max_length == 0, "how long a sequence may be is not known yet"
     with pytest.raises(OptionError, match=r"min_length \(101\) cannot be greater than max_length \(100\)"):
         SearchOptions(context_length=100, min_length=101)
+
+
+def test_a_diversity_penalty_is_taken_and_told_as_without_effect() -> None:
+    with pytest.warns(FallbackWarning, match="diversity_penalty 0.375: beams are not in groups"):
+        SearchOptions(diversity_penalty=0.375).tell_ignored()
 
 
 def test_what_a_search_section_leaves_out_is_as_in_onnxruntime_genai() -> None:

@@ -35,6 +35,8 @@ DEFAULTS: dict[str, float | bool] = {
     "top_p": 1.0,
 }
 """The native package's search options and their defaults."""
+ABSENT: dict[str, float | bool] = {"past_present_share_buffer": False, "top_p": 0.0}
+"""What the native package shows where a file says nothing, if it is something else; top_p 0 is off, as 1 is."""
 WHOLE = (
     *("batch_size", "max_length", "min_length", "no_repeat_ngram_size", "num_beams", "num_return_sequences"),
     *("random_seed", "top_k"),
@@ -61,7 +63,9 @@ class GeneratorParams:
         self._model = model
         self._given: dict[str, Any] = {}
         search, configured = model.capstan.search, model.capstan.config.search
-        self._defaults = {name: shown(configured.get(name, getattr(search, name))) for name in DEFAULTS}
+        self._defaults = {
+            name: shown(configured.get(name, ABSENT.get(name, getattr(search, name)))) for name in DEFAULTS
+        } | {"max_length": shown(search.max_length)}
         self._speculative = dict(SPECULATIVE)
         self._guidance: tuple[str, str, bool] | None = None
 
