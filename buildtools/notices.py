@@ -51,7 +51,7 @@ def notices() -> str:
                 "",
                 (MODULES / name / "LICENSE").read_text(encoding="utf-8"),
             )
-            for name in ("@huggingface/jinja", "@huggingface/tokenizers")
+            for name in ("@huggingface/jinja", "@huggingface/tokenizers", "@noble/hashes")
         ),
         section(
             f"web-xgrammar {npm('@mlc-ai/web-xgrammar')['version']}",

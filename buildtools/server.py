@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import json
 import mimetypes
 import re
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from email.utils import formatdate
@@ -37,6 +39,11 @@ MIME = {
     ".wasm": "application/wasm",
     ".whl": "application/zip",
 }
+MOST_PATH = 4096
+"""Characters of a request's path; more is 414."""
+LOCAL_NAMES = ("localhost", "localhost.localdomain")
+FRAMES = "frame-ancestors 'none'"
+"""The part of the pages' content security policy that a page cannot have in itself."""
 ISOLATION = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Embedder-Policy": "require-corp",
@@ -45,7 +52,11 @@ ISOLATION = {
 
 
 class SiteServer(ThreadingHTTPServer):
-    """Serves `root`, each folder of `models` as /models/NAME/, which /models/index.json lists, and `files` by path."""
+    """Serves `root`, each folder of `models` as /models/NAME/, which /models/index.json lists, and `files` by path.
+
+    Only who addresses it by an IP address, as localhost or by this machine's name is answered, and no page of another
+    origin: a name that somebody else's DNS makes point here would else let that page read what is served.
+    """
 
     daemon_threads = True
     block_on_close = False
@@ -66,6 +77,8 @@ class SiteServer(ThreadingHTTPServer):
         self.root = root
         self.models = dict(models)
         self.files = dict(files or {})
+        own = socket.gethostname()
+        self.names = {name.lower() for name in (*LOCAL_NAMES, own, f"{own}.local", host)}
         try:
             super().__init__((host, port), self.handler)
         except OSError as error:
@@ -79,10 +92,24 @@ class SiteServer(ThreadingHTTPServer):
         host, port = self.server_address[:2]
         return f"http://{'127.0.0.1' if host == '0.0.0.0' else str(host)}:{port}/"
 
+    def is_ours(self, authority: str) -> bool:
+        """Whether a Host header, or an Origin's host, is one by which this server may be addressed."""
+        match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:@/]+))(?::\d{1,5})?", authority)
+        if match is None:
+            return False
+        if match[2] and match[2].lower().rstrip(".") in self.names:
+            return True
+        try:
+            ipaddress.ip_address(match[1] or match[2])
+        except ValueError:
+            return False
+        return True
+
     def find(self, path: str) -> Path | bytes | None:
-        """What a URL path names: a file, bytes made here, or nothing."""
+        """What a URL path names: a file, bytes made here, or nothing. No hidden file, and no link that leads out of the
+        served folder."""
         parts = [part for part in path.split("/") if part]
-        if not path.startswith("/") or any(part == ".." or "\\" in part or "\0" in part for part in parts):
+        if not path.startswith("/") or any(is_refused(part) for part in parts):
             return None
         if parts == ["models", "index.json"]:
             index = [{"name": name, "url": f"/models/{quote(name)}/"} for name in self.models]
@@ -92,16 +119,27 @@ class SiteServer(ThreadingHTTPServer):
         base = self.root
         if len(parts) > 2 and parts[0] == "models" and parts[1] in self.models:
             base, parts = self.models[parts[1]], parts[2:]
+        if any(part.startswith(".") for part in parts):
+            return None
         file = base.joinpath(*parts)
         if path.endswith("/"):
             file = file / "index.html"
-        return file if file.is_file() else None
+        try:
+            return file if file.is_file() and file.resolve().is_relative_to(base.resolve()) else None
+        except (OSError, ValueError):
+            return None  # No file system has such a name.
+
+
+def is_refused(part: str) -> bool:
+    """Whether a part of a path could mean another place than a file below: up, or a drive or stream of Windows."""
+    return part in (".", "..") or any(character in part for character in "\\\0") or bool(re.match("[A-Za-z]:", part))
 
 
 class SiteHandler(BaseHTTPRequestHandler):
     """Answers GET and HEAD."""
 
     protocol_version = "HTTP/1.1"
+    page_policy = FRAMES
     server: SiteServer
 
     def do_GET(self) -> None:
@@ -120,7 +158,28 @@ class SiteHandler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing: the terminal belongs to the model's text."""
 
+    def refusal(self) -> tuple[HTTPStatus, bytes] | None:
+        """Why the request is not answered, whatever it asks for."""
+        if len(self.path) > MOST_PATH:
+            return HTTPStatus.REQUEST_URI_TOO_LONG, b"the address is too long\n"
+        hosts = self.headers.get_all("Host") or []
+        if len(hosts) != 1 or not self.server.is_ours(hosts[0].strip()):
+            return HTTPStatus.MISDIRECTED_REQUEST, b"use the address that build.py printed\n"
+        origin = self.headers.get("Origin")
+        if origin is not None and urlsplit(origin).netloc.lower() != hosts[0].strip().lower():
+            return HTTPStatus.FORBIDDEN, b"pages of another origin are not answered\n"
+        return None
+
     def _answer(self, with_body: bool) -> None:
+        if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
+            self.close_connection = True  # What follows is a body that nobody reads.
+        try:
+            refused = self.refusal()
+        except ValueError:
+            refused = HTTPStatus.BAD_REQUEST, b"not a request\n"
+        if refused is not None:
+            self._send_bytes(*refused, "text/plain; charset=utf-8", with_body)
+            return
         found = self.server.find(unquote(urlsplit(self.path).path))
         if found is None:
             self._send_bytes(HTTPStatus.NOT_FOUND, b"not found\n", "text/plain; charset=utf-8", with_body)
@@ -176,14 +235,18 @@ class SiteHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", mime)
         if length is not None:
             self.send_header("Content-Length", str(length))
-        for name, value in {**ISOLATION, "Cache-Control": "no-cache", **extra}.items():
+        policy = {}
+        if self.page_policy and mime.startswith("text/html"):
+            policy = {"Content-Security-Policy": self.page_policy}
+        about = {**ISOLATION, "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", **policy, **extra}
+        for name, value in about.items():
             self.send_header(name, value)
         self.end_headers()
 
 
 def byte_range(header: str | None, size: int) -> tuple[int, int] | None:
     """(start, length) of a `Range` header over `size` bytes; None: send it all; (0, 0): not satisfiable."""
-    match = re.fullmatch(r"bytes=(\d*)-(\d*)", header.strip()) if header else None
+    match = re.fullmatch(r"bytes=([0-9]{0,18})-([0-9]{0,18})", header.strip()) if header else None
     if match is None or match[0] == "bytes=-":
         return None
     if not match[1]:

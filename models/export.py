@@ -18,6 +18,8 @@ import torch
 from train import Decoder, Shape
 from transformers import LlamaConfig, LlamaForCausalLM
 
+ROOT = Path(__file__).resolve().parents[1]
+
 
 def to_transformers(weights: dict[str, torch.Tensor], tokenizer: Path, out: Path, check: bool) -> None:
     s = Shape()
@@ -113,6 +115,7 @@ def main() -> None:
         to_transformers(weights, args.tokenizer, Path(folder), args.check)
         build(Path(folder), args.out, args.precision)
     tidy(args.out, args.tokenizer)
+    subprocess.run([sys.executable, ROOT / "build.py", "models", "shards", args.out], check=True)
     print({p.name: p.stat().st_size for p in sorted(args.out.iterdir())}, dataclasses.asdict(Shape()))
 
 

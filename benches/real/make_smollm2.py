@@ -50,6 +50,7 @@ def main() -> int:
     for name, options in EXPORTS.items():
         if not (out / name / "genai_config.json").is_file():
             export(source, out / name, options)
+            subprocess.run([sys.executable, ROOT / "build.py", "models", "shards", out / name], check=True)
             print(out / name)
     shutil.copyfile(gguf, out / NAME / "model.gguf")
     return 0

@@ -36,9 +36,15 @@ DECODER_KEYS = ("hidden_size", "num_attention_heads", "num_hidden_layers", "num_
 class BenchHandler(SiteHandler):
     """Answers GET and HEAD as the site's server does; takes what the page posts."""
 
+    page_policy = ""
+    """That of everything is below."""
     server: BenchServer
 
     def do_POST(self) -> None:
+        refused = self.refusal()
+        if refused is not None:
+            self.send_error(refused[0])
+            return
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.posted.put((self.path.rsplit("/", 1)[1], json.loads(body)))
         self.send_response(HTTPStatus.NO_CONTENT)

@@ -55,9 +55,10 @@ def check(args: argparse.Namespace) -> None:
 
 
 def files_of(folder: Path) -> list[str]:
-    """The files below a folder, by their paths in it."""
+    """The files below a folder, by their paths in it; none that is hidden."""
     found = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
-    return [path.as_posix() for path in found if "__pycache__" not in path.parts]
+    hidden = ("__pycache__", ".")
+    return [path.as_posix() for path in found if not any(part.startswith(hidden) for part in path.parts)]
 
 
 def serve(given: Path, args: argparse.Namespace) -> None:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .errors import ConfigError, UnsupportedModelError
+from .file_names import why_not_below
 from .json_text import NotJsonError, read_json
 from .model_types import SUPPORTED_TYPES, require_type
 
@@ -321,6 +322,7 @@ def long_rope_from(decoder: Section) -> int:
 
 def file_name(section: Section, key: str) -> str:
     value = section.text(key)
-    if value.startswith(("/", "\\")) or ":" in value or ".." in value.replace("\\", "/").split("/"):
-        raise section.error(key, "a file below the model's folder")
+    why = why_not_below(value)
+    if why is not None:
+        raise section.error(key, f"a file below the model's folder ({why})")
     return value

@@ -33,6 +33,9 @@ class Host(Protocol):
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
         """Have something done that nobody waits for; its failure is nobody's."""
 
+    def stall_after(self, seconds: float) -> None:
+        """From now on give a request up when no byte of it has come for so long."""
+
     async def read(self, folder: str, name: str, progress: Callable[[int, int], None] | None = None) -> bytes:
         """A file of a model folder; ModelFileError if it cannot be read."""
 

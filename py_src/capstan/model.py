@@ -20,6 +20,7 @@ from .leaving import Leaving, when_dropped
 from .load_times import during_load, phase
 from .memory import AlignmentRequirements, MemoryRequirements, Pools
 from .model_folder import FoundModel, find_model, no_progress
+from .retrying import require_stall_timeout
 from .search import SearchOptions
 from .tape import PASSES
 
@@ -44,6 +45,8 @@ class Model:
     is called with bytes: first with 'weights', 0 and how many they are in all, before any is read, then for each file.
     `overlay` is laid over genai_config.json: objects field by field, every other value in its place; of a repository
     only `search`. `graphs` gives the graph's file from memory, by the name that the configuration has for it.
+    `stall_timeout` is after how many seconds without a byte a request for a file is given up, to be tried again; it is
+    the page's, 30 until it is set.
 
     `Model(path)` blocks, which in a page needs JavaScript Promise Integration; `await Model.load(path)` never does.
 
@@ -65,8 +68,10 @@ class Model:
         progress: Progress | None = None,
         overlay: Mapping[str, Any] | None = None,
         graphs: Mapping[str, bytes] | None = None,
+        stall_timeout: float | None = None,
     ) -> None:
         host = current_host()
+        set_stall_timeout(host, stall_timeout)
         if not host.can_wait():
             raise AsyncRequiredError(f"Model({path!r}) would have to wait here; use `await Model.load({path!r})`")
         options = tape_options(capture, passes)
@@ -87,9 +92,11 @@ class Model:
         progress: Progress | None = None,
         overlay: Mapping[str, Any] | None = None,
         graphs: Mapping[str, bytes] | None = None,
+        stall_timeout: float | None = None,
     ) -> Model:
         """Load a model without blocking; see the class for the arguments and errors."""
         host = current_host()
+        set_stall_timeout(host, stall_timeout)
         options, keep = tape_options(capture, passes), not disable_file_mapped_weights
         source = Source(path, device, dtype, overlay or {}, graphs or {})
         opened = await open_model(host, source, options, progress or no_progress, keep)
@@ -254,6 +261,12 @@ class Source:
     dtype: str | None = None
     overlay: Mapping[str, Any] = field(default_factory=dict)
     graphs: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def set_stall_timeout(host: Host, seconds: float | None) -> None:
+    """Raises OptionError."""
+    if seconds is not None:
+        host.stall_after(require_stall_timeout(seconds))
 
 
 async def open_model(

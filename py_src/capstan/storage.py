@@ -13,7 +13,11 @@ __all__ = ["Backing", "BrokenDownloadError", "Chunk", "DataFile", "Sink", "Sourc
 
 
 class BrokenDownloadError(CapstanError):
-    """A download broke off; it may be tried again."""
+    """A download broke off; it may be tried again, after `wait` seconds if its server named a time (Retry-After)."""
+
+    def __init__(self, message: str, wait: float | None = None) -> None:
+        super().__init__(message)
+        self.wait = wait
 
 
 @dataclass(frozen=True)

@@ -282,6 +282,7 @@ def test_a_small_file_that_breaks_off_is_an_error_that_names_it(origin: Origin) 
     origin.server.faults[path] = Faults(cut_at=1000)
     found = origin.load()
     assert found["error"].startswith(f"ModelFileError: {path} broke off while it was read: "), found["error"]
+    assert found["error"].endswith("(tried 3 times)")
     del origin.server.faults[path]
     assert origin.load()["error"] is None
 
@@ -326,14 +327,88 @@ def test_a_server_without_ranges_is_read_in_one_stream_and_resumed(origin: Origi
     assert origin.sent == SIZE
 
 
-def test_another_range_than_was_asked_for_is_an_error_and_nothing_of_it_is_stored(origin: Origin) -> None:
+@pytest.mark.parametrize(
+    "told",
+    [
+        f"bytes 0-{SIZE - 6 * SHARD - 1}/{SIZE}",
+        f"bytes {6 * SHARD}-{SIZE}/{SIZE + 1}",
+        f"bytes {6 * SHARD}-{SIZE - 2}/{SIZE}",
+        f"bytes {6 * SHARD}-{SIZE - 1}/{SIZE - 7}",
+        "",
+    ],
+)
+def test_another_range_than_was_asked_for_is_an_error_and_nothing_of_it_is_stored(told: str, origin: Origin) -> None:
+    """Another start, end, length or size, or none told: the body is of the range asked for all the same."""
     origin.interrupt(6 * SHARD)
-    origin.faults.other_range = "bytes=0-99"
+    origin.faults.told_range = told
     found = origin.load()
-    assert found["error"].startswith("ModelFileError: ")
-    assert f"-99/{SIZE}; take one that answers ranges rightly" in found["error"]
-    origin.faults.other_range = None
+    assert found["error"].startswith(("ModelFileError: ", "WeightsChangedError: ")), found["error"]
+    assert f"asked for bytes {6 * SHARD}- and answered with {told or 'a part of the file'}" in found["error"]
+    assert [complete for *_, complete, _ in found["stored"]] == [False]
+    origin.faults.told_range = None
     assert origin.load()["stored"] == [WHOLE]
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_server_that_stalls_is_given_up_and_asked_again(silent: bool, origin: Origin) -> None:
+    """Before its headers, or in the body."""
+    origin.faults.silent = silent
+    origin.faults.hold_at = None if silent else 6 * SHARD
+    tab = origin.tab()
+    origin.server.forget()
+    tab.begin("weights", "load", origin.model, model=origin.model, stall_timeout=1.0)
+    assert origin.faults.held.wait(WAIT_S)
+    released = origin.faults.released
+    # What is asked from now on is answered; what was asked before stays without an answer.
+    origin.server.faults.clear()
+    found = tab.end()
+    released.set()
+    assert (found["error"], found["stored"]) == (None, [WHOLE])
+
+
+def test_a_server_that_never_answers_is_an_error_that_names_the_timeout(origin: Origin) -> None:
+    origin.faults.silent = True
+    found = origin.load(stall_timeout=0.2)
+    assert found["error"].startswith("ModelFileError: ")
+    assert "the server has not answered for 0.2 s (stall_timeout)" in found["error"]
+    assert "(tried 3 times)" in found["error"]
+    assert "?" not in found["error"]
+    assert origin.load(stall_timeout=True)["error"].startswith("OptionError: stall_timeout is True; it must be from")
+    origin.faults.released.set()
+    assert origin.load(stall_timeout=30)["error"] is None
+
+
+def test_a_server_that_is_busy_is_asked_again_when_it_says(origin: Origin) -> None:
+    config = origin.server.faults.setdefault(f"/models/{origin.model}/genai_config.json", Faults())
+    origin.faults.refusals = [{"Retry-After": "0"}, {}]
+    config.refusals = [{}]
+    found = origin.load()
+    assert (found["error"], found["stored"], origin.ranges) == (None, [WHOLE], [None] * 3)
+    config.refusals = [{"Retry-After": "3600"}]
+    error = origin.load()["error"]
+    assert "the server answered HTTP 503; try again later (tried 1 time; the server asks to wait 3600 s)" in error
+
+
+def test_a_page_in_place_of_the_weights_is_told(origin: Origin) -> None:
+    origin.faults.page = True
+    assert f"{origin.path}: the server answers with an HTML page" in origin.load()["error"]
+    origin.faults.page = False
+    for name in ("model.onnx.data.shards.json", "chat_template.jinja"):
+        origin.server.faults[f"/models/{origin.model}/{name}"] = Faults(page=True)
+    assert origin.load()["error"] is None
+
+
+def test_digests_are_checked_where_the_browser_has_no_sha_256(origin: Origin) -> None:
+    """As in pages from insecure origins."""
+    origin.run("insecure")
+    try:
+        origin.write_manifest()
+        origin.faults.spoilt[5 * SHARD + 7] = 1
+        assert origin.load()["stored"] == [WHOLE]
+        assert origin.sent == SIZE + SHARD
+    finally:
+        origin.run("secure")
+    assert origin.run("verify") == [[]]
 
 
 def test_a_shard_that_is_spoilt_on_the_way_is_fetched_again_alone(origin: Origin) -> None:

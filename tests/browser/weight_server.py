@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,7 +35,15 @@ class Faults:
     no_ranges: bool = False
     other_range: str | None = None
     """The range that is sent whichever is asked for."""
+    told_range: str | None = None
+    """The Content-Range that is sent, whichever range the body is of; "" for none."""
     no_validators: bool = False
+    refusals: list[dict[str, str]] = field(default_factory=list)
+    """The next requests for the body are answered with 503 and these headers."""
+    silent: bool = False
+    """No answer comes until `released`."""
+    page: bool = False
+    """An HTML page is sent in place of the file, as hosts of single-page applications do."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +97,30 @@ class WeightHandler(SiteHandler):
         self.server.requests.append(Request(self.command, self.path, self.headers.get("Range")))
         if self._faults.no_ranges:
             del self.headers["Range"]
+        if self._faults.silent:
+            self._faults.held.set()
+            self._faults.released.wait()
+        if self._faults.refusals and self.command == "GET":
+            self._send_bytes(HTTPStatus.SERVICE_UNAVAILABLE, b"later", "text/plain", with_body)
+            return
+        if self._faults.page:
+            self._send_bytes(HTTPStatus.OK, b"<!DOCTYPE html><title>App</title>", "text/html", with_body)
+            return
         if self._faults.other_range and "Range" in self.headers:
             self.headers.replace_header("Range", self._faults.other_range)
         super()._answer(with_body)
 
+    def end_headers(self) -> None:
+        if self._faults.refusals and self.command == "GET":
+            for name, value in self._faults.refusals.pop(0).items():
+                super().send_header(name, value)
+        super().end_headers()
+
     def send_header(self, keyword: str, value: str) -> None:
+        if keyword == "Content-Range" and self._faults.told_range is not None:
+            value = self._faults.told_range
+            if not value:
+                return
         if not (self._faults.no_validators and keyword in ("ETag", "Last-Modified")):
             super().send_header(keyword, value)
 

@@ -9,10 +9,12 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from buildtools import ROOT
 from buildtools.errors import CommandError
 from buildtools.server import LARGE_BYTES, SiteServer, byte_range, serving
 
@@ -30,6 +32,12 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "secret.txt").write_text("secret")
     (tmp_path / "nano one").mkdir()
     (tmp_path / "nano one/model.onnx").write_bytes(BODY)
+    (site / "link.txt").symlink_to(tmp_path / "secret.txt")
+    (site / "linked").symlink_to(tmp_path)
+    (tmp_path / "nano one/link.txt").symlink_to(tmp_path / "secret.txt")
+    (site / ".hidden").write_text("secret")
+    (site / "sub/.git").mkdir()
+    (site / "sub/.git/secret").write_text("secret")
     return site
 
 
@@ -124,7 +132,7 @@ def test_an_unchanged_file_is_not_sent_again_and_a_stale_range_is_sent_whole(ser
 
 def test_head_tells_the_length_without_the_body(server: SiteServer) -> None:
     with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=60) as connection:
-        connection.sendall(b"HEAD /data.bin HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        connection.sendall(b"HEAD /data.bin HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         answer = b"".join(iter(lambda: connection.recv(4096), b""))
     head, body = answer.split(b"\r\n\r\n", 1)
     assert head.startswith(b"HTTP/1.1 200 ")
@@ -143,12 +151,118 @@ def test_head_tells_the_length_without_the_body(server: SiteServer) -> None:
         "/..%5csecret.txt",
         "//../secret.txt",
         "/index.html%00",
+        "/link.txt",
+        "/linked/secret.txt",
+        "/models/nano%20one/link.txt",
+        "/.hidden",
+        "/sub/.git/secret",
+        "/C:/secret.txt",
+        "/c:secret.txt",
+        "/" + "x" * 300,
+        "/%ed%a0%80",
     ],
 )
 def test_nothing_outside_the_served_folders_is_reachable(server: SiteServer, path: str) -> None:
     response, body = get(server, path)
     assert response.status == 404
     assert b"secret" not in body
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8000", 200),
+        ("localhost", 200),
+        ("LOCALHOST:80", 200),
+        ("[::1]:8000", 200),
+        ("192.168.1.5", 200),
+        ("attacker.example", 421),
+        ("127.0.0.1.attacker.example:8000", 421),
+        ("localhost@attacker.example", 421),
+        ("localhost:8000:9000", 421),
+        ("", 421),
+        ("[::1", 421),
+    ],
+)
+def test_only_who_addresses_this_machine_is_answered(host: str, status: int, server: SiteServer) -> None:
+    """A name of somebody else's that points here makes their page one of the same origin."""
+    response, body = get(server, "/data.bin", {"Host": host})
+    assert response.status == status
+    assert (body == BODY) == (status == 200)
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost:8000", 200),
+        ("http://attacker.example", 403),
+        ("http://localhost:9000", 403),
+        ("null", 403),
+        ("http://[", 400),
+    ],
+)
+def test_pages_of_another_origin_are_not_answered(origin: str, status: int, server: SiteServer) -> None:
+    response, body = get(server, "/data.bin", {"Host": "localhost:8000", "Origin": origin})
+    assert response.status == status
+    assert (body == BODY) == (status == 200)
+
+
+def test_without_a_host_or_with_two_nothing_is_answered(server: SiteServer) -> None:
+    for hosts in (b"", b"Host: localhost\r\nHost: localhost\r\n"):
+        with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=60) as connection:
+            connection.sendall(b"GET /data.bin HTTP/1.1\r\n" + hosts + b"Connection: close\r\n\r\n")
+            answer = b"".join(iter(lambda: connection.recv(4096), b""))
+        assert answer.startswith(b"HTTP/1.1 421 ")
+
+
+def test_links_within_the_folder_are_followed(folder: Path, server: SiteServer) -> None:
+    (folder / "again.bin").symlink_to(folder / "data.bin")
+    assert get(server, "/again.bin")[1] == BODY
+
+
+def test_long_addresses_and_ranges_are_refused_without_a_traceback(
+    server: SiteServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert get(server, "/" + "x" * 5000)[0].status == 414
+    for digits in ("9" * 5000, "9" * 19, "\u0663"):
+        response, body = get(server, "/data.bin", {"Range": f"bytes={digits}-".encode().decode("latin-1")})
+        assert (response.status, body) == (200, BODY)
+    assert get(server, "/data.bin", {"Range": f"bytes={'9' * 18}-"})[0].status == 416
+    assert capfd.readouterr().err == ""
+
+
+def test_pages_are_shown_in_no_frame_and_files_are_what_their_type_says(server: SiteServer) -> None:
+    page, script = get(server, "/")[0], get(server, "/a.mjs")[0]
+    assert page.headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+    assert "Content-Security-Policy" not in script.headers
+    assert page.headers["X-Content-Type-Options"] == script.headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize("page", ["web/demo/index.html", "web/harness/harness.html"])
+def test_pages_have_a_policy_and_nothing_inline(page: str) -> None:
+    found = Tags()
+    found.feed((ROOT / page).read_text())
+    [policy] = found.policies
+    assert policy.startswith("default-src 'self'; ")
+    assert "unsafe" not in policy
+    assert found.inline == []
+
+
+class Tags(HTMLParser):
+    """The content security policies of a page, and what they do not allow: handlers, styles and scripts inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policies: list[str] = []
+        self.inline: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if given.get("http-equiv") == "Content-Security-Policy":
+            self.policies.append(given["content"] or "")
+        self.inline += [f"{tag} {name}" for name in given if name.startswith("on") or name == "style"]
+        if tag == "style" or (tag == "script" and "src" not in given):
+            self.inline.append(tag)
 
 
 def test_folders_are_not_listed(server: SiteServer) -> None:
@@ -174,7 +288,7 @@ def test_a_client_that_is_gone_is_no_error(
     (folder / "large.bin").write_bytes(bytes(8 << 20))  # More than the sockets hold: it goes away during the answer.
     before = set(threading.enumerate())
     with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=60) as client:
-        client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         assert client.recv(1) == b"H"
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # Closing resets.
     deadline = time.monotonic() + 60

@@ -21,10 +21,10 @@ import pytest
 SOURCES = Path(__file__).parents[2] / "py_src" / "capstan"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "fallback", "json_text", "load_times"),
+    ("errors", "fallback", "file_names", "json_text", "load_times"),
     (
-        *("config", "graph", "guidance", "hub", "memory", "model_types", "repository", "sampling", "search"),
-        *("stages", "storage"),
+        *("config", "graph", "guidance", "hub", "memory", "model_types", "repository", "retrying", "sampling"),
+        *("search", "stages", "storage"),
     ),
     ("host", "device.base", "device.row_decoder", "device.shortlist", "device.interface", "device.model_memory"),
     ("leaving",),

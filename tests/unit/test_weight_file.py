@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from capstan import retrying
 from capstan.errors import ModelFileError, StorageError, WeightsChangedError
 from capstan.fallback import FallbackWarning, counted
 from capstan.weights import manifest as manifests
@@ -35,7 +36,7 @@ def small_shards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Small shards, which stored files give to the sink through a chunk, or without."""
     monkeypatch.setattr(PaperSink, "pours", request.param)
     monkeypatch.setattr(manifests, "SHARD_BYTES", SHARD)
-    monkeypatch.setattr(weight_file, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(retrying, "PAUSE_SECONDS", 0)
     counted.clear()
 
 

@@ -3,6 +3,8 @@ export class EngineError extends Error {
   constructor(
     readonly code: EngineErrorCode,
     message: string,
+    /** Of a BrokenDownloadError: the seconds that the server asks to wait before the next try. */
+    readonly retryAfter?: number,
   ) {
     super(message);
     this.name = "EngineError";

@@ -30,6 +30,8 @@ interface ModelRequest {
   max_new_tokens: number | null;
   /** Search options by the names of capstan.SearchOptions, which are onnxruntime-genai's where it has them; only those given. */
   search: Record<string, unknown>;
+  /** Seconds without a byte after which a request for a file is given up, to be tried again; left out or null: as before, 30 at first. */
+  stall_timeout?: number | null;
   /** The grammar that the output has to fit, as GeneratorParams.set_guidance takes it; left out or null for none. */
   guidance?: Guidance | null;
 }

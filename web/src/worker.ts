@@ -20,8 +20,10 @@ import { Chunk } from "./storage/chunk";
 import { fetchBytes, fetchOptional, fileExists, readNow } from "./storage/files";
 import { forgetRepositories, keepRepository, openRepository } from "./storage/hub";
 import { Memory } from "./storage/memory";
+import { setStallTimeout } from "./storage/network";
 import { adopt, listing } from "./storage/picked";
 import { prefetch } from "./storage/prefetch";
+import { sha256 } from "./storage/sha256";
 import { absolute, assumedSource, openSource } from "./storage/source";
 import { cpuThreads, loadOrt, warmUpOrt } from "./ort";
 import { startPython } from "./python";
@@ -93,6 +95,7 @@ const storage = {
   absolute,
   openBacking,
   freeBytes,
+  setStallTimeout,
   openSource,
   assumedSource,
   chunk: (capacity: number) => new Chunk(capacity),
@@ -118,9 +121,9 @@ async function adoptFiles(names: string, ...contents: PyProxy[]): Promise<string
   const files = await Promise.all(
     paths.map(async (path, i) => {
       const bytes = new Uint8Array(contents[i]!.toJs() as Uint8Array<ArrayBuffer>);
-      const digest = new Uint32Array(await crypto.subtle.digest("SHA-256", bytes));
+      const digest = await sha256(bytes);
       // Files of the same content get the same name, whenever they were written.
-      return new File([bytes], path, { lastModified: digest[0]! });
+      return new File([bytes], path, { lastModified: new DataView(digest.buffer, digest.byteOffset).getUint32(0) });
     }),
   );
   return adopt(files);

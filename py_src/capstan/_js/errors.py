@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from pyodide.ffi import JsException
 
 from .. import errors
+from ..storage import BrokenDownloadError
 
-__all__ = ["typed_errors"]
+__all__ = ["storage_errors", "typed_errors"]
 
 
 @contextmanager
@@ -23,3 +25,22 @@ def typed_errors() -> Iterator[None]:
         if kind is None:
             raise errors.DeviceError(f"{error.name}: {error.message}") from error
         raise kind(error.message) from error
+
+
+@contextmanager
+def storage_errors() -> Iterator[None]:
+    """`typed_errors`, and the error of a download that may be tried again."""
+    try:
+        with typed_errors():
+            yield
+    except Exception as error:
+        cause = error.__cause__
+        if isinstance(cause, JsException) and getattr(cause, "code", None) == "BrokenDownloadError":
+            raise BrokenDownloadError(cause.message, _seconds(cause)) from cause
+        raise
+
+
+def _seconds(error: Any) -> float | None:
+    """What the server asked to wait for, of an EngineError of web/src/errors.ts."""
+    asked = getattr(error, "retryAfter", None)
+    return float(asked) if isinstance(asked, (int, float)) else None

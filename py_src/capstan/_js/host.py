@@ -12,8 +12,9 @@ import _capstan_host
 from pyodide.ffi import can_run_sync as _can_run_sync
 from pyodide.ffi import run_sync as _run_sync
 
+from ..retrying import retried
 from ..weights.shared import SharedWeights
-from .errors import typed_errors
+from .errors import storage_errors, typed_errors
 from .gpu import JsGpuEngine
 
 __all__ = [
@@ -88,21 +89,33 @@ def read_now(url: str) -> bytes:
 
 async def fetch_bytes(url: str, progress: Callable[[int, int], None] | None = None) -> bytes:
     """A whole file of the page's origin; ModelFileError if it cannot be read."""
-    with typed_errors():
-        return bytes((await _capstan_host.fetchBytes(url, progress)).to_bytes())
+
+    async def fetched() -> bytes:
+        with storage_errors():
+            return bytes((await _capstan_host.fetchBytes(url, progress)).to_bytes())
+
+    return await retried(fetched)
 
 
 async def fetch_optional(url: str) -> bytes | None:
     """A whole file, None if the server has none."""
-    with typed_errors():
-        found = await _capstan_host.fetchOptional(url)
-    return bytes(found.to_bytes()) if hasattr(found, "to_bytes") else None
+
+    async def fetched() -> bytes | None:
+        with storage_errors():
+            found = await _capstan_host.fetchOptional(url)
+        return bytes(found.to_bytes()) if hasattr(found, "to_bytes") else None
+
+    return await retried(fetched)
 
 
 async def file_exists(url: str) -> bool:
     """Whether a URL or a picked folder's name names a file."""
-    with typed_errors():
-        return bool(await _capstan_host.fileExists(url))
+
+    async def exists() -> bool:
+        with storage_errors():
+            return bool(await _capstan_host.fileExists(url))
+
+    return await retried(exists)
 
 
 async def adapter() -> dict[str, Any] | None:

@@ -113,7 +113,7 @@ def failure(kind: str, message: str, error: BaseException) -> dict[str, Any]:
 
 async def get_ready(request: dict[str, Any]) -> dict[str, Any]:
     """Load a model, and prepare the decode step of its chats if it has a template for them."""
-    model = await load_once((folder_of(request["model"]), request["dtype"], request["device"], request["capture"]))
+    model = await load_once(request)
     can_chat = Tokenizer(model).has_chat_template
     if can_chat:
         told_ready(model, (await conversation_with(model, request)).generator)
@@ -128,7 +128,7 @@ async def get_ready(request: dict[str, Any]) -> dict[str, Any]:
 
 async def generate(request: dict[str, Any]) -> dict[str, Any]:
     """Complete a prompt; the keys of the result are those of `build.py run --json`."""
-    model = await load_once((folder_of(request["model"]), request["dtype"], request["device"], request["capture"]))
+    model = await load_once(request)
     tokenizer = Tokenizer(model)
     prompt_ids = request["prompt_ids"]
     if prompt_ids is None:
@@ -206,7 +206,7 @@ def told_ready(model: Model, generator: Generator) -> dict[str, Any]:
 
 async def chat(request: dict[str, Any]) -> dict[str, Any]:
     """Answer the last message of a conversation; without messages only get ready for one."""
-    model = await load_once((folder_of(request["model"]), request["dtype"], request["device"], request["capture"]))
+    model = await load_once(request)
     talk = await conversation_with(model, request)
     generator = talk.generator
     about = {**told_ready(model, generator), "max_length": generator.max_length}
@@ -285,13 +285,14 @@ def folder_of(model: Any) -> str | HubRepository:
     return HubRepository.from_request(model) if isinstance(model, dict) else str(model)
 
 
-async def load_once(key: Key) -> Model:
+async def load_once(request: dict[str, Any]) -> Model:
     """The model, loaded now or by an earlier request; another one that is loaded is closed first.
 
     Loading goes on if the request is cancelled meanwhile: it cannot be called back from the GPU, and the next request
     for the same model finds it done.
     """
     global loaded, loading
+    key = (folder_of(request["model"]), request["dtype"], request["device"], request["capture"])
     if loading is not None:
         with suppress(Exception):
             await asyncio.shield(loading)
@@ -302,11 +303,11 @@ async def load_once(key: Key) -> Model:
         await end_conversation()
         await last.aclose()
     host.emit({"kind": "status", "text": f"loading {key[0]}"})
-    loading = asyncio.ensure_future(load(key))
+    loading = asyncio.ensure_future(load(key, request.get("stall_timeout")))
     return await asyncio.shield(loading)
 
 
-async def load(key: Key) -> Model:
+async def load(key: Key, stall_timeout: float | None) -> Model:
     """Load a model and keep it as the loaded one."""
     global loaded, loading
     folder, dtype, device, capture = key
@@ -318,7 +319,8 @@ async def load(key: Key) -> Model:
         host.emit({"kind": "progress", "what": what, "done": done, "total": total})
 
     try:
-        model = await Model.load(folder, device=device, dtype=dtype, capture=capture, progress=progress)
+        options: dict[str, Any] = {"device": device, "dtype": dtype, "capture": capture}
+        model = await Model.load(folder, **options, progress=progress, stall_timeout=stall_timeout)
         loaded = (key, model)
         return model
     finally:

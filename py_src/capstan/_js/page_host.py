@@ -20,14 +20,16 @@ from ..device.webgpu.device import WebGpuDevice
 from ..device.webgpu.loading import webgpu_memory
 from ..device.webgpu.model import WebGpuModel
 from ..device.webgpu.model_graphs import Graphs, OpenWeights, model_graphs, rewrite
-from ..errors import DeviceUnavailableError, ModelFileError, OptionError, UncomputedError
+from ..errors import DeviceUnavailableError, OptionError, UncomputedError
 from ..fallback import fall_back
+from ..file_names import address_of, folder_address, split_name
 from ..graph import external_entries, parse, without_weights
 from ..hub import HubRepository
 from ..load_times import phase
 from ..memory import Fit
 from ..notes import Notes, build
 from ..repository import ON_CPU, ON_F16, ON_F32
+from ..retrying import pause, retried
 from ..storage import BrokenDownloadError
 from ..tape import WorkgroupLimits
 from ..weights.manifest import MANIFEST_SUFFIX
@@ -67,15 +69,18 @@ class PageHost:
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
         begin(work)
 
+    def stall_after(self, seconds: float) -> None:
+        storage.set_stall_timeout(seconds)
+
     async def read(self, folder: str, name: str, progress: Callable[[int, int], None] | None = None) -> bytes:
-        return await host.fetch_bytes(folder + name, progress)
+        return await host.fetch_bytes(address_of(folder, name), progress)
 
     async def read_optional(self, folder: str, name: str) -> bytes | None:
-        return await host.fetch_optional(folder + name)
+        return await host.fetch_optional(address_of(folder, name))
 
     async def read_graph(self, folder: str, name: str, keep: bool, progress: Progress) -> bytes:
-        place, _, location = name.rpartition("/")
-        size = await self._size_of(folder + name)
+        place, location = split_name(name)
+        size = await self._size_of(address_of(folder, name))
         if size is None or size <= READ_WHOLE:
             data = await self.read(folder, name)
 
@@ -84,11 +89,11 @@ class PageHost:
 
             return await without_weights(read, len(data), folder + name, location)
         store = WeightStore() if keep else None
-        file = await self._open_weights(f"{folder}{place}/", location, store)
+        file = await self._open_weights(address_of(folder, place), location, store)
         if keep:
             # It is stored in one pass; the pieces then come from there.
             await file.load(storage.memory(0, []), size, partial(progress, location))
-            file = await self._open_weights(f"{folder}{place}/", location, store)
+            file = await self._open_weights(address_of(folder, place), location, store)
         notes = Notes() if keep and file.content is not None else None
         key = json.dumps([build(), file.content])
         noted = await notes.read(f"graph of {folder}{name}", key) if notes else None
@@ -104,7 +109,7 @@ class PageHost:
         return graph
 
     async def exists(self, folder: str, name: str) -> bool:
-        return await host.file_exists(folder + name)
+        return await host.file_exists(address_of(folder, name))
 
     async def listing(self, folder: str) -> list[str] | None:
         return await storage.listing(folder)
@@ -130,7 +135,7 @@ class PageHost:
         stored = await model_folder(path)
         if stored is not None:
             return stored
-        return path if path.endswith("/") else path + "/"
+        return folder_address(path)
 
     async def backing(self, folder: str) -> storage.JsBacking | None:
         return await storage.open_backing(folder)
@@ -146,7 +151,8 @@ class PageHost:
         onnx: bytes | None = None,
     ) -> DeviceModel:
         def open_weights(location: str) -> Awaitable[WeightFile]:
-            return self._open_weights(folder + config.decoder.folder, location, WeightStore() if keep_weights else None)
+            store = WeightStore() if keep_weights else None
+            return self._open_weights(address_of(folder, config.decoder.folder), location, store)
 
         async def read_graph() -> bytes:
             with phase("model.onnx"):
@@ -178,7 +184,7 @@ class PageHost:
         keep_weights: bool,
     ) -> DeviceModel:
         notes = Notes() if keep_weights else None
-        url = folder + config.decoder.folder
+        url = address_of(folder, config.decoder.folder)
 
         async def graphs() -> Graphs:
             model = await read_graph()
@@ -242,7 +248,7 @@ class PageHost:
         onnx: bytes | None = None,
     ) -> Fit:
         model = onnx or await self.read(folder, config.decoder.filename)
-        data = folder + config.decoder.folder
+        data = address_of(folder, config.decoder.folder)
 
         async def fit_on(chosen: str, reason: str | None) -> Fit:
             if chosen == "wasm":
@@ -272,16 +278,18 @@ class PageHost:
         return source.identity.size
 
     async def _open_weights(self, folder: str, location: str, store: WeightStore | None) -> WeightFile:
-        name = storage.absolute(folder + location)
+        name = storage.absolute(address_of(folder, location))
         keep = store is not None
         try:
             source = await storage.open_source(name, keep)
         except BrokenDownloadError as error:
             known = await store.last_known(name) if store else None
-            if known is None:
-                raise ModelFileError(f"{error}; check the address and the network") from error
-            fall_back("the weights' server", str(error), "the stored weights are taken to be the current ones")
-            source = storage.assumed_source(known, keep)
+            if known is not None:
+                fall_back("the weights' server", str(error), "the stored weights are taken to be the current ones")
+                source = storage.assumed_source(known, keep)
+            else:
+                await pause(1, error)
+                source = await retried(partial(storage.open_source, name, keep))
         manifest = location + MANIFEST_SUFFIX
         return await WeightFile.open(source, storage.make_chunk, store, lambda: self.read_optional(folder, manifest))
 

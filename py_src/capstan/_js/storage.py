@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import _capstan_host
-from pyodide.ffi import JsException
 
 from ..hub import HubRepository
-from ..storage import BrokenDownloadError, Chunk, Sink, SourceIdentity
-from .errors import typed_errors
+from ..retrying import retried
+from ..storage import Chunk, Sink, SourceIdentity
+from .errors import storage_errors
 
 __all__ = [
     "JsBacking",
@@ -31,20 +30,8 @@ __all__ = [
     "open_backing",
     "open_repository",
     "open_source",
+    "set_stall_timeout",
 ]
-
-
-@contextmanager
-def storage_errors() -> Iterator[None]:
-    """`typed_errors`, and the error of a download that may be tried again."""
-    try:
-        with typed_errors():
-            yield
-    except Exception as error:
-        cause = error.__cause__
-        if isinstance(cause, JsException) and getattr(cause, "code", None) == "BrokenDownloadError":
-            raise BrokenDownloadError(cause.message) from cause
-        raise
 
 
 async def adopt(folder: Any) -> str:
@@ -56,9 +43,13 @@ async def adopt(folder: Any) -> str:
 async def open_repository(repository: HubRepository, keep: bool) -> str:
     """The address of a repository's files at one commit: with `keep` that of the last load, if there was one, else
     the one that its revision is now."""
-    with storage_errors():
-        asked = (repository.id, repository.hub, repository.revision, keep, repository.token or None)
-        return str(await _capstan_host.storage.openRepository(*asked))
+    asked = (repository.id, repository.hub, repository.revision, keep, repository.token or None)
+
+    async def opened() -> str:
+        with storage_errors():
+            return str(await _capstan_host.storage.openRepository(*asked))
+
+    return await retried(opened)
 
 
 async def keep_repository(folder: str) -> None:
@@ -253,6 +244,11 @@ def merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         elif length:
             pieces.append((offset, offset + length))
     return pieces
+
+
+def set_stall_timeout(seconds: float) -> None:
+    """See capstan.host.Host.stall_after."""
+    _capstan_host.storage.setStallTimeout(seconds)
 
 
 def _number(value: Any) -> int | None:

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
 from ..errors import ModelFileError, UnsupportedModelError
+from ..file_names import why_not_below
+from ..json_text import clipped
 from .onnx_pb2 import ModelProto, TensorProto, ValueInfoProto
 from .wiring import copy_of
 
@@ -158,14 +160,11 @@ def entry_of(tensor: TensorProto) -> WeightEntry:
             f"weight {tensor.name}: element type {kind} does not exist on WebGPU; export as int4, fp16 or fp32"
         )
     location = fields.get("location", "")
-    if (
-        not location
-        or location.startswith(("/", "\\"))
-        or ":" in location
-        or ".." in location.replace("\\", "/").split("/")
-    ):
+    why = why_not_below(location)
+    if why is not None:
         raise ModelFileError(
-            f"weight {tensor.name}: external file {location!r}, expected one below the model's folder; export it again"
+            f"weight {clipped(tensor.name)}: external file {clipped(location)}, expected one below the model's folder "
+            f"({why}); export it again"
         )
     size = (math.prod(tensor.dims) * DTYPES[tensor.data_type][1] + 7) // 8
     if PARTS in fields:

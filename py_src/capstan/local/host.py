@@ -54,6 +54,9 @@ class LocalHost:
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
         begin_now(self, work)
 
+    def stall_after(self, seconds: float) -> None:
+        """Nothing: files on a disk are not waited for."""
+
     async def read(self, folder: str, name: str, progress: Callable[[int, int], None] | None = None) -> bytes:
         path = Path(folder) / name
         try:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from .. import graph
 from ..device.element_types import ELEMENT_TYPES
@@ -109,7 +110,7 @@ async def read_model(host: Host, path_or_bytes: str | bytes | os.PathLike[str]) 
     if isinstance(path_or_bytes, str | os.PathLike):
         path = os.fspath(path_or_bytes)
         folder, slash, name = path.rpartition("/")
-        model = await read_file(host, folder + slash, name)
+        model = await read_file(host, folder + slash, name, unquote(name))
     else:
         path = ""
         folder, slash = "", ""
@@ -120,7 +121,7 @@ async def read_model(host: Host, path_or_bytes: str | bytes | os.PathLike[str]) 
         raise ModelFileError(
             f"the model's weights are in the file {locations[0]!r}, which bytes cannot name; give the model's path"
         )
-    external = {location: await read_file(host, folder + slash, location) for location in locations}
+    external = {location: await read_file(host, folder + slash, location, location) for location in locations}
     return ModelFiles(
         model, external, needs_f16(parsed.graph), graph.attention_window(parsed), dict(refused_devices(parsed))
     )
@@ -137,7 +138,8 @@ def refused_devices(parsed: ModelProto) -> Iterator[tuple[str, str]]:
             yield device, str(error)
 
 
-async def read_file(host: Host, folder: str, name: str) -> bytes:
-    """A file of this interpreter's file system, else one that the host reads: in a page, from the page's origin."""
+async def read_file(host: Host, folder: str, name: str, told: str) -> bytes:
+    """A file of this interpreter's file system, else one that the host reads: in a page, from the page's origin, where
+    it is called `told`."""
     local = Path(folder) / name
-    return local.read_bytes() if local.is_file() else await host.read(folder, name)
+    return local.read_bytes() if local.is_file() else await host.read(folder, told)

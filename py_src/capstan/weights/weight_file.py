@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Container
 from contextlib import suppress
 
 from ..errors import ModelFileError, StorageError, WeightsChangedError
 from ..fallback import fall_back
+from ..retrying import TRIES, pause, times
 from ..storage import BrokenDownloadError, Chunk, DataFile, Sink, Source
 from . import manifest as manifests
 from .manifest import Manifest, parse_manifest, shard_count
@@ -16,10 +16,6 @@ from .store import WeightStore
 
 __all__ = ["WeightFile", "end_of_run"]
 
-TRIES = 3
-"""How often a shard is fetched before its failure is the load's."""
-PAUSE_SECONDS = 0.2
-"""Before an interrupted download is tried again; doubled each time."""
 REQUEST_BYTES = 24 << 20
 """The most that one request asks for. A browser may buffer a whole response that is read more slowly than it comes, up
 to 64 MiB in Chromium; its developer tools keep every response of less than 20 MB while they are open."""
@@ -371,23 +367,25 @@ class WeightFile:
         return await self._tried(lambda: self.source.read_at(chunk, start, length), start, length)
 
     async def _tried(self, read: Callable[[], Awaitable[int]], start: int, length: int) -> int:
-        reason = ""
-        for tried in range(TRIES):
-            if tried:
-                await asyncio.sleep(PAUSE_SECONDS * 2 ** (tried - 1))
+        tried = 0
+        while True:
+            broken = None
             try:
                 found = await read()
                 if found == length or self._size is None:
                     return found
                 reason = f"the server sent {found} of {length} bytes"
             except BrokenDownloadError as error:
-                reason = str(error)
+                broken, reason = error, str(error)
             self.source.close()
+            tried += 1
+            if not await pause(tried, broken):
+                break
         kept = sum(min(self._shard_size, (self._size or 0) - i * self._shard_size) for i in self._have)
         again = f"{kept} bytes are kept; load the model again to go on" if self._keeps else "load the model again"
         raise ModelFileError(
-            f"{self.identity.name}: the download stopped at byte {start} of {self._size}, {TRIES} times "
-            f"({reason}); {again}"
+            f"{self.identity.name}: the download stopped at byte {start} of {self._size}, "
+            f"{times(tried, broken)} ({reason}); {again}"
         )
 
     def _too_short(self, size: int, end: int) -> str:

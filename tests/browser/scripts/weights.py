@@ -303,3 +303,12 @@ async def without(models: Mapping[str, str], *, names: list[str]) -> None:
 
 async def with_again(models: Mapping[str, str]) -> None:
     run_js(WITH_AGAIN)()
+
+
+async def insecure(models: Mapping[str, str]) -> None:
+    """No crypto.subtle."""
+    run_js("Object.defineProperty(crypto, 'subtle', { value: undefined, configurable: true })")
+
+
+async def secure(models: Mapping[str, str]) -> None:
+    run_js("delete crypto.subtle")

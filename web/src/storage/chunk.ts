@@ -1,5 +1,10 @@
 // The buffer that one shard after the other passes through, and streams that fill it.
 
+import { hex, sha256 } from "./sha256";
+
+/** What a stream is asked for at a time where it goes into no chunk. */
+const PIECE = 1 << 16;
+
 /** `capacity` bytes that are used again and again; what is in them is valid until the next fill. */
 export class Chunk {
   private buffer: ArrayBuffer;
@@ -22,8 +27,7 @@ export class Chunk {
 
   /** SHA-256 of its first bytes, as hex. */
   async sha256(length: number): Promise<string> {
-    const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", this.view(length)));
-    return [...digest].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+    return hex(await sha256(this.view(length)));
   }
 
   /** A copy of its first bytes. */
@@ -50,11 +54,22 @@ export class ByteReader {
   async fill(chunk: Chunk, length: number): Promise<number> {
     let filled = 0;
     while (filled < length) {
-      const read = this.byob ? await this.direct(chunk, filled, length) : await this.copied(chunk, filled, length);
+      const read = await this.read(chunk, filled, length);
       if (read === 0) break;
       filled += read;
     }
     return filled;
+  }
+
+  /** Some bytes into the chunk from `filled` on, up to `length`; 0 at the stream's end. */
+  read(chunk: Chunk, filled: number, length: number): Promise<number> {
+    return this.byob ? this.direct(chunk, filled, length) : this.copied(chunk, filled, length);
+  }
+
+  /** The next bytes, as many as come at once; null at the stream's end. */
+  async next(): Promise<Uint8Array | null> {
+    const read = this.byob ? await this.byob.read(new Uint8Array(PIECE)) : await this.plain!.read();
+    return read.done || !read.value ? null : read.value;
   }
 
   cancel(): void {

@@ -1,23 +1,24 @@
-// Files of model folders, hubs and scripts, read whole: from the server, a hub, what the user picked or what is kept.
+// The small files of a model folder, read whole: over the network, from what was kept of a hub's repository, or from
+// what the user picked.
 
 import { EngineError } from "../errors";
 import { hubRefusal, inRepository, keepFile, keptFile } from "./hub";
+import { Body, discardBody, isPage, pageError, shown, transient } from "./network";
 import { pickedFile } from "./picked";
 import { askedAhead, fetchedOnce } from "./prefetch";
 import { fetched } from "./source";
 
-/** A whole file, read while Python waits: an import cannot be suspended. */
-export function readNow(url: string): Uint8Array {
-  const request = new XMLHttpRequest();
-  request.open("GET", url, false);
-  request.responseType = "arraybuffer";
-  try {
-    request.send();
-  } catch (error) {
-    throw new EngineError("ModelFileError", `${url} cannot be read: ${String(error)}`);
-  }
-  if (request.status !== 200) throw new EngineError("ModelFileError", `${url} cannot be read (HTTP ${request.status})`);
-  return new Uint8Array(request.response as ArrayBuffer);
+type Progress = (done: number, total: number) => void;
+
+const PAGE_BEGINS = /^\s*<(!doctype\s+html|html)/i;
+
+/** A whole file. */
+export async function fetchBytes(url: string, progress: Progress | null): Promise<Uint8Array> {
+  const file = await pickedFile(url);
+  if (file) return new Uint8Array(await file.arrayBuffer());
+  if (file === null)
+    throw new EngineError("ModelFileError", `${url} is not in the picked folder; pick the model's own`);
+  return (await keptFile(url)) ?? whole(url, readable(url, await fetchedOnce(url)), progress);
 }
 
 /** A whole file, null where the server or the picked folder has none. */
@@ -28,18 +29,13 @@ export async function fetchOptional(url: string): Promise<Uint8Array | null> {
   const kept = await keptFile(url);
   if (kept) return kept;
   const response = await fetchedOnce(url);
-  const { status } = response;
-  if (status === 404 || status === 410 || (status === 403 && inRepository(url) === null)) return null;
+  if (isAbsent(url, response)) {
+    discardBody(response);
+    return null;
+  }
   if (!isPage(response)) return whole(url, readable(url, response));
   const found = await whole(url, response);
   return PAGE_BEGINS.test(new TextDecoder().decode(found.subarray(0, 100))) ? null : found;
-}
-
-const PAGE_BEGINS = /^\s*<(!doctype\s+html|html)/i;
-
-/** Whether a response may be the page with which some hosts answer for every address that they do not know. */
-function isPage(response: Response): boolean {
-  return response.ok && /^text\/html\b/i.test(response.headers.get("Content-Type") ?? "");
 }
 
 /** Whether a URL, or a name in a picked folder, names a file. */
@@ -49,77 +45,57 @@ export async function fileExists(url: string): Promise<boolean> {
   const listed = inRepository(url);
   if (listed !== null) return listed;
   if (await askedAhead(url)) return true;
-  const response = await fetched(url, "ModelFileError", { method: "HEAD" });
-  if (response.status === 404 || isPage(response)) return false;
+  const response = await fetched(url, { method: "HEAD" });
+  if (isAbsent(url, response) || isPage(response)) return false;
   if (!response.ok) throw unreadable(url, response);
   return true;
 }
 
+/** A whole file, read while Python waits: an import cannot be suspended. */
+export function readNow(url: string): Uint8Array {
+  const request = new XMLHttpRequest();
+  request.open("GET", url, false);
+  request.responseType = "arraybuffer";
+  try {
+    request.send();
+  } catch (error) {
+    throw new EngineError("ModelFileError", `${shown(url)} cannot be read: ${String(error)}`);
+  }
+  if (request.status !== 200)
+    throw new EngineError("ModelFileError", `${shown(url)} cannot be read (HTTP ${request.status})`);
+  return new Uint8Array(request.response as ArrayBuffer);
+}
+
+/** Whether the server says that it has no such file. A hub's 403 is about access instead. */
+function isAbsent(url: string, { status }: Response): boolean {
+  return status === 404 || status === 410 || (status === 403 && inRepository(url) === null);
+}
+
 /** A response's body, kept if it is a hub's; its breaking off as an error that names the file. */
-async function whole(
-  url: string,
-  response: Response,
-  progress: ((done: number, total: number) => void) | null = null,
-): Promise<Uint8Array> {
+async function whole(url: string, response: Response, progress: Progress | null = null): Promise<Uint8Array> {
+  const total = Number(response.headers.get("Content-Length") ?? 0);
   let content: Uint8Array<ArrayBuffer>;
   try {
-    content = progress ? await told(response, progress) : new Uint8Array(await response.arrayBuffer());
+    content = await new Body(response.body!).whole(progress && ((done) => progress(done, total)));
   } catch (error) {
-    throw new EngineError(
-      "ModelFileError",
-      `${url} broke off while it was read: ${String(error)}; load the model again`,
-    );
+    const why = error instanceof Error ? error.message : String(error);
+    throw new EngineError("BrokenDownloadError", `${shown(url)} broke off while it was read: ${why}`);
   }
   await keepFile(url, content);
   return content;
 }
 
-export async function fetchBytes(
-  url: string,
-  progress: ((done: number, total: number) => void) | null,
-): Promise<Uint8Array> {
-  const file = await pickedFile(url);
-  if (file) return new Uint8Array(await file.arrayBuffer());
-  if (file === null)
-    throw new EngineError("ModelFileError", `${url} is not in the picked folder; pick the model's own`);
-  return (await keptFile(url)) ?? whole(url, readable(url, await fetchedOnce(url)), progress);
-}
-
-/** A response's body, with its progress told. */
-async function told(
-  response: Response,
-  progress: (done: number, total: number) => void,
-): Promise<Uint8Array<ArrayBuffer>> {
-  const total = Number(response.headers.get("Content-Length") ?? 0);
-  const parts: Uint8Array[] = [];
-  let done = 0;
-  const reader = response.body!.getReader();
-  for (let part = await reader.read(); !part.done; part = await reader.read()) {
-    parts.push(part.value);
-    done += part.value.length;
-    progress(done, total);
-  }
-  const joined = new Uint8Array(done);
-  let at = 0;
-  for (const part of parts) {
-    joined.set(part, at);
-    at += part.length;
-  }
-  return joined;
-}
-
 function readable(url: string, response: Response): Response {
-  if (isPage(response))
-    throw new EngineError(
-      "ModelFileError",
-      `${url}: the server answers with an HTML page, as for addresses that it does not know; check the model folder`,
-    );
+  if (isPage(response)) throw pageError(url);
   if (response.ok && response.body) return response;
   throw unreadable(url, response);
 }
 
 function unreadable(url: string, response: Response): EngineError {
+  discardBody(response);
+  const passing = transient(response, url);
+  if (passing) return passing;
   const why = hubRefusal(url, response);
-  if (why) return new EngineError("ModelFileError", `${url}: ${why}`);
-  return new EngineError("ModelFileError", `${url} cannot be read (HTTP ${response.status}); check the model folder`);
+  const what = why ? `: ${why}` : ` cannot be read (HTTP ${response.status}); check the model folder`;
+  return new EngineError("ModelFileError", shown(url) + what);
 }

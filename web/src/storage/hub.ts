@@ -3,6 +3,7 @@
 
 import { EngineError } from "../errors";
 import type { HubRepository } from "../protocol";
+import { Body, request, transient } from "./network";
 
 interface Opened {
   /** For messages. */
@@ -33,6 +34,7 @@ const repositories = new Map<string, Opened>();
 
 /** The cache that they are kept in, by their addresses. */
 const KEPT = "capstan-repositories";
+const REMEDY = "check the address, the network and that the hub allows this page (CORS)";
 /** Larger files are not small: weights have a store of their own. */
 const LARGEST_KEPT = 64 << 20;
 
@@ -99,15 +101,17 @@ async function openNow(
 
 /** What the hub answers of a repository. */
 async function asked(url: string, hub: string, name: string, token: string | null): Promise<string> {
-  let response: Response;
-  try {
-    response = await fetch(url, { headers: bearer(token) });
-  } catch (error) {
-    const remedy = "check the address, the network and that the hub allows this page (CORS)";
-    throw new EngineError("ModelFileError", `the hub ${hub} cannot be asked for ${name} (${String(error)}); ${remedy}`);
-  }
+  const response = await request(url, REMEDY, { headers: bearer(token) }).catch((error: unknown) => {
+    if (!(error instanceof EngineError)) throw error;
+    throw new EngineError(error.code, `the hub ${hub} cannot be asked for ${name}: ${error.message}`);
+  });
+  const passing = transient(response, url);
+  if (passing) throw passing;
   if (!response.ok) throw new EngineError("ModelFileError", `${hub}: ${reason(response, name, token)}`);
-  return response.text();
+  const text = await new Body(response.body!).whole(null).catch((error: unknown) => {
+    throw new EngineError("BrokenDownloadError", `the hub ${hub} broke off its answer for ${name}: ${String(error)}`);
+  });
+  return new TextDecoder().decode(text);
 }
 
 function parsed(text: string): Answer {
@@ -191,7 +195,8 @@ function bearer(token: string | null): Record<string, string> {
 }
 
 function repositoryOf(url: string): [Opened, string] | null {
-  for (const [folder, opened] of repositories) if (url.startsWith(folder)) return [opened, url.slice(folder.length)];
+  for (const [folder, opened] of repositories)
+    if (url.startsWith(folder)) return [opened, decodeURIComponent(url.slice(folder.length))];
   return null;
 }
 

@@ -3,6 +3,7 @@
 import { EngineError } from "../errors";
 import type { HubRepository, ModelFolder } from "../protocol";
 import { repositoryListing } from "./hub";
+import { hex, sha256 } from "./sha256";
 
 /** A folder handle, or the files of one (those of an `<input type="file" webkitdirectory>`). */
 export type PickedFolder = Exclude<ModelFolder, string | HubRepository>;
@@ -15,9 +16,8 @@ export async function adopt(folder: PickedFolder): Promise<string> {
   if (Array.isArray(folder)) {
     for (const file of folder) if (!(file instanceof File)) throw notAFolder(file);
     const listed = folder.map((file) => `${pathOf(file)} ${file.size} ${file.lastModified}`).sort();
-    const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", new TextEncoder().encode(listed.join("\n"))));
-    const hex = [...digest.subarray(0, 8)].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-    const name = `${SCHEME}${folder.length}-files-${hex}/`;
+    const digest = await sha256(new TextEncoder().encode(listed.join("\n")));
+    const name = `${SCHEME}${folder.length}-files-${hex(digest.subarray(0, 8))}/`;
     folders.set(name, folder);
     return name;
   }
@@ -37,7 +37,7 @@ export async function pickedFile(url: string): Promise<File | null | undefined> 
   if (!url.startsWith(SCHEME)) return undefined;
   const end = url.indexOf("/") + 1;
   const folder = folders.get(url.slice(0, end));
-  const path = url.slice(end);
+  const path = decodeURIComponent(url.slice(end));
   if (!folder) return null;
   if (Array.isArray(folder)) return folder.find((file) => pathOf(file) === path) ?? null;
   try {

@@ -2,6 +2,7 @@
 
 import type { HubRepository } from "../protocol";
 import { expectRepository, inRepository, keptFile } from "./hub";
+import { isPage } from "./network";
 import { absolute, fetched } from "./source";
 
 /** Files of every model folder. */
@@ -19,11 +20,11 @@ export async function prefetch(model: string | HubRepository, dtype: string | nu
   const folder = typeof model === "string" ? model : await expectRepository(model);
   for (const name of FILES) void ask(folder + name);
   const config = await ask(`${folder}genai_config.json`);
-  if (config?.ok) {
+  if (config?.ok && !isPage(config)) {
     const told = (await config.clone().json()) as { model?: { decoder?: { filename?: unknown } } };
     const graph = told.model?.decoder?.filename;
     if (typeof graph === "string") void ask(folder + graph);
-  } else if (!config || config.status === 404) {
+  } else if (!config || config.ok || config.status === 404) {
     for (const name of ["config.json", "generation_config.json"]) void ask(folder + name);
     if (dtype !== null) await askForGraph(folder + onnxFile(dtype));
   }
@@ -45,7 +46,7 @@ async function askForGraph(url: string): Promise<void> {
 /** A file's response, kept for who reads it; undefined if its repository lacks it, it was kept, or there is none. */
 async function ask(url: string): Promise<Response | undefined> {
   if (inRepository(url) === false || (await keptFile(url))) return undefined;
-  const response = fetched(url, "ModelFileError");
+  const response = fetched(url);
   ahead.set(absolute(url), response);
   // Whoever reads it hears of a failure.
   return response.catch(() => undefined);
@@ -59,7 +60,7 @@ export async function askedAhead(url: string): Promise<boolean | undefined> {
 /** A file's response, the one that was asked for ahead if nobody took that yet. */
 export function fetchedOnce(url: string): Promise<Response> {
   const name = absolute(url);
-  const response = ahead.get(name) ?? fetched(url, "ModelFileError");
+  const response = ahead.get(name) ?? fetched(url);
   ahead.delete(name);
   return response;
 }

@@ -1,9 +1,10 @@
 // Where weights come from: a URL, in ranges, or a file that the user picked. A source that changes while it is read is
 // noticed: by If-Range and by the validators of every response, or by the browser itself.
 
-import { EngineError, type EngineErrorCode } from "../errors";
+import { EngineError } from "../errors";
 import { ByteReader, Chunk } from "./chunk";
 import { authorization, hubRefusal, listedIdentity } from "./hub";
+import { Body, discardBody, isPage, pageError, request, shown, transient } from "./network";
 import { pickedFile } from "./picked";
 
 /** What a source says of itself; see capstan.storage.SourceIdentity. */
@@ -14,7 +15,7 @@ export interface SourceIdentity {
 }
 
 const DISCARDED_BYTES = 1 << 16;
-const TRANSIENT = [408, 425, 429, 500, 502, 503, 504];
+const REMEDY = "check the address, the network and, on another origin, that its server allows this page (CORS)";
 
 /** A source for a URL, or for a file of a picked folder; asks the server for its identity only. */
 export async function openSource(url: string, keep: boolean): Promise<HttpSource | BlobSource> {
@@ -38,42 +39,26 @@ export function assumedSource(identity: string, keep: boolean): HttpSource {
 async function probe(url: string): Promise<SourceIdentity> {
   const listed = listedIdentity(url);
   if (listed && listed.size !== null) return { name: url, size: listed.size, validator: listed.validator };
-  let response = await fetched(url, "BrokenDownloadError", { method: "HEAD" });
+  let response = await fetched(url, { method: "HEAD" });
   if (!response.ok && response.status !== 404 && response.status !== 410) {
     // Some servers answer GET only.
-    response = await fetched(url, "BrokenDownloadError", { headers: { Range: "bytes=0-0" } });
+    response = await fetched(url, { headers: { Range: "bytes=0-0" } });
     discardBody(response);
   }
   if (!response.ok) throw refused(url, response);
+  if (isPage(response)) throw pageError(url);
   return { name: url, size: sizeOf(response), validator: validatorOf(response) ?? listed?.validator ?? null };
 }
 
-/** A response, whatever its status; an error of this code if there is none. */
-export async function fetched(
-  url: string,
-  code: EngineErrorCode,
-  init?: RequestInit & { headers?: Record<string, string> },
-): Promise<Response> {
-  try {
-    return await fetch(url, { ...init, headers: { ...init?.headers, ...authorization(url) } });
-  } catch (error) {
-    const remedy = "check the address, the network and, on another origin, that its server allows this page (CORS)";
-    throw new EngineError(code, `${url} cannot be fetched (${String(error)}); ${remedy}`);
-  }
-}
-
-/** Have no more of a response sent; one that has broken off already rejects that with its own error. */
-function discardBody(response: Response): void {
-  response.body?.cancel().catch(() => undefined);
+/** A response, whatever its status; a BrokenDownloadError if there is none. */
+export function fetched(url: string, init?: RequestInit & { headers?: Record<string, string> }): Promise<Response> {
+  return request(url, REMEDY, { ...init, headers: { ...init?.headers, ...authorization(url) } });
 }
 
 function refused(url: string, response: Response): EngineError {
-  const { status } = response;
-  if (TRANSIENT.includes(status)) return new EngineError("BrokenDownloadError", `the server answered HTTP ${status}`);
-  return new EngineError(
-    "ModelFileError",
-    `${url}: ${hubRefusal(url, response) ?? `the weights cannot be read (HTTP ${status}); check the model folder`}`,
-  );
+  const what =
+    hubRefusal(url, response) ?? `the weights cannot be read (HTTP ${response.status}); check the model folder`;
+  return transient(response, url) ?? new EngineError("ModelFileError", `${shown(url)}: ${what}`);
 }
 
 function sizeOf(response: Response): number | null {
@@ -85,17 +70,30 @@ function sizeOf(response: Response): number | null {
   return length === null || length === undefined ? null : Number(length);
 }
 
-/** Refuse a part of the file that is another one than was asked for, where the server tells which it is. */
-function requireRange(url: string, response: Response, start: number, end: number | null): void {
+/**
+ * Whether a part of the file is the one that was asked for: its first byte, its last one (a server may send less) and,
+ * as `open` compares, the file's size. Null where a server of another origin does not let pages read which part it is.
+ */
+function isRange(
+  url: string,
+  response: Response,
+  start: number,
+  end: number | null,
+  size: number | null,
+): boolean | null {
   const told = response.headers.get("Content-Range");
-  if (response.status !== 206 || told === null) return;
-  const found = /^bytes (\d+)-(\d+)\//.exec(told);
-  if (found && Number(found[1]) === start && (end === null || Number(found[2]) < end)) return;
-  const asked = `bytes ${start}-${end === null ? "" : end - 1}`;
-  throw new EngineError(
-    "ModelFileError",
-    `${url}: the server was asked for ${asked} and answered with ${told}; take one that answers ranges rightly, or none`,
-  );
+  if (told === null) return isOtherOrigin(response.url || url) ? null : false;
+  const found = /^bytes (\d+)-(\d+)\/(\d+|\*)$/.exec(told);
+  if (!found || Number(found[1]) !== start) return false;
+  const last = Number(found[2]);
+  const most = Math.min(end ?? Infinity, size ?? Infinity, found[3] === "*" ? Infinity : Number(found[3]));
+  const length = response.headers.get("Content-Length");
+  const encoded = (response.headers.get("Content-Encoding") ?? "identity") !== "identity";
+  return last >= start && last < most && (length === null || encoded || Number(length) === last - start + 1);
+}
+
+function isOtherOrigin(url: string): boolean {
+  return new URL(url, location.href).origin !== location.origin;
 }
 
 function validatorOf(response: Response): string | null {
@@ -108,7 +106,9 @@ export class HttpSource {
   position: number | null = null;
   /** Where the stream ends; null is the end of the file. */
   end: number | null = null;
-  private reader: ByteReader | null = null;
+  private reader: Body | null = null;
+  /** The server does not let this page read which part of the file it sends: only the whole file can be trusted. */
+  private untold = false;
 
   /** With `keep` the browser's HTTP cache is left alone: the bytes are kept elsewhere. */
   constructor(
@@ -135,7 +135,7 @@ export class HttpSource {
   }
 
   async read(chunk: Chunk, length: number): Promise<number> {
-    const found = await this.fill(this.reader!, chunk, length);
+    const found = await this.reader!.fill(chunk, length);
     this.position! += found;
     return found;
   }
@@ -143,7 +143,7 @@ export class HttpSource {
   async readAt(chunk: Chunk, start: number, length: number): Promise<number> {
     const { reader } = await this.open(start, start + length, this.keep ? "no-store" : "reload");
     try {
-      return await this.fill(reader, chunk, length);
+      return await reader.fill(chunk, length);
     } finally {
       reader.cancel();
     }
@@ -155,33 +155,34 @@ export class HttpSource {
     this.position = null;
   }
 
-  private async fill(reader: ByteReader, chunk: Chunk, length: number): Promise<number> {
-    try {
-      return await reader.fill(chunk, length);
-    } catch (error) {
-      throw new EngineError("BrokenDownloadError", `the connection broke off: ${String(error)}`);
-    }
-  }
-
   /** The bytes from `start` to `end`, or to the end of the file. */
   private async open(
     start: number,
     end: number | null,
     cache: RequestCache,
-  ): Promise<{ reader: ByteReader; whole: boolean }> {
+  ): Promise<{ reader: Body; whole: boolean }> {
     const { name: url, size } = this.about;
     const headers: Record<string, string> = {};
-    if (start > 0 || end !== null) {
+    if (!this.untold && (start > 0 || end !== null)) {
       headers["Range"] = `bytes=${start}-${end === null ? "" : end - 1}`;
       const condition = this.condition();
       if (condition) headers["If-Range"] = condition;
     }
-    const response = await fetched(url, "BrokenDownloadError", { headers, cache });
+    const response = await fetched(url, { headers, cache });
     try {
       if (response.status === 416) throw this.changed("it is shorter now");
       if (!response.ok || !response.body) throw refused(url, response);
+      if (isPage(response)) throw pageError(url);
       this.compare(response);
-      requireRange(url, response, start, end);
+      if (response.status === 206) {
+        const right = isRange(url, response, start, end, size);
+        if (right === null && !this.untold) {
+          this.untold = true;
+          discardBody(response);
+          return await this.open(start, end, cache);
+        }
+        if (!right) throw this.otherRange(response, start, end);
+      }
       const found = sizeOf(response);
       if (size !== null && found !== null && found !== size)
         throw this.changed(`it has ${found} bytes now, not ${size}`);
@@ -189,16 +190,25 @@ export class HttpSource {
       discardBody(response);
       throw error;
     }
-    const reader = new ByteReader(response.body);
+    const reader = new Body(response.body);
     const whole = response.status === 200;
     if (whole) await this.discard(reader, start);
     return { reader, whole };
   }
 
+  private otherRange(response: Response, start: number, end: number | null): EngineError {
+    const asked = this.untold ? "the whole file" : `bytes ${start}-${end === null ? "" : end - 1}`;
+    const told = response.headers.get("Content-Range") ?? "a part of the file without saying which (no Content-Range)";
+    return new EngineError(
+      "ModelFileError",
+      `${shown(this.about.name)}: the server was asked for ${asked} and answered with ${told}; take one that answers ranges rightly, or none`,
+    );
+  }
+
   /** What makes the server send the whole file if it is another one; only our own origin's may be asked so. */
   private condition(): string | null {
     const { name, validator } = this.about;
-    if (!validator || new URL(name, location.href).origin !== location.origin) return null;
+    if (!validator || isOtherOrigin(name)) return null;
     if (validator.startsWith("modified ")) return validator.slice("modified ".length);
     return validator.startsWith('etag "') ? validator.slice("etag ".length) : null;
   }
@@ -211,14 +221,14 @@ export class HttpSource {
   }
 
   private changed(how: string): EngineError {
-    const message = `${this.about.name} changed since the load began (${how}); load the model again`;
+    const message = `${shown(this.about.name)} changed since the load began (${how}); load the model again`;
     return new EngineError("WeightsChangedError", message);
   }
 
-  private async discard(reader: ByteReader, count: number): Promise<void> {
+  private async discard(reader: Body, count: number): Promise<void> {
     const chunk = new Chunk(DISCARDED_BYTES);
     for (let left = count; left > 0;) {
-      const found = await this.fill(reader, chunk, Math.min(left, DISCARDED_BYTES));
+      const found = await reader.fill(chunk, Math.min(left, DISCARDED_BYTES));
       if (found === 0) throw new EngineError("BrokenDownloadError", `the server sent ${count - left} bytes`);
       left -= found;
     }

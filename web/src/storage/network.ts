@@ -1,0 +1,152 @@
+// Requests for files: each has a stall timeout, and each failure says whether it may be tried again (Python does that, see
+// capstan.retrying). Messages show an address without its query and credentials, which may be secrets.
+
+import { EngineError } from "../errors";
+import { ByteReader, type Chunk } from "./chunk";
+
+/** Answers after which the same request may succeed. */
+const TRANSIENT = [408, 425, 429, 500, 502, 503, 504];
+
+let stallMs = 30_000;
+
+/** Give a request up when no byte of it has come for so long. */
+export function setStallTimeout(seconds: number): void {
+  stallMs = seconds * 1000;
+}
+
+/** An address as messages show it. */
+export function shown(url: string): string {
+  try {
+    const parsed = new URL(url, location.href);
+    if (!parsed.search && !parsed.hash && !parsed.username && !parsed.password) return url;
+    parsed.search = parsed.hash = parsed.username = parsed.password = "";
+    return parsed.href;
+  } catch {
+    return url.split(/[?#]/)[0]!;
+  }
+}
+
+/** What was thrown, without an address that may be in it. */
+function told(error: unknown, url: string): string {
+  return String(error).replaceAll(url, shown(url));
+}
+
+/**
+ * What comes of `work`, or a BrokenDownloadError if it takes longer than the stall timeout; `abandon` ends it then. The
+ * time is measured in two halves: one that is over because this thread was busy is followed by one in which it is not.
+ */
+async function withinStall<T>(work: Promise<T>, waited: string, abandon: () => void): Promise<T> {
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  const seconds = stallMs / 1000;
+  const stalled = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => {
+      timer = setTimeout(() => {
+        reject(new EngineError("BrokenDownloadError", `${waited} for ${seconds} s (stall_timeout)`));
+        abandon();
+      }, stallMs / 2);
+    }, stallMs / 2);
+  });
+  try {
+    return await Promise.race([work, stalled]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/** A response, whatever its status; a BrokenDownloadError if there is none. `remedy` ends the message. */
+export async function request(url: string, remedy: string, init: RequestInit = {}): Promise<Response> {
+  const abort = new AbortController();
+  const answered = fetch(url, { ...init, signal: abort.signal });
+  try {
+    return await withinStall(answered, "the server has not answered", () => abort.abort());
+  } catch (error) {
+    const why = error instanceof EngineError ? error.message : told(error, url);
+    throw new EngineError("BrokenDownloadError", `${shown(url)} cannot be fetched (${why}); ${remedy}`);
+  }
+}
+
+/** The error of an answer after which the request may be tried again; null for any other answer. */
+export function transient(response: Response, url: string): EngineError | null {
+  if (!TRANSIENT.includes(response.status)) return null;
+  const message = `${shown(url)}: the server answered HTTP ${response.status}; try again later`;
+  return new EngineError("BrokenDownloadError", message, retryAfter(response));
+}
+
+/** The seconds that a server asks to be left alone; undefined where it does not. */
+function retryAfter(response: Response): number | undefined {
+  const value = response.headers.get("Retry-After")?.trim();
+  if (!value) return undefined;
+  const seconds = /^\d{1,9}$/.test(value) ? Number(value) : (Date.parse(value) - Date.now()) / 1000;
+  return Number.isFinite(seconds) ? Math.max(0, seconds) : undefined;
+}
+
+/** Have no more of a response sent; one that has broken off already rejects that with its own error. */
+export function discardBody(response: Response): void {
+  response.body?.cancel().catch(() => undefined);
+}
+
+/** Whether a response may be the page with which some hosts answer for every address that they do not know. */
+export function isPage(response: Response): boolean {
+  return response.ok && /^text\/html\b/i.test(response.headers.get("Content-Type") ?? "");
+}
+
+/** The error of such a page in place of a file. */
+export function pageError(url: string): EngineError {
+  return new EngineError(
+    "ModelFileError",
+    `${shown(url)}: the server answers with an HTML page, as for addresses that it does not know; check the model folder`,
+  );
+}
+
+/** A response's body; every failure, a stall among them, is a BrokenDownloadError. */
+export class Body {
+  private readonly reader: ByteReader;
+
+  constructor(stream: ReadableStream<Uint8Array>) {
+    this.reader = new ByteReader(stream);
+  }
+
+  /** Fill the chunk from its start; fewer bytes than `length` only at the stream's end. */
+  async fill(chunk: Chunk, length: number): Promise<number> {
+    let filled = 0;
+    while (filled < length) {
+      const read = await this.guarded(this.reader.read(chunk, filled, length));
+      if (read === 0) break;
+      filled += read;
+    }
+    return filled;
+  }
+
+  /** All that comes, with its progress told. */
+  async whole(progress: ((done: number) => void) | null): Promise<Uint8Array<ArrayBuffer>> {
+    const parts: Uint8Array[] = [];
+    let done = 0;
+    for (;;) {
+      const part = await this.guarded(this.reader.next());
+      if (part === null) break;
+      parts.push(part);
+      done += part.length;
+      progress?.(done);
+    }
+    const joined = new Uint8Array(done);
+    let at = 0;
+    for (const part of parts) {
+      joined.set(part, at);
+      at += part.length;
+    }
+    return joined;
+  }
+
+  cancel(): void {
+    this.reader.cancel();
+  }
+
+  private async guarded<T>(read: Promise<T>): Promise<T> {
+    try {
+      return await withinStall(read, "no byte came", () => this.reader.cancel());
+    } catch (error) {
+      const why = error instanceof EngineError ? error.message : String(error);
+      throw new EngineError("BrokenDownloadError", `the connection broke off: ${why}`);
+    }
+  }
+}
