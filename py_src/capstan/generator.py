@@ -175,6 +175,11 @@ class Generator:
         return {} if self._loop.decoder is None else dict(self._loop.decoder.tape_passes)
 
     @property
+    def reused_tokens(self) -> int:
+        """Prompt tokens that the model was not run on, since the prefix cache had their key/value rows."""
+        return self._loop.reused
+
+    @property
     def counters(self) -> Counters:
         """What the device did during decode steps, prefills left out; counts of other generators at work are in it.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from .config import GenaiConfig
@@ -12,7 +13,7 @@ from .device.base import Decoder, DeviceModel, Progress, TapeOptions
 from .device.interface import DeviceInterface
 from .device.model_memory import capacity_for, require_lengths
 from .device.row_decoder import RowDecoder
-from .errors import AsyncRequiredError, ClosedError, GuidanceError, ModelFileError, OptionError
+from .errors import AsyncRequiredError, ClosedError, GuidanceError, ModelFileError, OptionError, OutOfMemoryError
 from .fallback import fall_back
 from .guidance import Encoder, Grammars, vocabulary
 from .host import Host, current_host, wait_here
@@ -20,6 +21,7 @@ from .leaving import Leaving, when_dropped
 from .load_times import during_load, phase
 from .memory import AlignmentRequirements, MemoryRequirements, Pools
 from .model_folder import FoundModel, find_model, no_progress
+from .prefix_cache import PrefixCache, checked_limit
 from .retrying import require_stall_timeout
 from .search import SearchOptions
 from .tape import PASSES
@@ -48,6 +50,9 @@ class Model:
     `stall_timeout` is after how many seconds without a byte a request for a file is given up, to be tried again; it is
     the page's, 30 until it is set.
 
+    `prefix_cache` is how many bytes of the device the key/value rows of closed generators may take, for prompts that
+    begin with the same tokens; 0 shares none, of open generators neither. See `model.prefixes`.
+
     `Model(path)` blocks, which in a page needs JavaScript Promise Integration; `await Model.load(path)` never does.
 
     A model that is dropped without being closed is freed, once its generators are.
@@ -69,15 +74,16 @@ class Model:
         overlay: Mapping[str, Any] | None = None,
         graphs: Mapping[str, bytes] | None = None,
         stall_timeout: float | None = None,
+        prefix_cache: int = 0,
     ) -> None:
         host = current_host()
         set_stall_timeout(host, stall_timeout)
         if not host.can_wait():
             raise AsyncRequiredError(f"Model({path!r}) would have to wait here; use `await Model.load({path!r})`")
-        options = tape_options(capture, passes)
+        options, limit = tape_options(capture, passes), checked_limit(prefix_cache)
         keep = not disable_file_mapped_weights
         source = Source(path, device, dtype, overlay or {}, graphs or {})
-        self._set(host, host.wait(open_model(host, source, options, progress or no_progress, keep)))
+        self._set(host, host.wait(open_model(host, source, options, progress or no_progress, keep)), limit)
 
     @classmethod
     async def load(
@@ -93,18 +99,20 @@ class Model:
         overlay: Mapping[str, Any] | None = None,
         graphs: Mapping[str, bytes] | None = None,
         stall_timeout: float | None = None,
+        prefix_cache: int = 0,
     ) -> Model:
         """Load a model without blocking; see the class for the arguments and errors."""
         host = current_host()
         set_stall_timeout(host, stall_timeout)
         options, keep = tape_options(capture, passes), not disable_file_mapped_weights
+        limit = checked_limit(prefix_cache)
         source = Source(path, device, dtype, overlay or {}, graphs or {})
         opened = await open_model(host, source, options, progress or no_progress, keep)
         model = cls.__new__(cls)
-        model._set(host, opened)
+        model._set(host, opened, limit)
         return model
 
-    def _set(self, host: Host, opened: Opened) -> None:
+    def _set(self, host: Host, opened: Opened, prefix_limit: int) -> None:
         config = opened.config
         self.host = host
         self.folder = opened.folder
@@ -115,7 +123,9 @@ class Model:
         self._loaded: DeviceModel | None = opened.loaded
         self.leaving = Leaving()
         """Generators that were dropped."""
-        self._finalizer = when_dropped(self, host, opened.loaded.close)
+        self.prefixes = PrefixCache(prefix_limit)
+        """Key/value rows that prompts with a common start share."""
+        self._finalizer = when_dropped(self, host, partial(released, opened.loaded, self.prefixes))
         self._grammars: Grammars | None = None
         self._encoder: Encoder | None = None
         self.search = search_options(config)
@@ -140,9 +150,16 @@ class Model:
         return await self._open().decoder(capacity_for(max_length, self.config.context_length), pools)
 
     async def row_decoder(self, rows: int, max_length: int, pools: Pools | None = None) -> RowDecoder:
-        """The same for so many rows. Raises OutOfMemoryError where they are more than there is memory for."""
+        """The same for so many rows. Raises OutOfMemoryError where they are more than there is memory for, kept rows of
+        closed generators freed."""
         await self.leaving.settled()
-        return await self._open().row_decoder(rows, capacity_for(max_length, self.config.context_length), pools)
+        capacity = capacity_for(max_length, self.config.context_length)
+        try:
+            return await self._open().row_decoder(rows, capacity, pools)
+        except OutOfMemoryError:
+            if not self.prefixes.clear():
+                raise
+        return await self._open().row_decoder(rows, capacity, pools)
 
     async def grammars(self) -> Grammars:
         """What compiles grammars over the model's vocabulary, made once. Raises GuidanceError."""
@@ -185,7 +202,8 @@ class Model:
         return self._open().memory.alignment()
 
     async def trim(self) -> None:
-        """Free the KV caches and tapes that closed generators left for the next one."""
+        """Free the KV caches and tapes that closed generators left for the next one, and what `prefixes` keeps."""
+        self.prefixes.clear()
         await self._open().trim()
 
     def healthy(self) -> bool:
@@ -198,7 +216,7 @@ class Model:
         self._finalizer.detach()
         if loaded is not None:
             # Nobody else can free it if this wait is cancelled.
-            await asyncio.shield(asyncio.ensure_future(loaded.close()))
+            await asyncio.shield(asyncio.ensure_future(released(loaded, self.prefixes)))
 
     def close(self) -> None:
         """`aclose`, blocking."""
@@ -216,6 +234,12 @@ class Model:
         if self._loaded is None:
             raise ClosedError(f"the model {self.folder} was closed; load it again")
         return self._loaded
+
+
+async def released(loaded: DeviceModel, prefixes: PrefixCache) -> None:
+    """Free what a model holds."""
+    prefixes.close()
+    await loaded.close()
 
 
 def search_options(config: GenaiConfig) -> SearchOptions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,10 @@ class RowLoop:
         self.late = False
         """max_time is over."""
         self.closed = False
+        self.cache_key: Hashable = None
+        """What the caches depend on besides the tokens: generators of another key share no prefix."""
+        self.reused = 0
+        """Prompt tokens whose caches were taken over from other sequences."""
         self._model = model
         self._pools = pools
         self._fixed_run_ahead = params.run_ahead
@@ -224,7 +228,14 @@ class RowLoop:
             row.valid = len(row.tokens)
             return True
         end = len(row.tokens)
+        self._model.prefixes.follow(self)
         row.valid = decoder.reachable(number, row.valid)
+        found = await self._model.prefixes.bring(self, number)
+        self.require_open()
+        if self.stale:
+            return False
+        self.reused += found - row.valid
+        row.valid = found
         while row.valid < end:
             part = row.tokens[row.valid : end][: self.options.chunk_size]
             await decoder.prefill(number, part, row.valid)
@@ -268,6 +279,7 @@ class RowLoop:
         await self.flight.drain()
         self.counts.add(self.decoder)
         if self.decoder is not None and self.run_ahead is not None:
+            await self._model.prefixes.leave(self, range(0, len(self.rows), self._copies))
             self.decoder.usual_burst = self.run_ahead.usual
             await self.decoder.close()
 

@@ -97,7 +97,7 @@ function encode(bytes: Uint8Array): string {
 
 /** The step with buffers in the places where indices are: after the name, and where a second one comes. */
 function resolved(step: (string | number | number[])[], buffers: GPUBuffer[]): SpanStep {
-  const second = { copy: 3, bytes: 3, bounce: 3, cast: 4 }[step[0] as string];
+  const second = { copy: 3, strided: 4, bytes: 3, bounce: 3, cast: 4 }[step[0] as string];
   return step.map((value, i) => (i === 1 || i === second ? buffers[value as number]! : value)) as unknown as SpanStep;
 }
 

@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Page
 
 from buildtools.server import SiteServer
 from capstan.device.casts import ELEMENT_BYTES
+from capstan.memory import StridedCopy
 from tests.harness import watch
 from tests.unit.test_host_memory import INPUTS, PAIRS, Heap, filled
 
@@ -73,6 +74,9 @@ def on_the_host(contents: Sequence[bytes], steps: Sequence[Step]) -> list[bytes]
         match kind, rest:
             case "copy", [target, at, length]:
                 heap.copy_tensors([(buffer.span(offset, length), buffers[target].span(at, length))])
+            case "strided", [source_stride, target, at, stride, length, count]:
+                source, destination = buffer.span(offset), buffers[target].span(at)
+                heap.copy_strided([StridedCopy(source, source_stride, destination, stride, length, count)])
             case "zero", [length]:
                 heap.zero(buffer.span(offset, length))
             case "cast", [source_type, target, at, target_type, count]:
@@ -123,6 +127,23 @@ def test_short_copies_at_every_alignment(spans: SpanPage) -> None:
         for index, (at, to, length) in enumerate(lengths[chunk : chunk + 24]):
             steps.append(["copy", index % 7, at, index % 7 + 1, to, length])
         spans.check(buffers, [steps])
+
+
+def test_pieces_of_strided_copies_go_where_each_belongs(spans: SpanPage) -> None:
+    source = random.Random(10)
+    buffers = [source.randbytes(1024) for _ in range(2)]
+    steps: list[Step] = [
+        ["strided", 0, 16, 64, 1, 8, 24, 20, 7],  # whole words: from far apart to close together
+        ["strided", 1, 0, 12, 0, 512, 40, 12, 9],
+        ["strided", 0, 3, 33, 1, 600, 7, 7, 6],  # of any alignment
+        ["strided", 0, 0, 16, 0, 700, 32, 16, 8],  # in one buffer
+        ["strided", 0, 0, 0, 1, 1020, 4, 4, 1],
+        ["strided", 0, 0, 8, 1, 0, 8, 8, 0],
+    ]
+    for count in range(1, len(steps) + 1):
+        spans.check(buffers, [steps[count - 1 : count]])
+    result = spans.check(buffers, [steps])
+    assert result["calls"][0]["submits"] == 1
 
 
 @pytest.mark.parametrize("step", ["copy", "zero"])
@@ -283,6 +304,8 @@ def test_the_second_time_nothing_is_made(spans: SpanPage) -> None:
     [
         (["copy", 0, 30, 1, 0, 3], "bytes 30 to 33 of buffer 0, which has 32"),
         (["copy", 0, 0, 1, 28, 8], "bytes 28 to 36 of buffer 1, which has 32"),
+        (["strided", 0, 0, 16, 1, 0, 4, 4, 4], "bytes 32 to 36 of buffer 0, which has 32"),
+        (["strided", 0, 0, 4, 1, 0, 16, 4, 4], "bytes 32 to 36 of buffer 1, which has 32"),
         (["zero", 0, -1, 3], "3 bytes at -1; both must be integers from 0"),
         (["zero", 0, 1.5, 3], "3 bytes at 1.5"),
         (["cast", 0, 0, "float32", 1, 0, "int64", 5], "bytes 0 to 40 of buffer 1"),

@@ -10,12 +10,14 @@ from typing import Any, TypeVar, cast
 
 from capstan import Generator, GeneratorParams
 from capstan.device.base import Burst, Counters
+from capstan.device.cache_rows import CacheRows
 from capstan.device.separate_rows import SeparateRows, separate_rows
 from capstan.device.shortlist import Shortlist
 from capstan.errors import OutOfMemoryError
 from capstan.leaving import Leaving
 from capstan.local.host import begin_now
 from capstan.model import Model
+from capstan.prefix_cache import PrefixCache
 from capstan.sampling import NO_TOKEN
 from capstan.search import SearchOptions
 
@@ -51,6 +53,51 @@ def run_of(prompt: Sequence[int], count: int) -> list[int]:
     return sequence[len(prompt) :]
 
 
+class PaperCaches:
+    """CacheRows of paper: a byte a position."""
+
+    def __init__(self, decoder: PaperDecoder | None, copy: Sequence[int] = (), room: Room | None = None) -> None:
+        self.decoder, self.copy, self.room = decoder, list(copy), room
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.copy if self.decoder is None else self.decoder.cache
+
+    def size(self, length: int) -> int:
+        return length
+
+    async def kept(self, length: int) -> PaperCaches:
+        assert length <= len(self.tokens), f"{length} positions of {len(self.tokens)}"
+        assert self.decoder is not None
+        assert not self.decoder.closed, "the caches of a decoder that was given back"
+        await asyncio.sleep(0)
+        room = self.decoder.room
+        if room.used + length > room.positions:
+            raise OutOfMemoryError(f"no room for {length} positions")
+        room.used += length
+        return PaperCaches(None, self.tokens[:length], room)
+
+    def copy_to(self, target: PaperCaches, length: int) -> None:
+        assert length <= len(self.tokens), f"{length} positions of {len(self.tokens)}"
+        assert self.decoder is not None or self.room is not None, "a copy that was freed"
+        assert target.decoder is not None
+        assert target.decoder.unread == 0, "a copy while bursts are under way"
+        target.decoder.cache, target.decoder.logits_of = self.tokens[:length], None
+        target.decoder.adopted.append(length)
+
+    def free(self) -> None:
+        assert self.room is not None, "freed twice"
+        self.room.used -= len(self.copy)
+        self.room = None
+
+
+class Room:
+    """Memory for copies, in positions."""
+
+    def __init__(self, positions: int = 1 << 30) -> None:
+        self.positions, self.used = positions, 0
+
+
 class PaperDecoder:
     """A Decoder whose KV cache is a list of tokens; it fails a test that uses what is dead."""
 
@@ -63,6 +110,7 @@ class PaperDecoder:
         eos_at: int | None = None,
         usual: int = 1,
         behind: int = 0,
+        room: Room | None = None,
     ) -> None:
         self.capacity = capacity
         self.capture = "tape"
@@ -91,6 +139,9 @@ class PaperDecoder:
         self.warmed = 0
         self.copied: list[PaperDecoder] = []
         """The decoders whose rows it took over."""
+        self.adopted: list[int] = []
+        """Positions that it took over."""
+        self.room = room or Room()
         self.pending: int | None = None
         self.done = False
         self.masks: list[bytes] = []
@@ -107,6 +158,15 @@ class PaperDecoder:
 
     def reachable(self, length: int) -> int:
         return length
+
+    def caches(self) -> PaperCaches:
+        return PaperCaches(self)
+
+    async def rest(self) -> None:
+        await asyncio.sleep(0)
+
+    def adopt(self, source: CacheRows, length: int) -> None:
+        source.copy_to(self.caches(), length)
 
     async def prefill(self, ids: Sequence[int], past: int) -> None:
         assert ids, "a prefill of nothing"
@@ -260,8 +320,10 @@ class PaperModel:
         self.host = host or PaperHost()
         self.leaving = Leaving()
         self.config = PaperConfig()
+        self.prefixes = PrefixCache()
         self.search = SearchOptions(eos_token_ids=(EOS,), context_length=CONTEXT)
         self.options = decoder
+        self.copies = Room()
         self.decoders: list[PaperDecoder] = []
         self.gate: asyncio.Event | None = None
         """Decoders are made once it is set."""
@@ -273,7 +335,9 @@ class PaperModel:
         ends, room = options.pop("ends", {}), options.pop("room", None)
         if room is not None and len(self.decoders) - sum(decoder.closed for decoder in self.decoders) >= room:
             raise OutOfMemoryError("no room for one more")
-        self.decoders.append(PaperDecoder(max_length, **{"eos_at": ends.get(len(self.decoders)), **options}))
+        self.decoders.append(
+            PaperDecoder(max_length, room=self.copies, **{"eos_at": ends.get(len(self.decoders)), **options})
+        )
         return self.decoders[-1]
 
     async def row_decoder(self, rows: int, max_length: int, pools: Any = None) -> SeparateRows:

@@ -130,13 +130,23 @@ class Life:
         await self.generate()
 
     async def generate(self) -> None:
-        """Run a prompt three times on each of two sequences, the last time from a tape, and then on one of the two."""
+        """Run a prompt three times on each of two sequences, the last time from a tape, have one take over a copy of
+        the other's caches, and then run it on one of the two."""
         decoders = [await self.decoder() for _ in range(2)]
         for decoder in decoders:
             await decoder.warm_up()
             for _ in range(3):
                 await decoder.prefill(PROMPT, 0)
             await decoder.prefill(PROMPT[:7], 3)
+        caches = decoders[0].caches()
+        assert caches is not None
+        kept = await caches.kept(3)
+        try:
+            await decoders[1].rest()
+            decoders[1].adopt(kept, 3)
+        finally:
+            kept.free()
+        await decoders[1].prefill(PROMPT[:7], 3)
         for decoder in decoders:
             await decoder.close()
         await (await self.decoder()).prefill(PROMPT, 0)

@@ -22,6 +22,7 @@ import { Tapes } from "./tapes";
 /** Where the buffers are in a step of `execute`. */
 const BUFFER_PLACES: Record<SpanStep[0], number[]> = {
   copy: [1, 3],
+  strided: [1, 4],
   zero: [1],
   cast: [1, 4],
   mask: [1],

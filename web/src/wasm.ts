@@ -106,6 +106,17 @@ export class WasmDecoder {
     return lastRow(logits, vocab);
   }
 
+  /** Make the first `length` positions of the caches those of another sequence, whose caches may be of another size. */
+  adopt(other: WasmDecoder, length: number): void {
+    for (const [input, , dtype, dims] of this.spec.caches) {
+      const [batch, heads, positions, size] = dims as [number, number, number, number];
+      // Caches that grow have the positions that there are.
+      const room = positions === 0 ? length : positions;
+      const made = this.positionsOf(other.cache[input]!, dtype, batch * heads, size, length, room);
+      this.cache[input] = this.tensor(dtype, made, [batch, heads, room, size]);
+    }
+  }
+
   /** Let caches that grow have no more than the first `past` positions. */
   private rewind(past: number): void {
     for (const [input, , dtype, dims] of this.spec.caches) {
@@ -113,13 +124,27 @@ export class WasmDecoder {
       const tensor = this.cache[input]!;
       const length = tensor.dims[2]!;
       if (positions !== 0 || length === past) continue;
-      const { buffer, byteOffset } = tensor.data as Float32Array;
-      const row = size * BYTES[dtype];
-      const kept = new Uint8Array(batch * heads * past * row);
-      for (let head = 0; head < batch * heads; head++)
-        kept.set(new Uint8Array(buffer, byteOffset + head * length * row, past * row), head * past * row);
-      this.cache[input] = this.tensor(dtype, kept.buffer, [batch, heads, past, size]);
+      const kept = this.positionsOf(tensor, dtype, batch * heads, size, past, past);
+      this.cache[input] = this.tensor(dtype, kept, [batch, heads, past, size]);
     }
+  }
+
+  /** The first `count` positions of each head of a cache, at the start of `room` positions each. */
+  private positionsOf(
+    cache: Ort.Tensor,
+    dtype: "float32" | "float16",
+    heads: number,
+    size: number,
+    count: number,
+    room: number,
+  ): ArrayBuffer {
+    const { buffer, byteOffset } = cache.data as Float32Array;
+    const row = size * BYTES[dtype];
+    const length = cache.dims[2]!;
+    const made = new Uint8Array(heads * room * row);
+    for (let head = 0; head < heads; head++)
+      made.set(new Uint8Array(buffer, byteOffset + head * length * row, count * row), head * room * row);
+    return made.buffer;
   }
 
   private zeros(specs: StateSpec[]): Record<string, Ort.Tensor> {

@@ -378,3 +378,6 @@ class JsWasmSequence:
 
     def copy_from(self, other: JsWasmSequence) -> None:
         self._js.copyFrom(other._js)
+
+    def adopt(self, other: JsWasmSequence, length: int) -> None:
+        self._js.adopt(other._js, length)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..memory import Pools
 from ..search import SearchOptions
+from .cache_rows import CacheRows
 from .row_decoder import RowDecoder
 from .shortlist import Shortlist
 
@@ -96,6 +97,19 @@ class Decoder(Protocol):
     def reachable(self, length: int) -> int:
         """The last position, at most `length`, from which `prefill` can go on: any of a KV cache; of a state that each
         run overwrites, one that a snapshot was taken of."""
+
+    def caches(self) -> CacheRows | None:
+        """The KV cache, for other sequences of the model to copy from. What was submitted by now is in it, whenever it
+        is read. None where the model has states that each run overwrites: of those an earlier position has nothing
+        left."""
+
+    async def rest(self) -> None:
+        """Wait for what still works on the KV cache after a wait for it was cancelled."""
+
+    def adopt(self, source: CacheRows, length: int) -> None:
+        """Make the first `length` positions of the KV cache those of `source`, from which `prefill` then goes on; what
+        lay behind them is dead, and so are the logits. Called after `rest`, while no burst is under way. The copy is
+        made on the device."""
 
     async def prefill(self, ids: Sequence[int], past: int) -> None:
         """Run the model on `ids` at positions `past`, `past + 1`, ...; what lay past `past` is dead. Afterwards the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..errors import ClosedError
@@ -11,6 +12,7 @@ from ..memory import SNAPSHOTS
 from ..sampling import finite_logits, sample
 from ..search import SearchOptions
 from .base import Burst, Counters
+from .cache_rows import CacheRows
 from .shortlist import Shortlist
 from .snapshots import Snapshots
 
@@ -37,7 +39,35 @@ class Runner(Protocol):
     def copy_from(self, other: Any) -> None:
         """Take over what another runner's cache and states are."""
 
+    def cache_bytes(self, length: int) -> int:
+        """Of `length` positions of the cache."""
+
+    def kept(self, length: int) -> Runner:
+        """Another one, with a cache of just the first `length` positions of this one's."""
+
+    def adopt(self, other: Any, length: int) -> None:
+        """Make the first `length` positions of the cache those of another runner, whose cache may have another size."""
+
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class HostCaches:
+    """See cache_rows.CacheRows for what each method promises."""
+
+    runner: Runner
+
+    def size(self, length: int) -> int:
+        return self.runner.cache_bytes(length)
+
+    async def kept(self, length: int) -> HostCaches:
+        return HostCaches(self.runner.kept(length))
+
+    def copy_to(self, target: HostCaches, length: int) -> None:
+        target.runner.adopt(self.runner, length)
+
+    def free(self) -> None:
+        self.runner.close()
 
 
 class HostSampledDecoder:
@@ -77,6 +107,15 @@ class HostSampledDecoder:
 
     def reachable(self, length: int) -> int:
         return length if self._snapshots is None else self._snapshots.nearest(length)
+
+    def caches(self) -> HostCaches | None:
+        return None if self._snapshots is not None else HostCaches(self._open())
+
+    async def rest(self) -> None:
+        """Runs on the CPU are waited for to their end."""
+
+    def adopt(self, source: CacheRows, length: int) -> None:
+        source.copy_to(HostCaches(self._open()), length)
 
     async def prefill(self, ids: Sequence[int], past: int) -> None:
         snapshots = self._snapshots

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..errors import TapeError
-from ..memory import BufferRequest, Capabilities, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
+from ..memory import BufferRequest, Capabilities, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType, StridedCopy
 
 __all__ = ["BoundSpan", "DeviceFacts", "DeviceInterface", "DeviceSession", "DeviceTape", "Readback", "TensorSpec"]
 
@@ -195,6 +195,10 @@ class DeviceInterface(ABC):
     def copy_tensors(self, pairs: Sequence[tuple[DeviceSpan, DeviceSpan]]) -> None:
         """Copy each source to its destination of the same length, in order, in one submit; overlaps behave as if the
         source were read first."""
+
+    def copy_strided(self, copies: Sequence[StridedCopy]) -> None:
+        """`copy_tensors` of all their pieces, which a device may do without a call for each."""
+        self.copy_tensors([pair for copy in copies for pair in copy.pairs()])
 
     def copy_from(self, destination: DeviceSpan, source: DeviceSpan) -> None:
         """`copy_tensors` of one pair."""

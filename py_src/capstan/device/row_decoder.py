@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..search import SearchOptions
+from .cache_rows import CacheRows
 from .shortlist import Shortlist
 
 __all__ = ["RowBurst", "RowDecoder"]
@@ -81,6 +82,15 @@ class RowDecoder(Protocol):
 
     def reachable(self, row: int, length: int) -> int:
         """As Decoder.reachable, for a row."""
+
+    def caches(self, row: int) -> CacheRows | None:
+        """As Decoder.caches, of a row."""
+
+    async def rest(self, row: int) -> None:
+        """As Decoder.rest, for a row."""
+
+    def adopt(self, row: int, source: CacheRows, length: int) -> None:
+        """As Decoder.adopt, for a row."""
 
     async def prefill(self, row: int, ids: Sequence[int], past: int) -> None:
         """As Decoder.prefill, for a row; the others stay as they are. Called while no burst is under way. A row that

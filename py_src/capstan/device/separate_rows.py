@@ -11,6 +11,7 @@ from ..errors import BufferMismatchError, CapstanError, OutOfMemoryError
 from ..memory import Pools
 from ..search import SearchOptions
 from .base import Burst, Counters, Decoder
+from .cache_rows import CacheRows
 from .row_decoder import RowBurst
 from .shortlist import Shortlist
 
@@ -91,6 +92,16 @@ class SeparateRows:
 
     def reachable(self, row: int, length: int) -> int:
         return self.decoders[row].reachable(length)
+
+    def caches(self, row: int) -> CacheRows | None:
+        return self.decoders[row].caches()
+
+    async def rest(self, row: int) -> None:
+        await self._drain()
+        await self.decoders[row].rest()
+
+    def adopt(self, row: int, source: CacheRows, length: int) -> None:
+        self.decoders[row].adopt(source, length)
 
     async def prefill(self, row: int, ids: Sequence[int], past: int) -> None:
         await self._drain()

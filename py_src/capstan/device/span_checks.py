@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import BindingError, BufferMismatchError
-from ..memory import DeviceSpan
+from ..memory import DeviceSpan, StridedCopy
 from .casts import ELEMENT_BYTES
 
-__all__ = ["INDEX_BYTES", "check_cast", "check_copies", "check_device", "check_mask", "check_positions"]
+__all__ = [
+    "INDEX_BYTES",
+    "check_cast",
+    "check_copies",
+    "check_device",
+    "check_mask",
+    "check_positions",
+    "check_strided",
+]
 
 INDEX_BYTES = {"int64": 8, "int32": 4}
 """dtypes of masks and positions, and the bytes of an element."""
@@ -33,6 +41,18 @@ def check_copies(pairs: Sequence[tuple[DeviceSpan, DeviceSpan]], device: str) ->
             raise BufferMismatchError(
                 f"a copy of {source.length} bytes to a span of {destination.length}; take sub-spans of one length"
             )
+
+
+def check_strided(copies: Sequence[StridedCopy], device: str) -> None:
+    """Raise BufferMismatchError unless all pieces are inside their spans."""
+    for source, source_stride, destination, stride, length, count in copies:
+        for span, step in ((source, source_stride), (destination, stride)):
+            check_device(span, device)
+            if min(step, length, count) < 0 or (count and (count - 1) * step + length > span.length):
+                raise BufferMismatchError(
+                    f"{count} pieces of {length} bytes, one each {step} bytes, of a span of {span.length} bytes; stay "
+                    "inside it"
+                )
 
 
 def check_cast(

@@ -20,7 +20,7 @@ from .pools import (
     sequence_items,
     weight_items,
 )
-from .span import BufferRequest, DeviceBuffer, DeviceSpan
+from .span import BufferRequest, DeviceBuffer, DeviceSpan, StridedCopy
 
 __all__ = [
     "AlignmentRequirements",
@@ -42,6 +42,7 @@ __all__ = [
     "PoolSize",
     "Pools",
     "SNAPSHOTS",
+    "StridedCopy",
     "check_given",
     "devices_are_memory_compatible",
     "fits",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..errors import BufferMismatchError, ClosedError
 from .info import MemoryInfo
 
-__all__ = ["BufferRequest", "DeviceBuffer", "DeviceSpan"]
+__all__ = ["BufferRequest", "DeviceBuffer", "DeviceSpan", "StridedCopy"]
 
 
 class BufferRequest(NamedTuple):
@@ -116,3 +116,22 @@ class DeviceSpan:
         if offset < 0 or length < 0 or offset + length > self.length:
             raise BufferMismatchError(f"bytes {offset} to {offset + length} of a span of {self.length}; stay inside it")
         return DeviceSpan(self.buffer, self.offset + offset, length)
+
+
+class StridedCopy(NamedTuple):
+    """`pieces` pieces of `length` bytes each: piece i is `i * source_stride` bytes from the start of the source, and
+    goes to `i * stride` bytes from the start of the destination. Source and destination do not overlap."""
+
+    source: DeviceSpan
+    source_stride: int
+    destination: DeviceSpan
+    stride: int
+    length: int
+    pieces: int
+
+    def pairs(self) -> list[tuple[DeviceSpan, DeviceSpan]]:
+        """Each piece's source and destination. Raises BufferMismatchError where one is not inside its span."""
+        return [
+            (self.source.sub(i * self.source_stride, self.length), self.destination.sub(i * self.stride, self.length))
+            for i in range(self.pieces)
+        ]

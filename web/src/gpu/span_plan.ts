@@ -9,6 +9,18 @@ export type IndexType = "int64" | "int32";
 export type SpanStep =
   /** The source is as if read before anything is written, also in the same buffer. */
   | ["copy", source: GPUBuffer, sourceOffset: number, destination: GPUBuffer, offset: number, bytes: number]
+  /** `count` pieces of `bytes` bytes, each a stride behind the start of the one before; the two do not overlap. */
+  | [
+      "strided",
+      source: GPUBuffer,
+      sourceOffset: number,
+      sourceStride: number,
+      destination: GPUBuffer,
+      offset: number,
+      stride: number,
+      bytes: number,
+      count: number,
+    ]
   | ["zero", buffer: GPUBuffer, offset: number, bytes: number]
   | [
       "cast",
@@ -92,6 +104,9 @@ export function planSteps(steps: SpanStep[], limits: PlanLimits): SpanPlan {
       case "copy":
         planner.transfer(operand(step[1], step[2], step[5]), operand(step[3], step[4], step[5]));
         break;
+      case "strided":
+        planner.strided(step);
+        break;
       case "zero":
         planner.zero(operand(step[1], step[2], step[3]));
         break;
@@ -153,6 +168,15 @@ class Planner implements SpanPlan {
       const length = Math.min(size, bytes - start);
       this.copy(this.stash(part(source, start, length)), part(destination, start, length));
     }
+  }
+
+  strided(step: Extract<SpanStep, ["strided", ...unknown[]]>): void {
+    const [, source, sourceOffset, sourceStride, destination, offset, stride, bytes, count] = step;
+    for (let i = 0; i < count; i++)
+      this.transfer(
+        operand(source, sourceOffset + i * sourceStride, bytes),
+        operand(destination, offset + i * stride, bytes),
+      );
   }
 
   zero(destination: Operand): void {

@@ -7,6 +7,7 @@ the picks.
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
 from collections.abc import Sequence
@@ -227,6 +228,30 @@ class ReferenceSequence:
         # A run makes new ones, so that they may be shared.
         self._states = dict(other._states)
 
+    def cache_bytes(self, length: int) -> int:
+        """Of `length` positions."""
+        item = np.dtype(self._about.cache_dtype).itemsize
+        return item * sum(math.prod(pair.dims(1, length)) for pair in self._about.cache)
+
+    def adopt(self, other: ReferenceSequence, length: int) -> None:
+        """Make the first `length` positions those of another sequence of the same model, of any capacity. The logits
+        are then those of no position until the next run."""
+        for pair, source in other._caches.items():
+            rows = source.numpy()[:, :, :length]
+            if self._about.growing:
+                made = np.ascontiguousarray(rows)
+            else:
+                made = np.zeros(pair.dims(1, self.capacity), self._about.cache_dtype)
+                made[:, :, :length] = rows
+            self._caches[pair] = onnxruntime.OrtValue.ortvalue_from_numpy(made)
+        self.length = length
+
+    def kept(self, length: int) -> ReferenceSequence:
+        """A sequence of just the first `length` positions."""
+        made = ReferenceSequence(self._session, self._about, length)
+        made.adopt(self, length)
+        return made
+
     def close(self) -> None:
         self._session = None
         self._caches.clear()
@@ -252,6 +277,15 @@ class ReferenceRunner:
 
     def copy_from(self, other: ReferenceRunner) -> None:
         self._sequence.copy_from(other._sequence)
+
+    def cache_bytes(self, length: int) -> int:
+        return self._sequence.cache_bytes(length)
+
+    def kept(self, length: int) -> ReferenceRunner:
+        return ReferenceRunner(self._sequence.kept(length))
+
+    def adopt(self, other: ReferenceRunner, length: int) -> None:
+        self._sequence.adopt(other._sequence, length)
 
     def close(self) -> None:
         self._sequence.close()

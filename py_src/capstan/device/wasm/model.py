@@ -13,6 +13,7 @@ from ...graph import GraphDescription
 from ...graph.onnx_pb2 import ModelProto
 from ...memory import Pools
 from ..decoder_graph import decoder_graph
+from ..element_types import byte_count
 from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder
 from ..model_memory import ModelMemory
 from ..separate_rows import SeparateRows, separate_rows
@@ -31,6 +32,8 @@ class WasmSequence(Protocol):
     def bring_states(self, slot: int) -> None: ...
 
     def copy_from(self, other: Any) -> None: ...
+
+    def adopt(self, other: Any, length: int) -> None: ...
 
 
 class WasmSession(Protocol):
@@ -100,6 +103,7 @@ class WasmRunner:
     """One sequence over a cache of `capacity` positions."""
 
     def __init__(self, session: WasmSession, about: GraphDescription, capacity: int):
+        self._session, self._about = session, about
         self._capacity, self._growing = capacity, bool(about.growing)
         self.stateful = bool(about.states)
         length = 0 if about.growing else capacity
@@ -128,6 +132,17 @@ class WasmRunner:
 
     def copy_from(self, other: WasmRunner) -> None:
         self._sequence.copy_from(other._sequence)
+
+    def cache_bytes(self, length: int) -> int:
+        return sum(byte_count(self._about.cache_dtype, pair.dims(1, length)) for pair in self._about.cache)
+
+    def kept(self, length: int) -> WasmRunner:
+        made = WasmRunner(self._session, self._about, length)
+        made.adopt(self, length)
+        return made
+
+    def adopt(self, other: WasmRunner, length: int) -> None:
+        self._sequence.adopt(other._sequence, length)
 
     def close(self) -> None:
         """The cache is garbage once nobody holds the sequence."""

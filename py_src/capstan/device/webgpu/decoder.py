@@ -13,9 +13,11 @@ from ...search import SearchOptions
 from ...stages import SamplerProgram
 from ...tape import TapeKey
 from ..base import Burst, Counters
+from ..cache_rows import CacheRows
 from ..element_types import byte_count
 from ..shortlist import Shortlist
 from ..snapshots import Snapshots
+from .cache_rows import CacheSpans
 from .engine import GpuEngine, SamplerSpec
 from .prefill_tape import SHORT, PrefillTapes, cut_prompt
 from .rehearsal import Rehearsal
@@ -146,11 +148,29 @@ class WebGpuDecoder:
     def reachable(self, length: int) -> int:
         return length if self._snapshots is None else self._snapshots.nearest(length)
 
-    async def prefill(self, ids: Sequence[int], past: int) -> None:
-        buffers = self._buffers
+    def caches(self) -> CacheSpans | None:
+        self._require_open()
+        buffers, about = self._buffers, self._about
+        if about.states:
+            return None
+        # Those that grow have the positions that there are.
+        positions = self._held if about.growing else self.capacity
+        return CacheSpans(self._device, about, buffers.cache_spans, positions, f"{buffers.owner}, kept")
+
+    async def rest(self) -> None:
         self._require_open()
         await self._rest()
         self._require_open()
+
+    def adopt(self, source: CacheRows, length: int) -> None:
+        self._held = length
+        target = self.caches()
+        assert target is not None
+        source.copy_to(target, length)
+
+    async def prefill(self, ids: Sequence[int], past: int) -> None:
+        buffers = self._buffers
+        await self.rest()
         tapes, snapshots = self._prefill_tapes, self._snapshots
         if snapshots is not None:
             snapshots.go_to(past)
@@ -228,6 +248,7 @@ class WebGpuDecoder:
         for position, token in enumerate(ids, past):
             self._buffers.set_input(token, position)
             self._engine.play_once(self._step.tape, position + 1)
+        self._mask_bound = past + len(ids)
 
     def submit(self, picks: int, sample_first: bool) -> Awaitable[Burst]:
         self._require_open()

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ...errors import BufferMismatchError
-from ...memory import BufferRequest, Capabilities, DeviceBuffer, DeviceSpan, MemoryType, plan_copies
+from ...memory import BufferRequest, Capabilities, DeviceBuffer, DeviceSpan, MemoryType, StridedCopy, plan_copies
 from ..interface import DeviceFacts, DeviceInterface, DeviceSession, Readback
 from ..probe import capabilities_of
-from ..span_checks import check_cast, check_copies, check_mask, check_positions
+from ..span_checks import check_cast, check_copies, check_mask, check_positions, check_strided
 from .engine import GpuEngine
 from .session import WebGpuSession
 
@@ -103,6 +103,14 @@ class WebGpuDevice(DeviceInterface):
         with self.batch():
             for step in plan_copies(pairs):
                 self._queue(["copy", *step], *handles)
+
+    def copy_strided(self, copies: Sequence[StridedCopy]) -> None:
+        check_strided(copies, self.type)
+        with self.batch():
+            for source, source_stride, destination, stride, length, count in copies:
+                read, written = self._handle(source), self._handle(destination)
+                ends = [read, source.offset, source_stride, written, destination.offset, stride]
+                self._queue(["strided", *ends, length, count], read, written)
 
     def copy_cpu_to_device(self, destination: DeviceSpan, data: Any) -> None:
         view = memoryview(data)

@@ -8,8 +8,10 @@ from ...errors import ClosedError
 from ...search import SearchOptions
 from ...stages import SamplerProgram
 from ..base import Counters
+from ..cache_rows import CacheRows
 from ..row_decoder import RowBurst
 from ..shortlist import Shortlist
+from .cache_rows import CacheSpans
 from .decoder import WebGpuDecoder
 from .engine import GpuEngine, SamplerSpec
 from .row_buffers import RowBuffers
@@ -104,6 +106,22 @@ class JointRows:
 
     def reachable(self, row: int, length: int) -> int:
         return length
+
+    def caches(self, row: int) -> CacheSpans | None:
+        self._require_open()
+        buffers = self._buffers
+        spans = tuple(buffers.part(name, row) for name in buffers.caches)
+        return CacheSpans(self._device, self._about, spans, self.capacity, f"{buffers.owner}, kept")
+
+    async def rest(self, row: int) -> None:
+        self._require_open()
+        await self._one.rest()
+        self._require_open()
+
+    def adopt(self, row: int, source: CacheRows, length: int) -> None:
+        target = self.caches(row)
+        assert target is not None
+        source.copy_to(target, length)
 
     async def prefill(self, row: int, ids: Sequence[int], past: int) -> None:
         self._require_open()

@@ -1,0 +1,24 @@
+"""Key/value caches of one sequence as others of the model may take them over: their first positions are copied."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+__all__ = ["CacheRows"]
+
+
+class CacheRows(Protocol):
+    """The caches of a sequence on a device, or a copy of their first positions. Which positions hold what is known to
+    whoever ran the model over them; what takes them over is `Decoder.adopt` of the same model."""
+
+    def size(self, length: int) -> int:
+        """Bytes of a copy of the first `length` positions."""
+
+    async def kept(self, length: int) -> CacheRows:
+        """A copy of the first `length` positions in memory of its own, made on the device. Raises OutOfMemoryError."""
+
+    def copy_to(self, target: Any, length: int) -> None:
+        """Copy the first `length` positions to other caches of the same model on the device."""
+
+    def free(self) -> None:
+        """Give back the memory of a copy; it cannot be used again. The caches of a sequence stay as they are."""
