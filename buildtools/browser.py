@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from . import CACHE
@@ -14,7 +14,7 @@ from .environment import locked, venv_python
 from .errors import CommandError
 from .terminal import say
 
-__all__ = ["HARDWARE_LINUX", "adapters_to_try", "browser_version", "find_browser", "flags"]
+__all__ = ["HARDWARE_LINUX", "adapters_to_try", "browser_version", "find_browser", "flags", "install_packages"]
 
 NAMES = ("google-chrome", "google-chrome-stable", "chromium", "chromium-browser", "chrome")
 ELSEWHERE = {
@@ -144,13 +144,18 @@ def _download() -> Path | None:
 
 
 def _install_package(environ: Mapping[str, str]) -> Path | None:
-    """The system's chromium package, for root on a machine with apt."""
-    if not _is_root() or shutil.which("apt-get") is None:
-        return None
-    say("set-up: installing the system's chromium package with apt-get ...")
-    _succeeds(["apt-get", "update"], DOWNLOAD_SECONDS)
-    _succeeds(["apt-get", "install", "-y", "--no-install-recommends", "chromium"], DOWNLOAD_SECONDS)
+    """The system's chromium package."""
+    install_packages(["chromium"])
     return next((path for path in _installed(environ) if browser_version(path)), None)
+
+
+def install_packages(names: Sequence[str]) -> bool:
+    """Install packages of the system, for root on a machine with apt; whether that was done."""
+    if not _is_root() or shutil.which("apt-get") is None:
+        return False
+    say(f"set-up: installing {', '.join(names)} with apt-get ...")
+    _succeeds(["apt-get", "update"], DOWNLOAD_SECONDS)
+    return _succeeds(["apt-get", "install", "-y", "--no-install-recommends", *names], DOWNLOAD_SECONDS)
 
 
 def _is_root() -> bool:

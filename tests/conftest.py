@@ -15,15 +15,26 @@ from buildtools.models import BUNDLED, mounts
 from buildtools.server import SiteServer, serving
 from buildtools.site import assemble
 from tests.harness import Harness, watch
+from tests.other_browsers import harness_in
 
 TESTS = Path(__file__).parent
 FIXTURES = TESTS / "fixtures"
 ORDER = ("unit", "device", "browser")
 BOOT_MS = 120_000
+EXTENDED = "--extended"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Quick tests first."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(EXTENDED, action="store_true", help="run the tests marked extended too: minutes each")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Quick tests first; those marked extended only if they were asked for, by the option or by name."""
+    named = any("::" in argument for argument in config.args)
+    if not config.getoption(EXTENDED) and not named:
+        extended = [item for item in items if item.get_closest_marker("extended")]
+        config.hook.pytest_deselected(items=extended)
+        items[:] = [item for item in items if item not in extended]
 
     def rank(item: pytest.Item) -> int:
         folder = item.path.relative_to(TESTS).parts[0]
@@ -85,8 +96,14 @@ def blank_page(browser: Browser, site: SiteServer, page_errors: list[str]) -> It
 
 
 @pytest.fixture(scope="module")
-def harness(browser: Browser, site: SiteServer) -> Iterator[Harness]:
-    """The harness page with Python booted, one for each test module."""
+def harness(request: pytest.FixtureRequest, site: SiteServer) -> Iterator[Harness]:
+    """The harness page with Python booted, one for each test module; with CAPSTAN_TEST_IN=firefox or webkit there."""
+    other = os.environ.get("CAPSTAN_TEST_IN")
+    if other:
+        with harness_in(other, site.url) as harness:
+            yield harness
+        return
+    browser: Browser = request.getfixturevalue("browser")
     assert browser.is_connected(), "the browser crashed in an earlier test"
     page = browser.new_page()
     page.set_default_navigation_timeout(BOOT_MS)

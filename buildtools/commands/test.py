@@ -1,4 +1,5 @@
-"""`build.py test`: all tests, a file at a time on each processor; arguments are passed on to pytest instead."""
+"""`build.py test`: all tests, a file at a time on each processor, with `--extended` those of minutes, too; other
+arguments are passed on to pytest instead."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from ..environment import venv_python
 __all__ = ["GROUP", "add_arguments", "check", "run"]
 
 GROUP = "dev"
+EXTENDED = "--extended"
+"""With the tests that take minutes each."""
 PROCESSES = 4
 """At most so many browsers at once: each has a software adapter, which takes about a GB."""
 
@@ -32,11 +35,8 @@ def run(args: argparse.Namespace) -> int:
 
     find_browser()
     assemble()
-    arguments = args.pytest_args or [
-        "-n",
-        str(min(os.cpu_count() or 1, PROCESSES)),
-        "--dist",
-        "loadfile",
-        "--no-loadscope-reorder",
-    ]
+    arguments = args.pytest_args
+    if set(arguments) <= {EXTENDED}:
+        processes = str(min(os.cpu_count() or 1, PROCESSES))
+        arguments = [*arguments, "-n", processes, "--dist", "loadfile", "--no-loadscope-reorder"]
     return subprocess.run([venv_python(), "-P", "-m", "pytest", *arguments], cwd=ROOT).returncode

@@ -63,7 +63,9 @@ def test_the_static_folder_generates_without_isolation(browser: Browser, publish
     assert answer["onCpu"]["ok"], answer["onCpu"]
     on_cpu = answer["onCpu"]["result"]
     assert on_cpu["token_ids"] == result["token_ids"]
-    assert on_cpu["adapter"] == "cpu (wasm, 1 thread: the page is not cross-origin isolated)"
+    assert (
+        on_cpu["adapter"] == "cpu (wasm, 1 thread: no memory is shared, as in pages that are not cross-origin isolated)"
+    )
     assert errors == []
 
 

@@ -117,7 +117,7 @@ async function findAdapter(): Promise<void> {
   }
   if (adapter) {
     const name = [adapter.vendor, adapter.architecture, adapter.description].filter(Boolean).join(" ");
-    say("adapter", `${name || "unnamed"} (${adapter.software ? "software" : "hardware"})`);
+    say("adapter", `${name} (${adapter.software ? "software" : "hardware"})`);
   } else {
     say("adapter", "none: this browser offers no WebGPU adapter");
   }

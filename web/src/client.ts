@@ -84,7 +84,8 @@ export class Client {
     signal?.throwIfAborted();
     const base = new URL(options.base ?? ".", options.base ? location.href : import.meta.url).href;
     const worker = new Worker(new URL("worker.js", base), { type: "module" });
-    const shared = globalThis.crossOriginIsolated ? new SharedArrayBuffer(1) : null;
+    // It is missing without cross-origin isolation, and in some browsers with it.
+    const shared = typeof SharedArrayBuffer === "undefined" ? null : new SharedArrayBuffer(1);
     const { onEvent = () => {}, onInput = async () => null } = options;
     const client = new Client(worker, shared && new Uint8Array(shared), onEvent, onInput);
     worker.onmessage = (message: MessageEvent<FromWorker>) => client.receive(message.data);

@@ -19,7 +19,7 @@ const loaded = new Map<Build, Promise<typeof Ort>>();
 
 /** How many threads the CPU build computes with: one where there is no shared memory. */
 export function cpuThreads(): number {
-  return globalThis.crossOriginIsolated ? Math.min(navigator.hardwareConcurrency || 1, MOST_THREADS) : 1;
+  return typeof SharedArrayBuffer === "undefined" ? 1 : Math.min(navigator.hardwareConcurrency || 1, MOST_THREADS);
 }
 
 /** Load a build of onnxruntime-web once; `base` is the folder that holds ort/. */

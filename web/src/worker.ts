@@ -31,7 +31,13 @@ import { ModelSession } from "./sessions";
 import { makeTokenizer } from "./tokenizers";
 import { WasmEngine } from "./wasm";
 
-type Handler = PyCallable & { callPromising(request: string): Promise<string> };
+type Handler = PyCallable & {
+  (request: string): Promise<string>;
+  callPromising(request: string): Promise<string>;
+};
+
+/** Whether Python can wait within a call (JavaScript Promise Integration); it awaits in every browser. */
+const CAN_WAIT = "Suspending" in WebAssembly;
 
 type Page = PyProxy & { handle: Handler; cancel: PyCallable };
 type Start = PyProxy & { begin(refused: string | undefined, vendored: string): void };
@@ -78,7 +84,7 @@ function makeHost(base: string): Record<string, unknown> {
     openWasm: (model: PyProxy, paths: string, ...external: Memory[]) => WasmEngine.open(base, model, paths, external),
     openSession: (model: PyProxy, owner: string, locations: string, ...files: PyProxy[]) =>
       ModelSession.open(loadOrt(base, "cpu"), model, owner, locations, files),
-    cpu: () => JSON.stringify({ threads: cpuThreads(), isolated: globalThis.crossOriginIsolated === true }),
+    cpu: () => JSON.stringify({ threads: cpuThreads(), shared: typeof SharedArrayBuffer !== "undefined" }),
     adapter: async () => {
       const adapter = await requestAdapter();
       return adapter ? JSON.stringify(summarize(adapter)) : null;
@@ -251,7 +257,8 @@ async function answer(id: number, request: Request): Promise<void> {
   if (signal) signal[0] = 0;
   let reply: Reply;
   try {
-    reply = JSON.parse(await handler!.callPromising(await prepared(request))) as Reply;
+    const asked = await prepared(request);
+    reply = JSON.parse(await (CAN_WAIT ? handler!.callPromising(asked) : handler!(asked))) as Reply;
   } catch (error) {
     reply = failure(error);
   }

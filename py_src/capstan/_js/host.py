@@ -128,7 +128,7 @@ async def adapter() -> dict[str, Any] | None:
 
 
 def cpu() -> dict[str, Any]:
-    """`threads` of the CPU execution provider, and whether the page is `isolated`, without which it has one."""
+    """`threads` of the CPU execution provider, and whether there is `shared` memory, without which it has one."""
     found: dict[str, Any] = json.loads(_capstan_host.cpu())
     return found
 

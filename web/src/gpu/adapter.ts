@@ -81,11 +81,13 @@ export async function requestAdapter(): Promise<GPUAdapter | null> {
 
 export function summarize(adapter: GPUAdapter): AdapterSummary {
   const { info, features, limits } = adapter;
+  const named = info.vendor || info.architecture || info.description || info.device;
   const text = `${info.vendor} ${info.architecture} ${info.device} ${info.description}`.toLowerCase();
   return {
     vendor: info.vendor,
     architecture: info.architecture,
-    description: info.description || info.device,
+    // Firefox tells nothing of the adapter.
+    description: named ? info.description || info.device : "an adapter that the browser does not name",
     software: info.isFallbackAdapter === true || /swiftshader|llvmpipe|lavapipe|software|warp/.test(text),
     features: [...features].sort(),
     subgroup_size: 0,

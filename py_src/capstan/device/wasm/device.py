@@ -22,10 +22,10 @@ class WasmDevice(HostMemory):
 
     type: ClassVar[str] = "wasm"
 
-    def __init__(self, open_session: OpenSession, threads: int = 1, isolated: bool = True) -> None:
-        """`threads` compute; without `isolated` there can be one only."""
+    def __init__(self, open_session: OpenSession, threads: int = 1, shared: bool = True) -> None:
+        """`threads` compute; without `shared` memory there can be one only."""
         self._open_session = open_session
-        reason = "" if isolated else ": the page is not cross-origin isolated"
+        reason = "" if shared else ": no memory is shared, as in pages that are not cross-origin isolated"
         self._name = f"cpu (wasm, {threads} thread{'' if threads == 1 else 's'}{reason})"
 
     def about(self) -> DeviceFacts:

@@ -1,0 +1,91 @@
+"""A page of a browser that Playwright does not drive, with as much of Playwright's Page as tests.harness needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+from playwright.sync_api import Error
+
+__all__ = ["Driver", "RemotePage"]
+
+DEFINE = "(name => { window[name] = value => (window.capstanCalls ??= []).push([name, value]); })"
+RUN = """(async () => {
+  const answer = {};
+  try {
+    const given = FUNCTION;
+    answer.value = await (typeof given === "function" ? given(ARGUMENT) : given);
+  } catch (error) {
+    answer.error = String(error?.message ?? error);
+  }
+  answer.calls = (window.capstanCalls ?? []).splice(0);
+  return JSON.stringify(answer);
+})()"""
+
+
+class Driver(Protocol):
+    """One page of a browser."""
+
+    def init(self, script: str) -> None:
+        """Run `script` in each document before its own scripts, where the browser can."""
+
+    def goto(self, url: str) -> None:
+        """Open `url` and wait until it is loaded."""
+
+    def run(self, expression: str) -> str:
+        """The text that the promise of a JavaScript expression resolves to."""
+
+    def seen(self) -> list[tuple[str, str]]:
+        """Kinds (pageerror, error, warn, log) and texts of what the page reported since the last call."""
+
+    def close(self) -> None:
+        """End the browser."""
+
+
+class RemotePage:
+    """Playwright's Page over a `Driver`. What the page calls of `expose_function` is told with the next answer."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.exposed: dict[str, Callable[[Any], Any]] = {}
+        self.listeners: dict[str, list[Callable[[Any], None]]] = {}
+
+    def add_init_script(self, script: str) -> None:
+        self.driver.init(script)
+
+    def on(self, event: str, listener: Callable[[Any], None]) -> None:
+        self.listeners.setdefault(event, []).append(listener)
+
+    def expose_function(self, name: str, function: Callable[[Any], Any]) -> None:
+        self.exposed[name] = function
+        self.driver.init(f"{DEFINE}({json.dumps(name)})")
+
+    def set_default_navigation_timeout(self, ms: float) -> None:
+        """Drivers wait as long as it takes; pytest's time limit ends a test."""
+
+    def goto(self, url: str) -> None:
+        self.driver.goto(url)
+        for name in self.exposed:
+            self.evaluate(f"{DEFINE}({json.dumps(name)})")
+
+    def evaluate(self, script: str, argument: Any = None) -> Any:
+        """What a JavaScript expression, or a function of `argument`, gives; playwright's Error if it throws."""
+        text = self.driver.run(RUN.replace("FUNCTION", script).replace("ARGUMENT", json.dumps(argument)))
+        for kind, message in self.driver.seen():
+            self._tell(kind, message)
+        answer = json.loads(text)
+        for name, value in answer["calls"]:
+            self.exposed[name](value)
+        if "error" in answer:
+            raise Error(answer["error"])
+        return answer.get("value")
+
+    def close(self) -> None:
+        self.driver.close()
+
+    def _tell(self, kind: str, text: str) -> None:
+        event, told = ("pageerror", text) if kind == "pageerror" else ("console", SimpleNamespace(type=kind, text=text))
+        for listener in self.listeners.get(event, ()):
+            listener(told)
