@@ -1,4 +1,4 @@
-"""The decode loop where a grammar says which tokens may come next: a pick a burst, its mask written before it."""
+"""The decode loop where a grammar says which tokens may come next."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from .device.row_decoder import RowDecoder
 from .errors import OptionError
+from .fallback import fall_back
 from .generator_params import GeneratorParams
-from .guidance import Constraint
+from .guidance import Automaton, Constraint, NoAutomatonError, automaton_of
 from .memory import Pools
 from .prompt import Prompt
 from .row_loop import RowLoop
+from .stages import STACK
 
 if TYPE_CHECKING:
     from .model import Model
@@ -21,10 +23,14 @@ __all__ = ["ConstrainedLoop"]
 
 
 class ConstrainedLoop(RowLoop):
-    """The mask of a pick depends on the pick before it, so nothing runs ahead. The model's step over the last token
-    needs no mask: it is submitted first, and the device works at it while the masks are made.
+    """Where the device follows the grammar's automaton it makes the masks itself, and picks run ahead as without a
+    grammar. Where it cannot tell a mask, it picks nothing, and that pick waits for its mask.
 
-    Raises OptionError for beams, a fixed run-ahead, or forced tokens of several rows.
+    A pick that waits: the mask depends on the pick before it, so nothing runs ahead. The model's step over the last
+    token needs no mask: it is submitted first, and the device works at it while the masks are made. All picks wait on
+    devices that follow no grammar, for a grammar without an automaton, and with forced tokens.
+
+    Raises OptionError for beams, or forced tokens of several rows or with a fixed run-ahead.
     """
 
     def __init__(self, model: Model, params: GeneratorParams, pools: Pools | None) -> None:
@@ -36,16 +42,23 @@ class ConstrainedLoop(RowLoop):
                 f"guidance together with num_beams {params.search.num_beams}; a grammar follows one sequence: set "
                 "num_beams to 1"
             )
-        if (params.run_ahead or 1) > 1:
-            raise OptionError(
-                f"run_ahead is {params.run_ahead}; with guidance each pick waits for its mask: leave run_ahead at None"
-            )
         if guidance.enable_ff_tokens and len(self.rows) > 1:
             raise OptionError(
                 f"enable_ff_tokens with {len(self.rows)} rows, each with other tokens to force; leave it False"
             )
+        if guidance.enable_ff_tokens and (params.run_ahead or 1) > 1:
+            raise OptionError(
+                f"run_ahead is {params.run_ahead}; with enable_ff_tokens each pick waits for its mask: leave run_ahead "
+                "at None, or enable_ff_tokens at False"
+            )
         self.options = replace(self.options, guided=True)
+        self._guidance = guidance
         self._constraints = [Constraint(guidance) for _ in self.rows]
+        self._prepared = False
+        self._automaton: Automaton | None = None
+        """What the device follows."""
+        self._told = False
+        """Whether the device knows where the rows are in it."""
         self._forced = 0
         """Tokens at the end of those that are ready that no model step picked."""
 
@@ -62,7 +75,7 @@ class ConstrainedLoop(RowLoop):
 
     def discard_ahead(self) -> None:
         super().discard_ahead()
-        self._forced = 0
+        self._forced, self._told = 0, False
 
     def take(self) -> list[int]:
         valid = self.rows[0].valid
@@ -74,14 +87,76 @@ class ConstrainedLoop(RowLoop):
         return tokens
 
     async def ready_decoder(self) -> RowDecoder:
+        decoder = await super().ready_decoder()
+        if not self._prepared:
+            if decoder.follows_grammars and not self._guidance.enable_ff_tokens:
+                self._follow(decoder)
+            if self._automaton is None:
+                await self._compile()
+            self._prepared = True
+        return decoder
+
+    def _follow(self, decoder: RowDecoder) -> None:
+        """Give the device the grammar's automaton."""
+        tokens = self._model.token_bytes()
+        try:
+            automaton = automaton_of(self._guidance.grammar)
+            self.options = replace(self.options, grammar=automaton.table(tokens))
+        except NoAutomatonError as error:
+            fall_back(
+                "a grammar that the GPU follows", f"{self._guidance.kind}: {error}", "each pick waits for its mask"
+            )
+            return
+        self._automaton = automaton
+        for number in range(len(self.rows)):
+            decoder.set_search(number, self.options)
+
+    async def _compile(self) -> None:
+        """Have what makes masks on the host."""
         for constraint in self._constraints:
             await constraint.prepare(self._model.grammars, self._model.encoder)
-        return await super().ready_decoder()
 
     async def advance(self) -> None:
         await self.ready_decoder()
         if await self._force():
             return
+        if any(row.barren for row in self.rows):
+            # The device did not know a mask, or nothing fits: the host finds out.
+            for row in self.rows:
+                row.lost_logits()
+            self.discard_ahead()
+            await self._compile()
+            await self._pick_waiting()
+            return
+        if self.stale:
+            await self.prefill()
+            if self.stale:
+                return
+        if self._told or self._tell_positions():
+            await super().advance()
+        else:
+            await self._compile()
+            await self._pick_waiting()
+
+    def _tell_positions(self) -> bool:
+        """Have the device follow the rows from where they are; whether it can."""
+        if self._automaton is None:
+            return False
+        tokens = self._model.token_bytes()
+        positions = [
+            constraint.position([*row.tokens, *row.ready], self._automaton, tokens)
+            for row, constraint in zip(self.rows, self._constraints, strict=True)
+        ]
+        if max(map(len, positions)) > STACK:
+            return False
+        for number, position in enumerate(positions):
+            if not self.rows[number].ended:
+                self.open_decoder().follow_grammar(number, position)
+        self._told = True
+        return True
+
+    async def _pick_waiting(self) -> None:
+        """Pick a token of each row under masks that the host makes."""
         if self.stale:
             await self.prefill()
             if self.stale:
@@ -98,12 +173,18 @@ class ConstrainedLoop(RowLoop):
                 raise
             self.sample_first = True
         for number in going:
-            decoder.allow(number, await self._constraints[number].allowed(self.rows[number].tokens))
+            mask = await self._constraints[number].allowed(self.rows[number].tokens)
             if self.stale:
                 # The sequence was changed meanwhile.
                 return
+            decoder.allow(number, mask)
+        self._told = False
         self._submit(1)
         await self.read()
+
+    def _require_logits(self) -> None:
+        if self._automaton is None:
+            super()._require_logits()
 
     async def settle(self) -> None:
         if self._forced:

@@ -15,7 +15,7 @@ from .device.model_memory import capacity_for, require_lengths
 from .device.row_decoder import RowDecoder
 from .errors import AsyncRequiredError, ClosedError, GuidanceError, ModelFileError, OptionError, OutOfMemoryError
 from .fallback import fall_back
-from .guidance import Encoder, Grammars, vocabulary
+from .guidance import Encoder, Grammars, TokenBytes, vocabulary
 from .host import Host, current_host, wait_here
 from .leaving import Leaving, when_dropped
 from .load_times import during_load, phase
@@ -127,6 +127,7 @@ class Model:
         """Key/value rows that prompts with a common start share."""
         self._finalizer = when_dropped(self, host, partial(released, opened.loaded, self.prefixes))
         self._grammars: Grammars | None = None
+        self._token_bytes: TokenBytes | None = None
         self._encoder: Encoder | None = None
         self.search = search_options(config)
 
@@ -164,12 +165,20 @@ class Model:
     async def grammars(self) -> Grammars:
         """What compiles grammars over the model's vocabulary, made once. Raises GuidanceError."""
         if self._grammars is None:
-            ends = self.config.eos_token_ids
-            if not ends:
-                raise GuidanceError("the model has no eos_token_id, so that no output could end; add it to its config")
-            tokens = vocabulary(self.tokenizer_files["tokenizer.json"], self.config.vocab_size, ends)
-            self._grammars = await self.host.grammars(tokens, ends)
+            self._grammars = await self.host.grammars(self._vocabulary(), self.config.eos_token_ids)
         return self._grammars
+
+    def token_bytes(self) -> TokenBytes:
+        """The bytes of its tokens, made once. Raises GuidanceError."""
+        if self._token_bytes is None:
+            self._token_bytes = TokenBytes(self._vocabulary(), self.config.eos_token_ids)
+        return self._token_bytes
+
+    def _vocabulary(self) -> list[str]:
+        ends = self.config.eos_token_ids
+        if not ends:
+            raise GuidanceError("the model has no eos_token_id, so that no output could end; add it to its config")
+        return vocabulary(self.tokenizer_files["tokenizer.json"], self.config.vocab_size, ends)
 
     def encoder(self) -> Encoder:
         """What turns text into tokens, made once."""

@@ -119,7 +119,7 @@ class SearchOptions(
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """The names that `replace` and a `search` section may give, sorted."""
-        fixed = {"eos_token_ids", "pad_token_id", "context_length", "guided", "seed"}
+        fixed = {"eos_token_ids", "pad_token_id", "context_length", "guided", "grammar", "seed"}
         return tuple(sorted(f.name for f in fields(cls) if f.name not in fixed))
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from capstan import Generator, GeneratorParams, Model
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
 
@@ -40,3 +41,27 @@ def test_each_row_draws_what_it_draws_alone(scripts: PageScripts) -> None:
     [apart] = scripts.run("rows", "generated", "nano-llama", joint=False, **arguments)
     assert joint["sequences"] == apart["sequences"]
     assert apart["said"] == ""
+
+
+def test_grammars_and_processors_are_of_each_row(scripts: PageScripts) -> None:
+    """The rows' sequences are those of the reference device, whose masks come from another library."""
+    hot = {"do_sample": True, "temperature": 3.0, "top_k": 0, "random_seed": 5, "max_length": 40}
+    schema = '{"type": "array", "items": {"type": "integer", "maximum": 9999}, "minItems": 1, "maxItems": 3}'
+    cases: list[dict[str, Any]] = [{**hot, "guidance": ["json_schema", schema]}, {"max_length": 16, "second": True}]
+    found = scripts.run("rows", "generated", "nano-llama", model="nano-llama", prompts=PROMPTS, cases=cases)
+    model = Model(str(LLAMA))
+    grammar = GeneratorParams(model)
+    grammar.set_guidance("json_schema", schema)
+    processor = GeneratorParams(model, shortlist_processor=lambda _, best: {best[0][0]: float("-inf")})
+    for params, case, result in zip((grammar, processor), cases, found, strict=True):
+        options = {name: value for name, value in case.items() if name not in ("guidance", "second")}
+        params.set_search_options(batch_size=3, **{"do_sample": False, **options})
+        with Generator(model, params) as generator:
+            generator.append_tokens(PROMPTS)
+            while not generator.is_done():
+                generator.generate_next_token()
+            assert result["sequences"] == [generator.get_sequence(row) for row in range(3)], case
+        assert "rows" in result["said"], result["stepped down"]
+        assert not result["stepped down"]
+    assert len({tuple(sequence[6:]) for sequence in found[0]["sequences"]}) == 3
+    assert found[0]["counted"] <= found[0]["tokens"] + 4, "a step is of all rows"

@@ -17,8 +17,11 @@ import pytest
 from playwright.sync_api import Browser, Error, Page
 
 from buildtools.server import SiteServer
+from capstan.guidance import Automaton, Guidance, Position, TokenBytes, automaton_of
+from capstan.guidance.vocabulary import _in_alphabet
 from capstan.sampling import NO_TOKEN, sample
 from capstan.search import SearchOptions
+from capstan.stages import STACK, position_words
 from tests.harness import watch
 
 ROOT = Path(__file__).parents[2]
@@ -69,10 +72,17 @@ def sent(
     sequences: Sequence[Sequence[int]] = ((),),
     prompt: int = 0,
     allowed: bytes = b"",
+    positions: Sequence[Sequence[int]] = (),
 ) -> dict[str, Any]:
-    """A program as the page takes it, with its parameters, tables and what the rows' sequences are."""
+    """A program as the page takes it, with its parameters, tables and what the rows' sequences are; `positions` say
+    where they are in a grammar."""
     program = option.sampler_program(vocab, capacity)
-    rows = b"".join(program.row(tokens, prompt, 0, allowed) for tokens in sequences)
+    parts = [bytearray(program.row(tokens, prompt, 0, allowed)) for tokens in sequences]
+    for part, position in zip(parts, positions, strict=False):
+        assert program.own_at is not None
+        words = position_words(position)
+        part[4 * program.own_at : 4 * program.own_at + len(words)] = words
+    rows = b"".join(parts)
     return {
         "words": list(array("I", program.words)),
         "table": list(array("I", program.table)),
@@ -81,8 +91,11 @@ def sent(
             "passes": program.passes,
             "wgsl": program.wgsl,
             "banWgsl": program.ban_wgsl,
+            "maskWgsl": program.mask_wgsl,
+            "endWgsl": program.end_wgsl,
             "rowWords": program.row_words,
             "allowedAt": program.allowed_at,
+            "ownAt": program.own_at,
         },
     }
 
@@ -102,6 +115,7 @@ class SamplerPage:
         sequences: Sequence[Sequence[int]] = (),
         prompt: int = 0,
         allowed: bytes = b"",
+        grammar: Sequence[Sequence[int]] = (),
         steps: int = 1,
         submits: int = 1,
         ring_capacity: int = 0,
@@ -116,7 +130,8 @@ class SamplerPage:
             "logitsType": "float32" if rows[0].itemsize == 4 else "float16",
             "logits": base64.b64encode(b"".join(row.tobytes() for row in rows)).decode(),
             "programs": [
-                sent(option, vocab, max_length, sequences or [()] * len(rows), prompt, allowed) for option in options
+                sent(option, vocab, max_length, sequences or [()] * len(rows), prompt, allowed, grammar)
+                for option in options
             ],
             "steps": steps,
             "submits": submits,
@@ -462,6 +477,105 @@ def test_only_tokens_of_the_mask_are_picked(sampler: SamplerPage, vocab: int) ->
                 expected = sample(row, option, LENGTH, index, tokens=tokens, prompt=0, allowed=allowed)
                 assert result["ring"][index] == expected
                 assert expected in few
+
+
+PIECES = [
+    *'{}[]":, 0123-.enultrfasxy\\',
+    '":',
+    '": ',
+    '", "',
+    "[[",
+    "]]",
+    "}}",
+    '{"a',
+    "true,",
+    "null",
+    '"}',
+    "12",
+    "\n",
+    "\n  ",
+]
+
+
+@pytest.mark.parametrize("filler", [0, 5000])
+def test_picks_are_followed_through_a_grammar_without_the_host(sampler: SamplerPage, filler: int) -> None:
+    """Each step's mask is that of the grammar behind the picks before it; the rows are at different places."""
+    source = random.Random(23)
+    pieces = ["</s>", *PIECES, *(f"{source.choice('xyz')}{number}" for number in range(filler)), '"]']
+    tokens, vocab = TokenBytes([piece if piece != "</s>" else "" for piece in written(pieces)], [0]), len(pieces)
+    automaton = automaton_of(Guidance("json_schema", "{}").grammar)
+    starts = ["", '{"a":[', "[[1,", '"x', "[" * 90, "-"]
+    positions = [behind(automaton, automaton.start, start.encode()) for start in starts]
+    rows = [typed([source.gauss(0, 3) for _ in range(vocab)], half=False) for _ in starts]
+    table = automaton.table(tokens)
+    options = [replace(each, guided=True, grammar=table, eos_token_ids=(0,)) for each in (GREEDY, SAMPLED, BOTH)]
+    options.append(options[1].replace(repetition_penalty=1.3, no_repeat_ngram_size=2))
+    steps = 9
+    results = sampler.run(
+        rows,
+        options,
+        sequences=[()] * len(rows),
+        grammar=positions,
+        steps=steps,
+        max_length=64,
+        states=[State(length=0)] * len(rows),
+    )
+    ended = 0
+    for option, result in zip(options, results, strict=True):
+        for index, row in enumerate(rows):
+            position, picked = positions[index], list[int]()
+            for step in range(steps):
+                mask = mask_of(automaton, position, tokens, vocab)
+                expected = sample(row, option, step, index, tokens=picked, allowed=mask)
+                assert result["ring"][index * steps + step] == expected, (option, index, step)
+                picked.append(expected)
+                if expected == 0:
+                    ended += 1
+                    break
+                position = behind(automaton, position, tokens[expected])
+    assert ended
+    assert len(set(results[1]["ring"])) > 10
+
+
+def test_where_a_mask_is_not_known_nothing_is_picked(sampler: SamplerPage) -> None:
+    """A token that pushes more than there is room for, and a stack that is full; the host's mask then serves."""
+    pieces = ["[", "1", "x"]
+    automaton = automaton_of(Guidance("json_schema", "{}").grammar)
+    full = behind(automaton, automaton.start, b"[" * (STACK - 1))
+    assert len(full) == STACK
+    row = typed([3.0, 0.0, 9.0, 5.0], half=False)
+    found = []
+    for last, position in (("[" * 40, automaton.start), ("y", full), ("y", full[:-1]), ("[" * 40, ())):
+        tokens = TokenBytes([*written(pieces), *written([last])], [])
+        option = replace(GREEDY, guided=True, grammar=automaton.table(tokens))
+        mask = (0b1010).to_bytes(4, "little")
+        [result] = sampler.run([row], [option], sequences=[()], allowed=mask, grammar=[position], steps=3)
+        found.append(result["ring"])
+    pad = GREEDY.pad_token_id
+    assert found[0] == [NO_TOKEN, pad, pad]
+    assert found[1] == [0, NO_TOKEN, pad]
+    assert found[2][:2] == [0, 0]
+    assert found[3] == [3, 3, 3], "without a position the host's mask counts"
+
+
+def behind(automaton: Automaton, position: Position, data: bytes) -> Position:
+    found = automaton.after(position, data)
+    assert found is not None
+    return found
+
+
+def written(pieces: Sequence[str]) -> list[str]:
+    return [_in_alphabet(piece.encode()) for piece in pieces]
+
+
+def mask_of(automaton: Automaton, position: Position, tokens: TokenBytes, vocab: int) -> bytes:
+    """By the automaton on the host; token 0 ends outputs."""
+    words = array("I", bytes(4 * -(-vocab // 32)))
+    for token in range(vocab):
+        fits = automaton.may_end(position) if token == 0 else automaton.after(position, tokens[token])
+        if fits:
+            words[token // 32] |= 1 << token % 32
+    return words.tobytes()
 
 
 @pytest.mark.parametrize("scale", [1e-38, 1.0, 1e6])

@@ -222,6 +222,9 @@ class PaperEngine:
     def set_allowed(self, sampler: int, mask: bytes, row: int = 0) -> None:
         self._call()
 
+    def set_sampler_own(self, sampler: int, words: bytes, row: int = 0) -> None:
+        self._call()
+
     def set_sampler_memory(self, sampler: int, rows: bytes, row: int = 0) -> None:
         self._call()
 

@@ -145,6 +145,9 @@ class PaperDecoder:
         self.pending: int | None = None
         self.done = False
         self.masks: list[bytes] = []
+        self.follows_grammars = False
+        self.positions: list[tuple[int, ...]] = []
+        """Where in a grammar's automaton it was told to be."""
 
     async def warm_up(self) -> None:
         assert self.unread == 0, "bursts are under way"
@@ -224,6 +227,10 @@ class PaperDecoder:
     def allow(self, mask: bytes) -> None:
         assert self.unread == 0, "a mask while a pick is under way"
         self.masks.append(mask)
+
+    def follow_grammar(self, position: Sequence[int]) -> None:
+        assert self.unread == 0, "a grammar's position while a pick is under way"
+        self.positions.append(tuple(position))
 
     def edit_logits(self, edits: Mapping[int, float]) -> None:
         self.forced = max(edits, key=edits.__getitem__)

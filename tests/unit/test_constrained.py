@@ -170,10 +170,10 @@ def test_what_does_not_go_together_is_refused(change: object, said: str, model: 
         Generator(model, params)
 
 
-def test_a_fixed_run_ahead_is_refused(model: Model) -> None:
+def test_a_fixed_run_ahead_with_forced_tokens_is_refused(model: Model) -> None:
     params = GeneratorParams(model, run_ahead=4)
-    params.set_guidance("regex", "a")
-    with pytest.raises(OptionError, match="run_ahead is 4; with guidance each pick waits for its mask"):
+    params.set_guidance("regex", "a", True)
+    with pytest.raises(OptionError, match="run_ahead is 4; with enable_ff_tokens each pick waits for its mask"):
         Generator(model, params)
 
 

@@ -215,6 +215,11 @@ export class Tapes {
     this.samplers.get(handle).sampler.setAllowed(wordsOf(mask), row);
   }
 
+  /** What a stage has for itself in a row's memory. */
+  setSamplerOwn(handle: number, words: PyProxy, row: number): void {
+    this.samplers.get(handle).sampler.setOwn(wordsOf(words), row);
+  }
+
   setSamplerMemory(handle: number, rows: PyProxy, row: number): void {
     this.samplers.get(handle).sampler.setMemory(wordsOf(rows), row);
   }

@@ -233,13 +233,18 @@ class JsGpuEngine:
 
     def set_sampling(self, sampler: int, program: SamplerProgram) -> None:
         given: dict[str, Any] = {"passes": program.passes, "wgsl": program.wgsl, "banWgsl": program.ban_wgsl}
-        given |= {"rowWords": program.row_words, "allowedAt": program.allowed_at}
+        given |= {"maskWgsl": program.mask_wgsl, "endWgsl": program.end_wgsl, "rowWords": program.row_words}
+        given |= {"allowedAt": program.allowed_at, "ownAt": program.own_at}
         with typed_errors():
             self._tapes.setSampling(sampler, program.words, program.table, json.dumps(given))
 
     def set_allowed(self, sampler: int, mask: bytes, row: int = 0) -> None:
         with typed_errors():
             self._tapes.setAllowed(sampler, mask, row)
+
+    def set_sampler_own(self, sampler: int, words: bytes, row: int = 0) -> None:
+        with typed_errors():
+            self._tapes.setSamplerOwn(sampler, words, row)
 
     def set_sampler_memory(self, sampler: int, rows: bytes, row: int = 0) -> None:
         with typed_errors():

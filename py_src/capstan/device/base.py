@@ -85,6 +85,8 @@ class Decoder(Protocol):
     usual_burst: int
     """Picks that an adaptive run-ahead came to when the decoder was last used; before that what it starts with."""
 
+    follows_grammars: bool
+    """Whether the device can make the masks of a grammar itself."""
     counts_device: bool
     """Whether its counters but 'steps' are those of the whole device, whichever decoder was at work."""
 
@@ -128,6 +130,11 @@ class Decoder(Protocol):
     def allow(self, mask: bytes) -> None:
         """The tokens that the next pick may take, where the options are `guided`: u32 words, the lowest bit of the
         first one is token 0."""
+
+    def follow_grammar(self, position: Sequence[int]) -> None:
+        """Where the row is in the automaton of the options' `grammar`, the states of its stack: the device makes the
+        masks from here on and follows the picks, until `allow` gives one or the sequence is changed otherwise than by a
+        pick. Where it cannot tell which tokens are allowed it picks NO_TOKEN. Only where `follows_grammars`."""
 
     def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
         """Take over the sequence for stages that ask for it, and that its first `prompt` tokens were not picked: called

@@ -75,6 +75,7 @@ class HostSampledDecoder:
 
     capture = "off"
     counts_device = False
+    follows_grammars = False
     max_in_flight = 1
     max_burst = 1
 
@@ -156,6 +157,9 @@ class HostSampledDecoder:
 
     def allow(self, mask: bytes) -> None:
         self._allowed = mask
+
+    def follow_grammar(self, position: Sequence[int]) -> None:
+        raise NotImplementedError("masks come from the host")
 
     async def step(self, token: int) -> None:
         if self._snapshots is not None:

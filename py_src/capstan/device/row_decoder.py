@@ -73,6 +73,9 @@ class RowDecoder(Protocol):
     @usual_burst.setter
     def usual_burst(self, picks: int) -> None: ...
 
+    follows_grammars: bool
+    """As of Decoder."""
+
     def set_search(self, row: int, options: SearchOptions) -> None:
         """Choose how a row's tokens are picked from now on. Rows differ in `min_length` alone, which is in tokens of
         the row as the device counts them. A row draws from (seed, length of the row, number of the row)."""
@@ -117,6 +120,9 @@ class RowDecoder(Protocol):
 
     def allow(self, row: int, mask: bytes) -> None:
         """As Decoder.allow, for a row."""
+
+    def follow_grammar(self, row: int, position: Sequence[int]) -> None:
+        """As Decoder.follow_grammar, for a row."""
 
     async def step(self, tokens: Sequence[int]) -> None:
         """Run one decode step over given tokens, one for each row, without a pick: the logits are then those after

@@ -64,6 +64,7 @@ class SeparateRows:
         self.max_in_flight = first.max_in_flight
         self.max_burst = first.max_burst
         self.behind_first = first.behind_first
+        self.follows_grammars = first.follows_grammars
 
     @property
     def capture_note(self) -> str | None:
@@ -142,6 +143,9 @@ class SeparateRows:
 
     def allow(self, row: int, mask: bytes) -> None:
         self.decoders[row].allow(mask)
+
+    def follow_grammar(self, row: int, position: Sequence[int]) -> None:
+        self.decoders[row].follow_grammar(position)
 
     async def step(self, tokens: Sequence[int]) -> None:
         for decoder, token in zip(self.decoders, tokens, strict=True):

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from .automaton import Automaton, NoAutomatonError, Position, automaton_of
 from .constraint import Constraint, Encoder
 from .guidance import KINDS, Guidance
 from .matcher import Grammars, Matcher
-from .vocabulary import vocabulary
+from .vocabulary import TokenBytes, vocabulary
 
-__all__ = ["KINDS", "Constraint", "Encoder", "Grammars", "Guidance", "Matcher", "vocabulary"]
+__all__ = [
+    "KINDS",
+    "Automaton",
+    "Constraint",
+    "Encoder",
+    "Grammars",
+    "Guidance",
+    "Matcher",
+    "NoAutomatonError",
+    "Position",
+    "TokenBytes",
+    "automaton_of",
+    "vocabulary",
+]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from ..errors import GuidanceError
+from .automaton import Automaton, Position
 from .guidance import Guidance
 from .matcher import Grammars, Matcher
+from .vocabulary import TokenBytes
 
 __all__ = ["Constraint", "Encoder"]
 
@@ -38,6 +40,16 @@ class Constraint:
         """The output that the matcher has seen."""
         self._seen: int | None = 0
         """Tokens of the sequence that are accounted for; None if it was changed from outside."""
+
+    def position(self, sequence: Sequence[int], automaton: Automaton, tokens: TokenBytes) -> Position:
+        """Where the sequence is in an automaton of the grammar. Raises GuidanceError if it does not fit."""
+        found = automaton.start
+        for number, token in enumerate(self._output(sequence)):
+            following = automaton.after(found, tokens[token])
+            if following is None:
+                self._refuse(token, number)
+            found = following
+        return found
 
     async def prepare(self, grammars: Callable[[], Awaitable[Grammars]], encoder: Callable[[], Encoder]) -> None:
         """Compile the grammar, once. Raises GuidanceError."""
@@ -110,12 +122,15 @@ class Constraint:
             new = list(sequence[self._seen :])
         for token in new:
             if not self._open().accept(token):
-                raise GuidanceError(
-                    f"{self.guidance.kind}: token {token} does not fit the grammar after {len(self._accepted)} output "
-                    "tokens; rewind_to the position before it"
-                )
+                self._refuse(token, len(self._accepted))
             self._accepted.append(token)
         self._seen = len(sequence)
+
+    def _refuse(self, token: int, behind: int) -> NoReturn:
+        raise GuidanceError(
+            f"{self.guidance.kind}: token {token} does not fit the grammar after {behind} output tokens; rewind_to the "
+            "position before it"
+        )
 
     def _output(self, sequence: Sequence[int]) -> list[int]:
         begin = self._begun[-1] if self._begun else 0

@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["ANY_CHARACTER", "Chars", "Choice", "Grammar", "Node", "Repeat", "Rule", "Series", "Text", "chars"]
+__all__ = [
+    "ANY_CHARACTER",
+    "Chars",
+    "Choice",
+    "Grammar",
+    "Node",
+    "Repeat",
+    "Rule",
+    "Series",
+    "Text",
+    "byte_runs",
+    "chars",
+]
 
 Ranges = tuple[tuple[int, int], ...]
 """Code points, first and last of each range, ascending, apart from each other."""
@@ -182,30 +194,30 @@ def _set(ranges: Ranges) -> str:
     ascii_only = intersected(ranges, ((0, 0x7F),))
     branches = ["[" + "".join(_range(first, last) for first, last in ascii_only) + "]"] if ascii_only else []
     for first, last in intersected(ranges, complement(((0, 0x7F),))):
-        for run in _byte_runs(first, last):
+        for run in byte_runs(first, last):
             # A set of one character would become a text, which xgrammar writes in UTF-8; one named twice does not.
             names = [_range(low, high) if low < high else 2 * _escaped(low) for low, high in run]
             branches.append(" ".join(f"[{name}]" for name in names))
     return branches[0] if len(branches) == 1 and ascii_only else "(" + " | ".join(branches) + ")"
 
 
-def _byte_runs(first: int, last: int) -> Iterator[list[tuple[int, int]]]:
+def byte_runs(first: int, last: int) -> Iterator[list[tuple[int, int]]]:
     """The UTF-8 of all characters from one to another: for each run the range of each byte."""
     for limit in (0x7FF, 0xFFFF):
         if first <= limit < last:
-            yield from _byte_runs(first, limit)
-            yield from _byte_runs(limit + 1, last)
+            yield from byte_runs(first, limit)
+            yield from byte_runs(limit + 1, last)
             return
     for bits in (6, 12, 18):
         low = (1 << bits) - 1
         if first | low != last | low:
             if first & low:
-                yield from _byte_runs(first, first | low)
-                yield from _byte_runs((first | low) + 1, last)
+                yield from byte_runs(first, first | low)
+                yield from byte_runs((first | low) + 1, last)
                 return
             if last & low != low:
-                yield from _byte_runs(first, (last & ~low) - 1)
-                yield from _byte_runs(last & ~low, last)
+                yield from byte_runs(first, (last & ~low) - 1)
+                yield from byte_runs(last & ~low, last)
                 return
     yield list(zip(chr(first).encode(), chr(last).encode(), strict=True))
 

@@ -24,6 +24,8 @@ class Guidance:
     data: str
     enable_ff_tokens: bool = False
     """Whether text that must come next is appended without a model step for each of its tokens."""
+    grammar: Grammar = field(init=False, repr=False, compare=False)
+    """What it is as rules."""
     text: str = field(init=False, repr=False, compare=False)
     """The grammar in xgrammar's EBNF."""
 
@@ -37,20 +39,21 @@ class Guidance:
             raise OptionError("Guidance type and data must be provided together; give both")
         if self.kind not in KINDS:
             raise OptionError(f"Unsupported guidance type: {self.kind} (only {', '.join(KINDS)} are supported)")
-        object.__setattr__(self, "text", self._grammar().text())
-
-    def _grammar(self) -> Grammar:
         try:
-            match self.kind:
-                case "json_schema":
-                    return json_schema_grammar(self.data)
-                case "regex":
-                    grammar = Grammar()
-                    grammar.add("root", parse_regex(self.data))
-                    return grammar
-                case "lark_grammar":
-                    return lark_grammar(self.data)
-                case _:
-                    return parse_ebnf(self.data)
+            object.__setattr__(self, "grammar", self._grammar())
+            object.__setattr__(self, "text", self.grammar.text())
         except RecursionError:
             raise GuidanceError(f"{self.kind}: it is nested too deeply; simplify it") from None
+
+    def _grammar(self) -> Grammar:
+        match self.kind:
+            case "json_schema":
+                return json_schema_grammar(self.data)
+            case "regex":
+                grammar = Grammar()
+                grammar.add("root", parse_regex(self.data))
+                return grammar
+            case "lark_grammar":
+                return lark_grammar(self.data)
+            case _:
+                return parse_ebnf(self.data)

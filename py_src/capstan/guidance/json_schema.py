@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from ..errors import GuidanceError
 from ..json_text import NotJsonError, read_json
@@ -18,30 +18,21 @@ from .json_numbers import integer_range, number_range
 from .json_text import BLANK, CHARACTER, INTEGER, NUMBER, any_value, json_grammar, literal, other_key, quoted, string
 from .merging import MergeError, merged
 from .regex import parse_regex, parse_searched
+from .schema_keywords import (
+    ANNOTATIONS,
+    TYPED,
+    Schema,
+    count,
+    is_a,
+    listed,
+    pointer,
+    refuse,
+    require_apart,
+    require_known,
+    types_of,
+)
 
 __all__ = ["json_schema_grammar"]
-
-Schema = Mapping[str, Any]
-
-TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
-_ANNOTATIONS = {
-    *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"),
-    *("$id", "id", "$defs", "definitions", "$anchor", "contentMediaType", "contentEncoding"),
-}
-_BY_TYPE: dict[str, set[str]] = {
-    "object": {"properties", "required", "additionalProperties", "minProperties", "maxProperties"},
-    "array": {"items", "prefixItems", "minItems", "maxItems"},
-    "string": {"minLength", "maxLength", "pattern", "format"},
-    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"},
-    "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"},
-    "boolean": set(),
-    "null": set(),
-}
-_TYPED = set().union(*_BY_TYPE.values())
-_COMBINED = {"$ref", "allOf", "anyOf", "oneOf"}
-_KNOWN = _ANNOTATIONS | _TYPED | _COMBINED | {"type", "enum", "const"}
-_NO_CHANGE = {"uniqueItems": False, "minContains": 0, "unevaluatedItems": True, "unevaluatedProperties": True}
-"""Keywords that are taken at the value with which they ask for nothing."""
 
 _HOUR_TO_SECOND = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?"
 _ZONE = r"(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
@@ -165,16 +156,17 @@ class _Converter:
         if extra is not False:
             key = other_key(self.grammar, {*properties, *required})
             others = self.grammar.add("pair", self._pair(key, extra, f"{at}/additionalProperties"))
-        return Series((Text("{"), BLANK, self._members(pairs, others), BLANK, Text("}")))
+        return Series((Text("{"), BLANK, self._members(pairs, others), Text("}")))
 
     def _pair(self, key: Node, schema: Any, at: str) -> Node:
         return Series((key, BLANK, Text(":"), BLANK, self.value(schema, at)))
 
     def _members(self, pairs: Sequence[tuple[Node, bool]], others: Node | None) -> Node:
-        """The pairs in order, each with a comma before it unless it is the first; optional ones may be missing."""
+        """The pairs in order, each with a comma before it unless it is the first; optional ones may be missing. White
+        space follows if there is any: an empty object has the one before."""
         comma = Series((BLANK, Text(","), BLANK))
         # From the last to the first: what may follow if something stands before, and if nothing does.
-        after: Node = Repeat(Series((comma, others)), 0, None) if others else Text("")
+        after: Node = Series((Repeat(Series((comma, others)), 0, None), BLANK)) if others else BLANK
         first: Node = Repeat(Series((others, after)), 0, 1) if others else Text("")
         for pair, needed in reversed(pairs):
             behind = self.grammar.add("members", after)
@@ -197,19 +189,20 @@ class _Converter:
             refuse(f"{at}/minItems", f"{least}", f"at most {most} items are allowed")
         fixed = [self.value(item, f"{at}/prefixItems/{index}") for index, item in enumerate(before)]
         fixed = fixed if most is None else fixed[:most]
-        rest: Node = Text("")
+        rest: Node = BLANK if fixed else Text("")
         if most is None or most > len(fixed):
             item = self.value(items, f"{at}/items")
             low, high = max(least - len(fixed), 0), None if most is None else most - len(fixed)
             if fixed:
-                rest = Repeat(Series((comma, item)), low, high)
+                rest = Series((Repeat(Series((comma, item)), low, high), BLANK))
             else:
-                tail = Repeat(Series((comma, item)), max(low - 1, 0), None if high is None else high - 1)
+                more = Repeat(Series((comma, item)), max(low - 1, 0), None if high is None else high - 1)
+                tail = Series((more, BLANK))
                 rest = Series((item, tail)) if low else Repeat(Series((item, tail)), 0, 1)
         for index in reversed(range(len(fixed))):
             whole = Series(((comma,) if index else ()) + (fixed[index], rest))
-            rest = whole if index < least else Repeat(whole, 0, 1)
-        return Series((Text("["), BLANK, rest, BLANK, Text("]")))
+            rest = whole if index < least else Choice((whole, BLANK if index else Text("")))
+        return Series((Text("["), BLANK, rest, Text("]")))
 
     def _string(self, schema: Schema, at: str) -> Node:
         least, most = count(schema, "minLength", at, 0) or 0, count(schema, "maxLength", at, None)
@@ -255,7 +248,7 @@ class _Converter:
 
     def _values(self, values: Sequence[Any], schema: Schema, at: str) -> Node:
         """The values of an enum or a const that have one of the schema's types."""
-        asked = {name for name in _TYPED | {"enum"} if name in schema} - {at.rpartition("/")[2]}
+        asked = {name for name in TYPED | {"enum"} if name in schema} - {at.rpartition("/")[2]}
         if asked:
             refuse(at, f"together with {', '.join(sorted(asked))}", "leave out the values that do not fit them")
         types = types_of(schema, at.rpartition("/")[0])
@@ -269,7 +262,7 @@ class _Converter:
         rest = {key: value for key, value in schema.items() if key != name}
         parts = [self._resolved(part, f"{at}/{name}/{i}") for i, part in enumerate(listed(schema, name, at))]
         places = [f"{at}/{name}/{i}" for i in range(len(parts))]
-        if not rest.keys() - _ANNOTATIONS and name == "anyOf":
+        if not rest.keys() - ANNOTATIONS and name == "anyOf":
             parts = listed(schema, name, at)
         kept = [(part, place) for part, place in zip(parts, places, strict=True) if part is not False]
         if not kept:
@@ -283,12 +276,12 @@ class _Converter:
     def _merged(self, a: Any, b: Any, at: str) -> Any:
         """The schema of what fits both."""
         try:
-            return merged(a, b, _ANNOTATIONS)
+            return merged(a, b, ANNOTATIONS)
         except MergeError as error:
             refuse(at, str(error), "write one schema that says both")
 
     def _referred(self, schema: Schema, at: str) -> Node:
-        rest = {name: value for name, value in schema.items() if name != "$ref" and name not in _ANNOTATIONS}
+        rest = {name: value for name, value in schema.items() if name != "$ref" and name not in ANNOTATIONS}
         target = schema["$ref"]
         if not rest:
             return self.value(self._target(target, f"{at}/$ref"), target)
@@ -297,7 +290,7 @@ class _Converter:
     def _resolved(self, schema: Any, at: str) -> Any:
         """The schema, or the one that it refers to with nothing besides."""
         seen = []
-        while isinstance(schema, Mapping) and "$ref" in schema and not schema.keys() - _ANNOTATIONS - {"$ref"}:
+        while isinstance(schema, Mapping) and "$ref" in schema and not schema.keys() - ANNOTATIONS - {"$ref"}:
             if schema["$ref"] in seen:
                 refuse(f"{at}/$ref", f"{schema['$ref']!r}", "it refers to itself alone")
             seen.append(schema["$ref"])
@@ -317,87 +310,3 @@ class _Converter:
             else:
                 refuse(at, f"{reference!r}", f"the schema has no {name!r} there")
         return found
-
-
-def require_known(schema: Schema, at: str) -> None:
-    for name in schema:
-        if name in _NO_CHANGE and schema[name] is _NO_CHANGE[name]:
-            continue
-        if name not in _KNOWN:
-            refuse(f"{at}/{pointer(name)}", f"{name} is not enforced", "leave it out, or say it another way")
-
-
-def types_of(schema: Schema, at: str) -> list[str]:
-    """The types that the schema names, all if it names none."""
-    given = schema.get("type", list(TYPES))
-    types = given if isinstance(given, list) else [given]
-    for kind in types:
-        if kind not in TYPES:
-            refuse(f"{at}/type", f"{kind!r}", f"there are {', '.join(TYPES)}")
-    if not types:
-        refuse(f"{at}/type", "[]", "nothing has no type")
-    return types
-
-
-def is_a(kind: str, value: Any) -> bool:
-    """Whether a value has the type."""
-    if isinstance(value, bool) or value is None:
-        return kind == ("null" if value is None else "boolean")
-    if isinstance(value, int | float):
-        return kind == "number" or (kind == "integer" and value == int(value))
-    return kind == ("string" if isinstance(value, str) else "array" if isinstance(value, list) else "object")
-
-
-def require_apart(parts: Sequence[Any], at: str) -> None:
-    """Raise unless no value fits two of them, by their types, or by their fixed values."""
-    for index, a in enumerate(parts):
-        for other, b in enumerate(parts[:index]):
-            if not apart(a, b):
-                refuse(f"{at}/{index}", f"a value may fit {at}/{other} too", "use anyOf, or make them differ in type")
-
-
-def apart(a: Any, b: Any) -> bool:
-    """Whether it is plain that no value fits both."""
-    if a is True or b is True or not isinstance(a, Mapping) or not isinstance(b, Mapping):
-        return False
-    values = [fixed(a), fixed(b)]
-    if values[0] is not None and values[1] is not None:
-        texts = [{json.dumps(value, sort_keys=True) for value in found} for found in values if found is not None]
-        return not texts[0] & texts[1]
-    types = [{"integer" if kind == "number" else kind for kind in types_of(schema, "#")} for schema in (a, b)]
-    if "type" in a and "type" in b and not types[0] & types[1]:
-        return True
-    if types[0] == types[1] == {"object"}:
-        shared = set(a.get("required", ())) & set(b.get("required", ()))
-        return any(apart(a.get("properties", {}).get(n, True), b.get("properties", {}).get(n, True)) for n in shared)
-    return False
-
-
-def fixed(schema: Schema) -> list[Any] | None:
-    """The values that the schema lists."""
-    if "const" in schema:
-        return [schema["const"]]
-    found = schema.get("enum")
-    return found if isinstance(found, list) else None
-
-
-def listed(schema: Schema, name: str, at: str) -> list[Any]:
-    found = schema[name]
-    if not isinstance(found, list) or (not found and name != "required" and name != "prefixItems"):
-        refuse(f"{at}/{name}", f"{found!r}", "it must be a list with something in it")
-    return found
-
-
-def count(schema: Schema, name: str, at: str, default: int | None) -> int | None:
-    found = schema.get(name, default)
-    if found is not None and (isinstance(found, bool) or not isinstance(found, int) or found < 0):
-        refuse(f"{at}/{name}", f"{found!r}", "it must be an integer of at least 0")
-    return found
-
-
-def pointer(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
-
-
-def refuse(at: str, what: str, remedy: str) -> NoReturn:
-    raise GuidanceError(f"json_schema {at}: {what}; {remedy}")

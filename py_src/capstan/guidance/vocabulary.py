@@ -3,21 +3,54 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from array import array
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NoReturn
 
 from ..config import parse_object
 from ..errors import GuidanceError
 
-__all__ = ["vocabulary"]
+__all__ = ["TokenBytes", "vocabulary"]
 
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _ALPHABET = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + i) for i, byte in enumerate(_OTHERS)}
 """GPT-2's: printable characters of Latin-1 stand for themselves, other bytes for characters from U+0100 on."""
 
+_ALPHABET_SET = set(_ALPHABET.values())
+_TO_BYTE = {ord(character): byte for byte, character in _ALPHABET.items()}
+_STOP = 1 << 31
+
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BLANK = "\u2581"
+
+
+class TokenBytes:
+    """The bytes of all tokens of a `vocabulary`, behind one another."""
+
+    def __init__(self, tokens: Sequence[str], stop: Collection[int]) -> None:
+        texts = ["" if id_ in stop else token for id_, token in enumerate(tokens)]
+        whole = "".join(texts)
+        if set(whole) <= _ALPHABET_SET:
+            self._bytes = whole.translate(_TO_BYTE).encode("latin-1")
+            lengths = [*map(len, texts)]
+        else:
+            parts = [_bytes_of(text) for text in texts]
+            self._bytes, lengths = b"".join(parts), [*map(len, parts)]
+        self._ends = array("I", accumulate(lengths, initial=0))
+        ends = array("I", self._ends)
+        for id_ in stop:
+            ends[id_] |= _STOP
+        self.ends = ends
+        """u32: where each token's begin, and the end of the last one's; the highest bit is set for ids in `stop`, which
+        have none."""
+        self.data = array("I")
+        """u32: 4 bytes a word."""
+        self.data.frombytes(self._bytes + bytes(-len(self._bytes) % 4))
+
+    def __getitem__(self, token: int) -> bytes:
+        return self._bytes[self._ends[token] : self._ends[token + 1]]
 
 
 def vocabulary(tokenizer_json: str, size: int, stop: Collection[int]) -> list[str]:
@@ -79,6 +112,11 @@ def _of_pieces(token: str) -> str:
     """SentencePiece's: <0x0A> is a byte, U+2581 a blank."""
     byte = _BYTE.fullmatch(token)
     return _in_alphabet(bytes([int(byte[1], 16)]) if byte else token.replace(_BLANK, " ").encode())
+
+
+def _bytes_of(text: str) -> bytes:
+    """Of a token in the alphabet; one that has other characters is text."""
+    return text.translate(_TO_BYTE).encode("latin-1") if set(text) <= _ALPHABET_SET else text.encode()
 
 
 def _in_alphabet(text: bytes) -> str:

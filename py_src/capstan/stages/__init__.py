@@ -9,7 +9,7 @@ its options from there too. What only says when a sequence ends is a module with
 from __future__ import annotations
 
 from .bad_words import BadWords
-from .guided import FORBIDDEN_KEY, Guided
+from .guided import FORBIDDEN_KEY, STACK, GrammarTable, Guided, position_words
 from .logit_bias import LogitBias
 from .max_time import MaxTime
 from .min_length import MinLength
@@ -27,7 +27,9 @@ from .token_penalties import TokenPenalties
 __all__ = [
     "FORBIDDEN_KEY",
     "NEGATIVE_INFINITY_KEY",
+    "STACK",
     "BadWords",
+    "GrammarTable",
     "Guided",
     "LogitBias",
     "MaxTime",
@@ -45,6 +47,7 @@ __all__ = [
     "StopTokenIds",
     "TokenPenalties",
     "integer",
+    "position_words",
     "real",
     "sampler_program",
     "switch",

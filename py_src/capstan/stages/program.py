@@ -25,10 +25,10 @@ class SamplerProgram:
     """Kernels are made from the text, which only the set of active stages changes, never the values of options.
 
     The sampler's memory is one buffer, u32: `table`, then `row_words` for each row: token counts [vocab], bans [vocab]
-    (the length at which a token is banned, plus 1), the mask of tokens that can be picked [vocab / 32], and the
-    sequence's ids [capacity] behind the number of its tokens that the model was not given (padding); each only where a
-    stage asks. The host sets a row when its sequence was changed from outside, and the mask before each pick; picks add
-    to it.
+    (the length at which a token is banned, plus 1), the mask of tokens that can be picked [vocab / 32], what a stage
+    has for itself, and the sequence's ids [capacity] behind the number of its tokens that the model was not given
+    (padding); each only where a stage asks. The host sets a row when its sequence was changed from outside, and the
+    mask before each pick unless the pass `constrain` does; picks add to it.
     """
 
     words: bytes
@@ -39,6 +39,10 @@ class SamplerProgram:
     """`struct Params`, and what the active stages do."""
     ban_wgsl: str
     """What they do in the pass `ban` besides."""
+    mask_wgsl: str
+    """What they do in the pass `constrain` besides."""
+    end_wgsl: str
+    """What they do once a token is picked."""
     table: bytes
     """Constants of the active stages."""
     row_words: int
@@ -47,6 +51,8 @@ class SamplerProgram:
     """Whether a row's memory has token counts."""
     allowed_at: int | None
     """Where in it the mask is, which the host sets before each pick; None if no stage asks for it."""
+    own_at: int | None
+    """Where in it what a stage has for itself is, which the host sets with the sequence; None if there is none."""
     sequence: bool
     """Whether it has the ids."""
     vocab: int
@@ -95,10 +101,12 @@ def sampler_program(
                 table += stage.table(options, vocab)
     bans_at = vocab * counts
     allowed_at = bans_at + vocab * bans
-    ids_at = allowed_at + -(-vocab // 32) * allowed
+    own_at = allowed_at + -(-vocab // 32) * allowed
+    own = {stage.name: stage.memory(options) for stage in active if stage.memory(options)}
+    ids_at = own_at + sum(own.values())
     row_words = ids_at + (1 + capacity) * sequence
     words |= {"rows_at": len(table), "row_words": row_words, "bans_at": bans_at}
-    words |= {"allowed_at": allowed_at, "ids_at": ids_at}
+    words |= {"allowed_at": allowed_at, "own_at": own_at, "ids_at": ids_at}
     padding = -len(words) % _VECTOR
     end_words = [*ends, *[0] * (MAX_END_TOKENS - len(ends))]
     fields = "".join(f"  {name}: u32,\n" for name in words)
@@ -106,13 +114,16 @@ def sampler_program(
     struct = f"struct Params {{\n{fields}{pads}  ends: array<vec4<u32>, {MAX_END_TOKENS // _VECTOR}>,\n}}\n"
     return SamplerProgram(
         words=array("I", [*words.values(), *[0] * padding, *end_words]).tobytes(),
-        passes=("ban",) * bans + _passes(options, words),
+        passes=("constrain",) * bool(own) + ("ban",) * bans + _passes(options, words),
         wgsl=struct + _functions(active, counts=counts, bans=bans, allowed=allowed, sequence=sequence),
         ban_wgsl=_bans(active),
+        mask_wgsl="".join(stage.mask_wgsl for stage in active if stage.name in own),
+        end_wgsl=_ends([stage for stage in active if stage.name in own]),
         table=table.tobytes(),
         row_words=row_words,
         counts=counts,
         allowed_at=allowed_at if allowed else None,
+        own_at=own_at if own else None,
         sequence=sequence,
         vocab=vocab,
         capacity=capacity,
@@ -142,8 +153,24 @@ def _functions(active: Sequence[Stage], **memory: bool) -> str:
             f"fn table_{stage.name}(i: u32) -> u32 {{\n  return memory[params.table_{stage.name} + i];\n}}\n"
             for stage in tables
         )
+        + "".join(
+            f"fn memory_{stage.name}(row: u32) -> u32 {{\n  return row_memory(row) + params.own_at;\n}}\n"
+            for stage in active
+            if stage.mask_wgsl
+        )
         + "".join(library)
         + "".join(stage.edit_wgsl + stage.weigh_wgsl for stage in active)
+    )
+
+
+def _ends(active: Sequence[Stage]) -> str:
+    """`settled` and `follow`, which call the stages that have memory of their own."""
+    settled = "".join(f"  token = settle_{stage.name}(row, token);\n" for stage in active)
+    follow = "".join(f"  follow_{stage.name}(row, token);\n" for stage in active)
+    return (
+        f"fn settled(row: u32, given: u32) -> u32 {{\n  var token = given;\n{settled}  return token;\n}}\n"
+        + f"fn follow(row: u32, token: u32) {{\n{follow}}}\n"
+        + "".join(stage.end_wgsl for stage in active)
     )
 
 

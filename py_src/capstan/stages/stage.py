@@ -62,6 +62,15 @@ class Stage:
     """`fn weigh_NAME(weight: u32) -> u32`: the same."""
     allowed: bool = False
     """Whether it asks which tokens the host allows: `is_allowed(row, token)` in WGSL."""
+    memory: Callable[[Any], int] = lambda _options: 0
+    """u32 words that it has for itself in a row's memory: from `memory_NAME(row)` on in WGSL. With any, the stage also
+    has the following two."""
+    mask_wgsl: str = ""
+    """`fn makes_mask(row: u32) -> bool`, whether the GPU finds itself which tokens are allowed, and `fn fits(row: u32,
+    token: u32) -> bool`, which they are; for the pass `constrain` before the others."""
+    end_wgsl: str = ""
+    """`fn settle_NAME(row: u32, token: u32) -> u32`, the pick in its final form, and `fn follow_NAME(row: u32, token:
+    u32)`, for every pick that the row goes on from."""
     counts: bool = False
     """Whether it asks which tokens the sequence has, and how often they were picked since tokens were last appended."""
     sequence: bool = False

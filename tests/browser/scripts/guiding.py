@@ -25,22 +25,22 @@ async def guided(
     **source: Any,
 ) -> dict[str, Any]:
     """For each (kind, data, forced, search options): the ids of a generation, those after a rewind to its second token,
-    and how steps ran; and how often the grammar library was fetched before and after."""
+    how often ids were waited for, and how steps ran; and how often the grammar library was fetched before and after."""
     opened = await load(models, model, device=device, **source)
     before = run_js(LOADED)()
     outputs = []
     for kind, data, forced, search in cases:
-        params = GeneratorParams(opened)
+        params = GeneratorParams(opened, run_ahead=None if forced else 8)
         params.set_search_options(**search)
         params.set_guidance(kind, data, forced)
         async with Generator(opened, params) as generator:
             generator.append_tokens(prompt)
             ids = [token async for token in generator]
-            steps = generator.counters["steps"]
+            steps, waits = generator.counters["steps"], generator.counters["python_crossings"]
             if len(ids) > 3:
                 generator.rewind_to(len(prompt) + 2)
             again = [token async for token in generator]
-            outputs.append({"ids": ids, "again": again, "steps": steps, "capture": generator.capture})
+            outputs.append({"ids": ids, "again": again, "steps": steps, "waits": waits, "capture": generator.capture})
     return {"outputs": outputs, "before": before, "after": run_js(LOADED)()}
 
 

@@ -15,6 +15,10 @@ APART = tuple(name for name in PASSES if name not in ("prefill", "direct", "rows
 JOINT = (*APART, "rows")
 
 
+def without_best(_tokens: Sequence[int], best: Sequence[tuple[int, float]]) -> dict[int, float]:
+    return {best[0][0]: float("-inf")}
+
+
 async def generated(
     models: Mapping[str, str],
     *,
@@ -24,11 +28,13 @@ async def generated(
     joint: bool = True,
 ) -> list[dict[str, Any]]:
     """Of each case of search options: the sequences, the decode steps of the device, and how rows were run. Options
-    named eos take the place of the model's end-of-sequence ids."""
+    named eos take the place of the model's end-of-sequence ids; with `second` a processor forbids each best token."""
     opened = await load(models, model, passes=JOINT if joint else APART)
     found = []
     for case in cases:
         options = {"do_sample": False, "batch_size": len(prompts), **case}
+        if options.pop("second", False):
+            options["shortlist_processor"] = without_best
         before = fallbacks()
         async with Generator(opened, parameters(opened, **options)) as generator:
             generator.append_tokens(prompts)

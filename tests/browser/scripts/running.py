@@ -44,11 +44,18 @@ async def close_all() -> None:
 
 
 def parameters(
-    model: Model, *, run_ahead: int | None = None, eos: Sequence[int] | None = None, **search: Any
+    model: Model,
+    *,
+    run_ahead: int | None = None,
+    eos: Sequence[int] | None = None,
+    guidance: Sequence[Any] = ("", ""),
+    shortlist_processor: Any = None,
+    **search: Any,
 ) -> GeneratorParams:
     """Search options over the model's own; `eos` replaces its end-of-sequence ids."""
-    params = GeneratorParams(model, run_ahead=run_ahead)
+    params = GeneratorParams(model, run_ahead=run_ahead, shortlist_processor=shortlist_processor)
     params.set_search_options(**search)
+    params.set_guidance(*guidance)
     if eos is not None:
         params.search = replace(params.search, eos_token_ids=tuple(eos))
     return params

@@ -7,6 +7,7 @@
 
 import advanceSource from "../shaders/advance.wgsl";
 import banSource from "../shaders/ban.wgsl";
+import constrainSource from "../shaders/constrain.wgsl";
 import blockMaxSource from "../shaders/block_max.wgsl";
 import blockSumsSource from "../shaders/block_sums.wgsl";
 import cutSource from "../shaders/cut.wgsl";
@@ -49,10 +50,14 @@ export interface SamplerProgram {
   passes: readonly string[];
   wgsl: string;
   banWgsl: string;
+  maskWgsl: string;
+  endWgsl: string;
   /** Of the sampler's memory, u32; 0 where no stage asks what the sequence is. */
   rowWords: number;
   /** Where in a row of it the mask is; null where no stage asks for one. */
   allowedAt: number | null;
+  /** Where what a stage has for itself is; null where none has anything. */
+  ownAt: number | null;
 }
 
 const MAX_VOCAB = 1 << 24;
@@ -64,6 +69,7 @@ const ROW_SCRATCH = 1600;
 const BLOCK_SCRATCH = 8;
 
 const KERNELS = {
+  constrain: [sharedSource, constrainSource],
   ban: [sharedSource, banSource],
   blockMax: [sharedSource, blockMaxSource],
   histogram: [sharedSource, prefixSource, cutSource, histogramSource],
@@ -90,6 +96,7 @@ interface Dispatch {
 const rounds = (from: number): Dispatch[] =>
   Array.from({ length: ROUNDS / 2 }, (_, index) => ({ kernel: "histogram", round: from + index }));
 const PASSES: Readonly<Record<string, readonly Dispatch[]>> = {
+  constrain: [{ kernel: "constrain", round: 0 }],
   ban: [{ kernel: "ban", round: 0 }],
   max: [{ kernel: "blockMax", round: 0 }],
   count: rounds(0),
@@ -99,6 +106,8 @@ const PASSES: Readonly<Record<string, readonly Dispatch[]>> = {
   greedy: [{ kernel: "greedy", round: 0 }],
 };
 const ENDS = new Set<Kernel>(["draw", "greedy"]);
+/** Those that write the memory and do not end a step. */
+const BEFORE = new Set<Kernel>(["constrain", "ban"]);
 
 /** How a row is divided: one small workgroup up to 4096 tokens, else blocks of 2048 or more, at most 256 of them. */
 function blocking(vocab: number): Blocking {
@@ -113,7 +122,7 @@ class SamplerPipelines {
   private static readonly perDevice = new WeakMap<GPUDevice, SamplerPipelines>();
 
   private readonly passLayout: GPUBindGroupLayout;
-  private readonly banLayout: GPUBindGroupLayout;
+  private readonly beforeLayout: GPUBindGroupLayout;
   private readonly endLayout: GPUBindGroupLayout;
   private readonly modules = new Map<string, GPUShaderModule>();
   private readonly pipelines = new Map<string, GPUComputePipeline>();
@@ -135,7 +144,7 @@ class SamplerPipelines {
       });
     const shared: GPUBufferBindingType[] = ["uniform", "read-only-storage", "storage"];
     this.passLayout = layout("sampler pass", [...shared, "read-only-storage", "uniform", "read-only-storage"]);
-    this.banLayout = layout("sampler ban", [...shared, "read-only-storage", "uniform", "storage"]);
+    this.beforeLayout = layout("sampler before", [...shared, "read-only-storage", "uniform", "storage"]);
     this.endLayout = layout("sampler end", [
       ...shared,
       "storage",
@@ -150,7 +159,7 @@ class SamplerPipelines {
 
   layout(kernel: Kernel): GPUBindGroupLayout {
     if (ENDS.has(kernel)) return this.endLayout;
-    return kernel === "ban" ? this.banLayout : this.passLayout;
+    return BEFORE.has(kernel) ? this.beforeLayout : this.passLayout;
   }
 
   get(kernel: Kernel, vocab: number, half: boolean, stages: string): GPUComputePipeline {
@@ -201,6 +210,7 @@ export class Sampler {
   private memoryTable = 0;
   private rowWords = 0;
   private allowedAt: number | null = null;
+  private ownAt: number | null = null;
   private bindGroups = new Map<string, GPUBindGroup>();
   private plan: readonly { bindGroup: GPUBindGroup; pipeline: GPUComputePipeline; blocks: number }[] = [];
 
@@ -248,15 +258,16 @@ export class Sampler {
     this.memoryTable = table.length;
     this.rowWords = program.rowWords;
     this.allowedAt = program.allowedAt;
+    this.ownAt = program.ownAt;
     this.write(this.params, words);
     if (table.length > 0) this.write(this.memory, table);
     const pipelines = SamplerPipelines.of(this.device);
     const half = this.targets.logitsType === "float16";
-    const blocks = blocking(vocab).BLOCKS;
+    const { BLOCKS, WG } = blocking(vocab);
     this.plan = dispatches.map(({ kernel, round }) => ({
       bindGroup: this.bindGroup(kernel, round, pipelines),
-      pipeline: pipelines.get(kernel, vocab, half, kernel === "ban" ? program.wgsl + program.banWgsl : program.wgsl),
-      blocks: ENDS.has(kernel) ? 1 : blocks,
+      pipeline: pipelines.get(kernel, vocab, half, textOf(kernel, program)),
+      blocks: ENDS.has(kernel) ? 1 : kernel === "constrain" ? Math.ceil(vocab / WG) : BLOCKS,
     }));
   }
 
@@ -280,10 +291,19 @@ export class Sampler {
     this.write(this.memory, words, (this.memoryTable + row * this.rowWords + this.allowedAt) * 4);
   }
 
+  /** What a stage has for itself in a row's memory, or the start of it. Throws RangeError where it has nothing. */
+  setOwn(words: Uint32Array<ArrayBuffer>, row = 0): void {
+    const { ownAt, rowWords, targets } = this;
+    if (ownAt === null || ownAt + words.length > rowWords || row >= targets.rows) {
+      throw new RangeError(`sampler: ${words.length} words for a stage of row ${row}, which has ${rowWords} in all`);
+    }
+    this.write(this.memory, words, (this.memoryTable + row * rowWords + ownAt) * 4);
+  }
+
   private bindGroup(kernel: Kernel, round: number, pipelines: SamplerPipelines): GPUBindGroup {
     const { targets } = this;
     const end = ENDS.has(kernel);
-    const key = `${end} ${kernel === "ban"} ${round}`;
+    const key = `${end} ${BEFORE.has(kernel)} ${round}`;
     let found = this.bindGroups.get(key);
     if (found === undefined) {
       const shared = [this.params, targets.logits, this.scratch, targets.state];
@@ -344,6 +364,13 @@ export class Sampler {
     this.owned.push(made);
     return made;
   }
+}
+
+/** What the stages add to a kernel. */
+function textOf(kernel: Kernel, program: SamplerProgram): string {
+  if (ENDS.has(kernel)) return program.wgsl + program.endWgsl;
+  if (kernel === "constrain") return program.wgsl + program.maskWgsl;
+  return kernel === "ban" ? program.wgsl + program.banWgsl : program.wgsl;
 }
 
 function scratchBytes({ rows, vocab }: SamplerTargets): number {

@@ -3,14 +3,14 @@
 // Done: padding into the ring, nothing else. No token: into the ring, the row is done. An end-of-sequence id: into the ring, the row is done, input and mask stay.
 // Else: input_ids = token, mask[length] = 1, position_ids = length, length + 1, the memory has the token; at max_length the ring alone advances.
 // Bindings: see the kernels. int64 values are written as two words. A model without position_ids has a buffer of the
-// sampler's own there. One thread of the row calls it.
+// sampler's own there. One thread of the row calls it. `settled` and `follow` are in the text of the stages.
 
 struct Sizes {
   ring_capacity: u32,
   max_length: u32,
 }
 
-fn advance(row: u32, token: u32) {
+fn advance(row: u32, given: u32) {
   let at = row * STATE_STRIDE;
   let length = state[at];
   let cursor = state[at + 1u];
@@ -20,6 +20,7 @@ fn advance(row: u32, token: u32) {
     ring[slot] = params.pad;
     return;
   }
+  let token = settled(row, given);
   ring[slot] = token;
   if (token == NO_TOKEN) {
     state[at + 2u] = 1u;
@@ -41,6 +42,7 @@ fn advance(row: u32, token: u32) {
   position_ids[2u * row] = length;
   position_ids[2u * row + 1u] = 0u;
   state[at] = length + 1u;
+  follow(row, token);
   if (HAS_COUNTS) {
     let slot = row_memory(row) + token;
     memory[slot] = (memory[slot] | 0x80000000u) + 1u;

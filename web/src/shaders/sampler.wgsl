@@ -19,7 +19,7 @@ const POSITIVE_INFINITY_KEY = 0xff800000u;
 const STATE_STRIDE = 8u;
 
 // `struct Params`, `HAS_COUNTS`, `HAS_BANS`, `HAS_ALLOWED`, `HAS_SEQUENCE`, `edited` and `kept`, and `ban_all` for ban.wgsl, are in
-// the text that capstan.stages gives (SamplerProgram). What it calls is here: `multiply`, `add64`, `sub64`, `is_end`, `has_token`,
+// the text that capstan.stages gives (SamplerProgram), and what constrain.wgsl and advance.wgsl call. What it calls is here: `multiply`, `add64`, `sub64`, `is_end`, `has_token`,
 // `picks_of`, `is_allowed`, `sequence_token`, `sequence_length`, and `ban` in ban.wgsl. Each kernel binds `state` and `memory`.
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -143,7 +143,7 @@ fn picks_of(row: u32, token: u32) -> u32 {
   return memory[row_memory(row) + token] & 0x7fffffffu;
 }
 
-// Whether the host allows the token; only for stages with `allowed`.
+// Whether the mask has the token; only for stages with `allowed`.
 fn is_allowed(row: u32, token: u32) -> bool {
   return ((memory[row_memory(row) + params.allowed_at + (token >> 5u)] >> (token & 31u)) & 1u) != 0u;
 }

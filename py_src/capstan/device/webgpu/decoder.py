@@ -10,7 +10,7 @@ from ...errors import ClosedError
 from ...graph import GraphDescription
 from ...memory import SNAPSHOTS, DeviceSpan
 from ...search import SearchOptions
-from ...stages import SamplerProgram
+from ...stages import SamplerProgram, position_words
 from ...tape import TapeKey
 from ..base import Burst, Counters
 from ..cache_rows import CacheRows
@@ -49,6 +49,7 @@ class WebGpuDecoder:
     """A Decoder over SequenceBuffers; see base.Decoder for what each method promises."""
 
     counts_device = True
+    follows_grammars = True
 
     def __init__(
         self,
@@ -217,7 +218,12 @@ class WebGpuDecoder:
             self._settle(self._length)
 
     def allow(self, mask: bytes) -> None:
+        if self._program is not None and self._program.own_at is not None:
+            self._engine.set_sampler_own(self._sampler, position_words(()))
         self._engine.set_allowed(self._sampler, mask)
+
+    def follow_grammar(self, position: Sequence[int]) -> None:
+        self._engine.set_sampler_own(self._sampler, position_words(position))
 
     async def step(self, token: int) -> None:
         if not self._step.tape:

@@ -213,6 +213,9 @@ class GpuSampling(GpuAdapter, Protocol):
     def set_allowed(self, sampler: int, mask: bytes, row: int = 0) -> None:
         """The tokens that a row's next pick may take: a bit each, in u32 words. Only after a program with a mask."""
 
+    def set_sampler_own(self, sampler: int, words: bytes, row: int = 0) -> None:
+        """What a stage has for itself in a row's memory, or the start of it. Only after a program with `own_at`."""
+
     def set_sampler_memory(self, sampler: int, rows: bytes, row: int = 0) -> None:
         """What the sequences of rows from `row` on are: `SamplerProgram.row` of each. Only after a program with
         `row_words`."""

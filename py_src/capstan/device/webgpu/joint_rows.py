@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from ...errors import ClosedError
 from ...search import SearchOptions
-from ...stages import SamplerProgram
+from ...stages import SamplerProgram, position_words
 from ..base import Counters
 from ..cache_rows import CacheRows
 from ..row_decoder import RowBurst
@@ -26,6 +26,8 @@ class JointRows:
 
     Prompts are run by a decoder of one sequence, whose cache is then copied to the row's part of the caches.
     """
+
+    follows_grammars = True
 
     def __init__(
         self,
@@ -172,7 +174,13 @@ class JointRows:
 
     def allow(self, row: int, mask: bytes) -> None:
         self._require_open()
+        if self._program is not None and self._program.own_at is not None:
+            self._engine.set_sampler_own(self._sampler, position_words(()), row)
         self._engine.set_allowed(self._sampler, mask, row)
+
+    def follow_grammar(self, row: int, position: Sequence[int]) -> None:
+        self._require_open()
+        self._engine.set_sampler_own(self._sampler, position_words(position), row)
 
     async def step(self, tokens: Sequence[int]) -> None:
         self._require_open()

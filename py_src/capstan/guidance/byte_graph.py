@@ -1,0 +1,240 @@
+"""A grammar as a graph whose edges are bytes of its outputs: what an automaton is made of.
+
+A node of the grammar is turned into states with the state in mind that comes behind it, so that what ends in the same
+way is there once. A rule is either part of where it is used, or called: an edge that says which rule, and where it goes
+on behind it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from .grammar import Chars, Choice, Grammar, Node, Repeat, Rule, Series, Text, byte_runs
+
+__all__ = ["ByteGraph", "NoAutomatonError"]
+
+MOST_STATES = 100_000
+_WORTH_A_CALL = 8
+"""States of what is repeated from which on it is called as if it were a rule."""
+
+
+class NoAutomatonError(Exception):
+    """A grammar has no automaton, or one that is too large; the message says why."""
+
+
+class ByteGraph:
+    """States by number. `joined` are rules that are not called, where it can be helped."""
+
+    def __init__(self, grammar: Grammar, joined: Collection[str] = ()) -> None:
+        self.edges: list[list[tuple[int, int, int]]] = []
+        """First and last byte, and where they lead to."""
+        self.empty: list[list[int]] = []
+        """Where a state leads to without a byte."""
+        self.calls: list[tuple[str, int] | None] = []
+        """The rule that a state calls, and where it goes on behind it."""
+        self.starts: dict[str, int] = {}
+        """Where the output, "root", and every called rule begin."""
+        self.accepts: dict[str, int] = {}
+        """Where they end; nothing leads on from there."""
+        self._nodes: dict[str, Node] = dict(grammar.rules)
+        """What is called, by name."""
+        self._rules: dict[str, Rule] = {}
+        self._joined = joined
+        self._sizes: dict[int, int] = {}
+        self._made: dict[tuple[int, int], int] = {}
+        """By the node, as the object that it is, and the state behind it."""
+        self._runs: dict[tuple[tuple[tuple[int, int], ...], int], int] = {}
+        self._called = worth_calling(grammar) - set(joined)
+        require_no_circle(grammar, self._called)
+        waiting = ["root"]
+        while waiting:
+            name = waiting.pop()
+            if name not in self.starts:
+                first = self.accepts[name] = self._state()
+                self.starts[name] = self._compiled(self._nodes[name], first)
+                waiting += {call[0] for call in self.calls[first:] if call is not None}
+        self.nullable = self._nullable()
+        self.uses = Counter(call[0] for call in self.calls if call is not None)
+        """How often each rule is called."""
+
+    def _state(self) -> int:
+        if len(self.edges) >= MOST_STATES:
+            raise NoAutomatonError(f"it takes more than {MOST_STATES} states")
+        self.edges.append([])
+        self.empty.append([])
+        self.calls.append(None)
+        return len(self.edges) - 1
+
+    def _compiled(self, node: Node, behind: int) -> int:
+        """The state from which what the node matches leads to `behind`."""
+        key = (id(node), behind)
+        if key not in self._made:
+            self._made[key] = self._compile(node, behind)
+        return self._made[key]
+
+    def _compile(self, node: Node, behind: int) -> int:
+        match node:
+            case Text(text):
+                return self._run(tuple((byte, byte) for byte in text.encode()), behind)
+            case Chars(ranges):
+                state = self._state()
+                for first, last in ranges:
+                    for (low, high), *run in byte_runs_apart(first, last):
+                        self.edges[state].append((low, high, self._run(tuple(run), behind)))
+                return state
+            case Series(items):
+                for item in reversed(items):
+                    behind = self._compiled(item, behind)
+                return behind
+            case Choice(items):
+                state = self._state()
+                self.empty[state] = [self._compiled(item, behind) for item in items]
+                return state
+            case Repeat(item, least, most):
+                return self._repeated(self._shared(item), least, most, behind)
+            case Rule(name):
+                if name not in self._called:
+                    return self._compiled(self._nodes[name], behind)
+                state = self._state()
+                self.calls[state] = (name, behind)
+                return state
+
+    def _run(self, run: tuple[tuple[int, int], ...], behind: int) -> int:
+        """The state from which these bytes, each in its range, lead to `behind`."""
+        for at in reversed(range(len(run))):
+            key = (run[at:], behind) if len(run) < 4 else None
+            found = None if key is None else self._runs.get(key)
+            if found is None:
+                found = self._state()
+                self.edges[found].append((*run[at], behind))
+                if key is not None:
+                    self._runs[key] = found
+            behind = found
+        return behind
+
+    def _repeated(self, item: Node, least: int, most: int | None, behind: int) -> int:
+        if most is None:
+            after = self._state()
+            self.empty[after] = [self._compiled(item, after), behind]
+            for _ in range(least):
+                after = self._compiled(item, after)
+            return after
+        after = behind
+        for number in reversed(range(most)):
+            one = self._compiled(item, after)
+            if number < least:
+                after = one
+            else:
+                after = self._state()
+                self.empty[after] = [one, behind]
+        return after
+
+    def _shared(self, item: Node) -> Node:
+        """What is repeated, as a call if it is large."""
+        name = f"repeated {id(item)}"
+        if isinstance(item, Rule) or name in self._joined or self._size(item) < _WORTH_A_CALL:
+            return item
+        self._nodes[name] = item
+        self._called.add(name)
+        return self._rules.setdefault(name, Rule(name))
+
+    def _size(self, node: Node) -> int:
+        """How many states a node takes, roughly; a rule one."""
+        if id(node) not in self._sizes:
+            match node:
+                case Text(text):
+                    found = len(text.encode())
+                case Chars(ranges):
+                    found = 1 if ranges and ranges[-1][1] < 128 else _WORTH_A_CALL
+                case Series(items) | Choice(items):
+                    found = sum(map(self._size, items))
+                case Repeat(item, _, most):
+                    found = self._size(item) * (most or 1)
+                case Rule():
+                    found = 1
+            self._sizes[id(node)] = found
+        return self._sizes[id(node)]
+
+    def _nullable(self) -> set[str]:
+        """Called rules that may match nothing."""
+        found: set[str] = set()
+        while True:
+            more = {name for name in self.starts if name not in found and self._may_end(name, found)}
+            if not more:
+                return found
+            found |= more
+
+    def _may_end(self, name: str, nullable: set[str]) -> bool:
+        seen: set[int] = set()
+        waiting = [self.starts[name]]
+        while waiting:
+            state = waiting.pop()
+            if state == self.accepts[name]:
+                return True
+            if state not in seen:
+                seen.add(state)
+                waiting += self.empty[state]
+                call = self.calls[state]
+                if call is not None and call[0] in nullable:
+                    waiting.append(call[1])
+        return False
+
+
+def byte_runs_apart(first: int, last: int) -> list[list[tuple[int, int]]]:
+    """byte_runs of characters from one to another, ASCII apart from others."""
+    if first < 128 <= last:
+        return [*byte_runs(first, 127), *byte_runs(128, last)]
+    return [*byte_runs(first, last)]
+
+
+def worth_calling(grammar: Grammar) -> set[str]:
+    """Rules that are used more than once, or contain themselves."""
+    uses: Counter[str] = Counter()
+    for node in grammar.rules.values():
+        uses += used(node)
+    return {name for name in grammar.rules if uses[name] > 1 or name in reached(grammar, name)}
+
+
+def reached(grammar: Grammar, name: str) -> set[str]:
+    """The rules that a rule uses, and those that these use."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        more = used(grammar.rules[waiting.pop()]).keys() - found
+        found |= more
+        waiting += more
+    return found
+
+
+def used(node: Node, times: int = 1) -> Counter[str]:
+    """How often a node uses each rule."""
+    match node:
+        case Rule(name):
+            return Counter({name: times})
+        case Series(items) | Choice(items):
+            found: Counter[str] = Counter()
+            for item in items:
+                found += used(item, times)
+            return found
+        case Repeat(item, _, most):
+            return used(item, times * (2 if most is None else most))
+        case _:
+            return Counter()
+
+
+def require_no_circle(grammar: Grammar, called: Collection[str]) -> None:
+    """NoAutomatonError if a rule that is not called contains itself."""
+    done: set[str] = set()
+
+    def visit(name: str, above: frozenset[str]) -> None:
+        if name in above:
+            raise NoAutomatonError(f"the rule {name} contains itself where its end cannot be told from a part of it")
+        if name not in done:
+            for inner in used(grammar.rules[name]):
+                if inner not in called:
+                    visit(inner, above | {name})
+            done.add(name)
+
+    for name in grammar.rules:
+        visit(name, frozenset())

@@ -1,0 +1,133 @@
+"""The keywords of JSON schemas: which are enforced, and what their values may be.
+
+What is not as it must be is refused with a GuidanceError that has its place as a JSON pointer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from ..errors import GuidanceError
+
+__all__ = [
+    "ANNOTATIONS",
+    "TYPED",
+    "TYPES",
+    "Schema",
+    "count",
+    "is_a",
+    "listed",
+    "pointer",
+    "refuse",
+    "require_apart",
+    "require_known",
+    "types_of",
+]
+
+Schema = Mapping[str, Any]
+
+TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+ANNOTATIONS = {
+    *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"),
+    *("$id", "id", "$defs", "definitions", "$anchor", "contentMediaType", "contentEncoding"),
+}
+_BY_TYPE: dict[str, set[str]] = {
+    "object": {"properties", "required", "additionalProperties", "minProperties", "maxProperties"},
+    "array": {"items", "prefixItems", "minItems", "maxItems"},
+    "string": {"minLength", "maxLength", "pattern", "format"},
+    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"},
+    "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"},
+    "boolean": set(),
+    "null": set(),
+}
+TYPED = set().union(*_BY_TYPE.values())
+_COMBINED = {"$ref", "allOf", "anyOf", "oneOf"}
+_KNOWN = ANNOTATIONS | TYPED | _COMBINED | {"type", "enum", "const"}
+_NO_CHANGE = {"uniqueItems": False, "minContains": 0, "unevaluatedItems": True, "unevaluatedProperties": True}
+"""Keywords that are taken at the value with which they ask for nothing."""
+
+
+def require_known(schema: Schema, at: str) -> None:
+    for name in schema:
+        if name in _NO_CHANGE and schema[name] is _NO_CHANGE[name]:
+            continue
+        if name not in _KNOWN:
+            refuse(f"{at}/{pointer(name)}", f"{name} is not enforced", "leave it out, or say it another way")
+
+
+def types_of(schema: Schema, at: str) -> list[str]:
+    """The types that the schema names, all if it names none."""
+    given = schema.get("type", list(TYPES))
+    types = given if isinstance(given, list) else [given]
+    for kind in types:
+        if kind not in TYPES:
+            refuse(f"{at}/type", f"{kind!r}", f"there are {', '.join(TYPES)}")
+    if not types:
+        refuse(f"{at}/type", "[]", "nothing has no type")
+    return types
+
+
+def is_a(kind: str, value: Any) -> bool:
+    """Whether a value has the type."""
+    if isinstance(value, bool) or value is None:
+        return kind == ("null" if value is None else "boolean")
+    if isinstance(value, int | float):
+        return kind == "number" or (kind == "integer" and value == int(value))
+    return kind == ("string" if isinstance(value, str) else "array" if isinstance(value, list) else "object")
+
+
+def require_apart(parts: Sequence[Any], at: str) -> None:
+    """Raise unless no value fits two of them, by their types, or by their fixed values."""
+    for index, a in enumerate(parts):
+        for other, b in enumerate(parts[:index]):
+            if not apart(a, b):
+                refuse(f"{at}/{index}", f"a value may fit {at}/{other} too", "use anyOf, or make them differ in type")
+
+
+def apart(a: Any, b: Any) -> bool:
+    """Whether it is plain that no value fits both."""
+    if a is True or b is True or not isinstance(a, Mapping) or not isinstance(b, Mapping):
+        return False
+    values = [fixed(a), fixed(b)]
+    if values[0] is not None and values[1] is not None:
+        texts = [{json.dumps(value, sort_keys=True) for value in found} for found in values if found is not None]
+        return not texts[0] & texts[1]
+    types = [{"integer" if kind == "number" else kind for kind in types_of(schema, "#")} for schema in (a, b)]
+    if "type" in a and "type" in b and not types[0] & types[1]:
+        return True
+    if types[0] == types[1] == {"object"}:
+        shared = set(a.get("required", ())) & set(b.get("required", ()))
+        return any(apart(a.get("properties", {}).get(n, True), b.get("properties", {}).get(n, True)) for n in shared)
+    return False
+
+
+def fixed(schema: Schema) -> list[Any] | None:
+    """The values that the schema lists."""
+    if "const" in schema:
+        return [schema["const"]]
+    found = schema.get("enum")
+    return found if isinstance(found, list) else None
+
+
+def listed(schema: Schema, name: str, at: str) -> list[Any]:
+    found = schema[name]
+    if not isinstance(found, list) or (not found and name != "required" and name != "prefixItems"):
+        refuse(f"{at}/{name}", f"{found!r}", "it must be a list with something in it")
+    return found
+
+
+def count(schema: Schema, name: str, at: str, default: int | None) -> int | None:
+    found = schema.get(name, default)
+    if found is not None and (isinstance(found, bool) or not isinstance(found, int) or found < 0):
+        refuse(f"{at}/{name}", f"{found!r}", "it must be an integer of at least 0")
+    return found
+
+
+def pointer(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def refuse(at: str, what: str, remedy: str) -> NoReturn:
+    raise GuidanceError(f"json_schema {at}: {what}; {remedy}")
