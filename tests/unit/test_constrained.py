@@ -101,6 +101,32 @@ def test_appended_tokens_are_no_output_and_after_an_end_the_grammar_begins_anew(
         assert finish(generator) == middle
 
 
+def test_a_rewind_behind_an_end_keeps_the_grammar_that_began_anew(model: Model) -> None:
+    tokenizer = Tokenizer(model)
+    with guided(model, "regex", PHONE, do_sample=True, temperature=9.0, top_k=0, random_seed=3) as generator:
+        generator.append_tokens(PROMPT)
+        first = finish(generator)
+        ended = generator.token_count()
+        generator.append_tokens(tokenizer.encode(" and "))
+        begun = generator.token_count()
+        both = finish(generator)
+        assert re.fullmatch(PHONE, both.removeprefix(first + " and "))
+        for length in (begun + 6, begun + 1, begun):
+            # Into the second output, and to its start.
+            generator.rewind_to(length)
+            assert finish(generator) == both
+        # Behind the first output, which can only end there.
+        generator.rewind_to(ended)
+        assert finish(generator) == first
+        assert generator.finish_reason == "eos"
+        assert generator.token_count() == ended
+        # Within the appended tokens: the grammar begins behind them.
+        generator.append_tokens(tokenizer.encode(" and "))
+        generator.rewind_to(begun - 1)
+        cut = tokenizer.decode(tokenizer.encode(" and ")[:-1])
+        assert re.fullmatch(PHONE, finish(generator).removeprefix(first + cut))
+
+
 def test_logits_that_are_set_are_picked_from_within_the_grammar(model: Model) -> None:
     tokenizer = Tokenizer(model)
     [seven], [letter] = tokenizer.encode("7"), tokenizer.encode("x")

@@ -180,3 +180,16 @@ def test_a_stop_string_ends_an_answer_and_the_next_turn_goes_on_before_it() -> N
     assert kept == len(asked)
     assert second == Letters().decode(run_of([*asked, *Letters().encode("Q|C|")], 6))
     assert prefills(paper)[-1] == (Letters().encode("|Q|C|"), len(asked) - 1)
+
+
+def test_an_answer_that_a_stop_string_ended_goes_on_with_its_text() -> None:
+    """The sequence has tokens of the stop string behind it, which the next prompt has not."""
+    asked = Letters().encode("AB|")
+    text = Letters().decode(run_of(asked, 6))
+    generator, _ = made(tokenizer=Letters(), stop_strings=[text[3:5]])
+    talk = Conversation(Letters(), generator, [text[3:5]])
+    _, first, _ = answered(talk, [user("AB")])
+    _, second, _ = answered(talk, [user("AB"), assistant(first), user("C")])
+    whole = Letters().encode(f"AB|{first}|C|")
+    assert generator.get_sequence()[: len(whole)] == whole
+    assert second == Letters().decode(run_of(whole, 6))

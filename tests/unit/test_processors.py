@@ -140,6 +140,33 @@ def test_nothing_runs_ahead_and_a_processor_that_raises_is_asked_again() -> None
     assert all(burst == (1, True) for burst in paper.decoders[0].submitted)
 
 
+def test_what_a_processor_edited_before_it_raised_is_computed_anew(model: Model) -> None:
+    """Of the first row; that of the second one raises."""
+    asked = 0
+
+    def negated(_tokens: list[int], logits: memoryview[float]) -> array[float]:
+        nonlocal asked
+        asked += 1
+        if asked == failing:
+            raise ValueError("not now")
+        return array("f", [-logit for logit in logits])
+
+    found = []
+    for failing in (0, 4):
+        params, asked = GeneratorParams(model, logits_processor=negated), 0
+        params.set_search_options(do_sample=False, batch_size=2)
+        with Generator(model, params) as generator:
+            generator.append_tokens([[5, 6, 7], [8, 9, 10]])
+            generator.generate_next_token()
+            if failing:
+                with pytest.raises(ValueError, match="not now"):
+                    generator.generate_next_token()
+            for _ in range(3):
+                generator.generate_next_token()
+            found.append([generator.get_sequence(row)[:7] for row in (0, 1)])
+    assert found[0] == found[1]
+
+
 def nothing(*_: Any) -> None: ...
 
 
