@@ -40,6 +40,14 @@ def search_options() -> tuple[Any, ...]:
     return tuple(option for option in STAGE_OPTIONS if option.help)
 
 
+def speculation_options() -> tuple[Any, ...]:
+    """The options of speculation that the command line has (capstan.stages.Option)."""
+    sys.path.insert(0, str(ROOT / "py_src"))
+    from capstan.speculation import SPECULATION_OPTIONS
+
+    return SPECULATION_OPTIONS
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `run`."""
     add = parser.add_argument
@@ -70,6 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action = "append" if option.repeated else "store"
         help_text = option.help + ("" if option.drawing else "; with --greedy too")
         add(option.argument, dest=option.name, type=kind, action=action, metavar=option.metavar, help=help_text)
+    for option in speculation_options():
+        add(option.argument, dest=option.name, type=option.type, metavar=option.metavar, help=option.help)
     for kind, metavar in GRAMMARS.items():
         what = "the output matches" if kind == "regex" else "the file has a grammar of the output"
         add(f"--{kind.replace('_', '-')}", dest=kind, metavar=metavar, help=f"{what} ({kind} of set_guidance)")
@@ -96,6 +106,7 @@ def check(args: argparse.Namespace) -> None:
         "capture": args.capture,
         "run_ahead": args.run_ahead,
         "search": search,
+        **read_speculation(args),
         **read_guidance(args),
         **asked,
     }
@@ -167,6 +178,22 @@ def read_search(args: argparse.Namespace) -> dict[str, Any]:
     return {"do_sample": True, **search} if draws else search
 
 
+def read_speculation(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of speculation that were given, checked; nothing without --speculate."""
+    from capstan.errors import OptionError
+
+    given = {}
+    for option in speculation_options():
+        if (value := getattr(args, option.name)) is not None:
+            try:
+                given[option.name] = option.read(value)
+            except OptionError as error:
+                raise CommandError(f"{option.argument}: {error}") from None
+    if given and args.ngram_size is None:
+        raise CommandError("--draft-tokens is given and --speculate is not: give both, as in --speculate 3")
+    return {"speculation": given} if given else {}
+
+
 def read_guidance(args: argparse.Namespace) -> dict[str, Any]:
     """The grammar that was given, checked; nothing without one."""
     from capstan.errors import OptionError
@@ -236,4 +263,7 @@ def summary(result: dict[str, Any]) -> str:
         f"capture {capture}",
         f"finished by {result['finish_reason']}",
     ]
+    drafted = result["speculation"]
+    if drafted is not None:
+        parts.append(f"{drafted['accepted']} of {drafted['proposed']} drafts accepted in {drafted['rounds']} steps")
     return ", ".join(parts)

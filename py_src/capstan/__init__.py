@@ -46,6 +46,7 @@ from .hub import HubRepository
 from .model import Model
 from .planning import open_device, plan
 from .search import SearchOptions
+from .speculation import Speculation, SpeculationStats
 from .stream import StoppingStream, TextStream
 from .timing import Timing
 from .tokenizer import Tokenizer, TokenizerStream
@@ -82,6 +83,8 @@ __all__ = [
     "OutOfMemoryError",
     "PromptError",
     "SearchOptions",
+    "Speculation",
+    "SpeculationStats",
     "StoppingStream",
     "StorageError",
     "StoredWeights",

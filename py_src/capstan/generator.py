@@ -12,6 +12,7 @@ from .constrained_loop import ConstrainedLoop
 from .device.base import Counters, Decoder
 from .device.separate_rows import SeparateRows
 from .errors import OptionError
+from .fallback import fall_back
 from .generator_params import GeneratorParams
 from .host import wait_here
 from .leaving import when_dropped
@@ -19,6 +20,8 @@ from .memory import Pools
 from .processed_loop import ProcessedLoop
 from .prompt import checked_prompts
 from .row_loop import RowLoop
+from .speculated_loop import SpeculatedLoop
+from .speculation import SpeculationStats
 from .timing import Timing
 
 if TYPE_CHECKING:
@@ -189,6 +192,11 @@ class Generator:
         self._loop.counts.add(self._loop.decoder)
         return self._loop.counts.totals()
 
+    @property
+    def speculation(self) -> SpeculationStats | None:
+        """What speculation did; None where it is off."""
+        return self._loop.stats if isinstance(self._loop, SpeculatedLoop) else None
+
     async def prepare_async(self) -> None:
         """Do now what the first token would wait for besides its prompt: allocate the KV caches, record and check the
         tape and, while there is no prompt yet, compile the kernels that long ones need. Optional; a generator that
@@ -314,6 +322,12 @@ class Generator:
 
 def loop_of(params: GeneratorParams) -> type[RowLoop]:
     """The loop that does what was asked for."""
+    alone = params.guidance is not None or bool(params.processors.given)
+    if params.speculation is not None and alone:
+        what = "a logits processor" if params.guidance is None else "a grammar"
+        fall_back("speculation", f"{what} looks at each token", "tokens are picked one a step, the same ones")
+    elif params.speculation is not None:
+        return SpeculatedLoop
     if params.guidance:
         return ConstrainedLoop
     if params.search.num_beams > 1:

@@ -10,6 +10,7 @@ from .guidance import Guidance
 from .processors import SHORTLIST, LogitsProcessor, Processors, ShortlistProcessor
 from .run_ahead import RunAhead
 from .search import MAX_ROWS, SearchOptions
+from .speculation import Speculation
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class GeneratorParams:
         count = min(SHORTLIST, self._vocab) if shortlist is None else shortlist
         self.processors = Processors(logits_processor, shortlist_processor, count)
         self.processors.check(self._vocab, run_ahead, self.search.num_beams)
+        self.speculation: Speculation | None = None
         self.run_ahead = run_ahead
         RunAhead(run_ahead, 64)
 
@@ -112,6 +114,12 @@ class GeneratorParams:
         if self.processors.given and (type or data):
             raise OptionError("guidance and a logits processor were both given; give one of them")
         self.guidance = None if type == data == "" else Guidance(type, data, enable_ff_tokens)
+
+    def set_speculation(self, options: Speculation | None) -> None:
+        """Draft tokens and verify several in one step: the same tokens come, sooner where drafts are right. None turns
+        it off. Together with a grammar or a logits processor, which look at each token, it does nothing: a step down,
+        counted when a generator is made."""
+        self.speculation = options
 
     def set_search_options(self, **options: object) -> None:
         """Change options by their onnxruntime-genai names; OptionError for an unknown name or a bad value."""

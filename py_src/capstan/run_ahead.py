@@ -84,6 +84,10 @@ class RunAhead:
         # At most LEAP times as many, so that one odd measurement does not make a long burst.
         self._steps = min(wanted, LEAP * self._steps, self._largest)
 
+    def passed(self, burst: Burst | RowBurst) -> None:
+        """A burst of other steps was read: the time of the next one counts from there."""
+        self._last_readable = burst.readable
+
     def pause(self) -> None:
         """The next interval is not a step's time: a prefill or a rewind comes between."""
         self._last_readable = None

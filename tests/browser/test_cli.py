@@ -29,6 +29,7 @@ KEYS = {
     "tokens_per_second",
     "time_to_first_token_ms",
     "counters",
+    "speculation",
 }
 COUNTERS = {
     "steps",

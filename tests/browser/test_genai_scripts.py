@@ -10,7 +10,7 @@ from buildtools.server import SiteServer
 from tests.genai_scripts import EXPECTED, FOLDER, LINES, MODELS, SCRIPTS
 from tests.harness import Harness
 
-ON_CPU = ("beams", "engine")
+ON_CPU = ("beams", "engine", "speculation")
 """Those that run on the page's CPU; all others on WebGPU."""
 
 

@@ -15,6 +15,8 @@ SCRIPTS = tuple(sorted(path.stem for path in FOLDER.glob("*.py") if path.stem !=
 TEXTS = ("chat", "model_generate", "streaming")
 """Scripts that show texts take the bundled model: what nano models make up is no UTF-8, which every decoder shows
 otherwise."""
-MODELS = {name: "bundled" if name in TEXTS else "nano-llama" for name in SCRIPTS}
+REPEATING = ("speculation",)
+"""So do those whose texts have to repeat themselves."""
+MODELS = {name: "bundled" if name in TEXTS + REPEATING else "nano-llama" for name in SCRIPTS}
 LINES = ("hello\n", "\n", "how are you\n", "quit\n")
 """The standard input of each script."""

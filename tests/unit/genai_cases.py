@@ -12,7 +12,7 @@ import onnxruntime_genai as native
 
 __all__ = [
     *("ENDS", "FOLDER", "PROMPT", "SAME"),
-    *("batch_by", "generate", "generator", "loaded", "params", "tokenizer", "turns"),
+    *("batch_by", "generate", "generator", "loaded", "params", "speculative", "tokenizer", "turns"),
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +61,22 @@ def generate(one: Any, count: int = 100) -> Any:
             break
         one.generate_next_token()
     return one.get_sequence(0), one.get_next_tokens(), one.token_count(), one.is_done()
+
+
+def speculative(og: Any, **options: Any) -> Any:
+    """The options of speculation after these, and that a generator takes them."""
+    made = params(og)
+    made.set_speculative_options(**options)
+    og.Generator(loaded(og), made)
+    return made.get_speculative_options()
+
+
+def speculating(og: Any, **options: Any) -> bool:
+    """Whether a generator that speculates takes these search options."""
+    made = params(og, **({"max_length": 32} | options))
+    made.set_speculative_options(ngram_size=2)
+    og.Generator(loaded(og), made)
+    return True
 
 
 def drawn(og: Any, **options: Any) -> list[int]:
@@ -426,6 +442,23 @@ SAME: dict[str, Callable[[Any], Any]] = {
     },
     "GeneratorParams.set_speculative_options": lambda og: params(og).set_speculative_options(max_draft_tokens=2),
     "GeneratorParams.set_speculative_options unknown": lambda og: params(og).set_speculative_options(foo=2),
+    **{
+        f"GeneratorParams.set_speculative_options {name}={value!r}": partial(speculative, **{name: value})
+        for name, value in [
+            *(("ngram_size", value) for value in (0, 1, 2, 16, 17, -1, 2.5, 3.0, True, "2")),
+            *(("max_draft_tokens", value) for value in (0, 1, 16.0, 17, False)),
+            *(("min_adaptive_k", value) for value in (0, 1, 4, 16, 17, -1)),
+            *(("cooldown", value) for value in (True, 1)),
+            *(("ngram_chained_lookup", value) for value in (False, True, 1)),
+        ]
+    },
+    **{
+        f"Generator() speculating {name}={value!r}": partial(speculating, **{name: value})
+        for name, value in [
+            *(("num_beams", 2), ("batch_size", 2), ("repetition_penalty", 1.2), ("min_length", 10)),
+            *(("no_repeat_ngram_size", 2), ("do_sample", True)),
+        ]
+    },
     "GeneratorParams.set_guidance unknown": lambda og: og.Generator(loaded(og), guided(og, "foo")),
     "Generator()": lambda og: og.Generator(loaded(og)),
     "Generator() by name": lambda og: og.Generator(model=loaded(og), params=params(og)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from array import array
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from collections.abc import Generator as Steps
@@ -20,6 +21,7 @@ from capstan.model import Model
 from capstan.prefix_cache import PrefixCache
 from capstan.sampling import NO_TOKEN
 from capstan.search import SearchOptions
+from capstan.speculation import Speculation
 
 __all__ = [
     "CONTEXT",
@@ -148,6 +150,11 @@ class PaperDecoder:
         self.follows_grammars = False
         self.positions: list[tuple[int, ...]] = []
         """Where in a grammar's automaton it was told to be."""
+        self.most_drafts = 0
+        self.right = itertools.count()
+        """How many drafts of the next step are right, of one more than it has."""
+        self.drafted = 0
+        """Steps with drafts."""
 
     async def warm_up(self) -> None:
         assert self.unread == 0, "bursts are under way"
@@ -203,6 +210,33 @@ class PaperDecoder:
                     assert len(self.cache) <= self.capacity, "a step past the cache's end"
             ids.append(self.pick())
         return PaperBurst(self, ids, self.fault)
+
+    finds_drafts = True
+
+    async def prepare_drafts(self, options: Speculation) -> str | None:
+        self.most_drafts = options.max_draft_tokens
+        return None
+
+    def submit_drafted(self, steps: int, drafts: Sequence[int] | None) -> Awaitable[Burst]:
+        """Drafts of which by turns none, one, two... are what is picked."""
+        assert drafts is None
+        assert 1 <= steps * (1 + self.most_drafts) <= self.max_burst
+        assert self.unread < self.max_in_flight, "more bursts than the device takes"
+        self.unread += 1
+        self.steps += steps
+        ids: list[int] = []
+        counts = []
+        for _ in range(steps):
+            start = len(ids)
+            assert self.done or len(self.cache) + 1 + self.most_drafts <= self.capacity, "drafts past the cache's end"
+            for _ in range(1 + next(self.right) % (1 + self.most_drafts)):
+                if not self.done:
+                    assert self.pending is not None
+                    self.cache.append(self.pending)
+                ids.append(self.pick())
+            counts.append(len(ids) - start)
+        self.drafted += steps
+        return PaperBurst(self, ids, self.fault, tuple(counts))
 
     def pick(self) -> int:
         if self.done:
@@ -279,8 +313,10 @@ class PaperDecoder:
 class PaperBurst:
     """What `submit` returns: unlike a coroutine it may be dropped unread."""
 
-    def __init__(self, decoder: PaperDecoder, ids: Sequence[int], fault: Exception | None) -> None:
-        self.decoder, self.ids, self.fault = decoder, ids, fault
+    def __init__(
+        self, decoder: PaperDecoder, ids: Sequence[int], fault: Exception | None, steps: tuple[int, ...] = ()
+    ) -> None:
+        self.decoder, self.ids, self.fault, self.steps = decoder, ids, fault, steps
 
     def __await__(self) -> Steps[Any, Any, Burst]:
         self.decoder.unread -= 1
@@ -288,7 +324,7 @@ class PaperBurst:
             yield from self.decoder.gate.wait().__await__()
         if self.fault is not None:
             raise self.fault
-        return Burst(tuple(self.ids), 0.0, 1.0, 0.1, 1.0)
+        return Burst(tuple(self.ids), 0.0, 1.0, 0.1, 1.0, self.steps)
 
 
 class PaperHost:
@@ -357,12 +393,14 @@ def made(
     host: PaperHost | None = None,
     decoder: dict[str, Any] | None = None,
     tokenizer: Any = None,
+    speculation: Speculation | None = None,
     **search: Any,
 ) -> tuple[Generator, PaperModel]:
     paper = PaperModel(host, **(decoder or {}))
     model = cast(Model, paper)
     params = GeneratorParams(model, run_ahead=run_ahead, tokenizer=tokenizer)
     params.set_search_options(**search)
+    params.set_speculation(speculation)
     return Generator(model, params), paper
 
 

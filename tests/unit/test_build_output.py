@@ -20,6 +20,7 @@ RESULT: dict[str, Any] = {
     "capture_note": "the tape differs from the eager step",
     "tokens_per_second": 12.34,
     "time_to_first_token_ms": 120.4,
+    "speculation": None,
 }
 
 

@@ -15,7 +15,18 @@ import pytest
 
 from capstan import CapstanError, FallbackWarning, genai
 from capstan.genai import tensors
-from tests.unit.genai_cases import FOLDER, PROMPT, SAME, batch_by, generate, generator, loaded, params, tokenizer, turns
+from tests.unit.genai_cases import (
+    FOLDER,
+    PROMPT,
+    SAME,
+    batch_by,
+    generate,
+    generator,
+    loaded,
+    speculative,
+    tokenizer,
+    turns,
+)
 
 
 def plain(value: Any) -> Any:
@@ -106,7 +117,7 @@ def test_what_a_page_does_not_have_is_warned_of() -> None:
         lambda: genai.set_log_options(enabled=True),
         lambda: genai.set_log_callback(print),
         lambda: genai.enable_telemetry_events(),
-        lambda: params(genai).set_speculative_options(ngram_size=3),
+        lambda: speculative(genai, ngram_size=3, min_adaptive_k=2),
     ):
         with pytest.warns(FallbackWarning):
             action()

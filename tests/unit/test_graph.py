@@ -50,6 +50,7 @@ def run(
     valid: int,
     mask: int,
     lengths: graph.FedLengths | None = None,
+    first: int | None = None,
     **weights: Any,
 ) -> dict[str, Any]:
     """All outputs for `ids`, the mask being `mask` long with `valid` ones; caches are of CAPACITY and empty."""
@@ -66,6 +67,8 @@ def run(
         )
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     feeds: dict[str, Any] = dict(weights)
+    if first is not None:
+        feeds["first"] = np.array([first])
     about = graph.describe(parsed(name), config_of(name).decoder)
     for pair in about.cache:
         feeds[pair.past] = np.zeros(pair.dims(1, CAPACITY), np.float32)
@@ -187,6 +190,16 @@ def test_last_token_logits_are_the_last_row(name: str) -> None:
     about = graph.describe(model, config_of(name).decoder)
     assert about.last_token_only
     assert not graph.describe(parsed(name), config_of(name).decoder).last_token_only
+
+
+@pytest.mark.parametrize("name", ["nano-llama", "nano-gemma2", "nano-blocks"])
+@pytest.mark.parametrize("kept", [1, 3, len(IDS)])
+def test_an_input_says_from_which_position_on_logits_are_computed(name: str, kept: int) -> None:
+    model, reason = graph.last_token_logits(parsed(name), first="first")
+    assert reason == ""
+    wanted = run(parsed(name), name, IDS, len(IDS), len(IDS))["logits"]
+    got = run(model, name, IDS, len(IDS), len(IDS), first=-kept)["logits"]
+    np.testing.assert_allclose(got, wanted[:, -kept:], atol=CLOSE)
 
 
 def test_last_token_logits_leave_a_pruned_graph_as_it_is() -> None:

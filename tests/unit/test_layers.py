@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "fallback", "file_names", "json_text", "load_times"),
     (
         *("config", "graph", "guidance", "hub", "memory", "model_types", "repository", "retrying", "sampling"),
-        *("search", "stages", "storage"),
+        *("search", "speculation", "stages", "storage"),
     ),
     (
         "host",
@@ -42,7 +42,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         *("flight", "generator", "generator_params", "measure", "prompt", "run_ahead", "step_counts", "timing"),
         *("beam_loop", "beam_search", "constrained_loop", "processed_loop", "processors", "row", "row_loop"),
-        *("conversation", "model", "model_folder", "onnxruntime", "planning", "prefix_cache", "stream", "tokenizer"),
+        *("conversation", "model", "model_folder", "onnxruntime", "planning", "prefix_cache", "speculated_loop"),
+        *("stream", "tokenizer"),
     ),
     ("genai",),
     ("capstan", "_js.page", "_js.start"),

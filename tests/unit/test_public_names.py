@@ -14,10 +14,10 @@ import capstan
 PUBLIC = """
 AsyncRequiredError BindingError BufferMismatchError CapstanError ClosedError ConfigError DeviceError
 DeviceLostError DeviceUnavailableError FallbackWarning Generator GeneratorParams GuidanceError HubRepository
-LogitsError Model ModelFileError OptionError OutOfMemoryError PromptError SearchOptions StoppingStream StorageError
-StoredWeights
-TapeCheckError TapeError TapeKeyError TextStream Timing Tokenizer TokenizerStream UncomputedError
-UnsupportedModelError ValidationError Verification WeightStore WeightsChangedError measure memory open_device plan
+LogitsError Model ModelFileError OptionError OutOfMemoryError PromptError SearchOptions Speculation
+SpeculationStats StoppingStream StorageError StoredWeights TapeCheckError TapeError TapeKeyError TextStream
+Timing Tokenizer TokenizerStream UncomputedError UnsupportedModelError ValidationError Verification
+WeightStore WeightsChangedError measure memory open_device plan
 """
 
 GENAI = {

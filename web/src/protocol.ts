@@ -34,6 +34,8 @@ interface ModelRequest {
   stall_timeout?: number | null;
   /** The grammar that the output has to fit, as GeneratorParams.set_guidance takes it; left out or null for none. */
   guidance?: Guidance | null;
+  /** Draft tokens and verify several in one step, as capstan.Speculation takes it; left out or null for none. */
+  speculation?: { ngram_size?: number; max_draft_tokens?: number } | null;
 }
 
 /** `data` is the text of a grammar of this type; docs/guidance.md says what may be in it. */

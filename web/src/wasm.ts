@@ -24,6 +24,9 @@ type StateSpec = [input: string, output: string, dtype: "float32" | "float16", d
 
 const BYTES = { float32: 4, float16: 2 };
 
+/** The input that says from which position on logits are computed; capstan.device.wasm.model adds it to graphs. */
+const FIRST_LOGITS = "capstan_first_logits";
+
 /** One session; each sequence is a WasmDecoder on it. */
 export class WasmEngine {
   private constructor(
@@ -40,7 +43,8 @@ export class WasmEngine {
   }
 
   decoder(spec: string): WasmDecoder {
-    return new WasmDecoder(this.ort, JSON.parse(spec) as SequenceSpec, (feeds) => this.run(feeds));
+    const cut = this.session.inputNames.includes(FIRST_LOGITS);
+    return new WasmDecoder(this.ort, JSON.parse(spec) as SequenceSpec, cut, (feeds) => this.run(feeds));
   }
 
   close(): Promise<void> {
@@ -62,6 +66,7 @@ export class WasmDecoder {
   constructor(
     private readonly ort: typeof Ort,
     private readonly spec: SequenceSpec,
+    private readonly cut: boolean,
     private readonly run: (feeds: Record<string, Ort.Tensor>) => Promise<Ort.InferenceSession.OnnxValueMapType>,
   ) {
     this.cache = this.zeros([...spec.caches, ...spec.states]);
@@ -83,9 +88,9 @@ export class WasmDecoder {
 
   /**
    * Run the model on `ids` (int64 [n]) after `past` positions, under a mask int64 [max_length or past + n];
-   * resolves to the last position's logits as float32 [vocab].
+   * resolves to the last `kept` positions' logits as float32 [kept, vocab].
    */
-  async step(ids: PyProxy, mask: PyProxy, past: number): Promise<Float32Array> {
+  async step(ids: PyProxy, mask: PyProxy, past: number, kept: number): Promise<Float32Array> {
     this.rewind(past);
     const tokens = new BigInt64Array(copyBytes(ids).buffer);
     const valid = new BigInt64Array(copyBytes(mask).buffer);
@@ -93,6 +98,7 @@ export class WasmDecoder {
     const { ids: idsName, mask: maskName, positions } = this.spec;
     const feeds: Record<string, Ort.Tensor> = { [idsName]: int64(tokens), [maskName]: int64(valid), ...this.cache };
     if (positions !== null) feeds[positions] = int64(tokens.map((_, i) => BigInt(past + i)));
+    if (this.cut) feeds[FIRST_LOGITS] = new this.ort.Tensor("int64", BigInt64Array.of(BigInt(-kept)), [1]);
     let results: Ort.InferenceSession.OnnxValueMapType;
     try {
       results = await this.run(feeds);
@@ -103,7 +109,7 @@ export class WasmDecoder {
     this.cache = Object.fromEntries(carried.map(([input, output]) => [input, results[output]!]));
     const logits = results[this.spec.logits]!;
     const vocab = logits.dims[logits.dims.length - 1]!;
-    return lastRow(logits, vocab);
+    return lastElements(logits, kept * vocab);
   }
 
   /** Make the first `length` positions of the caches those of another sequence, whose caches may be of another size. */
@@ -163,12 +169,12 @@ export class WasmDecoder {
   }
 }
 
-function lastRow(logits: Ort.Tensor, vocab: number): Float32Array {
+function lastElements(logits: Ort.Tensor, count: number): Float32Array {
   const { data } = logits;
-  if (data instanceof Float32Array) return data.slice(data.length - vocab);
-  if (data instanceof Uint16Array) return Float32Array.from(data.subarray(data.length - vocab), fromHalf);
+  if (data instanceof Float32Array) return data.slice(data.length - count);
+  if (data instanceof Uint16Array) return Float32Array.from(data.subarray(data.length - count), fromHalf);
   const halves = data as unknown as ArrayLike<number> & { length: number };
-  return Float32Array.from({ length: vocab }, (_, i) => halves[halves.length - vocab + i]!);
+  return Float32Array.from({ length: count }, (_, i) => halves[halves.length - count + i]!);
 }
 
 /** A float16 given by its bits, as a number (IEEE 754-2008, 3.6). */

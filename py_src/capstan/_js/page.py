@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 from pyodide.code import eval_code_async
@@ -25,6 +26,7 @@ from ..generator_params import GeneratorParams
 from ..hub import HubRepository
 from ..json_text import NotJsonError, clipped, read_json
 from ..model import Model
+from ..speculation import SPECULATION_OPTIONS, Speculation
 from ..stream import StoppingStream
 from ..timing import Timing
 from ..tokenizer import Tokenizer
@@ -166,12 +168,18 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
             "tokens_per_second": timing.tokens_per_second,
             "time_to_first_token_ms": timing.time_to_first_token,
             "counters": generator.counters,
+            "speculation": None if generator.speculation is None else asdict(generator.speculation),
         }
 
 
 def guide(params: GeneratorParams, request: dict[str, Any]) -> None:
-    """Take the request's grammar, if it has one. Raises OptionError, GuidanceError."""
-    given = request.get("guidance")
+    """Take the request's speculation and grammar, if it has them. Raises OptionError, GuidanceError."""
+    drafting, given = request.get("speculation"), request.get("guidance")
+    if drafting is not None:
+        names = [option.name for option in SPECULATION_OPTIONS]
+        if not isinstance(drafting, dict) or not drafting.keys() <= set(names):
+            raise OptionError(f"speculation is {clipped(drafting)}; it must be an object with {', '.join(names)}")
+        params.set_speculation(Speculation(**drafting))
     if given is None:
         return
     fields = ("type", "data", "enable_ff_tokens")
@@ -247,7 +255,8 @@ async def conversation_with(model: Model, request: dict[str, Any]) -> Conversati
     limit = request["max_new_tokens"]
     if limit is not None and limit < 1:
         raise OptionError(f"max_new_tokens is {limit}; it must be at least 1")
-    asked = [request["run_ahead"], request["search"], request["max_length"], request.get("guidance")]
+    names = ("run_ahead", "search", "max_length", "guidance", "speculation")
+    asked = [request.get(name) for name in names]
     options = json.dumps(asked, sort_keys=True)
     if conversation is not None:
         if conversation[0] is model and conversation[1] == options:

@@ -366,9 +366,9 @@ class JsWasmSequence:
     def __init__(self, sequence: Any) -> None:
         self._js = sequence
 
-    async def step(self, ids: bytes, mask: bytes, past: int) -> array[float]:
+    async def step(self, ids: bytes, mask: bytes, past: int, kept: int) -> array[float]:
         with typed_errors():
-            return array("f", (await self._js.step(ids, mask, past)).to_bytes())
+            return array("f", (await self._js.step(ids, mask, past, kept)).to_bytes())
 
     def keep_states(self, slot: int) -> None:
         self._js.keepStates(slot)

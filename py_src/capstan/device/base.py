@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..memory import Pools
 from ..search import SearchOptions
+from ..speculation import Speculation
 from .cache_rows import CacheRows
 from .row_decoder import RowDecoder
 from .shortlist import Shortlist
@@ -55,11 +56,13 @@ class Burst:
     """Time the host spent encoding and submitting the burst."""
     entered: float
     """When Python was given the ids."""
+    steps: tuple[int, ...] = ()
+    """How many of the ids each drafted step gave; () if each step gave one."""
 
     @property
     def picks(self) -> int:
         """Decode steps of the burst."""
-        return len(self.ids)
+        return len(self.steps) or len(self.ids)
 
 
 class Decoder(Protocol):
@@ -144,6 +147,17 @@ class Decoder(Protocol):
     def submit(self, picks: int, sample_first: bool) -> Awaitable[Burst]:
         """Queue `picks` decode steps, each followed by a pick; with `sample_first` the first picks from the logits that
         are there. Work is queued when this returns; the ids are awaited."""
+
+    finds_drafts: bool
+    """Whether `submit_drafted` finds drafts by itself; else it is given them, after every pick before was read."""
+
+    async def prepare_drafts(self, options: Speculation) -> str | None:
+        """Be ready for `submit_drafted` with these options; why drafts cannot be verified, else None."""
+
+    def submit_drafted(self, steps: int, drafts: Sequence[int] | None) -> Awaitable[Burst]:
+        """Queue `steps` decode steps, each over the last pick and the drafts behind it. A step picks at each position
+        in turn, as steps of one token would, up to the first pick that is not the draft behind it. The drafts are those
+        given, of one step, or None where the decoder finds them; then there must be room for all of them."""
 
     async def logits(self) -> memoryview[float]:
         """The logits the next pick would see: float32 [vocab]."""

@@ -11,12 +11,13 @@ from ..errors import ClosedError
 from ..memory import SNAPSHOTS
 from ..sampling import finite_logits, sample
 from ..search import SearchOptions
+from ..speculation import Speculation
 from .base import Burst, Counters
 from .cache_rows import CacheRows
 from .shortlist import Shortlist
 from .snapshots import Snapshots
 
-__all__ = ["HostSampledDecoder", "Runner"]
+__all__ = ["HostSampledDecoder", "Runner", "undraftable"]
 
 PREFILL_CHUNK = 512
 
@@ -29,6 +30,12 @@ class Runner(Protocol):
 
     def run(self, ids: Sequence[int], past: int) -> Awaitable[array[float]]:
         """Run `ids` after `past` positions; the last position's logits, float32 [vocab]."""
+
+    undraftable: str | None
+    """Why `run_each` cannot be used; None if it can."""
+
+    def run_each(self, ids: Sequence[int], past: int) -> Awaitable[list[array[float]]]:
+        """The same with the logits of every position."""
 
     def keep_states(self, slot: int) -> None:
         """Keep the states as the snapshot of that number."""
@@ -70,6 +77,13 @@ class HostCaches:
         self.runner.close()
 
 
+def undraftable(stateful: bool, keeps_all: bool) -> str | None:
+    """Why a model's drafts cannot be verified."""
+    if stateful:
+        return "the model has states that a run over several tokens leaves at its last one"
+    return None if keeps_all else "the graph gives the logits of the last position only"
+
+
 class HostSampledDecoder:
     """See base.Decoder for what each method promises; there is no run-ahead, so a burst is one token."""
 
@@ -78,6 +92,7 @@ class HostSampledDecoder:
     follows_grammars = False
     max_in_flight = 1
     max_burst = 1
+    finds_drafts = False
 
     def __init__(self, runner: Runner, capacity: int, note: str | None, now: Callable[[], float]):
         self.capacity = capacity
@@ -139,18 +154,31 @@ class HostSampledDecoder:
         if not sample_first:
             await self.run_picked()
         readable = self._now()
-        self._pending = sample(
-            self._logits,
-            self._options,
-            self._length,
-            self._row,
-            tokens=self._tokens,
-            prompt=self._prompt,
-            allowed=self._allowed,
-        )
-        self._tokens.append(self._pending)
+        self._pick()
         entered = self._now()
         return Burst((self._pending,), submitted, readable, entered - readable, entered)
+
+    async def prepare_drafts(self, options: Speculation) -> str | None:
+        return self._open().undraftable
+
+    async def submit_drafted(self, steps: int, drafts: Sequence[int] | None) -> Burst:
+        if steps != 1 or drafts is None:
+            raise ValueError(f"{steps} drafted steps in a burst on the CPU, drafts {drafts}; 1 with drafts is the most")
+        submitted, runner = self._now(), self._open()
+        length = self._length
+        rows = await runner.run_each([self._pending, *drafts], length)
+        readable = self._now()
+        self._counters["steps"] += 1
+        self._counters["readbacks"] += 1
+        self._counters["readback_bytes"] += sum(4 * len(row) for row in rows)
+        ids: list[int] = []
+        for place, self._logits in enumerate(rows):
+            self._length = length + place + 1
+            ids.append(self._pick())
+            if ids[place : place + 1] != list(drafts[place : place + 1]) or ids[-1] in self._options.end_token_ids:
+                break
+        entered = self._now()
+        return Burst(tuple(ids), submitted, readable, entered - readable, entered, (len(ids),))
 
     async def run_picked(self) -> None:
         await self.step(self._pending)
@@ -206,6 +234,20 @@ class HostSampledDecoder:
             self._snapshots.live = past + len(ids)
         self._counters["readbacks"] += 1
         self._counters["readback_bytes"] += 4 * len(self._logits)
+
+    def _pick(self) -> int:
+        """The next token, by the logits that are there."""
+        self._pending = sample(
+            self._logits,
+            self._options,
+            self._length,
+            self._row,
+            tokens=self._tokens,
+            prompt=self._prompt,
+            allowed=self._allowed,
+        )
+        self._tokens.append(self._pending)
+        return self._pending
 
     def _open(self) -> Runner:
         if self._runner is None:

@@ -27,11 +27,13 @@ class RowBurst:
     """When Python was given the ids."""
     crossings: int = 1
     """How often JavaScript entered Python with ids."""
+    steps: tuple[int, ...] = ()
+    """Of one row, how many of its ids each drafted step gave; () if each step gave one."""
 
     @property
     def picks(self) -> int:
         """Decode steps of the burst."""
-        return max(map(len, self.rows), default=0)
+        return len(self.steps) or max(map(len, self.rows), default=0)
 
 
 class RowDecoder(Protocol):

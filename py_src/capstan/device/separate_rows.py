@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from ..errors import BufferMismatchError, CapstanError, OutOfMemoryError
 from ..memory import Pools
 from ..search import SearchOptions
+from ..speculation import Speculation
 from .base import Burst, Counters, Decoder
 from .cache_rows import CacheRows
 from .row_decoder import RowBurst
@@ -137,6 +138,19 @@ class SeparateRows:
         bursts = {row: self.decoders[row].submit(picks, sample_first) for row in rows}
         return _Bursts(self.rows, bursts, self._unread)
 
+    @property
+    def finds_drafts(self) -> bool:
+        """As Decoder.finds_drafts, of the first row."""
+        return self.decoders[0].finds_drafts
+
+    async def prepare_drafts(self, options: Speculation) -> str | None:
+        """As Decoder.prepare_drafts, for the first row."""
+        return await self.decoders[0].prepare_drafts(options)
+
+    def submit_drafted(self, steps: int, drafts: Sequence[int] | None) -> Awaitable[RowBurst]:
+        """As Decoder.submit_drafted, for the first row."""
+        return _Bursts(self.rows, {0: self.decoders[0].submit_drafted(steps, drafts)}, self._unread)
+
     async def run_picked(self, rows: Sequence[int]) -> None:
         for row in rows:
             await self.decoders[row].run_picked()
@@ -208,4 +222,5 @@ class _Bursts:
             host=sum(burst.host for burst in found),
             entered=max(burst.entered for burst in found),
             crossings=len(found),
+            steps=found[0].steps,
         )

@@ -21,8 +21,8 @@ from .events import (
     FinishReason,
     TurnUsage,
 )
-from .generator import speculation_stats
 from .model import Model
+from .speculative import speculation_stats
 from .tensors import token_rows
 from .turn_options import RequestOptions, TurnOptions, count
 
@@ -226,7 +226,7 @@ class Engine:
 
     def get_speculative_stats(self) -> dict[str, Any]:
         """Counts of speculation, all 0."""
-        return speculation_stats()
+        return speculation_stats(None)
 
     def has_pending_requests(self) -> bool:
         """Whether a turn is under way."""

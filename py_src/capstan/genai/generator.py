@@ -10,30 +10,11 @@ from ..generator import Generator as CapstanGenerator
 from .model import Model
 from .params import GeneratorParams
 from .refused import Adapters
+from .speculative import speculation_stats
 from .tensors import NamedTensors, as_array, flat_numbers, token_rows
 
-__all__ = ["Generator", "speculation_stats"]
+__all__ = ["Generator"]
 
-SPECULATION = (
-    *("rounds", "completed_rounds", "interrupted_rounds", "active_rounds", "draft_tokens_proposed"),
-    *("draft_tokens_evaluated", "draft_tokens_accepted", "correction_tokens", "bonus_tokens", "tokens_queued"),
-    *("tokens_emitted", "tokens_discarded", "tokens_buffered", "draft_forward_passes", "target_forward_passes"),
-    *("effective_k", "adaptive_k_increases", "adaptive_k_decreases", "adaptive_k_observations"),
-    *("adaptive_k_probes", "cooldown_entries", "cooldown_steps", "cooldown_remaining", "standard_fallback_steps"),
-    *("mtp_failures", "dflash2_failures", "dflash2_disables", "dflash2_admission_misses", "full_accept_rounds"),
-    *("partial_accept_rounds", "zero_accept_rounds", "target_verify_forward_passes", "target_reanchor_forward_passes"),
-    *("target_reconciliation_forward_passes", "ngram_lookup_hits", "ngram_lookup_misses"),
-    *("ngram_lookup_tokens_proposed", "ngram_chained_tokens_proposed", "ngram_grammar_candidate_rejections"),
-    *("ngram_history_syncs", "ngram_history_tokens_synced"),
-)
-"""What get_speculative_stats counts; further names are times and quotients."""
-SPECULATION_QUOTIENTS = (
-    *("total_draft_ms", "total_target_ms", "total_reconciliation_ms", "total_target_verify_ms"),
-    *("total_target_reanchor_ms", "total_ngram_history_sync_ms", "total_ngram_lookup_ms", "avg_draft_ms_per_token"),
-    *("acceptance_rate", "avg_draft_tokens_per_round", "mean_emitted_tokens_per_round", "expected_tokens_per_round"),
-    *("avg_target_ms_per_round", "target_baseline_ms_per_token", "target_overhead_ratio", "estimated_speedup"),
-    *("observed_speedup", "adaptive_k_throughput"),
-)
 KEPT = "Capstan keeps 'input_ids' and 'attention_mask' of the last run, and its 'logits'"
 
 
@@ -185,12 +166,5 @@ class Generator:
         self._terminated = value == "1"
 
     def get_speculative_stats(self) -> dict[str, Any]:
-        """Counts of speculation, all 0."""
-        return speculation_stats()
-
-
-def speculation_stats() -> dict[str, Any]:
-    """The native package's names of what speculation did: nothing."""
-    counts: dict[str, Any] = dict.fromkeys(SPECULATION, 0)
-    quotients = dict.fromkeys(SPECULATION_QUOTIENTS, 0.0)
-    return counts | {"formula_supported": False} | quotients | {"acceptance_length_histogram": [0] * 8}
+        """What speculation did, by the native package's names; all 0 where it is off."""
+        return speculation_stats(self.capstan.speculation)

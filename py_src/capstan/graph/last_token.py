@@ -4,11 +4,13 @@ A prefill over S tokens needs the output projection at the last position; over a
 product of the model and writes S x vocabulary floats. The rewrite slices the hidden state just before the projection:
 
     hidden [B, S, H] -> Slice(axis 1, -1:) -> [B, 1, H] -> MatMulNBits | MatMul -> elementwise... -> logits [B, 1, V]
+
+Where the first of the last positions is an input of the graph, their number is chosen run by run.
 """
 
 from __future__ import annotations
 
-from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorShapeProto
+from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto, ValueInfoProto
 from .wiring import Wiring, copy_of, fresh_name, int64_tensor
 
 __all__ = ["last_token_logits", "logits_cut"]
@@ -17,8 +19,10 @@ PROJECTIONS = {"MatMulNBits", "MatMul"}
 ELEMENTWISE = {"Cast", "Mul", "Div", "Add", "Sub", "Tanh", "Where", "Identity"}
 
 
-def last_token_logits(model: ModelProto, logits: str = "logits") -> tuple[ModelProto, str]:
+def last_token_logits(model: ModelProto, logits: str = "logits", first: str = "") -> tuple[ModelProto, str]:
     """Prune the logits to the last position; return the new model and why it is unchanged (empty if it was rewritten).
+
+    With `first` they are those from the position on that an input of that name has: int64 [1], -1 for the last.
 
     A graph that the walk from `logits` to its projection does not understand comes back as an equal copy with the
     reason: its logits are [B, S, V] and the caller reads the last row.
@@ -39,9 +43,12 @@ def last_token_logits(model: ModelProto, logits: str = "logits") -> tuple[ModelP
         return result, reason
     projection = path[-1]
     sliced = fresh_name(graph, "/capstan/last_token/Slice")
-    node = last_position(graph, projection.input[0], sliced)
+    node = last_position(graph, projection.input[0], sliced, first)
     projection.input[0] = sliced
     insert_before(graph, projection, node)
+    if first:
+        graph.input.append(int64_input(first, 1))
+        return result, ""
     touched = {name for step in path for name in step.output}
     for value in [*graph.value_info, *graph.output]:
         if value.name in touched and len(value.type.tensor_type.shape.dim) == 3:
@@ -65,11 +72,15 @@ def logits_cut(model: ModelProto, logits: str = "logits") -> ModelProto:
     return result
 
 
-def last_position(graph: GraphProto, source: str, output: str) -> NodeProto:
-    """A node that takes the last position of a tensor [B, S, ...]; its bounds become constants of the graph."""
+def last_position(graph: GraphProto, source: str, output: str, first: str = "") -> NodeProto:
+    """A node that takes the last position of a tensor [B, S, ...], or those from the one that `first` has; its other
+    bounds become constants of the graph."""
     bounds = {part: fresh_name(graph, f"/capstan/last_token/{part}") for part in ("starts", "ends", "axes")}
     for part, bound in (("starts", -1), ("ends", 2**63 - 1), ("axes", 1)):
-        graph.initializer.append(int64_tensor(bounds[part], [bound]))
+        if part == "starts" and first:
+            bounds[part] = first
+        else:
+            graph.initializer.append(int64_tensor(bounds[part], [bound]))
     name = fresh_name(graph, "/capstan/last_token/Slice")
     return NodeProto(op_type="Slice", name=name, input=[source, *bounds.values()], output=[output])
 
@@ -110,6 +121,14 @@ def is_weight(wiring: Wiring, name: str) -> bool:
 def insert_before(graph: GraphProto, anchor: NodeProto, node: NodeProto) -> None:
     made = anchor.output[0]  # by one node only
     graph.node.insert(next(index for index, item in enumerate(graph.node) if made in item.output), node)
+
+
+def int64_input(name: str, size: int) -> ValueInfoProto:
+    value = ValueInfoProto(name=name)
+    tensor = value.type.tensor_type
+    tensor.elem_type = TensorProto.INT64
+    tensor.shape.dim.add().dim_value = size
+    return value
 
 
 def set_one(dim: TensorShapeProto.Dimension) -> None:

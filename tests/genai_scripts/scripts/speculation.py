@@ -9,7 +9,7 @@ tokenizer = og.Tokenizer(model)
 found = []
 for ngram_size in (0, args.ngram_size):
     params = og.GeneratorParams(model)
-    params.set_search_options(max_length=64)
+    params.set_search_options(max_length=200)
     params.set_speculative_options(ngram_size=ngram_size, max_draft_tokens=4)
     print(params.get_speculative_options()["ngram_size"])
     generator = og.Generator(model, params)
@@ -17,5 +17,7 @@ for ngram_size in (0, args.ngram_size):
     while not generator.is_done():
         generator.generate_next_token()
     found.append(generator.get_sequence(0).tolist())
+    stats = generator.get_speculative_stats()
+    print("drafts were tried:", stats["draft_tokens_proposed"] > 0)
 print(found[0])
 print("the same:", found[0] == found[1])

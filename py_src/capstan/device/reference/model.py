@@ -23,7 +23,7 @@ from ...errors import BufferMismatchError, ClosedError, ModelFileError, PromptEr
 from ...graph import GraphDescription
 from ...graph.logits_to_keep import LOGITS_TO_KEEP
 from ...memory import Pools
-from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder
+from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, undraftable
 from ..model_memory import ModelMemory
 from ..separate_rows import SeparateRows, separate_rows
 from ..snapshots import EMPTY
@@ -120,6 +120,9 @@ class ReferenceSequence:
         length = 0 if about.growing else capacity
         shapes = {value.name: value.shape for value in session.get_inputs()}
         self._logits_to_keep = shapes.get(LOGITS_TO_KEEP)
+        declared = next(value.shape for value in session.get_outputs() if value.name == about.logits)
+        self.keeps_all = self._logits_to_keep is not None or declared[1] != 1
+        """Whether the graph can give the logits of every position."""
         self._axes = len(shapes.get(about.position_ids, ())) - 2
         """Of positions, besides batch and tokens."""
         self._caches = {
@@ -133,8 +136,9 @@ class ReferenceSequence:
         self._snapshots: dict[int, Any] = {}
         self._logits = array("f")
 
-    def prefill(self, ids: Sequence[int]) -> None:
-        """Run the model on `ids` after what is there. Raises PromptError if there are none or no room for them."""
+    def prefill(self, ids: Sequence[int], every: bool = False) -> list[array[float]]:
+        """Run the model on `ids` after what is there; float32 [vocab] of the last position, or of `every` one. Raises
+        PromptError if there are none or no room for them."""
         if self._session is None:
             raise ClosedError("this sequence was closed; make a new one")
         if not ids:
@@ -150,7 +154,7 @@ class ReferenceSequence:
         if about.position_ids is not None:
             binding.bind_cpu_input(about.position_ids, np.tile(np.arange(self.length, end), (*[3] * self._axes, 1, 1)))
         if self._logits_to_keep is not None:
-            binding.bind_cpu_input(LOGITS_TO_KEEP, np.ones(self._logits_to_keep, np.int64))
+            binding.bind_cpu_input(LOGITS_TO_KEEP, np.full(self._logits_to_keep, 0 if every else 1, np.int64))
         for pair, cache in self._caches.items():
             binding.bind_ortvalue_input(pair.past, cache)
             if about.growing:
@@ -166,9 +170,11 @@ class ReferenceSequence:
         if about.growing:
             self._caches = dict(zip(self._caches, presents, strict=False))
         self._states = dict(zip(self._states, presents[len(self._caches) :], strict=True))
-        logits = made.numpy()
-        self._logits = array("f", logits[0, -1].astype(np.float32).tobytes())
+        kept = made.numpy()[0, -len(ids) if every else -1 :].astype(np.float32)
+        rows = [array("f", row.tobytes()) for row in kept]
+        self._logits = rows[-1]
         self.length = end
+        return rows
 
     def decode(self, token_id: int) -> None:
         """One decode step."""
@@ -263,6 +269,11 @@ class ReferenceRunner:
     def __init__(self, sequence: ReferenceSequence) -> None:
         self._sequence = sequence
         self.stateful = sequence.stateful
+        self.undraftable = undraftable(sequence.stateful, sequence.keeps_all)
+
+    async def run_each(self, ids: Sequence[int], past: int) -> list[array[float]]:
+        self._sequence.rewind(past)
+        return self._sequence.prefill(ids, every=True)
 
     async def run(self, ids: Sequence[int], past: int) -> array[float]:
         self._sequence.rewind(past)

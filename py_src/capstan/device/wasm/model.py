@@ -14,7 +14,7 @@ from ...graph.onnx_pb2 import ModelProto
 from ...memory import Pools
 from ..decoder_graph import decoder_graph
 from ..element_types import byte_count
-from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder
+from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, undraftable
 from ..model_memory import ModelMemory
 from ..separate_rows import SeparateRows, separate_rows
 from .device import WasmDevice
@@ -22,10 +22,15 @@ from .device import WasmDevice
 __all__ = ["WasmModel", "WasmSession", "prepare", "wasm_memory"]
 
 
+FIRST_LOGITS = "capstan_first_logits"
+"""The input that says from which position on logits are computed; web/src/wasm.ts feeds it."""
+
+
 class WasmSequence(Protocol):
     """One sequence of the session, with its KV cache."""
 
-    def step(self, ids: bytes, mask: bytes, past: int) -> Awaitable[array[float]]: ...
+    def step(self, ids: bytes, mask: bytes, past: int, kept: int) -> Awaitable[array[float]]:
+        """float32 [kept, vocab]: the logits of the last `kept` positions."""
 
     def keep_states(self, slot: int) -> None: ...
 
@@ -46,12 +51,12 @@ class WasmSession(Protocol):
 
 
 def prepare(parsed: ModelProto, config: GenaiConfig) -> tuple[bytes, GraphDescription]:
-    """The model with the logits cut to the last position where that is possible, and its description.
+    """The model with the logits cut to the last positions where that is possible, and its description.
 
     Raises UncomputedError, UnsupportedModelError.
     """
     decoder, short_rope_to, unrecognised = decoder_graph(parsed, config, "wasm")
-    pruned, _ = graph.last_token_logits(decoder, config.decoder.outputs.logits)
+    pruned, _ = graph.last_token_logits(decoder, config.decoder.outputs.logits, FIRST_LOGITS)
     about = graph.describe(
         decoder, config.decoder, config.vocab_size, short_rope_to=short_rope_to, unrecognised=unrecognised
     )
@@ -118,11 +123,20 @@ class WasmRunner:
             "states": states,
         }
         self._sequence = session.sequence(spec)
+        self._vocab = about.vocab_size
+        self.undraftable = undraftable(self.stateful, not about.last_token_only)
 
     async def run(self, ids: Sequence[int], past: int) -> array[float]:
+        return await self._run(ids, past, 1)
+
+    async def run_each(self, ids: Sequence[int], past: int) -> list[array[float]]:
+        found, vocab = await self._run(ids, past, len(ids)), self._vocab
+        return [found[start : start + vocab] for start in range(0, len(found), vocab)]
+
+    async def _run(self, ids: Sequence[int], past: int, kept: int) -> array[float]:
         valid = past + len(ids)
         mask = array("q", [1] * valid + [0] * (0 if self._growing else self._capacity - valid))
-        return await self._sequence.step(array("q", ids).tobytes(), mask.tobytes(), past)
+        return await self._sequence.step(array("q", ids).tobytes(), mask.tobytes(), past, kept)
 
     def keep_states(self, slot: int) -> None:
         self._sequence.keep_states(slot)

@@ -10,6 +10,7 @@ from ...errors import ClosedError
 from ...graph import GraphDescription
 from ...memory import SNAPSHOTS, DeviceSpan
 from ...search import SearchOptions
+from ...speculation import Speculation
 from ...stages import SamplerProgram, position_words
 from ...tape import TapeKey
 from ..base import Burst, Counters
@@ -50,6 +51,7 @@ class WebGpuDecoder:
 
     counts_device = True
     follows_grammars = True
+    finds_drafts = True
 
     def __init__(
         self,
@@ -275,6 +277,12 @@ class WebGpuDecoder:
                 raise ValueError(f"{picks} picks in a burst without a tape; 1 is the most")
             numbers = self._eager_burst(sample_first, first, cursor)
         return _burst(numbers)
+
+    async def prepare_drafts(self, options: Speculation) -> str | None:
+        return "steps over several positions are not taped on webgpu"
+
+    def submit_drafted(self, steps: int, drafts: Sequence[int] | None) -> Awaitable[Burst]:
+        raise NotImplementedError
 
     async def logits(self) -> memoryview[float]:
         self._require_open()
