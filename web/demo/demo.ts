@@ -255,9 +255,7 @@ async function run(): Promise<void> {
     else if (reply.error.type === "KeyboardInterrupt") stopped(mine);
     else fail(reply.error, fieldOf(reply.error));
   } catch (error) {
-    // The worker itself is gone; the next run starts another.
-    worker = null;
-    fail(startFailure(error));
+    failed(error);
   } finally {
     current = null;
     busy(false);
@@ -401,6 +399,16 @@ function fieldOf({ type, message }: RemoteError): string {
   return type === "OptionError" ? (/^\w+/.exec(message)?.[0] ?? "") : "";
 }
 
+/** A request has no reply. */
+function failed(error: unknown): void {
+  const { code, message } = error as { code?: string; message: string };
+  // Capstan starts another worker where one died.
+  if (code === "WorkerLostError") return fail({ type: code, message, traceback: "" });
+  // The next run starts one.
+  worker = null;
+  fail(startFailure(error));
+}
+
 function startFailure(error: unknown): RemoteError {
   // A worker whose script is missing fails without a message of its own.
   const message = String(error instanceof Error ? error.message : error).replace(
@@ -426,8 +434,7 @@ async function lookAfterStored(action: ModelsRequest["action"], which: string | 
     if (reply.ok) showStored(action, which, reply.result as ModelsResult);
     else say("stored-note", `${reply.error.type}: ${reply.error.message}`);
   } catch (error) {
-    worker = null;
-    fail(startFailure(error));
+    failed(error);
   }
 }
 

@@ -1,7 +1,17 @@
-// The page's handle on the worker: start it, ask it, close it.
+// The page's handle on the worker: start it, ask it, close it, and start another where it died.
 
 import { CapstanError, EngineError } from "./errors";
-import type { CapstanEvent, FromWorker, HubRepository, Readiness, Reply, Request, ToWorker } from "./protocol";
+import { awaitEnd, lifeName } from "./life";
+import type {
+  CapstanEvent,
+  Expected,
+  FromWorker,
+  HubRepository,
+  Readiness,
+  Reply,
+  Request,
+  ToWorker,
+} from "./protocol";
 
 export type {
   CapstanEvent,
@@ -26,6 +36,8 @@ const INTERRUPT_AFTER_MS = 500;
 /** A signal to Pyodide is lost now and then, so it is sent again this often until the request ends. */
 const INTERRUPT_EVERY_MS = 100;
 const SIGINT = 2;
+/** Milliseconds after `cancel` until a worker that does not end the request is ended itself. */
+const CANCEL_DEADLINE_MS = 10_000;
 
 export interface StartOptions {
   /** URL of the folder that holds worker.js, python.json, ort/, pyodide/ and wheels/; default: where this module is. */
@@ -38,6 +50,11 @@ export interface StartOptions {
    * them if `dtype` names it.
    */
   expected?: { model: string | HubRepository; dtype?: string; device?: "webgpu" | "wasm" | "auto" };
+  /**
+   * Milliseconds that a request has to end after `cancel`, 10 seconds unless given. Then the worker is ended, the
+   * request is answered as stopped, and another worker is started. Infinity waits for ever.
+   */
+  cancelDeadline?: number;
   /** Called for each event of the start (id 0) and of every request, with the request's id. */
   onEvent?: (event: CapstanEvent, id: number) => void;
   /** Gives a script the next line of its input, with its line break, null at the end; without it there is no input. */
@@ -52,30 +69,46 @@ function addressOf(model: string | HubRepository): string | HubRepository {
 }
 
 interface Pending {
-  /** A script may never wait, and is then interrupted; everything else is stopped at its next await. */
-  script: boolean;
-  onEvent?: ((event: CapstanEvent, id: number) => void) | undefined;
+  request: Request;
+  onEvent: ((event: CapstanEvent, id: number) => void) | undefined;
   resolve: (reply: Reply) => void;
   reject: (error: Error) => void;
 }
 
-/** One worker with Python and onnxruntime-web in it. Requests are answered one after the other. */
+/**
+ * Python and onnxruntime-web in a worker. Requests are answered one after the other.
+ *
+ * A worker that dies, or in which Python or onnxruntime-web ends by a fatal error, is replaced: requests under way are
+ * rejected with a WorkerLostError, an event tells so, and later ones are answered by the new worker. Stored weights are
+ * still there; what Python had in memory is not.
+ */
 export class Client {
   private readonly pending = new Map<number, Pending>();
   private nextId = 1;
   private failure: Error | null = null;
   private ready: Readiness | null = null;
+  private worker: Worker | null = null;
+  private interrupt: Uint8Array | null = null;
+  private endWaiting: () => void = () => {};
+  private booted: { resolve: (ready: Readiness) => void; reject: (error: Error) => void } | null = null;
+  private replaced = 0;
 
   private constructor(
-    private readonly worker: Worker,
-    private readonly interrupt: Uint8Array | null,
+    private readonly base: string,
+    private readonly snapshot: boolean,
+    private readonly cancelDeadline: number,
     private readonly onEvent: (event: CapstanEvent, id: number) => void,
     private readonly onInput: () => Promise<string | null>,
   ) {}
 
-  /** How Python came up, and when. */
+  /** How Python came up, and when, in the present worker or the last one that did. */
   get readiness(): Readiness {
     return this.ready!;
+  }
+
+  /** How often the worker was replaced. */
+  get restarts(): number {
+    return this.replaced;
   }
 
   /** Start a worker and boot Python in it. Rejects with the reason if a file is missing or the boot fails. */
@@ -83,31 +116,18 @@ export class Client {
     const { signal } = options;
     signal?.throwIfAborted();
     const base = new URL(options.base ?? ".", options.base ? location.href : import.meta.url).href;
-    const worker = new Worker(new URL("worker.js", base), { type: "module" });
-    // It is missing without cross-origin isolation, and in some browsers with it.
-    const shared = typeof SharedArrayBuffer === "undefined" ? null : new SharedArrayBuffer(1);
     const { onEvent = () => {}, onInput = async () => null } = options;
-    const client = new Client(worker, shared && new Uint8Array(shared), onEvent, onInput);
-    worker.onmessage = (message: MessageEvent<FromWorker>) => client.receive(message.data);
-    worker.onerror = (event) => {
-      const reason = event.message || `${new URL("worker.js", base).href} cannot be loaded`;
-      client.fail(new EngineError("DeviceUnavailableError", `the worker failed: ${reason}`));
-    };
-    const booted = new Promise<Reply>((resolve, reject) => client.pending.set(0, { script: false, resolve, reject }));
-    const { snapshot = true, expected: wanted } = options;
+    const { snapshot = true, cancelDeadline = CANCEL_DEADLINE_MS, expected: wanted } = options;
+    if (!(cancelDeadline > 0))
+      throw new EngineError("OptionError", `cancelDeadline is ${cancelDeadline}; it must be milliseconds above 0`);
+    const client = new Client(base, snapshot, cancelDeadline, onEvent, onInput);
     const expected = wanted
       ? { model: addressOf(wanted.model), dtype: wanted.dtype ?? null, device: wanted.device ?? "auto" }
       : null;
     const stop = (): void => client.fail(signal!.reason as Error);
     signal?.addEventListener("abort", stop, { once: true });
-    client.post({ tag: "boot", base, interrupt: shared, snapshot, expected });
     try {
-      const reply = await booted;
-      if (!reply.ok) throw new CapstanError(reply.error, 0);
-      client.ready = reply.result as Readiness;
-    } catch (error) {
-      worker.terminate();
-      throw error;
+      await client.boot(expected);
     } finally {
       signal?.removeEventListener("abort", stop);
     }
@@ -118,48 +138,140 @@ export class Client {
   request(request: Request, onEvent?: (event: CapstanEvent, id: number) => void): Promise<Reply> {
     if (this.failure) return Promise.reject(this.failure);
     const id = this.nextId++;
-    const script = request.kind === "exec";
-    const reply = new Promise<Reply>((resolve, reject) => this.pending.set(id, { script, onEvent, resolve, reject }));
-    this.post({ tag: "request", id, request });
-    if (request.kind === "cancel") {
-      const first = Math.min(...this.pending.keys());
-      if (this.pending.get(first)?.script) this.interruptUntilEnd(first);
-    }
+    const stopped = request.kind === "cancel" ? this.running() : null;
+    const reply = new Promise<Reply>((resolve, reject) => this.pending.set(id, { request, onEvent, resolve, reject }));
+    // While a worker boots they are kept.
+    if (!this.booted) this.post({ tag: "request", id, request });
+    if (stopped !== null) this.insist(stopped);
     return reply;
   }
 
   /** End the worker; requests under way are rejected. */
   close(): void {
-    this.worker.terminate();
     this.fail(new EngineError("ClosedError", "the Capstan worker was closed; start a new one"));
   }
 
+  /** Start a worker, and send it the requests that wait. */
+  private async boot(expected: Expected | null): Promise<void> {
+    const { base } = this;
+    const script = new URL("worker.js", base).href;
+    const worker = (this.worker = new Worker(script, { type: "module" }));
+    // It is missing without cross-origin isolation, and in some browsers with it.
+    const shared = typeof SharedArrayBuffer === "undefined" ? null : new SharedArrayBuffer(1);
+    this.interrupt = shared && new Uint8Array(shared);
+    const life = lifeName();
+    const lost = (reason: string): void => {
+      if (this.worker === worker) this.lost(reason);
+    };
+    worker.onmessage = ({ data }: MessageEvent<FromWorker>) => {
+      if (this.worker !== worker) return;
+      if (data.tag === "alive") this.endWaiting = awaitEnd(life!, () => lost("the browser ended it"));
+      else if (data.tag === "fatal") lost(data.reason);
+      else this.receive(data);
+    };
+    worker.onerror = (event) => lost(event.message || `${script} cannot be loaded`);
+    const booted = new Promise<Readiness>((resolve, reject) => (this.booted = { resolve, reject }));
+    this.post({ tag: "boot", base, interrupt: shared, snapshot: this.snapshot, expected, life });
+    try {
+      this.ready = await booted;
+    } catch (error) {
+      this.fail(error as Error);
+      throw error;
+    }
+    this.booted = null;
+    for (const [id, { request }] of this.pending) this.post({ tag: "request", id, request });
+  }
+
   private post(message: ToWorker): void {
-    this.worker.postMessage(message);
+    this.worker!.postMessage(message);
   }
 
   private receive(message: FromWorker): void {
     if (message.tag === "event") {
       this.pending.get(message.id)?.onEvent?.(message.event, message.id);
-      return this.onEvent(message.event, message.id);
+      this.onEvent(message.event, message.id);
+    } else if (message.tag === "input") {
+      const { worker } = this;
+      const answer = (line: string | null): void => worker!.postMessage({ tag: "input", line } satisfies ToWorker);
+      this.onInput().then(answer, () => answer(null));
+    } else if (message.tag === "booted") {
+      this.booted?.resolve(message);
+    } else if (message.tag === "reply" && message.id === 0) {
+      const { reply } = message;
+      if (!reply.ok) this.booted?.reject(new CapstanError(reply.error, 0));
+    } else if (message.tag === "reply") {
+      const pending = this.pending.get(message.id);
+      this.pending.delete(message.id);
+      pending?.resolve(message.reply);
     }
-    if (message.tag === "input") {
-      this.onInput().then(
-        (line) => this.post({ tag: "input", line }),
-        () => this.post({ tag: "input", line: null }),
-      );
+  }
+
+  /** The worker is of no use any more. */
+  private lost(reason: string): void {
+    if (this.booted) {
+      this.booted.reject(new EngineError("DeviceUnavailableError", `the worker failed: ${reason}`));
       return;
     }
-    const pending = this.pending.get(message.id);
-    this.pending.delete(message.id);
-    if (message.tag === "booted") pending?.resolve({ ok: true, result: message });
-    else pending?.resolve(message.reply);
+    const message = `the worker died: ${reason}; another one is started, ask again`;
+    this.rejectAll(new EngineError("WorkerLostError", message));
+    this.replace(reason);
+  }
+
+  /** Start another worker. If it does not come up, all requests fail from then on. */
+  private replace(reason: string): void {
+    this.endWorker();
+    this.replaced++;
+    this.onEvent({ kind: "restarted", reason }, 0);
+    // Requests hear of a failure.
+    this.boot(null).catch(() => undefined);
+  }
+
+  private endWorker(): void {
+    this.endWaiting();
+    this.endWaiting = () => {};
+    this.worker?.terminate();
+    this.worker = null;
   }
 
   private fail(error: Error): void {
     this.failure = error;
-    for (const pending of this.pending.values()) pending.reject(error);
+    this.endWorker();
+    this.booted?.reject(error);
+    this.rejectAll(error);
+  }
+
+  private rejectAll(error: Error): void {
+    const all = [...this.pending.values()];
     this.pending.clear();
+    for (const { reject } of all) reject(error);
+  }
+
+  /** The request that the worker is at: the first that is not a cancel. */
+  private running(): number | null {
+    for (const [id, { request }] of this.pending) if (request.kind !== "cancel") return id;
+    return null;
+  }
+
+  /** See that a request which was cancelled ends. */
+  private insist(id: number): void {
+    if (this.pending.get(id)?.request.kind === "exec") this.interruptUntilEnd(id);
+    // A longer one is none to a browser's timer.
+    if (this.cancelDeadline > 0x7fffffff) return;
+    setTimeout(() => {
+      const stuck = this.pending.get(id);
+      if (!stuck || this.failure) return;
+      const reason = `a cancelled request did not end within ${this.cancelDeadline} ms`;
+      this.pending.delete(id);
+      for (const [other, { request, resolve }] of this.pending) {
+        if (request.kind !== "cancel") continue;
+        this.pending.delete(other);
+        resolve({ ok: true, result: null });
+      }
+      this.replace(reason);
+      const message = `stopped by the user; ${reason}, so that its worker was ended and another one is started`;
+      stuck.resolve({ ok: false, error: { type: "KeyboardInterrupt", message, traceback: "" } });
+      // What was asked for behind it was not begun: the new worker answers it.
+    }, this.cancelDeadline);
   }
 
   /** Interrupt Python until a script has ended, should it not end by itself; the requests after it are left alone. */

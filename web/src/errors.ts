@@ -27,6 +27,8 @@ export type EngineErrorCode =
   | "TapeCheckError"
   | "StorageError"
   | "WeightsChangedError"
+  /** Of the page, not of Python: the worker died, and is being replaced. */
+  | "WorkerLostError"
   /** Of capstan.storage: a download that may be tried again. */
   | "BrokenDownloadError";
 

@@ -82,6 +82,30 @@ export async function warmUpOrt(base: string, build: Build = "webgpu"): Promise<
   }
 }
 
+let tellFatal: (error: unknown) => void = () => {};
+
+/** Call `tell` with an error after which a heap of onnxruntime-web cannot be used any more. */
+export function onFatalError(tell: (error: unknown) => void): void {
+  tellFatal = tell;
+}
+
+/** Whether WebAssembly code ended in its midst: by a trap, by abort() or without stack left. */
+function isFatal(error: unknown): boolean {
+  return (
+    error instanceof WebAssembly.RuntimeError || (error instanceof RangeError && error.message.includes("call stack"))
+  );
+}
+
+/** What onnxruntime-web answers; a fatal error of it is told. */
+async function watched<T>(answer: Promise<T>): Promise<T> {
+  try {
+    return await answer;
+  } catch (error) {
+    if (isFatal(error)) tellFatal(error);
+    throw error;
+  }
+}
+
 /** How a session is placed: our own device with or without ORT's graph capture, or the CPU. */
 export type Placement =
   { device: GPUDevice; capture: boolean; outputs?: Record<string, "gpu-buffer" | "cpu"> } | "wasm";
@@ -116,7 +140,10 @@ export async function createSession(
           ...(placement.capture ? { enableGraphCapture: true } : {}),
         };
   try {
-    return await ort.InferenceSession.create(model, options);
+    const session = await watched(ort.InferenceSession.create(model, options));
+    const run = session.run.bind(session) as (...given: unknown[]) => Promise<Ort.InferenceSession.ReturnType>;
+    session.run = (...given: unknown[]) => watched(run(...given));
+    return session;
   } catch (error) {
     const where = placement === "wasm" ? "the wasm execution provider" : placement.capture ? "graph capture" : "WebGPU";
     throw new EngineError(

@@ -162,6 +162,8 @@ export type CapstanEvent =
       /** What each pass did to the tape, or why it did nothing; empty without a tape. */
       tape_passes: Record<string, string>;
     }
+  /** The worker died, or was ended since a cancelled request did not end, and another one is being started. */
+  | { kind: "restarted"; reason: string }
   | { kind: "text"; text: string; token_id: number }
   | { kind: "stdout"; text: string }
   | { kind: "stderr"; text: string };
@@ -186,7 +188,15 @@ export interface Expected {
 
 export type ToWorker =
   | { tag: "warm up"; base: string }
-  | { tag: "boot"; base: string; interrupt: SharedArrayBuffer | null; snapshot: boolean; expected: Expected | null }
+  | {
+      tag: "boot";
+      base: string;
+      interrupt: SharedArrayBuffer | null;
+      snapshot: boolean;
+      expected: Expected | null;
+      /** The lock to hold as long as the worker lives; null where there are no locks. */
+      life: string | null;
+    }
   | { tag: "request"; id: number; request: Request }
   /** A line that a script asked for, null at the end of the input. */
   | { tag: "input"; line: string | null };
@@ -200,6 +210,10 @@ export interface Readiness {
 }
 
 export type FromWorker =
+  /** The worker holds its lock. */
+  | { tag: "alive" }
+  /** Python or onnxruntime-web ended by an error after which it cannot be used. */
+  | { tag: "fatal"; reason: string }
   | ({ tag: "booted"; id: 0 } & Readiness)
   | { tag: "event"; id: number; event: CapstanEvent }
   /** A script waits for a line of its input. */

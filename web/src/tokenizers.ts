@@ -1,7 +1,7 @@
 // The tokenizer and the chat templates, as the object that PageBackend in py_src/capstan/_js/tokenizer.py calls.
 
-import { Template } from "@huggingface/jinja";
 import { Tokenizer } from "@huggingface/tokenizers";
+import { Template } from "./templates";
 
 /** Arguments and results are strings, numbers and typed arrays only, so that nothing needs a proxy across to Python. */
 export interface PageTokenizer {

@@ -5,6 +5,7 @@ import type { PyCallable, PyProxy } from "pyodide/ffi";
 import { GpuEngine } from "./engine";
 import { Grammars } from "./grammars";
 import { requestAdapter, summarize } from "./gpu/adapter";
+import { holdLife } from "./life";
 import type {
   CapstanEvent,
   Expected,
@@ -25,7 +26,7 @@ import { adopt, listing } from "./storage/picked";
 import { prefetch } from "./storage/prefetch";
 import { sha256 } from "./storage/sha256";
 import { absolute, assumedSource, openSource } from "./storage/source";
-import { cpuThreads, loadOrt, warmUpOrt } from "./ort";
+import { cpuThreads, loadOrt, onFatalError, warmUpOrt } from "./ort";
 import { startPython } from "./python";
 import { ModelSession } from "./sessions";
 import { makeTokenizer } from "./tokenizers";
@@ -198,6 +199,18 @@ async function warmUpBeside(base: string): Promise<void> {
   helper?.terminate();
 }
 
+/** Tell the page that this worker is of no use any more. */
+function died(what: string, error: unknown): void {
+  post({ tag: "fatal", reason: `${what} ended by a fatal error, ${String(error)}` });
+}
+
+/** The part of Pyodide that its types leave out. */
+interface WithFatal {
+  _api: { on_fatal?: (error: unknown) => void };
+}
+
+type Boot = Extract<ToWorker, { tag: "boot" }>;
+
 /** Begin with what the first request needs and Python does not. */
 async function prepare(base: string, { model, dtype, device }: Expected): Promise<void> {
   // Whoever asks for the model hears of a failure.
@@ -210,12 +223,9 @@ async function prepare(base: string, { model, dtype, device }: Expected): Promis
   gpuAhead.catch(() => undefined);
 }
 
-async function boot(
-  base: string,
-  interrupt: SharedArrayBuffer | null,
-  snapshot: boolean,
-  expected: Expected | null,
-): Promise<void> {
+async function boot({ base, interrupt, snapshot, expected, life }: Boot): Promise<void> {
+  onFatalError((error) => died("onnxruntime-web", error));
+  if (life) void holdLife(life).then(() => post({ tag: "alive" }));
   emit({ kind: "status", text: "starting Python" });
   const starting = startPython(base, makeHost(base), snapshot);
   // Both take their time, and nearly everything that Python is asked for needs them.
@@ -223,6 +233,7 @@ async function boot(
   (expected ? prepare(base, expected) : requestAdapter()).catch(() => undefined);
   const { pyodide, from, vendored, refused } = await starting;
   fileSystem = pyodide.FS;
+  (pyodide as unknown as WithFatal)._api.on_fatal = (error) => died("Python", error);
   if (interrupt) pyodide.setInterruptBuffer((signal = new Uint8Array(interrupt)));
   pyodide.setStdout(forward("stdout"));
   pyodide.setStderr(forward("stderr"));
@@ -276,7 +287,7 @@ self.onmessage = (message: MessageEvent<ToWorker>): void => {
     void warmUpOrt(data.base).then(() => (postMessage as (message: string) => void)("warm"));
   } else if (data.tag === "boot") {
     const unhandled = unhandledRejection();
-    Promise.race([boot(data.base, data.interrupt, data.snapshot, data.expected), unhandled.promise])
+    Promise.race([boot(data), unhandled.promise])
       .catch((error: unknown) => post({ tag: "reply", id: 0, reply: failure(error) }))
       .finally(unhandled.stop);
   } else if (data.tag === "input") {

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -20,6 +22,7 @@ from .gpu import JsGpuEngine
 __all__ = [
     "adapter",
     "adopt_files",
+    "be_interrupted_once",
     "can_wait",
     "cpu",
     "emit",
@@ -61,6 +64,17 @@ def wait(awaitable: Awaitable[T]) -> T:
     """Block this Python stack, not the worker, until the awaitable is done."""
     result: T = _run_sync(awaitable)
     return result
+
+
+def be_interrupted_once() -> None:
+    """Have the page's next signal raise KeyboardInterrupt, and those after it do nothing: the page sends it again until
+    the request has ended, and a later one would end the answer."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
 
 
 def mount_file(folder: str, name: str, url: str) -> None:

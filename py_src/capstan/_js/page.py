@@ -59,6 +59,7 @@ async def handle(text: str) -> str:
     """Answer one request; both are JSON. Every error becomes a reply with its type, message and traceback."""
     global running
     running = asyncio.current_task()
+    host.be_interrupted_once()
     try:
         request = read_request(text)
         reply = {"ok": True, "result": await answer_of(request)(request)}

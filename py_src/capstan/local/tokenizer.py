@@ -9,6 +9,11 @@ from typing import Any
 __all__ = ["LocalBackend"]
 
 
+LONGEST_RANGE, MOST_NUMBERS = 100_000, 1_000_000
+"""Numbers that one `range` of a chat template has at most, and all together: a template that goes on for ever is the
+model's, not the user's."""
+
+
 def to_json(value: Any, indent: int | None = None) -> str:
     """As transformers has it for chat templates: in the given order, and without HTML's escapes."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
@@ -34,7 +39,20 @@ class LocalBackend:
         def raise_exception(message: str) -> None:
             raise ValueError(message)
 
+        left = MOST_NUMBERS
+
+        def counted(*given: int) -> range:
+            nonlocal left
+            numbers = range(*given)
+            left -= len(numbers)
+            if len(numbers) > LONGEST_RANGE or left < 0:
+                raise ValueError(
+                    f"its ranges have more than {LONGEST_RANGE} numbers, or {MOST_NUMBERS} in all; shorten its loops"
+                )
+            return numbers
+
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["range"] = counted
         environment.globals["raise_exception"] = raise_exception
         environment.filters["tojson"] = to_json
         return str(environment.from_string(template).render(**variables))

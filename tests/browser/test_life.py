@@ -1,0 +1,119 @@
+"""Workers that die, in which something ends fatally, or that do not end what was cancelled: no request waits for ever,
+and the next one is answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page
+
+from tests import oracle
+from tests.harness import Harness, exec_request, generate_request
+
+LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
+PROMPT = [5, 6, 7, 8, 9]
+WAITING = "\nimport asyncio\nawait asyncio.sleep(600)\n"
+
+FAULTS = {
+    "ended": ("import js\njs.self.close()", "the browser ended it"),
+    "python": ("import json\njson.loads('[' * 20000 + ']' * 20000)", "Python ended by a fatal error, RangeError"),
+    "task": (
+        "import asyncio, ctypes\n"
+        "asyncio.get_running_loop().call_later(0.05, ctypes.CFUNCTYPE(None)(123456789))",
+        "Python ended by a fatal error, ",
+    ),
+    "onnxruntime": (
+        "from pyodide.code import run_js\n"
+        "ort = await run_js('() => import(\"/capstan/ort/ort.webgpu.min.mjs\")')()\n"
+        "ort.InferenceSession.create = run_js('async () => { throw new WebAssembly.RuntimeError(\"unreachable\"); }')\n"
+        "import capstan\n"
+        "await capstan.Model.load('/models/nano-llama/', device='webgpu')",
+        "onnxruntime-web ended by a fatal error, RuntimeError: unreachable",
+    ),
+}
+"""Scripts, and what is told of the reason."""
+
+ASK = """async (requests) => {
+  const settled = (asked) => asked.then(
+    (reply) => reply,
+    (error) => ({ code: error.code, message: error.message }),
+  );
+  const late = new Promise((resolve) => setTimeout(() => resolve("nothing was answered"), 60000));
+  return Promise.race([late, Promise.all(requests.map((request) => settled(window.capstan.request(request))))]);
+}"""
+
+
+def script(source: str) -> dict[str, Any]:
+    return exec_request(source, [], [], "script.py")
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_requests_are_rejected_when_a_worker_dies_and_the_next_is_answered(what: str, harness: Harness) -> None:
+    source, reason = FAULTS[what]
+    assert harness.generate("nano-llama", prompt_ids=PROMPT, max_new_tokens=4)["token_ids"]
+    harness.events.clear()
+    asked = [script(source + WAITING), {"kind": "models", "action": "list", "which": None}]
+    found = harness.evaluate(ASK, asked)
+    assert [answer.get("code") for answer in found] == ["WorkerLostError"] * 2, found
+    assert reason in found[0]["message"]
+    assert "another one is started, ask again" in found[0]["message"]
+    [restarted] = [event for event in harness.events if event["kind"] == "restarted"]
+    assert reason in restarted["reason"]
+    stored = harness.reply({"kind": "models", "action": "list", "which": None})
+    assert any(LLAMA.name in source for file in stored["result"]["files"] for source in file["sources"]), stored
+    again = harness.generate("nano-llama", prompt_ids=PROMPT, max_new_tokens=12)
+    assert again["token_ids"] == oracle.greedy(LLAMA, PROMPT, 12)
+
+
+START = """async (cancelDeadline) => {
+  const { Client } = await import("/capstan/capstan.js");
+  window.events = [];
+  window.capstan = await Client.start({ base: "/capstan/", cancelDeadline, onEvent: (event) => events.push(event) });
+}"""
+BUSY = "from pyodide.code import run_js\nrun_js('for (const end = Date.now() + %d; Date.now() < end; );')"
+"""JavaScript that cannot be interrupted."""
+DEADLINE_MS = 1500
+CANCEL = """async ([endless, behind]) => {
+  const first = window.capstan.request(endless);
+  const second = window.capstan.request(behind);
+  await new Promise((resolve) => setTimeout(resolve, 300));
+  const begun = performance.now();
+  const cancel = window.capstan.request({ kind: "cancel" });
+  const stopped = await first;
+  const took = performance.now() - begun;
+  return { stopped, took, behind: await second, cancel: await cancel, restarts: window.capstan.restarts };
+}"""
+
+
+def test_a_busy_worker_lives_until_a_cancel_is_not_obeyed(blank_page: Page) -> None:
+    blank_page.evaluate(START, DEADLINE_MS)
+    [busy] = blank_page.evaluate(ASK, [script(BUSY % (2 * DEADLINE_MS))])
+    assert busy == {"ok": True, "result": {"status": 0}}, "nobody cancelled it"
+    assert blank_page.evaluate("() => window.capstan.restarts") == 0
+    behind = generate_request("nano-llama", prompt_ids=PROMPT, max_new_tokens=6, device="wasm")
+    found = blank_page.evaluate(CANCEL, [script(BUSY % 600_000), behind])
+    assert found["stopped"]["error"]["type"] == "KeyboardInterrupt"
+    assert f"did not end within {DEADLINE_MS} ms" in found["stopped"]["error"]["message"]
+    assert found["took"] >= DEADLINE_MS - 50
+    assert found["cancel"] == {"ok": True, "result": None}
+    assert found["behind"]["result"]["token_ids"] == oracle.greedy(LLAMA, PROMPT, 6), "it was not begun before"
+    assert found["restarts"] == 1
+    blank_page.evaluate("() => window.capstan.close()")
+
+
+def test_a_cancel_that_is_obeyed_ends_no_worker(blank_page: Page) -> None:
+    blank_page.evaluate(START, DEADLINE_MS)
+    endless = script("while True:\n    pass")
+    found = blank_page.evaluate(CANCEL, [endless, script("print('next')")])
+    assert found["stopped"]["error"]["message"] == "stopped by the user"
+    assert found["behind"] == {"ok": True, "result": {"status": 0}}
+    blank_page.wait_for_timeout(DEADLINE_MS)
+    assert blank_page.evaluate("() => window.capstan.restarts") == 0
+    refused = blank_page.evaluate(
+        "async () => { const { Client } = await import('/capstan/capstan.js');"
+        "try { await Client.start({ cancelDeadline: 0 }); } catch (error) { return error.message; } }"
+    )
+    assert refused == "cancelDeadline is 0; it must be milliseconds above 0"
+    blank_page.evaluate("() => window.capstan.close()")
