@@ -20,8 +20,7 @@ FAULTS = {
     "ended": ("import js\njs.self.close()", "the browser ended it"),
     "python": ("import json\njson.loads('[' * 20000 + ']' * 20000)", "Python ended by a fatal error, RangeError"),
     "task": (
-        "import asyncio, ctypes\n"
-        "asyncio.get_running_loop().call_later(0.05, ctypes.CFUNCTYPE(None)(123456789))",
+        "import asyncio, ctypes\nasyncio.get_running_loop().call_later(0.05, ctypes.CFUNCTYPE(None)(123456789))",
         "Python ended by a fatal error, ",
     ),
     "onnxruntime": (
