@@ -41,13 +41,14 @@ def test_a_worker_that_fails_while_it_starts_is_ended(blank_page: Page, page_err
     page_errors.clear()
 
 
-COUNTING = """
+COUNTING = """{
 const request = GPUAdapter.prototype.requestDevice;
 globalThis.devicesAsked = 0;
 GPUAdapter.prototype.requestDevice = function (...given) {
   globalThis.devicesAsked++;
   return request.apply(this, given);
 };
+}
 """
 """In front of worker.js."""
 EXPECTING = """async (expected) => {
