@@ -56,8 +56,19 @@ __all__ = [
 ]
 
 
+MOST_CHARACTERS = 1500
+"""Of a message; what is between its first and last ones is left out. Values in it may be as long as a file."""
+
+
 class CapstanError(RuntimeError):
     """Base of every error raised on purpose; `str(error)` is one line for a person to read."""
+
+    def __init__(self, message: str = "", *rest: object) -> None:
+        if len(message) > MOST_CHARACTERS:
+            half = MOST_CHARACTERS // 2
+            left_out = len(message) - 2 * half
+            message = f"{message[:half]} ... ({left_out} characters) ... {message[-half:]}"
+        super().__init__(message, *rest)
 
 
 class ConfigError(CapstanError):

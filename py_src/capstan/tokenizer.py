@@ -9,7 +9,8 @@ Tokenizer, `encode` adds no special tokens of its own (a bos in the text, or fro
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import index
 from typing import Any, Protocol
 
@@ -137,7 +138,10 @@ class Tokenizer:
         """Token ids of a text; [] for an empty one."""
         if not isinstance(text, str):
             raise OptionError(f"text: expected a string, got {type(text).__name__}")
-        return self._backend.encode(text, self._add_special_tokens)
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise OptionError("text: it has half of a pair of surrogates, which no text has; replace it")
+        with tokenizer_errors("the text cannot be encoded"):
+            return self._backend.encode(text, self._add_special_tokens)
 
     def encode_batch(self, texts: Iterable[str], pad_token_id: int | None = None) -> list[list[int]]:
         """Token ids of each text; with `pad_token_id` all as long as the longest, with that id behind shorter ones, as
@@ -154,18 +158,19 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of token ids; ids without a token are left out, incomplete characters become U+FFFD."""
-        return self._backend.decode(
-            [item for item in map(token_id, ids) if 0 <= item < 2**31], self._skip_special_tokens
-        )
+        known = [item for item in map(token_id, ids) if 0 <= item < 2**31]
+        with tokenizer_errors("the ids cannot be decoded"):
+            return self._backend.decode(known, self._skip_special_tokens)
 
     def to_token_id(self, text: str) -> int:
         """The id of a token, as the vocabulary writes it ('Ġthe', '<|im_end|>'); -1 if there is none."""
         if self._ids is None:
-            vocabulary = self._content["model"].get("vocab") or {}
-            if isinstance(vocabulary, list):  # Unigram: pairs of token and score
-                vocabulary = {item[0]: place for place, item in enumerate(vocabulary)}
-            added = {item["content"]: item["id"] for item in self._content.get("added_tokens") or []}
-            self._ids = {**vocabulary, **added}
+            with tokenizer_errors("its vocabulary cannot be read"):
+                vocabulary = self._content["model"].get("vocab") or {}
+                if isinstance(vocabulary, list):  # Unigram: pairs of token and score
+                    vocabulary = {item[0]: place for place, item in enumerate(vocabulary)}
+                added = {item["content"]: item["id"] for item in self._content.get("added_tokens") or []}
+                self._ids = {**vocabulary, **added}
         return self._ids.get(text, -1)
 
     def apply_chat_template(
@@ -217,6 +222,17 @@ class TokenizerStream:
     def flush(self) -> str:
         """What is still held back, at the end: incomplete characters as U+FFFD."""
         return self._stream.flush()
+
+
+@contextmanager
+def tokenizer_errors(what: str) -> Iterator[None]:
+    """Raise what a backend raises as ConfigError: the files gave it something that it cannot work with."""
+    try:
+        yield
+    except (CapstanError, ImportError):
+        raise
+    except Exception as error:
+        raise ConfigError(f"tokenizer.json: {what} ({error}); copy the file again") from error
 
 
 def token_id(item: object) -> int:

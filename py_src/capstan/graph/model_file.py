@@ -7,8 +7,10 @@ from google.protobuf.message import DecodeError
 from ..errors import ModelFileError, UnsupportedModelError
 from .onnx_pb2 import ModelProto
 
-__all__ = ["parse", "refuse_pointer", "serialize"]
+__all__ = ["PARTS", "parse", "refuse_pointer", "serialize"]
 
+PARTS = "capstan.parts"
+"""The external_data key of a weight that a graph pass has made of parts of the file: their fields, as JSON."""
 LFS_POINTER = b"version https://git-lfs"
 
 
@@ -26,6 +28,8 @@ def parse(data: bytes | bytearray | memoryview, name: str = "model.onnx") -> Mod
         raise ModelFileError(
             f"{name}: {len(content)} bytes that are not an ONNX model ({error}); copy or export the file again"
         ) from error
+    if any(item.key == PARTS for tensor in model.graph.initializer for item in tensor.external_data):
+        raise ModelFileError(f"{name}: external data with {PARTS!r}, which files do not have; export the model again")
     if not model.graph.node or not model.graph.output:
         raise ModelFileError(
             f"{name}: {len(content)} bytes with no nodes or no outputs, expected an ONNX graph; copy or export it again"

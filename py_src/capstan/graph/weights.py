@@ -18,6 +18,7 @@ from dataclasses import astuple, dataclass
 from ..errors import ModelFileError, UnsupportedModelError
 from ..file_names import why_not_below
 from ..json_text import clipped
+from .model_file import PARTS
 from .onnx_pb2 import ModelProto, TensorProto, ValueInfoProto
 from .wiring import copy_of
 
@@ -56,8 +57,9 @@ DTYPES: dict[int, tuple[str, int]] = {
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 
 
-PARTS = "capstan.parts"
-"""The external_data key of a weight that a graph pass has made of parts of the file: their fields, as JSON."""
+MOST_BYTES = 1 << 44
+"""Of a weight and its file, 16 TiB; numbers beyond 64 bits are none that a file has."""
+MOST_DIMENSIONS = 16
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,11 @@ def entry_of(tensor: TensorProto) -> WeightEntry:
             f"weight {clipped(tensor.name)}: external file {clipped(location)}, expected one below the model's folder "
             f"({why}); export it again"
         )
+    if len(tensor.dims) > MOST_DIMENSIONS or any(not 0 <= size <= MOST_BYTES for size in tensor.dims):
+        raise ModelFileError(
+            f"weight {clipped(tensor.name)}: dimensions {clipped(list(tensor.dims))}, expected at most "
+            f"{MOST_DIMENSIONS} from 0 to {MOST_BYTES}; export the model again"
+        )
     size = (math.prod(tensor.dims) * DTYPES[tensor.data_type][1] + 7) // 8
     if PARTS in fields:
         parts = tuple(
@@ -200,6 +207,8 @@ def byte_count(name: str, field: str, text: str) -> int:
         raise ModelFileError(
             f"weight {name}: {field} {text!r} in model.onnx, expected bytes as a whole number; export again"
         )
+    if len(text) > len(str(MOST_BYTES)) or int(text) > MOST_BYTES:
+        raise ModelFileError(f"weight {name}: {field} {clipped(text)} in model.onnx, at most {MOST_BYTES}; export again")
     return int(text)
 
 

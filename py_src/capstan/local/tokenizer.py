@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 __all__ = ["LocalBackend"]
@@ -19,19 +20,33 @@ def to_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
+@contextmanager
+def no_panic() -> Iterator[None]:
+    """What ends a program in Rust is a BaseException in Python; here it is an error of the input."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"the tokenizers package failed: {error}") from error
+
+
 class LocalBackend:
     """On CPython: the `tokenizers` package, and jinja2 for chat templates (imported when first used)."""
 
     def __init__(self, tokenizer_json: str, tokenizer_config_json: str = "{}") -> None:
         import tokenizers
 
-        self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+        with no_panic():
+            self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        with no_panic():
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        with no_panic():
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
         from jinja2.sandbox import ImmutableSandboxedEnvironment  # type: ignore[import-not-found, unused-ignore]

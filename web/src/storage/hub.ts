@@ -101,10 +101,8 @@ async function openNow(
 
 /** What the hub answers of a repository. */
 async function asked(url: string, hub: string, name: string, token: string | null): Promise<string> {
-  const response = await request(url, REMEDY, { headers: bearer(token) }).catch((error: unknown) => {
-    if (!(error instanceof EngineError)) throw error;
-    throw new EngineError(error.code, `the hub ${hub} cannot be asked for ${name}: ${error.message}`);
-  });
+  const what = `the hub ${hub} cannot be asked for ${name}`;
+  const response = await request(url, { headers: bearer(token) }, REMEDY, what);
   const passing = transient(response, url);
   if (passing) throw passing;
   if (!response.ok) throw new EngineError("ModelFileError", `${hub}: ${reason(response, name, token)}`);

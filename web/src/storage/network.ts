@@ -53,15 +53,20 @@ async function withinStall<T>(work: Promise<T>, waited: string, abandon: () => v
   }
 }
 
-/** A response, whatever its status; a BrokenDownloadError if there is none. `remedy` ends the message. */
-export async function request(url: string, remedy: string, init: RequestInit = {}): Promise<Response> {
+/** A response, whatever its status; a BrokenDownloadError if there is none, which begins with `what` failed. */
+export async function request(
+  url: string,
+  init: RequestInit,
+  remedy: string,
+  what = `${shown(url)} cannot be fetched`,
+): Promise<Response> {
   const abort = new AbortController();
   const answered = fetch(url, { ...init, signal: abort.signal });
   try {
     return await withinStall(answered, "the server has not answered", () => abort.abort());
   } catch (error) {
     const why = error instanceof EngineError ? error.message : told(error, url);
-    throw new EngineError("BrokenDownloadError", `${shown(url)} cannot be fetched (${why}); ${remedy}`);
+    throw new EngineError("BrokenDownloadError", `${what} (${why}); ${remedy}`);
   }
 }
 

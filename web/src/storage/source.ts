@@ -52,7 +52,7 @@ async function probe(url: string): Promise<SourceIdentity> {
 
 /** A response, whatever its status; a BrokenDownloadError if there is none. */
 export function fetched(url: string, init?: RequestInit & { headers?: Record<string, string> }): Promise<Response> {
-  return request(url, REMEDY, { ...init, headers: { ...init?.headers, ...authorization(url) } });
+  return request(url, { ...init, headers: { ...init?.headers, ...authorization(url) } }, REMEDY);
 }
 
 function refused(url: string, response: Response): EngineError {
