@@ -23,6 +23,7 @@ PROCESSES = 4
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Everything after `test` is pytest's."""
     parser.add_argument("pytest_args", nargs="*", metavar="...", help="arguments for pytest, such as -k NAME or a path")
+    parser.add_argument("--faults", action="store_true", help="try bad input instead: --seed N, --count N, --no-page")
 
 
 def check(args: argparse.Namespace) -> None:
@@ -33,6 +34,9 @@ def run(args: argparse.Namespace) -> int:
     """Assemble the site once, then run pytest in the checkout."""
     from ..site import assemble
 
+    if "--faults" in args.pytest_args:
+        given = [argument for argument in args.pytest_args if argument != "--faults"]
+        return subprocess.run([venv_python(), "-P", "-m", "tests.faults", *given], cwd=ROOT).returncode
     find_browser()
     assemble()
     arguments = args.pytest_args

@@ -44,7 +44,7 @@ class Outcome:
 
     def line(self) -> str:
         survived = self.refused + self.taken
-        return f"{self.kind:<12}{self.tried:>7}{survived:>10}{len(self.failures):>8}"
+        return f"{self.kind:<16}{self.tried:>7}{survived:>10}{len(self.failures):>8}"
 
 
 async def attack(outcome: Outcome, case: bytes, target: Callable[[bytes], Awaitable[None]]) -> None:

@@ -253,10 +253,11 @@ type ModelName = string | HubRepository;
 /** The request as Python reads it: picked folders by the names they are adopted under. */
 async function prepared(request: Request): Promise<string> {
   const name = (folder: ModelFolder): ModelName | Promise<ModelName> =>
-    typeof folder === "string" || "repository" in folder ? folder : adopt(folder);
+    typeof folder !== "object" || folder === null || "repository" in folder ? folder : adopt(folder);
+  if (typeof request !== "object" || request === null) return JSON.stringify(request ?? null);
   if (request.kind === "load" || request.kind === "generate" || request.kind === "chat")
     return JSON.stringify({ ...request, model: await name(request.model) });
-  if (request.kind !== "exec") return JSON.stringify(request);
+  if (request.kind !== "exec" || !request.models) return JSON.stringify(request);
   const models: Record<string, ModelName> = {};
   for (const [key, folder] of Object.entries(request.models)) models[key] = await name(folder);
   return JSON.stringify({ ...request, models });
@@ -292,7 +293,7 @@ self.onmessage = (message: MessageEvent<ToWorker>): void => {
       .finally(unhandled.stop);
   } else if (data.tag === "input") {
     giveLine(data.line);
-  } else if (data.request.kind === "cancel") {
+  } else if (data.request?.kind === "cancel") {
     cancel!();
     post({ tag: "reply", id: data.id, reply: { ok: true, result: null } });
   } else {

@@ -24,7 +24,7 @@ from ..errors import ConfigError, OptionError, PromptError
 from ..generator import Generator
 from ..generator_params import GeneratorParams
 from ..hub import HubRepository
-from ..json_text import NotJsonError, clipped, read_json
+from ..json_text import clipped
 from ..model import Model
 from ..speculation import SPECULATION_OPTIONS, Speculation
 from ..stream import StoppingStream
@@ -33,6 +33,7 @@ from ..tokenizer import Tokenizer
 from . import host
 from .files import mount
 from .memory_requests import live_memory, stored_weights
+from .requests import read_request
 
 __all__ = ["cancel", "handle"]
 
@@ -47,10 +48,6 @@ loading: asyncio.Task[Model] | None = None
 conversation: tuple[Model, str, Conversation] | None = None
 """The last conversation, its model and the options it was begun with: the next request that goes on with it runs the
 model on what is new."""
-MODEL_FIELDS = ("model", "dtype", "device", "capture", "run_ahead")
-LOAD_FIELDS = (*MODEL_FIELDS, "max_length", "max_new_tokens", "search")
-GENERATE_FIELDS = (*MODEL_FIELDS, "prompt", "prompt_ids", "max_new_tokens", "search")
-CHAT_FIELDS = (*MODEL_FIELDS, "messages", "max_length", "max_new_tokens", "search")
 CHAT_LENGTH = 4096
 """The `max_length` of conversations, where none is given and the model's context is no shorter."""
 
@@ -72,35 +69,17 @@ async def handle(text: str) -> str:
     return json.dumps(reply)
 
 
-def read_request(text: str) -> dict[str, Any]:
-    """The fields of a request. Raises OptionError if it is none."""
-    try:
-        request = read_json(text)
-    except NotJsonError as error:
-        raise OptionError(f"request: {error}") from error
-    if not isinstance(request, dict):
-        raise OptionError(f"request: {clipped(request)}, expected an object")
-    return request
-
-
 def answer_of(request: dict[str, Any]) -> Callable[[dict[str, Any]], Awaitable[Any]]:
-    """What answers a request; OptionError where web/src/protocol.ts has no such request."""
-    answers: dict[str, tuple[Callable[[dict[str, Any]], Awaitable[Any]], tuple[str, ...]]] = {
-        "load": (get_ready, LOAD_FIELDS),
-        "generate": (generate, GENERATE_FIELDS),
-        "chat": (chat, CHAT_FIELDS),
-        "exec": (execute, ("source", "filename", "argv", "models", "files")),
-        "models": (stored_weights, ("action", "which")),
-        "memory": (live_memory, ()),
+    """What answers a request that was read."""
+    answers: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {
+        "load": get_ready,
+        "generate": generate,
+        "chat": chat,
+        "exec": execute,
+        "models": stored_weights,
+        "memory": live_memory,
     }
-    kind = request.get("kind")
-    if kind not in answers:
-        raise OptionError(f"a request's kind is {kind!r}; it must be one of {', '.join(answers)} or cancel")
-    answer, fields = answers[kind]
-    missing = [field for field in fields if field not in request]
-    if missing:
-        raise OptionError(f"{', '.join(missing)}: missing in the request {kind!r}; null is for what is left open")
-    return answer
+    return answers[request["kind"]]
 
 
 def cancel() -> None:

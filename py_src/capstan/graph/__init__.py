@@ -51,7 +51,7 @@ from .joined_products import joined_products
 from .last_token import last_token_logits, logits_cut
 from .logits_to_keep import keep_last_logits
 from .long_rope import short_rope
-from .model_file import parse, serialize
+from .model_file import contradictions, parse, serialize
 from .nbits_products import NBitsProduct, nbits_products
 from .norms_apart import norms_apart
 from .plain_attention import group_query_attention
@@ -84,6 +84,7 @@ __all__ = [
     "attention_window",
     "cache_pairs",
     "constants_to_inline",
+    "contradictions",
     "describe",
     "external_entries",
     "float_islands_in_half",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from google.protobuf.message import DecodeError
 
-from ..errors import ModelFileError, UnsupportedModelError
+from ..errors import CapstanError, ModelFileError, UnsupportedModelError
 from .onnx_pb2 import ModelProto
 
-__all__ = ["PARTS", "parse", "refuse_pointer", "serialize"]
+__all__ = ["PARTS", "contradictions", "parse", "refuse_pointer", "serialize"]
 
 PARTS = "capstan.parts"
 """The external_data key of a weight that a graph pass has made of parts of the file: their fields, as JSON."""
@@ -35,6 +38,20 @@ def parse(data: bytes | bytearray | memoryview, name: str = "model.onnx") -> Mod
             f"{name}: {len(content)} bytes with no nodes or no outputs, expected an ONNX graph; copy or export it again"
         )
     return model
+
+
+@contextmanager
+def contradictions(name: str = "model.onnx") -> Iterator[None]:
+    """Raise ModelFileError for what a graph leads to whose nodes lack what their operations have: such graphs come from
+    no exporter, and what is missing is found where it is needed."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, CapstanError):
+            raise
+        raise ModelFileError(
+            f"{name}: the graph contradicts itself ({type(error).__name__}: {error}); export the model again"
+        ) from error
 
 
 def refuse_pointer(start: bytes, size: int, name: str) -> None:

@@ -53,14 +53,15 @@ class WasmSession(Protocol):
 def prepare(parsed: ModelProto, config: GenaiConfig) -> tuple[bytes, GraphDescription]:
     """The model with the logits cut to the last positions where that is possible, and its description.
 
-    Raises UncomputedError, UnsupportedModelError.
+    Raises ModelFileError, UncomputedError, UnsupportedModelError.
     """
-    decoder, short_rope_to, unrecognised = decoder_graph(parsed, config, "wasm")
-    pruned, _ = graph.last_token_logits(decoder, config.decoder.outputs.logits, FIRST_LOGITS)
-    about = graph.describe(
-        decoder, config.decoder, config.vocab_size, short_rope_to=short_rope_to, unrecognised=unrecognised
-    )
-    return graph.serialize(pruned), about
+    with graph.contradictions():
+        decoder, short_rope_to, unrecognised = decoder_graph(parsed, config, "wasm")
+        pruned, _ = graph.last_token_logits(decoder, config.decoder.outputs.logits, FIRST_LOGITS)
+        about = graph.describe(
+            decoder, config.decoder, config.vocab_size, short_rope_to=short_rope_to, unrecognised=unrecognised
+        )
+        return graph.serialize(pruned), about
 
 
 def wasm_memory(device: WasmDevice, parsed: ModelProto, about: GraphDescription, config: GenaiConfig) -> ModelMemory:

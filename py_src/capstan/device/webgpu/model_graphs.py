@@ -98,8 +98,13 @@ async def rewrite(data: bytes, config: GenaiConfig, open_weights: OpenWeights, s
     """model.onnx as written by a model builder -> the graphs that WebGPU sessions are made from, on an adapter whose
     kernels may bind so many storage buffers.
 
-    Raises UncomputedError, UnsupportedModelError.
+    Raises ModelFileError, UncomputedError, UnsupportedModelError.
     """
+    with graph.contradictions():
+        return await rewritten(data, config, open_weights, storage_buffers)
+
+
+async def rewritten(data: bytes, config: GenaiConfig, open_weights: OpenWeights, storage_buffers: int) -> Graphs:
     parsed, short_rope_to, unrecognised = decoder_graph(
         graph.float_islands_in_half(graph.parse(data)), config, "webgpu"
     )

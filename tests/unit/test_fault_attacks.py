@@ -1,0 +1,64 @@
+"""The short form of `build.py test --faults` on CPython, and that the attacks tell what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from capstan.errors import ConfigError
+from tests.faults.main import attack_here, attack_target, model_files
+from tests.faults.report import Outcome, attack
+from tests.faults.targets import targets
+
+COUNT, SEED = 25, 1
+
+
+def test_bad_input_ends_in_errors_of_ours() -> None:
+    outcomes = attack_here(COUNT, SEED)
+    failures = [failure for outcome in outcomes for failure in outcome.failures]
+    assert not failures
+    assert all(outcome.tried >= COUNT for outcome in outcomes)
+    assert sum(outcome.refused for outcome in outcomes) > sum(outcome.tried for outcome in outcomes) / 3
+
+
+def test_the_same_seed_makes_the_same_cases() -> None:
+    cases: list[list[bytes]] = []
+    for seed in (1, 1, 2):
+        seen: list[bytes] = []
+
+        async def look(case: bytes, seen: list[bytes] = seen) -> None:
+            seen.append(case)
+
+        for target in targets(model_files()):
+            asyncio.run(attack_target(type(target)(target.kind, target.good, target.mutate, look), 5, seed))
+        cases.append(seen)
+    assert cases[0] == cases[1] != cases[2]
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (KeyError("x"), "KeyError: 'x' at "),
+        (RecursionError("deep"), "RecursionError: deep at "),
+        (AssertionError("a path"), "wrong: a path"),
+        (ConfigError("two\nlines"), "a message of several lines: "),
+    ],
+)
+def test_what_is_no_short_error_of_ours_is_a_failure(raised: Exception, told: str) -> None:
+    async def target(case: bytes) -> None:
+        raise raised
+
+    outcome = Outcome("test")
+    asyncio.run(attack(outcome, b"case", target))
+    [failure] = outcome.failures
+    assert failure.why.startswith(told)
+    assert (outcome.tried, outcome.refused, outcome.taken) == (1, 0, 0)
+
+
+def test_messages_have_a_bound() -> None:
+    message = str(ConfigError("begin " + "x" * 10**6 + " end"))
+    assert len(message) < 1600
+    assert message.startswith("begin xxx")
+    assert message.endswith("xxx end")
+    assert "(998510 characters)" in message
