@@ -9,7 +9,7 @@ import warnings
 from random import Random
 from typing import Any
 
-from capstan.errors import CapstanError
+from capstan.errors import CapstanError, StorageError
 from capstan.weights.manifest import Manifest
 from capstan.weights.store import WeightStore
 from capstan.weights.weight_file import WeightFile
@@ -27,10 +27,6 @@ def script(random: Random, data: bytes) -> bytes:
     del data
     loads = [[random.choice(FAULTS), random.randrange(SIZE)] for _ in range(random.randrange(1, 5))]
     return json.dumps({"digests": random.random() < 0.5, "loads": loads}).encode()
-
-
-class DiskError(CapstanError):
-    """Raised by the storage in place of what it is asked for."""
 
 
 async def run(data: bytes) -> None:
@@ -51,8 +47,6 @@ async def run(data: bytes) -> None:
 
     def refuse_writes(operation: str, name: str) -> None:
         if operation in ("write", "append_text", "write_text"):
-            from capstan.errors import StorageError
-
             raise StorageError(f"{name}: the disk is full")
 
     with warnings.catch_warnings():
@@ -63,7 +57,7 @@ async def run(data: bytes) -> None:
                 await asyncio.wait_for(load(), 10)
             except CapstanError:
                 pass
-            except Crash:
+            except CrashError:
                 backing.open_files.clear()
             server.break_at, server.change_at = None, None
             server.corrupt.clear()
@@ -80,7 +74,7 @@ async def run(data: bytes) -> None:
         assert bytes(sink.found[0]) == server.data, "another load took other bytes"
 
 
-class Crash(Exception):
+class CrashError(Exception):
     """The page is gone."""
 
 
@@ -108,7 +102,7 @@ def apply(fault: str, place: int, server: PaperServer, backing: PaperBacking, di
                 nonlocal left
                 left -= 1
                 if left < 0:
-                    raise Crash
+                    raise CrashError
 
             backing.before = crash
         case _:

@@ -17,9 +17,35 @@ VALUES: tuple[Any, ...] = (
     *(10**30, "", "\0", "\ud800", "../x", "%2e%2e/x", "\t../x", "x" * 100_000, "9" * 5000, [], {}, [[]], [None], [1.5]),
     *({"": {}}, "webgpu", "%d", "%d%d", "%s" * 50, ["x"] * 1000, {"type": "llama"}),
 )
-BYTES = (b"\xff", b"\0", b"\xed\xa0\x80", b"\xef\xbb\xbf", b'"', b"\\", b"[" * DEEP, b'{"a":' * DEEP, b"9" * 5000, b"\n")
+BYTES = (
+    b"\xff",
+    b"\0",
+    b"\xed\xa0\x80",
+    b"\xef\xbb\xbf",
+    b'"',
+    b"\\",
+    b"[" * DEEP,
+    b'{"a":' * DEEP,
+    b"9" * 5000,
+    b"\n",
+)
 NAME_PARTS = (
-    *("..", ".", "", "%2e%2e", "%2E.", ".%2e", "%252e%252e", "..%2f..", "..%5c..", "..\\..", "\t..", "..\t", ".\t.", "..\n"),
+    *(
+        "..",
+        ".",
+        "",
+        "%2e%2e",
+        "%2E.",
+        ".%2e",
+        "%252e%252e",
+        "..%2f..",
+        "..%5c..",
+        "..\\..",
+        "\t..",
+        "..\t",
+        ".\t.",
+        "..\n",
+    ),
     *("\0", "%00", " ", "..  ", "C:", "c:x", "//host", "http:", "\ud800", "%ed%a0%80", "é", "a", "onnx", "model.onnx"),
     *("~", "?x", "#x", ";x", "&", "%", "%zz", "\u2024\u2024", "\uff0e\uff0e", "\uff0f", "a" * 2000),
 )
@@ -87,7 +113,20 @@ def mutated_graph(random: Random, data: bytes) -> bytes:
 
 
 NUMBERS = (0, -1, 1, 3, 2**31, 2**40, 2**62, -(2**63), 2**63 - 1)
-TEXTS = ("", "x", "\0", "9" * 5000, "-1", "1.5", "18446744073709551616", "../x", "%2e%2e/x", "٣", "x" * 100_000, "[" * DEEP)
+TEXTS = (
+    "",
+    "x",
+    "\0",
+    "9" * 5000,
+    "-1",
+    "1.5",
+    "18446744073709551616",
+    "../x",
+    "%2e%2e/x",
+    "٣",
+    "x" * 100_000,
+    "[" * DEEP,
+)
 
 
 def change_graph(random: Random, graph: Any) -> None:
@@ -104,7 +143,9 @@ def change_graph(random: Random, graph: Any) -> None:
         case 3 if tensor.external_data:
             random.choice(tensor.external_data).key = random.choice((*TEXTS, "capstan.parts"))
         case 4:
-            tensor.external_data.add(key="capstan.parts", value=random.choice((*TEXTS, "[[0,4]]", "[]", "[[1,2,3,4,5]]")))
+            tensor.external_data.add(
+                key="capstan.parts", value=random.choice((*TEXTS, "[[0,4]]", "[]", "[[1,2,3,4,5]]"))
+            )
         case 5:
             tensor.data_type = random.choice((0, 1, 7, 8, 10, 16, 21, 99, -1))
         case 6:
@@ -133,9 +174,31 @@ def mutated_name(random: Random, data: bytes) -> bytes:
 
 
 HEADERS = (
-    *("Host: localhost", "Host: attacker.example", "Host:", "Host: [::1", "Origin: null", "Origin: http://[", "Range: bytes=0-"),
-    *("Range: bytes=" + "9" * 5000 + "-", "Range: bytes=--", "If-Range: x", "Content-Length: -1", "Content-Length: 5", "X: \xff"),
-    *("Transfer-Encoding: chunked", "Connection: keep-alive", "no header", ": x", "X: " + "x" * 70_000, "If-None-Match: *"),
+    *(
+        "Host: localhost",
+        "Host: attacker.example",
+        "Host:",
+        "Host: [::1",
+        "Origin: null",
+        "Origin: http://[",
+        "Range: bytes=0-",
+    ),
+    *(
+        "Range: bytes=" + "9" * 5000 + "-",
+        "Range: bytes=--",
+        "If-Range: x",
+        "Content-Length: -1",
+        "Content-Length: 5",
+        "X: \xff",
+    ),
+    *(
+        "Transfer-Encoding: chunked",
+        "Connection: keep-alive",
+        "no header",
+        ": x",
+        "X: " + "x" * 70_000,
+        "If-None-Match: *",
+    ),
 )
 
 

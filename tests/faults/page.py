@@ -1,5 +1,5 @@
-"""Attacks on a page: the classes of targets.py in Pyodide, whose stack and limits are others, requests that the protocol
-does not have, and broken model folders; after each the page works."""
+"""Attacks on a page: the classes of targets.py in Pyodide, whose stack and limits are others, requests that are not in
+the protocol, and broken model folders; after each the page works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is attacked, by class: a good input, how it is mutated, and what is done with it. Runs on CPython and in a page."""
+"""What is attacked, by class: a good input, how it is mutated, and what is done with it. For CPython and pages."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def require_below(name: str) -> None:
         assert decoded.startswith("https://"), f"{name!r} leads to {decoded}"
         assert path.startswith("host/models/m/"), f"{name!r} leads to {decoded}"
         decoded = unquote(decoded)
-    assert "?" not in address and "#" not in address, f"{name!r} is {address}"
+    assert not {"?", "#"} & set(address), f"{name!r} is {address}"
     local = posixpath.normpath(posixpath.join(ROOT, name))
     assert local.startswith(ROOT + "/"), f"{name!r} leads to {local}"
     assert "\0" not in local, f"{name!r} has a NUL"

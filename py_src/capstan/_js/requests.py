@@ -30,11 +30,11 @@ TYPES: dict[str, tuple[type, ...]] = {
     SECONDS: (int, float),
 }
 KINDS: dict[str, tuple[str, ...]] = {
-    **{name: (TEXT,) for name in ("device", "capture", "source", "filename", "action")},
-    **{name: (TEXT, "null") for name in ("dtype", "prompt", "which")},
-    **{name: (NUMBER, "null") for name in ("run_ahead", "max_new_tokens", "max_length")},
-    **{name: (LIST,) for name in ("messages", "argv")},
-    **{name: (OBJECT,) for name in ("search", "models", "files")},
+    **dict.fromkeys(("device", "capture", "source", "filename", "action"), (TEXT,)),
+    **dict.fromkeys(("dtype", "prompt", "which"), (TEXT, "null")),
+    **dict.fromkeys(("run_ahead", "max_new_tokens", "max_length"), (NUMBER, "null")),
+    **dict.fromkeys(("messages", "argv"), (LIST,)),
+    **dict.fromkeys(("search", "models", "files"), (OBJECT,)),
     "model": (TEXT, OBJECT),
     "prompt_ids": (LIST, "null"),
     "stall_timeout": (SECONDS, "null"),
@@ -70,6 +70,6 @@ def require_type(name: str, value: object) -> None:
     types = tuple(kind for what in wanted if what != "null" for kind in TYPES[what])
     if isinstance(value, bool) or not isinstance(value, types):
         raise OptionError(f"{name} is {clipped(value)}; it must be {' or '.join(wanted)}")
-    items = value.values() if isinstance(value, dict) else value
-    if name in TEXTS and isinstance(value, (list, dict)) and not all(isinstance(item, str) for item in items):
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if name in TEXTS and not all(isinstance(item, str) for item in items):
         raise OptionError(f"{name} is {clipped(value)}; there must be strings in it")

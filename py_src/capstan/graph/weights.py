@@ -208,7 +208,9 @@ def byte_count(name: str, field: str, text: str) -> int:
             f"weight {name}: {field} {text!r} in model.onnx, expected bytes as a whole number; export again"
         )
     if len(text) > len(str(MOST_BYTES)) or int(text) > MOST_BYTES:
-        raise ModelFileError(f"weight {name}: {field} {clipped(text)} in model.onnx, at most {MOST_BYTES}; export again")
+        raise ModelFileError(
+            f"weight {name}: {field} {clipped(text)} in model.onnx, at most {MOST_BYTES}; export again"
+        )
     return int(text)
 
 
