@@ -16,7 +16,7 @@ from .snapshot import WHEELS_FOLDER, make_snapshot, snapshot_tools
 from .terminal import say
 from .wheels import page_wheels, wheel_inputs
 
-__all__ = ["ORT_FILES", "PYODIDE_FILES", "XGRAMMAR_FILES", "assemble"]
+__all__ = ["CLIENT_AND_WORKER", "ORT_FILES", "PYODIDE_FILES", "XGRAMMAR_FILES", "assemble", "bundle"]
 
 MODULES = ROOT / "node_modules"
 ORT_FILES = (

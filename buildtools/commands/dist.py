@@ -11,7 +11,7 @@ from .. import BUILD, ROOT, SITE
 from ..environment import run_tool
 from ..models import BUNDLED, check_model
 from ..notices import NOTICES, notices, onnxruntime_notices
-from ..site import assemble
+from ..site import CLIENT_AND_WORKER, assemble, bundle
 from ..terminal import say
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
@@ -20,7 +20,7 @@ GROUP = "dev"
 TARGET = BUILD / "dist"
 HARNESS = ("harness.html", "harness.js", "blank.html")
 """Pages for tests and the command line, which a published site does without."""
-TYPES = ("capstan", "client", "errors", "options", "protocol", "run")
+TYPES = ("assets", "capstan", "client", "errors", "options", "protocol", "run")
 NPM_FIELDS = ("name", "version", "description", "license", "author", "type")
 
 
@@ -71,19 +71,42 @@ def npm_package(target: Path) -> Path:
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, package)
     declare_types(package / "types")
+    (package / "bin").mkdir()
+    shutil.copy(ROOT / "web/bin/capstan-webgpu.mjs", package / "bin")
+    bundle(ROOT / "web/src/capstan.ts", package / "index.js", ["--alias:capstan-assets=" + str(named_assets(package))])
     source = json.loads((ROOT / "package.json").read_text(encoding="utf-8"))
     manifest = {
         **{field: source[field] for field in NPM_FIELDS},
         "exports": {
-            ".": {"types": "./types/capstan.d.ts", "default": "./capstan/capstan.js"},
+            ".": {"types": "./types/capstan.d.ts", "default": "./index.js"},
             "./capstan/*": "./capstan/*",
         },
+        "bin": {"capstan-webgpu": "bin/capstan-webgpu.mjs"},
+        "sideEffects": False,
+        # What Pyodide imports in Node only.
+        "browser": {"ws": False},
         "types": "./types/capstan.d.ts",
-        "files": ["capstan", "types", "*.md", "*.txt"],
+        "files": ["index.js", "bin", "capstan", "types", "*.md", "*.txt"],
     }
     (package / "package.json").write_text(json.dumps(manifest, indent=2) + "\n")
     printed = run_tool(["npm", "pack", package, "--pack-destination", target, "--silent"], "check build/npm")
     return target / printed.strip().splitlines()[-1]
+
+
+def named_assets(package: Path) -> Path:
+    """A module in the place of web/src/assets_beside.ts that names each file the way that bundlers look for: they copy
+    what `new URL("...", import.meta.url)` names, and put its new address there."""
+    names = sorted(path.relative_to(package).as_posix() for path in (package / "capstan").rglob("*") if path.is_file())
+    entries = [
+        f"  {json.dumps(name.removeprefix('capstan/'))}: new URL({json.dumps('./' + name)}, import.meta.url).href,"
+        for name in names
+        if name != f"capstan/{CLIENT_AND_WORKER['capstan']}"
+    ]
+    made = BUILD / "cache/named_assets.ts"
+    made.parent.mkdir(parents=True, exist_ok=True)
+    head = "export const defaultAssets = () => ({ base: location.href, places: {"
+    made.write_text("\n".join([head, *entries, "} });", ""]))
+    return made
 
 
 def declare_types(target: Path) -> None:

@@ -1,5 +1,5 @@
-"""`build.py test`: all tests, a file at a time on each processor, with `--extended` those of minutes, too; other
-arguments are passed on to pytest instead."""
+"""`build.py test`: all tests but those of examples/, which need npm's registry, a file at a time on each processor, with
+`--extended` those of minutes, too; other arguments are passed on to pytest instead."""
 
 from __future__ import annotations
 
@@ -42,5 +42,6 @@ def run(args: argparse.Namespace) -> int:
     arguments = args.pytest_args
     if set(arguments) <= {EXTENDED}:
         processes = str(min(os.cpu_count() or 1, PROCESSES))
-        arguments = [*arguments, "-n", processes, "--dist", "loadfile", "--no-loadscope-reorder"]
+        spread = ["-n", processes, "--dist", "loadfile", "--no-loadscope-reorder"]
+        arguments = [*arguments, *spread, "--ignore=tests/examples"]
     return subprocess.run([venv_python(), "-P", "-m", "pytest", *arguments], cwd=ROOT).returncode

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tarfile
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,9 @@ from playwright.sync_api import Browser
 
 from buildtools import ROOT, SITE
 from buildtools.commands import dist
+from buildtools.models import BUNDLED
 from buildtools.site import ORT_FILES, PYODIDE_FILES, assemble
+from tests.plain_server import serving_plainly
 
 GENERATE = """async (base) => {
   const { Client } = await import(base + 'capstan/capstan.js');
@@ -29,24 +29,14 @@ GENERATE = """async (base) => {
 }"""
 
 
-class PlainHandler(SimpleHTTPRequestHandler):
-    """Python's own file server: no isolation headers, no byte ranges."""
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Keep the test's output clean."""
-
-
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a static folder inside a plain web server's root."""
     root = tmp_path_factory.mktemp("www")
     assemble()
     dist.static_folder(root / "some/folder")
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(PlainHandler, directory=str(root))) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/some/folder/"
-        server.shutdown()
+    with serving_plainly(root) as url:
+        yield f"{url}some/folder/"
 
 
 def test_the_static_folder_generates_without_isolation(browser: Browser, published: str) -> None:
@@ -69,17 +59,106 @@ def test_the_static_folder_generates_without_isolation(browser: Browser, publish
     assert errors == []
 
 
-def test_the_npm_package_holds_the_library_its_types_and_every_licence(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The unpacked tarball."""
+    folder = tmp_path_factory.mktemp("npm")
     assemble()
-    with tarfile.open(dist.npm_package(tmp_path)) as archive:
-        names = {name.removeprefix("package/") for name in archive.getnames()}
-        manifest = json.load(archive.extractfile("package/package.json") or pytest.fail("no package.json"))
-        pyodide = archive.extractfile("package/capstan/pyodide/pyodide.asm.wasm")
-        assert pyodide is not None
-        assert pyodide.read() == (ROOT / "node_modules/pyodide/pyodide.asm.wasm").read_bytes()
+    with tarfile.open(dist.npm_package(folder)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "package"
+
+
+COMPLETE = """async (module) => {
+  const { Capstan } = await import(module);
+  const llm = await Capstan.load("model/", { device: "wasm" });
+  const { text, tokenIds } = await llm.complete("def f(", { maxTokens: 3, temperature: 0 }).result;
+  const { python } = llm.stats();
+  const missing = await Capstan.load("model/", { assetsUrl: "nowhere/" }).catch((error) => [error.code, error.message]);
+  llm.close();
+  return { text, count: tokenIds.length, python, missing };
+}"""
+
+
+def test_the_package_works_from_another_origin_and_tells_where_it_is_not(
+    browser: Browser, package: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "index.html").write_text("<!doctype html><title>page</title>")
+    (tmp_path / "model").symlink_to(BUNDLED)
+    page = browser.new_page()
+    with serving_plainly(package, any_origin=True) as cdn, serving_plainly(tmp_path) as url:
+        page.goto(url)
+        found = page.evaluate(COMPLETE, f"{cdn}index.js")
+        page.close()
+    assert (found["count"], found["python"]) == (3, "snapshot")
+    assert found["text"]
+    code, message = found["missing"]
+    assert code == "StartError"
+    assert message.startswith(f"the worker failed: {url}nowhere/worker.js cannot be loaded (HTTP 404); ")
+    assert message.endswith("(npx capstan-webgpu copy DIRECTORY) and give its address as assetsUrl")
+
+
+TYPED = """import { Capstan, CapstanError, type LoadProgress, type RunResult } from "capstan-webgpu";
+const onProgress = ({ status, total }: LoadProgress) => console.log(status.length, total + 1);
+const llm: Capstan = await Capstan.load("model/", { onProgress });
+const run = llm.chat([{ role: "user", content: "hello" }], { temperature: 0.7, stop: [";"] });
+for await (const part of run) console.log(part.length);
+const result: RunResult = await run.result;
+console.log(result.tokenIds.length, llm.stats().runs, new CapstanError({ type: "a", message: "b" }).code);
+// @ts-expect-error an option that there is not
+llm.chat([], { max_tokens: 1 });
+"""
+
+
+def test_the_packages_types_are_whole(package: Path, tmp_path: Path) -> None:
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "node_modules/capstan-webgpu").symlink_to(package)
+    (tmp_path / "page.ts").write_text(TYPED)
+    tsc = [str(ROOT / "node_modules/.bin/tsc"), "--noEmit", "--strict", "--exactOptionalPropertyTypes"]
+    flags = ["--target", "es2022", "--module", "esnext", "--moduleResolution", "bundler", "--types", ""]
+    lib = ["--lib", "ES2024,DOM,DOM.Iterable,DOM.AsyncIterable"]
+    done = subprocess.run([*tsc, *flags, *lib, "page.ts"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_copy_command_brings_every_file(package: Path, tmp_path: Path) -> None:
+    def copy(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["node", str(package / "bin/capstan-webgpu.mjs"), *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    done = copy("copy", "public/")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"copied to {Path('public/capstan')}\n", "")
+
+    def names(folder: Path) -> set[str]:
+        return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+    assert names(tmp_path / "public/capstan") == names(package / "capstan")
+    for wrong in ([], ["copy"], ["move", "public/"], ["copy", "a", "b"]):
+        done = copy(*wrong)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("usage: capstan-webgpu copy DIRECTORY")
+    (tmp_path / "file").write_text("")
+    done = copy("copy", "file")
+    assert done.returncode == 1
+    assert "cannot be written" in done.stderr
+
+
+def test_the_npm_package_holds_the_library_its_types_and_every_licence(package: Path) -> None:
+    names = {path.relative_to(package).as_posix() for path in package.rglob("*") if path.is_file()}
+    manifest = json.loads((package / "package.json").read_text())
+    pyodide = package / "capstan/pyodide/pyodide.asm.wasm"
+    assert pyodide.read_bytes() == (ROOT / "node_modules/pyodide/pyodide.asm.wasm").read_bytes()
     python = json.loads((SITE / "capstan/python.json").read_text())
     assert python["vendored"].keys() == {"numpy"}
-    files = {"capstan/capstan.js", "capstan/worker.js", "capstan/python.json", "types/capstan.d.ts", "LICENSE"}
+    files = {
+        "index.js",
+        "bin/capstan-webgpu.mjs",
+        "capstan/capstan.js",
+        "capstan/worker.js",
+        "capstan/python.json",
+        "types/capstan.d.ts",
+        "LICENSE",
+    }
     files |= {"THIRD_PARTY_NOTICES.md", "onnxruntime-ThirdPartyNotices.txt"}
     files |= {f"capstan/ort/{name}" for name in ORT_FILES} | {f"capstan/pyodide/{name}" for name in PYODIDE_FILES}
     files |= {

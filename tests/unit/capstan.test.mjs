@@ -40,7 +40,8 @@ class StandInWorker {
     if (message.tag === "boot") {
       boots.push({ url: this.url, ...message });
       const data = bootReply ?? { tag: "booted", id: 0, ready_ms: 5, python: "snapshot" };
-      if (data !== "never") this.send(data);
+      if (data === "broken") setTimeout(() => this.onerror({}));
+      else if (data !== "never") this.send(data);
       return;
     }
     const { id, request } = message;
@@ -75,7 +76,7 @@ beforeEach(() => {
     good(ANSWER);
   };
   globalThis.Worker = StandInWorker;
-  globalThis.location = { href: PAGE };
+  globalThis.location = { href: PAGE, origin: "http://page.test" };
 });
 afterEach(() => {
   delete globalThis.Worker;
@@ -304,7 +305,50 @@ test("a load that fails ends its worker and tells the remedy", async () => {
   const error = await failure(load({ assetsUrl: "/assets" }));
   assert.deepEqual([error.name, error.code, ended], ["CapstanError", "StartError", 1]);
   assert.match(error.message, /^no python\.json; .*npx capstan-webgpu copy/);
-  assert.deepEqual([boots[0].url, boots[0].base], ["http://page.test/assets/worker.js", "http://page.test/assets/"]);
+  assert.deepEqual(
+    [boots[0].url, boots[0].assets.base],
+    ["http://page.test/assets/worker.js", "http://page.test/assets/"],
+  );
+});
+
+for (const [answer, reason] of [
+  [() => new Response("", { status: 404 }), "HTTP 404"],
+  [
+    () => new Response("<html>", { headers: { "Content-Type": "text/html" } }),
+    "the server answers with an HTML page, as for addresses that it does not know",
+  ],
+  [
+    () => new Response("", { headers: { "Content-Type": "text/plain" } }),
+    "the server calls it text/plain, not text/javascript",
+  ],
+  [
+    () => new Response("", { headers: { "Content-Type": "text/javascript" } }),
+    "it is there, but the browser refused it: see the console, and the page's Content-Security-Policy",
+  ],
+  [
+    () => Promise.reject(new TypeError("refused")),
+    "TypeError: refused: is it there, and does its server allow this page by CORS headers?",
+  ],
+]) {
+  test(`a worker that does not start is told with its file and the reason: ${reason}`, async () => {
+    bootReply = "broken";
+    const { fetch } = globalThis;
+    globalThis.fetch = async () => answer();
+    try {
+      const error = await failure(load({ assetsUrl: "/assets/" }));
+      const told = `the worker failed: http://page.test/assets/worker.js cannot be loaded (${reason}); serve the whole`;
+      assert.deepEqual([error.code, error.message.slice(0, told.length), ended], ["StartError", told, 1]);
+    } finally {
+      globalThis.fetch = fetch;
+    }
+  });
+}
+
+test("a worker of another origin is imported by one of the page's own", async () => {
+  await load({ assetsUrl: "http://cdn.test/capstan/" });
+  assert.match(boots[0].url, /^blob:/);
+  const { resolveObjectURL } = await import("node:buffer");
+  assert.equal(await resolveObjectURL(boots[0].url).text(), 'import "http://cdn.test/capstan/worker.js";');
 });
 
 test("a model that cannot be loaded ends its worker and is told with the class of Python's error", async () => {

@@ -1,7 +1,7 @@
 // A language model in a page: `Capstan.load`, then `chat`. What the worker is asked is in protocol.ts.
 
 import { Client, type StartOptions } from "./client";
-import { asCapstanError, CapstanError, EngineError } from "./errors";
+import { asCapstanError, CapstanError } from "./errors";
 import {
   chatRequest,
   completeRequest,
@@ -262,7 +262,7 @@ function startFailure(error: unknown): CapstanError {
   const remedy =
     "serve the whole folder capstan/ of the package (npx capstan-webgpu copy DIRECTORY) and give its address as assetsUrl";
   return new CapstanError(
-    { type: error instanceof EngineError ? code : "StartError", message: `${message}; ${remedy}`, traceback },
+    { type: code === "ClosedError" ? code : "StartError", message: `${message}; ${remedy}`, traceback },
     0,
   );
 }

@@ -1,5 +1,7 @@
 // The page's handle on the worker: start it, ask it, close it, and start another where it died.
 
+import { defaultAssets } from "capstan-assets";
+import { type Assets, assetUrl, loadFailure, startWorker } from "./assets";
 import { CapstanError, EngineError } from "./errors";
 import { awaitEnd, lifeName } from "./life";
 import type {
@@ -94,7 +96,7 @@ export class Client {
   private replaced = 0;
 
   private constructor(
-    private readonly base: string,
+    private readonly assets: Assets,
     private readonly snapshot: boolean,
     private readonly cancelDeadline: number,
     private readonly onEvent: (event: CapstanEvent, id: number) => void,
@@ -115,12 +117,12 @@ export class Client {
   static async start(options: StartOptions = {}): Promise<Client> {
     const { signal } = options;
     signal?.throwIfAborted();
-    const base = new URL(options.base ?? ".", options.base ? location.href : import.meta.url).href;
+    const assets = options.base ? { base: new URL(options.base, location.href).href, places: {} } : defaultAssets();
     const { onEvent = () => {}, onInput = async () => null } = options;
     const { snapshot = true, cancelDeadline = CANCEL_DEADLINE_MS, expected: wanted } = options;
     if (!(cancelDeadline > 0))
       throw new EngineError("OptionError", `cancelDeadline is ${cancelDeadline}; it must be milliseconds above 0`);
-    const client = new Client(base, snapshot, cancelDeadline, onEvent, onInput);
+    const client = new Client(assets, snapshot, cancelDeadline, onEvent, onInput);
     const expected = wanted
       ? { model: addressOf(wanted.model), dtype: wanted.dtype ?? null, device: wanted.device ?? "auto" }
       : null;
@@ -153,9 +155,8 @@ export class Client {
 
   /** Start a worker, and send it the requests that wait. */
   private async boot(expected: Expected | null): Promise<void> {
-    const { base } = this;
-    const script = new URL("worker.js", base).href;
-    const worker = (this.worker = new Worker(script, { type: "module" }));
+    const { assets } = this;
+    const worker = (this.worker = startWorker(assets));
     // It is missing without cross-origin isolation, and in some browsers with it.
     const shared = typeof SharedArrayBuffer === "undefined" ? null : new SharedArrayBuffer(1);
     this.interrupt = shared && new Uint8Array(shared);
@@ -169,9 +170,12 @@ export class Client {
       else if (data.tag === "fatal") lost(data.reason);
       else this.receive(data);
     };
-    worker.onerror = (event) => lost(event.message || `${script} cannot be loaded`);
+    worker.onerror = (event) => {
+      if (event.message) lost(event.message);
+      else void loadFailure(assetUrl(assets, "worker.js")).then(lost);
+    };
     const booted = new Promise<Readiness>((resolve, reject) => (this.booted = { resolve, reject }));
-    this.post({ tag: "boot", base, interrupt: shared, snapshot: this.snapshot, expected, life });
+    this.post({ tag: "boot", assets, interrupt: shared, snapshot: this.snapshot, expected, life });
     try {
       this.ready = await booted;
     } catch (error) {

@@ -2,6 +2,7 @@
 //
 // Python decides and plans; this side holds the objects. Structured arguments cross as JSON, bytes as PEP 3118 buffers.
 
+import type { Assets } from "./assets";
 import type { PyProxy } from "pyodide/ffi";
 import { BoundSessions } from "./bound_sessions";
 import { withBytes } from "./crossing";
@@ -53,8 +54,8 @@ export class GpuEngine {
     this.tapes = new Tapes(watched, this.staging, this.buffers, this.sessions);
   }
 
-  static async open(base: string): Promise<GpuEngine> {
-    return new GpuEngine(await loadOrt(base), await WatchedDevice.open());
+  static async open(assets: Assets): Promise<GpuEngine> {
+    return new GpuEngine(await loadOrt(assets), await WatchedDevice.open());
   }
 
   /** The adapter's summary, and what computes on it. */

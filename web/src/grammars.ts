@@ -2,6 +2,7 @@
 //
 // py_src/capstan/local/grammars.mjs does the same on CPython.
 
+import { type Assets, assetUrl } from "./assets";
 import { EngineError } from "./errors";
 
 interface XGrammar {
@@ -39,9 +40,9 @@ let library: Promise<XGrammar> | null = null;
 let loads = 0;
 
 /** The library; a new instance after one gave up, since what is in its memory then is not to be relied on. */
-function load(base: string): Promise<XGrammar> {
+function load(assets: Assets): Promise<XGrammar> {
   library ??= (async () => {
-    await import(new URL(`${FILE}?${loads++}`, base).href);
+    await import(`${assetUrl(assets, FILE)}?${loads++}`);
     const found = (globalThis as unknown as { xgrammar: XGrammar }).xgrammar;
     // The WebAssembly module starts at the first call, and takes the console's function then.
     const { error } = console;
@@ -74,7 +75,7 @@ async function reasoned<T>(work: () => Promise<T>): Promise<T> {
 /** Grammars over the tokens of one model, by id, in the alphabet of byte-level tokenizers. */
 export class Grammars {
   private constructor(
-    private readonly base: string,
+    private readonly assets: Assets,
     private readonly tokens: string[],
     private readonly stop: number[],
     private compiler: Compiler,
@@ -82,10 +83,10 @@ export class Grammars {
   ) {}
 
   /** `tokens` and `stop`, the ids that end an output, are JSON lists. */
-  static async open(base: string, tokens: string, stop: string): Promise<Grammars> {
+  static async open(assets: Assets, tokens: string, stop: string): Promise<Grammars> {
     const [all, ends] = [JSON.parse(tokens) as string[], JSON.parse(stop) as number[]];
-    const found = await load(base);
-    return new Grammars(base, all, ends, await Grammars.compilerOf(found, all, ends), found);
+    const found = await load(assets);
+    return new Grammars(assets, all, ends, await Grammars.compilerOf(found, all, ends), found);
   }
 
   private static compilerOf(found: XGrammar, tokens: string[], stop: number[]): Promise<Compiler> {
@@ -98,7 +99,7 @@ export class Grammars {
 
   /** A matcher for a grammar in EBNF. */
   async compile(text: string): Promise<GrammarMatcher> {
-    const found = await load(this.base);
+    const found = await load(this.assets);
     if (found !== this.made) {
       this.compiler = await Grammars.compilerOf(found, this.tokens, this.stop);
       this.made = found;

@@ -1,6 +1,7 @@
 // The only importer of onnxruntime-web: its unmodified files are loaded from ./ort/ next to the worker.
 
 import type * as Ort from "onnxruntime-web";
+import { type Assets, assetUrl } from "./assets";
 import { EngineError } from "./errors";
 
 export type { Ort };
@@ -11,7 +12,10 @@ export type { Ort };
  */
 export type Build = "webgpu" | "cpu";
 
-const MODULES: Record<Build, string> = { webgpu: "ort.webgpu.min.mjs", cpu: "ort.wasm.min.mjs" };
+const FILES: Record<Build, { module: string; runtime: string }> = {
+  webgpu: { module: "ort.webgpu.min.mjs", runtime: "ort-wasm-simd-threaded.asyncify" },
+  cpu: { module: "ort.wasm.min.mjs", runtime: "ort-wasm-simd-threaded" },
+};
 /** More threads than this gain little: a decode step reads all weights once, at the memory's pace. */
 const MOST_THREADS = 4;
 
@@ -22,15 +26,16 @@ export function cpuThreads(): number {
   return typeof SharedArrayBuffer === "undefined" ? 1 : Math.min(navigator.hardwareConcurrency || 1, MOST_THREADS);
 }
 
-/** Load a build of onnxruntime-web once; `base` is the folder that holds ort/. */
-export function loadOrt(base: string, build: Build = "webgpu"): Promise<typeof Ort> {
+/** Load a build of onnxruntime-web once. */
+export function loadOrt(assets: Assets, build: Build = "webgpu"): Promise<typeof Ort> {
   let loading = loaded.get(build);
-  if (!loading) loaded.set(build, (loading = load(base, build)));
+  if (!loading) loaded.set(build, (loading = load(assets, build)));
   return loading;
 }
 
-async function load(base: string, build: Build): Promise<typeof Ort> {
-  const url = new URL(`ort/${MODULES[build]}`, base).href;
+async function load(assets: Assets, build: Build): Promise<typeof Ort> {
+  const { module, runtime } = FILES[build];
+  const url = assetUrl(assets, `ort/${module}`);
   let ort: typeof Ort;
   try {
     ort = (await import(url)) as typeof Ort;
@@ -41,7 +46,10 @@ async function load(base: string, build: Build): Promise<typeof Ort> {
       `onnxruntime-web could not be loaded from ${url}: ${String(error)}`,
     );
   }
-  ort.env.wasm.wasmPaths = new URL("ort/", base).href;
+  ort.env.wasm.wasmPaths = {
+    mjs: assetUrl(assets, `ort/${runtime}.mjs`),
+    wasm: assetUrl(assets, `ort/${runtime}.wasm`),
+  };
   ort.env.wasm.numThreads = build === "cpu" ? cpuThreads() : 1;
   ort.env.logLevel = "error";
   return ort;
@@ -73,9 +81,9 @@ const IDENTITY = Uint8Array.from([
  * Load and compile it before it is asked for; its compilation starts with its first session. A failure shows where it
  * is needed.
  */
-export async function warmUpOrt(base: string, build: Build = "webgpu"): Promise<void> {
+export async function warmUpOrt(assets: Assets, build: Build = "webgpu"): Promise<void> {
   try {
-    const ort = await loadOrt(base, build);
+    const ort = await loadOrt(assets, build);
     await exclusively(async () => (await createSession(ort, IDENTITY, "wasm")).release());
   } catch {
     // Whoever needs it comes upon the same failure.

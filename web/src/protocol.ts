@@ -1,5 +1,7 @@
 // Every message that crosses between the page and the worker, as tagged unions.
 
+import type { Assets } from "./assets";
+
 /** What a page may ask of the worker. */
 export type Request =
   LoadRequest | GenerateRequest | ChatRequest | ExecRequest | ModelsRequest | MemoryRequest | CancelRequest;
@@ -187,10 +189,10 @@ export interface Expected {
 }
 
 export type ToWorker =
-  | { tag: "warm up"; base: string }
+  | { tag: "warm up"; assets: Assets }
   | {
       tag: "boot";
-      base: string;
+      assets: Assets;
       interrupt: SharedArrayBuffer | null;
       snapshot: boolean;
       expected: Expected | null;

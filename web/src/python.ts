@@ -2,6 +2,7 @@
 
 import type { PyodideInterface } from "pyodide";
 import type { PyProxy } from "pyodide/ffi";
+import { type Assets, assetUrl } from "./assets";
 
 /** What buildtools/site.py writes to python.json. */
 interface PythonFiles {
@@ -40,7 +41,6 @@ type MakeModule = (settings: object) => Promise<Module>;
 interface SnapshotOptions {
   _loadSnapshot?: Uint8Array;
   _snapshotDeserializer?: (serialized: unknown) => unknown;
-  createPyodideModule?: MakeModule;
 }
 
 const HOST = "_capstan_host";
@@ -49,30 +49,30 @@ const HOST = "_capstan_host";
  * Start Python with Capstan's wheels in its file system and on its path; `host` is what Python imports as
  * `_capstan_host`. Where the snapshot is missing or refused, Python starts without it and `refused` says why.
  */
-export async function startPython(base: string, host: object, snapshot: boolean): Promise<StartedPython> {
-  const index = (await (await fetched(new URL("python.json", base))).json()) as PythonFiles;
+export async function startPython(assets: Assets, host: object, snapshot: boolean): Promise<StartedPython> {
+  const index = (await (await fetched(assetUrl(assets, "python.json"))).json()) as PythonFiles;
   const wheels = Promise.all(
     index.wheels.map(async (name): Promise<[string, Uint8Array]> => {
-      const response = await fetched(new URL(name, base));
+      const response = await fetched(assetUrl(assets, name));
       return [index.folder + name.slice(name.lastIndexOf("/") + 1), new Uint8Array(await response.arrayBuffer())];
     }),
   );
   const vendored = Object.fromEntries(
-    Object.entries(index.vendored).map(([name, file]) => [name, new URL(file, base).href]),
+    Object.entries(index.vendored).map(([name, file]) => [name, assetUrl(assets, file)]),
   );
   // Awaited later: until then a failure must not count as unhandled.
   wheels.catch(() => undefined);
   let refused: string | undefined;
   if (snapshot) {
     try {
-      const pyodide = await restore(base, host, index.snapshot);
+      const pyodide = await restore(assets, host, index.snapshot);
       writeWheels(pyodide, index.folder, await wheels);
       return { pyodide, from: "snapshot", vendored, refused };
     } catch (error) {
       refused = error instanceof Error ? error.message : String(error);
     }
   }
-  const pyodide = await load(base, {});
+  const pyodide = await load(assets, await moduleMaker(assets), {});
   const written = await wheels;
   writeWheels(pyodide, index.folder, written);
   const { path } = pyodide.pyimport("sys") as PyProxy & { path: PyProxy & { append(folder: string): void } };
@@ -81,29 +81,50 @@ export async function startPython(base: string, host: object, snapshot: boolean)
   return { pyodide, from: "plain", vendored, refused };
 }
 
-async function load(base: string, options: SnapshotOptions): Promise<PyodideInterface> {
-  const url = new URL("pyodide/", base).href;
-  const { loadPyodide } = (await import(`${url}pyodide.mjs`)) as typeof import("pyodide");
-  return loadPyodide({ indexURL: url, ...(options as object) });
+/** Pyodide's module of CPython. */
+async function moduleMaker(assets: Assets): Promise<MakeModule> {
+  const { default: make } = (await import(assetUrl(assets, "pyodide/pyodide.asm.mjs"))) as { default: MakeModule };
+  return make;
+}
+
+async function load(assets: Assets, make: MakeModule, options: SnapshotOptions): Promise<PyodideInterface> {
+  const { loadPyodide } = (await import(assetUrl(assets, "pyodide/pyodide.mjs"))) as typeof import("pyodide");
+  return loadPyodide({
+    indexURL: pyodideIndex(assets),
+    stdLibURL: assetUrl(assets, "pyodide/python_stdlib.zip"),
+    lockFileURL: assetUrl(assets, "pyodide/pyodide-lock.json"),
+    ...({ createPyodideModule: make, ...options } as object),
+  });
+}
+
+const WASM = "pyodide.asm.wasm";
+
+/**
+ * The folder in which Pyodide looks for its WebAssembly, the one file that no option of it names. Where a bundler gave that
+ * file another name, the name that Pyodide appends becomes a fragment, which is not sent.
+ */
+function pyodideIndex(assets: Assets): string {
+  const url = assetUrl(assets, `pyodide/${WASM}`);
+  return url.endsWith(`/${WASM}`) ? url.slice(0, -WASM.length) : `${url}#/`;
 }
 
 /** Python as it was when the snapshot was made. Its file system is not in there, but for Pyodide's own files. */
-async function restore(base: string, host: object, about: PythonFiles["snapshot"]): Promise<PyodideInterface> {
+async function restore(assets: Assets, host: object, about: PythonFiles["snapshot"]): Promise<PyodideInterface> {
   // Pyodide waits for the snapshot before it compiles its WebAssembly: it is given memory that is filled meanwhile.
   const memory = new Uint8Array(about.bytes);
-  const filled = unpack(new URL(about.file, base), memory);
+  const filled = unpack(assetUrl(assets, about.file), memory);
   filled.catch(() => undefined);
-  const { default: make } = (await import(new URL("pyodide/pyodide.asm.mjs", base).href)) as { default: MakeModule };
-  return load(base, {
+  const make = await moduleMaker(assets);
+  const filling: MakeModule = async (settings) => {
+    const module = await make(settings);
+    await filled;
+    if (module.HEAP8.length < about.heap) module.growMemory(about.heap);
+    adapt(memory, module);
+    return module;
+  };
+  return load(assets, filling, {
     _loadSnapshot: memory,
     _snapshotDeserializer: () => host,
-    createPyodideModule: async (settings) => {
-      const module = await make(settings);
-      await filled;
-      if (module.HEAP8.length < about.heap) module.growMemory(about.heap);
-      adapt(memory, module);
-      return module;
-    },
   });
 }
 
@@ -123,7 +144,7 @@ function adapt(memory: Uint8Array, module: Module): void {
 }
 
 /** Fill `memory` with the content of a gzipped file, which must be exactly as large. */
-async function unpack(url: URL, memory: Uint8Array): Promise<void> {
+async function unpack(url: string, memory: Uint8Array): Promise<void> {
   const packed = (await fetched(url)).body!;
   const reader = packed.pipeThrough(new DecompressionStream("gzip")).getReader();
   let filled = 0;
@@ -131,16 +152,16 @@ async function unpack(url: URL, memory: Uint8Array): Promise<void> {
     try {
       return await reader.read();
     } catch (error) {
-      throw new Error(`${url.href} cannot be unpacked: ${String(error)}`);
+      throw new Error(`${url} cannot be unpacked: ${String(error)}`);
     }
   };
   for (let part = await read(); !part.done; part = await read()) {
     const end = filled + part.value.length;
-    if (end > memory.length) throw new Error(`${url.href} holds more than ${memory.length} bytes`);
+    if (end > memory.length) throw new Error(`${url} holds more than ${memory.length} bytes`);
     memory.set(part.value, filled);
     filled = end;
   }
-  if (filled < memory.length) throw new Error(`${url.href} holds ${filled} bytes, expected ${memory.length}`);
+  if (filled < memory.length) throw new Error(`${url} holds ${filled} bytes, expected ${memory.length}`);
 }
 
 function writeWheels(pyodide: PyodideInterface, folder: string, wheels: [string, Uint8Array][]): void {
@@ -148,8 +169,8 @@ function writeWheels(pyodide: PyodideInterface, folder: string, wheels: [string,
   for (const [path, bytes] of wheels) pyodide.FS.writeFile(path, bytes);
 }
 
-async function fetched(url: URL): Promise<Response> {
+async function fetched(url: string): Promise<Response> {
   const response = await fetch(url);
-  if (!response.ok) throw new Error(`${url.href} cannot be read (HTTP ${response.status})`);
+  if (!response.ok) throw new Error(`${url} cannot be read (HTTP ${response.status})`);
   return response;
 }

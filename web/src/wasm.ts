@@ -1,6 +1,7 @@
 // The CPU execution provider: where there is no WebGPU, or only a software adapter. Weights stay initializers here
 // (onnxruntime-web would copy them into its heap at every run), and Python samples from the logits.
 
+import type { Assets } from "./assets";
 import type { PyProxy } from "pyodide/ffi";
 import { copyBytes } from "./crossing";
 import { EngineError } from "./errors";
@@ -35,10 +36,10 @@ export class WasmEngine {
   ) {}
 
   /** `paths` is a JSON array with the name of each file of `external`, as the graph names it. */
-  static async open(base: string, model: PyProxy, paths: string, external: Memory[]): Promise<WasmEngine> {
+  static async open(assets: Assets, model: PyProxy, paths: string, external: Memory[]): Promise<WasmEngine> {
     const bytes = copyBytes(model);
     const files = (JSON.parse(paths) as string[]).map((path, i) => ({ path, data: external[i]!.bytes }));
-    const ort = await loadOrt(base, "cpu");
+    const ort = await loadOrt(assets, "cpu");
     return new WasmEngine(ort, await exclusively(() => createSession(ort, bytes, "wasm", files)));
   }
 

@@ -2,6 +2,7 @@
 
 import type { PyodideInterface } from "pyodide";
 import type { PyCallable, PyProxy } from "pyodide/ffi";
+import { type Assets, here, startWorker } from "./assets";
 import { GpuEngine } from "./engine";
 import { Grammars } from "./grammars";
 import { requestAdapter, summarize } from "./gpu/adapter";
@@ -62,9 +63,8 @@ function emit(event: CapstanEvent): void {
 let gpuAhead: Promise<GpuEngine> | null = null;
 
 /** What Python imports as `_capstan_host`. */
-function makeHost(base: string): Record<string, unknown> {
+function makeHost(assets: Assets): Record<string, unknown> {
   return {
-    base,
     emit: (event: string) => emit(JSON.parse(event) as CapstanEvent),
     now: () => performance.now(),
     readNow,
@@ -76,15 +76,15 @@ function makeHost(base: string): Record<string, unknown> {
     fileExists,
     storage,
     makeTokenizer,
-    openGrammars: (tokens: string, stop: string) => Grammars.open(base, tokens, stop),
+    openGrammars: (tokens: string, stop: string) => Grammars.open(assets, tokens, stop),
     openGpu: () => {
-      const opened = gpuAhead ?? GpuEngine.open(base);
+      const opened = gpuAhead ?? GpuEngine.open(assets);
       gpuAhead = null;
       return opened;
     },
-    openWasm: (model: PyProxy, paths: string, ...external: Memory[]) => WasmEngine.open(base, model, paths, external),
+    openWasm: (model: PyProxy, paths: string, ...external: Memory[]) => WasmEngine.open(assets, model, paths, external),
     openSession: (model: PyProxy, owner: string, locations: string, ...files: PyProxy[]) =>
-      ModelSession.open(loadOrt(base, "cpu"), model, owner, locations, files),
+      ModelSession.open(loadOrt(assets, "cpu"), model, owner, locations, files),
     cpu: () => JSON.stringify({ threads: cpuThreads(), shared: typeof SharedArrayBuffer !== "undefined" }),
     adapter: async () => {
       const adapter = await requestAdapter();
@@ -114,7 +114,7 @@ let fileSystem: PyodideInterface["FS"] | null = null;
 
 /** Put a file of the server into Python's file system; it is read when it is opened. */
 function mountFile(folder: string, name: string, url: string): void {
-  (fileSystem as unknown as LazyFiles).createLazyFile(folder, name, new URL(url, location.href).href, true, false);
+  (fileSystem as unknown as LazyFiles).createLazyFile(folder, name, new URL(url, here()).href, true, false);
 }
 
 /** The part of Emscripten's file system that Pyodide's types leave out. */
@@ -183,18 +183,18 @@ function describe(thrown: unknown): Error {
  * the thread that calls, which would keep Python waiting; what one worker compiled serves the others of the page. Where
  * there can be no such worker, everything is compiled here.
  */
-async function warmUpBeside(base: string): Promise<void> {
+async function warmUpBeside(assets: Assets): Promise<void> {
   let helper: Worker | null = null;
   try {
-    const started = (helper = new Worker(new URL("worker.js", base), { type: "module" }));
+    const started = (helper = startWorker(assets));
     await new Promise<void>((resolve) => {
       started.onmessage = started.onerror = () => resolve();
-      started.postMessage({ tag: "warm up", base } satisfies ToWorker);
+      started.postMessage({ tag: "warm up", assets } satisfies ToWorker);
     });
   } catch {
     // It is warmed up here alone.
   }
-  await warmUpOrt(base);
+  await warmUpOrt(assets);
   // What it compiled is kept as long as somebody has it.
   helper?.terminate();
 }
@@ -212,25 +212,25 @@ interface WithFatal {
 type Boot = Extract<ToWorker, { tag: "boot" }>;
 
 /** Begin with what the first request needs and Python does not. */
-async function prepare(base: string, { model, dtype, device }: Expected): Promise<void> {
+async function prepare(assets: Assets, { model, dtype, device }: Expected): Promise<void> {
   // Whoever asks for the model hears of a failure.
   prefetch(model, dtype).catch(() => undefined);
   if (device === "wasm") return;
   const adapter = await requestAdapter();
   if (!adapter || (device === "auto" && summarize(adapter).software)) return;
-  gpuAhead = GpuEngine.open(base);
+  gpuAhead = GpuEngine.open(assets);
   // Whoever asks for it hears of a failure.
   gpuAhead.catch(() => undefined);
 }
 
-async function boot({ base, interrupt, snapshot, expected, life }: Boot): Promise<void> {
+async function boot({ assets, interrupt, snapshot, expected, life }: Boot): Promise<void> {
   onFatalError((error) => died("onnxruntime-web", error));
   if (life) void holdLife(life).then(() => post({ tag: "alive" }));
   emit({ kind: "status", text: "starting Python" });
-  const starting = startPython(base, makeHost(base), snapshot);
+  const starting = startPython(assets, makeHost(assets), snapshot);
   // Both take their time, and nearly everything that Python is asked for needs them.
-  void (expected?.device === "wasm" || !navigator.gpu ? warmUpOrt(base, "cpu") : warmUpBeside(base));
-  (expected ? prepare(base, expected) : requestAdapter()).catch(() => undefined);
+  void (expected?.device === "wasm" || !navigator.gpu ? warmUpOrt(assets, "cpu") : warmUpBeside(assets));
+  (expected ? prepare(assets, expected) : requestAdapter()).catch(() => undefined);
   const { pyodide, from, vendored, refused } = await starting;
   fileSystem = pyodide.FS;
   (pyodide as unknown as WithFatal)._api.on_fatal = (error) => died("Python", error);
@@ -285,7 +285,7 @@ function failure(error: unknown): Reply {
 self.onmessage = (message: MessageEvent<ToWorker>): void => {
   const { data } = message;
   if (data.tag === "warm up") {
-    void warmUpOrt(data.base).then(() => (postMessage as (message: string) => void)("warm"));
+    void warmUpOrt(data.assets).then(() => (postMessage as (message: string) => void)("warm"));
   } else if (data.tag === "boot") {
     const unhandled = unhandledRejection();
     Promise.race([boot(data), unhandled.promise])

@@ -1,6 +1,7 @@
 // Requests for files: each has a stall timeout, and each failure says whether it may be tried again (Python does that, see
 // capstan.retrying). Messages show an address without its query and credentials, which may be secrets.
 
+import { here } from "../assets";
 import { EngineError } from "../errors";
 import { ByteReader, type Chunk } from "./chunk";
 
@@ -17,7 +18,7 @@ export function setStallTimeout(seconds: number): void {
 /** An address as messages show it. */
 export function shown(url: string): string {
   try {
-    const parsed = new URL(url, location.href);
+    const parsed = new URL(url, here());
     if (!parsed.search && !parsed.hash && !parsed.username && !parsed.password) return url;
     parsed.search = parsed.hash = parsed.username = parsed.password = "";
     return parsed.href;

@@ -1,6 +1,7 @@
 // Where weights come from: a URL, in ranges, or a file that the user picked. A source that changes while it is read is
 // noticed: by If-Range and by the validators of every response, or by the browser itself.
 
+import { here } from "../assets";
 import { EngineError } from "../errors";
 import { ByteReader, Chunk } from "./chunk";
 import { authorization, hubRefusal, listedIdentity } from "./hub";
@@ -28,7 +29,7 @@ export async function openSource(url: string, keep: boolean): Promise<HttpSource
 
 /** The address as every page of the origin would name it. */
 export function absolute(url: string): string {
-  return new URL(url, location.href).href;
+  return new URL(url, here()).href;
 }
 
 /** A source whose server cannot be asked now: its identity is what it was the last time. */
@@ -93,7 +94,7 @@ function isRange(
 }
 
 function isOtherOrigin(url: string): boolean {
-  return new URL(url, location.href).origin !== location.origin;
+  return new URL(url, here()).origin !== location.origin;
 }
 
 function validatorOf(response: Response): string | null {

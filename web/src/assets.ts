@@ -1,0 +1,45 @@
+// Where the package's files are: worker.js, python.json and what is in ort/, pyodide/, wheels/ and xgrammar/.
+
+/** A folder, and the addresses of files that are elsewhere, by their names in it ("ort/ort.webgpu.min.mjs"). */
+export interface Assets {
+  base: string;
+  places: Record<string, string>;
+}
+
+/** A file's address. */
+export function assetUrl({ base, places }: Assets, name: string): string {
+  return places[name] ?? new URL(name, base).href;
+}
+
+/** Addresses in a worker that was started from a blob have no folder to begin in; they begin at the page's origin. */
+export function here(): string {
+  return location.protocol === "blob:" ? `${location.origin}/` : location.href;
+}
+
+/**
+ * Start worker.js as a module. A browser starts workers of the page's own origin only: from another one it is imported by
+ * a worker that the page makes itself.
+ */
+export function startWorker(assets: Assets): Worker {
+  const url = assetUrl(assets, "worker.js");
+  if (new URL(url).origin === location.origin) return new Worker(url, { type: "module" });
+  const source = new Blob([`import ${JSON.stringify(url)};`], { type: "text/javascript" });
+  return new Worker(URL.createObjectURL(source), { type: "module" });
+}
+
+/** Why a script was not loaded, which a browser does not tell: what its server answers now. */
+export async function loadFailure(url: string): Promise<string> {
+  const because = (reason: string): string => `${url} cannot be loaded (${reason})`;
+  let response: Response;
+  try {
+    response = await fetch(url);
+  } catch (error) {
+    return because(`${String(error)}: is it there, and does its server allow this page by CORS headers?`);
+  }
+  if (!response.ok) return because(`HTTP ${response.status}`);
+  const type = response.headers.get("Content-Type") ?? "";
+  if (/html/i.test(type))
+    return because("the server answers with an HTML page, as for addresses that it does not know");
+  if (!/(java|ecma)script/i.test(type)) return because(`the server calls it ${type || "nothing"}, not text/javascript`);
+  return because("it is there, but the browser refused it: see the console, and the page's Content-Security-Policy");
+}

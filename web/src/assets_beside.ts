@@ -1,0 +1,8 @@
+// The package's files as `build.py` lays out the site: beside this module. In the npm package another module takes its
+// place, which names each file so that a bundler finds it (buildtools/commands/dist.py).
+
+import type { Assets } from "./assets";
+
+export function defaultAssets(): Assets {
+  return { base: new URL(".", import.meta.url).href, places: {} };
+}
