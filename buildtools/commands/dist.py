@@ -20,7 +20,7 @@ GROUP = "dev"
 TARGET = BUILD / "dist"
 HARNESS = ("harness.html", "harness.js", "blank.html")
 """Pages for tests and the command line, which a published site does without."""
-TYPES = ("assets", "capstan", "client", "errors", "options", "protocol", "run")
+TYPES = ("assets", "capstan", "client", "completions", "errors", "options", "protocol", "run", "tool_calls")
 NPM_FIELDS = ("name", "version", "description", "license", "author", "type")
 
 

@@ -1,5 +1,5 @@
-"""`build.py test`: all tests but those of examples/, which need npm's registry, a file at a time on each processor, with
-`--extended` those of minutes, too; other arguments are passed on to pytest instead."""
+"""`build.py test`: all tests but those of examples/, which need npm's registry, a file at a time on each processor,
+with `--extended` those of minutes, too; other arguments are passed on to pytest instead."""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ class ChatTokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> str: ...
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str: ...
 
 
 class Conversation:
@@ -37,12 +39,13 @@ class Conversation:
         self._marks = [(0, 0)]
         """Places in it, where prompts and answers end: characters and tokens before them."""
 
-    def ask(self, messages: Sequence[Mapping[str, Any]]) -> int:
-        """Make the rendered messages the sequence; how many tokens of the last one were kept.
+    def ask(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> int:
+        """Make the rendered messages the sequence, with the tools that the model may call; how many tokens of the last
+        one were kept.
 
         Raises ConfigError where the template cannot be rendered, PromptError where max_length is too small.
         """
-        text = self._tokenizer.apply_chat_template(messages)
+        text = self._tokenizer.apply_chat_template(messages, tools)
         # The ids of an answer stay, also where its text would be split into other ones.
         at, place = next(
             (place, mark)

@@ -35,6 +35,9 @@ CHAT = """async () => {
   found.abortMs = performance.now() - found.began;
   found.aborted = await long.result;
   found.next = await next.result;
+  const answers = { name: "answer", schema: { type: "string", enum: ["yes", "no"] } };
+  const form = { type: "json_schema", json_schema: answers };
+  found.completion = await llm.chat.completions.create({ messages, response_format: form, max_tokens: 12 });
   found.memory = await llm.memory();
   found.python = await llm.python("import capstan; print(capstan.__name__); raise SystemExit(2)");
   try {
@@ -59,6 +62,9 @@ def test_a_page_chats_aborts_and_goes_on(blank_page: Page) -> None:
     assert same > 0
     assert aborted["tokenIds"][:same] == second["tokenIds"][:same], "what was generated before the abort is kept"
     assert (len(found["next"]["tokenIds"]), found["next"]["finishReason"]) == (3, "length")
+    (choice,) = found["completion"]["choices"]
+    assert choice["message"]["content"] in ('"yes"', '"no"')
+    assert (choice["finish_reason"], found["completion"]["object"]) == ("stop", "chat.completion")
     assert {"weights", "persistent"} <= {entry["category"] for entry in found["memory"]["entries"]}
     assert found["memory"]["bytes"] == sum(entry["bytes"] for entry in found["memory"]["entries"])
     assert found["python"] == {"status": 2, "stdout": "capstan\n", "stderr": ""}
@@ -66,8 +72,9 @@ def test_a_page_chats_aborts_and_goes_on(blank_page: Page) -> None:
     before, stats = found["before"], found["stats"]
     assert (before["capture"], before["canChat"], before["contextLength"]) == ("tape", True, 512)
     assert {"starting Python", "model.onnx.data"} <= set(found["progress"])
-    assert stats["runs"] == 4
-    assert stats["tokens"] == sum(len(found[run]["tokenIds"]) for run in ("first", "second", "aborted", "next"))
+    assert stats["runs"] == 5
+    tokens = sum(len(found[run]["tokenIds"]) for run in ("first", "second", "aborted", "next"))
+    assert stats["tokens"] == tokens + found["completion"]["usage"]["completion_tokens"]
 
 
 RUN_BLOCKS = """async (blocks) => {
@@ -91,7 +98,8 @@ RUN_BLOCKS = """async (blocks) => {
 def test_the_code_of_the_documentation_runs(blank_page: Page) -> None:
     text = (ROOT / "docs/web.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```js\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    streamed, result, error = blank_page.evaluate(RUN_BLOCKS, blocks)
+    streamed, result, completion, error = blank_page.evaluate(RUN_BLOCKS, blocks)
     assert 1 < len(streamed) <= 8
     assert result[0].endswith(" 4 max_new_tokens")
+    assert completion[0] in ("yes", "no")
     assert error[0].startswith('OptionError "OWNER/NAME" reads as the id of a hub')

@@ -103,7 +103,7 @@ test("a page gives no option that it does not care about", async () => {
   assert.deepEqual(boots[0].expected, { model, dtype: null, device: "auto" });
   assert.deepEqual(asked[1], {
     ...{ kind: "chat", model, ...rest, search: {}, guidance: null },
-    ...{ messages: MESSAGES, max_length: null },
+    ...{ messages: MESSAGES, max_length: null, tools: null },
   });
 });
 
@@ -156,6 +156,19 @@ test("options are the worker's search options, and drawing ones have tokens draw
   assert.deepEqual(greedy.search, { repetition_penalty: 1.1, do_sample: false, min_length: 2, max_length: 20 });
   assert.deepEqual([greedy.prompt, greedy.prompt_ids], [null, [7, 8]]);
   assert.deepEqual([guided.prompt, guided.guidance], ["once", { type: "json_schema", data: '{"type":"object"}' }]);
+});
+
+test("chat.completions.create asks for a chat, and tools are given to its template", async () => {
+  const llm = await load();
+  const tool = { type: "function", function: { name: "weather" } };
+  const found = await llm.chat.completions.create({ messages: MESSAGES, tools: [tool], max_tokens: 3 });
+  assert.equal(found.choices[0].message.content, "ab");
+  const { kind, messages, tools, max_new_tokens } = asked[1];
+  assert.deepEqual([kind, messages, tools, max_new_tokens], ["chat", MESSAGES, [tool], 3]);
+  assert.throws(() => llm.complete("", { tools: [tool] }), {
+    code: "OptionError",
+    message: /^tools: no such option; /,
+  });
 });
 
 test("an aborted run ends its loop, keeps its text, and leaves the next run alone", async () => {

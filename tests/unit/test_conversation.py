@@ -37,9 +37,9 @@ class Letters:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(token + 32) for token in ids)
 
-    def apply_chat_template(self, messages: Sequence[Message]) -> str:
+    def apply_chat_template(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> str:
         shown = [each for each in messages if each["role"] == "user" or not self.forget]
-        return "".join(f"{each['content']}|" for each in shown)
+        return "".join(f"{each['content']}|" for each in [*(tools or ()), *shown])
 
 
 def begun(forget: bool = False, **options: Any) -> tuple[Conversation, PaperModel]:
@@ -74,6 +74,13 @@ def test_a_second_turn_runs_the_model_on_the_new_message_alone() -> None:
     assert second == Letters().decode(run_of([*asked, *ids, *new], 6))
     # Of the first answer the last token was not run yet: its logits were not needed.
     assert prefills(paper) == [(asked, 0), ([ids[-1], *new], 8)]
+
+
+def test_tools_are_given_to_the_template() -> None:
+    talk, _ = begun()
+    assert talk.ask([user("AB")], [{"content": "TOOL"}]) == 0
+    assert talk.generator.get_sequence() == Letters().encode("TOOL|AB|")
+    assert talk.ask([user("AB")]) == 0, "without them the prompt is another one"
 
 
 def test_a_template_that_forgets_keeps_what_the_prompts_begin_with_alike() -> None:

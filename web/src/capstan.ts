@@ -1,6 +1,7 @@
 // A language model in a page: `Capstan.load`, then `chat`. What the worker is asked is in protocol.ts.
 
 import { Client, type StartOptions } from "./client";
+import { Completions } from "./completions";
 import { asCapstanError, CapstanError } from "./errors";
 import {
   chatRequest,
@@ -10,7 +11,7 @@ import {
   modelOptionNames,
   requireKnown,
 } from "./options";
-import type { RunOptions } from "./options";
+import type { ChatOptions, RunOptions } from "./options";
 import type {
   CapstanEvent,
   ChatRequest,
@@ -27,7 +28,20 @@ import { Run, type RunResult, Turns } from "./run";
 
 export * from "./client";
 export { CapstanError } from "./errors";
-export type { ModelOptions, RunOptions } from "./options";
+export type {
+  Completion,
+  CompletionChunk,
+  CompletionMessage,
+  CompletionOptions,
+  CompletionParams,
+  Completions,
+  CompletionStream,
+  CompletionTool,
+  CompletionUsage,
+  FinishReason,
+} from "./completions";
+export type { ChatOptions, ModelOptions, RunOptions } from "./options";
+export type { ToolCall } from "./tool_calls";
 export { Run, type RunResult } from "./run";
 
 /** What a load tells while it goes on. */
@@ -87,6 +101,12 @@ export interface Stats {
 
 const LOAD_OPTIONS = [...modelOptionNames, "onProgress", "onEvent", "signal", "assetsUrl", "snapshot"];
 
+/** See Capstan.chat. */
+export interface Chat {
+  (messages: readonly Message[], options?: ChatOptions): Run;
+  readonly completions: Completions;
+}
+
 /** One model in one worker. Runs wait for one another in the order in which they were asked for. */
 export class Capstan {
   private readonly turns = new Turns();
@@ -98,7 +118,11 @@ export class Capstan {
     private readonly options: ModelOptions,
     private readonly about: LoadResult,
     private readonly readyNow: () => Ready | null,
-  ) {}
+  ) {
+    const chat = (messages: readonly Message[], given: ChatOptions = {}): Run =>
+      this.run(chatRequest(this.folder, this.options, messages, given), given);
+    this.chat = Object.assign(chat, { completions: new Completions(chat) });
+  }
 
   /**
    * Load a model: the URL of a folder, a hub's id with `hub`, or what the user picked. Rejects with a CapstanError, whose
@@ -147,12 +171,11 @@ export class Capstan {
   }
 
   /**
-   * Answer the last message of a conversation by the model's chat template. Send all messages each time: what was computed
-   * for the conversation before is kept, and the model runs on what is new, also where an earlier message was edited.
+   * `chat(messages, options)` answers the last message of a conversation by the model's chat template. Send all messages
+   * each time: what was computed for the conversation before is kept, and the model runs on what is new, also where an
+   * earlier message was edited. `chat.completions.create` does it with OpenAI's parameters and results.
    */
-  chat(messages: readonly Message[], options: RunOptions = {}): Run {
-    return this.run(chatRequest(this.folder, this.options, messages, options), options);
-  }
+  readonly chat: Chat;
 
   /** Continue a text, or token ids. */
   complete(prompt: string | readonly number[], options: RunOptions = {}): Run {

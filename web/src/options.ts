@@ -49,6 +49,11 @@ export interface RunOptions {
   search?: Record<string, unknown>;
 }
 
+export interface ChatOptions extends RunOptions {
+  /** What the model may call, as its chat template takes it: OpenAI's `{ type: "function", function: {...} }`. */
+  tools?: readonly object[];
+}
+
 const SEARCH = {
   topK: "top_k",
   topP: "top_p",
@@ -60,7 +65,10 @@ const SEARCH = {
 } as const;
 const DRAWING = ["topK", "topP", "minP"] as const;
 const GRAMMARS = { jsonSchema: "json_schema", regex: "regex", larkGrammar: "lark_grammar", ebnf: "ebnf" } as const;
-const RUN_OPTIONS = ["signal", "temperature", "stop", "maxTokens", "maxLength", "search"];
+const RUN_NAMES = [
+  ...["signal", "temperature", "stop", "maxTokens", "maxLength", "search"],
+  ...[...Object.keys(SEARCH), ...Object.keys(GRAMMARS)],
+];
 const MODEL_OPTIONS = ["hub", "revision", "token", "dtype", "device", "capture", "runAhead"];
 const REPOSITORY = /^[\w.-]+\/[\w.-]+$/;
 
@@ -113,7 +121,6 @@ function address(text: string, what: string, page: string): string {
 type Shared = Omit<GenerateRequest, "kind" | "prompt" | "prompt_ids">;
 
 function shared(model: ModelFolder, options: ModelOptions, run: RunOptions): Shared {
-  requireKnown(run, [...RUN_OPTIONS, ...Object.keys(SEARCH), ...Object.keys(GRAMMARS)]);
   return {
     model,
     dtype: options.dtype ?? null,
@@ -154,13 +161,15 @@ export function chatRequest(
   model: ModelFolder,
   options: ModelOptions,
   messages: readonly Message[],
-  run: RunOptions,
+  run: ChatOptions,
 ): ChatRequest {
+  requireKnown(run, [...RUN_NAMES, "tools"]);
   return {
     kind: "chat",
     ...shared(model, options, run),
     messages: [...messages],
     max_length: run.maxLength ?? null,
+    tools: run.tools?.length ? [...run.tools] : null,
   };
 }
 
@@ -171,6 +180,7 @@ export function completeRequest(
   prompt: string | readonly number[],
   run: RunOptions,
 ): GenerateRequest {
+  requireKnown(run, RUN_NAMES);
   const request = shared(model, options, run);
   if (run.maxLength !== undefined) request.search = { ...request.search, max_length: run.maxLength };
   const text = typeof prompt === "string";

@@ -90,6 +90,8 @@ export interface GenerateRequest extends ModelRequest {
 export interface Message {
   role: string;
   content: string;
+  /** Others that the template knows: tool_calls, tool_call_id, name. */
+  [field: string]: unknown;
 }
 
 /**
@@ -100,6 +102,8 @@ export interface Message {
 export interface ChatRequest extends ModelRequest {
   kind: "chat";
   messages: Message[];
+  /** What the model may call, as the template takes it; left out or null for nothing. */
+  tools?: object[] | null;
   /** Tokens of the whole conversation; null is 4096, or the model's context if that is shorter. */
   max_length: number | null;
 }

@@ -200,7 +200,7 @@ async def chat(request: dict[str, Any]) -> dict[str, Any]:
     about = {**told_ready(model, generator), "max_length": generator.max_length}
     if not request["messages"]:
         return about
-    kept = talk.ask(request["messages"])
+    kept = talk.ask(request["messages"], request.get("tools"))
     prompt = generator.token_count()
     generator.timing = Timing()
     ids: list[int] = []

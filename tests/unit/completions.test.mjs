@@ -1,0 +1,249 @@
+// Chats with OpenAI's parameters and results, over runs that are made up here.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { Completions } from "../../web/src/completions.ts";
+import { ToolCalls } from "../../web/src/tool_calls.ts";
+
+/** Completions over runs that say `parts`; what was asked for is kept in `asked`. */
+function over(parts, { finishReason = "eos", error = null } = {}) {
+  const asked = [];
+  const completions = new Completions((messages, options) => {
+    asked.push({ messages, options });
+    const result = error
+      ? Promise.reject(error)
+      : Promise.resolve({ text: parts.join(""), tokenIds: parts.map((_, i) => i), promptTokens: 5, finishReason });
+    result.catch(() => undefined);
+    return {
+      result,
+      async *[Symbol.asyncIterator]() {
+        yield* parts;
+        await result;
+      },
+    };
+  });
+  return { completions, asked };
+}
+
+const MESSAGES = [{ role: "user", content: "hello" }];
+const TOOL = {
+  type: "function",
+  function: { name: "weather", parameters: { type: "object", properties: { city: { type: "string" } } } },
+};
+const CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>';
+
+async function collected(stream) {
+  const chunks = [];
+  for await (const chunk of stream) chunks.push(chunk);
+  return chunks;
+}
+
+test("a completion has OpenAI's form", async () => {
+  const { completions, asked } = over(["Hi", " there"]);
+  const found = await completions.create({ messages: MESSAGES, model: "any" });
+  assert.match(found.id, /^chatcmpl-/);
+  assert.ok(Math.abs(found.created - Date.now() / 1000) < 5);
+  const message = { role: "assistant", content: "Hi there", refusal: null };
+  assert.deepEqual([found.object, found.model], ["chat.completion", "any"]);
+  assert.deepEqual(found.choices, [{ index: 0, message, logprobs: null, finish_reason: "stop" }]);
+  assert.deepEqual(found.usage, { prompt_tokens: 5, completion_tokens: 2, total_tokens: 7 });
+  const { signal, ...options } = asked[0].options;
+  assert.deepEqual(options, {});
+});
+
+test("chunks begin with the role, have the text, and end with the reason and, if asked for, the usage", async () => {
+  const { completions } = over(["Hi", " there"], { finishReason: "max_new_tokens" });
+  const given = { messages: MESSAGES, stream: true };
+  const chunks = await collected(await completions.create({ ...given, stream_options: { include_usage: true } }));
+  assert.deepEqual(
+    chunks.map(({ choices: [choice] }) => choice && [choice.delta, choice.finish_reason]),
+    [
+      [{ role: "assistant", content: "" }, null],
+      [{ content: "Hi" }, null],
+      [{ content: " there" }, null],
+      [{}, "length"],
+      undefined,
+    ],
+  );
+  assert.deepEqual(
+    chunks.map(({ usage }) => usage),
+    [...[null, null, null, null], { prompt_tokens: 5, completion_tokens: 2, total_tokens: 7 }],
+  );
+  assert.equal(new Set(chunks.map(({ id }) => id)).size, 1);
+  assert.ok(chunks.every(({ object }) => object === "chat.completion.chunk"));
+  const without = await collected(await completions.create(given));
+  assert.ok(without.every((chunk) => !("usage" in chunk) && chunk.choices.length === 1));
+});
+
+test("parameters are the run's options; null is as if it were left out", async () => {
+  const { completions, asked } = over(["a"]);
+  await completions.create({
+    ...{ messages: MESSAGES, temperature: 0.5, top_p: 0.9, seed: 4, stop: ["x"], max_tokens: 5, n: 1 },
+    ...{ max_completion_tokens: 7, frequency_penalty: 0.1, presence_penalty: 0.2, logit_bias: { 12: -5 } },
+  });
+  await completions.create({
+    messages: MESSAGES,
+    temperature: null,
+    seed: null,
+    stop: null,
+    max_tokens: null,
+    n: null,
+  });
+  const [{ signal, ...all }, { signal: other, ...none }] = asked.map(({ options }) => options);
+  assert.deepEqual(all, {
+    ...{ temperature: 0.5, topP: 0.9, seed: 4, stop: ["x"], maxTokens: 7 },
+    ...{ frequencyPenalty: 0.1, presencePenalty: 0.2, search: { logit_bias: [[12, -5]] } },
+  });
+  assert.deepEqual(none, {});
+});
+
+test("messages are as templates take them", async () => {
+  const { completions, asked } = over(["a"]);
+  const call = { id: "call_1", type: "function", function: { name: "weather", arguments: '{"city": "Rome"}' } };
+  await completions.create({
+    messages: [
+      {
+        role: "developer",
+        content: [
+          { type: "text", text: "be " },
+          { type: "text", text: "brief" },
+        ],
+      },
+      { role: "assistant", content: null, tool_calls: [call] },
+      { role: "tool", tool_call_id: "call_1", content: "sun" },
+    ],
+  });
+  assert.deepEqual(asked[0].messages, [
+    { role: "system", content: "be brief" },
+    {
+      role: "assistant",
+      content: "",
+      tool_calls: [{ ...call, function: { name: "weather", arguments: { city: "Rome" } } }],
+    },
+    { role: "tool", content: "sun", tool_call_id: "call_1" },
+  ]);
+});
+
+test("a call in the text is a tool call, whether it comes whole or in parts", async () => {
+  const { completions, asked } = over(["Let me look. ", CALL]);
+  const found = await completions.create({ messages: MESSAGES, tools: [TOOL] });
+  const [{ message, finish_reason: reason }] = found.choices;
+  assert.deepEqual([message.content, reason, message.tool_calls.length], ["Let me look. ", "tool_calls", 1]);
+  const [{ id, type, function: called }] = message.tool_calls;
+  assert.match(id, /^call_/);
+  assert.deepEqual([type, called], ["function", { name: "weather", arguments: '{"city":"Rome"}' }]);
+  assert.deepEqual([asked[0].options.tools, asked[0].options.jsonSchema], [[TOOL], undefined]);
+
+  const letters = over([..."a <b> ", ...CALL]);
+  const chunks = await collected(await letters.completions.create({ messages: MESSAGES, tools: [TOOL], stream: true }));
+  const deltas = chunks.map(({ choices: [choice] }) => choice.delta);
+  assert.equal(deltas.map(({ content = "" }) => content).join(""), "a <b> ");
+  const calls = deltas.flatMap(({ tool_calls: calls = [] }) => calls);
+  assert.deepEqual(
+    calls.map(({ index, function: called }) => [index, called.arguments]),
+    [[0, '{"city":"Rome"}']],
+  );
+  assert.equal(chunks.at(-1).choices[0].finish_reason, "tool_calls");
+});
+
+test("what is no call stays in the text", () => {
+  const read = (text, source = "text") => {
+    const found = new ToolCalls(source);
+    return [[...text].map((letter) => found.push(letter)).join("") + found.end(), found.calls.length];
+  };
+  for (const text of ["<tool_call>no</tool_call> a", "<tool_call>{}", "a <tool", "</tool_call>", "<tool_call>"])
+    assert.deepEqual(read(text), [text, 0]);
+  assert.deepEqual(read(`${CALL}\n${CALL}`), ["\n", 2]);
+  assert.deepEqual(read(CALL.replace("</tool_call>", "")), ["", 1], "the model ended without closing it");
+  assert.deepEqual(read(CALL, "none"), [CALL, 0]);
+  assert.deepEqual(read('{"name": "a", "parameters": {"b": 1}}', "whole"), ["", 1]);
+  assert.deepEqual(read('{"name": "a", "argum', "whole"), ['{"name": "a", "argum', 0]);
+});
+
+test("a call that has to be made is held to the schemas of the tools", async () => {
+  const text = '{"name": "weather", "arguments": {"city": "Rome"}}';
+  const { completions, asked } = over([...text]);
+  const other = { type: "function", function: { name: "time" } };
+  const ask = (tool_choice) => completions.create({ messages: MESSAGES, tools: [TOOL, other], tool_choice });
+  const found = await ask("required");
+  assert.equal(found.choices[0].message.content, null);
+  assert.equal(found.choices[0].message.tool_calls[0].function.name, "weather");
+  assert.equal(found.choices[0].finish_reason, "tool_calls");
+  const schema = (name, parameters) => ({
+    ...{ type: "object", properties: { name: { const: name }, arguments: parameters } },
+    ...{ required: ["name", "arguments"], additionalProperties: false },
+  });
+  const weather = schema("weather", TOOL.function.parameters);
+  assert.deepEqual(asked[0].options.jsonSchema, { anyOf: [weather, schema("time", { type: "object" })] });
+  await ask({ type: "function", function: { name: "weather" } });
+  assert.deepEqual(asked[1].options.jsonSchema, weather);
+  await ask("none");
+  assert.deepEqual([asked[2].options.jsonSchema, asked[2].options.tools], [undefined, undefined]);
+});
+
+test("a response format is a grammar", async () => {
+  const { completions, asked } = over(["{}"]);
+  const schema = { type: "object", properties: { a: { type: "integer" } } };
+  for (const response_format of [
+    { type: "text" },
+    { type: "json_object" },
+    { type: "json_schema", json_schema: { name: "a", schema } },
+  ])
+    await completions.create({ messages: MESSAGES, response_format });
+  assert.deepEqual(
+    asked.map(({ options }) => options.jsonSchema),
+    [undefined, { type: "object" }, schema],
+  );
+});
+
+test("the stream's controller and the signal end the run", async () => {
+  for (const end of [(stream) => stream.controller.abort(), (_, stop) => stop.abort()]) {
+    const { completions, asked } = over(["a"], { finishReason: "abort" });
+    const stop = new AbortController();
+    const stream = await completions.create({ messages: MESSAGES, stream: true }, { signal: stop.signal });
+    assert.equal(asked[0].options.signal.aborted, false);
+    end(stream, stop);
+    assert.equal(asked[0].options.signal.aborted, true);
+    assert.equal((await collected(stream)).at(-1).choices[0].finish_reason, "stop");
+  }
+});
+
+test("a run's error is the completion's, of a stream at its loop", async () => {
+  const error = new Error("too long");
+  const { completions } = over(["a"], { error });
+  await assert.rejects(completions.create({ messages: MESSAGES }), error);
+  const stream = await completions.create({ messages: MESSAGES, stream: true });
+  await assert.rejects(collected(stream), error);
+});
+
+for (const [given, message] of [
+  [{ logprobs: true }, /^logprobs: no such option; there are messages, /],
+  [{ n: 2 }, "n is 2; a run gives one answer: leave it out"],
+  [{ tool_choice: "required" }, 'tool_choice is "required", but there are no tools'],
+  [
+    { tools: [TOOL], tool_choice: { type: "function", function: { name: "a" } } },
+    'tool_choice: "a" is none of the tools',
+  ],
+  [
+    { tools: [TOOL], tool_choice: "required", response_format: { type: "json_object" } },
+    "response_format: a tool call is asked for; give one of the two",
+  ],
+  [
+    { messages: [{ role: "user", content: [{ type: "image_url" }] }] },
+    'messages: a content part of type "image_url"; the model reads texts only',
+  ],
+  [
+    {
+      messages: [
+        { role: "assistant", tool_calls: [{ id: "", type: "function", function: { name: "a", arguments: "{" } }] },
+      ],
+    },
+    "messages: the arguments of the call of a are no JSON: {",
+  ],
+]) {
+  test(`${JSON.stringify(given)} is refused`, async () => {
+    const { completions, asked } = over(["a"]);
+    await assert.rejects(completions.create({ messages: MESSAGES, ...given }), { code: "OptionError", message });
+    assert.equal(asked.length, 0);
+  });
+}

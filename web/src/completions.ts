@@ -1,0 +1,239 @@
+// `llm.chat.completions.create`: a chat with the parameters and the results of OpenAI's chat completions.
+
+import { CapstanError } from "./errors";
+import { type ChatOptions, requireKnown } from "./options";
+import type { Message } from "./protocol";
+import type { Run, RunResult } from "./run";
+import { schemaOfCalls, type ToolCall, ToolCalls, type ToolSource } from "./tool_calls";
+
+/** A message as OpenAI's clients write it. Content parts are texts; `arguments` of a tool call are JSON. */
+export interface CompletionMessage {
+  role: string;
+  content?: string | readonly { type: string; text?: string }[] | null;
+  tool_calls?: readonly { id: string; type: string; function?: { name: string; arguments: string } }[];
+  tool_call_id?: string;
+  name?: string;
+}
+
+/** A function that the model may call. */
+export interface CompletionTool {
+  type: "function";
+  function: { name: string; description?: string; parameters?: Record<string, unknown> };
+}
+
+/** What is understood of OpenAI's parameters; anything else is refused. null is as if it were left out. */
+export interface CompletionParams {
+  messages: readonly CompletionMessage[];
+  /** Named in the result; the model that was loaded answers. */
+  model?: string;
+  stream?: boolean | null;
+  /** With `include_usage` a last chunk has the usage. */
+  stream_options?: { include_usage?: boolean } | null;
+  temperature?: number | null;
+  top_p?: number | null;
+  seed?: number | null;
+  stop?: string | string[] | null;
+  max_tokens?: number | null;
+  max_completion_tokens?: number | null;
+  frequency_penalty?: number | null;
+  presence_penalty?: number | null;
+  /** By token ids. */
+  logit_bias?: Record<string, number> | null;
+  /** 1: a run gives one answer. */
+  n?: 1 | null;
+  tools?: readonly CompletionTool[];
+  tool_choice?: "none" | "auto" | "required" | { type: "function"; function: { name: string } };
+  response_format?:
+    | { type: "text" }
+    | { type: "json_object" }
+    | { type: "json_schema"; json_schema: { name: string; schema?: Record<string, unknown>; strict?: boolean | null } };
+}
+
+export type FinishReason = "stop" | "length" | "tool_calls";
+
+export interface CompletionUsage {
+  prompt_tokens: number;
+  completion_tokens: number;
+  total_tokens: number;
+}
+
+export interface Completion {
+  id: string;
+  object: "chat.completion";
+  created: number;
+  model: string;
+  choices: {
+    index: number;
+    message: { role: "assistant"; content: string | null; refusal: null; tool_calls?: ToolCall[] };
+    logprobs: null;
+    finish_reason: FinishReason;
+  }[];
+  usage: CompletionUsage;
+}
+
+export interface CompletionChunk {
+  id: string;
+  object: "chat.completion.chunk";
+  created: number;
+  model: string;
+  choices: {
+    index: number;
+    delta: { role?: "assistant"; content?: string; tool_calls?: (ToolCall & { index: number })[] };
+    finish_reason: FinishReason | null;
+  }[];
+  usage?: CompletionUsage | null;
+}
+
+/** Chunks as they come; leaving the loop, or `controller.abort()`, ends the run. */
+export interface CompletionStream extends AsyncIterable<CompletionChunk> {
+  controller: AbortController;
+}
+
+export interface CompletionOptions {
+  /** Ends the run: the completion has what was generated until then, and the finish reason "stop". */
+  signal?: AbortSignal;
+}
+
+const PARAMETERS = [
+  ...["messages", "model", "stream", "stream_options", "temperature", "top_p", "seed", "stop", "max_tokens"],
+  ...["max_completion_tokens", "frequency_penalty", "presence_penalty", "logit_bias", "n", "tools", "tool_choice"],
+  "response_format",
+];
+
+type Chat = (messages: readonly Message[], options: ChatOptions) => Run;
+
+export class Completions {
+  constructor(private readonly chat: Chat) {}
+
+  create(params: CompletionParams & { stream: true }, options?: CompletionOptions): Promise<CompletionStream>;
+  create(params: CompletionParams & { stream?: false | null }, options?: CompletionOptions): Promise<Completion>;
+  async create(params: CompletionParams, { signal }: CompletionOptions = {}): Promise<Completion | CompletionStream> {
+    requireKnown(params, PARAMETERS);
+    const controller = new AbortController();
+    if (signal?.aborted) controller.abort();
+    signal?.addEventListener("abort", () => controller.abort(), { once: true });
+    const source = toolSource(params);
+    const run = this.chat(params.messages.map(message), chatOptions(params, source, controller.signal));
+    const head = {
+      id: `chatcmpl-${crypto.randomUUID()}`,
+      created: Math.floor(Date.now() / 1000),
+      model: params.model ?? "",
+    };
+    if (!params.stream) return completion(head, await run.result, source);
+    const usage = params.stream_options?.include_usage === true;
+    return { controller, [Symbol.asyncIterator]: () => chunks(head, run, source, usage) };
+  }
+}
+
+function refused(text: string): CapstanError {
+  return new CapstanError({ type: "OptionError", message: text });
+}
+
+/** A message as chat templates take it. */
+function message({ role, content, tool_calls: calls, ...rest }: CompletionMessage): Message {
+  const parts = typeof content === "string" ? [{ type: "text", text: content }] : (content ?? []);
+  const other = parts.find(({ type }) => type !== "text");
+  if (other)
+    throw refused(`messages: a content part of type ${JSON.stringify(other.type)}; the model reads texts only`);
+  return {
+    // Templates know the older name.
+    role: role === "developer" ? "system" : role,
+    content: parts.map(({ text }) => text ?? "").join(""),
+    ...(calls ? { tool_calls: calls.map(templateCall) } : {}),
+    ...rest,
+  };
+}
+
+/** Templates write the arguments as JSON themselves. */
+function templateCall({ id, type, function: called }: NonNullable<CompletionMessage["tool_calls"]>[number]): unknown {
+  if (type !== "function" || !called)
+    throw refused(`messages: a tool call of type ${JSON.stringify(type)}; only functions are called`);
+  try {
+    return { id, type, function: { name: called.name, arguments: JSON.parse(called.arguments) as unknown } };
+  } catch {
+    throw refused(
+      `messages: the arguments of the call of ${called.name} are no JSON: ${called.arguments.slice(0, 80)}`,
+    );
+  }
+}
+
+/** Where tool calls are looked for: nowhere, in the text, or the whole text is one. */
+function toolSource({ tools = [], tool_choice: choice = "auto" }: CompletionParams): ToolSource {
+  if (typeof choice === "object" && !tools.some((tool) => tool.function.name === choice.function.name))
+    throw refused(`tool_choice: ${JSON.stringify(choice.function.name)} is none of the tools`);
+  if (!tools.length && choice === "required") throw refused('tool_choice is "required", but there are no tools');
+  if (!tools.length || choice === "none") return "none";
+  return choice === "auto" ? "text" : "whole";
+}
+
+function chatOptions(params: CompletionParams, source: ToolSource, signal: AbortSignal): ChatOptions {
+  const { tools = [], tool_choice: choice, response_format: format } = params;
+  if ((params.n ?? 1) !== 1) throw refused(`n is ${String(params.n)}; a run gives one answer: leave it out`);
+  const options: ChatOptions = { signal };
+  if (params.temperature != null) options.temperature = params.temperature;
+  if (params.top_p != null) options.topP = params.top_p;
+  if (params.seed != null) options.seed = params.seed;
+  if (params.stop != null) options.stop = params.stop;
+  const most = params.max_completion_tokens ?? params.max_tokens;
+  if (most != null) options.maxTokens = most;
+  if (params.frequency_penalty != null) options.frequencyPenalty = params.frequency_penalty;
+  if (params.presence_penalty != null) options.presencePenalty = params.presence_penalty;
+  if (params.logit_bias != null)
+    options.search = { logit_bias: Object.entries(params.logit_bias).map(([id, bias]) => [Number(id), bias]) };
+  if (source !== "none") options.tools = [...tools];
+  if (source === "whole") {
+    if (format && format.type !== "text")
+      throw refused("response_format: a tool call is asked for; give one of the two");
+    const called =
+      typeof choice === "object" ? tools.filter((tool) => tool.function.name === choice.function.name) : tools;
+    options.jsonSchema = schemaOfCalls(called.map((tool) => tool.function));
+  } else if (format?.type === "json_object") options.jsonSchema = { type: "object" };
+  else if (format?.type === "json_schema") options.jsonSchema = format.json_schema.schema ?? {};
+  return options;
+}
+
+function finishReason({ finishReason: reason }: RunResult, calls: readonly ToolCall[]): FinishReason {
+  if (calls.length) return "tool_calls";
+  return reason === "length" || reason === "max_new_tokens" ? "length" : "stop";
+}
+
+function usageOf({ promptTokens, tokenIds }: RunResult): CompletionUsage {
+  const [prompt_tokens, completion_tokens] = [promptTokens ?? 0, tokenIds.length];
+  return { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens };
+}
+
+type Head = Pick<Completion, "id" | "created" | "model">;
+
+function completion(head: Head, result: RunResult, source: ToolSource): Completion {
+  const found = new ToolCalls(source);
+  const content = found.push(result.text) + found.end();
+  const { calls } = found;
+  const answer = {
+    role: "assistant" as const,
+    content: calls.length && !content.trim() ? null : content,
+    refusal: null,
+    ...(calls.length ? { tool_calls: calls } : {}),
+  };
+  const choice = { index: 0, message: answer, logprobs: null, finish_reason: finishReason(result, calls) };
+  return { ...head, object: "chat.completion", choices: [choice], usage: usageOf(result) };
+}
+
+async function* chunks(head: Head, run: Run, source: ToolSource, usage: boolean): AsyncGenerator<CompletionChunk> {
+  const found = new ToolCalls(source);
+  type Choice = CompletionChunk["choices"][number];
+  const chunk = (delta: Choice["delta"], finish_reason: FinishReason | null = null): CompletionChunk => ({
+    ...{ ...head, object: "chat.completion.chunk", choices: [{ index: 0, delta, finish_reason }] },
+    ...(usage ? { usage: null } : {}),
+  });
+  let told = 0;
+  function* parts(content: string): Generator<CompletionChunk> {
+    if (content) yield chunk({ content });
+    for (; told < found.calls.length; told++) yield chunk({ tool_calls: [{ index: told, ...found.calls[told]! }] });
+  }
+  yield chunk({ role: "assistant", content: "" });
+  for await (const part of run) yield* parts(found.push(part));
+  yield* parts(found.end());
+  const result = await run.result;
+  yield chunk({}, finishReason(result, found.calls));
+  if (usage) yield { ...head, object: "chat.completion.chunk", choices: [], usage: usageOf(result) };
+}
