@@ -59,7 +59,8 @@ def greedy(folder: str | Path, prompt_ids: Sequence[int], max_new_tokens: int, *
 
 
 def drive(folder: str | Path, actions: Sequence[Action], **search: Any) -> Trace:
-    """Run actions on one generator: ("append", ids), ("generate", most tokens), ("rewind", length).
+    """Run actions on one generator: ("append", ids), ("generate", most tokens), ("rewind", length), ("adapter", name),
+    which is set from the folder's NAME.onnx_adapter.
 
     `search` are genai's search options; picks are greedy, at most up to the model's context length, unless they say
     else.
@@ -84,6 +85,9 @@ def run(folder: Path, actions: Sequence[Action], search: dict[str, Any]) -> Trac
     params = og.GeneratorParams(model)
     params.set_search_options(**{"do_sample": False, **search})
     generator = og.Generator(model, params)
+    adapters = og.Adapters(model)
+    for name in {argument for verb, argument in actions if verb == "adapter"}:
+        adapters.load(str(folder / f"{name}.onnx_adapter"), name)
     trace = Trace()
     pending = rewound = False
     """The last token of the sequence was picked but not run; the last action was a rewind."""
@@ -102,6 +106,8 @@ def run(folder: Path, actions: Sequence[Action], search: dict[str, Any]) -> Trac
         if verb == "append":
             append(argument, last=pending)
             pending = rewound = False
+        elif verb == "adapter":
+            generator.set_active_adapter(adapters, argument)
         elif verb == "rewind":
             generator.rewind_to(argument)
             pending, rewound = False, True
@@ -117,7 +123,7 @@ def run(folder: Path, actions: Sequence[Action], search: dict[str, Any]) -> Trac
                 trace.picked.append(int(generator.get_next_tokens()[0]))
                 pending = len(sequence()) > length
         else:
-            raise ValueError(f"{verb}: unknown action; there are append, generate and rewind")
+            raise ValueError(f"{verb}: unknown action; there are append, generate, rewind and adapter")
     trace.sequence = sequence()
     trace.done = bool(generator.is_done())
     return trace
@@ -133,23 +139,36 @@ class Rows:
 
 
 def rows(
-    folder: str | Path, prompts: Sequence[Sequence[int]], *, returned: int = 1, eos: Sequence[int] = (), **search: Any
+    folder: str | Path,
+    prompts: Sequence[Sequence[int]],
+    *,
+    returned: int = 1,
+    eos: Sequence[int] = (),
+    adapter: str = "",
+    **search: Any,
 ) -> Rows:
-    """Rows of a batch until all have ended; of beams, the first `returned` of each prompt.
+    """Rows of a batch until all have ended; of beams, the first `returned` of each prompt; with the adapter of the
+    folder's file of that name.
 
     `eos` takes the place of the model's end-of-sequence ids. get_next_tokens reads freed memory where there are beams,
     and get_sequence past the last row.
     """
     key = json.dumps([VERSION, content(Path(folder)), prompts, returned, eos, search, og.__version__], sort_keys=True)
+    key += adapter
     stored = CACHE / f"rows-{hashlib.sha256(key.encode()).hexdigest()}.json"
     if not stored.is_file():
         config = og.Config(str(folder))
         config.clear_providers()
         if eos:
             config.overlay(json.dumps({"model": {"eos_token_id": list(eos)}}))
-        params = og.GeneratorParams(og.Model(config))
+        model = og.Model(config)
+        params = og.GeneratorParams(model)
         params.set_search_options(**{"do_sample": False, "batch_size": len(prompts), **search})
-        generator = og.Generator(og.Model(config), params)
+        generator = og.Generator(model, params)
+        if adapter:
+            adapters = og.Adapters(model)
+            adapters.load(str(Path(folder) / f"{adapter}.onnx_adapter"), adapter)
+            generator.set_active_adapter(adapters, adapter)
         generator.append_tokens(np.array(prompts, np.int32))
         picked = []
         while not generator.is_done():

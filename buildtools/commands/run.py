@@ -8,6 +8,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from .. import ROOT
 from ..errors import CommandError, raise_remote
@@ -66,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_hub_arguments(parser)
     add("--dtype", choices=sorted(DTYPES), help="which graph of a repository (default: one that suits the adapter)")
     new_tokens = f"stop after N new tokens (default: {NEW_TOKENS}, with --chat as many as there is room for)"
+    add("--adapter", metavar="FILE", help="run the model with this LoRA adapter (.onnx_adapter)")
     add("--max-new-tokens", type=int, metavar="N", help=new_tokens)
     length = "with --chat, the most tokens of the conversation (default: 4096, or the model's context if shorter)"
     add("--max-length", type=int, metavar="N", help=length)
@@ -108,6 +110,7 @@ def check(args: argparse.Namespace) -> None:
         "search": search,
         **read_speculation(args),
         **read_guidance(args),
+        **read_adapter(args),
         **asked,
     }
 
@@ -217,6 +220,18 @@ def read_guidance(args: argparse.Namespace) -> dict[str, Any]:
             raise CommandError(f"--run-ahead and {name} contradict each other: under a grammar nothing runs ahead")
         return {"guidance": {"type": kind, "data": data}}
     return {}
+
+
+def read_adapter(args: argparse.Namespace) -> dict[str, Any]:
+    """The adapter that was given, whose folder is served beside the model's; nothing without one."""
+    if args.adapter is None:
+        return {}
+    path = Path(args.adapter).resolve()
+    if not path.is_file():
+        raise CommandError(f"--adapter: {args.adapter} is not a file: give an adapter file (.onnx_adapter)")
+    args.folders.append(path.parent)
+    mounts(args.folders)
+    return {"adapter": model_url(path.parent.name) + quote(path.name)}
 
 
 def run(args: argparse.Namespace) -> int:

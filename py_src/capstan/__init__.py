@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 
 from . import measure, memory
+from .adapters import Adapters
 from .errors import (
     AsyncRequiredError,
     BindingError,
@@ -62,6 +63,7 @@ else:
     use_host(LocalHost)
 
 __all__ = [
+    "Adapters",
     "AsyncRequiredError",
     "BindingError",
     "BufferMismatchError",

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .adapters import Adapters
 from .beam_loop import BeamLoop
 from .constrained_loop import ConstrainedLoop
 from .device.base import Counters, Decoder
@@ -122,6 +123,27 @@ class Generator:
                 "for each sequence"
             )
         loop.rewind(new_length)
+
+    def set_active_adapter(self, adapters: Adapters, name: str) -> None:
+        """Run the model with a LoRA adapter from here on: the tokens that it has not seen, except those that were
+        appended before. What the KV cache holds stays. A further one is laid over those that were set before: of two
+        that have a tensor for the same input the later one counts. The adapter cannot be unloaded until the generator
+        is closed.
+
+        Raises OptionError for an unknown name, adapters of another model or of another Adapters than the first one, and
+        for beams that have begun.
+        """
+        loop = self._loop
+        loop.require_open()
+        if not isinstance(adapters, Adapters):
+            raise OptionError(f"adapters is {adapters!r}; it must be a capstan.Adapters")
+        if adapters.model is not self._model:
+            raise OptionError(
+                f"adapter {name!r} was loaded for another model, {adapters.model.folder}; make an Adapters of this one"
+            )
+        if self._options.num_beams > 1 and loop.length:
+            raise OptionError(f"adapter {name!r}: beams have begun; set it before tokens are appended")
+        loop.set_adapter(adapters, name)
 
     def get_sequence(self, index: int = 0) -> list[int]:
         """All token ids of a row, prompt and generated, with the padding: of prompts that are shorter than others, and

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .config import GenaiConfig
 from .device.base import Decoder, DeviceModel, Progress, TapeOptions
@@ -25,6 +25,9 @@ from .prefix_cache import PrefixCache, checked_limit
 from .retrying import require_stall_timeout
 from .search import SearchOptions
 from .tape import PASSES
+
+if TYPE_CHECKING:
+    from .device.lora import LoraWeights
 
 __all__ = ["Model"]
 
@@ -150,17 +153,33 @@ class Model:
         """A decoder whose KV cache holds at least `max_length` positions, at most the context length."""
         return await self._open().decoder(capacity_for(max_length, self.config.context_length), pools)
 
-    async def row_decoder(self, rows: int, max_length: int, pools: Pools | None = None) -> RowDecoder:
-        """The same for so many rows. Raises OutOfMemoryError where they are more than there is memory for, kept rows of
-        closed generators freed."""
+    async def row_decoder(
+        self, rows: int, max_length: int, pools: Pools | None = None, lora: LoraWeights | None = None
+    ) -> RowDecoder:
+        """The same for so many rows, with adapters. Raises OutOfMemoryError where they are more than there is memory
+        for, kept rows of closed generators freed."""
         await self.leaving.settled()
         capacity = capacity_for(max_length, self.config.context_length)
         try:
-            return await self._open().row_decoder(rows, capacity, pools)
+            return await self._open().row_decoder(rows, capacity, pools, lora)
         except OutOfMemoryError:
             if not self.prefixes.clear():
                 raise
-        return await self._open().row_decoder(rows, capacity, pools)
+        return await self._open().row_decoder(rows, capacity, pools, lora)
+
+    async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
+        """What goes on from what a decoder of this model is, with adapters; see DeviceModel.switched."""
+        return await self._open().switched(decoder, lora)
+
+    async def load_adapter(self, data: Any, what: str) -> LoraWeights:
+        """A LoRA adapter file on the device; `what` is what messages call it. See LoraGraph.load."""
+        loaded = self._open()
+        return await loaded.lora.load(loaded.memory.interface, data, what, self.folder)
+
+    async def combine_adapters(self, layers: Sequence[LoraWeights], owner: str) -> LoraWeights:
+        """Adapters laid over one another; see LoraGraph.combine."""
+        loaded = self._open()
+        return await loaded.lora.combine(loaded.memory.interface, layers, owner)
 
     async def grammars(self) -> Grammars:
         """What compiles grammars over the model's vocabulary, made once. Raises GuidanceError."""

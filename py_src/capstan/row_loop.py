@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from .adapters import ActiveAdapters, Adapters
 from .device.row_decoder import RowBurst, RowDecoder
 from .errors import ClosedError, LogitsError, OptionError, PromptError
 from .flight import Flight
@@ -48,6 +49,7 @@ class RowLoop:
         """What the caches depend on besides the tokens: generators of another key share no prefix."""
         self.reused = 0
         """Prompt tokens whose caches were taken over from other sequences."""
+        self.adapters = ActiveAdapters()
         self._model = model
         self._pools = pools
         self._fixed_run_ahead = params.run_ahead
@@ -101,7 +103,23 @@ class RowLoop:
         """Cut every sequence; several rows to nothing."""
         for row in self.rows:
             row.cut(length)
+        self.adapters.cut(length)
         self._change()
+
+    def set_adapter(self, adapters: Adapters, name: str) -> None:
+        """Run tokens with an adapter from the next one on that the model has not seen: as in the native package, the
+        last token if it was picked, and none that was appended before."""
+        before = [len(row.tokens) for row in self.rows]
+        if not self.stale and not self.sample_first:
+            before = [max(0, length - 1) for length in before]
+        self.adapters.add(adapters, name, before)
+        # Where adapters change within a sequence, its caches are those of no other.
+        self.cache_key = object() if any(before) else self.adapters.layers
+        if not self.stale and not self.sample_first:
+            for row in self.rows:
+                row.lost_logits()
+            self.discard_ahead()
+        self.stale = True
 
     def take(self) -> list[int]:
         """The next token of every row; padding of those that are over."""
@@ -143,11 +161,19 @@ class RowLoop:
     async def ready_decoder(self) -> RowDecoder:
         """The decoder, made when it is first needed."""
         if self.decoder is None:
-            self.decoder = await self._model.row_decoder(len(self.rows), self.max_length, self._pools)
-            for number in range(len(self.rows)):
-                self.decoder.set_search(number, self.options)
-            self.run_ahead = RunAhead(self._fixed_run_ahead, self.decoder.max_burst, self.decoder.usual_burst)
-        return self.decoder
+            choice = self.adapters.pending[0] if self.adapters.at_start else None
+            lora = await self.adapters.weights(choice) if choice else None
+            self._use(await self._model.row_decoder(len(self.rows), self.max_length, self._pools, lora))
+            if choice:
+                self.adapters.chosen(choice)
+        return self.open_decoder()
+
+    def _use(self, decoder: RowDecoder) -> None:
+        """Go on with this decoder."""
+        self.decoder = decoder
+        for number in range(len(self.rows)):
+            decoder.set_search(number, self.options)
+        self.run_ahead = RunAhead(self._fixed_run_ahead, decoder.max_burst, decoder.usual_burst)
 
     async def advance(self) -> None:
         """Do what brings the next token nearer: prefill, submit, or wait for a burst."""
@@ -201,13 +227,21 @@ class RowLoop:
         assert self.run_ahead is not None
         self.stale = False
         try:
+            while True:
+                for number, row in enumerate(self.rows):
+                    if not row.over and not await self._prefill_row(decoder, number):
+                        # The sequence was changed meanwhile.
+                        return
+                if not self.adapters.pending:
+                    break
+                choice = self.adapters.pending[0]
+                self._use(await self._model.switched(decoder, await self.adapters.weights(choice)))
+                self.adapters.chosen(choice)
+                decoder = self.open_decoder()
+                self.require_open()
             for number, row in enumerate(self.rows):
-                if row.over:
-                    continue
-                if not await self._prefill_row(decoder, number):
-                    # The sequence was changed meanwhile.
-                    return
-                decoder.follow(number, row.sequence, row.unpicked, len(row.padding))
+                if not row.over:
+                    decoder.follow(number, row.sequence, row.unpicked, len(row.padding))
         except BaseException:
             self.stale = True
             raise
@@ -225,9 +259,9 @@ class RowLoop:
             decoder.set_search(number, self.options.replace(min_length=least))
         if number != first and not row.valid and row.tokens == self.rows[first].tokens:
             decoder.copy(first, number)
-            row.valid = len(row.tokens)
+            row.valid = self.rows[first].valid
             return True
-        end = len(row.tokens)
+        end = self.adapters.first(number, len(row.tokens))
         self._model.prefixes.follow(self)
         row.valid = decoder.reachable(number, row.valid)
         found = await self._model.prefixes.bring(self, number)
@@ -282,6 +316,7 @@ class RowLoop:
             await self._model.prefixes.leave(self, range(0, len(self.rows), self._copies))
             self.decoder.usual_burst = self.run_ahead.usual
             await self.decoder.close()
+        self.adapters.release()
 
     def open_decoder(self) -> RowDecoder:
         if self.decoder is None:

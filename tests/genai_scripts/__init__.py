@@ -18,5 +18,6 @@ otherwise."""
 REPEATING = ("speculation",)
 """So do those whose texts have to repeat themselves."""
 MODELS = {name: "bundled" if name in TEXTS + REPEATING else "nano-llama" for name in SCRIPTS}
+MODELS["adapters"] = "nano-lora"
 LINES = ("hello\n", "\n", "how are you\n", "quit\n")
 """The standard input of each script."""

@@ -17,6 +17,7 @@ __all__ = [
 
 ROOT = Path(__file__).parents[2]
 FOLDER = str(ROOT / "tests/fixtures/nano-llama")
+LORA = str(ROOT / "tests/fixtures/nano-lora")
 TEMPLATE = (
     "{% for m in messages %}<{{m.role}}>{{m.content}}{% endfor %}"
     "{% if tools %}T{{tools}}{% endif %}{% if add_generation_prompt %}<a>{% endif %}"
@@ -29,8 +30,8 @@ ENDS = '{"model": {"eos_token_id": 472}}'
 
 
 @cache
-def loaded(og: Any, overlay: str = "") -> Any:
-    config = og.Config(FOLDER)
+def loaded(og: Any, overlay: str = "", folder: str = FOLDER) -> Any:
+    config = og.Config(folder)
     if overlay:
         config.overlay(overlay)
     config.clear_providers()
@@ -52,6 +53,25 @@ def generator(og: Any, tokens: Any = PROMPT, overlay: str = "", **options: Any) 
     if tokens is not None:
         made.append_tokens(tokens)
     return made
+
+
+def adapters(og: Any) -> Any:
+    made = og.Adapters(loaded(og, folder=LORA))
+    for name in ("first", "second"):
+        made.load(f"{LORA}/{name}.onnx_adapter", name)
+    return made
+
+
+def adapted(og: Any, then: Callable[[Any, Any], Any] = lambda *_: None) -> Any:
+    """What a generator with an adapter generates, another action, and what it generates with a further one."""
+    made = adapters(og)
+    one = og.Generator(loaded(og, folder=LORA), og.GeneratorParams(loaded(og, folder=LORA)))
+    one.set_active_adapter(made, "first")
+    one.append_tokens(PROMPT)
+    found = generate(one, 6)
+    then(made, one)
+    one.set_active_adapter(made, "second")
+    return [found, generate(one, 6), one.get_sequence(0)]
 
 
 def generate(one: Any, count: int = 100) -> Any:
@@ -522,6 +542,19 @@ SAME: dict[str, Callable[[Any], Any]] = {
     "Generator.get_speculative_stats": lambda og: generator(og).get_speculative_stats(),
     "Adapters.load": lambda og: og.Adapters(loaded(og)).load("/nothing", "a"),
     "Adapters.unload": lambda og: og.Adapters(loaded(og)).unload("a"),
+    "Adapters": adapted,
+    "Adapters.load twice": lambda og: [adapters(og).load(f"{LORA}/first.onnx_adapter", "first")],
+    "Adapters.load of another file": lambda og: og.Adapters(loaded(og, folder=LORA)).load(f"{LORA}/model.onnx", "a"),
+    "Adapters.load 5": lambda og: adapters(og).load(5, "a"),
+    "Adapters()": lambda og: og.Adapters(),
+    "Adapters(None)": lambda og: og.Adapters(None),
+    "Adapters.unload in use": lambda og: adapted(og, lambda made, _: made.unload("first")),
+    "Adapters.unload twice": lambda og: [made.unload("second") for made in [adapters(og)] * 2],
+    "Generator.set_active_adapter unknown": lambda og: adapted(og, lambda made, one: one.set_active_adapter(made, "x")),
+    "Generator.set_active_adapter None": lambda og: generator(og).set_active_adapter(None, "x"),
+    "Generator.set_active_adapter of others": lambda og: adapted(
+        og, lambda _, one: one.set_active_adapter(adapters(og), "first")
+    ),
     "Tensor": copied,
     **{
         f"Tensor of {kind}": partial(zeros, kind=kind)

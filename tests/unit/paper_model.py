@@ -178,6 +178,9 @@ class PaperDecoder:
     def adopt(self, source: CacheRows, length: int) -> None:
         source.copy_to(self.caches(), length)
 
+    def set_lora(self, lora: object) -> None:
+        raise AssertionError("nobody has adapters here")
+
     async def prefill(self, ids: Sequence[int], past: int) -> None:
         assert ids, "a prefill of nothing"
         assert past <= len(self.cache), f"a prefill at {past} over {len(self.cache)} cached positions"
@@ -383,8 +386,8 @@ class PaperModel:
         )
         return self.decoders[-1]
 
-    async def row_decoder(self, rows: int, max_length: int, pools: Any = None) -> SeparateRows:
-        return await separate_rows(self, rows, max_length, pools)
+    async def row_decoder(self, rows: int, max_length: int, pools: Any = None, lora: Any = None) -> SeparateRows:
+        return await separate_rows(self, rows, max_length, pools, lora)
 
 
 def made(

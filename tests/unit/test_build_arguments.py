@@ -44,6 +44,22 @@ def request(model: Path, *argv: str) -> dict[str, Any]:
     return made
 
 
+def test_an_adapter_is_served_from_its_folder(model: Path, tmp_path: Path) -> None:
+    (model / "beside it.onnx_adapter").touch()
+    folder = tmp_path / "tuned"
+    folder.mkdir()
+    (folder / "a.onnx_adapter").touch()
+    assert request(model, "x", "--adapter", str(model / "beside it.onnx_adapter"))["adapter"] == (
+        "/models/nano/beside%20it.onnx_adapter"
+    )
+    args = cli.parse(["run", "x", "--model", str(model), "--adapter", str(folder / "a.onnx_adapter")])
+    run_command.check(args)
+    assert args.request["adapter"] == "/models/tuned/a.onnx_adapter"
+    assert mounts(args.folders) == {"nano": model, "tuned": folder}
+    with pytest.raises(CommandError, match=r"--adapter: .*none is not a file"):
+        request(model, "x", "--adapter", str(folder / "none"))
+
+
 def test_a_plain_prompt_asks_for_the_tape_on_webgpu_and_nothing_else(model: Path) -> None:
     assert request(model, "def f():") == {
         "kind": "generate",

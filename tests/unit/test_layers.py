@@ -30,6 +30,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "host",
         "device.base",
         "device.cache_rows",
+        "device.element_types",
+        "device.lora",
+        "device.lora_file",
         "device.row_decoder",
         "device.shortlist",
         "device.interface",
@@ -40,13 +43,23 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("device", "device.webgpu", "device.wasm", "device.reference"),
     ("_js", "local"),
     (
-        *("flight", "generator", "generator_params", "measure", "prompt", "run_ahead", "step_counts", "timing"),
+        *(
+            "adapters",
+            "flight",
+            "generator",
+            "generator_params",
+            "measure",
+            "prompt",
+            "run_ahead",
+            "step_counts",
+            "timing",
+        ),
         *("beam_loop", "beam_search", "constrained_loop", "processed_loop", "processors", "row", "row_loop"),
         *("conversation", "model", "model_folder", "onnxruntime", "planning", "prefix_cache", "speculated_loop"),
         *("stream", "tokenizer"),
     ),
     ("genai",),
-    ("capstan", "_js.page", "_js.start"),
+    ("capstan", "_js.adapters", "_js.page", "_js.start"),
 )
 """Parts of the package, lowest layer first: a module, or a package with all below it that is not a part of its own."""
 

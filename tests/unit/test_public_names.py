@@ -12,7 +12,7 @@ import pytest
 import capstan
 
 PUBLIC = """
-AsyncRequiredError BindingError BufferMismatchError CapstanError ClosedError ConfigError DeviceError
+Adapters AsyncRequiredError BindingError BufferMismatchError CapstanError ClosedError ConfigError DeviceError
 DeviceLostError DeviceUnavailableError FallbackWarning Generator GeneratorParams GuidanceError HubRepository
 LogitsError Model ModelFileError OptionError OutOfMemoryError PromptError SearchOptions Speculation
 SpeculationStats StoppingStream StorageError StoredWeights TapeCheckError TapeError TapeKeyError TextStream

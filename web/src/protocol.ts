@@ -38,6 +38,8 @@ interface ModelRequest {
   guidance?: Guidance | null;
   /** Draft tokens and verify several in one step, as capstan.Speculation takes it; left out or null for none. */
   speculation?: { ngram_size?: number; max_draft_tokens?: number } | null;
+  /** The address of a LoRA adapter file to run the model with; left out or null for none. */
+  adapter?: string | null;
 }
 
 /** `data` is the text of a grammar of this type; docs/guidance.md says what may be in it. */

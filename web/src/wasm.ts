@@ -23,6 +23,12 @@ interface SequenceSpec {
 
 type StateSpec = [input: string, output: string, dtype: "float32" | "float16", dims: number[]];
 
+/** Of what adapters are made of. */
+const ARRAYS = {
+  ...{ float32: Float32Array, float16: Uint16Array, uint8: Uint8Array, int8: Int8Array },
+  ...{ int32: Int32Array, uint32: Uint32Array, int16: Int16Array, uint16: Uint16Array },
+} as const;
+
 const BYTES = { float32: 4, float16: 2 };
 
 /** The input that says from which position on logits are computed; capstan.device.wasm.model adds it to graphs. */
@@ -61,6 +67,8 @@ export class WasmEngine {
  * states. */
 export class WasmDecoder {
   private cache: Record<string, Ort.Tensor>;
+  /** What LoRA adapters fill. */
+  private adapter: Record<string, Ort.Tensor> = {};
   /** By slot. A run makes new tensors, so that those of before are snapshots as they are. */
   private readonly snapshots = new Map<number, Record<string, Ort.Tensor>>();
 
@@ -82,6 +90,21 @@ export class WasmDecoder {
     Object.assign(this.cache, slot < 0 ? this.zeros(this.spec.states) : this.snapshots.get(slot)!);
   }
 
+  /** Feed these from now on, in place of what was set before: a JSON array of [name, dtype, dims], and the bytes of all,
+   * one behind the other. */
+  setAdapter(tensors: string, data: PyProxy): void {
+    const bytes = copyBytes(data);
+    let at = 0;
+    this.adapter = {};
+    for (const [name, dtype, dims] of JSON.parse(tensors) as [string, keyof typeof ARRAYS, number[]][]) {
+      const kind = ARRAYS[dtype];
+      const length = dims.reduce((product, dim) => product * dim, kind.BYTES_PER_ELEMENT);
+      const values = new kind(bytes.slice(at, at + length).buffer);
+      this.adapter[name] = new this.ort.Tensor(dtype, values as never, dims);
+      at += length;
+    }
+  }
+
   /** Become what another sequence of the same model is: a run makes new tensors, so that both may have the old ones. */
   copyFrom(other: WasmDecoder): void {
     this.cache = { ...other.cache };
@@ -97,7 +120,11 @@ export class WasmDecoder {
     const valid = new BigInt64Array(copyBytes(mask).buffer);
     const int64 = (data: BigInt64Array): Ort.Tensor => new this.ort.Tensor("int64", data, [1, data.length]);
     const { ids: idsName, mask: maskName, positions } = this.spec;
-    const feeds: Record<string, Ort.Tensor> = { [idsName]: int64(tokens), [maskName]: int64(valid), ...this.cache };
+    const feeds: Record<string, Ort.Tensor> = {
+      ...{ [idsName]: int64(tokens), [maskName]: int64(valid) },
+      ...this.cache,
+      ...this.adapter,
+    };
     if (positions !== null) feeds[positions] = int64(tokens.map((_, i) => BigInt(past + i)));
     if (this.cut) feeds[FIRST_LOGITS] = new this.ort.Tensor("int64", BigInt64Array.of(BigInt(-kept)), [1]);
     let results: Ort.InferenceSession.OnnxValueMapType;

@@ -31,6 +31,7 @@ from ..stream import StoppingStream
 from ..timing import Timing
 from ..tokenizer import Tokenizer
 from . import host
+from .adapters import adapt, forget_adapters
 from .files import mount
 from .memory_requests import live_memory, stored_weights
 from .requests import read_request
@@ -125,6 +126,7 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
     ids: list[int] = []
     text: list[str] = []
     async with Generator(model, params) as generator:
+        await adapt(model, generator, request)
         generator.append_tokens(prompt_ids)
         host.emit({"kind": "status", "text": "preparing the decode step"})
         await generator.prepare_async()
@@ -235,7 +237,7 @@ async def conversation_with(model: Model, request: dict[str, Any]) -> Conversati
     limit = request["max_new_tokens"]
     if limit is not None and limit < 1:
         raise OptionError(f"max_new_tokens is {limit}; it must be at least 1")
-    names = ("run_ahead", "search", "max_length", "guidance", "speculation")
+    names = ("run_ahead", "search", "max_length", "guidance", "speculation", "adapter")
     asked = [request.get(name) for name in names]
     options = json.dumps(asked, sort_keys=True)
     if conversation is not None:
@@ -255,6 +257,11 @@ async def conversation_with(model: Model, request: dict[str, Any]) -> Conversati
     require_one_sequence(params)
     params.set_search_options(max_length=min(CHAT_LENGTH, model.config.context_length) if length is None else length)
     generator = Generator(model, params)
+    try:
+        await adapt(model, generator, request)
+    except BaseException:
+        await generator.aclose()
+        raise
     conversation = model, options, Conversation(tokenizer, generator, params.search.stop_strings)
     host.emit({"kind": "status", "text": "preparing the decode step"})
     await generator.prepare_async()
@@ -290,6 +297,7 @@ async def load_once(request: dict[str, Any]) -> Model:
             return loaded[1]
         last, loaded = loaded[1], None
         await end_conversation()
+        forget_adapters()
         await last.aclose()
     host.emit({"kind": "status", "text": f"loading {key[0]}"})
     loading = asyncio.ensure_future(load(key, request.get("stall_timeout")))

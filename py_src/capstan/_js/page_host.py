@@ -15,7 +15,7 @@ from ..device.base import DeviceModel, Progress, TapeOptions
 from ..device.decoder_graph import tell_growing
 from ..device.interface import DeviceInterface
 from ..device.wasm.device import WasmDevice
-from ..device.wasm.model import WasmModel, prepare, wasm_memory
+from ..device.wasm.model import WasmModel, lora_graph, prepare, wasm_memory
 from ..device.webgpu.device import WebGpuDevice
 from ..device.webgpu.loading import webgpu_memory
 from ..device.webgpu.model import WebGpuModel
@@ -186,10 +186,16 @@ class PageHost:
         notes = Notes() if keep_weights else None
         url = address_of(folder, config.decoder.folder)
 
-        async def graphs() -> Graphs:
-            model = await read_graph()
+        exported = b""
+
+        async def graphs(rank: int | None = None) -> Graphs:
+            nonlocal exported
+            model = exported or await read_graph()
             with phase("graph"):
-                return await model_graphs(model, config, open_weights, url, notes, await storage_buffers())
+                found = await model_graphs(model, config, open_weights, url, notes, await storage_buffers(), rank)
+            # Graphs for adapters are made when the first one of a rank is chosen.
+            exported = model if found.lora else b""
+            return found
 
         reading = begin(graphs())
         try:
@@ -198,7 +204,7 @@ class PageHost:
             try:
                 interface, shared = WebGpuDevice(engine), host.shared_weights(engine)
                 return await WebGpuModel.load(
-                    interface, shared, url, reading, config, options, open_weights, progress, notes
+                    interface, shared, url, reading, config, options, open_weights, progress, notes, graphs
                 )
             except BaseException:
                 engine.close()
@@ -215,7 +221,8 @@ class PageHost:
         progress: Progress,
     ) -> WasmModel:
         parsed = parse(await read_graph())
-        graph, about = prepare(parsed, config)
+        lora = lora_graph(parsed, config)
+        graph, about = prepare(parsed, config, lora.inputs)
         tell_growing(about)
         memory = wasm_memory(wasm_device(), parsed, about, config)
         memory.before_load(progress)
@@ -228,7 +235,7 @@ class PageHost:
             await file.load(data, end, partial(progress, location))
             external[location] = data.js
         session = await host.open_wasm(graph, external)
-        return WasmModel(JsWasmSession(session), memory, host.now, reason)
+        return WasmModel(JsWasmSession(session), memory, host.now, reason, lora)
 
     async def has_webgpu(self) -> bool:
         return await host.adapter() is not None
@@ -253,7 +260,7 @@ class PageHost:
         async def fit_on(chosen: str, reason: str | None) -> Fit:
             if chosen == "wasm":
                 parsed = parse(model)
-                _, about = prepare(parsed, config)
+                _, about = prepare(parsed, config, lora_graph(parsed, config).inputs)
                 memory = wasm_memory(wasm_device(), parsed, about, config)
                 return memory.fit(batch_size, max_length, budget)
             engine = await host.open_gpu()
@@ -381,3 +388,7 @@ class JsWasmSequence:
 
     def adopt(self, other: JsWasmSequence, length: int) -> None:
         self._js.adopt(other._js, length)
+
+    def set_adapter(self, tensors: Sequence[tuple[str, str, Sequence[int]]], data: Sequence[memoryview]) -> None:
+        with typed_errors():
+            self._js.setAdapter(json.dumps(tensors), b"".join(data))

@@ -14,6 +14,7 @@ from .row_decoder import RowDecoder
 from .shortlist import Shortlist
 
 if TYPE_CHECKING:
+    from .lora import LoraGraph, LoraWeights
     from .model_memory import ModelMemory
 
 __all__ = ["Burst", "Counters", "Decoder", "DeviceModel", "Progress", "TapeOptions"]
@@ -159,6 +160,10 @@ class Decoder(Protocol):
         in turn, as steps of one token would, up to the first pick that is not the draft behind it. The drafts are those
         given, of one step, or None where the decoder finds them; then there must be room for all of them."""
 
+    def set_lora(self, lora: LoraWeights | None) -> None:
+        """Run the model with these adapters from now on, of the rank that the decoder was made for; None for the model
+        without. Called while no burst is under way."""
+
     async def logits(self) -> memoryview[float]:
         """The logits the next pick would see: float32 [vocab]."""
 
@@ -188,6 +193,8 @@ class DeviceModel(Protocol):
 
     memory: ModelMemory
     """What it takes."""
+    lora: LoraGraph
+    """What LoRA adapters fill of it."""
 
     async def decoder(self, capacity: int, pools: Pools | None = None) -> Decoder:
         """A decoder whose KV cache holds `capacity` positions; one given back before is reused, unless pools are given.
@@ -195,9 +202,16 @@ class DeviceModel(Protocol):
         Raises BufferMismatchError for buffers that cannot be used, OutOfMemoryError over the device's limits.
         """
 
-    async def row_decoder(self, rows: int, capacity: int, pools: Pools | None = None) -> RowDecoder:
-        """A decoder of so many rows, each with a KV cache of `capacity` positions. Raises what `decoder` raises; pools
-        are for one row."""
+    async def row_decoder(
+        self, rows: int, capacity: int, pools: Pools | None = None, lora: LoraWeights | None = None
+    ) -> RowDecoder:
+        """A decoder of so many rows, each with a KV cache of `capacity` positions, that runs the model with these
+        adapters. Raises what `decoder` raises; pools are for one row."""
+
+    async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
+        """What goes on from what a decoder is (caches, states, lengths, logits), with other adapters: the same decoder,
+        or another of the same rows and capacity; then the one given is closed. Called while no burst is under way.
+        Raises what `row_decoder` raises; the decoder is as it was then."""
 
     async def trim(self) -> None:
         """Free what decoders that were given back hold for the next one."""

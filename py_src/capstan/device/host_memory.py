@@ -18,7 +18,7 @@ from .interface import DeviceInterface, Readback
 from .probe import capabilities_of
 from .span_checks import INDEX_BYTES, check_cast, check_copies, check_device, check_mask, check_positions
 
-__all__ = ["HostMemory"]
+__all__ = ["HostMemory", "view_of"]
 
 _CODES = {"int64": "q", "int32": "i"}
 
@@ -60,47 +60,47 @@ class HostMemory(DeviceInterface):
     def copy_tensors(self, pairs: Sequence[tuple[DeviceSpan, DeviceSpan]]) -> None:
         check_copies(pairs, self.type)
         for source, destination in pairs:
-            _bytes(destination)[:] = bytes(_bytes(source))
+            view_of(destination)[:] = bytes(view_of(source))
 
     def copy_cpu_to_device(self, destination: DeviceSpan, data: Any) -> None:
         check_device(destination, self.type)
         view = memoryview(data)
         _check_bytes(view, destination, "written to")
         try:
-            _bytes(destination)[:] = view.cast("B")
+            view_of(destination)[:] = view.cast("B")
         except TypeError:  # not contiguous, empty in some dimension, or of a format that is not native
-            _bytes(destination)[:] = view.tobytes()
+            view_of(destination)[:] = view.tobytes()
 
     async def copy_device_to_cpu(self, source: DeviceSpan, out: Any = None) -> Readback:
         check_device(source, self.type)
         started = time.perf_counter()
         data = b""
         if out is None:
-            data = bytes(_bytes(source))
+            data = bytes(view_of(source))
         else:
             view = memoryview(out)
             _check_bytes(view, source, "read from")
             try:
                 if view.nbytes:
-                    view.cast("B")[:] = _bytes(source)
+                    view.cast("B")[:] = view_of(source)
             except TypeError as error:
                 raise BufferMismatchError(f"`out`: {error}; give a writable array in C order") from None
         return Readback(data, waiting_ms=0.0, copying_ms=1e3 * (time.perf_counter() - started))
 
     def zero(self, span: DeviceSpan) -> None:
         check_device(span, self.type)
-        _bytes(span)[:] = bytes(span.length)
+        view_of(span)[:] = bytes(span.length)
 
     def cast(self, source: DeviceSpan, source_type: str, destination: DeviceSpan, destination_type: str) -> None:
         check_cast(source, source_type, destination, destination_type, self.type)
-        _bytes(destination)[:] = convert(_bytes(source), source_type, destination_type)
+        view_of(destination)[:] = convert(view_of(source), source_type, destination_type)
 
     def update_attention_mask(
         self, mask: DeviceSpan, dtype: str, capacity: int, old: Sequence[int], new: Sequence[int]
     ) -> None:
         check_mask(mask, dtype, capacity, old, new, self.type)
         size = INDEX_BYTES[dtype]
-        view = _bytes(mask)
+        view = view_of(mask)
         for row, (before, after) in enumerate(zip(old, new, strict=True)):
             first, last = sorted((before, after))
             value = int(after > before).to_bytes(size, "little")
@@ -110,10 +110,11 @@ class HostMemory(DeviceInterface):
     def update_position_ids(self, positions: DeviceSpan, dtype: str, starts: Sequence[int], count: int) -> None:
         check_positions(positions, dtype, starts, count, self.type)
         values = array(_CODES[dtype], (start + step for start in starts for step in range(count)))
-        _bytes(positions)[:] = values.tobytes()
+        view_of(positions)[:] = values.tobytes()
 
 
-def _bytes(span: DeviceSpan) -> memoryview:
+def view_of(span: DeviceSpan) -> memoryview:
+    """The bytes of a span."""
     return memoryview(span.buffer.handle)[span.offset : span.offset + span.length]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import ClosedError
 from ..memory import SNAPSHOTS
@@ -16,6 +16,9 @@ from .base import Burst, Counters
 from .cache_rows import CacheRows
 from .shortlist import Shortlist
 from .snapshots import Snapshots
+
+if TYPE_CHECKING:
+    from .lora import LoraWeights
 
 __all__ = ["HostSampledDecoder", "Runner", "undraftable"]
 
@@ -54,6 +57,9 @@ class Runner(Protocol):
 
     def adopt(self, other: Any, length: int) -> None:
         """Make the first `length` positions of the cache those of another runner, whose cache may have another size."""
+
+    def set_lora(self, lora: LoraWeights | None) -> None:
+        """Run the model with these adapters, or without."""
 
     def close(self) -> None: ...
 
@@ -203,6 +209,9 @@ class HostSampledDecoder:
         if self._snapshots is not None and other._snapshots is not None:
             # Snapshots stay with the other one: a rewind runs the tokens from the start.
             self._snapshots.taken, self._snapshots.live = {}, other._snapshots.live
+
+    def set_lora(self, lora: LoraWeights | None) -> None:
+        self._open().set_lora(lora)
 
     async def logits(self) -> memoryview[float]:
         return memoryview(array("f", self._logits))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from asyncio import gather
 from collections.abc import Awaitable, Generator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import BufferMismatchError, CapstanError, OutOfMemoryError
 from ..memory import Pools
@@ -16,6 +16,9 @@ from .cache_rows import CacheRows
 from .row_decoder import RowBurst
 from .shortlist import Shortlist
 
+if TYPE_CHECKING:
+    from .lora import LoraWeights
+
 __all__ = ["SeparateRows", "separate_rows"]
 
 
@@ -25,9 +28,11 @@ class DecoderSource(Protocol):
     async def decoder(self, capacity: int, pools: Pools | None = None) -> Decoder: ...
 
 
-async def separate_rows(model: DecoderSource, rows: int, capacity: int, pools: Pools | None = None) -> SeparateRows:
-    """A decoder of the model for each row. Raises what the model's decoder raises; BufferMismatchError for pools and
-    several rows, OutOfMemoryError with the number of rows that there is memory for."""
+async def separate_rows(
+    model: DecoderSource, rows: int, capacity: int, pools: Pools | None = None, lora: LoraWeights | None = None
+) -> SeparateRows:
+    """A decoder of the model for each row, with adapters. Raises what the model's decoder raises; BufferMismatchError
+    for pools and several rows, OutOfMemoryError with the number of rows that there is memory for."""
     if pools is not None and rows > 1:
         raise BufferMismatchError(
             f"pools were given for a generator of {rows} rows; they hold one sequence: leave them out, or make a "
@@ -46,7 +51,10 @@ async def separate_rows(model: DecoderSource, rows: int, capacity: int, pools: P
                 "lower batch_size, num_beams, num_return_sequences or max_length"
             ) from error
         raise
-    return SeparateRows(made)
+    found = SeparateRows(made)
+    if lora is not None:
+        found.set_lora(lora)
+    return found
 
 
 class SeparateRows:
@@ -154,6 +162,10 @@ class SeparateRows:
     async def run_picked(self, rows: Sequence[int]) -> None:
         for row in rows:
             await self.decoders[row].run_picked()
+
+    def set_lora(self, lora: LoraWeights | None) -> None:
+        for decoder in self.decoders:
+            decoder.set_lora(lora)
 
     def allow(self, row: int, mask: bytes) -> None:
         self.decoders[row].allow(mask)

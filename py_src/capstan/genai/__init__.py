@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import sys
 
+from .adapters import Adapters
 from .config import Config
 from .engine import Engine, Request
 from .events import (
@@ -34,7 +35,7 @@ from .events import (
 from .generator import Generator
 from .model import Model
 from .params import GeneratorParams
-from .refused import Adapters, Audios, Images, MtpGenerator, MultiModalProcessor, StreamingProcessor
+from .refused import Audios, Images, MtpGenerator, MultiModalProcessor, StreamingProcessor
 from .runtime import (
     disable_telemetry_events,
     enable_telemetry_events,

@@ -7,9 +7,9 @@ from typing import Any
 
 from ..errors import OptionError, UnsupportedModelError
 from ..generator import Generator as CapstanGenerator
+from .adapters import Adapters
 from .model import Model
 from .params import GeneratorParams
-from .refused import Adapters
 from .speculative import speculation_stats
 from .tensors import NamedTensors, as_array, flat_numbers, token_rows
 
@@ -156,8 +156,11 @@ class Generator:
         """Nothing to do: Capstan keeps by itself what a rewind needs."""
 
     def set_active_adapter(self, adapters: Adapters, name: str, /) -> None:
-        """OptionError, as no adapter can be loaded."""
-        adapters.find(name)
+        """Run the model with an adapter from here on; a further one is laid over it. OptionError for an unknown name,
+        or adapters of another Adapters than the first one."""
+        if not isinstance(adapters, Adapters) or not isinstance(name, str):
+            raise TypeError(f"set_active_adapter: Adapters and a name as str are expected, not {adapters!r}, {name!r}")
+        self.capstan.set_active_adapter(adapters.capstan, name)
 
     def set_runtime_option(self, name: str, value: str, /) -> None:
         """'terminate_session': with '1' generating raises until it is '0' again. OptionError for another option."""

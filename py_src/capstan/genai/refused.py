@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from ..errors import ModelFileError, OptionError, UnsupportedModelError
+from ..errors import UnsupportedModelError
 from .model import Model
 
-__all__ = ["Adapters", "Audios", "Images", "MtpGenerator", "MultiModalProcessor", "StreamingProcessor"]
+__all__ = ["Audios", "Images", "MtpGenerator", "MultiModalProcessor", "StreamingProcessor"]
 
 TEXT_ONLY = "Capstan runs text decoders only; give it a prompt as text"
 
@@ -120,22 +120,3 @@ class MtpGenerator:
     def reset(self) -> NoReturn:
         """Refused with UnsupportedModelError."""
         refuse("MtpGenerator", "multi-token prediction is not implemented")
-
-
-class Adapters:
-    """LoRA adapters: none can be loaded yet."""
-
-    def __init__(self, model: Model, /) -> None:
-        self.model = model
-
-    def load(self, path: str, name: str, /) -> None:
-        """Refused with UnsupportedModelError."""
-        refuse(f"adapter {name!r} ({path})", "LoRA adapters are not implemented; merge it into the model's weights")
-
-    def unload(self, name: str, /) -> None:
-        """ModelFileError, as none is loaded."""
-        raise ModelFileError(f"adapter {name!r} was not loaded")
-
-    def find(self, name: str) -> NoReturn:
-        """OptionError, as none is loaded; Generator.set_active_adapter asks."""
-        raise OptionError(f"adapter {name!r} was not loaded")

@@ -10,6 +10,9 @@
     quantized_products(model, level)  DequantizeLinear and MatMul become MatMulNBits; why some did not
     turned_weights(model)             weights that each run would transpose are transposed as they are loaded
     joined_products(model)            q, k and v of an attention by one product instead of three
+    lora_inputs(model, decoder)       the inputs that LoRA adapters fill
+    with_lora_rank(model, ...)        those inputs for adapters of one rank; without_lora(model, ...): for none;
+                                      lora_fed(model, ...): for any rank
     weights_to_inputs(model, ...)     external initializers become graph inputs; returns the manifest too
     group_query_attention(model, ...) attention in primitive operations over growing caches -> GroupQueryAttention
     float_islands_in_half(model)      norms and rotary embedding between casts to float32 and back in float16
@@ -51,6 +54,7 @@ from .joined_products import joined_products
 from .last_token import last_token_logits, logits_cut
 from .logits_to_keep import keep_last_logits
 from .long_rope import short_rope
+from .lora import LoraInput, LoraSlot, lora_fed, lora_inputs, with_lora_rank, without_lora
 from .model_file import contradictions, parse, serialize
 from .nbits_products import NBitsProduct, nbits_products
 from .norms_apart import norms_apart
@@ -73,6 +77,8 @@ __all__ = [
     "FedLengths",
     "GraphDescription",
     "LeftOut",
+    "LoraInput",
+    "LoraSlot",
     "NBitsProduct",
     "Part",
     "StateTensor",
@@ -95,6 +101,8 @@ __all__ = [
     "last_token_logits",
     "left_out",
     "lengths_as_inputs",
+    "lora_fed",
+    "lora_inputs",
     "logits_cut",
     "norms_apart",
     "parse",
@@ -112,5 +120,7 @@ __all__ = [
     "turned_weights",
     "uncapturable",
     "weights_to_inputs",
+    "with_lora_rank",
+    "without_lora",
     "without_weights",
 ]

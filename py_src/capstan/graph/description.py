@@ -20,6 +20,7 @@ from .carried import (
     state_tensors,
     tensor_info,
 )
+from .lora import LoraSlot
 from .model_file import require_decoder
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
 
@@ -56,6 +57,8 @@ class GraphDescription:
     """Why the caches are longer after each run, as [batch, heads, positions so far, head size]; empty if they have one
     size."""
     states: tuple[StateTensor, ...] = ()
+    lora: tuple[LoraSlot, ...] = ()
+    """What each sequence is given for its adapters."""
 
     @property
     def has_position_ids(self) -> bool:

@@ -17,6 +17,7 @@ from .pools import (
     PoolSize,
     pack,
     requirements,
+    round_up,
     sequence_items,
     weight_items,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "plan",
     "plan_copies",
     "requirements",
+    "round_up",
     "sequence_items",
     "weight_items",
     "why_incompatible",

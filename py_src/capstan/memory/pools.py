@@ -144,6 +144,7 @@ def sequence_items(
     if sizes:
         each = sum(round_up(size, SIZE_ALIGNMENT) for size in sizes)
         items.append(item("snapshots", "persistent", SNAPSHOTS * each, bound=False))
+    items += [item(f"lora {slot.name}", "weights", math.prod(slot.dims) * BYTES[slot.dtype]) for slot in about.lora]
     items += [
         item("state", "persistent", rows * STATE_BYTES, bound=False),
         item("ring", "persistent", rows * capacity * 4, bound=False),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,13 @@ from ...config import QDQ_ACCURACY, GenaiConfig, parse_genai_config
 from ...errors import BufferMismatchError, ClosedError, ModelFileError, PromptError
 from ...graph import GraphDescription
 from ...graph.logits_to_keep import LOGITS_TO_KEEP
+from ...graph.onnx_pb2 import ModelProto
 from ...memory import Pools
+from ..host_memory import view_of
 from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, undraftable
+from ..lora import LoraGraph, LoraWeights
 from ..model_memory import ModelMemory
+from ..row_decoder import RowDecoder
 from ..separate_rows import SeparateRows, separate_rows
 from ..snapshots import EMPTY
 from .device import ReferenceDevice
@@ -36,11 +40,15 @@ NOTE = "the reference device has no GPU commands to record"
 
 def reference_memory(data: bytes, config: GenaiConfig) -> ModelMemory:
     """What a model as it is on disk takes of this machine. Raises ModelFileError, UnsupportedModelError."""
-    model = graph.parse(data, config.decoder.filename)
+    return described(graph.parse(data, config.decoder.filename), config)
+
+
+def described(model: ModelProto, config: GenaiConfig) -> ModelMemory:
     kept, short_rope_to = graph.short_rope(
         graph.keep_last_logits(model, config.decoder.outputs.logits), config.decoder.inputs.attention_mask
     )
-    about = graph.describe(kept, config.decoder, config.vocab_size, short_rope_to=short_rope_to)
+    fed = [each.name for each in graph.lora_inputs(kept, config.decoder)]
+    about = graph.describe(kept, config.decoder, config.vocab_size, fed, short_rope_to)
     weights = tuple(graph.external_entries(model))
     context = about.context_within(config.context_length)
     return ModelMemory(ReferenceDevice(), about, weights, PREFILL_CHUNK, context, graph.activations(model))
@@ -59,7 +67,9 @@ class ReferenceModel:
         self.config = config or parse_genai_config(self._read("genai_config.json"))
         decoder = self.config.decoder
         data = onnx or self._read(decoder.filename)
-        self.memory = reference_memory(data, self.config)
+        parsed = graph.parse(data, decoder.filename)
+        self.memory = described(parsed, self.config)
+        self.lora = LoraGraph(graph.lora_inputs(parsed, decoder))
         self.about = self.memory.description
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
@@ -85,7 +95,7 @@ class ReferenceModel:
         """A new sequence over a cache of `capacity` positions (the model's context length unless given)."""
         if self._session is None:
             raise ClosedError("this model was closed; load it again")
-        return ReferenceSequence(self._session, self.about, capacity or self.memory.context_length)
+        return ReferenceSequence(self._session, self.about, capacity or self.memory.context_length, self.lora)
 
     async def trim(self) -> None:
         """Decoders are not kept here."""
@@ -97,8 +107,15 @@ class ReferenceModel:
             )
         return HostSampledDecoder(ReferenceRunner(self.sequence(capacity)), capacity, NOTE, milliseconds)
 
-    async def row_decoder(self, rows: int, capacity: int, pools: Pools | None = None) -> SeparateRows:
-        return await separate_rows(self, rows, capacity, pools)
+    async def row_decoder(
+        self, rows: int, capacity: int, pools: Pools | None = None, lora: LoraWeights | None = None
+    ) -> SeparateRows:
+        return await separate_rows(self, rows, capacity, pools, lora)
+
+    async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
+        assert isinstance(decoder, SeparateRows)
+        decoder.set_lora(lora)
+        return decoder
 
     def healthy(self) -> bool:
         return self._session is not None
@@ -111,7 +128,7 @@ class ReferenceSequence:
     """One sequence: ids go in, the logits of the last position come out; past and present are one buffer, unless the
     caches grow with each run."""
 
-    def __init__(self, session: Any, about: GraphDescription, capacity: int) -> None:
+    def __init__(self, session: Any, about: GraphDescription, capacity: int, lora: LoraGraph | None = None) -> None:
         self._session: Any = session
         self._about = about
         self.capacity = capacity
@@ -135,6 +152,14 @@ class ReferenceSequence:
         }
         self._snapshots: dict[int, Any] = {}
         self._logits = array("f")
+        required = {value.name for value in session.get_inputs()}
+        self._silent = {
+            each.name: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(each.sizes(1), each.dtype))
+            for each in (lora or LoraGraph()).inputs
+            if each.name in required
+        }
+        """Inputs for adapters that have no default, where there is no adapter."""
+        self._adapted = self._silent
 
     def prefill(self, ids: Sequence[int], every: bool = False) -> list[array[float]]:
         """Run the model on `ids` after what is there; float32 [vocab] of the last position, or of `every` one. Raises
@@ -148,13 +173,29 @@ class ReferenceSequence:
                 f"{len(ids)} tokens after {self.length} are more than the cache's {self.capacity}; shorten the prompt"
             )
         about, end = self._about, self.length + len(ids)
-        binding = self._session.io_binding()
-        binding.bind_cpu_input(about.input_ids, np.array([ids], np.int64))
-        binding.bind_cpu_input(about.mask, np.ones((1, end), about.mask_dtype))
+        given: dict[str, Any] = {
+            about.input_ids: np.array([ids], np.int64),
+            about.mask: np.ones((1, end), about.mask_dtype),
+        }
         if about.position_ids is not None:
-            binding.bind_cpu_input(about.position_ids, np.tile(np.arange(self.length, end), (*[3] * self._axes, 1, 1)))
+            given[about.position_ids] = np.tile(np.arange(self.length, end), (*[3] * self._axes, 1, 1))
         if self._logits_to_keep is not None:
-            binding.bind_cpu_input(LOGITS_TO_KEEP, np.full(self._logits_to_keep, 0 if every else 1, np.int64))
+            given[LOGITS_TO_KEEP] = np.full(self._logits_to_keep, 0 if every else 1, np.int64)
+        *presents, made = self._run_adapted(given) if self._adapted else self._run_in_place(given)
+        if about.growing or self._adapted:
+            self._caches = dict(zip(self._caches, presents, strict=False))
+        self._states = dict(zip(self._states, presents[len(self._caches) :], strict=True))
+        kept = made.numpy()[0, -len(ids) if every else -1 :].astype(np.float32)
+        rows = [array("f", row.tobytes()) for row in kept]
+        self._logits = rows[-1]
+        self.length = end
+        return rows
+
+    def _run_in_place(self, given: Mapping[str, Any]) -> list[Any]:
+        """Caches, states and logits after a run that writes caches where they are, unless they grow."""
+        about, binding = self._about, self._session.io_binding()
+        for name, value in given.items():
+            binding.bind_cpu_input(name, value)
         for pair, cache in self._caches.items():
             binding.bind_ortvalue_input(pair.past, cache)
             if about.growing:
@@ -166,15 +207,28 @@ class ReferenceSequence:
             binding.bind_output(state.present)
         binding.bind_output(about.logits)
         self._session.run_with_iobinding(binding)
-        *presents, made = binding.get_outputs()
-        if about.growing:
-            self._caches = dict(zip(self._caches, presents, strict=False))
-        self._states = dict(zip(self._states, presents[len(self._caches) :], strict=True))
-        kept = made.numpy()[0, -len(ids) if every else -1 :].astype(np.float32)
-        rows = [array("f", row.tobytes()) for row in kept]
-        self._logits = rows[-1]
-        self.length = end
-        return rows
+        return list(binding.get_outputs())
+
+    def _run_adapted(self, given: Mapping[str, Any]) -> list[Any]:
+        """The same with adapters, in new values: a binding takes no input that has a default."""
+        feeds = {name: onnxruntime.OrtValue.ortvalue_from_numpy(value) for name, value in given.items()}
+        feeds |= self._adapted
+        feeds |= {pair.past: cache for pair, cache in self._caches.items()}
+        feeds |= {state.past: value for state, value in self._states.items()}
+        presents = [*(pair.present for pair in self._caches), *(state.present for state in self._states)]
+        found: list[Any] = self._session.run_with_ort_values([*presents, self._about.logits], feeds)
+        return found
+
+    def set_lora(self, lora: LoraWeights | None) -> None:
+        """Run the model with these adapters, or without."""
+        self._adapted = self._silent
+        if lora is not None:
+            self._adapted = {
+                slot.name: onnxruntime.OrtValue.ortvalue_from_numpy(
+                    np.frombuffer(view_of(lora.spans[slot.name]), slot.dtype).reshape(slot.dims)
+                )
+                for slot in lora.graph.slots(lora.rank)
+            }
 
     def decode(self, token_id: int) -> None:
         """One decode step."""
@@ -285,6 +339,9 @@ class ReferenceRunner:
 
     def bring_states(self, slot: int) -> None:
         self._sequence.bring_states(slot)
+
+    def set_lora(self, lora: LoraWeights | None) -> None:
+        self._sequence.set_lora(lora)
 
     def copy_from(self, other: ReferenceRunner) -> None:
         self._sequence.copy_from(other._sequence)

@@ -14,12 +14,15 @@ from ...graph.onnx_pb2 import ModelProto
 from ...memory import Pools
 from ..decoder_graph import decoder_graph
 from ..element_types import byte_count
+from ..host_memory import view_of
 from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, undraftable
+from ..lora import LoraGraph, LoraWeights, silent
 from ..model_memory import ModelMemory
+from ..row_decoder import RowDecoder
 from ..separate_rows import SeparateRows, separate_rows
 from .device import WasmDevice
 
-__all__ = ["WasmModel", "WasmSession", "prepare", "wasm_memory"]
+__all__ = ["WasmModel", "WasmSession", "lora_graph", "prepare", "wasm_memory"]
 
 
 FIRST_LOGITS = "capstan_first_logits"
@@ -40,6 +43,9 @@ class WasmSequence(Protocol):
 
     def adopt(self, other: Any, length: int) -> None: ...
 
+    def set_adapter(self, tensors: Sequence[tuple[str, str, Sequence[int]]], data: Sequence[memoryview]) -> None:
+        """Feed these from now on in place of those before: (name, dtype, dims) and the bytes of each."""
+
 
 class WasmSession(Protocol):
     """The engine's one session (web/src/wasm.ts)."""
@@ -50,18 +56,26 @@ class WasmSession(Protocol):
     async def close(self) -> None: ...
 
 
-def prepare(parsed: ModelProto, config: GenaiConfig) -> tuple[bytes, GraphDescription]:
-    """The model with the logits cut to the last positions where that is possible, and its description.
+def prepare(
+    parsed: ModelProto, config: GenaiConfig, lora: Sequence[graph.LoraInput] = ()
+) -> tuple[bytes, GraphDescription]:
+    """The model with the logits cut to the last positions where that is possible, and its description. Inputs for
+    adapters are fed in every run: onnxruntime-web takes no input that has a default.
 
     Raises ModelFileError, UncomputedError, UnsupportedModelError.
     """
     with graph.contradictions():
-        decoder, short_rope_to, unrecognised = decoder_graph(parsed, config, "wasm")
+        decoder, short_rope_to, unrecognised = decoder_graph(graph.lora_fed(parsed, lora), config, "wasm")
         pruned, _ = graph.last_token_logits(decoder, config.decoder.outputs.logits, FIRST_LOGITS)
-        about = graph.describe(
-            decoder, config.decoder, config.vocab_size, short_rope_to=short_rope_to, unrecognised=unrecognised
-        )
+        fed = [each.name for each in lora]
+        about = graph.describe(decoder, config.decoder, config.vocab_size, fed, short_rope_to, unrecognised)
         return graph.serialize(pruned), about
+
+
+def lora_graph(parsed: ModelProto, config: GenaiConfig) -> LoraGraph:
+    """What adapters fill of a graph. Raises ModelFileError."""
+    with graph.contradictions():
+        return LoraGraph(graph.lora_inputs(parsed, config.decoder))
 
 
 def wasm_memory(device: WasmDevice, parsed: ModelProto, about: GraphDescription, config: GenaiConfig) -> ModelMemory:
@@ -76,8 +90,16 @@ class WasmModel:
 
     device = "wasm"
 
-    def __init__(self, session: WasmSession, memory: ModelMemory, now: Callable[[], float], reason: str | None = None):
-        """`reason` is why it is this device, if it was not asked for."""
+    def __init__(
+        self,
+        session: WasmSession,
+        memory: ModelMemory,
+        now: Callable[[], float],
+        reason: str | None = None,
+        lora: LoraGraph | None = None,
+    ):
+        """`reason` is why it is this device, if it was not asked for; `lora` what adapters fill of the graph."""
+        self.lora = lora or LoraGraph()
         self._note = "the wasm device has no GPU commands to record" + (f" (wasm, since {reason})" if reason else "")
         self._session = session
         self.memory = memory
@@ -93,10 +115,18 @@ class WasmModel:
             raise BufferMismatchError(
                 "pools were given and the wasm device takes none: onnxruntime keeps the tensors in its own heap"
             )
-        return HostSampledDecoder(WasmRunner(self._session, self._about, capacity), capacity, self._note, self._now)
+        runner = WasmRunner(self._session, self._about, capacity, self.lora)
+        return HostSampledDecoder(runner, capacity, self._note, self._now)
 
-    async def row_decoder(self, rows: int, capacity: int, pools: Pools | None = None) -> SeparateRows:
-        return await separate_rows(self, rows, capacity, pools)
+    async def row_decoder(
+        self, rows: int, capacity: int, pools: Pools | None = None, lora: LoraWeights | None = None
+    ) -> SeparateRows:
+        return await separate_rows(self, rows, capacity, pools, lora)
+
+    async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
+        assert isinstance(decoder, SeparateRows)
+        decoder.set_lora(lora)
+        return decoder
 
     def healthy(self) -> bool:
         return True
@@ -108,7 +138,7 @@ class WasmModel:
 class WasmRunner:
     """One sequence over a cache of `capacity` positions."""
 
-    def __init__(self, session: WasmSession, about: GraphDescription, capacity: int):
+    def __init__(self, session: WasmSession, about: GraphDescription, capacity: int, lora: LoraGraph):
         self._session, self._about = session, about
         self._capacity, self._growing = capacity, bool(about.growing)
         self.stateful = bool(about.states)
@@ -126,6 +156,9 @@ class WasmRunner:
         self._sequence = session.sequence(spec)
         self._vocab = about.vocab_size
         self.undraftable = undraftable(self.stateful, not about.last_token_only)
+        self._lora = lora
+        if lora.inputs:
+            self.set_lora(None)
 
     async def run(self, ids: Sequence[int], past: int) -> array[float]:
         return await self._run(ids, past, 1)
@@ -138,6 +171,14 @@ class WasmRunner:
         valid = past + len(ids)
         mask = array("q", [1] * valid + [0] * (0 if self._growing else self._capacity - valid))
         return await self._sequence.step(array("q", ids).tobytes(), mask.tobytes(), past, kept)
+
+    def set_lora(self, lora: LoraWeights | None) -> None:
+        if lora is None:
+            tensors, data = silent(self._lora)
+        else:
+            tensors = [(slot.name, slot.dtype, slot.dims) for slot in lora.graph.slots(lora.rank)]
+            data = [view_of(lora.spans[name]) for name, _, _ in tensors]
+        self._sequence.set_adapter(tensors, data)
 
     def keep_states(self, slot: int) -> None:
         self._sequence.keep_states(slot)
@@ -152,7 +193,7 @@ class WasmRunner:
         return sum(byte_count(self._about.cache_dtype, pair.dims(1, length)) for pair in self._about.cache)
 
     def kept(self, length: int) -> WasmRunner:
-        made = WasmRunner(self._session, self._about, length)
+        made = WasmRunner(self._session, self._about, length, LoraGraph())
         made.adopt(self, length)
         return made
 

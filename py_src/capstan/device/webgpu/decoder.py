@@ -16,6 +16,7 @@ from ...tape import TapeKey
 from ..base import Burst, Counters
 from ..cache_rows import CacheRows
 from ..element_types import byte_count
+from ..lora import LoraWeights
 from ..shortlist import Shortlist
 from ..snapshots import Snapshots
 from .cache_rows import CacheSpans
@@ -87,6 +88,8 @@ class WebGpuDecoder:
         self._destroyed = False
         self._making: asyncio.Future[None] | None = None
         """Prefill tapes that are being made."""
+        self._lora: LoraWeights | None = None
+        """What its buffers for adapters hold, if that is known."""
         self._unfinished = False
         """Whether a wait for onnxruntime-web was cancelled, which goes on meanwhile."""
         self.owner = buffers.owner
@@ -116,6 +119,11 @@ class WebGpuDecoder:
                 owner=buffers.owner,
             )
         )
+
+    @property
+    def length(self) -> int:
+        """Positions of the sequence."""
+        return self._length
 
     @property
     def buffers(self) -> SequenceBuffers:
@@ -250,6 +258,19 @@ class WebGpuDecoder:
         if self._snapshots is not None and other._snapshots is not None:
             # Snapshots stay with the other one: a rewind runs the tokens from the start.
             self._snapshots.taken, self._snapshots.live = {}, other._snapshots.live
+
+    def begin(self, length: int) -> None:
+        """Go on from caches and logits of so many positions, which were written from outside."""
+        self._buffers.set_mask(length)
+        self._buffers.set_length(length)
+        self._length = self._mask_bound = length
+        self._cursor = 0
+
+    def set_lora(self, lora: LoraWeights | None) -> None:
+        self._require_open()
+        if lora is not None and lora is not self._lora:
+            self._buffers.set_lora(lora)
+        self._lora = lora
 
     def step_through(self, ids: Sequence[int], past: int) -> None:
         """Queue a step of the tape for each of a few ids: onnxruntime-web takes longer to encode a run of them."""

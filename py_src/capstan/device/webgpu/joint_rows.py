@@ -9,7 +9,9 @@ from ...search import SearchOptions
 from ...stages import SamplerProgram, position_words
 from ..base import Counters
 from ..cache_rows import CacheRows
+from ..lora import LoraWeights
 from ..row_decoder import RowBurst
+from ..separate_rows import SeparateRows
 from ..shortlist import Shortlist
 from .cache_rows import CacheSpans
 from .decoder import WebGpuDecoder
@@ -138,6 +140,28 @@ class JointRows:
         self._require_open()
         self._buffers.copy({target: source})
         self._begin(target, self._lengths[source])
+
+    def set_lora(self, lora: LoraWeights | None) -> None:
+        # The tape binds the buffers of the decoder that it was recorded with.
+        self._one.set_lora(lora)
+
+    def take_over(self, other: JointRows | SeparateRows) -> None:
+        """Become what other rows are, of the same number and capacity."""
+        self._require_open()
+        for row in range(self.rows):
+            if isinstance(other, JointRows):
+                self._buffers.take(row, other._buffers)
+                self._begin(row, other._lengths[row])
+            else:
+                one = other.decoders[row]
+                assert isinstance(one, WebGpuDecoder)
+                self._buffers.from_one(row, one.buffers)
+                self._begin(row, one.length)
+
+    def hand_over(self, row: int, one: WebGpuDecoder) -> None:
+        """Let a decoder of one sequence go on from what a row is."""
+        self._buffers.to_one(row, one.buffers, [*self._buffers.caches, "logits"])
+        one.begin(self._lengths[row])
 
     def reorder(self, parents: Sequence[int]) -> None:
         self._require_open()

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
 
 from ...config import GenaiConfig
 from ...errors import CapstanError, DeviceUnavailableError
 from ...fallback import fall_back
-from ...graph import GraphDescription
+from ...graph import GraphDescription, WeightEntry
 from ...load_times import phase
 from ...memory import Capabilities
 from ...notes import Notes, build
@@ -29,11 +29,21 @@ from .stored_tapes import StoredTapes, expects_stored
 from .verdicts import Verdicts
 from .weight_lease import lease
 
-__all__ = ["Loaded", "load", "release_made", "webgpu_memory"]
+__all__ = ["Loaded", "load", "load_adapted", "release_made", "webgpu_memory"]
 
 
 numbers = count(1)
 """Of the models of this page, to tell the owners of their memory apart."""
+
+
+@dataclass(frozen=True)
+class LoraSource:
+    """What the sequences with adapters of some rank are made from."""
+
+    graphs: Callable[[int], Awaitable[Graphs]]
+    """For a rank."""
+    shared: SharedWeights
+    open_weights: OpenWeights
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,13 @@ class Loaded:
     verdicts: Verdicts
     name: str
     owner: str
+    config: GenaiConfig
+    contents: Sequence[str | None]
+    """What names the bytes of each data file."""
+    notes: Notes | None
+    """What keeps findings about decode steps, where the weights are known to be the same the next time."""
+    lora: LoraSource | None
+    """Where the graphs for adapters come from; None for a model without inputs for them."""
     in_place: bool
     """Whether attention may write into the caches that it reads."""
 
@@ -116,9 +133,11 @@ async def load(
     open_weights: OpenWeights,
     progress: Progress,
     notes: Notes | None = None,
+    lora_graphs: Callable[[int], Awaitable[Graphs]] | None = None,
 ) -> Loaded:
     """Load the weights that are not on the device yet and make the prefill session; nothing stays allocated on
-    failure. `reading` may still be under way. `notes` keep what is found out about decode steps for later loads."""
+    failure. `reading` may still be under way. `notes` keep what is found out about decode steps for later
+    loads. `lora_graphs` are those for adapters of a rank."""
     engine = interface.engine
     with phase("probe"):
         found, stores = await asyncio.gather(interface.capabilities(), expects_stored(notes, url))
@@ -137,8 +156,7 @@ async def load(
     if options.capture != "off" and in_place and not graphs.description.uncapturable and not expected:
         ahead = asyncio.ensure_future(make_session(engine, graphs.decode, True, f"{owner} sequence 1"))
     try:
-        for location in sorted({entry.location for entry in graphs.weights}):
-            entries = [entry for entry in graphs.weights if entry.location == location]
+        for location, entries in by_location(graphs.weights):
             with phase("weights"):
                 file = await open_weights(location)
                 told = partial(progress, location)
@@ -152,11 +170,69 @@ async def load(
         # They go on if this wait is cancelled too.
         await asyncio.shield(asyncio.gather(*(release_made(engine, made) for made in (making, ahead) if made)))
         raise
-    facts = facts_of(interface, graphs, contents)
     # Of weights that nothing vouches for it is not known whether they are the same the next time.
     kept = notes if None not in contents else None
-    stored, verdicts = StoredTapes(engine, kept, url, facts, weights), Verdicts(kept, url, facts)
+    stored, verdicts = remembered(interface, graphs, contents, kept, url, weights)
+    lora = LoraSource(lora_graphs, shared, open_weights) if lora_graphs and graphs.lora else None
     return Loaded(
-        *(interface, memory, graphs, leases, weights, session, ahead),
-        *(stored, verdicts, url, owner, in_place),
+        *(interface, memory, graphs, leases, weights, session, ahead, stored, verdicts),
+        *(url, owner, config, contents, kept, lora, in_place),
+    )
+
+
+def by_location(weights: Sequence[WeightEntry]) -> list[tuple[str, list[WeightEntry]]]:
+    """Weights by the data file that they are in."""
+    locations = sorted({entry.location for entry in weights})
+    return [(location, [entry for entry in weights if entry.location == location]) for location in locations]
+
+
+def remembered(
+    interface: WebGpuDevice,
+    graphs: Graphs,
+    contents: Sequence[str | None],
+    notes: Notes | None,
+    name: str,
+    weights: dict[str, int],
+) -> tuple[StoredTapes, Verdicts]:
+    """What earlier loads found out about these graphs."""
+    facts = facts_of(interface, graphs, contents)
+    return StoredTapes(interface.engine, notes, name, facts, weights), Verdicts(notes, name, facts)
+
+
+async def load_adapted(base: Loaded, rank: int) -> Loaded:
+    """The same model for adapters of a rank, over the same weights: a prefill session of its own, and nothing read but
+    weights that the other graphs have put together in another way. Nothing stays allocated on failure."""
+    source, interface = base.lora, base.interface
+    assert source is not None, "asked of models with inputs for adapters"
+    graphs = await source.graphs(rank)
+    engine, owner, name = interface.engine, f"{base.owner} LoRA {rank}", f"{base.name} with LoRA of rank {rank}"
+    memory = webgpu_memory(interface, graphs, base.config)
+    known = set(base.graphs.weights)
+    weights = {entry.name: base.weights[entry.name] for entry in graphs.weights if entry in known}
+    leases: list[Lease] = []
+    try:
+        for location, entries in by_location([entry for entry in graphs.weights if entry not in known]):
+            file, place = await source.open_weights(location), f"{base.name}{location}"
+            leases.append(await lease(engine, source.shared, file, entries, place, lambda *_: None))
+            weights.update(zip((entry.name for entry in entries), leases[-1].buffers, strict=True))
+        session = await make_session(engine, graphs.prefill, False, owner)
+    except BaseException:
+        for held in leases:
+            held.release()
+        raise
+    stored, verdicts = remembered(interface, graphs, base.contents, base.notes, name, weights)
+    interface.retain()
+    return replace(
+        base,
+        memory=memory,
+        graphs=graphs,
+        leases=leases,
+        weights=weights,
+        prefill=session,
+        ahead=None,
+        stored=stored,
+        verdicts=verdicts,
+        name=name,
+        owner=owner,
+        lora=None,
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ...config import GenaiConfig
 from ...errors import ClosedError, TapeError, UnsupportedModelError
@@ -13,13 +14,16 @@ from ...notes import Notes
 from ...tape import PASSES, TapeKey, WorkgroupLimits, attends_prompts
 from ...weights.shared import SharedWeights
 from ..base import Progress, TapeOptions
+from ..lora import LoraGraph, LoraWeights
 from ..row_decoder import RowDecoder
-from ..separate_rows import separate_rows
+from ..separate_rows import SeparateRows, separate_rows
 from .decode_step import DecodeStep
 from .decoder import WebGpuDecoder
 from .device import WebGpuDevice
-from .engine import AFTER, BEFORE, FREE, BoundTensor
+from .engine import FREE, BoundTensor
+from .joint_rows import JointRows
 from .loading import Loaded, load, release_made
+from .lora_variants import LoraVariants
 from .model_graphs import Graphs, OpenWeights
 from .prefill_tape import PrefillTapes, weights_on_device
 from .row_source import RowSource
@@ -49,6 +53,10 @@ class WebGpuModel:
         self.interface = loaded.interface
         self._engine = loaded.interface.engine
         self._graphs = loaded.graphs
+        self.lora = LoraGraph(loaded.graphs.lora)
+        self._variants = LoraVariants(loaded, partial(WebGpuModel, options=options)) if loaded.lora else None
+        self._sample: LoraWeights | None = None
+        """The adapters that were asked for last: a step is recorded and compared with them."""
         self._leases = loaded.leases
         self._weights = loaded.weights
         self._prefill = loaded.prefill
@@ -97,9 +105,12 @@ class WebGpuModel:
         open_weights: OpenWeights,
         progress: Progress,
         notes: Notes | None = None,
+        lora_graphs: Callable[[int], Awaitable[Graphs]] | None = None,
     ) -> WebGpuModel:
         """See `loading.load`."""
-        loaded = await load(interface, shared, url, reading, config, options, open_weights, progress, notes)
+        loaded = await load(
+            interface, shared, url, reading, config, options, open_weights, progress, notes, lora_graphs
+        )
         return cls(loaded, options)
 
     async def decoder(self, capacity: int, pools: Pools | None = None) -> WebGpuDecoder:
@@ -121,15 +132,35 @@ class WebGpuModel:
         self._require_open()
         return decoder
 
-    async def row_decoder(self, rows: int, capacity: int, pools: Pools | None = None) -> RowDecoder:
+    async def row_decoder(
+        self, rows: int, capacity: int, pools: Pools | None = None, lora: LoraWeights | None = None
+    ) -> RowDecoder:
         """Rows that one step advances, where that was asked for and can be; else a decoder a row, one after another."""
         self._require_open()
+        if self._variants is not None and lora is not None:
+            adapted = await self._variants.of(lora.rank)
+            self._require_open()
+            return await adapted.row_decoder(rows, capacity, pools, lora)
+        self._sample = lora
         if rows > 1 and pools is None and "rows" in self._passes and self.memory.fit(rows + 1, capacity):
             joint = await self._rows.take(rows, capacity)
             self._require_open()
             if joint is not None:
+                joint.set_lora(lora)
                 return joint
-        return await separate_rows(self, rows, capacity, pools)
+        return await separate_rows(self, rows, capacity, pools, lora)
+
+    async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
+        self._require_open()
+        assert isinstance(decoder, JointRows | SeparateRows)
+        assert self._variants is not None
+        return await self._variants.switched(decoder, lora)
+
+    def made(self, decoder: JointRows | SeparateRows) -> bool:
+        """Whether rows are of this model, not of one for adapters of another rank or none."""
+        if isinstance(decoder, JointRows):
+            return decoder in self._rows.made
+        return all(one in self._decoders for one in decoder.decoders)
 
     async def _capture_step(self, buffers: SequenceBuffers) -> tuple[int, int]:
         """A captured session for decode steps over a sequence's buffers, and its binding."""
@@ -152,6 +183,8 @@ class WebGpuModel:
             self._free.append(making.result())
 
     async def trim(self) -> None:
+        if self._variants is not None:
+            await self._variants.trim()
         await self._rows.trim()
         free, self._free = self._free, []
         for decoder in free:
@@ -187,6 +220,8 @@ class WebGpuModel:
             )
             # The first that has buffers is the first that takes a session.
             self._made += 1
+        if self._sample is not None and not self._sample.buffer.closed:
+            buffers.set_lora(self._sample)
         step, prompt = None, 0
         try:
             step = await self._decode_step(buffers, capacity)
@@ -221,11 +256,18 @@ class WebGpuModel:
             return None if found is None else PoolSize(found)
         return PoolSize(max(found, self._graphs.activations.peak(1, chunk, capacity)), exact=False)
 
+    @property
+    def idle(self) -> bool:
+        """Whether it has no decoders, not even kept ones."""
+        return not (self._decoders or self._making or self._rows.making)
+
     def healthy(self) -> bool:
         return self._engine.healthy()
 
     async def close(self) -> None:
         self._closed = True
+        if self._variants is not None:
+            await self._variants.close()
         await asyncio.gather(*self._making, return_exceptions=True)
         await self._rows.close()
         self._free.clear()
@@ -350,22 +392,7 @@ class WebGpuModel:
     def _tensors(
         self, buffers: SequenceBuffers, which: str, length: int
     ) -> tuple[list[BoundTensor], list[BoundTensor]]:
-        """The weights, this sequence's buffers, and `length` ids of its 'input' or its 'prompt', as both sessions take
-        them; FREE for any number of ids."""
-        about = self._graphs.description
-        ids = BoundTensor(about.input_ids, buffers.handle(f"{which} ids"), "int64", (1, length))
-        before, after = (BEFORE, AFTER) if about.growing else (buffers.capacity, buffers.capacity)
-        feeds = [ids, BoundTensor(about.mask, buffers.mask, about.mask_dtype, (1, after))]
-        if about.position_ids is not None:
-            positions = buffers.handle("positions" if which == "input" else "prompt positions")
-            feeds.append(replace(ids, name=about.position_ids, buffer=positions))
-        feeds += [BoundTensor(w.name, self._weights[w.name], w.dtype, w.dims) for w in self._graphs.weights]
-        fetches = [BoundTensor(about.logits, buffers.logits, about.logits_dtype, (1, 1, about.vocab_size))]
-        for pair, cache, present in zip(about.cache, buffers.cache, buffers.present, strict=True):
-            feeds.append(BoundTensor(pair.past, cache, about.cache_dtype, pair.dims(1, before)))
-            grown = present.buffer.handle
-            fetches.append(BoundTensor(pair.present, grown, about.cache_dtype, pair.dims(1, after)))
-        for state in about.states:
-            feeds.append(BoundTensor(state.past, buffers.handle(state.past), state.dtype, state.dims(1)))
-            fetches.append(BoundTensor(state.present, buffers.handle(state.present), state.dtype, state.dims(1)))
-        return feeds, fetches
+        """The weights and this sequence's buffers, as both sessions take them."""
+        feeds, fetches = buffers.tensors(which, length)
+        weights = [BoundTensor(w.name, self._weights[w.name], w.dtype, w.dims) for w in self._graphs.weights]
+        return [*feeds, *weights], fetches

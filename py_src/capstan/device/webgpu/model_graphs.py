@@ -6,7 +6,7 @@ import hashlib
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cache
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -19,6 +19,7 @@ from ...graph import GraphDescription
 from ...notes import Notes, build
 from ...weights.weight_file import WeightFile
 from ..decoder_graph import decoder_graph, tell_growing
+from ..lora import LoraGraph
 
 __all__ = ["Graphs", "model_graphs", "rewrite"]
 
@@ -51,6 +52,8 @@ class Graphs:
     """Why each run must have one token only; empty if it may have more."""
     projection: str
     """Why the output projection of a prompt is over all its positions; empty if it is over the last one alone."""
+    lora: tuple[graph.LoraInput, ...]
+    """The inputs of model.onnx that adapters fill."""
     own: bool
     """Whether everything here is from model.onnx, nothing from the data files."""
 
@@ -94,20 +97,29 @@ PACKED_ATTENTION = 9
 """Storage buffers that onnxruntime-web's rotary embedding of packed q, k and v binds in a captured run."""
 
 
-async def rewrite(data: bytes, config: GenaiConfig, open_weights: OpenWeights, storage_buffers: int) -> Graphs:
+async def rewrite(
+    data: bytes, config: GenaiConfig, open_weights: OpenWeights, storage_buffers: int, rank: int | None = None
+) -> Graphs:
     """model.onnx as written by a model builder -> the graphs that WebGPU sessions are made from, on an adapter whose
-    kernels may bind so many storage buffers.
+    kernels may bind so many storage buffers: for LoRA adapters of that rank, or for none.
 
     Raises ModelFileError, UncomputedError, UnsupportedModelError.
     """
     with graph.contradictions():
-        return await rewritten(data, config, open_weights, storage_buffers)
+        return await rewritten(data, config, open_weights, storage_buffers, rank)
 
 
-async def rewritten(data: bytes, config: GenaiConfig, open_weights: OpenWeights, storage_buffers: int) -> Graphs:
-    parsed, short_rope_to, unrecognised = decoder_graph(
-        graph.float_islands_in_half(graph.parse(data)), config, "webgpu"
-    )
+async def rewritten(
+    data: bytes, config: GenaiConfig, open_weights: OpenWeights, storage_buffers: int, rank: int | None
+) -> Graphs:
+    exported = graph.parse(data)
+    lora = LoraGraph(graph.lora_inputs(exported, config.decoder))
+    if rank is not None:
+        exported = graph.with_lora_rank(exported, lora.inputs, rank)
+    elif lora.inputs:
+        exported = graph.without_lora(exported, lora.inputs)
+    slots = () if rank is None else lora.slots(rank)
+    parsed, short_rope_to, unrecognised = decoder_graph(graph.float_islands_in_half(exported), config, "webgpu")
     parsed = graph.smooth_softmax_as_sinks(graph.total_length_on_gpu(parsed))
     parsed, unpacked = graph.quantized_products(parsed, config.decoder.qdq_accuracy)
     parsed = graph.joined_products(graph.turned_weights(parsed), packed=storage_buffers >= PACKED_ATTENTION)
@@ -120,8 +132,9 @@ async def rewritten(data: bytes, config: GenaiConfig, open_weights: OpenWeights,
             file.close()
     decode, weights = graph.weights_to_inputs(parsed, constants)
     require_held(weights)
-    names = [entry.name for entry in weights]
+    names = [entry.name for entry in weights] + [slot.name for slot in slots]
     description = graph.describe(decode, config.decoder, config.vocab_size, names, short_rope_to, unrecognised)
+    description = replace(description, lora=slots)
     prefill, projection = graph.last_token_logits(decode, description.logits)
     if description.last_token_only:
         projection = ""
@@ -143,6 +156,7 @@ async def rewritten(data: bytes, config: GenaiConfig, open_weights: OpenWeights,
         unpacked,
         graph.one_row_only(decode),
         projection,
+        lora.inputs,
         not constants,
     )
 
@@ -164,18 +178,20 @@ async def model_graphs(
     folder: str,
     notes: Notes | None,
     storage_buffers: int,
+    rank: int | None = None,
 ) -> Graphs:
-    """The graphs of a model folder: as noted if model.onnx, the configuration, Capstan and the buffers that kernels may
-    bind are what they were, else rewritten and noted. Without `notes` nothing is."""
+    """The graphs of a model folder, for LoRA adapters of that rank or for none: as noted if model.onnx, the
+    configuration, Capstan and the buffers that kernels may bind are what they were, else rewritten and
+    noted. Without `notes` nothing is."""
     told = [build(), hashlib.sha256(data).hexdigest(), repr(config.decoder), config.vocab_size, storage_buffers]
-    key = json.dumps(told)
-    text = await notes.read(f"graphs of {folder}", key) if notes else None
+    key, name = json.dumps(told), f"graphs of {folder}" + ("" if rank is None else f" with LoRA of rank {rank}")
+    text = await notes.read(name, key) if notes else None
     if text is not None:
         graphs = Graphs.parse(text)
     else:
-        graphs = await rewrite(data, config, open_weights, storage_buffers)
+        graphs = await rewrite(data, config, open_weights, storage_buffers, rank)
         if notes and graphs.own:
-            await notes.write(f"graphs of {folder}", key, graphs.serialize())
+            await notes.write(name, key, graphs.serialize())
     tell_growing(graphs.description)
     if graphs.lengths is None and not graphs.description.growing:
         fall_back("attention lengths known to the host", graphs.unfed, "the mask is read back in every prefill run")

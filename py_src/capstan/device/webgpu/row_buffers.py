@@ -76,6 +76,11 @@ class RowBuffers:
         """Give a sequence the row's caches, or what is named."""
         self.device.copy_tensors([(self.part(name, row), self._of(one, name)) for name in names or self.caches])
 
+    def take(self, row: int, other: RowBuffers) -> None:
+        """Take over the same row of others."""
+        names = [*self.caches, "logits"]
+        self.device.copy_tensors([(other.part(name, row), self.part(name, row)) for name in names])
+
     def _of(self, one: SequenceBuffers, name: str) -> DeviceSpan:
         return one.spans[name].sub(0, self.spans[name].length // self.rows)
 

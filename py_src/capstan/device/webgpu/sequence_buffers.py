@@ -5,14 +5,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...graph import CachePair, GraphDescription, LeftOut
 from ...memory import SNAPSHOTS, BufferRequest, DeviceBuffer, DeviceSpan, pack, sequence_items
 from ..element_types import byte_count
 from ..interface import DeviceInterface
+from ..lora import LoraWeights
 from ..snapshots import EMPTY
 from ..span_checks import INDEX_BYTES
+from .engine import AFTER, BEFORE, BoundTensor
 
 __all__ = ["SequenceBuffers", "left_out_by_cache"]
 
@@ -83,6 +85,28 @@ class SequenceBuffers:
         if apart:
             present = [buffer.span() for buffer in made[-len(caches) :]]
         return cls(device, about, owner, capacity, chunk, spans, tuple(made), tuple(lent.values()), tuple(present))
+
+    def tensors(self, which: str, length: int) -> tuple[list[BoundTensor], list[BoundTensor]]:
+        """What runs over the sequence are fed and what they write: `length` ids of its 'input' or its 'prompt', FREE
+        for any number of them."""
+        about = self.about
+        ids = BoundTensor(about.input_ids, self.handle(f"{which} ids"), "int64", (1, length))
+        before, after = (BEFORE, AFTER) if about.growing else (self.capacity, self.capacity)
+        feeds = [ids, BoundTensor(about.mask, self.mask, about.mask_dtype, (1, after))]
+        if about.position_ids is not None:
+            positions = self.handle("positions" if which == "input" else "prompt positions")
+            feeds.append(replace(ids, name=about.position_ids, buffer=positions))
+        fetches = [BoundTensor(about.logits, self.logits, about.logits_dtype, (1, 1, about.vocab_size))]
+        for pair, cache, present in zip(about.cache, self.cache, self.present, strict=True):
+            feeds.append(BoundTensor(pair.past, cache, about.cache_dtype, pair.dims(1, before)))
+            grown = present.buffer.handle
+            fetches.append(BoundTensor(pair.present, grown, about.cache_dtype, pair.dims(1, after)))
+        for slot in about.lora:
+            feeds.append(BoundTensor(slot.name, self.handle(f"lora {slot.name}"), slot.dtype, slot.dims))
+        for state in about.states:
+            feeds.append(BoundTensor(state.past, self.handle(state.past), state.dtype, state.dims(1)))
+            fetches.append(BoundTensor(state.present, self.handle(state.present), state.dtype, state.dims(1)))
+        return feeds, fetches
 
     def handle(self, name: str) -> int:
         """The device's handle of the buffer behind `name`, which onnxruntime-web binds whole."""
@@ -162,6 +186,11 @@ class SequenceBuffers:
         with self.device.batch():
             self.set_mask(length)
             self.set_length(length)
+
+    def set_lora(self, lora: LoraWeights) -> None:
+        """Give the sequence these adapters."""
+        pairs = [(span, self.spans[f"lora {name}"].sub(0, span.length)) for name, span in lora.spans.items()]
+        self.device.copy_tensors(pairs)
 
     def cut(self, old: int, new: int) -> None:
         """Let caches that grow, of `old` positions, have the first `new` of them."""

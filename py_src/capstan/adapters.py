@@ -1,0 +1,233 @@
+"""LoRA adapters: loaded once for a model, chosen by each generator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from .device.lora_file import require_size
+from .errors import ModelFileError, OptionError
+from .host import wait_here
+from .leaving import when_dropped
+
+if TYPE_CHECKING:
+    from .device.lora import LoraWeights
+    from .model import Model
+
+__all__ = ["ActiveAdapters", "Adapters", "LoadedAdapter"]
+
+
+@dataclass(eq=False)
+class LoadedAdapter:
+    """One adapter on the model's device. It is freed once it was unloaded and no generator has it."""
+
+    name: str
+    weights: LoraWeights
+    users: int = 0
+    """Generators that have it."""
+    unloaded: bool = False
+
+    def release(self) -> None:
+        """One generator less."""
+        self.users -= 1
+        self.free()
+
+    def free(self) -> None:
+        if self.unloaded and not self.users:
+            self.weights.close()
+
+
+class Adapters:
+    """LoRA adapters of a model, in the shape of onnxruntime-genai's Adapters: `.onnx_adapter` files by the names that
+    they are given.
+
+    The model is one whose graph has inputs for them, as Olive's extract-adapters pass writes it. Its generators run
+    without an adapter until `generator.set_active_adapter(adapters, name)`. An adapter takes its tensors' bytes of the
+    model's device, once for all generators.
+
+    Adapters that are dropped without being unloaded are freed, once their generators are.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._loaded: dict[str, LoadedAdapter] = {}
+        loaded = self._loaded
+
+        def free() -> None:
+            for entry in loaded.values():
+                entry.unloaded = True
+                entry.free()
+
+        when_dropped(self, model.host, free)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that are loaded."""
+        return tuple(self._loaded)
+
+    @property
+    def model(self) -> Model:
+        """The model that they are for."""
+        return self._model
+
+    async def load_async(self, source: str | os.PathLike[str] | bytes | bytearray | memoryview, name: str) -> None:
+        """Load an adapter file under a name. `source` is its bytes, a path in Python's file system, a path relative to
+        the model's folder, or a URL below it.
+
+        Raises OptionError for a name that is taken, ModelFileError for what is no adapter file, BindingError for one
+        that does not fit the model, UnsupportedModelError for a model without inputs for adapters, OutOfMemoryError.
+        """
+        self._require_free(name)
+        model = self._model
+        what = f"adapter {name!r}"
+        if isinstance(source, bytes | bytearray | memoryview):
+            data: bytes | bytearray | memoryview = source
+        else:
+            data, what = await read_file(model, os.fspath(source), what)
+        weights = await model.load_adapter(data, what)
+        try:
+            # Another load may have taken the name meanwhile.
+            self._require_free(name)
+        except OptionError:
+            weights.close()
+            raise
+        self._loaded[name] = LoadedAdapter(name, weights)
+
+    def load(self, source: str | os.PathLike[str] | bytes | bytearray | memoryview, name: str) -> None:
+        """`load_async`, blocking."""
+        wait_here(self._model.host, self.load_async(source, name), "load", "await load_async(...)")
+
+    def unload(self, name: str) -> None:
+        """Free an adapter. OptionError for an unknown name, and while a generator that is open has it."""
+        entry = self.find(name)
+        if entry.users:
+            raise OptionError(
+                f"adapter {name!r} is still in use by {entry.users} generators; close them before it is unloaded"
+            )
+        del self._loaded[name]
+        entry.unloaded = True
+        entry.free()
+
+    def find(self, name: str) -> LoadedAdapter:
+        """The adapter of that name. OptionError if there is none."""
+        found = self._loaded.get(name)
+        if found is None:
+            names = ", ".join(map(repr, self._loaded)) or "none"
+            raise OptionError(f"adapter {name!r} was not loaded; loaded are: {names}")
+        return found
+
+    def _require_free(self, name: str) -> None:
+        if not isinstance(name, str):
+            raise OptionError(f"an adapter's name is {name!r}; it must be a str")
+        if name in self._loaded:
+            raise OptionError(f"adapter {name!r} is already loaded; unload it, or take another name")
+
+
+async def read_file(model: Model, path: str, what: str) -> tuple[bytes, str]:
+    """The bytes of an adapter file, at most MAX_BYTES, and what messages call it."""
+    told = f"{what} ({path})"
+    local = local_file(Path(path), told)
+    if local is not None:
+        return local, told
+    folder = model.folder
+    below = path.removeprefix(folder)
+    parts = unquote(below).replace("\\", "/").split("/")
+    if not below or not parts[0] or ".." in parts or ":" in below:
+        raise ModelFileError(
+            f"{told}: there is no such file, and no such address below the model's folder {folder}; give a path that "
+            "exists, a file of the model's folder, or the file's bytes"
+        )
+    return await model.host.read(folder, below, lambda done, total: require_size(max(done, total), told)), told
+
+
+def local_file(file: Path, told: str) -> bytes | None:
+    """The bytes of a file of Python's file system, None if there is none."""
+    if not file.is_file():
+        return None
+    require_size(file.stat().st_size, told)
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ModelFileError(f"{told}: cannot be read ({error.strerror}); check the path") from error
+
+
+@dataclass(eq=False)
+class Choice:
+    """The adapters of a generator from some tokens on."""
+
+    before: list[int]
+    """The tokens of each row that are run without them."""
+    layers: tuple[LoadedAdapter, ...]
+
+
+@dataclass
+class ActiveAdapters:
+    """The adapters of one generator, and from which token of each row on they count."""
+
+    container: Adapters | None = None
+    """Where they are from: a generator has adapters of one."""
+    layers: tuple[LoadedAdapter, ...] = ()
+    """In the order in which they were set, those of the tokens to come."""
+    pending: list[Choice] = field(default_factory=list)
+    """Those that no token was run with yet."""
+    made: list[LoraWeights] = field(default_factory=list)
+    """What several adapters were combined to."""
+
+    def add(self, adapters: Adapters, name: str, before: Sequence[int]) -> None:
+        """One more from the tokens on that are behind `before`, by row. OptionError for an unknown name, or adapters of
+        another Adapters than before."""
+        if self.container is not None and self.container is not adapters:
+            raise OptionError(
+                f"adapter {name!r} is of another Adapters than this generator's first one; load all of a generator's "
+                "adapters with one, or make another generator"
+            )
+        self.container = adapters
+        entry = adapters.find(name)
+        entry.users += 1
+        self.layers = (*self.layers, entry)
+        if self.pending and self.pending[-1].before == list(before):
+            self.pending.pop()
+        self.pending.append(Choice(list(before), self.layers))
+
+    def cut(self, length: int) -> None:
+        """The sequences have at most that many tokens now."""
+        for choice in self.pending:
+            choice.before = [min(place, length) for place in choice.before]
+
+    def first(self, row: int, tokens: int) -> int:
+        """How many of a row's tokens are to be run before the next choice counts."""
+        return min(tokens, self.pending[0].before[row]) if self.pending else tokens
+
+    @property
+    def at_start(self) -> bool:
+        """Whether the next choice counts from the first token on."""
+        return bool(self.pending) and not any(self.pending[0].before)
+
+    async def weights(self, choice: Choice) -> LoraWeights:
+        """What a choice comes to, on the device."""
+        layers = choice.layers
+        if len(layers) == 1:
+            return layers[0].weights
+        assert self.container is not None
+        model = self.container.model
+        owner = f"{model.folder} adapters {', '.join(layer.name for layer in layers)}"
+        self.made.append(await model.combine_adapters([layer.weights for layer in layers], owner))
+        return self.made[-1]
+
+    def chosen(self, choice: Choice) -> None:
+        """That choice counts now."""
+        if self.pending and self.pending[0] is choice:
+            self.pending.pop(0)
+
+    def release(self) -> None:
+        """The generator is done with them."""
+        layers, self.layers, self.pending = self.layers, (), []
+        for weights in self.made:
+            weights.close()
+        self.made.clear()
+        for layer in layers:
+            layer.release()

@@ -1,0 +1,98 @@
+"""A model for LoRA adapters: for each rank that was asked for, sessions and decoders over the same weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ...errors import OptionError
+from ..lora import LoraWeights
+from ..row_decoder import RowDecoder
+from ..separate_rows import SeparateRows
+from .decoder import WebGpuDecoder
+from .joint_rows import JointRows
+from .loading import Loaded, load_adapted
+
+if TYPE_CHECKING:
+    from .model import WebGpuModel
+
+__all__ = ["LoraVariants"]
+
+
+class LoraVariants:
+    """The models for adapters of one rank each. A sequence has buffers of its own for its adapters, into which those
+    are copied on the GPU: whoever changes them records nothing and makes no session."""
+
+    def __init__(self, base: Loaded, make: Callable[[Loaded], WebGpuModel]) -> None:
+        self._base = base
+        self._make = make
+        self._made: dict[int, asyncio.Future[WebGpuModel]] = {}
+        """By rank; one that is being made serves all that ask for it."""
+
+    async def of(self, rank: int) -> WebGpuModel:
+        """The one for a rank, made when it is first asked for."""
+        making = self._made.get(rank)
+        if making is None:
+            making = self._made[rank] = asyncio.ensure_future(self._of(rank))
+        try:
+            return await asyncio.shield(making)
+        except BaseException:
+            if making.done() and (making.cancelled() or making.exception() is not None):
+                self._made.pop(rank, None)
+            raise
+
+    async def _of(self, rank: int) -> WebGpuModel:
+        return self._make(await load_adapted(self._base, rank))
+
+    async def switched(self, rows: JointRows | SeparateRows, lora: LoraWeights) -> RowDecoder:
+        """See DeviceModel.switched."""
+        model = await self.of(lora.rank)
+        if model.made(rows):
+            rows.set_lora(lora)
+            return rows
+        require_movable(rows)
+        others = await model.row_decoder(rows.rows, rows.capacity, None, lora)
+        take_over(others, rows)
+        await rows.close()
+        return others
+
+    async def trim(self) -> None:
+        """Free what nobody uses, and the sessions of ranks of which no sequence is left."""
+        for rank, made in list(self._made.items()):
+            if made.done() and not made.cancelled() and made.exception() is None:
+                model = made.result()
+                await model.trim()
+                if model.idle:
+                    del self._made[rank]
+                    await model.close()
+
+    async def close(self) -> None:
+        made, self._made = self._made, {}
+        for found in await asyncio.gather(*made.values(), return_exceptions=True):
+            if not isinstance(found, BaseException):
+                await found.close()
+
+
+def require_movable(rows: JointRows | SeparateRows) -> None:
+    """Raise OptionError for rows over the user's buffers: those of another rank would need others."""
+    ones = rows.decoders if isinstance(rows, SeparateRows) else []
+    if any(isinstance(one, WebGpuDecoder) and not one.reusable for one in ones):
+        raise OptionError(
+            "an adapter was set for a generator that was given pools and has begun; set it before the first token, or "
+            "leave the pools out"
+        )
+
+
+def take_over(rows: RowDecoder, others: JointRows | SeparateRows) -> None:
+    """Let rows become what others are, of the same number and capacity: caches, lengths and logits."""
+    if isinstance(rows, JointRows):
+        rows.take_over(others)
+        return
+    assert isinstance(rows, SeparateRows)
+    for row, one in enumerate(rows.decoders):
+        if isinstance(others, SeparateRows):
+            one.copy_from(others.decoders[row])
+        else:
+            assert isinstance(one, WebGpuDecoder)
+            others.hand_over(row, one)

@@ -1,0 +1,32 @@
+"""LoRA adapters by name."""
+
+from __future__ import annotations
+
+from ..adapters import Adapters as CapstanAdapters
+from .model import Model
+
+__all__ = ["Adapters"]
+
+
+class Adapters:
+    """LoRA adapters of a model, from `.onnx_adapter` files. `capstan` is the capstan.Adapters behind it.
+
+    Unlike in the native package, an adapter that does not fit the model is refused when it is loaded.
+    """
+
+    def __init__(self, model: Model, /) -> None:
+        if not isinstance(model, Model):
+            raise TypeError(f"Adapters: a Model is expected, not {type(model).__name__}")
+        self.capstan = CapstanAdapters(model.capstan)
+
+    def load(self, path: str, name: str, /) -> None:
+        """Load a file under a name: a path, or in a page a URL below the model's folder."""
+        if not isinstance(path, str) or not isinstance(name, str):
+            raise TypeError(f"Adapters.load: a path and a name as str are expected, not {path!r} and {name!r}")
+        self.capstan.load(path, name)
+
+    def unload(self, name: str, /) -> None:
+        """Free an adapter that no generator has. OptionError while one has it, and for an unknown name."""
+        if not isinstance(name, str):
+            raise TypeError(f"Adapters.unload: a name as str is expected, not {name!r}")
+        self.capstan.unload(name)

@@ -1,0 +1,35 @@
+"""Generators with LoRA adapters in the page: ids are onnxruntime-genai's, and a switch makes no session."""
+
+from __future__ import annotations
+
+import pytest
+
+from capstan.device.lora_file import read_adapter
+from tests import oracle
+from tests.browser.page_scripts import PageScripts
+from tests.lora_models import LORA
+from tests.lora_runs import PROMPTS, RUNS, expected
+
+CHEAP = ("none", "first", "another of the same rank", "after some tokens", "after the prompt")
+"""Those of one rank: each further one records a step, which takes a software adapter seconds."""
+
+
+@pytest.mark.parametrize("device", ["wasm", "webgpu"])
+def test_ids_are_the_oracles(device: str, scripts: PageScripts) -> None:
+    names = list(RUNS) if device == "wasm" else CHEAP
+    runs = [RUNS[name] for name in names]
+    found = scripts.run("lora", "drive", "nano-lora", model="nano-lora", runs=runs, device=device)
+    assert [each["sequences"] for each in found["runs"]] == [[expected(name)] for name in names]
+    assert {each["capture"] for each in found["runs"]} == {"tape" if device == "webgpu" else "off"}
+    assert found["fallbacks"] == {}
+    if device == "webgpu":
+        # Of the second run on: none of the model, one of adapters of its rank and its decode step.
+        assert found["sessions"][1:] == [2, 0, 0, 0]
+        tensors = read_adapter((LORA / "first.onnx_adapter").read_bytes(), "first").tensors.values()
+        assert found["adapters"] == 2 * sum(len(tensor.data) for tensor in tensors)
+
+
+def test_rows_of_a_batch_have_the_adapter(scripts: PageScripts) -> None:
+    actions = [("adapter", "first"), ("append", PROMPTS), ("generate", 8)]
+    found = scripts.run("lora", "drive", "nano-lora", model="nano-lora", runs=[actions], prompts=2, max_length=13)
+    assert found["runs"][0]["sequences"] == oracle.rows(LORA, PROMPTS, adapter="first", max_length=13).sequences
