@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def no_running_loop(request: pytest.FixtureRequest) -> Iterator[None]:
     """Hide Playwright's event loop from tests without a browser, so that they can call `asyncio.run`."""
-    if "browser" in request.fixturenames:
+    if {"browser", "harness"} & set(request.fixturenames):
         yield
         return
     loop = asyncio._get_running_loop()
