@@ -7,6 +7,7 @@ import re
 from playwright.sync_api import Page
 
 from buildtools import ROOT
+from buildtools.server import SiteServer
 
 CHAT = """async () => {
   const { Capstan } = await import("/capstan/capstan.js");
@@ -103,3 +104,25 @@ def test_the_code_of_the_documentation_runs(blank_page: Page) -> None:
     assert result[0].endswith(" 4 max_new_tokens")
     assert completion[0] in ("yes", "no")
     assert error[0].startswith('OptionError "OWNER/NAME" reads as the id of a hub')
+
+
+LOAD_ALL = """async (models) => {
+  const { Capstan } = await import("/capstan/capstan.js");
+  const told = (error) => [error.name, error.code, error.message];
+  return Promise.all(models.map((model) => Capstan.load(model, { device: "wasm" }).then(() => "loaded", told)));
+}"""
+
+
+def test_what_is_no_model_is_told_with_its_address_and_what_to_do(
+    blank_page: Page, page_errors: list[str], site: SiteServer
+) -> None:
+    blank_page.route("**/html/**", lambda route: route.fulfill(content_type="text/html", body="<!doctype html>"))
+    elsewhere = site.url.replace("127.0.0.1", "localhost") + "models/nano-llama/"
+    found = blank_page.evaluate(LOAD_ALL, ["/nowhere/", "/html/", elsewhere])
+    page_errors.clear()  # what the browser says of each file
+    assert [(name, code) for name, code, _ in found] == [("CapstanError", "ModelFileError")] * 3, found
+    missing, html, refused = [message for _, _, message in found]
+    assert missing.startswith(f"{site.url}nowhere/"), missing
+    assert html.startswith(f"{site.url}html/"), html
+    assert refused.startswith(elsewhere), refused
+    assert "(CORS)" in refused

@@ -72,7 +72,9 @@ def ask(server: SiteServer, request: bytes) -> bytes | None:
         answer = b""
         try:
             client.sendall(request)
-            client.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):
+                # It may have closed already; its answer is there to be read all the same.
+                client.shutdown(socket.SHUT_WR)
             while piece := client.recv(65536):
                 answer += piece
         except TimeoutError:
