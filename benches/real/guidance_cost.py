@@ -2,9 +2,10 @@
 
 usage: python3 build.py exec guidance_cost.py --model FOLDER -- [--device webgpu|wasm] [--tokens N] [--rounds N]
 
-Interleaved rounds of greedy generations after one prompt: without a grammar, the same with one pick a burst
-(run_ahead=1), and under grammars. One line of JSON for each: milliseconds a token, the median of the rounds, and for
-grammars those a mask takes alone.
+Interleaved rounds of generations after one prompt, greedy and drawn: without a grammar, under grammars, and under one
+where each pick waits for its mask (enable_ff_tokens). One line of JSON for each: milliseconds a token, the median of
+the rounds, and how many times the same without a grammar that is; decode steps and waits for ids for each token; of
+grammars what their automaton takes, and what a mask of the library's takes alone. Whether outputs fit the library says.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import sys
 import time
 
 import capstan
+from capstan.guidance import automaton_of
 
 PROMPT = "<|im_start|>user\nDescribe a person as JSON.<|im_end|>\n<|im_start|>assistant\n"
 SCHEMA = {
@@ -29,39 +31,66 @@ SCHEMA = {
 GRAMMARS = {"schema": ("json_schema", json.dumps(SCHEMA)), "any text": ("regex", r"(?s).+")}
 
 
-async def generation(model, ids, tokens, grammar, run_ahead):
-    """Milliseconds a token from the first to the last one, their number, and the ids."""
-    params = capstan.GeneratorParams(model, run_ahead=run_ahead)
-    params.set_search_options(do_sample=False, max_length=len(ids) + tokens)
+SEARCHES = {
+    "greedy": {"do_sample": False},
+    "drawn": {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.9, "random_seed": 7},
+}
+
+
+async def generation(model, ids, tokens, search, grammar, waits):
+    """Milliseconds a token from the first to the last one, the ids, and what the device did."""
+    params = capstan.GeneratorParams(model)
+    params.set_search_options(max_length=len(ids) + tokens, **SEARCHES[search])
     if grammar:
-        params.set_guidance(*GRAMMARS[grammar])
+        params.set_guidance(*GRAMMARS[grammar], waits)
     async with capstan.Generator(model, params) as generator:
+        await generator.prepare_async()
         generator.append_tokens(ids)
         found = [await generator.generate_next_token_async()]
         began = time.perf_counter()
         async for token in generator:
             found.append(token)
         spent = time.perf_counter() - began
-    return 1e3 * spent / max(1, len(found) - 1), found
+        counters = generator.counters
+    return 1e3 * spent / max(1, len(found) - 1), found, counters
 
 
 async def masks(model, grammar, ids):
-    """Milliseconds of each mask along an output, and of the compilation."""
+    """Milliseconds of each mask along an output, of the compilation, and whether the output fits."""
     params = capstan.GeneratorParams(model)
     params.set_guidance(*GRAMMARS[grammar])
     grammars = await model.grammars()
     began = time.perf_counter()
     matcher = await grammars.compile(params.guidance.text)
     compiled = time.perf_counter() - began
-    times = []
+    times, fits = [], True
     for token in ids:
         began = time.perf_counter()
         await matcher.mask()
         times.append(1e3 * (time.perf_counter() - began))
         if not matcher.accept(token):
+            fits = False
             break
     matcher.close()
-    return times, 1e3 * compiled
+    return times, 1e3 * compiled, fits
+
+
+def automaton(model, grammar):
+    """What making it takes, and its size."""
+    params = capstan.GeneratorParams(model)
+    params.set_guidance(*GRAMMARS[grammar])
+    began = time.perf_counter()
+    tokens = model.token_bytes()
+    bytes_found = time.perf_counter()
+    found = automaton_of(params.guidance.grammar)
+    table = found.table(tokens)
+    made = time.perf_counter()
+    return {
+        "bytes of the vocabulary, ms": round(1e3 * (bytes_found - began), 1),
+        "automaton, ms": round(1e3 * (made - bytes_found), 1),
+        "states": len(found.steps),
+        "words, the vocabulary's among them": len(table.words),
+    }
 
 
 async def main(folders):
@@ -73,30 +102,37 @@ async def main(folders):
     [folder] = folders.values()
     async with await capstan.Model.load(folder, device=args.device) as model:
         ids = capstan.Tokenizer(model).encode(PROMPT)
-        began = time.perf_counter()
-        await model.grammars()
-        print(json.dumps({"library and vocabulary, ms": round(1e3 * (time.perf_counter() - began), 1)}), flush=True)
+        for name in GRAMMARS:
+            print(json.dumps({"grammar": name} | automaton(model, name)), flush=True)
         subjects = {
-            "free": (None, None),
-            "free, one pick a burst": (None, 1),
-            **{f"under {name}": (name, None) for name in GRAMMARS},
+            f"{search}, {name}": (search, grammar, waits)
+            for search in SEARCHES
+            for name, grammar, waits in (
+                ("free", None, False),
+                *((f"under {grammar}", grammar, False) for grammar in GRAMMARS),
+                *((("under any text, each pick waits", "any text", True),) if search == "greedy" else ()),
+            )
         }
         times = {name: [] for name in subjects}
         outputs = {}
         for number in range(args.rounds + 1):
-            for name, (grammar, run_ahead) in subjects.items():
-                spent, outputs[name] = await generation(model, ids, args.tokens, grammar, run_ahead)
+            for name, given in subjects.items():
+                spent, *outputs[name] = await generation(model, ids, args.tokens, *given)
                 if number:
                     times[name].append(spent)
-        for name, (grammar, _) in subjects.items():
+        for name, (search, grammar, _) in subjects.items():
+            found, counters = outputs[name]
             told = {
                 "subject": name,
                 "ms a token": round(statistics.median(times[name]), 3),
-                "tokens": len(outputs[name]),
+                "times free": round(statistics.median(times[name]) / statistics.median(times[f"{search}, free"]), 3),
+                "tokens": len(found),
+                "steps a token": round(counters["steps"] / len(found), 2),
+                "waits a token": round(counters["python_crossings"] / len(found), 2),
             }
             if grammar:
-                alone, compiled = await masks(model, grammar, outputs[name])
-                told |= {"mask, median ms": round(statistics.median(alone), 3), "mask, largest": round(max(alone), 3)}
+                alone, compiled, fits = await masks(model, grammar, found)
+                told |= {"fits": fits, "mask of the library's, median ms": round(statistics.median(alone), 3)}
                 told |= {"compiled in ms": round(compiled, 1)}
             print(json.dumps(told), flush=True)
         print(f"{model.adapter}", file=sys.stderr)

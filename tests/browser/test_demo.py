@@ -199,6 +199,19 @@ def test_stop_ends_a_run_midway_and_the_next_one_works(demo: Demo) -> None:
     assert demo.text("tokens") == "6"
 
 
+def test_a_stop_string_ends_a_run_before_it(demo: Demo) -> None:
+    demo.page.click("#run")
+    demo.wait("status", "^Done$")
+    whole = str(demo.page.text_content("#text"))
+    stop = whole[len(whole) // 2 :][:3]
+    demo.set(stop=stop)
+    demo.page.click("#run")
+    demo.wait("status", "^Done$")
+    demo.set(stop="")
+    assert demo.page.text_content("#text") == whole.partition(stop)[0] != ""
+    assert demo.text("finish") == "stop"
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [

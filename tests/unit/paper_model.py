@@ -112,6 +112,7 @@ class PaperDecoder:
         eos_at: int | None = None,
         usual: int = 1,
         behind: int = 0,
+        follows: bool = False,
         room: Room | None = None,
     ) -> None:
         self.capacity = capacity
@@ -147,7 +148,9 @@ class PaperDecoder:
         self.pending: int | None = None
         self.done = False
         self.masks: list[bytes] = []
-        self.follows_grammars = False
+        self.masked = False
+        """Whether the next pick is under one."""
+        self.follows_grammars = follows
         self.positions: list[tuple[int, ...]] = []
         """Where in a grammar's automaton it was told to be."""
         self.most_drafts = 0
@@ -248,7 +251,7 @@ class PaperDecoder:
         self.forced = None
         if len(self.cache) == self.eos_at:
             token = EOS
-        if len(self.cache) == self.barren_at:
+        if len(self.cache) == self.barren_at and not self.masked:
             token = NO_TOKEN
         self.done = token in (EOS, NO_TOKEN)
         self.pending = token
@@ -263,10 +266,12 @@ class PaperDecoder:
 
     def allow(self, mask: bytes) -> None:
         assert self.unread == 0, "a mask while a pick is under way"
+        self.masked = True
         self.masks.append(mask)
 
     def follow_grammar(self, position: Sequence[int]) -> None:
         assert self.unread == 0, "a grammar's position while a pick is under way"
+        self.masked = False
         self.positions.append(tuple(position))
 
     def edit_logits(self, edits: Mapping[int, float]) -> None:

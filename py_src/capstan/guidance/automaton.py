@@ -170,7 +170,7 @@ class _Builder:
         if found is not None:
             return found
         if number in self._making:
-            raise NoAutomatonError(f"the rule {self._owner[number]} begins with itself")
+            raise NoAutomatonError("a rule begins with itself")
         self._making.add(number)
         graph, owner = self._graph, self._owner[number]
         inside: dict[int, set[int]] = {}

@@ -229,7 +229,7 @@ def require_no_circle(grammar: Grammar, called: Collection[str]) -> None:
 
     def visit(name: str, above: frozenset[str]) -> None:
         if name in above:
-            raise NoAutomatonError(f"the rule {name} contains itself where its end cannot be told from a part of it")
+            raise NoAutomatonError("a rule contains itself where its end cannot be told from a part of it")
         if name not in done:
             for inner in used(grammar.rules[name]):
                 if inner not in called:
