@@ -204,10 +204,10 @@ def test_a_stop_string_ends_a_run_before_it(demo: Demo) -> None:
     demo.wait("status", "^Done$")
     whole = str(demo.page.text_content("#text"))
     stop = whole[len(whole) // 2 :][:3]
-    demo.set(stop=stop)
+    demo.set(stop_strings=stop)
     demo.page.click("#run")
     demo.wait("status", "^Done$")
-    demo.set(stop="")
+    demo.set(stop_strings="")
     assert demo.page.text_content("#text") == whole.partition(stop)[0] != ""
     assert demo.text("finish") == "stop"
 

@@ -211,7 +211,7 @@ function readForm(): GenerateRequest {
       if (value !== null) options[name] = value;
     }
   }
-  const stop = (form.elements.namedItem("stop") as HTMLInputElement).value.replaceAll("\\n", "\n");
+  const stop = (form.elements.namedItem("stop_strings") as HTMLInputElement).value.replaceAll("\\n", "\n");
   if (stop) options["stop_strings"] = [stop];
   return {
     kind: "generate",
