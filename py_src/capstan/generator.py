@@ -63,6 +63,8 @@ class Generator:
             if loop.closed:
                 return None
             loop.closed = True
+            # What sequences hold of adapters is their own: they may be unloaded at once, as in the native package.
+            loop.adapters.release()
             return leaving.give_back(loop.end())
 
         when_dropped(self, model.host, free)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import tempfile
 from collections.abc import Callable
@@ -276,3 +277,20 @@ def test_a_default_that_adds_something_stays() -> None:
     kept = [node.name for node in left.graph.node if "lora" in node.output[0]]
     assert kept == [f"/model/layers.0/attn/q_proj/{name}" for name in ("MatMul_A", "MatMul_B", "lora/Mul", "lora/Add")]
     assert {tensor.name for tensor in left.graph.initializer} >= {QUERIES}
+
+
+def test_a_dropped_generator_lets_go_of_its_adapters_before_its_decoder_is_given_back(model: Model) -> None:
+    """Where an event loop runs, as in a page, that is done later."""
+    adapters = Adapters(model)
+    adapters.load("first.onnx_adapter", "first")
+
+    async def used_and_dropped() -> None:
+        generator = Generator(model)
+        generator.set_active_adapter(adapters, "first")
+        generator.append_tokens(PROMPT)
+        await generator.generate_next_token_async()
+        del generator
+        gc.collect()
+        adapters.unload("first")
+
+    asyncio.run(used_and_dropped())
