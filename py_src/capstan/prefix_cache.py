@@ -115,8 +115,12 @@ class PrefixCache:
         return found
 
     async def leave(self, loop: LiveRows, rows: Sequence[int]) -> None:
-        """A generator is closed: keep these of its rows. What cannot be kept is counted as a step down."""
+        """A generator is closed: keep these of its rows."""
         self._live.discard(loop)
+        await self.keep(loop, rows)
+
+    async def keep(self, loop: LiveRows, rows: Sequence[int]) -> None:
+        """Copy these rows, which are about to be given up. What cannot be kept is counted as a step down."""
         decoder = loop.decoder
         if not self.limit or self._closed or decoder is None:
             return

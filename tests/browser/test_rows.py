@@ -65,3 +65,14 @@ def test_grammars_and_processors_are_of_each_row(scripts: PageScripts) -> None:
         assert not result["stepped down"]
     assert len({tuple(sequence[6:]) for sequence in found[0]["sequences"]}) == 3
     assert found[0]["counted"] <= found[0]["tokens"] + 4, "a step is of all rows"
+
+
+def test_sequences_that_come_and_go_share_steps_and_get_what_each_gets_alone(scripts: PageScripts) -> None:
+    prompts = [[1, 4, 3, 4, 9, 8], [5, 6], [40, 7, 8], [9, 10, 11, 12]]
+    for search in ({}, {"repetition_penalty": 1.4}):
+        found = scripts.run("rows", "pooled", "nano-llama", model="nano-llama", prompts=prompts, count=10, **search)
+        assert found["found"] == [oracle.greedy(LLAMA, prompt, 10, **search) for prompt in prompts]
+        again, more = found["again"]
+        assert more == oracle.greedy(LLAMA, again, 4, **search)
+        assert "rows" in found["said"], found["stepped down"]
+        assert (found["rows"], found["stepped down"]) == (4, [])

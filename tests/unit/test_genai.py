@@ -154,6 +154,50 @@ def og_capabilities() -> tuple[int, int, int]:
     return found.configured_max_batch_size, found.max_request_length, found.max_scheduled_tokens
 
 
+@pytest.mark.parametrize(
+    ("change", "rows"),
+    [
+        (lambda turn: None, [2]),
+        (lambda turn: turn.set_repetition_penalty(1.3), [1, 1]),
+        (lambda turn: (turn.set_do_sample(True), turn.set_seed(5)), [1, 1]),
+        (lambda turn: turn.set_guidance("regex", "a+"), [1, 1]),
+    ],
+    ids=["the same", "another penalty", "a seed", "a grammar"],
+)
+def test_requests_that_pick_alike_are_rows_of_one_decoder(
+    change: Callable[[Any], Any], rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded(genai)
+    made: list[Any] = []
+    row_decoder = model.capstan.row_decoder
+
+    async def noted(*arguments: Any) -> Any:
+        made.append(await row_decoder(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(model.capstan, "row_decoder", noted)
+    engine = genai.Engine(model)
+    buffer = engine.create_event_buffer(2)
+    first, second = engine.create_request(), engine.create_request()
+    options = genai.TurnOptions(first)
+    options.set_max_generated_tokens(2)
+    change(options)
+    first.begin_turn(PROMPT, options)
+    second.begin_turn([5, 6, 7])
+    for _ in range(2):
+        engine.run(buffer)
+    assert [decoder.rows for decoder in made] == rows
+    if rows == [2]:
+        # The first turn is over; what was computed ahead of it is none of the second's steps.
+        steps = [decoder.counters()["steps"] for decoder in made[0].decoders]
+        for _ in range(5):
+            engine.run(buffer)
+        first_steps, second_steps = (decoder.counters()["steps"] for decoder in made[0].decoders)
+        assert (first_steps, second_steps) == (steps[0], steps[1] + 5)
+    for request in (first, second):
+        request.close()
+
+
 def test_tensors_tell_their_type_and_bytes() -> None:
     made = genai.Tensor(np.array([[1, 2]], np.int32))
     assert (made.type(), bytes(made.data())) == (6, np.array([1, 2], np.int32).tobytes())

@@ -56,7 +56,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         ),
         *("beam_loop", "beam_search", "constrained_loop", "processed_loop", "processors", "row", "row_loop"),
         *("conversation", "model", "model_folder", "onnxruntime", "planning", "prefix_cache", "speculated_loop"),
-        *("stream", "tokenizer"),
+        *("row_pool", "stream", "tokenizer"),
     ),
     ("genai",),
     ("capstan", "_js.adapters", "_js.page", "_js.start"),

@@ -11,6 +11,7 @@ from .. import tokenizer as capstan_tokenizer
 from ..errors import ClosedError, OptionError, PromptError
 from ..generator import Generator as CapstanGenerator
 from ..generator_params import GeneratorParams as CapstanParams
+from ..row_pool import PooledSequence, RowPool, poolable
 from ..stream import TextStream
 from .events import (
     EngineCapabilities,
@@ -64,7 +65,7 @@ class Request:
     _turns: list[Turn]
     _last: int
     _options: dict[str, Any]
-    _generator: CapstanGenerator | None
+    _generator: CapstanGenerator | PooledSequence | None
     _closed: bool
 
     def begin_turn(self, tokens: Any, turn_options: TurnOptions | None = None) -> int:
@@ -132,7 +133,7 @@ class Request:
         """The turn under way."""
         return self._turns[-1] if self._turns and not self._turns[-1].finished else None
 
-    def _generator_for(self, options: TurnOptions, length: int) -> CapstanGenerator:
+    def _generator_for(self, options: TurnOptions, length: int) -> CapstanGenerator | PooledSequence:
         """The generator so far, or with other options another one, which begins with its sequence."""
         search = dict(options._search)
         if options._least:
@@ -144,7 +145,7 @@ class Request:
         params.set_search_options(max_length=self._limit, **search)
         if options._guidance is not None:
             params.set_guidance(*options._guidance)
-        made = CapstanGenerator(self._engine._model.capstan, params)
+        made = self._engine._sequence(params)
         if self._generator is not None:
             present = self._generator.get_sequence(0)
             if present:
@@ -183,20 +184,25 @@ class Request:
         self, turn: Turn, reason: FinishReason, token: int | None = None, stop: int | None = None
     ) -> EngineEvent:
         turn.finished = True
+        if isinstance(self._generator, PooledSequence):
+            self._generator.park()
         flags = EngineEventFlags.TURN_FINISHED | (EngineEventFlags.NONE if token is None else EngineEventFlags.TOKEN)
         usage = TurnUsage(turn.prompt, turn.generated)
         return EngineEvent(self, turn.number, flags, token, reason, stop, EngineErrorCode.NONE, usage)
 
 
 class Engine:
-    """Answers several requests in turn, a token of each in every `run`. Each request has a KV cache of its own; they
-    share the weights. A request that is dropped leaves the engine."""
+    """Answers several requests in turn, a token of each in every `run`. Those that pick by the same options are rows of
+    one step, and join and leave it at any time (capstan.row_pool); with a seed, a grammar or other limits a request has
+    a generator of its own. A request that is dropped leaves the engine."""
 
     def __init__(self, model: Model, /) -> None:
         if not isinstance(model, Model):
             raise TypeError(f"Engine: a Model is expected, not {type(model).__name__}")
         self._model = model
         self._requests: list[weakref.ref[Request]] = []
+        self._pools: weakref.WeakValueDictionary[str, RowPool] = weakref.WeakValueDictionary()
+        """By the options that their sequences pick by."""
         self._turn = 0
         """The place of the request that is served first where the buffer does not hold all."""
 
@@ -249,6 +255,16 @@ class Engine:
             buffer._events.append(request._advance())
         self._turn = first + buffer._capacity
         return buffer
+
+    def _sequence(self, params: CapstanParams) -> CapstanGenerator | PooledSequence:
+        """What generates by these options: a row among others where that gives the same tokens."""
+        if not poolable(params):
+            return CapstanGenerator(self._model.capstan, params)
+        key = repr(params.search)
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = self._pools[key] = RowPool(self._model.capstan, params)
+        return pool.join()
 
     def _active(self) -> Iterator[Request]:
         self._requests = [known for known in self._requests if known() is not None]

@@ -7,6 +7,7 @@ from typing import Any
 
 from capstan import Generator
 from capstan.fallback import fallbacks
+from capstan.row_pool import PooledSequence, RowPool
 from capstan.tape import PASSES
 
 from .running import load, parameters
@@ -53,3 +54,49 @@ async def generated(
                 }
             )
     return found
+
+
+async def pooled(
+    models: Mapping[str, str], *, model: str, prompts: Sequence[Sequence[int]], count: int, **search: Any
+) -> dict[str, Any]:
+    """Sequences of a pool: the first two begin together, each other one joins after some tokens and the first leaves
+    before the last joins; then the second goes on after more tokens. Their ids, and how the last steps were made."""
+    opened = await load(models, model, passes=JOINT)
+    before = fallbacks()
+    pool = RowPool(opened, parameters(opened, do_sample=False, max_length=64, **search))
+    found: list[list[int]] = [[] for _ in prompts]
+    sequences: list[PooledSequence] = []
+
+    def take(times: int) -> None:
+        for _ in range(times):
+            for number, sequence in enumerate(sequences):
+                if len(found[number]) < count:
+                    sequence.generate_next_token()
+                    found[number] += sequence.get_next_tokens()
+
+    for number, prompt in enumerate(prompts):
+        sequences.append(pool.join())
+        sequences[-1].append_tokens(prompt)
+        if number:
+            take(3)
+        if number == len(prompts) - 2:
+            while len(found[0]) < count:
+                take(1)
+            sequences[0].close()
+    take(count)
+    sequences[1].append_tokens([5, 6])
+    again = sequences[1].get_sequence()
+    for _ in range(4):
+        sequences[1].generate_next_token()
+    assert pool.decoder is not None
+    said, rows = pool.decoder.tape_passes.get("rows", ""), pool.decoder.rows
+    later = sequences[1].get_sequence()
+    for sequence in sequences:
+        sequence.close()
+    return {
+        "found": found,
+        "again": [again, later[len(again) :]],
+        "said": said,
+        "rows": rows,
+        "stepped down": [each for each in fallbacks() if each not in before],
+    }
