@@ -186,8 +186,12 @@ def _pip(command: str) -> list[str | Path]:
 
 
 def _pip_install(group: str) -> None:
+    """Files that are not those of the hashes are refused; what is for `wheel` alone has too many of other projects' own
+    to be listed."""
+    hashes = [] if group == "wheel" else ["--require-hashes"]
     run_tool(
-        [*_pip("install"), "-r", _requirements(group)], "check the network and free disk space, then run this again"
+        [*_pip("install"), *hashes, "-r", _requirements(group)],
+        "check the network and free disk space, then run this again",
     )
 
 
@@ -205,12 +209,16 @@ def _npm_install() -> None:
 
 def _download_protobuf() -> None:
     """Fetch protobuf's pure-Python wheel, in the version that .venv has: the page loads it."""
-    pin = re.search(r"^protobuf==\S+", _requirements("run").read_text(), re.MULTILINE)
+    pin = re.search(r"^protobuf==.*(?:\n    .*)*", _requirements("run").read_text(), re.MULTILINE)
     assert pin is not None
     shutil.rmtree(PROTOBUF_WHEELS, ignore_errors=True)
+    PROTOBUF_WHEELS.mkdir(parents=True)
+    listed = PROTOBUF_WHEELS / "requirements.txt"
+    listed.write_text(pin[0] + "\n")
     pure = ["--only-binary=:all:", "--platform=any", "--implementation=py", "--abi=none", "--python-version=3.14"]
     run_tool(
-        [*_pip("download"), "--no-deps", *pure, "-d", PROTOBUF_WHEELS, pin[0]], "check the network, then run this again"
+        [*_pip("download"), "--no-deps", "--require-hashes", *pure, "-d", PROTOBUF_WHEELS, "-r", listed],
+        "check the network, then run this again",
     )
 
 

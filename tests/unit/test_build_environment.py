@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -157,3 +158,12 @@ def test_the_pins_that_must_be_exact_are_exact_and_no_lock_file_names_a_host() -
 
 def test_the_notices_are_those_of_what_is_installed() -> None:
     assert NOTICES.read_text(encoding="utf-8") == notices(), "write them anew: python3 build.py dist --notices"
+
+
+@pytest.mark.parametrize("group", ["run", "dev"])
+def test_every_package_for_python_has_a_version_and_hashes(group: str) -> None:
+    lines = (ROOT / f"requirements-{group}.txt").read_text().replace("\\\n", "").splitlines()
+    packages = [line for line in lines if line and not line.startswith(("#", "-r "))]
+    assert len(packages) > 10
+    for line in packages:
+        assert re.fullmatch(r"[\w.-]+==[\w.]+ (?:\s*--hash=sha256:[0-9a-f]{64})+", line), line[:60]
