@@ -8,7 +8,7 @@ from pathlib import Path
 from . import ROOT, VENV
 from .numpy_wheel import NUMPY_VERSION, numpy_licence
 
-__all__ = ["NOTICES", "notices", "onnxruntime_notices"]
+__all__ = ["NOTICES", "notices", "onnxruntime_notices", "python_version"]
 
 NOTICES = ROOT / "THIRD_PARTY_NOTICES.md"
 MODULES = ROOT / "node_modules"

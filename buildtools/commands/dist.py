@@ -6,11 +6,13 @@ import argparse
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from .. import BUILD, ROOT, SITE
 from ..environment import run_tool
 from ..models import BUNDLED, check_model
-from ..notices import NOTICES, notices, onnxruntime_notices
+from ..notices import NOTICES, notices, onnxruntime_notices, python_version
+from ..numpy_wheel import NUMPY_VERSION
 from ..site import CLIENT_AND_WORKER, assemble, bundle
 from ..terminal import say
 
@@ -18,6 +20,7 @@ __all__ = ["GROUP", "add_arguments", "check", "run"]
 
 GROUP = "dev"
 TARGET = BUILD / "dist"
+BILL = "sbom.cdx.json"
 HARNESS = ("harness.html", "harness.js", "blank.html")
 """Pages for tests and the command line, which a published site does without."""
 TYPES = ("assets", "capstan", "client", "completions", "errors", "options", "protocol", "run", "tool_calls")
@@ -44,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     assemble()
     shutil.rmtree(TARGET, ignore_errors=True)
     site = static_folder(TARGET / "site")
+    (site / BILL).write_text(json.dumps(bill_of_materials(), indent=1) + "\n")
     for snapshot in site.glob("capstan/*.snapshot"):
         say(f"{snapshot.stat().st_size / 1e6:.1f} MB of it are the memory snapshot that Python starts from")
     print(site)
@@ -119,6 +123,21 @@ def declare_types(target: Path) -> None:
     target.mkdir(parents=True)
     for name in TYPES:
         shutil.copy(next(made.rglob(f"{name}.d.ts")), target)
+
+
+def bill_of_materials() -> dict[str, Any]:
+    """What the site contains, as CycloneDX: npm's own list of its packages, and the wheels that the page loads."""
+    remedy = "install npm 9.5 or newer, which writes software bills of materials, and run this again"
+    printed = run_tool(["npm", "sbom", "--sbom-format", "cyclonedx", "--omit", "dev", "--loglevel=error"], remedy)
+    bill: dict[str, Any] = json.loads(printed)
+    # npm gives the name of the checkout's folder.
+    bill["metadata"]["component"]["name"] = json.loads((ROOT / "package.json").read_text(encoding="utf-8"))["name"]
+    packages = {"protobuf": python_version("protobuf"), "numpy": NUMPY_VERSION, "onnx": python_version("onnx")}
+    for name, version in packages.items():
+        address = f"pkg:pypi/{name}@{version}"
+        component = {"type": "library", "bom-ref": address, "name": name, "version": version, "purl": address}
+        bill["components"].append(component)
+    return bill
 
 
 def copy_licences(target: Path) -> None:

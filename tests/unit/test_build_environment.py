@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from buildtools import ROOT, environment, site
+from buildtools.commands.dist import bill_of_materials
 from buildtools.environment import Stage, ensure, locked, run_tool
 from buildtools.errors import CommandError
 from buildtools.notices import NOTICES, notices
@@ -167,3 +168,14 @@ def test_every_package_for_python_has_a_version_and_hashes(group: str) -> None:
     assert len(packages) > 10
     for line in packages:
         assert re.fullmatch(r"[\w.-]+==[\w.]+ (?:\s*--hash=sha256:[0-9a-f]{64})+", line), line[:60]
+
+
+def test_the_bill_of_materials_has_every_package_of_the_site_and_no_tool() -> None:
+    bill = bill_of_materials()
+    assert (bill["bomFormat"], bill["metadata"]["component"]["name"]) == ("CycloneDX", "capstan-webgpu")
+    found = {component["purl"].rpartition("@")[0] for component in bill["components"]}
+    package = json.loads((ROOT / "package.json").read_text())
+    for name in package["dependencies"]:
+        assert f"pkg:npm/{name.replace('@', '%40')}" in found
+    assert {"pkg:pypi/numpy", "pkg:pypi/protobuf", "pkg:pypi/onnx"} <= found
+    assert not [name for name in package["devDependencies"] if f"pkg:npm/{name.replace('@', '%40')}" in found]
