@@ -36,7 +36,9 @@ def run(args: argparse.Namespace) -> int:
 
     if "--faults" in args.pytest_args:
         given = [argument for argument in args.pytest_args if argument != "--faults"]
-        return subprocess.run([venv_python(), "-P", "-m", "tests.faults", *given], cwd=ROOT).returncode
+        paths = os.pathsep.join([str(ROOT / "py_src"), str(ROOT)])
+        command = [venv_python(), "-P", "-m", "tests.faults", *given]
+        return subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}).returncode
     find_browser()
     assemble()
     arguments = args.pytest_args

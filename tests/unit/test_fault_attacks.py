@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
+from buildtools import ROOT
 from capstan.errors import ConfigError
 from tests.faults.main import attack_here, attack_target, model_files
 from tests.faults.report import Outcome, attack
@@ -62,3 +65,13 @@ def test_messages_have_a_bound() -> None:
     assert message.startswith("begin xxx")
     assert message.endswith("xxx end")
     assert "(998510 characters)" in message
+
+
+def test_the_command_prints_a_table_and_ends_well() -> None:
+    command = [sys.executable, ROOT / "build.py", "test", "--faults", "--no-page", "--count", "1", "--seed", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    head, *lines = done.stdout.splitlines()
+    assert head.split() == ["class", "tried", "survived", "failed"]
+    assert {line.split()[0] for line in lines} >= {"config", "graph", "tokenizer", "downloads", "requests"}
+    assert {line.split()[-1] for line in lines} == {"0"}
