@@ -13,7 +13,15 @@ from .device.base import Decoder, DeviceModel, Progress, TapeOptions
 from .device.interface import DeviceInterface
 from .device.model_memory import capacity_for, require_lengths
 from .device.row_decoder import RowDecoder
-from .errors import AsyncRequiredError, ClosedError, GuidanceError, ModelFileError, OptionError, OutOfMemoryError
+from .errors import (
+    AsyncRequiredError,
+    ClosedError,
+    ConfigError,
+    GuidanceError,
+    ModelFileError,
+    OptionError,
+    OutOfMemoryError,
+)
 from .fallback import fall_back
 from .guidance import Encoder, Grammars, TokenBytes, vocabulary
 from .host import Host, current_host, wait_here
@@ -382,6 +390,14 @@ def shortened(config: GenaiConfig, context_length: int) -> GenaiConfig:
     return replace(config, context_length=context_length, search=search)
 
 
+def utf_8(content: bytes, name: str) -> str:
+    """The text of a file. Raises ConfigError where it is none."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: byte {error.start} is not UTF-8; copy the file again") from error
+
+
 async def read_small_files(
     host: Host, folder: str, source: Source, keep: bool, progress: Progress
 ) -> tuple[FoundModel, dict[str, str]]:
@@ -403,7 +419,7 @@ async def read_small_files(
         tokenizer.cancel()
         raise
     contents = dict(zip(TOKENIZER_FILES, await tokenizer, strict=True))
-    files = {name: content.decode() for name, content in contents.items() if content is not None}
+    files = {name: utf_8(content, folder + name) for name, content in contents.items() if content is not None}
     if "tokenizer.json" not in files:
         raise ModelFileError(f"{folder}tokenizer.json is missing; copy the tokenizer's files into the model folder")
     return found, files

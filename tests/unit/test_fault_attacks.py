@@ -68,7 +68,7 @@ def test_messages_have_a_bound() -> None:
 
 
 def test_the_command_prints_a_table_and_ends_well() -> None:
-    command = [sys.executable, ROOT / "build.py", "test", "--faults", "--no-page", "--count", "1", "--seed", "3"]
+    command = [sys.executable, str(ROOT / "build.py"), "test", "--faults", "--no-page", "--count", "1", "--seed", "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     head, *lines = done.stdout.splitlines()

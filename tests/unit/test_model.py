@@ -221,6 +221,13 @@ class TestRefusing:
         with pytest.raises(ModelFileError, match=f"/models/nano/{name}"):
             load()
 
+    @pytest.mark.parametrize("name", ["genai_config.json", "tokenizer.json", "tokenizer_config.json"])
+    def test_a_byte_that_is_not_utf_8_is_told_with_its_place(self, name: str, host: PaperHost) -> None:
+        data = host.files[name]
+        host.files[name] = data[:9] + b"\xd5" + data[9:]
+        with pytest.raises(ConfigError, match=rf"{name}: byte 9 is not UTF-8"):
+            load()
+
     def test_a_missing_tokenizer_config_is_allowed(self, host: PaperHost) -> None:
         del host.files["tokenizer_config.json"]
         assert set(load().tokenizer_files) == {"tokenizer.json"}
