@@ -91,3 +91,9 @@ def test_another_format_version_is_refused() -> None:
     struct.pack_into("<i", data, field, 2)
     with pytest.raises(ModelFileError, match="format version 2, Capstan reads 1"):
         read_adapter(data, "it")
+
+
+def test_a_tensor_that_is_there_twice_is_refused() -> None:
+    data = FILE.read_bytes().replace(b"layers.1.attn.q_proj.lora_A", b"layers.0.attn.q_proj.lora_A")
+    with pytest.raises(ModelFileError, match=r"layers\.0\.attn\.q_proj\.lora_A\.weight' is in it twice"):
+        read_adapter(data, "it")
