@@ -148,6 +148,7 @@ except OSError:
 """
 
 
+@pytest.mark.extended
 def test_a_slower_token_and_a_request_to_another_host_are_found(tmp_path: Path) -> None:
     """Each thing that may not come with a token is made to come with each submit: the budget then fails by its name."""
     load, _, run, _ = counted(["tape_8"])

@@ -122,7 +122,10 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("how", REFUSALS)
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param(how, marks=[pytest.mark.extended] if how in ("truncated", "short") else []) for how in REFUSALS],
+)
 def test_a_snapshot_that_cannot_be_used_is_reported_counted_and_done_without(
     how: str, browser: Browser, site: SiteServer
 ) -> None:
