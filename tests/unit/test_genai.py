@@ -79,15 +79,6 @@ def test_tokens_that_are_no_rows_of_the_batch_are_refused_where_the_native_packa
             batch_by(genai, tokens)
 
 
-def test_logits_are_shown_before_a_token_is_picked_from_them_only() -> None:
-    one = generator(genai)
-    one.generate_next_token()
-    with pytest.raises(CapstanError, match="ask for them before"):
-        one.get_output("logits")
-    one.get_logits()
-    assert one.get_output("logits").shape == (1, 1, 512)
-
-
 def test_a_rewind_to_the_last_token_leaves_no_room_for_two() -> None:
     one = generator(genai)
     generate(one)
@@ -128,8 +119,6 @@ def test_what_a_page_does_not_have_is_warned_of() -> None:
     [
         lambda one: one.set_model_input("x", np.zeros(1)),
         lambda one: one.set_hidden_states(np.zeros(1)),
-        lambda one: one.get_output("present.0.key"),
-        lambda one: one.get_input("past_key_values.0.key"),
         lambda one: genai.register_execution_provider_library("x", "/x.so"),
         lambda one: genai.unregister_execution_provider_library("x"),
         lambda one: genai.set_current_gpu_device_id(1),

@@ -81,6 +81,12 @@ export class WasmDecoder {
     this.cache = this.zeros([...spec.caches, ...spec.states]);
   }
 
+  /** The bytes of a cache or state, by the name of the input that reads it. */
+  carried(name: string): Uint8Array {
+    const { buffer, byteOffset, byteLength } = this.cache[name]!.data as Float32Array;
+    return new Uint8Array(buffer, byteOffset, byteLength);
+  }
+
   keepStates(slot: number): void {
     this.snapshots.set(slot, Object.fromEntries(this.spec.states.map(([input]) => [input, this.cache[input]!])));
   }

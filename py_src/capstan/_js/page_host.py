@@ -377,6 +377,10 @@ class JsWasmSequence:
         with typed_errors():
             return array("f", (await self._js.step(ids, mask, past, kept)).to_bytes())
 
+    def carried(self, name: str) -> bytes:
+        found: bytes = self._js.carried(name).to_bytes()
+        return found
+
     def keep_states(self, slot: int) -> None:
         self._js.keepStates(slot)
 

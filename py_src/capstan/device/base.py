@@ -14,6 +14,7 @@ from .row_decoder import RowDecoder
 from .shortlist import Shortlist
 
 if TYPE_CHECKING:
+    from .carried_tensor import CarriedTensor
     from .lora import LoraGraph, LoraWeights
     from .model_memory import ModelMemory
 
@@ -175,6 +176,10 @@ class Decoder(Protocol):
 
     def edit_logits(self, edits: Mapping[int, float]) -> None:
         """Replace those of some tokens, rounded to the type of the model's logits."""
+
+    async def carried(self, name: str) -> CarriedTensor:
+        """A cache or state of the positions that the model was run on, by its name in the graph. OptionError if there
+        is none."""
 
     def counters(self) -> Counters:
         """Totals by the names in COUNTER_NAMES."""

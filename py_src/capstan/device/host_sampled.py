@@ -14,6 +14,7 @@ from ..search import SearchOptions
 from ..speculation import Speculation
 from .base import Burst, Counters
 from .cache_rows import CacheRows
+from .carried_tensor import CarriedTensor
 from .shortlist import Shortlist
 from .snapshots import Snapshots
 
@@ -45,6 +46,9 @@ class Runner(Protocol):
 
     def bring_states(self, slot: int) -> None:
         """Make a snapshot the states, or what they are before the first token for snapshots.EMPTY."""
+
+    async def carried(self, name: str, valid: int) -> CarriedTensor:
+        """A cache, of which the first `valid` positions count, or a state. OptionError if there is none."""
 
     def copy_from(self, other: Any) -> None:
         """Take over what another runner's cache and states are."""
@@ -225,6 +229,9 @@ class HostSampledDecoder:
     def edit_logits(self, edits: Mapping[int, float]) -> None:
         for token, logit in edits.items():
             self._logits[token] = logit
+
+    async def carried(self, name: str) -> CarriedTensor:
+        return await self._open().carried(name, self._length)
 
     def counters(self) -> Counters:
         return dict(self._counters)

@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import OptionError, UnsupportedModelError
 from ..generator import Generator as CapstanGenerator
 from .adapters import Adapters
+from .last_run import LastRun
 from .model import Model
 from .params import GeneratorParams
 from .speculative import speculation_stats
@@ -15,7 +16,6 @@ from .tensors import NamedTensors, as_array, flat_numbers, token_rows
 
 __all__ = ["Generator"]
 
-KEPT = "Capstan keeps 'input_ids' and 'attention_mask' of the last run, and its 'logits'"
 
 
 class Generator:
@@ -42,10 +42,8 @@ class Generator:
         self._back: int | None = None
         """The token that a rewind cut off first, which `generate_next_token` puts back."""
         self._done = False
-        self._run: list[list[int]] = []
-        """The tokens of the last run, as the native package's get_input shows them."""
-        self._unrun: list[int] | None = None
-        """The picked tokens that the next run takes."""
+        whole = bool(params.get_search_options()["past_present_share_buffer"])
+        self._last = LastRun(model.capstan, self.capstan, chosen, whole)
         self._terminated = False
 
     def is_done(self) -> bool:
@@ -57,7 +55,8 @@ class Generator:
         rows = token_rows(tokens)
         self.capstan.append_tokens(rows if len(rows) > 1 else rows[0])
         self._next = [row[-1] for row in rows for _ in range(self._rows // len(rows))]
-        self._run, self._unrun, self._back, self._done = rows, None, None, False
+        self._last.begin(rows)
+        self._back, self._done = None, False
 
     def generate_next_token(self) -> None:
         """Generate one token; `get_next_tokens` gives it."""
@@ -68,16 +67,16 @@ class Generator:
             return
         if self._back is not None:
             self.capstan.append_tokens([self._back])
-            self._run, self._unrun, self._back = [[self._back]], None, None
+            self._last.begin([[self._back]])
+            self._back = None
         if self.capstan.token_count() >= self.capstan.max_length:
             raise OptionError(
                 f"generate_next_token: the sequence has {self.capstan.token_count()} tokens, max_length is "
                 f"{self.capstan.max_length}; rewind_to, or make a generator with a larger one"
             )
         self.capstan.generate_next_token()
-        if self._unrun is not None:
-            self._run = [[token] for token in self._unrun]
-        self._next = self._unrun = self.capstan.get_next_tokens()
+        self._last.go_on()
+        self._next = self._last.picked = self.capstan.get_next_tokens()
         self._done = self.capstan.is_done()
 
     def get_next_tokens(self) -> Any:
@@ -101,14 +100,14 @@ class Generator:
         if length == len(before):
             return
         self.capstan.rewind_to(length)
-        self._done, self._unrun = False, None
+        self._last.forget()
+        self._done = False
         self._back = before[length] if length else None
         self._next = [0 if self._back is None else self._back] * self._rows
 
     def get_logits(self) -> Any:
         """The logits of the next tokens, float32 [rows, 1, vocabulary]."""
-        if self._unrun is not None:
-            self._run, self._unrun = [[token] for token in self._unrun], None
+        self._last.go_on()
         return as_array(flat_numbers(self.capstan.get_logits()), "float32", [self._rows, 1, self._vocabulary])
 
     def set_logits(self, values: Any, /) -> None:
@@ -120,25 +119,21 @@ class Generator:
         self.capstan.set_logits(array("f", numbers))
 
     def get_input(self, name: str, /) -> Any:
-        """'input_ids' or 'attention_mask' of the last run, int64. UnsupportedModelError for others."""
-        if name == "input_ids":
-            tokens = [token for row in self._run for token in row]
-            return as_array(tokens, "int64", [len(self._run), len(tokens) // max(1, len(self._run))])
-        if name == "attention_mask":
-            if self._rows > 1:
-                raise UnsupportedModelError("get_input('attention_mask'): it is kept for one row only")
-            length = self.capstan.token_count()
-            return as_array([1] * length, "int64", [1, length])
-        raise UnsupportedModelError(f"get_input({name!r}): {KEPT}")
+        """An input of the last run: the tokens int64 [rows, tokens], the mask int64 [rows, positions], a cache [rows,
+        heads, positions, head size] or a state. OptionError for another name.
+
+        A cache has max_length positions where past and present share a buffer, the rest zeros; it is found by running
+        the sequence once more, over a KV cache of its own.
+        """
+        return self._last.input(name)
 
     def get_output(self, name: str, /) -> Any:
-        """'logits' of the last position, float32 [rows, 1, vocabulary], before tokens are generated from them.
-        OptionError afterwards, UnsupportedModelError for others."""
-        if name == "logits":
-            if self._unrun is not None:
-                raise OptionError("get_output('logits'): a token was picked from them; ask for them before")
-            return self.get_logits()
-        raise UnsupportedModelError(f"get_output({name!r}): {KEPT}")
+        """An output of the last run: logits, float32 [rows, tokens of the run, vocabulary], a cache or a state as
+        get_input shows them. OptionError for another name.
+
+        Logits but those that the next token is picked from cost a run of the model for each token.
+        """
+        return self._last.output(name)
 
     def set_model_input(self, name: str, value: Any, /) -> None:
         """Refused with UnsupportedModelError: Capstan feeds all inputs of the models that it runs."""

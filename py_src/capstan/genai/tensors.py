@@ -15,7 +15,7 @@ try:
 except ImportError:  # a page without numpy's wheel
     numpy: Any = None  # type: ignore[no-redef]
 
-__all__ = ["NamedTensors", "Tensor", "as_array", "flat_numbers", "numpy", "token_rows"]
+__all__ = ["NamedTensors", "Tensor", "as_array", "flat_numbers", "numpy", "of_bytes", "token_rows"]
 
 FORMATS = {"int32": "i", "int64": "q", "float32": "f"}
 ELEMENT_TYPES = {
@@ -41,6 +41,14 @@ def as_array(values: Iterable[int] | Iterable[float], dtype: str, shape: Sequenc
     if numpy is not None:
         return numpy.frombuffer(data, dtype).reshape(shape) if len(data) else numpy.empty(shape, dtype)
     return memoryview(data).cast("B").cast(FORMATS[dtype], tuple(shape)) if len(data) else memoryview(data)
+
+
+def of_bytes(data: bytes, dtype: str, shape: Sequence[int]) -> Any:
+    """Floats as an ndarray; where numpy is not there as a memoryview, of float16 its bits."""
+    if numpy is not None:
+        return numpy.frombuffer(data, dtype).reshape(shape).copy()
+    kind = {"float16": "H", "float32": "f"}[dtype]
+    return memoryview(data).cast(kind, tuple(shape)) if data else memoryview(data)
 
 
 def listed(value: Any) -> Any:

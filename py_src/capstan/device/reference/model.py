@@ -20,10 +20,11 @@ import onnxruntime
 from ... import graph
 from ...config import QDQ_ACCURACY, GenaiConfig, parse_genai_config
 from ...errors import BufferMismatchError, ClosedError, ModelFileError, PromptError
-from ...graph import GraphDescription
+from ...graph import GraphDescription, StateTensor
 from ...graph.logits_to_keep import LOGITS_TO_KEEP
 from ...graph.onnx_pb2 import ModelProto
 from ...memory import Pools
+from ..carried_tensor import CarriedTensor, carried
 from ..host_memory import view_of
 from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, undraftable
 from ..lora import LoraGraph, LoraWeights
@@ -244,6 +245,12 @@ class ReferenceSequence:
         valid: np.ndarray[Any, np.dtype[Any]] = self._caches[pair].numpy()[0, :, : self.length].copy()
         return valid
 
+    def carried(self, name: str) -> CarriedTensor:
+        """A cache or state by its name in the graph. OptionError if there is none."""
+        found = carried(self._about, name)
+        value = self._states[found] if isinstance(found, StateTensor) else self._caches[found]
+        return CarriedTensor.read(self._about, found, value.numpy().tobytes(), self.length)
+
     @property
     def stateful(self) -> bool:
         """Whether it has states that each run overwrites."""
@@ -333,6 +340,9 @@ class ReferenceRunner:
         self._sequence.rewind(past)
         self._sequence.prefill(ids)
         return array("f", self._sequence.logits())
+
+    async def carried(self, name: str, valid: int) -> CarriedTensor:
+        return self._sequence.carried(name)
 
     def keep_states(self, slot: int) -> None:
         self._sequence.keep_states(slot)

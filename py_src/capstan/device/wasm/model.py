@@ -12,6 +12,7 @@ from ...errors import BufferMismatchError
 from ...graph import GraphDescription
 from ...graph.onnx_pb2 import ModelProto
 from ...memory import Pools
+from ..carried_tensor import CarriedTensor, carried
 from ..decoder_graph import decoder_graph
 from ..element_types import byte_count
 from ..host_memory import view_of
@@ -34,6 +35,9 @@ class WasmSequence(Protocol):
 
     def step(self, ids: bytes, mask: bytes, past: int, kept: int) -> Awaitable[array[float]]:
         """float32 [kept, vocab]: the logits of the last `kept` positions."""
+
+    def carried(self, name: str) -> bytes:
+        """The whole cache or state that the input of that name reads."""
 
     def keep_states(self, slot: int) -> None: ...
 
@@ -179,6 +183,10 @@ class WasmRunner:
             tensors = [(slot.name, slot.dtype, slot.dims) for slot in lora.graph.slots(lora.rank)]
             data = [view_of(lora.spans[name]) for name, _, _ in tensors]
         self._sequence.set_adapter(tensors, data)
+
+    async def carried(self, name: str, valid: int) -> CarriedTensor:
+        found = carried(self._about, name)
+        return CarriedTensor.read(self._about, found, self._sequence.carried(found.past), valid)
 
     def keep_states(self, slot: int) -> None:
         self._sequence.keep_states(slot)

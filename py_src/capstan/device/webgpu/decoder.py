@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from ...stages import SamplerProgram, position_words
 from ...tape import TapeKey
 from ..base import Burst, Counters
 from ..cache_rows import CacheRows
+from ..carried_tensor import CarriedTensor, carried
 from ..element_types import byte_count
 from ..lora import LoraWeights
 from ..shortlist import Shortlist
@@ -315,6 +317,15 @@ class WebGpuDecoder:
         return Shortlist.read(
             await self._engine.shortlist(self._buffers.logits, about.logits_dtype, about.vocab_size, count)
         )
+
+    async def carried(self, name: str) -> CarriedTensor:
+        self._require_open()
+        found = carried(self._about, name)
+        span = self._buffers.carried_span(found, self._held)
+        held = array("B", bytes(span.length))
+        if span.length:
+            await self._device.copy_device_to_cpu(span, out=held)
+        return CarriedTensor.read(self._about, found, held.tobytes(), self._length)
 
     def set_logits(self, values: memoryview[float]) -> None:
         self._require_open()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from ...graph import CachePair, GraphDescription, LeftOut
+from ...graph import CachePair, GraphDescription, LeftOut, StateTensor
 from ...memory import SNAPSHOTS, BufferRequest, DeviceBuffer, DeviceSpan, pack, sequence_items
 from ..element_types import byte_count
 from ..interface import DeviceInterface
@@ -122,6 +122,13 @@ class SequenceBuffers:
     def cache_spans(self) -> tuple[DeviceSpan, ...]:
         """The caches as runs read them, in the order of `about.cache`."""
         return tuple(self.spans[f"kv {pair.past}"] for pair in self.about.cache)
+
+    def carried_span(self, found: CachePair | StateTensor, held: int) -> DeviceSpan:
+        """Where a run reads a state or a cache, which has `held` positions now if caches grow."""
+        if isinstance(found, StateTensor):
+            return self.spans[found.past]
+        whole = self.spans[f"kv {found.past}"]
+        return whole.sub(0, self._cache_bytes(found, held)) if self.about.growing else whole
 
     @property
     def cache(self) -> tuple[int, ...]:

@@ -1,0 +1,42 @@
+"""A cache or a state of a sequence, read from its device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import OptionError
+from ..graph import CachePair, GraphDescription, StateTensor
+from .element_types import byte_count
+
+__all__ = ["CarriedTensor", "carried"]
+
+
+@dataclass(frozen=True)
+class CarriedTensor:
+    """What one run left for the next: of a cache [1, heads, positions that were run, head size], of a state as the
+    graph has it."""
+
+    dtype: str
+    """'float32' or 'float16'."""
+    dims: tuple[int, ...]
+    data: bytes
+    positions: bool = False
+    """Whether dimension 2 counts positions, as of a cache."""
+
+    @classmethod
+    def read(cls, about: GraphDescription, found: CachePair | StateTensor, data: bytes, valid: int) -> CarriedTensor:
+        """Of the bytes of a whole cache the first `valid` positions, of a state all."""
+        if isinstance(found, StateTensor):
+            return cls(found.dtype, found.dims(1), data)
+        head, part = len(data) // found.heads, byte_count(about.cache_dtype, (valid, found.head_size))
+        kept = [data[place * head : place * head + part] for place in range(found.heads)]
+        return cls(about.cache_dtype, found.dims(1, valid), b"".join(kept), positions=True)
+
+
+def carried(about: GraphDescription, name: str) -> CachePair | StateTensor:
+    """The cache or state that the graph's input or output `name` is. OptionError if there is none."""
+    every: tuple[CachePair | StateTensor, ...] = (*about.cache, *about.states)
+    for found in every:
+        if name in (found.past, found.present):
+            return found
+    raise OptionError(f"there is no cache or state {name!r}; there are {', '.join(found.past for found in every)}")

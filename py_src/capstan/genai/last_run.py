@@ -1,0 +1,170 @@
+"""What the model was last run on and what came of it, as the native package shows them by name."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterable
+from dataclasses import replace
+from itertools import chain
+from typing import Any, TypeVar
+
+from ..config import InputNames, OutputNames
+from ..device.carried_tensor import CarriedTensor
+from ..device.element_types import byte_count
+from ..errors import OptionError, UnsupportedModelError
+from ..generator import Generator
+from ..generator_params import GeneratorParams
+from ..host import wait_here
+from ..model import Model
+from ..replay import Replay
+from .tensors import as_array, flat_numbers, of_bytes
+
+__all__ = ["LastRun"]
+
+T = TypeVar("T")
+
+
+class LastRun:
+    """Inputs and outputs of a generator's last run.
+
+    Capstan keeps none of them: tokens come to the host one by one, and the GPU may be some ahead. The logits of all
+    tokens of a run, caches and states are found by running the sequence once more, over a KV cache of its own.
+    """
+
+    def __init__(self, model: Model, generator: Generator, params: GeneratorParams, whole_caches: bool) -> None:
+        search = params.search
+        self._model, self._generator, self._rows = model, generator, params.rows
+        self._pad = model.config.pad_token_id if search.batch_size > 1 else None
+        self._beams = search.num_beams > 1
+        self._whole_caches = whole_caches and not self._beams
+        """Whether caches have room for all positions, as where past and present share a buffer."""
+        self.tokens: list[list[int]] = []
+        """The tokens of the last run, row by row; empty before the first."""
+        self.picked: list[int] | None = None
+        """The tokens that were picked from its logits, which the next run takes."""
+        self._padded: list[set[int]] = [set() for _ in range(self._rows)]
+        """Positions of padding."""
+
+    def begin(self, rows: list[list[int]]) -> None:
+        """Tokens were appended: rows of a batch, or those of every sequence."""
+        self.tokens = [row for row in rows for _ in range(self._rows // len(rows))]
+        self.picked = None
+        for padded, row in zip(self._padded, self.tokens, strict=True):
+            padded.clear()
+            end = len(row)
+            while end and row[end - 1] == self._pad:
+                end -= 1
+                padded.add(end)
+
+    def forget(self) -> None:
+        """The sequence was cut."""
+        self.tokens, self.picked = [], None
+
+    def go_on(self) -> None:
+        """The picked tokens were run."""
+        if self.picked is not None:
+            self.tokens, self.picked = [[token] for token in self.picked], None
+
+    def input(self, name: str) -> Any:
+        """An input by the name that genai_config.json gives it. OptionError if there is none, or before a run."""
+        names = self._model.config.decoder.inputs
+        if is_carried(name, vars(names).values()):
+            # Where past and present share a buffer, the run wrote into the cache that it read.
+            state = is_carried(name, (names.past_conv_names, names.past_recurrent_names))
+            written = 0 if self._whole_caches and not state else len(self.tokens[0]) if self.tokens else 0
+            return self._carried(name, self._length() - written)
+        if name not in (names.input_ids, names.attention_mask):
+            raise OptionError(f"get_input({name!r}): the inputs are {listed(names)}")
+        if not self.tokens:
+            raise OptionError(f"get_input({name!r}): nothing was run yet; append tokens first")
+        if name == names.input_ids:
+            return as_array(chain(*self.tokens), "int64", [len(self.tokens), len(self.tokens[0])])
+        length = self._length()
+        mask = [int(place not in padded) for padded in self._padded for place in range(length)]
+        return as_array(mask, "int64", [len(self._padded), length])
+
+    def output(self, name: str) -> Any:
+        """An output by the name that genai_config.json gives it. OptionError if there is none, or before a run."""
+        names = self._model.config.decoder.outputs
+        if is_carried(name, vars(names).values()):
+            return self._carried(name, self._length())
+        if name != names.logits:
+            raise OptionError(f"get_output({name!r}): the outputs are {listed(names)}")
+        if not self.tokens:
+            raise OptionError(f"get_output({name!r}): nothing was run yet; append tokens first")
+        count, vocabulary = len(self.tokens[0]), self._model.config.vocab_size
+        if self.picked is None and count == 1:
+            found = flat_numbers(self._generator.get_logits())
+        else:
+            found = [value for row in range(self._rows) for value in self._logits(row, count)]
+        return as_array(found, "float32", [self._rows, count, vocabulary])
+
+    def _logits(self, row: int, count: int) -> list[float]:
+        """Those of the last positions of a row, 0 at padding."""
+        tokens, places = self._run_tokens(row)
+        end = self._length()
+        first = sum(place < end - count for place in places)
+        found = self._wait(self._replay().logits(tokens, first))
+        vocabulary, values = self._model.config.vocab_size, iter(found)
+        nothing = [0.0] * vocabulary
+        shown: list[float] = []
+        for place in range(end - count, end):
+            shown += nothing if place in self._padded[row] else [next(values) for _ in range(vocabulary)]
+        return shown
+
+    def _carried(self, name: str, length: int) -> Any:
+        """A cache of `length` positions, or a state after as many, of all rows."""
+        parts = [self._row_carried(row, name, length) for row in range(self._rows)]
+        first = parts[0]
+        return of_bytes(b"".join(part.data for part in parts), first.dtype, (self._rows, *first.dims[1:]))
+
+    def _row_carried(self, row: int, name: str, length: int) -> CarriedTensor:
+        """That of a row; the cache has zeros at padding, and behind it where it is shown as a whole."""
+        tokens, places = self._run_tokens(row)
+        places = [place for place in places if place < length]
+        tensor = self._wait(self._replay().carried(tokens[: len(places)], name))
+        if not tensor.positions:
+            return tensor
+        _, heads, count, head_size = tensor.dims
+        room = self._generator.max_length if self._whole_caches else length
+        size = len(tensor.data) // (heads * count) if count else byte_count(tensor.dtype, (head_size,))
+        whole = bytearray(heads * room * size)
+        for head in range(heads):
+            for index, place in enumerate(places):
+                source, target = (head * count + index) * size, (head * room + place) * size
+                whole[target : target + size] = tensor.data[source : source + size]
+        return replace(tensor, dims=(1, heads, room, head_size), data=bytes(whole))
+
+    def _run_tokens(self, row: int) -> tuple[list[int], list[int]]:
+        """What the model was run on of a row, and the positions, without padding."""
+        length = self._length()
+        if self._beams and self.tokens and length > len(self.tokens[0]):
+            raise UnsupportedModelError("tensors of beams are shown right behind the prompt only; set num_beams=1")
+        sequence = self._generator.get_sequence(0 if self._beams else row) if length else []
+        places = [place for place in range(length) if place not in self._padded[row]]
+        return [sequence[place] for place in places], places
+
+    def _length(self) -> int:
+        """Positions that were run."""
+        if not self.tokens:
+            return 0
+        return self._generator.token_count() - (self.picked is not None)
+
+    def _replay(self) -> Replay:
+        return Replay(self._model, self._generator.max_length)
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return wait_here(self._model.host, work, "get_output", "capstan.Generator")
+
+
+def is_carried(name: str, patterns: Iterable[str]) -> bool:
+    """Whether it is one of the names that have a %d for the layer: of a cache or a state."""
+    for pattern in patterns:
+        before, counts, behind = pattern.partition("%d")
+        layer = name.removeprefix(before).removesuffix(behind)
+        if counts and layer.isdecimal() and name == f"{before}{layer}{behind}":
+            return True
+    return False
+
+
+def listed(names: InputNames | OutputNames) -> str:
+    return ", ".join(vars(names).values())
