@@ -12,9 +12,10 @@ from typing import Any, TypeVar, cast
 from capstan import Generator, GeneratorParams
 from capstan.device.base import Burst, Counters
 from capstan.device.cache_rows import CacheRows
+from capstan.device.carried_tensor import CarriedTensor
 from capstan.device.separate_rows import SeparateRows, separate_rows
 from capstan.device.shortlist import Shortlist
-from capstan.errors import OutOfMemoryError
+from capstan.errors import OptionError, OutOfMemoryError
 from capstan.leaving import Leaving
 from capstan.local.host import begin_now
 from capstan.model import Model
@@ -288,6 +289,9 @@ class PaperDecoder:
         self.copied.append(other)
         self.cache, self.logits_of = list(other.cache), other.logits_of
         self.forced, self.pending, self.done = other.forced, other.pending, other.done
+
+    async def carried(self, name: str) -> CarriedTensor:
+        raise OptionError(f"a paper model has no {name}")
 
     async def logits(self) -> memoryview[float]:
         scores = array("f", [0.0] * VOCAB)

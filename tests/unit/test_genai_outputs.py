@@ -99,9 +99,10 @@ def test_before_a_run_there_are_empty_caches_only() -> None:
     for name in ("present.0.key", "present.1.value"):
         expected, found = (generator(og, None).get_output(name) for og in (native, genai))
         np.testing.assert_array_equal(found, expected)
-    for call in (lambda one: one.get_output("logits"), lambda one: one.get_input("input_ids")):
+    one = generator(genai, None)
+    for look, name in ((one.get_output, "logits"), (one.get_input, "input_ids")):
         with pytest.raises(CapstanError, match="append tokens first"):
-            call(generator(genai, None))
+            look(name)
 
 
 def test_looking_changes_nothing() -> None:

@@ -17,7 +17,6 @@ from .tensors import NamedTensors, as_array, flat_numbers, token_rows
 __all__ = ["Generator"]
 
 
-
 class Generator:
     """Generates tokens of one sequence, or of the rows of a batch. `capstan` is the capstan.Generator behind it.
 
