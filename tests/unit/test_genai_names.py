@@ -36,7 +36,8 @@ def names() -> list[str]:
 
 def table() -> dict[str, list[str]]:
     """The rows of docs/genai.md: status, note and test by name."""
-    lines = (ROOT / "docs/genai.md").read_text().splitlines()
+    names_only, _, _ = (ROOT / "docs/genai.md").read_text().partition("\n## ")
+    lines = names_only.splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
     return {name.strip("`"): [status, note, test.strip("`")] for name, status, note, test in rows}
 

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from .onnx_pb2 import ModelProto, TensorProto
 from .wiring import copy_of, int64_tensor
 
-__all__ = ["LOGITS_TO_KEEP", "keep_last_logits"]
+__all__ = ["keep_last_logits", "logits_to_keep"]
 
 LOGITS_TO_KEEP = "num_logits_to_keep"
 """An int64 of one element. 0 means all positions."""
+UNNAMED = "onnx::Neg_"
+"""How the name begins that PyTorch's exporter gives it where it lost the other one; onnxruntime-genai feeds it, too."""
+
+
+def logits_to_keep(names: Iterable[str]) -> str | None:
+    """Which of a graph's inputs it is."""
+    return next((name for name in names if name == LOGITS_TO_KEEP or name.startswith(UNNAMED)), None)
 
 
 def keep_last_logits(model: ModelProto, logits: str = "logits") -> ModelProto:
     """Let `num_logits_to_keep` be the constant 1, if the model has that input; the logits are then [B, 1, V]."""
     result = copy_of(model)
     graph = result.graph
-    found = next((value for value in graph.input if value.name == LOGITS_TO_KEEP), None)
-    if found is None:
+    name = logits_to_keep(value.name for value in graph.input)
+    found = next((value for value in graph.input if value.name == name), None)
+    if name is None or found is None:
         return result
     kind = found.type.tensor_type
     if kind.elem_type != TensorProto.INT64 or any(dim.dim_value != 1 for dim in kind.shape.dim):
         return result  # something else of that name, which nobody feeds
     graph.input.remove(found)
-    graph.initializer.append(int64_tensor(LOGITS_TO_KEEP, [1], scalar=not kind.shape.dim))
+    graph.initializer.append(int64_tensor(name, [1], scalar=not kind.shape.dim))
     for value in graph.output:
         dims = value.type.tensor_type.shape.dim
         if value.name == logits and len(dims) == 3:

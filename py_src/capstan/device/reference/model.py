@@ -21,7 +21,7 @@ from ... import graph
 from ...config import QDQ_ACCURACY, GenaiConfig, parse_genai_config
 from ...errors import BufferMismatchError, ClosedError, ModelFileError, PromptError
 from ...graph import GraphDescription, StateTensor
-from ...graph.logits_to_keep import LOGITS_TO_KEEP
+from ...graph.logits_to_keep import logits_to_keep
 from ...graph.onnx_pb2 import ModelProto
 from ...memory import Pools
 from ..carried_tensor import CarriedTensor, carried
@@ -137,7 +137,8 @@ class ReferenceSequence:
         """Positions in the cache that are valid."""
         length = 0 if about.growing else capacity
         shapes = {value.name: value.shape for value in session.get_inputs()}
-        self._logits_to_keep = shapes.get(LOGITS_TO_KEEP)
+        self._logits_to_keep = logits_to_keep(shapes)
+        self._kept_shape = shapes.get(self._logits_to_keep, ())
         declared = next(value.shape for value in session.get_outputs() if value.name == about.logits)
         self.keeps_all = self._logits_to_keep is not None or declared[1] != 1
         """Whether the graph can give the logits of every position."""
@@ -181,7 +182,7 @@ class ReferenceSequence:
         if about.position_ids is not None:
             given[about.position_ids] = np.tile(np.arange(self.length, end), (*[3] * self._axes, 1, 1))
         if self._logits_to_keep is not None:
-            given[LOGITS_TO_KEEP] = np.full(self._logits_to_keep, 0 if every else 1, np.int64)
+            given[self._logits_to_keep] = np.full(self._kept_shape, 0 if every else 1, np.int64)
         *presents, made = self._run_adapted(given) if self._adapted else self._run_in_place(given)
         if about.growing or self._adapted:
             self._caches = dict(zip(self._caches, presents, strict=False))
