@@ -31,12 +31,6 @@ def generator(tokens: Any = PROMPT, guidance: Any = None, **options: Any) -> Any
     return made
 
 
-def two_rows() -> Any:
-    made = generator([[5, 6, 7], [8, 9, 10]], batch_size=2)
-    made.generate_next_token()
-    return made
-
-
 model = loaded(*sys.argv[1:3])
 CASES: dict[str, Any] = {
     "top_p beyond 1": lambda: generator(do_sample=True, top_p=1.5),
@@ -54,7 +48,7 @@ CASES: dict[str, Any] = {
     "a tensor of text": lambda: og.Tensor(np.array(["a"])),
     "a rewind past the start": lambda: generator().rewind_to(-1),
     "a rewind past the end": lambda: generator().rewind_to(33),
-    "a rewind of several rows": lambda: two_rows().rewind_to(2),
+    "a rewind of several rows": lambda: generator([[5, 6, 7], [8, 9, 10]], batch_size=2).rewind_to(2),
     "an adapter that is not there": lambda: og.Adapters(model).load("/nothing.onnx_adapter", "a"),
     "a grammar of another kind": lambda: generator(guidance=("foo", "a")),
     "a grammar that cannot be compiled": lambda: generator(guidance=("regex", "(a")).generate_next_token(),
@@ -90,13 +84,12 @@ for wrong in WRONG:
 answer = kept.get_sequence(0)[len(PROMPT) :].tolist()
 
 tensors: dict[str, Any] = {}
-RUNS: tuple[Any, ...] = ((PROMPT, {}), ([[5, 6, 7], [8, 9, 10]], {"batch_size": 2}))
-for tokens, options in RUNS:
+RUNS: tuple[Any, ...] = ((PROMPT, 2, {}), ([[5, 6, 7], [8, 9, 10]], 0, {"batch_size": 2}))
+for tokens, picks, options in RUNS:
     one = generator(tokens, **options)
-    for picks in range(3):
-        for name in ("present.0.key", "present.1.value", "logits"):
-            value = one.get_output(name)
-            label = f"{name} of {value.shape[0]} after {picks}"
-            tensors[label] = [str(value.dtype), list(value.shape), value.ravel().round(4).tolist()]
+    for _ in range(picks):
         one.generate_next_token()
+    for name in ("present.0.key", "present.1.value", "logits"):
+        value = one.get_output(name)
+        tensors[f"{name} of {len(value)}"] = [str(value.dtype), list(value.shape), value.ravel().round(4).tolist()]
 print(json.dumps({"told": told, "answer": answer, "tensors": tensors}))
