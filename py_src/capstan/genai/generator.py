@@ -155,6 +155,7 @@ class Generator:
         if not isinstance(adapters, Adapters) or not isinstance(name, str):
             raise TypeError(f"set_active_adapter: Adapters and a name as str are expected, not {adapters!r}, {name!r}")
         self.capstan.set_active_adapter(adapters.capstan, name)
+        self._last.adapted = True
 
     def set_runtime_option(self, name: str, value: str, /) -> None:
         """'terminate_session': with '1' generating raises until it is '0' again. OptionError for another option."""

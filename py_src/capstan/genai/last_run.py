@@ -43,6 +43,8 @@ class LastRun:
         """The tokens that were picked from its logits, which the next run takes."""
         self._padded: list[set[int]] = [set() for _ in range(self._rows)]
         """Positions of padding."""
+        self.adapted = False
+        """Whether an adapter is active, which the sequence would have to be run again with."""
 
     def begin(self, rows: list[list[int]]) -> None:
         """Tokens were appended: rows of a batch, or those of every sequence."""
@@ -137,6 +139,10 @@ class LastRun:
     def _run_tokens(self, row: int) -> tuple[list[int], list[int]]:
         """What the model was run on of a row, and the positions, without padding."""
         length = self._length()
+        if self.adapted:
+            raise UnsupportedModelError(
+                "tensors of runs with an adapter are not shown; get_logits gives the last logits"
+            )
         if self._beams and self.tokens and length > len(self.tokens[0]):
             raise UnsupportedModelError("tensors of beams are shown right behind the prompt only; set num_beams=1")
         sequence = self._generator.get_sequence(0 if self._beams else row) if length else []
