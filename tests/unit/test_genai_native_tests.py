@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,7 @@ import onnx
 import onnxruntime_genai as native
 import pytest
 
-from capstan import genai
+from capstan import fallback, genai
 from tests.unit import test_genai, test_genai_configs, test_genai_outputs
 from tests.unit.genai_cases import FOLDER, PROMPT, SAME, loaded
 
@@ -156,7 +157,8 @@ def test_texts_are_completed(og: Any, texts: list[str]) -> None:
     assert len(one.get_sequence(0)) <= tokens.shape()[1] + 6
 
 
-def test_logging_is_turned_on_and_off(og: Any) -> None:
+def test_logging_is_turned_on_and_off(og: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fallback, "counted", Counter())
     og.set_log_options(enabled=True, generate_next_token=True)
     og.set_log_options(enabled=False, generate_next_token=False)
 

@@ -11,7 +11,7 @@ import onnxruntime_genai as native
 import pytest
 
 from capstan import CapstanError, genai
-from tests.unit.genai_cases import PROMPT, generator, tokenizer
+from tests.unit.genai_cases import LORA, PROMPT, adapters, generator, loaded, tokenizer
 
 ROOT = Path(__file__).parents[2]
 INPUTS = ("input_ids", "attention_mask", "past_key_values.0.key", "past_key_values.1.value")
@@ -71,6 +71,16 @@ def test_tensors_of_beams_behind_their_prompt() -> None:
     one.generate_next_token()
     with pytest.raises(CapstanError, match="right behind the prompt only"):
         one.get_output("present.0.key")
+
+
+def test_tensors_of_a_run_with_an_adapter_are_refused() -> None:
+    model = loaded(genai, folder=LORA)
+    one = genai.Generator(model, genai.GeneratorParams(model))
+    one.set_active_adapter(adapters(genai), "first")
+    one.append_tokens(PROMPT)
+    with pytest.raises(CapstanError, match="with an adapter are not shown"):
+        one.get_output("present.0.key")
+    assert one.get_logits().shape == (1, 1, 512)
 
 
 def test_the_mask_leaves_padding_out() -> None:
