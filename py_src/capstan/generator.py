@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .adapters import Adapters
@@ -46,6 +47,11 @@ class Generator:
 
     `pools` gives it buffers of the caller's on `model.device` for its KV cache, sampler state, ids and logits; they are
     checked when the first token is prepared.
+
+    Where the device is lost, as when the browser's GPU process ends, the model is opened on another one and the
+    sequence computed anew, with a FallbackWarning: the tokens are those of an undisturbed run.
+    `GeneratorParams.recoveries` says how often. With `pools`, and once `set_logits` gave the next logits,
+    DeviceLostError is raised.
 
     Use it as a context manager, or `close()` it: its KV cache then serves the next generator. One that is dropped
     without being closed gives it back, too.
@@ -227,10 +233,13 @@ class Generator:
         reuses a closed one's KV cache has nothing to do here."""
         async with self._turn:
             self._loop.require_open()
-            if self._loop.decoder is None:
-                decoder = await self._loop.ready_decoder()
-                if not self._loop.length:
-                    await decoder.warm_up()
+            await self._loop.surviving(self._prepared)
+
+    async def _prepared(self) -> None:
+        if self._loop.decoder is None:
+            decoder = await self._loop.ready_decoder()
+            if not self._loop.length:
+                await decoder.warm_up()
 
     def prepare(self) -> None:
         """`prepare_async`, blocking."""
@@ -246,7 +255,7 @@ class Generator:
             async with self._turn:
                 if not loop.ready:
                     loop.require_more()
-                    await loop.advance()
+                    await loop.surviving(loop.advance)
         self._last = loop.take()
         return self._last[0]
 
@@ -266,7 +275,7 @@ class Generator:
         """The logits the next token will be picked from, float32 [vocab], of several rows [rows, vocab]; tokens
         computed ahead are discarded."""
         async with self._turn:
-            return await self._loop.logits()
+            return await self._loop.surviving(self._loop.logits)
 
     def get_logits(self) -> memoryview[float]:
         """`get_logits_async`, blocking."""
@@ -280,7 +289,7 @@ class Generator:
         if view.format != "f" or view.nbytes != 4 * needed:
             raise OptionError(f"logits of format {view.format!r} and {view.nbytes} bytes; {needed} float32 are needed")
         async with self._turn:
-            await self._loop.set_logits(view.cast("B").cast("f"))
+            await self._loop.surviving(partial(self._loop.set_logits, view.cast("B").cast("f")))
 
     def set_logits(self, values: bytes | bytearray | memoryview | array[float]) -> None:
         """`set_logits_async`, blocking."""

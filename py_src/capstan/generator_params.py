@@ -18,12 +18,17 @@ if TYPE_CHECKING:
 
 __all__ = ["GeneratorParams"]
 
+RECOVERIES = 3
+"""A browser that loses more devices than this during one generation will lose the next one too."""
+
 
 class GeneratorParams:
     """Search options for generators of a model, starting from its genai_config.json.
 
     `run_ahead` fixes the decode steps of one submit (1 to 64); None adapts it. `tokenizer` is for `stop_strings`; by
     default it is the model's.
+
+    `recoveries` is how often a generator may have its device lost and go on, on another one; 0 raises DeviceLostError.
 
     One function of the caller's may edit logits before each pick; nothing runs ahead then (docs/logits_processors.md):
     `logits_processor(tokens, logits)` all of them, `shortlist_processor(tokens, best)` those that it returns of the
@@ -39,6 +44,7 @@ class GeneratorParams:
         logits_processor: LogitsProcessor | None = None,
         shortlist_processor: ShortlistProcessor | None = None,
         shortlist: int | None = None,
+        recoveries: int = RECOVERIES,
     ) -> None:
         self.search: SearchOptions = model.search
         self._model, self._tokenizer = model, tokenizer
@@ -53,6 +59,12 @@ class GeneratorParams:
         self.processors.check(self._vocab, run_ahead, self.search.num_beams)
         self.speculation: Speculation | None = None
         self.run_ahead = run_ahead
+        if isinstance(recoveries, bool) or not isinstance(recoveries, int) or recoveries < 0:
+            raise OptionError(
+                f"recoveries is {recoveries!r}; it is how many losses of its device a generator survives: an integer "
+                "from 0, which raises DeviceLostError at the first"
+            )
+        self.recoveries = recoveries
         RunAhead(run_ahead, 64)
 
     @property

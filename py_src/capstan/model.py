@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .config import GenaiConfig
 from .device.base import Decoder, DeviceModel, Progress, TapeOptions
 from .device.interface import DeviceInterface
 from .device.model_memory import capacity_for, require_lengths
 from .device.row_decoder import RowDecoder
 from .errors import (
     AsyncRequiredError,
+    CapstanError,
     ClosedError,
-    ConfigError,
     GuidanceError,
-    ModelFileError,
     OptionError,
     OutOfMemoryError,
 )
 from .fallback import fall_back
 from .guidance import Encoder, Grammars, TokenBytes, vocabulary
-from .host import Host, current_host, wait_here
+from .host import Host, current_host
 from .leaving import Leaving, when_dropped
-from .load_times import during_load, phase
 from .memory import AlignmentRequirements, MemoryRequirements, Pools
-from .model_folder import FoundModel, find_model, no_progress
+from .model_folder import no_progress
+from .opening import Opened, Source, open_model, search_options, set_stall_timeout
 from .prefix_cache import PrefixCache, checked_limit
-from .retrying import require_stall_timeout
-from .search import SearchOptions
+from .recovery import opened_again
 from .tape import PASSES
 
 if TYPE_CHECKING:
@@ -40,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["Model"]
 
 CAPTURES = ("tape", "ort", "off")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 class Model:
@@ -137,6 +133,12 @@ class Model:
         self.prefixes = PrefixCache(prefix_limit)
         """Key/value rows that prompts with a common start share."""
         self._finalizer = when_dropped(self, host, partial(released, opened.loaded, self.prefixes))
+        self._open_again = opened.again
+        self._recovering = asyncio.Lock()
+        self.recoveries = 0
+        """How often the model was opened on another device, since its own was lost."""
+        self.on_recovery: Callable[[str, float], None] | None = None
+        """Called after each time, with the reason and the milliseconds that it took."""
         self._grammars: Grammars | None = None
         self._token_bytes: TokenBytes | None = None
         self._encoder: Encoder | None = None
@@ -246,6 +248,33 @@ class Model:
         """Whether the model is open and its device still works."""
         return self._loaded is not None and self._loaded.healthy()
 
+    async def recover(self, opening: int, lost: Exception) -> None:
+        """Open the model on another device, if `recoveries` is `opening` still; generators do so themselves. Raises
+        DeviceLostError if there is no other one."""
+        # It goes on if this wait is cancelled.
+        opened = asyncio.ensure_future(self._recover(opening, lost))
+        opened.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(opened)
+
+    async def _recover(self, opening: int, lost: Exception) -> None:
+        async with self._recovering:
+            old, begun = self._open(), self.host.now()
+            if opening != self.recoveries:
+                return
+            loaded = await opened_again(partial(self._open_again, old.device), lost)
+            if self._loaded is None:
+                await loaded.close()
+                raise ClosedError(f"the model {self.folder} was closed; load it again")
+            self._loaded = loaded
+            self.recoveries += 1
+            self._finalizer.detach()
+            self._finalizer = when_dropped(self, self.host, partial(released, loaded, self.prefixes))
+            self.prefixes.lost()
+            fall_back("the device", str(lost), "the model was opened on another one, and sequences are computed anew")
+            self.host.begin(let_go(old))
+            if self.on_recovery is not None:
+                self.on_recovery(str(lost), self.host.now() - begun)
+
     async def aclose(self) -> None:
         """Free the device; generators of this model fail from now on. Closing twice is harmless."""
         loaded, self._loaded = self._loaded, None
@@ -272,20 +301,16 @@ class Model:
         return self._loaded
 
 
+async def let_go(lost: DeviceModel) -> None:
+    """Close a model whose device is lost."""
+    with suppress(CapstanError):
+        await lost.close()
+
+
 async def released(loaded: DeviceModel, prefixes: PrefixCache) -> None:
     """Free what a model holds."""
     prefixes.close()
     await loaded.close()
-
-
-def search_options(config: GenaiConfig) -> SearchOptions:
-    """What generators of the model start from. Raises OptionError."""
-    return SearchOptions.from_config(
-        config.search,
-        eos_token_ids=config.eos_token_ids,
-        pad_token_id=config.pad_token_id,
-        context_length=config.context_length,
-    )
 
 
 def tape_options(capture: str, passes: Collection[str] | None) -> TapeOptions:
@@ -298,128 +323,3 @@ def tape_options(capture: str, passes: Collection[str] | None) -> TapeOptions:
     if isinstance(passes, str) or unknown:
         raise OptionError(f"passes is {passes!r}; it must be a collection of names out of {', '.join(PASSES)}, or None")
     return TapeOptions(capture, tuple(name for name in PASSES if name in passes))
-
-
-@dataclass(frozen=True)
-class Opened:
-    """What was loaded out of a folder."""
-
-    folder: str
-    config: GenaiConfig
-    loaded: DeviceModel
-    files: dict[str, str]
-    """The tokenizer's, by name."""
-    times: dict[str, tuple[float, float]]
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a model comes from, and what of it; see Model."""
-
-    path: Any
-    device: str = "auto"
-    dtype: str | None = None
-    overlay: Mapping[str, Any] = field(default_factory=dict)
-    graphs: Mapping[str, bytes] = field(default_factory=dict)
-
-
-def set_stall_timeout(host: Host, seconds: float | None) -> None:
-    """Raises OptionError."""
-    if seconds is not None:
-        host.stall_after(require_stall_timeout(seconds))
-
-
-async def open_model(
-    host: Host, source: Source, options: TapeOptions, progress: Progress, keep_weights: bool = True
-) -> Opened:
-    """Read the folder's small files, check them, then load the graph and the weights."""
-    with during_load(host.now) as times:
-        folder = await host.adopt(source.path, keep_weights)
-        with phase("files"):
-            found, files = await read_small_files(host, folder, source, keep_weights, progress)
-        config, device = found.config, source.device
-        onnx = given_graph(source.graphs, config) or found.onnx
-        loaded = await host.open_model(folder, config, device, options, progress, keep_weights, onnx)
-    return Opened(folder, shortened(config, loaded.memory.context_length), loaded, files, times.phases)
-
-
-def given_graph(graphs: Mapping[str, bytes], config: GenaiConfig) -> bytes | None:
-    """The graph's file among those given. OptionError for any other."""
-    others = [name for name in graphs if name != config.decoder.filename]
-    if others:
-        raise OptionError(
-            f"data was given for {', '.join(others)}; the model's graph is {config.decoder.filename}, and other "
-            "files are read from the folder"
-        )
-    return graphs.get(config.decoder.filename)
-
-
-@dataclass(frozen=True)
-class Configuration:
-    """What a folder says before its graph is loaded: enough for a Tokenizer."""
-
-    host: Host
-    config: GenaiConfig
-    tokenizer_files: dict[str, str]
-
-
-def read_configuration(path: Any, overlay: Mapping[str, Any] | None = None) -> Configuration:
-    """A folder's small files, blocking. Raises AsyncRequiredError where it cannot wait, else what Model raises."""
-    host = current_host()
-
-    async def read() -> Configuration:
-        folder = await host.adopt(path, True)
-        found, files = await read_small_files(host, folder, Source(path, overlay=overlay or {}), True, no_progress)
-        return Configuration(host, found.config, files)
-
-    return wait_here(host, read(), "read_configuration", "await Model.load(...)")
-
-
-def shortened(config: GenaiConfig, context_length: int) -> GenaiConfig:
-    """The configuration of a model whose sequences end at `context_length`; a warning if it says a greater one."""
-    if context_length == config.context_length:
-        return config
-    fall_back(
-        f"positions from {context_length} to the model's context_length of {config.context_length}",
-        "from there on the model rotates all positions by other factors (long rope), which Capstan does not",
-        f"sequences end at a max_length of {context_length}",
-    )
-    search = dict(config.search)
-    if isinstance(search.get("max_length"), int):
-        search["max_length"] = min(search["max_length"], context_length)
-    return replace(config, context_length=context_length, search=search)
-
-
-def utf_8(content: bytes, name: str) -> str:
-    """The text of a file. Raises ConfigError where it is none."""
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{name}: byte {error.start} is not UTF-8; copy the file again") from error
-
-
-async def read_small_files(
-    host: Host, folder: str, source: Source, keep: bool, progress: Progress
-) -> tuple[FoundModel, dict[str, str]]:
-    """The model found and the tokenizer's files, asked for at once. Raises ConfigError, ModelFileError."""
-    tokenizer = asyncio.gather(*(host.read_optional(folder, name) for name in TOKENIZER_FILES))
-    try:
-        found = await find_model(host, folder, source.device, source.dtype, keep, progress, source.overlay)
-        config = found.config
-        search_options(config).tell_ignored()
-        if config.no_tokens:
-            vocabulary = f"the vocabulary has {config.vocab_size} tokens"
-            fall_back(f"{', '.join(config.no_tokens)} of {config.name}", vocabulary, "the model is run without")
-        if config.decoder.unknown_options:
-            what = ", ".join(config.decoder.unknown_options)
-            fall_back(f"options of {config.name}", f"{what} unknown to Capstan", "the model is run without them")
-    except BaseException:
-        # How they end is nobody's concern any more.
-        tokenizer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        tokenizer.cancel()
-        raise
-    contents = dict(zip(TOKENIZER_FILES, await tokenizer, strict=True))
-    files = {name: utf_8(content, folder + name) for name, content in contents.items() if content is not None}
-    if "tokenizer.json" not in files:
-        raise ModelFileError(f"{folder}tokenizer.json is missing; copy the tokenizer's files into the model folder")
-    return found, files

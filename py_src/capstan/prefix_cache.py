@@ -140,6 +140,11 @@ class PrefixCache:
             self._evict()
         return found
 
+    def lost(self) -> None:
+        """The device is gone, with all that is on it."""
+        self._kept.clear()
+        self._live.clear()
+
     def close(self) -> None:
         """Free all copies; nothing is kept from now on."""
         self._closed = True

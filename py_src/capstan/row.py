@@ -32,6 +32,8 @@ class Row:
     """Tokens before it."""
     appended: list[tuple[int, int]] = field(default_factory=list)
     """Where tokens were appended to `tokens`; the others were picked."""
+    runs: list[tuple[int, int]] = field(default_factory=list)
+    """Which of `tokens` were run as prompts, from where to where; a step was run for each of the others."""
     end: int | None = None
     """The id that ended it, once it was read."""
     text: Callable[[], StoppingStream] | None = None
@@ -82,6 +84,7 @@ class Row:
     def cut(self, length: int) -> None:
         """Keep the first `length` tokens; none, or any number of a row without padding."""
         del self.tokens[length:]
+        self._forget_runs(length)
         self.appended = [(start, min(end, length)) for start, end in self.appended if start < length]
         self.tell()
         # The last kept token is run again: the logits after it are no longer there.
@@ -95,6 +98,33 @@ class Row:
             self.stream = self.text()
             for token in self.tokens[self.appended[-1][1] if self.appended else 0 :]:
                 self.stream.push(token)
+
+    def ran(self, end: int, again: bool) -> None:
+        """The model was run on the tokens from `valid` to `end` at once, perhaps as it had been before."""
+        if not again or not any(begin <= self.valid and end <= stop for begin, stop in self.runs):
+            self._forget_runs(self.valid)
+            self.runs.append((self.valid, end))
+        self.valid = end
+
+    def next_run(self) -> int:
+        """Where a run of tokens from `valid` on ends, for its caches to come out as they were: the same runs of
+        prompts, and a step for each token that was picked."""
+        start = self.valid
+        found = next((end for begin, end in self.runs if begin <= start < end), None)
+        if found is not None:
+            return found
+        # A token that was picked is run with those that were appended behind it.
+        fresh = [(begin, end) for begin, end in self.appended if begin - 1 <= start < end]
+        later = [begin for begin, _ in self.runs if begin > start]
+        return min(fresh[-1][1] if fresh else start + 1, *later, len(self.tokens))
+
+    def is_appended(self, start: int, count: int) -> bool:
+        """Whether so many tokens from `start` on were run as a prompt, or are to be."""
+        ranges = [*self.runs, *self.appended]
+        return count > 1 or any(begin <= start < end for begin, end in ranges)
+
+    def _forget_runs(self, length: int) -> None:
+        self.runs = [(begin, min(end, length)) for begin, end in self.runs if begin < length]
 
     def unsettle(self, length: int) -> None:
         """Cache entries from `length` on have to be computed again."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from .adapters import ActiveAdapters, Adapters
 from .device.row_decoder import RowBurst, RowDecoder
-from .errors import ClosedError, LogitsError, OptionError, PromptError
+from .errors import ClosedError, DeviceLostError, LogitsError, OptionError, PromptError
 from .flight import Flight
 from .generator_params import GeneratorParams
 from .memory import Pools
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from .model import Model
 
 __all__ = ["RowLoop"]
+
+T = TypeVar("T")
 
 
 class RowLoop:
@@ -50,6 +52,14 @@ class RowLoop:
         self.reused = 0
         """Prompt tokens whose caches were taken over from other sequences."""
         self.adapters = ActiveAdapters()
+        self._recoveries = params.recoveries
+        """Losses of the device that may still come."""
+        self._opening = 0
+        """The model's number of recoveries when the decoder was made."""
+        self._repeats = False
+        """The model is run anew on what it had been run on, as it was then."""
+        self._edited = False
+        """The logits are the caller's."""
         self._model = model
         self._pools = pools
         self._fixed_run_ahead = params.run_ahead
@@ -148,7 +158,7 @@ class RowLoop:
 
     def _change(self) -> None:
         """The sequences are others."""
-        self._begun, self.late = None, False
+        self._begun, self.late, self._edited = None, False, False
         self.discard_ahead()
 
     def discard_ahead(self) -> None:
@@ -161,6 +171,7 @@ class RowLoop:
     async def ready_decoder(self) -> RowDecoder:
         """The decoder, made when it is first needed."""
         if self.decoder is None:
+            self._opening = self._model.recoveries
             choice = self.adapters.pending[0] if self.adapters.at_start else None
             lora = await self.adapters.weights(choice) if choice else None
             self._use(await self._model.row_decoder(len(self.rows), self.max_length, self._pools, lora))
@@ -174,6 +185,41 @@ class RowLoop:
         for number in range(len(self.rows)):
             decoder.set_search(number, self.options)
         self.run_ahead = RunAhead(self._fixed_run_ahead, decoder.max_burst, decoder.usual_burst)
+
+    async def surviving(self, action: Callable[[], Awaitable[T]]) -> T:
+        """The result of `action`. If the device is lost meanwhile, the model is opened on another one, within
+        `recoveries`, and the action done again: what was computed is computed anew from the sequences."""
+        while True:
+            await self._leave_lost()
+            opening = self._model.recoveries
+            try:
+                return await action()
+            except (ClosedError, DeviceLostError) as error:
+                if self.closed:
+                    raise
+                if opening != self._model.recoveries:
+                    # Another generator has opened the model anew.
+                    continue
+                lost = isinstance(error, DeviceLostError)
+                # What the caller has on the device went with it.
+                theirs = self._pools is not None or self._edited or self.adapters.layers or self.adapters.pending
+                if not lost or not self._recoveries or theirs:
+                    raise
+                self._recoveries -= 1
+                await self._model.recover(opening, error)
+
+    async def _leave_lost(self) -> None:
+        """Let go of a decoder on a device that is no more."""
+        if self.decoder is None or self._opening == self._model.recoveries:
+            return
+        await self.flight.drain()
+        self.counts.add(self.decoder)
+        self.decoder = self.run_ahead = None
+        for row in self.rows:
+            row.unsettle(0)
+        self.discard_ahead()
+        # Steps of several rows are of all of them.
+        self._repeats = len(self.rows) == 1
 
     async def advance(self) -> None:
         """Do what brings the next token nearer: prefill, submit, or wait for a burst."""
@@ -212,6 +258,7 @@ class RowLoop:
     def receive(self, burst: RowBurst) -> None:
         """Take in what a burst brought."""
         assert self.run_ahead is not None
+        self._edited = False
         self.counts.cross(burst.crossings)
         self.run_ahead.observe(burst)
         self.timing.receive(burst)
@@ -246,6 +293,7 @@ class RowLoop:
             self.stale = True
             raise
         self.sample_first = True
+        self._repeats = False
         self.run_ahead.pause()
         self.timing.pause()
         self.counts.begin(decoder)
@@ -271,12 +319,17 @@ class RowLoop:
         self.reused += found - row.valid
         row.valid = found
         while row.valid < end:
-            part = row.tokens[row.valid : end][: self.options.chunk_size]
-            await decoder.prefill(number, part, row.valid)
+            stop = row.next_run() if self._repeats else end
+            part = row.tokens[row.valid : stop][: self.options.chunk_size]
+            picked = self._repeats and not row.is_appended(row.valid, len(part))
+            await (decoder.step(part) if picked else decoder.prefill(number, part, row.valid))
             self.require_open()
             if self.stale:
                 return False
-            row.valid += len(part)
+            if picked:
+                row.valid += 1
+            else:
+                row.ran(row.valid + len(part), self._repeats)
         return True
 
     async def settle(self) -> None:
@@ -307,12 +360,15 @@ class RowLoop:
         vocab = self._model.config.vocab_size
         for number in range(len(self.rows)):
             self.open_decoder().set_logits(number, values[number * vocab : (number + 1) * vocab])
+        self._edited = True
 
     async def end(self) -> None:
         """Let what is under way finish and give the decoder back."""
         await self.flight.drain()
         self.counts.add(self.decoder)
-        if self.decoder is not None and self.run_ahead is not None:
+        # A decoder on a device that was lost went with it.
+        there = self._opening == self._model.recoveries
+        if there and self.decoder is not None and self.run_ahead is not None:
             await self._model.prefixes.leave(self, range(0, len(self.rows), self._copies))
             self.decoder.usual_burst = self.run_ahead.usual
             await self.decoder.close()

@@ -15,7 +15,7 @@ from capstan.device.cache_rows import CacheRows
 from capstan.device.carried_tensor import CarriedTensor
 from capstan.device.separate_rows import SeparateRows, separate_rows
 from capstan.device.shortlist import Shortlist
-from capstan.errors import OptionError, OutOfMemoryError
+from capstan.errors import DeviceLostError, OptionError, OutOfMemoryError
 from capstan.leaving import Leaving
 from capstan.local.host import begin_now
 from capstan.model import Model
@@ -132,6 +132,7 @@ class PaperDecoder:
         self.logits_of: list[int] | None = None
         self.forced: int | None = None
         self.prefills: list[tuple[list[int], int]] = []
+        self.stepped: list[int] = []
         self.submitted: list[tuple[int, bool]] = []
         self.unread = 0
         self.steps = 0
@@ -281,6 +282,7 @@ class PaperDecoder:
     async def step(self, token: int) -> None:
         assert self.unread == 0, "a step while bursts are under way"
         self.steps += 1
+        self.stepped.append(token)
         self.cache.append(token)
         self.forced, self.done = None, False
 
@@ -382,6 +384,7 @@ class PaperModel:
         self.decoders: list[PaperDecoder] = []
         self.gate: asyncio.Event | None = None
         """Decoders are made once it is set."""
+        self.recoveries = 0
 
     async def decoder(self, max_length: int, pools: object = None) -> PaperDecoder:
         if self.gate is not None:
@@ -395,6 +398,14 @@ class PaperModel:
         )
         return self.decoders[-1]
 
+    async def recover(self, opening: int, lost: Exception) -> None:
+        await asyncio.sleep(0)
+        if opening == self.recoveries:
+            self.recoveries += 1
+            self.prefixes.lost()
+            for decoder in self.decoders:
+                decoder.fault = DeviceLostError("the device of before")
+
     async def row_decoder(self, rows: int, max_length: int, pools: Any = None, lora: Any = None) -> SeparateRows:
         return await separate_rows(self, rows, max_length, pools, lora)
 
@@ -406,11 +417,12 @@ def made(
     decoder: dict[str, Any] | None = None,
     tokenizer: Any = None,
     speculation: Speculation | None = None,
+    recoveries: int = 3,
     **search: Any,
 ) -> tuple[Generator, PaperModel]:
     paper = PaperModel(host, **(decoder or {}))
     model = cast(Model, paper)
-    params = GeneratorParams(model, run_ahead=run_ahead, tokenizer=tokenizer)
+    params = GeneratorParams(model, run_ahead=run_ahead, tokenizer=tokenizer, recoveries=recoveries)
     params.set_search_options(**search)
     params.set_speculation(speculation)
     return Generator(model, params), paper

@@ -201,7 +201,7 @@ class TestClosing:
         assert paper.decoders[0].closed == 1
 
     def test_after_the_device_was_lost_gives_the_decoder_back_and_raises_nothing_new(self) -> None:
-        generator, paper = made(run_ahead=2)
+        generator, paper = made(run_ahead=2, recoveries=0)
         generator.append_tokens(PROMPT)
         asyncio.run(take(generator, 1))
         decoder = paper.decoders[0]

@@ -57,7 +57,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         ),
         *("beam_loop", "beam_search", "constrained_loop", "processed_loop", "processors", "row", "row_loop"),
         *("conversation", "model", "model_folder", "onnxruntime", "planning", "prefix_cache", "replay"),
-        *("row_pool", "speculated_loop", "stream", "tokenizer"),
+        *("speculated_loop", "row_pool", "stream", "opening", "recovery", "tokenizer"),
     ),
     ("genai",),
     ("capstan", "_js.adapters", "_js.page", "_js.start"),

@@ -241,7 +241,7 @@ class TestSeveralRows:
 
     @pytest.mark.parametrize("fails", [0, 1])
     def test_go_on_after_a_fault_in_one_of_them(self, fails: int) -> None:
-        generator, paper = made(run_ahead=3, batch_size=2)
+        generator, paper = made(run_ahead=3, batch_size=2, recoveries=0)
         generator.append_tokens([[5, 6, 7], [8, 9, 10]])
         asyncio.run(take(generator, 2))
         for decoder in paper.decoders:

@@ -54,7 +54,11 @@ export class BoundSessions {
   createSession(model: PyProxy, capture: boolean, owner: string): Promise<number> {
     const bytes = copyBytes(model);
     return this.exclusively(owner, async () => {
-      const session = await createSession(this.ort, bytes, { device: this.watched.device, capture });
+      const session = await createSession(this.ort, bytes, { device: this.watched.device, capture }).catch(
+        async (error: unknown) => {
+          throw await this.watched.explain(error);
+        },
+      );
       this.watched.assertHealthy();
       return this.sessions.add({ ort: session, owner });
     });
@@ -111,8 +115,8 @@ export class BoundSessions {
       }
       try {
         await this.sessions.get(session).ort.run(feeds, fetches);
-      } catch (error) {
-        this.watched.assertHealthy();
+      } catch (thrown) {
+        const error = await this.watched.explain(thrown);
         throw error instanceof EngineError
           ? error
           : new EngineError("ValidationError", `onnxruntime-web could not run the model: ${String(error)}`);
@@ -133,7 +137,8 @@ export class BoundSessions {
       const recorder = new DryRecorder(this.watched, keep);
       try {
         await recorder.during(() => this.sessions.get(session).ort.run(feeds, fetches));
-      } catch (error) {
+      } catch (thrown) {
+        const error = await this.watched.explain(thrown);
         this.watched.assertHealthy();
         await this.endCapture();
         throw error instanceof EngineError

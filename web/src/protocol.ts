@@ -172,6 +172,8 @@ export type CapstanEvent =
     }
   /** The worker died, or was ended since a cancelled request did not end, and another one is being started. */
   | { kind: "restarted"; reason: string }
+  /** The GPU device was lost, and the model was opened on another one in so many milliseconds: its run goes on. */
+  | { kind: "recovered"; reason: string; ms: number }
   | { kind: "text"; text: string; token_id: number }
   | { kind: "stdout"; text: string }
   | { kind: "stderr"; text: string };

@@ -318,6 +318,7 @@ async def load(key: Key, stall_timeout: float | None) -> Model:
     try:
         options: dict[str, Any] = {"device": device, "dtype": dtype, "capture": capture}
         model = await Model.load(folder, **options, progress=progress, stall_timeout=stall_timeout)
+        model.on_recovery = lambda reason, ms: host.emit({"kind": "recovered", "reason": reason, "ms": ms})
         loaded = (key, model)
         return model
     finally:

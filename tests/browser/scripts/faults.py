@@ -107,7 +107,7 @@ async def in_a_burst(models: dict[str, str], *, what: str, tokens: int = 9) -> d
     model = await load(models, "nano-llama")
     # A free decoder may have a tape that was made from what is stored: then no session has buffers that the tape uses.
     await model.trim()
-    generator = Generator(model, GeneratorParams(model, run_ahead=4))
+    generator = Generator(model, GeneratorParams(model, run_ahead=4, recoveries=0))
     generator.append_tokens(PROMPT)
     with recorded_anew() if what == "session" else nullcontext():
         before = [await generator.generate_next_token_async() for _ in range(tokens)]
@@ -160,7 +160,7 @@ async def lost_late(models: dict[str, str], *, waiting: float) -> dict[str, Any]
         model = await load(models, "nano-llama")
     finally:
         gpu_process.restore()
-    async with Generator(model, GeneratorParams(model, run_ahead=4)) as generator:
+    async with Generator(model, GeneratorParams(model, run_ahead=4, recoveries=0)) as generator:
         generator.append_tokens(PROMPT)
         for _ in range(9):
             await generator.generate_next_token_async()

@@ -79,6 +79,11 @@ export async function requestAdapter(): Promise<GPUAdapter | null> {
   return gpu ? await gpu.requestAdapter({ powerPreference: "high-performance" }) : null;
 }
 
+/** Whether Chromium's message says that the process on the other side of WebGPU is gone. */
+export function isEndedProcess(message: string): boolean {
+  return /instance (dropped|reference)/i.test(message);
+}
+
 export function summarize(adapter: GPUAdapter): AdapterSummary {
   const { info, features, limits } = adapter;
   const named = info.vendor || info.architecture || info.description || info.device;
@@ -120,6 +125,11 @@ export async function openDevice(): Promise<{ device: GPUDevice; summary: Adapte
   try {
     device = await adapter.requestDevice({ requiredFeatures, requiredLimits });
   } catch (error) {
+    if (isEndedProcess(String(error)))
+      throw new EngineError(
+        "DeviceLostError",
+        `the browser's GPU process ended (${String(error)}); load the model again`,
+      );
     throw new EngineError("DeviceUnavailableError", `the WebGPU adapter gave no device: ${String(error)}`);
   }
   const summary = summarize(adapter);

@@ -1,7 +1,7 @@
 // Our GPUDevice: made by us, counted and watched, and given to onnxruntime-web as an execution provider option.
 
 import { EngineError } from "../errors";
-import { type AdapterSummary, openDevice } from "./adapter";
+import { type AdapterSummary, isEndedProcess, openDevice } from "./adapter";
 
 export interface Counters {
   create_buffer: number;
@@ -230,7 +230,8 @@ export class WatchedDevice {
     });
     void this.device.lost.then((info) => {
       if (this.closing) return;
-      const message = `the WebGPU device was lost (${info.reason}: ${info.message}); load the model again`;
+      const ended = isEndedProcess(info.message) ? "; the browser's GPU process ended" : "";
+      const message = `the WebGPU device was lost (${info.reason}: ${info.message}${ended}); load the model again`;
       this.live.clear();
       // A loss outranks the validation errors that follow from it.
       this.fault = new EngineError("DeviceLostError", message);

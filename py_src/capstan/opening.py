@@ -1,0 +1,163 @@
+"""What is read of a model folder, and the model that is opened with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .config import GenaiConfig
+from .device.base import DeviceModel, Progress, TapeOptions
+from .errors import ConfigError, ModelFileError, OptionError
+from .fallback import fall_back
+from .host import Host, current_host, wait_here
+from .load_times import during_load, phase
+from .model_folder import FoundModel, find_model, no_progress
+from .retrying import require_stall_timeout
+from .search import SearchOptions
+
+__all__ = ["Opened", "Source", "open_model", "read_configuration", "search_options", "set_stall_timeout"]
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def search_options(config: GenaiConfig) -> SearchOptions:
+    """What generators of the model start from. Raises OptionError."""
+    return SearchOptions.from_config(
+        config.search,
+        eos_token_ids=config.eos_token_ids,
+        pad_token_id=config.pad_token_id,
+        context_length=config.context_length,
+    )
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What was loaded out of a folder."""
+
+    folder: str
+    config: GenaiConfig
+    loaded: DeviceModel
+    files: dict[str, str]
+    """The tokenizer's, by name."""
+    times: dict[str, tuple[float, float]]
+    again: Callable[[str], Awaitable[DeviceModel]]
+    """Opens it once more, on a device of that name."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model comes from, and what of it; see Model."""
+
+    path: Any
+    device: str = "auto"
+    dtype: str | None = None
+    overlay: Mapping[str, Any] = field(default_factory=dict)
+    graphs: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def set_stall_timeout(host: Host, seconds: float | None) -> None:
+    """Raises OptionError."""
+    if seconds is not None:
+        host.stall_after(require_stall_timeout(seconds))
+
+
+async def open_model(
+    host: Host, source: Source, options: TapeOptions, progress: Progress, keep_weights: bool = True
+) -> Opened:
+    """Read the folder's small files, check them, then load the graph and the weights."""
+    with during_load(host.now) as times:
+        folder = await host.adopt(source.path, keep_weights)
+        with phase("files"):
+            found, files = await read_small_files(host, folder, source, keep_weights, progress)
+        config = found.config
+        onnx = given_graph(source.graphs, config) or found.onnx
+
+        def open_on(device: str, progress: Progress = no_progress) -> Awaitable[DeviceModel]:
+            return host.open_model(folder, config, device, options, progress, keep_weights, onnx)
+
+        loaded = await open_on(source.device, progress)
+    return Opened(folder, shortened(config, loaded.memory.context_length), loaded, files, times.phases, open_on)
+
+
+def given_graph(graphs: Mapping[str, bytes], config: GenaiConfig) -> bytes | None:
+    """The graph's file among those given. OptionError for any other."""
+    others = [name for name in graphs if name != config.decoder.filename]
+    if others:
+        raise OptionError(
+            f"data was given for {', '.join(others)}; the model's graph is {config.decoder.filename}, and other "
+            "files are read from the folder"
+        )
+    return graphs.get(config.decoder.filename)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What a folder says before its graph is loaded: enough for a Tokenizer."""
+
+    host: Host
+    config: GenaiConfig
+    tokenizer_files: dict[str, str]
+
+
+def read_configuration(path: Any, overlay: Mapping[str, Any] | None = None) -> Configuration:
+    """A folder's small files, blocking. Raises AsyncRequiredError where it cannot wait, else what Model raises."""
+    host = current_host()
+
+    async def read() -> Configuration:
+        folder = await host.adopt(path, True)
+        found, files = await read_small_files(host, folder, Source(path, overlay=overlay or {}), True, no_progress)
+        return Configuration(host, found.config, files)
+
+    return wait_here(host, read(), "read_configuration", "await Model.load(...)")
+
+
+def shortened(config: GenaiConfig, context_length: int) -> GenaiConfig:
+    """The configuration of a model whose sequences end at `context_length`; a warning if it says a greater one."""
+    if context_length == config.context_length:
+        return config
+    fall_back(
+        f"positions from {context_length} to the model's context_length of {config.context_length}",
+        "from there on the model rotates all positions by other factors (long rope), which Capstan does not",
+        f"sequences end at a max_length of {context_length}",
+    )
+    search = dict(config.search)
+    if isinstance(search.get("max_length"), int):
+        search["max_length"] = min(search["max_length"], context_length)
+    return replace(config, context_length=context_length, search=search)
+
+
+def utf_8(content: bytes, name: str) -> str:
+    """The text of a file. Raises ConfigError where it is none."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: byte {error.start} is not UTF-8; copy the file again") from error
+
+
+async def read_small_files(
+    host: Host, folder: str, source: Source, keep: bool, progress: Progress
+) -> tuple[FoundModel, dict[str, str]]:
+    """The model found and the tokenizer's files, asked for at once. Raises ConfigError, ModelFileError."""
+    tokenizer = asyncio.gather(*(host.read_optional(folder, name) for name in TOKENIZER_FILES))
+    try:
+        found = await find_model(host, folder, source.device, source.dtype, keep, progress, source.overlay)
+        config = found.config
+        search_options(config).tell_ignored()
+        if config.no_tokens:
+            vocabulary = f"the vocabulary has {config.vocab_size} tokens"
+            fall_back(f"{', '.join(config.no_tokens)} of {config.name}", vocabulary, "the model is run without")
+        if config.decoder.unknown_options:
+            what = ", ".join(config.decoder.unknown_options)
+            fall_back(f"options of {config.name}", f"{what} unknown to Capstan", "the model is run without them")
+    except BaseException:
+        # How they end is nobody's concern any more.
+        tokenizer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        tokenizer.cancel()
+        raise
+    contents = dict(zip(TOKENIZER_FILES, await tokenizer, strict=True))
+    files = {name: utf_8(content, folder + name) for name, content in contents.items() if content is not None}
+    if "tokenizer.json" not in files:
+        raise ModelFileError(f"{folder}tokenizer.json is missing; copy the tokenizer's files into the model folder")
+    return found, files

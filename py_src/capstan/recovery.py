@@ -1,0 +1,31 @@
+"""A model opened on another device, after its own was lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from .device.base import DeviceModel
+from .errors import DeviceLostError, DeviceUnavailableError
+
+__all__ = ["PAUSES", "opened_again"]
+
+PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0)
+"""Seconds before each try: a browser starts its GPU process again within a quarter of a second, and until then it has
+no adapter."""
+
+
+async def opened_again(open_model: Callable[[], Awaitable[DeviceModel]], lost: Exception) -> DeviceModel:
+    """What `open_model` gives, once there is a device. Raises DeviceLostError if there is none, and what else
+    `open_model` raises."""
+    last: Exception = lost
+    for pause in PAUSES:
+        await asyncio.sleep(pause)
+        try:
+            return await open_model()
+        except (DeviceLostError, DeviceUnavailableError) as error:
+            last = error
+    raise DeviceLostError(
+        f"{lost}; no other device was to be had within {sum(PAUSES):g} s ({last}): reload the page, or start the "
+        "browser again; device='wasm' needs no GPU"
+    ) from last

@@ -1,0 +1,185 @@
+"""Generators whose device is lost: they go on, on another one, with the tokens of an undisturbed run."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from typing import Any, cast
+
+import pytest
+
+from capstan import DeviceLostError, Generator, GeneratorParams, Model, OptionError
+from capstan.errors import DeviceUnavailableError, ModelFileError
+from capstan.recovery import opened_again
+from tests.unit.paper_model import PROMPT, PaperModel, made, run_of, take
+
+LOST = DeviceLostError("the WebGPU device was lost (unknown: gone); load the model again")
+
+
+def lose(paper: PaperModel) -> None:
+    """The device of all decoders is lost."""
+    for decoder in paper.decoders:
+        decoder.fault = LOST
+
+
+@pytest.mark.parametrize("run_ahead", [1, 4])
+@pytest.mark.parametrize("after", [0, 1, 2, 5, 9])
+def test_a_lost_device_changes_no_token(after: int, run_ahead: int) -> None:
+    async def run() -> None:
+        generator, paper = made(run_ahead=run_ahead)
+        generator.append_tokens(PROMPT)
+        await generator.prepare_async()
+        ids = await take(generator, after)
+        lose(paper)
+        ids += await take(generator, 24 - after)
+        assert ids == run_of(PROMPT, 24)
+        assert generator.get_sequence() == [*PROMPT, *ids]
+        assert paper.recoveries == 1
+        await generator.aclose()
+        assert [decoder.closed for decoder in paper.decoders] == [0, 1], "the lost one went with its device"
+
+    asyncio.run(run())
+
+
+def test_what_was_run_is_run_again_as_it_was() -> None:
+    """Prompts as prompts and picked tokens as steps: float16 caches then come out the same, to the bit."""
+
+    async def run() -> None:
+        generator, paper = made(run_ahead=1)
+        generator.append_tokens(PROMPT)
+        first = await take(generator, 3)
+        generator.append_tokens([11, 12])
+        second = await take(generator, 2)
+        generator.rewind_to(len(PROMPT) + 7)
+        third = await take(generator, 3)
+        before = paper.decoders[0]
+        assert before.prefills == [(PROMPT, 0), ([first[2], 11, 12], 5), ([second[1]], 9)]
+        lose(paper)
+        fourth = await take(generator, 6)
+        assert second == run_of([*PROMPT, *first, 11, 12], 2)
+        assert [*third, *fourth] == run_of([*PROMPT, *first, 11, 12, *second], 9)
+        # The third picked token was run with the two that were appended behind it, the last one of the second again
+        # after the rewind.
+        after = paper.decoders[1]
+        assert after.prefills == before.prefills
+        picked = [*first[:2], second[0], *third, *fourth]
+        assert len(after.stepped) >= 6
+        assert after.stepped == picked[: len(after.stepped)]
+
+    asyncio.run(run())
+
+
+def test_several_generators_of_one_model_share_its_recovery() -> None:
+    async def run() -> None:
+        paper = PaperModel()
+        model = cast(Model, paper)
+        generators = [Generator(model, GeneratorParams(model)) for _ in range(3)]
+        for number, generator in enumerate(generators):
+            generator.append_tokens([*PROMPT, number])
+        for generator in generators:
+            await take(generator, 3)
+        lose(paper)
+        found = await asyncio.gather(*(take(generator, 4) for generator in generators))
+        for number, ids in enumerate(found):
+            assert ids == run_of([*PROMPT, number], 7)[3:]
+        assert paper.recoveries == 1
+
+    asyncio.run(run())
+
+
+def test_a_batch_goes_on() -> None:
+    async def run() -> None:
+        generator, paper = made(batch_size=2)
+        generator.append_tokens([PROMPT, [8, 9, 10]])
+        rows: list[list[int]] = []
+        for step in range(6):
+            if step == 3:
+                lose(paper)
+            await generator.generate_next_token_async()
+            rows.append(generator.get_next_tokens())
+        assert [list(row) for row in zip(*rows, strict=True)] == [run_of(PROMPT, 6), run_of([8, 9, 10], 6)]
+
+    asyncio.run(run())
+
+
+def test_the_budget_is_kept_and_can_be_none() -> None:
+    async def run() -> None:
+        paper = PaperModel()
+        model = cast(Model, paper)
+        generator = Generator(model, GeneratorParams(model, recoveries=2))
+        generator.append_tokens(PROMPT)
+        ids = await take(generator, 2)
+        for _ in range(2):
+            lose(paper)
+            ids += await take(generator, 2)
+        lose(paper)
+        for _ in range(2):
+            with pytest.raises(DeviceLostError, match="was lost"):
+                await take(generator, 2)
+        assert ids == run_of(PROMPT, 6)
+        refusing = Generator(model, GeneratorParams(model, recoveries=0))
+        refusing.append_tokens(PROMPT)
+        await take(refusing, 1)
+        lose(paper)
+        with pytest.raises(DeviceLostError, match="was lost"):
+            await take(refusing, 4)
+        assert paper.recoveries == 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("bad", [-1, True, 1.5, None, "3"])
+def test_a_budget_is_a_number(bad: Any) -> None:
+    model = cast(Model, PaperModel())
+    with pytest.raises(OptionError, match=r"recoveries is .*an integer from 0"):
+        GeneratorParams(model, recoveries=bad)
+
+
+def test_logits_of_the_caller_are_not_lost_in_silence() -> None:
+    async def run() -> None:
+        generator, paper = made(run_ahead=1)
+        generator.append_tokens(PROMPT)
+        logits = await generator.get_logits_async()
+        await generator.set_logits_async(array("f", logits))
+        lose(paper)
+        with pytest.raises(DeviceLostError):
+            await take(generator, 1)
+        assert paper.recoveries == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("tries", [0, 1, 3])
+def test_a_device_that_comes_late_is_waited_for(tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        monkeypatch.setattr("capstan.recovery.PAUSES", (0.0, 0.001, 0.001, 0.001))
+        failures: list[Exception] = [DeviceUnavailableError("no adapter"), LOST, DeviceUnavailableError("none yet")]
+        asked = 0
+
+        async def open_model() -> Any:
+            nonlocal asked
+            asked += 1
+            if asked <= tries:
+                raise failures[asked - 1]
+            return "a model"
+
+        found: Any = await opened_again(open_model, LOST)
+        assert found == "a model"
+        assert asked == tries + 1
+
+    asyncio.run(run())
+
+
+def test_no_device_at_all_is_told_with_the_remedy_and_other_errors_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capstan.recovery.PAUSES", (0.0, 0.001))
+
+    async def none() -> Any:
+        raise DeviceUnavailableError("no adapter here")
+
+    async def missing() -> Any:
+        raise ModelFileError("model.onnx is missing")
+
+    with pytest.raises(DeviceLostError, match=r"gone.*no adapter here.*reload the page.*device='wasm'"):
+        asyncio.run(opened_again(none, LOST))
+    with pytest.raises(ModelFileError, match="missing"):
+        asyncio.run(opened_again(missing, LOST))
