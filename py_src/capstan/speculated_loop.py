@@ -120,6 +120,8 @@ class SpeculatedLoop(RowLoop):
         for count in burst.steps:
             ids = burst.rows[0][start : start + count]
             start += count
+            end = next((place for place, token in enumerate(ids) if token in self._ends), count)
+            ids = ids[: end + 1]
             if self.rows[0].ended or self.rows[0].barren:
                 break
             self._verified(ids)

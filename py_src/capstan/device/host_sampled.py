@@ -185,7 +185,7 @@ class HostSampledDecoder:
         for place, self._logits in enumerate(rows):
             self._length = length + place + 1
             ids.append(self._pick())
-            if ids[place : place + 1] != list(drafts[place : place + 1]) or ids[-1] in self._options.end_token_ids:
+            if ids[place : place + 1] != list(drafts[place : place + 1]):
                 break
         entered = self._now()
         return Burst(tuple(ids), submitted, readable, entered - readable, entered, (len(ids),))
