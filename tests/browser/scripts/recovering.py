@@ -1,0 +1,56 @@
+"""Models and generators whose device is lost at some point; runs in the page."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from capstan import CapstanError, Generator, Model
+from capstan._js import host
+from capstan.memory import CATEGORIES, ledger
+
+from .running import close_all, parameters
+
+PROMPT = [5, 6, 7, 8, 9]
+DRAWN: dict[str, Any] = {"do_sample": True, "temperature": 1.3, "top_k": 40, "random_seed": 11}
+
+
+def destroy() -> None:
+    """Lose the page's device, if there is one."""
+    engine = host.gpu()
+    if engine is not None:
+        engine.destroy_device()
+
+
+async def run(
+    models: dict[str, str], *, tokens: int = 24, lost_after: float | None = None, recoveries: int = 3
+) -> dict[str, Any]:
+    """Load, generate and close, and lose the device after as many milliseconds; the ids, or the error."""
+    await close_all()
+    begun = host.now()
+    timer = asyncio.get_running_loop().call_later((lost_after or 0) / 1000, destroy if lost_after else lambda: None)
+    found: dict[str, Any] = {"ids": [], "error": None, "events": []}
+    try:
+        async with await Model.load(models["nano-llama"], device="webgpu") as model:
+            model.on_recovery = lambda reason, ms: found["events"].append([reason, ms])
+            params = parameters(model, run_ahead=4, **DRAWN)
+            params.recoveries = recoveries
+            async with Generator(model, params) as generator:
+                generator.append_tokens(PROMPT)
+                while len(found["ids"]) < tokens:
+                    found["ids"].append(await generator.generate_next_token_async())
+                    # Somebody outside watches.
+                    host.emit({"kind": "status", "text": f"token {len(found['ids'])}"})
+                generator.append_tokens(PROMPT)
+                while len(found["ids"]) < 2 * tokens:
+                    found["ids"].append(await generator.generate_next_token_async())
+    except CapstanError as error:
+        found["error"] = [type(error).__name__, str(error)]
+    timer.cancel()
+    found["took"] = host.now() - begun
+    for _ in range(100):
+        if not any(ledger().bytes(category=name) for name in CATEGORIES):
+            break
+        await asyncio.sleep(0.05)
+    found["left"] = sum(ledger().bytes(category=name) for name in CATEGORIES)
+    return found

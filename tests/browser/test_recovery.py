@@ -1,0 +1,118 @@
+"""Devices lost at seeded points of loading, recording, prompts, bursts and closing, and GPU processes that are killed:
+the ids of an undisturbed run, or an error that says what to do."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+
+from buildtools.browser import find_browser, flags
+from buildtools.server import SiteServer
+from tests.browser.page_scripts import PageScripts
+from tests.harness import Harness
+
+POINTS = int(os.environ.get("CAPSTAN_LOSSES", "5"))
+"""How often the device is lost."""
+SEED = int(os.environ.get("CAPSTAN_SEED", "7"))
+MORE_THAN_ONCE = ("--disable-gpu-process-crash-limit", "--disable-domain-blocking-for-3d-apis")
+"""So that Chromium gives a page a device after a second crash of its GPU process, too."""
+
+
+def check(found: dict[str, Any], ids: list[int], where: str) -> bool:
+    """Whether the run came through; its ids are then those of an undisturbed one."""
+    assert found["left"] == 0, f"{where}: something stays in the ledger"
+    if found["error"] is None:
+        assert found["ids"] == ids, where
+        return True
+    kind, message = found["error"]
+    assert kind == "DeviceLostError", f"{where}: {kind}: {message}"
+    assert "load the model again" in message, f"{where}: {message}"
+    assert found["ids"] == ids[: len(found["ids"])], where
+    return False
+
+
+def test_a_device_lost_at_any_point_changes_no_token(scripts: PageScripts) -> None:
+    scripts.run("recovering", "run", "nano-llama")  # what is found out once is known then
+    calm = scripts.run("recovering", "run", "nano-llama")
+    assert (calm["error"], calm["events"], calm["left"]) == (None, [], 0)
+    numbers = random.Random(SEED)
+    survived = 0
+    for point in range(POINTS):
+        after = (point + numbers.random()) / POINTS * calm["took"]
+        found = scripts.run("recovering", "run", "nano-llama", lost_after=after)
+        survived += check(found, calm["ids"], f"lost after {after:.0f} of {calm['took']:.0f} ms")
+        scripts.harness.errors.clear()
+    assert survived >= 1, "no run came through"
+    scripts.run("faults", "seen")
+
+
+@pytest.fixture
+def mortal(browser: Browser, site: SiteServer) -> Iterator[tuple[PageScripts, set[int]]]:
+    """The scripts in a browser of their own, and the processes that were there before it."""
+    before = set(children(os.getpid()))
+    other = browser.browser_type.launch(
+        executable_path=str(find_browser()), args=["--headless=new", *flags("software"), *MORE_THAN_ONCE]
+    )
+    yield PageScripts.install(Harness.open(other.new_page(), site.url)), before
+    other.close()
+
+
+def test_a_killed_gpu_process_changes_no_token(mortal: tuple[PageScripts, set[int]]) -> None:
+    scripts, before = mortal
+    calm = scripts.run("recovering", "run", "nano-llama")
+    assert calm["error"] is None
+
+    def killed(at: str, **options: Any) -> dict[str, Any]:
+        """A run whose GPU process is killed once an event's text begins so."""
+        scripts.begin("recovering", "run", "nano-llama", **options)
+        while not any(event.get("text", "").startswith(at) for event in scripts.harness.events):
+            scripts.harness.page.wait_for_timeout(5)
+        kill_gpu_process(before)
+        found: dict[str, Any] = scripts.end()
+        return found
+
+    for at in ("token 3", "token 20"):
+        found = killed(at)
+        assert check(found, calm["ids"], at), found["error"]
+        [[reason, ms]] = found["events"]
+        assert "the browser's GPU process ended" in reason
+        print(f"recovered in {ms:.0f} ms")
+    refused = killed("token 3", recoveries=0)
+    assert refused["error"][0] == "DeviceLostError"
+    assert "the browser's GPU process ended" in refused["error"][1]
+    assert scripts.run("recovering", "run", "nano-llama")["ids"] == calm["ids"], "a new load works"
+
+
+def kill_gpu_process(others: set[int]) -> None:
+    """Of the browser whose processes are not among `others`."""
+    found = [pid for pid, command in children(os.getpid()).items() if "--type=gpu-process" in command]
+    fresh = [pid for pid in found if pid not in others]
+    assert len(fresh) == 1, fresh
+    os.kill(fresh[0], signal.SIGKILL)
+
+
+def children(root: int) -> dict[int, str]:
+    """The command lines of a process's children, and of theirs."""
+    parents: dict[int, int] = {}
+    commands: dict[int, str] = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            commands[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except (OSError, ValueError):
+            continue  # It has ended.
+    found = {root}
+    while True:
+        more = {pid for pid, parent in parents.items() if parent in found} - found
+        if not more:
+            return {pid: commands[pid] for pid in found if pid in commands}
+        found |= more
