@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Error, Page
 
 from buildtools.other_browsers import FIREFOX, WEBKIT, OtherBrowser
 from tests.harness import Harness
@@ -25,6 +25,14 @@ OTHERS: dict[str, tuple[OtherBrowser, Callable[[Path], Driver]]] = {
 }
 
 
+def started(driver: Callable[[Path], Driver], program: Path) -> Driver:
+    """The browser, started; one that was installed a moment ago may need a second attempt."""
+    try:
+        return driver(program)
+    except Error:
+        return driver(program)
+
+
 @contextmanager
 def harness_in(name: str, url: str) -> Iterator[Harness]:
     """The harness page of the site at `url` in a browser of OTHERS; where it cannot be had, the test is skipped."""
@@ -32,7 +40,7 @@ def harness_in(name: str, url: str) -> Iterator[Harness]:
     program = about.find()
     if program is None:
         pytest.skip(about.remedy)
-    page = RemotePage(driver(program))
+    page = RemotePage(started(driver, program))
     try:
         yield Harness.open(cast(Page, page), url)
     finally:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +33,18 @@ class WebKit:
         )
         assert self.display.stdout is not None
         number = self.display.stdout.readline().decode().strip()
-        port = 20000 + self.display.pid % 20000
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
         self.address = f"http://127.0.0.1:{port}"
         self.driver = subprocess.Popen(
             ["WebKitWebDriver", f"--port={port}"], env={**os.environ, "DISPLAY": f":{number}"}
         )
         browser = {"binary": str(executable), "args": ["--automation"]}
-        session = self._ask("/session", {"capabilities": {"alwaysMatch": {"webkitgtk:browserOptions": browser}}})
+        try:
+            session = self._ask("/session", {"capabilities": {"alwaysMatch": {"webkitgtk:browserOptions": browser}}})
+        except Error:
+            self.close()
+            raise
         self.version: str = session["capabilities"]["browserVersion"]
         self.session = f"/session/{session['sessionId']}"
         self._ask(f"{self.session}/timeouts", {"script": WAIT_SECONDS * 1000, "pageLoad": WAIT_SECONDS * 1000})
@@ -70,9 +77,9 @@ class WebKit:
                 with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as response:
                     return json.load(response)["value"]
             except urllib.error.HTTPError as error:
-                raise Error(f"WebKit's driver: {json.load(error)['value']}") from error
-            except urllib.error.URLError:
+                raise Error(f"WebKit's driver: {error.code} {error.read().decode(errors='replace')}") from error
+            except (OSError, HTTPException) as error:
                 # The driver is not up yet.
-                if time.monotonic() - begun > START_SECONDS or path != "/session":
-                    raise
+                if path != "/session" or self.driver.poll() is not None or time.monotonic() - begun > START_SECONDS:
+                    raise Error(f"WebKit's driver (status {self.driver.poll()}): {error!r}") from error
                 time.sleep(0.1)
