@@ -18,7 +18,8 @@ from buildtools.server import SiteServer
 from tests.browser.page_scripts import PageScripts
 from tests.harness import Harness
 
-POINTS = int(os.environ.get("CAPSTAN_LOSSES", "2"))
+pytestmark = pytest.mark.extended
+POINTS = int(os.environ.get("CAPSTAN_LOSSES", "5"))
 """How often the device is lost."""
 SEED = int(os.environ.get("CAPSTAN_SEED", "7"))
 MORE_THAN_ONCE = ("--disable-gpu-process-crash-limit", "--disable-domain-blocking-for-3d-apis")
