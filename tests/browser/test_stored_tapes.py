@@ -115,7 +115,11 @@ def run(context: BrowserContext, site: SiteServer, model: str, options: dict[str
 
 @pytest.fixture(
     scope="module",
-    params=[("nano-llama", {}), ("nano-llama", {"passes": ["clears", "direct"]}), ("nano-qwen3", {})],
+    params=[
+        ("nano-llama", {}),
+        pytest.param(("nano-llama", {"passes": ["clears", "direct"]}), marks=pytest.mark.extended),
+        pytest.param(("nano-qwen3", {}), marks=pytest.mark.extended),
+    ],
     ids=["fused", "as recorded, from tables", "fused in part"],
 )
 def pages(request: pytest.FixtureRequest, browser: Browser, site: SiteServer) -> Iterator[list[dict[str, Any]]]:

@@ -34,7 +34,12 @@ DIRECT = ("clears", "direct")
 
 
 @pytest.mark.parametrize(
-    ("model", "passes"), [("nano-llama", RECORDED), ("nano-llama", DIRECT), ("nano-qwen2", DIRECT)]
+    ("model", "passes"),
+    [
+        pytest.param("nano-llama", RECORDED, marks=pytest.mark.extended),
+        ("nano-llama", DIRECT),
+        pytest.param("nano-qwen2", DIRECT, marks=pytest.mark.extended),
+    ],
 )
 def test_a_recorded_step_is_an_eager_step_where_kernels_change(
     model: str, passes: Sequence[str], scripts: PageScripts
