@@ -327,6 +327,7 @@ def test_a_server_without_ranges_is_read_in_one_stream_and_resumed(origin: Origi
     assert origin.sent == SIZE
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "told",
     [
