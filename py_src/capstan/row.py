@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
+from .errors import LogitsError
 from .sampling import NO_TOKEN
 from .stream import StoppingStream
 
@@ -150,6 +151,14 @@ class Row:
                 return
             self.ready.append(token)
             self.ended = token in ends
+
+    def require_logits(self, which: str = "") -> None:
+        """Raise LogitsError if the next token could not be picked; `which` row it is of several."""
+        if self.barren and not self.ready:
+            raise LogitsError(
+                f"the logits {which}behind {len(self.tokens)} tokens are all NaN or -inf, or the search options "
+                "exclude every token: take the model in float32, whose numbers are larger, or loosen the options"
+            )
 
     def take(self, pad: int) -> int:
         """Hand out the next token; padding after the end."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from .adapters import ActiveAdapters, Adapters
 from .device.row_decoder import RowBurst, RowDecoder
-from .errors import ClosedError, DeviceLostError, LogitsError, OptionError, PromptError
+from .errors import ClosedError, DeviceLostError, OptionError, PromptError
 from .flight import Flight
 from .generator_params import GeneratorParams
 from .memory import Pools
@@ -386,12 +386,7 @@ class RowLoop:
     def _require_logits(self) -> None:
         """Raise if the next token of a row could not be picked."""
         for number, row in enumerate(self.rows):
-            if row.barren and not row.ready:
-                which = f"of row {number} " if len(self.rows) > 1 else ""
-                raise LogitsError(
-                    f"the logits {which}behind {len(row.tokens)} tokens are all NaN or -inf, or the search options "
-                    "exclude every token: take the model in float32, whose numbers are larger, or loosen the options"
-                )
+            row.require_logits(f"of row {number} " if len(self.rows) > 1 else "")
 
     def require_tokens(self) -> None:
         self.require_open()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .device.row_decoder import RowBurst, RowDecoder
-from .errors import CapstanError, ClosedError, LogitsError, OptionError, OutOfMemoryError, PromptError
+from .errors import CapstanError, ClosedError, OptionError, OutOfMemoryError, PromptError
 from .generator_params import GeneratorParams
 from .host import wait_here
 from .leaving import when_dropped
@@ -136,11 +136,7 @@ class RowPool:
         reason = self.finish_reason(member)
         if reason is not None:
             raise OptionError(f"generation is done ({reason}); append_tokens, rewind_to or another sequence")
-        if row.barren:
-            raise LogitsError(
-                f"the logits behind {len(row.tokens)} tokens are all NaN or -inf, or the search options exclude every "
-                "token: take the model in float32, whose numbers are larger, or loosen the options"
-            )
+        row.require_logits()
         if member.failed is not None:
             # It is tried again when a token is asked for again.
             failed, member.failed, member.parked = member.failed, None, True

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import ClosedError
-from ..memory import SNAPSHOTS
+from ..errors import BufferMismatchError, ClosedError
+from ..memory import SNAPSHOTS, Pools
 from ..sampling import finite_logits, sample
 from ..search import SearchOptions
 from ..speculation import Speculation
 from .base import Burst, Counters
 from .cache_rows import CacheRows
 from .carried_tensor import CarriedTensor
+from .row_decoder import RowDecoder
+from .separate_rows import SeparateRows, separate_rows
 from .shortlist import Shortlist
 from .snapshots import Snapshots
 
 if TYPE_CHECKING:
     from .lora import LoraWeights
 
-__all__ = ["HostSampledDecoder", "Runner", "undraftable"]
+__all__ = ["HostSampledDecoder", "HostSampledModel", "Runner", "undraftable"]
 
 PREFILL_CHUNK = 512
 
@@ -269,3 +272,31 @@ class HostSampledDecoder:
         if self._runner is None:
             raise ClosedError("this generator was closed; make a new one")
         return self._runner
+
+
+class HostSampledModel(ABC):
+    """What models of such devices share: they take no pools, and rows are run one after another."""
+
+    device: str
+
+    async def decoder(self, capacity: int, pools: Pools | None = None) -> HostSampledDecoder:
+        if pools is not None:
+            raise BufferMismatchError(
+                f"pools were given and the {self.device} device takes none: onnxruntime keeps the tensors in its own "
+                "heap"
+            )
+        return self._decoder(capacity)
+
+    @abstractmethod
+    def _decoder(self, capacity: int) -> HostSampledDecoder:
+        """Over a new cache of `capacity` positions."""
+
+    async def row_decoder(
+        self, rows: int, capacity: int, pools: Pools | None = None, lora: LoraWeights | None = None
+    ) -> SeparateRows:
+        return await separate_rows(self, rows, capacity, pools, lora)
+
+    async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
+        assert isinstance(decoder, SeparateRows)
+        decoder.set_lora(lora)
+        return decoder

@@ -19,18 +19,15 @@ import onnxruntime
 
 from ... import graph
 from ...config import QDQ_ACCURACY, GenaiConfig, parse_genai_config
-from ...errors import BufferMismatchError, ClosedError, ModelFileError, PromptError
+from ...errors import ClosedError, ModelFileError, PromptError
 from ...graph import GraphDescription, StateTensor
 from ...graph.logits_to_keep import logits_to_keep
 from ...graph.onnx_pb2 import ModelProto
-from ...memory import Pools
 from ..carried_tensor import CarriedTensor, carried
 from ..host_memory import view_of
-from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, undraftable
+from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, HostSampledModel, undraftable
 from ..lora import LoraGraph, LoraWeights
 from ..model_memory import ModelMemory
-from ..row_decoder import RowDecoder
-from ..separate_rows import SeparateRows, separate_rows
 from ..snapshots import EMPTY
 from .device import ReferenceDevice
 
@@ -55,7 +52,7 @@ def described(model: ModelProto, config: GenaiConfig) -> ModelMemory:
     return ModelMemory(ReferenceDevice(), about, weights, PREFILL_CHUNK, context, graph.activations(model))
 
 
-class ReferenceModel:
+class ReferenceModel(HostSampledModel):
     """A model folder on the CPU; see base.DeviceModel. Raises ModelFileError, ConfigError, UnsupportedModelError."""
 
     device = "reference"
@@ -101,22 +98,8 @@ class ReferenceModel:
     async def trim(self) -> None:
         """Decoders are not kept here."""
 
-    async def decoder(self, capacity: int, pools: Pools | None = None) -> HostSampledDecoder:
-        if pools is not None:
-            raise BufferMismatchError(
-                "pools were given and the reference device takes none: onnxruntime keeps the tensors in its own heap"
-            )
+    def _decoder(self, capacity: int) -> HostSampledDecoder:
         return HostSampledDecoder(ReferenceRunner(self.sequence(capacity)), capacity, NOTE, milliseconds)
-
-    async def row_decoder(
-        self, rows: int, capacity: int, pools: Pools | None = None, lora: LoraWeights | None = None
-    ) -> SeparateRows:
-        return await separate_rows(self, rows, capacity, pools, lora)
-
-    async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
-        assert isinstance(decoder, SeparateRows)
-        decoder.set_lora(lora)
-        return decoder
 
     def healthy(self) -> bool:
         return self._session is not None

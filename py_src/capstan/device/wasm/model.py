@@ -8,19 +8,15 @@ from typing import Any, Protocol
 
 from ... import graph
 from ...config import GenaiConfig
-from ...errors import BufferMismatchError
 from ...graph import GraphDescription
 from ...graph.onnx_pb2 import ModelProto
-from ...memory import Pools
 from ..carried_tensor import CarriedTensor, carried
 from ..decoder_graph import decoder_graph
 from ..element_types import byte_count
 from ..host_memory import view_of
-from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, undraftable
+from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, HostSampledModel, undraftable
 from ..lora import LoraGraph, LoraWeights, silent
 from ..model_memory import ModelMemory
-from ..row_decoder import RowDecoder
-from ..separate_rows import SeparateRows, separate_rows
 from .device import WasmDevice
 
 __all__ = ["WasmModel", "WasmSession", "lora_graph", "prepare", "wasm_memory"]
@@ -89,7 +85,7 @@ def wasm_memory(device: WasmDevice, parsed: ModelProto, about: GraphDescription,
     return ModelMemory(device, about, weights, PREFILL_CHUNK, context, graph.activations(parsed))
 
 
-class WasmModel:
+class WasmModel(HostSampledModel):
     """One CPU session; the KV cache of each decoder is kept in JavaScript."""
 
     device = "wasm"
@@ -114,23 +110,9 @@ class WasmModel:
     async def trim(self) -> None:
         """Decoders are not kept here."""
 
-    async def decoder(self, capacity: int, pools: Pools | None = None) -> HostSampledDecoder:
-        if pools is not None:
-            raise BufferMismatchError(
-                "pools were given and the wasm device takes none: onnxruntime keeps the tensors in its own heap"
-            )
+    def _decoder(self, capacity: int) -> HostSampledDecoder:
         runner = WasmRunner(self._session, self._about, capacity, self.lora)
         return HostSampledDecoder(runner, capacity, self._note, self._now)
-
-    async def row_decoder(
-        self, rows: int, capacity: int, pools: Pools | None = None, lora: LoraWeights | None = None
-    ) -> SeparateRows:
-        return await separate_rows(self, rows, capacity, pools, lora)
-
-    async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
-        assert isinstance(decoder, SeparateRows)
-        decoder.set_lora(lora)
-        return decoder
 
     def healthy(self) -> bool:
         return True

@@ -305,7 +305,7 @@ class WebGpuDecoder:
         return "steps over several positions are not taped on webgpu"
 
     def submit_drafted(self, steps: int, drafts: Sequence[int] | None) -> Awaitable[Burst]:
-        raise NotImplementedError
+        raise NotImplementedError("prepare_drafts gave a reason")
 
     async def logits(self) -> memoryview[float]:
         self._require_open()
