@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,23 +26,31 @@ OTHERS: dict[str, tuple[OtherBrowser, Callable[[Path], Driver]]] = {
 }
 
 
-def started(driver: Callable[[Path], Driver], program: Path) -> Driver:
-    """The browser, started; one that was installed a moment ago may need a second attempt."""
+def opened(name: str, program: Path, url: str) -> Harness:
+    driver = OTHERS[name][1]
+    page = RemotePage(driver(program))
     try:
-        return driver(program)
-    except Error:
-        return driver(program)
+        return Harness.open(cast(Page, page), url)
+    except AssertionError:
+        page.close()
+        raise
 
 
 @contextmanager
 def harness_in(name: str, url: str) -> Iterator[Harness]:
-    """The harness page of the site at `url` in a browser of OTHERS; where it cannot be had, the test is skipped."""
-    about, driver = OTHERS[name]
+    """The harness page of the site at `url` in a browser of OTHERS; where it cannot be had, the test is skipped.
+
+    One that was installed a moment ago may need a second attempt; a warning tells why the first failed."""
+    about, _ = OTHERS[name]
     program = about.find()
     if program is None:
         pytest.skip(about.remedy)
-    page = RemotePage(started(driver, program))
     try:
-        yield Harness.open(cast(Page, page), url)
+        harness = opened(name, program, url)
+    except (AssertionError, Error) as error:
+        warnings.warn(f"{about.name} is started again: {error}", stacklevel=2)
+        harness = opened(name, program, url)
+    try:
+        yield harness
     finally:
-        page.close()
+        harness.page.close()

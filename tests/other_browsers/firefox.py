@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import selectors
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from buildtools import ROOT
 __all__ = ["Firefox"]
 
 PROGRAM = Path(__file__).with_name("firefox.mjs")
+WAIT_SECONDS = 120
+"""For the answer to one request; the first starts the browser."""
 
 
 class Firefox:
@@ -53,6 +56,11 @@ class Firefox:
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
+            with selectors.DefaultSelector() as answers:
+                answers.register(self.process.stdout, selectors.EVENT_READ)
+                if not answers.select(WAIT_SECONDS):
+                    self.process.kill()
+                    raise Error(f"Firefox's driver did not answer within {WAIT_SECONDS} s to {request}")
             line = self.process.stdout.readline()
         except BrokenPipeError:
             line = ""

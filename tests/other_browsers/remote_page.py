@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -12,17 +13,29 @@ from playwright.sync_api import Error
 __all__ = ["Driver", "RemotePage"]
 
 DEFINE = "(name => { window[name] = value => (window.capstanCalls ??= []).push([name, value]); })"
-RUN = """(async () => {
-  const answer = {};
-  try {
-    const given = FUNCTION;
-    answer.value = await (typeof given === "function" ? given(ARGUMENT) : given);
-  } catch (error) {
-    answer.error = String(error?.message ?? error);
-  }
-  answer.calls = (window.capstanCalls ?? []).splice(0);
-  return JSON.stringify(answer);
+LOADED = """() => document.readyState === "complete" || new Promise((resolve) => {
+  addEventListener("load", () => resolve(true), { once: true });
+})"""
+BEGIN = """(() => {
+  window.capstanAnswer = "";
+  (async () => {
+    const answer = {};
+    try {
+      const given = FUNCTION;
+      answer.value = await (typeof given === "function" ? given(ARGUMENT) : given);
+    } catch (error) {
+      answer.error = String(error?.message ?? error);
+    }
+    answer.calls = (window.capstanCalls ?? []).splice(0);
+    window.capstanAnswer = JSON.stringify(answer);
+  })();
+  return window.capstanAnswer;
 })()"""
+ANSWER = "window.capstanAnswer"
+PATIENCE = 300
+"""Seconds for one evaluation."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
+"""Seconds between two questions for an answer: they double from the first to the longest."""
 
 
 class Driver(Protocol):
@@ -32,10 +45,10 @@ class Driver(Protocol):
         """Run `script` in each document before its own scripts, where the browser can."""
 
     def goto(self, url: str) -> None:
-        """Open `url` and wait until it is loaded."""
+        """Open `url`. A driver may come back before the scripts of the document have run."""
 
     def run(self, expression: str) -> str:
-        """The text that the promise of a JavaScript expression resolves to."""
+        """The text that a JavaScript expression is."""
 
     def seen(self) -> list[tuple[str, str]]:
         """Kinds (pageerror, error, warn, log) and texts of what the page reported since the last call."""
@@ -63,16 +76,25 @@ class RemotePage:
         self.driver.init(f"{DEFINE}({json.dumps(name)})")
 
     def set_default_navigation_timeout(self, ms: float) -> None:
-        """Drivers wait as long as it takes; pytest's time limit ends a test."""
+        """Drivers have limits of their own."""
 
     def goto(self, url: str) -> None:
         self.driver.goto(url)
+        self.evaluate(LOADED)
         for name in self.exposed:
             self.evaluate(f"{DEFINE}({json.dumps(name)})")
 
     def evaluate(self, script: str, argument: Any = None) -> Any:
         """What a JavaScript expression, or a function of `argument`, gives; playwright's Error if it throws."""
-        text = self.driver.run(RUN.replace("FUNCTION", script).replace("ARGUMENT", json.dumps(argument)))
+        # No driver waits for a promise: Firefox's did not always tell that one had ended.
+        text = self.driver.run(BEGIN.replace("FUNCTION", script).replace("ARGUMENT", json.dumps(argument)))
+        end, pause = time.monotonic() + PATIENCE, FIRST_PAUSE
+        while not text:
+            if time.monotonic() > end:
+                raise Error(f"no answer within {PATIENCE} s to {script[:200]}; seen: {self.driver.seen()}")
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+            text = self.driver.run(ANSWER)
         for kind, message in self.driver.seen():
             self._tell(kind, message)
         answer = json.loads(text)

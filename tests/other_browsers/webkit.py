@@ -18,7 +18,7 @@ from playwright.sync_api import Error
 __all__ = ["WebKit"]
 
 START_SECONDS = 20
-WAIT_SECONDS = 600
+WAIT_SECONDS = 120
 """For the answer to one command."""
 
 
@@ -56,8 +56,7 @@ class WebKit:
         self._ask(f"{self.session}/url", {"url": url})
 
     def run(self, expression: str) -> str:
-        body = f"const done = arguments[arguments.length - 1]; {expression}.then(done);"
-        return str(self._ask(f"{self.session}/execute/async", {"script": body, "args": []}))
+        return str(self._ask(f"{self.session}/execute/sync", {"script": f"return {expression};", "args": []}))
 
     def seen(self) -> list[tuple[str, str]]:
         return []
