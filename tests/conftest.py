@@ -14,6 +14,7 @@ from buildtools.browser import find_browser, flags
 from buildtools.models import BUNDLED, mounts
 from buildtools.server import SiteServer, serving
 from buildtools.site import assemble
+from tests.extended import EXTENDED, leave_out
 from tests.harness import Harness, watch
 from tests.other_browsers import harness_in
 
@@ -21,7 +22,6 @@ TESTS = Path(__file__).parent
 FIXTURES = TESTS / "fixtures"
 ORDER = ("unit", "device", "browser")
 BOOT_MS = 120_000
-EXTENDED = "--extended"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,11 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Quick tests first; those marked extended only if they were asked for, by the option or by name."""
-    named = any("::" in argument for argument in config.args)
-    if not config.getoption(EXTENDED) and not named:
-        extended = [item for item in items if item.get_closest_marker("extended")]
-        config.hook.pytest_deselected(items=extended)
-        items[:] = [item for item in items if item not in extended]
+    leave_out(config, items)
 
     def rank(item: pytest.Item) -> int:
         folder = item.path.relative_to(TESTS).parts[0]

@@ -18,6 +18,7 @@ from playwright.sync_api import Browser, Page
 from buildtools.server import SiteServer
 from capstan.tape.kernel_plan import KernelPlan
 from capstan.tape.ops.attention import fits_attention, join_rows, plan_attention, team_constants
+from tests.extended import one_in
 from tests.harness import watch
 
 ROOT = Path(__file__).parents[2]
@@ -280,13 +281,15 @@ def replaced(plans: Plans, **constants: int) -> Plans:
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head"),
-    [(4, 2, 64), (9, 3, 64), (7, 1, 64), (3, 1, 128), (2, 2, 80), (16, 1, 16), (8, 1, 256)],
+    one_in(2, [(4, 2, 64), (9, 3, 64), (7, 1, 64), (3, 1, 128), (2, 2, 80), (16, 1, 16), (8, 1, 256)]),
 )
 def test_results_and_caches(kernels: KernelPage, heads: int, kv_heads: int, head: int) -> None:
     planned(kernels, Shape(heads, kv_heads, head, capacity=303), (1, 65, 300))
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head"), [(4, 2, 64), (7, 1, 64), (2, 2, 80), (16, 1, 16), (8, 1, 256)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head"), one_in(2, [(4, 2, 64), (7, 1, 64), (2, 2, 80), (16, 1, 16), (8, 1, 256)])
+)
 def test_norms_of_q_and_k(kernels: KernelPage, heads: int, kv_heads: int, head: int) -> None:
     for lanes in {0, kernels.lanes}:
         shape = Shape(heads, kv_heads, head, capacity=303, epsilon=0.5)
@@ -296,7 +299,7 @@ def test_norms_of_q_and_k(kernels: KernelPage, heads: int, kv_heads: int, head: 
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head", "rotary"),
-    [(4, 2, 16, 0), (4, 2, 16, 8), (7, 1, 64, 40), (3, 1, 128, 96), (2, 2, 80, 32), (2, 1, 20, 16)],
+    one_in(3, [(4, 2, 16, 8), (4, 2, 16, 0), (7, 1, 64, 40), (3, 1, 128, 96), (2, 2, 80, 32), (2, 1, 20, 16)]),
 )
 @pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
 def test_heads_that_are_rotated_in_part_or_by_neighbours(
@@ -312,7 +315,7 @@ def test_heads_that_are_rotated_in_part_or_by_neighbours(
 WINDOWS = (1, 2, 63, 64, 65, 100, 300)
 
 
-@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("window", one_in(3, WINDOWS))
 @pytest.mark.parametrize("epsilon", [None, 0.5], ids=["plain", "norms"])
 def test_what_lies_before_the_window_is_not_read(kernels: KernelPage, window: int, epsilon: float | None) -> None:
     for lanes in {0, kernels.lanes}:
@@ -322,7 +325,7 @@ def test_what_lies_before_the_window_is_not_read(kernels: KernelPage, window: in
         planned(kernels, shape, (window + 1, 703), lanes, ALONE=1, MAX_SPLITS=4)
 
 
-@pytest.mark.parametrize("softcap", [0.5, 5.0, 50.0])
+@pytest.mark.parametrize("softcap", one_in(2, [0.5, 5.0, 50.0]))
 def test_soft_caps(kernels: KernelPage, softcap: float) -> None:
     for lanes in {0, kernels.lanes}:
         for window in (0, 70):
@@ -358,7 +361,7 @@ def test_lengths_where_a_split_takes_several_blocks(kernels: KernelPage) -> None
 
 
 @pytest.mark.parametrize(
-    ("tile", "workgroup", "batch", "team"), [(2, 32, 4, 4), (1, 32, 2, 4), (3, 16, 1, 4), (5, 64, 2, 2)]
+    ("tile", "workgroup", "batch", "team"), one_in(2, [(2, 32, 4, 4), (1, 32, 2, 4), (3, 16, 1, 4), (5, 64, 2, 2)])
 )
 @pytest.mark.parametrize("epsilon", [None, 0.5], ids=["plain", "norms"])
 def test_subgroups_give_the_same(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from capstan.tape.kernel_plan import WorkgroupLimits
 from capstan.tape.ops.gemv_dense import DenseTuning, tune_dense
 from tests.browser.kernel_page import BOUND, EPSILON, KernelPage, guarded, results
+from tests.extended import one_in
 
 FACTOR = 2.5
 
@@ -121,7 +122,7 @@ REAL = [
 ]
 
 
-@pytest.mark.parametrize("case", REAL, ids=str)
+@pytest.mark.parametrize("case", one_in(2, REAL), ids=str)
 def test_the_shapes_of_models_as_they_are_tuned(kernel_page: KernelPage, case: Case) -> None:
     check(kernel_page, case, tune_dense(case.k, case.n, case.gated, False, WorkgroupLimits(software=True)))
 
@@ -149,7 +150,7 @@ FUSED = [
 
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
 @pytest.mark.parametrize("lanes", [0, 4])
-@pytest.mark.parametrize("case", FUSED, ids=str)
+@pytest.mark.parametrize("case", one_in(2, FUSED), ids=str)
 def test_every_cut_computes_what_surrounds_the_product(
     kernel_page: KernelPage, case: Case, lanes: int, half: bool
 ) -> None:

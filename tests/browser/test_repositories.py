@@ -18,6 +18,7 @@ from tests import oracle
 from tests.browser.model_variants import LLAMA, Variants, keeping_logits
 from tests.browser.page_scripts import PageScripts
 from tests.browser.test_cli import build_py
+from tests.extended import one_in
 from tests.harness import Harness
 from tests.repository_layout import lay_out, with_positions
 
@@ -57,7 +58,7 @@ def repositories(site: SiteServer, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", one_in(2, SHAPES))
 def test_ids_are_those_of_the_genai_folder(
     name: str, device: str, repositories: dict[str, Path], harness: Harness, scripts: PageScripts
 ) -> None:

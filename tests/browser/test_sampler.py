@@ -22,6 +22,7 @@ from capstan.guidance.vocabulary import _in_alphabet
 from capstan.sampling import NO_TOKEN, sample
 from capstan.search import SearchOptions
 from capstan.stages import STACK, position_words
+from tests.extended import one_in
 from tests.harness import watch
 
 ROOT = Path(__file__).parents[2]
@@ -383,7 +384,7 @@ def test_end_of_sequence_ids_wait_for_min_length(sampler: SamplerPage) -> None:
             assert expected.state.done == 1
 
 
-@pytest.mark.parametrize("penalty", [1.1, 0.3, 3e38])
+@pytest.mark.parametrize("penalty", one_in(2, [1.1, 0.3, 3e38]))
 @pytest.mark.parametrize("half", [False, True])
 def test_what_a_sequence_has_is_penalised_as_the_reference_does_it(
     sampler: SamplerPage, half: bool, penalty: float
@@ -396,7 +397,7 @@ def test_what_a_sequence_has_is_penalised_as_the_reference_does_it(
         check_ids(rows, option, result["ring"], sequences)
 
 
-@pytest.mark.parametrize("penalty", [1.5, 1.1, 0.3, 1e-30, 3e38])
+@pytest.mark.parametrize("penalty", one_in(2, [1.5, 1.1, 0.3, 1e-30, 3e38]))
 def test_a_penalised_logit_is_exact_to_the_bit(sampler: SamplerPage, penalty: float) -> None:
     """Token 5 is penalised; 3 or 7 has the float32 that it must become. Of equals the lowest id is picked."""
     source = np.random.default_rng(12)
@@ -579,7 +580,7 @@ def mask_of(automaton: Automaton, position: Position, tokens: TokenBytes, vocab:
     return words.tobytes()
 
 
-@pytest.mark.parametrize("scale", [1e-38, 1.0, 1e6])
+@pytest.mark.parametrize("scale", one_in(2, [1e-38, 1.0, 1e6]))
 def test_a_bias_is_exact_to_the_bit(sampler: SamplerPage, scale: float) -> None:
     """Token 5 has a bias; 3 or 7 has the float32 that it must become. Of equals the lowest id is picked."""
     source = np.random.default_rng(13)
