@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import warnings
 from collections.abc import Callable
@@ -14,10 +15,11 @@ import pytest
 from capstan import retrying
 from capstan.errors import ModelFileError, StorageError, WeightsChangedError
 from capstan.fallback import FallbackWarning, counted
+from capstan.memory import BufferRequest
 from capstan.weights import manifest as manifests
 from capstan.weights import weight_file
 from capstan.weights.manifest import Manifest
-from capstan.weights.records import DATA, JOURNAL, RECORD, SOURCE
+from capstan.weights.records import DATA, JOURNAL, RECORD, SOURCE, UPLOAD
 from capstan.weights.store import WeightStore
 from capstan.weights.weight_file import WeightFile, end_of_run
 from tests.paper_weights import PaperBacking, PaperChunk, PaperServer, PaperSink
@@ -574,3 +576,29 @@ def test_records_are_written_after_the_data_and_the_source_last() -> None:
     page.backing.before = note
     page.load()
     assert order == [JOURNAL, *[DATA, JOURNAL] * 10, RECORD, SOURCE]
+
+
+def test_how_a_stored_file_was_put_on_the_gpu_is_noted_and_goes_with_it() -> None:
+    page, unkept = Page(), Page(keep=False)
+
+    async def noting(page: Page) -> None:
+        file = await page.open()
+        await file.load(PaperSink(ALL), 950, lambda *_: None)
+        await file.note_upload("model 1", [BufferRequest("weight a", 950, "weights")], [(0, 0, 950)])
+
+    asyncio.run(noting(unkept))
+    assert asyncio.run(unkept.backing.names()) == []
+    asyncio.run(noting(page))
+    [name] = [name for name in asyncio.run(page.backing.names()) if name.endswith(UPLOAD)]
+    assert name == page.server.identity().name_key + UPLOAD
+    noted = json.loads(asyncio.run(page.backing.read_text(name)) or "")
+    assert noted.pop("data") in asyncio.run(page.backing.names())
+    assert noted == {
+        "size": len(BYTES),
+        "shard": SHARD,
+        "owner": "model 1",
+        "requests": [["weight a", 950, "weights"]],
+        "pieces": [[0, 0, 950]],
+    }
+    asyncio.run(page.store.evict(page.server.url))
+    assert asyncio.run(page.backing.names()) == []

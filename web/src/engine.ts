@@ -14,6 +14,7 @@ import { Shortlists } from "./gpu/shortlist";
 import { SpanOps, type SpanStep } from "./gpu/spans";
 import { Staging } from "./gpu/staging";
 import { Turner } from "./gpu/turn";
+import { type PieceFields, type ReadableFile, UploadAhead, type UploadPlan } from "./gpu/upload_ahead";
 import { WeightUpload } from "./gpu/weights";
 import { Handles } from "./handles";
 import { loadOrt, type Ort } from "./ort";
@@ -38,6 +39,9 @@ export class GpuEngine {
   private readonly shortlists: Shortlists;
   /** How to give back the buffers that onnxruntime-web made, by handle. */
   private readonly adopted = new Map<number, () => void>();
+  /** Uploads that were begun before they were asked for, until somebody takes them. */
+  private ahead: UploadAhead[] = [];
+  private weightsAskedFor = false;
   /** Sessions bound to buffers, and what was recorded of them. */
   readonly sessions: BoundSessions;
   readonly tapes: Tapes;
@@ -111,6 +115,43 @@ export class GpuEngine {
 
   /** Buffers for a JSON list of [label, bytes, category], as one of handles, or OutOfMemoryError and none. */
   async createBuffers(requests: string, owner: string): Promise<string> {
+    const wanted = JSON.parse(requests) as [string, number, Category][];
+    if (wanted.some(([, , category]) => category === "weights")) {
+      this.weightsAskedFor = true;
+      const found = this.ahead.find((ahead) => !ahead.taken && ahead.makes(wanted, owner));
+      if (found) {
+        found.taken = true;
+        const handles = await found.handles.catch(() => null);
+        if (handles) return JSON.stringify(handles);
+      } else {
+        await this.dropAhead();
+      }
+    }
+    return this.makeBuffers(requests, owner);
+  }
+
+  /**
+   * Begin with an upload of a stored file as it was the last time, unless weights were asked for already: who asks for
+   * the same buffers gets these. `told` is called with the bytes done so far, until then.
+   */
+  uploadAhead(plan: UploadPlan, open: () => Promise<ReadableFile | null>, told: (done: number) => void): void {
+    if (this.weightsAskedFor) return;
+    const create = (requests: string, owner: string): Promise<string> => this.makeBuffers(requests, owner);
+    const ahead = new UploadAhead(plan, open, create, (pieces) => this.makeUpload(pieces), told);
+    this.ahead.push(ahead);
+  }
+
+  /** End the uploads that nobody has taken, and free their buffers. */
+  async dropAhead(): Promise<void> {
+    const dropped = this.ahead.filter((ahead) => !ahead.taken);
+    this.ahead = this.ahead.filter((ahead) => ahead.taken);
+    for (const ahead of dropped) {
+      await ahead.stop();
+      for (const handle of await ahead.handles.catch(() => [])) this.destroyBuffer(handle);
+    }
+  }
+
+  private async makeBuffers(requests: string, owner: string): Promise<string> {
     const wanted = JSON.parse(requests) as [string, number, Category][];
     const handles: number[] = [];
     const allocations = new Allocations(this.watched);
@@ -209,9 +250,15 @@ export class GpuEngine {
 
   /** What fills weight buffers from the chunks of a data file; see capstan.device.webgpu.engine.WeightPiece. */
   uploadWeights(pieces: string): WeightUpload {
-    type Turned = [rows: number, columns: number, bits: number, flipped: boolean];
-    type Piece = [number, number, number, number, Turned | null, [row: number, stride: number] | null, boolean];
-    const resolved = (JSON.parse(pieces) as Piece[]).map(([buffer, offset, length, at, turn, beside, narrow]) => ({
+    const fields = JSON.parse(pieces) as PieceFields[];
+    const upload = this.makeUpload(fields);
+    upload.ahead = this.ahead.find((ahead) => ahead.isAskedFor(fields)) ?? null;
+    this.ahead = this.ahead.filter((ahead) => ahead !== upload.ahead);
+    return upload;
+  }
+
+  private makeUpload(pieces: PieceFields[]): WeightUpload {
+    const resolved = pieces.map(([buffer, offset, length, at, turn, beside, narrow]) => ({
       ...{ buffer: this.buffers.get(buffer), offset, length, at },
       turn: turn && { rows: turn[0], columns: turn[1], bits: turn[2], flipped: turn[3] },
       beside: beside && { row: beside[0], stride: beside[1] },

@@ -24,9 +24,11 @@ import { forgetRepositories, keepRepository, openRepository } from "./storage/hu
 import { Memory } from "./storage/memory";
 import { setStallTimeout } from "./storage/network";
 import { adopt, listing } from "./storage/picked";
-import { prefetch } from "./storage/prefetch";
+import { openAhead } from "./storage/opfs";
+import { dropPrefetched, prefetch } from "./storage/prefetch";
 import { sha256 } from "./storage/sha256";
-import { absolute, assumedSource, openSource } from "./storage/source";
+import { absolute, assumedSource, dropExpected, openSource } from "./storage/source";
+import { expectWeights, FOLDER } from "./storage/weights_ahead";
 import { cpuThreads, loadOrt, onFatalError, warmUpOrt } from "./ort";
 import { startPython } from "./python";
 import { ModelSession } from "./sessions";
@@ -214,13 +216,34 @@ type Boot = Extract<ToWorker, { tag: "boot" }>;
 /** Begin with what the first request needs and Python does not. */
 async function prepare(assets: Assets, { model, dtype, device }: Expected): Promise<void> {
   // Whoever asks for the model hears of a failure.
-  prefetch(model, dtype).catch(() => undefined);
+  const plans = prefetch(model, dtype)
+    .then((files) => Promise.all(files.map(async (url) => ({ url, plan: await expectWeights(url) }))))
+    .catch(() => []);
   if (device === "wasm") return;
   const adapter = await requestAdapter();
   if (!adapter || (device === "auto" && summarize(adapter).software)) return;
-  gpuAhead = GpuEngine.open(assets);
+  const opening = (gpuAhead = GpuEngine.open(assets));
   // Whoever asks for it hears of a failure.
-  gpuAhead.catch(() => undefined);
+  const engine = (aheadOn = await opening.catch(() => null));
+  for (const { url, plan } of await plans) {
+    if (!plan || firstUseOver) continue;
+    const what = decodeURIComponent(url.slice(url.lastIndexOf("/") + 1));
+    const told = (done: number): void => emit({ kind: "progress", what, done, total: plan.size });
+    engine?.uploadAhead(plan, () => openAhead(FOLDER, plan.data), told);
+  }
+}
+
+/** Where weights are uploaded before somebody asks for them. */
+let aheadOn: GpuEngine | null = null;
+/** Whether a request that can use a model has ended. */
+let firstUseOver = false;
+
+/** Give up what was begun before somebody asked for it, and nobody took. */
+function dropAhead(): void {
+  firstUseOver = true;
+  dropPrefetched();
+  dropExpected();
+  void aheadOn?.dropAhead();
 }
 
 async function boot({ assets, interrupt, snapshot, expected, life }: Boot): Promise<void> {
@@ -275,6 +298,7 @@ async function answer(id: number, request: Request): Promise<void> {
     reply = failure(error);
   }
   post({ tag: "reply", id, reply });
+  if (request?.kind !== "models" && request?.kind !== "memory") dropAhead();
 }
 
 function failure(error: unknown): Reply {

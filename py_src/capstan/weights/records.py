@@ -12,12 +12,13 @@ from ..json_text import NotJsonError, read_json
 from ..storage import SourceIdentity
 from .manifest import DIGEST, Manifest, manifest_of, shard_count
 
-__all__ = ["DATA", "JOURNAL", "RECORD", "SOURCE", "Journal", "SourceRecord", "StoredRecord"]
+__all__ = ["DATA", "JOURNAL", "RECORD", "SOURCE", "UPLOAD", "Journal", "SourceRecord", "StoredRecord"]
 
 DATA, JOURNAL, RECORD, SOURCE = ".data", ".journal.jsonl", ".weights.json", ".source.json"
+UPLOAD = ".upload.json"
 """Endings of names: NAME.data holds bytes; KEY.journal.jsonl tells which of them are sound while they are being
 downloaded; CONTENT.weights.json, written once all are, tells what they are; SOURCE.source.json, written last, where
-they came from."""
+they came from. SOURCE.upload.json is how a source's file was put on the GPU the last time."""
 
 
 @dataclass(frozen=True)

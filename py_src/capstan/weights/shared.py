@@ -37,6 +37,11 @@ class Span:
         """Bytes on the device."""
         return sum(part.made for part in self.parts)
 
+    @property
+    def request(self) -> BufferRequest:
+        """The buffer that it is in."""
+        return BufferRequest(f"weight {self.name}", max(LEAST_BYTES, self.length), "weights")
+
 
 Key = tuple[str, tuple[Part, ...]]
 """(content, its parts)"""
@@ -115,11 +120,7 @@ class SharedWeights:
                 entry.users += 1
                 held.append((key, entry))
             if missing:
-                requests = [
-                    BufferRequest(f"weight {span.name}", max(LEAST_BYTES, span.length), "weights")
-                    for span, _ in missing.values()
-                ]
-                made = await self._owner.create_buffers(requests, owner)
+                made = await self._owner.create_buffers([span.request for span, _ in missing.values()], owner)
                 for (_, entry), buffer in zip(missing.values(), made, strict=True):
                     entry.buffer = buffer
                 await load([(span, entry.buffer) for span, entry in missing.values()])

@@ -15,7 +15,7 @@ from ..errors import StorageError
 from ..host import current_host
 from ..storage import Backing, SourceIdentity
 from .manifest import Manifest
-from .records import DATA, JOURNAL, RECORD, SOURCE, Journal, SourceRecord, StoredRecord
+from .records import DATA, JOURNAL, RECORD, SOURCE, UPLOAD, Journal, SourceRecord, StoredRecord
 
 __all__ = ["StoredWeights", "Verification", "WeightStore"]
 
@@ -244,6 +244,14 @@ class WeightStore:
         """Note which shards are still damaged."""
         await (await self._present()).write_text(record.name, record.marked(suspect).serialize())
 
+    async def note_upload(self, identity: SourceIdentity, plan: str) -> None:
+        """Keep how a source's file is put on the GPU: the next page begins with that while Python starts
+        (web/src/storage/weights_ahead.ts)."""
+        backing = await self._present()
+        name = identity.name_key + UPLOAD
+        if await backing.read_text(name) != plan:
+            await backing.write_text(name, plan)
+
     async def forget_partial(self, identity: SourceIdentity) -> None:
         """Remove an interrupted download."""
         backing = await self._present()
@@ -284,6 +292,7 @@ class WeightStore:
                 source = SourceRecord.parse(await backing.read_text(name))
                 if source is None or source.content == content:
                     await backing.remove(name)
+                    await backing.remove(name.removesuffix(SOURCE) + UPLOAD)
 
 
 async def damaged_shards(backing: Backing, record: StoredRecord) -> frozenset[int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container
+import json
+from collections.abc import Awaitable, Callable, Container, Sequence
 from contextlib import suppress
 
 from ..errors import ModelFileError, StorageError, WeightsChangedError
 from ..fallback import fall_back
+from ..memory import BufferRequest
 from ..retrying import TRIES, pause, times
 from ..storage import BrokenDownloadError, Chunk, DataFile, Sink, Source
 from . import manifest as manifests
@@ -149,6 +151,20 @@ class WeightFile:
             raise
         finally:
             self.close()
+
+    async def note_upload(
+        self, owner: str, requests: Sequence[BufferRequest], pieces: Sequence[Sequence[object]]
+    ) -> None:
+        """Let the next page begin with the upload of this file before it is asked for; `pieces` name their buffers by
+        their places in `requests`. Nothing where the file is not stored."""
+        if self._store is None or self._record is None:
+            return
+        manifest = self._record.manifest
+        about = {"data": self._record.data, "size": manifest.size, "shard": manifest.shard_size, "owner": owner}
+        try:
+            await self._store.note_upload(self.identity, json.dumps({**about, "requests": requests, "pieces": pieces}))
+        except StorageError as error:
+            fall_back("the note about the upload", str(error), "the next page begins with it once Python is there")
 
     async def _each_shard(self, sink: Sink, end: int, progress: Callable[[int, int], None]) -> None:
         chunk = self._make_chunk(self._shard_size if self._size is None else max(1, min(self._shard_size, self._size)))

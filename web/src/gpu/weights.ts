@@ -5,6 +5,7 @@ import type { Chunk } from "../storage/chunk";
 import { Allocations } from "./allocations";
 import type { WatchedDevice } from "./device";
 import type { Beside, Turn, Turner } from "./turn";
+import type { UploadAhead } from "./upload_ahead";
 
 /** A range of a data file and the buffer it goes to; offsets and lengths are in bytes. */
 export interface WeightPiece {
@@ -40,6 +41,8 @@ interface Window {
 
 /** Chunks come in ascending order and may leave out what no piece wants. */
 export class WeightUpload {
+  /** An upload into the same buffers that is under way or done; null once that is used or has ended. */
+  ahead: UploadAhead | null = null;
   private readonly writers: PieceWriter[];
   private readonly allocations: Allocations;
   private first = 0;
@@ -57,6 +60,7 @@ export class WeightUpload {
 
   /** Upload the first `length` bytes of the chunk, which lie at `start` of the file. */
   async accept(chunk: Chunk, start: number, length: number): Promise<void> {
+    await this.takeAhead()?.stop();
     const writers = this.within(start, length);
     await this.makeRoom(writers);
     const bytes = chunk.view(length);
@@ -107,6 +111,13 @@ export class WeightUpload {
     } finally {
       for (const { buffer } of windows) buffer.destroy();
     }
+  }
+
+  /** The upload that is ahead of this one, for who uses it or ends it. */
+  takeAhead(): UploadAhead | null {
+    const { ahead } = this;
+    this.ahead = null;
+    return ahead;
   }
 
   /** The weights that have bytes there, in ascending order. */

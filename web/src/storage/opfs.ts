@@ -3,6 +3,7 @@
 import { EngineError } from "../errors";
 import { type Backing, type DataFile, type Sink, storing } from "./backing";
 import { ByteReader, type Chunk } from "./chunk";
+import type { ReadableFile } from "../gpu/upload_ahead";
 import { Memory } from "./memory";
 
 /** FileSystemSyncAccessHandle, which TypeScript knows in its library for workers only. */
@@ -32,6 +33,55 @@ function writeAll(access: SyncAccess, bytes: Uint8Array, at: number): void {
     done += written;
   }
   access.flush();
+}
+
+/** An access that several readers of this worker share: some browsers give one at a time. */
+class SharedAccess {
+  private users = 0;
+
+  constructor(
+    private readonly access: SyncAccess,
+    private readonly ended: () => void,
+  ) {}
+
+  /** One more reader, who closes it at its end. */
+  reader(): ReadAccess {
+    this.users++;
+    let open = true;
+    return {
+      read: (into, options) => {
+        if (!open) throw new DOMException("it was closed", "InvalidStateError");
+        return this.access.read(into, options);
+      },
+      close: () => {
+        if (!open) return;
+        open = false;
+        if (--this.users > 0) return;
+        this.access.close();
+        this.ended();
+      },
+    };
+  }
+}
+
+type ReadAccess = Pick<SyncAccess, "read" | "close">;
+
+/** Files that are read before somebody asks for them, by folder and name; `first` is who reads ahead. */
+const readAhead = new Map<string, { shared: SharedAccess; first: ReadAccess }>();
+
+/** Open a stored file for reading ahead; null where there is none, or somebody writes it. */
+export async function openAhead(folder: string, name: string): Promise<ReadableFile | null> {
+  try {
+    const place = await (await navigator.storage.getDirectory()).getDirectoryHandle(folder);
+    const access = await openSync(await place.getFileHandle(name), "read-only");
+    const path = `${folder}/${name}`;
+    const shared = new SharedAccess(access, () => readAhead.delete(path));
+    const first = shared.reader();
+    readAhead.set(path, { shared, first });
+    return { size: access.getSize(), read: (into, at) => first.read(into, { at }), close: () => first.close() };
+  } catch {
+    return null;
+  }
 }
 
 export class OpfsBacking implements Backing {
@@ -94,6 +144,7 @@ export class OpfsBacking implements Backing {
 
   remove(name: string): Promise<void> {
     return storing(name, async () => {
+      this.endReading(name);
       try {
         await (await this.folder()).removeEntry(name);
       } catch (error) {
@@ -106,6 +157,7 @@ export class OpfsBacking implements Backing {
     return storing(name, async () => {
       const handle = await this.handle(name, write);
       if (write) {
+        this.endReading(name);
         const access = await openSync(handle, "readwrite");
         if (access.getSize() > size) access.truncate(size);
         return new LockedFile(name, access);
@@ -113,6 +165,8 @@ export class OpfsBacking implements Backing {
       const { size: found } = await handle.getFile();
       if (found !== size) throw new EngineError("StorageError", `${name}: ${found} bytes are left of ${size}`);
       try {
+        const ahead = readAhead.get(`${this.name}/${name}`);
+        if (ahead) return new LockedFile(name, ahead.shared.reader());
         return new LockedFile(name, await openSync(handle, "read-only"));
       } catch (error) {
         // Another tab is repairing it, or this browser knows exclusive handles only.
@@ -127,6 +181,11 @@ export class OpfsBacking implements Backing {
   /** Looked up each time: the browser may evict an origin's files at any moment. */
   private async folder(): Promise<FileSystemDirectoryHandle> {
     return (await navigator.storage.getDirectory()).getDirectoryHandle(this.name, { create: true });
+  }
+
+  /** What reads a file ahead has to let go of it. */
+  private endReading(name: string): void {
+    readAhead.get(`${this.name}/${name}`)?.first.close();
   }
 
   private async rewrite(handle: FileSystemFileHandle, text: string, append: boolean): Promise<void> {
@@ -150,7 +209,7 @@ class LockedFile implements DataFile {
 
   constructor(
     private readonly name: string,
-    private readonly access: SyncAccess,
+    private readonly access: ReadAccess & Partial<SyncAccess>,
   ) {}
 
   read(chunk: Chunk, start: number, length: number): Promise<number> {
@@ -159,23 +218,32 @@ class LockedFile implements DataFile {
 
   write(chunk: Chunk, start: number, length: number): Promise<void> {
     return storing(this.name, () => {
+      const { access } = this;
+      if (!access.write || !access.flush) throw openForReading(this.name);
       for (let done = 0; done < length;) {
-        const written = this.access.write(chunk.view(length - done, done), { at: start + done });
+        const written = access.write(chunk.view(length - done, done), { at: start + done });
         if (written === 0) throw new DOMException("nothing was written", "QuotaExceededError");
         done += written;
       }
-      this.access.flush();
+      access.flush();
     });
   }
 
-  pour(sink: Sink, start: number, length: number, shard: number, told: (done: number) => void): Promise<number> {
-    if (sink instanceof Memory) return Promise.resolve(0);
+  async pour(sink: Sink, start: number, length: number, shard: number, told: (done: number) => void): Promise<number> {
+    if (sink instanceof Memory) return 0;
+    const ahead = sink.takeAhead();
+    if (start > 0) await ahead?.stop();
+    else if (await ahead?.finished(this.name, length, told)) return length;
     return sink.pour((into, at) => this.access.read(into, { at }), start, length, shard, told);
   }
 
   close(): void {
     this.access.close();
   }
+}
+
+function openForReading(name: string): EngineError {
+  return new EngineError("StorageError", `${name}: it was opened for reading`);
 }
 
 /** Read through slices, without a lock. */
@@ -194,7 +262,7 @@ class SharedFile implements DataFile {
   }
 
   write(): Promise<void> {
-    return Promise.reject(new EngineError("StorageError", `${this.name}: it was opened for reading`));
+    return Promise.reject(openForReading(this.name));
   }
 
   pour(): Promise<number> {

@@ -1,13 +1,14 @@
-// The small files of a model folder, asked for before Python is there to ask.
+// What the first request needs of a model, asked for before Python is there to ask: the small files of its folder, and the
+// weights (weights_ahead.ts). What nobody takes is given up by `dropPrefetched`.
 
 import type { HubRepository } from "../protocol";
 import { expectRepository, inRepository, keptFile } from "./hub";
-import { isPage } from "./network";
+import { discardBody, isPage } from "./network";
 import { absolute, fetched } from "./source";
 
 /** Files of every model folder. */
 const FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
-/** Larger graphs have their weights inside, and are read in pieces. */
+/** Larger graphs of repositories have their weights inside, and are read in pieces. */
 const LARGEST_GRAPH = 1 << 20;
 
 const ahead = new Map<string, Promise<Response>>();
@@ -15,19 +16,30 @@ const ahead = new Map<string, Promise<Response>>();
 /**
  * Fetch the small files of a folder, whose address ends in a slash, or of a hub's repository; each serves the first read
  * of it. Which they are its configuration says; of a repository the graph is fetched if the dtype is known.
+ *
+ * Returns the addresses of the data files that the graph names, none where that is not known yet.
  */
-export async function prefetch(model: string | HubRepository, dtype: string | null): Promise<void> {
+export async function prefetch(model: string | HubRepository, dtype: string | null): Promise<string[]> {
   const folder = typeof model === "string" ? model : await expectRepository(model);
   for (const name of FILES) void ask(folder + name);
-  const config = await ask(`${folder}genai_config.json`);
+  const config = await ask(`${folder}genai_config.json`, true);
   if (config?.ok && !isPage(config)) {
-    const told = (await config.clone().json()) as { model?: { decoder?: { filename?: unknown } } };
+    if (!isSmall(config)) return [];
+    const told = (await config.json()) as { model?: { decoder?: { filename?: unknown } } };
     const graph = told.model?.decoder?.filename;
-    if (typeof graph === "string") void ask(folder + graph);
-  } else if (!config || config.ok || config.status === 404) {
-    for (const name of ["config.json", "generation_config.json"]) void ask(folder + name);
-    if (dtype !== null) await askForGraph(folder + onnxFile(dtype));
+    return typeof graph === "string" ? dataFiles(folder + graph, await ask(folder + graph, true)) : [];
   }
+  if (config && !config.ok && config.status !== 404) return [];
+  for (const name of ["config.json", "generation_config.json"]) void ask(folder + name);
+  if (dtype === null) return [];
+  const url = folder + onnxFile(dtype);
+  return dataFiles(url, await askForGraph(url));
+}
+
+/** Give up what was fetched and nobody has read. */
+export function dropPrefetched(): void {
+  for (const response of ahead.values()) void response.then(discardBody, () => undefined);
+  ahead.clear();
 }
 
 /** As capstan.repository.onnx_file. */
@@ -36,20 +48,55 @@ function onnxFile(dtype: string): string {
   return `onnx/model${suffix}.onnx`;
 }
 
-async function askForGraph(url: string): Promise<void> {
-  const response = await ask(url);
-  if (!response || Number(response.headers.get("Content-Length")) <= LARGEST_GRAPH) return;
+async function askForGraph(url: string): Promise<Response | undefined> {
+  const response = await ask(url, true);
+  if (!response || isSmall(response)) return response;
   ahead.delete(absolute(url));
-  await response.body?.cancel();
+  discardBody(response);
+  return undefined;
 }
 
-/** A file's response, kept for who reads it; undefined if its repository lacks it, it was kept, or there is none. */
-async function ask(url: string): Promise<Response | undefined> {
-  if (inRepository(url) === false || (await keptFile(url))) return undefined;
+function isSmall(response: Response): boolean {
+  return Number(response.headers.get("Content-Length")) <= LARGEST_GRAPH;
+}
+
+/** An entry "location" of a tensor's external_data, with the length of its value; in the file's bytes. */
+const LOCATION = /\n\x08location\x12([\x01-\x7f])/g;
+
+/** The addresses of the data files that a graph names. */
+async function dataFiles(url: string, graph: Response | undefined): Promise<string[]> {
+  if (!graph?.ok || isPage(graph) || !isSmall(graph)) return [];
+  const bytes = new Uint8Array(await graph.arrayBuffer());
+  // One character for each byte; those that are replaced are no part of what is looked for.
+  const text = new TextDecoder("latin1").decode(bytes);
+  const found = new Set<string>();
+  for (const match of text.matchAll(LOCATION)) {
+    const start = match.index + match[0].length;
+    found.add(new TextDecoder().decode(bytes.subarray(start, start + match[1]!.charCodeAt(0))));
+  }
+  const folder = absolute(url.slice(0, url.lastIndexOf("/") + 1));
+  const addresses = [...found]
+    .sort()
+    .map((name) => absolute(folder + encodeURI(name).replace(/[?#]/g, encodeURIComponent)));
+  // A name that leads out of the folder is refused once the graph is read.
+  return addresses.filter((address) => address.startsWith(folder));
+}
+
+/**
+ * A file's response, which is kept for who reads it; with `copied` a copy of it, if it is small. Undefined if its
+ * repository lacks it or there is no response.
+ */
+async function ask(url: string, copied = false): Promise<Response | undefined> {
+  if (inRepository(url) === false) return undefined;
+  const kept = await keptFile(url);
+  if (kept) return new Response(new Uint8Array(kept), { headers: { "Content-Length": String(kept.length) } });
   const response = fetched(url);
   ahead.set(absolute(url), response);
-  // Whoever reads it hears of a failure.
-  return response.catch(() => undefined);
+  // It is copied before anybody can begin to read it. Whoever reads it hears of a failure.
+  return response.then(
+    (found) => (copied && found.ok && isSmall(found) ? found.clone() : found),
+    () => undefined,
+  );
 }
 
 /** Whether a file that was asked for ahead, and that nobody has read yet, is there; undefined for any other. */

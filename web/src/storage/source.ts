@@ -18,10 +18,50 @@ export interface SourceIdentity {
 const DISCARDED_BYTES = 1 << 16;
 const REMEDY = "check the address, the network and, on another origin, that its server allows this page (CORS)";
 
+/** Sources that were opened before anybody asked for them, by their addresses. */
+const expected = new Map<string, Promise<HttpSource>>();
+
+/** Open a source that keeps its bytes, as `openSource` will be asked to; that takes this one. */
+export function expectSource(url: string): Promise<HttpSource> {
+  const opened = probe(url).then((identity) => new HttpSource(identity, true));
+  expected.set(url, opened);
+  // Whoever asks for it hears of a failure.
+  opened.catch(() => undefined);
+  return opened;
+}
+
+/** Whether nobody has taken a source that was expected. */
+export function isExpected(url: string): boolean {
+  return expected.has(url);
+}
+
+/** Give up the sources that nobody has taken. */
+export function dropExpected(): void {
+  for (const url of [...expected.keys()]) forgetExpected(url);
+}
+
+function forgetExpected(url: string): void {
+  const opened = expected.get(url);
+  expected.delete(url);
+  opened?.then(
+    (source) => source.close(),
+    () => undefined,
+  );
+}
+
 /** A source for a URL, or for a file of a picked folder; asks the server for its identity only. */
 export async function openSource(url: string, keep: boolean): Promise<HttpSource | BlobSource> {
   const file = await pickedFile(url);
-  if (file === undefined) return new HttpSource(await probe(absolute(url)), keep);
+  if (file === undefined) {
+    const name = absolute(url);
+    const opened = keep ? expected.get(name) : undefined;
+    if (!opened) {
+      forgetExpected(name);
+      return new HttpSource(await probe(name), keep);
+    }
+    expected.delete(name);
+    return opened;
+  }
   if (file === null)
     throw new EngineError("ModelFileError", `${url} is not in the picked folder; pick the model's own`);
   return new BlobSource(url, file);
@@ -103,6 +143,12 @@ function validatorOf(response: Response): string | null {
   return etag ? `etag ${etag}` : modified ? `modified ${modified}` : null;
 }
 
+/** A stream; `whole` if it is the whole file from there on, whatever was asked for. */
+interface Opened {
+  reader: Body;
+  whole: boolean;
+}
+
 export class HttpSource {
   position: number | null = null;
   /** Where the stream ends; null is the end of the file. */
@@ -110,6 +156,8 @@ export class HttpSource {
   private reader: Body | null = null;
   /** The server does not let this page read which part of the file it sends: only the whole file can be trusted. */
   private untold = false;
+  /** A stream that was opened before `seek` asked for it. */
+  private ahead: { start: number; end: number | null; opened: Promise<Opened> } | null = null;
 
   /** With `keep` the browser's HTTP cache is left alone: the bytes are kept elsewhere. */
   constructor(
@@ -121,14 +169,26 @@ export class HttpSource {
     return JSON.stringify(this.about);
   }
 
+  /** Begin with the stream that `seek` will be asked for. */
+  expect(start: number, end: number | null): void {
+    const opened = this.open(start, end, this.keep ? "no-store" : "default");
+    // Whoever seeks hears of a failure.
+    opened.catch(() => undefined);
+    this.ahead = { start, end, opened };
+  }
+
   /** An `end` that Python leaves out is undefined here. */
   async seek(start: number, end?: number | null): Promise<void> {
     if (this.reader && this.end === null && this.position! <= start) {
       // A server without ranges sends the whole file: what is not wanted of it is passed over.
       await this.discard(this.reader, start - this.position!);
     } else {
+      const { ahead } = this;
+      const same = ahead?.start === start && ahead.end === (end ?? null);
+      if (same) this.ahead = null;
       this.close();
-      const { reader, whole } = await this.open(start, end ?? null, this.keep ? "no-store" : "default");
+      const opening = same ? ahead.opened : this.open(start, end ?? null, this.keep ? "no-store" : "default");
+      const { reader, whole } = await opening;
       this.reader = reader;
       this.end = whole ? null : (end ?? null);
     }
@@ -154,14 +214,16 @@ export class HttpSource {
     this.reader?.cancel();
     this.reader = null;
     this.position = null;
+    const { ahead } = this;
+    this.ahead = null;
+    ahead?.opened.then(
+      ({ reader }) => reader.cancel(),
+      () => undefined,
+    );
   }
 
   /** The bytes from `start` to `end`, or to the end of the file. */
-  private async open(
-    start: number,
-    end: number | null,
-    cache: RequestCache,
-  ): Promise<{ reader: Body; whole: boolean }> {
+  private async open(start: number, end: number | null, cache: RequestCache): Promise<Opened> {
     const { name: url, size } = this.about;
     const headers: Record<string, string> = {};
     if (!this.untold && (start > 0 || end !== null)) {

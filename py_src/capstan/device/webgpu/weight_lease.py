@@ -26,6 +26,8 @@ async def lease(
     async def load(missing: list[tuple[Span, int]]) -> None:
         sink = engine.upload_weights([piece for span, buffer in missing for piece in pieces(buffer, span.parts)])
         await file.load(sink, end, progress)
+        placed = [piece for place, (span, _) in enumerate(missing) for piece in pieces(place, span.parts)]
+        await file.note_upload(owner, [span.request for span, _ in missing], placed)
 
     end = max(entry.end for entry in entries)
     spans = [Span(entry.name, entry.pieces) for entry in entries]
@@ -41,7 +43,7 @@ async def lease(
 
 
 def pieces(buffer: int, parts: Sequence[Part]) -> Iterator[WeightPiece]:
-    """What the buffer of a weight is filled with, one part behind the other, or row by row."""
+    """What the buffer of that name is filled with, one part behind the other, or row by row."""
     at = 0
     for part in parts:
         turn, beside = (astuple(how) if how else None for how in (part.turn, part.beside))

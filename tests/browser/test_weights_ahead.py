@@ -1,0 +1,133 @@
+"""The worker begins with a model's weights while Python starts: with their download, or with those that are stored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, Request, Route
+
+from buildtools.server import SiteServer
+from tests.conftest import BOOT_MS
+
+MODEL = "/models/nano-llama"
+DATA = f"{MODEL}/model.onnx.data"
+BEGIN = """(model) => {
+  window.progress = [];
+  window.stop = new AbortController();
+  window.ended = (async () => {
+    const { Capstan } = await import("/capstan/capstan.js");
+    const onProgress = (progress) => window.progress.push(progress);
+    try {
+      const { signal } = window.stop;
+      const llm = await Capstan.load(model, { device: "webgpu", capture: "off", onProgress, signal });
+      const { tokenIds } = await llm.complete([5, 6, 7], { maxTokens: 6, temperature: 0 }).result;
+      const { entries } = await llm.memory();
+      llm.close();
+      const weights = entries.filter(({ category }) => category === "weights").map(({ bytes }) => bytes);
+      return { tokenIds, weights };
+    } catch (error) {
+      return { code: error.code ?? error.name, message: error.message };
+    }
+  })();
+}"""
+SPOIL = """async () => {
+  // Once nobody reads the files any more.
+  const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle("capstan-weights");
+  for await (const [name, handle] of folder.entries()) {
+    if (!name.endsWith(".data")) continue;
+    const { size } = await handle.getFile();
+    let writable = null;
+    while (!writable) writable = await handle.createWritable().catch(() => new Promise((go) => setTimeout(go, 50)));
+    await writable.write(new Uint8Array(size));
+    await writable.close();
+  }
+}"""
+
+
+class Start:
+    """A load of the model in a page whose Python does not start before `release`."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.page = page
+        self.asked: list[Request] = []
+        self.held: list[Route] = []
+        page.on("request", lambda request: self.asked.append(request) if "/models/" in request.url else None)
+        page.route("**/*.snapshot", lambda route: self.held.append(route))
+        page.goto(f"{url}blank.html")
+        page.evaluate(BEGIN, MODEL)
+
+    def release(self) -> dict[str, Any]:
+        """Let Python start; how the load ended."""
+        for route in self.held:
+            route.continue_()
+        found: dict[str, Any] = self.page.evaluate("() => window.ended")
+        return found
+
+    def wait_for_data(self) -> Request:
+        """The request for the weights themselves."""
+        for _ in range(BOOT_MS // 100):
+            for request in self.asked:
+                if request.url.endswith(DATA) and request.method == "GET":
+                    return request
+            self.page.wait_for_timeout(100)
+        raise AssertionError("the weights were not asked for before Python was there")
+
+    def counts(self) -> Counter[str]:
+        return Counter(f"{request.method} {request.url.rpartition('/')[2]}" for request in self.asked)
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """A profile that stores nothing at first."""
+    context = browser.new_context()
+    context.set_default_timeout(BOOT_MS)
+    yield context
+    context.close()
+
+
+@contextmanager
+def starting(context: BrowserContext, site: SiteServer) -> Iterator[Start]:
+    page = context.new_page()
+    yield Start(page, site.url)
+    page.close()
+
+
+def test_a_download_and_an_upload_begin_before_python_is_there(context: BrowserContext, site: SiteServer) -> None:
+    with starting(context, site) as first:
+        first.wait_for_data()
+        downloaded = first.release()
+        assert set(first.counts().values()) == {1}, first.counts()
+    with starting(context, site) as second:
+        second.page.wait_for_function("() => window.progress.some(({ loaded, total }) => total && loaded === total)")
+        # What is on the GPU already does not come from there once more.
+        second.page.evaluate(SPOIL)
+        uploaded = second.release()
+        assert set(second.counts().values()) == {1}, second.counts()
+        assert "GET model.onnx.data" not in second.counts()
+    assert len(downloaded["tokenIds"]) == 6, downloaded
+    assert uploaded == downloaded
+
+
+def test_a_download_that_was_begun_ends_by_abort_and_fails_as_any_other(
+    context: BrowserContext, site: SiteServer
+) -> None:
+    held: list[Route] = []
+    context.route(f"**{DATA}", lambda route: held.append(route) if route.request.method == "GET" else route.continue_())
+    with starting(context, site) as aborted:
+        aborted.wait_for_data()
+        asked = len(aborted.asked)
+        aborted.page.evaluate("() => window.stop.abort()")
+        assert aborted.release()["code"] == 20, "that of an AbortError"
+        aborted.page.wait_for_timeout(500)
+        assert len(aborted.asked) == asked
+    with starting(context, site) as failed:
+        failed.wait_for_data()
+        held[-1].fulfill(status=403)
+        assert failed.release() == {
+            "code": "ModelFileError",
+            "message": f"{site.url.rstrip('/')}{DATA}: the weights cannot be read (HTTP 403); check the model folder",
+        }

@@ -1,0 +1,52 @@
+// The weights of the model that will be asked for, before Python is there: a download is begun, and of stored weights the
+// upload of the last time is found, which the GPU can begin with (gpu/upload_ahead.ts).
+
+import type { UploadPlan } from "../gpu/upload_ahead";
+import { openBacking } from "./backing";
+import { hex, sha256 } from "./sha256";
+import { expectSource, isExpected, type SourceIdentity } from "./source";
+
+/** As capstan.weights.store.FOLDER, and the endings of names in capstan.weights.records. */
+export const FOLDER = "capstan-weights";
+const [JOURNAL, SOURCE, UPLOAD] = [".journal.jsonl", ".source.json", ".upload.json"];
+/** What one request asks for, as capstan.weights.weight_file.REQUEST_BYTES. */
+const REQUEST_BYTES = 24 << 20;
+
+/**
+ * Ask for a data file's identity, and for its first bytes unless some are stored. Returns how it was uploaded the last
+ * time, null if that is not known.
+ */
+export async function expectWeights(url: string): Promise<UploadPlan | null> {
+  const opened = expectSource(url);
+  const backing = await openBacking(FOLDER);
+  const read = async (name: string): Promise<string | null> => (backing ? backing.readText(name) : null);
+  const name = await key(url);
+  const plan = await read(name + UPLOAD);
+  if (plan !== null) return parsed(plan);
+  if ((await read(name + SOURCE)) !== null) return null;
+  const source = await opened;
+  const { size, validator } = JSON.parse(source.identity()) as SourceIdentity;
+  if (
+    size !== null &&
+    validator !== null &&
+    (await read((await key(`${url}\n${validator}\n${size}`)) + JOURNAL)) !== null
+  )
+    return null;
+  if (isExpected(url)) source.expect(0, size === null || size <= REQUEST_BYTES ? null : REQUEST_BYTES);
+  return null;
+}
+
+/** As capstan.storage.short_hash. */
+async function key(text: string): Promise<string> {
+  return hex(await sha256(new TextEncoder().encode(text))).slice(0, 32);
+}
+
+/** A plan that was torn is none. */
+function parsed(text: string): UploadPlan | null {
+  try {
+    const found = JSON.parse(text) as Partial<UploadPlan> | null;
+    return Array.isArray(found?.requests) && Array.isArray(found.pieces) ? (found as UploadPlan) : null;
+  } catch {
+    return null;
+  }
+}
