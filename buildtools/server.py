@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from .errors import CommandError
 
-__all__ = ["LARGE_BYTES", "SiteHandler", "SiteServer", "running", "serving"]
+__all__ = ["ENCODINGS", "LARGE_BYTES", "SiteHandler", "SiteServer", "running", "serving"]
 
 Server = TypeVar("Server", bound=ThreadingHTTPServer)
 
@@ -39,6 +39,8 @@ MIME = {
     ".wasm": "application/wasm",
     ".whl": "application/zip",
 }
+ENCODINGS = {"br": ".br", "gzip": ".gz"}
+"""The endings of a file's compressed forms, by their names in Accept-Encoding, the best one first."""
 MOST_PATH = 4096
 """Characters of a request's path; more is 414."""
 LOCAL_NAMES = ("localhost", "localhost.localdomain")
@@ -195,10 +197,14 @@ class SiteHandler(BaseHTTPRequestHandler):
 
     def _send_file(self, path: Path, with_body: bool) -> None:
         mime = MIME.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-        with path.open("rb") as file:
-            stat = path.stat()
+        found, encoding = self._form_of(path)
+        with found.open("rb") as file:
+            stat = found.stat()
             etag = f'"{stat.st_mtime_ns:x}-{stat.st_size:x}"'
             extra = {"ETag": etag, "Last-Modified": formatdate(stat.st_mtime, usegmt=True), "Accept-Ranges": "bytes"}
+            if encoding is not None:
+                extra["Vary"] = "Accept-Encoding"
+                extra |= {"Content-Encoding": encoding} if encoding else {}
             if self.path.startswith("/models/") and stat.st_size >= LARGE_BYTES:
                 extra["Cache-Control"] = "no-store"
             if self.headers.get("If-None-Match") == etag:
@@ -219,6 +225,19 @@ class SiteHandler(BaseHTTPRequestHandler):
                 self._start(HTTPStatus.PARTIAL_CONTENT, mime, length, extra)
             if with_body:
                 self._send_body(file, start, length)
+
+    def _form_of(self, path: Path) -> tuple[Path, str | None]:
+        """A compressed form of the file that the client takes, and its encoding, empty for the file itself; None where
+        there are no others (buildtools/compressed.py). A range is one of the file itself."""
+        there = {name: form for name, ending in ENCODINGS.items() if (form := Path(f"{path}{ending}")).is_file()}
+        if not there:
+            return path, None
+        taken = accepted(self.headers.get("Accept-Encoding", ""))
+        if "Range" not in self.headers:
+            for name, form in there.items():
+                if name in taken:
+                    return form, name
+        return path, ""
 
     def _send_body(self, file: BinaryIO, start: int, length: int) -> None:
         file.seek(start)
@@ -242,6 +261,16 @@ class SiteHandler(BaseHTTPRequestHandler):
         for name, value in about.items():
             self.send_header(name, value)
         self.end_headers()
+
+
+def accepted(header: str) -> set[str]:
+    """The encodings of an `Accept-Encoding` header; those with a weight of 0 are refused."""
+    found = set()
+    for entry in header.lower().split(","):
+        name, _, weight = entry.partition(";")
+        if not re.fullmatch(r"\s*q\s*=\s*0(\.0*)?\s*", weight):
+            found.add(name.strip())
+    return found
 
 
 def byte_range(header: str | None, size: int) -> tuple[int, int] | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import BUILD, ROOT, SITE
+from ..compressed import downloads, precompress
 from ..environment import run_tool
 from ..models import BUNDLED, check_model
 from ..notices import NOTICES, notices, onnxruntime_notices, python_version
@@ -48,8 +49,11 @@ def run(args: argparse.Namespace) -> int:
     shutil.rmtree(TARGET, ignore_errors=True)
     site = static_folder(TARGET / "site")
     (site / BILL).write_text(json.dumps(bill_of_materials(), indent=1) + "\n")
-    for snapshot in site.glob("capstan/*.snapshot"):
-        say(f"{snapshot.stat().st_size / 1e6:.1f} MB of it are the memory snapshot that Python starts from")
+    precompress(site)
+    found = downloads(site)
+    say(f"before the first token a page downloads {found.files} files, without the page itself and the model:")
+    raw, gzipped, brotli = (f"{size / 1e6:.1f} MB" for size in (found.raw, found.gzip, found.br))
+    say(f"{raw} as they are, {gzipped} with gzip, {brotli} with brotli")
     print(site)
     print(npm_package(TARGET))
     return 0

@@ -22,10 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--host", default="127.0.0.1", help="default: %(default)s; browsers give WebGPU to localhost and https only"
     )
     parser.add_argument("--model", metavar="DIR", action="append", default=[], help="another model folder to offer")
+    parser.add_argument(
+        "--site", metavar="DIR", help="serve this folder, as `build.py dist` writes it to build/dist/site"
+    )
 
 
 def check(args: argparse.Namespace) -> None:
-    """Check the port and the models; fills `args.mounts`."""
+    """Check the port, the site and the models; fills `args.mounts`."""
+    if args.site is not None and not (Path(args.site) / "index.html").is_file():
+        raise CommandError(f"--site is {args.site}, where there is no index.html: build.py dist makes a site")
     if args.port not in PORTS:
         raise CommandError(f"--port is {args.port}, but must be from 0 to {PORTS[-1]}")
     folders = [BUNDLED] if BUNDLED.is_dir() else []
@@ -37,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from ..server import SiteServer
     from ..site import assemble
 
-    with SiteServer(assemble(), args.mounts, args.host, args.port) as server:
+    with SiteServer(Path(args.site) if args.site else assemble(), args.mounts, args.host, args.port) as server:
         print(server.url, flush=True)
         say("serving until Ctrl-C; open the address above in Chrome or Chromium")
         server.serve_forever()

@@ -66,6 +66,29 @@ def test_pages_are_cross_origin_isolated_and_never_cached_unasked(server: SiteSe
     assert response.headers["Cache-Control"] == "no-cache"
 
 
+@pytest.mark.parametrize(
+    ("accepted", "headers", "body", "encoding"),
+    [
+        ("gzip, deflate, br", {}, b"br", "br"),
+        ("gzip;q=1.0, br;q=0", {}, b"gz", "gzip"),
+        ("BR ; q=0.5", {}, b"br", "br"),
+        ("identity, br;q=0.0", {}, BODY, None),
+        ("br", {"Range": "bytes=2-5"}, BODY[2:6], None),
+    ],
+)
+def test_compressed_forms_are_served_to_who_takes_them(
+    accepted: str, headers: dict[str, str], body: bytes, encoding: str | None, folder: Path, server: SiteServer
+) -> None:
+    (folder / "b.wasm.br").write_bytes(b"br")
+    (folder / "b.wasm.gz").write_bytes(b"gz")
+    response, found = get(server, "/b.wasm", {"Accept-Encoding": accepted, **headers})
+    assert (found, response.headers["Content-Encoding"]) == (body, encoding)
+    assert (response.headers["Content-Type"], response.headers["Vary"]) == ("application/wasm", "Accept-Encoding")
+    alone, found = get(server, "/a.mjs", {"Accept-Encoding": accepted})
+    assert (found, alone.headers["Content-Encoding"], alone.headers["Vary"]) == (BODY, None, None)
+    assert response.headers["ETag"] != alone.headers["ETag"]
+
+
 @pytest.mark.parametrize(("size", "control"), [(LARGE_BYTES - 1, "no-cache"), (LARGE_BYTES, "no-store")])
 def test_large_weights_are_left_to_the_weight_store(folder: Path, server: SiteServer, size: int, control: str) -> None:
     for place in (folder.parent / "nano one", folder):

@@ -1,0 +1,98 @@
+"""Compressed files beside those of a published site, and what a page downloads before its first token."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import CACHE
+from .environment import run_tool
+from .server import ENCODINGS
+from .site import CLIENT_AND_WORKER, ORT_FILES, PYODIDE_FILES
+from .terminal import say
+
+__all__ = ["Download", "downloads", "precompress"]
+
+SUFFIXES = {".css", ".html", ".jinja", ".js", ".json", ".mjs", ".svg", ".txt", ".wasm"}
+"""Of files that are worth it; wheels and the memory snapshot are packed already."""
+LEAST_BYTES = 1024
+SCRIPT = Path(__file__).parent / "compress.mjs"
+PACKED = CACHE / "compressed"
+KINDS = 2
+"""Of runtimes: for WebGPU, and for the CPU alone."""
+
+
+def precompress(site: Path) -> list[Path]:
+    """Write FILE.br and FILE.gz beside each file that they make smaller; what was packed once is kept for the next
+    site."""
+    sources = {path: PACKED / digest_of(path) for path in sorted(site.rglob("*")) if is_worth_it(path)}
+    missing = {packed: path for path, packed in sources.items() if not all(map(Path.is_file, forms(packed)))}
+    if missing:
+        say(f"compressing {len(missing)} files ...")
+        PACKED.mkdir(parents=True, exist_ok=True)
+        pairs = [[str(path), str(packed)] for packed, path in missing.items()]
+        run_tool(["node", SCRIPT, json.dumps(pairs)], "install Node 18 or newer")
+    made = []
+    for path, packed in sources.items():
+        for form, target in zip(forms(packed), forms(path), strict=True):
+            if form.stat().st_size < path.stat().st_size:
+                made.append(Path(shutil.copyfile(form, target)))
+    wanted = {form for packed in sources.values() for form in forms(packed)}
+    for old in set(PACKED.glob("*")) - wanted:
+        old.unlink()
+    return made
+
+
+def digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def is_worth_it(path: Path) -> bool:
+    return path.is_file() and path.suffix in SUFFIXES and path.stat().st_size >= LEAST_BYTES
+
+
+def forms(path: Path) -> list[Path]:
+    """Where the compressed forms of a file are."""
+    return [path.with_name(path.name + ending) for ending in ENCODINGS.values()]
+
+
+@dataclass(frozen=True)
+class Download:
+    """What comes over the network of some files, in bytes, by what the server may send."""
+
+    files: int
+    raw: int
+    gzip: int
+    br: int
+
+
+def downloads(site: Path) -> Download:
+    """What a page loads of a site with compressed files until a model on WebGPU gives its first token, without the
+    page's own files and the model's."""
+    base = site / "capstan"
+    sizes = [[size_of(base / name, endings) for endings in ((), (".gz",), (".br", ".gz"))] for name in needed(base)]
+    raw, gzipped, brotli = map(sum, zip(*sizes, strict=True))
+    return Download(len(sizes), raw, gzipped, brotli)
+
+
+def needed(base: Path) -> list[str]:
+    """The files, as names in capstan/."""
+    index = json.loads((base / "python.json").read_text(encoding="utf-8"))
+    runtime = ORT_FILES[: len(ORT_FILES) // KINDS]
+    return [
+        *(*CLIENT_AND_WORKER.values(), "python.json", *index["wheels"], index["snapshot"]["file"]),
+        *(*(f"ort/{name}" for name in runtime), *(f"pyodide/{name}" for name in PYODIDE_FILES)),
+    ]
+
+
+def size_of(path: Path, endings: Iterable[str]) -> int:
+    """Of the first of a file's compressed forms that is there, else of the file."""
+    for ending in endings:
+        form = path.with_name(path.name + ending)
+        if form.is_file():
+            return form.stat().st_size
+    return path.stat().st_size

@@ -1,0 +1,79 @@
+"""The compressed files of a published site, and the sum that a page downloads."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from buildtools import compressed
+from buildtools.compressed import downloads, needed, precompress
+from buildtools.site import ORT_FILES, PYODIDE_FILES
+
+TEXT = b"what repeats itself " * 500
+NOISE = random.Random(1).randbytes(2000)
+UNPACK = "process.stdout.write(require('zlib').brotliDecompressSync(require('fs').readFileSync(process.argv[1])))"
+
+
+@pytest.fixture
+def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(compressed, "PACKED", tmp_path / "packed")
+    return tmp_path / "packed"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    base = tmp_path / "site/capstan"
+    index = {"wheels": ["wheels/a.whl"], "vendored": {"numpy": "wheels/n.whl"}, "snapshot": {"file": "p.snapshot"}}
+    names = ["capstan.js", "worker.js", "wheels/a.whl", "wheels/n.whl", "p.snapshot"]
+    for name in [*names, *(f"ort/{name}" for name in ORT_FILES), *(f"pyodide/{name}" for name in PYODIDE_FILES)]:
+        (base / name).parent.mkdir(parents=True, exist_ok=True)
+        (base / name).write_bytes(TEXT)
+    (base / "python.json").write_text(json.dumps(index))
+    (base / "worker.js").write_bytes(NOISE)
+    return tmp_path / "site"
+
+
+@pytest.mark.usefixtures("packed")
+def test_files_that_get_smaller_have_both_forms_beside_them(site: Path) -> None:
+    made = precompress(site)
+    text = site / "capstan/capstan.js"
+    assert gzip.decompress((site / "capstan/capstan.js.gz").read_bytes()) == TEXT
+    command = ["node", "-e", UNPACK, f"{text}.br"]
+    assert subprocess.run(command, capture_output=True, check=True, timeout=60).stdout == TEXT
+    assert all(form.stat().st_size < form.with_suffix("").stat().st_size for form in made)
+    names = {path.relative_to(site).as_posix() for path in made}
+    assert {"capstan/ort/ort.webgpu.min.mjs.br", "capstan/pyodide/pyodide.asm.wasm.gz"} <= names
+    assert not {name for name in names if "worker.js" in name}, "noise does not get smaller"
+    assert not {name for name in names if ".whl" in name or ".snapshot" in name}, "they are packed already"
+    assert not {name for name in names if "python.json" in name}, "it is small"
+
+
+def test_what_was_packed_is_not_packed_again(
+    site: Path, packed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = precompress(site)
+    kept = {path.name for path in packed.iterdir()}
+    for form in made:
+        form.unlink()
+    monkeypatch.setattr(compressed, "SCRIPT", tmp_path / "nothing.mjs")
+    assert precompress(site) == made
+    (site / "capstan/capstan.js").unlink()
+    precompress(site)
+    assert {path.name for path in packed.iterdir()} == kept, "other files have the same content"
+
+
+@pytest.mark.usefixtures("packed")
+def test_the_sum_is_of_what_a_page_with_webgpu_loads(site: Path) -> None:
+    plain = downloads(site)
+    assert plain.raw == plain.gzip == plain.br
+    assert "ort/ort.webgpu.min.mjs" in needed(site / "capstan")
+    assert not {"ort/ort.wasm.min.mjs", "wheels/n.whl"} & set(needed(site / "capstan"))
+    precompress(site)
+    found = downloads(site)
+    assert (found.files, found.raw) == (plain.files, plain.raw)
+    assert found.br < found.gzip < found.raw
