@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -24,6 +25,8 @@ TARGET = BUILD / "dist"
 BILL = "sbom.cdx.json"
 HARNESS = ("harness.html", "harness.js", "blank.html")
 """Pages for tests and the command line, which a published site does without."""
+KEPT_OFFLINE = {".css", ".html", ".js", ".json", ".mjs", ".snapshot", ".svg", ".wasm", ".whl", ".zip"}
+"""The endings of files that the service worker keeps."""
 TYPES = ("assets", "capstan", "client", "completions", "errors", "options", "protocol", "run", "tool_calls")
 NPM_FIELDS = ("name", "version", "description", "license", "author", "type")
 
@@ -66,7 +69,25 @@ def static_folder(target: Path) -> Path:
     index = [{"name": BUNDLED.name, "url": f"models/{BUNDLED.name}/"}]  # relative: the folder may lie anywhere
     (target / "models/index.json").write_text(json.dumps(index))
     copy_licences(target)
+    work_offline(target)
     return target
+
+
+def work_offline(site: Path) -> None:
+    """Add a service worker that keeps the page, the library and what it loads for a model on WebGPU or the CPU; models
+    keep themselves."""
+    bundle(ROOT / "web/site/offline.ts", site / "offline.js")
+    page = site / "index.html"
+    text = page.read_text(encoding="utf-8")
+    page.write_text(text.replace("</head>", '  <script type="module" src="./offline.js"></script>\n  </head>', 1))
+    names = sorted(path.relative_to(site).as_posix() for path in site.rglob("*") if path.suffix in KEPT_OFFLINE)
+    files = [name for name in names if not name.startswith("models/") or name == "models/index.json"]
+    version = hashlib.sha256()
+    for name in files:
+        version.update(f"{name}\0".encode() + (site / name).read_bytes())
+    given = {"VERSION": version.hexdigest()[:16], "FILES": files}
+    defined = [f"--define:{name}={json.dumps(value)}" for name, value in given.items()]
+    bundle(ROOT / "web/site/service_worker.ts", site / "service_worker.js", defined)
 
 
 def npm_package(target: Path) -> Path:

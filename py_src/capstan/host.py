@@ -64,11 +64,11 @@ class Host(Protocol):
 
     async def adopt(self, path: Any, keep: bool) -> str:
         """The folder's name, ending in a slash, of what `Model.load` was given. `keep` says whether a hub's repository
-        may be as it was kept at its last load, and its small files may be kept."""
+        may be as it was kept at its last load, and the small files of a folder may be kept."""
 
     async def forget(self, addresses: Sequence[str] | None) -> int:
-        """Let go of what is kept of the hubs' repositories that have, or are, one of these addresses; None is all. How
-        many bytes that were."""
+        """Let go of the small files that are kept of the hubs' repositories and servers' folders that have, or are, one
+        of these addresses; None is all. How many bytes those of repositories were."""
 
     async def backing(self, folder: str) -> Backing | None:
         """Where files of one kind are kept from one start to the next; None if nowhere."""

@@ -30,11 +30,17 @@ GENERATE = """async (base) => {
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a static folder inside a plain web server's root."""
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A web server's root with a static folder in it, some/folder/."""
     root = tmp_path_factory.mktemp("www")
     assemble()
     dist.static_folder(root / "some/folder")
+    return root
+
+
+@pytest.fixture(scope="module")
+def published(root: Path) -> Iterator[str]:
+    """The address of the static folder on a plain web server."""
     with serving_plainly(root) as url:
         yield f"{url}some/folder/"
 
@@ -168,3 +174,29 @@ def test_the_npm_package_holds_the_library_its_types_and_every_licence(package: 
     assert (manifest["name"], manifest["license"]) == ("capstan-webgpu", "MIT")
     assert manifest["exports"]["."]["default"].removeprefix("./") in names
     assert "private" not in manifest
+
+
+CONTROLLED = """() => navigator.serviceWorker.ready.then(
+  ({ active }) => active.state === "activated" || new Promise((go) => active.addEventListener("statechange", go)))"""
+SPEAK = """async () => {
+  const { Capstan } = await import("./capstan/capstan.js");
+  const llm = await Capstan.load("models/bundled/", { device: "wasm" });
+  const { tokenIds } = await llm.complete("def f(", { maxTokens: 3, temperature: 0 }).result;
+  llm.close();
+  return tokenIds;
+}"""
+
+
+def test_a_second_visit_needs_no_network(browser: Browser, root: Path) -> None:
+    context = browser.new_context()
+    with serving_plainly(root) as server:
+        url = f"{server}some/folder/"
+        first = context.new_page()
+        first.goto(url)
+        told = first.evaluate(SPEAK)
+        first.evaluate(CONTROLLED)
+        first.close()
+    second = context.new_page()
+    second.goto(f"{url}?later")
+    assert second.evaluate(SPEAK) == told
+    context.close()

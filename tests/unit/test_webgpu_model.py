@@ -45,6 +45,8 @@ class PaperFile:
     async def load(self, sink: object, end: int, progress: object) -> None:
         await asyncio.sleep(0)
 
+    async def note_upload(self, owner: str, requests: object, pieces: object) -> None: ...
+
     def close(self) -> None: ...
 
 

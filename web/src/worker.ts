@@ -20,6 +20,7 @@ import type {
 import { freeBytes, openBacking } from "./storage/backing";
 import { Chunk } from "./storage/chunk";
 import { fetchBytes, fetchOptional, fileExists, readNow } from "./storage/files";
+import { forgetFolders, keepFolder } from "./storage/folders";
 import { forgetRepositories, keepRepository, openRepository } from "./storage/hub";
 import { Memory } from "./storage/memory";
 import { setStallTimeout } from "./storage/network";
@@ -100,6 +101,8 @@ const storage = {
   openRepository,
   keepRepository,
   forgetRepositories,
+  keepFolder,
+  forgetFolders,
   listing,
   absolute,
   openBacking,

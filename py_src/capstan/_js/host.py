@@ -14,6 +14,7 @@ import _capstan_host
 from pyodide.ffi import can_run_sync as _can_run_sync
 from pyodide.ffi import run_sync as _run_sync
 
+from ..fallback import fall_back
 from ..retrying import retried
 from ..weights.shared import SharedWeights
 from .errors import storage_errors, typed_errors
@@ -101,12 +102,17 @@ def read_now(url: str) -> bytes:
         return bytes(_capstan_host.readNow(url).to_bytes())
 
 
+def unreached(reason: str) -> None:
+    """A model's server cannot be reached, and what it answered the last time is there."""
+    fall_back("the model's server", reason, "the files of its folder are taken to be what they were at the last load")
+
+
 async def fetch_bytes(url: str, progress: Callable[[int, int], None] | None = None) -> bytes:
     """A whole file of the page's origin; ModelFileError if it cannot be read."""
 
     async def fetched() -> bytes:
         with storage_errors():
-            return bytes((await _capstan_host.fetchBytes(url, progress)).to_bytes())
+            return bytes((await _capstan_host.fetchBytes(url, progress, unreached)).to_bytes())
 
     return await retried(fetched)
 
@@ -116,7 +122,7 @@ async def fetch_optional(url: str) -> bytes | None:
 
     async def fetched() -> bytes | None:
         with storage_errors():
-            found = await _capstan_host.fetchOptional(url)
+            found = await _capstan_host.fetchOptional(url, unreached)
         return bytes(found.to_bytes()) if hasattr(found, "to_bytes") else None
 
     return await retried(fetched)
@@ -127,7 +133,7 @@ async def file_exists(url: str) -> bool:
 
     async def exists() -> bool:
         with storage_errors():
-            return bool(await _capstan_host.fileExists(url))
+            return bool(await _capstan_host.fileExists(url, unreached))
 
     return await retried(exists)
 

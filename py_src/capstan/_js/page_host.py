@@ -135,7 +135,10 @@ class PageHost:
         stored = await model_folder(path)
         if stored is not None:
             return stored
-        return folder_address(path)
+        folder = folder_address(path)
+        if keep:
+            storage.keep_folder(folder)
+        return folder
 
     async def backing(self, folder: str) -> storage.JsBacking | None:
         return await storage.open_backing(folder)
@@ -171,7 +174,7 @@ class PageHost:
         return opened
 
     async def forget(self, addresses: Sequence[str] | None) -> int:
-        return await storage.forget_repositories(addresses)
+        return await storage.forget_files(addresses)
 
     async def _open_webgpu(
         self,

@@ -22,7 +22,8 @@ __all__ = [
     "absolute",
     "adopt",
     "assumed_source",
-    "forget_repositories",
+    "forget_files",
+    "keep_folder",
     "keep_repository",
     "listing",
     "make_chunk",
@@ -57,9 +58,16 @@ async def keep_repository(folder: str) -> None:
     await _capstan_host.storage.keepRepository(folder)
 
 
-async def forget_repositories(addresses: Sequence[str] | None) -> int:
-    """Forget what is kept of repositories; see capstan.host.Host.forget."""
-    return int(await _capstan_host.storage.forgetRepositories(None if addresses is None else json.dumps(addresses)))
+def keep_folder(folder: str) -> None:
+    """Keep the small files of a server's folder from now on, for when it cannot be reached."""
+    _capstan_host.storage.keepFolder(folder)
+
+
+async def forget_files(addresses: Sequence[str] | None) -> int:
+    """Forget what is kept of repositories and folders; see capstan.host.Host.forget."""
+    which = None if addresses is None else json.dumps(addresses)
+    await _capstan_host.storage.forgetFolders(which)
+    return int(await _capstan_host.storage.forgetRepositories(which))
 
 
 async def listing(folder: str) -> list[str] | None:

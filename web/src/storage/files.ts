@@ -1,7 +1,7 @@
-// The small files of a model folder, read whole: over the network, from what was kept of a hub's repository, or from
-// what the user picked.
+// The small files of a model folder, read whole: over the network, from what was kept of them, or from what the user picked.
 
 import { EngineError } from "../errors";
+import { lastAnswer, noteAnswer } from "./folders";
 import { hubRefusal, inRepository, keepFile, keptFile } from "./hub";
 import { Body, discardBody, isPage, pageError, shown, transient } from "./network";
 import { pickedFile } from "./picked";
@@ -9,28 +9,31 @@ import { askedAhead, fetchedOnce } from "./prefetch";
 import { fetched } from "./source";
 
 type Progress = (done: number, total: number) => void;
+/** Hears why a server could not be reached, where what it answered the last time is taken in its place. */
+type Unreached = (reason: string) => void;
 
 const PAGE_BEGINS = /^\s*<(!doctype\s+html|html)/i;
 
 /** A whole file. */
-export async function fetchBytes(url: string, progress: Progress | null): Promise<Uint8Array> {
+export async function fetchBytes(url: string, progress: Progress | null, unreached: Unreached): Promise<Uint8Array> {
   const file = await pickedFile(url);
   if (file) return new Uint8Array(await file.arrayBuffer());
   if (file === null)
     throw new EngineError("ModelFileError", `${url} is not in the picked folder; pick the model's own`);
-  return (await keptFile(url)) ?? whole(url, readable(url, await fetchedOnce(url)), progress);
+  return (await keptFile(url)) ?? whole(url, readable(url, await answered(url, unreached)), progress);
 }
 
 /** A whole file, null where the server or the picked folder has none. */
-export async function fetchOptional(url: string): Promise<Uint8Array | null> {
+export async function fetchOptional(url: string, unreached: Unreached): Promise<Uint8Array | null> {
   const file = await pickedFile(url);
   if (file !== undefined) return file && new Uint8Array(await file.arrayBuffer());
   if (inRepository(url) === false) return null;
   const kept = await keptFile(url);
   if (kept) return kept;
-  const response = await fetchedOnce(url);
+  const response = await answered(url, unreached);
   if (isAbsent(url, response)) {
     discardBody(response);
+    void noteAnswer(url, response, null);
     return null;
   }
   if (!isPage(response)) return whole(url, readable(url, response));
@@ -38,14 +41,34 @@ export async function fetchOptional(url: string): Promise<Uint8Array | null> {
   return PAGE_BEGINS.test(new TextDecoder().decode(found.subarray(0, 100))) ? null : found;
 }
 
+/** A file's response: the server's, or where there is none, the one of the last time. */
+async function answered(url: string, unreached: Unreached): Promise<Response> {
+  try {
+    return await fetchedOnce(url);
+  } catch (error) {
+    const last = await lastAnswer(url);
+    if (!last) throw error;
+    unreached(error instanceof Error ? error.message : String(error));
+    return last;
+  }
+}
+
 /** Whether a URL, or a name in a picked folder, names a file. */
-export async function fileExists(url: string): Promise<boolean> {
+export async function fileExists(url: string, unreached: Unreached): Promise<boolean> {
   const file = await pickedFile(url);
   if (file !== undefined) return file !== null;
   const listed = inRepository(url);
   if (listed !== null) return listed;
   if (await askedAhead(url)) return true;
-  const response = await fetched(url, { method: "HEAD" });
+  let response: Response;
+  try {
+    response = await fetched(url, { method: "HEAD" });
+  } catch (error) {
+    const last = await lastAnswer(url);
+    if (!last) throw error;
+    unreached(error instanceof Error ? error.message : String(error));
+    return last.ok;
+  }
   if (isAbsent(url, response) || isPage(response)) return false;
   if (!response.ok) throw unreadable(url, response);
   return true;
@@ -82,6 +105,7 @@ async function whole(url: string, response: Response, progress: Progress | null 
     throw new EngineError("BrokenDownloadError", `${shown(url)} broke off while it was read: ${why}`);
   }
   await keepFile(url, content);
+  void noteAnswer(url, response, content);
   return content;
 }
 

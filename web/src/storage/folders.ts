@@ -1,0 +1,72 @@
+// The small files of model folders on a server, kept with the weights: where the server cannot be reached, they are taken
+// to be what they were at the last load. Those of a hub's repositories never change (hub.ts).
+
+import { absolute } from "./source";
+
+const KEPT = "capstan-folders";
+/** Larger files are not small: weights have a store of their own. */
+const LARGEST_KEPT = 64 << 20;
+
+const folders = new Set<string>();
+
+/** Keep the small files of a folder, whose address ends in a slash, from now on. */
+export function keepFolder(folder: string): void {
+  folders.add(absolute(folder));
+}
+
+function isKept(url: string): boolean {
+  const name = absolute(url);
+  return [...folders].some((folder) => name.startsWith(folder));
+}
+
+/**
+ * Keep what the server answered: a file's content, null if it has none. What is kept already is left alone where the
+ * server tells that it is the same.
+ */
+export async function noteAnswer(
+  url: string,
+  answer: Response,
+  content: Uint8Array<ArrayBuffer> | null,
+): Promise<void> {
+  if (!isKept(url) || (content?.length ?? 0) > LARGEST_KEPT) return;
+  const validator = answer.headers.get("ETag") ?? answer.headers.get("Last-Modified");
+  try {
+    const cache = await caches.open(KEPT);
+    const last = await cache.match(absolute(url), { ignoreVary: true });
+    if (last && (content === null ? last.status === 404 : last.headers.get("ETag") === validator && validator)) return;
+    const headers = validator === null ? {} : { ETag: validator };
+    const kept = content === null ? new Response(null, { status: 404 }) : new Response(content, { headers });
+    await cache.put(absolute(url), kept);
+  } catch {
+    // There is no Cache API, or it is full: the next load asks the server.
+  }
+}
+
+/** What the server answered for a file the last time; null if that is not kept. */
+export async function lastAnswer(url: string): Promise<Response | null> {
+  if (!isKept(url)) return null;
+  try {
+    return (await (await caches.open(KEPT)).match(absolute(url), { ignoreVary: true })) ?? null;
+  } catch {
+    return null;
+  }
+}
+
+/** Forget what is kept of the folders that have, or are, one of these addresses (a JSON array); null is all. */
+export async function forgetFolders(addresses?: string | null): Promise<void> {
+  try {
+    if (!addresses) {
+      await caches.delete(KEPT);
+      return;
+    }
+    const places = (JSON.parse(addresses) as string[]).flatMap((name) => [
+      absolute(name.replace(/\/?$/, "/")),
+      absolute(name.slice(0, name.lastIndexOf("/") + 1)),
+    ]);
+    const cache = await caches.open(KEPT);
+    for (const request of await cache.keys())
+      if (places.some((place) => request.url.startsWith(place))) await cache.delete(request);
+  } catch {
+    // There is no Cache API.
+  }
+}
