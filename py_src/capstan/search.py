@@ -13,6 +13,7 @@ from .errors import OptionError
 from .fallback import fall_back
 from .stages import (
     BadWords,
+    Drafting,
     Guided,
     LogitBias,
     MaxTime,
@@ -171,10 +172,12 @@ class SearchOptions(
         """The stages that these options make active, in order."""
         return tuple(stage for stage in STAGES if stage.active(self))
 
-    def sampler_program(self, vocab: int, capacity: int, first_row: int = 0) -> SamplerProgram:
+    def sampler_program(
+        self, vocab: int, capacity: int, first_row: int = 0, drafting: Drafting | None = None
+    ) -> SamplerProgram:
         """What the sampler on the GPU is given, for a vocabulary of `vocab` tokens and rows of `capacity` positions,
-        which draw as those from `first_row` on."""
-        return sampler_program(STAGES, self, vocab, capacity, first_row)
+        which draw as those from `first_row` on; with `drafting` it finds drafts."""
+        return sampler_program(STAGES, self, vocab, capacity, first_row, drafting or Drafting())
 
 
 _INTEGERS: dict[str, tuple[int, int]] = {

@@ -263,6 +263,38 @@ export class Tapes {
     return this.finishBurst(step, held.reader, cursor, picks, start);
   }
 
+  /** Let the sampler take steps with drafts, over a tape of so many positions with these input ids and logits. */
+  setDrafts(sampler: number, inputIds: number, logits: number, positions: number): void {
+    const targets = { inputIds: this.buffers.get(inputIds), logits: this.buffers.get(logits), positions };
+    this.samplers.get(sampler).sampler.setDrafts(targets);
+  }
+
+  /**
+   * Submit `steps` steps of a tape over `positions` positions in one command buffer: each finds drafts, runs, and picks at
+   * each position in turn. `length` is what the valid positions are at most before the first, `cursor` the ring index of
+   * its first pick. Resolves as `burst` does, with `positions` ids a step.
+   */
+  draftedBurst(
+    tape: number,
+    sampler: number,
+    steps: number,
+    positions: number,
+    length: number,
+    cursor: number,
+  ): Promise<Float64Array> {
+    const start = performance.now();
+    const played = this.playable(tape);
+    const held = this.samplers.get(sampler);
+    const step = new StepEncoder(this.watched);
+    for (let i = 1; i <= steps; i++) {
+      held.sampler.encodeDrafted(
+        () => step.pass,
+        () => played.encode(step, length + i * positions),
+      );
+    }
+    return this.finishBurst(step, held.reader, cursor, steps * positions, start);
+  }
+
   /** Pick one token from the logits that are there, after ORT's own run over `valid` positions unless `binding` is 0. */
   async eagerBurst(binding: number, valid: number, sampler: number, cursor: number): Promise<Float64Array> {
     const start = performance.now();

@@ -234,7 +234,7 @@ class JsGpuEngine:
     def set_sampling(self, sampler: int, program: SamplerProgram) -> None:
         given: dict[str, Any] = {"passes": program.passes, "wgsl": program.wgsl, "banWgsl": program.ban_wgsl}
         given |= {"maskWgsl": program.mask_wgsl, "endWgsl": program.end_wgsl, "rowWords": program.row_words}
-        given |= {"allowedAt": program.allowed_at, "ownAt": program.own_at}
+        given |= {"allowedAt": program.allowed_at, "ownAt": program.own_at, "drafts": program.drafts}
         with typed_errors():
             self._tapes.setSampling(sampler, program.words, program.table, json.dumps(given))
 
@@ -259,6 +259,16 @@ class JsGpuEngine:
     ) -> Awaitable[Sequence[float]]:
         with typed_errors():
             return _numbers(self._tapes.burst(tape, sampler, picks, sample_first, length, cursor))
+
+    def set_drafts(self, sampler: int, input_ids: int, logits: int, positions: int) -> None:
+        with typed_errors():
+            self._tapes.setDrafts(sampler, input_ids, logits, positions)
+
+    def drafted_burst(
+        self, tape: int, sampler: int, steps: int, positions: int, length: int, cursor: int
+    ) -> Awaitable[Sequence[float]]:
+        with typed_errors():
+            return _numbers(self._tapes.draftedBurst(tape, sampler, steps, positions, length, cursor))
 
     def eager_burst(self, binding: int, valid: int, sampler: int, cursor: int) -> Awaitable[Sequence[float]]:
         with typed_errors():

@@ -16,7 +16,7 @@ from .min_length import MinLength
 from .min_p import MinP
 from .no_repeat_ngram import NoRepeatNgram
 from .option import Option, integer, real, switch, token_ids
-from .program import SamplerProgram, sampler_program
+from .program import Drafting, SamplerProgram, sampler_program
 from .repetition_penalty import RepetitionPenalty
 from .selection import Selection, temperature_scale
 from .stage import NEGATIVE_INFINITY_KEY, Row, Stage, StageOptions
@@ -39,6 +39,7 @@ __all__ = [
     "Option",
     "RepetitionPenalty",
     "Row",
+    "Drafting",
     "SamplerProgram",
     "Selection",
     "Stage",

@@ -9,7 +9,7 @@ from typing import Any
 
 from .stage import Stage
 
-__all__ = ["MAX_END_TOKENS", "SamplerProgram", "sampler_program"]
+__all__ = ["MAX_END_TOKENS", "Drafting", "SamplerProgram", "sampler_program"]
 
 MAX_END_TOKENS = 32
 """How many ids that end a sequence fit into the parameters."""
@@ -26,9 +26,9 @@ class SamplerProgram:
 
     The sampler's memory is one buffer, u32: `table`, then `row_words` for each row: token counts [vocab], bans [vocab]
     (the length at which a token is banned, plus 1), the mask of tokens that can be picked [vocab / 32], what a stage
-    has for itself, and the sequence's ids [capacity] behind the number of its tokens that the model was not given
-    (padding); each only where a stage asks. The host sets a row when its sequence was changed from outside, and the
-    mask before each pick unless the pass `constrain` does; picks add to it.
+    has for itself, the drafts of a step, and the sequence's ids [capacity] behind the number of its tokens that the
+    model was not given (padding); each only where a stage or drafting asks. The host sets a row when its sequence was
+    changed from outside, and the mask before each pick unless the pass `constrain` does; picks add to it.
     """
 
     words: bytes
@@ -55,6 +55,8 @@ class SamplerProgram:
     """Where in it what a stage has for itself is, which the host sets with the sequence; None if there is none."""
     sequence: bool
     """Whether it has the ids."""
+    drafts: int
+    """Drafts of a step that it has room for."""
     vocab: int
     capacity: int
 
@@ -77,15 +79,31 @@ class SamplerProgram:
         return words.tobytes()
 
 
+@dataclass(frozen=True)
+class Drafting:
+    """How the sampler finds drafts: what followed the last `ngram_size` tokens, at most `most`."""
+
+    most: int = 0
+    """0 for none."""
+    ngram_size: int = 0
+    chained: bool = False
+
+
 def sampler_program(
-    stages: Sequence[Stage], options: Any, vocab: int, capacity: int, first_row: int = 0
+    stages: Sequence[Stage],
+    options: Any,
+    vocab: int,
+    capacity: int,
+    first_row: int = 0,
+    drafting: Drafting | None = None,
 ) -> SamplerProgram:
     """The program for `options` over `vocab` logits and `capacity` positions, of rows that draw as those from
     `first_row` on. A top_k of at least `vocab` is off."""
+    drafting = drafting or Drafting()
     active = [stage for stage in stages if stage.active(options)]
     counts = any(stage.counts for stage in active)
     bans = any(stage.ban_wgsl for stage in active)
-    sequence = any(stage.sequence for stage in active)
+    sequence = any(stage.sequence for stage in active) or drafting.most > 0
     allowed = any(stage.allowed for stage in active)
     ends = options.end_token_ids
     words = {"pad": options.pad_token_id, "end_count": len(ends), "first_row": first_row}
@@ -103,10 +121,12 @@ def sampler_program(
     allowed_at = bans_at + vocab * bans
     own_at = allowed_at + -(-vocab // 32) * allowed
     own = {stage.name: stage.memory(options) for stage in active if stage.memory(options)}
-    ids_at = own_at + sum(own.values())
+    drafts_at = own_at + sum(own.values())
+    ids_at = drafts_at + drafting.most
     row_words = ids_at + (1 + capacity) * sequence
     words |= {"rows_at": len(table), "row_words": row_words, "bans_at": bans_at}
     words |= {"allowed_at": allowed_at, "own_at": own_at, "ids_at": ids_at}
+    words |= {"drafts_at": drafts_at, "ngram_size": drafting.ngram_size, "chained": int(drafting.chained)}
     padding = -len(words) % _VECTOR
     end_words = [*ends, *[0] * (MAX_END_TOKENS - len(ends))]
     fields = "".join(f"  {name}: u32,\n" for name in words)
@@ -125,6 +145,7 @@ def sampler_program(
         allowed_at=allowed_at if allowed else None,
         own_at=own_at if own else None,
         sequence=sequence,
+        drafts=drafting.most,
         vocab=vocab,
         capacity=capacity,
     )

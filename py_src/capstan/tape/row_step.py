@@ -63,10 +63,12 @@ def row_step(
     rows: int,
     limits: WorkgroupLimits,
     capacity: int,
+    along: bool = False,
 ) -> FusedStep:
     """A step of `rows` sequences of up to `capacity` positions, of the placed step of one: its kernels take the
-    workgroups of the longest. Raises TapeError where it has an operation with no form for several rows."""
-    graph = several_rows(placement, recording, ops, spans, rows)
+    workgroups of the longest. With `along` it is a step of one sequence over so many positions, and `spans` has its
+    caches. Raises TapeError where it has an operation with no form for several rows."""
+    graph = several_rows(placement, recording, ops, spans, rows, along)
     step = fused_step(place_values(graph), {}, (), spans.state, limits, capacity)
     for kernel in step.kernels:
         kernel["bindings"] = {name: _moved(binding, spans) for name, binding in kernel["bindings"].items()}
@@ -80,10 +82,10 @@ def _moved(binding: list[Any], spans: RowSpans) -> list[Any]:
 
 
 def several_rows(
-    placement: Placement, recording: Recording, ops: Sequence[Command], spans: RowSpans, rows: int
+    placement: Placement, recording: Recording, ops: Sequence[Command], spans: RowSpans, rows: int, along: bool = False
 ) -> StepGraph:
     """The graph of the step of several sequences: its values are wherever there is room, but for those of `spans`."""
-    nodes = tuple(_several(node, recording, ops, placement.homes, spans, rows) for node in placement.nodes)
+    nodes = tuple(_several(node, recording, ops, placement.homes, spans, rows, along) for node in placement.nodes)
     homes = {value: home for value, home in placement.homes.items() if home in spans.buffers}
     made = [value for node in nodes for value in node.writes]
     first = {homes[value]: value for node in nodes for value in node.reads if value not in made and value in homes}
@@ -101,11 +103,14 @@ def _several(
     homes: Mapping[int, int],
     spans: RowSpans,
     rows: int,
+    along: bool,
 ) -> Node:
     """The node over several rows."""
     what = node.what
-    if isinstance(what, MatVec | Attention):
+    if isinstance(what, MatVec):
         return replace(node, what=replace(what, rows=rows))
+    if isinstance(what, Attention):
+        return replace(node, what=replace(what, rows=rows, along=along))
     found = _gather(recording, ops[what.index], spans.ids, rows) if isinstance(what, Recorded) else None
     if found is None:
         raise TapeError(f"operation {node.position} of the step is known for one row only")

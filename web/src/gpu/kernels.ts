@@ -4,6 +4,7 @@
 
 import { EngineError } from "../errors";
 import attention from "../shaders/attention.wgsl";
+import attentionAppend from "../shaders/attention_append.wgsl";
 import attentionJoin from "../shaders/attention_join.wgsl";
 import attentionSubgroups from "../shaders/attention_subgroups.wgsl";
 import attentionWorkgroup from "../shaders/attention_workgroup.wgsl";
@@ -29,6 +30,7 @@ import { declaredBindings, expanded, type TemplateValues } from "./wgsl";
 /** WGSL templates by name. */
 const TEMPLATES: Readonly<Record<string, string>> = {
   attention: `${attention}#if SHUFFLED\n${attentionSubgroups}#else\n${attentionWorkgroup}#endif\n`,
+  attention_append: `${attention}${attentionAppend}`,
   attention_join: attentionJoin,
   few_rows_dense: `${denseColumns}${behindProduct}${fewRowsDense}`,
   few_rows_q4: `${packedWeights}${behindProduct}${fewRowsQ4}`,

@@ -11,6 +11,7 @@ import constrainSource from "../shaders/constrain.wgsl";
 import blockMaxSource from "../shaders/block_max.wgsl";
 import blockSumsSource from "../shaders/block_sums.wgsl";
 import cutSource from "../shaders/cut.wgsl";
+import draftSource from "../shaders/draft.wgsl";
 import drawSource from "../shaders/draw.wgsl";
 import greedySource from "../shaders/greedy.wgsl";
 import histogramSource from "../shaders/histogram.wgsl";
@@ -58,6 +59,15 @@ export interface SamplerProgram {
   allowedAt: number | null;
   /** Where what a stage has for itself is; null where none has anything. */
   ownAt: number | null;
+  /** Drafts of a step that the memory has room for; 0 without. */
+  drafts: number;
+}
+
+/** What a step with drafts writes and reads: input ids, int64 [positions], and logits [positions, vocab]. */
+export interface DraftTargets {
+  inputIds: GPUBuffer;
+  logits: GPUBuffer;
+  positions: number;
 }
 
 const MAX_VOCAB = 1 << 24;
@@ -71,6 +81,7 @@ const BLOCK_SCRATCH = 8;
 const KERNELS = {
   constrain: [sharedSource, constrainSource],
   ban: [sharedSource, banSource],
+  draft: [sharedSource, draftSource],
   blockMax: [sharedSource, blockMaxSource],
   histogram: [sharedSource, prefixSource, cutSource, histogramSource],
   blockSums: [sharedSource, prefixSource, cutSource, blockSumsSource],
@@ -123,6 +134,7 @@ class SamplerPipelines {
 
   private readonly passLayout: GPUBindGroupLayout;
   private readonly beforeLayout: GPUBindGroupLayout;
+  private readonly draftLayout: GPUBindGroupLayout;
   private readonly endLayout: GPUBindGroupLayout;
   private readonly modules = new Map<string, GPUShaderModule>();
   private readonly pipelines = new Map<string, GPUComputePipeline>();
@@ -145,6 +157,7 @@ class SamplerPipelines {
     const shared: GPUBufferBindingType[] = ["uniform", "read-only-storage", "storage"];
     this.passLayout = layout("sampler pass", [...shared, "read-only-storage", "uniform", "read-only-storage"]);
     this.beforeLayout = layout("sampler before", [...shared, "read-only-storage", "uniform", "storage"]);
+    this.draftLayout = layout("sampler draft", [...shared, "storage", "storage", "storage"]);
     this.endLayout = layout("sampler end", [
       ...shared,
       "storage",
@@ -159,11 +172,12 @@ class SamplerPipelines {
 
   layout(kernel: Kernel): GPUBindGroupLayout {
     if (ENDS.has(kernel)) return this.endLayout;
+    if (kernel === "draft") return this.draftLayout;
     return BEFORE.has(kernel) ? this.beforeLayout : this.passLayout;
   }
 
-  get(kernel: Kernel, vocab: number, half: boolean, stages: string): GPUComputePipeline {
-    const key = `${kernel} ${vocab} ${half} ${stages}`;
+  get(kernel: Kernel, vocab: number, half: boolean, stages: string, positions = 1): GPUComputePipeline {
+    const key = `${kernel} ${vocab} ${half} ${positions} ${stages}`;
     let found = this.pipelines.get(key);
     if (found === undefined) {
       found = this.device.createComputePipeline({
@@ -174,7 +188,7 @@ class SamplerPipelines {
         compute: {
           module: this.module(kernel, stages),
           entryPoint: "main",
-          constants: { ...blocking(vocab), VOCAB: vocab, HALF: half ? 1 : 0 },
+          constants: { ...blocking(vocab), VOCAB: vocab, HALF: half ? 1 : 0, POSITIONS: positions },
         },
       });
       this.pipelines.set(key, found);
@@ -194,6 +208,8 @@ class SamplerPipelines {
   }
 }
 
+type Plan = readonly { bindGroup: GPUBindGroup; pipeline: GPUComputePipeline; blocks: number }[];
+
 /** Puts words into a buffer, from a byte offset on, 0 if none is given. */
 type Write = (buffer: GPUBuffer, words: Uint32Array<ArrayBuffer>, offset?: number) => void;
 
@@ -212,7 +228,9 @@ export class Sampler {
   private allowedAt: number | null = null;
   private ownAt: number | null = null;
   private bindGroups = new Map<string, GPUBindGroup>();
-  private plan: readonly { bindGroup: GPUBindGroup; pipeline: GPUComputePipeline; blocks: number }[] = [];
+  private plan: Plan = [];
+  private program: SamplerProgram | null = null;
+  private drafts: (DraftTargets & { find: Plan; pick: Plan }) | null = null;
 
   /**
    * Makes every buffer it will use, but those that a program needs. Throws RangeError where a target does not fit.
@@ -244,12 +262,8 @@ export class Sampler {
    * rows that are more than the device binds.
    */
   setProgram(words: Uint32Array<ArrayBuffer>, table: Uint32Array<ArrayBuffer>, program: SamplerProgram): void {
-    const { vocab, rows } = this.targets;
-    const dispatches = program.passes.flatMap((name) => {
-      const found = PASSES[name];
-      if (found === undefined) throw new RangeError(`sampler: there is no pass ${JSON.stringify(name)}`);
-      return found;
-    });
+    const { rows } = this.targets;
+    dispatchesOf(program);
     this.params = this.atLeast(this.params, words.byteLength);
     const memory = table.byteLength + rows * program.rowWords * 4;
     const most = this.device.limits.maxStorageBufferBindingSize;
@@ -261,14 +275,49 @@ export class Sampler {
     this.ownAt = program.ownAt;
     this.write(this.params, words);
     if (table.length > 0) this.write(this.memory, table);
+    this.program = program;
+    this.drafts = null;
+    this.plan = this.planned(program, this.targets.logits, 1);
+  }
+
+  /**
+   * Gives the program steps with drafts: of one row, whose memory has its sequence and the drafts. Throws RangeError where
+   * it has not, or for buffers that are too small.
+   */
+  setDrafts(targets: DraftTargets): void {
+    const { program } = this;
+    const { logitsType, vocab, rows } = this.targets;
+    const { positions, logits, inputIds } = targets;
+    if (program === null || !program.drafts || rows !== 1 || program.drafts !== positions - 1) {
+      throw new RangeError(`sampler: a step of ${positions} positions, of a program with ${program?.drafts ?? 0} drafts`);
+    }
+    if (logits.size < positions * vocab * (logitsType === "float16" ? 2 : 4) || inputIds.size < 8 * positions) {
+      throw new RangeError(`sampler: the logits or ids of ${positions} positions do not fit their buffers`);
+    }
+    for (const key of this.bindGroups.keys()) if (key.startsWith("false")) this.bindGroups.delete(key);
     const pipelines = SamplerPipelines.of(this.device);
-    const half = this.targets.logitsType === "float16";
+    const entries = [this.params, logits, this.scratch, this.targets.state, inputIds, this.memory];
+    const bindGroup = this.group(pipelines.layout("draft"), entries);
+    const pipeline = pipelines.get("draft", vocab, logitsType === "float16", program.wgsl, positions);
+    this.drafts = {
+      ...targets,
+      find: [{ bindGroup, pipeline, blocks: 1 }],
+      pick: this.planned(program, logits, positions),
+    };
+  }
+
+  private planned(program: SamplerProgram, logits: GPUBuffer, positions: number): Plan {
+    const pipelines = SamplerPipelines.of(this.device);
+    const { vocab, logitsType } = this.targets;
+    const half = logitsType === "float16";
     const { BLOCKS, WG } = blocking(vocab);
-    this.plan = dispatches.map(({ kernel, round }) => ({
-      bindGroup: this.bindGroup(kernel, round, pipelines),
-      pipeline: pipelines.get(kernel, vocab, half, textOf(kernel, program)),
-      blocks: ENDS.has(kernel) ? 1 : kernel === "constrain" ? Math.ceil(vocab / WG) : BLOCKS,
-    }));
+    return dispatchesOf(program).map(({ kernel, round }) => {
+      return {
+        bindGroup: this.bindGroup(kernel, round, pipelines, logits),
+        pipeline: pipelines.get(kernel, vocab, half, textOf(kernel, program), positions),
+        blocks: ENDS.has(kernel) ? 1 : kernel === "constrain" ? Math.ceil(vocab / WG) : BLOCKS,
+      };
+    });
   }
 
   /** What the sequences of rows from `row` on are: u32 [rowWords] of the program each. Throws RangeError for others. */
@@ -300,27 +349,31 @@ export class Sampler {
     this.write(this.memory, words, (this.memoryTable + row * rowWords + ownAt) * 4);
   }
 
-  private bindGroup(kernel: Kernel, round: number, pipelines: SamplerPipelines): GPUBindGroup {
+  private bindGroup(
+    kernel: Kernel,
+    round: number,
+    pipelines: SamplerPipelines,
+    logits: GPUBuffer,
+  ): GPUBindGroup {
     const { targets } = this;
     const end = ENDS.has(kernel);
-    const key = `${end} ${BEFORE.has(kernel)} ${round}`;
+    const key = `${logits === targets.logits} ${end} ${BEFORE.has(kernel)} ${round}`;
     let found = this.bindGroups.get(key);
     if (found === undefined) {
-      const shared = [this.params, targets.logits, this.scratch, targets.state];
+      const shared = [this.params, logits, this.scratch, targets.state];
       const stride = this.device.limits.minUniformBufferOffsetAlignment;
       const rest: (GPUBuffer | Span)[] = end
         ? [this.sizes, targets.ring, targets.inputIds, targets.mask, this.positions, this.memory]
         : [{ buffer: this.roundIndices, offset: round * stride, size: 16 }, this.memory];
-      found = this.device.createBindGroup({
-        layout: pipelines.layout(kernel),
-        entries: [...shared, ...rest].map((item, binding) => ({
-          binding,
-          resource: "buffer" in item ? item : { buffer: item },
-        })),
-      });
+      found = this.group(pipelines.layout(kernel), [...shared, ...rest]);
       this.bindGroups.set(key, found);
     }
     return found;
+  }
+
+  private group(layout: GPUBindGroupLayout, items: readonly (GPUBuffer | Span)[]): GPUBindGroup {
+    const entries = items.map((item, binding) => ({ binding, resource: "buffer" in item ? item : { buffer: item } }));
+    return this.device.createBindGroup({ layout, entries });
   }
 
   /** The buffer, or one of this size in its place. */
@@ -345,7 +398,20 @@ export class Sampler {
   /** The same, each dispatch in the pass that `passFor` gives for its pipeline. */
   encodeApart(passFor: (pipeline: GPUComputePipeline) => GPUComputePassEncoder): void {
     if (this.plan.length === 0) throw new Error("sampler: call setProgram before encode");
-    for (const { bindGroup, pipeline, blocks } of this.plan) {
+    this.encodePlan(this.plan, passFor);
+  }
+
+  /** Encodes a step with drafts: finds them, `run`s the model over all positions, and picks at each in turn. */
+  encodeDrafted(passFor: () => GPUComputePassEncoder, run: () => void): void {
+    const { drafts } = this;
+    if (drafts === null) throw new Error("sampler: call setDrafts before encodeDrafted");
+    this.encodePlan(drafts.find, passFor);
+    run();
+    for (let place = 0; place < drafts.positions; place++) this.encodePlan(drafts.pick, passFor);
+  }
+
+  private encodePlan(plan: Plan, passFor: (pipeline: GPUComputePipeline) => GPUComputePassEncoder): void {
+    for (const { bindGroup, pipeline, blocks } of plan) {
       const pass = passFor(pipeline);
       pass.setPipeline(pipeline);
       pass.setBindGroup(0, bindGroup);
@@ -371,6 +437,15 @@ function textOf(kernel: Kernel, program: SamplerProgram): string {
   if (ENDS.has(kernel)) return program.wgsl + program.endWgsl;
   if (kernel === "constrain") return program.wgsl + program.maskWgsl;
   return kernel === "ban" ? program.wgsl + program.banWgsl : program.wgsl;
+}
+
+/** Throws RangeError for a pass that there is not. */
+function dispatchesOf(program: SamplerProgram): Dispatch[] {
+  return program.passes.flatMap((name) => {
+    const found = PASSES[name];
+    if (found === undefined) throw new RangeError(`sampler: there is no pass ${JSON.stringify(name)}`);
+    return found;
+  });
 }
 
 function scratchBytes({ rows, vocab }: SamplerTargets): number {

@@ -2,6 +2,7 @@
 //
 // Done: padding into the ring, nothing else. No token: into the ring, the row is done. An end-of-sequence id: into the ring, the row is done, input and mask stay.
 // Else: input_ids = token, mask[length] = 1, position_ids = length, length + 1, the memory has the token; at max_length the ring alone advances.
+// A drafted step calls it for each position in turn; past the first pick that is not the draft behind it, NOTHING goes to the ring.
 // Bindings: see the kernels. int64 values are written as two words. A model without position_ids has a buffer of the
 // sampler's own there. One thread of the row calls it. `settled` and `follow` are in the text of the stages.
 
@@ -9,6 +10,8 @@ struct Sizes {
   ring_capacity: u32,
   max_length: u32,
 }
+
+const NOTHING = 0xfffffffeu;
 
 fn advance(row: u32, given: u32) {
   let at = row * STATE_STRIDE;
@@ -20,7 +23,18 @@ fn advance(row: u32, given: u32) {
     ring[slot] = params.pad;
     return;
   }
+  if (POSITIONS > 1u && state[REFUSED] != 0u) {
+    ring[slot] = NOTHING;
+    return;
+  }
   let token = settled(row, given);
+  if (POSITIONS > 1u) {
+    let place = state[PLACE];
+    state[PLACE] = place + 1u;
+    if (place + 1u == POSITIONS || memory[draft_slot(place)] != token) {
+      state[REFUSED] = 1u;
+    }
+  }
   ring[slot] = token;
   if (token == NO_TOKEN) {
     state[at + 2u] = 1u;

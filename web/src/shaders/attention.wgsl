@@ -8,7 +8,8 @@
 // The positions in sight come in blocks of BLOCK; split s takes blocks s, s + splits, s + 2 * splits, ... One split alone writes y;
 // several write partials, which attention_join makes y of; so does one unless ALONE_WRITES. Workgroups beyond the last split do nothing.
 // Workgroups: (splits or more, KV_HEADS * TILES, SEQUENCES); one takes TILE of the query heads of one key/value head. SEVERAL:
-// there are SEQUENCES, each with a row of qkv, eight words of state, caches, partials and a row of y; else SEQUENCES is 1.
+// there are SEQUENCES, each with a row of qkv, eight words of state, caches, partials and a row of y; else SEQUENCES is 1. ALONG: these
+// are positions of one sequence instead, the first at state[0] - 1, whose caches attention_append has written.
 //
 // Bindings, of each sequence: 0 qkv [(HEADS + 2 * KV_HEADS) * HEAD], 1 state, 2 and 3 cos and sin [*, ROTARY / 2], 4 and 5 keys and values
 // [KV_HEADS, CAPACITY, HEAD] (read, and written at the new position), 6 partials; if ALONE_WRITES, y [HEADS * HEAD]; if

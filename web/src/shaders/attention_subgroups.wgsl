@@ -53,10 +53,16 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let first = warp * TEAMS * BATCH + lane / TEAM; // the team's first position in a block
 
   // Positions are counted from the first one in sight on.
+#if ALONG
+  let total = state[0] + sequence;
+  const caches = 0u;
+#else
   let total = state[sequence * STATE_STRIDE];
+  let caches = sequence;
+#endif
   let before = hidden(total);
   let length = total - before;
-  let cache = ((sequence * KV_HEADS + kv_head) * CAPACITY + before) * CHUNKS + chunk;
+  let cache = ((caches * KV_HEADS + kv_head) * CAPACITY + before) * CHUNKS + chunk;
   let splits = count_splits(length);
   if (split >= splits) {
     return;
@@ -80,10 +86,13 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 #else
   let new_value = qkv[values_at + chunk];
 #endif
+#if ALONG
+#else
   if (split == 0u && tile == 0u && thread < CHUNKS) {
     key_cache[cache + position * CHUNKS] = new_key;
     value_cache[cache + position * CHUNKS] = new_value;
   }
+#endif
   var query = array<Values, TILE>();
   let strength = select(0.0, STRENGTH, member < CHUNKS);
   let query_turn = q_rotation(chunk, turn);

@@ -32,7 +32,13 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 #endif
   let split = workgroup.x;
   // Positions are counted from the first one in sight on.
+#if ALONG
+  let total = state[0] + sequence;
+  const caches = 0u;
+#else
   let total = state[sequence * STATE_STRIDE];
+  let caches = sequence;
+#endif
   let before = hidden(total);
   let length = total - before;
   let splits = count_splits(length);
@@ -42,7 +48,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let kv_head = workgroup.y / TILES;
   let tile = workgroup.y % TILES;
   let position = length - 1u;
-  let cache = ((sequence * KV_HEADS + kv_head) * CAPACITY + before) * CHUNKS;
+  let cache = ((caches * KV_HEADS + kv_head) * CAPACITY + before) * CHUNKS;
   let keys_at = sequence * QKV_CHUNKS + (HEADS + kv_head) * CHUNKS;
   for (var i = thread; i < TILE * CHUNKS; i += WORKGROUP) {
     let chunk = i % CHUNKS;
@@ -67,10 +73,13 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let value = scaled(unpacked(new_value[chunk]), unpacked(v_gamma[chunk]));
     new_value[chunk] = packed(value * inverse_size(values_at));
 #endif
+#if ALONG
+#else
     if (split == 0u && tile == 0u) {
       key_cache[cache + position * CHUNKS + chunk] = packed(key);
       value_cache[cache + position * CHUNKS + chunk] = new_value[chunk];
     }
+#endif
   }
   workgroupBarrier();
 

@@ -12,11 +12,14 @@ override VOCAB: u32 = 1u;
 override BLOCK: u32 = 2048u;   // tokens that one workgroup reads: a multiple of WG
 override BLOCKS: u32 = 1u;     // blocks in a row: ceil(VOCAB / BLOCK), at most 256
 override HALF: bool = false;   // logits are float16, two to a word
+override POSITIONS: u32 = 1u;  // positions of a drafted step, of one row: logits are [POSITIONS, VOCAB]; else 1
 
 const NEGATIVE_INFINITY_KEY = 0x007fffffu;
 const NO_TOKEN = 0xffffffffu; // of a row that has_nothing
 const POSITIVE_INFINITY_KEY = 0xff800000u;
 const STATE_STRIDE = 8u;
+const PLACE = 5u;   // word of a row's state: which position of a drafted step is picked next
+const REFUSED = 6u; // and whether a pick of the step was not the draft
 
 // `struct Params`, `HAS_COUNTS`, `HAS_BANS`, `HAS_ALLOWED`, `HAS_SEQUENCE`, `edited` and `kept`, and `ban_all` for ban.wgsl, are in
 // the text that capstan.stages gives (SamplerProgram), and what constrain.wgsl and advance.wgsl call. What it calls is here: `multiply`, `add64`, `sub64`, `is_end`, `has_token`,
@@ -153,6 +156,11 @@ fn sequence_token(row: u32, index: u32) -> u32 {
   return memory[row_memory(row) + params.ids_at + 1u + index];
 }
 
+// A draft of the step; only where there are some.
+fn draft_slot(index: u32) -> u32 {
+  return params.rows_at + params.drafts_at + index;
+}
+
 // How many it has, padding of the prompt among them; only with HAS_SEQUENCE.
 fn sequence_length(row: u32) -> u32 {
   return state[row * STATE_STRIDE] + memory[row_memory(row) + params.ids_at];
@@ -164,7 +172,11 @@ fn ban_slot(row: u32, token: u32) -> u32 {
 }
 
 fn token_key(row: u32, token: u32) -> u32 {
-  let index = row * VOCAB + token;
+  var place = row;
+  if (POSITIONS > 1u) {
+    place = state[PLACE];
+  }
+  let index = place * VOCAB + token;
   var bits = 0u;
   if (HALF) {
     bits = float32_bits((logits[index >> 1u] >> ((index & 1u) * 16u)) & 0xffffu);

@@ -12,7 +12,7 @@ from ...graph import GraphDescription
 from ...memory import SNAPSHOTS, DeviceSpan
 from ...search import SearchOptions
 from ...speculation import Speculation
-from ...stages import SamplerProgram, position_words
+from ...stages import Drafting, SamplerProgram, position_words
 from ...tape import TapeKey
 from ..base import Burst, Counters
 from ..cache_rows import CacheRows
@@ -22,6 +22,7 @@ from ..lora import LoraWeights
 from ..shortlist import Shortlist
 from ..snapshots import Snapshots
 from .cache_rows import CacheSpans
+from .draft_tape import DraftTape
 from .engine import GpuEngine, SamplerSpec
 from .prefill_tape import SHORT, PrefillTapes, cut_prompt
 from .rehearsal import Rehearsal
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["WebGpuDecoder"]
 
 MAX_BURST = 64
+NOTHING = 0xFFFFFFFE
+"""In the ring, in place of what a drafted step did not pick."""
 IN_FLIGHT = {False: 4, True: 2}
 """Bursts under way at once with a tape, by whether the adapter is software.
 
@@ -66,6 +69,7 @@ class WebGpuDecoder:
         give_back: Callable[[WebGpuDecoder], Awaitable[None]],
         take_warm_up: Callable[[], bool],
         prefill_tapes: PrefillTapes | None,
+        make_drafts: Callable[[WebGpuDecoder, int], Awaitable[DraftTape | str]],
     ):
         self._engine = engine
         self._about = about
@@ -85,6 +89,11 @@ class WebGpuDecoder:
         """Positions of caches that grow."""
         self._cursor = 0
         self._steps = 0
+        self._make_drafts = make_drafts
+        self._drafts: DraftTape | None = None
+        self._drafting = Drafting()
+        self._search = (SearchOptions(), 0)
+        """And the row that draws."""
         self._program: SamplerProgram | None = None
         """Whether the sampler counts tokens."""
         self._destroyed = False
@@ -140,10 +149,17 @@ class WebGpuDecoder:
     @property
     def tape_passes(self) -> dict[str, str]:
         tapes = self._prefill_tapes
-        return dict(self._step.passes) if tapes is None else {**self._step.passes, "prefill": tapes.report}
+        found = dict(self._step.passes) if tapes is None else {**self._step.passes, "prefill": tapes.report}
+        return found if self._drafts is None else {**found, "drafts": self._drafts.tape.said}
 
     def set_search(self, options: SearchOptions, row: int = 0) -> None:
-        self._program = options.sampler_program(self._about.vocab_size, self._buffers.capacity, row)
+        self._search, self._drafting = (options, row), Drafting()
+        self._set_program()
+
+    def _set_program(self) -> None:
+        options, row = self._search
+        capacity = self._buffers.capacity
+        self._program = options.sampler_program(self._about.vocab_size, capacity, row, self._drafting)
         self._engine.set_sampling(self._sampler, self._program)
 
     def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
@@ -302,10 +318,50 @@ class WebGpuDecoder:
         return _burst(numbers)
 
     async def prepare_drafts(self, options: Speculation) -> str | None:
-        return "steps over several positions are not taped on webgpu"
+        self._require_open()
+        positions = 1 + options.max_draft_tokens
+        if self._drafts is None or self._drafts.positions != positions:
+            await self._forget_drafts()
+            found = await self._make_drafts(self, positions)
+            if isinstance(found, str):
+                return found
+            self._drafts = found
+        self._drafting = Drafting(options.max_draft_tokens, options.ngram_size, options.chained)
+        self._set_program()
+        handles = (self._drafts.input_ids.handle, self._drafts.logits.handle)
+        self._engine.set_drafts(self._sampler, *handles, positions)
+        return None
 
     def submit_drafted(self, steps: int, drafts: Sequence[int] | None) -> Awaitable[Burst]:
-        raise NotImplementedError("prepare_drafts gave a reason")
+        self._require_open()
+        made = self._drafts
+        if made is None or drafts is not None:
+            raise ValueError("drafts are found on the device, after prepare_drafts")
+        cursor, length = self._cursor, self._length
+        self._cursor += steps * made.positions
+        # At most: what was refused is taken back when the burst is read.
+        self._length += steps * made.positions
+        self._mask_bound = self._length
+        self._steps += steps
+        numbers = self._engine.drafted_burst(made.tape.tape, self._sampler, steps, made.positions, length, cursor)
+        return self._drafted(numbers, made.positions)
+
+    async def _drafted(self, numbers: Awaitable[Sequence[float]], positions: int) -> Burst:
+        """A burst of drafted steps, each of which gave some of its positions."""
+        submitted, readable, host, entered, *found = await numbers
+        steps = [
+            [int(token) for token in found[start : start + positions] if token != NOTHING]
+            for start in range(0, len(found), positions)
+        ]
+        ids = [token for step in steps for token in step]
+        self._length -= len(found) - len(ids)
+        return Burst(tuple(ids), submitted, readable, host, entered, tuple(map(len, steps)))
+
+    async def _forget_drafts(self) -> None:
+        made, self._drafts = self._drafts, None
+        if made is not None:
+            await self._engine.idle()
+            await made.release()
 
     async def logits(self) -> memoryview[float]:
         self._require_open()
@@ -363,6 +419,7 @@ class WebGpuDecoder:
             await asyncio.wait([self._making])
         await self._engine.idle()
         self._engine.destroy_sampler(self._sampler)
+        await self._forget_drafts()
         self._engine.unbind(self._prompt)
         if self._prefill_tapes is not None:
             await self._prefill_tapes.release()

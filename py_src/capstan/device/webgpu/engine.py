@@ -226,6 +226,15 @@ class GpuSampling(GpuAdapter, Protocol):
     ) -> Awaitable[Sequence[float]]:
         """The fields of a Burst but its ids, then the ids, row by row."""
 
+    def set_drafts(self, sampler: int, input_ids: int, logits: int, positions: int) -> None:
+        """Let steps find drafts, for a tape over `positions` positions: its ids and logits. After each program."""
+
+    def drafted_burst(
+        self, tape: int, sampler: int, steps: int, positions: int, length: int, cursor: int
+    ) -> Awaitable[Sequence[float]]:
+        """As `burst`, of drafted steps over a tape of `positions` positions, with as many ids each; 0xFFFFFFFE for what
+        was not picked. `length` is the sequence's at most."""
+
     def eager_burst(self, binding: int, valid: int, sampler: int, cursor: int) -> Awaitable[Sequence[float]]: ...
 
 

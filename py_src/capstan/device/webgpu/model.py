@@ -20,6 +20,7 @@ from ..separate_rows import SeparateRows, separate_rows
 from .decode_step import DecodeStep
 from .decoder import WebGpuDecoder
 from .device import WebGpuDevice
+from .draft_tape import DraftTape
 from .engine import FREE, BoundTensor
 from .joint_rows import JointRows
 from .loading import Loaded, load, release_made
@@ -171,6 +172,12 @@ class WebGpuModel:
             await self._engine.release_session(session)
             raise
 
+    async def _draft_tape(self, one: WebGpuDecoder, positions: int) -> DraftTape | str:
+        """A tape of a decoder's steps over so many positions, or why there can be none."""
+        if "rows" not in self._passes:
+            return "the pass 'rows', which makes steps over several positions, is off on this adapter"
+        return await self._rows.drafts(one, positions)
+
     def _require_open(self) -> None:
         if self._closed:
             raise ClosedError(f"the model {self._name} was closed; load it again")
@@ -228,7 +235,9 @@ class WebGpuModel:
             prompt = self._bind_prefill(buffers, "prompt", FREE)
             tapes = self._prefill_tapes(buffers, prompt)
             about, give_back = self._graphs.description, self._give_back
-            decoder = WebGpuDecoder(self._engine, about, buffers, step, prompt, give_back, self._take_warm_up, tapes)
+            decoder = WebGpuDecoder(
+                self._engine, about, buffers, step, prompt, give_back, self._take_warm_up, tapes, self._draft_tape
+            )
         except BaseException:
             if prompt:
                 self._engine.unbind(prompt)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 from ...errors import OutOfMemoryError, TapeError, UnsupportedModelError
 from ...fallback import fall_back
-from ...graph import GraphDescription
+from ...graph import GraphDescription, LeftOut
 from ..interface import DeviceInterface
 from .decoder import WebGpuDecoder
+from .draft_tape import DraftTape, make_draft_tape
 from .engine import GpuEngine
 from .joint_rows import JointRows
 from .row_buffers import RowBuffers
@@ -18,6 +21,8 @@ from .row_tape import make_row_tape
 from .sequence_buffers import SequenceBuffers, left_out_by_cache
 
 __all__ = ["RowSource"]
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -81,26 +86,48 @@ class RowSource:
         self.made.append(found)
         return found
 
-    async def _rows_of(self, one: WebGpuDecoder, rows: int) -> JointRows:
-        engine, about, capacity = self.engine, self.about, one.capacity
-        if one.capture != "tape":
-            raise TapeError(f"a step of one row has no tape: {one.capture_note}")
-        if about.states or about.growing:
-            raise TapeError("the model has states or caches besides those that attention writes in place")
-        buffers = await RowBuffers.allocate(self.device, about, rows, capacity, f"{self.owner} rows of {one.owner}")
-        session = binding = 0
+    async def drafts(self, one: WebGpuDecoder, positions: int) -> DraftTape | str:
+        """A tape of a decoder's steps over so many positions, or why there can be none."""
         try:
-            session, binding = await self.capture(one.buffers)
-            left_out = left_out_by_cache(about.left_out_within(capacity), about, one.buffers.cache, engine.recorded_id)
-            tape = await make_row_tape(engine, one, buffers, session, binding, self.passes, left_out)
+            self._require_taped(one)
+            return await self._captured(one, partial(make_draft_tape, self.engine, one, positions))
+        except (TapeError, UnsupportedModelError, OutOfMemoryError) as error:
+            if not self.engine.healthy():
+                raise
+            return str(error)
+
+    async def _rows_of(self, one: WebGpuDecoder, rows: int) -> JointRows:
+        self._require_taped(one)
+        owner = f"{self.owner} rows of {one.owner}"
+        buffers = await RowBuffers.allocate(self.device, self.about, rows, one.capacity, owner)
+        try:
+            tape = await self._captured(one, partial(make_row_tape, self.engine, one, buffers))
         except BaseException:
-            if session:
-                engine.retire(binding)
-                engine.unbind(binding)
-                await engine.release_session(session)
             buffers.destroy()
             raise
-        return JointRows(engine, one, buffers, tape, self._give_back)
+        return JointRows(self.engine, one, buffers, tape, self._give_back)
+
+    def _require_taped(self, one: WebGpuDecoder) -> None:
+        if one.capture != "tape":
+            raise TapeError(f"a step of one row has no tape: {one.capture_note}")
+        if self.about.states or self.about.growing:
+            raise TapeError("the model has states or caches besides those that attention writes in place")
+
+    async def _captured(
+        self, one: WebGpuDecoder, make: Callable[[int, int, Collection[str], Mapping[int, LeftOut]], Awaitable[T]]
+    ) -> T:
+        """What is made with a captured session over the decoder's buffers, which becomes its own."""
+        engine, about = self.engine, self.about
+        session, binding = await self.capture(one.buffers)
+        try:
+            missing = about.left_out_within(one.capacity)
+            left_out = left_out_by_cache(missing, about, one.buffers.cache, engine.recorded_id)
+            return await make(session, binding, self.passes, left_out)
+        except BaseException:
+            engine.retire(binding)
+            engine.unbind(binding)
+            await engine.release_session(session)
+            raise
 
     async def _give_back(self, rows: JointRows) -> None:
         self.free.append(rows)

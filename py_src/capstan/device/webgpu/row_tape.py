@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...errors import TapeCheckError
 from ...graph import LeftOut
@@ -18,11 +19,14 @@ from ...tape import (
     row_step,
     without_clears,
 )
-from .decoder import WebGpuDecoder
 from .engine import GpuEngine
 from .row_buffers import RowBuffers
+from .sequence_buffers import SequenceBuffers
 
-__all__ = ["RowTape", "make_row_tape"]
+if TYPE_CHECKING:
+    from .decoder import WebGpuDecoder
+
+__all__ = ["LONG", "PROBED", "TOLERANCE", "RowTape", "Widened", "make_row_tape", "widened_tape"]
 
 TOLERANCE = {"float32": 1e-3, "float16": 0.1}
 """Largest difference between the logits or caches of a step of several rows and of one row, relative to the largest
@@ -60,30 +64,60 @@ async def make_row_tape(
 ) -> RowTape:
     """A checked tape of the rows' step; `session` is a captured one over the buffers of `one`, and becomes the tape's.
     Raises TapeError where there can be none, OutOfMemoryError; the session is then the caller's."""
+    known, buffers = engine.recorded_id, one.buffers
+    names = {known(handle): name for name, handle in zip(rows.caches, buffers.cache, strict=True)}
+    names |= {known(buffers.logits): "logits", known(buffers.input_ids): "input ids"}
+    spans = {recorded: rows.bound(name) for recorded, name in names.items()}
+    widened = Widened(rows.rows, False, RowSpans(rows.bound("state"), spans, known(buffers.input_ids)), rows.owner)
+
+    async def check(tape: int) -> None:
+        await _check(engine, one, rows, tape)
+
+    return await widened_tape(engine, buffers, widened, session, binding, passes, left_out, check)
+
+
+@dataclass(frozen=True)
+class Widened:
+    """What a step of one token becomes."""
+
+    rows: int
+    along: bool
+    """Whether the rows are positions of one sequence."""
+    spans: RowSpans
+    owner: str
+
+
+async def widened_tape(
+    engine: GpuEngine,
+    buffers: SequenceBuffers,
+    widened: Widened,
+    session: int,
+    binding: int,
+    passes: Collection[str],
+    left_out: Mapping[int, LeftOut],
+    check: Callable[[int], Awaitable[None]],
+) -> RowTape:
+    """A tape of the widened step, recorded over the buffers of one sequence, that `check` has let pass. Raises and
+    leaves as make_row_tape."""
     recording = Recording.from_json(await engine.record(binding))
     try:
         ops, _ = without_clears(captured_half(recording))
         check_replayable(recording)
-        known = engine.recorded_id
-        buffers = one.buffers
-        lasting = {known(handle) for handle in buffers.written()}
+        lasting = {engine.recorded_id(handle) for handle in buffers.written()}
         placement = fuse_step(recording, ops, lasting, passes, (), left_out)
         limits = WorkgroupLimits.of(engine.adapter())
-        names = {known(handle): name for name, handle in zip(rows.caches, buffers.cache, strict=True)}
-        names |= {known(buffers.logits): "logits", known(buffers.input_ids): "input ids"}
-        spans = {recorded: rows.bound(name) for recorded, name in names.items()}
-        where = RowSpans(rows.bound("state"), spans, known(buffers.input_ids))
-        step = row_step(placement, recording, ops, where, rows.rows, limits, rows.capacity)
-        tape = await engine.make_tape(recording.handle, step.played, sorted(lasting), step.spec(rows.owner))
+        where, rows, along = widened.spans, widened.rows, widened.along
+        step = row_step(placement, recording, ops, where, rows, limits, buffers.capacity, along)
+        tape = await engine.make_tape(recording.handle, step.played, sorted(lasting), step.spec(widened.owner))
         try:
             for table in step.tables:
                 engine.add_table(tape, table)
             engine.retire(binding)
-            await _check(engine, one, rows, tape)
+            await check(tape)
         except BaseException:
             engine.close_tape(tape)
             raise
-        said = f"{len(ops)} operations became {len(step.played)} for {rows.rows} rows"
+        said = f"{len(ops)} operations became {len(step.played)} for {rows} {'positions' if along else 'rows'}"
         return RowTape(engine, tape, session, binding, said)
     finally:
         engine.drop_recording(recording.handle)

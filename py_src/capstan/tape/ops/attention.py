@@ -125,6 +125,8 @@ class Attention(Operation):
     softcap: float = 0.0
     rows: int = 1
     """Sequences that advance together, each by a token; caches and the sampler's state have a part for each."""
+    along: bool = False
+    """Whether these are positions of one sequence instead, one behind the other."""
 
     @property
     def as_recorded(self) -> Attention:
@@ -153,7 +155,9 @@ class Attention(Operation):
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
         epsilon, normed = (self.norms.epsilon, self.norms.v_gamma is not None) if self.norms else (None, False)
-        split, join, partial_bytes = plan_attention(self, limits.lanes, epsilon, limits.buffers, normed, self.rows)
+        split, join, partial_bytes = plan_attention(
+            self, limits.lanes, epsilon, limits.buffers, normed, self.rows, self.along
+        )
         half, out = self.element == "f16", Value(writes[0])
         passed: dict[str, Binding] = {"state": STATE, "partials": Shared(partial_bytes)}
         results: dict[str, Binding] = {"y": out}
@@ -164,8 +168,12 @@ class Attention(Operation):
             gammas = {name: Buffer(gamma) for name, gamma in self.norms.gammas.items()}
         sinks: dict[str, Binding] = {} if self.sinks is None else {"head_sink": Buffer(self.sinks)}
         first, second = (results | sinks, {}) if split.constants["ALONE_WRITES"] else ({}, sinks)
-        attend = Kernel(split, half, {"qkv": Value(reads[0]), **rotary, **caches, **passed, **gammas, **first})
-        return [attend, Kernel(join, half, {**passed, **results, **second})]
+        bound: dict[str, Binding] = {"qkv": Value(reads[0]), **rotary, **caches, **passed, **gammas, **first}
+        kernels = [Kernel(split, half, bound), Kernel(join, half, {**passed, **results, **second})]
+        if not self.along:
+            return kernels
+        append = KernelPlan("attention_append", split.constants, (self.kv_heads, self.rows, 1))
+        return [Kernel(append, half, bound), *kernels]
 
     def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
         """Of several sequences there is none: the step is compared with steps of one."""
@@ -231,12 +239,13 @@ def plan_attention(
     buffers: int = 10,
     normed_values: bool = False,
     rows: int = 1,
+    along: bool = False,
 ) -> tuple[KernelPlan, KernelPlan, int]:
     """The kernel that attends, the one that joins its splits, and the bytes of the partials between them. With an
     epsilon it normalises q and k, and with `normed_values` v.
 
     `lanes` is the adapter's one subgroup size, 0 without; `buffers` the storage buffers that a kernel may bind; `rows`
-    the sequences that advance together, whose longest has the sequence length. Both
+    the sequences that advance together, whose longest has the sequence length; with `along` they are positions of one. Both
     kernels' workgroups are functions of the sequence length, the new token included; layers of one shape get the same
     functions.
     """
@@ -265,6 +274,7 @@ def plan_attention(
         "ALONE_WRITES": alone_writes,
         "SINKS": what.sinks is not None and alone_writes,
         "SEVERAL": rows > 1,
+        "ALONG": along,
         "SEQUENCES": rows,
     }
     if epsilon is not None:
