@@ -289,7 +289,9 @@ export class Sampler {
     const { logitsType, vocab, rows } = this.targets;
     const { positions, logits, inputIds } = targets;
     if (program === null || !program.drafts || rows !== 1 || program.drafts !== positions - 1) {
-      throw new RangeError(`sampler: a step of ${positions} positions, of a program with ${program?.drafts ?? 0} drafts`);
+      throw new RangeError(
+        `sampler: a step of ${positions} positions, of a program with ${program?.drafts ?? 0} drafts`,
+      );
     }
     if (logits.size < positions * vocab * (logitsType === "float16" ? 2 : 4) || inputIds.size < 8 * positions) {
       throw new RangeError(`sampler: the logits or ids of ${positions} positions do not fit their buffers`);
@@ -349,12 +351,7 @@ export class Sampler {
     this.write(this.memory, words, (this.memoryTable + row * rowWords + ownAt) * 4);
   }
 
-  private bindGroup(
-    kernel: Kernel,
-    round: number,
-    pipelines: SamplerPipelines,
-    logits: GPUBuffer,
-  ): GPUBindGroup {
+  private bindGroup(kernel: Kernel, round: number, pipelines: SamplerPipelines, logits: GPUBuffer): GPUBindGroup {
     const { targets } = this;
     const end = ENDS.has(kernel);
     const key = `${logits === targets.logits} ${end} ${BEFORE.has(kernel)} ${round}`;

@@ -245,9 +245,9 @@ def plan_attention(
     epsilon it normalises q and k, and with `normed_values` v.
 
     `lanes` is the adapter's one subgroup size, 0 without; `buffers` the storage buffers that a kernel may bind; `rows`
-    the sequences that advance together, whose longest has the sequence length; with `along` they are positions of one. Both
-    kernels' workgroups are functions of the sequence length, the new token included; layers of one shape get the same
-    functions.
+    the sequences that advance together, whose longest has the sequence length; with `along` they are positions of one.
+    Both kernels' workgroups are functions of the sequence length, the new token included; layers of one shape get the
+    same functions.
     """
     per = chunk_elements(what)
     chunks = what.head // per
