@@ -48,14 +48,23 @@ class SpeculatedLoop(RowLoop):
         new = self.decoder is None
         decoder = await super().ready_decoder()
         if new:
-            assert isinstance(decoder, SeparateRows)
-            reason = await decoder.prepare_drafts(self._speculation)
-            self._possible = reason is None
-            if reason is not None:
-                fall_back("speculation", reason, "tokens are picked one a step, the same ones")
-            largest = max(1, decoder.max_burst // (1 + self._speculation.max_draft_tokens))
-            self._drafted_bursts = RunAhead(self._fixed_run_ahead and min(self._fixed_run_ahead, largest), largest)
+            await self._prepare(decoder)
         return decoder
+
+    def _use(self, decoder: RowDecoder) -> None:
+        super()._use(decoder)
+        # One that took another's place, for an adapter, is asked only where a sequence begins.
+        self._possible = False
+
+    async def _prepare(self, decoder: RowDecoder) -> None:
+        """Ask the device whether it verifies drafts."""
+        assert isinstance(decoder, SeparateRows)
+        reason = await decoder.prepare_drafts(self._speculation)
+        self._possible = reason is None
+        if reason is not None:
+            fall_back("speculation", reason, "tokens are picked one a step, the same ones")
+        largest = max(1, decoder.max_burst // (1 + self._speculation.max_draft_tokens))
+        self._drafted_bursts = RunAhead(self._fixed_run_ahead and min(self._fixed_run_ahead, largest), largest)
 
     async def advance(self) -> None:
         if self.stale or self.sample_first or not self._possible:
