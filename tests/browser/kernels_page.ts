@@ -65,7 +65,7 @@ async function runKernels(run: KernelRun): Promise<string[]> {
     });
     const compiled = await Promise.all(
       run.dispatches.map(({ kernel }) =>
-        run.emulated && kernelCode(kernel).includes("subgroup")
+        run.emulated && /subgroup[A-Z]/.test(kernelCode(kernel))
           ? pipelineOf(device, withoutSubgroups(kernel.shader, kernelCode(kernel)))
           : pipelines.get(kernel),
       ),

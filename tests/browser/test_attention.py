@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page
 
 from buildtools.server import SiteServer
 from capstan.tape.kernel_plan import KernelPlan
-from capstan.tape.ops.attention import fits_attention, join_rows, plan_attention, team_constants
+from capstan.tape.ops.attention import fits_attention, join_rows, plan_append, plan_attention, team_constants
 from tests.extended import one_in
 from tests.harness import watch
 
@@ -467,3 +467,68 @@ def test_sequences_of_different_lengths_in_one_dispatch(kernels: KernelPage, len
         found = read[0].reshape(result.shape), read[1].reshape(keys.shape), read[2].reshape(values.shape)
         for i, (step, length) in enumerate(zip(steps, lengths, strict=True)):
             check(step, Run(found[0][i], found[1][i], found[2][i]), length)
+
+
+@pytest.mark.parametrize(
+    ("shape", "subgroups"),
+    [
+        (Shape(4, 2, 16, capacity=303), (0, 4, 64)),
+        (Shape(6, 2, 16, capacity=303, epsilon=0.5, normed_values=True, rotary=8, interleaved=True), (0, 8)),
+        (Shape(4, 2, 32, capacity=303, window=70, softcap=5.0, sinks=0), (0, 16, 32)),
+    ],
+    ids=["plain", "norms", "window"],
+)
+def test_positions_of_one_sequence_in_one_dispatch(
+    kernels: KernelPage, shape: Shape, subgroups: tuple[int, ...]
+) -> None:
+    """Each as if those before it had been steps of their own, also where the last ones have more splits than the
+    first."""
+    count = 5
+    for lanes in subgroups:
+        plans = plan_attention(shape, lanes, shape.epsilon, normed_values=shape.normed_values, rows=count, along=True)
+        for first in (1, 126, 290):
+            last = first + count - 1
+            step = Step.random(shape)
+            qkv = np.stack([np.roll(step.qkv, 3 * i) for i in range(count)])
+            found = attend_along(kernels, replace(step, qkv=qkv), plans, first, lanes)
+            keys, values = step.keys.copy(), step.values.copy()
+            for i, length in enumerate(range(first, last + 1)):
+                alone = replace(step, qkv=qkv[i], keys=keys, values=values)
+                result, new_keys, new_values = alone.expected(length)
+                bound = BOUNDS[shape.element]
+                assert np.abs(found.result[i] - result).max() <= bound, f"lanes {lanes}, position {length}"
+                assert np.abs(found.keys[:, length - 1] - new_keys).max() <= 4 * bound, f"position {length}"
+                assert np.abs(found.values[:, length - 1] - new_values).max() <= 4 * bound, f"position {length}"
+                keys[:, length - 1], values[:, length - 1] = new_keys, new_values
+            outside = np.r_[0 : first - 1, last : shape.capacity]
+            before = step.caches(first)
+            assert found.keys[:, outside].tobytes() == before[0][:, outside].tobytes()
+            assert found.values[:, outside].tobytes() == before[1][:, outside].tobytes()
+
+
+def attend_along(kernels: KernelPage, step: Step, plans: Plans, first: int, lanes: int) -> Run:
+    """Run all three kernels over positions of one sequence; `qkv` of the step has a row for each."""
+    shape = step.shape
+    attention, join, partial_bytes = plans
+    count = len(step.qkv)
+    state = np.array([first, *[7] * 7], np.uint32)
+    partials = np.full(partial_bytes // 4, np.nan, np.float32)
+    result = np.full((count, shape.heads, shape.head), np.nan, shape.dtype)
+    keys, values = step.caches(first)
+    buffers = [step.qkv, state, step.cos, step.sin, keys, values, partials, result, *step.gammas, step.sinks]
+    gammas = [] if shape.epsilon is None else [8, 9, 10] if shape.normed_values else [8, 9]
+    sinks = [] if shape.sinks is None else [11]
+    # As above: ten buffers at most.
+    many = len(gammas) + len(sinks) > 2
+    bound, joined = ([*range(7), *gammas], sinks) if many else ([*range(8), *gammas, *sinks], [])
+    last = first + count - 1
+    append = plan_append(attention)
+    assert isinstance(append.counts, tuple)
+    dispatches = [
+        dispatch(append, shape, lanes, bound, append.counts),
+        dispatch(attention, shape, lanes, bound, workgroups(attention, last)),
+        dispatch(join, shape, lanes, [6, 1, 7, *joined], workgroups(join, last)),
+    ]
+    got = kernels.run([buffer.tobytes() for buffer in buffers], dispatches, [7, 4, 5], lanes not in (0, kernels.lanes))
+    read = [np.frombuffer(data, shape.dtype) for data in got]
+    return Run(read[0].reshape(result.shape), read[1].reshape(keys.shape), read[2].reshape(values.shape))

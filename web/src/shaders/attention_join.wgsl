@@ -39,7 +39,12 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
 #repeat i SHARE
   values[i] = partials[VALUES + (record + min(i * ROWS + row, MAX_SPLITS - 1u)) * QUADS + quad];
 #end
-  let splits = count_splits(min(state[workgroup.z * STATE_STRIDE], WINDOW));
+#if ALONG
+  let total = state[0] + workgroup.z;
+#else
+  let total = state[workgroup.z * STATE_STRIDE];
+#endif
+  let splits = count_splits(min(total, WINDOW));
 #if ALONE_WRITES
   if (splits == 1u) {
     return;

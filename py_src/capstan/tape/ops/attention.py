@@ -172,8 +172,7 @@ class Attention(Operation):
         kernels = [Kernel(split, half, bound), Kernel(join, half, {**passed, **results, **second})]
         if not self.along:
             return kernels
-        append = KernelPlan("attention_append", split.constants, (self.kv_heads, self.rows, 1))
-        return [Kernel(append, half, bound), *kernels]
+        return [Kernel(plan_append(split), half, bound), *kernels]
 
     def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
         """Of several sequences there is none: the step is compared with steps of one."""
@@ -301,12 +300,19 @@ def plan_attention(
         "MAX_SPLITS": most,
         "ALONE_WRITES": alone_writes,
         "SINKS": what.sinks is not None and not alone_writes,
+        "ALONG": along,
         "SEQUENCES": rows,
         **join_rows(what.head, most),
     }
     attend, join = counts(block, alone, most, what.kv_heads * tiles, what.heads, what.window, alone_writes, rows)
     partial_bytes = rows * what.heads * most * (4 + what.head) * 4
     return KernelPlan("attention", constants, attend), KernelPlan("attention_join", join_constants, join), partial_bytes
+
+
+def plan_append(attention: KernelPlan) -> KernelPlan:
+    """The kernel that writes the caches before attention of several positions of one sequence, of the plan for that."""
+    workgroups = (int(attention.constants["KV_HEADS"]), int(attention.constants["SEQUENCES"]), 1)
+    return KernelPlan("attention_append", attention.constants, workgroups)
 
 
 def form_constants(what: AttentionShape) -> dict[str, int | float | bool]:
