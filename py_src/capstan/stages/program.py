@@ -34,7 +34,7 @@ class SamplerProgram:
     words: bytes
     """`params`, a uniform buffer: u32 words as `wgsl` declares them."""
     passes: tuple[str, ...]
-    """Kernels of a step in order, by the names in web/src/gpu/sampler.ts; `count` and `weight` are four rounds each."""
+    """Kernels of a step in order, by the names in web/src/gpu/sampler_program.ts; `count` and `weight` are four rounds each."""
     wgsl: str
     """`struct Params`, and what the active stages do."""
     ban_wgsl: str
@@ -126,7 +126,7 @@ def sampler_program(
     row_words = ids_at + (1 + capacity) * sequence
     words |= {"rows_at": len(table), "row_words": row_words, "bans_at": bans_at}
     words |= {"allowed_at": allowed_at, "own_at": own_at, "ids_at": ids_at}
-    words |= {"drafts_at": drafts_at, "ngram_size": drafting.ngram_size, "chained": int(drafting.chained)}
+    words |= {"drafts_at": drafts_at, "draft_behind": drafting.ngram_size, "chained": int(drafting.chained)}
     padding = -len(words) % _VECTOR
     end_words = [*ends, *[0] * (MAX_END_TOKENS - len(ends))]
     fields = "".join(f"  {name}: u32,\n" for name in words)
