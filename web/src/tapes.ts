@@ -10,7 +10,8 @@ import { FusedKernels, type FusedSpec } from "./gpu/fused";
 import { FusedPipelines } from "./gpu/kernels";
 import { type PlayedOp, StepEncoder, Tape } from "./gpu/player";
 import { type BurstResult, RingReader } from "./gpu/ring";
-import { Sampler, type SamplerProgram, type SamplerTargets, type Span } from "./gpu/sampler";
+import { Sampler, type SamplerTargets, type Span } from "./gpu/sampler";
+import type { SamplerProgram } from "./gpu/sampler_program";
 import type { Staging } from "./gpu/staging";
 import {
   fromBase64,

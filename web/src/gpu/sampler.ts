@@ -5,18 +5,17 @@
 // A step is 2 dispatches greedy, 3 with temperature alone, 7 with top_k or top_p, 11 with both, and one more where stages
 // ban tokens by what the sequence is. Nothing is carried over in the scratch buffer from one step to the next, so any number of steps can be encoded one after another.
 
-import advanceSource from "../shaders/advance.wgsl";
-import banSource from "../shaders/ban.wgsl";
-import constrainSource from "../shaders/constrain.wgsl";
-import blockMaxSource from "../shaders/block_max.wgsl";
-import blockSumsSource from "../shaders/block_sums.wgsl";
-import cutSource from "../shaders/cut.wgsl";
-import draftSource from "../shaders/draft.wgsl";
-import drawSource from "../shaders/draw.wgsl";
-import greedySource from "../shaders/greedy.wgsl";
-import histogramSource from "../shaders/histogram.wgsl";
-import prefixSource from "../shaders/prefix.wgsl";
-import sharedSource from "../shaders/sampler.wgsl";
+import {
+  BEFORE,
+  blocking,
+  dispatchesOf,
+  ENDS,
+  ROUNDS,
+  SamplerPipelines,
+  textOf,
+  type Kernel,
+  type SamplerProgram,
+} from "./sampler_program";
 
 /** A part of a buffer; the offset is a multiple of minStorageBufferOffsetAlignment. Bytes. */
 export interface Span {
@@ -46,23 +45,6 @@ export interface SamplerTargets {
   positionIds?: GPUBuffer | undefined;
 }
 
-/** A Python SamplerProgram. */
-export interface SamplerProgram {
-  passes: readonly string[];
-  wgsl: string;
-  banWgsl: string;
-  maskWgsl: string;
-  endWgsl: string;
-  /** Of the sampler's memory, u32; 0 where no stage asks what the sequence is. */
-  rowWords: number;
-  /** Where in a row of it the mask is; null where no stage asks for one. */
-  allowedAt: number | null;
-  /** Where what a stage has for itself is; null where none has anything. */
-  ownAt: number | null;
-  /** Drafts of a step that the memory has room for; 0 without. */
-  drafts: number;
-}
-
 /** What a step with drafts writes and reads: input ids, int64 [positions], and logits [positions, vocab]. */
 export interface DraftTargets {
   inputIds: GPUBuffer;
@@ -73,140 +55,9 @@ export interface DraftTargets {
 const MAX_VOCAB = 1 << 24;
 const MAX_ROWS = 65535;
 const STATE_STRIDE = 8;
-const ROUNDS = 8;
 // Words of scratch a row and a block: BLOCK_RECORDS and BLOCK_STRIDE in sampler.wgsl.
 const ROW_SCRATCH = 1600;
 const BLOCK_SCRATCH = 8;
-
-const KERNELS = {
-  constrain: [sharedSource, constrainSource],
-  ban: [sharedSource, banSource],
-  draft: [sharedSource, draftSource],
-  blockMax: [sharedSource, blockMaxSource],
-  histogram: [sharedSource, prefixSource, cutSource, histogramSource],
-  blockSums: [sharedSource, prefixSource, cutSource, blockSumsSource],
-  draw: [sharedSource, prefixSource, cutSource, advanceSource, drawSource],
-  greedy: [sharedSource, advanceSource, greedySource],
-} as const;
-
-type Kernel = keyof typeof KERNELS;
-
-interface Blocking {
-  WG: number;
-  BLOCK: number;
-  BLOCKS: number;
-}
-
-/** A kernel, and which of the rounds of a cut it is (0 for the others). */
-interface Dispatch {
-  kernel: Kernel;
-  round: number;
-}
-
-/** The dispatches of each pass that a program may name. */
-const rounds = (from: number): Dispatch[] =>
-  Array.from({ length: ROUNDS / 2 }, (_, index) => ({ kernel: "histogram", round: from + index }));
-const PASSES: Readonly<Record<string, readonly Dispatch[]>> = {
-  constrain: [{ kernel: "constrain", round: 0 }],
-  ban: [{ kernel: "ban", round: 0 }],
-  max: [{ kernel: "blockMax", round: 0 }],
-  count: rounds(0),
-  weight: rounds(ROUNDS / 2),
-  sums: [{ kernel: "blockSums", round: 0 }],
-  draw: [{ kernel: "draw", round: 0 }],
-  greedy: [{ kernel: "greedy", round: 0 }],
-};
-const ENDS = new Set<Kernel>(["draw", "greedy"]);
-/** Those that write the memory and do not end a step. */
-const BEFORE = new Set<Kernel>(["constrain", "ban"]);
-
-/** How a row is divided: one small workgroup up to 4096 tokens, else blocks of 2048 or more, at most 256 of them. */
-function blocking(vocab: number): Blocking {
-  const WG = vocab <= 4096 ? 64 : 256;
-  const least = vocab <= 4096 ? vocab : Math.max(2048, Math.ceil(vocab / 256));
-  const BLOCK = Math.ceil(least / WG) * WG;
-  return { WG, BLOCK, BLOCKS: Math.ceil(vocab / BLOCK) };
-}
-
-/** Pipelines of one device, made once for each vocabulary size, logits type and text of the stages. */
-class SamplerPipelines {
-  private static readonly perDevice = new WeakMap<GPUDevice, SamplerPipelines>();
-
-  private readonly passLayout: GPUBindGroupLayout;
-  private readonly beforeLayout: GPUBindGroupLayout;
-  private readonly draftLayout: GPUBindGroupLayout;
-  private readonly endLayout: GPUBindGroupLayout;
-  private readonly modules = new Map<string, GPUShaderModule>();
-  private readonly pipelines = new Map<string, GPUComputePipeline>();
-
-  static of(device: GPUDevice): SamplerPipelines {
-    let found = SamplerPipelines.perDevice.get(device);
-    if (found === undefined) {
-      found = new SamplerPipelines(device);
-      SamplerPipelines.perDevice.set(device, found);
-    }
-    return found;
-  }
-
-  private constructor(private readonly device: GPUDevice) {
-    const layout = (label: string, types: GPUBufferBindingType[]): GPUBindGroupLayout =>
-      device.createBindGroupLayout({
-        label,
-        entries: types.map((type, binding) => ({ binding, visibility: GPUShaderStage.COMPUTE, buffer: { type } })),
-      });
-    const shared: GPUBufferBindingType[] = ["uniform", "read-only-storage", "storage"];
-    this.passLayout = layout("sampler pass", [...shared, "read-only-storage", "uniform", "read-only-storage"]);
-    this.beforeLayout = layout("sampler before", [...shared, "read-only-storage", "uniform", "storage"]);
-    this.draftLayout = layout("sampler draft", [...shared, "storage", "storage", "storage"]);
-    this.endLayout = layout("sampler end", [
-      ...shared,
-      "storage",
-      "uniform",
-      "storage",
-      "storage",
-      "storage",
-      "storage",
-      "storage",
-    ]);
-  }
-
-  layout(kernel: Kernel): GPUBindGroupLayout {
-    if (ENDS.has(kernel)) return this.endLayout;
-    if (kernel === "draft") return this.draftLayout;
-    return BEFORE.has(kernel) ? this.beforeLayout : this.passLayout;
-  }
-
-  get(kernel: Kernel, vocab: number, half: boolean, stages: string, positions = 1): GPUComputePipeline {
-    const key = `${kernel} ${vocab} ${half} ${positions} ${stages}`;
-    let found = this.pipelines.get(key);
-    if (found === undefined) {
-      found = this.device.createComputePipeline({
-        label: `sampler ${kernel} ${vocab} ${half}`,
-        layout: this.device.createPipelineLayout({
-          bindGroupLayouts: [this.layout(kernel)],
-        }),
-        compute: {
-          module: this.module(kernel, stages),
-          entryPoint: "main",
-          constants: { ...blocking(vocab), VOCAB: vocab, HALF: half ? 1 : 0, POSITIONS: positions },
-        },
-      });
-      this.pipelines.set(key, found);
-    }
-    return found;
-  }
-
-  private module(kernel: Kernel, stages: string): GPUShaderModule {
-    const key = `${kernel} ${stages}`;
-    let found = this.modules.get(key);
-    if (found === undefined) {
-      const code = [...KERNELS[kernel], stages].join("\n");
-      found = this.device.createShaderModule({ label: `sampler ${kernel}`, code });
-      this.modules.set(key, found);
-    }
-    return found;
-  }
-}
 
 type Plan = readonly { bindGroup: GPUBindGroup; pipeline: GPUComputePipeline; blocks: number }[];
 
@@ -427,22 +278,6 @@ export class Sampler {
     this.owned.push(made);
     return made;
   }
-}
-
-/** What the stages add to a kernel. */
-function textOf(kernel: Kernel, program: SamplerProgram): string {
-  if (ENDS.has(kernel)) return program.wgsl + program.endWgsl;
-  if (kernel === "constrain") return program.wgsl + program.maskWgsl;
-  return kernel === "ban" ? program.wgsl + program.banWgsl : program.wgsl;
-}
-
-/** Throws RangeError for a pass that there is not. */
-function dispatchesOf(program: SamplerProgram): Dispatch[] {
-  return program.passes.flatMap((name) => {
-    const found = PASSES[name];
-    if (found === undefined) throw new RangeError(`sampler: there is no pass ${JSON.stringify(name)}`);
-    return found;
-  });
 }
 
 function scratchBytes({ rows, vocab }: SamplerTargets): number {

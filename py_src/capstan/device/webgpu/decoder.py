@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ...errors import ClosedError
 from ...graph import GraphDescription
-from ...memory import SNAPSHOTS, DeviceSpan
+from ...memory import SNAPSHOTS
 from ...search import SearchOptions
 from ...speculation import Speculation
-from ...stages import Drafting, SamplerProgram, position_words
 from ...tape import TapeKey
 from ..base import Burst, Counters
 from ..cache_rows import CacheRows
@@ -23,11 +23,13 @@ from ..shortlist import Shortlist
 from ..snapshots import Snapshots
 from .cache_rows import CacheSpans
 from .draft_tape import DraftTape
-from .engine import GpuEngine, SamplerSpec
+from .drafted_steps import DraftedSteps
+from .engine import GpuEngine
 from .prefill_tape import SHORT, PrefillTapes, cut_prompt
 from .rehearsal import Rehearsal
 from .row_logits import RowLogits
 from .sequence_buffers import SequenceBuffers
+from .sequence_sampler import SequenceSampler
 
 if TYPE_CHECKING:
     from .decode_step import DecodeStep
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["WebGpuDecoder"]
 
 MAX_BURST = 64
-NOTHING = 0xFFFFFFFE
-"""In the ring, in place of what a drafted step did not pick."""
 IN_FLIGHT = {False: 4, True: 2}
 """Bursts under way at once with a tape, by whether the adapter is software.
 
@@ -89,13 +89,6 @@ class WebGpuDecoder:
         """Positions of caches that grow."""
         self._cursor = 0
         self._steps = 0
-        self._make_drafts = make_drafts
-        self._drafts: DraftTape | None = None
-        self._drafting = Drafting()
-        self._search = (SearchOptions(), 0)
-        """And the row that draws."""
-        self._program: SamplerProgram | None = None
-        """Whether the sampler counts tokens."""
         self._destroyed = False
         self._making: asyncio.Future[None] | None = None
         """Prefill tapes that are being made."""
@@ -115,21 +108,8 @@ class WebGpuDecoder:
         self.usual_burst = max(1, self.behind_first)
         logits = buffers.spans["logits"].sub(0, byte_count(about.logits_dtype, (about.vocab_size,)))
         self._logits = RowLogits(buffers.device, logits, about.logits_dtype, about.vocab_size, buffers.owner)
-        self._sampler = engine.make_sampler(
-            SamplerSpec(
-                logits=buffers.logits,
-                logits_type=about.logits_dtype,
-                vocab=about.vocab_size,
-                state=_span(buffers.spans["state"]),
-                ring=_span(buffers.spans["ring"]),
-                ring_capacity=buffers.capacity,
-                input_ids=buffers.input_ids,
-                mask=buffers.mask,
-                max_length=buffers.capacity,
-                position_ids=buffers.positions,
-                owner=buffers.owner,
-            )
-        )
+        self._sampler = SequenceSampler(engine, about, buffers)
+        self._drafted = DraftedSteps(engine, self._sampler, partial(make_drafts, self))
 
     @property
     def length(self) -> int:
@@ -150,21 +130,13 @@ class WebGpuDecoder:
     def tape_passes(self) -> dict[str, str]:
         tapes = self._prefill_tapes
         found = dict(self._step.passes) if tapes is None else {**self._step.passes, "prefill": tapes.report}
-        return found if self._drafts is None else {**found, "drafts": self._drafts.tape.said}
+        return {**found, **self._drafted.report}
 
     def set_search(self, options: SearchOptions, row: int = 0) -> None:
-        self._search, self._drafting = (options, row), Drafting()
-        self._set_program()
-
-    def _set_program(self) -> None:
-        options, row = self._search
-        capacity = self._buffers.capacity
-        self._program = options.sampler_program(self._about.vocab_size, capacity, row, self._drafting)
-        self._engine.set_sampling(self._sampler, self._program)
+        self._sampler.set_search(options, row)
 
     def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
-        if self._program is not None and self._program.row_words:
-            self._engine.set_sampler_memory(self._sampler, self._program.row(tokens, prompt, padding))
+        self._sampler.follow(tokens, prompt, padding)
 
     async def warm_up(self) -> None:
         if self.capacity >= LONG_PROMPT and self._take_warm_up():
@@ -246,12 +218,10 @@ class WebGpuDecoder:
             self._settle(self._length)
 
     def allow(self, mask: bytes) -> None:
-        if self._program is not None and self._program.own_at is not None:
-            self._engine.set_sampler_own(self._sampler, position_words(()))
-        self._engine.set_allowed(self._sampler, mask)
+        self._sampler.allow(mask)
 
     def follow_grammar(self, position: Sequence[int]) -> None:
-        self._engine.set_sampler_own(self._sampler, position_words(position))
+        self._sampler.follow_grammar(position)
 
     async def step(self, token: int) -> None:
         if not self._step.tape:
@@ -310,7 +280,7 @@ class WebGpuDecoder:
         self._mask_bound = self._length
         self._steps += picks - 1 if sample_first else picks
         if self._step.tape:
-            numbers = self._engine.burst(self._step.tape, self._sampler, picks, sample_first, first, cursor)
+            numbers = self._engine.burst(self._step.tape, self._sampler.handle, picks, sample_first, first, cursor)
         else:
             if picks != 1:
                 raise ValueError(f"{picks} picks in a burst without a tape; 1 is the most")
@@ -319,49 +289,25 @@ class WebGpuDecoder:
 
     async def prepare_drafts(self, options: Speculation) -> str | None:
         self._require_open()
-        positions = 1 + options.max_draft_tokens
-        if self._drafts is None or self._drafts.positions != positions:
-            await self._forget_drafts()
-            found = await self._make_drafts(self, positions)
-            if isinstance(found, str):
-                return found
-            self._drafts = found
-        self._drafting = Drafting(options.max_draft_tokens, options.ngram_size, options.chained)
-        self._set_program()
-        handles = (self._drafts.input_ids.handle, self._drafts.logits.handle)
-        self._engine.set_drafts(self._sampler, *handles, positions)
-        return None
+        return await self._drafted.prepare(options)
 
     def submit_drafted(self, steps: int, drafts: Sequence[int] | None) -> Awaitable[Burst]:
         self._require_open()
-        made = self._drafts
-        if made is None or drafts is not None:
-            raise ValueError("drafts are found on the device, after prepare_drafts")
-        cursor, length = self._cursor, self._length
-        self._cursor += steps * made.positions
+        if drafts is not None:
+            raise ValueError("drafts are found on the device")
+        most = steps * self._drafted.positions
+        burst = self._drafted.submit(steps, self._length, self._cursor)
+        self._cursor += most
         # At most: what was refused is taken back when the burst is read.
-        self._length += steps * made.positions
+        self._length += most
         self._mask_bound = self._length
         self._steps += steps
-        numbers = self._engine.drafted_burst(made.tape.tape, self._sampler, steps, made.positions, length, cursor)
-        return self._drafted(numbers, made.positions)
+        return self._accepted(burst, most)
 
-    async def _drafted(self, numbers: Awaitable[Sequence[float]], positions: int) -> Burst:
-        """A burst of drafted steps, each of which gave some of its positions."""
-        submitted, readable, host, entered, *found = await numbers
-        steps = [
-            [int(token) for token in found[start : start + positions] if token != NOTHING]
-            for start in range(0, len(found), positions)
-        ]
-        ids = [token for step in steps for token in step]
-        self._length -= len(found) - len(ids)
-        return Burst(tuple(ids), submitted, readable, host, entered, tuple(map(len, steps)))
-
-    async def _forget_drafts(self) -> None:
-        made, self._drafts = self._drafts, None
-        if made is not None:
-            await self._engine.idle()
-            await made.release()
+    async def _accepted(self, waiting: Awaitable[Burst], most: int) -> Burst:
+        burst = await waiting
+        self._length -= most - len(burst.ids)
+        return burst
 
     async def logits(self) -> memoryview[float]:
         self._require_open()
@@ -394,7 +340,7 @@ class WebGpuDecoder:
     def rehearsal(self) -> Rehearsal:
         """What plays steps of the tape from here on for their times; for when no burst is under way."""
         self._require_open()
-        step = (self._step.tape, self._sampler, self._length, self._cursor, self.max_in_flight)
+        step = (self._step.tape, self._sampler.handle, self._length, self._cursor, self.max_in_flight)
         return Rehearsal(self._engine, self._buffers, *step)
 
     def counters(self) -> Counters:
@@ -418,8 +364,8 @@ class WebGpuDecoder:
         if self._making is not None:
             await asyncio.wait([self._making])
         await self._engine.idle()
-        self._engine.destroy_sampler(self._sampler)
-        await self._forget_drafts()
+        await self._drafted.release()
+        self._sampler.destroy()
         self._engine.unbind(self._prompt)
         if self._prefill_tapes is not None:
             await self._prefill_tapes.release()
@@ -434,7 +380,7 @@ class WebGpuDecoder:
             self._settle(valid)
             binding = 0
         try:
-            return await self._engine.eager_burst(binding, valid, self._sampler, cursor)
+            return await self._engine.eager_burst(binding, valid, self._sampler.handle, cursor)
         except asyncio.CancelledError:
             self._unfinished = True
             raise
@@ -470,11 +416,6 @@ class WebGpuDecoder:
     def _require_open(self) -> None:
         if self._destroyed:
             raise ClosedError("the model of this generator was closed; load it again")
-
-
-def _span(span: DeviceSpan) -> tuple[int, int, int]:
-    """As the engine takes it: handle, offset, bytes."""
-    return span.buffer.handle, span.offset, span.length
 
 
 async def _burst(numbers: Awaitable[Sequence[float]]) -> Burst:

@@ -1,0 +1,83 @@
+"""Steps of one decoder that find drafts on the GPU and verify them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from ...speculation import Speculation
+from ...stages import Drafting
+from ..base import Burst
+from .draft_tape import DraftTape
+from .engine import GpuEngine
+from .sequence_sampler import SequenceSampler
+
+__all__ = ["DraftedSteps"]
+
+NOTHING = 0xFFFFFFFE
+"""In the ring, in place of what a drafted step did not pick: advance.wgsl."""
+
+
+class DraftedSteps:
+    """Owns the tape over several positions, which `make` makes for a number of them or says why there is none."""
+
+    def __init__(
+        self, engine: GpuEngine, sampler: SequenceSampler, make: Callable[[int], Awaitable[DraftTape | str]]
+    ) -> None:
+        self._engine = engine
+        self._sampler = sampler
+        self._make = make
+        self._made: DraftTape | None = None
+
+    @property
+    def positions(self) -> int:
+        """The most tokens that a step gives."""
+        return self._tape().positions
+
+    @property
+    def report(self) -> dict[str, str]:
+        """As Decoder.tape_passes."""
+        return {} if self._made is None else {"drafts": self._made.tape.said}
+
+    async def prepare(self, options: Speculation) -> str | None:
+        """See base.Decoder. Called while no burst is under way."""
+        positions = 1 + options.max_draft_tokens
+        if self._made is None or self._made.positions != positions:
+            await self.release()
+            found = await self._make(positions)
+            if isinstance(found, str):
+                return found
+            self._made = found
+        drafting = Drafting(options.max_draft_tokens, options.ngram_size, options.chained)
+        self._sampler.set_drafts(drafting, self._made.input_ids, self._made.logits)
+        return None
+
+    def submit(self, steps: int, length: int, cursor: int) -> Awaitable[Burst]:
+        """Queue them; the sequence has at most `length` positions, the ring has its last pick before `cursor`."""
+        made = self._tape()
+        numbers = self._engine.drafted_burst(
+            made.tape.tape, self._sampler.handle, steps, made.positions, length, cursor
+        )
+        return _burst(numbers, made.positions)
+
+    async def release(self) -> None:
+        """Free the tape."""
+        made, self._made = self._made, None
+        if made is not None:
+            await self._engine.idle()
+            await made.release()
+
+    def _tape(self) -> DraftTape:
+        if self._made is None:
+            raise ValueError("call prepare_drafts before submit_drafted")
+        return self._made
+
+
+async def _burst(numbers: Awaitable[Sequence[float]], positions: int) -> Burst:
+    """What drafted steps gave, each some of its positions."""
+    submitted, readable, host, entered, *found = await numbers
+    steps = [
+        [int(token) for token in found[start : start + positions] if token != NOTHING]
+        for start in range(0, len(found), positions)
+    ]
+    ids = tuple(token for step in steps for token in step)
+    return Burst(ids, submitted, readable, host, entered, tuple(map(len, steps)))

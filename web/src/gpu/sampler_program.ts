@@ -1,0 +1,180 @@
+// A program of the sampler: the dispatches that its passes are, and their pipelines with the text of its stages.
+
+import advanceSource from "../shaders/advance.wgsl";
+import banSource from "../shaders/ban.wgsl";
+import constrainSource from "../shaders/constrain.wgsl";
+import blockMaxSource from "../shaders/block_max.wgsl";
+import blockSumsSource from "../shaders/block_sums.wgsl";
+import cutSource from "../shaders/cut.wgsl";
+import draftSource from "../shaders/draft.wgsl";
+import drawSource from "../shaders/draw.wgsl";
+import greedySource from "../shaders/greedy.wgsl";
+import histogramSource from "../shaders/histogram.wgsl";
+import prefixSource from "../shaders/prefix.wgsl";
+import sharedSource from "../shaders/sampler.wgsl";
+
+/** A Python SamplerProgram. */
+export interface SamplerProgram {
+  passes: readonly string[];
+  wgsl: string;
+  banWgsl: string;
+  maskWgsl: string;
+  endWgsl: string;
+  /** Of the sampler's memory, u32; 0 where no stage asks what the sequence is. */
+  rowWords: number;
+  /** Where in a row of it the mask is; null where no stage asks for one. */
+  allowedAt: number | null;
+  /** Where what a stage has for itself is; null where none has anything. */
+  ownAt: number | null;
+  /** Drafts of a step that the memory has room for; 0 without. */
+  drafts: number;
+}
+
+/** Kernels that cut a row by its sums, one behind another. */
+export const ROUNDS = 8;
+
+const KERNELS = {
+  constrain: [sharedSource, constrainSource],
+  ban: [sharedSource, banSource],
+  draft: [sharedSource, draftSource],
+  blockMax: [sharedSource, blockMaxSource],
+  histogram: [sharedSource, prefixSource, cutSource, histogramSource],
+  blockSums: [sharedSource, prefixSource, cutSource, blockSumsSource],
+  draw: [sharedSource, prefixSource, cutSource, advanceSource, drawSource],
+  greedy: [sharedSource, advanceSource, greedySource],
+} as const;
+
+export type Kernel = keyof typeof KERNELS;
+
+export interface Blocking {
+  WG: number;
+  BLOCK: number;
+  BLOCKS: number;
+}
+
+/** A kernel, and which of the rounds of a cut it is (0 for the others). */
+export interface Dispatch {
+  kernel: Kernel;
+  round: number;
+}
+
+/** The dispatches of each pass that a program may name. */
+const rounds = (from: number): Dispatch[] =>
+  Array.from({ length: ROUNDS / 2 }, (_, index) => ({ kernel: "histogram", round: from + index }));
+const PASSES: Readonly<Record<string, readonly Dispatch[]>> = {
+  constrain: [{ kernel: "constrain", round: 0 }],
+  ban: [{ kernel: "ban", round: 0 }],
+  max: [{ kernel: "blockMax", round: 0 }],
+  count: rounds(0),
+  weight: rounds(ROUNDS / 2),
+  sums: [{ kernel: "blockSums", round: 0 }],
+  draw: [{ kernel: "draw", round: 0 }],
+  greedy: [{ kernel: "greedy", round: 0 }],
+};
+export const ENDS = new Set<Kernel>(["draw", "greedy"]);
+/** Those that write the memory and do not end a step. */
+export const BEFORE = new Set<Kernel>(["constrain", "ban"]);
+
+/** How a row is divided: one small workgroup up to 4096 tokens, else blocks of 2048 or more, at most 256 of them. */
+export function blocking(vocab: number): Blocking {
+  const WG = vocab <= 4096 ? 64 : 256;
+  const least = vocab <= 4096 ? vocab : Math.max(2048, Math.ceil(vocab / 256));
+  const BLOCK = Math.ceil(least / WG) * WG;
+  return { WG, BLOCK, BLOCKS: Math.ceil(vocab / BLOCK) };
+}
+
+/** Pipelines of one device, made once for each vocabulary size, logits type and text of the stages. */
+export class SamplerPipelines {
+  private static readonly perDevice = new WeakMap<GPUDevice, SamplerPipelines>();
+
+  private readonly passLayout: GPUBindGroupLayout;
+  private readonly beforeLayout: GPUBindGroupLayout;
+  private readonly draftLayout: GPUBindGroupLayout;
+  private readonly endLayout: GPUBindGroupLayout;
+  private readonly modules = new Map<string, GPUShaderModule>();
+  private readonly pipelines = new Map<string, GPUComputePipeline>();
+
+  static of(device: GPUDevice): SamplerPipelines {
+    let found = SamplerPipelines.perDevice.get(device);
+    if (found === undefined) {
+      found = new SamplerPipelines(device);
+      SamplerPipelines.perDevice.set(device, found);
+    }
+    return found;
+  }
+
+  private constructor(private readonly device: GPUDevice) {
+    const layout = (label: string, types: GPUBufferBindingType[]): GPUBindGroupLayout =>
+      device.createBindGroupLayout({
+        label,
+        entries: types.map((type, binding) => ({ binding, visibility: GPUShaderStage.COMPUTE, buffer: { type } })),
+      });
+    const shared: GPUBufferBindingType[] = ["uniform", "read-only-storage", "storage"];
+    this.passLayout = layout("sampler pass", [...shared, "read-only-storage", "uniform", "read-only-storage"]);
+    this.beforeLayout = layout("sampler before", [...shared, "read-only-storage", "uniform", "storage"]);
+    this.draftLayout = layout("sampler draft", [...shared, "storage", "storage", "storage"]);
+    this.endLayout = layout("sampler end", [
+      ...shared,
+      "storage",
+      "uniform",
+      "storage",
+      "storage",
+      "storage",
+      "storage",
+      "storage",
+    ]);
+  }
+
+  layout(kernel: Kernel): GPUBindGroupLayout {
+    if (ENDS.has(kernel)) return this.endLayout;
+    if (kernel === "draft") return this.draftLayout;
+    return BEFORE.has(kernel) ? this.beforeLayout : this.passLayout;
+  }
+
+  get(kernel: Kernel, vocab: number, half: boolean, stages: string, positions = 1): GPUComputePipeline {
+    const key = `${kernel} ${vocab} ${half} ${positions} ${stages}`;
+    let found = this.pipelines.get(key);
+    if (found === undefined) {
+      found = this.device.createComputePipeline({
+        label: `sampler ${kernel} ${vocab} ${half}`,
+        layout: this.device.createPipelineLayout({
+          bindGroupLayouts: [this.layout(kernel)],
+        }),
+        compute: {
+          module: this.module(kernel, stages),
+          entryPoint: "main",
+          constants: { ...blocking(vocab), VOCAB: vocab, HALF: half ? 1 : 0, POSITIONS: positions },
+        },
+      });
+      this.pipelines.set(key, found);
+    }
+    return found;
+  }
+
+  private module(kernel: Kernel, stages: string): GPUShaderModule {
+    const key = `${kernel} ${stages}`;
+    let found = this.modules.get(key);
+    if (found === undefined) {
+      const code = [...KERNELS[kernel], stages].join("\n");
+      found = this.device.createShaderModule({ label: `sampler ${kernel}`, code });
+      this.modules.set(key, found);
+    }
+    return found;
+  }
+}
+
+/** What the stages add to a kernel. */
+export function textOf(kernel: Kernel, program: SamplerProgram): string {
+  if (ENDS.has(kernel)) return program.wgsl + program.endWgsl;
+  if (kernel === "constrain") return program.wgsl + program.maskWgsl;
+  return kernel === "ban" ? program.wgsl + program.banWgsl : program.wgsl;
+}
+
+/** Throws RangeError for a pass that there is not. */
+export function dispatchesOf(program: SamplerProgram): Dispatch[] {
+  return program.passes.flatMap((name) => {
+    const found = PASSES[name];
+    if (found === undefined) throw new RangeError(`sampler: there is no pass ${JSON.stringify(name)}`);
+    return found;
+  });
+}
