@@ -115,6 +115,7 @@ class PaperDecoder:
         behind: int = 0,
         follows: bool = False,
         room: Room | None = None,
+        right: int | None = None,
     ) -> None:
         self.capacity = capacity
         self.capture = "tape"
@@ -156,7 +157,7 @@ class PaperDecoder:
         self.positions: list[tuple[int, ...]] = []
         """Where in a grammar's automaton it was told to be."""
         self.most_drafts = 0
-        self.right = itertools.count()
+        self.right = itertools.count() if right is None else itertools.repeat(right)
         """How many drafts of the next step are right, of one more than it has."""
         self.drafted = 0
         """Steps with drafts."""

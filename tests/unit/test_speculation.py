@@ -15,6 +15,7 @@ import pytest
 from capstan import FallbackWarning, Generator, GeneratorParams, Model, OptionError
 from capstan.speculation import NgramIndex, Speculation, SpeculationStats, Worth
 from tests.unit import paper_model
+from tests.unit.test_generator import Letters
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LLAMA = FIXTURES / "nano-llama"
@@ -295,6 +296,37 @@ class TestRunningAhead:
         after = paper_model.run_of([*paper_model.PROMPT, *expected, 9], 1)
         assert asyncio.run(run()) == [*expected, paper_model.EOS, *after]
         assert generator.finish_reason is None
+
+    def test_a_stop_string_within_an_accepted_run_ends_there(self) -> None:
+        tokens = paper_model.run_of(paper_model.PROMPT, 40)
+        text = Letters().decode(tokens)
+        assert text.index(text[2:9]) == 2
+        found = []
+        for speculation in (None, Speculation(2, 4, always=True)):
+            generator, _ = paper_model.made(
+                speculation=speculation, max_length=60, tokenizer=Letters(), stop_strings=[text[2:9]]
+            )
+            generator.append_tokens(paper_model.PROMPT)
+
+            async def run(generator: Generator = generator) -> list[int]:
+                return [token async for token in generator]
+
+            found.append((asyncio.run(run()), generator.finish_reason, generator.text()))
+        assert found[0] == found[1] == (tokens[:9], "stop", text[:2])
+
+    def test_drafting_ends_where_drafts_are_refused(self) -> None:
+        generator, paper = paper_model.made(speculation=Speculation(2, 4), max_length=60, decoder={"right": 0})
+        generator.append_tokens(paper_model.PROMPT)
+
+        async def run() -> list[int]:
+            return [token async for token in generator]
+
+        assert asyncio.run(run()) == paper_model.run_of(paper_model.PROMPT, 57)
+        stats = generator.speculation
+        assert stats is not None
+        assert stats.switched_on
+        assert stats.switched_off
+        assert paper.decoders[0].drafted < stats.plain
 
     def test_a_cancelled_wait_loses_no_token(self) -> None:
         generator, paper = paper_model.made(speculation=Speculation(2, 4, always=True), max_length=60)

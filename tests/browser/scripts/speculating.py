@@ -19,39 +19,41 @@ async def generated(
     model: str,
     prompt: Sequence[int],
     cases: Sequence[Mapping[str, Any]],
-    drafting: Sequence[Mapping[str, Any]],
+    drafting: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """Of each case of search options the sequence without speculation, and with each of `drafting` the sequences, what
-    came of it, and how. After the first half the sequence is cut and goes on."""
+    """Of each case of search options the sequences without speculation and with it, what came of it, and how: one to
+    its end, and that one cut to its first half, with other tokens behind, to its end again."""
     opened = await load(models, model, passes=JOINT)
     found = []
     for case in cases:
         bias = {int(token): value for token, value in case.get("logit_bias", {}).items()}
-        options = {"do_sample": False, **case, "logit_bias": bias}
         results = []
-        for asked in (None, *drafting):
-            params = parameters(opened, **options)
-            params.set_speculation(None if asked is None else Speculation(**asked))
+        for speculation in (None, Speculation(**drafting)):
+            params = parameters(opened, **{"do_sample": False, **case, "logit_bias": bias})
+            params.set_speculation(speculation)
             before = fallbacks()
             async with Generator(opened, params) as generator:
                 generator.append_tokens(prompt)
-                while not generator.is_done():
-                    await generator.generate_next_token_async()
-                sequences = [generator.get_sequence(0)]
-                generator.rewind_to(len(sequences[0]) // 2)
-                generator.append_tokens([41, 44])
-                while not generator.is_done():
-                    await generator.generate_next_token_async()
-                sequences.append(generator.get_sequence(0))
+                reasons: list[str | None] = []
+                sequences: list[list[int]] = []
+                for again in (False, True):
+                    if again:
+                        generator.rewind_to(len(sequences[0]) // 2)
+                        generator.append_tokens([41, 44])
+                    while not generator.is_done():
+                        await generator.generate_next_token_async()
+                    reasons.append(generator.finish_reason)
+                    sequences.append(generator.get_sequence(0))
                 stats = generator.speculation
                 results.append(
                     {
                         "sequences": sequences,
+                        "reasons": reasons,
                         "stats": None if stats is None else asdict(stats),
                         "steps": generator.counters["steps"],
                         "said": generator.tape_passes.get("drafts", ""),
                         "stepped down": [each for each in fallbacks() if each not in before],
                     }
                 )
-        found.append({"plain": results[0], "drafted": results[1:]})
+        found.append({"plain": results[0], "drafted": results[1]})
     return found
