@@ -34,7 +34,8 @@ class SamplerProgram:
     words: bytes
     """`params`, a uniform buffer: u32 words as `wgsl` declares them."""
     passes: tuple[str, ...]
-    """Kernels of a step in order, by the names in web/src/gpu/sampler_program.ts; `count` and `weight` are four rounds each."""
+    """Kernels of a step in order, by the names in web/src/gpu/sampler_program.ts; `count` and `weight` are four rounds
+    each."""
     wgsl: str
     """`struct Params`, and what the active stages do."""
     ban_wgsl: str
