@@ -1,12 +1,12 @@
 """Tokens a second without and with speculation, in one run. It runs in the page:
 
 usage: python3 build.py exec benches/speculation.py --model FOLDER -- [--device webgpu|wasm] [--tokens N] [--rounds N]
-       [--drafts N,...] [--ngram N] [--passes all]
+       [--drafts N,...] [--ngram N] [--random] [--passes all]
 
-Each case is generated without speculation, with it, and with every step drafted (`always`), by turns. Where the model
-has a chat template the cases are chats: a text to repeat with one word changed, a program to rename in, a story, and
-that story drawn by temperature, top-k and top-p. Elsewhere, and for random weights, the text is of no meaning: greedy
-among six tokens, among all, and drawn. A line of JSON for each case and number of drafts: tokens a second (medians over
+Each case is generated without speculation, with it, and with every step drafted (`always`), by turns. The cases are
+chats: a text to repeat with one word changed, a program to rename in, a story, and that story drawn by temperature,
+top-k and top-p. With --random, for weights without meaning, they are greedy picks among six tokens, among all, and
+draws. A line of JSON for each case and number of drafts: tokens a second (medians over
 the rounds, of the tokens after the first), their quotients, whether the ids are those without speculation, and what
 came of the drafts. Times of a first use (a tape is recorded for each number of drafts) are told apart.
 """
@@ -18,6 +18,7 @@ import sys
 import time
 
 import capstan
+from capstan.tape import PASSES
 
 TEXT = (
     "The lighthouse at the end of the harbour was built in 1832 by order of the harbour council. Its keeper, a retired "
@@ -52,28 +53,26 @@ DRAWN = {"do_sample": True, "temperature": 0.8, "top_k": 40, "top_p": 0.95, "ran
 FEW = dict.fromkeys(range(1000, 1006), 60.0)
 
 
-def cases_of(model):
+def cases_of(model, random):
     """By name: prompt ids and search options."""
-    try:
-        tokenizer = capstan.Tokenizer(model)
-
-        def chat(text):
-            return list(tokenizer.encode(tokenizer.apply_chat_template([{"role": "user", "content": text}])))
-
-        story = chat(STORY)
-        return {
-            "repeat a text": (chat(REPEAT), {}),
-            "edit a program": (chat(EDIT), {}),
-            "a story": (story, {}),
-            "a story, drawn": (story, DRAWN),
-        }
-    except capstan.CapstanError:
+    if random:
         prompt = [100 + (7919 * place) % (model.config.vocab_size - 200) for place in range(200)]
         return {
             "six tokens": (prompt, {"logit_bias": FEW}),
             "all tokens": (prompt, {}),
             "all tokens, drawn": (prompt, DRAWN),
         }
+    tokenizer = capstan.Tokenizer(model)
+
+    def chat(text):
+        return list(tokenizer.encode(tokenizer.apply_chat_template([{"role": "user", "content": text}])))
+
+    return {
+        "repeat a text": (chat(REPEAT), {}),
+        "edit a program": (chat(EDIT), {}),
+        "a story": (chat(STORY), {}),
+        "a story, drawn": (chat(STORY), DRAWN),
+    }
 
 
 async def generated(model, prompt, options, speculation, tokens):
@@ -121,11 +120,12 @@ async def main(folders):
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--drafts", default="4,7")
     parser.add_argument("--ngram", type=int, default=3)
+    parser.add_argument("--random", action="store_true")
     parser.add_argument("--passes", default="")
     args = parser.parse_args()
     [folder] = folders.values()
     # On a software adapter steps of several positions are taped only where that is asked for.
-    passes = capstan.tape.PASSES if args.passes == "all" else None
+    passes = PASSES if args.passes == "all" else None
     model = await capstan.Model.load(folder, device=args.device, passes=passes)
     print(model.adapter, file=sys.stderr)
     for most in map(int, args.drafts.split(",")):
@@ -134,7 +134,7 @@ async def main(folders):
             "speculated": capstan.Speculation(args.ngram, most),
             "always": capstan.Speculation(args.ngram, most, always=True),
         }
-        for name, (prompt, options) in cases_of(model).items():
+        for name, (prompt, options) in cases_of(model, args.random).items():
             speeds = {way: [] for way in ways}
             ids, stats, began = {}, {}, {}
             for number in range(args.rounds + 1):
