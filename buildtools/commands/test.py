@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Everything after `test` is pytest's."""
     parser.add_argument("pytest_args", nargs="*", metavar="...", help="arguments for pytest, such as -k NAME or a path")
     parser.add_argument("--faults", action="store_true", help="try bad input instead: --seed N, --count N, --no-page")
+    parser.add_argument("--soak", metavar="MINUTES", help="run models and lose devices instead: --seed N, --out FILE")
 
 
 def check(args: argparse.Namespace) -> None:
@@ -34,11 +35,12 @@ def run(args: argparse.Namespace) -> int:
     """Assemble the site once, then run pytest in the checkout."""
     from ..site import assemble
 
-    if "--faults" in args.pytest_args:
-        given = [argument for argument in args.pytest_args if argument != "--faults"]
-        paths = os.pathsep.join([str(ROOT / "py_src"), str(ROOT)])
-        command = [venv_python(), "-P", "-m", "tests.faults", *given]
-        return subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}).returncode
+    for option, module in (("--faults", "tests.faults"), ("--soak", "tests.soak")):
+        if option in args.pytest_args:
+            given = [argument for argument in args.pytest_args if argument != option]
+            paths = os.pathsep.join([str(ROOT / "py_src"), str(ROOT)])
+            command = [venv_python(), "-P", "-m", module, *given]
+            return subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}).returncode
     find_browser()
     assemble()
     arguments = args.pytest_args

@@ -6,6 +6,8 @@ interface Harness {
   /** Settles when the worker has booted, or could not. */
   ready: Promise<Readiness>;
   request(request: Request): Promise<Reply>;
+  /** How often the worker was replaced. */
+  restarts(): Promise<number>;
   close(): Promise<void>;
 }
 
@@ -30,6 +32,7 @@ const started = Client.start({
 window.capstan = {
   ready: started.then((capstan) => capstan.readiness),
   request: async (request) => (await started).request(request),
+  restarts: async () => (await started).restarts,
   close: async () => (await started).close(),
 };
 // Whoever drives the page awaits `ready` and gets the reason; without this it would count as unhandled as well.
