@@ -24,8 +24,8 @@ from .plans import CHAT_MODEL, Step, chat_of, oracle_actions, script_of
 __all__ = ["FIXTURES", "Soak", "SoakError"]
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-ANSWER_MS = 120_000
-"""After which a request that was not answered counts as a hang."""
+ANSWER_MS = 600_000
+"""After which a request that was not answered counts as a hang: a loaded machine takes minutes for a step."""
 BOOT_MS = 120_000
 REPLY = f"""() => Promise.race([
   window.lastReply.then((reply) => reply, (error) => ({{ code: error.code, message: error.message }})),
