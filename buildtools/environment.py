@@ -23,10 +23,11 @@ from .errors import CommandError
 from .numpy_wheel import NUMPY_FOLDER, fetch_numpy
 from .terminal import say
 
-__all__ = ["PROTOBUF_WHEELS", "ensure", "in_venv", "locked", "run_tool", "venv_python"]
+__all__ = ["MICROPIP_WHEELS", "PROTOBUF_WHEELS", "ensure", "in_venv", "locked", "run_tool", "venv_python"]
 
 NODE_MINIMUM = 18
 PROTOBUF_WHEELS = CACHE / "protobuf"
+MICROPIP_WHEELS = CACHE / "micropip"
 
 
 def venv_python(venv: Path = VENV) -> Path:
@@ -57,6 +58,10 @@ def ensure(group: str = "run") -> None:
         files = [_requirements("run"), _requirements(group)]
         stages.insert(
             2, Stage(f"packages for Python: {group}", VENV / f".capstan-{group}", files, lambda: _pip_install(group))
+        )
+    if group == "dev":
+        stages.append(
+            Stage("micropip for tests", MICROPIP_WHEELS / ".capstan", [_requirements("pyodide")], _download_micropip)
         )
     if all(stage.is_done() for stage in stages) and not _onnx_module_is_stale():
         return
@@ -211,13 +216,23 @@ def _download_protobuf() -> None:
     """Fetch protobuf's pure-Python wheel, in the version that .venv has: the page loads it."""
     pin = re.search(r"^protobuf==.*(?:\n    .*)*", _requirements("run").read_text(), re.MULTILINE)
     assert pin is not None
-    shutil.rmtree(PROTOBUF_WHEELS, ignore_errors=True)
-    PROTOBUF_WHEELS.mkdir(parents=True)
-    listed = PROTOBUF_WHEELS / "requirements.txt"
-    listed.write_text(pin[0] + "\n")
+    _download(pin[0] + "\n", PROTOBUF_WHEELS)
+
+
+def _download_micropip() -> None:
+    """Fetch what installs wheels in a Pyodide that is not ours."""
+    _download(_requirements("pyodide").read_text(), MICROPIP_WHEELS)
+
+
+def _download(requirements: str, folder: Path) -> None:
+    """Fetch pure-Python wheels, pinned by hashes, into the emptied folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    listed = folder / "requirements.txt"
+    listed.write_text(requirements)
     pure = ["--only-binary=:all:", "--platform=any", "--implementation=py", "--abi=none", "--python-version=3.14"]
     run_tool(
-        [*_pip("download"), "--no-deps", "--require-hashes", *pure, "-d", PROTOBUF_WHEELS, "-r", listed],
+        [*_pip("download"), "--no-deps", "--require-hashes", *pure, "-d", folder, "-r", listed],
         "check the network, then run this again",
     )
 

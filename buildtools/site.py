@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from . import CACHE, ROOT, SITE
-from .environment import locked, run_tool
-from .errors import CommandError
+from .bundles import CLIENT_AND_WORKER, bundle
+from .environment import locked
 from .numpy_wheel import numpy_wheel
 from .snapshot import WHEELS_FOLDER, make_snapshot, snapshot_tools
 from .terminal import say
 from .wheels import page_wheels, wheel_inputs
 
-__all__ = ["CLIENT_AND_WORKER", "ORT_FILES", "PYODIDE_FILES", "XGRAMMAR_FILES", "assemble", "bundle"]
+__all__ = ["ORT_FILES", "PYODIDE_FILES", "XGRAMMAR_FILES", "assemble"]
 
 MODULES = ROOT / "node_modules"
 ORT_FILES = (
@@ -118,17 +118,3 @@ def build_web() -> list[Path]:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 made.append(Path(shutil.copyfile(source, target)))
     return made
-
-
-CLIENT_AND_WORKER = {"capstan": "capstan.js", "worker": "worker.js"}
-
-
-def bundle(source: Path, target: Path, extra: Sequence[str] = ()) -> Path:
-    """One ES module from a TypeScript entry; kernels (.wgsl) and Python (.py) become text."""
-    if not source.is_file():
-        raise CommandError(f"{source.relative_to(ROOT)} is missing: restore it with git checkout")
-    flags = ["--bundle", "--format=esm", "--platform=browser", "--target=es2022", "--log-level=error", "--charset=utf8"]
-    loaders = ["--loader:.wgsl=text", "--loader:.py=text"]
-    esbuild = MODULES / "esbuild/bin/esbuild"
-    run_tool(["node", esbuild, source, *flags, *loaders, *extra, f"--outfile={target}"], "fix the error in web/")
-    return target

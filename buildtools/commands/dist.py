@@ -1,4 +1,4 @@
-"""`build.py dist`: a static folder that any web server can host, and the npm package."""
+"""`build.py dist`: a static folder that any web server can host, the npm package, and the wheel for any Pyodide."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from .. import BUILD, ROOT, SITE
+from ..bundles import CLIENT_AND_WORKER, bundle
 from ..compressed import downloads, precompress
 from ..environment import run_tool
 from ..models import BUNDLED, check_model
 from ..notices import NOTICES, notices, onnxruntime_notices, python_version
 from ..numpy_wheel import NUMPY_VERSION
-from ..site import CLIENT_AND_WORKER, assemble, bundle
+from ..site import assemble
 from ..terminal import say
+from ..wheels import build_wheel
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
 
@@ -43,7 +45,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write build/dist/site and build/dist/*.tgz, and print both paths."""
+    """Write build/dist/site, the package for npm and the wheel, and print their paths."""
     if args.notices:
         NOTICES.write_text(notices(), encoding="utf-8")
         print(NOTICES)
@@ -59,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     say(f"{raw} as they are, {gzipped} with gzip, {brotli} with brotli")
     print(site)
     print(npm_package(TARGET))
+    print(shutil.copy(build_wheel(BUILD / "cache/dist-wheel"), TARGET))
     return 0
 
 

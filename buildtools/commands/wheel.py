@@ -1,4 +1,4 @@
-"""`build.py wheel`: the pure-Python wheel, which installs in Pyodide and on CPython."""
+"""`build.py wheel`: the pure-Python wheel, which installs in any Pyodide and on CPython."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from .. import BUILD, ROOT
+from ..bundles import bundle_wheel_host
 from ..environment import run_tool, venv_python
 from ..pyodide_root import make_pyodide_root
 from ..terminal import say
@@ -53,6 +54,7 @@ def obstacle(version: tuple[int, ...], make: str | None) -> str | None:
 def pyodide_build() -> Path:
     """The wheel as Pyodide's own tool builds it, without the network."""
     shutil.rmtree(TARGET, ignore_errors=True)
+    bundle_wheel_host()
     environ = {
         **os.environ,
         "PATH": os.pathsep.join([str(venv_python().parent), os.environ.get("PATH", "")]),

@@ -37,12 +37,13 @@ from .errors import (
     UncomputedError,
     UnsupportedModelError,
     ValidationError,
+    VersionError,
     WeightsChangedError,
 )
 from .fallback import FallbackWarning
 from .generator import Generator
 from .generator_params import GeneratorParams
-from .host import use_host
+from .host import configure, use_host
 from .hub import HubRepository
 from .model import Model
 from .planning import open_device, plan
@@ -101,8 +102,10 @@ __all__ = [
     "UnsupportedModelError",
     "ValidationError",
     "Verification",
+    "VersionError",
     "WeightStore",
     "WeightsChangedError",
+    "configure",
     "measure",
     "memory",
     "open_device",

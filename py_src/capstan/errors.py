@@ -14,6 +14,7 @@
     ├── BindingError              a name, dtype or shape that a session does not have   (also a ValueError)
     │   └── BufferMismatchError       a buffer of the wrong size, alignment, usage or device
     ├── AsyncRequiredError        a synchronous call that would have to wait, where it cannot wait
+    ├── VersionError              a version of Pyodide or onnxruntime-web that does not fit   (also an ImportError)
     ├── ClosedError               a model, generator or session was used after it was closed
     ├── DeviceError
     │   ├── DeviceUnavailableError    the device asked for does not exist here
@@ -52,6 +53,7 @@ __all__ = [
     "UncomputedError",
     "UnsupportedModelError",
     "ValidationError",
+    "VersionError",
     "WeightsChangedError",
 ]
 
@@ -125,6 +127,10 @@ class AsyncRequiredError(CapstanError):
 
 class ClosedError(CapstanError):
     """An object was used after `close()`, or after the session below it was released."""
+
+
+class VersionError(CapstanError, ImportError):
+    """Pyodide or onnxruntime-web is of a version that Capstan does not work with; the message gives both."""
 
 
 class DeviceError(CapstanError):

@@ -13,7 +13,7 @@ from .guidance.matcher import Grammars
 from .memory import Fit
 from .storage import Backing
 
-__all__ = ["Host", "current_host", "use_host", "wait_here"]
+__all__ = ["Host", "configure", "current_host", "use_host", "wait_here"]
 
 T = TypeVar("T")
 
@@ -35,6 +35,9 @@ class Host(Protocol):
 
     def stall_after(self, seconds: float) -> None:
         """From now on give a request up when no byte of it has come for so long."""
+
+    def configure(self, ort_url: str | None, xgrammar_url: str | None) -> None:
+        """See `configure`."""
 
     async def read(self, folder: str, name: str, progress: Callable[[int, int], None] | None = None) -> bytes:
         """A file of a model folder; ModelFileError if it cannot be read."""
@@ -126,3 +129,13 @@ def current_host() -> Host:
     """The host of this interpreter."""
     assert _make_host is not None, "importing capstan calls use_host"
     return _make_host()
+
+
+def configure(*, ort_url: str | None = None, xgrammar_url: str | None = None) -> None:
+    """Say where this page has what Capstan computes with, before the first model; None leaves it as it is.
+
+    `ort_url` is the address of a folder with the files of onnxruntime-web's `dist/`, `xgrammar_url` of one with
+    xgrammar's `index.js`; relative ones begin at the page, in a worker at the worker's script. A page that was made by
+    `build.py` knows both. Raises OptionError if onnxruntime-web was loaded already, and outside of a page.
+    """
+    current_host().configure(ort_url, xgrammar_url)

@@ -8,10 +8,10 @@ from pathlib import Path
 from buildtools import ROOT
 from buildtools.commands import wheel
 from buildtools.pyodide_root import make_pyodide_root
-from buildtools.wheels import build_wheel
+from buildtools.wheels import build_wheel, page_wheels
 
 
-def test_the_wheel_holds_every_module_the_generated_one_and_the_licence(tmp_path: Path) -> None:
+def test_the_wheel_holds_every_module_the_generated_ones_and_the_licences(tmp_path: Path) -> None:
     path = build_wheel(tmp_path / "wheel")
     assert path.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(path) as archive:
@@ -20,8 +20,15 @@ def test_the_wheel_holds_every_module_the_generated_one_and_the_licence(tmp_path
     assert "in_the_wheel/onnxruntime_genai.py" in sources
     assert {source.removeprefix("in_the_wheel/") for source in sources} <= names
     assert "capstan/graph/onnx_pb2.py" in names
-    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert "capstan/_js/host.js" in names
+    assert {name.rpartition("/")[2] for name in names if "licenses/" in name} == {"LICENSE", "THIRD_PARTY_NOTICES.md"}
     assert not [name for name in names if not name.startswith(("capstan/", "capstan_webgpu-", "onnxruntime_genai.py"))]
+
+
+def test_the_wheel_of_our_own_page_leaves_out_what_its_worker_brings() -> None:
+    ours = next(path for path in page_wheels() if path.name.startswith("capstan_webgpu-"))
+    with zipfile.ZipFile(ours) as archive:
+        assert "capstan/_js/host.js" not in archive.namelist()
 
 
 def test_pyodide_build_is_left_out_with_a_reason_where_it_cannot_run() -> None:

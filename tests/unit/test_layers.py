@@ -5,7 +5,7 @@ The rules, which `problems` applies to the sources without importing them:
 - A module imports modules of its own layer or of a lower one, under TYPE_CHECKING too.
 - What modules import when they run, wherever in the file, forms no circle of modules and none of the parts in LAYERS.
 - An import inside a function is in INSIDE_FUNCTIONS, with its reason.
-- Only `_js` imports `js`, `pyodide`, and the worker's object `_capstan_host`.
+- Only `_js` imports `js`, `pyodide`, and the page's object `_capstan_host`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,34 @@
 // Where the package's files are: worker.js, python.json and what is in ort/, pyodide/, wheels/ and xgrammar/.
 
-/** A folder, and the addresses of files that are elsewhere, by their names in it ("ort/ort.webgpu.min.mjs"). */
+/**
+ * A folder, and the addresses of files and folders that are elsewhere, by their names in it ("ort/ort.webgpu.min.mjs",
+ * "ort/"). Without a folder there are those alone.
+ */
 export interface Assets {
-  base: string;
+  base: string | null;
   places: Record<string, string>;
 }
 
-/** A file's address. */
-export function assetUrl({ base, places }: Assets, name: string): string {
-  return places[name] ?? new URL(name, base).href;
+/** A file's address, null if it has none. */
+export function findAsset({ base, places }: Assets, name: string): string | null {
+  if (places[name] !== undefined) return places[name];
+  const folder = name.slice(0, name.indexOf("/") + 1);
+  const place = places[folder];
+  if (folder && place !== undefined) return new URL(name.slice(folder.length), place).href;
+  return base === null ? null : new URL(name, base).href;
+}
+
+/** The address of a file that every page has whose worker is ours. */
+export function assetUrl(assets: Assets, name: string): string {
+  const url = findAsset(assets, name);
+  if (url === null) throw new Error(`${name} has no address`);
+  return url;
+}
+
+/** From now on take these folders from elsewhere; addresses are relative to the page or worker. */
+export function placeAssets({ places }: Assets, folders: Record<string, string | undefined>): void {
+  for (const [folder, url] of Object.entries(folders))
+    if (url !== undefined) places[folder] = new URL(url.replace(/\/?$/, "/"), here()).href;
 }
 
 /** Addresses in a worker that was started from a blob have no folder to begin in; they begin at the page's origin. */

@@ -20,6 +20,7 @@ export type EngineErrorCode =
   | "GuidanceError"
   | "ClosedError"
   | "DeviceUnavailableError"
+  | "VersionError"
   | "DeviceLostError"
   | "OutOfMemoryError"
   | "ValidationError"

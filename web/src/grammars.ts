@@ -2,7 +2,8 @@
 //
 // py_src/capstan/local/grammars.mjs does the same on CPython.
 
-import { type Assets, assetUrl } from "./assets";
+import { dependencies } from "../../package.json";
+import { type Assets, findAsset } from "./assets";
 import { EngineError } from "./errors";
 
 interface XGrammar {
@@ -42,7 +43,14 @@ let loads = 0;
 /** The library; a new instance after one gave up, since what is in its memory then is not to be relied on. */
 function load(assets: Assets): Promise<XGrammar> {
   library ??= (async () => {
-    await import(`${assetUrl(assets, FILE)}?${loads++}`);
+    const url = findAsset(assets, FILE);
+    if (url === null)
+      throw new EngineError(
+        "GuidanceError",
+        "it is not known where this page has xgrammar; call capstan.configure(xgrammar_url=...) with the address of a " +
+          `folder that has lib/index.js of npm's @mlc-ai/web-xgrammar ${dependencies["@mlc-ai/web-xgrammar"]}`,
+      );
+    await import(`${url}?${loads++}`);
     const found = (globalThis as unknown as { xgrammar: XGrammar }).xgrammar;
     // The WebAssembly module starts at the first call, and takes the console's function then.
     const { error } = console;

@@ -1,7 +1,9 @@
-// The only importer of onnxruntime-web: its unmodified files are loaded from ./ort/ next to the worker.
+// The only importer of onnxruntime-web: its unmodified files are loaded from ./ort/ next to the worker, or from where the
+// page has them.
 
 import type * as Ort from "onnxruntime-web";
-import { type Assets, assetUrl } from "./assets";
+import { dependencies } from "../../package.json";
+import { type Assets, findAsset, loadFailure } from "./assets";
 import { EngineError } from "./errors";
 
 export type { Ort };
@@ -16,6 +18,8 @@ const FILES: Record<Build, { module: string; runtime: string }> = {
   webgpu: { module: "ort.webgpu.min.mjs", runtime: "ort-wasm-simd-threaded.asyncify" },
   cpu: { module: "ort.wasm.min.mjs", runtime: "ort-wasm-simd-threaded" },
 };
+/** The version whose undocumented behaviour is known here; see `keepRegistered`. */
+const VERSION = dependencies["onnxruntime-web"];
 /** More threads than this gain little: a decode step reads all weights once, at the memory's pace. */
 const MOST_THREADS = 4;
 
@@ -33,26 +37,59 @@ export function loadOrt(assets: Assets, build: Build = "webgpu"): Promise<typeof
   return loading;
 }
 
+/** Refuse if a build was loaded: it would stay what it is. */
+export function requireUnloaded(): void {
+  if (loaded.size)
+    throw new EngineError(
+      "OptionError",
+      "ort_url was given after onnxruntime-web was loaded; call capstan.configure before anything is computed",
+    );
+}
+
 async function load(assets: Assets, build: Build): Promise<typeof Ort> {
+  try {
+    return await imported(assets, build);
+  } catch (error) {
+    loaded.delete(build);
+    throw error;
+  }
+}
+
+async function imported(assets: Assets, build: Build): Promise<typeof Ort> {
   const { module, runtime } = FILES[build];
-  const url = assetUrl(assets, `ort/${module}`);
+  const at = (name: string): string => findAsset(assets, `ort/${name}`) ?? ofThePage(name);
+  const url = at(module);
   let ort: typeof Ort;
   try {
     ort = (await import(url)) as typeof Ort;
   } catch (error) {
-    loaded.delete(build);
     throw new EngineError(
       "DeviceUnavailableError",
-      `onnxruntime-web could not be loaded from ${url}: ${String(error)}`,
+      `onnxruntime-web could not be loaded: ${await loadFailure(url)}; ${String(error)}`,
     );
   }
-  ort.env.wasm.wasmPaths = {
-    mjs: assetUrl(assets, `ort/${runtime}.mjs`),
-    wasm: assetUrl(assets, `ort/${runtime}.wasm`),
-  };
+  const found = ort.env.versions.web;
+  if (found !== VERSION)
+    throw new EngineError(
+      "VersionError",
+      `${url} is of onnxruntime-web ${found}, and this version of Capstan works with ${VERSION}: take the files of that one`,
+    );
+  ort.env.wasm.wasmPaths = { mjs: at(`${runtime}.mjs`), wasm: at(`${runtime}.wasm`) };
   ort.env.wasm.numThreads = build === "cpu" ? cpuThreads() : 1;
   ort.env.logLevel = "error";
   return ort;
+}
+
+/** A file's address beside the script by which the page itself loads onnxruntime-web. */
+function ofThePage(name: string): string {
+  const scripts = [...((globalThis.document as Document | undefined)?.scripts ?? [])];
+  const own = scripts.find(({ src }) => /\/ort(\.\w+)*\.m?js$/.test(src));
+  if (own) return new URL(name, own.src).href;
+  throw new EngineError(
+    "DeviceUnavailableError",
+    `${name}: it is not known where this page has onnxruntime-web; call capstan.configure(ort_url="...") with the address ` +
+      `of a folder that has the files of dist/ of npm's onnxruntime-web ${VERSION}`,
+  );
 }
 
 /** The last run, recording or session creation under way. */
@@ -153,12 +190,30 @@ export async function createSession(
     session.run = (...given: unknown[]) => watched(run(...given));
     return session;
   } catch (error) {
+    const missing = await missingRuntime(ort, error);
+    if (missing) throw new EngineError("DeviceUnavailableError", `onnxruntime-web could not start: ${missing}`);
     const where = placement === "wasm" ? "the wasm execution provider" : placement.capture ? "graph capture" : "WebGPU";
     throw new EngineError(
       "UnsupportedModelError",
       `onnxruntime-web could not create a session for ${where}: ${String(error)}`,
     );
   }
+}
+
+/** Which of its own files onnxruntime-web did not get, if that is why there is no session. */
+async function missingRuntime(ort: typeof Ort, error: unknown): Promise<string | null> {
+  if (!/no available backend/.test(String(error))) return null;
+  const { mjs, wasm } = ort.env.wasm.wasmPaths as { mjs: string; wasm: string };
+  for (const url of [mjs, wasm]) {
+    try {
+      const response = await fetch(url);
+      void response.body?.cancel();
+      if (!response.ok || /html/i.test(response.headers.get("Content-Type") ?? "")) return loadFailure(url);
+    } catch {
+      return loadFailure(url);
+    }
+  }
+  return null;
 }
 
 /**

@@ -4,8 +4,8 @@ import type { PyodideInterface } from "pyodide";
 import type { PyCallable, PyProxy } from "pyodide/ffi";
 import { type Assets, here, startWorker } from "./assets";
 import { GpuEngine } from "./engine";
-import { Grammars } from "./grammars";
 import { requestAdapter, summarize } from "./gpu/adapter";
+import { makeHost } from "./host";
 import { holdLife } from "./life";
 import type {
   CapstanEvent,
@@ -17,24 +17,13 @@ import type {
   Request,
   ToWorker,
 } from "./protocol";
-import { freeBytes, openBacking } from "./storage/backing";
-import { Chunk } from "./storage/chunk";
-import { fetchBytes, fetchOptional, fileExists, readNow } from "./storage/files";
-import { forgetFolders, keepFolder } from "./storage/folders";
-import { forgetRepositories, keepRepository, openRepository } from "./storage/hub";
-import { Memory } from "./storage/memory";
-import { setStallTimeout } from "./storage/network";
-import { adopt, listing } from "./storage/picked";
+import { adopt } from "./storage/picked";
 import { openAhead } from "./storage/opfs";
 import { dropPrefetched, prefetch } from "./storage/prefetch";
-import { sha256 } from "./storage/sha256";
-import { absolute, assumedSource, dropExpected, openSource } from "./storage/source";
+import { dropExpected } from "./storage/source";
 import { expectWeights, FOLDER } from "./storage/weights_ahead";
-import { cpuThreads, loadOrt, onFatalError, warmUpOrt } from "./ort";
+import { onFatalError, warmUpOrt } from "./ort";
 import { startPython } from "./python";
-import { ModelSession } from "./sessions";
-import { makeTokenizer } from "./tokenizers";
-import { WasmEngine } from "./wasm";
 
 type Handler = PyCallable & {
   (request: string): Promise<string>;
@@ -65,54 +54,11 @@ function emit(event: CapstanEvent): void {
 /** A GPU that was opened before anybody asked for it. */
 let gpuAhead: Promise<GpuEngine> | null = null;
 
-/** What Python imports as `_capstan_host`. */
-function makeHost(assets: Assets): Record<string, unknown> {
-  return {
-    emit: (event: string) => emit(JSON.parse(event) as CapstanEvent),
-    now: () => performance.now(),
-    readNow,
-    readLine,
-    mountFile,
-    adoptFiles,
-    fetchBytes,
-    fetchOptional,
-    fileExists,
-    storage,
-    makeTokenizer,
-    openGrammars: (tokens: string, stop: string) => Grammars.open(assets, tokens, stop),
-    openGpu: () => {
-      const opened = gpuAhead ?? GpuEngine.open(assets);
-      gpuAhead = null;
-      return opened;
-    },
-    openWasm: (model: PyProxy, paths: string, ...external: Memory[]) => WasmEngine.open(assets, model, paths, external),
-    openSession: (model: PyProxy, owner: string, locations: string, ...files: PyProxy[]) =>
-      ModelSession.open(loadOrt(assets, "cpu"), model, owner, locations, files),
-    cpu: () => JSON.stringify({ threads: cpuThreads(), shared: typeof SharedArrayBuffer !== "undefined" }),
-    adapter: async () => {
-      const adapter = await requestAdapter();
-      return adapter ? JSON.stringify(summarize(adapter)) : null;
-    },
-  };
+function openGpu(assets: Assets): Promise<GpuEngine> {
+  const opened = gpuAhead ?? GpuEngine.open(assets);
+  gpuAhead = null;
+  return opened;
 }
-
-const storage = {
-  adopt,
-  openRepository,
-  keepRepository,
-  forgetRepositories,
-  keepFolder,
-  forgetFolders,
-  listing,
-  absolute,
-  openBacking,
-  freeBytes,
-  setStallTimeout,
-  openSource,
-  assumedSource,
-  chunk: (capacity: number) => new Chunk(capacity),
-  memory: (size: number) => new Memory(size),
-};
 
 /** Python's file system, once Python is there. */
 let fileSystem: PyodideInterface["FS"] | null = null;
@@ -125,20 +71,6 @@ function mountFile(folder: string, name: string, url: string): void {
 /** The part of Emscripten's file system that Pyodide's types leave out. */
 interface LazyFiles {
   createLazyFile(folder: string, name: string, url: string, canRead: boolean, canWrite: boolean): unknown;
-}
-
-/** A name for the files of a folder in Python's file system; `names` are their paths in it, as JSON. */
-async function adoptFiles(names: string, ...contents: PyProxy[]): Promise<string> {
-  const paths = JSON.parse(names) as string[];
-  const files = await Promise.all(
-    paths.map(async (path, i) => {
-      const bytes = new Uint8Array(contents[i]!.toJs() as Uint8Array<ArrayBuffer>);
-      const digest = await sha256(bytes);
-      // Files of the same content get the same name, whenever they were written.
-      return new File([bytes], path, { lastModified: new DataView(digest.buffer, digest.byteOffset).getUint32(0) });
-    }),
-  );
-  return adopt(files);
 }
 
 let giveLine: (line: string | null) => void = () => {};
@@ -253,7 +185,14 @@ async function boot({ assets, interrupt, snapshot, expected, life }: Boot): Prom
   onFatalError((error) => died("onnxruntime-web", error));
   if (life) void holdLife(life).then(() => post({ tag: "alive" }));
   emit({ kind: "status", text: "starting Python" });
-  const starting = startPython(assets, makeHost(assets), snapshot);
+  const host = {
+    ...makeHost(assets),
+    emit: (event: string) => emit(JSON.parse(event) as CapstanEvent),
+    readLine,
+    mountFile,
+    openGpu: () => openGpu(assets),
+  };
+  const starting = startPython(assets, host, snapshot);
   // Both take their time, and nearly everything that Python is asked for needs them.
   void (expected?.device === "wasm" || !navigator.gpu ? warmUpOrt(assets, "cpu") : warmUpBeside(assets));
   (expected ? prepare(assets, expected) : requestAdapter()).catch(() => undefined);

@@ -1,4 +1,4 @@
-"""The worker's host object (web/src/worker.ts): files, tokenizers, engines, events, waiting."""
+"""The page's host object (web/src/host.ts): files, tokenizers, engines, events, waiting."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ __all__ = [
     "adopt_files",
     "be_interrupted_once",
     "can_wait",
+    "configure",
     "cpu",
     "emit",
     "fetch_bytes",
@@ -65,6 +66,12 @@ def wait(awaitable: Awaitable[T]) -> T:
     """Block this Python stack, not the worker, until the awaitable is done."""
     result: T = _run_sync(awaitable)
     return result
+
+
+def configure(ort_url: str | None, xgrammar_url: str | None) -> None:
+    """See capstan.configure."""
+    with typed_errors():
+        _capstan_host.configure(ort_url, xgrammar_url)
 
 
 def be_interrupted_once() -> None:

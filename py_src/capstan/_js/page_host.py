@@ -72,6 +72,9 @@ class PageHost:
     def stall_after(self, seconds: float) -> None:
         storage.set_stall_timeout(seconds)
 
+    def configure(self, ort_url: str | None, xgrammar_url: str | None) -> None:
+        host.configure(ort_url, xgrammar_url)
+
     async def read(self, folder: str, name: str, progress: Callable[[int, int], None] | None = None) -> bytes:
         return await host.fetch_bytes(address_of(folder, name), progress)
 

@@ -57,6 +57,9 @@ class LocalHost:
     def stall_after(self, seconds: float) -> None:
         """Nothing: files on a disk are not waited for."""
 
+    def configure(self, ort_url: str | None, xgrammar_url: str | None) -> None:
+        raise OptionError("there is no page to configure here: models run on the reference device; leave this call out")
+
     async def read(self, folder: str, name: str, progress: Callable[[int, int], None] | None = None) -> bytes:
         path = Path(folder) / name
         try:

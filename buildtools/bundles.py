@@ -1,0 +1,39 @@
+"""JavaScript bundles, from the TypeScript of web/ and of tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import ROOT
+from .environment import run_tool
+from .errors import CommandError
+
+__all__ = ["CLIENT_AND_WORKER", "WHEEL_HOST", "bundle", "bundle_wheel_host"]
+
+CLIENT_AND_WORKER = {"capstan": "capstan.js", "worker": "worker.js"}
+WHEEL_HOST = ROOT / "py_src/capstan/_js/host.js"
+"""Made for each wheel that other people's pages install; see py_src/capstan/_js/own_host.py."""
+FLAGS = ("--bundle", "--platform=browser", "--target=es2022", "--log-level=error", "--charset=utf8")
+LOADERS = ("--loader:.wgsl=text", "--loader:.py=text")
+"""Kernels and Python become text."""
+
+
+def bundle(source: Path, target: Path, extra: Sequence[str] = ()) -> Path:
+    """One ES module from a TypeScript entry."""
+    return _built(source, target, ["--format=esm", *extra])
+
+
+def bundle_wheel_host() -> Path:
+    """A script, as Python cannot wait for a module while it imports; the value of the script is the host."""
+    script = ["--format=iife", "--global-name=capstanHost", "--minify", "--legal-comments=inline"]
+    value = ["--banner:js=(() => {", "--footer:js=return capstanHost.host; })()"]
+    return _built(ROOT / "web/src/wheel_host.ts", WHEEL_HOST, [*script, *value])
+
+
+def _built(source: Path, target: Path, flags: Sequence[str]) -> Path:
+    if not source.is_file():
+        raise CommandError(f"{source.relative_to(ROOT)} is missing: restore it with git checkout")
+    esbuild = ROOT / "node_modules/esbuild/bin/esbuild"
+    run_tool(["node", esbuild, source, *FLAGS, *LOADERS, *flags, f"--outfile={target}"], "fix the error in web/")
+    return target

@@ -1,0 +1,51 @@
+"""The host object that the wheel brings along, for a Pyodide that was not started by Capstan's worker."""
+
+from __future__ import annotations
+
+import importlib.util
+import pkgutil
+import re
+import sys
+
+import pyodide
+from pyodide.code import run_js
+from pyodide.ffi import JsException, register_js_module
+
+from ..errors import DeviceUnavailableError, VersionError
+
+__all__ = ["provide_host"]
+
+HOST = "_capstan_host"
+SCRIPT = "host.js"
+"""web/src/wheel_host.ts as a script whose value is the host; Capstan's own page has it in its worker instead."""
+OLDEST = (0, 28)
+"""The oldest Pyodide that is tested: before it, what Python gives to JavaScript had other rules."""
+
+
+def provide_host() -> None:
+    """Register the module `_capstan_host` unless the worker did. Raises VersionError, DeviceUnavailableError."""
+    if HOST in sys.modules or importlib.util.find_spec(HOST) is not None:
+        return
+    require_version(pyodide.__version__)
+    try:
+        script = pkgutil.get_data(__package__, SCRIPT)
+    except OSError:
+        script = None
+    if script is None:
+        raise DeviceUnavailableError(
+            f"this copy of Capstan has no {SCRIPT}, which pages need: install what `build.py wheel` makes"
+        )
+    try:
+        host = run_js(script.decode())
+    except JsException as error:
+        raise DeviceUnavailableError(
+            f"{SCRIPT} could not be run here ({error}); a Content-Security-Policy has to allow 'unsafe-eval'"
+        ) from error
+    register_js_module(HOST, host)
+
+
+def require_version(found: str) -> None:
+    numbers = re.match(r"(\d+)\.(\d+)", found)
+    if numbers is None or (int(numbers[1]), int(numbers[2])) < OLDEST:
+        least = ".".join(map(str, OLDEST))
+        raise VersionError(f"this page has Pyodide {found}, and Capstan works with {least} or newer: load a newer one")

@@ -1,0 +1,67 @@
+"""The wheel in a Pyodide that Capstan did not start: on a page's main thread, and in a worker of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests import oracle
+from tests.browser.any_pyodide import PROMPT
+from tests.harness import watch
+from tests.other_pyodide import FIXTURES, installers, serving_pyodide
+
+SCRIPT = Path(__file__).with_name("any_pyodide.py")
+IN_BOTH = """async ({ page, worker }) => {
+  const started = new Worker("start.js", { type: "module" });
+  const inAWorker = new Promise((resolve, reject) => {
+    started.onmessage = ({ data }) => (data.error ? reject(new Error(data.error)) : resolve(data.results));
+    started.onerror = ({ message }) => reject(new Error(message));
+    started.postMessage(worker);
+  });
+  const { run } = await import("./start.js");
+  const [onThePage, there] = await Promise.all([run(page), inAWorker]);
+  return { page: onThePage, worker: there };
+}"""
+
+
+@pytest.fixture(scope="module")
+def found(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the script's functions return, on the main thread and in a worker of one page."""
+    folder = tmp_path_factory.mktemp("any_pyodide")
+    with serving_pyodide(folder) as url:
+        page = browser.new_page()
+        faults = watch(page, [])
+        page.goto(url)
+        wheels = [f"{url}wheels/{name}" for name in installers(folder)]
+        common = {"wheels": wheels, "script": SCRIPT.read_text()}
+        on_the_page = {**common, "calls": [["refusals", url], ["tokens", url, f"{url}ort"]]}
+        in_a_worker = {**common, "calls": [["install", url], ["tokens", url, "/ort"]]}
+        results: dict[str, Any] = page.evaluate(IN_BOTH, {"page": on_the_page, "worker": in_a_worker})
+        page.close()
+    missing = [fault for fault in faults if "404" not in fault]
+    assert not missing
+    return results
+
+
+@pytest.mark.parametrize("place", ["page", "worker"])
+def test_every_device_and_loop_gives_the_oracles_ids(place: str, found: dict[str, Any]) -> None:
+    tokens = found[place][1]
+    wanted = oracle.greedy(FIXTURES / "nano-llama", PROMPT, 19)
+    ways = [f"{device}, {loop}" for device in ("wasm", "webgpu") for loop in ("awaited", "blocking")]
+    assert {way: tokens[way] for way in ways} == dict.fromkeys(ways, wanted)
+    assert tokens["webgpu, capture"] == "tape"
+
+
+def test_what_is_missing_or_does_not_fit_is_told(found: dict[str, Any]) -> None:
+    told = found["page"][0]
+    assert told["pyodide"] == (
+        "VersionError: this page has Pyodide 0.25.1, and Capstan works with 0.28 or newer: load a newer one"
+    )
+    assert told["nowhere"].startswith("DeviceUnavailableError: ort.wasm.min.mjs: it is not known where")
+    assert 'capstan.configure(ort_url="...")' in told["nowhere"]
+    assert "/absent/ort.wasm.min.mjs cannot be loaded (HTTP 404)" in told["absent"]
+    assert "is of onnxruntime-web 1.22.0, and this version of Capstan works with 1.30.0" in told["older"]
+    assert told["older"].startswith("VersionError: ")

@@ -1,0 +1,82 @@
+// What Python imports as `_capstan_host`: files, storage, tokenizers, grammars, and what computes.
+//
+// The worker adds what belongs to its page (worker.ts); the wheel brings it to any Pyodide (wheel_host.ts).
+
+import type { PyProxy } from "pyodide/ffi";
+import { type Assets, placeAssets } from "./assets";
+import { GpuEngine } from "./engine";
+import { Grammars } from "./grammars";
+import { requestAdapter, summarize } from "./gpu/adapter";
+import { freeBytes, openBacking } from "./storage/backing";
+import { Chunk } from "./storage/chunk";
+import { fetchBytes, fetchOptional, fileExists, readNow } from "./storage/files";
+import { forgetFolders, keepFolder } from "./storage/folders";
+import { forgetRepositories, keepRepository, openRepository } from "./storage/hub";
+import { Memory } from "./storage/memory";
+import { setStallTimeout } from "./storage/network";
+import { adopt, listing } from "./storage/picked";
+import { sha256 } from "./storage/sha256";
+import { absolute, assumedSource, openSource } from "./storage/source";
+import { cpuThreads, loadOrt, requireUnloaded } from "./ort";
+import { ModelSession } from "./sessions";
+import { makeTokenizer } from "./tokenizers";
+import { WasmEngine } from "./wasm";
+
+export function makeHost(assets: Assets): Record<string, unknown> {
+  return {
+    now: () => performance.now(),
+    configure: (ortUrl: string | undefined, xgrammarUrl: string | undefined) => {
+      if (ortUrl !== undefined) requireUnloaded();
+      placeAssets(assets, { "ort/": ortUrl, "xgrammar/": xgrammarUrl });
+    },
+    readNow,
+    adoptFiles,
+    fetchBytes,
+    fetchOptional,
+    fileExists,
+    storage,
+    makeTokenizer,
+    openGrammars: (tokens: string, stop: string) => Grammars.open(assets, tokens, stop),
+    openGpu: () => GpuEngine.open(assets),
+    openWasm: (model: PyProxy, paths: string, ...external: Memory[]) => WasmEngine.open(assets, model, paths, external),
+    openSession: (model: PyProxy, owner: string, locations: string, ...files: PyProxy[]) =>
+      ModelSession.open(loadOrt(assets, "cpu"), model, owner, locations, files),
+    cpu: () => JSON.stringify({ threads: cpuThreads(), shared: typeof SharedArrayBuffer !== "undefined" }),
+    adapter: async () => {
+      const adapter = await requestAdapter();
+      return adapter ? JSON.stringify(summarize(adapter)) : null;
+    },
+  };
+}
+
+const storage = {
+  adopt,
+  openRepository,
+  keepRepository,
+  forgetRepositories,
+  keepFolder,
+  forgetFolders,
+  listing,
+  absolute,
+  openBacking,
+  freeBytes,
+  setStallTimeout,
+  openSource,
+  assumedSource,
+  chunk: (capacity: number) => new Chunk(capacity),
+  memory: (size: number) => new Memory(size),
+};
+
+/** A name for the files of a folder in Python's file system; `names` are their paths in it, as JSON. */
+async function adoptFiles(names: string, ...contents: PyProxy[]): Promise<string> {
+  const paths = JSON.parse(names) as string[];
+  const files = await Promise.all(
+    paths.map(async (path, i) => {
+      const bytes = new Uint8Array(contents[i]!.toJs() as Uint8Array<ArrayBuffer>);
+      const digest = await sha256(bytes);
+      // Files of the same content get the same name, whenever they were written.
+      return new File([bytes], path, { lastModified: new DataView(digest.buffer, digest.byteOffset).getUint32(0) });
+    }),
+  );
+  return adopt(files);
+}
