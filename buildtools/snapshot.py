@@ -23,7 +23,7 @@ SCRIPT, COMPILE = HERE / "snapshot.mjs", HERE / "compiled_wheels.py"
 WHEELS_FOLDER = "/lib/wheels/"
 """Where the wheels lie in the page's file system, in the snapshot and without it."""
 HOST = "_capstan_host"
-"""The module that the worker makes (web/src/worker.ts): the only JavaScript object that Capstan holds when imported."""
+"""The module that the worker makes (web/src/host.ts): the only JavaScript object that Capstan holds when imported."""
 MODULES = ("capstan._js.page", "capstan._js.start", "capstan.onnxruntime", "pyodide.code")
 SNAPSHOTS = CACHE / "snapshots"
 
