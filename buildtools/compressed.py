@@ -12,7 +12,8 @@ from pathlib import Path
 from . import CACHE
 from .environment import run_tool
 from .server import ENCODINGS
-from .site import CLIENT_AND_WORKER, ORT_FILES, PYODIDE_FILES
+from .bundles import CLIENT_AND_WORKER
+from .site import ORT_FILES, PYODIDE_FILES
 from .terminal import say
 
 __all__ = ["Download", "downloads", "precompress"]

@@ -10,13 +10,12 @@ from dataclasses import asdict
 from itertools import count
 from typing import Any
 
-import _capstan_host
-
 from ..device.webgpu.engine import NOT_FUSED, BoundTensor, Difference, SamplerSpec, WeightPiece
 from ..graph import FedLengths
 from ..memory import BufferRequest, LedgerEntry, keep_account
 from ..stages import SamplerProgram
 from .errors import typed_errors
+from .own_host import capstan_host
 from .sessions import JsModelSession, open_gpu_session
 from .storage import JsSink
 
@@ -318,7 +317,7 @@ async def _numbers(promise: Any) -> Sequence[float]:
     """A promise of a burst's numbers, already under way; the time of their arrival becomes the fourth."""
     with typed_errors():
         found = await promise
-        entered = _capstan_host.now()
+        entered = capstan_host.now()
         numbers = array("d", found.to_bytes())
     numbers.insert(3, entered)
     return numbers

@@ -10,7 +10,6 @@ from types import FrameType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-import _capstan_host
 from pyodide.ffi import can_run_sync as _can_run_sync
 from pyodide.ffi import run_sync as _run_sync
 
@@ -19,6 +18,7 @@ from ..retrying import retried
 from ..weights.shared import SharedWeights
 from .errors import storage_errors, typed_errors
 from .gpu import JsGpuEngine
+from .own_host import capstan_host
 
 __all__ = [
     "adapter",
@@ -49,12 +49,12 @@ T = TypeVar("T")
 
 def emit(event: dict[str, Any]) -> None:
     """Send an event to the page (web/src/protocol.ts, CapstanEvent)."""
-    _capstan_host.emit(json.dumps(event))
+    capstan_host.emit(json.dumps(event))
 
 
 def now() -> float:
     """performance.now() of the worker, in milliseconds: the clock of all time stamps."""
-    return float(_capstan_host.now())
+    return float(capstan_host.now())
 
 
 def can_wait() -> bool:
@@ -71,7 +71,7 @@ def wait(awaitable: Awaitable[T]) -> T:
 def configure(ort_url: str | None, xgrammar_url: str | None) -> None:
     """See capstan.configure."""
     with typed_errors():
-        _capstan_host.configure(ort_url, xgrammar_url)
+        capstan_host.configure(ort_url, xgrammar_url)
 
 
 def be_interrupted_once() -> None:
@@ -87,18 +87,18 @@ def be_interrupted_once() -> None:
 
 def mount_file(folder: str, name: str, url: str) -> None:
     """Put a file of the server into Python's file system; it is read when it is opened."""
-    _capstan_host.mountFile(folder, name, url)
+    capstan_host.mountFile(folder, name, url)
 
 
 async def adopt_files(names: Sequence[str], contents: Sequence[bytes]) -> str:
     """A name, as a URL that ends in a slash, for files by their paths in a folder."""
     with typed_errors():
-        return str(await _capstan_host.adoptFiles(json.dumps(list(names)), *contents))
+        return str(await capstan_host.adoptFiles(json.dumps(list(names)), *contents))
 
 
 async def read_line() -> str:
     """The next line of the script's input, with its line break; empty at the end."""
-    line = await _capstan_host.readLine()
+    line = await capstan_host.readLine()
     return line if isinstance(line, str) else ""
 
 
@@ -106,7 +106,7 @@ def read_now(url: str) -> bytes:
     """A whole file of the page's origin; nothing else happens in the worker meanwhile. ModelFileError if it cannot be
     read."""
     with typed_errors():
-        return bytes(_capstan_host.readNow(url).to_bytes())
+        return bytes(capstan_host.readNow(url).to_bytes())
 
 
 def unreached(reason: str) -> None:
@@ -119,7 +119,7 @@ async def fetch_bytes(url: str, progress: Callable[[int, int], None] | None = No
 
     async def fetched() -> bytes:
         with storage_errors():
-            return bytes((await _capstan_host.fetchBytes(url, progress, unreached)).to_bytes())
+            return bytes((await capstan_host.fetchBytes(url, progress, unreached)).to_bytes())
 
     return await retried(fetched)
 
@@ -129,7 +129,7 @@ async def fetch_optional(url: str) -> bytes | None:
 
     async def fetched() -> bytes | None:
         with storage_errors():
-            found = await _capstan_host.fetchOptional(url, unreached)
+            found = await capstan_host.fetchOptional(url, unreached)
         return bytes(found.to_bytes()) if hasattr(found, "to_bytes") else None
 
     return await retried(fetched)
@@ -140,14 +140,14 @@ async def file_exists(url: str) -> bool:
 
     async def exists() -> bool:
         with storage_errors():
-            return bool(await _capstan_host.fileExists(url, unreached))
+            return bool(await capstan_host.fileExists(url, unreached))
 
     return await retried(exists)
 
 
 async def adapter() -> dict[str, Any] | None:
     """What WebGPU adapter there is; None without WebGPU."""
-    text = await _capstan_host.adapter()
+    text = await capstan_host.adapter()
     if not text:
         return None
     found: dict[str, Any] = json.loads(text)
@@ -156,7 +156,7 @@ async def adapter() -> dict[str, Any] | None:
 
 def cpu() -> dict[str, Any]:
     """`threads` of the CPU execution provider, and whether there is `shared` memory, without which it has one."""
-    found: dict[str, Any] = json.loads(_capstan_host.cpu())
+    found: dict[str, Any] = json.loads(capstan_host.cpu())
     return found
 
 
@@ -178,7 +178,7 @@ async def open_gpu() -> JsGpuEngine:
 
 async def _open_gpu() -> JsGpuEngine:
     with typed_errors():
-        return JsGpuEngine(await _capstan_host.openGpu())
+        return JsGpuEngine(await capstan_host.openGpu())
 
 
 def gpu() -> JsGpuEngine | None:
@@ -202,16 +202,16 @@ async def open_wasm(model: bytes, external: Mapping[str, Any]) -> Any:
     """onnxruntime-web's CPU execution provider with one session (web/src/wasm.ts); `external` are JavaScript Memories
     (web/src/storage/memory.ts) by the names of their files."""
     with typed_errors():
-        return await _capstan_host.openWasm(model, json.dumps(list(external)), *external.values())
+        return await capstan_host.openWasm(model, json.dumps(list(external)), *external.values())
 
 
 async def open_grammars(tokens: Sequence[str], stop: Sequence[int]) -> Any:
     """xgrammar over a vocabulary (web/src/grammars.ts)."""
     with typed_errors():
-        return await _capstan_host.openGrammars(json.dumps(list(tokens)), json.dumps(list(stop)))
+        return await capstan_host.openGrammars(json.dumps(list(tokens)), json.dumps(list(stop)))
 
 
 def make_tokenizer(tokenizer_json: str, tokenizer_config_json: str) -> Any:
     """The JavaScript tokenizer (web/src/tokenizers.ts)."""
     with typed_errors():
-        return _capstan_host.makeTokenizer(tokenizer_json, tokenizer_config_json)
+        return capstan_host.makeTokenizer(tokenizer_json, tokenizer_config_json)

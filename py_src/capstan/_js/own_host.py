@@ -1,11 +1,13 @@
-"""The host object that the wheel brings along, for a Pyodide that was not started by Capstan's worker."""
+"""The page's host object (web/src/host.ts): the one that the worker registered, else the one that the wheel has."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import pkgutil
 import re
 import sys
+from typing import Any
 
 import pyodide
 from pyodide.code import run_js
@@ -13,7 +15,7 @@ from pyodide.ffi import JsException, register_js_module
 
 from ..errors import DeviceUnavailableError, VersionError
 
-__all__ = ["provide_host"]
+__all__ = ["capstan_host"]
 
 HOST = "_capstan_host"
 SCRIPT = "host.js"
@@ -22,10 +24,14 @@ OLDEST = (0, 28)
 """The oldest Pyodide that is tested: before it, what Python gives to JavaScript had other rules."""
 
 
-def provide_host() -> None:
-    """Register the module `_capstan_host` unless the worker did. Raises VersionError, DeviceUnavailableError."""
-    if HOST in sys.modules or importlib.util.find_spec(HOST) is not None:
-        return
+def find_host() -> Any:
+    """The module `_capstan_host`, registered first if nobody did. Raises VersionError, DeviceUnavailableError."""
+    if HOST not in sys.modules and importlib.util.find_spec(HOST) is None:
+        register_host()
+    return importlib.import_module(HOST)
+
+
+def register_host() -> None:
     require_version(pyodide.__version__)
     try:
         script = pkgutil.get_data(__package__, SCRIPT)
@@ -49,3 +55,6 @@ def require_version(found: str) -> None:
     if numbers is None or (int(numbers[1]), int(numbers[2])) < OLDEST:
         least = ".".join(map(str, OLDEST))
         raise VersionError(f"this page has Pyodide {found}, and Capstan works with {least} or newer: load a newer one")
+
+
+capstan_host = find_host()

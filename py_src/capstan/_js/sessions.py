@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import _capstan_host
-
 from .errors import typed_errors
+from .own_host import capstan_host
 
 __all__ = ["JsModelSession", "open_gpu_session", "open_wasm_session"]
 
@@ -57,5 +56,5 @@ async def open_wasm_session(model: bytes, external: Mapping[str, bytes], owner: 
     """A session on the CPU."""
     with typed_errors():
         return JsModelSession(
-            await _capstan_host.openSession(model, owner, json.dumps(list(external)), *external.values())
+            await capstan_host.openSession(model, owner, json.dumps(list(external)), *external.values())
         )

@@ -7,12 +7,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import _capstan_host
-
 from ..hub import HubRepository
 from ..retrying import retried
 from ..storage import Chunk, Sink, SourceIdentity
 from .errors import storage_errors
+from .own_host import capstan_host
 
 __all__ = [
     "JsBacking",
@@ -38,7 +37,7 @@ __all__ = [
 async def adopt(folder: Any) -> str:
     """A name, as a URL that ends in a slash, for a FileSystemDirectoryHandle or an array of File objects."""
     with storage_errors():
-        return str(await _capstan_host.storage.adopt(folder))
+        return str(await capstan_host.storage.adopt(folder))
 
 
 async def open_repository(repository: HubRepository, keep: bool) -> str:
@@ -48,32 +47,32 @@ async def open_repository(repository: HubRepository, keep: bool) -> str:
 
     async def opened() -> str:
         with storage_errors():
-            return str(await _capstan_host.storage.openRepository(*asked))
+            return str(await capstan_host.storage.openRepository(*asked))
 
     return await retried(opened)
 
 
 async def keep_repository(folder: str) -> None:
     """Let the next load of a repository take this commit, without asking the hub; nothing for any other folder."""
-    await _capstan_host.storage.keepRepository(folder)
+    await capstan_host.storage.keepRepository(folder)
 
 
 def keep_folder(folder: str) -> None:
     """Keep the small files of a server's folder from now on, for when it cannot be reached."""
-    _capstan_host.storage.keepFolder(folder)
+    capstan_host.storage.keepFolder(folder)
 
 
 async def forget_files(addresses: Sequence[str] | None) -> int:
     """Forget what is kept of repositories and folders; see capstan.host.Host.forget."""
     which = None if addresses is None else json.dumps(addresses)
-    await _capstan_host.storage.forgetFolders(which)
-    return int(await _capstan_host.storage.forgetRepositories(which))
+    await capstan_host.storage.forgetFolders(which)
+    return int(await capstan_host.storage.forgetRepositories(which))
 
 
 async def listing(folder: str) -> list[str] | None:
     """The files of a picked folder or a hub's repository; None where there is no list of them."""
     with storage_errors():
-        text = await _capstan_host.storage.listing(folder)
+        text = await capstan_host.storage.listing(folder)
     if not isinstance(text, str):
         return None
     names: list[str] = json.loads(text)
@@ -82,34 +81,34 @@ async def listing(folder: str) -> list[str] | None:
 
 def absolute(url: str) -> str:
     """The address as every page of the origin would name it."""
-    return str(_capstan_host.storage.absolute(url))
+    return str(capstan_host.storage.absolute(url))
 
 
 async def open_backing(folder: str) -> JsBacking | None:
     """Where this browser keeps files, None if nowhere; those of one folder do not see those of another."""
     with storage_errors():
-        found = await _capstan_host.storage.openBacking(folder)
+        found = await capstan_host.storage.openBacking(folder)
     return JsBacking(found) if found else None
 
 
 async def open_source(url: str, keep: bool) -> JsSource:
     """A URL or a file of a picked folder; the server is asked for its identity."""
     with storage_errors():
-        return JsSource(await _capstan_host.storage.openSource(url, keep))
+        return JsSource(await capstan_host.storage.openSource(url, keep))
 
 
 def assumed_source(identity: SourceIdentity, keep: bool) -> JsSource:
     """A source that cannot be asked now: it is taken to be what it was."""
-    return JsSource(_capstan_host.storage.assumedSource(json.dumps(identity.as_json()), keep))
+    return JsSource(capstan_host.storage.assumedSource(json.dumps(identity.as_json()), keep))
 
 
 def make_chunk(capacity: int) -> JsChunk:
-    return JsChunk(_capstan_host.storage.chunk(capacity))
+    return JsChunk(capstan_host.storage.chunk(capacity))
 
 
 def memory(size: int, spans: Sequence[tuple[int, int]]) -> JsSink:
     """A file in memory, outside of Python's heap; `spans` are the (offset, length) that are wanted."""
-    return JsSink(_capstan_host.storage.memory(size), spans)
+    return JsSink(capstan_host.storage.memory(size), spans)
 
 
 class JsChunk:
@@ -215,7 +214,7 @@ class JsBacking:
             return JsDataFile(await self._js.open(name, size, shard_size, write))
 
     async def free_bytes(self) -> int | None:
-        return _number(await _capstan_host.storage.freeBytes())
+        return _number(await capstan_host.storage.freeBytes())
 
     def chunk(self, capacity: int) -> JsChunk:
         return make_chunk(capacity)
@@ -256,7 +255,7 @@ def merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def set_stall_timeout(seconds: float) -> None:
     """See capstan.host.Host.stall_after."""
-    _capstan_host.storage.setStallTimeout(seconds)
+    capstan_host.storage.setStallTimeout(seconds)
 
 
 def _number(value: Any) -> int | None:
