@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 
-from . import measure, memory
+from . import measure, memory, notebook
 from .adapters import Adapters
 from .errors import (
     AsyncRequiredError,
@@ -108,6 +108,7 @@ __all__ = [
     "configure",
     "measure",
     "memory",
+    "notebook",
     "open_device",
     "plan",
 ]

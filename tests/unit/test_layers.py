@@ -56,7 +56,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
             "timing",
         ),
         *("beam_loop", "beam_search", "constrained_loop", "processed_loop", "processors", "row", "row_loop"),
-        *("conversation", "model", "model_folder", "onnxruntime", "planning", "prefix_cache", "replay"),
+        *("conversation", "model", "model_folder", "notebook", "onnxruntime", "planning", "prefix_cache", "replay"),
         *("speculated_loop", "row_pool", "stream", "opening", "recovery", "tokenizer"),
     ),
     ("genai",),

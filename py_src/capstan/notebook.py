@@ -1,0 +1,172 @@
+"""What a notebook shows: the progress of a load, an answer while it comes, and when its tokens came.
+
+    model = await capstan.Model.load(url, progress=capstan.notebook.LoadProgress())
+    answer = await capstan.notebook.stream(generator, tokenizer)
+
+Where IPython runs, these are cells' outputs that change in place. Elsewhere they are lines of text. The objects have
+`_repr_html_` for whatever displays objects by that.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from html import escape
+from typing import Any, Protocol
+
+from .generator import Generator
+from .host import current_host
+from .stream import TextStream
+from .tokenizer import Tokenizer
+
+__all__ = ["Answer", "LoadProgress", "Timeline", "stream"]
+
+UPDATE_MS = 100.0
+"""Outputs change at most this often: each change is a message to the notebook with all of the output."""
+WIDTH, HEIGHT = 560, 110
+"""Of the plot of a timeline, in CSS pixels."""
+
+
+class LoadProgress:
+    """A `progress` for `Model.load`: a bar for each file, which fills as its bytes come."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, tuple[int, int]] = {}
+        """Bytes that are there and bytes in all, by the name of the file; 0 in all where that is not known."""
+        self._output = Output(self)
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        ended = 0 < total <= done
+        new_end = ended and self.files.get(what) != (done, total)
+        self.files[what] = (done, total)
+        self._output.change(f"{self._line(what)}\n" if new_end else "", now=ended)
+
+    def __repr__(self) -> str:
+        return "\n".join(self._line(what) for what in self.files) or "nothing was loaded yet"
+
+    def _repr_html_(self) -> str:
+        bars = []
+        for what, (done, total) in self.files.items():
+            known = f' value="{min(done, total)}" max="{total}"' if total else ""
+            bars.append(f"<div><progress{known}></progress> {escape(self._line(what))}</div>")
+        return "".join(bars) or "<div>nothing was loaded yet</div>"
+
+    def _line(self, what: str) -> str:
+        done, total = self.files[what]
+        return f"{what}: {done / 1e6:.1f}" + (f" of {total / 1e6:.1f} MB" if total else " MB")
+
+
+class Timeline:
+    """When each token came, in milliseconds since the first one was asked for."""
+
+    def __init__(self, times: Sequence[float] = ()) -> None:
+        self.times = list(times)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens after the first, per second between the first and the last."""
+        elapsed = self.times[-1] - self.times[0] if len(self.times) > 1 else 0.0
+        return 1000.0 * (len(self.times) - 1) / elapsed if elapsed > 0 else None
+
+    def __repr__(self) -> str:
+        if not self.times:
+            return "no tokens"
+        told = [f"{len(self.times)} token{'s' * (len(self.times) > 1)}", f"the first after {self.times[0]:.0f} ms"]
+        rate = self.tokens_per_second
+        return ", ".join([*told, f"then {rate:.1f} a second"] if rate is not None else told)
+
+    def _repr_html_(self) -> str:
+        """Tokens over time: a step for each token, so that bursts and pauses show."""
+        if not self.times:
+            return f"<div>{self!r}</div>"
+        last = max(self.times[-1], 1e-3)
+        across, up = (WIDTH - 2) / last, (HEIGHT - 22) / len(self.times)
+        points = ["1," + str(HEIGHT - 20)]
+        for count, time in enumerate(self.times, 1):
+            x, y = 1 + time * across, HEIGHT - 20 - count * up
+            points.append(f"H{x:.1f} V{y:.1f}")
+        path = f'<path d="M{" ".join(points)}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
+        axis = f'<path d="M1,1 V{HEIGHT - 20} H{WIDTH}" fill="none" stroke="currentColor" stroke-opacity="0.4"/>'
+        label = 'font-size="11" fill="currentColor" font-family="sans-serif"'
+        texts = (
+            f'<text x="1" y="{HEIGHT - 6}" {label}>0</text>'
+            f'<text x="{WIDTH - 1}" y="{HEIGHT - 6}" text-anchor="end" {label}>{last:.0f} ms</text>'
+        )
+        size = f'viewBox="0 0 {WIDTH} {HEIGHT}" style="width: 100%; max-width: {WIDTH}px; display: block"'
+        return f'<svg {size} role="img" aria-label="{self!r}">{axis}{path}{texts}</svg><div>{self!r}</div>'
+
+
+class Answer:
+    """What was generated: its `text`, the `token_ids`, the `finish_reason` and the `timeline`."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.finish_reason: str | None = None
+        """None while more comes."""
+        self.timeline = Timeline()
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        text = f'<div style="white-space: pre-wrap; overflow-wrap: anywhere">{escape(self.text)}</div>'
+        return text if self.finish_reason is None else text + self.timeline._repr_html_()
+
+
+async def stream(generator: Generator, tokenizer: Tokenizer, *, max_new_tokens: int | None = None) -> Answer:
+    """Generate to the end, or as many tokens as `max_new_tokens` says, and show the text as it comes.
+
+    Raises what the generator raises; what was shown stays. An answer that was cut short can be gone on with: its
+    `finish_reason` is 'length', as where max_length ends it.
+    """
+    now, pieces, answer = current_host().now, TextStream(tokenizer.decode), Answer()
+    output = Output(answer)
+    output.change("", now=True)
+    begun = now()
+    try:
+        if max_new_tokens is None or max_new_tokens > 0:
+            async for token in generator:
+                answer.timeline.times.append(now() - begun)
+                answer.token_ids.append(token)
+                piece = pieces.push(token)
+                answer.text += piece
+                output.change(piece)
+                if len(answer.token_ids) == max_new_tokens:
+                    break
+    finally:
+        rest = pieces.flush()
+        answer.text += rest
+        answer.finish_reason = generator.finish_reason or "length"
+        output.change(f"{rest}\n", now=True)
+    return answer
+
+
+class Handle(Protocol):
+    """IPython's DisplayHandle."""
+
+    def update(self, shown: Any) -> None: ...
+
+
+class Output:
+    """An output that shows an object anew as it changes: by IPython where that runs, else by printing what is new."""
+
+    def __init__(self, shown: Any) -> None:
+        self._shown = shown
+        self._handle: Handle | None = None
+        self._changed = -UPDATE_MS
+
+    def change(self, new: str, *, now: bool = False) -> None:
+        """The object has changed; `new` is the text that it has more. With `now` it is shown at once."""
+        ipython = sys.modules.get("IPython")
+        if ipython is None or ipython.get_ipython() is None:
+            print(new, end="", flush=True)
+            return
+        time = current_host().now()
+        if not now and time - self._changed < UPDATE_MS:
+            return
+        self._changed = time
+        if self._handle is None:
+            self._handle = ipython.display.display(self._shown, display_id=True)
+        else:
+            self._handle.update(self._shown)
