@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import CACHE
+from .bundles import CLIENT_AND_WORKER
 from .environment import run_tool
 from .server import ENCODINGS
-from .bundles import CLIENT_AND_WORKER
 from .site import ORT_FILES, PYODIDE_FILES
 from .terminal import say
 
