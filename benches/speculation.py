@@ -1,14 +1,15 @@
 """Tokens a second without and with speculation, in one run. It runs in the page:
 
 usage: python3 build.py exec benches/speculation.py --model FOLDER -- [--device webgpu|wasm] [--tokens N] [--rounds N]
-       [--drafts N,...] [--ngram N] [--random] [--passes all]
+       [--drafts N,...] [--ngram N] [--random] [--software]
 
 Each case is generated without speculation, with it, and with every step drafted (`always`), by turns. The cases are
 chats: a text to repeat with one word changed, a program to rename in, a story, and that story drawn by temperature,
 top-k and top-p. With --random, for weights without meaning, they are greedy picks among six tokens, among all, and
-draws. A line of JSON for each case and number of drafts: tokens a second (medians over
-the rounds, of the tokens after the first), their quotients, whether the ids are those without speculation, and what
-came of the drafts. Times of a first use (a tape is recorded for each number of drafts) are told apart.
+draws. With --software steps of several positions are taped on a software adapter, too. A line of JSON for each case and
+number of drafts: tokens a second (medians over the rounds, of the tokens after the first), their quotients, whether the
+ids are those without speculation, and what came of the drafts. Times of a first use (a tape is recorded for each number
+of drafts) are told apart.
 """
 
 import argparse
@@ -50,7 +51,7 @@ EDIT = (
 )
 STORY = "Write a short story about a clock that runs backwards."
 DRAWN = {"do_sample": True, "temperature": 0.8, "top_k": 40, "top_p": 0.95, "random_seed": 7}
-FEW = dict.fromkeys(range(1000, 1006), 60.0)
+FEW = dict.fromkeys(range(40, 46), 60.0)
 
 
 def cases_of(model, random):
@@ -121,11 +122,11 @@ async def main(folders):
     parser.add_argument("--drafts", default="4,7")
     parser.add_argument("--ngram", type=int, default=3)
     parser.add_argument("--random", action="store_true")
-    parser.add_argument("--passes", default="")
+    parser.add_argument("--software", action="store_true")
     args = parser.parse_args()
     [folder] = folders.values()
     # On a software adapter steps of several positions are taped only where that is asked for.
-    passes = PASSES if args.passes == "all" else None
+    passes = tuple(name for name in PASSES if name not in ("direct", "prefill")) if args.software else None
     model = await capstan.Model.load(folder, device=args.device, passes=passes)
     print(model.adapter, file=sys.stderr)
     for most in map(int, args.drafts.split(",")):
