@@ -21,11 +21,11 @@ from buildtools.page import PROBE
 from buildtools.server import serving
 from buildtools.site import assemble
 
-from .memory import MIB, Life, processes, table
+from .memory import LEAST_SAMPLES, MIB, Life, processes, table
 from .plans import MODELS, Step, step_of
 from .run import FIXTURES, Soak, SoakError
 
-__all__ = ["main", "run"]
+__all__ = ["main", "run", "shown"]
 
 ROOT = Path(__file__).parents[2]
 MORE_THAN_ONCE = ("--disable-gpu-process-crash-limit", "--disable-domain-blocking-for-3d-apis")
@@ -45,7 +45,7 @@ class Work(Protocol):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what was done and what memory came to; 1 if a step failed or memory grew."""
+    """Print what was done and what memory came to; 0 if every step passed and memory was judged and is flat."""
     parser = argparse.ArgumentParser(prog="build.py test --soak", description=__doc__)
     parser.add_argument("minutes", type=float, metavar="MINUTES", help="how long, 30 for a whole one")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="what the steps are made of (default: 1)")
@@ -99,7 +99,7 @@ def soak(minutes: float, seed: int, only: Step | None) -> dict[str, Any]:
         "counts": dict(sorted(done.counts.items())),
         "failure": failure,
         "memory": rows,
-        "flat": all(row["flat"] for row in rows),
+        "flat": all(row["flat"] for row in rows) if rows else None,
         "series": [
             {"what": life.what, "samples": [[round(at), amount] for at, amount in life.samples]} for life in done.lives
         ],
@@ -152,5 +152,7 @@ def shown(report: dict[str, Any]) -> str:
         numbers = "".join(f"{row[name] / scale:>9.0f}" for name in ("first", "before", "after", "most"))
         verdict = "flat" if row["flat"] else "GROWS"
         lines.append(f"{row['what']:<29}{row['minutes']:>9}{row['samples']:>9}{numbers}  {verdict}")
+    if report["flat"] is None:
+        lines.append(f"memory was not judged: nothing was looked at {LEAST_SAMPLES} times; give more minutes")
     lines.append(f"failed: {report['failure']}" if report["failure"] else "every step passed")
     return "\n".join(lines)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.soak.main import main, run
-from tests.soak.memory import LEAST_SAMPLES, MIB, Life
+from tests.soak.memory import LEAST_SAMPLES, MIB, Life, table
 from tests.soak.plans import Step, chat_of, oracle_actions, script_of, step_of
 from tests.soak.run import SoakError
 
@@ -81,6 +81,21 @@ def test_a_failed_step_is_told_with_how_to_repeat_it() -> None:
         0,
     )
     assert again.last == step_of(5, 3, True)
+
+
+@pytest.mark.parametrize(("flat", "told"), [(None, "memory was not judged"), (True, ""), (False, "")])
+def test_a_soak_that_was_too_short_to_judge_memory_says_so(
+    flat: bool | None, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [] if flat is None else table([life(*[500 if flat else 20 * number for number in range(15)])])
+    report: dict[str, Any] = dict.fromkeys(("date", "machine", "adapter", "minutes", "seed", "steps"), 1)
+    report |= {"versions": {}, "counts": {}, "failure": None, "memory": rows, "flat": flat}
+    monkeypatch.setattr("tests.soak.main.soak", lambda *given: report)
+    assert main(["1"]) == (0 if flat else 1)
+    shown = capsys.readouterr().out
+    assert told in shown
+    assert ("not judged" in shown) == (flat is None)
+    assert ("GROWS" in shown) == (flat is False)
 
 
 @pytest.mark.parametrize(
