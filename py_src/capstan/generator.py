@@ -50,8 +50,7 @@ class Generator:
 
     Where the device is lost, as when the browser's GPU process ends, the model is opened on another one and the
     sequence computed anew, with a FallbackWarning: the tokens are those of an undisturbed run.
-    `GeneratorParams.recoveries` says how often. With `pools`, and once `set_logits` gave the next logits,
-    DeviceLostError is raised.
+    `GeneratorParams.recoveries` says how often. With `pools` and with adapters DeviceLostError is raised.
 
     Use it as a context manager, or `close()` it: its KV cache then serves the next generator. One that is dropped
     without being closed gives it back, too.

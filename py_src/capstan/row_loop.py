@@ -58,8 +58,8 @@ class RowLoop:
         """The model's number of recoveries when the decoder was made."""
         self._repeats = False
         """The model is run anew on what it had been run on, as it was then."""
-        self._edited = False
-        """The logits are the caller's."""
+        self._given: tuple[list[int], memoryview[float]] | None = None
+        """The length of each row, and the logits behind them that the caller gave."""
         self._model = model
         self._pools = pools
         self._fixed_run_ahead = params.run_ahead
@@ -123,6 +123,7 @@ class RowLoop:
         if not self.stale and not self.sample_first:
             before = [max(0, length - 1) for length in before]
         self.adapters.add(adapters, name, before)
+        self._given = None
         # Where adapters change within a sequence, its caches are those of no other.
         self.cache_key = object() if any(before) else self.adapters.layers
         if not self.stale and not self.sample_first:
@@ -158,7 +159,7 @@ class RowLoop:
 
     def _change(self) -> None:
         """The sequences are others."""
-        self._begun, self.late, self._edited = None, False, False
+        self._begun, self.late, self._given = None, False, None
         self.discard_ahead()
 
     def discard_ahead(self) -> None:
@@ -202,7 +203,7 @@ class RowLoop:
                     continue
                 lost = isinstance(error, DeviceLostError)
                 # What the caller has on the device went with it.
-                theirs = self._pools is not None or self._edited or self.adapters.layers or self.adapters.pending
+                theirs = self._pools is not None or self.adapters.layers or self.adapters.pending
                 if not lost or not self._recoveries or theirs:
                     raise
                 self._recoveries -= 1
@@ -258,7 +259,6 @@ class RowLoop:
     def receive(self, burst: RowBurst) -> None:
         """Take in what a burst brought."""
         assert self.run_ahead is not None
-        self._edited = False
         self.counts.cross(burst.crossings)
         self.run_ahead.observe(burst)
         self.timing.receive(burst)
@@ -289,6 +289,7 @@ class RowLoop:
             for number, row in enumerate(self.rows):
                 if not row.over:
                     decoder.follow(number, row.sequence, row.unpicked, len(row.padding))
+            self._put_given(decoder)
         except BaseException:
             self.stale = True
             raise
@@ -357,10 +358,22 @@ class RowLoop:
     async def set_logits(self, values: memoryview[float]) -> None:
         """Replace them: float32 [rows * vocab]."""
         await self.settle()
+        kept = memoryview(values.tobytes()).cast("f")
+        self._given = [len(row) for row in self.rows], kept
+        self._put_given(self.open_decoder())
+
+    def _put_given(self, decoder: RowDecoder) -> None:
+        """Have the next tokens picked from the logits that were given for them, if there are any."""
+        if self._given is None:
+            return
+        lengths, values = self._given
+        if lengths != [len(row) for row in self.rows]:
+            # They served.
+            self._given = None
+            return
         vocab = self._model.config.vocab_size
         for number in range(len(self.rows)):
-            self.open_decoder().set_logits(number, values[number * vocab : (number + 1) * vocab])
-        self._edited = True
+            decoder.set_logits(number, values[number * vocab : (number + 1) * vocab])
 
     async def end(self) -> None:
         """Let what is under way finish and give the decoder back."""

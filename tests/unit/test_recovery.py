@@ -10,8 +10,9 @@ import pytest
 
 from capstan import DeviceLostError, Generator, GeneratorParams, Model, OptionError
 from capstan.errors import DeviceUnavailableError, ModelFileError
+from capstan.memory import Pools
 from capstan.recovery import opened_again
-from tests.unit.paper_model import PROMPT, PaperModel, made, run_of, take
+from tests.unit.paper_model import PROMPT, VOCAB, PaperModel, made, run_of, take
 
 LOST = DeviceLostError("the WebGPU device was lost (unknown: gone); load the model again")
 
@@ -135,15 +136,82 @@ def test_a_budget_is_a_number(bad: Any) -> None:
         GeneratorParams(model, recoveries=bad)
 
 
-def test_logits_of_the_caller_are_not_lost_in_silence() -> None:
+def only(*tokens: int) -> array[float]:
+    """Logits of rows of which one token each is picked."""
+    return array("f", [float(token == number) for token in tokens for number in range(VOCAB)])
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_logits_of_the_caller_are_there_after_a_loss(rows: int) -> None:
+    async def run() -> None:
+        generator, paper = made(run_ahead=4, batch_size=rows)
+        generator.append_tokens([PROMPT] * rows if rows > 1 else PROMPT)
+        given = [11, 13][:rows]
+        logits = only(*given)
+        await generator.set_logits_async(logits)
+        # They are the generator's by now.
+        logits[:] = array("f", bytes(len(logits) * 4))
+        lose(paper)
+        assert memoryview(await generator.get_logits_async()).tobytes() == only(*given).tobytes()
+        await generator.generate_next_token_async()
+        assert generator.get_next_tokens() == given
+        lose(paper)
+        for number in range(3):
+            await generator.generate_next_token_async()
+            assert generator.get_next_tokens() == [run_of([*PROMPT, token], 3)[number] for token in given]
+        assert paper.recoveries == 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("change", ["append", "rewind"])
+def test_logits_of_the_caller_are_of_no_other_sequence(change: str) -> None:
+    async def run() -> None:
+        generator, paper = made(run_ahead=1)
+        generator.append_tokens([*PROMPT, 7])
+        await generator.set_logits_async(only(11))
+        tokens = [*PROMPT, 7]
+        if change == "append":
+            tokens += [8]
+            generator.append_tokens([8])
+        else:
+            # As long as before.
+            tokens[-1] = 9
+            generator.rewind_to(len(PROMPT))
+            generator.append_tokens([9])
+        lose(paper)
+        assert await take(generator, 3) == run_of(tokens, 3)
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_wait_keeps_the_logits_of_the_caller() -> None:
     async def run() -> None:
         generator, paper = made(run_ahead=1)
         generator.append_tokens(PROMPT)
-        logits = await generator.get_logits_async()
-        await generator.set_logits_async(array("f", logits))
+        await generator.set_logits_async(only(11))
+        gate = paper.decoders[0].gate = asyncio.Event()
+        waiting = asyncio.ensure_future(generator.generate_next_token_async())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        gate.set()
+        assert await take(generator, 2) == [11, *run_of([*PROMPT, 11], 1)]
+
+    asyncio.run(run())
+
+
+def test_pools_of_the_caller_are_not_lost_in_silence() -> None:
+    async def run() -> None:
+        paper = PaperModel()
+        generator = Generator(cast(Model, paper), pools=Pools())
+        generator.append_tokens(PROMPT)
+        await take(generator, 1)
         lose(paper)
         with pytest.raises(DeviceLostError):
-            await take(generator, 1)
+            await take(generator, 2)
         assert paper.recoveries == 0
 
     asyncio.run(run())
