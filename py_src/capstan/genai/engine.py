@@ -118,8 +118,11 @@ class Request:
         del self._turns[found[0] :]
 
     def set_draft_tokens(self, tokens: Any, /) -> None:
-        """Refused: drafts of the caller's are not implemented. `Engine.max_draft_tokens_per_proposal` is 0."""
-        raise OptionError("set_draft_tokens: speculation is not implemented; max_draft_tokens_per_proposal() is 0")
+        """Refused: drafts are found by look-up alone. `Engine.max_draft_tokens_per_proposal` is 0."""
+        raise OptionError(
+            "set_draft_tokens: drafts of the caller's are not verified, and max_draft_tokens_per_proposal() is 0; "
+            "set_speculative_options(ngram_size=3) lets a Generator draft from its sequence"
+        )
 
     def close(self) -> None:
         """Leave the engine. Closing twice is harmless."""
