@@ -16,6 +16,7 @@ from .errors import CommandError
 __all__ = [
     "BUNDLED",
     "DTYPES",
+    "about_model",
     "add_hub_arguments",
     "check_chat_template",
     "check_genai",
@@ -103,6 +104,18 @@ def graphs_of(folder: Path) -> list[Path]:
     if (folder / CONFIG).is_file():
         return [graph_of(folder / CONFIG, "export the model again")]
     return sorted(folder.glob("onnx/model*.onnx"))
+
+
+def about_model(folder: Path) -> dict[str, int | bool | None]:
+    """What the demo page tells of a model before it is loaded: the bytes of its graph and weights (None for a repository,
+    of whose graphs one is read), and whether it has a chat template."""
+    try:
+        check_chat_template(folder)
+        chat = True
+    except CommandError:
+        chat = False
+    weights = [path.stat().st_size for path in folder.iterdir() if ".onnx" in path.name and path.is_file()]
+    return {"bytes": sum(weights) if (folder / CONFIG).is_file() else None, "chat": chat}
 
 
 def check_onnx_folder(folder: Path) -> Path:

@@ -19,6 +19,7 @@ from typing import BinaryIO, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from .errors import CommandError
+from .models import about_model
 
 __all__ = ["ENCODINGS", "LARGE_BYTES", "SiteHandler", "SiteServer", "running", "serving"]
 
@@ -114,7 +115,10 @@ class SiteServer(ThreadingHTTPServer):
         if not path.startswith("/") or any(is_refused(part) for part in parts):
             return None
         if parts == ["models", "index.json"]:
-            index = [{"name": name, "url": f"/models/{quote(name)}/"} for name in self.models]
+            index = [
+                {"name": name, "url": f"/models/{quote(name)}/", **about_model(folder)}
+                for name, folder in self.models.items()
+            ]
             return json.dumps(index, indent=1).encode()
         if path in self.files:
             return self.files[path]

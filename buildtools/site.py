@@ -27,7 +27,8 @@ ORT_FILES = (
 XGRAMMAR_FILES = ("index.js",)
 """What matches grammars; loaded when the first one is asked for."""
 PYODIDE_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
-PAGE_FOLDERS = ("web/demo", "web/harness")
+PAGE_FOLDERS = {"web/demo": ("demo.ts", "incomplete.ts"), "web/harness": ("harness.ts",)}
+"""The pages, and which of their modules a page names; those import the others."""
 PAGE_IMPORT = "./capstan/capstan.js"
 """What `import ... from "capstan-webgpu"` becomes in a page: the built client, so that tests run what users get."""
 
@@ -108,13 +109,13 @@ def copy_python() -> list[Path]:
 def build_web() -> list[Path]:
     """The client, the worker and the pages."""
     made = [bundle(ROOT / "web/src" / f"{name}.ts", SITE / "capstan" / out) for name, out in CLIENT_AND_WORKER.items()]
-    for folder in PAGE_FOLDERS:
+    for folder, entries in PAGE_FOLDERS.items():
         for source in sorted(path for path in (ROOT / folder).rglob("*") if path.is_file()):
             target = SITE / source.relative_to(ROOT / folder)
-            if source.suffix == ".ts":
+            if source.name in entries:
                 page = ["--alias:capstan-webgpu=" + PAGE_IMPORT, "--external:" + PAGE_IMPORT]
                 made.append(bundle(source, target.with_suffix(".js"), page))
-            else:
+            elif source.suffix != ".ts":
                 target.parent.mkdir(parents=True, exist_ok=True)
                 made.append(Path(shutil.copyfile(source, target)))
     return made

@@ -13,7 +13,7 @@ from .. import BUILD, ROOT, SITE
 from ..bundles import CLIENT_AND_WORKER, bundle
 from ..compressed import downloads, precompress
 from ..environment import run_tool
-from ..models import BUNDLED, check_model
+from ..models import BUNDLED, about_model, check_model
 from ..notices import NOTICES, notices, onnxruntime_notices, python_version
 from ..numpy_wheel import NUMPY_VERSION
 from ..site import assemble
@@ -69,7 +69,7 @@ def static_folder(target: Path) -> Path:
     """The demo page, the library, the bundled model and the licences. The isolation headers are welcome, not needed."""
     shutil.copytree(SITE, target, ignore=shutil.ignore_patterns(*HARNESS))
     shutil.copytree(BUNDLED, target / "models" / BUNDLED.name)
-    index = [{"name": BUNDLED.name, "url": f"models/{BUNDLED.name}/"}]  # relative: the folder may lie anywhere
+    index = [{"name": BUNDLED.name, "url": f"models/{BUNDLED.name}/", **about_model(BUNDLED)}]  # relative: the folder may lie anywhere
     (target / "models/index.json").write_text(json.dumps(index))
     copy_licences(target)
     work_offline(target)

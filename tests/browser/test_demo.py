@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -20,19 +21,28 @@ from tests.harness import watch
 from tests.repository_layout import lay_out
 
 WATCH_TEXT = """() => {
-  const [text, status, run, stop, output] = ['text', 'status', 'run', 'stop', 'output'].map(
+  const [turns, status, run, stop, output] = ['turns', 'status', 'run', 'stop', 'conversation'].map(
     (id) => document.getElementById(id),
   );
-  const watch = (element, look, seen) => {
-    new MutationObserver(() => seen.push(look())).observe(element, { childList: true });
-    return seen;
-  };
-  window.seen = {
-    text: watch(text, () => text.textContent, []),
-    status: watch(status, () => status.textContent, []),
-    busy: watch(text, () => [run.disabled, stop.disabled, output.getAttribute('aria-busy')], []),
-  };
+  const composer = document.querySelector('.composer');
+  const seen = (window.seen = { text: [], status: [], busy: [], places: [] });
+  new MutationObserver(() => {
+    const text = turns.querySelector('.turn:last-child .text')?.textContent;
+    if (!text) return;
+    seen.text.push(text);
+    if (status.textContent !== 'Done') seen.busy.push([run.disabled, stop.disabled, output.getAttribute('aria-busy')]);
+    seen.places.push([composer, status, output].map((element) => element.getBoundingClientRect().top).join());
+  }).observe(turns, { childList: true, subtree: true });
+  new MutationObserver(() => seen.status.push(status.textContent)).observe(status, { childList: true });
 }"""
+STOP = """() => new Promise((resolve) => {
+  const begun = performance.now();
+  new MutationObserver(() => resolve(performance.now() - begun)).observe(document.getElementById('status'), {
+    childList: true,
+  });
+  document.getElementById('stop').click();
+})"""
+"""Click Stop; the milliseconds until the page says so."""
 HOLD = """() => {
   const { postMessage } = self;
   const { mapAsync } = GPUBuffer.prototype;
@@ -61,9 +71,22 @@ HOLD = """() => {
 }"""
 """In the worker, before it has a device: after `holdAfter(n)` no readback arrives once n tokens were told, until a
 request is cancelled."""
+DROP = """(files) => {
+  const dataTransfer = new DataTransfer();
+  for (const [name, bytes] of Object.entries(files)) dataTransfer.items.add(new File([new Uint8Array(bytes)], name));
+  for (const kind of ['dragover', 'drop'])
+    document.body.dispatchEvent(new DragEvent(kind, { dataTransfer, bubbles: true, cancelable: true }));
+}"""
 BOOT_MS = 120_000
 RUN_MS = 120_000
-CHOOSE = {"#model": "nano-llama", "#device-choice": "webgpu", "#capture-choice": "tape"}
+CHOOSE = {"#device-choice": "webgpu", "#capture-choice": "tape"}
+
+
+def choose(page: Page, model: str = "nano-llama") -> None:
+    """Choose a model of the site, and by which way its steps are computed."""
+    page.select_option("#model", value=page.locator(f"#model option[data-name='{model}']").get_attribute("value"))
+    for selector, label in CHOOSE.items():
+        page.select_option(selector, label=label)
 
 
 @dataclass
@@ -95,6 +118,16 @@ class Demo:
     def text(self, name: str) -> str:
         return self.page.inner_text("#" + name)
 
+    def answer(self) -> str:
+        """What the model wrote last, with its spaces."""
+        return str(self.page.locator("#turns .turn").last.locator(".text").text_content())
+
+    def send(self) -> None:
+        """Send what stands in the prompt, and wait for the end of the answer."""
+        self.page.evaluate("() => { document.getElementById('status').textContent = ''; }")
+        self.page.click("#run")
+        self.wait("status", "^Done$")
+
     def wait(self, name: str, text: str) -> None:
         expect(self.page.locator("#" + name)).to_have_text(re.compile(text), timeout=RUN_MS)
 
@@ -122,9 +155,11 @@ def booted(browser: Browser, site: SiteServer) -> Iterator[Demo]:
 @pytest.fixture
 def demo(booted: Demo) -> Iterator[Demo]:
     """The page with nano-llama chosen and short, greedy runs; a console error in it fails the test."""
-    for selector, label in CHOOSE.items():
-        booted.page.select_option(selector, label=label)
+    booted.page.evaluate("() => { for (const part of document.querySelectorAll('aside details')) part.open = true; }")
+    choose(booted.page)
     booted.page.select_option("#search", "greedy")
+    if booted.page.is_enabled("#clear"):
+        booted.page.click("#clear")
     booted.set(prompt="def fibonacci(n):", max_new_tokens="6", run_ahead="", repository="", hub="")
     yield booted
     assert not booted.faults()
@@ -137,24 +172,24 @@ def test_a_run_streams_text_and_tells_how_it_was_computed(demo: Demo) -> None:
     assert demo.text("tokens") == "6"
     seen = demo.page.evaluate("() => window.seen")
     assert len(set(seen["text"])) >= 4, f"the text came as {seen['text']}, not token by token"
-    assert all(busy == [True, False, "true"] for busy in seen["busy"]), seen["busy"]
+    assert all(busy == [True, False, "true"] for busy in seen["busy"]) and seen["busy"], seen["busy"]
+    assert len(set(seen["places"])) == 1, "nothing around the text moves while it comes"
     loading = re.compile(r"Loading model.onnx.data: [\d.]+ [kM]B of [\d.]+ [kM]B")
     assert any(loading.fullmatch(status) for status in seen["status"]), seen["status"]
-    assert demo.text("echo") == "def fibonacci(n):"
-    assert demo.text("text")
+    assert demo.page.locator("#turns .echo").all_inner_texts() == ["def fibonacci(n):"]
+    assert demo.answer()
     assert float(demo.text("speed")) > 0
     assert re.fullmatch(r"\d+ ms|\d+\.\d s", demo.text("first"))
     assert (demo.text("finish"), demo.text("device")) == ("length", "webgpu")
     assert (demo.text("capture"), demo.text("capture-note")) == ("tape", "")
     assert re.search(r"\w+ .*\((software|hardware)\)", demo.text("adapter"))
-    expect(demo.page.locator("#output")).to_have_attribute("aria-busy", "false")
+    expect(demo.page.locator("#conversation")).to_have_attribute("aria-busy", "false")
     expect(demo.page.locator("#run")).to_be_enabled()
 
 
 def test_the_counters_of_the_decode_steps_are_shown_per_step(demo: Demo) -> None:
     demo.page.keyboard.press("Control+Enter")
     demo.wait("status", "^Done$")
-    demo.page.evaluate("() => { document.querySelector('#counters').open = true; }")
     rows = demo.page.locator("#counter-rows tr").all_inner_texts()
     shown = {name: (total, each) for name, total, each in (row.split("\t") for row in rows)}
     assert shown["decode steps"] == ("5", "1")
@@ -186,29 +221,26 @@ def test_stop_ends_a_run_midway_and_the_next_one_works(demo: Demo) -> None:
     demo.worker.evaluate("tokens => holdAfter(tokens)", 3)
     demo.page.click("#run")
     demo.wait("tokens", r"^([3-9]|\d\d+)$")
-    demo.page.click("#stop")
+    assert demo.page.evaluate(STOP) < 100
     demo.wait("status", "^Stopped")
     count = int(demo.text("tokens"))
     assert 3 <= count < 200
     assert demo.text("finish") == "stop"
     assert float(demo.text("speed")) > 0
     assert not demo.page.locator("#error").is_visible()
-    demo.set(max_new_tokens="6")
-    demo.page.click("#run")
-    demo.wait("status", "^Done$")
+    demo.set(max_new_tokens="6", prompt="def fibonacci(n):")
+    demo.send()
     assert demo.text("tokens") == "6"
 
 
 def test_a_stop_string_ends_a_run_before_it(demo: Demo) -> None:
-    demo.page.click("#run")
-    demo.wait("status", "^Done$")
-    whole = str(demo.page.text_content("#text"))
+    demo.send()
+    whole = demo.answer()
     stop = whole[len(whole) // 2 :][:3]
-    demo.set(stop_strings=stop)
-    demo.page.click("#run")
-    demo.wait("status", "^Done$")
+    demo.set(stop_strings=stop, prompt="def fibonacci(n):")
+    demo.send()
     demo.set(stop_strings="")
-    assert demo.page.text_content("#text") == whole.partition(stop)[0] != ""
+    assert demo.answer() == whole.partition(stop)[0] != ""
     assert demo.text("finish") == "stop"
 
 
@@ -236,6 +268,8 @@ def test_a_bad_value_is_explained_at_its_field_and_the_next_run_works(
     expect(demo.page.locator("#" + field)).to_be_focused()
     assert (demo.text("capture"), demo.text("capture-note")) == ("–", ""), "nothing is prepared"
     demo.page.fill("#" + field, right)
+    if field != "prompt":
+        assert demo.page.input_value("#prompt") == "def fibonacci(n):", "what was asked is not lost"
     demo.page.keyboard.press("Control+Enter")
     demo.wait("status", "^Done$")
     expect(alert).to_be_hidden()
@@ -246,19 +280,16 @@ def test_a_seed_repeats_a_sampled_run(demo: Demo) -> None:
     demo.page.select_option("#search", "sample")
     texts = []
     for seed in ("7", "7", "8"):
-        demo.set(seed=seed, max_new_tokens="12")
-        demo.page.click("#run")
-        demo.wait("status", "^Done$")
-        texts.append(demo.text("text"))
+        demo.set(seed=seed, max_new_tokens="12", prompt="def fibonacci(n):")
+        demo.send()
+        texts.append(demo.answer())
     demo.set(seed="")
     assert texts[0] == texts[1]
     assert texts[1] != texts[2]
 
 
 def test_stored_weights_are_listed_verified_and_removed(demo: Demo) -> None:
-    demo.page.click("#run")
-    demo.wait("status", "^Done$")
-    demo.page.click("#stored summary")
+    demo.send()
     demo.wait("stored-note", "^Kept in this origin's private file system.$")
     row = demo.page.locator("#stored-rows tr").filter(has_text="nano-llama/model.onnx.data")
     expect(row).to_contain_text("232 kB")
@@ -274,10 +305,9 @@ def test_stored_weights_are_listed_verified_and_removed(demo: Demo) -> None:
     demo.wait("stored-note", "^232 kB removed. Kept .* Nothing is stored.$")
     expect(demo.page.locator("#stored-table")).to_be_hidden()
     demo.page.select_option("#device-choice", "wasm")
-    demo.page.click("#run")
-    demo.wait("status", "^Done$")
+    demo.set(prompt="def fibonacci(n):")
+    demo.send()
     expect(row).to_contain_text("complete", timeout=RUN_MS)
-    demo.page.click("#stored summary")
 
 
 def test_every_control_has_a_name(demo: Demo) -> None:
@@ -285,7 +315,7 @@ def test_every_control_has_a_name(demo: Demo) -> None:
     for role in ("textbox", "combobox", "spinbutton", "button"):
         for control in demo.page.get_by_role(role).all():
             snapshot = control.aria_snapshot()
-            assert re.match(rf'- {role} "[^"]+"', snapshot), snapshot
+            assert re.match(rf"""- '?{role} "[^"]+""", snapshot), snapshot
 
 
 def test_no_request_leaves_the_origin(demo: Demo, site: SiteServer) -> None:
@@ -307,8 +337,9 @@ def test_without_isolation_the_page_works(browser: Browser, site: SiteServer) ->
     page = context.new_page()
     page.goto(site.url)
     assert page.evaluate("() => crossOriginIsolated") is False
-    page.select_option("#model", label="nano-llama")
+    page.select_option("#model", value=page.locator("#model option[data-name=nano-llama]").get_attribute("value"))
     page.fill("#max-new-tokens", "4")
+    page.fill("#prompt", "def fibonacci(n):")
     page.click("#run")
     expect(page.locator("#status")).to_have_text("Done", timeout=BOOT_MS)
     assert page.inner_text("#tokens") == "4"
@@ -324,8 +355,9 @@ def test_a_worker_that_does_not_start_is_reported(browser: Browser, site: SiteSe
     expect(alert).to_contain_text("The worker is not running", timeout=BOOT_MS)
     expect(alert).to_contain_text("Reload the page")
     context.unroute("**/python.json")
-    page.select_option("#model", label="nano-llama")
+    page.select_option("#model", value=page.locator("#model option[data-name=nano-llama]").get_attribute("value"))
     page.fill("#max-new-tokens", "4")
+    page.fill("#prompt", "def fibonacci(n):")
     page.click("#run")
     expect(page.locator("#status")).to_have_text("Done", timeout=BOOT_MS)
     expect(alert).to_be_hidden()
@@ -338,11 +370,100 @@ def test_a_model_of_a_hub_runs_and_an_address_that_is_none_is_pointed_out(demo: 
         demo.page.click("#run")
         demo.wait("status", "^Done$")
         prompt = oracle.encode(LLAMA, "def fibonacci(n):")
-        assert demo.text("text") == oracle.decode(LLAMA, oracle.greedy(LLAMA, prompt, 6))
+        assert demo.answer() == oracle.decode(LLAMA, oracle.greedy(LLAMA, prompt, 6))
         asked = len(hub.requests)
         assert asked
-        demo.set(hub="hub.test")
+        demo.set(hub="hub.test", prompt="def fibonacci(n):")
         demo.page.click("#run")
         demo.wait("error-message", "^hub is 'hub.test', but must be an address and begin with https:// or http://$")
         assert demo.page.get_attribute("#hub", "aria-invalid") == "true"
         assert len(hub.requests) == asked
+
+
+def test_a_chat_goes_on_and_is_edited_kept_and_answered_again(demo: Demo) -> None:
+    choose(demo.page, "nano-qwen2")
+    example = demo.page.locator("#examples button").first
+    asked = example.inner_text()
+    example.click()
+    demo.wait("status", "^Done$")
+    first = demo.answer()
+    demo.set(prompt="And then?")
+    demo.send()
+    echoes = demo.page.locator("#turns .echo")
+    assert echoes.all_inner_texts() == [asked, "And then?"]
+    demo.page.get_by_role("button", name="Edit").first.click()
+    assert demo.page.input_value("#prompt") == asked
+    expect(demo.page.locator("#turns .replaced")).to_have_count(2)
+    demo.page.keyboard.press("Escape")
+    expect(demo.page.locator("#turns .replaced")).to_have_count(0)
+    demo.page.get_by_role("button", name="Edit").first.click()
+    demo.page.click("#keep")
+    assert (demo.page.input_value("#prompt"), len(echoes.all())) == ("", 2)
+    demo.page.get_by_role("button", name="Edit").last.click()
+    demo.set(prompt="Or else?")
+    demo.send()
+    assert echoes.all_inner_texts() == [asked, "Or else?"]
+    demo.page.evaluate("() => { document.getElementById('status').textContent = ''; }")
+    demo.page.get_by_role("button", name="Answer again").first.click()
+    demo.wait("status", "^Done$")
+    assert (echoes.all_inner_texts(), demo.answer()) == ([asked], first), "the first answer, as it was"
+    demo.page.click("#clear")
+    expect(demo.page.locator("#welcome")).to_be_visible()
+
+
+def test_settings_are_in_the_address_and_taken_from_it_but_no_token(demo: Demo) -> None:
+    demo.page.select_option("#search", "sample")
+    demo.page.fill("#temperature", "0.3")
+    demo.page.fill("#token", "secret")
+    demo.page.locator("#token").blur()
+    assert "temperature=0.3" in demo.page.url
+    assert "secret" not in demo.page.url
+    demo.page.evaluate("() => { location.hash = 'model=nano-qwen2&temperature=1.2&min_p=0.1&token=other&prompt=a+b'; }")
+    expect(demo.page.locator("#chosen")).to_have_text("nano-qwen2")
+    values = [demo.page.input_value("#" + name) for name in ("temperature", "min-p", "token", "prompt")]
+    assert values == ["1.2", "0.1", "secret", "a b"]
+    demo.set(temperature="0.7", min_p="", token="")
+
+
+@pytest.mark.parametrize("way", ["picked", "dropped"])
+def test_a_folder_of_this_machine_runs(way: str, demo: Demo) -> None:
+    if way == "picked":
+        demo.page.set_input_files("#files", LLAMA)
+    else:
+        files = {path.name: list(path.read_bytes()) for path in LLAMA.iterdir()}
+        demo.page.evaluate(DROP, files)
+    note = demo.page.locator("#model-note")
+    expect(note).to_have_text("A folder of this machine.")
+    demo.send()
+    prompt = oracle.encode(LLAMA, "def fibonacci(n):")
+    assert demo.answer() == oracle.decode(LLAMA, oracle.greedy(LLAMA, prompt, 6))
+
+
+def test_an_answer_is_held_to_a_schema_and_a_wrong_one_is_pointed_out(demo: Demo) -> None:
+    demo.set(schema='{"enum": ["yes"]}')
+    demo.send()
+    assert demo.answer() == '"yes"'
+    demo.page.click("#schema-example")
+    assert json.loads(demo.page.input_value("#schema"))["type"] == "object"
+    demo.set(schema="{", prompt="def fibonacci(n):")
+    demo.page.click("#run")
+    expect(demo.page.locator("#schema")).to_have_attribute("aria-invalid", "true", timeout=RUN_MS)
+    assert demo.text("error-title") == "GuidanceError"
+    demo.set(schema="")
+
+
+def test_stop_ends_a_download_and_the_next_run_goes_on(demo: Demo) -> None:
+    held: list[Route] = []
+    demo.page.context.route("**/nano-phi4/model.onnx.data", lambda route: held.append(route))
+    choose(demo.page, "nano-phi4")
+    demo.page.click("#run")
+    deadline = time.monotonic() + BOOT_MS / 1000
+    while not held and time.monotonic() < deadline:
+        demo.page.wait_for_timeout(50)
+    assert demo.page.evaluate(STOP) < 100
+    demo.wait("status", "^Stopped; what was downloaded is kept")
+    demo.page.context.unroute("**/nano-phi4/model.onnx.data")
+    demo.set(prompt="def fibonacci(n):")
+    demo.send()
+    assert demo.text("tokens") == "6"
+    demo.errors.clear()  # The request that was held ends as an error.

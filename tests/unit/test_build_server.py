@@ -296,7 +296,8 @@ def test_folders_are_not_listed(server: SiteServer) -> None:
 
 def test_models_are_mounted_and_listed(server: SiteServer) -> None:
     assert get(server, "/models/nano%20one/model.onnx")[1] == BODY
-    assert json.loads(get(server, "/models/index.json")[1]) == [{"name": "nano one", "url": "/models/nano%20one/"}]
+    [model] = json.loads(get(server, "/models/index.json")[1])
+    assert model == {"name": "nano one", "url": "/models/nano%20one/", "bytes": None, "chat": False}
     assert get(server, "/models/other/model.onnx")[0].status == 404
 
 

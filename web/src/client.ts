@@ -22,6 +22,8 @@ export type {
   GenerateRequest,
   Guidance,
   HubRepository,
+  LoadRequest,
+  LoadResult,
   Message,
   ModelFolder,
   ModelsRequest,

@@ -1,0 +1,165 @@
+// This machine and how the steps of a run are computed: adapter, device, capture, pace and counters.
+
+import type { CapstanEvent } from "capstan-webgpu";
+import { type AdapterSummary, requestAdapter, summarize } from "../src/gpu/adapter";
+import { element, milliseconds, say, UNKNOWN } from "./elements";
+import { text } from "./settings";
+
+type Ready = Extract<CapstanEvent, { kind: "ready" }>;
+
+/** What a finished generate request answers; a chat request, too, but for `counters`. */
+export interface Result {
+  token_ids: number[];
+  finish_reason: string;
+  device: string;
+  adapter: string;
+  capture: string;
+  capture_note: string | null;
+  tape_passes: Record<string, string>;
+  tokens_per_second: number | null;
+  time_to_first_token_ms: number | null;
+  counters?: Record<string, number>;
+}
+
+/** The pace of the run that is under way as this page sees it, until the worker's own numbers arrive. */
+export interface Pace {
+  generating: number;
+  first: number;
+  last: number;
+  tokens: number;
+}
+
+const COUNTERS: Record<string, string> = {
+  steps: "decode steps",
+  submits: "queue submits",
+  readbacks: "readbacks",
+  readback_bytes: "bytes read back",
+  create_buffer: "buffers created",
+  create_bind_group: "bind groups created",
+  write_buffer: "buffer writes",
+  python_crossings: "entries into Python",
+};
+
+let adapter: AdapterSummary | null = null;
+
+export async function findAdapter(): Promise<void> {
+  try {
+    const found = await requestAdapter();
+    adapter = found && summarize(found);
+  } catch {
+    adapter = null;
+  }
+  if (adapter) {
+    const name = [adapter.vendor, adapter.architecture, adapter.description].filter(Boolean).join(" ");
+    say("adapter", `${name || "an adapter that the browser does not name"} (${sort()})`);
+  } else {
+    say("adapter", "none: this browser offers no WebGPU adapter");
+  }
+  forecast();
+}
+
+function sort(): string {
+  return adapter?.software ? "software" : "hardware";
+}
+
+/** Say what the chosen device will come to on this machine; `auto` goes by the adapter (capstan.Model). */
+export function forecast(): void {
+  const notice = element("notice", HTMLParagraphElement);
+  const wanted = text("device");
+  let chosen = wanted;
+  let why = "";
+  notice.hidden = true;
+  if (wanted === "auto") {
+    chosen = adapter && !adapter.software ? "webgpu" : "wasm";
+    why = adapter ? `auto: the WebGPU adapter is ${sort()}` : "auto: there is no WebGPU here";
+  } else if (wanted === "wasm") {
+    why = "chosen; the CPU, without a GPU";
+  } else if (!adapter) {
+    notice.hidden = false;
+    notice.textContent = "This browser offers no WebGPU adapter: choose the device wasm, or use a browser with WebGPU.";
+  } else if (adapter.software) {
+    notice.hidden = false;
+    notice.textContent =
+      "WebGPU is software here: the CPU does the GPU's work. It shows that the tape runs, not how fast it is on a GPU.";
+  }
+  say("device", chosen);
+  say("device-note", why);
+}
+
+/** Before a run: nothing is known of it yet. */
+export function clearFigures(): void {
+  say("capture-note", "");
+  for (const id of ["speed", "first", "tokens", "finish", "capture"]) say(id, UNKNOWN);
+  forecast();
+}
+
+/** What was asked for, until it is told what is used. */
+export function showAsked(capture: string): void {
+  say("capture", capture);
+  say("capture-note", "asked for; what is used is told once the decode step is prepared");
+}
+
+/** What was asked for has not come to be. */
+export function showNothingPrepared(): void {
+  say("capture", UNKNOWN);
+  say("capture-note", "");
+}
+
+/** How the decode steps of a run are computed. */
+export function showHow(how: Ready | Result): void {
+  say("device", how.device);
+  if (how.device === "webgpu") say("adapter", `${how.adapter} (${sort()})`);
+  say("capture", how.capture);
+  say("capture-note", how.capture_note ?? leftOut(how.tape_passes));
+}
+
+/** What of the decode step is not computed by fused kernels because a check failed, and why; empty if nothing. */
+function leftOut({ fused, "left out": left }: Record<string, string>): string {
+  if (left) return `in part as recorded: ${left}`;
+  return fused?.startsWith("not used") ? `fused kernels are ${fused}` : "";
+}
+
+/** The pace as this page sees it; a finished run shows Python's numbers instead. */
+export function showPace({ generating, first, last, tokens }: Pace): void {
+  say("tokens", String(tokens));
+  if (tokens === 1) say("first", milliseconds(first - generating));
+  if (tokens > 1 && last > first) say("speed", ((1000 * (tokens - 1)) / (last - first)).toFixed(1));
+}
+
+/** A finished run, and the same in a line. */
+export function showFinished(result: Result): string {
+  const { token_ids, tokens_per_second, time_to_first_token_ms, counters } = result;
+  const finish = result.finish_reason === "eos" ? "end of text" : result.finish_reason.replaceAll("_", " ");
+  const speed = tokens_per_second === null ? UNKNOWN : tokens_per_second.toFixed(1);
+  const first = time_to_first_token_ms === null ? UNKNOWN : milliseconds(time_to_first_token_ms);
+  say("tokens", String(token_ids.length));
+  say("speed", speed);
+  say("first", first);
+  say("finish", finish);
+  showHow(result);
+  if (counters) showCounters(counters);
+  const paced = tokens_per_second === null ? "" : `, ${speed} a second`;
+  return `${token_ids.length} tokens${paced}`;
+}
+
+function showCounters(counters: Record<string, number>): void {
+  const steps = counters["steps"] ?? 0;
+  const rows = Object.entries(COUNTERS).map(([name, label]) => counterRow(label, counters[name] ?? 0, steps));
+  element("counter-rows", HTMLTableSectionElement).replaceChildren(...rows);
+}
+
+function counterRow(label: string, total: number, steps: number): HTMLTableRowElement {
+  const row = document.createElement("tr");
+  const head = document.createElement("th");
+  head.scope = "row";
+  head.textContent = label;
+  row.append(head);
+  row.insertCell().textContent = String(total);
+  row.insertCell().textContent = steps > 0 ? String(Number((total / steps).toFixed(2))) : UNKNOWN;
+  return row;
+}
+
+export function showStopped(tokens: number): void {
+  say("tokens", String(tokens));
+  say("finish", "stop");
+}

@@ -1,0 +1,44 @@
+// The elements of index.html by their ids, and how numbers are written in them.
+
+/** What stands where nothing is known. */
+export const UNKNOWN = "–";
+
+export function element<T extends HTMLElement>(id: string, type: new () => T): T {
+  const found = document.getElementById(id);
+  if (!(found instanceof type)) throw new Error(`index.html has no ${type.name} #${id}`);
+  return found;
+}
+
+export function say(id: string, text: string): void {
+  element(id, HTMLElement).textContent = text;
+}
+
+/** A new element with a class and a text. */
+export function made<K extends keyof HTMLElementTagNameMap>(
+  tag: K,
+  className: string,
+  text = "",
+): HTMLElementTagNameMap[K] {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  element.textContent = text;
+  return element;
+}
+
+/** A new button that sends no form. */
+export function button(text: string, onClick: () => void, label = text): HTMLButtonElement {
+  const element = made("button", "quiet", text);
+  element.type = "button";
+  if (label !== text) element.setAttribute("aria-label", label);
+  element.addEventListener("click", onClick);
+  return element;
+}
+
+export function milliseconds(value: number): string {
+  return value < 1000 ? `${value.toFixed(0)} ms` : `${(value / 1000).toFixed(1)} s`;
+}
+
+export function bytes(count: number): string {
+  if (count < 1e6) return `${(count / 1e3).toFixed(0)} kB`;
+  return count < 1e9 ? `${(count / 1e6).toFixed(1)} MB` : `${(count / 1e9).toFixed(2)} GB`;
+}

@@ -1,0 +1,83 @@
+// The worker of this page: started with it, replaced where it failed, ended where a download is to stop.
+
+import { type CapstanEvent, Client, type RemoteError, type Request, type StartOptions } from "capstan-webgpu";
+
+/** An error that Python answered with. */
+export class RequestError extends Error {
+  constructor(readonly remote: RemoteError) {
+    super(remote.message);
+  }
+}
+
+export class Engine {
+  private worker: Promise<Client> | null = null;
+  private starts = 0;
+  /** What the worker has loaded, by the key that its caller gave it. */
+  private loaded: { key: string; result: unknown } | null = null;
+
+  constructor(
+    /** Called for each event of the worker's first start. */
+    private readonly onStart: (event: CapstanEvent) => void,
+    private readonly expected: () => StartOptions["expected"],
+  ) {}
+
+  /** The worker; one that failed is replaced by a new one. */
+  start(): Promise<Client> {
+    if (!this.worker) {
+      const expected = this.expected();
+      // Later ones take place behind what is to be read of the run that ended the worker before.
+      let telling = this.starts++ === 0;
+      const onEvent = (event: CapstanEvent, id: number): void => {
+        if (event.kind === "restarted") this.loaded = null;
+        if (id === 0 && telling) this.onStart(event);
+      };
+      this.worker = Client.start({ onEvent, ...(expected ? { expected } : {}) }).then(
+        (client) => {
+          telling = false;
+          return client;
+        },
+        (error: unknown) => {
+          this.forget();
+          throw error;
+        },
+      );
+    }
+    return this.worker;
+  }
+
+  /** The result of a request; throws RequestError, or what `Client.request` rejects with. */
+  async ask<T>(request: Request, onEvent?: (event: CapstanEvent) => void): Promise<T> {
+    const client = await this.start();
+    const reply = await client.request(request, onEvent);
+    if (!reply.ok) throw new RequestError(reply.error);
+    return reply.result as T;
+  }
+
+  /** The result of a load for a key: `ask` is called once as long as no other model is loaded. */
+  async load<T>(key: string, ask: () => Promise<T>): Promise<T> {
+    if (this.loaded?.key === key) return this.loaded.result as T;
+    this.loaded = null;
+    const result = await ask();
+    this.loaded = { key, result };
+    return result;
+  }
+
+  /** Stop the request that is running. */
+  cancel(): void {
+    // Before the worker has booted there is nothing to cancel.
+    void this.worker?.then((client) => client.request({ kind: "cancel" })).catch(() => undefined);
+  }
+
+  /** End the worker, and with it a download that is under way; what is stored of it is gone on with. */
+  end(): void {
+    const ended = this.worker;
+    this.forget();
+    void ended?.then((client) => client.close()).catch(() => undefined);
+  }
+
+  /** The next request starts another worker. */
+  forget(): void {
+    this.worker = null;
+    this.loaded = null;
+  }
+}

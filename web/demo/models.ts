@@ -1,0 +1,200 @@
+// Which model: one that the site offers, a folder's address, a folder of this machine, or a hub's repository.
+
+import type { GenerateRequest, StartOptions } from "capstan-webgpu";
+import { bytes, element, say } from "./elements";
+import { FormError, text } from "./settings";
+
+type Folder = GenerateRequest["model"];
+type Picked = Exclude<Folder, string | { repository: string }>;
+
+/** A model of models/index.json. */
+interface Offered {
+  name: string;
+  url: string;
+  /** Its graph and weights, and whether it has a chat template, where the site tells. */
+  bytes?: number | null;
+  chat?: boolean;
+}
+
+/** The model that the form names. */
+export interface Chosen {
+  folder: Folder;
+  name: string;
+  /** The same for the same model. */
+  key: string;
+  /** Whether it has a chat template, as far as is known before it is loaded. */
+  chat: boolean | null;
+}
+
+const BUNDLED: Offered = { name: "bundled", url: "models/bundled/", chat: false };
+
+const select = element("model", HTMLSelectElement);
+const files = element("files", HTMLInputElement);
+const offered = new Map<string, Offered>();
+const picked = new Map<string, { folder: Picked; name: string }>();
+
+/** Fill the list with what the site offers. */
+export async function findModels(): Promise<void> {
+  let found = [BUNDLED];
+  try {
+    const response = await fetch("./models/index.json");
+    if (response.ok) found = (await response.json()) as Offered[];
+  } catch {
+    // A site without a list has the bundled model only.
+  }
+  const options = found.map((model) => {
+    const address = new URL(model.url, document.baseURI).href;
+    offered.set(address, model);
+    const size = model.bytes ? `, ${bytes(model.bytes)}` : "";
+    const option = new Option(`${model.name}${size}${model.chat ? ", chat" : ""}`, address);
+    option.dataset["name"] = model.name;
+    return option;
+  });
+  select.replaceChildren(...options);
+  const bundled = options.find(({ dataset }) => dataset["name"] === BUNDLED.name);
+  if (bundled) bundled.defaultSelected = bundled.selected = true;
+}
+
+/** What the form names; throws FormError where it names none. What id and address of a hub may be is Python's to say. */
+export function chosenModel(): Chosen {
+  const repository = text("repository");
+  if (repository) {
+    const hub = { repository, hub: text("hub"), revision: text("revision") || null, token: text("token") || null };
+    return { folder: hub, name: repository, key: JSON.stringify(hub), chat: null };
+  }
+  const address = text("folder");
+  if (address) {
+    const url = folderAddress(address);
+    return { folder: url, name: url.split("/").at(-2) || url, key: url, chat: null };
+  }
+  const { value } = select;
+  if (!value) throw new FormError("model", "this site offers no model; start it with build.py serve --model DIR");
+  const mine = picked.get(value);
+  if (mine) return { ...mine, key: value, chat: null };
+  const { name, chat = null } = offered.get(value)!;
+  return { folder: value, name, key: value, chat };
+}
+
+function folderAddress(given: string): string {
+  let url: URL;
+  try {
+    url = new URL(given.replace(/\/?$/, "/"), document.baseURI);
+  } catch {
+    throw new FormError("folder", `the address is ${JSON.stringify(given)}; it must be a URL`);
+  }
+  if (!["http:", "https:"].includes(url.protocol)) {
+    const what = `the address is ${JSON.stringify(given)}, which a page cannot read`;
+    throw new FormError("folder", `${what}; give one that begins with https://, or open the folder`);
+  }
+  return url.href;
+}
+
+/** What the worker may begin with while Python starts: never what another server has. */
+export function expectedModel(): StartOptions["expected"] {
+  const device = text("device") as "webgpu" | "wasm" | "auto";
+  try {
+    const { folder } = chosenModel();
+    if (typeof folder !== "string" || new URL(folder).origin !== location.origin) return undefined;
+    return { model: folder, device, ...(text("dtype") ? { dtype: text("dtype") } : {}) };
+  } catch {
+    return undefined; // The run says what is wrong.
+  }
+}
+
+/** Say which model is chosen, at the top of the page and below the list. */
+export function showChosen(): void {
+  let name = "no model";
+  let note = "";
+  try {
+    const chosen = chosenModel();
+    name = chosen.name;
+    const { value } = select;
+    if (text("repository") || text("folder")) note = `Not used: the model is ${name}.`;
+    else if (picked.has(value)) note = "A folder of this machine.";
+    else if (chosen.chat) note = "Answers by its chat template.";
+    else if (chosen.chat === false) note = "Continues a text; it has no chat template.";
+  } catch (error) {
+    if (!(error instanceof FormError)) throw error;
+  }
+  say("chosen", name);
+  say("model-note", note);
+}
+
+// Folders of this machine.
+
+function take(folder: Picked, name: string): void {
+  const key = `picked-${picked.size + 1}`;
+  picked.set(key, { folder, name });
+  // Without a name for the page's address, since nobody else has the folder.
+  select.append(new Option(`${name} (this machine)`, key));
+  select.value = key;
+  for (const other of ["repository", "folder"]) element(other, HTMLInputElement).value = "";
+  select.dispatchEvent(new Event("change", { bubbles: true }));
+}
+
+async function pick(): Promise<void> {
+  const open = (window as { showDirectoryPicker?: () => Promise<FileSystemDirectoryHandle> }).showDirectoryPicker;
+  if (!open) return files.click();
+  try {
+    const folder = await open.call(window);
+    take(folder, folder.name);
+  } catch (error) {
+    if ((error as Error).name !== "AbortError") throw error;
+  }
+}
+
+/** A dropped entry's files, by their paths below it. */
+async function filesOf(entry: FileSystemEntry, path: string): Promise<File[]> {
+  if (entry.isFile) {
+    const file = await new Promise<File>((resolve, reject) => (entry as FileSystemFileEntry).file(resolve, reject));
+    return [new File([file], path, { lastModified: file.lastModified })];
+  }
+  const reader = (entry as FileSystemDirectoryEntry).createReader();
+  const found: File[] = [];
+  for (;;) {
+    // A reader gives some at a time, and none at the end.
+    const some = await new Promise<FileSystemEntry[]>((resolve, reject) => reader.readEntries(resolve, reject));
+    if (some.length === 0) return found;
+    for (const below of some) found.push(...(await filesOf(below, path ? `${path}/${below.name}` : below.name)));
+  }
+}
+
+async function drop(items: DataTransferItemList): Promise<void> {
+  const given = [...items].filter(({ kind }) => kind === "file");
+  // What is dropped is there only until the event ends.
+  const entries = given.map((item) => item.webkitGetAsEntry() ?? item.getAsFile());
+  const [first] = entries;
+  if (!first) return;
+  const found = entries.map((entry) => {
+    if (!entry || entry instanceof File) return entry ? [entry] : [];
+    return filesOf(entry, entry.isFile ? entry.name : "");
+  });
+  const name = !(first instanceof File) && first.isDirectory ? first.name : `${entries.length} files`;
+  take((await Promise.all(found)).flat(), name);
+}
+
+/** Take folders that are picked or dropped. */
+export function watchPicking(): void {
+  files.webkitdirectory = true;
+  files.addEventListener("change", () => {
+    const given = [...(files.files ?? [])];
+    if (given.length) take(given, given[0]!.webkitRelativePath.split("/")[0] || `${given.length} files`);
+    files.value = "";
+  });
+  element("pick", HTMLButtonElement).addEventListener("click", () => void pick());
+  const over = (on: boolean): void => void document.body.classList.toggle("dropping", on);
+  document.addEventListener("dragover", (event) => {
+    if (!event.dataTransfer?.types.includes("Files")) return;
+    event.preventDefault();
+    over(true);
+  });
+  document.addEventListener("dragleave", (event) => {
+    if (!event.relatedTarget) over(false);
+  });
+  document.addEventListener("drop", (event) => {
+    over(false);
+    if (!event.dataTransfer?.types.includes("Files")) return;
+    event.preventDefault();
+    void drop(event.dataTransfer.items);
+  });
+}

@@ -1,0 +1,233 @@
+// A run of the model: send, show what comes, stop, edit, answer again.
+
+import type { CapstanEvent, ChatRequest, GenerateRequest, LoadRequest, LoadResult, Request } from "capstan-webgpu";
+import * as diagnostics from "./diagnostics";
+import { bytes, element, milliseconds, say } from "./elements";
+import type { Engine } from "./engine";
+import { showFailure, showNoFailure } from "./failure";
+import { type Chosen, chosenModel } from "./models";
+import { FormError, readSettings, type Settings, systemMessages } from "./settings";
+import { Transcript, Turn } from "./transcript";
+
+/** A run that is under way. */
+interface Run extends diagnostics.Pace {
+  turn: Turn;
+  phase: "starting" | "loading" | "running";
+  stopped: boolean;
+}
+
+const prompt = element("prompt", HTMLTextAreaElement);
+const sendButton = element("run", HTMLButtonElement);
+const stopButton = element("stop", HTMLButtonElement);
+const clearButton = element("clear", HTMLButtonElement);
+const keepButton = element("keep", HTMLButtonElement);
+const progress = element("progress", HTMLProgressElement);
+
+export class Running {
+  readonly transcript = new Transcript();
+  private current: Run | null = null;
+  private editing: Turn | null = null;
+  private readonly actions = {
+    edit: (turn: Turn): void => this.edit(turn),
+    again: (turn: Turn): void => void this.send(turn.asked, turn),
+  };
+
+  constructor(
+    private readonly engine: Engine,
+    private readonly onBusy: (on: boolean) => void,
+  ) {
+    sendButton.form!.addEventListener("submit", (event) => {
+      event.preventDefault();
+      void this.send(prompt.value, this.editing);
+    });
+    stopButton.addEventListener("click", () => this.stop());
+    clearButton.addEventListener("click", () => this.clear());
+    keepButton.addEventListener("click", () => this.keep());
+  }
+
+  get busy(): boolean {
+    return this.current !== null;
+  }
+
+  /** Offer the examples that suit the chosen model. */
+  offer(): void {
+    let chat: boolean | null = null;
+    try {
+      ({ chat } = chosenModel());
+    } catch (error) {
+      if (!(error instanceof FormError)) throw error;
+    }
+    this.transcript.offer(chat ? "chat" : "completion", (example) => void this.send(example, null));
+  }
+
+  /** Send a text, in place of a turn and those after it if one is given. */
+  async send(text: string, instead: Turn | null): Promise<void> {
+    if (this.current) return;
+    showNoFailure();
+    diagnostics.clearFigures();
+    let model: Chosen;
+    let settings: Settings;
+    try {
+      if (!text.trim()) throw new FormError("prompt", "the prompt is empty; write something, or take an example");
+      model = chosenModel();
+      settings = readSettings();
+    } catch (error) {
+      showFailure(error);
+      return;
+    }
+    if (instead) this.transcript.removeFrom(instead);
+    const turn = new Turn(text, model.chat ? "chat" : "completion", this.actions);
+    const none = { generating: 0, first: 0, last: 0, tokens: 0 };
+    const run: Run = { turn, phase: "starting", stopped: false, ...none };
+    this.current = run;
+    this.editing = null;
+    if (text === prompt.value || instead) prompt.value = "";
+    this.transcript.add(turn);
+    this.setBusy(run, true);
+    diagnostics.showAsked(settings.capture);
+    try {
+      await this.perform(run, model, settings);
+    } catch (error) {
+      if (!run.stopped) this.failed(run, error);
+    } finally {
+      if (!run.stopped) this.end(run);
+    }
+  }
+
+  private async perform(run: Run, model: Chosen, settings: Settings): Promise<void> {
+    const { turn } = run;
+    const ask = <T>(request: Request): Promise<T> => this.engine.ask<T>(request, (event) => this.show(event, run));
+    say("status", "Starting Python");
+    await this.engine.start();
+    if (run.stopped) return;
+    run.phase = "loading";
+    const { dtype, device, capture } = settings;
+    const load: LoadRequest = { kind: "load", ...settings, model: model.folder, max_length: null };
+    const key = JSON.stringify([model.key, dtype, device, capture]);
+    const about = await this.engine.load(key, () => ask<LoadResult>(load));
+    if (run.stopped) return;
+    run.phase = "running";
+    turn.be(about.can_chat ? "chat" : "completion");
+    const request: ChatRequest | GenerateRequest = about.can_chat
+      ? { ...load, kind: "chat", messages: [...systemMessages(), ...this.transcript.messages()] }
+      : { kind: "generate", ...settings, model: model.folder, prompt: turn.asked, prompt_ids: null };
+    run.generating = performance.now();
+    if (about.can_chat) say("status", "Reading");
+    const result = await ask<diagnostics.Result>(request);
+    if (run.stopped) return;
+    turn.tell(diagnostics.showFinished(result));
+    say("status", "Done");
+  }
+
+  /** End the run at once: what came so far stays, and what the worker still tells of it is not shown. */
+  stop(): void {
+    const run = this.current;
+    if (!run) {
+      if (this.editing) this.keep();
+      return;
+    }
+    run.stopped = true;
+    diagnostics.showStopped(run.tokens);
+    run.turn.tell(run.tokens ? `${run.tokens} tokens, stopped` : "stopped");
+    this.end(run);
+    if (run.phase === "running") {
+      this.engine.cancel();
+      say("status", "Stopped; the figures are this page's own");
+    } else {
+      // A download goes on beneath a request that is cancelled; with its worker it ends.
+      if (run.phase === "loading") this.engine.end();
+      void this.engine.start().catch(() => undefined);
+      say("status", "Stopped; what was downloaded is kept, and the next run goes on from there");
+    }
+    prompt.focus({ preventScroll: true });
+  }
+
+  private failed(run: Run, error: unknown): void {
+    diagnostics.showNothingPrepared();
+    // What was asked is not lost: it is written where it can be sent again.
+    if (!run.turn.answer) {
+      this.transcript.removeFrom(run.turn);
+      if (!prompt.value) prompt.value = run.turn.asked;
+    } else run.turn.tell("broken off");
+    if (showFailure(error)) this.engine.forget();
+  }
+
+  // Turns.
+
+  private edit(turn: Turn): void {
+    this.editing = turn;
+    this.transcript.markFrom(turn);
+    keepButton.hidden = false;
+    prompt.value = turn.asked;
+    prompt.focus();
+  }
+
+  private keep(): void {
+    this.editing = null;
+    this.transcript.markFrom(null);
+    keepButton.hidden = true;
+    prompt.value = "";
+    prompt.focus();
+  }
+
+  private clear(): void {
+    this.keep();
+    this.transcript.clear();
+    clearButton.disabled = true;
+    diagnostics.clearFigures();
+    this.offer();
+  }
+
+  private end(run: Run): void {
+    this.current = null;
+    this.setBusy(run, false);
+  }
+
+  private setBusy(run: Run, on: boolean): void {
+    sendButton.disabled = on;
+    stopButton.disabled = !on;
+    clearButton.disabled = on || this.transcript.turns.length === 0;
+    keepButton.hidden = true;
+    run.turn.busy = on;
+    this.transcript.busy = on;
+    if (!on) progress.hidden = true;
+    this.onBusy(on);
+  }
+
+  // Events.
+
+  /** Show what the worker tells of a run, or of its own start. */
+  show(event: CapstanEvent, run: Run | null = null): void {
+    // What is told of a start while a run waits for it, or of a run that was stopped, would hide what is to be read.
+    if (run ? run.stopped : this.current) return;
+    if (event.kind === "status") {
+      progress.hidden = true;
+      if (run && event.text === "generating") run.generating = performance.now();
+      say("status", event.text.charAt(0).toUpperCase() + event.text.slice(1));
+    } else if (event.kind === "progress") {
+      this.showProgress(event);
+    } else if (event.kind === "ready") {
+      diagnostics.showHow(event);
+    } else if (event.kind === "recovered") {
+      say("status", `The GPU was lost and opened again in ${milliseconds(event.ms)}; the run goes on`);
+    } else if (event.kind === "text" && run) {
+      this.transcript.append(run.turn, event.text);
+      if (event.token_id < 0) return;
+      run.last = performance.now();
+      run.first ||= run.last;
+      run.tokens++;
+      if (run.tokens === 1 && run.turn.kind === "chat") say("status", "Answering");
+      diagnostics.showPace(run);
+    }
+  }
+
+  private showProgress({ what, done, total }: Extract<CapstanEvent, { kind: "progress" }>): void {
+    progress.hidden = false;
+    // A server need not say how long a file is.
+    if (total > 0) {
+      progress.max = total;
+      progress.value = done;
+    } else progress.removeAttribute("value");
+    say("status", `Loading ${what}: ${bytes(done)}${total > 0 ? ` of ${bytes(total)}` : ""}`);
+  }
+}

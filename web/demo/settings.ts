@@ -1,0 +1,160 @@
+// The form: what it asks for, and the same in the page's address.
+
+import type { GenerateRequest, Message } from "capstan-webgpu";
+import { element } from "./elements";
+
+/** A field whose value is none; its message begins with the name of the option. */
+export class FormError extends Error {
+  constructor(
+    readonly field: string,
+    message: string,
+  ) {
+    super(message);
+  }
+}
+
+/** What a run is asked for, besides the model and the prompt. */
+export type Settings = Omit<GenerateRequest, "kind" | "model" | "prompt" | "prompt_ids">;
+
+const DRAWN = ["temperature", "top_k", "top_p", "min_p", "random_seed"];
+const REPEATED = ["repetition_penalty", "frequency_penalty", "presence_penalty", "no_repeat_ngram_size", "min_length"];
+/** A link must give away no secret, and the prompt is added only where a link is copied. */
+const LEFT_OUT = ["token", "prompt"];
+const SCHEMA_EXAMPLE = {
+  type: "object",
+  properties: {
+    name: { type: "string" },
+    age: { type: "integer" },
+    likes: { type: "array", items: { type: "string" } },
+  },
+  required: ["name", "age", "likes"],
+};
+
+const form = element("form", HTMLFormElement);
+type Field = HTMLInputElement | HTMLSelectElement | HTMLTextAreaElement;
+
+function field(name: string): Field {
+  return form.elements.namedItem(name) as Field;
+}
+
+/** A field's text without the spaces around it. */
+export function text(name: string): string {
+  return field(name).value.trim();
+}
+
+/** A number field's value, null when empty. What the number may be is Python's to say; here it must only be one. */
+function number(name: string): number | null {
+  const input = field(name) as HTMLInputElement;
+  if (input.validity.badInput) throw new FormError(name, `${name} is not a number; correct it or leave it empty`);
+  if (input.value === "") return null;
+  const value = Number(input.value);
+  if (input.step === "1" && !Number.isSafeInteger(value)) {
+    throw new FormError(name, `${name} is ${input.value}; it must be a whole number`);
+  }
+  return value;
+}
+
+export function readSettings(): Settings {
+  const drawn = text("search") === "sample";
+  const search: GenerateRequest["search"] = { do_sample: drawn };
+  for (const name of [...(drawn ? DRAWN : []), ...REPEATED]) {
+    const value = number(name);
+    if (value !== null) search[name] = value;
+  }
+  const stop = field("stop_strings").value.replaceAll("\\n", "\n");
+  if (stop) search["stop_strings"] = [stop];
+  const schema = text("schema");
+  return {
+    dtype: text("dtype") || null,
+    device: text("device") as Settings["device"],
+    capture: text("capture") as Settings["capture"],
+    run_ahead: number("run_ahead"),
+    max_new_tokens: number("max_new_tokens"),
+    search,
+    guidance: schema ? { type: "json_schema", data: schema } : null,
+  };
+}
+
+/** What a chat begins with. */
+export function systemMessages(): Message[] {
+  const content = text("system");
+  return content ? [{ role: "system", content }] : [];
+}
+
+/** Point a field out, and open what it is in. */
+export function pointOut(name: string): void {
+  const input = name && form.elements.namedItem(name);
+  if (!(input instanceof HTMLElement)) return;
+  for (let around = input.closest("details"); around; around = around.parentElement!.closest("details"))
+    around.open = true;
+  input.setAttribute("aria-invalid", "true");
+  input.focus();
+}
+
+export function pointOutNothing(): void {
+  for (const field of form.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
+}
+
+// In the address.
+
+function fields(): Field[] {
+  return [...form.elements].filter((found): found is Field => "name" in found && Boolean((found as Field).name));
+}
+
+/** What a field holds before anybody changed it. */
+function usual(field: Field): string {
+  if (!(field instanceof HTMLSelectElement)) return field.defaultValue;
+  return ([...field.options].find((option) => option.defaultSelected) ?? field.options[0])?.value ?? "";
+}
+
+/** In an address a model of this site goes by its name. */
+function shown(field: Field): string {
+  return field.name === "model"
+    ? ((field as HTMLSelectElement).selectedOptions[0]?.dataset["name"] ?? "")
+    : field.value;
+}
+
+/** The page's address with every setting that is not the usual one, behind a # so that no server sees it. */
+export function addressOfSettings(withPrompt: string | null): string {
+  const given = new URLSearchParams();
+  for (const field of fields()) {
+    if (LEFT_OUT.includes(field.name) || field.value === usual(field)) continue;
+    const value = shown(field);
+    if (value) given.set(field.name, value);
+  }
+  if (withPrompt) given.set("prompt", withPrompt);
+  const address = new URL(location.href);
+  address.hash = given.toString();
+  return address.href;
+}
+
+/** Take the settings of the page's address over; a name that is none of a field is left alone. */
+export function readAddress(): void {
+  const given = new URLSearchParams(location.hash.slice(1));
+  for (const field of fields()) {
+    const value = given.get(field.name);
+    if (value === null || field.name === "token") continue;
+    if (field instanceof HTMLSelectElement) {
+      const option = [...field.options].find((found) => found.value === value || found.dataset["name"] === value);
+      if (option) option.selected = true;
+    } else field.value = value;
+    for (let around = field.closest("details"); around; around = around.parentElement!.closest("details"))
+      around.open = true;
+  }
+}
+
+/** Keep the address in step with the form, and do what a field changes at once. */
+export function watchSettings(onChange: () => void): void {
+  const sampling = element("sampling", HTMLElement);
+  const changed = (): void => {
+    sampling.hidden = text("search") !== "sample";
+    history.replaceState(null, "", addressOfSettings(null));
+    onChange();
+  };
+  form.addEventListener("change", changed);
+  element("schema-example", HTMLButtonElement).addEventListener("click", () => {
+    field("schema").value = JSON.stringify(SCHEMA_EXAMPLE, null, 1);
+    changed();
+  });
+  sampling.hidden = text("search") !== "sample";
+}
