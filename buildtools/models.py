@@ -107,8 +107,8 @@ def graphs_of(folder: Path) -> list[Path]:
 
 
 def about_model(folder: Path) -> dict[str, int | bool | None]:
-    """What the demo page tells of a model before it is loaded: the bytes of its graph and weights (None for a repository,
-    of whose graphs one is read), and whether it has a chat template."""
+    """What the demo page tells of a model before it is loaded: the bytes of its graph and weights (None for a
+    repository, of whose graphs one is read), and whether it has a chat template."""
     try:
         check_chat_template(folder)
         chat = True

@@ -69,7 +69,8 @@ def static_folder(target: Path) -> Path:
     """The demo page, the library, the bundled model and the licences. The isolation headers are welcome, not needed."""
     shutil.copytree(SITE, target, ignore=shutil.ignore_patterns(*HARNESS))
     shutil.copytree(BUNDLED, target / "models" / BUNDLED.name)
-    index = [{"name": BUNDLED.name, "url": f"models/{BUNDLED.name}/", **about_model(BUNDLED)}]  # relative: the folder may lie anywhere
+    # Relative: the folder may lie anywhere.
+    index = [{"name": BUNDLED.name, "url": f"models/{BUNDLED.name}/", **about_model(BUNDLED)}]
     (target / "models/index.json").write_text(json.dumps(index))
     copy_licences(target)
     work_offline(target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, Route, Worker, expect
 
+from buildtools import ROOT
 from buildtools.server import SiteServer
 from tests import oracle
 from tests.browser.hub_server import Repository, running_hub
@@ -172,7 +173,7 @@ def test_a_run_streams_text_and_tells_how_it_was_computed(demo: Demo) -> None:
     assert demo.text("tokens") == "6"
     seen = demo.page.evaluate("() => window.seen")
     assert len(set(seen["text"])) >= 4, f"the text came as {seen['text']}, not token by token"
-    assert all(busy == [True, False, "true"] for busy in seen["busy"]) and seen["busy"], seen["busy"]
+    assert {tuple(busy) for busy in seen["busy"]} == {(True, False, "true")}
     assert len(set(seen["places"])) == 1, "nothing around the text moves while it comes"
     loading = re.compile(r"Loading model.onnx.data: [\d.]+ [kM]B of [\d.]+ [kM]B")
     assert any(loading.fullmatch(status) for status in seen["status"]), seen["status"]
@@ -460,10 +461,66 @@ def test_stop_ends_a_download_and_the_next_run_goes_on(demo: Demo) -> None:
     deadline = time.monotonic() + BOOT_MS / 1000
     while not held and time.monotonic() < deadline:
         demo.page.wait_for_timeout(50)
-    assert demo.page.evaluate(STOP) < 100
+    demo.page.click("#stop")
     demo.wait("status", "^Stopped; what was downloaded is kept")
     demo.page.context.unroute("**/nano-phi4/model.onnx.data")
     demo.set(prompt="def fibonacci(n):")
     demo.send()
     assert demo.text("tokens") == "6"
     demo.errors.clear()  # The request that was held ends as an error.
+
+
+@pytest.mark.extended
+def test_axe_finds_nothing_in_any_state_theme_or_width(demo: Demo) -> None:
+    demo.page.evaluate("() => {" + (ROOT / "node_modules/axe-core/axe.min.js").read_text() + "}")
+    found = {"welcome": accessibility(demo.page)}
+    demo.send()
+    found["answered"] = accessibility(demo.page)
+    demo.page.get_by_role("button", name="Edit").click()
+    found["edited"] = accessibility(demo.page, widths=(320,))
+    demo.set(prompt="")
+    demo.page.click("#run")
+    found["refused"] = accessibility(demo.page, widths=(320,))
+    assert not any(found.values()), found
+
+
+def accessibility(page: Page, widths: Sequence[int] = (320, 768, 1280)) -> list[str]:
+    """What axe finds in the page as it is, in both themes at these widths."""
+    usual = page.viewport_size
+    assert usual is not None
+    found = []
+    for theme in ("dark", "light"):
+        page.select_option("#theme", theme)
+        for width in widths:
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("() => document.documentElement.scrollWidth") == width, "it scrolls one way only"
+            violations = page.evaluate(
+                "async () => (await axe.run(document, { resultTypes: ['violations'] })).violations"
+            )
+            for violation in violations:
+                places = [node["html"][:200] for node in violation["nodes"]]
+                found.append(f"{theme}, {width} pixels: {violation['help']}: {places}")
+    page.select_option("#theme", "")
+    page.set_viewport_size(usual)
+    return found
+
+
+@pytest.mark.extended
+def test_a_race_runs_each_way_in_turn_and_compares_the_ids(demo: Demo) -> None:
+    demo.page.click("#race-open")
+    demo.page.click("#race-start")
+    ended = re.compile("^(All picked the same ids|Ids differ|The race ended)")
+    expect(demo.page.locator("#race-note")).to_have_text(ended, timeout=4 * RUN_MS)
+    assert demo.text("race-note").startswith("All picked the same ids. The tape is ")
+    lanes = demo.page.locator(".lane")
+    paces = lanes.locator(".lane-pace").all_inner_texts()
+    assert [bool(re.fullmatch(r"[\d.]+ tokens/s", pace)) for pace in paces] == [True] * 4, paces
+    assert len(set(lanes.locator(".lane-text").all_text_contents())) == 1
+    assert set(lanes.locator("meter").evaluate_all("all => all.map((meter) => meter.value > 0)")) == {True}
+    demo.page.click("#race-start")
+    demo.wait("race-note", "^Preparing")
+    demo.page.click("#race-stop")
+    demo.wait("race-note", "^Stopped")
+    demo.page.keyboard.press("Escape")
+    expect(demo.page.locator("#race")).to_be_hidden()
+    demo.send()

@@ -5,6 +5,7 @@ import { element, milliseconds, say } from "./elements";
 import { Engine } from "./engine";
 import { showFailure } from "./failure";
 import { expectedModel, findModels, showChosen, watchPicking } from "./models";
+import { Race } from "./race";
 import { Running } from "./running";
 import { addressOfSettings, readAddress, watchSettings } from "./settings";
 import { Stored } from "./stored";
@@ -24,6 +25,8 @@ const running: Running = new Running(engine, (on) => {
 const stored: Stored = new Stored(engine, (error) => {
   if (showFailure(error)) engine.forget();
 });
+
+const race = new Race(engine, (on) => running.hold(on));
 
 async function boot(): Promise<void> {
   await Promise.all([findAdapter(), findModels()]);
@@ -73,15 +76,18 @@ function enterSends(event: KeyboardEvent): boolean {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && enterSends(event)) {
+  if (event.key === "Enter" && !raceDialog.open && enterSends(event)) {
     event.preventDefault();
     if (!running.busy) element("form", HTMLFormElement).requestSubmit();
-  } else if (event.key === "Escape") running.stop();
+  } else if (event.key === "Escape" && !raceDialog.open) running.stop();
 });
 theme.addEventListener("change", () => {
   localStorage.setItem(THEME, theme.value);
   useTheme(theme.value);
 });
+const raceDialog = element("race", HTMLDialogElement);
+element("race-open", HTMLButtonElement).addEventListener("click", () => raceDialog.showModal());
+raceDialog.addEventListener("close", () => race.stop());
 share.addEventListener("click", () => void copyLink());
 addEventListener("hashchange", () => {
   readAddress();

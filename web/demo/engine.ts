@@ -62,6 +62,11 @@ export class Engine {
     return result;
   }
 
+  /** Another model, or the same in another way, was loaded by a request of its own. */
+  forgetLoaded(): void {
+    this.loaded = null;
+  }
+
   /** Stop the request that is running. */
   cancel(): void {
     // Before the worker has booted there is nothing to cancel.

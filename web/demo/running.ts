@@ -26,6 +26,7 @@ const progress = element("progress", HTMLProgressElement);
 export class Running {
   readonly transcript = new Transcript();
   private current: Run | null = null;
+  private held = false;
   private editing: Turn | null = null;
   private readonly actions = {
     edit: (turn: Turn): void => this.edit(turn),
@@ -49,6 +50,16 @@ export class Running {
     return this.current !== null;
   }
 
+  /** Keep the worker free of runs, or let them come again; false if one is under way. */
+  hold(on: boolean): boolean {
+    if (this.current) return false;
+    this.held = on;
+    sendButton.disabled = on;
+    this.transcript.busy = on;
+    this.onBusy(on);
+    return true;
+  }
+
   /** Offer the examples that suit the chosen model. */
   offer(): void {
     let chat: boolean | null = null;
@@ -62,7 +73,7 @@ export class Running {
 
   /** Send a text, in place of a turn and those after it if one is given. */
   async send(text: string, instead: Turn | null): Promise<void> {
-    if (this.current) return;
+    if (this.current || this.held) return;
     showNoFailure();
     diagnostics.clearFigures();
     let model: Chosen;
@@ -129,16 +140,16 @@ export class Running {
     run.stopped = true;
     diagnostics.showStopped(run.tokens);
     run.turn.tell(run.tokens ? `${run.tokens} tokens, stopped` : "stopped");
-    this.end(run);
     if (run.phase === "running") {
-      this.engine.cancel();
       say("status", "Stopped; the figures are this page's own");
+      this.engine.cancel();
     } else {
+      say("status", "Stopped; what was downloaded is kept, and the next run goes on from there");
       // A download goes on beneath a request that is cancelled; with its worker it ends.
       if (run.phase === "loading") this.engine.end();
       void this.engine.start().catch(() => undefined);
-      say("status", "Stopped; what was downloaded is kept, and the next run goes on from there");
     }
+    this.end(run);
     prompt.focus({ preventScroll: true });
   }
 
