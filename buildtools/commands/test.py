@@ -1,5 +1,5 @@
-"""`build.py test`: all tests but those of examples/, which need npm's registry, a file at a time on each processor,
-with `--extended` those of minutes, too; other arguments are passed on to pytest instead."""
+"""`build.py test`: all tests but those of examples and notebooks, which need registries, a file at a time on each
+processor, with `--extended` those of minutes, too; other arguments are passed on to pytest instead."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def run(args: argparse.Namespace) -> int:
     if set(arguments) <= {EXTENDED}:
         processes = str(min(os.cpu_count() or 1, PROCESSES))
         spread = ["-n", processes, "--dist", "loadfile", "--no-loadscope-reorder"]
-        arguments = [*arguments, *spread, "--ignore=tests/examples"]
+        arguments = [*arguments, *spread, "--ignore=tests/examples", "--ignore=tests/notebooks"]
     return subprocess.run([venv_python(), "-P", "-m", "pytest", *arguments], cwd=ROOT).returncode

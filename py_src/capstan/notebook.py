@@ -33,23 +33,33 @@ class LoadProgress:
     def __init__(self) -> None:
         self.files: dict[str, tuple[int, int]] = {}
         """Bytes that are there and bytes in all, by the name of the file; 0 in all where that is not known."""
+        self.weights: int | None = None
+        """Bytes of the weights, once they are known; they may be stored already."""
         self._output = Output(self)
 
     def __call__(self, what: str, done: int, total: int) -> None:
+        if what == "weights":
+            # It is no file, but tells what is to come.
+            self.weights = total
+            self._output.change(f"{self._announced()}\n", now=True)
+            return
         ended = 0 < total <= done
         new_end = ended and self.files.get(what) != (done, total)
         self.files[what] = (done, total)
         self._output.change(f"{self._line(what)}\n" if new_end else "", now=ended)
 
     def __repr__(self) -> str:
-        return "\n".join(self._line(what) for what in self.files) or "nothing was loaded yet"
+        return "\n".join([self._announced(), *(self._line(what) for what in self.files)])
 
     def _repr_html_(self) -> str:
-        bars = []
+        bars = [f"<div>{self._announced()}</div>"]
         for what, (done, total) in self.files.items():
             known = f' value="{min(done, total)}" max="{total}"' if total else ""
             bars.append(f"<div><progress{known}></progress> {escape(self._line(what))}</div>")
-        return "".join(bars) or "<div>nothing was loaded yet</div>"
+        return "".join(bars)
+
+    def _announced(self) -> str:
+        return "loading" if self.weights is None else f"loading, the weights have {self.weights / 1e6:.1f} MB"
 
     def _line(self, what: str) -> str:
         done, total = self.files[what]

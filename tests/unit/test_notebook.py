@@ -109,8 +109,15 @@ def test_bars_fill_and_a_file_of_unknown_size_has_one_without_an_end(shell: Shel
     (output,) = shell.outputs
     assert 'value="0" max="4000000"' in output[0]
     assert 'value="4000000" max="4000000"' in output[-1]
-    assert repr(progress) == "model.onnx.data: 4.0 of 4.0 MB\ntokenizer.json: 0.5 MB"
+    assert repr(progress) == "loading\nmodel.onnx.data: 4.0 of 4.0 MB\ntokenizer.json: 0.5 MB"
     assert "<progress></progress> tokenizer.json" in progress._repr_html_()
+
+
+def test_the_bytes_of_the_weights_are_told_and_have_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = notebook.LoadProgress()
+    progress("weights", 0, 15_300_000)
+    assert capsys.readouterr().out == "loading, the weights have 15.3 MB\n"
+    assert progress._repr_html_() == "<div>loading, the weights have 15.3 MB</div>"
 
 
 def test_without_ipython_a_file_is_told_once_when_it_is_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,68 @@
+"""PyScript installs the wheel by its name and takes tokens on WebGPU."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from playwright.sync_api import Browser, Route
+
+from tests import oracle
+from tests.notebooks.pyodide_distribution import pyodide_distribution
+from tests.other_pyodide import FIXTURES, serving_pyodide
+
+PYSCRIPT = "0.7.31"
+PAGE = """<!doctype html><title>PyScript</title>
+<script type="module" src="/pyscript/core.js"></script>
+<script type="py" config='{"interpreter": "/distribution/pyodide.mjs", "packages": ["capstan-webgpu"]}'
+  src="/main.py"></script>
+<output id="answer"></output>
+"""
+MAIN = """
+from pyscript import document, window
+import capstan
+
+origin = window.location.origin
+capstan.configure(ort_url=f"{origin}/ort/")
+model = await capstan.Model.load(f"{origin}/models/nano-llama/", device="webgpu")
+params = capstan.GeneratorParams(model)
+params.set_search_options(do_sample=False, max_length=17)
+async with capstan.Generator(model, params) as generator:
+    generator.append_tokens([5, 6, 7, 8, 9])
+    ids = [token async for token in generator]
+    document.querySelector("#answer").textContent = f"{generator.capture} {ids}"
+"""
+
+
+def test_pyscript_runs_a_model(browser: Browser, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    pack = ["npm", "pack", f"@pyscript/core@{PYSCRIPT}", "--silent", "--pack-destination", str(tmp_path)]
+    subprocess.run(pack, check=True, capture_output=True, cwd=tmp_path)
+    shutil.unpack_archive(next(tmp_path.glob("*.tgz")), tmp_path / "packed", format="gztar", filter="data")
+    shutil.copytree(tmp_path / "packed/package/dist", site / "pyscript")
+    pyodide_distribution(site / "distribution", ["micropip", "packaging"])
+    (site / "main.py").write_text(MAIN)
+    with serving_pyodide(site) as url:
+        (site / "index.html").write_text(PAGE)
+        page = browser.new_page()
+
+        def index(route: Route) -> None:
+            """What PyPI would answer, of what is served here."""
+            name = route.request.url.rstrip("/").split("/")[-1]
+            wheel = next((path for path in (site / "wheels").glob("*.whl") if is_of(path, name)), None)
+            headers = {"Access-Control-Allow-Origin": "*", "Content-Type": "text/html"}
+            link = f'<!doctype html><a href="{url}wheels/{wheel.name}">{wheel.name}</a>' if wheel else ""
+            route.fulfill(status=200 if wheel else 404, headers=headers, body=link)
+
+        page.route("https://pypi.org/**", index)
+        page.goto(url)
+        page.locator("#answer").filter(has_text="[").or_(page.locator(".py-error")).wait_for(timeout=300_000)
+        found = page.locator("body").inner_text()
+        page.close()
+    assert f"tape {oracle.greedy(FIXTURES / 'nano-llama', [5, 6, 7, 8, 9], 12)}" in found
+
+
+def is_of(wheel: Path, project: str) -> bool:
+    return wheel.name.split("-")[0].lower().replace("_", "-") == project
