@@ -7,9 +7,11 @@ from typing import Any
 
 from capstan import Generator, GeneratorParams, Model
 from tests import oracle
+from tests.browser.model_variants import Variants, quantized_embedding
 from tests.browser.page_scripts import PageScripts
 
-LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+LLAMA = FIXTURES / "nano-llama"
 PAD = 2
 PROMPTS = [[1, 4, 3, 4, 9, 8], [5, 6, PAD, PAD, PAD, PAD], [PAD, 7, 8, PAD, PAD, PAD]]
 """Rows of 6, 2 and 3 tokens, padded as a batch is."""
@@ -32,6 +34,15 @@ def test_rows_advance_in_one_step(scripts: PageScripts) -> None:
         assert "rows" in result["said"], result["stepped down"]
         assert not result["stepped down"]
         assert result["counted"] <= result["tokens"] + 4, "a step is of all rows"
+
+
+def test_embeddings_in_4_bits_are_looked_up_for_all_rows(variants: Variants, scripts: PageScripts) -> None:
+    name = variants.graph("nano-rows-tied", quantized_embedding, FIXTURES / "nano-qwen3")
+    arguments: dict[str, Any] = {"model": name, "prompts": PROMPTS, "cases": [{"max_length": 20}]}
+    [found] = scripts.run("rows", "generated", name, **arguments)
+    assert found["sequences"] == oracle.rows(variants.place / name, PROMPTS, max_length=20).sequences
+    assert "rows" in found["said"], found["stepped down"]
+    assert not found["stepped down"]
 
 
 def test_each_row_draws_what_it_draws_alone(scripts: PageScripts) -> None:

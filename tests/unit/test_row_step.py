@@ -95,7 +95,60 @@ def test_embeddings_of_vectors_are_as_wide() -> None:
         "output: array<f32>", "output: array<vec4<f32>>"
     )
     step = made(placement(), recording(code=code))
-    assert step.kernels[0]["constants"] == {"WORDS": 4 * WIDTH}
+    assert step.kernels[0]["constants"] == {"WORDS": 4 * WIDTH, "QUANTIZED": False}
+
+
+IN_4_BITS = """
+@group(0) @binding(0) var<storage, read> input: array<u32>;
+@group(0) @binding(1) var<storage, read> indices: array<vec2<u32>>;
+@group(0) @binding(2) var<storage, read> scales: array<f32>;
+@group(0) @binding(3) var<storage, read_write> output: array<f32>;
+struct Uniforms {
+  input_shape_shape: vec2<u32>,
+  quantize_axis: u32,
+  gather_axis: u32,
+  block_size: u32
+};
+  let packed_4bit_quantized_data = input[data_offset / 8];
+  let quantized_data_vec = unpack4xU8(u32(packed_8bit_quantized_data));
+  let zero_point = input_element_t(8);
+"""
+
+
+def quantized(code: str = IN_4_BITS, axes: tuple[int, int] = (1, 0)) -> Recording:
+    """The lookup of an id's embedding in a table in 4 bits."""
+    known = recording(("input", "indices", "scales"), code)
+    names = {(0, 0): "input", (0, 1): "indices", (0, 2): "scales", (0, 3): "output", (0, 4): "uniforms"}
+    access = {(0, 0): "read", (0, 1): "read", (0, 2): "read", (0, 3): "read_write", (0, 4): "uniform"}
+    where = ((TABLE, 1 << 20), (IDS, 8), (SCALES, 1 << 10), (EMBEDDED, 256), (UPLOADED, 32))
+    group = BindGroup(tuple((i, buffer, 0, size) for i, (buffer, size) in enumerate(where)))
+    words = b"".join(number.to_bytes(4, "little") for number in (VOCAB, WIDTH, *axes, 32))
+    ops = (Write(UPLOADED, 0, words + bytes(12)), Dispatch(0, (0,), 1, 1, 1))
+    pipelines = {0: Pipeline("lookup", access, code, names)}
+    return replace(known, ops=ops, pipelines=pipelines, groups={0: group}, sizes={**known.sizes, SCALES: 1 << 10})
+
+
+def test_embeddings_in_4_bits_are_taken_apart() -> None:
+    step = made(placement(), quantized())
+    kernel = step.kernels[0]
+    assert kernel["constants"] == {"WORDS": WIDTH, "QUANTIZED": True, "BLOCK": 32, "SCALES": WIDTH // 32}
+    assert kernel["bindings"]["scales"] == ["recorded", SCALES]
+    assert {name for name, _ in declared_bindings(kernel)} == set(kernel["bindings"])
+    assert step.played[0] == ["kernel", 0, 1, ROWS, 1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"code": IN_4_BITS.replace("unpack4xU8(u32(", "unpack4xI8(u32(")},
+        {"code": IN_4_BITS.replace("input_element_t(8)", "zero_points[0]")},
+        {"axes": (0, 1)},
+    ],
+    ids=["signed", "zero points", "other axes"],
+)
+def test_other_tables_are_of_one_row_only(other: dict[str, Any]) -> None:
+    with pytest.raises(TapeError, match="operation 0 of the step is known for one row only"):
+        made(placement(), quantized(**other))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from .step_graph import Node, Recorded, StepGraph
 __all__ = ["Gather", "RowSpans", "row_step", "several_rows"]
 
 VECTORS = re.compile(r"var<storage, read> data ?: array<vec4<")
+IN_4_BITS = ("input[data_offset / 8]", "unpack4xU8(", "let zero_point = input_element_t(8);")
+"""Lines of a lookup in a table in 4 bits (GatherBlockQuantized)."""
 Span = tuple[int, int, int]
 """Handle, offset, bytes."""
 
@@ -33,15 +35,22 @@ class Gather(Operation):
     k: int
     element: str
     rows: int
+    scales: int | None = None
+    """Of a table in 4 bits with zero point 8: the buffer of its scales, one for `block` elements."""
+    block: int = 0
 
     def written_bytes(self, index: int) -> int:
         return self.rows * self.k * ELEMENT_BYTES[self.element]
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
-        words = self.k * ELEMENT_BYTES[self.element] // 4
-        plan = KernelPlan("gather_rows", {"WORDS": words}, (-(-words // 64), self.rows, 1))
-        bindings: dict[str, Binding] = {"ids": Value(reads[0]), "table": Buffer(self.table), "y": Value(writes[0])}
-        return [Kernel(plan, self.element == "f16", bindings)]
+        bindings: dict[str, Binding] = {"ids": Value(reads[0]), "table": Buffer(self.table)}
+        if self.scales is None:
+            constants: dict[str, int] = {"WORDS": self.k * ELEMENT_BYTES[self.element] // 4, "QUANTIZED": False}
+        else:
+            constants = {"WORDS": self.k, "QUANTIZED": True, "BLOCK": self.block, "SCALES": -(-self.k // self.block)}
+            bindings["scales"] = Buffer(self.scales)
+        plan = KernelPlan("gather_rows", constants, (-(-constants["WORDS"] // 64), self.rows, 1))
+        return [Kernel(plan, self.element == "f16", {**bindings, "y": Value(writes[0])})]
 
 
 @dataclass(frozen=True)
@@ -120,12 +129,25 @@ def _several(
 def _gather(recording: Recording, op: Command, ids: int, rows: int) -> Gather | None:
     """A recorded lookup of the ids' embeddings over several rows."""
     met = bound(recording, op, recording.uploaded())
-    if not isinstance(op, Dispatch) or met is None or tuple(met[0]) != ("data", "input_indices", "output"):
+    if not isinstance(op, Dispatch) or met is None:
         return None
     at, uniforms = met
     pipeline = recording.pipelines[op.pipeline]
-    element, shape = element_of(pipeline), uniforms.get("data_indices_shape")
-    if element is None or not isinstance(shape, tuple) or len(shape) != 2 or at["input_indices"] != ids:
+    element = element_of(pipeline)
+    if element is None:
         return None
-    k = int(shape[1]) * (4 if VECTORS.search(pipeline.code) else 1)
-    return Gather(at["data"], k, element, rows) if k * ELEMENT_BYTES[element] % 4 == 0 else None
+    if tuple(at) == ("data", "input_indices", "output") and at["input_indices"] == ids:
+        shape = uniforms.get("data_indices_shape")
+        if not isinstance(shape, tuple) or len(shape) != 2:
+            return None
+        k = int(shape[1]) * (4 if VECTORS.search(pipeline.code) else 1)
+        return Gather(at["data"], k, element, rows) if k * ELEMENT_BYTES[element] % 4 == 0 else None
+    if tuple(at) == ("input", "indices", "scales", "output") and at["indices"] == ids:
+        shape, block = uniforms.get("input_shape_shape"), uniforms.get("block_size")
+        axes = uniforms.get("gather_axis"), uniforms.get("quantize_axis")
+        if axes != (0, 1) or not isinstance(shape, tuple) or len(shape) != 2 or not isinstance(block, int):
+            return None
+        if not all(line in pipeline.code for line in IN_4_BITS):
+            return None
+        return Gather(at["input"], int(shape[1]), element, rows, at["scales"], block)
+    return None
