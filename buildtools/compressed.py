@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import shutil
@@ -16,11 +17,14 @@ from .server import ENCODINGS
 from .site import ORT_FILES, PYODIDE_FILES
 from .terminal import say
 
-__all__ = ["Download", "downloads", "precompress"]
+__all__ = ["UNPACKED", "Download", "downloads", "precompress", "unpack_snapshot"]
 
-SUFFIXES = {".css", ".html", ".jinja", ".js", ".json", ".mjs", ".svg", ".txt", ".wasm"}
-"""Of files that are worth it; wheels and the memory snapshot are packed already."""
-LEAST_BYTES = 1024
+UNPACKED = ".raw"
+"""The ending of a memory snapshot without gzip."""
+SUFFIXES = {".css", ".html", ".jinja", ".js", ".json", ".mjs", ".svg", ".txt", ".wasm", UNPACKED}
+"""Of files that are worth it; wheels and gzipped snapshots are packed already."""
+LEAST_BYTES = 256
+"""python.json is larger: by how it comes a page knows whether to ask for the unpacked snapshot."""
 SCRIPT = Path(__file__).parent / "compress.mjs"
 PACKED = CACHE / "compressed"
 KINDS = 2
@@ -61,6 +65,19 @@ def forms(path: Path) -> list[Path]:
     return [path.with_name(path.name + ending) for ending in ENCODINGS.values()]
 
 
+def unpack_snapshot(site: Path) -> None:
+    """Put the memory snapshot without gzip beside the other one: brotli, with which web servers may send it, packs it a
+    third better. python.json names both."""
+    place = site / "capstan/python.json"
+    index = json.loads(place.read_text(encoding="utf-8"))
+    packed = site / "capstan" / index["snapshot"]["file"]
+    unpacked = packed.with_suffix(UNPACKED)
+    with gzip.open(packed) as source, unpacked.open("wb") as target:
+        shutil.copyfileobj(source, target)
+    index["snapshot"]["unpacked"] = unpacked.name
+    place.write_text(json.dumps(index), encoding="utf-8")
+
+
 @dataclass(frozen=True)
 class Download:
     """What comes over the network of some files, in bytes, by what the server may send."""
@@ -75,9 +92,13 @@ def downloads(site: Path) -> Download:
     """What a page loads of a site with compressed files until a model on WebGPU gives its first token, without the
     page's own files and the model's."""
     base = site / "capstan"
-    sizes = [[size_of(base / name, endings) for endings in ((), (".gz",), (".br", ".gz"))] for name in needed(base)]
-    raw, gzipped, brotli = map(sum, zip(*sizes, strict=True))
-    return Download(len(sizes), raw, gzipped, brotli)
+    names = needed(base)
+    raw, gzipped, brotli = (
+        sum(size_of(base / name, endings) for name in names) for endings in ((), (".gz",), (".br", ".gz"))
+    )
+    for packed in base.glob(f"*{UNPACKED}.br"):
+        brotli += packed.stat().st_size - size_of(packed.with_suffix("").with_suffix(".snapshot"), ())
+    return Download(len(names), raw, gzipped, brotli)
 
 
 def needed(base: Path) -> list[str]:

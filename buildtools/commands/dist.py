@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import BUILD, ROOT, SITE
 from ..bundles import CLIENT_AND_WORKER, bundle
-from ..compressed import downloads, precompress
+from ..compressed import downloads, precompress, unpack_snapshot
 from ..environment import run_tool
 from ..models import BUNDLED, about_model, check_model
 from ..notices import NOTICES, notices, onnxruntime_notices, python_version
@@ -27,9 +27,9 @@ TARGET = BUILD / "dist"
 BILL = "sbom.cdx.json"
 HARNESS = ("harness.html", "harness.js", "blank.html")
 """Pages for tests and the command line, which a published site does without."""
-KEPT_OFFLINE = {".css", ".html", ".js", ".json", ".mjs", ".snapshot", ".svg", ".wasm", ".whl", ".zip"}
+KEPT_OFFLINE = {".css", ".html", ".js", ".json", ".mjs", ".svg", ".wasm", ".whl", ".zip"}
 """The endings of files that the service worker keeps."""
-TYPES = ("assets", "capstan", "client", "completions", "errors", "options", "protocol", "run", "tool_calls")
+TYPES = ("assets", "capstan", "client", "completions", "errors", "options", "protocol", "run", "session", "tool_calls")
 NPM_FIELDS = ("name", "version", "description", "license", "author", "type")
 
 
@@ -73,6 +73,7 @@ def static_folder(target: Path) -> Path:
     index = [{"name": BUNDLED.name, "url": f"models/{BUNDLED.name}/", **about_model(BUNDLED)}]
     (target / "models/index.json").write_text(json.dumps(index))
     copy_licences(target)
+    unpack_snapshot(target)
     work_offline(target)
     return target
 
@@ -89,7 +90,9 @@ def work_offline(site: Path) -> None:
     version = hashlib.sha256()
     for name in files:
         version.update(f"{name}\0".encode() + (site / name).read_bytes())
-    given = {"VERSION": version.hexdigest()[:16], "FILES": files}
+    index = json.loads((site / "capstan/python.json").read_text(encoding="utf-8"))
+    snapshots = [f"capstan/{index['snapshot'][form]}" for form in ("unpacked", "file")]
+    given = {"VERSION": version.hexdigest()[:16], "FILES": files, "SNAPSHOTS": snapshots}
     defined = [f"--define:{name}={json.dumps(value)}" for name, value in given.items()]
     bundle(ROOT / "web/site/service_worker.ts", site / "service_worker.js", defined)
 

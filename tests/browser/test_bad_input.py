@@ -156,7 +156,10 @@ def test_a_bad_request_is_refused(what: str, harness: Harness, scripts: PageScri
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ({}, "a request's kind is None; it must be one of load, generate, chat, exec, models, memory or cancel"),
+        (
+            {},
+            "a request's kind is None; it must be one of load, generate, chat, exec, models, memory, end_session or cancel",
+        ),
         ({"kind": "talk"}, "a request's kind is 'talk'; it must be"),
         ({"kind": "chat", "model": "x", "messages": []}, "dtype, device, capture, run_ahead, max_length,"),
         ({"kind": "models", "action": "list"}, "which: missing in the request 'models'; null is"),

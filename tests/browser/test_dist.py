@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from buildtools import ROOT, SITE
+from buildtools import ROOT, SITE, compressed
 from buildtools.commands import dist
+from buildtools.environment import run_tool
 from buildtools.models import BUNDLED
+from buildtools.server import serving
 from buildtools.site import ORT_FILES, PYODIDE_FILES, assemble
 from tests.plain_server import serving_plainly
 
@@ -63,6 +65,28 @@ def test_the_static_folder_generates_without_isolation(browser: Browser, publish
         on_cpu["adapter"] == "cpu (wasm, 1 thread: no memory is shared, as in pages that are not cross-origin isolated)"
     )
     assert errors == []
+
+
+def test_a_server_with_brotli_sends_the_snapshot_so(browser: Browser, root: Path) -> None:
+    base = root / "some/folder/capstan"
+    for file in (base / "python.json", *base.glob("*.raw")):
+        run_tool(["node", compressed.SCRIPT, json.dumps([[str(file), str(file)]]), "1"], "install Node")
+    page = browser.new_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.rpartition(".")[2]))
+    with serving(root, {}) as server:
+        page.goto(f"{server.url}some/folder/licence.txt")
+        script = """async (base) => {
+          const { Client } = await import(base + "capstan/capstan.js");
+          const client = await Client.start();
+          client.close();
+          return client.readiness.python;
+        }"""
+        assert page.evaluate(script, f"{server.url}some/folder/") == "snapshot"
+    page.close()
+    for form in (*base.glob("*.br"), *base.glob("*.gz")):
+        form.unlink()
+    assert ("raw" in asked, "snapshot" in asked) == (True, False)
 
 
 @pytest.fixture(scope="module")

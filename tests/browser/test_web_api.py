@@ -99,9 +99,10 @@ RUN_BLOCKS = """async (blocks) => {
 def test_the_code_of_the_documentation_runs(blank_page: Page) -> None:
     text = (ROOT / "docs/web.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```js\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    streamed, result, completion, error = blank_page.evaluate(RUN_BLOCKS, blocks)
+    streamed, result, session, completion, error = blank_page.evaluate(RUN_BLOCKS, blocks)
     assert 1 < len(streamed) <= 8
     assert result[0].endswith(" 4 max_new_tokens")
+    assert session[-1] == "1 system user assistant"
     assert completion[0] in ("yes", "no")
     assert error[0].startswith('OptionError "OWNER/NAME" reads as the id of a hub')
 
@@ -126,3 +127,57 @@ def test_what_is_no_model_is_told_with_its_address_and_what_to_do(
     assert html.startswith(f"{site.url}html/"), html
     assert refused.startswith(elsewhere), refused
     assert "(CORS)" in refused
+
+
+SESSIONS = """async () => {
+  const { Capstan } = await import("/capstan/capstan.js");
+  const refused = (work) => { try { work(); return null; } catch ({ code, message }) { return [code, message]; } };
+  const asked = { device: "webgpu", prefixCache: 16e6, recoveries: 0, cancelDeadline: 5000 };
+  const llm = await Capstan.load("/models/nano-qwen2", asked);
+  const options = { maxTokens: 4, temperature: 0 };
+  const one = llm.session([{ role: "system", content: "count what is said, and say it again".repeat(2) }]);
+  const found = { turns: [] };
+  const note = async (run) => {
+    const { text, keptTokens, promptTokens } = await run.result;
+    found.turns.push([text, keptTokens, promptTokens]);
+  };
+  const first = one.send("hello", options);
+  found.busy = refused(() => one.rewind(1));
+  await note(first);
+  const other = one.fork();
+  await note(one.send("more", options));
+  await note(other.send("less", options));
+  await note(one.send("again", options));
+  await note(other.edit(1, "hello", options));
+  await note(other.regenerate(options));
+  found.roles = [one, other].map(({ messages }) => messages.map(({ role }) => role));
+  found.last = other.messages.at(-1).content;
+  one.rewind(2);
+  found.place = refused(() => one.rewind(3));
+  await note(one.regenerate(options));
+  const before = await llm.memory();
+  await one.close();
+  const after = await llm.memory();
+  const persistent = ({ entries }) =>
+    entries.filter(({ category }) => category === "persistent").reduce((sum, { bytes }) => sum + bytes, 0);
+  found.given = persistent(after) - persistent(before);
+  found.closed = refused(() => one.send("more"));
+  llm.close();
+  return found;
+}"""
+
+
+def test_sessions_keep_what_was_computed_and_are_rewound_edited_and_forked(blank_page: Page) -> None:
+    found = blank_page.evaluate(SESSIONS)
+    first, more, less, again, edited, repeated, rewound = found["turns"]
+    assert first[1] == 0
+    assert more[1] >= first[2], "the first turn was there"
+    assert less[1] >= 16, "the fork takes over what the other session computed"
+    assert again[1] >= more[2], "the other session's turn between disturbed nothing"
+    assert edited[0] == repeated[0] == rewound[0] == first[0], "the same messages have the same answer"
+    assert edited[1] >= 16
+    assert found["roles"] == [["system", *["user", "assistant"] * 3], ["system", "user", "assistant"]]
+    assert found["last"] == first[0]
+    assert 0 < found["given"] <= 16e6, "what a closed session computed is there for others"
+    assert found["busy"][0] == found["place"][0] == found["closed"][0] == "OptionError"
+    assert found["place"][1] == "3 is no place among 2 messages; it must be from 0 to 2"

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from buildtools import compressed
-from buildtools.compressed import downloads, needed, precompress
+from buildtools.compressed import LEAST_BYTES, downloads, needed, precompress, unpack_snapshot
 from buildtools.site import ORT_FILES, PYODIDE_FILES
 
 TEXT = b"what repeats itself " * 500
 NOISE = random.Random(1).randbytes(2000)
+MEMORY = b"".join(str(number * number).encode() for number in range(3000))
 UNPACK = "process.stdout.write(require('zlib').brotliDecompressSync(require('fs').readFileSync(process.argv[1])))"
 
 
@@ -29,12 +30,14 @@ def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def site(tmp_path: Path) -> Path:
     base = tmp_path / "site/capstan"
     index = {"wheels": ["wheels/a.whl"], "vendored": {"numpy": "wheels/n.whl"}, "snapshot": {"file": "p.snapshot"}}
+    assert len(json.dumps(index)) < LEAST_BYTES
     names = ["capstan.js", "worker.js", "wheels/a.whl", "wheels/n.whl", "p.snapshot"]
     for name in [*names, *(f"ort/{name}" for name in ORT_FILES), *(f"pyodide/{name}" for name in PYODIDE_FILES)]:
         (base / name).parent.mkdir(parents=True, exist_ok=True)
         (base / name).write_bytes(TEXT)
     (base / "python.json").write_text(json.dumps(index))
     (base / "worker.js").write_bytes(NOISE)
+    (base / "p.snapshot").write_bytes(gzip.compress(MEMORY, compresslevel=1))
     return tmp_path / "site"
 
 
@@ -77,3 +80,19 @@ def test_the_sum_is_of_what_a_page_with_webgpu_loads(site: Path) -> None:
     found = downloads(site)
     assert (found.files, found.raw) == (plain.files, plain.raw)
     assert found.br < found.gzip < found.raw
+
+
+@pytest.mark.usefixtures("packed")
+def test_the_snapshot_is_there_for_brotli_too(site: Path) -> None:
+    before = downloads(site)
+    unpack_snapshot(site)
+    assert json.loads((site / "capstan/python.json").read_text())["snapshot"]["unpacked"] == "p.raw"
+    assert (site / "capstan/p.raw").read_bytes() == MEMORY
+    text = precompress(site)
+    found = downloads(site)
+    assert site / "capstan/p.raw.br" in text
+    assert (found.files, found.raw) == (before.files, before.raw + len(', "unpacked": "p.raw"'))
+    forms = [(site / f"capstan/{name}").stat().st_size for name in ("p.raw.br", "p.snapshot")]
+    assert forms[0] < forms[1]
+    (site / "capstan/p.raw.br").unlink()
+    assert downloads(site).br - found.br == forms[1] - forms[0]

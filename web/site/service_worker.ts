@@ -5,6 +5,8 @@
 /** Set where it is built: what tells this version of the site from others, and the site's files, relative to it. */
 declare const VERSION: string;
 declare const FILES: string[];
+/** Python's memory snapshot, without gzip and with; python.ts asks for the first one where the server sends it as brotli. */
+declare const SNAPSHOTS: [unpacked: string, gzipped: string];
 
 /** The part of ServiceWorkerGlobalScope that is used here; TypeScript has it in a library of its own. */
 interface Scope {
@@ -25,12 +27,25 @@ const base = scope.registration.scope;
 /** Other sites of the origin have caches of their own. */
 const PREFIX = `capstan-site ${base} `;
 const NAME = PREFIX + VERSION;
-const files = new Set(FILES.map((file) => new URL(file, base).href));
+const files = new Set([...FILES, ...SNAPSHOTS].map((file) => new URL(file, base).href));
 
-/** Keep all files, each as the server has it now. */
+/** A file as the server has it now. */
+function current(file: string): Request {
+  return new Request(new URL(file, base), { cache: "no-cache" });
+}
+
+/** Keep all files, and one form of the snapshot. */
 async function install(): Promise<void> {
   const cache = await caches.open(NAME);
-  await cache.addAll([...files].map((url) => new Request(url, { cache: "no-cache" })));
+  await cache.addAll(FILES.map(current));
+  const [unpacked, gzipped] = SNAPSHOTS;
+  const index = await cache.match(new URL("capstan/python.json", base));
+  if (index?.headers.get("Content-Encoding") === "br") {
+    const response = await fetch(current(unpacked));
+    if (response.ok && response.headers.get("Content-Encoding") === "br") return cache.put(response.url, response);
+    void response.body?.cancel();
+  }
+  await cache.add(current(gzipped));
 }
 
 async function removeOthers(): Promise<void> {

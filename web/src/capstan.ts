@@ -25,6 +25,7 @@ import type {
   Request,
 } from "./protocol";
 import { Run, type RunResult, Turns } from "./run";
+import { Session } from "./session";
 
 export * from "./client";
 export { CapstanError } from "./errors";
@@ -43,6 +44,7 @@ export type {
 export type { ChatOptions, ModelOptions, RunOptions } from "./options";
 export type { ToolCall } from "./tool_calls";
 export { Run, type RunResult } from "./run";
+export { Session } from "./session";
 
 /** What a load tells while it goes on. */
 export interface LoadProgress {
@@ -65,6 +67,8 @@ export interface LoadOptions extends ModelOptions {
   assetsUrl?: string;
   /** Whether Python may start from its memory snapshot (default), which is faster. */
   snapshot?: boolean;
+  /** Milliseconds that an aborted run has to end, 10 seconds unless given; then its worker is replaced. See Client.start. */
+  cancelDeadline?: number;
 }
 
 /** How a Python script ended. */
@@ -99,7 +103,15 @@ export interface Stats {
   lastRun: RunResult | null;
 }
 
-const LOAD_OPTIONS = [...modelOptionNames, "onProgress", "onEvent", "signal", "assetsUrl", "snapshot"];
+const LOAD_OPTIONS = [
+  ...modelOptionNames,
+  "onProgress",
+  "onEvent",
+  "signal",
+  "assetsUrl",
+  "snapshot",
+  "cancelDeadline",
+];
 
 /** See Capstan.chat. */
 export interface Chat {
@@ -130,7 +142,7 @@ export class Capstan {
    */
   static async load(model: ModelFolder, options: LoadOptions = {}): Promise<Capstan> {
     requireKnown(options, LOAD_OPTIONS);
-    const { signal, onEvent, onProgress, assetsUrl, snapshot } = options;
+    const { signal, onEvent, onProgress, assetsUrl, snapshot, cancelDeadline } = options;
     signal?.throwIfAborted();
     const folder = modelFolder(model, options, pageAddress());
     let ready: Ready | null = null;
@@ -143,6 +155,7 @@ export class Capstan {
       },
       ...(assetsUrl === undefined ? {} : { base: assetsUrl.replace(/\/?$/, "/") }),
       ...(snapshot === undefined ? {} : { snapshot }),
+      ...(cancelDeadline === undefined ? {} : { cancelDeadline }),
       ...(signal ? { signal } : {}),
       ...(expectable(folder) ? { expected: expectedOf(folder, options) } : {}),
     };
@@ -180,6 +193,14 @@ export class Capstan {
   /** Continue a text, or token ids. */
   complete(prompt: string | readonly number[], options: RunOptions = {}): Run {
     return this.run(completeRequest(this.folder, this.options, prompt, options), options);
+  }
+
+  /** A conversation that keeps its messages, and what was computed for them, from turn to turn. */
+  session(messages: readonly Message[] = []): Session {
+    const answer = (asked: readonly Message[], given: ChatOptions, session: string): Run =>
+      this.run({ ...chatRequest(this.folder, this.options, asked, given), session }, given);
+    const end = async (session: string): Promise<void> => void (await this.inTurn({ kind: "end_session", session }));
+    return new Session(answer, end, messages);
   }
 
   /** Run Python code in the worker, in its turn; top-level await is allowed and `capstan` can be imported. */
@@ -281,7 +302,9 @@ async function ask(
 
 /** Why the worker did not start, with what to do. */
 function startFailure(error: unknown): CapstanError {
-  const { code, message, traceback } = asCapstanError(error, 0);
+  const known = asCapstanError(error, 0);
+  const { code, message, traceback } = known;
+  if (code === "OptionError") return known;
   const remedy =
     "serve the whole folder capstan/ of the package (npx capstan-webgpu copy DIRECTORY) and give its address as assetsUrl";
   return new CapstanError(

@@ -18,6 +18,10 @@ export interface ModelOptions {
   capture?: "tape" | "ort" | "off";
   /** Decode steps in one submit; by default adapted to the measured round trip. */
   runAhead?: number;
+  /** How often a run may have its GPU device lost and go on, on another one; 0 rejects at the first loss. */
+  recoveries?: number;
+  /** Bytes of the device that may hold what conversations began with, for others that begin so; by default none. */
+  prefixCache?: number;
 }
 
 /** How tokens are picked and when a run ends. What is left out is as the model's own configuration says. */
@@ -69,7 +73,17 @@ const RUN_NAMES = [
   ...["signal", "temperature", "stop", "maxTokens", "maxLength", "search"],
   ...[...Object.keys(SEARCH), ...Object.keys(GRAMMARS)],
 ];
-const MODEL_OPTIONS = ["hub", "revision", "token", "dtype", "device", "capture", "runAhead"];
+const MODEL_OPTIONS = [
+  "hub",
+  "revision",
+  "token",
+  "dtype",
+  "device",
+  "capture",
+  "runAhead",
+  "recoveries",
+  "prefixCache",
+];
 const REPOSITORY = /^[\w.-]+\/[\w.-]+$/;
 
 function refused(message: string): CapstanError {
@@ -127,6 +141,8 @@ function shared(model: ModelFolder, options: ModelOptions, run: RunOptions): Sha
     device: options.device ?? "auto",
     capture: options.capture ?? "tape",
     run_ahead: options.runAhead ?? null,
+    recoveries: options.recoveries ?? null,
+    prefix_cache: options.prefixCache ?? null,
     max_new_tokens: run.maxTokens ?? null,
     search: search(run),
     guidance: guidance(run),

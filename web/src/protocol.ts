@@ -4,7 +4,14 @@ import type { Assets } from "./assets";
 
 /** What a page may ask of the worker. */
 export type Request =
-  LoadRequest | GenerateRequest | ChatRequest | ExecRequest | ModelsRequest | MemoryRequest | CancelRequest;
+  | LoadRequest
+  | GenerateRequest
+  | ChatRequest
+  | ExecRequest
+  | ModelsRequest
+  | MemoryRequest
+  | EndSessionRequest
+  | CancelRequest;
 
 /** A model folder: a URL ending in a slash, what the user picked, a folder or the files of one, or a hub's repository. */
 export type ModelFolder = string | FileSystemDirectoryHandle | File[] | HubRepository;
@@ -40,6 +47,10 @@ interface ModelRequest {
   speculation?: { ngram_size?: number; max_draft_tokens?: number } | null;
   /** The address of a LoRA adapter file to run the model with; left out or null for none. */
   adapter?: string | null;
+  /** How often the run may have its GPU device lost and go on, on another one; left out or null for the default. */
+  recoveries?: number | null;
+  /** Bytes of the device for what prompts begin with, as Model.load takes it; left out or null for none. */
+  prefix_cache?: number | null;
 }
 
 /** `data` is the text of a grammar of this type; docs/guidance.md says what may be in it. */
@@ -108,6 +119,14 @@ export interface ChatRequest extends ModelRequest {
   tools?: object[] | null;
   /** Tokens of the whole conversation; null is 4096, or the model's context if that is shorter. */
   max_length: number | null;
+  /** What was computed is kept for each session until EndSessionRequest; left out or null for requests without one. */
+  session?: string | null;
+}
+
+/** Give back what a session holds. */
+export interface EndSessionRequest {
+  kind: "end_session";
+  session: string;
 }
 
 /** Run a Python script; its output arrives as `stdout` and `stderr` events, its exit status as the reply. */

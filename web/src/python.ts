@@ -12,7 +12,13 @@ interface PythonFiles {
   /** Wheels of modules that are installed when they are first imported, by the modules' names. */
   vendored: Record<string, string>;
   /** Its sizes unpacked, and of the WebAssembly memory that it belongs into. */
-  snapshot: { file: string; bytes: number; heap: number };
+  snapshot: {
+    file: string;
+    /** The same without gzip, for servers that send it compressed with brotli; published sites have it. */
+    unpacked?: string;
+    bytes: number;
+    heap: number;
+  };
 }
 
 export type StartedFrom = "snapshot" | "plain";
@@ -50,7 +56,8 @@ const HOST = "_capstan_host";
  * `_capstan_host`. Where the snapshot is missing or refused, Python starts without it and `refused` says why.
  */
 export async function startPython(assets: Assets, host: object, snapshot: boolean): Promise<StartedPython> {
-  const index = (await (await fetched(assetUrl(assets, "python.json"))).json()) as PythonFiles;
+  const told = await fetched(assetUrl(assets, "python.json"));
+  const index = (await told.json()) as PythonFiles;
   const wheels = Promise.all(
     index.wheels.map(async (name): Promise<[string, Uint8Array]> => {
       const response = await fetched(assetUrl(assets, name));
@@ -65,7 +72,7 @@ export async function startPython(assets: Assets, host: object, snapshot: boolea
   let refused: string | undefined;
   if (snapshot) {
     try {
-      const pyodide = await restore(assets, host, index.snapshot);
+      const pyodide = await restore(assets, host, index.snapshot, isBrotli(told));
       writeWheels(pyodide, index.folder, await wheels);
       return { pyodide, from: "snapshot", vendored, refused };
     } catch (error) {
@@ -109,10 +116,15 @@ function pyodideIndex(assets: Assets): string {
 }
 
 /** Python as it was when the snapshot was made. Its file system is not in there, but for Pyodide's own files. */
-async function restore(assets: Assets, host: object, about: PythonFiles["snapshot"]): Promise<PyodideInterface> {
+async function restore(
+  assets: Assets,
+  host: object,
+  about: PythonFiles["snapshot"],
+  brotli: boolean,
+): Promise<PyodideInterface> {
   // Pyodide waits for the snapshot before it compiles its WebAssembly: it is given memory that is filled meanwhile.
   const memory = new Uint8Array(about.bytes);
-  const filled = unpack(assetUrl(assets, about.file), memory);
+  const filled = fill(memory, assets, about, brotli);
   filled.catch(() => undefined);
   const make = await moduleMaker(assets);
   const filling: MakeModule = async (settings) => {
@@ -143,10 +155,39 @@ function adapt(memory: Uint8Array, module: Module): void {
   view.setInt32(address, module.HEAP32[(runtime + offset) >>> 2]!, true);
 }
 
-/** Fill `memory` with the content of a gzipped file, which must be exactly as large. */
-async function unpack(url: string, memory: Uint8Array): Promise<void> {
-  const packed = (await fetched(url)).body!;
-  const reader = packed.pipeThrough(new DecompressionStream("gzip")).getReader();
+/** Whether a server sent it so; servers of other origins do not let pages read that. */
+function isBrotli(response: Response): boolean {
+  return response.headers.get("Content-Encoding") === "br";
+}
+
+/**
+ * The snapshot as it comes over the network with the fewest bytes: with `brotli` the server may send it so, else it is
+ * in a gzipped file. Also where it is from.
+ */
+async function snapshotOf(
+  assets: Assets,
+  about: PythonFiles["snapshot"],
+  brotli: boolean,
+): Promise<[ReadableStream<Uint8Array>, string]> {
+  if (brotli && about.unpacked) {
+    const url = assetUrl(assets, about.unpacked);
+    const response = await fetch(url).catch(() => null);
+    if (response?.ok && response.body && isBrotli(response)) return [response.body, url];
+    void response?.body?.cancel();
+  }
+  const url = assetUrl(assets, about.file);
+  return [(await fetched(url)).body!.pipeThrough(new DecompressionStream("gzip")), url];
+}
+
+/** Fill `memory` with the snapshot, which must be exactly as large. */
+async function fill(
+  memory: Uint8Array,
+  assets: Assets,
+  about: PythonFiles["snapshot"],
+  brotli: boolean,
+): Promise<void> {
+  const [stream, url] = await snapshotOf(assets, about, brotli);
+  const reader = stream.getReader();
   let filled = 0;
   const read = async (): Promise<ReadableStreamReadResult<Uint8Array>> => {
     try {

@@ -38,17 +38,17 @@ from .requests import read_request
 
 __all__ = ["cancel", "handle"]
 
-Key = tuple[str | HubRepository, str | None, str, str]
-"""A model's folder and dtype, the device and the capture."""
+Key = tuple[str | HubRepository, str | None, str, str, int]
+"""A model's folder and dtype, the device, the capture and the bytes of the prefix cache."""
 
 running: asyncio.Task[Any] | None = None
 loaded: tuple[Key, Model] | None = None
 """The last model and what it was loaded for: the next request for the same one finds it ready."""
 loading: asyncio.Task[Model] | None = None
 """The load that is under way."""
-conversation: tuple[Model, str, Conversation] | None = None
-"""The last conversation, its model and the options it was begun with: the next request that goes on with it runs the
-model on what is new."""
+conversations: dict[str | None, tuple[Model, str, Conversation]] = {}
+"""The last conversation of each session, and under None that of requests without one; its model and the options it was
+begun with: the next request that goes on with it runs the model on what is new."""
 CHAT_LENGTH = 4096
 """The `max_length` of conversations, where none is given and the model's context is no shorter."""
 
@@ -79,6 +79,7 @@ def answer_of(request: dict[str, Any]) -> Callable[[dict[str, Any]], Awaitable[A
         "exec": execute,
         "models": stored_weights,
         "memory": live_memory,
+        "end_session": end_session,
     }
     return answers[request["kind"]]
 
@@ -118,7 +119,7 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
         prompt_ids = tokenizer.encode(request["prompt"] or "")
     if not prompt_ids:
         raise PromptError("the prompt is empty; give at least one token")
-    params = GeneratorParams(model, run_ahead=request["run_ahead"])
+    params = GeneratorParams(model, **generator_options(request))
     params.set_search_options(**request["search"])
     guide(params, request)
     require_one_sequence(params)
@@ -203,7 +204,7 @@ async def chat(request: dict[str, Any]) -> dict[str, Any]:
     if not request["messages"]:
         return about
     kept = talk.ask(request["messages"], request.get("tools"))
-    prompt = generator.token_count()
+    prompt, reused = generator.token_count(), generator.reused_tokens
     generator.timing = Timing()
     ids: list[int] = []
     text: list[str] = []
@@ -222,7 +223,7 @@ async def chat(request: dict[str, Any]) -> dict[str, Any]:
         "text": "".join(text),
         "token_ids": ids,
         "prompt_tokens": prompt,
-        "kept_tokens": kept,
+        "kept_tokens": kept + generator.reused_tokens - reused,
         "sequence_tokens": generator.token_count(),
         "finish_reason": reason,
         **about,
@@ -233,24 +234,28 @@ async def chat(request: dict[str, Any]) -> dict[str, Any]:
 
 async def conversation_with(model: Model, request: dict[str, Any]) -> Conversation:
     """The last conversation if it was with this model and these options, else a new one; its decoder is ready."""
-    global conversation
+    session = request.get("session")
     limit = request["max_new_tokens"]
     if limit is not None and limit < 1:
         raise OptionError(f"max_new_tokens is {limit}; it must be at least 1")
-    names = ("run_ahead", "search", "max_length", "guidance", "speculation", "adapter")
+    names = ("run_ahead", "search", "max_length", "guidance", "speculation", "adapter", "recoveries")
     asked = [request.get(name) for name in names]
     options = json.dumps(asked, sort_keys=True)
-    if conversation is not None:
-        if conversation[0] is model and conversation[1] == options:
-            return conversation[2]
-        await end_conversation()
+    unused = conversations.get(None)
+    if session not in conversations and unused and not unused[2].generator.token_count():
+        # It was made when the model was loaded.
+        conversations[session] = conversations.pop(None)
+    if (last := conversations.get(session)) is not None:
+        if last[0] is model and last[1] == options:
+            return last[2]
+        await end_conversation(session)
     tokenizer = Tokenizer(model)
     if not tokenizer.has_chat_template:
         raise ConfigError(
             f"{model.folder} has no chat template (chat_template in tokenizer_config.json, or chat_template.jinja): "
             "take a model that was made for chats, or complete a prompt with it"
         )
-    params = GeneratorParams(model, run_ahead=request["run_ahead"])
+    params = GeneratorParams(model, **generator_options(request))
     length = request["max_length"]
     params.set_search_options(**request["search"])
     guide(params, request)
@@ -262,18 +267,29 @@ async def conversation_with(model: Model, request: dict[str, Any]) -> Conversati
     except BaseException:
         await generator.aclose()
         raise
-    conversation = model, options, Conversation(tokenizer, generator, params.search.stop_strings)
+    talk = Conversation(tokenizer, generator, params.search.stop_strings)
+    conversations[session] = model, options, talk
     host.emit({"kind": "status", "text": "preparing the decode step"})
     await generator.prepare_async()
-    return conversation[2]
+    return talk
 
 
-async def end_conversation() -> None:
-    """Give back what the last conversation holds."""
-    global conversation
-    if conversation is not None:
-        (_, _, talk), conversation = conversation, None
+def generator_options(request: dict[str, Any]) -> dict[str, Any]:
+    """What a request says of its generator besides the search."""
+    options = {name: request.get(name) for name in ("run_ahead", "recoveries")}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+async def end_conversation(session: str | None) -> None:
+    """Give back what a conversation holds."""
+    if session in conversations:
+        _, _, talk = conversations.pop(session)
         await talk.generator.aclose()
+
+
+async def end_session(request: dict[str, Any]) -> None:
+    """Give back what a session holds; it may have ended already."""
+    await end_conversation(request["session"])
 
 
 def folder_of(model: Any) -> str | HubRepository:
@@ -288,7 +304,8 @@ async def load_once(request: dict[str, Any]) -> Model:
     for the same model finds it done.
     """
     global loaded, loading
-    key = (folder_of(request["model"]), request["dtype"], request["device"], request["capture"])
+    prefix_cache = request.get("prefix_cache") or 0
+    key = (folder_of(request["model"]), request["dtype"], request["device"], request["capture"], prefix_cache)
     if loading is not None:
         with suppress(Exception):
             await asyncio.shield(loading)
@@ -296,7 +313,8 @@ async def load_once(request: dict[str, Any]) -> Model:
         if loaded[0] == key and loaded[1].healthy():
             return loaded[1]
         last, loaded = loaded[1], None
-        await end_conversation()
+        for session in [*conversations]:
+            await end_conversation(session)
         forget_adapters()
         await last.aclose()
     host.emit({"kind": "status", "text": f"loading {key[0]}"})
@@ -307,7 +325,7 @@ async def load_once(request: dict[str, Any]) -> Model:
 async def load(key: Key, stall_timeout: float | None) -> Model:
     """Load a model and keep it as the loaded one."""
     global loaded, loading
-    folder, dtype, device, capture = key
+    folder, dtype, device, capture, prefix_cache = key
 
     def progress(what: str, done: int, total: int) -> None:
         if what == "weights":
@@ -317,6 +335,7 @@ async def load(key: Key, stall_timeout: float | None) -> Model:
 
     try:
         options: dict[str, Any] = {"device": device, "dtype": dtype, "capture": capture}
+        options["prefix_cache"] = prefix_cache
         model = await Model.load(folder, **options, progress=progress, stall_timeout=stall_timeout)
         model.on_recovery = lambda reason, ms: host.emit({"kind": "recovered", "reason": reason, "ms": ms})
         loaded = (key, model)

@@ -17,6 +17,7 @@ FIELDS = {
     "exec": ("source", "filename", "argv", "models", "files"),
     "models": ("action", "which"),
     "memory": (),
+    "end_session": ("session",),
 }
 """By the kind of a request; others may be there, too."""
 
@@ -32,11 +33,12 @@ TYPES: dict[str, tuple[type, ...]] = {
 KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("device", "capture", "source", "filename", "action"), (TEXT,)),
     **dict.fromkeys(("dtype", "prompt", "which"), (TEXT, "null")),
-    **dict.fromkeys(("run_ahead", "max_new_tokens", "max_length"), (NUMBER, "null")),
+    **dict.fromkeys(("run_ahead", "max_new_tokens", "max_length", "recoveries", "prefix_cache"), (NUMBER, "null")),
     **dict.fromkeys(("messages", "argv"), (LIST,)),
     **dict.fromkeys(("search", "models", "files"), (OBJECT,)),
     "model": (TEXT, OBJECT),
     "prompt_ids": (LIST, "null"),
+    "session": (TEXT, "null"),
     "stall_timeout": (SECONDS, "null"),
 }
 TEXTS = ("argv", "files")
