@@ -43,20 +43,25 @@ def drawn(folder: Path) -> list[list[int]]:
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_shortlists_are_the_definitions(dtype: Any, scripts: PageScripts) -> None:
     draw = np.random.default_rng(4)
-    rows, wanted = [], []
-    for vocab, count in ((1, 1), (7, 7), (513, 6), (50_001, 20)):
-        logits = (draw.normal(size=vocab) * 6).astype(dtype)
+    given, wanted = [], []
+    for rows, start, vocab, count in ((1, 0, 1, 1), (1, 0, 7, 7), (3, 5, 513, 6), (1, 0, 50_001, 20), (2, 1, 8195, 4)):
+        logits = (draw.normal(size=(rows, vocab)) * 6).astype(dtype)
         if vocab > 7:
-            logits[[3, 400, 70]] = logits.max()
-            logits[[5, 6, 8, 9]] = [np.nan, -np.inf, np.finfo(dtype).smallest_subnormal, -0.0]
-        text = np.append(logits, np.zeros(8, dtype)).tobytes()[: -(-logits.nbytes // 4) * 4].hex()
-        rows.append([text, np.dtype(dtype).name, vocab, count])
-        finite = finite_logits(logits.astype(np.float32).tobytes())
-        wanted.append(Shortlist.of(finite, count))
-    for found, expected in zip(scripts.run("batches", "shortlists", rows=rows), wanted, strict=True):
-        got = Shortlist.read(found)
-        assert got.best == expected.best
-        assert got.total == pytest.approx(expected.total, rel=1e-6, abs=1e-6)
+            logits[0, [3, 400, 70]] = logits[0].max()
+            logits[0, [5, 6, 8, 9]] = [np.nan, -np.inf, np.finfo(dtype).smallest_subnormal, -0.0]
+        if vocab > 4099:
+            # Found in different blocks.
+            logits[-1, [4095, 4096, 100]] = 40
+        held = np.concatenate([np.full(start, 50, dtype), logits.ravel(), np.zeros(8, dtype)])
+        text = held.tobytes()[: -(-(start + logits.size) * held.itemsize // 4) * 4].hex()
+        given.append([text, np.dtype(dtype).name, vocab, count, start, rows])
+        wanted.append([Shortlist.of(finite_logits(row.astype(np.float32).tobytes()), count) for row in logits])
+    for found, expected in zip(scripts.run("batches", "shortlists", rows=given), wanted, strict=True):
+        size = len(found) // len(expected)
+        for row, one in enumerate(expected):
+            got = Shortlist.read(found[row * size : (row + 1) * size])
+            assert got.best == one.best
+            assert got.total == pytest.approx(one.total, rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize(("device", "capture"), [("webgpu", "tape"), ("webgpu", "off"), ("wasm", "off")])

@@ -142,8 +142,10 @@ class PaperEngine:
         buffers = {buffer for a, b, _, _ in pairs for buffer in (a, b)}
         return await self._in_turn(buffers, lambda: [Difference(0, 1, 0, 0) for _ in pairs])
 
-    async def shortlist(self, buffer: int, dtype: str, vocab: int, count: int) -> list[float]:
-        return await self._in_turn({buffer}, lambda: [1.0, *[0.0, 0.0] * count])
+    async def shortlist(
+        self, buffer: int, dtype: str, vocab: int, count: int, start: int = 0, rows: int = 1
+    ) -> list[float]:
+        return await self._in_turn({buffer}, lambda: [1.0, *[0.0, 0.0] * count] * rows)
 
     def upload_weights(self, pieces: Sequence[WeightPiece]) -> None:
         self._call()

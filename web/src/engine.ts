@@ -237,11 +237,19 @@ export class GpuEngine {
     this.spans.execute(resolved);
   }
 
-  /** Compare pairs of buffers on the GPU: [{a, b, bytes, dtype}] -> JSON list of Difference. */
-  async shortlist(handle: number, dtype: "float32" | "float16", vocab: number, count: number): Promise<Float64Array> {
-    return this.shortlists.read({ buffer: this.buffers.get(handle), dtype, vocab }, count);
+  /** Of rows of logits from an element of a buffer on; see Shortlists.read. */
+  async shortlist(
+    handle: number,
+    dtype: "float32" | "float16",
+    vocab: number,
+    count: number,
+    start: number,
+    rows: number,
+  ): Promise<Float64Array> {
+    return this.shortlists.read({ buffer: this.buffers.get(handle), start, rows, vocab, dtype }, count);
   }
 
+  /** Compare pairs of buffers on the GPU: [{a, b, bytes, dtype}] -> JSON list of Difference. */
   async compare(pairs: string): Promise<string> {
     const parsed = JSON.parse(pairs) as { a: number; b: number; bytes: number; dtype: "float32" | "float16" }[];
     const resolved = parsed.map((pair) => ({ ...pair, a: this.buffers.get(pair.a), b: this.buffers.get(pair.b) }));

@@ -113,9 +113,11 @@ class JsGpuEngine:
         with typed_errors():
             self.js.execute(json.dumps(steps))
 
-    async def shortlist(self, buffer: int, dtype: str, vocab: int, count: int) -> Sequence[float]:
+    async def shortlist(
+        self, buffer: int, dtype: str, vocab: int, count: int, start: int = 0, rows: int = 1
+    ) -> Sequence[float]:
         with typed_errors():
-            return array("d", (await self.js.shortlist(buffer, dtype, vocab, count)).to_bytes())
+            return array("d", (await self.js.shortlist(buffer, dtype, vocab, count, start, rows)).to_bytes())
 
     async def compare(self, pairs: Sequence[tuple[int, int, int, str]]) -> list[Difference]:
         keys = ("a", "b", "bytes", "dtype")

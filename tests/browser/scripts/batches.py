@@ -34,15 +34,15 @@ async def all_of(
 
 
 async def shortlists(models: Mapping[str, str], *, rows: Sequence[Sequence[Any]]) -> list[list[float]]:
-    """Of each (logits in hexadecimal, dtype, vocab, count), what the GPU finds."""
+    """Of each (logits in hexadecimal, dtype, vocab, count, first element, rows), what the GPU finds."""
     device = await capstan.open_device("webgpu")
     try:
         found = []
-        for text, dtype, vocab, count in rows:
+        for text, *about in rows:
             data = bytes.fromhex(text)
             with device.allocate(len(data)) as buffer:
                 device.copy_cpu_to_device(buffer.span(0, len(data)), data)
-                found.append(list(await gpu().shortlist(buffer.handle, dtype, vocab, count)))
+                found.append(list(await gpu().shortlist(buffer.handle, *about)))
         return found
     finally:
         device.close()

@@ -1,59 +1,73 @@
-// The largest logits of a row with their tokens, and what makes probabilities of them, without reading the row.
+// The largest logits of rows with their tokens, and what makes probabilities of them, without reading the rows.
 
 import shader from "../shaders/shortlist.wgsl";
 import type { WatchedDevice } from "./device";
 
+/** Tokens that a workgroup looks at; BLOCK of shortlist.wgsl. */
+const BLOCK = 4096;
+
 export interface Logits {
-  /** [vocab], from the start of the buffer. */
+  /** [rows, vocab], from element `start` of the buffer on. */
   buffer: GPUBuffer;
-  dtype: "float32" | "float16";
+  start: number;
+  rows: number;
   vocab: number;
+  dtype: "float32" | "float16";
 }
 
 /** Makes shortlists on one device. */
 export class Shortlists {
-  private pipeline: GPUComputePipeline | null = null;
+  private pipelines: GPUComputePipeline[] | null = null;
 
   constructor(private readonly watched: WatchedDevice) {}
 
   /**
-   * Σ exp(logit - largest), then `count` pairs of a logit and its token, largest first. The work is queued when this
-   * returns. Throws RangeError for a count that is not from 1 to the vocabulary.
+   * Of each row Σ exp(logit - largest), then `count` pairs of a logit and its token, largest first. The work is queued when
+   * this returns. Throws RangeError for a count that is not from 1 to the vocabulary.
    */
-  read({ buffer, dtype, vocab }: Logits, count: number): Promise<Float64Array> {
+  read({ buffer, start, rows, vocab, dtype }: Logits, count: number): Promise<Float64Array> {
     if (!Number.isInteger(count) || count < 1 || count > vocab) {
       throw new RangeError(`shortlist: count is ${count}; it must be an integer from 1 to ${vocab}`);
     }
     const { device } = this.watched;
-    this.pipeline ??= device.createComputePipeline({
-      label: "shortlist",
-      layout: "auto",
-      compute: { module: device.createShaderModule({ label: "shortlist", code: shader }), entryPoint: "main" },
-    });
+    const [inBlocks, joined] = (this.pipelines ??= this.made());
     const make = (size: number, usage: number): GPUBuffer =>
       this.watched.buffer("kernels", "shortlist", { label: "shortlist", size, usage });
-    const size = 4 * (1 + 2 * count);
-    const params = make(16, GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST);
+    const blocks = Math.ceil(vocab / BLOCK);
+    const kept = Math.min(count, BLOCK);
+    const size = 4 * rows * (1 + 2 * count);
+    const params = make(32, GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST);
+    const parts = make(4 * rows * blocks * (1 + 2 * kept), GPUBufferUsage.STORAGE);
     const result = make(size, GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC);
     const staging = make(size, GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST);
-    const words = new Uint32Array([vocab, dtype === "float16" ? 1 : 0, count, 0]);
+    const words = new Uint32Array([vocab, dtype === "float16" ? 1 : 0, count, start, blocks, kept, 0, 0]);
     this.watched.write(params, 0, new Uint8Array(words.buffer));
-    const bindGroup = device.createBindGroup({
-      layout: this.pipeline.getBindGroupLayout(0),
-      entries: [buffer, result, params].map((each, binding) => ({ binding, resource: { buffer: each } })),
-    });
     const encoder = this.watched.encoder();
     const pass = encoder.beginComputePass({ label: "shortlist" });
-    pass.setPipeline(this.pipeline);
-    pass.setBindGroup(0, bindGroup);
-    pass.dispatchWorkgroups(1);
+    const run = (pipeline: GPUComputePipeline, bound: Record<number, GPUBuffer>, groups: [number, number?]): void => {
+      const entries = Object.entries(bound).map(([at, each]) => ({ binding: Number(at), resource: { buffer: each } }));
+      pass.setPipeline(pipeline);
+      pass.setBindGroup(0, device.createBindGroup({ layout: pipeline.getBindGroupLayout(0), entries }));
+      pass.dispatchWorkgroups(...groups);
+    };
+    run(inBlocks!, { 0: buffer, 1: parts, 3: params }, [blocks, rows]);
+    run(joined!, { 1: parts, 2: result, 3: params }, [rows]);
     pass.end();
     encoder.copyBufferToBuffer(result, 0, staging, 0, size);
     this.watched.submit([encoder.finish()]);
-    return this.take(staging, count).finally(() => [params, result, staging].forEach((each) => each.destroy()));
+    const made = [params, parts, result, staging];
+    return this.take(staging, rows, count).finally(() => made.forEach((each) => each.destroy()));
   }
 
-  private async take(staging: GPUBuffer, count: number): Promise<Float64Array> {
+  private made(): GPUComputePipeline[] {
+    const { device } = this.watched;
+    const module = device.createShaderModule({ label: "shortlist", code: shader });
+    return ["blocks", "join"].map((entryPoint) =>
+      device.createComputePipeline({ label: "shortlist", layout: "auto", compute: { module, entryPoint } }),
+    );
+  }
+
+  private async take(staging: GPUBuffer, rows: number, count: number): Promise<Float64Array> {
     try {
       await staging.mapAsync(GPUMapMode.READ);
     } catch (error) {
@@ -63,7 +77,8 @@ export class Shortlists {
     const mapped = staging.getMappedRange();
     const floats = new Float32Array(mapped);
     const tokens = new Uint32Array(mapped);
-    const odd = (at: number): boolean => at > 0 && at % 2 === 0;
-    return Float64Array.from({ length: 1 + 2 * count }, (_, at) => (odd(at) ? tokens[at]! : floats[at]!));
+    const size = 1 + 2 * count;
+    const isToken = (at: number): boolean => at % size > 0 && (at % size) % 2 === 0;
+    return Float64Array.from({ length: rows * size }, (_, at) => (isToken(at) ? tokens[at]! : floats[at]!));
   }
 }

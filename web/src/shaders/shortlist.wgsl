@@ -1,21 +1,28 @@
-// Finds the largest logits of a row, and the sum that turns logits into probabilities.
+// Finds the largest logits of rows, and the sums that turn logits into probabilities.
 //
-// Writes Σ exp(logit - largest) as a float32, then `count` pairs of a float32 and its token: the largest logits in order,
-// the lowest token first among equals. NaN counts as -inf, -0 as +0, as in py_src/capstan/sampling.py.
-// Dispatch: (1). Bindings: 0 logits (float32, or float16 two to a word), 1 result, 2 params.
-// Limits: count is at most vocab; each of them is one pass of the workgroup over the row.
+// Writes of each row Σ exp(logit - largest) as a float32, then `count` pairs of a float32 and its token: the largest logits
+// in order, the lowest token first among equals. NaN counts as -inf, -0 as +0, as in py_src/capstan/sampling.py.
+// `blocks` finds the same of each BLOCK tokens, with keys for logits; dispatch: (blocks, rows). `join` finds the row's in
+// those; dispatch: (rows). Bindings: 0 logits (float32, or float16 two to a word), 1 parts, 2 result, 3 params.
+// Limits: count is at most vocab; each of them is one pass of a workgroup over its block, and over what blocks found.
 
 struct Params {
   vocab: u32,
   half: u32,
   count: u32,
-  unused: u32,
+  start: u32, // of the first row, in elements
+  blocks: u32,
+  kept: u32, // of each block: min(count, BLOCK)
+  unused0: u32,
+  unused1: u32,
 }
 
 @group(0) @binding(0) var<storage, read> logits: array<u32>;
-@group(0) @binding(1) var<storage, read_write> result: array<u32>;
-@group(0) @binding(2) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read_write> parts: array<u32>;
+@group(0) @binding(2) var<storage, read_write> result: array<u32>;
+@group(0) @binding(3) var<uniform> params: Params;
 
+const BLOCK = 4096u;
 const WG = 256u;
 const NEGATIVE_INFINITY_KEY = 0x007fffffu;
 
@@ -42,12 +49,12 @@ fn widened(half: u32) -> u32 {
 }
 
 // A u32 of the same order as the logits.
-fn key_of(token: u32) -> u32 {
+fn key_of(at: u32) -> u32 {
   var bits = 0u;
   if (params.half != 0u) {
-    bits = widened((logits[token >> 1u] >> ((token & 1u) * 16u)) & 0xffffu);
+    bits = widened((logits[at >> 1u] >> ((at & 1u) * 16u)) & 0xffffu);
   } else {
-    bits = logits[token];
+    bits = logits[at];
   }
   let magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) {
@@ -63,54 +70,37 @@ fn bits_of(key: u32) -> u32 {
   return select(~key, key & 0x7fffffffu, key >= 0x80000000u);
 }
 
-@compute @workgroup_size(WG)
-fn main(@builtin(local_invocation_index) thread: u32) {
-  var last_key = 0xffffffffu;
-  var last_token = 0u;
-  var top = 0u;
-  for (var place = 0u; place < params.count; place++) {
-    // The first behind the last one found.
-    var key = 0u;
-    var token = 0u;
-    for (var at = thread; at < params.vocab; at += WG) {
-      let found = key_of(at);
-      if (found > key && (found < last_key || (found == last_key && at > last_token))) {
-        key = found;
-        token = at;
+// exp(key's logit - top's): 1 for the same, also where both are infinite.
+fn share(key: u32, top: u32) -> f32 {
+  if (key == top) {
+    return 1.0;
+  }
+  if (key == NEGATIVE_INFINITY_KEY) {
+    return 0.0;
+  }
+  return exp(bitcast<f32>(bits_of(key)) - bitcast<f32>(bits_of(top)));
+}
+
+// The largest of all threads' keys, the lowest token first among equals, is in keys[0] and tokens[0] then.
+fn largest_of(thread: u32, key: u32, token: u32) {
+  keys[thread] = key;
+  tokens[thread] = token;
+  workgroupBarrier();
+  for (var stride = WG / 2u; stride > 0u; stride /= 2u) {
+    if (thread < stride) {
+      let other = keys[thread + stride];
+      let closer = tokens[thread + stride] < tokens[thread];
+      if (other > keys[thread] || (other == keys[thread] && closer)) {
+        keys[thread] = other;
+        tokens[thread] = tokens[thread + stride];
       }
-    }
-    keys[thread] = key;
-    tokens[thread] = token;
-    workgroupBarrier();
-    for (var stride = WG / 2u; stride > 0u; stride /= 2u) {
-      if (thread < stride) {
-        let other = keys[thread + stride];
-        let closer = tokens[thread + stride] < tokens[thread];
-        if (other > keys[thread] || (other == keys[thread] && closer)) {
-          keys[thread] = other;
-          tokens[thread] = tokens[thread + stride];
-        }
-      }
-      workgroupBarrier();
-    }
-    last_key = keys[0];
-    last_token = tokens[0];
-    top = select(top, last_key, place == 0u);
-    if (thread == 0u) {
-      result[1u + 2u * place] = bits_of(last_key);
-      result[2u + 2u * place] = last_token;
     }
     workgroupBarrier();
   }
-  var sum = 0.0;
-  for (var at = thread; at < params.vocab; at += WG) {
-    let key = key_of(at);
-    if (key == top) {
-      sum += 1.0;
-    } else if (key != NEGATIVE_INFINITY_KEY) {
-      sum += exp(bitcast<f32>(bits_of(key)) - bitcast<f32>(bits_of(top)));
-    }
-  }
+}
+
+// The sum of all threads' numbers is in sums[0] then.
+fn sum_of(thread: u32, sum: f32) {
   sums[thread] = sum;
   workgroupBarrier();
   for (var stride = WG / 2u; stride > 0u; stride /= 2u) {
@@ -119,7 +109,87 @@ fn main(@builtin(local_invocation_index) thread: u32) {
     }
     workgroupBarrier();
   }
+}
+
+// No logit has the key 0: it stands for nothing.
+fn is_next(key: u32, token: u32, last_key: u32, last_token: u32) -> bool {
+  return key < last_key || (key == last_key && token > last_token);
+}
+
+@compute @workgroup_size(WG)
+fn blocks(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) group: vec3<u32>) {
+  let row = params.start + group.y * params.vocab;
+  let to = (group.y * params.blocks + group.x) * (1u + 2u * params.kept);
+  let end = min((group.x + 1u) * BLOCK, params.vocab);
+  var last_key = 0xffffffffu;
+  var last_token = 0u;
+  var top = 0u;
+  for (var place = 0u; place < params.kept; place++) {
+    var key = 0u;
+    var token = 0u;
+    for (var at = group.x * BLOCK + thread; at < end; at += WG) {
+      let found = key_of(row + at);
+      if (found > key && is_next(found, at, last_key, last_token)) {
+        key = found;
+        token = at;
+      }
+    }
+    largest_of(thread, key, token);
+    last_key = keys[0];
+    last_token = tokens[0];
+    top = select(top, last_key, place == 0u);
+    if (thread == 0u) {
+      parts[to + 1u + 2u * place] = last_key;
+      parts[to + 2u + 2u * place] = last_token;
+    }
+    workgroupBarrier();
+  }
+  var sum = 0.0;
+  for (var at = group.x * BLOCK + thread; at < end; at += WG) {
+    sum += share(key_of(row + at), top);
+  }
+  sum_of(thread, sum);
   if (thread == 0u) {
-    result[0] = bitcast<u32>(sums[0]);
+    parts[to] = bitcast<u32>(sums[0]);
+  }
+}
+
+@compute @workgroup_size(WG)
+fn join(@builtin(local_invocation_index) thread: u32, @builtin(workgroup_id) group: vec3<u32>) {
+  let size = 1u + 2u * params.kept;
+  let begin = group.x * params.blocks * size;
+  let to = group.x * (1u + 2u * params.count);
+  var last_key = 0xffffffffu;
+  var last_token = 0u;
+  var top = 0u;
+  for (var place = 0u; place < params.count; place++) {
+    var key = 0u;
+    var token = 0u;
+    for (var at = thread; at < params.blocks * params.kept; at += WG) {
+      let pair = begin + (at / params.kept) * size + 1u + 2u * (at % params.kept);
+      let found = parts[pair];
+      let its = parts[pair + 1u];
+      if ((found > key || (found == key && its < token)) && is_next(found, its, last_key, last_token)) {
+        key = found;
+        token = its;
+      }
+    }
+    largest_of(thread, key, token);
+    last_key = keys[0];
+    last_token = tokens[0];
+    top = select(top, last_key, place == 0u);
+    if (thread == 0u) {
+      result[to + 1u + 2u * place] = bits_of(last_key);
+      result[to + 2u + 2u * place] = last_token;
+    }
+    workgroupBarrier();
+  }
+  var sum = 0.0;
+  for (var at = thread; at < params.blocks; at += WG) {
+    sum += bitcast<f32>(parts[begin + at * size]) * share(parts[begin + at * size + 1u], top);
+  }
+  sum_of(thread, sum);
+  if (thread == 0u) {
+    result[to] = bitcast<u32>(sums[0]);
   }
 }

@@ -131,9 +131,11 @@ class GpuBuffers(GpuAdapter, Protocol):
     async def read_into(self, buffer: int, offset: int, out: bytearray | memoryview) -> tuple[float, float]: ...
     async def read(self, buffer: int, offset: int, size: int) -> bytes: ...
     def execute(self, steps: Sequence[Sequence[Any]]) -> None: ...
-    async def shortlist(self, buffer: int, dtype: str, vocab: int, count: int) -> Sequence[float]:
-        """Of a row of logits at the start of a buffer: the sum of exp(logit - largest), then `count` logits and tokens
-        by turns, largest first."""
+    async def shortlist(
+        self, buffer: int, dtype: str, vocab: int, count: int, start: int = 0, rows: int = 1
+    ) -> Sequence[float]:
+        """Of each of `rows` rows of logits, from element `start` of a buffer on: the sum of exp(logit - largest), then
+        `count` logits and tokens by turns, largest first."""
 
     async def compare(self, pairs: Sequence[tuple[int, int, int, str]]) -> list[Difference]: ...
     def upload_weights(self, pieces: Sequence[WeightPiece]) -> Sink:

@@ -9,6 +9,7 @@ from ...search import SearchOptions
 from ...stages import SamplerProgram, position_words
 from ..base import Counters
 from ..cache_rows import CacheRows
+from ..casts import ELEMENT_BYTES
 from ..lora import LoraWeights
 from ..row_decoder import RowBurst
 from ..separate_rows import SeparateRows
@@ -221,12 +222,18 @@ class JointRows:
 
     async def shortlists(self, count: int, rows: Sequence[int]) -> list[Shortlist]:
         self._require_open()
-        found = []
-        for row in rows:
-            # The kernel takes a whole buffer: the prompts' own, which nobody reads any more.
-            self._buffers.to_one(row, self._one.buffers, ("logits",))
-            found.append(await self._one.shortlist(count))
-        return found
+        about, first = self._about, min(rows)
+        part = self._buffers.part("logits", first)
+        numbers = await self._engine.shortlist(
+            part.buffer.handle,
+            about.logits_dtype,
+            about.vocab_size,
+            count,
+            part.offset // ELEMENT_BYTES[about.logits_dtype],
+            max(rows) - first + 1,
+        )
+        size = 1 + 2 * count
+        return [Shortlist.read(numbers[(row - first) * size : (row - first + 1) * size]) for row in rows]
 
     def set_logits(self, row: int, values: memoryview[float]) -> None:
         self._require_open()
