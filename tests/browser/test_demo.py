@@ -385,6 +385,7 @@ def test_a_chat_goes_on_and_is_edited_kept_and_answered_again(demo: Demo) -> Non
     choose(demo.page, "nano-qwen2")
     example = demo.page.locator("#examples button").first
     asked = example.inner_text()
+    demo.page.evaluate("() => { document.getElementById('status').textContent = ''; }")
     example.click()
     demo.wait("status", "^Done$")
     first = demo.answer()

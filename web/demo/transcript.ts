@@ -96,10 +96,14 @@ export class Transcript {
 
   /** The welcome, with examples of a kind, each of which `take` is called with. */
   offer(kind: Kind, take: (example: string) => void): void {
+    const examples = element("examples", HTMLElement);
+    // A field that is left by a click on an example tells of its change between the button's press and release: another
+    // button in its place would not be clicked.
+    if (examples.dataset["kind"] === kind) return;
     say("kind-note", NOTES[kind]);
     const buttons = EXAMPLES[kind].map((example) => button(example.trimEnd(), () => take(example)));
-    element("examples", HTMLElement).replaceChildren(...buttons);
-    element("examples", HTMLElement).dataset["kind"] = kind;
+    examples.replaceChildren(...buttons);
+    examples.dataset["kind"] = kind;
     const chat = kind === "chat";
     say("prompt-label", chat ? "Message" : "Text to go on with");
   }
