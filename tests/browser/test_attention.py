@@ -333,6 +333,7 @@ def test_soft_caps(kernels: KernelPage, softcap: float) -> None:
             planned(kernels, shape, (1, 65, 700), lanes)
 
 
+@pytest.mark.extended
 def test_sinks(kernels: KernelPage) -> None:
     for lanes in {0, kernels.lanes, 32}:
         for window in (0, 70):

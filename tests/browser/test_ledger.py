@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.browser.page_scripts import PageScripts
 
 CYCLES = 200
@@ -36,6 +38,7 @@ def test_the_ledger_agrees_with_every_live_buffer(scripts: PageScripts) -> None:
     assert sum(categories("model closed").values()) == 0
 
 
+@pytest.mark.extended
 def test_nothing_is_left_after_many_cycles(scripts: PageScripts) -> None:
     found: dict[str, Any] = scripts.run(
         "memory", "cycles", "nano-llama", model="nano-llama", generators=CYCLES, sessions=CYCLES, loads=CYCLES

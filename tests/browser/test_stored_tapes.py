@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, BrowserContext
 from buildtools.server import SiteServer
 from capstan.tape import PASSES
 from tests.conftest import BOOT_MS
+from tests.extended import one_in
 from tests.harness import Harness, exec_request
 
 RUN = """
@@ -161,6 +162,7 @@ def test_nothing_is_left(pages: list[dict[str, Any]]) -> None:
     assert [(page["left"], page["left again"]) for page in pages] == 2 * [(0, 0)]
 
 
+@pytest.mark.extended
 def test_other_passes_damage_and_weights_that_are_not_kept_are_recorded_anew(
     browser: Browser, site: SiteServer
 ) -> None:
@@ -196,7 +198,7 @@ await generator.generate_next_token_async()
 """
 
 
-@pytest.mark.parametrize("stage", ["compare", "store_tape"])
+@pytest.mark.parametrize("stage", one_in(2, ["compare", "store_tape"]))
 def test_a_page_that_is_closed_while_it_records_leaves_nothing_that_the_next_one_trips_over(
     browser: Browser, site: SiteServer, stage: str
 ) -> None:

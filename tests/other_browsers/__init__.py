@@ -15,7 +15,7 @@ from buildtools.other_browsers import FIREFOX, WEBKIT, OtherBrowser
 from tests.harness import Harness
 
 from .firefox import Firefox
-from .remote_page import Driver, RemotePage
+from .remote_page import PATIENCE, Driver, RemotePage
 from .webkit import WebKit
 
 __all__ = ["OTHERS", "harness_in"]
@@ -30,10 +30,12 @@ def opened(name: str, program: Path, url: str) -> Harness:
     driver = OTHERS[name][1]
     page = RemotePage(driver(program))
     try:
-        return Harness.open(cast(Page, page), url)
+        harness = Harness.open(cast(Page, page), url)
     except AssertionError:
         page.close()
         raise
+    page.patience = PATIENCE
+    return harness
 
 
 @contextmanager

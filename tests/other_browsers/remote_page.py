@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from playwright.sync_api import Error
 
-__all__ = ["Driver", "RemotePage"]
+__all__ = ["PATIENCE", "Driver", "RemotePage"]
 
 DEFINE = "(name => { window[name] = value => (window.capstanCalls ??= []).push([name, value]); })"
 LOADED = """() => document.readyState === "complete" || new Promise((resolve) => {
@@ -34,6 +34,8 @@ BEGIN = """(() => {
 ANSWER = "window.capstanAnswer"
 PATIENCE = 300
 """Seconds for one evaluation."""
+OPENING_PATIENCE = 60
+"""Seconds for the first ones, until the page is open."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
 """Seconds between two questions for an answer: they double from the first to the longest."""
 
@@ -64,6 +66,7 @@ class RemotePage:
         self.driver = driver
         self.exposed: dict[str, Callable[[Any], Any]] = {}
         self.listeners: dict[str, list[Callable[[Any], None]]] = {}
+        self.patience = OPENING_PATIENCE
 
     def add_init_script(self, script: str) -> None:
         self.driver.init(script)
@@ -88,10 +91,10 @@ class RemotePage:
         """What a JavaScript expression, or a function of `argument`, gives; playwright's Error if it throws."""
         # No driver waits for a promise: Firefox's did not always tell that one had ended.
         text = self.driver.run(BEGIN.replace("FUNCTION", script).replace("ARGUMENT", json.dumps(argument)))
-        end, pause = time.monotonic() + PATIENCE, FIRST_PAUSE
+        end, pause = time.monotonic() + self.patience, FIRST_PAUSE
         while not text:
             if time.monotonic() > end:
-                raise Error(f"no answer within {PATIENCE} s to {script[:200]}; seen: {self.driver.seen()}")
+                raise Error(f"no answer within {self.patience} s to {script[:200]}; seen: {self.driver.seen()}")
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
             text = self.driver.run(ANSWER)
