@@ -7,7 +7,6 @@ import os
 import random
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from buildtools.browser import find_browser, flags
 from buildtools.server import SiteServer
 from tests.browser.page_scripts import PageScripts
 from tests.harness import Harness
+from tests.soak.memory import processes
 
 pytestmark = pytest.mark.extended
 POINTS = int(os.environ.get("CAPSTAN_LOSSES", "5"))
@@ -57,7 +57,7 @@ def test_a_device_lost_at_any_point_changes_no_token(scripts: PageScripts) -> No
 @pytest.fixture
 def mortal(browser: Browser, site: SiteServer) -> Iterator[tuple[PageScripts, set[int]]]:
     """The scripts in a browser of their own, and the processes that were there before it."""
-    before = set(children(os.getpid()))
+    before = set(processes(os.getpid()))
     other = browser.browser_type.launch(
         executable_path=str(find_browser()), args=["--headless=new", *flags("software"), *MORE_THAN_ONCE]
     )
@@ -93,27 +93,7 @@ def test_a_killed_gpu_process_changes_no_token(mortal: tuple[PageScripts, set[in
 
 def kill_gpu_process(others: set[int]) -> None:
     """Of the browser whose processes are not among `others`."""
-    found = [pid for pid, command in children(os.getpid()).items() if "--type=gpu-process" in command]
+    found = [pid for pid, command in processes(os.getpid()).items() if "--type=gpu-process" in command]
     fresh = [pid for pid in found if pid not in others]
     assert len(fresh) == 1, fresh
     os.kill(fresh[0], signal.SIGKILL)
-
-
-def children(root: int) -> dict[int, str]:
-    """The command lines of a process's children, and of theirs."""
-    parents: dict[int, int] = {}
-    commands: dict[int, str] = {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            commands[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except (OSError, ValueError):
-            continue  # It has ended.
-    found = {root}
-    while True:
-        more = {pid for pid, parent in parents.items() if parent in found} - found
-        if not more:
-            return {pid: commands[pid] for pid in found if pid in commands}
-        found |= more
