@@ -68,17 +68,21 @@ class Conversation:
     def _mark(self) -> None:
         self._marks.append((len(self._text), self.generator.token_count()))
 
-    async def answer(self, limit: int | None, show: Callable[[int, str], None]) -> str:
+    async def answer(self, limit: int | None, show: Callable[[int, str], None], begun: Sequence[int] = ()) -> str:
         """Generate at most `limit` tokens; why it ended: the generator's finish_reason, or 'max_new_tokens'.
 
-        `show(token, text)` is called for each token with the text that it completes, and with -1 for what was held back
-        at the end.
+        `begun` are the first tokens of the answer, which are given and count. `show(token, text)` is called for each
+        further token with the text that it completes, and with -1 for what was held back at the end.
         """
         stream = StoppingStream(self._tokenizer.decode, self._stops)
-        count = 0
+        if begun:
+            self.generator.append_tokens(begun)
+        for token in begun:
+            self._text += stream.push(token)
+        count = len(begun)
         try:
             while not self.generator.is_done():
-                if count == limit:
+                if limit is not None and count >= limit:
                     return "max_new_tokens"
                 length = self.generator.token_count()
                 token = await self.generator.generate_next_token_async()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +24,7 @@ from .prompt import checked_prompts
 from .row_loop import RowLoop
 from .speculated_loop import SpeculatedLoop
 from .speculation import SpeculationStats
+from .stages import integer
 from .timing import Timing
 
 if TYPE_CHECKING:
@@ -279,6 +280,33 @@ class Generator:
     def get_logits(self) -> memoryview[float]:
         """`get_logits_async`, blocking."""
         return self._wait(self.get_logits_async(), "get_logits", "await get_logits_async()")
+
+    async def log_probabilities_async(self, count: int, also: Sequence[int] = ()) -> dict[int, float]:
+        """The `count` most probable next tokens, the most probable first, then those of `also` that are not among them,
+        each with the logarithm of its probability: a softmax of the logits as they are, before the search options.
+
+        Tokens computed ahead are discarded. Raises OptionError for several rows, a count or an id out of range.
+        """
+        vocab = self._model.config.vocab_size
+        integer("count", count, 1, vocab)
+        for token in also:
+            integer("also", token, 0, vocab - 1)
+        if len(self._loop.rows) > 1:
+            raise OptionError(f"this generator has {len(self._loop.rows)} rows; ask one of batch_size 1")
+        async with self._turn:
+            return await self._loop.surviving(partial(self._log_probabilities, count, also))
+
+    async def _log_probabilities(self, count: int, also: Sequence[int]) -> dict[int, float]:
+        loop = self._loop
+        await loop.settle()
+        [found] = await loop.open_decoder().shortlists(count, [0])
+        norm = found.best[0][0] + found.total
+        known = {token: logit - norm for logit, token in found.best}
+        rest = [token for token in also if token not in known]
+        if rest:
+            logits = await loop.open_decoder().logits(0)
+            known |= {token: logits[token] - norm for token in rest}
+        return known
 
     async def set_logits_async(self, values: bytes | bytearray | memoryview | array[float]) -> None:
         """Replace the logits the next token is picked from: float32 [vocab], of several rows [rows, vocab]. OptionError

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, Route, Worker, expect
 
@@ -47,11 +48,13 @@ STOP = """() => new Promise((resolve) => {
 HOLD = """() => {
   const { postMessage } = self;
   const { mapAsync } = GPUBuffer.prototype;
+  const picked = (self.picked = []);
   let told = 0;
   let most = Infinity;
   let released;
   self.postMessage = (message) => {
     if (message.event?.kind === 'text') told++;
+    if (message.event?.token_id !== undefined) picked.push(message.event.token_id);
     postMessage(message);
   };
   GPUBuffer.prototype.mapAsync = async function (...given) {
@@ -71,7 +74,7 @@ HOLD = """() => {
   };
 }"""
 """In the worker, before it has a device: after `holdAfter(n)` no readback arrives once n tokens were told, until a
-request is cancelled."""
+request is cancelled. `picked` are the ids that were told."""
 DROP = """(files) => {
   const dataTransfer = new DataTransfer();
   for (const [name, bytes] of Object.entries(files)) dataTransfer.items.add(new File([new Uint8Array(bytes)], name));
@@ -125,8 +128,23 @@ class Demo:
 
     def send(self) -> None:
         """Send what stands in the prompt, and wait for the end of the answer."""
-        self.page.evaluate("() => { document.getElementById('status').textContent = ''; }")
+        self.clear_status()
         self.page.click("#run")
+        self.wait("status", "^Done$")
+
+    def clear_status(self) -> None:
+        """So that what it says next is seen."""
+        self.page.evaluate("() => { document.getElementById('status').textContent = ''; }")
+
+    def picked(self) -> list[int]:
+        """The ids of all tokens that the worker has told of."""
+        found: list[int] = self.worker.evaluate("() => picked")
+        return [token for token in found if token >= 0]
+
+    def look(self) -> None:
+        """Look at the tokens of the last answer, and wait for all that is told of them."""
+        self.clear_status()
+        self.page.get_by_role("button", name="Tokens", pressed=False).last.click()
         self.wait("status", "^Done$")
 
     def wait(self, name: str, text: str) -> None:
@@ -385,7 +403,7 @@ def test_a_chat_goes_on_and_is_edited_kept_and_answered_again(demo: Demo) -> Non
     choose(demo.page, "nano-qwen2")
     example = demo.page.locator("#examples button").first
     asked = example.inner_text()
-    demo.page.evaluate("() => { document.getElementById('status').textContent = ''; }")
+    demo.clear_status()
     example.click()
     demo.wait("status", "^Done$")
     first = demo.answer()
@@ -405,12 +423,89 @@ def test_a_chat_goes_on_and_is_edited_kept_and_answered_again(demo: Demo) -> Non
     demo.set(prompt="Or else?")
     demo.send()
     assert echoes.all_inner_texts() == [asked, "Or else?"]
-    demo.page.evaluate("() => { document.getElementById('status').textContent = ''; }")
+    demo.clear_status()
     demo.page.get_by_role("button", name="Answer again").first.click()
     demo.wait("status", "^Done$")
     assert (echoes.all_inner_texts(), demo.answer()) == ([asked], first), "the first answer, as it was"
     demo.page.click("#clear")
     expect(demo.page.locator("#welcome")).to_be_visible()
+
+
+def test_tokens_are_looked_at_and_an_answer_goes_on_from_one(demo: Demo) -> None:
+    demo.send()
+    answer, prompt = demo.answer(), oracle.encode(LLAMA, "def fibonacci(n):")
+    ids = oracle.greedy(LLAMA, prompt, 6)
+    demo.look()
+    tokens = demo.page.locator("#turns .tokens [role=button]")
+    assert "".join(text or "" for text in tokens.all_text_contents()) == answer
+    tokens.first.focus()
+    demo.page.keyboard.press("ArrowRight")
+    demo.page.keyboard.press("Enter")
+    panel = demo.page.get_by_role("region", name="The chosen token")
+    expect(panel.get_by_role("status")).to_have_text(re.compile(r"token 2 of 6: [\d.]+ %$"))
+    shares = [float(text.split()[-2]) for text in panel.locator(".share").all_inner_texts()]
+    assert len(shares) == 8
+    assert shares == sorted(shares, reverse=True)
+    assert panel.locator("li").first.inner_text().split("\n")[0].endswith("(taken)"), "it was picked greedily"
+    logits = oracle.logits(LLAMA, [*prompt, ids[0]])
+    assert shares[:2] == pytest.approx(percents(logits)[:2], abs=0.51)
+    demo.clear_status()
+    panel.get_by_role("button").first.click()
+    demo.wait("status", "^Done$")
+    second = int(np.argsort(-logits, kind="stable")[1])
+    assert demo.picked()[-4:] == oracle.greedy(LLAMA, [*prompt, ids[0], second], 4)
+    assert demo.text("tokens") == "4", "two of the six were given"
+    assert demo.answer().startswith(oracle.decode(LLAMA, [ids[0], second]))
+    demo.look()
+    tokens.nth(1).click()
+    demo.clear_status()
+    demo.page.get_by_role("button", name="Pick anew from here").click()
+    demo.wait("status", "^Done$")
+    assert demo.answer() == answer
+    demo.look()
+    demo.page.get_by_role("button", name="Tokens", pressed=True).click()
+    expect(tokens).to_have_count(0)
+    assert demo.answer() == answer
+
+
+def test_a_token_of_a_chat_is_replaced_and_the_conversation_goes_on(demo: Demo) -> None:
+    choose(demo.page, "nano-qwen2")
+    demo.set(prompt="Hello")
+    demo.send()
+    first = demo.answer()
+    demo.set(prompt="And then?")
+    demo.send()
+    second = demo.answer()
+    demo.look()
+    tokens = demo.page.locator("#turns .tokens [role=button]")
+    tokens.nth(3).click()
+    panel = demo.page.get_by_role("region", name="The chosen token")
+    assert panel.locator("li").first.inner_text().split("\n")[0].endswith("(taken)"), "it was picked greedily"
+    demo.clear_status()
+    panel.get_by_role("button", name="Pick anew").click()
+    demo.wait("status", "^Done$")
+    assert demo.answer() == second
+    assert demo.page.locator("#turns .text").first.text_content() == first
+
+
+def test_the_fit_of_a_model_is_told_before_it_is_loaded(demo: Demo) -> None:
+    choose(demo.page, "nano-gemma3")
+    demo.page.click("#fit")
+    told = re.compile(r"Fits webgpu: about [\d.]+ [kM]B for ([\d,]+) tokens, [\d.]+ [kM]B of it weights")
+    expect(demo.page.locator("#fit-note")).to_have_text(told, timeout=RUN_MS)
+    assert demo.text("fit-note").endswith("Nothing of it is stored in this browser.")
+    assert not any("nano-gemma3/model.onnx.data" in address for address in demo.addresses), "no weights were read"
+    choose(demo.page)
+    assert demo.text("fit-note") == ""
+    demo.send()
+    demo.page.click("#fit")
+    expect(demo.page.locator("#fit-note")).to_have_text(re.compile(r"232 kB of it is stored in this browser"))
+
+
+def percents(logits: np.ndarray) -> list[float]:
+    """The probabilities of all tokens, the largest first."""
+    powers = np.exp(logits.astype(np.float64) - logits.max())
+    return sorted((100 * powers / powers.sum()).tolist(), reverse=True)
 
 
 def test_settings_are_in_the_address_and_taken_from_it_but_no_token(demo: Demo) -> None:

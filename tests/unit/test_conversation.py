@@ -47,11 +47,13 @@ def begun(forget: bool = False, **options: Any) -> tuple[Conversation, PaperMode
     return Conversation(Letters(forget), generator), paper
 
 
-def answered(talk: Conversation, messages: Sequence[Message], limit: int | None = 6) -> tuple[int, str, str]:
-    """The tokens kept, the answer's text and why it ended."""
+def answered(
+    talk: Conversation, messages: Sequence[Message], limit: int | None = 6, given: Sequence[int] = ()
+) -> tuple[int, str, str]:
+    """The tokens kept, the answer's text behind the given tokens, and why it ended."""
     kept = talk.ask(messages)
     text: list[str] = []
-    reason = asyncio.run(talk.answer(limit, lambda _token, delta: text.append(delta)))
+    reason = asyncio.run(talk.answer(limit, lambda _token, delta: text.append(delta), given))
     return kept, "".join(text), reason
 
 
@@ -200,3 +202,18 @@ def test_an_answer_that_a_stop_string_ended_goes_on_with_its_text() -> None:
     whole = Letters().encode(f"AB|{first}|C|")
     assert generator.get_sequence()[: len(whole)] == whole
     assert second == Letters().decode(run_of(whole, 6))
+
+
+def test_an_answer_goes_on_from_its_first_tokens() -> None:
+    talk, _ = begun()
+    _, whole, _ = answered(talk, [user("ab")])
+    prompt = talk.generator.get_sequence()[:3]
+    ids = [ord(letter) - 32 for letter in whole]
+    for taken in (0, 6, 2):
+        again, paper = begun()
+        _, text, reason = answered(again, [user("ab")], given=ids[:taken])
+        assert (text, reason) == (whole[taken:], "max_new_tokens")
+        assert again.generator.get_sequence() == [*prompt, *ids]
+    kept, *_ = answered(again, [user("ab"), assistant(whole), user("c")])
+    assert kept == 3 + 6, "the answer with its given tokens is part of the conversation"
+    assert len(prefills(paper)) == 2

@@ -60,7 +60,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         *("speculated_loop", "row_pool", "stream", "opening", "recovery", "tokenizer"),
     ),
     ("genai",),
-    ("capstan", "_js.adapters", "_js.page", "_js.start"),
+    ("capstan", "_js.adapters", "_js.inspection", "_js.page", "_js.start"),
 )
 """Parts of the package, lowest layer first: a module, or a package with all below it that is not a part of its own."""
 

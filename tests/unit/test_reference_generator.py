@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from capstan import Generator, GeneratorParams, Model
+from capstan import Generator, GeneratorParams, Model, OptionError
 from tests import oracle
 from tests.oracle import Action
 
@@ -156,3 +157,20 @@ def test_a_repetition_penalty_gives_the_oracles_tokens(script: str, penalty: flo
     trace = drive(Model(str(LLAMA)), SCRIPTS[script], repetition_penalty=penalty)
     assert trace == oracle.drive(LLAMA, SCRIPTS[script], repetition_penalty=penalty)
     assert trace != oracle.drive(LLAMA, SCRIPTS[script])
+
+
+def test_probabilities_are_a_softmax_of_the_logits() -> None:
+    with Generator(Model(str(LLAMA))) as generator:
+        generator.append_tokens(PROMPT)
+        for _ in range(2):
+            logits = np.asarray(generator.get_logits(), np.float64)
+            wanted = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+            best = [int(token) for token in np.argsort(-logits, kind="stable")]
+            asked = [best[0], best[100]]
+            found = asyncio.run(generator.log_probabilities_async(3, asked))
+            assert list(found) == [*best[:3], best[100]]
+            assert list(found.values()) == pytest.approx([wanted[token] for token in found])
+            generator.generate_next_token()
+        for count, also in [(0, []), (len(logits) + 1, []), (1, [len(logits)]), (1, [-1])]:
+            with pytest.raises(OptionError, match="must be from"):
+                asyncio.run(generator.log_probabilities_async(count, also))

@@ -4,6 +4,7 @@ import { findAdapter, forecast } from "./diagnostics";
 import { element, milliseconds, say } from "./elements";
 import { Engine } from "./engine";
 import { showFailure } from "./failure";
+import { Fit } from "./fit";
 import { expectedModel, findModels, showChosen, watchPicking } from "./models";
 import { Race } from "./race";
 import { Running } from "./running";
@@ -21,8 +22,13 @@ const share = element("share", HTMLButtonElement);
 const engine: Engine = new Engine((event) => running.show(event), expectedModel);
 const running: Running = new Running(engine, (on) => {
   stored.blocked = on;
+  fit.blocked = on;
 });
 const stored: Stored = new Stored(engine, (error) => {
+  if (showFailure(error)) engine.forget();
+});
+
+const fit: Fit = new Fit(engine, (error) => {
   if (showFailure(error)) engine.forget();
 });
 
@@ -46,6 +52,7 @@ async function boot(): Promise<void> {
 function chosen(): void {
   forecast();
   showChosen();
+  fit.changed();
   running.offer();
 }
 

@@ -1,20 +1,34 @@
 // A run of the model: send, show what comes, stop, edit, answer again.
 
-import type { CapstanEvent, ChatRequest, GenerateRequest, LoadRequest, LoadResult, Request } from "capstan-webgpu";
+import type {
+  AlternativesRequest,
+  CapstanEvent,
+  ChatRequest,
+  GenerateRequest,
+  LoadRequest,
+  LoadResult,
+  Request,
+} from "capstan-webgpu";
 import * as diagnostics from "./diagnostics";
 import { bytes, element, milliseconds, say } from "./elements";
 import type { Engine } from "./engine";
 import { showFailure, showNoFailure } from "./failure";
 import { type Chosen, chosenModel } from "./models";
 import { FormError, readSettings, type Settings, systemMessages } from "./settings";
+import type { Token } from "./tokens";
 import { Transcript, Turn } from "./transcript";
 
 /** A run that is under way. */
 interface Run extends diagnostics.Pace {
   turn: Turn;
-  phase: "starting" | "loading" | "running";
+  phase: "starting" | "loading" | "running" | "looking";
   stopped: boolean;
 }
+
+/** Of a run that has not begun. */
+const NONE = { stopped: false, generating: 0, first: 0, last: 0, tokens: 0 };
+/** Of the tokens that could have come in the place of each, so many are shown. */
+const ALTERNATIVES = 8;
 
 const prompt = element("prompt", HTMLTextAreaElement);
 const sendButton = element("run", HTMLButtonElement);
@@ -31,6 +45,8 @@ export class Running {
   private readonly actions = {
     edit: (turn: Turn): void => this.edit(turn),
     again: (turn: Turn): void => void this.send(turn.asked, turn),
+    look: (turn: Turn): void => void this.look(turn),
+    from: (turn: Turn, place: number, instead: Token | null): void => void this.goOn(turn, place, instead),
   };
 
   constructor(
@@ -71,8 +87,11 @@ export class Running {
     this.transcript.offer(chat ? "chat" : "completion", (example) => void this.send(example, null));
   }
 
-  /** Send a text, in place of a turn and those after it if one is given. */
-  async send(text: string, instead: Turn | null): Promise<void> {
+  /**
+   * Send a text, in place of a turn and those after it if one is given; `begun` are the first tokens of its answer, which
+   * goes on from there.
+   */
+  async send(text: string, instead: Turn | null, begun: readonly Token[] = []): Promise<void> {
     if (this.current || this.held) return;
     showNoFailure();
     diagnostics.clearFigures();
@@ -80,16 +99,17 @@ export class Running {
     let settings: Settings;
     try {
       if (!text.trim()) throw new FormError("prompt", "the prompt is empty; write something, or take an example");
-      model = chosenModel();
+      // Ids are those of a model's own vocabulary.
+      model = (begun.length ? instead?.model : null) ?? chosenModel();
       settings = readSettings();
     } catch (error) {
       showFailure(error);
       return;
     }
     if (instead) this.transcript.removeFrom(instead);
-    const turn = new Turn(text, model.chat ? "chat" : "completion", this.actions);
-    const none = { generating: 0, first: 0, last: 0, tokens: 0 };
-    const run: Run = { turn, phase: "starting", stopped: false, ...none };
+    const turn = new Turn(text, model.chat ? "chat" : "completion", this.actions, model);
+    for (const token of begun) turn.append(token.text, token.id);
+    const run: Run = { turn, phase: "starting", ...NONE };
     this.current = run;
     this.editing = null;
     if (text === prompt.value || instead) prompt.value = "";
@@ -112,16 +132,16 @@ export class Running {
     await this.engine.start();
     if (run.stopped) return;
     run.phase = "loading";
-    const { dtype, device, capture } = settings;
     const load: LoadRequest = { kind: "load", ...settings, model: model.folder, max_length: null };
-    const key = JSON.stringify([model.key, dtype, device, capture]);
-    const about = await this.engine.load(key, () => ask<LoadResult>(load));
+    const about = await this.engine.load(keyOf(model, settings), () => ask<LoadResult>(load));
     if (run.stopped) return;
     run.phase = "running";
     turn.be(about.can_chat ? "chat" : "completion");
     const request: ChatRequest | GenerateRequest = about.can_chat
       ? { ...load, kind: "chat", messages: [...systemMessages(), ...this.transcript.messages()] }
       : { kind: "generate", ...settings, model: model.folder, prompt: turn.asked, prompt_ids: null };
+    turn.request = { ...request };
+    if (turn.tokens.length) request.begun = turn.tokens.map(({ id }) => id);
     run.generating = performance.now();
     if (about.can_chat) say("status", "Reading");
     const result = await ask<diagnostics.Result>(request);
@@ -138,6 +158,12 @@ export class Running {
       return;
     }
     run.stopped = true;
+    if (run.phase === "looking") {
+      say("status", "Stopped looking");
+      this.engine.cancel();
+      this.end(run);
+      return;
+    }
     diagnostics.showStopped(run.tokens);
     run.turn.tell(run.tokens ? `${run.tokens} tokens, stopped` : "stopped");
     if (run.phase === "running") {
@@ -151,6 +177,54 @@ export class Running {
     }
     this.end(run);
     prompt.focus({ preventScroll: true });
+  }
+
+  /** Show an answer token by token and ask what the model says of each, or show it as a text again. */
+  private async look(turn: Turn): Promise<void> {
+    if (this.current || this.held) return;
+    if (turn.view) {
+      turn.lookAway();
+      return;
+    }
+    const { request, model, tokens } = turn;
+    if (!request || !tokens.length) return;
+    showNoFailure();
+    turn.look();
+    const run: Run = { turn, phase: "looking", ...NONE };
+    this.current = run;
+    this.setBusy(run, true);
+    const ask = <T>(asked: Request): Promise<T> => this.engine.ask<T>(asked, (event) => this.show(event, run));
+    try {
+      const max_length = request.kind === "chat" ? request.max_length : null;
+      await this.engine.load(keyOf(model, request), () => ask<LoadResult>({ ...request, kind: "load", max_length }));
+      say("status", `Looking at ${tokens.length} tokens`);
+      const asked: AlternativesRequest = {
+        ...request,
+        kind: "alternatives",
+        prompt: request.kind === "generate" ? request.prompt : null,
+        max_length,
+        answer: tokens.map(({ id }) => id),
+        count: ALTERNATIVES,
+      };
+      await ask<null>(asked);
+      if (!run.stopped) say("status", "Done");
+    } catch (error) {
+      if (!run.stopped && showFailure(error)) this.engine.forget();
+    } finally {
+      if (!run.stopped) this.end(run);
+    }
+  }
+
+  /** Go on from a token of an answer: with another in its place, with what is picked anew, or end there. */
+  private goOn(turn: Turn, place: number, instead: Token | null): Promise<void> {
+    const begun = turn.tokens.slice(0, place);
+    if (this.current || this.held) return Promise.resolve();
+    if (instead && instead.id < 0) {
+      this.transcript.removeAfter(turn);
+      turn.endAt(place);
+      return Promise.resolve();
+    }
+    return this.send(turn.asked, turn, instead ? [...begun, instead] : begun);
   }
 
   private failed(run: Run, error: unknown): void {
@@ -221,8 +295,10 @@ export class Running {
       diagnostics.showHow(event);
     } else if (event.kind === "recovered") {
       say("status", `The GPU was lost and opened again in ${milliseconds(event.ms)}; the run goes on`);
+    } else if (event.kind === "alternatives") {
+      run?.turn.view?.learn(event.place, event);
     } else if (event.kind === "text" && run) {
-      this.transcript.append(run.turn, event.text);
+      this.transcript.append(run.turn, event.text, event.token_id);
       if (event.token_id < 0) return;
       run.last = performance.now();
       run.first ||= run.last;
@@ -241,4 +317,9 @@ export class Running {
     } else progress.removeAttribute("value");
     say("status", `Loading ${what}: ${bytes(done)}${total > 0 ? ` of ${bytes(total)}` : ""}`);
   }
+}
+
+/** The same for what one load serves. */
+function keyOf(model: Chosen, { dtype, device, capture }: Pick<Settings, "dtype" | "device" | "capture">): string {
+  return JSON.stringify([model.key, dtype, device, capture]);
 }

@@ -1,7 +1,9 @@
 // The conversation as it stands on the page: what was asked, and what came.
 
-import type { Message } from "capstan-webgpu";
+import type { ChatRequest, GenerateRequest, Message } from "capstan-webgpu";
 import { button, element, made, say } from "./elements";
+import type { Chosen } from "./models";
+import { type Token, TokenView } from "./tokens";
 
 /** A chat answers a message; a completion goes on with a text. */
 export type Kind = "chat" | "completion";
@@ -25,18 +27,36 @@ const NOTES: Record<Kind, string> = {
   chat: "Ask it something:",
 };
 
+/** What can be done with a turn. */
+export interface Actions {
+  edit: (turn: Turn) => void;
+  again: (turn: Turn) => void;
+  /** Look at the tokens of its answer, or no longer. */
+  look: (turn: Turn) => void;
+  /** Go on from a token of its answer, with another in its place or with what is picked anew. */
+  from: (turn: Turn, place: number, instead: Token | null) => void;
+}
+
 /** One question and its answer. */
 export class Turn {
   readonly element = made("article", "turn");
-  answer = "";
+  /** The tokens of the answer as they came. */
+  readonly tokens: Token[] = [];
+  /** What was held back at the end of the answer. */
+  private rest = "";
+  /** What it was asked for with, once it was. */
+  request: ChatRequest | GenerateRequest | null = null;
+  view: TokenView | null = null;
   private readonly echo = made("span", "echo");
   private readonly text = made("span", "text");
   private readonly about = made("p", "about");
+  private readonly looking = button("Tokens", () => this.actions.look(this));
 
   constructor(
     readonly asked: string,
     readonly kind: Kind,
-    actions: { edit: (turn: Turn) => void; again: (turn: Turn) => void },
+    private readonly actions: Actions,
+    readonly model: Chosen,
   ) {
     this.echo.textContent = asked;
     this.be(kind);
@@ -48,8 +68,10 @@ export class Turn {
       this.about,
       button("Edit", () => actions.edit(this)),
       button("Again", () => actions.again(this), "Answer again"),
+      this.looking,
       copy,
     );
+    this.looking.setAttribute("aria-pressed", "false");
     this.element.append(said, row);
   }
 
@@ -61,9 +83,40 @@ export class Turn {
     this.element.setAttribute("aria-label", kind === "chat" ? "Message and answer" : "Text and completion");
   }
 
-  append(part: string): void {
-    this.answer += part;
+  get answer(): string {
+    return this.tokens.map(({ text }) => text).join("") + this.rest;
+  }
+
+  /** What a token adds to the answer; of no token what was held back at its end. */
+  append(part: string, id: number): void {
+    if (id < 0) this.rest += part;
+    else this.tokens.push({ id, text: part });
     this.text.append(part);
+  }
+
+  /** Show the answer token by token. */
+  look(): TokenView {
+    this.view = new TokenView(this.tokens, (place, instead) => this.actions.from(this, place, instead));
+    this.text.replaceChildren(this.view.element);
+    this.element.querySelector(".said")!.after(this.view.panel);
+    this.looking.setAttribute("aria-pressed", "true");
+    return this.view;
+  }
+
+  /** Let the answer end before one of its tokens. */
+  endAt(place: number): void {
+    this.tokens.length = place;
+    this.rest = "";
+    this.lookAway();
+    this.tell(`${place} tokens, ended by hand`);
+  }
+
+  /** Show it as a text again. */
+  lookAway(): void {
+    this.view?.panel.remove();
+    this.view = null;
+    this.text.replaceChildren(this.answer);
+    this.looking.setAttribute("aria-pressed", "false");
   }
 
   set busy(on: boolean) {
@@ -123,6 +176,12 @@ export class Transcript {
     this.welcome.hidden = this.turns.length > 0;
   }
 
+  /** Take the turns after one away. */
+  removeAfter(turn: Turn): void {
+    const next = this.turns[this.turns.indexOf(turn) + 1];
+    if (next) this.removeFrom(next);
+  }
+
   /** Mark the turns that a new one will replace; null marks none. */
   markFrom(turn: Turn | null): void {
     const at = turn ? this.turns.indexOf(turn) : Infinity;
@@ -133,19 +192,19 @@ export class Transcript {
     if (this.turns[0]) this.removeFrom(this.turns[0]);
   }
 
-  /** The messages of a chat, its last answer left out while it is empty. */
+  /** The messages of a chat up to what its last turn asks. */
   messages(): Message[] {
-    return this.turns.flatMap(({ asked, answer }) => [
+    return this.turns.flatMap(({ asked, answer }, index) => [
       { role: "user", content: asked },
-      ...(answer ? [{ role: "assistant", content: answer }] : []),
+      ...(answer && index < this.turns.length - 1 ? [{ role: "assistant", content: answer }] : []),
     ]);
   }
 
   /** Show what came, and keep its end in sight for whoever looks at the end. */
-  append(turn: Turn, part: string): void {
+  append(turn: Turn, part: string, id: number): void {
     const { box } = this;
     const atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
-    turn.append(part);
+    turn.append(part, id);
     if (atEnd) box.scrollTop = box.scrollHeight;
   }
 

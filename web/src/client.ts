@@ -16,6 +16,8 @@ import type {
 } from "./protocol";
 
 export type {
+  Alternative,
+  AlternativesRequest,
   CapstanEvent,
   ChatRequest,
   ExecRequest,
@@ -28,6 +30,8 @@ export type {
   ModelFolder,
   ModelsRequest,
   ModelsResult,
+  PlanRequest,
+  PlanResult,
   Readiness,
   RemoteError,
   Reply,

@@ -10,6 +10,8 @@ export type Request =
   | ExecRequest
   | ModelsRequest
   | MemoryRequest
+  | PlanRequest
+  | AlternativesRequest
   | EndSessionRequest
   | CancelRequest;
 
@@ -92,11 +94,66 @@ export interface MemoryResult {
   entries: { device: string; category: string; owner: string; bytes: number; buffers: number }[];
 }
 
+/** Tell whether a model would fit, before its weights are read. */
+export interface PlanRequest {
+  kind: "plan";
+  model: ModelFolder;
+  /** As in ModelRequest. */
+  dtype: string | null;
+  device: ModelRequest["device"];
+}
+
+/** The result of a PlanRequest; see capstan.plan. */
+export interface PlanResult {
+  device: string;
+  fits: boolean;
+  /** The value, the limit and the remedy; empty if it fits. */
+  reason: string;
+  /** Tokens of the sequence that is planned for: those of a conversation, see ChatRequest. */
+  max_length: number;
+  context_length: number;
+  /** The longest sequence that would fit. */
+  largest_max_length: number | null;
+  /** All of it; an estimate unless `exact`. */
+  bytes: number;
+  exact: boolean;
+  pools: Record<"weights" | "persistent" | "io" | "scratch", number>;
+}
+
+/**
+ * Tell of each token of an answer how probable it was and what else could have come, by `alternatives` events: the model is
+ * run over them. The model and the prompt or the messages are those of the request that was answered.
+ */
+export interface AlternativesRequest extends ModelRequest {
+  kind: "alternatives";
+  prompt: string | null;
+  /** A conversation's in place of a prompt, up to what was answered; left out for a prompt. */
+  messages?: Message[];
+  /** As in ChatRequest. */
+  max_length: number | null;
+  /** The ids of the answer's tokens. */
+  answer: number[];
+  /** So many of the most probable tokens are told for each. */
+  count: number;
+}
+
+/** A token that could come next. */
+export interface Alternative {
+  token_id: number;
+  text: string;
+  /** By the logits of the model as they are, before the search options. */
+  probability: number;
+  /** Whether the text ends with it. */
+  ends: boolean;
+}
+
 /** Complete a prompt with a model; tokens arrive as `text` events, the summary as the reply. */
 export interface GenerateRequest extends ModelRequest {
   kind: "generate";
   prompt: string | null;
   prompt_ids: number[] | null;
+  /** The first tokens of the completion, which goes on from there and is told without them; they count as new ones. */
+  begun?: number[] | null;
 }
 
 /** A message of a conversation, as the model's chat template takes it. */
@@ -115,6 +172,8 @@ export interface Message {
 export interface ChatRequest extends ModelRequest {
   kind: "chat";
   messages: Message[];
+  /** As in GenerateRequest, of the answer. */
+  begun?: number[] | null;
   /** What the model may call, as the template takes it; left out or null for nothing. */
   tools?: object[] | null;
   /** Tokens of the whole conversation; null is 4096, or the model's context if that is shorter. */
@@ -194,6 +253,8 @@ export type CapstanEvent =
   /** The GPU device was lost, and the model was opened on another one in so many milliseconds: its run goes on. */
   | { kind: "recovered"; reason: string; ms: number }
   | { kind: "text"; text: string; token_id: number }
+  /** Of the answer's token at a place: itself, and the most probable ones. */
+  | { kind: "alternatives"; place: number; token: Alternative; best: Alternative[] }
   | { kind: "stdout"; text: string }
   | { kind: "stderr"; text: string };
 

@@ -220,8 +220,7 @@ async function prepared(request: Request): Promise<string> {
   const name = (folder: ModelFolder): ModelName | Promise<ModelName> =>
     typeof folder !== "object" || folder === null || "repository" in folder ? folder : adopt(folder);
   if (typeof request !== "object" || request === null) return JSON.stringify(request ?? null);
-  if (request.kind === "load" || request.kind === "generate" || request.kind === "chat")
-    return JSON.stringify({ ...request, model: await name(request.model) });
+  if ("model" in request) return JSON.stringify({ ...request, model: await name(request.model) });
   if (request.kind !== "exec" || !request.models) return JSON.stringify(request);
   const models: Record<string, ModelName> = {};
   for (const [key, folder] of Object.entries(request.models)) models[key] = await name(folder);
@@ -240,7 +239,7 @@ async function answer(id: number, request: Request): Promise<void> {
     reply = failure(error);
   }
   post({ tag: "reply", id, reply });
-  if (request?.kind !== "models" && request?.kind !== "memory") dropAhead();
+  if (request?.kind !== "models" && request?.kind !== "memory" && request?.kind !== "plan") dropAhead();
 }
 
 function failure(error: unknown): Reply {

@@ -33,6 +33,7 @@ from ..tokenizer import Tokenizer
 from . import host
 from .adapters import adapt, forget_adapters
 from .files import mount
+from .inspection import answer_ids, plan_for, tell_alternatives
 from .memory_requests import live_memory, stored_weights
 from .requests import read_request
 
@@ -79,6 +80,8 @@ def answer_of(request: dict[str, Any]) -> Callable[[dict[str, Any]], Awaitable[A
         "exec": execute,
         "models": stored_weights,
         "memory": live_memory,
+        "plan": planned,
+        "alternatives": alternatives,
         "end_session": end_session,
     }
     return answers[request["kind"]]
@@ -124,16 +127,20 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
     guide(params, request)
     require_one_sequence(params)
     limit_new_tokens(params, model, len(prompt_ids), request["max_new_tokens"])
+    begun = answer_ids("begun", request.get("begun"))
     ids: list[int] = []
     text: list[str] = []
     async with Generator(model, params) as generator:
         await adapt(model, generator, request)
-        generator.append_tokens(prompt_ids)
+        generator.append_tokens([*prompt_ids, *begun])
         host.emit({"kind": "status", "text": "preparing the decode step"})
         await generator.prepare_async()
         about = told_ready(model, generator)
         host.emit({"kind": "status", "text": "generating"})
-        show = text_events(StoppingStream(tokenizer.decode, params.search.stop_strings), text.append)
+        stream = StoppingStream(tokenizer.decode, params.search.stop_strings)
+        for token in begun:
+            stream.push(token)
+        show = text_events(stream, text.append)
         while not generator.is_done():
             length = generator.token_count()
             token = await generator.generate_next_token_async()
@@ -197,6 +204,7 @@ def told_ready(model: Model, generator: Generator) -> dict[str, Any]:
 
 async def chat(request: dict[str, Any]) -> dict[str, Any]:
     """Answer the last message of a conversation; without messages only get ready for one."""
+    begun = answer_ids("begun", request.get("begun"))
     model = await load_once(request)
     talk = await conversation_with(model, request)
     generator = talk.generator
@@ -216,7 +224,7 @@ async def chat(request: dict[str, Any]) -> dict[str, Any]:
         host.emit({"kind": "text", "text": delta, "token_id": token})
 
     try:
-        reason = await talk.answer(request["max_new_tokens"], show)
+        reason = await talk.answer(request["max_new_tokens"], show, begun)
     except asyncio.CancelledError:
         reason = "cancel"
     return {
@@ -230,6 +238,34 @@ async def chat(request: dict[str, Any]) -> dict[str, Any]:
         "tokens_per_second": generator.timing.tokens_per_second,
         "time_to_first_token_ms": generator.timing.time_to_first_token,
     }
+
+
+async def alternatives(request: dict[str, Any]) -> None:
+    """Tell of each token of an answer how probable it was, and what else could have come: after a prompt or, if there
+    are messages, in the conversation that they make."""
+    answer = answer_ids("answer", request["answer"])
+    count = request["count"]
+    model = await load_once(request)
+    tokenizer, ends = Tokenizer(model), model.config.eos_token_ids
+    if request.get("messages") is not None:
+        talk = await conversation_with(model, request)
+        talk.ask(request["messages"], request.get("tools"))
+        await tell_alternatives(talk.generator, tokenizer, answer, count, ends)
+        return
+    prompt_ids = tokenizer.encode(request["prompt"] or "")
+    params = GeneratorParams(model, **generator_options(request))
+    params.set_search_options(**request["search"])
+    limit_new_tokens(params, model, len(prompt_ids), request["max_new_tokens"])
+    async with Generator(model, params) as generator:
+        await adapt(model, generator, request)
+        generator.append_tokens(prompt_ids)
+        await tell_alternatives(generator, tokenizer, answer, count, ends)
+
+
+async def planned(request: dict[str, Any]) -> dict[str, Any]:
+    """Whether a model would fit, before its weights are read."""
+    folder, device, dtype = folder_of(request["model"]), request["device"], request["dtype"]
+    return await plan_for(folder, device, dtype, CHAT_LENGTH)
 
 
 async def conversation_with(model: Model, request: dict[str, Any]) -> Conversation:

@@ -17,6 +17,8 @@ FIELDS = {
     "exec": ("source", "filename", "argv", "models", "files"),
     "models": ("action", "which"),
     "memory": (),
+    "plan": ("model", "dtype", "device"),
+    "alternatives": (*MODEL, "prompt", "answer", "count", "max_length", "max_new_tokens", "search"),
     "end_session": ("session",),
 }
 """By the kind of a request; others may be there, too."""
@@ -34,7 +36,9 @@ KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("device", "capture", "source", "filename", "action"), (TEXT,)),
     **dict.fromkeys(("dtype", "prompt", "which"), (TEXT, "null")),
     **dict.fromkeys(("run_ahead", "max_new_tokens", "max_length", "recoveries", "prefix_cache"), (NUMBER, "null")),
-    **dict.fromkeys(("messages", "argv"), (LIST,)),
+    **dict.fromkeys(("messages", "argv", "answer"), (LIST,)),
+    "begun": (LIST, "null"),
+    "count": (NUMBER,),
     **dict.fromkeys(("search", "models", "files"), (OBJECT,)),
     "model": (TEXT, OBJECT),
     "prompt_ids": (LIST, "null"),

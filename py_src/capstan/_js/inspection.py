@@ -1,0 +1,70 @@
+"""Answers what a page asks to look inside: whether a model would fit, how probable each token of an answer was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import OptionError
+from ..generator import Generator
+from ..hub import HubRepository
+from ..json_text import clipped
+from ..planning import plan
+from ..tokenizer import Tokenizer
+from . import host
+
+__all__ = ["answer_ids", "plan_for", "tell_alternatives"]
+
+CONTEXT_TOKENS = 8
+"""A token's text is what it adds to the text of so many before it."""
+
+
+def answer_ids(name: str, given: Any) -> list[int]:
+    """The ids of an answer, or of its beginning; none for null. Raises OptionError."""
+    ids = [] if given is None else given
+    if not isinstance(ids, list) or any(isinstance(token, bool) or not isinstance(token, int) for token in ids):
+        raise OptionError(f"{name} is {clipped(given)}; it must be an array of token ids")
+    return ids
+
+
+async def tell_alternatives(
+    generator: Generator, tokenizer: Tokenizer, answer: Sequence[int], count: int, ends: Sequence[int]
+) -> None:
+    """Run the model over the answer, which follows the generator's sequence, and tell the page of each token in turn.
+    The sequence then ends before the answer's last token, or where this was cancelled."""
+    before = generator.get_sequence()[-CONTEXT_TOKENS:]
+
+    def about(token: int, log_probability: float) -> dict[str, Any]:
+        known = tokenizer.decode(before)
+        whole = tokenizer.decode([*before, token])
+        text = whole[len(known) :] if whole.startswith(known) else tokenizer.decode([token])
+        probability = math.exp(log_probability)
+        return {"token_id": token, "text": text, "probability": probability, "ends": token in ends}
+
+    for place, token in enumerate(answer):
+        found = await generator.log_probabilities_async(count, [token])
+        best = [about(other, found[other]) for other in list(found)[:count]]
+        host.emit({"kind": "alternatives", "place": place, "token": about(token, found[token]), "best": best})
+        if place + 1 < len(answer):
+            generator.append_tokens([token])
+            before = [*before, token][-CONTEXT_TOKENS:]
+
+
+async def plan_for(folder: str | HubRepository, device: str, dtype: str | None, length: int) -> dict[str, Any]:
+    """Whether a model and a sequence of `length` tokens, or of its context if that is shorter, would fit the device."""
+    whole = await plan(folder, device=device, dtype=dtype)
+    context = whole.requirements.max_length
+    fit = whole if context <= length else await plan(folder, device=device, dtype=dtype, max_length=length)
+    need = fit.requirements
+    return {
+        "device": need.device,
+        "fits": bool(fit),
+        "reason": fit.reason,
+        "max_length": need.max_length,
+        "context_length": context,
+        "largest_max_length": whole.largest_max_length,
+        "bytes": need.total.bytes,
+        "exact": need.total.exact,
+        "pools": {name: getattr(need, name).bytes for name in ("weights", "persistent", "io", "scratch")},
+    }

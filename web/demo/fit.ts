@@ -1,0 +1,91 @@
+// Whether the chosen model would fit this machine, and what of it is stored here, before anything is downloaded.
+
+import type { ModelsResult, PlanResult } from "capstan-webgpu";
+import { bytes, element, say } from "./elements";
+import { type Engine, RequestError } from "./engine";
+import { type Chosen, chosenModel } from "./models";
+import { FormError, readSettings, type Settings } from "./settings";
+
+export class Fit {
+  private readonly button = element("fit", HTMLButtonElement);
+  /** What was asked about last. */
+  private asked = "";
+
+  constructor(
+    private readonly engine: Engine,
+    private readonly onFailure: (error: unknown) => void,
+  ) {
+    this.button.addEventListener("click", () => void this.ask());
+  }
+
+  /** While a run is under way nothing can be asked. */
+  set blocked(on: boolean) {
+    this.button.disabled = on;
+  }
+
+  /** Another model may be chosen, or another device: what was told of the last is no longer so. */
+  changed(): void {
+    if (this.asked && this.asked !== this.named()?.key) this.tell("");
+  }
+
+  private named(): { key: string; model: Chosen; settings: Settings } | null {
+    try {
+      const model = chosenModel();
+      const settings = readSettings();
+      return { key: JSON.stringify([model.key, settings.device, settings.dtype]), model, settings };
+    } catch (error) {
+      if (error instanceof FormError) return null;
+      throw error;
+    }
+  }
+
+  private async ask(): Promise<void> {
+    const named = this.named();
+    if (!named) return this.tell("Choose a model first.");
+    const { key, model, settings } = named;
+    this.asked = key;
+    this.button.disabled = true;
+    this.tell("Reading the model's graph");
+    try {
+      const { device, dtype } = settings;
+      const plan = await this.engine.ask<PlanResult>({ kind: "plan", model: model.folder, device, dtype });
+      const { files } = await this.engine.ask<ModelsResult>({ kind: "models", action: "list", which: null });
+      const stored = files.filter(({ sources }) => sources.some((source) => belongs(source, model)));
+      const kept = stored.reduce((sum, { stored_bytes }) => sum + stored_bytes, 0);
+      if (this.asked === key) this.tell(`${verdict(plan)} ${storage(kept)}`);
+    } catch (error) {
+      if (error instanceof RequestError) this.tell(`${error.remote.type}: ${error.message}`);
+      else {
+        this.tell("");
+        this.onFailure(error);
+      }
+    } finally {
+      this.button.disabled = false;
+    }
+  }
+
+  private tell(what: string): void {
+    say("fit-note", what);
+  }
+}
+
+/** Whether stored weights are of a model, by the address that they came from. */
+function belongs(source: string, { folder }: Chosen): boolean {
+  if (typeof folder === "string") return source.startsWith(folder);
+  return "repository" in folder && source.includes(`/${folder.repository}/`);
+}
+
+function verdict(plan: PlanResult): string {
+  if (!plan.fits) return `Does not fit: ${plan.reason}.`;
+  const tokens = (count: number): string => `${count.toLocaleString("en")} tokens`;
+  const about = plan.exact ? "" : "about ";
+  const weights = `${bytes(plan.pools.weights)} of it weights`;
+  const need = `${about}${bytes(plan.bytes)} for ${tokens(plan.max_length)}, ${weights}`;
+  const { largest_max_length: largest, context_length: context } = plan;
+  if (largest !== null && largest < context) return `Fits ${plan.device}: ${need}; ${tokens(largest)} at most.`;
+  return `Fits ${plan.device}: ${need}.`;
+}
+
+function storage(kept: number): string {
+  return kept ? `${bytes(kept)} of it is stored in this browser.` : "Nothing of it is stored in this browser.";
+}
