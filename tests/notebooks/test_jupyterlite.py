@@ -1,0 +1,75 @@
+"""examples/notebooks/capstan.ipynb runs in JupyterLite, in a site made as docs/pyodide.md says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from buildtools import ROOT
+from buildtools.environment import PROTOBUF_WHEELS
+from buildtools.models import BUNDLED
+from buildtools.site import ORT_FILES
+from buildtools.wheels import build_wheel
+from tests.notebooks.pyodide_distribution import download, pyodide_distribution
+from tests.plain_server import serving_plainly
+
+JUPYTER = ("jupyterlite-core==0.8.6", "jupyterlite-pyodide-kernel==0.8.6", "jupyter_server")
+NOTEBOOK = ROOT / "examples/notebooks/capstan.ipynb"
+IDLE = "() => window.jupyterapp?.shell?.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
+CELLS = """() => window.jupyterapp.shell.currentWidget.context.model.toJSON().cells
+  .filter((cell) => cell.cell_type === "code").map((cell) => cell.outputs)"""
+ENDED = f"""() => {{
+  const cells = ({CELLS})();
+  return cells.at(-1).length > 0 || cells.flat().some((output) => output.output_type === "error");
+}}"""
+"""The last cell has printed, or one has failed. Cells that are out of sight are not in the page, but in the model."""
+RUN_MS = 540_000
+
+
+@pytest.fixture(scope="module")
+def lite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lite")
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    pip: list[str | Path] = [folder / "venv/bin/python", "-m", "pip", "install", "-q"]
+    subprocess.run([*pip, *JUPYTER], check=True, capture_output=True)
+    pyodide_distribution(folder / "site/static/pyodide", ["micropip", "packaging", "ipython", "jedi"])
+    exposed = {"jupyter-lite-schema-version": 0, "jupyter-config-data": {"exposeAppInBrowser": True}}
+    (folder / "site/jupyter-lite.json").write_text(json.dumps(exposed))
+    contents = folder / "site/contents"
+    (contents / "ort").mkdir(parents=True)
+    for name in ORT_FILES:
+        shutil.copy(ROOT / "node_modules/onnxruntime-web/dist" / name, contents / "ort")
+    shutil.copytree(BUNDLED, contents / "models/bundled")
+    shutil.copy(NOTEBOOK, contents)
+    wheels = [build_wheel(folder / "wheel"), *PROTOBUF_WHEELS.glob("*.whl"), *download(folder / "comm", "comm==0.2.3")]
+    build: list[str | Path] = [folder / "venv/bin/jupyter", "lite", "build", "--contents", "contents"]
+    build += ["--output-dir", folder / "out"]
+    options: list[str | Path] = [part for wheel in wheels for part in ("--piplite-wheels", wheel)]
+    done = subprocess.run([*build, *options], cwd=folder / "site", capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "out"
+
+
+@pytest.mark.timeout(1200)
+def test_the_notebook_runs(browser: Browser, lite: Path) -> None:
+    with serving_plainly(lite) as url:
+        page = browser.new_page()
+        page.goto(f"{url}lab/index.html?path={NOTEBOOK.name}")
+        page.wait_for_function(IDLE, timeout=RUN_MS)
+        page.evaluate("() => void window.jupyterapp.commands.execute('runmenu:run-all')")
+        page.wait_for_function(ENDED, timeout=RUN_MS)
+        cells = page.evaluate(CELLS)
+        page.close()
+    _, load, answer, blocking = [json.dumps(outputs) for outputs in cells]
+    assert "the weights have 15.3 MB" in load, load
+    assert "<progress" in load
+    assert "<svg" in answer
+    assert re.search(r"\d+ tokens, the first after \d+ ms", answer)
+    assert "tokens in the sequence" in blocking
