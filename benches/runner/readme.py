@@ -1,4 +1,5 @@
-"""The README's speed table, made from the newest committed results, between two markers."""
+"""The speed tables of README.md, in brief, and of docs/speed.md, made from the newest committed results, between two
+markers of each."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ from typing import Any
 
 from .text import WAYS, adapter_name, shown, versions
 
-__all__ = ["BEGIN", "END", "newest_results", "speed_table", "with_table"]
+__all__ = ["BEGIN", "END", "brief_table", "newest_results", "speed_table", "with_table"]
 
 BEGIN, END = "<!-- speed -->", "<!-- /speed -->"
 RESULTS = "*-speed*.json"
-"""Results of this name, date first, are the ones that the README is made from: all of the newest date."""
+"""Results of this name, date first, are the ones that the tables are made from: all of the newest date."""
 CONTENDERS = (
     ("transformers_js", "Transformers.js"),
     ("wllama", "wllama"),
@@ -32,17 +33,50 @@ def newest_results(folder: Path) -> list[Path]:
     return [path for path in found if path.name.startswith(newest)]
 
 
-def with_table(readme: str, results: Mapping[str, Path]) -> str:
-    """The README with the tables of these results, by the path shown, between its markers; ValueError without them."""
-    before, begin, rest = readme.partition(BEGIN)
+def with_table(document: str, results: Mapping[str, Path], *, brief: bool = False) -> str:
+    """The document with the tables of these results, by the path shown, between its markers; ValueError without them.
+    In brief it is one table, with a row for each model."""
+    before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"the README lacks {BEGIN} or {END}")
+        raise ValueError(f"the document lacks {BEGIN} or {END}")
     reports = {shown_as: json.loads(path.read_text()) for shown_as, path in results.items()}
     # Files with a real model come first.
     order = sorted(reports, key=lambda shown_as: not reports[shown_as].get("float32"))
-    tables = "\n\n".join(speed_table(reports[shown_as], shown_as) for shown_as in order)
+    if brief:
+        tables = brief_table([reports[shown_as] for shown_as in order])
+    else:
+        tables = "\n\n".join(speed_table(reports[shown_as], shown_as) for shown_as in order)
     return f"{before}{begin}\n\n{tables}\n\n{end}{after}"
+
+
+def brief_table(reports: Sequence[dict[str, Any]]) -> str:
+    """Markdown: conditions, and for each model the time of a token, greedy, and to the first one of a 512-token
+    prompt; a cell that was not measured is a dash."""
+    conditions = dict.fromkeys(condition(report) for report in reports)
+    differing = [found for found in dict.fromkeys(agreement(report) for report in reports) if found != "all"]
+    rows = []
+    for report in reports:
+        real = report.get("float32", {})
+        for model in sorted(report["summary"], key=lambda name: name not in real):
+            found = report["summary"][model]
+            decode = [
+                shown(at(found, "decode", key, "median"), 2) for key in ("transformers_js", "capstan_ort", "tape")
+            ]
+            firsts = [
+                shown(at(found, "lengths", key, "512", "first_token_ms", "median"), 1)
+                for key in ("transformers_js", "tape")
+            ]
+            times = gain(found, "decode greedy: Transformers.js / Capstan")
+            rows.append((model, *decode, times, *firsts))
+    names = ("Transformers.js", "ORT's capture", "**Capstan**", "times", "first token: Transformers.js", "**Capstan**")
+    told = f"{'; '.join(conditions)}. Medians; equal greedy ids: {'; '.join(differing) or 'all'}."
+    return f"{told}\n\n{grid('Milliseconds a token', names, rows)}"
+
+
+def condition(report: dict[str, Any]) -> str:
+    """When and on what was measured."""
+    return f"{report['date'][:10]}, {adapter_name(report)}, {report['browser'].split(' built')[0]}"
 
 
 def speed_table(report: dict[str, Any], path: str) -> str:
@@ -50,10 +84,7 @@ def speed_table(report: dict[str, Any], path: str) -> str:
     not measured is a dash."""
     real = report.get("float32", {})
     summary = {name: report["summary"][name] for name in sorted(report["summary"], key=lambda name: name not in real)}
-    condition = (
-        f"[{path}]({path}): {report['date'][:10]}, {adapter_name(report)}, {report['browser'].split(' built')[0]}"
-    )
-    parts = [f"{condition}, {versions(report)}. Equal greedy ids: {agreement(report)}."]
+    parts = [f"[{path}]({path}): {condition(report)}, {versions(report)}. Equal greedy ids: {agreement(report)}."]
     measured = {
         key for found in summary.values() for part in ("decode", "start", "lengths") for key in found.get(part, ())
     }

@@ -27,6 +27,8 @@ NANO = ROOT / "tests/fixtures/nano-llama"
 REAL = ROOT / "build/real"
 REAL_MODELS = {"cpu": "smollm2-135m-instruct-f32", "gpu": "smollm2-135m-instruct"}
 README = ROOT / "README.md"
+SPEED = ROOT / "docs/speed.md"
+"""All tables; README.md has one of them, in brief."""
 RESULTS = ROOT / "benches/results"
 PACKED_TOOLS = ("__init__.py", "errors.py", "models.py", "server.py")
 """Of buildtools, what the runner uses; standard library only."""
@@ -46,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "write everything that a bare GPU host needs (benches/README.md) into DIR and DIR.tar.xz, and measure nothing"
     )
     parser.add_argument("--pack", metavar="DIR", type=Path, help=pack)
-    readme = "write the speed table of the newest benches/results/*-speed.json into README.md, and measure nothing"
+    readme = "write the tables of the newest benches/results/*-speed.json into README.md and docs/speed.md, no more"
     parser.add_argument("--readme", action="store_true", help=readme)
     add_run_arguments(parser)
 
@@ -147,26 +149,29 @@ def about(names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def readme_in_step() -> str | None:
-    """README.md as the newest results would have it; None without results or markers."""
+def tables_in_step() -> dict[Path, str]:
+    """README.md and docs/speed.md as the newest results would have them; empty without results or markers."""
     from benches.runner.readme import BEGIN, newest_results, with_table
 
     results = newest_results(RESULTS)
-    text = README.read_text(encoding="utf-8")
-    if not results or BEGIN not in text:
-        return None
-    return with_table(text, {path.relative_to(ROOT).as_posix(): path for path in results})
+    texts = {path: path.read_text(encoding="utf-8") for path in (README, SPEED)}
+    if not results or any(BEGIN not in text for text in texts.values()):
+        return {}
+    shown = {f"../{path.relative_to(ROOT).as_posix()}": path for path in results}
+    return {path: with_table(text, shown, brief=path == README) for path, text in texts.items()}
 
 
 def write_readme() -> int:
-    """Bring README.md in step with the newest results."""
+    """Bring README.md and docs/speed.md in step with the newest results."""
     try:
-        text = readme_in_step()
+        texts = tables_in_step()
     except (OSError, ValueError, KeyError) as error:
         raise CommandError(f"no table can be made of benches/results/*-speed*.json ({error!r}): mend these") from error
-    if text is None:
-        raise CommandError("README.md lacks <!-- speed -->, or benches/results/ has no *-speed*.json: add it first")
-    README.write_text(text, encoding="utf-8")
+    if not texts:
+        lacking = "README.md or docs/speed.md lacks <!-- speed -->, or benches/results/ has no *-speed*.json"
+        raise CommandError(f"{lacking}: add it first")
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -8,7 +8,7 @@ import subprocess
 from .. import ROOT
 from ..environment import venv_python
 from ..terminal import say
-from .bench import README, readme_in_step
+from .bench import tables_in_step
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
 
@@ -48,10 +48,10 @@ def run(args: argparse.Namespace) -> int:
         say(f"check: {name}")
         if subprocess.run(command, cwd=ROOT).returncode:
             failed.append(name)
-    say("check: README's speed table")
-    text = readme_in_step()
-    if text is not None and text != README.read_text(encoding="utf-8"):
-        say("README.md is not what the newest results would make of it: python3 build.py bench --readme")
-        failed.append("README")
+    say("check: speed tables")
+    for path, text in tables_in_step().items():
+        if text != path.read_text(encoding="utf-8"):
+            say(f"{path.name} is not what the newest results would make of it: python3 build.py bench --readme")
+            failed.append(path.name)
     say(f"check: failed: {', '.join(failed)}" if failed else "check: all passed")
     return 1 if failed else 0

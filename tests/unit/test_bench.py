@@ -24,7 +24,7 @@ from benches.runner.results import disagreements, failures, over_budget, summari
 from benches.runner.server import BenchServer
 from benches.runner.subjects import prompt_ids
 from benches.runner.text import table
-from buildtools.commands.bench import PACKED_TOOLS, PAGE, readme_in_step
+from buildtools.commands.bench import PACKED_TOOLS, PAGE, README, SPEED, tables_in_step
 from buildtools.server import running
 
 ROOT = Path(__file__).parents[2]
@@ -267,13 +267,16 @@ def test_the_readme_table_replaces_what_is_between_the_markers(report: dict[str,
     assert "[more.json](more.json): 2026-01-02" in made
     assert "old" not in made
     assert with_table(made, shown) == made
+    brief = with_table(f"{BEGIN}{END}", shown, brief=True)
+    assert brief.count("GPU & co") == 1
+    assert brief.count("| nano-llama ") == 2
+    assert "| 10.00 " in brief
     with pytest.raises(ValueError, match="lacks"):
         with_table("no markers", shown)
 
 
-def test_the_readme_is_in_step_with_the_committed_results() -> None:
-    text = readme_in_step()
-    assert text in (None, (ROOT / "README.md").read_text()), "python3 build.py bench --readme"
+def test_the_tables_are_in_step_with_the_committed_results() -> None:
+    assert tables_in_step() == {path: path.read_text() for path in (README, SPEED)}, "python3 build.py bench --readme"
 
 
 def served(server: BenchServer, path: str) -> bytes:

@@ -169,6 +169,8 @@ def test_a_generation_of_another_length_has_failed(ids: list[int]) -> None:
 
 def test_results_that_make_no_table_leave_the_readme_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(bench, "README", tmp_path / "README.md")
+    monkeypatch.setattr(bench, "SPEED", tmp_path / "speed.md")
+    bench.SPEED.write_text("<!-- speed --> <!-- /speed -->")
     monkeypatch.setattr(bench, "RESULTS", tmp_path)
     monkeypatch.setattr(bench, "ROOT", tmp_path)
     for text, results in (
