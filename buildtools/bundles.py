@@ -15,8 +15,8 @@ CLIENT_AND_WORKER = {"capstan": "capstan.js", "worker": "worker.js"}
 WHEEL_HOST = ROOT / "py_src/capstan/_js/host.js"
 """Made for each wheel that other people's pages install; see py_src/capstan/_js/own_host.py."""
 FLAGS = ("--bundle", "--platform=browser", "--target=es2022", "--log-level=error", "--charset=utf8")
-LOADERS = ("--loader:.wgsl=text", "--loader:.py=text")
-"""Kernels and Python become text."""
+LOADERS = ("--loader:.wgsl=text", "--loader:.py=text", "--loader:.css=text")
+"""Kernels, Python and styles become text."""
 
 
 def bundle(source: Path, target: Path, extra: Sequence[str] = ()) -> Path:

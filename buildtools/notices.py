@@ -54,6 +54,13 @@ def notices() -> str:
             for name in ("@huggingface/jinja", "@huggingface/tokenizers", "@noble/hashes")
         ),
         section(
+            f"uPlot {npm('uplot')['version']}",
+            npm("uplot")["license"],
+            "bundled into drawer.js of the demo page",
+            "",
+            (MODULES / "uplot/LICENSE").read_text(encoding="utf-8"),
+        ),
+        section(
             f"web-xgrammar {npm('@mlc-ai/web-xgrammar')['version']}",
             npm("@mlc-ai/web-xgrammar")["license"],
             "in capstan/xgrammar/",

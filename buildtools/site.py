@@ -27,8 +27,10 @@ ORT_FILES = (
 XGRAMMAR_FILES = ("index.js",)
 """What matches grammars; loaded when the first one is asked for."""
 PYODIDE_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
-PAGE_FOLDERS = {"web/demo": ("demo.ts", "incomplete.ts"), "web/harness": ("harness.ts",)}
+PAGE_FOLDERS = {"web/demo": ("demo.ts", "drawer.ts", "incomplete.ts"), "web/harness": ("harness.ts",)}
 """The pages, and which of their modules a page names; those import the others."""
+LATER = "./drawer.js"
+"""What the demo page imports when it is wanted."""
 PAGE_IMPORT = "./capstan/capstan.js"
 """What `import ... from "capstan-webgpu"` becomes in a page: the built client, so that tests run what users get."""
 
@@ -113,7 +115,8 @@ def build_web() -> list[Path]:
         for source in sorted(path for path in (ROOT / folder).rglob("*") if path.is_file()):
             target = SITE / source.relative_to(ROOT / folder)
             if source.name in entries:
-                page = ["--alias:capstan-webgpu=" + PAGE_IMPORT, "--external:" + PAGE_IMPORT]
+                outside = [f"--external:{PAGE_IMPORT}", f"--external:{LATER}"]
+                page = [f"--alias:capstan-webgpu={PAGE_IMPORT}", *outside, "--legal-comments=inline"]
                 made.append(bundle(source, target.with_suffix(".js"), page))
             elif source.suffix != ".ts":
                 target.parent.mkdir(parents=True, exist_ok=True)

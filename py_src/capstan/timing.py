@@ -9,7 +9,22 @@ if TYPE_CHECKING:
     from .device.base import Burst
     from .device.row_decoder import RowBurst
 
-__all__ = ["Timing"]
+__all__ = ["BurstTimes", "Timing"]
+
+
+@dataclass(frozen=True)
+class BurstTimes:
+    """Milliseconds on the worker's clock of one submit and what came of it."""
+
+    encoded: float
+    """When JavaScript began to encode it."""
+    submitted: float
+    readable: float
+    """When its ids were there to be read."""
+    entered: float
+    """When Python was given them."""
+    picks: int
+    """Decode steps of it."""
 
 
 @dataclass
@@ -27,6 +42,8 @@ class Timing:
     python_ms: float = 0.0
     """Python's time from being given a burst's ids to the wait for the next burst: the decode loop and the caller's
     code between tokens, without what is in `host_ms`."""
+    bursts: list[BurstTimes] | None = None
+    """Of each burst that was read, if there is a list to keep them in."""
     _since: float | None = None
     """When Python was given the ids it is at work on."""
     _first: float | None = None
@@ -59,6 +76,9 @@ class Timing:
     def receive(self, burst: Burst | RowBurst) -> None:
         """The burst waited for is there."""
         self.host_ms += burst.host
+        if self.bursts is not None:
+            begun = burst.submitted - burst.host
+            self.bursts.append(BurstTimes(begun, burst.submitted, burst.readable, burst.entered, burst.picks))
         self._since = burst.entered
         if self._first is None:
             self._first = self._since

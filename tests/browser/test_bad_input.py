@@ -158,7 +158,8 @@ def test_a_bad_request_is_refused(what: str, harness: Harness, scripts: PageScri
     [
         (
             {},
-            "a request's kind is None; it must be one of load, generate, chat, exec, models, memory, end_session or",
+            "a request's kind is None; it must be one of load, generate, chat, exec, models, memory, operations, plan, "
+            "alternatives, end_session or",
         ),
         ({"kind": "talk"}, "a request's kind is 'talk'; it must be"),
         ({"kind": "chat", "model": "x", "messages": []}, "dtype, device, capture, run_ahead, max_length,"),

@@ -502,6 +502,44 @@ def test_the_fit_of_a_model_is_told_before_it_is_loaded(demo: Demo) -> None:
     expect(demo.page.locator("#fit-note")).to_have_text(re.compile(r"232 kB of it is stored in this browser"))
 
 
+def test_the_drawer_shows_bursts_operations_and_memory(demo: Demo) -> None:
+    demo.set(run_ahead="2")
+    assert not any(address.endswith("/drawer.js") for address in demo.addresses), "it is loaded when it is opened"
+    demo.send()
+    demo.page.click("#drawer-open")
+    note = re.compile(r"^6 tokens in (\d) bursts, [\d.]+ ms. JavaScript encodes and submits: [\d.]+ ms; GPU")
+    expect(demo.page.locator("#timeline-note")).to_have_text(note, timeout=RUN_MS)
+    assert any(address.endswith("/drawer.js") for address in demo.addresses)
+    found = note.match(demo.text("timeline-note"))
+    assert found is not None
+    assert 3 <= int(found[1]) <= 4, "two tokens in a burst"
+    expect(demo.page.locator("#timeline canvas")).to_be_visible()
+    expect(demo.page.locator("#memory-note")).to_have_text(re.compile(r"^[\d.]+ [kM]B in all.$"))
+    categories = demo.page.locator("#memory-rows th").all_inner_texts()
+    assert {"weights", "persistent", "io"} <= {name.partition(",")[0] for name in categories}, categories
+    demo.page.click("#tape-ask")
+    demo.wait("tape-note", r"^\d+ operations, in the order")
+    operations = int(demo.text("tape-note").split()[0])
+    assert demo.page.locator("#tape-strip .piece").count() == operations
+    kinds = [row.split("\t") for row in demo.page.locator("#tape-rows tr").all_inner_texts()]
+    assert sum(int(kind[1]) for kind in kinds) == operations
+    assert sum(kind[0].startswith("sampler") for kind in kinds) == 2
+    assert re.search(r"fused\s+\d+ operations became \d+", demo.text("tape-passes"))
+    demo.page.keyboard.press("Escape")
+    expect(demo.page.locator("#drawer")).to_be_hidden()
+    demo.set(prompt="def fibonacci(n):")
+    demo.send()
+
+
+def test_the_drawer_says_why_there_are_no_operations(demo: Demo) -> None:
+    demo.page.select_option("#device-choice", "wasm")
+    demo.page.click("#drawer-open")
+    demo.page.click("#tape-ask")
+    demo.wait("tape-note", "^The steps run with capture off. the decode steps of this generator run with capture 'off'")
+    assert demo.page.locator("#tape-strip .piece").count() == 0
+    demo.page.locator("#drawer").get_by_role("button", name="Close").click()
+
+
 def percents(logits: np.ndarray) -> list[float]:
     """The probabilities of all tokens, the largest first."""
     powers = np.exp(logits.astype(np.float64) - logits.max())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from capstan import Timing
 from capstan.device.base import Burst
+from capstan.timing import BurstTimes
 
 
 def burst(submitted: float, entered: float, host: float) -> Burst:
@@ -22,6 +23,17 @@ def test_pythons_time_is_that_between_being_given_ids_and_the_next_wait_without_
     timing.receive(burst(22.0, 40.0, 0.25))
     assert timing.host_ms == 1.25
     assert timing.python_ms == 3.0 + 4.0 - 0.25, "only the third burst was encoded between ids and a wait"
+
+
+def test_bursts_are_kept_where_there_is_a_list_for_them() -> None:
+    timing = Timing()
+    timing.wait(1.0)
+    timing.receive(burst(2.0, 8.0, 0.5))
+    assert timing.bursts is None
+    timing.bursts = []
+    timing.wait(9.0)
+    timing.receive(burst(10.0, 12.0, 0.25))
+    assert timing.bursts == [BurstTimes(9.75, 10.0, 11.5, 12.0, 2)]
 
 
 def test_a_burst_that_is_encoded_during_the_wait_takes_nothing_from_pythons_time() -> None:

@@ -5,6 +5,7 @@ import { element, milliseconds, say } from "./elements";
 import { Engine } from "./engine";
 import { showFailure } from "./failure";
 import { Fit } from "./fit";
+import { Inside } from "./inside";
 import { expectedModel, findModels, showChosen, watchPicking } from "./models";
 import { Race } from "./race";
 import { Running } from "./running";
@@ -33,6 +34,7 @@ const fit: Fit = new Fit(engine, (error) => {
 });
 
 const race = new Race(engine, (on) => running.hold(on));
+const inside = new Inside(engine, running);
 
 async function boot(): Promise<void> {
   await Promise.all([findAdapter(), findModels()]);
@@ -83,10 +85,11 @@ function enterSends(event: KeyboardEvent): boolean {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !raceDialog.open && enterSends(event)) {
+  if (raceDialog.open || inside.dialog.open) return;
+  if (event.key === "Enter" && enterSends(event)) {
     event.preventDefault();
     if (!running.busy) element("form", HTMLFormElement).requestSubmit();
-  } else if (event.key === "Escape" && !raceDialog.open) running.stop();
+  } else if (event.key === "Escape") running.stop();
 });
 theme.addEventListener("change", () => {
   localStorage.setItem(THEME, theme.value);

@@ -1,6 +1,6 @@
 // This machine and how the steps of a run are computed: adapter, device, capture, pace and counters.
 
-import type { CapstanEvent } from "capstan-webgpu";
+import type { BurstTimes, CapstanEvent } from "capstan-webgpu";
 import { type AdapterSummary, requestAdapter, summarize } from "../src/gpu/adapter";
 import { element, milliseconds, say, UNKNOWN } from "./elements";
 import { text } from "./settings";
@@ -19,6 +19,7 @@ export interface Result {
   tokens_per_second: number | null;
   time_to_first_token_ms: number | null;
   counters?: Record<string, number>;
+  bursts?: BurstTimes[];
 }
 
 /** The pace of the run that is under way as this page sees it, until the worker's own numbers arrive. */

@@ -2,6 +2,7 @@
 
 import type {
   AlternativesRequest,
+  BurstTimes,
   CapstanEvent,
   ChatRequest,
   GenerateRequest,
@@ -39,6 +40,8 @@ const progress = element("progress", HTMLProgressElement);
 
 export class Running {
   readonly transcript = new Transcript();
+  /** Of the last run that came to its end. */
+  bursts: BurstTimes[] = [];
   private current: Run | null = null;
   private held = false;
   private editing: Turn | null = null;
@@ -142,11 +145,13 @@ export class Running {
       : { kind: "generate", ...settings, model: model.folder, prompt: turn.asked, prompt_ids: null };
     turn.request = { ...request };
     if (turn.tokens.length) request.begun = turn.tokens.map(({ id }) => id);
+    request.timeline = true;
     run.generating = performance.now();
     if (about.can_chat) say("status", "Reading");
     const result = await ask<diagnostics.Result>(request);
     if (run.stopped) return;
     turn.tell(diagnostics.showFinished(result));
+    this.bursts = result.bursts ?? [];
     say("status", "Done");
   }
 

@@ -12,6 +12,7 @@ export type Request =
   | MemoryRequest
   | PlanRequest
   | AlternativesRequest
+  | OperationsRequest
   | EndSessionRequest
   | CancelRequest;
 
@@ -51,6 +52,8 @@ interface ModelRequest {
   adapter?: string | null;
   /** How often the run may have its GPU device lost and go on, on another one; left out or null for the default. */
   recoveries?: number | null;
+  /** Tell in the result when each burst of tokens came, as `bursts`: BurstTimes[]; left out or null for false. */
+  timeline?: boolean | null;
   /** Bytes of the device for what prompts begin with, as Model.load takes it; left out or null for none. */
   prefix_cache?: number | null;
 }
@@ -136,6 +139,27 @@ export interface AlternativesRequest extends ModelRequest {
   /** So many of the most probable tokens are told for each. */
   count: number;
 }
+
+/** Tell what the model's decode step is made of. */
+export interface OperationsRequest extends Omit<ModelRequest, "max_new_tokens" | "search"> {
+  kind: "operations";
+}
+
+/** The result of an OperationsRequest; see capstan.measure.operations. */
+export interface OperationsResult {
+  capture: string;
+  capture_note: string | null;
+  tape_passes: Record<string, string>;
+  /** In the order of the step, the sampler's last; null where they cannot be told, for the reason in `note`. */
+  operations: { index: number; label: string; microseconds: number; bytes: number }[] | null;
+  note: string | null;
+}
+
+/**
+ * A submit of decode steps in milliseconds since the first token was asked for: when JavaScript began to encode it, when it
+ * was submitted, when its ids could be read, when Python was given them; and how many steps it has.
+ */
+export type BurstTimes = [encoded: number, submitted: number, readable: number, entered: number, steps: number];
 
 /** A token that could come next. */
 export interface Alternative {

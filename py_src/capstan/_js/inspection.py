@@ -1,23 +1,28 @@
-"""Answers what a page asks to look inside: whether a model would fit, how probable each token of an answer was."""
+"""Answers what a page asks to look inside: fit, times, the tape, how probable each token of an answer was."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from ..errors import OptionError
+from .. import measure
+from ..errors import DeviceUnavailableError, OptionError
 from ..generator import Generator
 from ..hub import HubRepository
 from ..json_text import clipped
 from ..planning import plan
+from ..timing import BurstTimes, Timing
 from ..tokenizer import Tokenizer
 from . import host
 
-__all__ = ["answer_ids", "plan_for", "tell_alternatives"]
+__all__ = ["answer_ids", "burst_list", "plan_for", "tape_of", "tell_alternatives", "told_bursts"]
 
 CONTEXT_TOKENS = 8
 """A token's text is what it adds to the text of so many before it."""
+REPEATS = 4
+"""Of each operation's time, for the median."""
 
 
 def answer_ids(name: str, given: Any) -> list[int]:
@@ -67,4 +72,41 @@ async def plan_for(folder: str | HubRepository, device: str, dtype: str | None, 
         "bytes": need.total.bytes,
         "exact": need.total.exact,
         "pools": {name: getattr(need, name).bytes for name in ("weights", "persistent", "io", "scratch")},
+    }
+
+
+def burst_list(request: dict[str, Any]) -> list[BurstTimes] | None:
+    """Where a Timing keeps the bursts, if the request asks for them."""
+    return [] if request.get("timeline") else None
+
+
+def told_bursts(timing: Timing) -> dict[str, list[list[float]]]:
+    """The bursts in milliseconds since the first token was asked for, if they were kept."""
+    if timing.bursts is None:
+        return {}
+    since = timing.started or 0.0
+
+    def told(burst: BurstTimes) -> list[float]:
+        stamps = (burst.encoded, burst.submitted, burst.readable, burst.entered)
+        return [*(round(at - since, 3) for at in stamps), burst.picks]
+
+    return {"bursts": [told(burst) for burst in timing.bursts]}
+
+
+async def tape_of(generator: Generator, prompt: Sequence[int]) -> dict[str, Any]:
+    """The operations of the decode step after a prompt and a token, with the GPU's time for each; where that cannot be
+    told none, and a note why."""
+    generator.append_tokens(prompt)
+    await generator.generate_next_token_async()
+    found, note = None, None
+    try:
+        found = [asdict(each) for each in await measure.operations(generator, REPEATS)]
+    except (DeviceUnavailableError, OptionError) as error:
+        note = str(error)
+    return {
+        "capture": generator.capture,
+        "capture_note": generator.capture_note,
+        "tape_passes": generator.tape_passes,
+        "operations": found,
+        "note": note,
     }

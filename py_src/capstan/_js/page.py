@@ -33,7 +33,7 @@ from ..tokenizer import Tokenizer
 from . import host
 from .adapters import adapt, forget_adapters
 from .files import mount
-from .inspection import answer_ids, plan_for, tell_alternatives
+from .inspection import answer_ids, burst_list, plan_for, tape_of, tell_alternatives, told_bursts
 from .memory_requests import live_memory, stored_weights
 from .requests import read_request
 
@@ -50,6 +50,8 @@ loading: asyncio.Task[Model] | None = None
 conversations: dict[str | None, tuple[Model, str, Conversation]] = {}
 """The last conversation of each session, and under None that of requests without one; its model and the options it was
 begun with: the next request that goes on with it runs the model on what is new."""
+SAMPLE = "Hello"
+"""The text behind which a decode step is looked at."""
 CHAT_LENGTH = 4096
 """The `max_length` of conversations, where none is given and the model's context is no shorter."""
 
@@ -82,6 +84,7 @@ def answer_of(request: dict[str, Any]) -> Callable[[dict[str, Any]], Awaitable[A
         "memory": live_memory,
         "plan": planned,
         "alternatives": alternatives,
+        "operations": operations,
         "end_session": end_session,
     }
     return answers[request["kind"]]
@@ -141,6 +144,7 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
         for token in begun:
             stream.push(token)
         show = text_events(stream, text.append)
+        generator.timing.bursts = burst_list(request)
         while not generator.is_done():
             length = generator.token_count()
             token = await generator.generate_next_token_async()
@@ -157,6 +161,7 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
             "tape_passes": generator.tape_passes,
             "tokens_per_second": timing.tokens_per_second,
             "time_to_first_token_ms": timing.time_to_first_token,
+            **told_bursts(timing),
             "counters": generator.counters,
             "speculation": None if generator.speculation is None else asdict(generator.speculation),
         }
@@ -213,7 +218,7 @@ async def chat(request: dict[str, Any]) -> dict[str, Any]:
         return about
     kept = talk.ask(request["messages"], request.get("tools"))
     prompt, reused = generator.token_count(), generator.reused_tokens
-    generator.timing = Timing()
+    generator.timing = Timing(bursts=burst_list(request))
     ids: list[int] = []
     text: list[str] = []
 
@@ -237,6 +242,7 @@ async def chat(request: dict[str, Any]) -> dict[str, Any]:
         **about,
         "tokens_per_second": generator.timing.tokens_per_second,
         "time_to_first_token_ms": generator.timing.time_to_first_token,
+        **told_bursts(generator.timing),
     }
 
 
@@ -260,6 +266,16 @@ async def alternatives(request: dict[str, Any]) -> None:
         await adapt(model, generator, request)
         generator.append_tokens(prompt_ids)
         await tell_alternatives(generator, tokenizer, answer, count, ends)
+
+
+async def operations(request: dict[str, Any]) -> dict[str, Any]:
+    """What a decode step is made of, and how long the GPU takes for each operation."""
+    model = await load_once(request)
+    params = GeneratorParams(model)
+    params.set_search_options(max_length=min(CHAT_LENGTH, model.config.context_length))
+    async with Generator(model, params) as generator:
+        await adapt(model, generator, request)
+        return await tape_of(generator, Tokenizer(model).encode(SAMPLE) or [0])
 
 
 async def planned(request: dict[str, Any]) -> dict[str, Any]:

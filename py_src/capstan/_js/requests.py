@@ -17,6 +17,7 @@ FIELDS = {
     "exec": ("source", "filename", "argv", "models", "files"),
     "models": ("action", "which"),
     "memory": (),
+    "operations": MODEL,
     "plan": ("model", "dtype", "device"),
     "alternatives": (*MODEL, "prompt", "answer", "count", "max_length", "max_new_tokens", "search"),
     "end_session": ("session",),
@@ -24,13 +25,14 @@ FIELDS = {
 """By the kind of a request; others may be there, too."""
 
 TEXT, NUMBER, LIST, OBJECT = "a string", "a whole number", "an array", "an object"
-SECONDS = "a number"
+SECONDS, FLAG = "a number", "true or false"
 TYPES: dict[str, tuple[type, ...]] = {
     TEXT: (str,),
     NUMBER: (int,),
     LIST: (list,),
     OBJECT: (dict,),
     SECONDS: (int, float),
+    FLAG: (bool,),
 }
 KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("device", "capture", "source", "filename", "action"), (TEXT,)),
@@ -39,6 +41,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("messages", "argv", "answer"), (LIST,)),
     "begun": (LIST, "null"),
     "count": (NUMBER,),
+    "timeline": (FLAG, "null"),
     **dict.fromkeys(("search", "models", "files"), (OBJECT,)),
     "model": (TEXT, OBJECT),
     "prompt_ids": (LIST, "null"),
@@ -74,7 +77,7 @@ def require_type(name: str, value: object) -> None:
     if wanted is None or (value is None and "null" in wanted):
         return
     types = tuple(kind for what in wanted if what != "null" for kind in TYPES[what])
-    if isinstance(value, bool) or not isinstance(value, types):
+    if isinstance(value, bool) is not (bool in types) or not isinstance(value, types):
         raise OptionError(f"{name} is {clipped(value)}; it must be {' or '.join(wanted)}")
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if name in TEXTS and not all(isinstance(item, str) for item in items):

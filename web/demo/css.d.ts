@@ -1,0 +1,5 @@
+// esbuild loads styles with its `text` loader.
+declare module "*.css" {
+  const source: string;
+  export default source;
+}

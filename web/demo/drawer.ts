@@ -1,0 +1,218 @@
+// The drawer for those who want to look inside: when the bursts of the last run came and whose time they took, what the
+// tape of a decode step is made of, and the memory that is live. Loaded when it is opened for the first time.
+
+import type { BurstTimes, MemoryResult, OperationsResult } from "capstan-webgpu";
+import uPlot from "uplot";
+import uPlotStyle from "uplot/dist/uPlot.min.css";
+import { bytes, element, made, say } from "./elements";
+
+/** Whose time is drawn in which row above the axis, and by which colour of demo.css. */
+const LANES = [
+  { name: "JavaScript encodes and submits", colour: "--host" },
+  { name: "GPU, from submit to ids", colour: "--gpu" },
+  { name: "Python takes the ids", colour: "--python" },
+] as const;
+const LANE_PX = 12;
+const PLOT_PX = 230;
+/** Kinds of operations have colours in turn. */
+const KINDS = 8;
+
+document.adoptedStyleSheets.push(styleOf(uPlotStyle));
+
+function styleOf(text: string): CSSStyleSheet {
+  const sheet = new CSSStyleSheet();
+  sheet.replaceSync(text);
+  return sheet;
+}
+
+export class Drawer {
+  private readonly box = element("timeline", HTMLElement);
+  private readonly probe = made("span", "");
+  private plot: uPlot | null = null;
+  private bursts: readonly BurstTimes[] = [];
+
+  constructor() {
+    new ResizeObserver(() => this.plot?.setSize(this.size())).observe(this.box);
+    // Canvases have the colours that they were drawn with.
+    new MutationObserver(() => this.plot?.redraw()).observe(document.documentElement, {
+      attributeFilter: ["data-theme"],
+    });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.plot?.redraw());
+  }
+
+  // When the bursts came.
+
+  /** Draw the last run. */
+  showBursts(bursts: readonly BurstTimes[]): void {
+    // The first one waits for the prompt.
+    const since = bursts[0]?.[0] ?? 0;
+    const moved = ([encoded, submitted, readable, entered, steps]: BurstTimes): BurstTimes => [
+      encoded - since,
+      submitted - since,
+      readable - since,
+      entered - since,
+      steps,
+    ];
+    this.bursts = bursts = bursts.map(moved);
+    this.plot?.destroy();
+    this.plot = null;
+    this.box.replaceChildren(this.probe);
+    say("timeline-note", told(bursts));
+    if (bursts.length === 0) return;
+    let count = 0;
+    const counts = bursts.map(([, , , , tokens]) => (count += tokens));
+    const times = bursts.map(([, , , entered]) => entered);
+    const colour = (name: string) => (): string => this.colour(name);
+    const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line") }, ticks: { stroke: colour("--line") } };
+    this.plot = new uPlot(
+      {
+        ...this.size(),
+        padding: [8, 8, 0, 0],
+        // Above the tokens there is room for the lanes.
+        scales: { x: { time: false }, y: { range: [0, 1.4 * count] } },
+        legend: { show: false },
+        axes: [
+          { ...axis, values: (_, ticks) => ticks.map((tick) => `${tick} ms`) },
+          { ...axis, size: 44, values: (_, ticks) => ticks.map((tick) => (tick > count ? "" : String(tick))) },
+        ],
+        series: [
+          {},
+          { stroke: colour("--accent"), width: 2, points: { show: false }, paths: uPlot.paths.stepped!({ align: 1 }) },
+        ],
+        hooks: { draw: [(plot) => this.drawLanes(plot)] },
+      },
+      [
+        [0, ...times],
+        [0, ...counts],
+      ],
+      this.box,
+    );
+  }
+
+  private size(): { width: number; height: number } {
+    return { width: Math.max(200, this.box.clientWidth), height: PLOT_PX };
+  }
+
+  /** A colour of demo.css as a canvas takes it. */
+  private colour(name: string): string {
+    this.probe.style.color = `var(${name})`;
+    return getComputedStyle(this.probe).color;
+  }
+
+  /** A row for each of those whose time a burst takes, at the top of the plot. */
+  private drawLanes({ ctx, bbox, valToPos }: uPlot): void {
+    const scale = devicePixelRatio;
+    LANES.forEach(({ colour }, lane) => {
+      ctx.fillStyle = this.colour(colour);
+      for (const [begin, end] of spans(this.bursts, lane)) {
+        const from = Math.max(bbox.left, valToPos(begin, "x", true));
+        const to = Math.min(bbox.left + bbox.width, Math.max(from + 1, valToPos(end, "x", true)));
+        ctx.fillRect(from, bbox.top + scale * (2 + lane * (LANE_PX + 2)), to - from, scale * LANE_PX);
+      }
+    });
+  }
+
+  // What a decode step is made of.
+
+  showOperations({ operations, note, capture, tape_passes }: OperationsResult): void {
+    const passes = Object.entries(tape_passes).flatMap(([name, did]) => [made("dt", "", name), made("dd", "", did)]);
+    element("tape-passes", HTMLElement).replaceChildren(...passes);
+    const strip = element("tape-strip", HTMLElement);
+    const rows = element("tape-rows", HTMLTableSectionElement);
+    strip.replaceChildren();
+    rows.replaceChildren();
+    element("tape-table", HTMLTableElement).hidden = !operations?.length;
+    if (!operations) {
+      say("tape-note", `The steps run with capture ${capture}. ${note ?? ""}`);
+      return;
+    }
+    const whole = operations.reduce((sum, { microseconds }) => sum + microseconds, 0);
+    say(
+      "tape-note",
+      `${operations.length} operations, in the order in which the GPU carries them out: ${time(whole)}.`,
+    );
+    const kinds = new Map<string, { count: number; microseconds: number; bytes: number; colour: number }>();
+    for (const { label, microseconds, bytes: moved } of operations) {
+      const kind = kinds.get(label) ?? { count: 0, microseconds: 0, bytes: 0, colour: kinds.size % KINDS };
+      kind.count++;
+      kind.microseconds += microseconds;
+      kind.bytes += moved;
+      kinds.set(label, kind);
+      const piece = made("span", `piece kind-${kind.colour}`);
+      // Where a browser rounds the times to nothing all are as wide.
+      piece.style.flexGrow = String(whole > 0 ? Math.max(microseconds, whole / 500) : 1);
+      piece.title = `${label}: ${time(microseconds)}`;
+      strip.append(piece);
+    }
+    for (const [label, kind] of [...kinds].sort(([, one], [, other]) => other.microseconds - one.microseconds)) {
+      const row = document.createElement("tr");
+      const head = made("th", "");
+      head.scope = "row";
+      head.append(made("span", `swatch kind-${kind.colour}`), label);
+      row.append(head);
+      for (const cell of [String(kind.count), time(kind.microseconds), kind.bytes ? bytes(kind.bytes) : "–"])
+        row.insertCell().textContent = cell;
+      rows.append(row);
+    }
+  }
+
+  // What memory is live.
+
+  showMemory({ bytes: all, entries }: MemoryResult): void {
+    const categories = new Map<string, { bytes: number; buffers: number; owners: Set<string> }>();
+    for (const { device, category, owner, bytes: size, buffers } of entries) {
+      const name = `${category}, ${device}`;
+      const known = categories.get(name) ?? { bytes: 0, buffers: 0, owners: new Set() };
+      known.bytes += size;
+      known.buffers += buffers;
+      known.owners.add(owner);
+      categories.set(name, known);
+    }
+    say("memory-note", all ? `${bytes(all)} in all.` : "Nothing is live: no model is loaded on a GPU.");
+    const rows = [...categories].sort(([, one], [, other]) => other.bytes - one.bytes);
+    element("memory-table", HTMLTableElement).hidden = rows.length === 0;
+    element("memory-rows", HTMLTableSectionElement).replaceChildren(
+      ...rows.map(([name, { bytes: size, buffers, owners }]) => {
+        const row = document.createElement("tr");
+        const head = made("th", "", name);
+        head.scope = "row";
+        head.title = [...owners].join("\n");
+        const bar = document.createElement("meter");
+        bar.value = size / all;
+        bar.setAttribute("aria-label", `Share of ${name}`);
+        row.append(head);
+        row.insertCell().append(bar);
+        row.insertCell().textContent = bytes(size);
+        row.insertCell().textContent = String(buffers);
+        return row;
+      }),
+    );
+  }
+}
+
+/** From when to when each burst takes the time of a lane's. */
+function spans(bursts: readonly BurstTimes[], lane: number): [number, number][] {
+  return bursts.map(([encoded, submitted, readable, entered], index) => {
+    if (lane === 0) return [encoded, submitted];
+    // The GPU begins with a burst when it has done with the one before.
+    if (lane === 1) return [Math.max(submitted, bursts[index - 1]?.[2] ?? 0), readable];
+    return [readable, entered];
+  });
+}
+
+/** The same in words. */
+function told(bursts: readonly BurstTimes[]): string {
+  if (bursts.length === 0) return "Nothing has run yet; ask something, and look again.";
+  const [first, last] = [bursts[0]!, bursts.at(-1)!];
+  const tokens = bursts.reduce((sum, burst) => sum + burst[4], 0);
+  const took = last[3] - first[0];
+  const shares = LANES.map(({ name }, lane) => {
+    const spent = spans(bursts, lane).reduce((sum, [begin, end]) => sum + Math.max(0, end - begin), 0);
+    return `${name}: ${spent.toFixed(1)} ms`;
+  });
+  return `${tokens} tokens in ${bursts.length} bursts, ${took.toFixed(1)} ms. ${shares.join("; ")}.`;
+}
+
+function time(microseconds: number): string {
+  return microseconds < 1000 ? `${microseconds.toFixed(1)} µs` : `${(microseconds / 1000).toFixed(2)} ms`;
+}
