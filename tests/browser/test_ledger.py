@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from tests.browser.page_scripts import PageScripts
+from tests.page_memory import Targets
 
 CYCLES = 200
+LOADS = 4
 
 
 def test_the_ledger_agrees_with_every_live_buffer(scripts: PageScripts) -> None:
@@ -36,6 +38,28 @@ def test_the_ledger_agrees_with_every_live_buffer(scripts: PageScripts) -> None:
     assert trimmed["persistent"] == trimmed["io"] == 0
     assert trimmed["weights"] == loaded["weights"]
     assert sum(categories("model closed").values()) == 0
+
+
+@pytest.mark.parametrize("lost_after", [None, 1.0], ids=["closed", "lost"])
+def test_what_was_made_on_a_device_goes_with_it(lost_after: float | None, scripts: PageScripts) -> None:
+    page = scripts.harness.page
+    targets = Targets(page.context.new_cdp_session(page))
+    held, made = [], []
+    for _ in range(LOADS):
+        if lost_after:
+            scripts.expect("lost")
+        found = scripts.run("recovering", "run", "nano-llama", tokens=3, lost_after=lost_after)
+        assert found["error"] is None or lost_after
+        live, ever = 0, 0
+        for _ in range(3):
+            live, ever = scripts.run("memory", "pipelines")
+            targets.collect_garbage()
+        held.append(live)
+        made.append(ever)
+    targets.session.detach()
+    assert made[-1] - made[0] >= LOADS - 1, "pipelines are made on each device"
+    # Those of the last device may be there until the next one is opened.
+    assert held[-1] <= held[0], f"of {made} pipelines {held} are held"
 
 
 @pytest.mark.extended

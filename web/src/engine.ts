@@ -10,6 +10,7 @@ import { EngineError } from "./errors";
 import { Allocations } from "./gpu/allocations";
 import { compareBuffers } from "./gpu/compare";
 import { type Category, WatchedDevice } from "./gpu/device";
+import { SamplerPipelines } from "./gpu/sampler_program";
 import { Shortlists } from "./gpu/shortlist";
 import { SpanOps, type SpanStep } from "./gpu/spans";
 import { Staging } from "./gpu/staging";
@@ -86,6 +87,7 @@ export class GpuEngine {
   close(): void {
     this.staging.destroy();
     this.spans.destroy();
+    SamplerPipelines.forget(this.watched.device);
     this.watched.destroy();
   }
 

@@ -14,6 +14,7 @@ from ..device.webgpu.engine import NOT_FUSED, BoundTensor, Difference, SamplerSp
 from ..graph import FedLengths
 from ..memory import BufferRequest, LedgerEntry, keep_account
 from ..stages import SamplerProgram
+from ..weights.shared import SharedWeights
 from .errors import typed_errors
 from .own_host import capstan_host
 from .sessions import JsModelSession, open_gpu_session
@@ -36,6 +37,7 @@ class JsGpuEngine:
         self._sessions = engine.sessions
         self._tapes = engine.tapes
         self._users = 0
+        self._shared: SharedWeights | None = None
         self.number = next(numbers)
         self._stop_account = keep_account(self._account)
 
@@ -46,6 +48,12 @@ class JsGpuEngine:
         """One more user; the device is destroyed when the last has closed."""
         self._users += 1
         return self
+
+    def shared_weights(self) -> SharedWeights:
+        """The weights that everything on this device shares."""
+        if self._shared is None:
+            self._shared = SharedWeights(self, self.adapter()["max_storage_buffer_binding_size"])
+        return self._shared
 
     def adapter(self) -> dict[str, Any]:
         return _object(self.js.adapter())
@@ -303,6 +311,7 @@ class JsGpuEngine:
         self._users -= 1
         if self._users == 0:
             self._stop_account()
+            self._shared = None
             self.js.close()
 
 

@@ -8,14 +8,12 @@ import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 from pyodide.ffi import can_run_sync as _can_run_sync
 from pyodide.ffi import run_sync as _run_sync
 
 from ..fallback import fall_back
 from ..retrying import retried
-from ..weights.shared import SharedWeights
 from .errors import storage_errors, typed_errors
 from .gpu import JsGpuEngine
 from .own_host import capstan_host
@@ -40,7 +38,6 @@ __all__ = [
     "open_wasm",
     "read_line",
     "read_now",
-    "shared_weights",
     "wait",
 ]
 
@@ -186,16 +183,6 @@ def gpu() -> JsGpuEngine | None:
     if _gpu is None or not _gpu.done() or _gpu.cancelled() or _gpu.exception():
         return None
     return _gpu.result()
-
-
-_shared: WeakKeyDictionary[JsGpuEngine, SharedWeights] = WeakKeyDictionary()
-
-
-def shared_weights(engine: JsGpuEngine) -> SharedWeights:
-    """The weights that everything on this device shares."""
-    if engine not in _shared:
-        _shared[engine] = SharedWeights(engine, engine.adapter()["max_storage_buffer_binding_size"])
-    return _shared[engine]
 
 
 async def open_wasm(model: bytes, external: Mapping[str, Any]) -> Any:

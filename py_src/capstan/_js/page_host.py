@@ -208,7 +208,7 @@ class PageHost:
             with phase("device"):
                 engine = await host.open_gpu()
             try:
-                interface, shared = WebGpuDevice(engine), host.shared_weights(engine)
+                interface, shared = WebGpuDevice(engine), engine.shared_weights()
                 return await WebGpuModel.load(
                     interface, shared, url, reading, config, options, open_weights, progress, notes, graphs
                 )

@@ -67,6 +67,13 @@ async def agreement(models: Mapping[str, str], *, model: str) -> list[dict[str, 
     return stages
 
 
+async def pipelines(models: Mapping[str, str]) -> tuple[int, int]:
+    """Those that are held, and all that ever were, once what Python dropped is gone."""
+    await close_all()
+    gc.collect()
+    return probe.live_pipelines()
+
+
 async def requirements(models: Mapping[str, str], *, model: str, max_length: int) -> dict[str, Any]:
     """What is asked for, before a sequence was recorded, after, and after a whole chunk of prompt, and what the ledger
     then has."""

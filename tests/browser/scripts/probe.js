@@ -13,6 +13,7 @@
     destroyed_devices: 0,
   };
   const live = new Map();
+  const pipelines = [];
   const probe = { counts, finished: [], submitted: [], mapped: [], ranged: [], errors: [], lost: [], bound: new Set() };
   const stamped = ["finished", "submitted", "mapped", "ranged"];
   globalThis.capstanProbe = probe;
@@ -31,7 +32,8 @@
   probe.stamps = () => JSON.stringify(Object.fromEntries(stamped.map((name) => [name, probe[name]])));
   /** Ids, by the engine, of the buffers in bind groups made since `forgetBound`. */
   probe.forgetBound = () => probe.bound.clear();
-  probe.boundIds = (engine) => JSON.stringify([...probe.bound].map((buffer) => engine.watched.buffers.get(buffer)?.id ?? 0));
+  probe.boundIds = (engine) =>
+    JSON.stringify([...probe.bound].map((buffer) => engine.watched.buffers.get(buffer)?.id ?? 0));
   /** Ids of the buffers that a tape uses and that the engine did not make: the captured session's own. */
   probe.privateIds = (engine, tape) => {
     const ours = new Set([...engine.buffers.all()].map((buffer) => engine.watched.info(buffer).id));
@@ -42,10 +44,15 @@
   /** Devices not destroyed. */
   probe.devices = () => live.size;
   /** Labels of buffers not destroyed, on devices not destroyed. */
-  probe.live = () => JSON.stringify([...live.values()].flatMap((buffers) => [...buffers].map((buffer) => buffer.label)));
+  probe.live = () =>
+    JSON.stringify([...live.values()].flatMap((buffers) => [...buffers].map((buffer) => buffer.label)));
 
   /** Bytes of each buffer not destroyed. */
-  probe.sizes = () => JSON.stringify([...live.values()].flatMap((buffers) => [...buffers].map((buffer) => buffer.size)));
+  probe.sizes = () =>
+    JSON.stringify([...live.values()].flatMap((buffers) => [...buffers].map((buffer) => buffer.size)));
+
+  /** Pipelines that somebody still holds, of those that were made. */
+  probe.pipelines = () => JSON.stringify([pipelines.filter((made) => made.deref()).length, pipelines.length]);
 
   const wrap = (prototype, name, around) => {
     const original = prototype[name];
@@ -90,6 +97,16 @@
   wrap(GPUDevice.prototype, "createShaderModule", (create, args) => {
     counts.shader_modules++;
     return create(...args);
+  });
+  wrap(GPUDevice.prototype, "createComputePipeline", (create, args) => {
+    const made = create(...args);
+    pipelines.push(new WeakRef(made));
+    return made;
+  });
+  wrap(GPUDevice.prototype, "createComputePipelineAsync", async (create, args) => {
+    const made = await create(...args);
+    pipelines.push(new WeakRef(made));
+    return made;
   });
   wrap(GPUQueue.prototype, "writeBuffer", (write, args) => {
     counts.write_buffer++;

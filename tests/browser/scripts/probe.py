@@ -20,6 +20,7 @@ __all__ = [
     "install",
     "live_buffers",
     "live_devices",
+    "live_pipelines",
     "live_sizes",
     "private_buffers",
     "stamps",
@@ -54,6 +55,12 @@ def live_sizes() -> list[int]:
 def live_devices() -> int:
     """How many devices nobody destroyed."""
     return int(js.capstanProbe.devices())
+
+
+def live_pipelines() -> tuple[int, int]:
+    """How many compute pipelines somebody still holds, or were not collected yet, and how many there ever were."""
+    live, made = json.loads(js.capstanProbe.pipelines())
+    return live, made
 
 
 def stamps() -> dict[str, Any]:

@@ -73,6 +73,17 @@ export interface Recorder {
 /** How long after the GPU answered a failure that nobody explains yet may turn out to be the device's loss. */
 const LOSS_MS = 100;
 
+/** The methods that are replaced on a device, and on its queue. */
+const WRAPPED = [
+  "createShaderModule",
+  "createComputePipeline",
+  "createComputePipelineAsync",
+  "createBuffer",
+  "createBindGroup",
+  "createCommandEncoder",
+] as const satisfies (keyof GPUDevice)[];
+const WRAPPED_QUEUE = ["writeBuffer", "submit"] as const satisfies (keyof GPUQueue)[];
+
 /**
  * A GPUDevice whose methods are replaced, on this one object, by versions that count, name and (while a recorder is
  * installed) report what they are asked. It must be wrapped before the first session is made on it.
@@ -107,7 +118,8 @@ export class WatchedDevice {
   };
   private fault: EngineError | null = null;
   private nextId = 1;
-  private closing = false;
+  /** Aborted at the end. */
+  private readonly listening = new AbortController();
 
   private constructor(
     readonly device: GPUDevice,
@@ -132,7 +144,18 @@ export class WatchedDevice {
 
   /** Throw what has gone wrong on the device since it was opened; every burst asks. */
   assertHealthy(): void {
-    if (this.fault) throw this.fault;
+    const wrong = this.wrong();
+    if (wrong) throw wrong;
+  }
+
+  private get closed(): boolean {
+    return this.listening.signal.aborted;
+  }
+
+  /** The fault, or that the device was closed. */
+  private wrong(): EngineError | null {
+    if (this.fault || !this.closed) return this.fault;
+    return new EngineError("ClosedError", "the WebGPU device was closed; load the model again");
   }
 
   /** Note what has gone wrong: nothing on the device can be trusted any more. */
@@ -145,8 +168,9 @@ export class WatchedDevice {
   async explain(error: unknown): Promise<Error> {
     // A device that is lost first rejects what was to be mapped, at once where it was destroyed, then tells of its loss:
     // before it answers anything else, which takes the GPU process as long as other work keeps it.
-    if (!this.fault) await Promise.race([this.device.lost, this.answered()]);
-    if (this.fault) return this.fault;
+    if (!this.wrong()) await Promise.race([this.device.lost, this.answered()]);
+    const wrong = this.wrong();
+    if (wrong) return wrong;
     return error instanceof Error ? error : new Error(String(error));
   }
 
@@ -156,12 +180,21 @@ export class WatchedDevice {
     await new Promise((resolve) => setTimeout(resolve, LOSS_MS));
   }
 
-  /** Give the device back; a loss that follows is no fault. */
+  /**
+   * Give the device back; a loss that follows is no fault. onnxruntime-web keeps the device, its queue and some buffers
+   * for as long as the worker lives, so that what hangs on them would never be collected: nothing of ours does from now
+   * on. Nor does an error made here, whose stack would hold the engine.
+   */
   destroy(): void {
-    this.closing = true;
-    this.fault ??= new EngineError("ClosedError", "the WebGPU device was closed; load the model again");
+    this.listening.abort("closed");
     this.device.destroy();
+    for (const info of this.live.values()) {
+      info.onDestroy.clear();
+      info.onWrite.clear();
+    }
     this.live.clear();
+    for (const name of WRAPPED) Reflect.deleteProperty(this.device, name);
+    for (const name of WRAPPED_QUEUE) Reflect.deleteProperty(this.device.queue, name);
   }
 
   /** Do something at once; the buffers it makes are of this category and owner. */
@@ -225,11 +258,15 @@ export class WatchedDevice {
   }
 
   private watchFaults(): void {
-    this.device.addEventListener("uncapturederror", (event) => {
-      this.blame(event.error);
-    });
+    this.device.addEventListener(
+      "uncapturederror",
+      (event) => {
+        this.blame(event.error);
+      },
+      { signal: this.listening.signal },
+    );
     void this.device.lost.then((info) => {
-      if (this.closing) return;
+      if (this.closed) return;
       const ended = isEndedProcess(info.message) ? "; the browser's GPU process ended" : "";
       const message = `the WebGPU device was lost (${info.reason}: ${info.message}${ended}); load the model again`;
       this.live.clear();
@@ -297,6 +334,7 @@ export class WatchedDevice {
         this.live.delete(info.id);
         for (const notify of info.onDestroy) notify();
         info.onDestroy.clear();
+        info.onWrite.clear();
         destroy();
       };
       const mapAsync = buffer.mapAsync.bind(buffer);

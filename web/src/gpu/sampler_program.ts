@@ -103,6 +103,11 @@ export class SamplerPipelines {
     return found;
   }
 
+  /** A device that is closed needs them no more, and may be kept by others. */
+  static forget(device: GPUDevice): void {
+    SamplerPipelines.perDevice.delete(device);
+  }
+
   private constructor(private readonly device: GPUDevice) {
     const layout = (label: string, types: GPUBufferBindingType[]): GPUBindGroupLayout =>
       device.createBindGroupLayout({
