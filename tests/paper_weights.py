@@ -33,6 +33,8 @@ class PaperServer:
         self.url = url
         self.etag = etag
         self.size_told = True
+        self.listed: str | None = None
+        """The SHA-256 that a hub lists for the file."""
         self.sent = 0
         self.requests: list[tuple[int, int]] = []
         self.break_at: int | None = None
@@ -44,6 +46,8 @@ class PaperServer:
 
     def identity(self) -> SourceIdentity:
         size = len(self.data) if self.size_told else None
+        if self.listed is not None:
+            return SourceIdentity(self.url, size, f"sha256 {self.listed}")
         return SourceIdentity(self.url, size, f'etag "{self.etag}"' if self.etag else None)
 
     def respond(self, start: int, end: int | None) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -29,7 +30,8 @@ class SourceIdentity:
     size: int | None
     """Bytes; None where the server does not tell."""
     validator: str | None
-    """Changes when the bytes do: an ETag, else a Last-Modified, else None; of a picked file its time stamp."""
+    """Changes when the bytes do: an ETag, else a Last-Modified, else None; of a picked file its time stamp, of a hub's
+    large file 'sha256' and the digest that the hub lists."""
 
     @property
     def key(self) -> str | None:
@@ -37,6 +39,12 @@ class SourceIdentity:
         if self.size is None or self.validator is None:
             return None
         return short_hash(f"{self.name}\n{self.validator}\n{self.size}")
+
+    @property
+    def sha256(self) -> str | None:
+        """Of the whole file, as hex, where the source tells it."""
+        told = re.fullmatch(r"sha256 ([0-9a-f]{64})", self.validator or "")
+        return told[1] if told else None
 
     @property
     def name_key(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import random
 import warnings
@@ -189,6 +190,34 @@ def test_a_shard_that_is_spoilt_on_the_way_is_fetched_again_alone() -> None:
     page.server.corrupt[420] = 2
     assert page.traffic() == (1150, [(0, 950), (400, 500), (400, 500)])
     assert page.traffic() == (0, [])
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["stored", "not stored"])
+def test_a_download_is_compared_with_the_sha_256_that_a_hub_lists(keep: bool) -> None:
+    page = Page(keep=keep)
+    listed = page.server.listed = hashlib.sha256(BYTES).hexdigest()
+    page.server.corrupt[420] = 1
+    page.server.corrupt[870] = 1
+    with pytest.raises(ModelFileError, match=f"950 bytes with SHA-256 .* came, but the hub lists {listed}"):
+        page.load()
+    assert page.listed() == []
+    assert page.backing.files == {}
+    assert page.traffic() == (950, [(0, 950)])
+    assert page.traffic() == ((0, []) if keep else (950, [(0, 950)]))
+
+
+def test_what_was_stored_before_an_interruption_counts_in_the_sha_256() -> None:
+    page = Page()
+    page.server.listed = hashlib.sha256(BYTES).hexdigest()
+    page.server.break_at = 350
+    page.server.corrupt[120] = 1
+    with pytest.raises(ModelFileError, match="stopped at byte 300 of 950"):
+        page.load()
+    page.crash()
+    page.server.break_at = None
+    with pytest.raises(ModelFileError, match="but the hub lists"):
+        page.load((310, 20))
+    assert page.traffic() == (950, [(0, 950)]), "nothing of it was kept"
 
 
 def test_a_shard_that_stays_wrong_is_an_error_and_nothing_is_kept() -> None:

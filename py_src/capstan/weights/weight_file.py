@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Awaitable, Callable, Container, Sequence
 from contextlib import suppress
@@ -65,6 +66,9 @@ class WeightFile:
         self._have: dict[int, str] = {}
         """Shards that the open data file holds, by what their digest must be."""
         self._suspect: set[int] = set(record.suspect) if record else set()
+        self._hash = hashlib.sha256() if source.identity.sha256 and manifest is None else None
+        """Of the first `_hashed` bytes, where nothing else says whether a download is right."""
+        self._hashed = 0
 
     @classmethod
     async def open(
@@ -145,6 +149,7 @@ class WeightFile:
             await self._open()
             await self._each_shard(sink, end, progress)
             await sink.finish()
+            await self._check_whole()
             await self._finish_store()
         except WeightsChangedError:
             await self._drop_partial()
@@ -179,6 +184,9 @@ class WeightFile:
                 here = await self._from_store(chunk, shard, start, length)
                 if not here:
                     length = await self._from_source(chunk, shard, start, length)
+                if self._hash is not None and start == self._hashed:
+                    self._hash.update(chunk.to_bytes(length))
+                    self._hashed += length
                 if wanted and length:
                     await sink.accept(chunk, start, length)
             shard, start = shard + 1, start + length
@@ -187,6 +195,17 @@ class WeightFile:
                 break
         if start < end:
             raise ModelFileError(self._too_short(start, end))
+
+    async def _check_whole(self) -> None:
+        """Compare a file that came whole with the SHA-256 that its source tells of it. Raises ModelFileError."""
+        told = self.identity.sha256
+        if self._hash is None or self._hashed != self._size or self._hash.hexdigest() == told:
+            return
+        await self._drop_partial()
+        raise ModelFileError(
+            f"{self.identity.name}: {self._hashed} bytes with SHA-256 {self._hash.hexdigest()} came, but the hub lists "
+            f"{told}; nothing of them is kept: load the model again, and if it stays so take another revision"
+        )
 
     async def _pour(self, sink: Sink, told: Callable[[int], None]) -> int:
         """Load the shards that the store has from the first on, without a stop at each; the bytes that are done."""
