@@ -191,11 +191,9 @@ def _pip(command: str) -> list[str | Path]:
 
 
 def _pip_install(group: str) -> None:
-    """Files that are not those of the hashes are refused; what is for `wheel` alone has too many of other projects' own
-    to be listed."""
-    hashes = [] if group == "wheel" else ["--require-hashes"]
+    """Files that are not those of the hashes are refused."""
     run_tool(
-        [*_pip("install"), *hashes, "-r", _requirements(group)],
+        [*_pip("install"), "--require-hashes", "-r", _requirements(group)],
         "check the network and free disk space, then run this again",
     )
 
