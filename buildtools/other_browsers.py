@@ -9,7 +9,7 @@ from pathlib import Path
 from .browser import install_packages
 from .environment import locked
 
-__all__ = ["FIREFOX", "WEBKIT", "OtherBrowser"]
+__all__ = ["FIREFOX", "LAVAPIPE", "WEBKIT", "OtherBrowser"]
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,19 @@ class OtherBrowser:
         return files[0][-1]
 
 
+LAVAPIPE = OtherBrowser(
+    "Mesa's lavapipe",
+    ("libvulkan1", "mesa-vulkan-drivers"),
+    (),
+    ("usr/share/vulkan/icd.d/lvp_icd*.json", "usr/lib/*/libvulkan.so.1"),
+)
+"""No browser, but the Vulkan device on the CPU that Firefox and naga are tried on."""
 FIREFOX = OtherBrowser(
     "Firefox",
-    ("firefox-esr", "libvulkan1", "mesa-vulkan-drivers"),
+    ("firefox-esr", *LAVAPIPE.packages),
     (),
-    ("usr/bin/firefox-esr", "usr/share/vulkan/icd.d/lvp_icd*.json", "usr/lib/*/libvulkan.so.1"),
+    ("usr/bin/firefox-esr", *LAVAPIPE.patterns),
 )
-"""With Mesa's lavapipe, a Vulkan device on the CPU."""
 WEBKIT = OtherBrowser(
     "WebKitGTK",
     ("webkit2gtk-driver", "xvfb"),

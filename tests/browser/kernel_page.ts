@@ -94,7 +94,7 @@ const WITH_MATRICES: readonly string[] = ["matmul_matrices", "prefill_attention"
 
 /** In loops, not unrolled: the software adapter takes minutes to compile that. */
 function withoutMatrices(kernel: KernelText): string {
-  const plain = kernelCode({ ...kernel, lanes: 0 })
+  const plain = kernelCode({ ...kernel, lanes: 0 }, false)
     .replace("const LANES: u32 = 0u;", `const LANES: u32 = ${kernel.lanes}u;`)
     .replace("enable chromium_experimental_subgroup_matrix;", "")
     .replace(/alias (Left|Right|Result) = subgroup_matrix_.*;\n/g, "")
@@ -110,13 +110,11 @@ function withoutMatrices(kernel: KernelText): string {
 
 /** The text of a kernel for float16 as an adapter without it takes it. */
 function widenedCode(kernel: KernelText): string {
-  const code = WITH_MATRICES.includes(kernel.shader) ? withoutMatrices(kernel) : kernelCode(kernel);
+  const code = WITH_MATRICES.includes(kernel.shader) ? withoutMatrices(kernel) : kernelCode(kernel, false);
   return code
     .replace("enable f16;", "")
     .replace("element = f16", "element = f32")
-    .replaceAll("bitcast<vec2<f16>>(", "unpack2x16float(")
-    .replaceAll("bitcast<u32>(vec2<f16>(", "pack2x16float(vec2<f32>(")
-    .replaceAll("vec2<f16>", "vec2<f32>")
+    .replace(/vec([24])<f16>/g, "vec$1<f32>")
     .replace(/\b([\d.]+)h\b/g, "$1");
 }
 

@@ -13,7 +13,7 @@ fn float_of(value: f32, thread: u32) -> f32 {
   workgroupBarrier();
   return all_floats[thread];
 }
-fn quad_of(value: vec4<f32>, thread: u32) -> vec4<f32> {
+fn quad_at(value: vec4<f32>, thread: u32) -> vec4<f32> {
   workgroupBarrier();
   all_quads[own_thread] = value;
   workgroupBarrier();
@@ -22,7 +22,7 @@ fn quad_of(value: vec4<f32>, thread: u32) -> vec4<f32> {
 fn first_of_subgroup() -> u32 { return own_thread / LANES * LANES; }
 fn float_shuffle(value: f32, lane: u32) -> f32 { return float_of(value, first_of_subgroup() + lane); }
 fn float_shuffle_xor(value: f32, mask: u32) -> f32 { return float_of(value, own_thread ^ mask); }
-fn quad_shuffle_xor(value: vec4<f32>, mask: u32) -> vec4<f32> { return quad_of(value, own_thread ^ mask); }
+fn quad_shuffle_xor(value: vec4<f32>, mask: u32) -> vec4<f32> { return quad_at(value, own_thread ^ mask); }
 fn float_sum(value: f32) -> f32 {
   var sum = float_of(value, first_of_subgroup());
   for (var i = 1u; i < LANES; i++) { sum += all_floats[first_of_subgroup() + i]; }

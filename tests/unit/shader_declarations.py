@@ -13,7 +13,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PLAIN_BEFORE", "PLAIN_BEHIND", "declared_bindings", "declared_constants", "expanded", "workgroup_bytes"]
+__all__ = [
+    "PLAIN_BEFORE",
+    "PLAIN_BEHIND",
+    "answered",
+    "declared_bindings",
+    "declared_constants",
+    "expanded",
+    "workgroup_bytes",
+]
 
 ROOT = Path(__file__).parents[2]
 PLAIN_BEFORE = dict.fromkeys(("PREPARED", "CENTERED", "BEHIND", "TOTAL", "WIDE"), False)
@@ -39,7 +47,12 @@ def expanded(
     """
     text = {"shader": shader, "constants": dict(constants), "half": half, "lanes": lanes}
     text["floats"] = [name for name, value in constants.items() if isinstance(value, float)]
-    return _answer(json.dumps(text, sort_keys=True))
+    return answered(text)
+
+
+def answered(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What wgsl_server.mjs says to a request. Raises ValueError with its words if it cannot."""
+    return _answer(json.dumps(request, sort_keys=True))
 
 
 def declared_bindings(kernel: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -1,14 +1,45 @@
-// Answers what web/src/gpu makes of kernel texts, one JSON line each way, for shader_declarations.py.
+// Answers what web/src/gpu makes of kernel texts, one JSON line each way, for shader_declarations.py: of a fused kernel
+// its module and bindings, of a program of the sampler all modules that it may take.
 
 import { createInterface } from "node:readline";
 import { kernelCode } from "../../web/src/gpu/kernels.ts";
+import { dispatchesOf, SamplerPipelines, textOf } from "../../web/src/gpu/sampler_program.ts";
+import { SpanPipelines } from "../../web/src/gpu/span_pipelines.ts";
 import { declaredBindings } from "../../web/src/gpu/wgsl.ts";
+
+globalThis.GPUShaderStage = { COMPUTE: 4 };
+
+/** The modules that `make` asks a device for. */
+function modules(make) {
+  const codes = [];
+  make({
+    createBindGroupLayout: () => ({}),
+    createPipelineLayout: () => ({}),
+    createComputePipeline: () => ({}),
+    createShaderModule: ({ code }) => {
+      codes.push(code);
+      return {};
+    },
+  });
+  return { codes };
+}
+
+function answered({ sampler, spans, bitcasts = true, ...text }) {
+  if (spans) return modules((device) => spans.forEach((kernel) => new SpanPipelines(device).get(kernel)));
+  if (sampler) {
+    const kernels = [...dispatchesOf(sampler).map(({ kernel }) => kernel), ...(sampler.drafts ? ["draft"] : [])];
+    return modules((device) =>
+      kernels.forEach((kernel) => SamplerPipelines.of(device).get(kernel, 1000, false, textOf(kernel, sampler))),
+    );
+  }
+  const code = kernelCode(text, bitcasts);
+  return { code, bindings: declaredBindings(code) };
+}
 
 for await (const line of createInterface({ input: process.stdin })) {
   let answer;
   try {
-    const code = kernelCode(JSON.parse(line));
-    answer = { code, bindings: declaredBindings(code) };
+    answer = answered(JSON.parse(line));
   } catch (error) {
     answer = { error: error.message };
   }

@@ -53,11 +53,11 @@ export interface KernelText extends TemplateValues {
   shader: string;
 }
 
-/** The whole WGSL of a kernel. */
-export function kernelCode(text: KernelText): string {
+/** The whole WGSL of a kernel; see `expanded` for `bitcasts`. */
+export function kernelCode(text: KernelText, bitcasts = true): string {
   const template = TEMPLATES[text.shader];
   if (template === undefined) throw new EngineError("TapeError", `there is no kernel '${text.shader}'`);
-  return expanded(template, text);
+  return expanded(template, text, bitcasts);
 }
 
 export interface FusedPipeline {
@@ -70,12 +70,15 @@ export interface FusedPipeline {
 /** The fused pipelines of one device, compiled once for each text. */
 export class FusedPipelines {
   private readonly made = new Map<string, Promise<FusedPipeline>>();
+  private readonly bitcasts: Promise<boolean>;
 
-  constructor(private readonly device: GPUDevice) {}
+  constructor(private readonly device: GPUDevice) {
+    this.bitcasts = device.features.has("shader-f16") ? castsHalves(device) : Promise.resolve(true);
+  }
 
   /** Throws TapeError with the compiler's words if the kernel does not compile here. */
-  get(text: KernelText): Promise<FusedPipeline> {
-    const code = kernelCode(text);
+  async get(text: KernelText): Promise<FusedPipeline> {
+    const code = kernelCode(text, !text.half || (await this.bitcasts));
     let found = this.made.get(code);
     if (!found) {
       found = this.compile(text.shader, code);
@@ -110,4 +113,14 @@ export class FusedPipelines {
       throw new EngineError("TapeError", `kernel ${label} does not compile on this adapter: ${why}`);
     }
   }
+}
+
+/** Whether the device's compiler casts two f16 to a word by their bits: Firefox's naga does not, though WGSL says so. */
+async function castsHalves(device: GPUDevice): Promise<boolean> {
+  device.pushErrorScope("validation");
+  device.createShaderModule({
+    label: "bitcasts of f16",
+    code: "enable f16; fn halves_of(word: u32) -> vec2<f16> { return bitcast<vec2<f16>>(word); }",
+  });
+  return (await device.popErrorScope().catch(() => null)) === null;
 }

@@ -3,7 +3,8 @@
 // A template is WGSL with lines `#if NAME`, `#else` and `#endif` (NAME is a boolean constant, HALF or SUBGROUPS),
 // `#repeat i COUNT` and `#end` (unrolled with subgroups; the software adapter takes too long to compile that), and
 // `@binding(next)` where the lines that are left decide the number. Its header is generated: `element` (f16 or f32),
-// LANES, a constant for each number, and subgroup matrices enabled where the template has some.
+// LANES, a constant for each number, subgroup matrices enabled where the template has some, and for f16 the functions
+// of HALVES.
 
 import { EngineError } from "../errors";
 
@@ -39,8 +40,26 @@ export function declaredBindings(code: string): DeclaredBinding[] {
   }));
 }
 
-/** The whole module of a template. Throws TapeError for a template that does not parse, or asks for what is not given. */
-export function expanded(template: string, { constants, floats, half, lanes }: TemplateValues): string {
+/** Two or four f16 as the words that hold them, and back, by bitcasts. */
+const HALVES = `
+fn halves_of(word: u32) -> vec2<f16> { return bitcast<vec2<f16>>(word); }
+fn as_word(halves: vec2<f16>) -> u32 { return bitcast<u32>(halves); }
+fn quad_of(words: vec2<u32>) -> vec4<f16> { return bitcast<vec4<f16>>(words); }
+fn as_words(quad: vec4<f16>) -> vec2<u32> { return bitcast<vec2<u32>>(quad); }`;
+
+/** The same numbers by conversions, which are exact, for compilers that have no such bitcasts (naga). */
+const CONVERTED_HALVES = `
+fn halves_of(word: u32) -> vec2<f16> { return vec2<f16>(unpack2x16float(word)); }
+fn as_word(halves: vec2<f16>) -> u32 { return pack2x16float(vec2<f32>(halves)); }
+fn quad_of(words: vec2<u32>) -> vec4<f16> { return vec4<f16>(halves_of(words.x), halves_of(words.y)); }
+fn as_words(quad: vec4<f16>) -> vec2<u32> { return vec2<u32>(as_word(quad.xy), as_word(quad.zw)); }`;
+
+/** The whole module of a template; `bitcasts` says whether f16 may be cast to words by their bits. Throws TapeError for a template that does not parse, or asks for what is not given. */
+export function expanded(
+  template: string,
+  { constants, floats, half, lanes }: TemplateValues,
+  bitcasts = true,
+): string {
   const conditions: Record<string, boolean> = { HALF: half, SUBGROUPS: lanes > 0 };
   const numbers: Record<string, number> = {};
   const header = [
@@ -49,6 +68,7 @@ export function expanded(template: string, { constants, floats, half, lanes }: T
     ...(template.includes("subgroup_matrix_") ? ["enable chromium_experimental_subgroup_matrix;"] : []),
     `alias element = ${half ? "f16" : "f32"};`,
     `const LANES: u32 = ${lanes}u;`,
+    ...(half ? [bitcasts ? HALVES : CONVERTED_HALVES] : []),
   ];
   for (const [name, value] of Object.entries(constants)) {
     if (typeof value === "boolean") conditions[name] = value;

@@ -51,11 +51,11 @@ const PER = 8u;
 alias Values = mat2x4<f32>;
 
 fn unpacked(chunk: vec4<u32>) -> Values {
-  return Values(vec4<f32>(bitcast<vec4<f16>>(chunk.xy)), vec4<f32>(bitcast<vec4<f16>>(chunk.zw)));
+  return Values(vec4<f32>(quad_of(chunk.xy)), vec4<f32>(quad_of(chunk.zw)));
 }
 
 fn packed(v: Values) -> vec4<u32> {
-  return vec4<u32>(bitcast<vec2<u32>>(vec4<f16>(v[0])), bitcast<vec2<u32>>(vec4<f16>(v[1])));
+  return vec4<u32>(as_words(vec4<f16>(v[0])), as_words(vec4<f16>(v[1])));
 }
 
 // a * b + c * d of each element.
@@ -84,7 +84,7 @@ fn swapped(v: Values) -> Values {
 
 // A factor for each pair of elements of a chunk, for both of them, `sign` of it for the first.
 fn doubled(halves: vec2<u32>, sign: f32) -> Values {
-  let v = vec4<f32>(bitcast<vec4<f16>>(halves));
+  let v = vec4<f32>(quad_of(halves));
   let signs = vec4<f32>(sign, 1.0, sign, 1.0);
   return Values(v.xxyy * signs, v.zzww * signs);
 }

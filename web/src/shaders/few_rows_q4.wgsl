@@ -80,10 +80,10 @@ struct Request {
 // Eight elements of two rows of x, those of one row in the lower halves.
 fn beside(o: Octet, p: Octet) -> array<vec2<f16>, 8> {
   return array<vec2<f16>, 8>(
-    bitcast<vec2<f16>>((o.x & 0xffffu) | (p.x << 16u)), bitcast<vec2<f16>>((o.x >> 16u) | (p.x & 0xffff0000u)),
-    bitcast<vec2<f16>>((o.y & 0xffffu) | (p.y << 16u)), bitcast<vec2<f16>>((o.y >> 16u) | (p.y & 0xffff0000u)),
-    bitcast<vec2<f16>>((o.z & 0xffffu) | (p.z << 16u)), bitcast<vec2<f16>>((o.z >> 16u) | (p.z & 0xffff0000u)),
-    bitcast<vec2<f16>>((o.w & 0xffffu) | (p.w << 16u)), bitcast<vec2<f16>>((o.w >> 16u) | (p.w & 0xffff0000u)));
+    halves_of((o.x & 0xffffu) | (p.x << 16u)), halves_of((o.x >> 16u) | (p.x & 0xffff0000u)),
+    halves_of((o.y & 0xffffu) | (p.y << 16u)), halves_of((o.y >> 16u) | (p.y & 0xffff0000u)),
+    halves_of((o.z & 0xffffu) | (p.z << 16u)), halves_of((o.z >> 16u) | (p.z & 0xffff0000u)),
+    halves_of((o.w & 0xffffu) | (p.w << 16u)), halves_of((o.w >> 16u) | (p.w & 0xffff0000u)));
 }
 
 // The products of eight weights with both rows.

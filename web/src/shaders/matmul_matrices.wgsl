@@ -188,7 +188,7 @@ fn dealt(o: Octet) -> Octet {
 // 0x6400 | n is the float16 1024 + n: two elements q, at bits 0 and 16 where `mask` has ones, as
 // (q - zero) * scale, where `zero` is given with 1024 added.
 fn pair(word: u32, mask: u32, zero: vec2<element>, scale: vec2<element>) -> u32 {
-  return bitcast<u32>(vec2<f16>((bitcast<vec2<f16>>((word & mask) | 0x64006400u) - zero) * scale));
+  return as_word(vec2<f16>((halves_of((word & mask) | 0x64006400u) - zero) * scale));
 }
 
 #if BYTES

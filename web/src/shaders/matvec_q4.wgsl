@@ -135,7 +135,7 @@ var<workgroup> staged: array<Octet, 4u * STRIDE>;
 
 #if HALF
 fn halves(word: u32) -> vec2<f32> {
-  return vec2<f32>(bitcast<vec2<f16>>(word));
+  return vec2<f32>(halves_of(word));
 }
 
 fn square(o: Octet) -> f32 {
@@ -145,7 +145,7 @@ fn square(o: Octet) -> f32 {
 }
 
 fn scaled_pair(word: u32, factor: u32, inverse: f32) -> u32 {
-  return bitcast<u32>(vec2<f16>(halves(word) * halves(factor) * inverse));
+  return as_word(vec2<f16>(halves(word) * halves(factor) * inverse));
 }
 
 fn scaled(o: Octet, g: Octet, inverse: f32) -> Octet {
@@ -239,8 +239,8 @@ fn widened(o: Octet) -> mat2x4<f32> {
 }
 
 fn narrowed(a: mat2x4<f32>) -> Octet {
-  return Octet(bitcast<u32>(vec2<f16>(a[0].xy)), bitcast<u32>(vec2<f16>(a[0].zw)), //
-               bitcast<u32>(vec2<f16>(a[1].xy)), bitcast<u32>(vec2<f16>(a[1].zw)));
+  return Octet(as_word(vec2<f16>(a[0].xy)), as_word(vec2<f16>(a[0].zw)), //
+               as_word(vec2<f16>(a[1].xy)), as_word(vec2<f16>(a[1].zw)));
 }
 #else
 fn widened(a: Octet) -> mat2x4<f32> {

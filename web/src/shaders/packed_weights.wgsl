@@ -42,10 +42,10 @@ struct Spread {
 }
 
 fn chain(w: Spread, o: Octet) -> vec2<f16> {
-  let first = w.a * bitcast<vec2<f16>>(o.x);
-  let second = fma(w.b, bitcast<vec2<f16>>(o.y), first);
-  let third = fma(w.c, bitcast<vec2<f16>>(o.z), second);
-  return fma(w.d, bitcast<vec2<f16>>(o.w), third);
+  let first = w.a * halves_of(o.x);
+  let second = fma(w.b, halves_of(o.y), first);
+  let third = fma(w.c, halves_of(o.z), second);
+  return fma(w.d, halves_of(o.w), third);
 }
 
 // 0x6400 | n is the float16 1024 + n, 0x6400 | n << 4 is 1024 + 16 n. Of q - zero a share, so that no product exceeds
@@ -64,7 +64,7 @@ alias Eight = vec2<u32>; // weights of eight elements
 alias Part = f32; // of a sum
 
 fn shares(word: u32, zero: element) -> vec2<f16> {
-  return fma(bitcast<vec2<f16>>((word & 0x00ff00ffu) | 0x64006400u), vec2<f16>(STEP), vec2<f16>(-1024.0 * STEP - zero));
+  return fma(halves_of((word & 0x00ff00ffu) | 0x64006400u), vec2<f16>(STEP), vec2<f16>(-1024.0 * STEP - zero));
 }
 
 fn spread(w: Eight, zero: element) -> Spread {
@@ -93,11 +93,11 @@ alias Eight = u32;
 alias Part = vec2<f16>;
 
 fn shares(word: u32, zero: element) -> vec2<f16> {
-  return fma(bitcast<vec2<f16>>((word & 0x000f000fu) | 0x64006400u), vec2<f16>(STEP), vec2<f16>(-1024.0 * STEP - zero));
+  return fma(halves_of((word & 0x000f000fu) | 0x64006400u), vec2<f16>(STEP), vec2<f16>(-1024.0 * STEP - zero));
 }
 
 fn shares_above(word: u32, zero: element) -> vec2<f16> {
-  let above = bitcast<vec2<f16>>((word & 0x00f000f0u) | 0x64006400u);
+  let above = halves_of((word & 0x00f000f0u) | 0x64006400u);
   return fma(above, vec2<f16>(STEP / 16.0), vec2<f16>(-64.0 * STEP - zero));
 }
 
