@@ -26,7 +26,8 @@ export async function run({ wheels, script, calls }) {
   await pyodide.runPythonAsync(script);
   const results = [];
   for (const [name, ...given] of calls) {
-    const result = await pyodide.globals.get(name).callPromising(...given);
+    const called = pyodide.globals.get(name);
+    const result = await ("promising" in WebAssembly ? called.callPromising(...given) : called(...given));
     results.push(result.toJs({ dict_converter: Object.fromEntries }));
   }
   return results;

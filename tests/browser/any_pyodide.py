@@ -39,6 +39,53 @@ async def refusals(base: str) -> dict[str, str]:
     return told
 
 
+async def least(base: str) -> dict[str, str]:
+    """What is told in a page that has neither WebGPU nor a way to wait, and what works there all the same."""
+    import capstan
+
+    folder, told = f"{base}models/nano-llama/", {}
+    capstan.configure(ort_url=f"{base}ort")
+    try:
+        await capstan.Model.load(folder, device="webgpu")
+    except capstan.CapstanError as error:
+        told["webgpu"] = f"{type(error).__name__}: {error}"
+    try:
+        capstan.Model(folder, device="wasm")
+    except capstan.CapstanError as error:
+        told["Model"] = f"{type(error).__name__}: {error}"
+    model = await capstan.Model.load(folder)
+    params = capstan.GeneratorParams(model)
+    params.set_search_options(do_sample=False, max_length=8)
+    generator = capstan.Generator(model, params)
+    try:
+        generator.append_tokens(PROMPT)
+        generator.generate_next_token()
+    except capstan.CapstanError as error:
+        told["generate"] = f"{type(error).__name__}: {error}"
+    await generator.aclose()
+    async with capstan.Generator(model, params) as generator:
+        generator.append_tokens(PROMPT)
+        told["auto"] = f"{model.device_type} {[token async for token in generator]}"
+    params.set_guidance("regex", "[a-z]+")
+    try:
+        async with capstan.Generator(model, params) as generator:
+            generator.append_tokens(PROMPT)
+            await generator.generate_next_token_async()
+    except capstan.CapstanError as error:
+        told["xgrammar"] = f"{type(error).__name__}: {error}"
+    await model.aclose()
+    return told
+
+
+async def strict(base: str) -> dict[str, str]:
+    """What is told where a Content-Security-Policy does not let scripts be made of text."""
+    try:
+        import capstan  # noqa: F401
+    except Exception as error:
+        return {"import": f"{type(error).__name__}: {error}"}
+    return {}
+
+
 async def tokens(base: str, ort_url: str | None) -> dict[str, Any]:
     """The first tokens by each device and loop."""
     import capstan

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,16 @@ from tests.harness import watch
 from tests.other_pyodide import FIXTURES, installers, serving_pyodide
 
 SCRIPT = Path(__file__).with_name("any_pyodide.py")
+LEAST = """delete WebAssembly.Suspending;
+delete WebAssembly.promising;
+Object.defineProperty(Navigator.prototype, "gpu", { value: undefined });"""
+"""A browser without WebGPU and JavaScript Promise Integration."""
+STRICT = {"Content-Type": "text/html", "Content-Security-Policy": "script-src 'self' 'wasm-unsafe-eval'"}
+STRICT_PAGE = """<!doctype html><title>strict</title><script id="wanted" type="application/json">{}</script>
+<script type="module" src="strict.js"></script><output id="found"></output>"""
+STRICT_SCRIPT = """import { run } from "./start.js";
+const [told] = await run(JSON.parse(document.querySelector("#wanted").textContent));
+document.querySelector("#found").textContent = told.import ?? "nothing was told";"""
 IN_BOTH = """async ({ page, worker }) => {
   const started = new Worker("start.js", { type: "module" });
   const inAWorker = new Promise((resolve, reject) => {
@@ -65,3 +77,36 @@ def test_what_is_missing_or_does_not_fit_is_told(found: dict[str, Any]) -> None:
     assert "/absent/ort.wasm.min.mjs cannot be loaded (HTTP 404)" in told["absent"]
     assert "is of onnxruntime-web 1.22.0, and this version of Capstan works with 1.30.0" in told["older"]
     assert told["older"].startswith("VersionError: ")
+
+
+@pytest.mark.extended
+def test_what_a_page_cannot_do_is_told(browser: Browser, tmp_path: Path) -> None:
+    """In one page a browser that has little, in another a policy that allows little."""
+    with serving_pyodide(tmp_path) as url:
+        wheels = sorted(f"{url}wheels/{path.name}" for path in (tmp_path / "wheels").glob("*.whl"))
+        common = {"wheels": wheels, "script": SCRIPT.read_text()}
+        page = browser.new_page()
+        page.add_init_script(LEAST)
+        page.goto(url)
+        request = {**common, "calls": [["least", url]]}
+        (told,) = page.evaluate("async (request) => (await import('./start.js')).run(request)", request)
+        page.close()
+        page = browser.new_page()
+        strict = STRICT_PAGE.format(json.dumps({**common, "calls": [["strict", url]]}).replace("<", "\\u003c"))
+        page.route("**/strict.html", lambda route: route.fulfill(headers=STRICT, body=strict))
+        (tmp_path / "strict.js").write_text(STRICT_SCRIPT)
+        page.goto(f"{url}strict.html")
+        page.locator("#found").filter(has_text=re.compile(".")).wait_for(timeout=120_000)
+        refused = page.locator("#found").inner_text()
+        page.close()
+    assert told["webgpu"] == (
+        "DeviceUnavailableError: device='webgpu' was asked for and this browser offers no WebGPU adapter; "
+        "use device='wasm', or a browser with WebGPU"
+    )
+    assert told["Model"].startswith("AsyncRequiredError: Model(")
+    assert "use `await Model.load(" in told["Model"]
+    assert told["generate"].startswith("AsyncRequiredError: generate_next_token() would have to wait here; use `await ")
+    assert told["auto"] == f"wasm {oracle.greedy(FIXTURES / 'nano-llama', PROMPT, 3)}"
+    assert told["xgrammar"].startswith("GuidanceError: it is not known where this page has xgrammar; call capstan.conf")
+    assert refused.startswith("DeviceUnavailableError: host.js could not be run here (")
+    assert refused.endswith("a Content-Security-Policy has to allow 'unsafe-eval'")
