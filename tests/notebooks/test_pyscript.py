@@ -1,4 +1,4 @@
-"""PyScript installs the wheel by its name and takes tokens on WebGPU."""
+"""PyScript installs the wheel by its name and takes tokens on WebGPU, on the page's main thread and in a worker."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Browser, Route
 
 from tests import oracle
@@ -16,7 +17,7 @@ PYSCRIPT = "0.7.31"
 PAGE = """<!doctype html><title>PyScript</title>
 <script type="module" src="/pyscript/core.js"></script>
 <script type="py" config='{"interpreter": "/distribution/pyodide.mjs", "packages": ["capstan-webgpu"]}'
-  src="/main.py"></script>
+  src="/main.py"ATTRIBUTE></script>
 <output id="answer"></output>
 """
 MAIN = """
@@ -35,17 +36,28 @@ async with capstan.Generator(model, params) as generator:
 """
 
 
-def test_pyscript_runs_a_model(browser: Browser, tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    pack = ["npm", "pack", f"@pyscript/core@{PYSCRIPT}", "--silent", "--pack-destination", str(tmp_path)]
-    subprocess.run(pack, check=True, capture_output=True, cwd=tmp_path)
-    shutil.unpack_archive(next(tmp_path.glob("*.tgz")), tmp_path / "packed", format="gztar", filter="data")
-    shutil.copytree(tmp_path / "packed/package/dist", site / "pyscript")
+# A worker that uses the page's document waits for it in shared memory, which isolated pages have.
+ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pyscript")
+    pack = ["npm", "pack", f"@pyscript/core@{PYSCRIPT}", "--silent", "--pack-destination", str(folder)]
+    subprocess.run(pack, check=True, capture_output=True, cwd=folder)
+    shutil.unpack_archive(next(folder.glob("*.tgz")), folder / "packed", format="gztar", filter="data")
+    site = folder / "site"
+    shutil.copytree(folder / "packed/package/dist", site / "pyscript")
     pyodide_distribution(site / "distribution", ["micropip", "packaging"])
     (site / "main.py").write_text(MAIN)
+    return site
+
+
+@pytest.mark.parametrize("worker", [False, True], ids=["page", "worker"])
+def test_pyscript_runs_a_model(worker: bool, browser: Browser, site: Path, tmp_path: Path) -> None:
+    shutil.copytree(site, tmp_path / "site")
+    site = tmp_path / "site"
     with serving_pyodide(site) as url:
-        (site / "index.html").write_text(PAGE)
         page = browser.new_page()
 
         def index(route: Route) -> None:
@@ -56,7 +68,10 @@ def test_pyscript_runs_a_model(browser: Browser, tmp_path: Path) -> None:
             link = f'<!doctype html><a href="{url}wheels/{wheel.name}">{wheel.name}</a>' if wheel else ""
             route.fulfill(status=200 if wheel else 404, headers=headers, body=link)
 
+        body = PAGE.replace("ATTRIBUTE", " worker" if worker else "")
+        headers = {"Content-Type": "text/html", **(ISOLATED if worker else {})}
         page.route("https://pypi.org/**", index)
+        page.route(url, lambda route: route.fulfill(headers=headers, body=body))
         page.goto(url)
         page.locator("#answer").filter(has_text="[").or_(page.locator(".py-error")).wait_for(timeout=300_000)
         found = page.locator("body").inner_text()
