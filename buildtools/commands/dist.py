@@ -30,6 +30,10 @@ HARNESS = ("harness.html", "harness.js", "blank.html")
 KEPT_OFFLINE = {".css", ".html", ".js", ".json", ".mjs", ".svg", ".wasm", ".whl", ".zip"}
 """The endings of files that the service worker keeps."""
 TYPES = ("assets", "capstan", "client", "completions", "errors", "options", "protocol", "run", "session", "tool_calls")
+PACKAGE = "capstan-webgpu"
+BESIDE = {"ai": [], "chat": ["--loader:.css=text"]}
+"""The package's other entries, as capstan-webgpu/NAME, and how they are bundled; they import the first one."""
+SPECIFICATION = "@ai-sdk/provider"
 NPM_FIELDS = ("name", "version", "description", "license", "author", "type")
 
 
@@ -110,19 +114,30 @@ def npm_package(target: Path) -> Path:
     (package / "bin").mkdir()
     shutil.copy(ROOT / "web/bin/capstan-webgpu.mjs", package / "bin")
     bundle(ROOT / "web/src/capstan.ts", package / "index.js", ["--alias:capstan-assets=" + str(named_assets(package))])
+    for name, flags in BESIDE.items():
+        first = [f"--alias:{PACKAGE}=./index.js", "--external:./index.js"]
+        bundle(ROOT / f"web/src/{name}.ts", package / f"{name}.js", [*flags, *first])
     source = json.loads((ROOT / "package.json").read_text(encoding="utf-8"))
+    entries = {".": ("capstan", "index.js")} | {f"./{name}": (name, f"{name}.js") for name in BESIDE}
     manifest = {
         **{field: source[field] for field in NPM_FIELDS},
         "exports": {
-            ".": {"types": "./types/capstan.d.ts", "default": "./index.js"},
+            **{
+                name: {"types": f"./types/{types}.d.ts", "default": f"./{file}"}
+                for name, (types, file) in entries.items()
+            },
             "./capstan/*": "./capstan/*",
         },
         "bin": {"capstan-webgpu": "bin/capstan-webgpu.mjs"},
-        "sideEffects": False,
+        # It defines an element.
+        "sideEffects": ["./chat.js"],
+        # What types/ai.d.ts names; the AI SDK brings it, and pages without the SDK may have any.
+        "peerDependencies": {SPECIFICATION: "*"},
+        "peerDependenciesMeta": {SPECIFICATION: {"optional": True}},
         # What Pyodide imports in Node only.
         "browser": {"ws": False},
         "types": "./types/capstan.d.ts",
-        "files": ["index.js", "bin", "capstan", "types", "*.md", "*.txt"],
+        "files": ["index.js", *(f"{name}.js" for name in BESIDE), "bin", "capstan", "types", "*.md", "*.txt"],
     }
     (package / "package.json").write_text(json.dumps(manifest, indent=2) + "\n")
     printed = run_tool(["npm", "pack", package, "--pack-destination", target, "--silent"], "check build/npm")
@@ -153,7 +168,7 @@ def declare_types(target: Path) -> None:
     flags: list[str | Path] = ["--noEmit", "false", "--declaration", "--emitDeclarationOnly", "--outDir", made]
     run_tool(["node", tsc, "--project", "tsconfig.json", *flags], "mend what build.py check reports")
     target.mkdir(parents=True)
-    for name in TYPES:
+    for name in (*TYPES, *BESIDE):
         shutil.copy(next(made.rglob(f"{name}.d.ts")), target)
 
 

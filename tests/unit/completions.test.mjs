@@ -12,7 +12,13 @@ function over(parts, { finishReason = "eos", error = null } = {}) {
     asked.push({ messages, options });
     const result = error
       ? Promise.reject(error)
-      : Promise.resolve({ text: parts.join(""), tokenIds: parts.map((_, i) => i), promptTokens: 5, finishReason });
+      : Promise.resolve({
+          text: parts.join(""),
+          tokenIds: parts.map((_, i) => i),
+          promptTokens: 5,
+          keptTokens: 2,
+          finishReason,
+        });
     result.catch(() => undefined);
     return {
       result,
@@ -25,6 +31,7 @@ function over(parts, { finishReason = "eos", error = null } = {}) {
   return { completions, asked };
 }
 
+const COMPUTED = { prompt_tokens_details: { cached_tokens: 2 } };
 const MESSAGES = [{ role: "user", content: "hello" }];
 const TOOL = {
   type: "function",
@@ -46,7 +53,7 @@ test("a completion has OpenAI's form", async () => {
   const message = { role: "assistant", content: "Hi there", refusal: null };
   assert.deepEqual([found.object, found.model], ["chat.completion", "any"]);
   assert.deepEqual(found.choices, [{ index: 0, message, logprobs: null, finish_reason: "stop" }]);
-  assert.deepEqual(found.usage, { prompt_tokens: 5, completion_tokens: 2, total_tokens: 7 });
+  assert.deepEqual(found.usage, { prompt_tokens: 5, completion_tokens: 2, total_tokens: 7, ...COMPUTED });
   const { signal, ...options } = asked[0].options;
   assert.deepEqual(options, {});
 });
@@ -67,7 +74,7 @@ test("chunks begin with the role, have the text, and end with the reason and, if
   );
   assert.deepEqual(
     chunks.map(({ usage }) => usage),
-    [...[null, null, null, null], { prompt_tokens: 5, completion_tokens: 2, total_tokens: 7 }],
+    [...[null, null, null, null], { prompt_tokens: 5, completion_tokens: 2, total_tokens: 7, ...COMPUTED }],
   );
   assert.equal(new Set(chunks.map(({ id }) => id)).size, 1);
   assert.ok(chunks.every(({ object }) => object === "chat.completion.chunk"));

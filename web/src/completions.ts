@@ -31,6 +31,8 @@ export interface CompletionParams {
   stream_options?: { include_usage?: boolean } | null;
   temperature?: number | null;
   top_p?: number | null;
+  /** Not OpenAI's, as other servers of its API have it. */
+  top_k?: number | null;
   seed?: number | null;
   stop?: string | string[] | null;
   max_tokens?: number | null;
@@ -55,6 +57,8 @@ export interface CompletionUsage {
   prompt_tokens: number;
   completion_tokens: number;
   total_tokens: number;
+  /** Tokens of the prompt that an earlier run had computed. */
+  prompt_tokens_details: { cached_tokens: number };
 }
 
 export interface Completion {
@@ -95,8 +99,17 @@ export interface CompletionOptions {
 }
 
 const PARAMETERS = [
-  ...["messages", "model", "stream", "stream_options", "temperature", "top_p", "seed", "stop", "max_tokens"],
-  ...["max_completion_tokens", "frequency_penalty", "presence_penalty", "logit_bias", "n", "tools", "tool_choice"],
+  ...["messages", "model", "stream", "stream_options", "temperature", "top_p", "top_k", "seed", "stop"],
+  ...[
+    "max_tokens",
+    "max_completion_tokens",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "n",
+    "tools",
+    "tool_choice",
+  ],
   "response_format",
 ];
 
@@ -172,6 +185,7 @@ function chatOptions(params: CompletionParams, source: ToolSource, signal: Abort
   const options: ChatOptions = { signal };
   if (params.temperature != null) options.temperature = params.temperature;
   if (params.top_p != null) options.topP = params.top_p;
+  if (params.top_k != null) options.topK = params.top_k;
   if (params.seed != null) options.seed = params.seed;
   if (params.stop != null) options.stop = params.stop;
   const most = params.max_completion_tokens ?? params.max_tokens;
@@ -197,9 +211,10 @@ function finishReason({ finishReason: reason }: RunResult, calls: readonly ToolC
   return reason === "length" || reason === "max_new_tokens" ? "length" : "stop";
 }
 
-function usageOf({ promptTokens, tokenIds }: RunResult): CompletionUsage {
+function usageOf({ promptTokens, tokenIds, keptTokens }: RunResult): CompletionUsage {
   const [prompt_tokens, completion_tokens] = [promptTokens ?? 0, tokenIds.length];
-  return { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens };
+  const prompt_tokens_details = { cached_tokens: keptTokens ?? 0 };
+  return { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens, prompt_tokens_details };
 }
 
 type Head = Pick<Completion, "id" | "created" | "model">;

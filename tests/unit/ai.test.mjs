@@ -1,0 +1,154 @@
+// A model for Vercel's AI SDK, over runs that are made up here. tests/examples drives it by the SDK itself.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { capstanModel } from "../../web/src/ai.ts";
+import { Completions } from "../../web/src/completions.ts";
+
+/** A model whose runs say `parts`, or begin and then fail; what was asked for is kept in `asked`. */
+function over(parts, { finishReason = "eos", error = null, between = () => {} } = {}) {
+  const asked = [];
+  let left = 0;
+  const chat = (messages, options) => {
+    asked.push({ messages, options });
+    const tokenIds = parts.map((_, place) => place);
+    const result = error
+      ? Promise.reject(error)
+      : Promise.resolve({ text: parts.join(""), tokenIds, promptTokens: 5, keptTokens: 3, finishReason });
+    result.catch(() => undefined);
+    return {
+      result,
+      async *[Symbol.asyncIterator]() {
+        try {
+          for (const part of parts) {
+            yield part;
+            between();
+          }
+          await result;
+        } finally {
+          left++;
+        }
+      },
+    };
+  };
+  const model = capstanModel(
+    { chat: Object.assign(chat, { completions: new Completions(chat) }) },
+    { modelId: "tiny" },
+  );
+  return { model, asked, left: () => left };
+}
+
+const PROMPT = [{ role: "user", content: [{ type: "text", text: "hello" }] }];
+const TOOL = { type: "function", name: "weather", description: "tells it", inputSchema: { type: "object" } };
+const CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>';
+
+async function collected({ stream }) {
+  const parts = [];
+  for await (const part of stream) parts.push(part);
+  return parts;
+}
+
+test("a call gives its text, why it ended, and what it took", async () => {
+  const { model, asked } = over(["Hi", " there"], { finishReason: "max_new_tokens" });
+  const { content, finishReason, usage, warnings } = await model.doGenerate({ prompt: PROMPT });
+  assert.deepEqual(content, [{ type: "text", text: "Hi there" }]);
+  assert.deepEqual(finishReason, { unified: "length", raw: "length" });
+  assert.deepEqual(usage.inputTokens, { total: 5, noCache: 2, cacheRead: 3, cacheWrite: undefined });
+  assert.equal(usage.outputTokens.total, 2);
+  assert.deepEqual(warnings, []);
+  assert.deepEqual(asked[0].messages, [{ role: "user", content: "hello" }]);
+});
+
+test("a stream has the parts of the specification in their order", async () => {
+  const { model } = over(["Hi", " there"]);
+  const parts = await collected(await model.doStream({ prompt: PROMPT }));
+  assert.deepEqual(
+    parts.map(({ type }) => type),
+    ["stream-start", "response-metadata", "text-start", "text-delta", "text-delta", "text-end", "finish"],
+  );
+  assert.equal(parts.map(({ delta = "" }) => delta).join(""), "Hi there");
+  assert.equal(parts[1].modelId, "tiny");
+  assert.deepEqual(parts.at(-1).finishReason, { unified: "stop", raw: "stop" });
+  const raw = await collected(await model.doStream({ prompt: PROMPT, includeRawChunks: true }));
+  assert.equal(raw.filter(({ type }) => type === "raw")[1].rawValue.choices[0].delta.content, "Hi");
+});
+
+test("a tool call comes whole, and its result goes back to the model", async () => {
+  const { model, asked } = over(["I look. ", CALL]);
+  const parts = await collected(await model.doStream({ prompt: PROMPT, tools: [TOOL] }));
+  const call = parts.find(({ type }) => type === "tool-call");
+  assert.deepEqual([call.toolName, JSON.parse(call.input)], ["weather", { city: "Rome" }]);
+  assert.deepEqual(parts.at(-1).finishReason, { unified: "tool-calls", raw: "tool_calls" });
+  assert.equal(asked[0].options.tools[0].function.parameters, TOOL.inputSchema);
+  const { toolCallId } = call;
+  const output = { type: "json", value: { degrees: 20 } };
+  await model.doGenerate({
+    prompt: [
+      { role: "system", content: "Be brief." },
+      ...PROMPT,
+      {
+        role: "assistant",
+        content: [
+          { type: "reasoning", text: "hm" },
+          { ...call, input: { city: "Rome" } },
+        ],
+      },
+      { role: "tool", content: [{ type: "tool-result", toolCallId, toolName: "weather", output }] },
+    ],
+    tools: [TOOL],
+    toolChoice: { type: "none" },
+  });
+  const [, , said, told] = asked[1].messages;
+  assert.deepEqual(said.tool_calls[0].function, { name: "weather", arguments: { city: "Rome" } });
+  assert.deepEqual(told, { role: "tool", content: '{"degrees":20}', tool_call_id: toolCallId, name: "weather" });
+});
+
+test("settings become the run's options; what there is not comes as a warning", async () => {
+  const { model, asked } = over(["{}"]);
+  const schema = { type: "object", properties: { city: { type: "string" } } };
+  const sampling = { temperature: 0.5, topP: 0.9, topK: 7, seed: 3, maxOutputTokens: 9, stopSequences: [";"] };
+  const { warnings } = await model.doGenerate({
+    prompt: PROMPT,
+    ...sampling,
+    presencePenalty: 0.1,
+    frequencyPenalty: 0.2,
+    responseFormat: { type: "json", schema },
+    tools: [{ type: "provider", id: "some.search", name: "search", args: {} }],
+    reasoning: "high",
+  });
+  const { signal, ...options } = asked[0].options;
+  assert.deepEqual(options, {
+    ...{ temperature: 0.5, topP: 0.9, topK: 7, seed: 3, maxTokens: 9, stop: [";"] },
+    ...{ presencePenalty: 0.1, frequencyPenalty: 0.2, jsonSchema: schema },
+  });
+  assert.deepEqual(
+    warnings.map(({ type, feature }) => [type, feature]),
+    [
+      ["unsupported", "tool some.search"],
+      ["unsupported", "reasoning"],
+    ],
+  );
+});
+
+test("an abort rejects with its reason, and whoever leaves a stream ends its run", async () => {
+  const stop = new AbortController();
+  const { model } = over(["a", "b"], { between: () => stop.abort() });
+  await assert.rejects(model.doGenerate({ prompt: PROMPT, abortSignal: stop.signal }), { name: "AbortError" });
+  const { model: other, left } = over(["a", "b", "c"]);
+  const { stream } = await other.doStream({ prompt: PROMPT });
+  const reader = stream.getReader();
+  for (let type = ""; type !== "text-delta";) ({ type } = (await reader.read()).value);
+  await reader.cancel();
+  assert.equal(left(), 1);
+});
+
+test("a failure of the run, and a message with a file, reject", async () => {
+  const error = new Error("no memory");
+  const { model, asked } = over(["a"], { error });
+  await assert.rejects(model.doGenerate({ prompt: PROMPT }), error);
+  await assert.rejects(collected(await model.doStream({ prompt: PROMPT })), error);
+  const file = { type: "file", mediaType: "image/png", data: { type: "data", data: new Uint8Array(1) } };
+  const refused = model.doGenerate({ prompt: [{ role: "user", content: [file] }] });
+  await assert.rejects(refused, { code: "OptionError", message: /of type "file"; the model reads texts only/ });
+  assert.equal(asked.length, 2);
+});

@@ -1,0 +1,244 @@
+// `capstan-webgpu/ai`: a loaded model for Vercel's AI SDK (npm `ai`), over `llm.chat.completions`.
+
+import type {
+  LanguageModelV4,
+  LanguageModelV4CallOptions,
+  LanguageModelV4Content,
+  LanguageModelV4FinishReason,
+  LanguageModelV4Message,
+  LanguageModelV4StreamPart,
+  LanguageModelV4Usage,
+  SharedV4Warning,
+} from "@ai-sdk/provider";
+import {
+  type Capstan,
+  CapstanError,
+  type CompletionChunk,
+  type CompletionMessage,
+  type CompletionParams,
+  type CompletionTool,
+  type CompletionUsage,
+  type FinishReason,
+} from "capstan-webgpu";
+
+export interface CapstanModelOptions {
+  /** What the AI SDK calls the model in its results and in its telemetry. */
+  modelId?: string;
+}
+
+/**
+ * `streamText({ model: capstanModel(llm), ... })`: a model that Capstan.load loaded, by the AI SDK's language model
+ * specification, version 4 (`ai` 7). What the model cannot do comes as a warning of the call; a file in a message is
+ * refused with OptionError. A call whose signal aborts rejects with its reason, as the SDK expects.
+ */
+export function capstanModel(
+  llm: Pick<Capstan, "chat">,
+  { modelId = "local" }: CapstanModelOptions = {},
+): LanguageModelV4 {
+  async function* chunksOf(
+    options: LanguageModelV4CallOptions,
+    params: CompletionParams,
+  ): AsyncGenerator<CompletionChunk> {
+    const { abortSignal: signal } = options;
+    signal?.throwIfAborted();
+    const stream = { include_usage: true };
+    const asked = { ...params, model: modelId, stream: true as const, stream_options: stream };
+    yield* await llm.chat.completions.create(asked, signal ? { signal } : {});
+    signal?.throwIfAborted();
+  }
+  return {
+    specificationVersion: "v4",
+    provider: "capstan",
+    modelId,
+    supportedUrls: {},
+    async doGenerate(options) {
+      const { params, warnings } = paramsOf(options);
+      const content: LanguageModelV4Content[] = [];
+      let text = "";
+      let end: Extract<LanguageModelV4StreamPart, { type: "finish" }> | undefined;
+      for await (const part of partsOf(chunksOf(options, params), false)) {
+        if (part.type === "text-delta") text += part.delta;
+        else if (part.type === "tool-call") content.push(part);
+        else if (part.type === "finish") end = part;
+      }
+      if (text) content.unshift({ type: "text", text });
+      const { finishReason, usage } = end!;
+      return { content, finishReason, usage, warnings, request: { body: params }, response: { modelId } };
+    },
+    async doStream(options) {
+      const { params, warnings } = paramsOf(options);
+      const parts = partsOf(chunksOf(options, params), options.includeRawChunks === true);
+      const stream = new ReadableStream<LanguageModelV4StreamPart>({
+        start: (controller) => controller.enqueue({ type: "stream-start", warnings }),
+        async pull(controller) {
+          try {
+            const { done, value } = await parts.next();
+            if (done) controller.close();
+            else controller.enqueue(value);
+          } catch (error) {
+            controller.error(error);
+          }
+        },
+        cancel: async () => void (await parts.return(undefined)),
+      });
+      return { stream, request: { body: params } };
+    },
+  };
+}
+
+/** What OpenAI's chunks say, as the SDK's parts. */
+async function* partsOf(
+  chunks: AsyncGenerator<CompletionChunk>,
+  raw: boolean,
+): AsyncGenerator<LanguageModelV4StreamPart, void, undefined> {
+  let named = false;
+  let open = false;
+  let reason: FinishReason | null = null;
+  let usage: CompletionUsage | null = null;
+  for await (const chunk of chunks) {
+    if (raw) yield { type: "raw", rawValue: chunk };
+    if (!named)
+      yield {
+        type: "response-metadata",
+        id: chunk.id,
+        timestamp: new Date(chunk.created * 1000),
+        modelId: chunk.model,
+      };
+    named = true;
+    usage = chunk.usage ?? usage;
+    const [choice] = chunk.choices;
+    if (!choice) continue;
+    reason = choice.finish_reason ?? reason;
+    if (choice.delta.content) {
+      if (!open) yield { type: "text-start", id: TEXT };
+      open = true;
+      yield { type: "text-delta", id: TEXT, delta: choice.delta.content };
+    }
+    for (const { id, function: called } of choice.delta.tool_calls ?? []) {
+      const { name: toolName, arguments: input } = called;
+      yield { type: "tool-input-start", id, toolName };
+      yield { type: "tool-input-delta", id, delta: input };
+      yield { type: "tool-input-end", id };
+      yield { type: "tool-call", toolCallId: id, toolName, input };
+    }
+  }
+  if (open) yield { type: "text-end", id: TEXT };
+  yield { type: "finish", finishReason: finishReason(reason), usage: usageOf(usage) };
+}
+
+/** A run has one text; its parts are told apart from those of others by the stream they are in. */
+const TEXT = "text";
+
+function finishReason(raw: FinishReason | null): LanguageModelV4FinishReason {
+  return { unified: raw === "tool_calls" ? "tool-calls" : (raw ?? "other"), raw: raw ?? undefined };
+}
+
+function usageOf(usage: CompletionUsage | null): LanguageModelV4Usage {
+  const { prompt_tokens: total, completion_tokens: made } = usage ?? {};
+  const cacheRead = usage?.prompt_tokens_details.cached_tokens;
+  const noCache = total === undefined ? undefined : total - (cacheRead ?? 0);
+  return {
+    inputTokens: { total, noCache, cacheRead, cacheWrite: undefined },
+    outputTokens: { total: made, text: made, reasoning: undefined },
+  };
+}
+
+interface Asked {
+  params: CompletionParams;
+  warnings: SharedV4Warning[];
+}
+
+/** A call of the SDK with OpenAI's parameters, and what of it is left out. */
+function paramsOf(options: LanguageModelV4CallOptions): Asked {
+  const warnings: SharedV4Warning[] = [];
+  const unsupported = (feature: string, details: string): void =>
+    void warnings.push({ type: "unsupported", feature, details });
+  const params: CompletionParams = { messages: options.prompt.flatMap(messagesOf) };
+  const given: Partial<CompletionParams> = {
+    temperature: options.temperature ?? null,
+    top_p: options.topP ?? null,
+    top_k: options.topK ?? null,
+    seed: options.seed ?? null,
+    stop: options.stopSequences?.length ? options.stopSequences : null,
+    max_completion_tokens: options.maxOutputTokens ?? null,
+    frequency_penalty: options.frequencyPenalty ?? null,
+    presence_penalty: options.presencePenalty ?? null,
+  };
+  for (const [name, value] of Object.entries(given)) if (value !== null) Object.assign(params, { [name]: value });
+  const tools: CompletionTool[] = [];
+  for (const tool of options.tools ?? []) {
+    if (tool.type === "provider") {
+      unsupported(`tool ${tool.id}`, "a model in a page has no tools of its own; define functions");
+      continue;
+    }
+    const { name, description, inputSchema } = tool;
+    const parameters = inputSchema as Record<string, unknown>;
+    tools.push({ type: "function", function: { name, ...(description ? { description } : {}), parameters } });
+  }
+  if (tools.length) {
+    params.tools = tools;
+    const choice = options.toolChoice ?? { type: "auto" };
+    params.tool_choice =
+      choice.type === "tool" ? { type: "function", function: { name: choice.toolName } } : choice.type;
+  }
+  const format = options.responseFormat;
+  if (format?.type === "json") {
+    const { schema, name = "response" } = format;
+    params.response_format = schema
+      ? { type: "json_schema", json_schema: { name, schema: schema as Record<string, unknown> } }
+      : { type: "json_object" };
+    if (tools.length && params.tool_choice === "auto")
+      unsupported("tools with a JSON response", "the output is held to its schema, so that no tool is called");
+  }
+  if (options.reasoning !== undefined && options.reasoning !== "provider-default")
+    unsupported("reasoning", "the model thinks as its chat template says");
+  if (options.providerOptions?.["capstan"])
+    unsupported("providerOptions.capstan", "there are none; the model's options are those of Capstan.load");
+  return { params, warnings };
+}
+
+function messagesOf(message: LanguageModelV4Message): CompletionMessage[] {
+  if (message.role === "system") return [{ role: "system", content: message.content }];
+  const texts: { type: "text"; text: string }[] = [];
+  const calls: NonNullable<CompletionMessage["tool_calls"]>[number][] = [];
+  const results: CompletionMessage[] = [];
+  for (const part of message.content) {
+    if (part.type === "text") texts.push({ type: "text", text: part.text });
+    // Templates leave out what was thought in earlier turns, and who allowed a call is for the page to know.
+    else if (part.type === "reasoning" || part.type === "tool-approval-response") continue;
+    else if (part.type === "tool-call")
+      calls.push({
+        id: part.toolCallId,
+        type: "function",
+        function: { name: part.toolName, arguments: JSON.stringify(part.input ?? {}) },
+      });
+    else if (part.type === "tool-result")
+      results.push({ role: "tool", tool_call_id: part.toolCallId, name: part.toolName, content: told(part.output) });
+    else throw refused(part.type);
+  }
+  if (message.role === "tool") return results;
+  return [{ role: message.role, content: texts, ...(calls.length ? { tool_calls: calls } : {}) }, ...results];
+}
+
+type Output = Extract<
+  Extract<LanguageModelV4Message, { role: "tool" }>["content"][number],
+  { type: "tool-result" }
+>["output"];
+
+/** What a tool gave, as a text. */
+function told(output: Output): string {
+  if (output.type === "text" || output.type === "error-text") return output.value;
+  if (output.type === "json" || output.type === "error-json") return JSON.stringify(output.value);
+  if (output.type === "execution-denied") return output.reason ?? "the user denied this call";
+  return output.value
+    .map((part) => {
+      if (part.type !== "text") throw refused(part.type);
+      return part.text;
+    })
+    .join("");
+}
+
+function refused(type: string): CapstanError {
+  const message = `a part of a message is of type ${JSON.stringify(type)}; the model reads texts only: leave it out`;
+  return new CapstanError({ type: "OptionError", message });
+}
