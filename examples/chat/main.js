@@ -1,0 +1,1 @@
+import "capstan-webgpu/chat";

@@ -1,0 +1,2 @@
+/** The app is files alone, in out/. */
+export default { output: "export" };
