@@ -46,6 +46,7 @@ from .generator_params import GeneratorParams
 from .host import configure, use_host
 from .hub import HubRepository
 from .model import Model
+from .named_processors import logits_processor, shortlist_processor
 from .planning import open_device, plan
 from .search import SearchOptions
 from .speculation import Speculation, SpeculationStats
@@ -106,9 +107,11 @@ __all__ = [
     "WeightStore",
     "WeightsChangedError",
     "configure",
+    "logits_processor",
     "measure",
     "memory",
     "notebook",
     "open_device",
     "plan",
+    "shortlist_processor",
 ]

@@ -129,12 +129,17 @@ def test_the_package_works_from_another_origin_and_tells_where_it_is_not(
 
 
 TYPED = """import { Capstan, CapstanError, type LoadProgress, type RunResult } from "capstan-webgpu";
+import { capstanModel } from "capstan-webgpu/ai";
+import "capstan-webgpu/chat";
 const onProgress = ({ status, total }: LoadProgress) => console.log(status.length, total + 1);
 const llm: Capstan = await Capstan.load("model/", { onProgress });
 const run = llm.chat([{ role: "user", content: "hello" }], { temperature: 0.7, stop: [";"] });
 for await (const part of run) console.log(part.length);
 const result: RunResult = await run.result;
 console.log(result.tokenIds.length, llm.stats().runs, new CapstanError({ type: "a", message: "b" }).code);
+console.log(capstanModel(llm).modelId.length, document.querySelector("capstan-chat")!.messages.length);
+// @ts-expect-error the version of the AI SDK's specification
+capstanModel(llm).specificationVersion satisfies "v3";
 // @ts-expect-error an option that there is not
 llm.chat([], { max_tokens: 1 });
 """
@@ -143,6 +148,7 @@ llm.chat([], { max_tokens: 1 });
 def test_the_packages_types_are_whole(package: Path, tmp_path: Path) -> None:
     (tmp_path / "node_modules").mkdir()
     (tmp_path / "node_modules/capstan-webgpu").symlink_to(package)
+    (tmp_path / "node_modules/@ai-sdk").symlink_to(ROOT / "node_modules/@ai-sdk")
     (tmp_path / "page.ts").write_text(TYPED)
     tsc = [str(ROOT / "node_modules/.bin/tsc"), "--noEmit", "--strict", "--exactOptionalPropertyTypes"]
     flags = ["--target", "es2022", "--module", "esnext", "--moduleResolution", "bundler", "--types", ""]
@@ -182,6 +188,10 @@ def test_the_npm_package_holds_the_library_its_types_and_every_licence(package: 
     assert python["vendored"].keys() == {"numpy"}
     files = {
         "index.js",
+        "ai.js",
+        "chat.js",
+        "types/ai.d.ts",
+        "types/chat.d.ts",
         "bin/capstan-webgpu.mjs",
         "capstan/capstan.js",
         "capstan/worker.js",

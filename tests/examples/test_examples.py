@@ -8,10 +8,12 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from buildtools import ROOT
 from buildtools.commands import dist
@@ -20,6 +22,8 @@ from buildtools.site import assemble
 from tests.plain_server import serving_plainly
 
 EXAMPLES = ROOT / "examples"
+CHAT_MODEL = ROOT / "tests/fixtures/nano-qwen2"
+"""What it says has no sense; it has a chat template."""
 BUILD_SECONDS = 600
 ANSWER_MS = 120_000
 
@@ -43,51 +47,188 @@ def installed(example: str, folder: Path, tarball: Path) -> Path:
     return app
 
 
-def complete(browser: Browser, url: str) -> tuple[str, str]:
-    """Click the page's button; its status in the end, and the text."""
-    page = browser.new_page()
+@contextmanager
+def opened(where: Browser | BrowserContext, url: str) -> Iterator[Page]:
+    """A page, in which no error may go unheard."""
+    page = where.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(url)
-    page.get_by_role("button").click()
-    status = page.get_by_role("status").filter(has_text=re.compile(r"^\d+ tokens|Error: "))
-    status.wait_for(timeout=ANSWER_MS)
-    found = status.inner_text(), page.locator("output").inner_text()
+    yield page
     page.close()
     assert errors == []
-    return found
 
 
-def require_completed(found: tuple[str, str]) -> None:
-    status, text = found
+def ended(page: Page, last: str = r"\d+ tokens") -> str:
+    """The page's status once it is `last` or tells of an error."""
+    status = page.get_by_role("status").filter(has_text=re.compile(rf"^{last}|Error: "))
+    status.wait_for(timeout=ANSWER_MS)
+    return status.inner_text()
+
+
+def require_completes(where: Browser | BrowserContext, url: str) -> None:
+    """Click the page's button; the bundled model completes."""
+    with opened(where, url) as page:
+        page.get_by_role("button", name="Complete").click()
+        require_completed(page)
+
+
+def require_completed(page: Page) -> None:
+    status = ended(page)
     assert re.fullmatch(r"32 tokens, \w+", status), status
-    assert '"""' in text
+    assert '"""' in page.locator("output").inner_text()
 
 
-@pytest.mark.parametrize("example", ["vite", "webpack", "rollup", "esbuild"])
-def test_a_bundled_page_completes(example: str, browser: Browser, tarball: Path, tmp_path: Path) -> None:
-    app = installed(example, tmp_path, tarball)
+def built(example: str, folder: Path, tarball: Path, made: str = "dist") -> Path:
+    """An example's folder for a web server, in which nothing names the developer's."""
+    app = installed(example, folder, tarball)
     npm(app, "run", "build")
-    for made in (app / "dist").rglob("*"):
-        if made.suffix in {".js", ".mjs", ".html", ".json"}:
-            assert "fresh-app" not in made.read_text(encoding="utf-8"), f"{made} names the developer's folder"
-    shutil.copytree(BUNDLED, app / "dist/models/bundled")
-    with serving_plainly(app / "dist") as url:
-        require_completed(complete(browser, url))
+    for file in (app / made).rglob("*"):
+        if file.suffix in {".js", ".mjs", ".html", ".json"}:
+            assert "fresh-app" not in file.read_text(encoding="utf-8"), f"{file} names the developer's folder"
+    return app / made
 
 
-def test_vites_development_server(browser: Browser, tarball: Path, tmp_path: Path) -> None:
-    app = installed("vite", tmp_path, tarball)
-    shutil.copytree(BUNDLED, app / "public/models/bundled")
+@contextmanager
+def vite_server(app: Path) -> Iterator[str]:
+    """The address of Vite's development server."""
     command = ["node", "node_modules/vite/bin/vite.js", "--host", "127.0.0.1", "--port", "5311"]
     environment = {**os.environ, "NO_COLOR": "1"}
     with subprocess.Popen(command, cwd=app, stdout=subprocess.PIPE, text=True, env=environment) as server:
         try:
             assert server.stdout
-            local = next(line for line in server.stdout if "Local:" in line)
-            require_completed(complete(browser, local.split()[-1]))
+            yield next(line for line in server.stdout if "Local:" in line).split()[-1]
         finally:
             server.terminate()
+
+
+@pytest.mark.parametrize("example", ["vite", "webpack", "rollup", "esbuild"])
+def test_a_bundled_page_completes(example: str, browser: Browser, tarball: Path, tmp_path: Path) -> None:
+    site = built(example, tmp_path, tarball)
+    shutil.copytree(BUNDLED, site / "models/bundled")
+    with serving_plainly(site) as url:
+        require_completes(browser, url)
+
+
+def test_vites_development_server(browser: Browser, tarball: Path, tmp_path: Path) -> None:
+    app = installed("vite", tmp_path, tarball)
+    shutil.copytree(BUNDLED, app / "public/models/bundled")
+    with vite_server(app) as url:
+        require_completes(browser, url)
+
+
+def test_nexts_static_export_completes(browser: Browser, tarball: Path, tmp_path: Path) -> None:
+    site = built("next", tmp_path, tarball, "out")
+    shutil.copytree(BUNDLED, site / "models/bundled")
+    with serving_plainly(site) as url:
+        require_completes(browser, url)
+
+
+def test_react_loads_a_model_once_and_ends_its_worker_with_the_component(
+    browser: Browser, tarball: Path, tmp_path: Path
+) -> None:
+    app = installed("react", tmp_path, tarball)
+    shutil.copytree(BUNDLED, app / "public/models/bundled")
+    # StrictMode mounts twice in development only.
+    with vite_server(app) as url, opened(browser, url) as page:
+        started: list[str] = []
+        page.on("worker", lambda worker: started.append(worker.url))
+        page.reload()
+        page.get_by_role("button", name="Complete").click(timeout=ANSWER_MS)
+        require_completed(page)
+        assert len([worker for worker in page.workers if "worker" in worker.url]) == 1
+        # Each worker of Capstan compiles WebAssembly in one of its own, which ends.
+        loads = page.evaluate("() => performance.getEntriesByType('resource').length")
+        page.get_by_label("Show").click()
+        expect(page.get_by_role("status")).to_have_count(0)
+        page.wait_for_function("() => true")
+        assert page.workers == [], "no worker is left without the component"
+        assert len(started) <= 2, started
+        assert loads
+        page.get_by_label("Show").click()
+        page.get_by_role("button", name="Complete").click(timeout=ANSWER_MS)
+        require_completed(page)
+    npm(app, "run", "build")
+
+
+def test_a_page_with_a_service_worker_completes_without_a_network(
+    browser: Browser, tarball: Path, tmp_path: Path
+) -> None:
+    site = built("service-worker", tmp_path, tarball)
+    shutil.copytree(BUNDLED, site / "models/bundled")
+    context = browser.new_context()
+    with serving_plainly(site) as url:
+        require_completes(context, url)
+    require_completes(context, url)
+    context.close()
+
+
+def test_the_ai_sdk_streams_stops_and_is_held_to_a_choice(browser: Browser, tarball: Path, tmp_path: Path) -> None:
+    site = built("ai-sdk", tmp_path, tarball)
+    shutil.copytree(CHAT_MODEL, site / "models/chat")
+    with serving_plainly(site) as url, opened(browser, url) as page:
+        answer = page.locator("output")
+        page.get_by_role("button", name="Ask").click()
+        page.wait_for_function("() => document.querySelector('output').textContent.length > 8", timeout=ANSWER_MS)
+        page.get_by_role("button", name="Stop").click()
+        assert ended(page, "stopped|[0-9]+ tokens") == "stopped"
+        kept = answer.inner_text()
+        page.get_by_role("button", name="Ask").click()
+        assert re.fullmatch(r"[1-9]\d* tokens, (stop|length)", ended(page))
+        assert answer.inner_text().startswith(kept), "what was said until the stop was kept"
+        page.get_by_role("button", name="Yes or no").click()
+        assert re.fullmatch(r"\d+ tokens, chosen", ended(page, r"\d+ tokens, chosen"))
+        assert answer.inner_text() in ("yes", "no")
+
+
+AXE = "async () => (await axe.run(document, { resultTypes: ['violations'] })).violations.map(({ help }) => help)"
+
+
+def test_the_chat_element_answers_by_keyboard_stops_and_tells_what_fails(
+    browser: Browser, tarball: Path, tmp_path: Path
+) -> None:
+    site = built("chat", tmp_path, tarball)
+    shutil.copytree(CHAT_MODEL, site / "models/chat")
+    with serving_plainly(site) as url, opened(browser, url) as page:
+        page.evaluate("() => {" + (ROOT / "node_modules/axe-core/axe.min.js").read_text() + "}")
+        problems = {"loading": page.evaluate(AXE)}
+        field = page.get_by_label("Message")
+        expect(field).to_be_enabled(timeout=ANSWER_MS)
+        field.press_sequentially("hello")
+        field.press("Shift+Enter")
+        field.press_sequentially("you")
+        field.press("Enter")
+        log = page.get_by_role("log")
+        expect(log).to_contain_text("You: hello\nyou")
+        expect(page.get_by_role("button", name="Send")).to_be_visible(timeout=ANSWER_MS)
+        asked, answered = page.evaluate("() => document.querySelector('capstan-chat').messages.slice(1)")
+        assert asked == {"role": "user", "content": "hello\nyou"}
+        assert log.inner_text().endswith(f"Model: {answered['content']}")
+        page.evaluate("() => document.querySelector('capstan-chat').setAttribute('run-options', '{}')")
+        field.fill("on and on")
+        field.press("Enter")
+        page.wait_for_function(
+            "() => document.querySelector('capstan-chat').shadowRoot.querySelector('[aria-busy] .text')?.textContent",
+            timeout=ANSWER_MS,
+        )
+        field.press("Escape")
+        expect(page.get_by_role("status")).to_have_text("Stopped.", timeout=ANSWER_MS)
+        problems["answered"] = page.evaluate(AXE)
+        page.emulate_media(color_scheme="dark")
+        page.set_viewport_size({"width": 320, "height": 700})
+        problems["dark and narrow"] = page.evaluate(AXE)
+        assert page.evaluate("() => document.documentElement.scrollWidth") == 320
+        page.evaluate("() => document.querySelector('capstan-chat').setAttribute('run-options', '{ \"heat\": 1 }')")
+        field.fill("more")
+        field.press("Enter")
+        expect(page.get_by_role("alert")).to_contain_text("heat: no such option")
+        problems["refused"] = page.evaluate(AXE)
+        page.evaluate("() => document.querySelector('capstan-chat').setAttribute('model', 'nowhere/')")
+        expect(page.get_by_role("alert")).to_contain_text(f"{url}nowhere/", timeout=ANSWER_MS)
+        page.evaluate("() => document.querySelector('capstan-chat').remove()")
+        page.wait_for_function("() => true")
+        assert page.workers == [], "its worker ended with it"
+        assert not any(problems.values()), problems
 
 
 def test_a_module_of_another_origin(browser: Browser, tarball: Path, tmp_path: Path) -> None:
@@ -97,12 +238,25 @@ def test_a_module_of_another_origin(browser: Browser, tarball: Path, tmp_path: P
     with serving_plainly(tmp_path / "cdn/package", any_origin=True) as cdn, serving_plainly(page) as url:
         index = page / "index.html"
         index.write_text(index.read_text().replace("https://cdn.example/capstan-webgpu/", cdn))
-        require_completed(complete(browser, url))
+        require_completes(browser, url)
 
 
 def test_every_example_is_built_and_named(tarball: Path) -> None:
-    folders = sorted(path.name for path in EXAMPLES.iterdir() if (path / "main.js").is_file())
-    assert folders == ["esbuild", "module", "rollup", "vite", "webpack"]
+    folders = sorted(path.name for path in EXAMPLES.iterdir() if path.name != "notebooks" and path.is_dir())
+    assert folders == [
+        "ai-sdk",
+        "chat",
+        "esbuild",
+        "module",
+        "next",
+        "react",
+        "rollup",
+        "service-worker",
+        "vite",
+        "webpack",
+    ]
+    readme = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert [folder for folder in folders if f"| `{folder}`" not in readme] == []
     version = json.loads((ROOT / "package.json").read_text())["version"]
     for package in EXAMPLES.glob("*/package.json"):
         assert json.loads(package.read_text())["dependencies"]["capstan-webgpu"] == f"^{version}"

@@ -146,7 +146,7 @@ test("options are the worker's search options, and drawing ones have tokens draw
   await llm.chat(MESSAGES, drawn).result;
   await llm.complete([7, 8], { temperature: 0, repetitionPenalty: 1.1, search: { min_length: 2 }, maxLength: 20 })
     .result;
-  await llm.complete("once", { jsonSchema: { type: "object" } }).result;
+  await llm.complete("once", { jsonSchema: { type: "object" }, logitsProcessor: "mine" }).result;
   const [, chat, greedy, guided] = asked;
   assert.deepEqual(chat.search, {
     ...{ top_k: 5, top_p: 0.9, min_p: 0.1, random_seed: 3, do_sample: true, temperature: 0.7, stop_strings: ["\n"] },
@@ -156,6 +156,7 @@ test("options are the worker's search options, and drawing ones have tokens draw
   assert.deepEqual([chat.max_new_tokens, chat.max_length], [9, 30]);
   assert.deepEqual(greedy.search, { repetition_penalty: 1.1, do_sample: false, min_length: 2, max_length: 20 });
   assert.deepEqual([greedy.prompt, greedy.prompt_ids], [null, [7, 8]]);
+  assert.equal(guided.logits_processor, "mine");
   assert.deepEqual([guided.prompt, guided.guidance], ["once", { type: "json_schema", data: '{"type":"object"}' }]);
 });
 
@@ -297,6 +298,11 @@ test("closing rejects what is under way and what is asked later", async () => {
 test("a load is aborted before, during the start and during the load, and ends its worker", async () => {
   assert.equal((await failure(load({ signal: AbortSignal.abort() }))).name, "AbortError");
   assert.equal(boots.length, 0);
+  const twice = new AbortController();
+  const first = failure(load({ signal: twice.signal }));
+  twice.abort();
+  assert.equal((await first).name, "AbortError");
+  assert.equal(boots.length, 0, "as React's StrictMode does, which mounts twice");
   bootReply = "never";
   assert.equal((await failure(load({ signal: abortAfter(10) }))).name, "AbortError");
   assert.deepEqual([boots.length, ended], [1, 1]);

@@ -9,7 +9,9 @@ from typing import Any, cast
 
 import pytest
 
+import capstan
 from capstan import Generator, GeneratorParams, LogitsError, Model, OptionError
+from capstan.named_processors import named_processor
 from tests import oracle
 from tests.unit.paper_model import PROMPT, PaperModel, run_of, take
 
@@ -222,3 +224,38 @@ def test_what_does_not_fit_together_is_refused(given: dict[str, Any], options: d
 def test_what_a_processor_may_not_return(model: Model, given: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         generated(model, 1, **given)
+
+
+def test_a_page_names_a_processor_and_a_later_one_takes_its_place(model: Model) -> None:
+    @capstan.logits_processor
+    def second_best(_tokens: list[int], logits: memoryview[float]) -> None:
+        logits[max(range(len(logits)), key=logits.__getitem__)] = float("-inf")
+
+    first = named_processor("second_best")
+    assert generated(model, 6, **first.options) == without(1)
+
+    @capstan.shortlist_processor(shortlist=3)
+    def third_best(_tokens: list[int], best: list[tuple[int, float]]) -> dict[int, float]:
+        return {token: float("-inf") for token, _ in best[:2]}
+
+    assert generated(model, 6, **named_processor("third_best").options) == without(2)
+
+    def looking(_tokens: list[int], best: list[tuple[int, float]]) -> None:
+        assert len(best) == 64
+
+    looking.__name__ = "second_best"
+    capstan.shortlist_processor(looking)
+    again = named_processor("second_best")
+    assert again.serial != first.serial, "a conversation that began with the other one does not go on"
+    assert generated(model, 3, **again.options) == TOKENS + oracle.greedy(LLAMA, TOKENS, 3)
+
+
+def test_a_processor_that_nobody_defined_is_refused_with_those_that_there_are() -> None:
+    @capstan.logits_processor
+    def there(_tokens: list[int], _logits: memoryview[float]) -> None: ...
+
+    for name in ("nowhere", 3, ["there"]):
+        with pytest.raises(OptionError, match=r"those that were defined are: .*there.*llm\.python\(code\)"):
+            named_processor(name)
+    with pytest.raises(OptionError, match="it must be a function"):
+        capstan.logits_processor("there")  # type: ignore[arg-type]

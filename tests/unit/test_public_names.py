@@ -17,7 +17,8 @@ DeviceLostError DeviceUnavailableError FallbackWarning Generator GeneratorParams
 LogitsError Model ModelFileError OptionError OutOfMemoryError PromptError SearchOptions Speculation
 SpeculationStats StoppingStream StorageError StoredWeights TapeCheckError TapeError TapeKeyError TextStream
 Timing Tokenizer TokenizerStream UncomputedError UnsupportedModelError ValidationError Verification
-VersionError WeightStore WeightsChangedError configure measure memory notebook open_device plan
+VersionError WeightStore WeightsChangedError configure logits_processor measure memory notebook open_device
+plan shortlist_processor
 """
 
 GENAI = {

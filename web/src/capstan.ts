@@ -145,6 +145,9 @@ export class Capstan {
     const { signal, onEvent, onProgress, assetsUrl, snapshot, cancelDeadline } = options;
     signal?.throwIfAborted();
     const folder = modelFolder(model, options, pageAddress());
+    // Who thinks better of it at once, as React's StrictMode does, has started no worker.
+    await Promise.resolve();
+    signal?.throwIfAborted();
     let ready: Ready | null = null;
     let loaded = false;
     const start: StartOptions = {

@@ -49,6 +49,11 @@ export interface RunOptions {
   regex?: string;
   larkGrammar?: string;
   ebnf?: string;
+  /**
+   * The name of a function that edits logits before each pick, defined in `llm.python` by `@capstan.logits_processor` or
+   * `@capstan.shortlist_processor`; docs/logits_processors.md says what it gets and may return.
+   */
+  logitsProcessor?: string;
   /** Any other search option, by its name in capstan.SearchOptions. */
   search?: Record<string, unknown>;
 }
@@ -70,7 +75,7 @@ const SEARCH = {
 const DRAWING = ["topK", "topP", "minP"] as const;
 const GRAMMARS = { jsonSchema: "json_schema", regex: "regex", larkGrammar: "lark_grammar", ebnf: "ebnf" } as const;
 const RUN_NAMES = [
-  ...["signal", "temperature", "stop", "maxTokens", "maxLength", "search"],
+  ...["signal", "temperature", "stop", "maxTokens", "maxLength", "logitsProcessor", "search"],
   ...[...Object.keys(SEARCH), ...Object.keys(GRAMMARS)],
 ];
 const MODEL_OPTIONS = [
@@ -146,6 +151,7 @@ function shared(model: ModelFolder, options: ModelOptions, run: RunOptions): Sha
     max_new_tokens: run.maxTokens ?? null,
     search: search(run),
     guidance: guidance(run),
+    ...(run.logitsProcessor === undefined ? {} : { logits_processor: run.logitsProcessor }),
   };
 }
 

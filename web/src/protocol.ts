@@ -50,6 +50,8 @@ interface ModelRequest {
   speculation?: { ngram_size?: number; max_draft_tokens?: number } | null;
   /** The address of a LoRA adapter file to run the model with; left out or null for none. */
   adapter?: string | null;
+  /** The name of a function that a script defined by capstan.logits_processor or capstan.shortlist_processor. */
+  logits_processor?: string | null;
   /** How often the run may have its GPU device lost and go on, on another one; left out or null for the default. */
   recoveries?: number | null;
   /** Tell in the result when each burst of tokens came, as `bursts`: BurstTimes[]; left out or null for false. */

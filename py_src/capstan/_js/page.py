@@ -26,6 +26,7 @@ from ..generator_params import GeneratorParams
 from ..hub import HubRepository
 from ..json_text import clipped
 from ..model import Model
+from ..named_processors import named_processor
 from ..speculation import SPECULATION_OPTIONS, Speculation
 from ..stream import StoppingStream
 from ..timing import Timing
@@ -292,6 +293,8 @@ async def conversation_with(model: Model, request: dict[str, Any]) -> Conversati
         raise OptionError(f"max_new_tokens is {limit}; it must be at least 1")
     names = ("run_ahead", "search", "max_length", "guidance", "speculation", "adapter", "recoveries")
     asked = [request.get(name) for name in names]
+    if (processor := request.get("logits_processor")) is not None:
+        asked.append(named_processor(processor).serial)
     options = json.dumps(asked, sort_keys=True)
     unused = conversations.get(None)
     if session not in conversations and unused and not unused[2].generator.token_count():
@@ -329,6 +332,8 @@ async def conversation_with(model: Model, request: dict[str, Any]) -> Conversati
 def generator_options(request: dict[str, Any]) -> dict[str, Any]:
     """What a request says of its generator besides the search."""
     options = {name: request.get(name) for name in ("run_ahead", "recoveries")}
+    if (processor := request.get("logits_processor")) is not None:
+        options |= named_processor(processor).options
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -36,7 +36,7 @@ TYPES: dict[str, tuple[type, ...]] = {
 }
 KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("device", "capture", "source", "filename", "action"), (TEXT,)),
-    **dict.fromkeys(("dtype", "prompt", "which"), (TEXT, "null")),
+    **dict.fromkeys(("dtype", "prompt", "which", "logits_processor"), (TEXT, "null")),
     **dict.fromkeys(("run_ahead", "max_new_tokens", "max_length", "recoveries", "prefix_cache"), (NUMBER, "null")),
     **dict.fromkeys(("messages", "argv", "answer"), (LIST,)),
     "begun": (LIST, "null"),
