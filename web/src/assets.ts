@@ -61,5 +61,10 @@ export async function loadFailure(url: string): Promise<string> {
   if (/html/i.test(type))
     return because("the server answers with an HTML page, as for addresses that it does not know");
   if (!/(java|ecma)script/i.test(type)) return because(`the server calls it ${type || "nothing"}, not text/javascript`);
+  if (globalThis.crossOriginIsolated && !response.headers.get("Cross-Origin-Embedder-Policy"))
+    return because(
+      "this page is cross-origin isolated, so that its server has to send this file, too, with " +
+        "Cross-Origin-Embedder-Policy: require-corp",
+    );
   return because("it is there, but the browser refused it: see the console, and the page's Content-Security-Policy");
 }

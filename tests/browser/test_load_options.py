@@ -1,0 +1,133 @@
+"""Options of `Capstan.load` that show only when something goes wrong, and what it says of files that cannot be had."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page, Route
+
+DEFINE = """
+import capstan
+from capstan._js import host
+from pyodide.code import run_js
+
+losses = 0
+
+
+@capstan.logits_processor
+def lose_once(tokens, logits):
+    global losses
+    losses += 1
+    if losses == 3:
+        host.gpu().destroy_device()
+
+
+@capstan.logits_processor
+def hang(tokens, logits):
+    if len(tokens) == 5:
+        run_js("for (;;);")
+"""
+RUN = """async (define) => {
+  const { Capstan } = await import("/capstan/capstan.js");
+  const options = { maxTokens: 6, temperature: 0 };
+  const told = ({ tokenIds, finishReason, requestId }) => ({ tokenIds, finishReason, requestId });
+  const failed = ({ code, message }) => ({ code, message });
+  const begin = async (given) => {
+    const events = [];
+    const onEvent = ({ kind, reason }, id) => ["recovered", "restarted"].includes(kind) &&
+      events.push([kind, id, reason]);
+    const llm = await Capstan.load("/models/nano-llama", { ...given, capture: "off", onEvent });
+    await llm.python(define);
+    const run = (more) => llm.complete([5, 6, 7], { ...options, ...more });
+    return { llm, run, events };
+  };
+  // Two at once: one gives up at the first loss, the other goes on.
+  const [never, twice] = await Promise.all([
+    begin({ device: "webgpu", recoveries: 0 }),
+    begin({ device: "webgpu", recoveries: 2 }),
+  ]);
+  const found = {};
+  [found.calm, found.beside] = await Promise.all([never.run().result.then(told), twice.run().result.then(told)]);
+  found.lost = await never.run({ logitsProcessor: "lose_once" }).result.catch(failed);
+  found.recovered = await twice.run({ logitsProcessor: "lose_once" }).result.then(told, failed);
+  found.events = [never.events, twice.events];
+  never.llm.close();
+  twice.llm.close();
+  const hasty = await begin({ device: "wasm", cancelDeadline: 700 });
+  const stuck = hasty.run({ logitsProcessor: "hang", maxTokens: 50 });
+  const behind = hasty.run();
+  const begun = performance.now();
+  setTimeout(() => stuck.abort(), 1500);
+  found.stopped = await stuck.result.then(told, failed);
+  found.took = performance.now() - begun;
+  found.behind = await behind.result.then(told, failed);
+  found.restarted = hasty.events;
+  hasty.llm.close();
+  return found;
+}"""
+
+
+def test_recoveries_and_the_cancel_deadline_are_the_loads(blank_page: Page, page_errors: list[str]) -> None:
+    found = blank_page.evaluate(RUN, DEFINE)
+    page_errors.clear()  # of the lost devices
+    calm = found["calm"]["tokenIds"]
+    assert len(calm) == 6
+    assert found["beside"]["tokenIds"] == calm, "engines side by side"
+    assert found["lost"]["code"] == "DeviceLostError", found["lost"]
+    assert found["recovered"]["tokenIds"] == calm, found["recovered"]
+    none, [[kind, request, _]] = found["events"]
+    assert none == []
+    assert (kind, request) == ("recovered", found["recovered"]["requestId"])
+    assert found["stopped"]["finishReason"] == "abort", found["stopped"]
+    assert found["stopped"]["tokenIds"] == calm[:2], "what came before it hung is kept"
+    assert 2200 - 50 <= found["took"] < 9000, "no sooner than its deadline, and not after the usual 10 s"
+    assert found["behind"]["tokenIds"] == calm, "another worker answers what waited"
+    [[kind, request, reason]] = found["restarted"]
+    assert (kind, request) == ("restarted", 0)
+    assert "did not end within 700 ms" in reason
+
+
+LOAD = """async (device) => {
+  const { Capstan } = await import("/capstan/capstan.js");
+  try {
+    (await Capstan.load("/models/nano-llama", { device })).close();
+    return ["loaded", ""];
+  } catch (error) {
+    return [error.code, error.message];
+  }
+}"""
+
+
+@pytest.mark.parametrize(
+    ("file", "device"),
+    [
+        ("python.json", "wasm"),
+        ("pyodide.asm.wasm", "wasm"),
+        ("ort-wasm-simd-threaded.wasm", "wasm"),
+        ("ort.webgpu.min.mjs", "webgpu"),
+    ],
+)
+def test_a_file_that_is_not_there_is_named(file: str, device: str, blank_page: Page, page_errors: list[str]) -> None:
+    def refuse(route: Route) -> None:
+        route.fulfill(status=404, content_type="text/html", body="<!doctype html>")
+
+    blank_page.route(f"**/{file}", refuse)
+    code, message = blank_page.evaluate(LOAD, device)
+    page_errors.clear()
+    print(code, message)
+    assert code in ("StartError", "DeviceUnavailableError")
+    assert f"/{file}" in message
+    assert "404" in message
+
+
+def test_a_worker_without_the_header_of_isolation_is_told_of_it(blank_page: Page, page_errors: list[str]) -> None:
+    def without(route: Route) -> None:
+        response = route.fetch()
+        headers = {name: value for name, value in response.headers.items() if "embedder" not in name}
+        route.fulfill(response=response, headers=headers)
+
+    blank_page.route("**/worker.js", without)
+    code, message = blank_page.evaluate(LOAD, "wasm")
+    page_errors.clear()
+    assert code == "StartError"
+    assert "/worker.js" in message
+    assert "Cross-Origin-Embedder-Policy: require-corp" in message
