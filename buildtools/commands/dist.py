@@ -149,14 +149,16 @@ def named_assets(package: Path) -> Path:
     what `new URL("...", import.meta.url)` names, and put its new address there."""
     names = sorted(path.relative_to(package).as_posix() for path in (package / "capstan").rglob("*") if path.is_file())
     entries = [
-        f"  {json.dumps(name.removeprefix('capstan/'))}: new URL({json.dumps('./' + name)}, import.meta.url).href,"
+        f"  {json.dumps(name.removeprefix('capstan/'))}: at(new URL({json.dumps('./' + name)}, import.meta.url)),"
         for name in names
         if name != f"capstan/{CLIENT_AND_WORKER['capstan']}"
     ]
     made = BUILD / "cache/named_assets.ts"
     made.parent.mkdir(parents=True, exist_ok=True)
+    # Turbopack's addresses have no origin.
+    at = "const at = ({ href }: URL): string => new URL(href, location.href).href;"
     head = "export const defaultAssets = () => ({ base: location.href, places: {"
-    made.write_text("\n".join([head, *entries, "} });", ""]))
+    made.write_text("\n".join([at, head, *entries, "} });", ""]))
     return made
 
 
