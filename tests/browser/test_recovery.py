@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +16,12 @@ from playwright.sync_api import Browser
 
 from buildtools.browser import find_browser, flags
 from buildtools.server import SiteServer
+from tests import oracle
 from tests.browser.page_scripts import PageScripts
 from tests.harness import Harness
 from tests.soak.memory import processes
 
+LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 POINTS = int(os.environ.get("CAPSTAN_LOSSES", "5"))
 """How often the device is lost."""
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(900 + 60 * POINTS)]
@@ -93,9 +97,52 @@ def test_a_killed_gpu_process_changes_no_token(mortal: tuple[PageScripts, set[in
     assert scripts.run("recovering", "run", "nano-llama")["ids"] == calm["ids"], "a new load works"
 
 
+ROOM = 256 << 20
+"""What the GPU process may map more than it has when the second page begins."""
+FILL = """async (size) => {
+  const device = await (await navigator.gpu.requestAdapter()).requestDevice();
+  window.held = [];
+  try {
+    for (;;) {
+      device.pushErrorScope("out-of-memory");
+      window.held.push(device.createBuffer({ size, usage: GPUBufferUsage.STORAGE }));
+      if (await device.popErrorScope()) return "refused";
+    }
+  } catch (error) {
+    return String(error);
+  }
+}"""
+
+
+def test_a_page_that_takes_all_memory_does_not_stop_the_model_of_another(mortal: tuple[PageScripts, set[int]]) -> None:
+    """Chromium's software adapter is not told of a lack of memory: its process ends, and the model recovers."""
+    scripts, before = mortal
+    ids = scripts.run("filling", "begin", "nano-llama")
+    process = gpu_process(before)
+    mapped = int(Path(f"/proc/{process}/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.prlimit(process, resource.RLIMIT_AS, (mapped + ROOM, resource.RLIM_INFINITY))
+    browser = scripts.harness.page.context.browser
+    assert browser is not None
+    page = browser.new_page()
+    page.goto(scripts.harness.page.url.rpartition("/")[0] + "/blank.html")
+    told = page.evaluate(FILL, 16 << 20)
+    print(told)
+    page.close()
+    found = scripts.run("filling", "more", "nano-llama")
+    assert [*ids, *found["ids"]] == oracle.greedy(LLAMA, [5, 6, 7, 8, 9], len(ids) + len(found["ids"]))
+    assert len(found["ids"]) > 0
+    assert found["recovered"] == (0 if told == "refused" else 1)
+    assert scripts.run("filling", "end", "nano-llama") == 0
+
+
 def kill_gpu_process(others: set[int]) -> None:
+    """Of the browser whose processes are not among `others`."""
+    os.kill(gpu_process(others), signal.SIGKILL)
+
+
+def gpu_process(others: set[int]) -> int:
     """Of the browser whose processes are not among `others`."""
     found = [pid for pid, command in processes(os.getpid()).items() if "--type=gpu-process" in command]
     fresh = [pid for pid in found if pid not in others]
     assert len(fresh) == 1, fresh
-    os.kill(fresh[0], signal.SIGKILL)
+    return fresh[0]
