@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -49,6 +50,8 @@ HOLD = """() => {
   const { postMessage } = self;
   const { mapAsync } = GPUBuffer.prototype;
   const picked = (self.picked = []);
+  const requests = (self.requests = []);
+  addEventListener('message', ({ data }) => data.tag === 'request' && requests.push(data.request));
   let told = 0;
   let most = Infinity;
   let released;
@@ -74,7 +77,53 @@ HOLD = """() => {
   };
 }"""
 """In the worker, before it has a device: after `holdAfter(n)` no readback arrives once n tokens were told, until a
-request is cancelled. `picked` are the ids that were told."""
+request is cancelled. `picked` are the ids that were told, `requests` those that came."""
+WATCH_SHIFTS = """() => {
+  const shifts = [];
+  new PerformanceObserver((list) => shifts.push(...list.getEntries())).observe({ type: 'layout-shift' });
+  let begun = 0;
+  let ended = 0;
+  let length = 0;
+  const turns = document.getElementById('turns');
+  new MutationObserver(() => {
+    const shown = turns.querySelector('.text')?.textContent.length ?? 0;
+    if (shown <= length) return;
+    length = shown;
+    begun ||= performance.now();
+    ended = performance.now();
+  }).observe(turns, { childList: true, subtree: true });
+  window.shifts = async () => {
+    const frame = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
+    document.querySelector('.write').style.marginBottom = '80px';
+    await frame();
+    await frame();
+    document.querySelector('.write').style.marginBottom = '';
+    await frame();
+    await new Promise((resolve) => setTimeout(resolve, 300));
+    const during = shifts.filter(({ startTime }) => startTime >= begun && startTime <= ended);
+    const elements = during.flatMap(({ sources }) => sources.map(({ node }) => node?.parentElement)).filter(Boolean);
+    // Within the answer a word that has no room on its line goes to the next one.
+    const outside = elements.filter((moved) => !moved.closest('.turn'));
+    const streaming = outside.map(({ outerHTML }) => outerHTML.slice(0, 80));
+    return { seen: shifts.some(({ startTime }) => startTime > ended), streaming };
+  };
+}"""
+"""Watch for layout shifts from the first text of an answer to its last; `shifts()` makes one besides."""
+NAMELESS = """
+  const { requestAdapter } = GPU.prototype;
+  GPU.prototype.requestAdapter = async function (...given) {
+    const adapter = await requestAdapter.apply(this, given);
+    const names = { vendor: '', architecture: '', device: '', description: '' };
+    if (adapter) Object.defineProperty(adapter, 'info', { value: names });
+    return adapter;
+  };
+  const { getContext } = HTMLCanvasElement.prototype;
+  HTMLCanvasElement.prototype.getContext = function (kind, ...given) {
+    if (kind !== 'webgl') return getContext.call(this, kind, ...given);
+    return { RENDERER: 7937, getExtension: () => null, getParameter: (name) => name === 7937 && 'A GPU of WebGL' };
+  };
+"""
+"""An adapter as Firefox tells of it, and a WebGL that knows the GPU."""
 DROP = """(files) => {
   const dataTransfer = new DataTransfer();
   for (const [name, bytes] of Object.entries(files)) dataTransfer.items.add(new File([new Uint8Array(bytes)], name));
@@ -140,6 +189,20 @@ class Demo:
         """The ids of all tokens that the worker has told of."""
         found: list[int] = self.worker.evaluate("() => picked")
         return [token for token in found if token >= 0]
+
+    def requests(self, kind: str) -> list[dict[str, Any]]:
+        """What the page has asked the worker for."""
+        found: list[dict[str, Any]] = self.worker.evaluate(
+            "kind => requests.filter((each) => each.kind === kind)", kind
+        )
+        return found
+
+    def hold(self, tokens: int) -> None:
+        """Begin a run that stands still after some tokens, until it is stopped."""
+        self.worker.evaluate("tokens => holdAfter(tokens)", tokens)
+        self.set(max_new_tokens="200", prompt="def fibonacci(n):")
+        self.page.click("#run")
+        self.wait("tokens", rf"^({tokens}|{tokens + 1}|\d\d+)$")
 
     def look(self) -> None:
         """Look at the tokens of the last answer, and wait for all that is told of them."""
@@ -540,6 +603,100 @@ def test_the_drawer_says_why_there_are_no_operations(demo: Demo) -> None:
     demo.page.locator("#drawer").get_by_role("button", name="Close").click()
 
 
+FIELDS = {
+    "max_new_tokens": ("5", 5),
+    "run_ahead": ("2", 2),
+}
+SEARCH = {
+    "temperature": ("0.9", 0.9),
+    "top_k": ("30", 30),
+    "top_p": ("0.8", 0.8),
+    "min_p": ("0.01", 0.01),
+    "random_seed": ("11", 11),
+    "repetition_penalty": ("1.1", 1.1),
+    "frequency_penalty": ("0.2", 0.2),
+    "presence_penalty": ("0.1", 0.1),
+    "no_repeat_ngram_size": ("3", 3),
+    "min_length": ("7", 7),
+    "stop_strings": ("a\\nb", ["a\nb"]),
+}
+CHOICES = {"search": "sample", "device": "webgpu", "capture": "off"}
+ELSEWHERE = {
+    *("model", "folder", "repository", "hub", "revision", "token", "prompt", "dtype"),
+    *("schema", "system"),
+}
+"""Fields that other tests fill."""
+
+
+def test_every_option_is_in_the_request_and_a_chat_has_its_instruction(demo: Demo) -> None:
+    choose(demo.page, "nano-qwen2")
+    names = set(demo.page.evaluate("() => [...document.getElementById('form').elements].map(({ name }) => name)"))
+    assert names - {""} == {*FIELDS, *SEARCH, *CHOICES, *ELSEWHERE}, "a new field is to be tried here"
+    for name, value in CHOICES.items():
+        demo.page.locator(f"select[name={name}]").select_option(value)
+    for name, (value, _) in {**FIELDS, **SEARCH}.items():
+        demo.page.locator(f"[name={name}]").fill(value)
+    demo.page.locator("[name=system]").fill("Be brief.")
+    demo.page.locator("[name=prompt]").fill("Hello")
+    demo.send()
+    asked = demo.requests("chat")[-1]
+    assert asked["search"] == {"do_sample": True, **{name: value for name, (_, value) in SEARCH.items()}}
+    assert {name: asked[name] for name in FIELDS} == {name: value for name, (_, value) in FIELDS.items()}
+    assert (asked["device"], asked["capture"], asked["dtype"]) == ("webgpu", "off", None)
+    assert [message["role"] for message in asked["messages"]] == ["system", "user"]
+    assert demo.text("capture") == "off"
+    for name in [*SEARCH, "system"]:
+        field = demo.page.locator(f"[name={name}]")
+        field.fill(str(field.evaluate("field => field.defaultValue")))
+    demo.page.locator("select[name=dtype]").select_option("q4")
+    demo.set(prompt="Hello")
+    demo.page.click("#run")
+    demo.wait("error-message", "^dtype is 'q4', but .* names the one graph there is; leave it out$")
+    expect(demo.page.locator("select[name=dtype]")).to_have_attribute("aria-invalid", "true")
+    demo.page.locator("select[name=dtype]").select_option("")
+
+
+def test_nothing_jumps_while_an_answer_streams(demo: Demo) -> None:
+    demo.set(max_new_tokens="60")
+    demo.page.evaluate(WATCH_SHIFTS)
+    demo.send()
+    shifts = demo.page.evaluate("() => window.shifts()")
+    assert demo.text("tokens") == "60"
+    assert shifts["seen"], "the observer sees a shift that is made"
+    assert shifts["streaming"] == []
+
+
+def test_an_answer_and_a_link_are_copied_and_the_theme_is_kept(demo: Demo) -> None:
+    demo.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    demo.send()
+    copied = "() => navigator.clipboard.readText()"
+    demo.page.get_by_role("button", name="Copy", exact=True).click()
+    expect(demo.page.get_by_role("button", name="Copied")).to_be_visible()
+    assert demo.page.evaluate(copied) == "def fibonacci(n):" + demo.answer()
+    demo.page.click("#share")
+    expect(demo.page.locator("#share")).to_have_text("Copied")
+    link = demo.page.evaluate(copied)
+    assert link.startswith(demo.page.url.partition("#")[0] + "#")
+    assert "prompt=def+fibonacci%28n%29%3A" in link
+    ground = "() => getComputedStyle(document.documentElement).backgroundColor"
+    demo.page.select_option("#theme", "light")
+    light = demo.page.evaluate(ground)
+    demo.page.select_option("#theme", "dark")
+    assert demo.page.evaluate(ground) != light
+    assert demo.page.evaluate("() => localStorage.getItem('capstan-theme')") == "dark"
+    demo.page.select_option("#theme", "")
+
+
+def test_an_adapter_without_a_name_has_webgls(browser: Browser, site: SiteServer) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.add_init_script(NAMELESS)
+    page.goto(site.url)
+    adapter = page.locator("#adapter")
+    expect(adapter).to_have_text(re.compile("^A GPU of WebGL, by WebGL's name \\((software|hardware)\\)$"))
+    context.close()
+
+
 def percents(logits: np.ndarray) -> list[float]:
     """The probabilities of all tokens, the largest first."""
     powers = np.exp(logits.astype(np.float64) - logits.max())
@@ -606,15 +763,42 @@ def test_stop_ends_a_download_and_the_next_run_goes_on(demo: Demo) -> None:
 
 @pytest.mark.extended
 def test_axe_finds_nothing_in_any_state_theme_or_width(demo: Demo) -> None:
-    demo.page.evaluate("() => {" + (ROOT / "node_modules/axe-core/axe.min.js").read_text() + "}")
-    found = {"welcome": accessibility(demo.page)}
+    page = demo.page
+    page.evaluate("() => {" + (ROOT / "node_modules/axe-core/axe.min.js").read_text() + "}")
+    found = {"welcome, settings open": accessibility(page)}
+    page.evaluate("() => { for (const part of document.querySelectorAll('aside details')) part.open = false; }")
+    found["settings closed"] = accessibility(page)
+    page.evaluate("() => { for (const part of document.querySelectorAll('aside details')) part.open = true; }")
+    demo.hold(3)
+    found["streaming"] = accessibility(page)
+    page.click("#stop")
+    found["stopped"] = accessibility(page)
+    page.click("#clear")
+    demo.set(max_new_tokens="6", prompt="def fibonacci(n):")
     demo.send()
-    found["answered"] = accessibility(demo.page)
-    demo.page.get_by_role("button", name="Edit").click()
-    found["edited"] = accessibility(demo.page, widths=(320,))
+    found["answered"] = accessibility(page)
+    demo.look()
+    page.locator("#turns .tokens [role=button]").nth(2).click()
+    found["tokens looked at"] = accessibility(page)
+    page.get_by_role("button", name="Edit").click()
+    found["edited"] = accessibility(page)
     demo.set(prompt="")
-    demo.page.click("#run")
-    found["refused"] = accessibility(demo.page, widths=(320,))
+    page.click("#run")
+    found["refused"] = accessibility(page)
+    page.click("#drawer-open")
+    page.click("#tape-ask")
+    demo.wait("tape-note", "operations, in the order")
+    found["drawer"] = accessibility(page)
+    page.keyboard.press("Escape")
+    page.click("#race-open")
+    demo.worker.evaluate("tokens => holdAfter(tokens)", 2)
+    page.click("#race-start")
+    demo.wait("race-note", "Preparing the decode step|Generating|generating")
+    found["race running"] = accessibility(page)
+    page.click("#race-stop")
+    demo.wait("race-note", "^Stopped")
+    found["race stopped"] = accessibility(page)
+    page.keyboard.press("Escape")
     assert not any(found.values()), found
 
 
@@ -624,7 +808,7 @@ def accessibility(page: Page, widths: Sequence[int] = (320, 768, 1280)) -> list[
     assert usual is not None
     found = []
     for theme in ("dark", "light"):
-        page.select_option("#theme", theme)
+        page.evaluate("theme => { document.documentElement.dataset.theme = theme; }", theme)
         for width in widths:
             page.set_viewport_size({"width": width, "height": 800})
             assert page.evaluate("() => document.documentElement.scrollWidth") == width, "it scrolls one way only"
@@ -634,7 +818,7 @@ def accessibility(page: Page, widths: Sequence[int] = (320, 768, 1280)) -> list[
             for violation in violations:
                 places = [node["html"][:200] for node in violation["nodes"]]
                 found.append(f"{theme}, {width} pixels: {violation['help']}: {places}")
-    page.select_option("#theme", "")
+    page.evaluate("() => { document.documentElement.dataset.theme = ''; }")
     page.set_viewport_size(usual)
     return found
 

@@ -1,7 +1,7 @@
 // This machine and how the steps of a run are computed: adapter, device, capture, pace and counters.
 
 import type { BurstTimes, CapstanEvent } from "capstan-webgpu";
-import { type AdapterSummary, requestAdapter, summarize } from "../src/gpu/adapter";
+import { type AdapterSummary, requestAdapter, summarize, UNNAMED } from "../src/gpu/adapter";
 import { element, milliseconds, say, UNKNOWN } from "./elements";
 import { text } from "./settings";
 
@@ -42,6 +42,8 @@ const COUNTERS: Record<string, string> = {
 };
 
 let adapter: AdapterSummary | null = null;
+/** As the browser tells it. */
+let adapterName = UNKNOWN;
 
 export async function findAdapter(): Promise<void> {
   try {
@@ -51,12 +53,24 @@ export async function findAdapter(): Promise<void> {
     adapter = null;
   }
   if (adapter) {
-    const name = [adapter.vendor, adapter.architecture, adapter.description].filter(Boolean).join(" ");
-    say("adapter", `${name || "an adapter that the browser does not name"} (${sort()})`);
+    const { vendor, architecture, description } = adapter;
+    adapterName = [vendor, architecture, description].filter(Boolean).join(" ");
+    if (description === UNNAMED) adapterName = nameByWebGL() || UNNAMED;
+    say("adapter", `${adapterName} (${sort()})`);
   } else {
     say("adapter", "none: this browser offers no WebGPU adapter");
   }
   forecast();
+}
+
+/** What WebGL says of the GPU: Firefox leaves the names of WebGPU's adapters empty. With two GPUs it may be the other one. */
+function nameByWebGL(): string {
+  const gl = document.createElement("canvas").getContext("webgl");
+  if (!gl) return "";
+  const unmasked = gl.getExtension("WEBGL_debug_renderer_info")?.UNMASKED_RENDERER_WEBGL;
+  const name = String(gl.getParameter(unmasked ?? gl.RENDERER) ?? "");
+  gl.getExtension("WEBGL_lose_context")?.loseContext();
+  return name && `${name}, by WebGL's name`;
 }
 
 function sort(): string {
@@ -109,7 +123,7 @@ export function showNothingPrepared(): void {
 /** How the decode steps of a run are computed. */
 export function showHow(how: Ready | Result): void {
   say("device", how.device);
-  if (how.device === "webgpu") say("adapter", `${how.adapter} (${sort()})`);
+  if (how.device === "webgpu") say("adapter", `${adapterName} (${sort()})`);
   say("capture", how.capture);
   say("capture-note", how.capture_note ?? leftOut(how.tape_passes));
 }

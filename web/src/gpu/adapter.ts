@@ -25,6 +25,9 @@ export interface AdapterSummary {
   min_storage_buffer_offset_alignment: number;
 }
 
+/** The description of an adapter of which nothing is told. */
+export const UNNAMED = "an adapter that the browser does not name";
+
 const LIMITS = [
   "maxBufferSize",
   "maxStorageBufferBindingSize",
@@ -92,7 +95,7 @@ export function summarize(adapter: GPUAdapter): AdapterSummary {
     vendor: info.vendor,
     architecture: info.architecture,
     // Firefox tells nothing of the adapter.
-    description: named ? info.description || info.device : "an adapter that the browser does not name",
+    description: named ? info.description || info.device : UNNAMED,
     software: info.isFallbackAdapter === true || /swiftshader|llvmpipe|lavapipe|software|warp/.test(text),
     features: [...features].sort(),
     subgroup_size: 0,
