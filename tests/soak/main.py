@@ -30,8 +30,8 @@ __all__ = ["main", "run", "shown"]
 ROOT = Path(__file__).parents[2]
 MORE_THAN_ONCE = ("--disable-gpu-process-crash-limit", "--disable-domain-blocking-for-3d-apis")
 """So that Chromium gives a page a device after many crashes of its GPU process, too."""
-LOOK_SECONDS = 40.0
-"""Between two looks at the memory."""
+LOOKS = 45
+"""At the memory, at most, in equal shares of the time: enough to judge what lives for a fifth of it."""
 QUIET_SHARE = 0.6
 """Of the time, in which no process ends: long enough a life of each to tell whether it grows."""
 
@@ -124,7 +124,7 @@ def run(done: Work, minutes: float, seed: int, only: Step | None) -> tuple[str |
             step = only or step_of(seed, number, ends)
             done.do(step)
             number += 1
-            if time.monotonic() - looked > LOOK_SECONDS:
+            if time.monotonic() - looked > 60 * minutes / LOOKS:
                 done.look()
                 looked = time.monotonic()
         done.look()
