@@ -623,7 +623,7 @@ SEARCH = {
 CHOICES = {"search": "sample", "device": "webgpu", "capture": "off"}
 ELSEWHERE = {
     *("model", "folder", "repository", "hub", "revision", "token", "prompt", "dtype"),
-    *("schema", "system"),
+    *("schema", "system", "processor"),
 }
 """Fields that other tests fill."""
 
@@ -695,6 +695,46 @@ def test_an_adapter_without_a_name_has_webgls(browser: Browser, site: SiteServer
     adapter = page.locator("#adapter")
     expect(adapter).to_have_text(re.compile("^A GPU of WebGL, by WebGL's name \\((software|hardware)\\)$"))
     context.close()
+
+
+ONLY = """import capstan
+
+
+@capstan.logits_processor
+def only(tokens, logits):
+    for token in range(len(logits)):
+        if token != {token}:
+            logits[token] = float("-inf")
+"""
+
+
+def test_a_processor_in_python_edits_logits_and_is_changed_while_an_answer_streams(demo: Demo) -> None:
+    demo.set(processor=ONLY.format(token=333))
+    demo.send()
+    assert demo.picked()[-6:] == [333] * 6
+    assert "processor" not in demo.page.url, "no link brings code along"
+    demo.set(prompt="def fibonacci(n):", max_new_tokens="200")
+    demo.page.click("#run")
+    demo.wait("tokens", r"^([5-9]|\d\d+)$")
+    demo.clear_status()
+    demo.page.fill("#processor", ONLY.format(token=344))
+    demo.wait("status", "^Done$")
+    told = demo.picked()[-200:]
+    before = demo.answer().count(oracle.decode(LLAMA, [333]))
+    assert before >= 5, "the answer goes on behind what it had"
+    assert demo.answer().count(oracle.decode(LLAMA, [344])) == 200 - before
+    assert told[-1] == 344
+    demo.set(processor="1 / 0", prompt="def fibonacci(n):", max_new_tokens="6")
+    demo.page.click("#run")
+    demo.wait("error-message", "the processor's code defines none; put a function under")
+    expect(demo.page.locator("#processor")).to_have_attribute("aria-invalid", "true")
+    demo.page.click("#processor-example")
+    demo.page.fill("#processor", "1 / 0\n" + ONLY.format(token=3))
+    demo.page.click("#run")
+    demo.wait("error-message", "^ZeroDivisionError: division by zero$")
+    assert demo.text("error-title") == "ProcessorError"
+    demo.set(processor="")
+    demo.send()
 
 
 def percents(logits: np.ndarray) -> list[float]:

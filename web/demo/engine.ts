@@ -14,6 +14,8 @@ export class Engine {
   private starts = 0;
   /** What the worker has loaded, by the key that its caller gave it. */
   private loaded: { key: string; result: unknown } | null = null;
+  /** The last script that defined something in the worker. */
+  private defined: string | null = null;
 
   constructor(
     /** Called for each event of the worker's first start. */
@@ -28,7 +30,7 @@ export class Engine {
       // Later ones take place behind what is to be read of the run that ended the worker before.
       let telling = this.starts++ === 0;
       const onEvent = (event: CapstanEvent, id: number): void => {
-        if (event.kind === "restarted") this.loaded = null;
+        if (event.kind === "restarted") this.loaded = this.defined = null;
         if (id === 0 && telling) this.onStart(event);
       };
       this.worker = Client.start({ onEvent, ...(expected ? { expected } : {}) }).then(
@@ -67,6 +69,23 @@ export class Engine {
     this.loaded = null;
   }
 
+  /** Run a script that defines something for the requests after it, unless it was the last that did. */
+  async define(source: string, filename: string): Promise<void> {
+    if (this.defined === source) return;
+    this.defined = null;
+    let printed = "";
+    const request: Request = { kind: "exec", source, filename, argv: [], models: {}, files: {} };
+    const { status } = await this.ask<{ status: number }>(request, (event) => {
+      if (event.kind === "stderr") printed += event.text;
+    });
+    if (status !== 0) {
+      const lines = printed.trim().split("\n");
+      const message = lines.at(-1) || `it ended with status ${status}`;
+      throw new RequestError({ type: "ProcessorError", message, traceback: printed });
+    }
+    this.defined = source;
+  }
+
   /** Stop the request that is running. */
   cancel(): void {
     // Before the worker has booted there is nothing to cancel.
@@ -83,6 +102,6 @@ export class Engine {
   /** The next request starts another worker. */
   forget(): void {
     this.worker = null;
-    this.loaded = null;
+    this.loaded = this.defined = null;
   }
 }

@@ -40,6 +40,7 @@ function show({ type, message, traceback }: RemoteError, field = ""): void {
 function fieldOf({ type, message }: RemoteError): string {
   if (type === "PromptError") return "prompt";
   if (type === "GuidanceError") return "schema";
+  if (type === "ProcessorError") return "processor";
   return type === "OptionError" ? (/^\w+/.exec(message)?.[0] ?? "") : "";
 }
 

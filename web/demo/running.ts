@@ -15,7 +15,7 @@ import { bytes, element, milliseconds, say } from "./elements";
 import type { Engine } from "./engine";
 import { showFailure, showNoFailure } from "./failure";
 import { type Chosen, chosenModel } from "./models";
-import { FormError, readSettings, type Settings, systemMessages } from "./settings";
+import { FormError, readProcessor, readSettings, type Settings, systemMessages } from "./settings";
 import type { Token } from "./tokens";
 import { Transcript, Turn } from "./transcript";
 
@@ -26,6 +26,10 @@ interface Run extends diagnostics.Pace {
   stopped: boolean;
 }
 
+type Processor = ReturnType<typeof readProcessor>;
+
+/** Milliseconds after the last key until a changed processor is used by the answer that streams. */
+const TYPED_MS = 700;
 /** Of a run that has not begun. */
 const NONE = { stopped: false, generating: 0, first: 0, last: 0, tokens: 0 };
 /** Of the tokens that could have come in the place of each, so many are shown. */
@@ -63,6 +67,11 @@ export class Running {
     stopButton.addEventListener("click", () => this.stop());
     clearButton.addEventListener("click", () => this.clear());
     keepButton.addEventListener("click", () => this.keep());
+    let typed: ReturnType<typeof setTimeout> | undefined;
+    element("processor", HTMLTextAreaElement).addEventListener("input", () => {
+      clearTimeout(typed);
+      typed = setTimeout(() => this.useProcessor(), TYPED_MS);
+    });
   }
 
   get busy(): boolean {
@@ -100,11 +109,13 @@ export class Running {
     diagnostics.clearFigures();
     let model: Chosen;
     let settings: Settings;
+    let processor: Processor;
     try {
       if (!text.trim()) throw new FormError("prompt", "the prompt is empty; write something, or take an example");
       // Ids are those of a model's own vocabulary.
       model = (begun.length ? instead?.model : null) ?? chosenModel();
       settings = readSettings();
+      processor = readProcessor();
     } catch (error) {
       showFailure(error);
       return;
@@ -120,7 +131,7 @@ export class Running {
     this.setBusy(run, true);
     diagnostics.showAsked(settings.capture);
     try {
-      await this.perform(run, model, settings);
+      await this.perform(run, model, settings, processor);
     } catch (error) {
       if (!run.stopped) this.failed(run, error);
     } finally {
@@ -128,12 +139,17 @@ export class Running {
     }
   }
 
-  private async perform(run: Run, model: Chosen, settings: Settings): Promise<void> {
+  private async perform(run: Run, model: Chosen, settings: Settings, processor: Processor): Promise<void> {
     const { turn } = run;
     const ask = <T>(request: Request): Promise<T> => this.engine.ask<T>(request, (event) => this.show(event, run));
     say("status", "Starting Python");
     await this.engine.start();
     if (run.stopped) return;
+    if (processor) {
+      await this.engine.define(processor.source, "processor.py");
+      if (run.stopped) return;
+      settings = { ...settings, logits_processor: processor.name };
+    }
     run.phase = "loading";
     const load: LoadRequest = { kind: "load", ...settings, model: model.folder, max_length: null };
     const about = await this.engine.load(keyOf(model, settings), () => ask<LoadResult>(load));
@@ -218,6 +234,20 @@ export class Running {
     } finally {
       if (!run.stopped) this.end(run);
     }
+  }
+
+  /** Let the answer that streams go on with the processor as it is now. */
+  private useProcessor(): void {
+    const run = this.current;
+    if (run?.phase !== "running" || !run.turn.tokens.length) return;
+    try {
+      readProcessor();
+    } catch (error) {
+      if (error instanceof FormError) return; // It is being written.
+      throw error;
+    }
+    this.stop();
+    void this.send(run.turn.asked, run.turn, run.turn.tokens);
   }
 
   /** Go on from a token of an answer: with another in its place, with what is picked anew, or end there. */

@@ -18,8 +18,9 @@ export type Settings = Omit<GenerateRequest, "kind" | "model" | "prompt" | "prom
 
 const DRAWN = ["temperature", "top_k", "top_p", "min_p", "random_seed"];
 const REPEATED = ["repetition_penalty", "frequency_penalty", "presence_penalty", "no_repeat_ngram_size", "min_length"];
-/** A link must give away no secret, and the prompt is added only where a link is copied. */
-const LEFT_OUT = ["token", "prompt"];
+/** A link must give away no secret and bring no code along, and the prompt is added only where a link is copied. */
+const LEFT_OUT = ["token", "prompt", "processor"];
+const NOT_TAKEN = ["token", "processor"];
 const SCHEMA_EXAMPLE = {
   type: "object",
   properties: {
@@ -29,6 +30,15 @@ const SCHEMA_EXAMPLE = {
   },
   required: ["name", "age", "likes"],
 };
+
+const PROCESSOR_EXAMPLE = `import capstan
+
+@capstan.shortlist_processor
+def rather_short(tokens, best):
+    """The first of the best tokens is a little less sure."""
+    token, logit = best[0]
+    return {token: logit - 1.5}
+`;
 
 const form = element("form", HTMLFormElement);
 type Field = HTMLInputElement | HTMLSelectElement | HTMLTextAreaElement;
@@ -133,7 +143,7 @@ export function readAddress(): void {
   const given = new URLSearchParams(location.hash.slice(1));
   for (const field of fields()) {
     const value = given.get(field.name);
-    if (value === null || field.name === "token") continue;
+    if (value === null || NOT_TAKEN.includes(field.name)) continue;
     if (field instanceof HTMLSelectElement) {
       const option = [...field.options].find((found) => found.value === value || found.dataset["name"] === value);
       if (option) option.selected = true;
@@ -141,6 +151,20 @@ export function readAddress(): void {
     for (let around = field.closest("details"); around; around = around.parentElement!.closest("details"))
       around.open = true;
   }
+}
+
+/** The Python of the logits processor and the name of its function; null for none. */
+export function readProcessor(): { source: string; name: string } | null {
+  const source = field("processor").value;
+  if (!source.trim()) return null;
+  const found = [...source.matchAll(/^@capstan\.(?:logits|shortlist)_processor\b.*\n(?:@.*\n)*\s*def\s+(\w+)/gm)].at(
+    -1,
+  );
+  if (!found) {
+    const remedy = "put a function under @capstan.logits_processor or @capstan.shortlist_processor, or empty it";
+    throw new FormError("processor", `the processor's code defines none; ${remedy}`);
+  }
+  return { source, name: found[1]! };
 }
 
 /** Keep the address in step with the form, and do what a field changes at once. */
@@ -154,6 +178,11 @@ export function watchSettings(onChange: () => void): void {
   form.addEventListener("change", changed);
   element("schema-example", HTMLButtonElement).addEventListener("click", () => {
     field("schema").value = JSON.stringify(SCHEMA_EXAMPLE, null, 1);
+    changed();
+  });
+  element("processor-example", HTMLButtonElement).addEventListener("click", () => {
+    field("processor").value = PROCESSOR_EXAMPLE;
+    field("processor").dispatchEvent(new Event("input", { bubbles: true }));
     changed();
   });
   sampling.hidden = text("search") !== "sample";
