@@ -1,16 +1,18 @@
 """Makes the pictures of the demo page that the README shows, from the page itself.
 
-usage: .venv/bin/python docs/pictures/make.py
+usage: .venv/bin/python docs/pictures/make.py [--adapter hardware] [--model FOLDER] [--out FOLDER]
 
-`python3 build.py test` must have set up this checkout before. The bundled model answers an example with a fixed seed,
-computed by the CPU.
+`python3 build.py test` must have set up this checkout before. The model, the bundled one unless a folder is given,
+answers an example with a fixed seed: on the GPU with `--adapter hardware`, else on the CPU.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from pathlib import Path
+from typing import Literal
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
@@ -23,36 +25,60 @@ from buildtools.models import BUNDLED, mounts  # noqa: E402
 from buildtools.server import serving  # noqa: E402
 from buildtools.site import assemble  # noqa: E402
 
-SETTINGS = "#device=wasm&random_seed=7"
-WAIT_MS = 300_000
+SETTINGS = {"software": "#device=wasm&random_seed=7", "hardware": "#random_seed=7"}
+WAIT_MS = 600_000
+RACED = re.compile("^(All picked the same ids|Ids differ|The race ended)")
 
 
-def opened(browser: Browser, url: str, theme: str, width: int, height: int) -> Page:
-    """The page with an answer on it."""
-    page = browser.new_page(
-        viewport={"width": width, "height": height}, color_scheme="dark" if theme == "dark" else "light"
-    )
-    page.goto(url + SETTINGS)
-    expect(page.locator("#status")).to_have_text(re.compile("^Ready"), timeout=WAIT_MS)
-    return page
+class Photographer:
+    """Opens the page of a server in a browser, and takes its picture."""
 
+    def __init__(self, browser: Browser, url: str, folder: Path) -> None:
+        self._browser, self._url, self._folder = browser, url, folder
 
-def answered(page: Page) -> Page:
-    """The page once it has answered an example."""
-    page.locator("#examples button").nth(1).click()
-    expect(page.locator("#status")).to_have_text("Done", timeout=WAIT_MS)
-    return page
+    def opened(self, theme: Literal["light", "dark"], width: int, height: int) -> Page:
+        """The page as it comes up."""
+        page = self._browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme)
+        page.goto(self._url)
+        expect(page.locator("#status")).to_have_text(re.compile("^Ready"), timeout=WAIT_MS)
+        return page
+
+    def answered(self, page: Page) -> Page:
+        """The page once it has answered an example, twice, so that everything is warm."""
+        for example in (0, 1):
+            page.locator("#examples button").nth(example).click()
+            expect(page.locator("#status")).to_have_text("Done", timeout=WAIT_MS)
+            if example == 0:
+                page.click("#clear")
+        return page
+
+    def take(self, page: Page, name: str) -> None:
+        page.screenshot(path=self._folder / f"{name}.png")
 
 
 def main() -> None:
-    with serving(assemble(), mounts([BUNDLED])) as server, sync_playwright() as playwright:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--adapter", choices=SETTINGS, default="software")
+    parser.add_argument("--model", type=Path, default=BUNDLED, metavar="FOLDER")
+    parser.add_argument("--out", type=Path, default=HERE, metavar="FOLDER")
+    args = parser.parse_args()
+    with serving(assemble(), mounts([args.model])) as server, sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=str(find_browser()), args=["--headless=new", *flags("software")]
+            executable_path=str(find_browser()), args=["--headless=new", *flags(args.adapter)]
         )
-        wide = answered(opened(browser, server.url, "light", 1200, 760))
-        wide.screenshot(path=HERE / "demo.png")
-        phone = opened(browser, server.url, "dark", 390, 760)
-        phone.screenshot(path=HERE / "demo-phone.png")
+        camera = Photographer(browser, server.url + SETTINGS[args.adapter], args.out)
+        wide = camera.answered(camera.opened("light", 1200, 760))
+        camera.take(wide, "demo")
+        camera.take(camera.opened("dark", 390, 760), "demo-phone")
+        if args.adapter == "hardware":
+            wide.click("#drawer-open")
+            wide.wait_for_timeout(2000)
+            camera.take(wide, "demo-inside")
+            race = camera.opened("light", 1200, 760)
+            race.click("#race-open")
+            race.click("#race-start")
+            expect(race.locator("#race-note")).to_have_text(RACED, timeout=WAIT_MS)
+            camera.take(race, "demo-race")
         browser.close()
 
 
