@@ -96,12 +96,20 @@ async function moduleMaker(assets: Assets): Promise<MakeModule> {
 
 async function load(assets: Assets, make: MakeModule, options: SnapshotOptions): Promise<PyodideInterface> {
   const { loadPyodide } = (await import(assetUrl(assets, "pyodide/pyodide.mjs"))) as typeof import("pyodide");
-  return loadPyodide({
+  const loading = loadPyodide({
     indexURL: pyodideIndex(assets),
     stdLibURL: assetUrl(assets, "pyodide/python_stdlib.zip"),
     lockFileURL: assetUrl(assets, "pyodide/pyodide-lock.json"),
     ...({ createPyodideModule: make, ...options } as object),
   });
+  return Promise.race([loading, missing(assetUrl(assets, `pyodide/${WASM}`))]);
+}
+
+/** Rejects if the server has no such file, for which Pyodide would wait for ever; else it never settles. */
+async function missing(url: string): Promise<never> {
+  const response = await fetch(url, { method: "HEAD" }).catch(() => null);
+  if (response && !response.ok) throw new Error(`${url} cannot be loaded (HTTP ${response.status})`);
+  return new Promise<never>(() => undefined);
 }
 
 const WASM = "pyodide.asm.wasm";
