@@ -70,15 +70,14 @@ export interface FusedPipeline {
 /** The fused pipelines of one device, compiled once for each text. */
 export class FusedPipelines {
   private readonly made = new Map<string, Promise<FusedPipeline>>();
-  private readonly bitcasts: Promise<boolean>;
+  private bitcasts: Promise<boolean> | null = null;
 
-  constructor(private readonly device: GPUDevice) {
-    this.bitcasts = device.features.has("shader-f16") ? castsHalves(device) : Promise.resolve(true);
-  }
+  constructor(private readonly device: GPUDevice) {}
 
   /** Throws TapeError with the compiler's words if the kernel does not compile here. */
   async get(text: KernelText): Promise<FusedPipeline> {
-    const code = kernelCode(text, !text.half || (await this.bitcasts));
+    // Asked for by the first that needs it: a refusal is on the browser's console.
+    const code = kernelCode(text, !text.half || (await (this.bitcasts ??= castsHalves(this.device))));
     let found = this.made.get(code);
     if (!found) {
       found = this.compile(text.shader, code);
