@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .generator import Generator
 from .stream import StoppingStream
 
-__all__ = ["ChatTokenizer", "Conversation"]
+__all__ = ["ChatTokenizer", "Conversation", "History"]
 
 
 class ChatTokenizer(Protocol):
@@ -23,21 +24,45 @@ class ChatTokenizer(Protocol):
     ) -> str: ...
 
 
+@dataclass(frozen=True)
+class History:
+    """What a conversation was, for one that goes on with it by another generator."""
+
+    text: str
+    marks: tuple[tuple[int, int], ...]
+    """Places in the text, where prompts and answers end: characters and tokens before them."""
+    ids: tuple[int, ...]
+    """The sequence: those of its answers, as they were picked."""
+
+
 class Conversation:
     """Answers lists of messages with one generator, which runs the model only on what is new in each list.
 
     `ask`, then `answer`, which may be cancelled: what it has shown until then is the answer.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, generator: Generator, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        generator: Generator,
+        stops: Sequence[str] = (),
+        earlier: History | None = None,
+    ) -> None:
+        """`earlier` is what the conversation was before its device was lost: its ids are run again where its text is
+        gone on with."""
         self.generator = generator
         self._tokenizer = tokenizer
         self._stops = tuple(stops)
         """The generator's stop strings."""
-        self._text = ""
+        self._text = earlier.text if earlier else ""
         """The text of the generator's sequence."""
-        self._marks = [(0, 0)]
+        self._marks = [*earlier.marks] if earlier else [(0, 0)]
         """Places in it, where prompts and answers end: characters and tokens before them."""
+        self._given = earlier.ids if earlier else ()
+        """The sequence of `earlier`, as long as nothing was run here."""
+
+    def history(self) -> History:
+        return History(self._text, tuple(self._marks), self._given or tuple(self.generator.get_sequence()))
 
     def ask(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> int:
         """Make the rendered messages the sequence, with the tools that the model may call; how many tokens of the last
@@ -53,14 +78,19 @@ class Conversation:
             if text.startswith(self._text[: mark[0]])
         )
         characters, tokens = place
-        present = self.generator.get_sequence()
+        present = self._given or self.generator.get_sequence()
         ids = self._tokenizer.encode(text[characters:])
         same = shared(present[tokens:], ids)
         kept = tokens + same
         del self._marks[at + 1 :]
-        self.generator.rewind_to(kept)
-        if ids[same:] or not kept:
-            self.generator.append_tokens(ids[same:])
+        new = ids[same:]
+        if self._given:
+            new, kept = [*present[:kept], *new], 0
+        else:
+            self.generator.rewind_to(kept)
+        if new or not kept:
+            self.generator.append_tokens(new)
+        self._given = ()
         self._text = text
         self._mark()
         return kept

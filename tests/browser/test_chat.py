@@ -62,6 +62,31 @@ def test_a_conversation_has_the_oracles_ids_and_keeps_what_was_computed(harness:
     assert harness.errors == []
 
 
+DESTROY = """
+import asyncio
+from capstan._js import host
+
+host.gpu().destroy_device()
+await asyncio.sleep(0.5)
+"""
+
+
+def test_a_device_that_is_lost_between_two_answers_takes_no_ids_along(harness: Harness) -> None:
+    count = 19
+    question = "what is a web page"
+    first = chat(harness, ("user", question), max_new_tokens=count)["result"]
+    assert harness.exec(DESTROY).status == 0
+    messages = [("user", question), ("assistant", first["text"]), ("user", "more")]
+    second = chat(harness, *messages, max_new_tokens=count)["result"]
+    tokenizer = Tokenizer(Model(str(FOLDER)))
+    prompt = tokenizer.encode(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n")
+    new = tokenizer.encode("<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n")
+    assert tokenizer.encode(first["text"]) != first["token_ids"], "its text is split into other ids"
+    trace = oracle.drive(FOLDER, [("append", prompt), ("generate", count), ("append", new), ("generate", count)])
+    assert [first["token_ids"], second["token_ids"]] == [trace.picked[:count], trace.picked[count:]]
+    assert second["kept_tokens"] == 0
+
+
 def test_a_model_without_a_chat_template_is_refused(harness: Harness) -> None:
     error = chat(harness, model="/models/nano-llama/")["error"]
     assert error["type"] == "ConfigError"

@@ -252,16 +252,20 @@ class Soak:
                 self._replaced("workers replaced")
             else:
                 self._scripts.run("soaking", "end_faults")
-        if found["answers"] != calm["answers"]:
+        same = found["same"]
+        if found["answers"][:same] != calm["answers"][:same]:
             raise SoakError(f"conversation {talk} gave {found['answers']}, undisturbed {calm['answers']}")
-        self.counts["answers equal to undisturbed ones"] += len(found["answers"])
+        self.counts["answers equal to undisturbed ones"] += same
 
     def _converse(self, talk: dict[str, Any], begun: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-        """The token ids of each answer, asked for by requests to the page."""
+        """The token ids of each answer, asked for by requests to the page, and how many are the `same` each time: a
+        worker that ended took the ids of earlier answers along, whose text may be split into others."""
         started, self._text_events = time.monotonic(), 0
         loaded: float | None = None
         messages: list[dict[str, str]] = []
-        answers = []
+        answers: list[list[int]] = []
+        same = len(talk["turns"])
+        workers = self._workers()
         for number, text in enumerate(talk["turns"]):
             messages.append({"role": "user", "content": text})
             if number == talk["cancelled"]:
@@ -273,9 +277,16 @@ class Soak:
                 self.counts["answers cancelled"] += 1
             result = self._answered(messages, talk["new"], begun)
             loaded = loaded or 1000 * (time.monotonic() - started)
+            if self._workers() != workers and number < same:
+                same = number or same
+            workers = self._workers()
             answers.append(result["token_ids"])
             messages.append({"role": "assistant", "content": result["text"]})
-        return {"answers": answers, "tokens": sum(map(len, answers)), "loaded": loaded}
+        return {"answers": answers, "same": same, "tokens": sum(map(len, answers)), "loaded": loaded}
+
+    def _workers(self) -> tuple[int, int]:
+        """Changes when the page has another worker."""
+        return self._page.evaluate("() => window.capstan.restarts()"), self.counts["pages reloaded"]
 
     def _begin_chat(self, messages: list[dict[str, str]], new: int) -> None:
         options = generate_request(CHAT_MODEL)

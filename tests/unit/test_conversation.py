@@ -62,6 +62,20 @@ def prefills(paper: PaperModel) -> list[tuple[list[int], int]]:
     return decoder.prefills
 
 
+def test_a_conversation_whose_device_was_lost_goes_on_with_the_ids_that_it_had() -> None:
+    talk, _ = begun()
+    _, first, _ = answered(talk, [user("AB")])
+    generator, paper = made()
+    again = Conversation(Letters(), generator, earlier=talk.history())
+    asked, new = Letters().encode("AB|"), Letters().encode("|C|")
+    ids = run_of(asked, 6)
+    kept, second, _ = answered(again, [user("AB"), assistant(first), user("C")])
+    assert (kept, second) == (0, Letters().decode(run_of([*asked, *ids, *new], 6)))
+    assert prefills(paper) == [([*asked, *ids, *new], 0)]
+    kept, _, _ = answered(again, [user("AB"), assistant(first), user("D")])
+    assert kept == len([*asked, *ids]) + 1
+
+
 def test_a_second_turn_runs_the_model_on_the_new_message_alone() -> None:
     talk, paper = begun()
     _, first, reason = answered(talk, [user("AB")])

@@ -19,7 +19,7 @@ from typing import Any
 
 from pyodide.code import eval_code_async
 
-from ..conversation import Conversation
+from ..conversation import Conversation, History
 from ..errors import ConfigError, OptionError, PromptError
 from ..generator import Generator
 from ..generator_params import GeneratorParams
@@ -51,6 +51,9 @@ loading: asyncio.Task[Model] | None = None
 conversations: dict[str | None, tuple[Model, str, Conversation]] = {}
 """The last conversation of each session, and under None that of requests without one; its model and the options it was
 begun with: the next request that goes on with it runs the model on what is new."""
+lost: dict[str | None, tuple[Key, str, History]] = {}
+"""Of each session whose model's device was lost between two requests: what the model was loaded for, the options, and
+what the conversation was."""
 SAMPLE = "Hello"
 """The text behind which a decode step is looked at."""
 CHAT_LENGTH = 4096
@@ -297,7 +300,7 @@ async def conversation_with(model: Model, request: dict[str, Any]) -> Conversati
         asked.append(named_processor(processor).serial)
     options = json.dumps(asked, sort_keys=True)
     unused = conversations.get(None)
-    if session not in conversations and unused and not unused[2].generator.token_count():
+    if session not in conversations and session not in lost and unused and not unused[2].generator.token_count():
         # It was made when the model was loaded.
         conversations[session] = conversations.pop(None)
     if (last := conversations.get(session)) is not None:
@@ -322,7 +325,9 @@ async def conversation_with(model: Model, request: dict[str, Any]) -> Conversati
     except BaseException:
         await generator.aclose()
         raise
-    talk = Conversation(tokenizer, generator, params.search.stop_strings)
+    before = lost.pop(session, None)
+    earlier = before[2] if before and loaded and before[:2] == (loaded[0], options) else None
+    talk = Conversation(tokenizer, generator, params.search.stop_strings, earlier)
     conversations[session] = model, options, talk
     host.emit({"kind": "status", "text": "preparing the decode step"})
     await generator.prepare_async()
@@ -346,6 +351,7 @@ async def end_conversation(session: str | None) -> None:
 
 async def end_session(request: dict[str, Any]) -> None:
     """Give back what a session holds; it may have ended already."""
+    lost.pop(request["session"], None)
     await end_conversation(request["session"])
 
 
@@ -369,8 +375,11 @@ async def load_once(request: dict[str, Any]) -> Model:
     if loaded is not None:
         if loaded[0] == key and loaded[1].healthy():
             return loaded[1]
-        last, loaded = loaded[1], None
-        for session in [*conversations]:
+        same, last, loaded = loaded[0] == key, loaded[1], None
+        lost.clear()
+        for session, (_, options, talk) in [*conversations.items()]:
+            if same:
+                lost[session] = key, options, talk.history()
             await end_conversation(session)
         forget_adapters()
         await last.aclose()
