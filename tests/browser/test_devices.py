@@ -9,6 +9,7 @@ import pytest
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
 from tests.device_cases import check_conversions, check_masks, check_refusals
+from tests.harness import Harness
 
 LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 DEVICES = ["webgpu", "wasm"]
@@ -92,3 +93,31 @@ def test_an_adapter_that_cannot_be_read_is_refused(scripts: PageScripts) -> None
         "DeviceUnavailableError: nothing can be read back from this adapter: the test says so; use device='wasm'"
     )
     assert found["left"].strip() == "0 bytes     0  in all"
+
+
+AWAY = """
+from pyodide.code import run_js
+
+from capstan import Model
+
+folder = models["nano-llama"]
+async with await Model.load(folder, device="webgpu"):
+    pass
+run_js('''(() => {
+  const { prototype } = GPU;
+  const { requestAdapter } = prototype;
+  let left = 3;
+  prototype.requestAdapter = async function (...given) {
+    if (left-- > 0) return null;
+    prototype.requestAdapter = requestAdapter;
+    return await requestAdapter.apply(this, given);
+  };
+})()''')
+async with await Model.load(folder, device="webgpu") as model:
+    print(model.healthy())
+"""
+
+
+def test_an_adapter_that_was_there_is_waited_for(harness: Harness) -> None:
+    done = harness.exec(AWAY, ["nano-llama"])
+    assert (done.status, done.stdout) == (0, "True\n"), done.stderr

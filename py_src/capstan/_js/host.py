@@ -143,12 +143,27 @@ async def file_exists(url: str) -> bool:
 
 
 async def adapter() -> dict[str, Any] | None:
-    """What WebGPU adapter there is; None without WebGPU."""
-    text = await capstan_host.adapter()
-    if not text:
-        return None
+    """What WebGPU adapter there is; None without WebGPU.
+
+    A browser whose GPU process ended has none until that is started again: where there was one it is waited for.
+    """
+    global _had_adapter, _none_since
+    while not (text := await capstan_host.adapter()):
+        _none_since = _none_since or now()
+        if not _had_adapter or now() - _none_since > COMING_BACK_MS:
+            return None
+        await asyncio.sleep(ASK_AGAIN_SECONDS)
+    _had_adapter, _none_since = True, None
     found: dict[str, Any] = json.loads(text)
     return found
+
+
+COMING_BACK_MS = 4000.0
+"""After which an adapter that was there counts as gone for good."""
+ASK_AGAIN_SECONDS = 0.1
+_had_adapter = False
+_none_since: float | None = None
+"""When the browser first had none any more; `now()`."""
 
 
 def cpu() -> dict[str, Any]:
