@@ -1,4 +1,4 @@
-/** A style sheet, as its text. */
+/** A style sheet, as its text: esbuild loads it with its `text` loader. */
 declare module "*.css" {
   const text: string;
   export default text;

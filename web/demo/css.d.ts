@@ -1,5 +1,0 @@
-// esbuild loads styles with its `text` loader.
-declare module "*.css" {
-  const source: string;
-  export default source;
-}
