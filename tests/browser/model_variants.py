@@ -100,9 +100,11 @@ class Variants:
 
 
 def add_node(model: ModelProto, kind: str, inputs: list[str], output: str, **integers: int) -> None:
-    """Append a node of the standard operator set, named /added/KIND."""
+    """Append a node of the standard operator set, named /added/KIND, with a number if there is one of that name."""
+    name, others = f"/added/{kind}", sum(node.op_type == kind for node in model.graph.node)
+    taken = {node.name for node in model.graph.node}
     node = model.graph.node.add()
-    node.op_type, node.name = kind, f"/added/{kind}"
+    node.op_type, node.name = kind, f"{name}_{others}" if name in taken else name
     node.input.extend(inputs)
     node.output.append(output)
     for name, value in integers.items():
