@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Request, Route
 
-from buildtools.server import SiteServer
+from buildtools.server import SiteServer, byte_range
+from tests import oracle
+from tests.browser.hub_server import LARGE, Repository, running_hub
+from tests.browser.model_variants import LLAMA
 from tests.conftest import BOOT_MS
+from tests.repository_layout import lay_out
 
 MODEL = "/models/nano-llama"
 DATA = f"{MODEL}/model.onnx.data"
-BEGIN = """(model) => {
+BEGIN = """([model, options]) => {
   window.progress = [];
   window.stop = new AbortController();
   window.ended = (async () => {
@@ -23,7 +28,7 @@ BEGIN = """(model) => {
     const onProgress = (progress) => window.progress.push(progress);
     try {
       const { signal } = window.stop;
-      const llm = await Capstan.load(model, { device: "webgpu", capture: "off", onProgress, signal });
+      const llm = await Capstan.load(model, { device: "webgpu", capture: "off", onProgress, signal, ...options });
       const { tokenIds } = await llm.complete([5, 6, 7], { maxTokens: 6, temperature: 0 }).result;
       const { entries } = await llm.memory();
       llm.close();
@@ -49,16 +54,16 @@ SPOIL = """async () => {
 
 
 class Start:
-    """A load of the model in a page whose Python does not start before `release`."""
+    """A load of the model in a page whose Python does not start before `release`, with these of Capstan.load's options."""
 
-    def __init__(self, page: Page, url: str) -> None:
+    def __init__(self, page: Page, url: str, model: str = MODEL, **options: Any) -> None:
         self.page = page
         self.asked: list[Request] = []
         self.held: list[Route] = []
         page.on("request", lambda request: self.asked.append(request) if "/models/" in request.url else None)
         page.route("**/*.snapshot", lambda route: self.held.append(route))
         page.goto(f"{url}blank.html")
-        page.evaluate(BEGIN, MODEL)
+        page.evaluate(BEGIN, [model, options])
 
     def release(self) -> dict[str, Any]:
         """Let Python start; how the load ended."""
@@ -90,9 +95,9 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 
 
 @contextmanager
-def starting(context: BrowserContext, site: SiteServer) -> Iterator[Start]:
+def starting(context: BrowserContext, site: SiteServer, *model: str, **options: Any) -> Iterator[Start]:
     page = context.new_page()
-    yield Start(page, site.url)
+    yield Start(page, site.url, *model, **options)
     page.close()
 
 
@@ -131,3 +136,34 @@ def test_a_download_that_was_begun_ends_by_abort_and_fails_as_any_other(
             "code": "ModelFileError",
             "message": f"{site.url.rstrip('/')}{DATA}: the weights cannot be read (HTTP 403); check the model folder",
         }
+
+
+def test_of_a_hub_the_weights_come_before_python_is_there_and_each_byte_once(
+    context: BrowserContext, site: SiteServer, tmp_path: Path
+) -> None:
+    folder = lay_out(LLAMA, tmp_path / "nano", parts=2)
+    with running_hub({"nano/ahead": Repository(folder)}) as hub:
+
+        def sent() -> Counter[str]:
+            """Bytes that the server of large files was asked for, by file."""
+            found: Counter[str] = Counter()
+            for request in hub.requests:
+                if request.server == "cdn" and request.method == "GET":
+                    file = hub.cdn.files[request.path.strip("/")]
+                    span = byte_range(request.range, file.stat().st_size)
+                    found[file.name] += span[1] if span else file.stat().st_size
+            return found
+
+        with starting(context, site, "nano/ahead", hub=hub.url, dtype="q4") as start:
+            names = ["model_q4.onnx_data", "model_q4.onnx_data_1"]
+            for _ in range(BOOT_MS // 100):
+                if set(names) <= sent().keys():
+                    break
+                start.page.wait_for_timeout(100)
+            ahead = sent()
+            loaded = start.release()
+        large = [file for file in folder.rglob("*") if LARGE.search(file.name)]
+        sizes = {file.name: file.stat().st_size for file in large}
+        assert {name: ahead[name] for name in names} == {name: sizes[name] for name in names}, "before Python was there"
+        assert sent() == Counter(sizes)
+    assert loaded.get("tokenIds") == oracle.greedy(LLAMA, [5, 6, 7], 6), loaded
