@@ -54,7 +54,7 @@ SPOIL = """async () => {
 
 
 class Start:
-    """A load of the model in a page whose Python does not start before `release`, with these of Capstan.load's options."""
+    """A load of the model, with these options, in a page whose Python does not start before `release`."""
 
     def __init__(self, page: Page, url: str, model: str = MODEL, **options: Any) -> None:
         self.page = page
