@@ -112,7 +112,11 @@ def test_a_cancel_that_is_obeyed_ends_no_worker(blank_page: Page) -> None:
     assert blank_page.evaluate("() => window.capstan.restarts") == 0
     refused = blank_page.evaluate(
         "async () => { const { Client } = await import('/capstan/capstan.js');"
-        "try { await Client.start({ cancelDeadline: 0 }); } catch (error) { return error.message; } }"
+        "const start = (options) => Client.start(options).catch((error) => error.message);"
+        "return [await start({ cancelDeadline: 0 }), await start({ verifyAfter: -1 })]; }"
     )
-    assert refused == "cancelDeadline is 0; it must be milliseconds above 0"
+    assert refused == [
+        "cancelDeadline is 0; it must be milliseconds above 0",
+        "verifyAfter is -1; it must be milliseconds from 0",
+    ]
     blank_page.evaluate("() => window.capstan.close()")

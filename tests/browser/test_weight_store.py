@@ -21,6 +21,7 @@ from buildtools.server import running
 from buildtools.site import assemble
 from capstan import graph
 from capstan.weights.manifest import MANIFEST_SUFFIX, Manifest
+from tests import oracle
 from tests.browser.model_variants import LLAMA
 from tests.browser.page_scripts import PageScripts
 from tests.browser.weight_server import Faults, WeightServer
@@ -444,6 +445,32 @@ def test_damage_on_disk_is_found_by_verify_and_repaired_alone(origin: Origin) ->
     assert origin.run("verify") == [[]]
 
 
+def test_damage_on_disk_is_found_between_requests_and_the_next_one_loads_anew(origin: Origin) -> None:
+    # A content of its own: other tabs look after what they loaded.
+    origin.change()
+    origin.load()
+    origin.run("spoil", position=9 * SHARD + 1)
+    page = origin.context.new_page()
+    page.set_default_navigation_timeout(BOOT_MS)
+    harness = Harness.open(page, origin.server.url, "?verify=200")
+    asked: dict[str, Any] = {"prompt_ids": [5, 6, 7], "max_new_tokens": 4, "device": "wasm"}
+    origin.server.forget()
+    harness.generate(origin.model, **asked)
+    assert origin.ranges == []
+    deadline = time.monotonic() + WAIT_S
+    while not (told := [event for event in harness.events if event["kind"] == "damaged"]):
+        assert time.monotonic() < deadline
+        page.wait_for_timeout(50)
+    address = f"{origin.server.url[:-1]}{origin.path}"
+    assert told == [{"kind": "damaged", "sources": [address], "shards": SHARDS, "damaged": [9]}]
+    assert f"{address}: 1 of {SHARDS} shards (9) changed on disk since they were stored" in harness.text("stderr")
+    assert harness.generate(origin.model, **asked)["token_ids"] == oracle.greedy(origin.folder, [5, 6, 7], 4)
+    assert origin.ranges == [f"bytes={9 * SHARD}-{10 * SHARD - 1}"]
+    assert harness.errors == []
+    page.close()
+    assert origin.run("verify") == [[]]
+
+
 def test_what_was_evicted_or_cut_short_is_loaded_anew(origin: Origin) -> None:
     origin.load()
     origin.run("shorten", size=0)
@@ -461,6 +488,8 @@ def test_a_changed_file_is_loaded_anew(origin: Origin) -> None:
     origin.change()
     found = origin.load()
     assert (found["error"], found["stored"], origin.sent) == (None, [WHOLE], SIZE)
+    [warning] = found["warnings"]
+    assert f"{origin.path} is another file than the one that was stored: it was etag " in warning
 
 
 def test_a_file_that_changes_during_the_download_is_an_error_and_what_was_stored_stays(origin: Origin) -> None:

@@ -80,6 +80,12 @@ class Page:
     def listed(self) -> list[Any]:
         return asyncio.run(self.store.list())
 
+    def spoil(self, *places: int) -> None:
+        """Change bytes on disk."""
+        [data] = [name for name in self.backing.files if name.endswith(DATA)]
+        for place in places:
+            self.backing.files[data][place] ^= 1
+
     def crash(self) -> None:
         """What a page that died leaves: no open files."""
         self.backing.open_files.clear()
@@ -265,8 +271,7 @@ def test_the_same_bytes_under_two_addresses_are_kept_once() -> None:
 def test_damage_found_by_verify_is_repaired_by_fetching_those_shards_only() -> None:
     page = Page()
     page.load()
-    [data] = [name for name in page.backing.files if name.endswith(DATA)]
-    page.backing.files[data][555] ^= 1
+    page.spoil(555)
     [found] = asyncio.run(page.store.verify())
     assert (found.shards, found.damaged) == (10, (5,))
     assert page.listed()[0].suspect == (5,)
@@ -276,15 +281,40 @@ def test_damage_found_by_verify_is_repaired_by_fetching_those_shards_only() -> N
     assert page.traffic() == (0, [])
 
 
-def test_a_changed_source_is_loaded_anew_and_takes_the_place_of_the_old() -> None:
+def test_a_changed_source_is_loaded_anew_told_and_takes_the_place_of_the_old() -> None:
     page = Page()
     page.load()
     before = page.listed()[0].content
     page.server.data, page.server.etag = BYTES[::-1], "2"
-    assert page.traffic() == (950, [(0, 950)])
+    traffic = []
+    [warning] = warned(lambda: traffic.append(page.traffic()))
+    assert traffic == [(950, [(0, 950)])]
+    assert "https://host/m/data is another file than the one that was stored: it was etag" in warning
+    assert 'it was etag "1" with 950 bytes, and is etag "2" with 950 bytes; the new one was stored' in warning
+    assert warned(page.load) == []
     [after] = page.listed()
     assert after.content != before
     assert sum(name.endswith(DATA) for name in page.backing.files) == 1
+
+
+def test_the_same_bytes_with_another_date_are_no_change() -> None:
+    page = Page()
+    page.load()
+    page.server.etag = "2"
+    assert warned(page.load) == []
+    assert page.traffic() == (0, [])
+
+
+def test_a_source_that_changed_unseen_is_told_when_a_damaged_shard_is_fetched_again() -> None:
+    page = Page()
+    page.load()
+    page.spoil(555)
+    asyncio.run(page.store.verify())
+    page.server.data = BYTES[::-1]
+    with pytest.raises(WeightsChangedError, match=r"shard 5 .* was stored of it.*the same file \(etag \"1\"\).*evict"):
+        page.load((500, 100))
+    assert asyncio.run(page.store.evict(page.server.url)) == 950
+    page.load()
 
 
 def test_a_source_that_changes_while_it_is_read_is_an_error_and_what_was_stored_stays() -> None:

@@ -18,7 +18,7 @@ export class Engine {
   private defined: string | null = null;
 
   constructor(
-    /** Called for each event of the worker's first start. */
+    /** Called for each event of the worker's first start, and where stored weights are found damaged. */
     private readonly onStart: (event: CapstanEvent) => void,
     private readonly expected: () => StartOptions["expected"],
   ) {}
@@ -31,7 +31,7 @@ export class Engine {
       let telling = this.starts++ === 0;
       const onEvent = (event: CapstanEvent, id: number): void => {
         if (event.kind === "restarted") this.loaded = this.defined = null;
-        if (id === 0 && telling) this.onStart(event);
+        if ((id === 0 && telling) || event.kind === "damaged") this.onStart(event);
       };
       this.worker = Client.start({ onEvent, ...(expected ? { expected } : {}) }).then(
         (client) => {

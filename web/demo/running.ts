@@ -330,6 +330,10 @@ export class Running {
       diagnostics.showHow(event);
     } else if (event.kind === "recovered") {
       say("status", `The GPU was lost and opened again in ${milliseconds(event.ms)}; the run goes on`);
+    } else if (event.kind === "damaged") {
+      const { sources, damaged, shards } = event;
+      const what = `${damaged.length} of ${shards} parts of ${sources.join(", ")} changed on disk`;
+      say("status", `${what}; the next run loads the model again and fetches them, earlier answers may be wrong`);
     } else if (event.kind === "alternatives") {
       run?.turn.view?.learn(event.place, event);
     } else if (event.kind === "text" && run) {

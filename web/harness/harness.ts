@@ -21,10 +21,13 @@ declare global {
   }
 }
 
-/** `?python=plain` starts Python without its memory snapshot. */
-const snapshot = new URLSearchParams(location.search).get("python") !== "plain";
+/** `?python=plain` starts Python without its memory snapshot, `?verify=MS` is Client.start's verifyAfter. */
+const given = new URLSearchParams(location.search);
+const snapshot = given.get("python") !== "plain";
+const verify = given.get("verify");
 const started = Client.start({
   snapshot,
+  ...(verify === null ? {} : { verifyAfter: Number(verify) }),
   onEvent: (event) => window.capstanEvent?.(event),
   onInput: async () => (await window.capstanInput?.()) ?? null,
 });

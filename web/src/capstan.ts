@@ -69,6 +69,8 @@ export interface LoadOptions extends ModelOptions {
   snapshot?: boolean;
   /** Milliseconds that an aborted run has to end, 10 seconds unless given; then its worker is replaced. See Client.start. */
   cancelDeadline?: number;
+  /** Milliseconds without a run until stored weights are compared with their digests, 5 seconds unless given. See Client.start. */
+  verifyAfter?: number;
 }
 
 /** How a Python script ended. */
@@ -111,6 +113,7 @@ const LOAD_OPTIONS = [
   "assetsUrl",
   "snapshot",
   "cancelDeadline",
+  "verifyAfter",
 ];
 
 /** See Capstan.chat. */
@@ -142,7 +145,7 @@ export class Capstan {
    */
   static async load(model: ModelFolder, options: LoadOptions = {}): Promise<Capstan> {
     requireKnown(options, LOAD_OPTIONS);
-    const { signal, onEvent, onProgress, assetsUrl, snapshot, cancelDeadline } = options;
+    const { signal, onEvent, onProgress, assetsUrl, snapshot, cancelDeadline, verifyAfter } = options;
     signal?.throwIfAborted();
     const folder = modelFolder(model, options, pageAddress());
     // Who thinks better of it at once, as React's StrictMode does, has started no worker.
@@ -159,6 +162,7 @@ export class Capstan {
       ...(assetsUrl === undefined ? {} : { base: assetsUrl.replace(/\/?$/, "/") }),
       ...(snapshot === undefined ? {} : { snapshot }),
       ...(cancelDeadline === undefined ? {} : { cancelDeadline }),
+      ...(verifyAfter === undefined ? {} : { verifyAfter }),
       ...(signal ? { signal } : {}),
       ...(expectable(folder) ? { expected: expectedOf(folder, options) } : {}),
     };

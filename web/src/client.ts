@@ -49,6 +49,8 @@ const INTERRUPT_EVERY_MS = 100;
 const SIGINT = 2;
 /** Milliseconds after `cancel` until a worker that does not end the request is ended itself. */
 const CANCEL_DEADLINE_MS = 10_000;
+/** Milliseconds without a request until stored weights are compared with their digests. */
+const VERIFY_AFTER_MS = 5_000;
 
 export interface StartOptions {
   /** URL of the folder that holds worker.js, python.json, ort/, pyodide/ and wheels/; default: where this module is. */
@@ -66,6 +68,11 @@ export interface StartOptions {
    * request is answered as stopped, and another worker is started. Infinity waits for ever.
    */
   cancelDeadline?: number;
+  /**
+   * Milliseconds without a request, 5 seconds unless given, until weights that were loaded from the browser's storage are
+   * compared with their digests, each file once. The next request stops that at once. Infinity is never.
+   */
+  verifyAfter?: number;
   /** Called for each event of the start (id 0) and of every request, with the request's id. */
   onEvent?: (event: CapstanEvent, id: number) => void;
   /** Gives a script the next line of its input, with its line break, null at the end; without it there is no input. */
@@ -108,6 +115,7 @@ export class Client {
     private readonly assets: Assets,
     private readonly snapshot: boolean,
     private readonly cancelDeadline: number,
+    private readonly verifyAfter: number,
     private readonly onEvent: (event: CapstanEvent, id: number) => void,
     private readonly onInput: () => Promise<string | null>,
   ) {}
@@ -128,10 +136,13 @@ export class Client {
     signal?.throwIfAborted();
     const assets = options.base ? { base: new URL(options.base, location.href).href, places: {} } : defaultAssets();
     const { onEvent = () => {}, onInput = async () => null } = options;
-    const { snapshot = true, cancelDeadline = CANCEL_DEADLINE_MS, expected: wanted } = options;
+    const { snapshot = true, cancelDeadline = CANCEL_DEADLINE_MS, verifyAfter = VERIFY_AFTER_MS } = options;
+    const { expected: wanted } = options;
     if (!(cancelDeadline > 0))
       throw new EngineError("OptionError", `cancelDeadline is ${cancelDeadline}; it must be milliseconds above 0`);
-    const client = new Client(assets, snapshot, cancelDeadline, onEvent, onInput);
+    if (!(verifyAfter >= 0))
+      throw new EngineError("OptionError", `verifyAfter is ${verifyAfter}; it must be milliseconds from 0`);
+    const client = new Client(assets, snapshot, cancelDeadline, verifyAfter, onEvent, onInput);
     const expected = wanted
       ? { model: addressOf(wanted.model), dtype: wanted.dtype ?? null, device: wanted.device ?? "auto" }
       : null;
@@ -164,7 +175,7 @@ export class Client {
 
   /** Start a worker, and send it the requests that wait. */
   private async boot(expected: Expected | null): Promise<void> {
-    const { assets } = this;
+    const { assets, snapshot, verifyAfter } = this;
     const worker = (this.worker = startWorker(assets));
     // It is missing without cross-origin isolation, and in some browsers with it.
     const shared = typeof SharedArrayBuffer === "undefined" ? null : new SharedArrayBuffer(1);
@@ -184,7 +195,7 @@ export class Client {
       else void loadFailure(assetUrl(assets, "worker.js")).then(lost);
     };
     const booted = new Promise<Readiness>((resolve, reject) => (this.booted = { resolve, reject }));
-    this.post({ tag: "boot", assets, interrupt: shared, snapshot: this.snapshot, expected, life });
+    this.post({ tag: "boot", assets, interrupt: shared, snapshot, expected, life, verifyAfter });
     try {
       this.ready = await booted;
     } catch (error) {

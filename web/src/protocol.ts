@@ -278,6 +278,11 @@ export type CapstanEvent =
   | { kind: "restarted"; reason: string }
   /** The GPU device was lost, and the model was opened on another one in so many milliseconds: its run goes on. */
   | { kind: "recovered"; reason: string; ms: number }
+  /**
+   * Between two requests: these shards of a stored file are not what was stored. The next load fetches them again, and
+   * the next request that names a model loads it anew.
+   */
+  | { kind: "damaged"; sources: string[]; shards: number; damaged: number[] }
   | { kind: "text"; text: string; token_id: number }
   /** Of the answer's token at a place: itself, and the most probable ones. */
   | { kind: "alternatives"; place: number; token: Alternative; best: Alternative[] }
@@ -312,6 +317,8 @@ export type ToWorker =
       expected: Expected | null;
       /** The lock to hold as long as the worker lives; null where there are no locks. */
       life: string | null;
+      /** Milliseconds without a request until stored weights are compared with their digests. */
+      verifyAfter: number;
     }
   | { tag: "request"; id: number; request: Request }
   /** A line that a script asked for, null at the end of the input. */

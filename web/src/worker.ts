@@ -33,7 +33,7 @@ type Handler = PyCallable & {
 /** Whether Python can wait within a call (JavaScript Promise Integration); it awaits in every browser. */
 const CAN_WAIT = "Suspending" in WebAssembly;
 
-type Page = PyProxy & { handle: Handler; cancel: PyCallable };
+type Page = PyProxy & { handle: Handler; cancel: PyCallable; look_after_weights(milliseconds: number): void };
 type Start = PyProxy & { begin(refused: string | undefined, vendored: string): void };
 
 let handler: Handler | null = null;
@@ -181,7 +181,7 @@ function dropAhead(): void {
   void aheadOn?.dropAhead();
 }
 
-async function boot({ assets, interrupt, snapshot, expected, life }: Boot): Promise<void> {
+async function boot({ assets, interrupt, snapshot, expected, life, verifyAfter }: Boot): Promise<void> {
   onFatalError((error) => died("onnxruntime-web", error));
   if (life) void holdLife(life).then(() => post({ tag: "alive" }));
   emit({ kind: "status", text: "starting Python" });
@@ -204,6 +204,7 @@ async function boot({ assets, interrupt, snapshot, expected, life }: Boot): Prom
   pyodide.setStderr(forward("stderr"));
   (pyodide.pyimport("capstan._js.start") as Start).begin(refused, JSON.stringify(vendored));
   const page = pyodide.pyimport("capstan._js.page") as Page;
+  page.look_after_weights(verifyAfter);
   handler = page.handle;
   cancel = page.cancel;
   post({ tag: "booted", id: 0, ready_ms: performance.now(), python: from });

@@ -1,15 +1,28 @@
-"""Answers what is kept: weights in the browser's storage, and live memory of the devices."""
+"""Answers what is kept: weights in the browser's storage, which are looked after, and live memory of the devices."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from ..errors import OptionError
 from ..memory import ledger
-from ..weights.store import WeightStore
+from ..weights.idle import IdleVerification
+from ..weights.store import Verification, WeightStore
+from . import host
 
-__all__ = ["live_memory", "stored_weights"]
+__all__ = ["idle_verification", "live_memory", "stored_weights"]
+
+
+def idle_verification(is_busy: Callable[[], bool]) -> IdleVerification:
+    """That of the stored weights, which tells the page of what is damaged."""
+
+    def told(found: Verification) -> None:
+        told_of = {"sources": list(found.sources), "shards": found.shards, "damaged": list(found.damaged)}
+        host.emit({"kind": "damaged", **told_of})
+
+    return IdleVerification(WeightStore(), told, is_busy)
 
 
 async def stored_weights(request: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import asyncio
 import builtins
 import importlib
 import json
+import math
 import posixpath
 import sys
 import traceback
@@ -35,10 +36,10 @@ from . import host
 from .adapters import adapt, forget_adapters
 from .files import mount
 from .inspection import answer_ids, burst_list, plan_for, tape_of, tell_alternatives, told_bursts
-from .memory_requests import live_memory, stored_weights
+from .memory_requests import idle_verification, live_memory, stored_weights
 from .requests import read_request
 
-__all__ = ["cancel", "handle"]
+__all__ = ["cancel", "handle", "look_after_weights"]
 
 Key = tuple[str | HubRepository, str | None, str, str, int]
 """A model's folder and dtype, the device, the capture and the bytes of the prefix cache."""
@@ -54,6 +55,9 @@ begun with: the next request that goes on with it runs the model on what is new.
 lost: dict[str | None, tuple[Key, str, History]] = {}
 """Of each session whose model's device was lost between two requests: what the model was loaded for, the options, and
 what the conversation was."""
+idle = idle_verification(lambda: loading is not None)
+verify_after = math.inf
+"""Seconds without a request until stored weights are compared with their digests."""
 SAMPLE = "Hello"
 """The text behind which a decode step is looked at."""
 CHAT_LENGTH = 4096
@@ -66,6 +70,7 @@ async def handle(text: str) -> str:
     running = asyncio.current_task()
     host.be_interrupted_once()
     try:
+        await idle.stop()
         request = read_request(text)
         reply = {"ok": True, "result": await answer_of(request)(request)}
     except (asyncio.CancelledError, KeyboardInterrupt) as error:
@@ -74,7 +79,14 @@ async def handle(text: str) -> str:
         reply = failure(type(error).__name__, str(error), error)
     finally:
         running = None
+        idle.begin(verify_after)
     return json.dumps(reply)
+
+
+def look_after_weights(milliseconds: float) -> None:
+    """Compare stored weights with their digests when no request came for so long; math.inf is never."""
+    global verify_after
+    verify_after = milliseconds / 1000
 
 
 def answer_of(request: dict[str, Any]) -> Callable[[dict[str, Any]], Awaitable[Any]]:
@@ -373,7 +385,7 @@ async def load_once(request: dict[str, Any]) -> Model:
         with suppress(Exception):
             await asyncio.shield(loading)
     if loaded is not None:
-        if loaded[0] == key and loaded[1].healthy():
+        if loaded[0] == key and loaded[1].healthy() and not idle.distrusted:
             return loaded[1]
         same, last, loaded = loaded[0] == key, loaded[1], None
         lost.clear()
@@ -383,6 +395,7 @@ async def load_once(request: dict[str, Any]) -> Model:
             await end_conversation(session)
         forget_adapters()
         await last.aclose()
+    idle.distrusted = False
     host.emit({"kind": "status", "text": f"loading {key[0]}"})
     loading = asyncio.ensure_future(load(key, request.get("stall_timeout")))
     return await asyncio.shield(loading)

@@ -174,12 +174,16 @@ class WeightStore:
 
     async def last_known(self, name: str) -> SourceIdentity | None:
         """What a source that cannot be asked now was when it was stored."""
-        backing = await self.backing()
-        key = SourceIdentity(name, None, None).name_key
-        source = SourceRecord.parse(await backing.read_text(key + SOURCE)) if backing else None
+        source = await self.noted(name)
         if source is None or await self.find_content(source.content) is None:
             return None
         return source.identity
+
+    async def noted(self, name: str) -> SourceRecord | None:
+        """What a source was when it was stored the last time."""
+        backing = await self.backing()
+        key = SourceIdentity(name, None, None).name_key
+        return SourceRecord.parse(await backing.read_text(key + SOURCE)) if backing else None
 
     async def find_content(self, content: str) -> StoredRecord | None:
         """The file with these bytes."""

@@ -13,8 +13,9 @@ from ..memory import BufferRequest
 from ..retrying import TRIES, pause, times
 from ..storage import BrokenDownloadError, Chunk, DataFile, Sink, Source
 from . import manifest as manifests
+from .idle import taken_as_it_is
 from .manifest import Manifest, parse_manifest, shard_count
-from .records import DATA, StoredRecord
+from .records import DATA, SourceRecord, StoredRecord
 from .store import WeightStore
 
 __all__ = ["WeightFile", "end_of_run"]
@@ -66,6 +67,8 @@ class WeightFile:
         self._have: dict[int, str] = {}
         """Shards that the open data file holds, by what their digest must be."""
         self._suspect: set[int] = set(record.suspect) if record else set()
+        self._digests_are_stored = False
+        """Whether the digests are those of the store, and no file's beside the data."""
         self._hash = hashlib.sha256() if source.identity.sha256 and manifest is None else None
         """Of the first `_hashed` bytes, where nothing else says whether a download is right."""
         self._hashed = 0
@@ -88,7 +91,9 @@ class WeightFile:
             fall_back(STORE, str(error), FROM_THE_NETWORK)
             store = None
         if record is not None:
-            return cls(source, chunk, store, record.manifest, record)
+            file = cls(source, chunk, store, record.manifest, record)
+            file._digests_are_stored = True
+            return file
         manifest = None
         text = await read_manifest()
         if text is not None:
@@ -147,10 +152,13 @@ class WeightFile:
         self.require(end)
         try:
             await self._open()
+            as_it_is = self._file is not None and not self._verifies
             await self._each_shard(sink, end, progress)
             await sink.finish()
             await self._check_whole()
             await self._finish_store()
+            if as_it_is and self._record is not None:
+                taken_as_it_is(self._record.manifest.content, self.identity.name)
         except WeightsChangedError:
             await self._drop_partial()
             raise
@@ -324,6 +332,7 @@ class WeightFile:
         if self._store is None:
             return
         try:
+            before = await self._store.noted(self.identity.name)
             if self._record is not None:
                 await self._store.adopt(self.identity, self._record.manifest.content)
                 if self._suspect != self._record.suspect:
@@ -333,11 +342,24 @@ class WeightFile:
                 self.manifest = Manifest(self._size, self._shard_size, shards)
                 self._close_file()
                 self._record = await self._store.complete(self.identity, self.manifest)
+            if before is not None and self._record is not None:
+                self._tell_change(before)
         except StorageError as error:
             fall_back(STORE, str(error), "the weights are loaded, and fetched again the next time")
             if self._record is None:
                 with suppress(StorageError):
                     await self._store.forget_partial(self.identity)
+
+    def _tell_change(self, before: SourceRecord) -> None:
+        """Warn if the source had other bytes when it was stored before."""
+        if self._record is None or before.content == self._record.manifest.content:
+            return
+        was, now = (f"{known.validator} with {known.size} bytes" for known in (before.identity, self.identity))
+        fall_back(
+            "stored weights",
+            f"{self.identity.name} is another file than the one that was stored: it was {was}, and is {now}",
+            "the new one was stored in its place",
+        )
 
     async def _drop_partial(self) -> None:
         """Forget what was stored of a download that cannot be completed."""
@@ -377,9 +399,14 @@ class WeightFile:
             digest = await chunk.sha256(found)
         if wanted is not None and digest != wanted:
             await self._drop_partial()
+            told = f"{self.identity.name}: shard {shard} (bytes {start} to {start + length}) has SHA-256 {digest}"
+            if self._digests_are_stored:
+                raise WeightsChangedError(
+                    f"{told}, {wanted} was stored of it, and its server tells that it is the same file "
+                    f"({self.identity.validator}); remove what is stored with WeightStore().evict(URL) and load again"
+                )
             raise ModelFileError(
-                f"{self.identity.name}: shard {shard} (bytes {start} to {start + length}) has SHA-256 {digest}, "
-                f"expected {wanted}, {TRIES} times; copy the file again, or write its shards anew with "
+                f"{told}, expected {wanted}, {TRIES} times; copy the file again, or write its shards anew with "
                 "build.py models shards"
             )
         return found, digest

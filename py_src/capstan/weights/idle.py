@@ -1,0 +1,132 @@
+"""Compares stored weights with their digests while nothing is asked for.
+
+A load takes what is stored as it is: to hash it would take longer than to read it. So a disk that changed it is noticed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable
+
+from ..errors import StorageError
+from ..fallback import fall_back
+from .records import StoredRecord
+from .store import Verification, WeightStore
+
+__all__ = ["IdleVerification", "taken_as_it_is"]
+
+PAUSE_SECONDS = 0.05
+"""Between two shards: the machine has other things to do."""
+
+unverified: dict[str, str] = {}
+"""Where stored files came from that were loaded and not compared, by their content hashes, in the order of the loads."""
+
+
+def taken_as_it_is(content: str, source: str) -> None:
+    """A stored file was loaded without a look at its digests."""
+    unverified.setdefault(content, source)
+
+
+class IdleVerification:
+    """Reads through what was loaded from the store, each file once, shard by shard, for as long as nothing else is done.
+
+    Between `begin` and `stop` it may work; what it has not finished goes on after the next `begin`. A shard that is
+    damaged is marked, so that the next load fetches it again, and told: by a FallbackWarning, and to `told` once for each
+    pass that found one. A file that cannot be opened is left to the next load.
+    """
+
+    def __init__(
+        self, store: WeightStore, told: Callable[[Verification], None], is_busy: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        """`files` and `shards` that were compared, shards that were `damaged`, and how often it was `stopped` at work."""
+        self.distrusted = False
+        """Whether damage was found since somebody set this to False: what is on the device may be wrong, too."""
+        self._store = store
+        self._told = told
+        self._is_busy = is_busy
+        self._task: asyncio.Task[None] | None = None
+        self._done: set[str] = set()
+        self._next: dict[str, int] = {}
+        """The shard to go on with, by content hash."""
+        self._working = False
+
+    def begin(self, after: float) -> None:
+        """Nothing is asked for from now on: begin in so many seconds. math.inf is never."""
+        if self._task is None and not math.isinf(after):
+            self._task = asyncio.ensure_future(self._run(after))
+
+    async def stop(self) -> None:
+        """Something is to be done: let go of every file, and return."""
+        task, self._task = self._task, None
+        if task is None or task.done():
+            return
+        self.counters["stopped"] += self._working
+        task.cancel()
+        await asyncio.wait([task])
+
+    async def _run(self, after: float) -> None:
+        await asyncio.sleep(after)
+        while self._is_busy():
+            await asyncio.sleep(after)
+        self._working = True
+        try:
+            while unverified:
+                content, source = next(iter(unverified.items()))
+                if content not in self._done:
+                    await self._verify(content, source)
+                    self._done.add(content)
+                del unverified[content]
+        finally:
+            self._working = False
+
+    async def _verify(self, content: str, source: str) -> None:
+        damaged: list[int] = []
+        count = 0
+        try:
+            record = await self._store.find_content(content)
+            if record is None:
+                return  # It was evicted.
+            count = len(record.manifest.shards)
+            while (shard := self._next.get(content, 0)) < count:
+                if shard not in record.suspect and not await self._is_sound(record, shard):
+                    damaged.append(shard)
+                    record = record.marked(record.suspect | {shard})
+                    await self._store.repaired(record, record.suspect)
+                self.counters["shards"] += 1
+                self._next[content] = shard + 1
+                await asyncio.sleep(PAUSE_SECONDS)
+            self.counters["files"] += 1
+        except StorageError:
+            return  # Another tab writes it, or it is gone: the next load finds out.
+        finally:
+            if damaged:
+                self._tell(Verification(content, (source,), count, tuple(damaged)))
+
+    async def _is_sound(self, record: StoredRecord, shard: int) -> bool:
+        """Whether a shard is what its digest says. The file is open while it is read only: other tabs may want it."""
+        manifest = record.manifest
+        start, length = manifest.span(shard)
+        backing = await self._store.backing()
+        assert backing is not None
+        chunk = backing.chunk(max(1, length))
+        file = await backing.open(record.data, manifest.size, manifest.shard_size, write=False)
+        try:
+            found = await file.read(chunk, start, length)
+        finally:
+            file.close()
+        return found == length and await chunk.sha256(length) == manifest.shards[shard]
+
+    def _tell(self, found: Verification) -> None:
+        self.counters["damaged"] += len(found.damaged)
+        self.distrusted = True
+        numbers = ", ".join(map(str, found.damaged[:8])) + (", ..." if len(found.damaged) > 8 else "")
+        fall_back(
+            "stored weights",
+            f"{found.sources[0]}: {len(found.damaged)} of {found.shards} shards ({numbers}) changed on disk since they "
+            "were stored",
+            "the next load fetches them again; answers of a model that was loaded from them may be wrong",
+        )
+        self._told(found)
