@@ -51,8 +51,10 @@ class Worker:
         self.server = PaperServer(BYTES)
         self.backing = PaperBacking()
         self.told: list[Verification] = []
-        self.busy = False
-        self.idle = IdleVerification(WeightStore(self.backing), self.told.append, lambda: self.busy)
+        self.free = asyncio.Event()
+        """Set while nothing else goes on."""
+        self.free.set()
+        self.idle = IdleVerification(WeightStore(self.backing), self.told.append, self.free.wait)
 
     async def load(self) -> None:
         async def no_manifest() -> None:
@@ -76,6 +78,17 @@ class Worker:
         self.idle.begin(0)
         for _ in range(turns):
             await asyncio.sleep(0)
+
+    async def rest_until(self, shards: int) -> set[bool]:
+        """`rest` until so many were compared; whether a file was open meanwhile."""
+        self.idle.begin(0)
+        seen = set()
+        for _ in range(500):
+            if self.shards >= shards:
+                break
+            seen.add(any(self.backing.open_files.values()))
+            await asyncio.sleep(0)
+        return seen
 
     @property
     def shards(self) -> int:
@@ -108,7 +121,9 @@ async def test_damage_is_told_and_counted_and_the_next_load_fetches_just_that() 
     worker = Worker()
     await worker.stored()
     worker.spoil(555, 940)
-    with pytest.warns(FallbackWarning, match=r"2 of 10 shards \(5, 9\) changed on disk since they were stored; the next"):
+    with pytest.warns(
+        FallbackWarning, match=r"2 of 10 shards \(5, 9\) changed on disk since they were stored; the next"
+    ):
         await worker.rest()
     [found] = worker.told
     assert (found.sources, found.shards, found.damaged) == ((worker.server.url,), 10, (5, 9))
@@ -128,9 +143,7 @@ async def test_a_request_stops_it_at_once_and_it_goes_on_where_it_was() -> None:
     worker.spoil(50)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
-        worker.idle.begin(0)
-        while worker.shards < 3:
-            await asyncio.sleep(0)
+        await worker.rest_until(3)
         await worker.idle.stop()
     assert (worker.idle.counters["stopped"], [found.damaged for found in worker.told]) == (1, [(0,)])
     assert not any(worker.backing.open_files.values())
@@ -144,22 +157,17 @@ async def test_a_request_stops_it_at_once_and_it_goes_on_where_it_was() -> None:
 async def test_a_file_is_open_while_a_shard_is_read_and_not_between() -> None:
     worker = Worker()
     await worker.stored()
-    worker.idle.begin(0)
-    seen = set()
-    while worker.idle.counters["files"] == 0:
-        seen.add(any(worker.backing.open_files.values()))
-        await asyncio.sleep(0)
-    assert seen == {False}
+    assert await worker.rest_until(10) == {False}
 
 
 @in_a_loop
 async def test_it_waits_for_a_load_that_goes_on_and_for_its_time() -> None:
     worker = Worker()
     await worker.stored()
-    worker.busy = True
+    worker.free.clear()
     await worker.rest()
     assert worker.shards == 0
-    worker.busy = False
+    worker.free.set()
     await worker.rest()
     assert worker.shards == 10
     for never in (60, math.inf):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -15,14 +15,14 @@ from . import host
 __all__ = ["idle_verification", "live_memory", "stored_weights"]
 
 
-def idle_verification(is_busy: Callable[[], bool]) -> IdleVerification:
+def idle_verification(others: Callable[[], Awaitable[object]]) -> IdleVerification:
     """That of the stored weights, which tells the page of what is damaged."""
 
     def told(found: Verification) -> None:
         told_of = {"sources": list(found.sources), "shards": found.shards, "damaged": list(found.damaged)}
         host.emit({"kind": "damaged", **told_of})
 
-    return IdleVerification(WeightStore(), told, is_busy)
+    return IdleVerification(WeightStore(), told, others)
 
 
 async def stored_weights(request: dict[str, Any]) -> dict[str, Any]:

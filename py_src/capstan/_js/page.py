@@ -55,7 +55,7 @@ begun with: the next request that goes on with it runs the model on what is new.
 lost: dict[str | None, tuple[Key, str, History]] = {}
 """Of each session whose model's device was lost between two requests: what the model was loaded for, the options, and
 what the conversation was."""
-idle = idle_verification(lambda: loading is not None)
+idle = idle_verification(lambda: load_ended())
 verify_after = math.inf
 """Seconds without a request until stored weights are compared with their digests."""
 SAMPLE = "Hello"
@@ -381,9 +381,7 @@ async def load_once(request: dict[str, Any]) -> Model:
     global loaded, loading
     prefix_cache = request.get("prefix_cache") or 0
     key = (folder_of(request["model"]), request["dtype"], request["device"], request["capture"], prefix_cache)
-    if loading is not None:
-        with suppress(Exception):
-            await asyncio.shield(loading)
+    await load_ended()
     if loaded is not None:
         if loaded[0] == key and loaded[1].healthy() and not idle.distrusted:
             return loaded[1]
@@ -399,6 +397,13 @@ async def load_once(request: dict[str, Any]) -> Model:
     host.emit({"kind": "status", "text": f"loading {key[0]}"})
     loading = asyncio.ensure_future(load(key, request.get("stall_timeout")))
     return await asyncio.shield(loading)
+
+
+async def load_ended() -> None:
+    """Wait for a load that is under way, however it ends."""
+    if loading is not None:
+        with suppress(Exception):
+            await asyncio.shield(loading)
 
 
 async def load(key: Key, stall_timeout: float | None) -> Model:

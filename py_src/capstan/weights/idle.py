@@ -1,6 +1,6 @@
 """Compares stored weights with their digests while nothing is asked for.
 
-A load takes what is stored as it is: to hash it would take longer than to read it. So a disk that changed it is noticed here.
+A load takes what is stored as it is: hashing takes longer than reading. A disk that changed it is noticed here.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from ..errors import StorageError
 from ..fallback import fall_back
@@ -21,7 +21,7 @@ PAUSE_SECONDS = 0.05
 """Between two shards: the machine has other things to do."""
 
 unverified: dict[str, str] = {}
-"""Where stored files came from that were loaded and not compared, by their content hashes, in the order of the loads."""
+"""Where stored files came from that were loaded and not compared, by their content hashes, in the loads' order."""
 
 
 def taken_as_it_is(content: str, source: str) -> None:
@@ -30,23 +30,24 @@ def taken_as_it_is(content: str, source: str) -> None:
 
 
 class IdleVerification:
-    """Reads through what was loaded from the store, each file once, shard by shard, for as long as nothing else is done.
+    """Reads through what was loaded from the store, each file once, shard by shard, as long as nothing else is done.
 
     Between `begin` and `stop` it may work; what it has not finished goes on after the next `begin`. A shard that is
-    damaged is marked, so that the next load fetches it again, and told: by a FallbackWarning, and to `told` once for each
-    pass that found one. A file that cannot be opened is left to the next load.
+    damaged is marked, so that the next load fetches it again, and told: by a FallbackWarning, and to `told`, once for
+    each pass that found one. A file that cannot be opened is left to the next load.
     """
 
     def __init__(
-        self, store: WeightStore, told: Callable[[Verification], None], is_busy: Callable[[], bool] = lambda: False
+        self, store: WeightStore, told: Callable[[Verification], None], others: Callable[[], Awaitable[object]]
     ) -> None:
+        """`others` returns when nothing is left that goes on between two requests, as a load may."""
         self.counters: Counter[str] = Counter()
-        """`files` and `shards` that were compared, shards that were `damaged`, and how often it was `stopped` at work."""
+        """`files` and `shards` that were compared, shards that were `damaged`; how often work was `stopped`."""
         self.distrusted = False
         """Whether damage was found since somebody set this to False: what is on the device may be wrong, too."""
         self._store = store
         self._told = told
-        self._is_busy = is_busy
+        self._others = others
         self._task: asyncio.Task[None] | None = None
         self._done: set[str] = set()
         self._next: dict[str, int] = {}
@@ -69,8 +70,7 @@ class IdleVerification:
 
     async def _run(self, after: float) -> None:
         await asyncio.sleep(after)
-        while self._is_busy():
-            await asyncio.sleep(after)
+        await self._others()
         self._working = True
         try:
             while unverified:
