@@ -136,7 +136,8 @@ def continuations(shortlist: Shortlist) -> list[tuple[float, int]]:
     top, _ = shortlist.best[0]
     if top <= -LARGEST:
         raise LogitsError(
-            "the logits of a beam are all NaN or -inf: take the model in float32, whose numbers are larger"
+            "the logits of a beam are all NaN or -inf: take the model in float32, whose numbers are larger; "
+            "`await model.find_not_finite(ids)` names the node where it begins"
         )
     total = float32(shortlist.total)
     return [(float32(float32(logit - top) - total), token) for logit, token in shortlist.best]

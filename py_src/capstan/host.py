@@ -49,6 +49,9 @@ class Host(Protocol):
         """An ONNX file whose weights may be inside: those are left where they are, as external data of the same file.
         `keep` says whether the file may be kept in the browser's storage. Raises ModelFileError."""
 
+    async def read_weights(self, folder: str, name: str, offset: int, length: int) -> bytes:
+        """Bytes of a data file of a model folder, of those that are stored if it is. Raises ModelFileError."""
+
     async def exists(self, folder: str, name: str) -> bool:
         """Whether a model folder has a file; ModelFileError if that cannot be told."""
 

@@ -33,6 +33,7 @@ from .tape import PASSES
 
 if TYPE_CHECKING:
     from .device.lora import LoraWeights
+    from .not_finite import NotFinite
 
 __all__ = ["Model"]
 
@@ -134,6 +135,7 @@ class Model:
         """Key/value rows that prompts with a common start share."""
         self._finalizer = when_dropped(self, host, partial(released, opened.loaded, self.prefixes))
         self._open_again = opened.again
+        self._read_graph = opened.read_graph
         self._recovering = asyncio.Lock()
         self.recoveries = 0
         """How often the model was opened on another device, since its own was lost."""
@@ -243,6 +245,20 @@ class Model:
         """Free the KV caches and tapes that closed generators left for the next one, and what `prefixes` keeps."""
         self.prefixes.clear()
         await self._open().trim()
+
+    async def find_not_finite(self, ids: Sequence[int]) -> NotFinite | None:
+        """Where NaN or infinity begins when the model runs on a prompt: the first node, with its layer and with what it
+        reads that is not finite. None if there is no such value.
+
+        For a model whose logits are all NaN (LogitsError). Its graph is run once more on the same device, layer by
+        layer on onnxruntime alone, with all that its nodes compute read back. That takes the memory of one layer
+        besides the model's, and much longer than a prompt. LoRA adapters are left out. Raises PromptError, and what
+        `capstan.onnxruntime.InferenceSession` raises.
+        """
+        from .not_finite import find_not_finite  # with capstan.onnxruntime, which models do not need
+
+        device = self._open().device
+        return await find_not_finite(self.host, self.folder, self.config, await self._read_graph(), device, ids)
 
     def healthy(self) -> bool:
         """Whether the model is open and its device still works."""

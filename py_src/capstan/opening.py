@@ -44,6 +44,8 @@ class Opened:
     times: dict[str, tuple[float, float]]
     again: Callable[[str], Awaitable[DeviceModel]]
     """Opens it once more, on a device of that name."""
+    read_graph: Callable[[], Awaitable[bytes]]
+    """The graph's file, as it was opened."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,12 @@ async def open_model(
         def open_on(device: str, progress: Progress = no_progress) -> Awaitable[DeviceModel]:
             return host.open_model(folder, config, device, options, progress, keep_weights, onnx)
 
+        async def read_graph() -> bytes:
+            return onnx or await host.read_graph(folder, config.decoder.filename, keep_weights, no_progress)
+
         loaded = await open_on(source.device, progress)
-    return Opened(folder, shortened(config, loaded.memory.context_length), loaded, files, times.phases, open_on)
+    config = shortened(config, loaded.memory.context_length)
+    return Opened(folder, config, loaded, files, times.phases, open_on, read_graph)
 
 
 def given_graph(graphs: Mapping[str, bytes], config: GenaiConfig) -> bytes | None:

@@ -157,7 +157,8 @@ class Row:
         if self.barren and not self.ready:
             raise LogitsError(
                 f"the logits {which}behind {len(self.tokens)} tokens are all NaN or -inf, or the search options "
-                "exclude every token: take the model in float32, whose numbers are larger, or loosen the options"
+                "exclude every token: take the model in float32, whose numbers are larger, or loosen the options; "
+                "`await model.find_not_finite(ids)` names the node where it begins"
             )
 
     def take(self, pad: int) -> int:

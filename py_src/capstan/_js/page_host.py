@@ -111,6 +111,14 @@ class PageHost:
             await notes.write(f"graph of {folder}{name}", key, b64encode(graph).decode())
         return graph
 
+    async def read_weights(self, folder: str, name: str, offset: int, length: int) -> bytes:
+        place, location = split_name(name)
+        file = await self._open_weights(address_of(folder, place), location, WeightStore())
+        try:
+            return await file.read(offset, length)
+        finally:
+            file.close()
+
     async def exists(self, folder: str, name: str) -> bool:
         return await host.file_exists(address_of(folder, name))
 

@@ -28,6 +28,7 @@
     uncapturable(model)               the nodes that onnxruntime-web cannot capture, and why
     left_out(model)                   what a captured run leaves out of attention; attention_window(model): the least
     nbits_products(model)             the MatMulNBits nodes by their weights
+    slices.layer_slices(model)        its nodes in parts, a layer's together; slice_model(...): a part as a model
     activations(model)                the intermediate tensors of a run, for an estimate of its scratch memory
 
 A pass returns a new model and leaves its argument alone. The order for a decoder is keep_last_logits, short_rope,

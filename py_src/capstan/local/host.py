@@ -83,6 +83,15 @@ class LocalHost:
 
         return await without_weights(read, len(data), folder + name, name.rpartition("/")[2])
 
+    async def read_weights(self, folder: str, name: str, offset: int, length: int) -> bytes:
+        path = Path(folder) / name
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                return file.read(length)
+        except OSError as error:
+            raise ModelFileError(f"{path}: cannot be read ({error.strerror}); check the model folder") from error
+
     async def exists(self, folder: str, name: str) -> bool:
         return (Path(folder) / name).is_file()
 

@@ -1,0 +1,110 @@
+"""A graph in parts that run one after another, each with all that its nodes compute as outputs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .onnx_pb2 import ModelProto, NodeProto, TensorProto, ValueInfoProto
+from .wiring import captured_names
+
+__all__ = ["GraphSlice", "layer_of", "layer_slices", "slice_model"]
+
+LAYER = re.compile(r"(?:^|[/._])(?:layers?|h|blocks?)[._](\d+)(?:$|[/._])")
+"""Where exporters have a layer's number in the names of its nodes."""
+MOST_NODES = 64
+"""Of a slice, so that graphs without layers in their names have several, too."""
+
+
+@dataclass(frozen=True)
+class GraphSlice:
+    """Consecutive nodes. `reads` are the tensors that others made or that are the graph's inputs, `weights` the
+    initializers, `makes` what the nodes compute."""
+
+    nodes: tuple[NodeProto, ...]
+    reads: tuple[str, ...]
+    weights: tuple[str, ...]
+    makes: tuple[str, ...]
+
+
+def layer_of(node: NodeProto) -> int | None:
+    """The layer that the names of a node, or of what it makes and reads, have; None without one."""
+    for name in (node.name, *node.output, *node.input):
+        found = LAYER.search(name)
+        if found:
+            return int(found[1])
+    return None
+
+
+def layer_slices(model: ModelProto) -> list[GraphSlice]:
+    """The graph's nodes in their order, a layer's together."""
+    parts: list[list[NodeProto]] = []
+    last: int | None = None
+    for node in model.graph.node:
+        layer = layer_of(node)
+        if not parts or layer != last or len(parts[-1]) == MOST_NODES:
+            parts.append([])
+        parts[-1].append(node)
+        last = layer
+    weights = {tensor.name for tensor in model.graph.initializer}
+    return [slice_of(nodes, weights) for nodes in parts]
+
+
+def slice_of(nodes: Sequence[NodeProto], weights: Iterable[str]) -> GraphSlice:
+    made = tuple(name for node in nodes for name in node.output if name)
+    inner = {name for node in nodes for name in inner_names(node)}
+    read = dict.fromkeys(name for node in nodes for name in (*node.input, *captured_names(node)) if name)
+    outside = [name for name in read if name not in made and name not in inner]
+    known = set(weights)
+    return GraphSlice(
+        tuple(nodes),
+        tuple(name for name in outside if name not in known),
+        tuple(name for name in outside if name in known),
+        made,
+    )
+
+
+def inner_names(node: NodeProto) -> Iterable[str]:
+    """What the subgraphs of a node make themselves."""
+    for item in node.attribute:
+        for subgraph in [item.g, *item.graphs] if item.HasField("g") or item.graphs else []:
+            yield from (value.name for value in [*subgraph.input])
+            yield from (tensor.name for tensor in subgraph.initializer)
+            for inner in subgraph.node:
+                yield from inner.output
+                yield from inner_names(inner)
+
+
+def slice_model(
+    model: ModelProto, part: GraphSlice, given: Mapping[str, tuple[int, Sequence[int]]], data: Mapping[str, bytes]
+) -> ModelProto:
+    """The model of a slice: element type and dimensions of what it reads are `given`, `data` are the bytes of external
+    weights."""
+    result = ModelProto(ir_version=model.ir_version)
+    result.opset_import.extend(model.opset_import)
+    result.functions.extend(model.functions)
+    graph = result.graph
+    graph.name = "slice"
+    graph.node.extend(part.nodes)
+    for name in part.reads:
+        onnx_type, dims = given[name]
+        value = ValueInfoProto(name=name)
+        value.type.tensor_type.elem_type = onnx_type
+        value.type.tensor_type.shape.SetInParent()
+        for size in dims:
+            value.type.tensor_type.shape.dim.add(dim_value=size)
+        graph.input.append(value)
+    wanted = set(part.weights)
+    for tensor in model.graph.initializer:
+        if tensor.name in wanted:
+            graph.initializer.append(inlined(tensor, data))
+    graph.output.extend(ValueInfoProto(name=name) for name in part.makes)
+    return result
+
+
+def inlined(tensor: TensorProto, data: Mapping[str, bytes]) -> TensorProto:
+    """The tensor with its data in itself."""
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return tensor
+    return TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=data[tensor.name])
