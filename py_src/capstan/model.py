@@ -255,7 +255,7 @@ class Model:
         besides the model's, and much longer than a prompt. LoRA adapters are left out. Raises PromptError, and what
         `capstan.onnxruntime.InferenceSession` raises.
         """
-        from .not_finite import find_not_finite  # with capstan.onnxruntime, which models do not need
+        from .not_finite import find_not_finite
 
         device = self._open().device
         return await find_not_finite(self.host, self.folder, self.config, await self._read_graph(), device, ids)
