@@ -247,7 +247,7 @@ def with_changes(changes: Mapping[str, str]) -> list[str]:
             "memory.span, line 2: host is in a higher layer",
         ),
         ("_js.host", "from . import page", "_js.host, line 1: _js.page is in a higher layer"),
-        ("model", "from .modell import Model", "model, line 1: there is no module modell"),
+        ("stream", "from .modell import Model", "stream, line 1: there is no module modell"),
         (
             "tape.key",
             "class A:\n    def f():\n        from .. import host",
@@ -258,7 +258,7 @@ def with_changes(changes: Mapping[str, str]) -> list[str]:
             "def f():\n    import json",
             "tape.key, line 2: json is imported inside a function; import it at the top",
         ),
-        ("model", "import pyodide.ffi", "model, line 1: pyodide.ffi is for _js only"),
+        ("stream", "import pyodide.ffi", "stream, line 1: pyodide.ffi is for _js only"),
         ("device.wasm.device", "from js import fetch", "device.wasm.device, line 1: js is for _js only"),
         ("strange", "", "strange is in no layer; name it in LAYERS"),
         (
