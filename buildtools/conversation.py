@@ -39,13 +39,14 @@ def converse(request: dict[str, Any], mounts: Mapping[str, Path], debug: bool) -
 
 async def talk(request: dict[str, Any], mounts: Mapping[str, Path], debug: bool) -> None:
     """Open the page, make the model ready, take turns."""
+    from .digests import Digests
     from .page import open_harness
     from .server import serving
     from .site import assemble
 
     output = Output()
     try:
-        with serving(assemble(), mounts) as server:
+        with serving(assemble(), mounts, digests=Digests()) as server:
             async with open_harness(server.url, output.show, debug) as harness:
                 ready = await harness.request(request)
                 if not ready["ok"]:

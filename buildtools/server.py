@@ -10,14 +10,15 @@ import mimetypes
 import re
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from email.utils import formatdate
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import BinaryIO, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
+from .digests import SUFFIX, Digests
 from .errors import CommandError
 from .models import about_model
 
@@ -55,7 +56,8 @@ ISOLATION = {
 
 
 class SiteServer(ThreadingHTTPServer):
-    """Serves `root`, each folder of `models` as /models/NAME/, which /models/index.json lists, and `files` by path.
+    """Serves `root`, each folder of `models` as /models/NAME/, which /models/index.json lists, and `files` by path;
+    with `digests` also those of the models' files that their folders lack.
 
     Only who addresses it by an IP address, as localhost or by this machine's name is answered, and no page of another
     origin: a name that somebody else's DNS makes point here would else let that page read what is served.
@@ -76,8 +78,10 @@ class SiteServer(ThreadingHTTPServer):
         host: str = "127.0.0.1",
         port: int = 0,
         files: Mapping[str, Path] | None = None,
+        digests: Digests | None = None,
     ) -> None:
         self.root = root
+        self.digests = digests
         self.models = dict(models)
         self.files = dict(files or {})
         own = socket.gethostname()
@@ -127,18 +131,26 @@ class SiteServer(ThreadingHTTPServer):
             base, parts = self.models[parts[1]], parts[2:]
         if any(part.startswith(".") for part in parts):
             return None
-        file = base.joinpath(*parts)
-        if path.endswith("/"):
-            file = file / "index.html"
-        try:
-            return file if file.is_file() and file.resolve().is_relative_to(base.resolve()) else None
-        except (OSError, ValueError):
-            return None  # No file system has such a name.
+        if self.digests and base != self.root and path.endswith(SUFFIX):
+            data = file_below(base, [*parts[:-1], parts[-1].removesuffix(SUFFIX)])
+            return data and self.digests.text(data)
+        return file_below(base, [*parts, "index.html"] if path.endswith("/") else parts)
+
+
+def file_below(base: Path, parts: Sequence[str]) -> Path | None:
+    """The file of that path below a folder, if there is one and no link leads elsewhere."""
+    file = base.joinpath(*parts)
+    try:
+        return file if file.is_file() and file.resolve().is_relative_to(base.resolve()) else None
+    except (OSError, ValueError):
+        return None  # No file system has such a name.
 
 
 def is_refused(part: str) -> bool:
-    """Whether a part of a path could mean another place than a file below: up, or a drive or stream of Windows."""
-    return part in (".", "..") or any(character in part for character in "\\\0") or bool(re.match("[A-Za-z]:", part))
+    """Whether a part of a path could mean another place than a file below: up, or what Windows reads as a drive, a
+    host or several parts."""
+    windows = PureWindowsPath(part)
+    return part == ".." or bool(windows.drive or windows.root) or windows.parts != (part,)
 
 
 class SiteHandler(BaseHTTPRequestHandler):
@@ -298,9 +310,10 @@ def serving(
     host: str = "127.0.0.1",
     port: int = 0,
     files: Mapping[str, Path] | None = None,
+    digests: Digests | None = None,
 ) -> Iterator[SiteServer]:
     """Serve in a thread of this process for as long as the block runs."""
-    with running(SiteServer(root, models, host, port, files)) as server:
+    with running(SiteServer(root, models, host, port, files, digests)) as server:
         yield server
 
 

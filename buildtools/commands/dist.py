@@ -12,6 +12,7 @@ from typing import Any
 from .. import BUILD, ROOT, SITE
 from ..bundles import CLIENT_AND_WORKER, bundle
 from ..compressed import downloads, precompress, unpack_snapshot
+from ..digests import complete_digests
 from ..environment import run_tool
 from ..models import BUNDLED, about_model, check_model
 from ..notices import NOTICES, notices, onnxruntime_notices, python_version
@@ -73,6 +74,8 @@ def static_folder(target: Path) -> Path:
     """The demo page, the library, the bundled model and the licences. The isolation headers are welcome, not needed."""
     shutil.copytree(SITE, target, ignore=shutil.ignore_patterns(*HARNESS))
     shutil.copytree(BUNDLED, target / "models" / BUNDLED.name)
+    for written in complete_digests(target / "models" / BUNDLED.name):
+        say(f"{written} was written: {BUNDLED} lacks it, or has one of other weights")
     # Relative: the folder may lie anywhere.
     index = [{"name": BUNDLED.name, "url": f"models/{BUNDLED.name}/", **about_model(BUNDLED)}]
     (target / "models/index.json").write_text(json.dumps(index))

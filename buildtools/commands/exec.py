@@ -97,6 +97,7 @@ async def read_line() -> str | None:
 
 async def execute(args: argparse.Namespace) -> int:
     """Open the page, send the script, pass its output on."""
+    from ..digests import Digests
     from ..page import Event, open_harness
     from ..server import serving
     from ..site import assemble
@@ -122,7 +123,7 @@ async def execute(args: argparse.Namespace) -> int:
         "models": args.models,
         "files": args.files,
     }
-    with serving(assemble(), args.mounts, files=args.served) as server:
+    with serving(assemble(), args.mounts, files=args.served, digests=Digests()) as server:
         async with open_harness(server.url, show, args.debug, read_line) as harness:
             reply = await harness.request(request)
     progress.clear()

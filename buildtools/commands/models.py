@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-from .. import ROOT
+from ..digests import SHARD_SIZE, SUFFIX, data_files, write_digests
 from ..errors import CommandError
-from ..models import check_model, graphs_of
+from ..models import check_model
 from ..terminal import say
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
 
 GROUP = "run"
-SHARD_SIZE = 4 << 20
 LARGEST = 16 << 20
 
 
@@ -39,35 +36,12 @@ def check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write a .shards.json for each data file and print its path."""
-    sys.path.insert(0, str(ROOT / "py_src"))
-    from capstan import graph
-    from capstan.errors import CapstanError
-    from capstan.weights.manifest import MANIFEST_SUFFIX, Manifest
-
     folder: Path = args.folder
-    located: dict[Path, Path] = {}
-    """The graph that names it, by data file."""
-    for file in graphs_of(folder):
-        try:
-            entries = graph.external_entries(graph.parse(file.read_bytes(), str(file)))
-        except CapstanError as error:
-            raise CommandError(str(error)) from error
-        located |= {file.parent / entry.location: file for entry in entries}
-    if not located:
+    files = data_files(folder)
+    if not files:
         raise CommandError(f"{folder} has no data file: the weights are inside the graphs, export again")
-    for data, file in sorted(located.items()):
-        if not data.is_file():
-            raise CommandError(f"{data} does not exist, but {file.name} names it: copy it there")
-        manifest = Manifest.of(pieces(data, args.shard_size), args.shard_size)
-        target = data.with_name(data.name + MANIFEST_SUFFIX)
-        target.write_text(manifest.serialize())
+    for data in files:
+        manifest = write_digests(data, args.shard_size)
         say(f"{data.name}: {manifest.size} bytes in {len(manifest.shards)} shards, content {manifest.content}")
-        print(target)
+        print(data.with_name(data.name + SUFFIX))
     return 0
-
-
-def pieces(path: Path, size: int) -> Iterator[bytes]:
-    """A file's bytes, `size` at a time."""
-    with path.open("rb") as file:
-        while piece := file.read(size):
-            yield piece

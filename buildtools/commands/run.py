@@ -245,13 +245,14 @@ def run(args: argparse.Namespace) -> int:
 
 async def generate(args: argparse.Namespace) -> int:
     """Open the page, send the request, print what comes."""
+    from ..digests import Digests
     from ..page import open_harness
     from ..server import serving
     from ..site import assemble
 
     output = Output()
     try:
-        with serving(assemble(), mounts(args.folders)) as server:
+        with serving(assemble(), mounts(args.folders), digests=Digests()) as server:
             async with open_harness(server.url, output.show, args.debug) as harness:
                 reply = await harness.request(args.request)
     finally:

@@ -39,10 +39,12 @@ def check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
+    from ..digests import Digests
     from ..server import SiteServer
     from ..site import assemble
 
-    with SiteServer(Path(args.site) if args.site else assemble(), args.mounts, args.host, args.port) as server:
+    root = Path(args.site) if args.site else assemble()
+    with SiteServer(root, args.mounts, args.host, args.port, digests=Digests()) as server:
         print(server.url, flush=True)
         say("serving until Ctrl-C; open the address above in Chrome or Chromium")
         server.serve_forever()

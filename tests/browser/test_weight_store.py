@@ -17,6 +17,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext
 
 from buildtools.browser import find_browser, flags
+from buildtools.digests import Digests
 from buildtools.server import running
 from buildtools.site import assemble
 from capstan import graph
@@ -421,6 +422,20 @@ def test_a_shard_that_is_spoilt_on_the_way_is_fetched_again_alone(origin: Origin
     assert (found["error"], found["stored"]) == (None, [WHOLE])
     again = f"bytes={5 * SHARD}-{6 * SHARD - 1}"
     assert (origin.sent, origin.ranges) == (SIZE + 2 * SHARD, [None, again, again])
+
+
+def test_a_folder_without_digests_is_served_with_them_and_verified(origin: Origin, tmp_path: Path) -> None:
+    """As `build.py run`, `serve` and `exec` serve it."""
+    names = sorted(path.name for path in origin.folder.iterdir())
+    origin.server.digests = Digests(tmp_path / "digests")
+    origin.faults.spoilt[5 * SHARD + 7] = 1
+    try:
+        found = origin.load()
+    finally:
+        origin.server.digests = None
+    assert (found["error"], found["warnings"], found["stored"]) == (None, [], [WHOLE])
+    assert origin.ranges == [None, f"bytes=0-{SIZE - 1}"]
+    assert sorted(path.name for path in origin.folder.iterdir()) == names
 
 
 def test_a_shard_that_stays_wrong_is_an_error_and_nothing_is_stored(origin: Origin) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ntpath
 import socket
 import struct
 import threading
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -189,6 +191,34 @@ def test_nothing_outside_the_served_folders_is_reachable(server: SiteServer, pat
     response, body = get(server, path)
     assert response.status == 404
     assert b"secret" not in body
+
+
+ELSEWHERE = ["C:", "c:x", "C:\\x", "\\\\host\\share", "..\\x", "x\\..\\..\\y", ".. ", ". .", "..."]
+"""Names that Windows takes for another place than one below; elsewhere they are names like others."""
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_windows_reads_as_another_place_is_no_name(name: str, folder: Path, server: SiteServer) -> None:
+    joined = ntpath.normpath(ntpath.join("D:\\site", name, "secret.txt"))
+    assert not joined.startswith("D:\\site\\") or not name.strip(". "), "it is below on Windows, too"
+    for place in (folder, folder.parent / "nano one"):
+        (place / name).mkdir()
+        (place / name / "secret.txt").write_text("secret")
+    for base in ("/", "/models/nano%20one/"):
+        for quoted in (quote(name, ""), quote(name, "\\:").replace("\\", "%5c")):
+            response, body = get(server, f"{base}{quoted}/secret.txt")
+            assert (response.status, body) == (404, b"not found\n"), quoted
+
+
+@pytest.mark.parametrize("path", ["//host/share/secret.txt", "/%2f%2fhost/share/secret.txt", "//../secret.txt"])
+def test_two_slashes_are_no_host(path: str, server: SiteServer) -> None:
+    assert get(server, path)[0].status == 404
+
+
+@pytest.mark.parametrize("name", ["llama:1b", "a.b", "x. y", "con", "-"])
+def test_names_that_are_below_on_every_system_are_served(name: str, folder: Path, server: SiteServer) -> None:
+    (folder / name).write_bytes(BODY)
+    assert get(server, quote(f"/{name}"))[1] == BODY
 
 
 @pytest.mark.parametrize(
