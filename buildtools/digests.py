@@ -19,17 +19,15 @@ from typing import TYPE_CHECKING
 
 from . import CACHE, ROOT
 from .errors import CommandError
-from .models import graphs_of
+from .models import DIGESTS_SUFFIX, graphs_of
 from .terminal import say
 
 if TYPE_CHECKING:
     from capstan.weights.manifest import Manifest
 
-__all__ = ["SHARD_SIZE", "SUFFIX", "Digests", "complete_digests", "data_files", "write_digests"]
+__all__ = ["SHARD_SIZE", "Digests", "complete_digests", "data_files", "write_digests"]
 
 SHARD_SIZE = 4 << 20
-SUFFIX = ".shards.json"
-"""As capstan.weights.manifest.MANIFEST_SUFFIX."""
 WAIT_SECONDS = 20.0
 """A page gives up a request after 30 seconds without an answer."""
 LARGE = 1 << 30
@@ -75,7 +73,7 @@ def pieces(path: Path, size: int) -> Iterator[bytes]:
 
 def beside(data: Path) -> Path:
     """Where a folder has the digests of a data file."""
-    return data.with_name(data.name + SUFFIX)
+    return data.with_name(data.name + DIGESTS_SUFFIX)
 
 
 def own_digests(data: Path) -> Manifest | None:

@@ -15,6 +15,7 @@ from .errors import CommandError
 
 __all__ = [
     "BUNDLED",
+    "DIGESTS_SUFFIX",
     "DTYPES",
     "about_model",
     "add_hub_arguments",
@@ -31,6 +32,8 @@ __all__ = [
 BUNDLED = ROOT / "models/bundled"
 CONFIG = "genai_config.json"
 REPOSITORY_CONFIG = "config.json"
+DIGESTS_SUFFIX = ".shards.json"
+"""Of the file beside weights that has their digests, as capstan.weights.manifest.MANIFEST_SUFFIX."""
 DTYPES = ("fp32", "fp16", "q4", "q4f16", "q8", "int8", "uint8", "bnb4")
 """Those of capstan.repository, which cannot be imported before there is an environment."""
 

@@ -15,12 +15,14 @@ from email.utils import formatdate
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PureWindowsPath
-from typing import BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
-from .digests import SUFFIX, Digests
 from .errors import CommandError
-from .models import about_model
+from .models import DIGESTS_SUFFIX, about_model
+
+if TYPE_CHECKING:
+    from .digests import Digests
 
 __all__ = ["ENCODINGS", "LARGE_BYTES", "SiteHandler", "SiteServer", "running", "serving"]
 
@@ -131,8 +133,8 @@ class SiteServer(ThreadingHTTPServer):
             base, parts = self.models[parts[1]], parts[2:]
         if any(part.startswith(".") for part in parts):
             return None
-        if self.digests and base != self.root and path.endswith(SUFFIX):
-            data = file_below(base, [*parts[:-1], parts[-1].removesuffix(SUFFIX)])
+        if self.digests and base != self.root and path.endswith(DIGESTS_SUFFIX):
+            data = file_below(base, [*parts[:-1], parts[-1].removesuffix(DIGESTS_SUFFIX)])
             return data and self.digests.text(data)
         return file_below(base, [*parts, "index.html"] if path.endswith("/") else parts)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..digests import SHARD_SIZE, SUFFIX, data_files, write_digests
+from ..digests import SHARD_SIZE, data_files, write_digests
 from ..errors import CommandError
-from ..models import check_model
+from ..models import DIGESTS_SUFFIX, check_model
 from ..terminal import say
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
@@ -43,5 +43,5 @@ def run(args: argparse.Namespace) -> int:
     for data in files:
         manifest = write_digests(data, args.shard_size)
         say(f"{data.name}: {manifest.size} bytes in {len(manifest.shards)} shards, content {manifest.content}")
-        print(data.with_name(data.name + SUFFIX))
+        print(data.with_name(data.name + DIGESTS_SUFFIX))
     return 0
