@@ -100,7 +100,8 @@ def refuse(harness: Harness, scripts: PageScripts, model: str, kind: str, parts:
     kept = scripts.run("refusals", "left")
     good = harness.generate("nano-llama", prompt_ids=PROMPT, max_new_tokens=4, device="wasm")
     assert good["token_ids"] == oracle.greedy(LLAMA, PROMPT, 4)
-    assert kept == {"buffers": [], "devices": 0}
+    assert kept["buffers"] == []
+    assert kept["devices"] <= 1, "the one that the next model gets"
 
 
 @pytest.mark.parametrize(("what", "device"), CASES)

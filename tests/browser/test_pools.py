@@ -32,8 +32,7 @@ def test_a_fit_is_told_without_allocating(scripts: PageScripts) -> None:
     assert found["good"]
     assert not found["poor"]
     assert "budget" in found["reason"]
-    assert found["made"] == 0
-    assert found["devices"] == 0
+    assert found["buffers"] == 0
 
 
 @pytest.mark.parametrize("close_early", [False, True], ids=["closed after", "closed early"])

@@ -7,6 +7,7 @@ import os
 import random
 import resource
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,11 @@ from tests.soak.memory import processes
 
 LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 POINTS = int(os.environ.get("CAPSTAN_LOSSES", "5"))
-"""How often the device is lost."""
+"""How often the device is lost, and the GPU process killed."""
+COMING_SECONDS = 10
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(900 + 60 * POINTS)]
 SEED = int(os.environ.get("CAPSTAN_SEED", "7"))
+ADAPTER = os.environ.get("CAPSTAN_ADAPTER", "software")
 MORE_THAN_ONCE = ("--disable-gpu-process-crash-limit", "--disable-domain-blocking-for-3d-apis")
 """So that Chromium gives a page a device after a second crash of its GPU process, too."""
 
@@ -43,21 +46,32 @@ def check(found: dict[str, Any], ids: list[int], where: str) -> bool:
     return False
 
 
+def moments(calm: dict[str, Any]) -> Iterator[float]:
+    """Milliseconds into a run, evenly spread over the undisturbed one's, each moved by the seed."""
+    numbers = random.Random(SEED)
+    for point in range(POINTS):
+        yield (point + numbers.random()) / POINTS * calm["took"]
+
+
 def test_a_device_lost_at_any_point_changes_no_token(scripts: PageScripts) -> None:
     scripts.run("recovering", "run", "nano-llama")  # what is found out once is known then
     calm = scripts.run("recovering", "run", "nano-llama")
     assert (calm["error"], calm["events"], calm["left"]) == (None, [], 0)
-    numbers = random.Random(SEED)
     survived = 0
-    for point in range(POINTS):
-        after = (point + numbers.random()) / POINTS * calm["took"]
+    for after in moments(calm):
         found = scripts.run("recovering", "run", "nano-llama", lost_after=after)
-        came_through = check(found, calm["ids"], f"lost after {after:.0f} of {calm['took']:.0f} ms")
-        print(f"lost after {after:.0f} of {calm['took']:.0f} ms: {'equal ids' if came_through else found['error']}")
-        survived += came_through
+        survived += came_through(found, calm, f"lost after {after:.0f}")
         scripts.harness.errors.clear()
     assert survived >= 1, "no run came through"
     scripts.run("faults", "seen")
+
+
+def came_through(found: dict[str, Any], calm: dict[str, Any], where: str) -> bool:
+    """See check; told as well."""
+    where = f"{where} of {calm['took']:.0f} ms"
+    survived = check(found, calm["ids"], where)
+    print(f"{where}: {'equal ids' if survived else found['error']}")
+    return survived
 
 
 @pytest.fixture
@@ -65,7 +79,7 @@ def mortal(browser: Browser, site: SiteServer) -> Iterator[tuple[PageScripts, se
     """The scripts in a browser of their own, and the processes that were there before it."""
     before = set(processes(os.getpid()))
     other = browser.browser_type.launch(
-        executable_path=str(find_browser()), args=["--headless=new", *flags("software"), *MORE_THAN_ONCE]
+        executable_path=str(find_browser()), args=["--headless=new", *flags(ADAPTER), *MORE_THAN_ONCE]
     )
     yield PageScripts.install(Harness.open(other.new_page(), site.url)), before
     other.close()
@@ -95,6 +109,21 @@ def test_a_killed_gpu_process_changes_no_token(mortal: tuple[PageScripts, set[in
     assert refused["error"][0] == "DeviceLostError"
     assert "the browser's GPU process ended" in refused["error"][1]
     assert scripts.run("recovering", "run", "nano-llama")["ids"] == calm["ids"], "a new load works"
+
+
+def test_a_gpu_process_killed_at_any_point_changes_no_token(mortal: tuple[PageScripts, set[int]]) -> None:
+    scripts, before = mortal
+    scripts.run("recovering", "run", "nano-llama")  # what is found out once is known then
+    calm = scripts.run("recovering", "run", "nano-llama")
+    assert (calm["error"], calm["events"], calm["left"]) == (None, [], 0)
+    survived = 0
+    for after in moments(calm):
+        scripts.begin("recovering", "run", "nano-llama")
+        scripts.harness.page.wait_for_timeout(after)
+        kill_gpu_process(before)
+        survived += came_through(scripts.end(), calm, f"killed after {after:.0f}")
+        scripts.harness.errors.clear()
+    assert survived >= 1, "no run came through"
 
 
 ROOM = 256 << 20
@@ -141,8 +170,12 @@ def kill_gpu_process(others: set[int]) -> None:
 
 
 def gpu_process(others: set[int]) -> int:
-    """Of the browser whose processes are not among `others`."""
-    found = [pid for pid, command in processes(os.getpid()).items() if "--type=gpu-process" in command]
-    fresh = [pid for pid in found if pid not in others]
-    assert len(fresh) == 1, fresh
-    return fresh[0]
+    """Of the browser whose processes are not among `others`; a browser may be about to start it."""
+    deadline = time.monotonic() + COMING_SECONDS
+    while True:
+        found = [pid for pid, command in processes(os.getpid()).items() if "--type=gpu-process" in command]
+        fresh = [pid for pid in found if pid not in others]
+        if len(fresh) == 1:
+            return fresh[0]
+        assert time.monotonic() < deadline, fresh
+        time.sleep(0.05)

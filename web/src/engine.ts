@@ -83,12 +83,12 @@ export class GpuEngine {
     }
   }
 
-  /** Destroy the device and everything on it. */
+  /** Destroy everything on the device, and the device too unless it may serve the next engine. */
   close(): void {
     this.staging.destroy();
     this.spans.destroy();
     SamplerPipelines.forget(this.watched.device);
-    this.watched.destroy();
+    this.watched.close();
   }
 
   /** A loss as the browser would report it, for tests and for pages that must free the GPU at once. */

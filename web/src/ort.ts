@@ -4,6 +4,7 @@
 import type * as Ort from "onnxruntime-web";
 import { dependencies } from "../../package.json";
 import { type Assets, findAsset, loadFailure } from "./assets";
+import { countSession } from "./gpu/kept_device";
 import { EngineError } from "./errors";
 
 export type { Ort };
@@ -184,12 +185,22 @@ export async function createSession(
           preferredOutputLocation: placement.outputs ?? "gpu-buffer",
           ...(placement.capture ? { enableGraphCapture: true } : {}),
         };
+  const count = (change: 1 | -1): void => {
+    if (placement !== "wasm") countSession(placement.device, change);
+  };
+  count(1);
   try {
     const session = await watched(ort.InferenceSession.create(model, options));
     const run = session.run.bind(session) as (...given: unknown[]) => Promise<Ort.InferenceSession.ReturnType>;
     session.run = (...given: unknown[]) => watched(run(...given));
+    const release = session.release.bind(session);
+    session.release = async () => {
+      await watched(release());
+      count(-1);
+    };
     return session;
   } catch (error) {
+    count(-1);
     const missing = await missingRuntime(ort, error);
     if (missing) throw new EngineError("DeviceUnavailableError", `onnxruntime-web could not start: ${missing}`);
     const where = placement === "wasm" ? "the wasm execution provider" : placement.capture ? "graph capture" : "WebGPU";

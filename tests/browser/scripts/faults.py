@@ -155,6 +155,7 @@ async def lost_late(models: dict[str, str], *, waiting: float) -> dict[str, Any]
     """A device that is destroyed with a burst under way, and of whose loss the browser tells nothing for as many
     seconds: whether the generator did, and what it says then."""
     await close_all()
+    await lose_kept_device(models)
     gpu_process = run_js(LATE)()
     try:
         model = await load(models, "nano-llama")
@@ -172,6 +173,12 @@ async def lost_late(models: dict[str, str], *, waiting: float) -> dict[str, Any]
         await asyncio.wait([told])
     await close_all()
     return {"early": len(early), "error": type(told.exception()).__name__}
+
+
+async def lose_kept_device(models: dict[str, str]) -> None:
+    """So that the next model opens a device of its own."""
+    async with await Model.load(models["nano-llama"], device="webgpu", capture="off"):
+        gpu().destroy_device()
 
 
 async def all_of(generator: Generator) -> None:

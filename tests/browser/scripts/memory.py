@@ -67,11 +67,11 @@ async def agreement(models: Mapping[str, str], *, model: str) -> list[dict[str, 
     return stages
 
 
-async def pipelines(models: Mapping[str, str]) -> tuple[int, int]:
-    """Those that are held, and all that ever were, once what Python dropped is gone."""
+async def pipelines(models: Mapping[str, str]) -> tuple[int, int, int]:
+    """Those that are held, and all that ever were, once what Python dropped is gone; the devices that there ever were."""
     await close_all()
     gc.collect()
-    return probe.live_pipelines()
+    return *probe.live_pipelines(), probe.counts()["devices"]
 
 
 async def requirements(models: Mapping[str, str], *, model: str, max_length: int) -> dict[str, Any]:
@@ -234,8 +234,7 @@ async def plans(models: Mapping[str, str], *, model: str) -> dict[str, Any]:
         "good": bool(good),
         "poor": bool(poor),
         "reason": poor.reason,
-        "made": made,
-        "devices": probe.live_devices(),
+        "buffers": made,
     }
 
 

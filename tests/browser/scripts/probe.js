@@ -10,7 +10,7 @@
     readbacks: 0,
     readback_bytes: 0,
     shader_modules: 0,
-    destroyed_devices: 0,
+    devices: 0,
   };
   const live = new Map();
   const pipelines = [];
@@ -63,6 +63,7 @@
   const queues = new WeakSet();
   wrap(GPUAdapter.prototype, "requestDevice", async function (request, args) {
     const device = await request(...args);
+    counts.devices++;
     live.set(device, new Set());
     queues.add(device.queue);
     device.addEventListener("uncapturederror", (event) => probe.errors.push(event.error.message));
@@ -73,7 +74,6 @@
     return device;
   });
   wrap(GPUDevice.prototype, "destroy", function (destroy) {
-    counts.destroyed_devices++;
     live.delete(this);
     return destroy();
   });

@@ -179,7 +179,7 @@ async def left(models: dict[str, str]) -> dict[str, Any]:
             "objects": len(gc.get_objects()),
             "tasks": len(asyncio.all_tasks()),
         }
-        if number > 1 and not (found["ledger"] or found["buffers"] or found["devices"]):
+        if number > 1 and not (found["ledger"] or found["buffers"] or found["devices"] > 1):
             break
         await asyncio.sleep(0.05)
     faults = probe.faults()

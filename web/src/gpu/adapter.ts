@@ -110,16 +110,29 @@ export function summarize(adapter: GPUAdapter): AdapterSummary {
   };
 }
 
-/** A device with every feature and the highest limits the adapter has, and what it is. */
-export async function openDevice(): Promise<{ device: GPUDevice; summary: AdapterSummary }> {
+/** The adapter that WebGPU offers. Throws DeviceUnavailableError where there is none. */
+export async function requireAdapter(): Promise<GPUAdapter> {
   const adapter = await requestAdapter();
-  if (!adapter) {
-    throw new EngineError(
-      "DeviceUnavailableError",
-      "WebGPU was asked for and this browser offers no adapter; use device='wasm', or a browser with WebGPU",
-    );
-  }
-  const requiredLimits = Object.fromEntries(LIMITS.map((name) => [name, adapter.limits[name]]));
+  if (adapter) return adapter;
+  throw new EngineError(
+    "DeviceUnavailableError",
+    "WebGPU was asked for and this browser offers no adapter; use device='wasm', or a browser with WebGPU",
+  );
+}
+
+/** What tells adapters apart: of equal texts, the devices are alike. */
+export function identity({ info, features, limits }: GPUAdapter): string {
+  const { vendor, architecture, device, description } = info;
+  return JSON.stringify([vendor, architecture, device, description, [...features].sort(), limitsOf(limits)]);
+}
+
+function limitsOf(limits: GPUSupportedLimits): Record<string, number> {
+  return Object.fromEntries(LIMITS.map((name) => [name, limits[name]]));
+}
+
+/** A device with every feature and the highest limits the adapter has, and what it is. */
+export async function openDevice(adapter: GPUAdapter): Promise<{ device: GPUDevice; summary: AdapterSummary }> {
+  const requiredLimits = limitsOf(adapter.limits);
   const subgroups = adapter.info.subgroupMinSize >= LEAST_SUBGROUP;
   const requiredFeatures = FEATURES.filter(
     (name) => adapter.features.has(name) && (subgroups || !WITH_SUBGROUPS.includes(name)),

@@ -1,7 +1,8 @@
 // Our GPUDevice: made by us, counted and watched, and given to onnxruntime-web as an execution provider option.
 
 import { EngineError } from "../errors";
-import { type AdapterSummary, isEndedProcess, openDevice } from "./adapter";
+import { type AdapterSummary, isEndedProcess } from "./adapter";
+import { keepDevice, type OpenedDevice, takeDevice } from "./kept_device";
 
 export interface Counters {
   create_buffer: number;
@@ -83,6 +84,7 @@ const WRAPPED = [
   "createCommandEncoder",
 ] as const satisfies (keyof GPUDevice)[];
 const WRAPPED_QUEUE = ["writeBuffer", "submit"] as const satisfies (keyof GPUQueue)[];
+const WRAPPED_BUFFER = ["destroy", "mapAsync"] as const satisfies (keyof GPUBuffer)[];
 
 /**
  * A GPUDevice whose methods are replaced, on this one object, by versions that count, name and (while a recorder is
@@ -99,7 +101,7 @@ export class WatchedDevice {
   };
   readonly buffers = new WeakMap<GPUBuffer, BufferInfo>();
   /** Every buffer that was neither destroyed nor collected. */
-  private readonly live = new Map<number, BufferInfo>();
+  private readonly live = new Map<number, { info: BufferInfo; buffer: WeakRef<GPUBuffer> }>();
   /** onnxruntime-web may drop a buffer without destroying it; the browser frees it when it is collected. */
   private readonly collected = new FinalizationRegistry<number>((id) => this.live.delete(id));
   /** Whose the buffers are that `attribute` does not speak for: what onnxruntime-web allocates. */
@@ -120,11 +122,13 @@ export class WatchedDevice {
   private nextId = 1;
   /** Aborted at the end. */
   private readonly listening = new AbortController();
+  readonly device: GPUDevice;
+  readonly summary: AdapterSummary;
 
-  private constructor(
-    readonly device: GPUDevice,
-    readonly summary: AdapterSummary,
-  ) {
+  private constructor(private readonly opened: OpenedDevice) {
+    const { device, summary } = opened;
+    this.device = device;
+    this.summary = summary;
     const { queue } = device;
     const submit = queue.submit.bind(queue);
     const write = queue.writeBuffer.bind(queue);
@@ -132,10 +136,9 @@ export class WatchedDevice {
     this.own = { encoder: () => encoder(), submit, write: (buffer, offset, bytes) => write(buffer, offset, bytes) };
   }
 
-  /** Open a device with every feature and the highest limits the adapter has. */
+  /** A device with every feature and the highest limits the adapter has: the last one that was closed, or a new one. */
   static async open(): Promise<WatchedDevice> {
-    const { device, summary } = await openDevice();
-    const watched = new WatchedDevice(device, summary);
+    const watched = new WatchedDevice(await takeDevice());
     watched.watchFaults();
     watched.wrapResources();
     watched.wrapQueue();
@@ -156,6 +159,11 @@ export class WatchedDevice {
   private wrong(): EngineError | null {
     if (this.fault || !this.closed) return this.fault;
     return new EngineError("ClosedError", "the WebGPU device was closed; load the model again");
+  }
+
+  /** Throw where the device may be another model's by now. */
+  private requireOpen(): void {
+    if (this.closed) this.assertHealthy();
   }
 
   /** Note what has gone wrong: nothing on the device can be trusted any more. */
@@ -181,20 +189,27 @@ export class WatchedDevice {
   }
 
   /**
-   * Give the device back; a loss that follows is no fault. onnxruntime-web keeps the device, its queue and some buffers
-   * for as long as the worker lives, so that what hangs on them would never be collected: nothing of ours does from now
-   * on. Nor does an error made here, whose stack would hold the engine.
+   * Give the device back, to whoever opens one next, or destroyed if something went wrong on it; a loss that follows is
+   * no fault. onnxruntime-web keeps the device, its queue and some buffers for as long as the worker lives, so that what
+   * hangs on them would never be collected: nothing of ours does from now on. Nor does an error made here, whose stack
+   * would hold the engine.
    */
-  destroy(): void {
+  close(): void {
     this.listening.abort("closed");
-    this.device.destroy();
-    for (const info of this.live.values()) {
-      info.onDestroy.clear();
-      info.onWrite.clear();
-    }
-    this.live.clear();
+    this.opened.onLost = null;
     for (const name of WRAPPED) Reflect.deleteProperty(this.device, name);
     for (const name of WRAPPED_QUEUE) Reflect.deleteProperty(this.device.queue, name);
+    for (const { info, buffer } of this.live.values()) {
+      info.onDestroy.clear();
+      info.onWrite.clear();
+      const left = buffer.deref();
+      if (!left) continue;
+      for (const name of WRAPPED_BUFFER) Reflect.deleteProperty(left, name);
+      left.destroy();
+    }
+    this.live.clear();
+    if (this.fault) this.device.destroy();
+    else keepDevice(this.opened);
   }
 
   /** Do something at once; the buffers it makes are of this category and owner. */
@@ -210,13 +225,15 @@ export class WatchedDevice {
 
   /** A buffer of ours, in the ledger under this category and owner. */
   buffer(category: Category, owner: string, descriptor: GPUBufferDescriptor): GPUBuffer {
+    this.requireOpen();
     return this.attribute(category, owner, () => this.device.createBuffer(descriptor));
   }
 
   /** Live bytes and buffers by category and owner. */
   ledger(): LedgerEntry[] {
     const entries = new Map<string, LedgerEntry>();
-    for (const { category, owner, size } of this.live.values()) {
+    for (const { info } of this.live.values()) {
+      const { category, owner, size } = info;
       const key = `${category} ${owner}`;
       const entry = entries.get(key) ?? { category, owner, bytes: 0, buffers: 0 };
       entries.set(key, entry);
@@ -228,11 +245,13 @@ export class WatchedDevice {
 
   /** An encoder that no recorder sees. */
   encoder(): GPUCommandEncoder {
+    this.requireOpen();
     return this.own.encoder();
   }
 
   /** Submit commands that no recorder withholds. */
   submit(commands: GPUCommandBuffer[]): void {
+    this.requireOpen();
     this.counters.submits++;
     this.lastSubmit = performance.now();
     this.own.submit(commands);
@@ -240,6 +259,7 @@ export class WatchedDevice {
 
   /** Write bytes that no recorder sees; offset and length in bytes, multiples of 4. */
   write(buffer: GPUBuffer, offset: number, bytes: Uint8Array<ArrayBuffer>): void {
+    this.requireOpen();
     this.counters.write_buffer++;
     for (const notify of this.info(buffer).onWrite) notify();
     this.own.write(buffer, offset, bytes);
@@ -247,6 +267,7 @@ export class WatchedDevice {
 
   /** Fill a buffer with bytes 0xFF; a tape that watches it does not take this for a foreign write. */
   poison(buffer: GPUBuffer): void {
+    this.requireOpen();
     this.counters.write_buffer++;
     this.own.write(buffer, 0, new Uint8Array(this.info(buffer).size).fill(0xff));
   }
@@ -265,14 +286,14 @@ export class WatchedDevice {
       },
       { signal: this.listening.signal },
     );
-    void this.device.lost.then((info) => {
-      if (this.closed) return;
+    this.opened.onLost = (info) => {
       const ended = isEndedProcess(info.message) ? "; the browser's GPU process ended" : "";
       const message = `the WebGPU device was lost (${info.reason}: ${info.message}${ended}); load the model again`;
       this.live.clear();
       // A loss outranks the validation errors that follow from it.
       this.fault = new EngineError("DeviceLostError", message);
-    });
+    };
+    if (this.opened.lost) this.opened.onLost(this.opened.lost);
   }
 
   /** A call that may be the recorded run's, and is if nobody else speaks for it. */
@@ -326,7 +347,7 @@ export class WatchedDevice {
         onWrite: new Set(),
       };
       this.buffers.set(buffer, info);
-      this.live.set(info.id, info);
+      this.live.set(info.id, { info, buffer: new WeakRef(buffer) });
       this.collected.register(buffer, info.id);
       const destroy = buffer.destroy.bind(buffer);
       buffer.destroy = () => {
