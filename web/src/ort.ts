@@ -4,7 +4,7 @@
 import type * as Ort from "onnxruntime-web";
 import { dependencies } from "../../package.json";
 import { type Assets, findAsset, loadFailure } from "./assets";
-import { countSession } from "./gpu/kept_device";
+import { countSession, lentDevice } from "./gpu/kept_device";
 import { EngineError } from "./errors";
 
 export type { Ort };
@@ -181,7 +181,7 @@ export async function createSession(
       ? { ...common, executionProviders: ["wasm"] }
       : {
           ...common,
-          executionProviders: [webgpu(placement.device)],
+          executionProviders: [webgpu(lentDevice(placement.device))],
           preferredOutputLocation: placement.outputs ?? "gpu-buffer",
           ...(placement.capture ? { enableGraphCapture: true } : {}),
         };

@@ -67,11 +67,13 @@ async def agreement(models: Mapping[str, str], *, model: str) -> list[dict[str, 
     return stages
 
 
-async def pipelines(models: Mapping[str, str]) -> tuple[int, int, int]:
-    """Those that are held, and all that ever were, once what Python dropped is gone; the devices that there ever were."""
+async def held(models: Mapping[str, str]) -> dict[str, dict[str, int]]:
+    """Pipelines and devices that are held, and how many were ever made, once what Python dropped is gone."""
     await close_all()
     gc.collect()
-    return *probe.live_pipelines(), probe.counts()["devices"]
+    probe.forget_bound()
+    now, ever = probe.held(), probe.counts()
+    return {name: {"held": count, "made": ever[name]} for name, count in now.items()}
 
 
 async def requirements(models: Mapping[str, str], *, model: str, max_length: int) -> dict[str, Any]:

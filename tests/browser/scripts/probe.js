@@ -11,9 +11,11 @@
     readback_bytes: 0,
     shader_modules: 0,
     devices: 0,
+    pipelines: 0,
   };
   const live = new Map();
   const pipelines = [];
+  const devices = [];
   const probe = { counts, finished: [], submitted: [], mapped: [], ranged: [], errors: [], lost: [], bound: new Set() };
   const stamped = ["finished", "submitted", "mapped", "ranged"];
   globalThis.capstanProbe = probe;
@@ -51,8 +53,11 @@
   probe.sizes = () =>
     JSON.stringify([...live.values()].flatMap((buffers) => [...buffers].map((buffer) => buffer.size)));
 
-  /** Pipelines that somebody still holds, of those that were made. */
-  probe.pipelines = () => JSON.stringify([pipelines.filter((made) => made.deref()).length, pipelines.length]);
+  /** How many compute pipelines and devices somebody still holds, or were not collected yet. */
+  probe.held = () => {
+    const count = (made) => made.filter((ref) => ref.deref()).length;
+    return JSON.stringify({ pipelines: count(pipelines), devices: count(devices) });
+  };
 
   const wrap = (prototype, name, around) => {
     const original = prototype[name];
@@ -64,6 +69,7 @@
   wrap(GPUAdapter.prototype, "requestDevice", async function (request, args) {
     const device = await request(...args);
     counts.devices++;
+    devices.push(new WeakRef(device));
     live.set(device, new Set());
     queues.add(device.queue);
     device.addEventListener("uncapturederror", (event) => probe.errors.push(event.error.message));
@@ -100,11 +106,13 @@
   });
   wrap(GPUDevice.prototype, "createComputePipeline", (create, args) => {
     const made = create(...args);
+    counts.pipelines++;
     pipelines.push(new WeakRef(made));
     return made;
   });
   wrap(GPUDevice.prototype, "createComputePipelineAsync", async (create, args) => {
     const made = await create(...args);
+    counts.pipelines++;
     pipelines.push(new WeakRef(made));
     return made;
   });

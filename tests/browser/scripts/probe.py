@@ -17,10 +17,10 @@ __all__ = [
     "forget",
     "forget_bound",
     "forgive",
+    "held",
     "install",
     "live_buffers",
     "live_devices",
-    "live_pipelines",
     "live_sizes",
     "private_buffers",
     "stamps",
@@ -57,10 +57,10 @@ def live_devices() -> int:
     return int(js.capstanProbe.devices())
 
 
-def live_pipelines() -> tuple[int, int]:
-    """How many compute pipelines somebody still holds, or were not collected yet, and how many there ever were."""
-    live, made = json.loads(js.capstanProbe.pipelines())
-    return live, made
+def held() -> dict[str, int]:
+    """How many compute `pipelines` and `devices` somebody still holds, or were not collected yet."""
+    found: dict[str, int] = json.loads(js.capstanProbe.held())
+    return found
 
 
 def stamps() -> dict[str, Any]:

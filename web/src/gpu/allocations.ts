@@ -24,7 +24,9 @@ export class Allocations {
 
   /** Throw OutOfMemoryError if there was no memory; any other error is the device's fault. Ask before it is used. */
   async require(what: string): Promise<void> {
-    const errors = await Promise.all(this.scopes.splice(0));
+    const errors = await Promise.all(this.scopes.splice(0)).catch(async (error: unknown) => {
+      throw await this.watched.explain(error);
+    });
     const lack = errors.find((error) => error instanceof GPUOutOfMemoryError);
     // What is made of a buffer without memory is not valid either.
     if (lack) throw new EngineError("OutOfMemoryError", `there is no memory for ${what}: ${lack.message}; ${REMEDY}`);

@@ -2,7 +2,7 @@
 
 import { EngineError } from "../errors";
 import { type AdapterSummary, isEndedProcess } from "./adapter";
-import { keepDevice, type OpenedDevice, takeDevice } from "./kept_device";
+import { destroyDevice, keepDevice, type OpenedDevice, takeDevice } from "./kept_device";
 
 export interface Counters {
   create_buffer: number;
@@ -208,7 +208,7 @@ export class WatchedDevice {
       left.destroy();
     }
     this.live.clear();
-    if (this.fault) this.device.destroy();
+    if (this.fault) destroyDevice(this.opened);
     else keepDevice(this.opened);
   }
 

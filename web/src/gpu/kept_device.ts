@@ -1,8 +1,8 @@
 // One device goes from model to model: a closed model leaves it, without anything on it, to the one that is opened next.
 //
-// onnxruntime-web 1.30 takes a reference to each device that it is given (`webgpuRegisterDevice`) and never gives it
-// back, so that what the driver has for a device stays until the worker ends, also when the device was destroyed: 1.1 MiB
-// for each model that was loaded, on an H200.
+// onnxruntime-web 1.30 takes references to each device that it is given and to its queue (`webgpuRegisterDevice`), and
+// never gives them back. A browser keeps a destroyed device's tables as long as somebody refers to the device: 0.8 MiB of
+// the GPU process each, on an H200. So onnxruntime-web gets a stand-in, which lets go of the device when that is destroyed.
 
 import { type AdapterSummary, identity, openDevice, requireAdapter } from "./adapter";
 
@@ -12,11 +12,20 @@ export interface OpenedDevice {
   readonly summary: AdapterSummary;
   /** Of its adapter. */
   readonly identity: string;
+  /** What onnxruntime-web gets for the device. */
+  readonly lent: Lent<GPUDevice>;
+  destroyed: boolean;
   lost: GPUDeviceLostInfo | null;
   /** Whoever waits for `device.lost` is held as long as the device lives, so that one place does it for all of them. */
   onLost: ((info: GPUDeviceLostInfo) => void) | null;
   /** Sessions of onnxruntime-web on the device, those too that are being made or released. */
   sessions: number;
+}
+
+/** A stand-in, which can let go of what it stands for. */
+interface Lent<T> {
+  readonly proxy: T;
+  revoke(): void;
 }
 
 const opened = new WeakMap<GPUDevice, OpenedDevice>();
@@ -34,10 +43,11 @@ export async function takeDevice(): Promise<OpenedDevice> {
     // A loss that nobody was told of yet is told before this.
     await found.device.queue.onSubmittedWorkDone().catch(() => undefined);
     if (!found.lost && found.identity === identity(adapter)) return found;
-    found.device.destroy();
+    destroyDevice(found);
   }
-  const device = await openDevice(adapter);
-  const made: OpenedDevice = { ...device, identity: identity(adapter), lost: null, onLost: null, sessions: 0 };
+  const { device, summary } = await openDevice(adapter);
+  const known = { device, summary, identity: identity(adapter), lent: lend(device) };
+  const made: OpenedDevice = { ...known, destroyed: false, lost: null, onLost: null, sessions: 0 };
   opened.set(made.device, made);
   void made.device.lost.then((info) => {
     made.lost = info;
@@ -50,12 +60,50 @@ export async function takeDevice(): Promise<OpenedDevice> {
 /** Keep a device without a fault and without buffers for the next model, or destroy it. */
 export function keepDevice(device: OpenedDevice): void {
   // A session would go on with buffers that are gone.
-  if (kept || device.lost || device.sessions) device.device.destroy();
+  if (kept || device.lost || device.sessions) destroyDevice(device);
   else kept = device;
+}
+
+export function destroyDevice(device: OpenedDevice): void {
+  device.device.destroy();
+  device.destroyed = true;
+  letGo(device);
+}
+
+/** A device as onnxruntime-web gets it. */
+export function lentDevice(device: GPUDevice): GPUDevice {
+  return opened.get(device)?.lent.proxy ?? device;
 }
 
 /** Count a session of onnxruntime-web on a device from before it is made until after it was released. */
 export function countSession(device: GPUDevice, change: 1 | -1): void {
   const found = opened.get(device);
-  if (found) found.sessions += change;
+  if (!found) return;
+  found.sessions += change;
+  letGo(found);
+}
+
+/** Once onnxruntime-web has no use for the stand-in any more. */
+function letGo(device: OpenedDevice): void {
+  if (device.destroyed && !device.sessions) device.lent.revoke();
+}
+
+function lend(device: GPUDevice): Lent<GPUDevice> {
+  const queue = standIn(device.queue, {});
+  const lent = standIn(device, { queue: queue.proxy });
+  const revoke = (): void => {
+    lent.revoke();
+    queue.revoke();
+  };
+  return { proxy: lent.proxy, revoke };
+}
+
+/** An object that has what `real` has at each time, but for the properties of `instead`. */
+function standIn<T extends object>(real: T, instead: Partial<T>): Lent<T> {
+  return Proxy.revocable(real, {
+    get: (target, key) => {
+      const found: unknown = key in instead ? instead[key as keyof T] : Reflect.get(target, key);
+      return typeof found === "function" ? (found.bind(target) as unknown) : found;
+    },
+  });
 }
