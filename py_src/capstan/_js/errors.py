@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,13 +14,24 @@ from ..storage import BrokenDownloadError
 
 __all__ = ["storage_errors", "typed_errors"]
 
+ENDED_PROCESS = re.compile(r"instance (dropped|reference)", re.IGNORECASE)
+"""In what Chromium says of each call whose GPU process is gone."""
+
 
 @contextmanager
 def typed_errors() -> Iterator[None]:
-    """Raise an EngineError of web/src/errors.ts as the exception its code names; others as DeviceError."""
+    """Raise an EngineError of web/src/errors.ts as the exception its code names; others as DeviceError. Whatever fails
+    since the GPU process ended is a DeviceLostError."""
     try:
         yield
     except JsException as error:
+        if (
+            ENDED_PROCESS.search(str(getattr(error, "message", "")))
+            and getattr(error, "code", None) != "DeviceLostError"
+        ):
+            raise errors.DeviceLostError(
+                f"the browser's GPU process ended ({error.message}); load the model again"
+            ) from error
         code = getattr(error, "code", None)
         kind = getattr(errors, code, None) if isinstance(code, str) else None
         if kind is None:

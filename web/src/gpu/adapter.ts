@@ -141,11 +141,6 @@ export async function openDevice(adapter: GPUAdapter): Promise<{ device: GPUDevi
   try {
     device = await adapter.requestDevice({ requiredFeatures, requiredLimits });
   } catch (error) {
-    if (isEndedProcess(String(error)))
-      throw new EngineError(
-        "DeviceLostError",
-        `the browser's GPU process ended (${String(error)}); load the model again`,
-      );
     throw new EngineError("DeviceUnavailableError", `the WebGPU adapter gave no device: ${String(error)}`);
   }
   const summary = summarize(adapter);
