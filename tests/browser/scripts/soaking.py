@@ -172,7 +172,7 @@ async def left(models: dict[str, str]) -> dict[str, Any]:
     rounds = int(LEAVING_SECONDS / 0.05)
     for number in range(rounds):
         gc.collect()
-        found = {
+        found: dict[str, Any] = {
             "ledger": {name: size for name in CATEGORIES if (size := ledger().bytes(category=name))},
             "buffers": sorted(probe.live_buffers()),
             "devices": probe.live_devices(),
