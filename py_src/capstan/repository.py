@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .config import DecoderConfig, GenaiConfig, InputNames, OutputNames, Section, parse_object
+from .config import LARGEST, MOST, DecoderConfig, GenaiConfig, InputNames, OutputNames, Section, parse_object
 from .errors import ConfigError, ModelFileError, OptionError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -195,12 +195,12 @@ def decoder_of(root: Section, model: ModelProto, filename: str, inputs: Caches, 
     kv_heads = cache_size(root, ("num_key_value_heads",), first, 1, given(attention, "kv_num_heads") or heads)
     if heads % kv_heads:
         raise root.error("num_key_value_heads", f"a divisor of num_attention_heads ({heads})", REMEDY)
-    width = root.value.get(next((key for key in WIDTH if key in root.value), ""))
-    usual = width // heads if isinstance(width, int) and width > 0 and width % heads == 0 else None
+    width = field(root, WIDTH) if any(root.value.get(key) is not None for key in WIDTH) else None
+    usual = width // heads if width is not None and width % heads == 0 else None
     return DecoderConfig(
         filename=filename,
         head_size=cache_size(root, ("head_dim",), first, 3, usual),
-        hidden_size=width if isinstance(width, int) else None,
+        hidden_size=width,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         num_hidden_layers=agreed(root, LAYERS, len(layers), f"{past_keys} for as many layers in {filename}"),
@@ -239,11 +239,13 @@ def agreed(root: Section, keys: tuple[str, ...], found: int | None, where: str) 
 
 
 def field(root: Section, keys: tuple[str, ...]) -> int:
-    """The first of these fields that there is."""
+    """The first of these fields that there is; of another name it has the limit of the first one."""
     key = next((key for key in keys if root.value.get(key) is not None), keys[0])
-    value = root.value.get(key)
-    if type(value) is not int or value < 1:
-        raise root.error(key, "a positive integer", REMEDY)
+    value, most = root.value.get(key), LARGEST.get(keys[0], MOST)
+    if type(value) is not int or not 1 <= value <= most:
+        raise root.error(
+            key, "a positive integer" if type(value) is not int or value < 1 else f"at most {most}", REMEDY
+        )
     return value
 
 
@@ -270,9 +272,8 @@ def original_length(root: Section) -> int:
             found = scaling.get("original_max_position_embeddings") or root.value.get(
                 "original_max_position_embeddings"
             )
-            if type(found) is not int or found < 1:
-                raise root.error("original_max_position_embeddings", "a positive integer", REMEDY)
-            return found
+            told = Section(root.file, key, {"original_max_position_embeddings": found})
+            return field(told, ("original_max_position_embeddings",))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from tests import oracle
 from tests.browser.model_variants import LLAMA, Variants, through_float16
 from tests.browser.page_scripts import PageScripts
-from tests.harness import Harness
+from tests.harness import Harness, generate_request
+from tests.repository_layout import lay_out
 
 PROMPT = [5, 6, 7, 8, 9]
 GONE = "404 (Not Found)"
@@ -117,6 +119,44 @@ def test_a_tokenizer_nested_too_deeply_is_refused_and_the_page_goes_on(variants:
     broken = make(variants, "deep-tokenizer")
     error = harness.error(broken, prompt_ids=PROMPT, max_new_tokens=4, device="wasm")
     assert (error.type, "tokenizer.json: nested more than 64 deep" in error.message) == ("ConfigError", True)
+    good = harness.generate("nano-llama", prompt_ids=PROMPT, max_new_tokens=4, device="wasm")
+    assert good["token_ids"] == oracle.greedy(LLAMA, PROMPT, 4)
+
+
+HUGE = {
+    "num_hidden_layers": (10**9, "at most 4096"),
+    "num_attention_heads": (2**53 + 1, "at most 65536"),
+    "num_key_value_heads": (10**9, "at most 65536"),
+    "head_size": (2**53 + 1, "at most 16777216"),
+    "hidden_size": (2**60, "at most 16777216"),
+    "context_length": (2**53 + 1, "at most 16777216"),
+    "vocab_size": (10**30, "at most 16777216"),
+}
+REPOSITORYS = {"head_size": "head_dim", "context_length": "max_position_embeddings"}
+"""Names of config.json."""
+
+
+@pytest.mark.parametrize("what", HUGE)
+def test_counts_beyond_all_limits_are_refused_before_anything_is_counted_out(
+    what: str, variants: Variants, harness: Harness, scripts: PageScripts
+) -> None:
+    """In genai_config.json, and in config.json of a repository; within the time of a request that fails at once."""
+    scripts.expect(GONE)
+    value, limit = HUGE[what]
+    place = "model__" if what in ("context_length", "vocab_size") else "model__decoder__"
+    in_genai = variants.config(f"huge-{what}", **{place + what: value})
+    key = REPOSITORYS.get(what, what)
+    in_repository = f"huge-repository-{what}"
+    variants.site.models[in_repository] = lay_out(LLAMA, variants.place / in_repository, config={key: value})
+    for model, file, name in ((in_genai, "genai_config.json", what), (in_repository, "config.json", key)):
+        for request in ({}, {"kind": "plan"}):
+            fields = {"prompt_ids": PROMPT, "device": "wasm", "dtype": "q4" if model == in_repository else None}
+            reply = harness.reply({**generate_request(model, **fields), **request})
+            assert not reply["ok"]
+            error = reply["error"]
+            assert error["type"] == "ConfigError", error["traceback"]
+            said = rf"{file}: [a-z_.]*{name}: expected {limit}, got {value}; "
+            assert re.search(said, error["message"]), error["message"]
     good = harness.generate("nano-llama", prompt_ids=PROMPT, max_new_tokens=4, device="wasm")
     assert good["token_ids"] == oracle.greedy(LLAMA, PROMPT, 4)
 

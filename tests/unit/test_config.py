@@ -126,6 +126,11 @@ def test_what_was_read_cannot_be_changed() -> None:
             'model.decoder.num_hidden_layers: expected a positive integer, got "two"',
         ),
         ("model.decoder.num_hidden_layers", 10**9, "num_hidden_layers: expected at most 4096, got 1000000000"),
+        ("model.decoder.num_attention_heads", 2**53 + 1, "num_attention_heads: expected at most 65536, got 9007"),
+        ("model.decoder.num_key_value_heads", 10**9, "num_key_value_heads: expected at most 65536, got 1000000000"),
+        ("model.decoder.head_size", 2**53 + 1, "head_size: expected at most 16777216, got 9007199254740993"),
+        ("model.decoder.hidden_size", 2**60, "hidden_size: expected at most 16777216, got"),
+        ("model.vocab_size", 10**30, "vocab_size: expected at most 16777216, got 1000"),
         ("model.context_length", 1 << 40, "model.context_length: expected at most 16777216, got"),
         ("model.decoder.head_size", 16.5, "model.decoder.head_size: expected a positive integer, got 16.5"),
         (

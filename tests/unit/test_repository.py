@@ -178,6 +178,23 @@ class TestRefusing:
             ({"vocab_size": 511}, ConfigError, r"vocab_size is 511, but the graph has 512 \(output logits"),
             ({"max_position_embeddings": None}, ConfigError, "max_position_embeddings: missing, expected a positive"),
             ({"max_position_embeddings": "512"}, ConfigError, 'expected a positive integer, got "512"'),
+            (
+                {"max_position_embeddings": 1 << 40},
+                ConfigError,
+                "embeddings: expected at most 16777216, got 1099511627776",
+            ),
+            ({"num_hidden_layers": 10**9}, ConfigError, "num_hidden_layers: expected at most 4096, got 1000000000"),
+            ({"num_attention_heads": 2**53 + 1}, ConfigError, "num_attention_heads: expected at most 65536, got"),
+            ({"num_key_value_heads": 10**9}, ConfigError, "num_key_value_heads: expected at most 65536, got"),
+            ({"head_dim": 2**53 + 1}, ConfigError, "head_dim: expected at most 16777216, got"),
+            ({"hidden_size": 2**53 + 1}, ConfigError, "hidden_size: expected at most 16777216, got"),
+            ({"hidden_size": "64"}, ConfigError, 'hidden_size: expected a positive integer, got "64"'),
+            ({"vocab_size": 10**30}, ConfigError, "vocab_size: expected at most 16777216, got"),
+            (
+                {"rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 10**30}},
+                ConfigError,
+                "original_max_position_embeddings: expected at most 16777216, got 1000",
+            ),
             ({"eos_token_id": 512}, ConfigError, "eos_token_id: expected a token id from 0 to 511"),
             ({"vision_config": {"depth": 2}}, UnsupportedModelError, "vision_config: a model of type llama with a vis"),
             (
