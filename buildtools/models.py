@@ -27,6 +27,7 @@ __all__ = [
     "model_url",
     "mounts",
     "repository",
+    "transformers_js_dtypes",
 ]
 
 BUNDLED = ROOT / "models/bundled"
@@ -119,6 +120,14 @@ def about_model(folder: Path) -> dict[str, int | bool | None]:
         chat = False
     weights = [path.stat().st_size for path in folder.iterdir() if ".onnx" in path.name and path.is_file()]
     return {"bytes": sum(weights) if (folder / CONFIG).is_file() else None, "chat": chat}
+
+
+def transformers_js_dtypes(folder: Path) -> list[str]:
+    """Which graphs Transformers.js would find in a folder, by their dtypes; none where it is not in its layout."""
+    if not (folder / REPOSITORY_CONFIG).is_file():
+        return []
+    suffixes = {"fp32": "", "q8": "_quantized"}
+    return [name for name in DTYPES if (folder / f"onnx/model{suffixes.get(name, f'_{name}')}.onnx").is_file()]
 
 
 def check_onnx_folder(folder: Path) -> Path:

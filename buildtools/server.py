@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from .errors import CommandError
-from .models import DIGESTS_SUFFIX, about_model
+from .models import DIGESTS_SUFFIX, about_model, transformers_js_dtypes
 
 if TYPE_CHECKING:
     from .digests import Digests
 
-__all__ = ["ENCODINGS", "LARGE_BYTES", "SiteHandler", "SiteServer", "running", "serving"]
+__all__ = ["ENCODINGS", "LARGE_BYTES", "TRANSFORMERS_JS", "SiteHandler", "SiteServer", "running", "serving"]
 
 Server = TypeVar("Server", bound=ThreadingHTTPServer)
 
@@ -47,6 +47,8 @@ ENCODINGS = {"br": ".br", "gzip": ".gz"}
 """The endings of a file's compressed forms, by their names in Accept-Encoding, the best one first."""
 MOST_PATH = 4096
 """Characters of a request's path; more is 414."""
+TRANSFORMERS_JS = "/transformers.js/transformers.min.js"
+"""Where the demo's race has Transformers.js, if it is among the files."""
 LOCAL_NAMES = ("localhost", "localhost.localdomain")
 FRAMES = "frame-ancestors 'none'"
 """The part of the pages' content security policy that a page cannot have in itself."""
@@ -114,6 +116,13 @@ class SiteServer(ThreadingHTTPServer):
             return False
         return True
 
+    def about(self, name: str, folder: Path) -> dict[str, object]:
+        """A model's entry in /models/index.json."""
+        entry: dict[str, object] = {"name": name, "url": f"/models/{quote(name)}/", **about_model(folder)}
+        if TRANSFORMERS_JS in self.files and (dtypes := transformers_js_dtypes(folder)):
+            entry["transformers_js"] = dtypes
+        return entry
+
     def find(self, path: str) -> Path | bytes | None:
         """What a URL path names: a file, bytes made here, or nothing. No hidden file, and no link that leads out of the
         served folder."""
@@ -121,11 +130,7 @@ class SiteServer(ThreadingHTTPServer):
         if not path.startswith("/") or any(is_refused(part) for part in parts):
             return None
         if parts == ["models", "index.json"]:
-            index = [
-                {"name": name, "url": f"/models/{quote(name)}/", **about_model(folder)}
-                for name, folder in self.models.items()
-            ]
-            return json.dumps(index, indent=1).encode()
+            return json.dumps([self.about(*model) for model in self.models.items()], indent=1).encode()
         if path in self.files:
             return self.files[path]
         base = self.root

@@ -27,7 +27,10 @@ ORT_FILES = (
 XGRAMMAR_FILES = ("index.js",)
 """What matches grammars; loaded when the first one is asked for."""
 PYODIDE_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
-PAGE_FOLDERS = {"web/demo": ("demo.ts", "drawer.ts", "incomplete.ts"), "web/harness": ("harness.ts",)}
+PAGE_FOLDERS = {
+    "web/demo": ("demo.ts", "drawer.ts", "incomplete.ts", "transformers_worker.ts"),
+    "web/harness": ("harness.ts",),
+}
 """The pages, and which of their modules a page names; those import the others."""
 LATER = "./drawer.js"
 """What the demo page imports when it is wanted."""

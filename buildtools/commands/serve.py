@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..contenders import CONTENDERS, transformers_js_files
 from ..errors import CommandError
 from ..models import BUNDLED, check_model, mounts
 from ..terminal import say
@@ -23,14 +24,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", metavar="DIR", action="append", default=[], help="another model folder to offer")
     parser.add_argument(
+        "--transformers-js",
+        metavar="DIR",
+        nargs="?",
+        const="",
+        help="let Transformers.js of this folder run in the page's race, over models in its layout; without DIR it is "
+        "installed with npm (without the option: as `build.py bench` installed it, if it did)",
+    )
+    parser.add_argument(
         "--site", metavar="DIR", help="serve this folder, as `build.py dist` writes it to build/dist/site"
     )
 
 
 def check(args: argparse.Namespace) -> None:
-    """Check the port, the site and the models; fills `args.mounts`."""
+    """Check the port, the site, Transformers.js and the models; fills `args.mounts`."""
     if args.site is not None and not (Path(args.site) / "index.html").is_file():
         raise CommandError(f"--site is {args.site}, where there is no index.html: build.py dist makes a site")
+    if args.transformers_js:
+        transformers_js_files(Path(args.transformers_js))
     if args.port not in PORTS:
         raise CommandError(f"--port is {args.port}, but must be from 0 to {PORTS[-1]}")
     folders = [BUNDLED] if BUNDLED.is_dir() else []
@@ -43,8 +54,11 @@ def run(args: argparse.Namespace) -> int:
     from ..server import SiteServer
     from ..site import assemble
 
+    if args.transformers_js == "":
+        CONTENDERS["transformers_js"].install()
+    files = transformers_js_files(Path(args.transformers_js) if args.transformers_js else None)
     root = Path(args.site) if args.site else assemble()
-    with SiteServer(root, args.mounts, args.host, args.port, digests=Digests()) as server:
+    with SiteServer(root, args.mounts, args.host, args.port, files, Digests()) as server:
         print(server.url, flush=True)
         say("serving until Ctrl-C; open the address above in Chrome or Chromium")
         server.serve_forever()

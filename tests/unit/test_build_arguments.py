@@ -233,6 +233,10 @@ def test_wrong_arguments_of_run(model: Path, capsys: pytest.CaptureFixture[str],
         (["exec", "/nowhere/s.py"], "cannot read the script /nowhere/s.py (No such file or directory)"),
         (["exec", "/"], "cannot read the script / (Is a directory)"),
         (["serve", "--port", "70000"], "--port is 70000, but must be from 0 to 65535"),
+        (
+            ["serve", "--transformers-js", "/nowhere"],
+            "--transformers-js is /nowhere, where there is no transformers.min",
+        ),
         (["serve", "--model", "/nowhere"], "model folder /nowhere does not exist"),
     ],
 )

@@ -14,6 +14,8 @@ interface Offered {
   /** Its graph and weights, and whether it has a chat template, where the site tells. */
   bytes?: number | null;
   chat?: boolean;
+  /** The dtypes of its graphs for Transformers.js, where the site has that and the model is in its layout. */
+  transformers_js?: string[];
 }
 
 /** The model that the form names. */
@@ -24,6 +26,8 @@ export interface Chosen {
   key: string;
   /** Whether it has a chat template, as far as is known before it is loaded. */
   chat: boolean | null;
+  /** As in models/index.json. */
+  transformersJs?: string[];
 }
 
 const BUNDLED: Offered = { name: "bundled", url: "models/bundled/", chat: false };
@@ -71,8 +75,8 @@ export function chosenModel(): Chosen {
   if (!value) throw new FormError("model", "this site offers no model; start it with build.py serve --model DIR");
   const mine = picked.get(value);
   if (mine) return { ...mine, key: value, chat: null };
-  const { name, chat = null } = offered.get(value)!;
-  return { folder: value, name, key: value, chat };
+  const { name, chat = null, transformers_js: transformersJs = [] } = offered.get(value)!;
+  return { folder: value, name, key: value, chat, transformersJs };
 }
 
 function folderAddress(given: string): string {

@@ -6,12 +6,15 @@ import { button, element, made, say } from "./elements";
 import { type Engine, RequestError } from "./engine";
 import { type Chosen, chosenModel } from "./models";
 import { readSettings } from "./settings";
+import type { TransformersEvent, TransformersTask } from "./transformers_worker";
 
 /** One who runs: a device and how its decode steps are computed. */
 interface Runner {
   name: string;
   device: "webgpu" | "wasm";
   capture: "tape" | "ort" | "off";
+  /** Not Capstan at all; see transformers_worker.ts. */
+  elsewhere?: true;
 }
 
 /** How one came in. */
@@ -28,6 +31,8 @@ const RUNNERS: Runner[] = [
   { name: "onnxruntime-web, step by step", device: "webgpu", capture: "off" },
   { name: "the CPU (WebAssembly)", device: "wasm", capture: "off" },
 ];
+/** Runs where the site has it and the model is in its layout. */
+const TRANSFORMERS: Runner = { name: "Transformers.js", device: "webgpu", capture: "off", elsewhere: true };
 const PROMPT = "def fibonacci(n):";
 const TOKENS = 48;
 /** Of random or small models the first id that differs tells more than how many do. */
@@ -60,6 +65,10 @@ class Lane {
     this.text.append(part);
   }
 
+  show(text: string): void {
+    this.text.textContent = text;
+  }
+
   tell(note: string): void {
     this.note.textContent = note;
   }
@@ -72,11 +81,13 @@ class Lane {
 }
 
 export class Race {
-  private readonly lanes = RUNNERS.map((runner) => new Lane(runner));
+  private readonly lanes = [...RUNNERS, TRANSFORMERS].map((runner) => new Lane(runner));
   private readonly startButton = button("Race", () => void this.start());
   private readonly stopButton = button("Stop the race", () => this.stop());
   private running = false;
   private stopped = false;
+  /** Ends the worker of Transformers.js while it runs. */
+  private endElsewhere: (() => void) | null = null;
 
   constructor(
     private readonly engine: Engine,
@@ -87,7 +98,14 @@ export class Race {
     this.stopButton.id = "race-stop";
     this.stopButton.disabled = true;
     element("race-buttons", HTMLElement).append(this.startButton, this.stopButton);
-    element("lanes", HTMLElement).append(...this.lanes.map((lane) => lane.element));
+    this.show(null);
+  }
+
+  /** Show those who can run this model, and return their lanes. */
+  private show(model: Chosen | null): Lane[] {
+    const there = this.lanes.filter(({ runner }) => !runner.elsewhere || Boolean(model?.transformersJs?.length));
+    element("lanes", HTMLElement).replaceChildren(...there.map((lane) => lane.element));
+    return there;
   }
 
   private async start(): Promise<void> {
@@ -100,9 +118,9 @@ export class Race {
     const finishes: (Finish | null)[] = [];
     try {
       const model = chosenModel();
-      for (const lane of this.lanes) {
+      for (const lane of this.show(model)) {
         if (this.stopped) break;
-        finishes.push(await this.run(lane, model));
+        finishes.push(await (lane.runner.elsewhere ? this.runElsewhere(lane, model) : this.run(lane, model)));
         this.compare(finishes);
       }
       say("race-note", this.stopped ? "Stopped." : this.verdict(finishes));
@@ -120,6 +138,41 @@ export class Race {
     if (!this.running) return;
     this.stopped = true;
     this.engine.cancel();
+    this.endElsewhere?.();
+  }
+
+  /** Run Transformers.js in a worker of its own, over the same text; null if it cannot run here. */
+  private async runElsewhere(lane: Lane, { folder, transformersJs: dtypes = [] }: Chosen): Promise<Finish | null> {
+    const { dtype: asked } = readSettings();
+    const dtype = asked ?? (dtypes.length === 1 ? dtypes[0]! : "");
+    if (!dtypes.includes(dtype)) {
+      lane.tell(`Choose a dtype, so that all run the same graph: there are ${dtypes.join(", ")}.`);
+      return null;
+    }
+    const library = new URL("./transformers.js/", document.baseURI).href;
+    const task: TransformersTask = { library, model: folder as string, dtype, prompt: PROMPT, tokens: TOKENS };
+    const worker = new Worker(new URL("./transformers_worker.js", document.baseURI), { type: "module" });
+    try {
+      return await new Promise<Finish | null>((resolve) => {
+        const fail = (message: string): void => {
+          lane.tell(`Cannot run here. ${message}`);
+          resolve(null);
+        };
+        this.endElsewhere = () => resolve(null);
+        worker.addEventListener("error", ({ message }) => fail(message || "its worker did not start"));
+        worker.addEventListener("message", ({ data }: MessageEvent<TransformersEvent>) => {
+          if (data.kind === "status")
+            say("race-note", `${data.text === "running" ? "Running" : "Preparing"}: ${lane.runner.name}`);
+          if (data.kind === "text") lane.show(data.text);
+          if (data.kind === "error") fail(data.message);
+          if (data.kind === "end") resolve({ ids: data.ids, perSecond: data.perSecond, capture: "off" });
+        });
+        worker.postMessage(task);
+      });
+    } finally {
+      this.endElsewhere = null;
+      worker.terminate();
+    }
   }
 
   /** Run one; null if it cannot run here, which its lane then says. */
@@ -171,7 +224,7 @@ export class Race {
     if (!reference) return "The tape could not run here.";
     const others = finishes
       .slice(1)
-      .flatMap((finish, index) => (finish ? [{ finish, name: RUNNERS[index + 1]!.name }] : []));
+      .flatMap((finish, index) => (finish ? [{ finish, name: this.lanes[index + 1]!.runner.name }] : []));
     const differing = others.flatMap(({ finish, name }) => {
       const at = finish.ids.findIndex((id, index) => id !== reference.ids[index]);
       return at < 0 ? [] : [`${name} from token ${at + 1} on`];
