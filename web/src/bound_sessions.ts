@@ -6,7 +6,7 @@ import { EngineError } from "./errors";
 import type { WatchedDevice } from "./gpu/device";
 import { DryRecorder, type RecordingObjects } from "./gpu/recorder";
 import { Handles } from "./handles";
-import { createSession, endCapture, exclusively, keepRegistered, type Ort } from "./ort";
+import { createSession, endCapture, exclusively, keepRegistered, type Ort, releaseUnless } from "./ort";
 import type { ModelSession } from "./sessions";
 
 /**
@@ -59,7 +59,7 @@ export class BoundSessions {
           throw await this.watched.explain(error);
         },
       );
-      this.watched.assertHealthy();
+      await releaseUnless(session, () => this.watched.assertHealthy());
       return this.sessions.add({ ort: session, owner });
     });
   }

@@ -211,6 +211,16 @@ export async function createSession(
   }
 }
 
+/** Release a session that was made in vain, and throw what `check` throws. */
+export async function releaseUnless(session: Ort.InferenceSession, check: () => void): Promise<void> {
+  try {
+    check();
+  } catch (error) {
+    await session.release().catch(() => undefined);
+    throw error;
+  }
+}
+
 /** Which of its own files onnxruntime-web did not get, if that is why there is no session. */
 async function missingRuntime(ort: typeof Ort, error: unknown): Promise<string | null> {
   if (!/no available backend/.test(String(error))) return null;

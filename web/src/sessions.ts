@@ -4,7 +4,7 @@
 import type { PyBufferView, PyProxy } from "pyodide/ffi";
 import { copyBytes, withBytes } from "./crossing";
 import { EngineError } from "./errors";
-import { createSession, exclusively, type ExternalFile, type Ort, type Placement } from "./ort";
+import { createSession, exclusively, type ExternalFile, type Ort, type Placement, releaseUnless } from "./ort";
 
 /** A tensor of a run: in buffer `buffer` of the engine, else in view `view` of the call, else (a fetch) in neither. */
 interface RunTensor {
@@ -95,9 +95,13 @@ export class ModelSession {
       const places = outputs.map(([name, type]) => [name, IN_BUFFERS.has(type!) ? "gpu-buffer" : "cpu"]);
       return createSession(ort, bytes, { ...placement, outputs: Object.fromEntries(places) }, external);
     };
-    const turn = engine ? engine.exclusively(owner, make) : exclusively(make);
+    const makeOn = async (side: EngineSide): Promise<Ort.InferenceSession> => {
+      const session = await make();
+      await releaseUnless(session, () => side.assertHealthy());
+      return session;
+    };
+    const turn = engine ? engine.exclusively(owner, () => makeOn(engine)) : exclusively(make);
     const session = await turn;
-    engine?.assertHealthy();
     return new ModelSession(ort, session, owner, engine);
   }
 
