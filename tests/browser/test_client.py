@@ -86,7 +86,7 @@ def test_what_is_expected_is_fetched_and_opened_while_python_starts(blank_page: 
     assert {name: asked[name] for name in AHEAD} == dict.fromkeys(AHEAD, 1), "Python has not asked for anything yet"
     reply, printed = blank_page.evaluate(ASK, LOAD)
     assert reply == {"ok": True, "result": {"status": 0}}, (reply, printed)
-    assert json.loads(printed) == [1, 1, 2], "the first load takes the device that is there, the second opens its own"
+    assert json.loads(printed) == [1, 1, 1], "the first load takes the device that is there and leaves it to the second"
     assert {name: asked[name] for name in AHEAD} == dict.fromkeys(AHEAD, 2), "a file that was fetched serves one read"
 
 

@@ -6,7 +6,7 @@ import { EngineError } from "./errors";
 import type { WatchedDevice } from "./gpu/device";
 import { DryRecorder, type RecordingObjects } from "./gpu/recorder";
 import { Handles } from "./handles";
-import { createSession, endCapture, exclusively, keepRegistered, type Ort, releaseUnless } from "./ort";
+import { createSession, endCapture, exclusively, giveBack, keepRegistered, type Ort, releaseUnless } from "./ort";
 import type { ModelSession } from "./sessions";
 
 /**
@@ -165,7 +165,10 @@ export class BoundSessions {
   /** A recorded binding will not be run by ORT again; its buffers need not stay registered. */
   retire(handle: number): void {
     const { feeds, fetches } = this.bindings.get(handle);
-    keepRegistered([...Object.values(feeds), ...Object.values(fetches)], false);
+    const tensors = [...Object.values(feeds), ...Object.values(fetches)];
+    keepRegistered(tensors, false);
+    // A failure shows where the device is used next.
+    void exclusively(() => giveBack(this.ort, this.watched.device, tensors)).catch(() => undefined);
   }
 
   dropRecording(handle: number): void {

@@ -259,13 +259,35 @@ type Registration = [handle: number, users: number];
  * onnxruntime-web 1.30 binds a captured session's tensors once, at its first run, yet gives their handles back after
  * every run, so that the second one finds none ("Cannot set properties of undefined"). A count of NaN, which is what it
  * gives to buffers of its own, never falls to zero. Call it while the first run is under way: there is no registration
- * before. A buffer that is no longer kept is given back after the next run that uses it.
+ * before. A buffer that is no longer kept is given back after the next run that uses it; see giveBack.
  */
 export function keepRegistered(tensors: Iterable<Ort.Tensor>, keep: boolean): void {
   for (const tensor of tensors) {
-    const buffer = tensor.gpuBuffer as unknown as Record<symbol, Registration>;
-    const key = Object.getOwnPropertySymbols(buffer).find((symbol) => symbol.description === "gpuBufferMetadata");
-    const registration = key && buffer[key];
+    const registration = registrationOf(tensor);
     if (registration) registration[1] = keep ? Number.NaN : 0;
+  }
+}
+
+function registrationOf({ gpuBuffer }: Ort.Tensor): Registration | undefined {
+  const buffer = gpuBuffer as unknown as Record<symbol, Registration>;
+  const key = Object.getOwnPropertySymbols(buffer).find((symbol) => symbol.description === "gpuBufferMetadata");
+  return key && buffer[key];
+}
+
+/**
+ * Have onnxruntime-web let go of the buffers that are no longer kept, and so of their device, by runs that are refused:
+ * they expect another element type, so that nothing is computed.
+ */
+export async function giveBack(ort: typeof Ort, device: GPUDevice, tensors: Ort.Tensor[]): Promise<void> {
+  const left = new Set(tensors.filter((tensor) => registrationOf(tensor)?.[1] === 0).map((tensor) => tensor.gpuBuffer));
+  if (left.size === 0) return;
+  const session = await createSession(ort, IDENTITY, { device, capture: false, outputs: { y: "cpu" } });
+  try {
+    for (const buffer of left) {
+      const refused = session.run({ x: ort.Tensor.fromGpuBuffer(buffer, { dataType: "int32", dims: [1] }) });
+      await refused.catch(() => undefined);
+    }
+  } finally {
+    await session.release();
   }
 }
