@@ -1,22 +1,29 @@
 // Compresses files for buildtools/compressed.py: argv[2] is a JSON list of [source, target], where target.br and target.gz
 // are written. argv[3] is brotli's quality, the best one unless given.
 
-import { readFile, writeFile } from "node:fs/promises";
+import { readFile, stat, writeFile } from "node:fs/promises";
+import { availableParallelism } from "node:os";
 import { promisify } from "node:util";
 import { brotliCompress, constants, gzip } from "node:zlib";
 
 const packBrotli = promisify(brotliCompress);
 const packGzip = promisify(gzip);
 
-for (const [source, target] of JSON.parse(process.argv[2])) {
+async function pack([source, target]) {
   const bytes = await readFile(source);
   const params = {
     [constants.BROTLI_PARAM_QUALITY]: Number(process.argv[3] ?? constants.BROTLI_MAX_QUALITY),
     [constants.BROTLI_PARAM_LGWIN]: constants.BROTLI_MAX_WINDOW_BITS,
     [constants.BROTLI_PARAM_SIZE_HINT]: bytes.length,
   };
-  const packed = [packBrotli(bytes, { params }), packGzip(bytes, { level: constants.Z_BEST_COMPRESSION })];
-  const [br, gz] = await Promise.all(packed);
-  await writeFile(`${target}.br`, br);
-  await writeFile(`${target}.gz`, gz);
+  await writeFile(`${target}.br`, await packBrotli(bytes, { params }));
+  await writeFile(`${target}.gz`, await packGzip(bytes, { level: constants.Z_BEST_COMPRESSION }));
 }
+
+const sized = JSON.parse(process.argv[2]).map(async (pair) => [(await stat(pair[0])).size, pair]);
+// The largest first, so that no long one is left at the end; as many at a time as there are processors, which bounds memory.
+const waiting = (await Promise.all(sized)).sort(([one], [other]) => other - one).map(([, pair]) => pair);
+const packer = async () => {
+  for (let pair = waiting.shift(); pair; pair = waiting.shift()) await pack(pair);
+};
+await Promise.all(Array.from({ length: availableParallelism() }, packer));

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from buildtools import ROOT
 from buildtools.environment import MICROPIP_WHEELS, PROTOBUF_WHEELS
-from buildtools.wheels import build_wheel
+from tests import products
 from tests.plain_server import serving_plainly
 
 __all__ = ["installers", "serving_pyodide"]
@@ -64,7 +64,7 @@ def serving_pyodide(folder: Path) -> Iterator[str]:
     (folder / "start.js").write_text(START)
     (folder / "index.html").write_text("<!doctype html><title>Pyodide</title>")
     (folder / "wheels").mkdir()
-    ours = build_wheel(folder / "ours")
+    ours = products.wheel(folder / "ours")
     for wheel in (ours, *PROTOBUF_WHEELS.glob("*.whl"), *MICROPIP_WHEELS.glob("*.whl")):
         shutil.copy(wheel, folder / "wheels")
         project = wheel.name.split("-")[0].replace("_", "-").lower()

@@ -16,9 +16,8 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from buildtools import ROOT
-from buildtools.commands import dist
 from buildtools.models import BUNDLED
-from buildtools.site import assemble
+from tests import products
 from tests.plain_server import serving_plainly
 
 EXAMPLES = ROOT / "examples"
@@ -30,8 +29,7 @@ ANSWER_MS = 120_000
 
 @pytest.fixture(scope="module")
 def tarball(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    assemble()
-    return dist.npm_package(tmp_path_factory.mktemp("tarball"))
+    return products.tarball(tmp_path_factory.mktemp("tarball"))
 
 
 def npm(folder: Path, *arguments: str | Path) -> None:

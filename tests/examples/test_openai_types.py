@@ -7,8 +7,7 @@ import subprocess
 from pathlib import Path
 
 from buildtools import ROOT
-from buildtools.commands import dist
-from buildtools.site import assemble
+from tests import products
 
 PAGE = """import type OpenAI from "openai";
 import type { Capstan, Completion, CompletionChunk, CompletionMessage, CompletionTool } from "capstan-webgpu";
@@ -38,8 +37,7 @@ console.log(both, given, ours);
 
 
 def test_completions_have_the_types_of_openais_client(tmp_path: Path) -> None:
-    assemble()
-    package = dist.npm_package(tmp_path)
+    package = products.tarball(tmp_path)
     (tmp_path / "package.json").write_text('{ "private": true, "type": "module" }')
     install = ["npm", "install", str(package), "openai", "--no-audit", "--no-fund"]
     subprocess.run(install, cwd=tmp_path, check=True, capture_output=True)

@@ -16,7 +16,7 @@ from buildtools import ROOT
 from buildtools.environment import PROTOBUF_WHEELS
 from buildtools.models import BUNDLED
 from buildtools.site import ORT_FILES
-from buildtools.wheels import build_wheel
+from tests import products
 from tests.notebooks.pyodide_distribution import download, pyodide_distribution
 from tests.plain_server import serving_plainly
 
@@ -48,7 +48,11 @@ def lite(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / "node_modules/onnxruntime-web/dist" / name, contents / "ort")
     shutil.copytree(BUNDLED, contents / "models/bundled")
     shutil.copy(NOTEBOOK, contents)
-    wheels = [build_wheel(folder / "wheel"), *PROTOBUF_WHEELS.glob("*.whl"), *download(folder / "comm", "comm==0.2.3")]
+    wheels = [
+        products.wheel(folder / "wheel"),
+        *PROTOBUF_WHEELS.glob("*.whl"),
+        *download(folder / "comm", "comm==0.2.3"),
+    ]
     build: list[str | Path] = [folder / "venv/bin/jupyter", "lite", "build", "--contents", "contents"]
     build += ["--output-dir", folder / "out"]
     options: list[str | Path] = [part for wheel in wheels for part in ("--piplite-wheels", wheel)]
