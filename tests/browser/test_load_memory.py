@@ -103,7 +103,8 @@ def in_mib(growth: Growth) -> str:
 
 def assert_bounded(growth: Growth) -> None:
     assert growth.samples > 20, in_mib(growth)
-    assert growth.gpu_process > LARGE * MIB, f"the weights did not get to the GPU: {in_mib(growth)}"
+    # A device that was kept from the model before has some memory already.
+    assert growth.gpu_process > LARGE * MIB - SLACK, f"the weights did not get to the GPU: {in_mib(growth)}"
     assert growth.heaps < LIMIT, in_mib(growth)
     assert growth.renderer + growth.renderer_shared < LIMIT, in_mib(growth)
 
