@@ -212,6 +212,18 @@ def test_a_download_is_compared_with_the_sha_256_that_a_hub_lists(keep: bool) ->
     assert page.traffic() == ((0, []) if keep else (950, [(0, 950)]))
 
 
+@pytest.mark.parametrize(("keep", "told"), [(False, 1), (True, 0)], ids=["not stored", "stored"])
+def test_parts_that_cannot_be_compared_with_the_sha_256_are_told(keep: bool, told: int) -> None:
+    page = Page(keep=keep)
+    page.server.listed = hashlib.sha256(BYTES).hexdigest()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        page.load((310, 20), (880, 70))
+    found = [str(one.message) for one in caught if issubclass(one.category, FallbackWarning)]
+    assert len(found) == told, found
+    assert all("only parts of" in text and "the hub's SHA-256" in text for text in found)
+
+
 def test_what_was_stored_before_an_interruption_counts_in_the_sha_256() -> None:
     page = Page()
     page.server.listed = hashlib.sha256(BYTES).hexdigest()

@@ -207,7 +207,15 @@ class WeightFile:
     async def _check_whole(self) -> None:
         """Compare a file that came whole with the SHA-256 that its source tells of it. Raises ModelFileError."""
         told = self.identity.sha256
-        if self._hash is None or self._hashed != self._size or self._hash.hexdigest() == told:
+        if self._hash is None or self._hash.hexdigest() == told:
+            return
+        if self._hashed != self._size:
+            fall_back(
+                "the check of a download",
+                f"only parts of {self.identity.name} are wanted, and no store keeps the whole: the hub's SHA-256 "
+                "is that of the whole file",
+                "the parts are used as they came; where the page may store files, the whole is fetched and compared",
+            )
             return
         await self._drop_partial()
         raise ModelFileError(
