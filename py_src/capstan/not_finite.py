@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from . import graph
 from .config import GenaiConfig
 from .device.decoder_graph import decoder_graph
-from .device.element_types import ELEMENT_TYPES, byte_count
+from .device.element_types import ELEMENT_TYPES, ONNX_NAMES, byte_count
 from .errors import PromptError, UnsupportedModelError
 from .graph.logits_to_keep import LOGITS_TO_KEEP
 from .graph.onnx_pb2 import ModelProto, NodeProto
@@ -24,7 +24,6 @@ from .onnxruntime.session import InferenceSession
 
 __all__ = ["NotFinite", "find_not_finite"]
 
-CODES = {ELEMENT_TYPES[name].onnx: name for name in ELEMENT_TYPES}
 FLOATS = ("float32", "float16", "float64")
 HALF_INFINITY = 0x7C00
 
@@ -122,9 +121,9 @@ def feeds(parsed: ModelProto, config: GenaiConfig, ids: Sequence[int]) -> dict[s
         name, kind = value.name, value.type.tensor_type
         if name in weights:
             continue
-        if kind.elem_type not in CODES:
+        if kind.elem_type not in ONNX_NAMES:
             raise UnsupportedModelError(f"input {name} is of an element type that cannot be passed")
-        dtype, axes = CODES[kind.elem_type], len(kind.shape.dim)
+        dtype, axes = ONNX_NAMES[kind.elem_type], len(kind.shape.dim)
         if name == names.input_ids:
             found[name] = integers(dtype, (1, length), ids)
         elif name == names.attention_mask:
@@ -184,7 +183,7 @@ def weights_of(parsed: ModelProto, part: GraphSlice, data: Mapping[str, bytes]) 
     """The floating-point weights of a slice."""
     found = {}
     for tensor in parsed.graph.initializer:
-        dtype = CODES.get(tensor.data_type)
+        dtype = ONNX_NAMES.get(tensor.data_type)
         content = data.get(tensor.name) or tensor.raw_data
         if tensor.name in part.weights and dtype in FLOATS and len(content) == byte_count(dtype, tensor.dims):
             found[tensor.name] = HostArray(memoryview(content), dtype, tuple(tensor.dims))

@@ -4,8 +4,8 @@
 import type * as Ort from "onnxruntime-web";
 import { dependencies } from "../../package.json";
 import { type Assets, findAsset, loadFailure } from "./assets";
-import { countSession, lentDevice } from "./gpu/kept_device";
 import { EngineError } from "./errors";
+import { countSession, lentDevice } from "./gpu/kept_device";
 
 export type { Ort };
 
@@ -242,9 +242,20 @@ async function missingRuntime(ort: typeof Ort, error: unknown): Promise<string |
  * memory that is freed with the session. A capture that succeeds ends it; `input` is a storage buffer of 4 bytes or more.
  */
 export async function endCapture(ort: typeof Ort, device: GPUDevice, input: GPUBuffer): Promise<void> {
-  const session = await createSession(ort, IDENTITY, { device, capture: true });
+  await withIdentity(ort, { device, capture: true }, (session) =>
+    session.run({ x: ort.Tensor.fromGpuBuffer(input, { dataType: "float32", dims: [1] }) }),
+  );
+}
+
+/** Do something with a session of IDENTITY. */
+async function withIdentity(
+  ort: typeof Ort,
+  placement: Placement,
+  action: (session: Ort.InferenceSession) => Promise<unknown>,
+): Promise<void> {
+  const session = await createSession(ort, IDENTITY, placement);
   try {
-    await session.run({ x: ort.Tensor.fromGpuBuffer(input, { dataType: "float32", dims: [1] }) });
+    await action(session);
   } finally {
     await session.release();
   }
@@ -281,13 +292,10 @@ function registrationOf({ gpuBuffer }: Ort.Tensor): Registration | undefined {
 export async function giveBack(ort: typeof Ort, device: GPUDevice, tensors: Ort.Tensor[]): Promise<void> {
   const left = new Set(tensors.filter((tensor) => registrationOf(tensor)?.[1] === 0).map((tensor) => tensor.gpuBuffer));
   if (left.size === 0) return;
-  const session = await createSession(ort, IDENTITY, { device, capture: false, outputs: { y: "cpu" } });
-  try {
+  await withIdentity(ort, { device, capture: false, outputs: { y: "cpu" } }, async (session) => {
     for (const buffer of left) {
       const refused = session.run({ x: ort.Tensor.fromGpuBuffer(buffer, { dataType: "int32", dims: [1] }) });
       await refused.catch(() => undefined);
     }
-  } finally {
-    await session.release();
-  }
+  });
 }

@@ -25,14 +25,11 @@ def typed_errors() -> Iterator[None]:
     try:
         yield
     except JsException as error:
-        if (
-            ENDED_PROCESS.search(str(getattr(error, "message", "")))
-            and getattr(error, "code", None) != "DeviceLostError"
-        ):
+        code = getattr(error, "code", None)
+        if code != "DeviceLostError" and ENDED_PROCESS.search(str(error)):
             raise errors.DeviceLostError(
                 f"the browser's GPU process ended ({error.message}); load the model again"
             ) from error
-        code = getattr(error, "code", None)
         kind = getattr(errors, code, None) if isinstance(code, str) else None
         if kind is None:
             raise errors.DeviceError(f"{error.name}: {error.message}") from error

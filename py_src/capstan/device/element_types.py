@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import BindingError
 
-__all__ = ["ELEMENT_TYPES", "ElementType", "byte_count", "dtype_of", "dtype_of_format"]
+__all__ = ["ELEMENT_TYPES", "ONNX_NAMES", "ElementType", "byte_count", "dtype_of", "dtype_of_format"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ ELEMENT_TYPES = {
     "uint64": ElementType(13, "tensor(uint64)", "Q", 8),
 }
 """By onnxruntime-web's name, which is numpy's too."""
+ONNX_NAMES = {kind.onnx: name for name, kind in ELEMENT_TYPES.items()}
+"""Those names, by ONNX's numbers."""
 
 PYTHON_TYPES = {float: "float64", int: "int64", bool: "bool"}
 
@@ -57,7 +59,7 @@ def dtype_of(given: Any) -> str:
             return given
         found = [name for name, kind in ELEMENT_TYPES.items() if kind.tensor == given]
     elif isinstance(given, int):
-        found = [name for name, kind in ELEMENT_TYPES.items() if kind.onnx == given]
+        found = [ONNX_NAMES[given]] if given in ONNX_NAMES else []
     elif given in PYTHON_TYPES:
         found = [PYTHON_TYPES[given]]
     else:

@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import ModelFileError
-from .element_types import ELEMENT_TYPES, byte_count
+from .element_types import ONNX_NAMES, byte_count
 
 __all__ = ["IDENTIFIER", "MAX_BYTES", "AdapterFile", "AdapterTensor", "read_adapter", "require_size"]
 
 IDENTIFIER = b"TORT"
 FORMAT_VERSION = 1
-DTYPES = {kind.onnx: name for name, kind in ELEMENT_TYPES.items()}
 MAX_BYTES = 1 << 30
 """Of a file."""
 MAX_TENSORS = 1 << 16
@@ -41,7 +40,7 @@ class AdapterTensor:
     @property
     def dtype(self) -> str:
         """The name that onnxruntime-web gives the element type."""
-        return DTYPES[self.onnx_type]
+        return ONNX_NAMES[self.onnx_type]
 
 
 @dataclass(frozen=True)
@@ -150,15 +149,15 @@ class Reader:
         if not all(0 <= size < MAX_SIZE for size in dims):
             raise self.broken(f"tensor {name!r} has dimensions {list(dims)}")
         onnx_type = self.optional(typed)
-        if onnx_type not in DTYPES:
+        if onnx_type not in ONNX_NAMES:
             raise ModelFileError(
                 f"{self.what}: tensor {name!r} has element type {onnx_type} of ONNX, which Capstan does not read; "
                 "export the adapter as float32 or float16"
             )
-        needed = byte_count(DTYPES[onnx_type], dims)
+        needed = byte_count(ONNX_NAMES[onnx_type], dims)
         start, length = self.vector(filled, 1)
         if length != needed:
             raise self.broken(
-                f"tensor {name!r} has {length} bytes, {needed} are needed for {DTYPES[onnx_type]} {list(dims)}"
+                f"tensor {name!r} has {length} bytes, {needed} are needed for {ONNX_NAMES[onnx_type]} {list(dims)}"
             )
         return name, AdapterTensor(onnx_type, dims, self.view[start : start + length])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .onnx_pb2 import ModelProto, NodeProto, TensorProto, ValueInfoProto
-from .wiring import captured_names
+from .wiring import captured_names, subgraphs
 
 __all__ = ["GraphSlice", "layer_of", "layer_slices", "slice_model"]
 
@@ -51,29 +51,27 @@ def layer_slices(model: ModelProto) -> list[GraphSlice]:
     return [slice_of(nodes, weights) for nodes in parts]
 
 
-def slice_of(nodes: Sequence[NodeProto], weights: Iterable[str]) -> GraphSlice:
+def slice_of(nodes: Sequence[NodeProto], weights: Collection[str]) -> GraphSlice:
     made = tuple(name for node in nodes for name in node.output if name)
     inner = {name for node in nodes for name in inner_names(node)}
     read = dict.fromkeys(name for node in nodes for name in (*node.input, *captured_names(node)) if name)
     outside = [name for name in read if name not in made and name not in inner]
-    known = set(weights)
     return GraphSlice(
         tuple(nodes),
-        tuple(name for name in outside if name not in known),
-        tuple(name for name in outside if name in known),
+        tuple(name for name in outside if name not in weights),
+        tuple(name for name in outside if name in weights),
         made,
     )
 
 
 def inner_names(node: NodeProto) -> Iterable[str]:
     """What the subgraphs of a node make themselves."""
-    for item in node.attribute:
-        for subgraph in [item.g, *item.graphs] if item.HasField("g") or item.graphs else []:
-            yield from (value.name for value in [*subgraph.input])
-            yield from (tensor.name for tensor in subgraph.initializer)
-            for inner in subgraph.node:
-                yield from inner.output
-                yield from inner_names(inner)
+    for subgraph in subgraphs(node):
+        yield from (value.name for value in subgraph.input)
+        yield from (tensor.name for tensor in subgraph.initializer)
+        for inner in subgraph.node:
+            yield from inner.output
+            yield from inner_names(inner)
 
 
 def slice_model(

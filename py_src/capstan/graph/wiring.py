@@ -48,12 +48,18 @@ class Wiring:
 
 def captured_names(node: NodeProto) -> Iterable[str]:
     """Names that the node's subgraphs (If, Loop, Scan) may take from the graph around them."""
+    for subgraph in subgraphs(node):
+        for inner in subgraph.node:
+            yield from inner.input
+            yield from captured_names(inner)
+        yield from (value.name for value in subgraph.output)
+
+
+def subgraphs(node: NodeProto) -> Iterable[GraphProto]:
+    """The graphs in a node's attributes."""
     for item in node.attribute:
-        for subgraph in [item.g, *item.graphs] if item.HasField("g") or item.graphs else []:
-            for inner in subgraph.node:
-                yield from inner.input
-                yield from captured_names(inner)
-            yield from (value.name for value in subgraph.output)
+        if item.HasField("g") or item.graphs:
+            yield from [item.g, *item.graphs]
 
 
 def attribute(node: NodeProto, name: str, default: int) -> int:

@@ -6,7 +6,8 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -62,10 +63,8 @@ class LocalHost:
 
     async def read(self, folder: str, name: str, progress: Callable[[int, int], None] | None = None) -> bytes:
         path = Path(folder) / name
-        try:
+        with readable(path):
             data = path.read_bytes()
-        except OSError as error:
-            raise ModelFileError(f"{path}: cannot be read ({error.strerror}); check the model folder") from error
         if progress is not None:
             progress(len(data), len(data))
         return data
@@ -85,12 +84,9 @@ class LocalHost:
 
     async def read_weights(self, folder: str, name: str, offset: int, length: int) -> bytes:
         path = Path(folder) / name
-        try:
-            with path.open("rb") as file:
-                file.seek(offset)
-                return file.read(length)
-        except OSError as error:
-            raise ModelFileError(f"{path}: cannot be read ({error.strerror}); check the model folder") from error
+        with readable(path), path.open("rb") as file:
+            file.seek(offset)
+            return file.read(length)
 
     async def exists(self, folder: str, name: str) -> bool:
         return (Path(folder) / name).is_file()
@@ -177,6 +173,15 @@ def begin_now(host: Waits, work: Coroutine[Any, Any, None]) -> None:
     else:
         begun.add(task)
         task.add_done_callback(begun.discard)
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Raise ModelFileError where the file of a model folder cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read ({error.strerror}); check the model folder") from error
 
 
 def files_below(folder: Path) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from ..errors import StorageError
 from ..fallback import fall_back
 from .records import StoredRecord
-from .store import Verification, WeightStore
+from .store import Verification, WeightStore, is_sound
 
 __all__ = ["IdleVerification", "taken_as_it_is"]
 
@@ -91,7 +91,7 @@ class IdleVerification:
                 return  # It was evicted.
             count = len(record.manifest.shards)
             while (shard := self._next.get(content, 0)) < count:
-                if shard not in record.suspect and not await self._is_sound(record, shard):
+                if shard not in record.suspect and not await self._reads_sound(record, shard):
                     damaged.append(shard)
                     record = record.marked(record.suspect | {shard})
                     await self._store.repaired(record, record.suspect)
@@ -105,19 +105,17 @@ class IdleVerification:
             if damaged:
                 self._tell(Verification(content, (source,), count, tuple(damaged)))
 
-    async def _is_sound(self, record: StoredRecord, shard: int) -> bool:
-        """Whether a shard is what its digest says. The file is open while it is read only: other tabs may want it."""
+    async def _reads_sound(self, record: StoredRecord, shard: int) -> bool:
+        """Whether a shard is what its digest says. The file is open for this one only: other tabs may want it."""
         manifest = record.manifest
-        start, length = manifest.span(shard)
+        _, length = manifest.span(shard)
         backing = await self._store.backing()
         assert backing is not None
-        chunk = backing.chunk(max(1, length))
         file = await backing.open(record.data, manifest.size, manifest.shard_size, write=False)
         try:
-            found = await file.read(chunk, start, length)
+            return await is_sound(file, backing.chunk(max(1, length)), manifest, shard)
         finally:
             file.close()
-        return found == length and await chunk.sha256(length) == manifest.shards[shard]
 
     def _tell(self, found: Verification) -> None:
         self.counters["damaged"] += len(found.damaged)

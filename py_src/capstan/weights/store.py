@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from ..errors import StorageError
 from ..host import current_host
-from ..storage import Backing, SourceIdentity
+from ..storage import Backing, Chunk, DataFile, SourceIdentity
 from .manifest import Manifest
 from .records import DATA, JOURNAL, RECORD, SOURCE, UPLOAD, Journal, SourceRecord, StoredRecord
 
@@ -309,10 +309,9 @@ async def damaged_shards(backing: Backing, record: StoredRecord) -> frozenset[in
         return frozenset(range(len(manifest.shards)))
     try:
         damaged = set()
-        for shard, digest in enumerate(manifest.shards):
-            start, length = manifest.span(shard)
+        for shard in range(len(manifest.shards)):
             try:
-                sound = await file.read(chunk, start, length) == length and await chunk.sha256(length) == digest
+                sound = await is_sound(file, chunk, manifest, shard)
             except StorageError:
                 sound = False
             if not sound:
@@ -320,3 +319,9 @@ async def damaged_shards(backing: Backing, record: StoredRecord) -> frozenset[in
         return frozenset(damaged)
     finally:
         file.close()
+
+
+async def is_sound(file: DataFile, chunk: Chunk, manifest: Manifest, shard: int) -> bool:
+    """Whether a shard of a stored file has its digest. Raises StorageError where it cannot be read."""
+    start, length = manifest.span(shard)
+    return await file.read(chunk, start, length) == length and await chunk.sha256(length) == manifest.shards[shard]

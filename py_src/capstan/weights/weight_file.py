@@ -67,7 +67,7 @@ class WeightFile:
         self._have: dict[int, str] = {}
         """Shards that the open data file holds, by what their digest must be."""
         self._suspect: set[int] = set(record.suspect) if record else set()
-        self._digests_are_stored = False
+        self._digests_are_stored = record is not None and manifest is record.manifest
         """Whether the digests are those of the store, and no file's beside the data."""
         self._hash = hashlib.sha256() if source.identity.sha256 and manifest is None else None
         """Of the first `_hashed` bytes, where nothing else says whether a download is right."""
@@ -91,9 +91,7 @@ class WeightFile:
             fall_back(STORE, str(error), FROM_THE_NETWORK)
             store = None
         if record is not None:
-            file = cls(source, chunk, store, record.manifest, record)
-            file._digests_are_stored = True
-            return file
+            return cls(source, chunk, store, record.manifest, record)
         manifest = None
         text = await read_manifest()
         if text is not None:
@@ -350,7 +348,7 @@ class WeightFile:
                 self.manifest = Manifest(self._size, self._shard_size, shards)
                 self._close_file()
                 self._record = await self._store.complete(self.identity, self.manifest)
-            if before is not None and self._record is not None:
+            if before is not None and self._record is not None and before.content != self._record.manifest.content:
                 self._tell_change(before)
         except StorageError as error:
             fall_back(STORE, str(error), "the weights are loaded, and fetched again the next time")
@@ -359,9 +357,7 @@ class WeightFile:
                     await self._store.forget_partial(self.identity)
 
     def _tell_change(self, before: SourceRecord) -> None:
-        """Warn if the source had other bytes when it was stored before."""
-        if self._record is None or before.content == self._record.manifest.content:
-            return
+        """Warn that the source had other bytes when it was stored before."""
         was, now = (f"{known.validator} with {known.size} bytes" for known in (before.identity, self.identity))
         fall_back(
             "stored weights",

@@ -190,9 +190,9 @@ export class WatchedDevice {
 
   /**
    * Give the device back, to whoever opens one next, or destroyed if something went wrong on it; a loss that follows is
-   * no fault. onnxruntime-web keeps the device, its queue and some buffers for as long as the worker lives, so that what
-   * hangs on them would never be collected: nothing of ours does from now on. Nor does an error made here, whose stack
-   * would hold the engine.
+   * no fault. The device, its queue and what onnxruntime-web still has of its buffers may outlive this engine, so that
+   * what hangs on them would not be collected: nothing of ours does from now on. Nor does an error made here, whose
+   * stack would hold the engine.
    */
   close(): void {
     this.listening.abort("closed");

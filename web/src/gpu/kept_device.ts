@@ -37,19 +37,20 @@ let kept: OpenedDevice | null = null;
  */
 export async function takeDevice(): Promise<OpenedDevice> {
   const adapter = await requireAdapter();
+  const here = identity(adapter);
   const found = kept;
   kept = null;
   if (found) {
     // A loss that nobody was told of yet is told before this.
     await found.device.queue.onSubmittedWorkDone().catch(() => undefined);
-    if (!found.lost && found.identity === identity(adapter)) return found;
+    if (!found.lost && found.identity === here) return found;
     destroyDevice(found);
   }
   const { device, summary } = await openDevice(adapter);
-  const known = { device, summary, identity: identity(adapter), lent: lend(device) };
-  const made: OpenedDevice = { ...known, destroyed: false, lost: null, onLost: null, sessions: 0 };
-  opened.set(made.device, made);
-  void made.device.lost.then((info) => {
+  const fresh = { destroyed: false, lost: null, onLost: null, sessions: 0 };
+  const made: OpenedDevice = { device, summary, identity: here, lent: lend(device), ...fresh };
+  opened.set(device, made);
+  void device.lost.then((info) => {
     made.lost = info;
     made.onLost?.(info);
     made.onLost = null;
