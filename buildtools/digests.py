@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -17,7 +16,7 @@ from concurrent.futures import TimeoutError as NotYetError
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import CACHE, ROOT
+from . import CACHE, find_package
 from .errors import CommandError
 from .models import DIGESTS_SUFFIX, graphs_of
 from .terminal import say
@@ -39,7 +38,7 @@ Key = tuple[str, int, int, int]
 
 def data_files(folder: Path) -> list[Path]:
     """The files that the graphs of a model folder name as their weights. Raises CommandError."""
-    sys.path.insert(0, str(ROOT / "py_src"))
+    find_package()
     from capstan import graph
     from capstan.errors import CapstanError
 
@@ -58,7 +57,7 @@ def data_files(folder: Path) -> list[Path]:
 
 def digests_of(data: Path, shard_size: int) -> Manifest:
     """Of a whole file."""
-    sys.path.insert(0, str(ROOT / "py_src"))
+    find_package()
     from capstan.weights.manifest import Manifest
 
     return Manifest.of(pieces(data, shard_size), shard_size)
@@ -78,7 +77,7 @@ def beside(data: Path) -> Path:
 
 def own_digests(data: Path) -> Manifest | None:
     """Those that the folder has, None if there are none or they cannot be read, which is said."""
-    sys.path.insert(0, str(ROOT / "py_src"))
+    find_package()
     from capstan.errors import ModelFileError
     from capstan.weights.manifest import parse_manifest
 
@@ -187,7 +186,7 @@ class Digests:
         return self._cache / (hashlib.sha256(key[0].encode()).hexdigest()[:32] + ".json")
 
     def _kept(self, key: Key) -> Manifest | None:
-        sys.path.insert(0, str(ROOT / "py_src"))
+        find_package()
         from capstan.errors import ModelFileError
         from capstan.weights.manifest import parse_manifest
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import ROOT
+from .. import ROOT, find_package
 from ..environment import run_tool
 from ..errors import CommandError
 from ..models import BUNDLED, check_genai, mounts
@@ -136,7 +136,7 @@ def contenders(models: dict[str, Path], without: Sequence[str] | None = None) ->
 
 def about(names: Sequence[str]) -> dict[str, Any]:
     """Versions of everything that is measured, with these contenders, and the names of the tape's passes."""
-    sys.path.insert(0, str(ROOT / "py_src"))
+    find_package()
     from capstan.tape import PASSES
 
     from ..contenders import versions

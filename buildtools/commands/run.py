@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .. import ROOT
+from .. import find_package
 from ..errors import CommandError, raise_remote
 from ..models import (
     BUNDLED,
@@ -35,7 +34,7 @@ NUMBER_LIMIT = 2**53
 
 def search_options() -> tuple[Any, ...]:
     """The options of the stages of a search that the command line has (capstan.stages.Option)."""
-    sys.path.insert(0, str(ROOT / "py_src"))
+    find_package()
     from capstan.search import STAGE_OPTIONS
 
     return tuple(option for option in STAGE_OPTIONS if option.help)
@@ -43,7 +42,7 @@ def search_options() -> tuple[Any, ...]:
 
 def speculation_options() -> tuple[Any, ...]:
     """The options of speculation that the command line has (capstan.stages.Option)."""
-    sys.path.insert(0, str(ROOT / "py_src"))
+    find_package()
     from capstan.speculation import SPECULATION_OPTIONS
 
     return SPECULATION_OPTIONS
