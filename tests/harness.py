@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from playwright.sync_api import Error, Page
+from playwright.sync_api import BrowserContext, Error, Page, Route
 
-__all__ = ["ExecResult", "Harness", "RemoteError", "exec_request", "generate_request", "watch"]
+__all__ = ["ExecResult", "Harness", "RemoteError", "before_worker", "exec_request", "generate_request", "watch"]
 
 WATCH_DEVICES = """
 if (globalThis.GPUAdapter) {
@@ -23,6 +23,16 @@ if (globalThis.GPUAdapter) {
   };
 }
 """
+
+
+def before_worker(where: BrowserContext | Page, source: str) -> None:
+    """Put a script before those of Capstan's workers."""
+
+    def serve(route: Route) -> None:
+        worker = route.fetch()
+        route.fulfill(response=worker, body=source + worker.text())
+
+    where.route("**/capstan/worker.js", serve)
 
 
 class RemoteError(Exception):

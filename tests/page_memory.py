@@ -20,7 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import BrowserContext, CDPSession, Page, Route
+from playwright.sync_api import BrowserContext, CDPSession, Page
+
+from tests.harness import before_worker
 
 __all__ = ["Growth", "PageMemory", "prepare"]
 
@@ -73,12 +75,7 @@ def prepare(context: BrowserContext) -> None:
     """Put the probe before every page's scripts and before those of Capstan's worker."""
     source = PROBE.read_text()
     context.add_init_script(source)
-
-    def serve(route: Route) -> None:
-        response = route.fetch()
-        route.fulfill(response=response, body=source + response.text())
-
-    context.route("**/capstan/worker.js", serve)
+    before_worker(context, source)
 
 
 class PageMemory:

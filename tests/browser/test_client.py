@@ -11,6 +11,7 @@ from playwright.sync_api import Page
 
 from buildtools.server import SiteServer
 from tests.browser.hub_server import Repository, running_hub
+from tests.harness import before_worker
 from tests.repository_layout import lay_out
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -76,10 +77,8 @@ ASK = """async (source) => {
 AHEAD = ["genai_config.json", "model.onnx", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 
 
-def test_what_is_expected_is_fetched_and_opened_while_python_starts(blank_page: Page, site: SiteServer) -> None:
-    worker = blank_page.request.get(f"{site.url}capstan/worker.js").text()
-    answer = {"content_type": "text/javascript", "headers": ISOLATED, "body": COUNTING + worker}
-    blank_page.route("**/worker.js", lambda route: route.fulfill(**answer))
+def test_what_is_expected_is_fetched_and_opened_while_python_starts(blank_page: Page) -> None:
+    before_worker(blank_page, COUNTING)
     asked: Counter[str] = Counter()
     blank_page.on("request", lambda request: asked.update([request.url.rpartition("/models/nano-llama/")[2]]))
     blank_page.evaluate(EXPECTING, {"model": "/models/nano-llama", "device": "webgpu"})

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from buildtools.server import ISOLATION, SiteServer
+from buildtools.server import SiteServer
 from tests import oracle
 from tests.browser.model_variants import LLAMA, Variants, through_float16
+from tests.harness import before_worker
 
 BOOT_MS = 60_000
 
@@ -115,13 +116,11 @@ def model_for(lack: str, variants: Variants) -> str:
 
 
 @pytest.fixture
-def page(lack: str, browser: Browser, site: SiteServer) -> Iterator[Page]:
+def page(lack: str, browser: Browser) -> Iterator[Page]:
     """A page whose workers are on a machine that lacks it."""
     assert browser.is_connected(), "the browser crashed in an earlier test"
     context = browser.new_context()
-    worker = context.request.get(f"{site.url}capstan/worker.js").text()
-    answer = {"content_type": "text/javascript", "headers": ISOLATION, "body": MEDDLE[lack] + worker}
-    context.route("**/worker.js", lambda route: route.fulfill(**answer))
+    before_worker(context, MEDDLE[lack])
     yield context.new_page()
     context.close()
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Route
+from playwright.sync_api import Browser
 
 from buildtools.server import SiteServer
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
-from tests.harness import Harness
+from tests.harness import Harness, before_worker
 from tests.other_browsers import harness_in
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -160,12 +160,8 @@ class TestWithoutPromiseIntegration:
     @pytest.fixture(scope="class")
     @classmethod
     def harness(cls, browser: Browser, site: SiteServer) -> Iterator[Harness]:
-        def without(route: Route) -> None:
-            worker = route.fetch()
-            route.fulfill(response=worker, body=WITHOUT_WAITING + worker.text())
-
         page = browser.new_page()
-        page.route("**/capstan/worker.js", without)
+        before_worker(page, WITHOUT_WAITING)
         yield Harness.open(page, site.url)
         page.close()
 

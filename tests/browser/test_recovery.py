@@ -46,6 +46,14 @@ def check(found: dict[str, Any], ids: list[int], where: str) -> bool:
     return False
 
 
+def calm_run(scripts: PageScripts) -> dict[str, Any]:
+    """An undisturbed run, once what is found out in the first one is known."""
+    scripts.run("recovering", "run", "nano-llama")
+    calm: dict[str, Any] = scripts.run("recovering", "run", "nano-llama")
+    assert (calm["error"], calm["events"], calm["left"]) == (None, [], 0)
+    return calm
+
+
 def moments(calm: dict[str, Any]) -> Iterator[float]:
     """Milliseconds into a run, evenly spread over the undisturbed one's, each moved by the seed."""
     numbers = random.Random(SEED)
@@ -54,9 +62,7 @@ def moments(calm: dict[str, Any]) -> Iterator[float]:
 
 
 def test_a_device_lost_at_any_point_changes_no_token(scripts: PageScripts) -> None:
-    scripts.run("recovering", "run", "nano-llama")  # what is found out once is known then
-    calm = scripts.run("recovering", "run", "nano-llama")
-    assert (calm["error"], calm["events"], calm["left"]) == (None, [], 0)
+    calm = calm_run(scripts)
     survived = 0
     for after in moments(calm):
         found = scripts.run("recovering", "run", "nano-llama", lost_after=after)
@@ -113,9 +119,7 @@ def test_a_killed_gpu_process_changes_no_token(mortal: tuple[PageScripts, set[in
 
 def test_a_gpu_process_killed_at_any_point_changes_no_token(mortal: tuple[PageScripts, set[int]]) -> None:
     scripts, before = mortal
-    scripts.run("recovering", "run", "nano-llama")  # what is found out once is known then
-    calm = scripts.run("recovering", "run", "nano-llama")
-    assert (calm["error"], calm["events"], calm["left"]) == (None, [], 0)
+    calm = calm_run(scripts)
     survived = 0
     for after in moments(calm):
         scripts.begin("recovering", "run", "nano-llama")
