@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, Route, Worker, expect
 
-from buildtools import ROOT
+from buildtools import BUILD, ROOT
 from buildtools.server import SiteServer
 from tests import oracle
 from tests.browser.hub_server import Repository, running_hub
@@ -130,6 +131,17 @@ DROP = """(files) => {
   for (const kind of ['dragover', 'drop'])
     document.body.dispatchEvent(new DragEvent(kind, { dataTransfer, bubbles: true, cancelable: true }));
 }"""
+EDGES = """() => {
+  const inside = document.getElementById('inside');
+  const fields = [...document.querySelectorAll('aside input, aside select, aside textarea')];
+  const options = fields.filter((field) => !inside.contains(field) && field.checkVisibility());
+  const ends = options.map((field) => field.getBoundingClientRect().bottom);
+  return [Math.max(...ends), inside.getBoundingClientRect().top];
+}"""
+"""Where the last option ends, and where the diagnostics begin, in pixels."""
+PICTURES = BUILD / "pictures" / "demo"
+THEMES = ("dark", "light")
+WIDTHS = (320, 768, 1280)
 BOOT_MS = 120_000
 RUN_MS = 120_000
 CHOOSE = {"#device-choice": "webgpu", "#capture-choice": "tape"}
@@ -802,55 +814,97 @@ def test_stop_ends_a_download_and_the_next_run_goes_on(demo: Demo) -> None:
 
 
 @pytest.mark.extended
-def test_axe_finds_nothing_in_any_state_theme_or_width(demo: Demo) -> None:
+def test_no_state_theme_or_width_has_anything_that_axe_or_an_eye_would_find(demo: Demo) -> None:
+    """The pictures are left in PICTURES, for eyes."""
     page = demo.page
     page.evaluate("() => {" + (ROOT / "node_modules/axe-core/axe.min.js").read_text() + "}")
-    found = {"welcome, settings open": accessibility(page)}
+    shutil.rmtree(PICTURES, ignore_errors=True)
+    found: dict[str, list[str]] = {}
+
+    def look(state: str) -> None:
+        found[state] = accessibility(page, state)
+
+    look("welcome, settings open")
     page.evaluate("() => { for (const part of document.querySelectorAll('aside details')) part.open = false; }")
-    found["settings closed"] = accessibility(page)
+    look("settings closed")
     page.evaluate("() => { for (const part of document.querySelectorAll('aside details')) part.open = true; }")
     demo.hold(3)
-    found["streaming"] = accessibility(page)
+    look("streaming")
     page.click("#stop")
-    found["stopped"] = accessibility(page)
+    look("stopped")
     page.click("#clear")
     demo.set(max_new_tokens="6", prompt="def fibonacci(n):")
     demo.send()
-    found["answered"] = accessibility(page)
+    look("answered")
     demo.look()
     page.locator("#turns .tokens [role=button]").nth(2).click()
-    found["tokens looked at"] = accessibility(page)
+    look("tokens looked at")
     page.get_by_role("button", name="Edit").click()
-    found["edited"] = accessibility(page)
+    look("edited")
     demo.set(prompt="")
     page.click("#run")
-    found["refused"] = accessibility(page)
+    look("refused")
     page.click("#drawer-open")
     page.click("#tape-ask")
     demo.wait("tape-note", "operations, in the order")
-    found["drawer"] = accessibility(page)
+    look("drawer")
     page.keyboard.press("Escape")
     page.click("#race-open")
     demo.worker.evaluate("tokens => holdAfter(tokens)", 2)
     page.click("#race-start")
     demo.wait("race-note", "Preparing the decode step|Generating|generating")
-    found["race running"] = accessibility(page)
+    look("race running")
     page.click("#race-stop")
     demo.wait("race-note", "^Stopped")
-    found["race stopped"] = accessibility(page)
+    look("race stopped")
     page.keyboard.press("Escape")
+    page.context.route("**/nano-qwen2/tokenizer.json", lambda route: route.fulfill(status=404, body="no such file"))
+    choose(page, "nano-qwen2")
+    demo.set(prompt="def fibonacci(n):")
+    page.click("#run")
+    demo.wait("error-title", "^ModelFileError$")
+    look("a model that cannot be loaded")
+    page.context.unroute("**/nano-qwen2/tokenizer.json")
+    demo.errors.clear()  # Chromium writes of each 404.
     assert not any(found.values()), found
+    assert len(list(PICTURES.glob("*.png"))) == len(found) * len(THEMES) * len(WIDTHS)
 
 
-def accessibility(page: Page, widths: Sequence[int] = (320, 768, 1280)) -> list[str]:
-    """What axe finds in the page as it is, in both themes at these widths."""
+@pytest.mark.parametrize("width", WIDTHS)
+def test_options_are_above_diagnostics(width: int, demo: Demo) -> None:
+    usual = demo.page.viewport_size
+    assert usual is not None
+    demo.page.set_viewport_size({"width": width, "height": 800})
+    options, diagnostics = demo.page.evaluate(EDGES)
+    demo.page.set_viewport_size(usual)
+    assert options <= diagnostics
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_ends_where_its_content_ends(width: int, demo: Demo) -> None:
+    demo.send()
+    expect(demo.page.locator("#stored-table")).to_be_visible(timeout=RUN_MS)
+    usual = demo.page.viewport_size
+    assert usual is not None
+    demo.page.set_viewport_size({"width": width, "height": 800})
+    end, content = demo.page.evaluate(
+        "() => [document.documentElement.scrollHeight, document.querySelector('main').getBoundingClientRect().bottom]"
+    )
+    demo.page.set_viewport_size(usual)
+    assert end <= max(800, content + 1)
+
+
+def accessibility(page: Page, state: str) -> list[str]:
+    """What axe finds in the page as it is, in both themes at each width, of all of which a picture is kept."""
     usual = page.viewport_size
     assert usual is not None
+    PICTURES.mkdir(parents=True, exist_ok=True)
     found = []
-    for theme in ("dark", "light"):
+    for theme in THEMES:
         page.evaluate("theme => { document.documentElement.dataset.theme = theme; }", theme)
-        for width in widths:
+        for width in WIDTHS:
             page.set_viewport_size({"width": width, "height": 800})
+            page.screenshot(path=PICTURES / f"{state}, {theme}, {width}.png", full_page=True)
             assert page.evaluate("() => document.documentElement.scrollWidth") == width, "it scrolls one way only"
             violations = page.evaluate(
                 "async () => (await axe.run(document, { resultTypes: ['violations'] })).violations"
