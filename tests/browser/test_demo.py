@@ -209,9 +209,15 @@ class Demo:
         )
         return found
 
+    def hold_after(self, tokens: int) -> None:
+        """Let the next run stand still after some tokens, also in a worker that was started anew since."""
+        if not self.worker.evaluate("() => 'holdAfter' in self"):
+            self.worker.evaluate(HOLD)
+        self.worker.evaluate("tokens => holdAfter(tokens)", tokens)
+
     def hold(self, tokens: int) -> None:
         """Begin a run that stands still after some tokens, until it is stopped."""
-        self.worker.evaluate("tokens => holdAfter(tokens)", tokens)
+        self.hold_after(tokens)
         self.set(max_new_tokens="200", prompt="def fibonacci(n):")
         self.page.click("#run")
         self.wait("tokens", rf"^({tokens}|{tokens + 1}|\d\d+)$")
@@ -312,7 +318,7 @@ def test_the_cpu_device_tells_why_there_is_no_tape(demo: Demo) -> None:
 
 def test_stop_ends_a_run_midway_and_the_next_one_works(demo: Demo) -> None:
     demo.set(max_new_tokens="200")
-    demo.worker.evaluate("tokens => holdAfter(tokens)", 3)
+    demo.hold_after(3)
     demo.page.click("#run")
     demo.wait("tokens", r"^([3-9]|\d\d+)$")
     assert demo.page.evaluate(STOP) < 100
@@ -850,7 +856,7 @@ def test_no_state_theme_or_width_has_anything_that_axe_or_an_eye_would_find(demo
     look("drawer")
     page.keyboard.press("Escape")
     page.click("#race-open")
-    demo.worker.evaluate("tokens => holdAfter(tokens)", 2)
+    demo.hold_after(2)
     page.click("#race-start")
     demo.wait("race-note", "Preparing the decode step|Generating|generating")
     look("race running")
