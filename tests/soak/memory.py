@@ -112,12 +112,14 @@ def descendants(parents: Mapping[int, int], root: int) -> Iterator[int]:
 
 
 def proportional(pid: int) -> int:
-    """The proportional set size of a process in bytes; 0 once it has ended."""
+    """The proportional set size of a process in bytes, swapped pages too, without those of files, whose share falls
+    while another browser maps them; 0 once it has ended."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")), 0)
+    sizes = dict(line.split()[:2] for line in text.splitlines()[1:])
+    return sum(int(sizes[name + ":"]) * 1024 for name in ("Pss_Anon", "Pss_Shmem", "SwapPss"))
 
 
 def table(lives: Sequence[Life]) -> list[dict[str, Any]]:
