@@ -136,13 +136,7 @@ REPOSITORYS = {"head_size": "head_dim", "context_length": "max_position_embeddin
 """Names of config.json."""
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        what if what in ("num_hidden_layers", "vocab_size") else pytest.param(what, marks=pytest.mark.extended)
-        for what in HUGE
-    ],
-)
+@pytest.mark.parametrize("what", HUGE)
 def test_counts_beyond_all_limits_are_refused_before_anything_is_counted_out(
     what: str, variants: Variants, harness: Harness, scripts: PageScripts
 ) -> None:
