@@ -7,6 +7,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,15 @@ class Demo:
         self.page.get_by_role("button", name="Tokens", pressed=False).last.click()
         self.wait("status", "^Done$")
 
+    @contextmanager
+    def sized(self, width: int, height: int = 800) -> Iterator[None]:
+        """The page at this size, in pixels."""
+        usual = self.page.viewport_size
+        assert usual is not None
+        self.page.set_viewport_size({"width": width, "height": height})
+        yield
+        self.page.set_viewport_size(usual)
+
     def wait(self, name: str, text: str) -> None:
         expect(self.page.locator("#" + name)).to_have_text(re.compile(text), timeout=RUN_MS)
 
@@ -394,11 +404,8 @@ def test_stored_weights_are_listed_verified_and_removed(demo: Demo) -> None:
     row = demo.page.locator("#stored-rows tr").filter(has_text="nano-llama/model.onnx.data")
     expect(row).to_contain_text("232 kB")
     expect(row).to_contain_text("complete")
-    usual = demo.page.viewport_size
-    assert usual is not None
-    demo.page.set_viewport_size({"width": 390, "height": 844})
-    assert demo.page.evaluate("() => document.documentElement.scrollWidth") == 390, "a phone scrolls one way only"
-    demo.page.set_viewport_size(usual)
+    with demo.sized(390, 844):
+        assert demo.page.evaluate("() => document.documentElement.scrollWidth") == 390, "a phone scrolls one way only"
     row.get_by_role("button", name="Verify nano-llama/model.onnx.data").click()
     demo.wait("stored-note", "^Every byte is as it was stored. Kept")
     row.get_by_role("button", name="Remove nano-llama/model.onnx.data").click()
@@ -878,11 +885,8 @@ def test_no_state_theme_or_width_has_anything_that_axe_or_an_eye_would_find(demo
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_options_are_above_diagnostics(width: int, demo: Demo) -> None:
-    usual = demo.page.viewport_size
-    assert usual is not None
-    demo.page.set_viewport_size({"width": width, "height": 800})
-    options, diagnostics = demo.page.evaluate(EDGES)
-    demo.page.set_viewport_size(usual)
+    with demo.sized(width):
+        options, diagnostics = demo.page.evaluate(EDGES)
     assert options <= diagnostics
 
 
@@ -890,13 +894,9 @@ def test_options_are_above_diagnostics(width: int, demo: Demo) -> None:
 def test_the_page_ends_where_its_content_ends(width: int, demo: Demo) -> None:
     demo.send()
     expect(demo.page.locator("#stored-table")).to_be_visible(timeout=RUN_MS)
-    usual = demo.page.viewport_size
-    assert usual is not None
-    demo.page.set_viewport_size({"width": width, "height": 800})
-    end, content = demo.page.evaluate(
-        "() => [document.documentElement.scrollHeight, document.querySelector('main').getBoundingClientRect().bottom]"
-    )
-    demo.page.set_viewport_size(usual)
+    with demo.sized(width):
+        end = demo.page.evaluate("() => document.documentElement.scrollHeight")
+        content = demo.page.evaluate("() => document.querySelector('main').getBoundingClientRect().bottom")
     assert end <= max(800, content + 1)
 
 
