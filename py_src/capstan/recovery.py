@@ -10,9 +10,9 @@ from .errors import DeviceLostError, DeviceUnavailableError
 
 __all__ = ["PAUSES", "opened_again"]
 
-PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0)
-"""Seconds before each try: a browser starts its GPU process again within a quarter of a second, and until then it has
-no adapter."""
+PAUSES = (0.0, 0.25, 0.5)
+"""Seconds before each try: the device that it is opened on may be lost, too. An adapter that is not there yet is waited
+for where it is asked for (web/src/gpu/adapter.ts)."""
 
 
 async def opened_again(open_model: Callable[[], Awaitable[DeviceModel]], lost: Exception) -> DeviceModel:
@@ -26,6 +26,6 @@ async def opened_again(open_model: Callable[[], Awaitable[DeviceModel]], lost: E
         except (DeviceLostError, DeviceUnavailableError) as error:
             last = error
     raise DeviceLostError(
-        f"{lost}; no other device was to be had within {sum(PAUSES):g} s ({last}): reload the page, or start the "
-        "browser again; device='wasm' needs no GPU"
+        f"{lost}; no other device was to be had ({last}): reload the page, or start the browser again; device='wasm' "
+        "needs no GPU"
     ) from last

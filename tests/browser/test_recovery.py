@@ -117,6 +117,17 @@ def test_a_killed_gpu_process_changes_no_token(mortal: tuple[PageScripts, set[in
     assert scripts.run("recovering", "run", "nano-llama")["ids"] == calm["ids"], "a new load works"
 
 
+def test_an_adapter_that_is_away_is_waited_for_and_one_that_stays_away_is_lost(scripts: PageScripts) -> None:
+    """As while a browser starts its GPU process again."""
+    calm = scripts.run("recovering", "run", "nano-llama")
+    back = scripts.run("recovering", "away", "nano-llama", ms=1500)
+    assert (back["error"], back["ids"]) == (None, calm["ids"])
+    gone = scripts.run("recovering", "away", "nano-llama", ms=60_000)
+    assert not check(gone, calm["ids"], "away for good")
+    assert 4000 <= gone["took"] < 8000
+    assert scripts.run("recovering", "run", "nano-llama")["ids"] == calm["ids"]
+
+
 def test_a_gpu_process_killed_at_any_point_changes_no_token(mortal: tuple[PageScripts, set[int]]) -> None:
     scripts, before = mortal
     calm = calm_run(scripts)

@@ -6,7 +6,7 @@ import type { PyProxy } from "pyodide/ffi";
 import { type Assets, placeAssets } from "./assets";
 import { GpuEngine } from "./engine";
 import { Grammars } from "./grammars";
-import { requestAdapter, summarize } from "./gpu/adapter";
+import { requestAdapter, requireAdapter, summarize } from "./gpu/adapter";
 import { freeBytes, openBacking } from "./storage/backing";
 import { Chunk } from "./storage/chunk";
 import { fetchBytes, fetchOptional, fileExists, readNow } from "./storage/files";
@@ -42,8 +42,8 @@ export function makeHost(assets: Assets): Record<string, unknown> {
     openSession: (model: PyProxy, owner: string, locations: string, ...files: PyProxy[]) =>
       ModelSession.open(loadOrt(assets, "cpu"), model, owner, locations, files),
     cpu: () => JSON.stringify({ threads: cpuThreads(), shared: typeof SharedArrayBuffer !== "undefined" }),
-    adapter: async () => {
-      const adapter = await requestAdapter();
+    adapter: async (required: boolean) => {
+      const adapter = await (required ? requireAdapter() : requestAdapter());
       return adapter ? JSON.stringify(summarize(adapter)) : null;
     },
   };

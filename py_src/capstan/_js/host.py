@@ -142,28 +142,12 @@ async def file_exists(url: str) -> bool:
     return await retried(exists)
 
 
-async def adapter() -> dict[str, Any] | None:
-    """What WebGPU adapter there is; None without WebGPU.
-
-    A browser whose GPU process ended has none until that is started again: where there was one it is waited for.
-    """
-    global _had_adapter, _none_since
-    while not (text := await capstan_host.adapter()):
-        _none_since = _none_since or now()
-        if not _had_adapter or now() - _none_since > COMING_BACK_MS:
-            return None
-        await asyncio.sleep(ASK_AGAIN_SECONDS)
-    _had_adapter, _none_since = True, None
-    found: dict[str, Any] = json.loads(text)
+async def adapter(*, required: bool = False) -> dict[str, Any] | None:
+    """What WebGPU adapter there is. Without one: None, or the error of web/src/gpu/adapter.ts if it is required."""
+    with typed_errors():
+        text = await capstan_host.adapter(required)
+    found: dict[str, Any] | None = json.loads(text) if text else None
     return found
-
-
-COMING_BACK_MS = 4000.0
-"""After which an adapter that was there counts as gone for good."""
-ASK_AGAIN_SECONDS = 0.1
-_had_adapter = False
-_none_since: float | None = None
-"""When the browser first had none any more; `now()`."""
 
 
 def cpu() -> dict[str, Any]:

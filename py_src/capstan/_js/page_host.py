@@ -20,7 +20,7 @@ from ..device.webgpu.device import WebGpuDevice
 from ..device.webgpu.loading import webgpu_memory
 from ..device.webgpu.model import WebGpuModel
 from ..device.webgpu.model_graphs import Graphs, OpenWeights, model_graphs, rewrite
-from ..errors import DeviceUnavailableError, OptionError, UncomputedError
+from ..errors import OptionError, UncomputedError
 from ..fallback import fall_back
 from ..file_names import address_of, folder_address, split_name
 from ..graph import external_entries, parse, without_weights
@@ -336,18 +336,13 @@ async def storage_buffers() -> int:
 async def choose_device(device: str) -> tuple[str, str | None]:
     """'webgpu' or 'wasm' for what was asked, and why it is wasm if that was not asked for.
 
-    'auto' takes WebGPU where there is a hardware adapter. Raises OptionError, DeviceUnavailableError.
+    'auto' takes WebGPU where there is a hardware adapter. Raises OptionError, DeviceUnavailableError, DeviceLostError.
     """
     if device not in ("auto", "webgpu", "wasm", "cpu"):
         raise OptionError(f"device is {device!r}; in a page it must be 'auto', 'webgpu' or 'wasm'")
     if device in ("wasm", "cpu"):
         return "wasm", None
-    adapter = await host.adapter()
-    if device == "webgpu" and adapter is None:
-        raise DeviceUnavailableError(
-            "device='webgpu' was asked for and this browser offers no WebGPU adapter; "
-            "use device='wasm', or a browser with WebGPU"
-        )
+    adapter = await host.adapter(required=device == "webgpu")
     if device == "auto" and adapter is None:
         return "wasm", "this browser offers no WebGPU adapter"
     if device == "auto" and adapter is not None and adapter["software"]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from pyodide.code import run_js
+
 from capstan import CapstanError, Generator, Model
 from capstan._js import host
 from capstan.memory import CATEGORIES, ledger
@@ -54,3 +56,23 @@ async def run(
         await asyncio.sleep(0.05)
     found["left"] = sum(ledger().bytes(category=name) for name in CATEGORIES)
     return found
+
+
+AWAY = """ms => {
+  const { prototype } = GPU;
+  const { requestAdapter } = prototype;
+  const until = performance.now() + ms;
+  prototype.requestAdapter = async function (...args) {
+    return performance.now() < until ? null : requestAdapter.apply(this, args);
+  };
+  return () => { prototype.requestAdapter = requestAdapter; };
+}"""
+
+
+async def away(models: dict[str, str], *, ms: float) -> dict[str, Any]:
+    """Load and generate while the browser offers no adapter for so long."""
+    restore = run_js(AWAY)(ms)
+    try:
+        return await run(models)
+    finally:
+        restore()

@@ -76,10 +76,33 @@ const WITH_SUBGROUPS: readonly GPUFeatureName[] = [
  */
 const LEAST_SUBGROUP = 8;
 
-/** The adapter WebGPU offers, or null where there is none. */
+/** Milliseconds after which an adapter that was there counts as gone for good, and between two requests for it. */
+const COMING_BACK = 4000;
+const ASK_AGAIN = 100;
+let offered = false;
+let noneSince: number | null = null;
+
+/**
+ * The adapter WebGPU offers, or null where there is none. A browser whose GPU process ended has none until that is
+ * started again: where there was one, it is waited for.
+ */
 export async function requestAdapter(): Promise<GPUAdapter | null> {
   const gpu = (globalThis.navigator as Navigator | undefined)?.gpu;
-  return gpu ? await gpu.requestAdapter({ powerPreference: "high-performance" }) : null;
+  if (!gpu) {
+    offered = false;
+    return null;
+  }
+  for (;;) {
+    const adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
+    if (adapter) {
+      offered = true;
+      noneSince = null;
+      return adapter;
+    }
+    noneSince ??= performance.now();
+    if (!offered || performance.now() - noneSince > COMING_BACK) return null;
+    await new Promise((resolve) => setTimeout(resolve, ASK_AGAIN));
+  }
 }
 
 /** Whether Chromium's message says that the process on the other side of WebGPU is gone. */
@@ -110,13 +133,24 @@ export function summarize(adapter: GPUAdapter): AdapterSummary {
   };
 }
 
-/** The adapter that WebGPU offers. Throws DeviceUnavailableError where there is none. */
+/**
+ * The adapter that WebGPU offers. Throws DeviceUnavailableError where there is none, DeviceLostError where there was
+ * one.
+ */
 export async function requireAdapter(): Promise<GPUAdapter> {
   const adapter = await requestAdapter();
   if (adapter) return adapter;
+  if (offered) {
+    throw new EngineError(
+      "DeviceLostError",
+      `the browser's GPU process ended and offers no adapter within ${COMING_BACK / 1000} s; reload the page or ` +
+        "start the browser again, then load the model again; device='wasm' needs no GPU",
+    );
+  }
   throw new EngineError(
     "DeviceUnavailableError",
-    "WebGPU was asked for and this browser offers no adapter; use device='wasm', or a browser with WebGPU",
+    "device='webgpu' was asked for and this browser offers no WebGPU adapter; " +
+      "use device='wasm', or a browser with WebGPU",
   );
 }
 
