@@ -102,6 +102,27 @@ def test_a_busy_worker_lives_until_a_cancel_is_not_obeyed(blank_page: Page) -> N
     blank_page.evaluate("() => window.capstan.close()")
 
 
+AT_ONCE = """async ([endless, behind]) => {
+  const begun = performance.now();
+  const replies = Promise.all([endless, { kind: "cancel" }, behind].map((one) => window.capstan.request(one)));
+  return { replies: await replies, took: performance.now() - begun, restarts: window.capstan.restarts };
+}"""
+
+
+def test_a_cancel_right_behind_its_request_stops_it_and_no_other(blank_page: Page) -> None:
+    """Python has not begun with the request when the cancel comes."""
+    blank_page.evaluate(START, 10 * DEADLINE_MS)
+    endless = script("import asyncio\nawait asyncio.sleep(600)")
+    for _ in range(5):
+        found = blank_page.evaluate(AT_ONCE, [endless, script("print('next')")])
+        stopped, cancel, behind = found["replies"]
+        assert stopped["error"]["message"] == "stopped by the user"
+        assert (cancel["ok"], behind) == (True, {"ok": True, "result": {"status": 0}})
+        assert found["took"] < DEADLINE_MS
+        assert found["restarts"] == 0
+    blank_page.evaluate("() => window.capstan.close()")
+
+
 def test_a_cancel_that_is_obeyed_ends_no_worker(blank_page: Page) -> None:
     blank_page.evaluate(START, DEADLINE_MS)
     endless = script("while True:\n    pass")

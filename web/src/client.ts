@@ -88,6 +88,8 @@ function addressOf(model: string | HubRepository): string | HubRepository {
 
 interface Pending {
   request: Request;
+  /** The request that this one cancels. */
+  stops: number | null;
   onEvent: ((event: CapstanEvent, id: number) => void) | undefined;
   resolve: (reply: Reply) => void;
   reject: (error: Error) => void;
@@ -160,11 +162,13 @@ export class Client {
   request(request: Request, onEvent?: (event: CapstanEvent, id: number) => void): Promise<Reply> {
     if (this.failure) return Promise.reject(this.failure);
     const id = this.nextId++;
-    const stopped = request.kind === "cancel" ? this.running() : null;
-    const reply = new Promise<Reply>((resolve, reject) => this.pending.set(id, { request, onEvent, resolve, reject }));
+    const stops = request.kind === "cancel" ? this.running() : null;
+    const reply = new Promise<Reply>((resolve, reject) =>
+      this.pending.set(id, { request, stops, onEvent, resolve, reject }),
+    );
     // While a worker boots they are kept.
-    if (!this.booted) this.post({ tag: "request", id, request });
-    if (stopped !== null) this.insist(stopped);
+    if (!this.booted) this.post({ tag: "request", id, request, stops });
+    if (stops !== null) this.insist(stops);
     return reply;
   }
 
@@ -203,7 +207,7 @@ export class Client {
       throw error;
     }
     this.booted = null;
-    for (const [id, { request }] of this.pending) this.post({ tag: "request", id, request });
+    for (const [id, { request, stops }] of this.pending) this.post({ tag: "request", id, request, stops });
   }
 
   private post(message: ToWorker): void {

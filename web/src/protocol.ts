@@ -320,7 +320,8 @@ export type ToWorker =
       /** Milliseconds without a request until stored weights are compared with their digests. */
       verifyAfter: number;
     }
-  | { tag: "request"; id: number; request: Request }
+  /** `stops` is the request that a cancel is for, if there is one. */
+  | { tag: "request"; id: number; request: Request; stops: number | null }
   /** A line that a script asked for, null at the end of the input. */
   | { tag: "input"; line: string | null };
 

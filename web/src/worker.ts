@@ -26,8 +26,8 @@ import { onFatalError, warmUpOrt } from "./ort";
 import { startPython } from "./python";
 
 type Handler = PyCallable & {
-  (request: string): Promise<string>;
-  callPromising(request: string): Promise<string>;
+  (request: string, id: number): Promise<string>;
+  callPromising(request: string, id: number): Promise<string>;
 };
 
 /** Whether Python can wait within a call (JavaScript Promise Integration); it awaits in every browser. */
@@ -235,7 +235,7 @@ async function answer(id: number, request: Request): Promise<void> {
   let reply: Reply;
   try {
     const asked = await prepared(request);
-    reply = JSON.parse(await (CAN_WAIT ? handler!.callPromising(asked) : handler!(asked))) as Reply;
+    reply = JSON.parse(await (CAN_WAIT ? handler!.callPromising(asked, id) : handler!(asked, id))) as Reply;
   } catch (error) {
     reply = failure(error);
   }
@@ -260,7 +260,7 @@ self.onmessage = (message: MessageEvent<ToWorker>): void => {
   } else if (data.tag === "input") {
     giveLine(data.line);
   } else if (data.request?.kind === "cancel") {
-    cancel!();
+    if (data.stops !== null) cancel!(data.stops);
     post({ tag: "reply", id: data.id, reply: { ok: true, result: null } });
   } else {
     turn = turn.then(() => answer(data.id, data.request));

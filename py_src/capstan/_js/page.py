@@ -44,7 +44,12 @@ __all__ = ["cancel", "handle", "look_after_weights"]
 Key = tuple[str | HubRepository, str | None, str, str, int]
 """A model's folder and dtype, the device, the capture and the bytes of the prefix cache."""
 
-running: asyncio.Task[Any] | None = None
+running: tuple[int, asyncio.Task[Any]] | None = None
+"""The request that is answered, by its number: numbers rise from request to request."""
+ended = 0
+"""The last one that was answered."""
+stopped: set[int] = set()
+"""Requests that were stopped before they were begun with."""
 loaded: tuple[Key, Model] | None = None
 """The last model and what it was loaded for: the next request for the same one finds it ready."""
 loading: asyncio.Task[Model] | None = None
@@ -64,12 +69,16 @@ CHAT_LENGTH = 4096
 """The `max_length` of conversations, where none is given and the model's context is no shorter."""
 
 
-async def handle(text: str) -> str:
+async def handle(text: str, number: int) -> str:
     """Answer one request; both are JSON. Every error becomes a reply with its type, message and traceback."""
-    global running
-    running = asyncio.current_task()
+    global running, ended
+    task = asyncio.current_task()
+    assert task is not None
+    running = number, task
     host.be_interrupted_once()
     try:
+        if number in stopped:
+            raise asyncio.CancelledError
         await idle.stop()
         request = read_request(text)
         reply = {"ok": True, "result": await answer_of(request)(request)}
@@ -78,7 +87,8 @@ async def handle(text: str) -> str:
     except Exception as error:
         reply = failure(type(error).__name__, str(error), error)
     finally:
-        running = None
+        running, ended = None, number
+        stopped.discard(number)
         idle.begin(verify_after)
     return json.dumps(reply)
 
@@ -106,10 +116,12 @@ def answer_of(request: dict[str, Any]) -> Callable[[dict[str, Any]], Awaitable[A
     return answers[request["kind"]]
 
 
-def cancel() -> None:
-    """Stop the request that is running, at its next await."""
-    if running is not None:
-        running.cancel()
+def cancel(number: int) -> None:
+    """Stop a request at its next await, or before it begins; one that has ended stays as it is."""
+    if running is not None and running[0] == number:
+        running[1].cancel()
+    elif number > ended:
+        stopped.add(number)
 
 
 def failure(kind: str, message: str, error: BaseException) -> dict[str, Any]:
