@@ -78,14 +78,21 @@ class Soak:
         key = step.kind, step.variant
         if key not in self._calm:
             self._calm[key] = self._calm_run(*key)
+            self._require_worker()
         calm = self._calm[key]
         self._harness.errors.clear()
         if step.kind == "script":
             self._script(step, calm)
         else:
             self._chat(step, calm)
+        self._require_worker()
         self.counts[f"{step.kind}s"] += 1
         self.counts[f"fault: {step.fault}"] += 1
+
+    def _require_worker(self) -> None:
+        """The worker is the one that is known of. Raises SoakError."""
+        if self._page.evaluate("() => window.capstan.restarts()") != self._restarts:
+            raise SoakError("a worker was replaced that nothing of this step had ended")
 
     def look(self) -> None:
         """Nothing is open: the ledger is empty; what there is of memory is noted. Raises SoakError."""
