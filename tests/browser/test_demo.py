@@ -132,6 +132,42 @@ DROP = """(files) => {
   for (const kind of ['dragover', 'drop'])
     document.body.dispatchEvent(new DragEvent(kind, { dataTransfer, bubbles: true, cancelable: true }));
 }"""
+DROP_GONE = """() => {
+  const { webkitGetAsEntry } = DataTransferItem.prototype;
+  const reader = { readEntries: (_, refuse) => refuse(new Error('it is gone')) };
+  DataTransferItem.prototype.webkitGetAsEntry = () => ({
+    isDirectory: true, isFile: false, name: 'dropped', createReader: () => reader,
+  });
+  const dataTransfer = new DataTransfer();
+  dataTransfer.items.add(new File([], 'dropped'));
+  document.body.dispatchEvent(new DragEvent('drop', { dataTransfer, bubbles: true, cancelable: true }));
+  DataTransferItem.prototype.webkitGetAsEntry = webkitGetAsEntry;
+}"""
+"""Drop a folder that cannot be read."""
+OFFER = """(files) => {
+  window.showDirectoryPicker = async () => {
+    if (!files) throw new DOMException('no picker here', 'SecurityError');
+    const root = await navigator.storage.getDirectory();
+    const folder = await root.getDirectoryHandle('my-llama', { create: true });
+    for (const [name, bytes] of Object.entries(files)) {
+      const writable = await (await folder.getFileHandle(name, { create: true })).createWritable();
+      await writable.write(new Uint8Array(bytes));
+      await writable.close();
+    }
+    return folder;
+  };
+}"""
+"""A picker of folders that gives one with these files, or is refused, as it is in another site's frame."""
+REFUSE = """() => {
+  const { setItem } = Storage.prototype;
+  const refuse = () => { throw new DOMException('refused by the test', 'SecurityError'); };
+  Storage.prototype.setItem = refuse;
+  navigator.clipboard.writeText = async () => refuse();
+  window.restore = () => {
+    Storage.prototype.setItem = setItem;
+    delete navigator.clipboard.writeText;
+  };
+}"""
 EDGES = """() => {
   const inside = document.getElementById('inside');
   const fields = [...document.querySelectorAll('aside input, aside select, aside textarea')];
@@ -270,7 +306,7 @@ def demo(booted: Demo) -> Iterator[Demo]:
     booted.page.select_option("#search", "greedy")
     if booted.page.is_enabled("#clear"):
         booted.page.click("#clear")
-    booted.set(prompt="def fibonacci(n):", max_new_tokens="6", run_ahead="", repository="", hub="")
+    booted.set(prompt="def fibonacci(n):", max_new_tokens="6", run_ahead="", repository="", hub="", folder="")
     yield booted
     assert not booted.faults()
 
@@ -472,12 +508,20 @@ def test_a_worker_that_does_not_start_is_reported(browser: Browser, site: SiteSe
 
 
 def test_a_model_of_a_hub_runs_and_an_address_that_is_none_is_pointed_out(demo: Demo, tmp_path: Path) -> None:
-    with running_hub({"nano/llama": Repository(lay_out(LLAMA, tmp_path / "nano"))}) as hub:
+    folder = lay_out(LLAMA, tmp_path / "nano")
+    with running_hub({"nano/llama": Repository(folder), "nano/private": Repository(folder, private=True)}) as hub:
         demo.set(repository="nano/llama", hub=hub.url)
         demo.page.click("#run")
         demo.wait("status", "^Done$")
         prompt = oracle.encode(LLAMA, "def fibonacci(n):")
         assert demo.answer() == oracle.decode(LLAMA, oracle.greedy(LLAMA, prompt, 6))
+        demo.set(repository="nano/private", token="hub_reader", revision="v9", prompt="def fibonacci(n):")
+        demo.page.click("#run")
+        demo.wait("error-message", "v9")
+        demo.set(revision="main")
+        demo.send()
+        assert demo.answer() == oracle.decode(LLAMA, oracle.greedy(LLAMA, prompt, 6))
+        demo.set(repository="nano/llama", token="", revision="")
         asked = len(hub.requests)
         assert asked
         demo.set(hub="hub.test", prompt="def fibonacci(n):")
@@ -527,9 +571,12 @@ def test_tokens_are_looked_at_and_an_answer_goes_on_from_one(demo: Demo) -> None
     tokens = demo.page.locator("#turns .tokens [role=button]")
     assert "".join(text or "" for text in tokens.all_text_contents()) == answer
     tokens.first.focus()
-    demo.page.keyboard.press("ArrowRight")
-    demo.page.keyboard.press("Enter")
     panel = demo.page.get_by_role("region", name="The chosen token")
+    for key in ("End", "ArrowLeft", "Space"):
+        demo.page.keyboard.press(key)
+    expect(panel.get_by_role("status")).to_have_text(re.compile(r"token 5 of 6: [\d.]+ %$"))
+    for key in ("Home", "ArrowRight", "Enter"):
+        demo.page.keyboard.press(key)
     expect(panel.get_by_role("status")).to_have_text(re.compile(r"token 2 of 6: [\d.]+ %$"))
     shares = [float(text.split()[-2]) for text in panel.locator(".share").all_inner_texts()]
     assert len(shares) == 8
@@ -712,6 +759,20 @@ def test_an_answer_and_a_link_are_copied_and_the_theme_is_kept(demo: Demo) -> No
     demo.page.select_option("#theme", "")
 
 
+def test_where_nothing_may_be_kept_or_copied_theme_and_link_work(demo: Demo) -> None:
+    demo.page.evaluate(REFUSE)
+    ground = "() => getComputedStyle(document.documentElement).backgroundColor"
+    demo.page.select_option("#theme", "light")
+    light = demo.page.evaluate(ground)
+    demo.page.select_option("#theme", "dark")
+    assert demo.page.evaluate(ground) != light
+    demo.page.click("#share")
+    expect(demo.page.locator("#share")).to_have_text("In the address")
+    assert "prompt=def+fibonacci%28n%29%3A" in demo.page.url
+    demo.page.select_option("#theme", "")
+    demo.page.evaluate("() => restore()")
+
+
 def test_an_adapter_without_a_name_has_webgls(browser: Browser, site: SiteServer) -> None:
     context = browser.new_context()
     page = context.new_page()
@@ -782,18 +843,40 @@ def test_settings_are_in_the_address_and_taken_from_it_but_no_token(demo: Demo) 
     demo.set(temperature="0.7", min_p="", token="")
 
 
-@pytest.mark.parametrize("way", ["picked", "dropped"])
+@pytest.mark.parametrize("way", ["picked", "refused", "dropped"])
 def test_a_folder_of_this_machine_runs(way: str, demo: Demo) -> None:
+    files = {path.name: list(path.read_bytes()) for path in LLAMA.iterdir()}
     if way == "picked":
-        demo.page.set_input_files("#files", LLAMA)
+        demo.page.evaluate(OFFER, files)
+        demo.page.click("#pick")
+    elif way == "refused":
+        demo.page.evaluate(OFFER, None)
+        with demo.page.expect_file_chooser() as chooser:
+            demo.page.click("#pick")
+        chooser.value.set_files(LLAMA)
     else:
-        files = {path.name: list(path.read_bytes()) for path in LLAMA.iterdir()}
         demo.page.evaluate(DROP, files)
     note = demo.page.locator("#model-note")
     expect(note).to_have_text("A folder of this machine.")
     demo.send()
     prompt = oracle.encode(LLAMA, "def fibonacci(n):")
     assert demo.answer() == oracle.decode(LLAMA, oracle.greedy(LLAMA, prompt, 6))
+
+
+def test_an_address_runs_and_a_folder_that_cannot_be_read_is_told(demo: Demo, site: SiteServer) -> None:
+    demo.page.evaluate(DROP_GONE)
+    expect(demo.page.locator("#model-note")).to_have_text("dropped cannot be read: it is gone")
+    demo.set(folder=f"{site.url}models/nano-llama")
+    demo.page.locator("#prompt").press("End")
+    demo.page.keyboard.press("Shift+Enter")
+    assert demo.page.input_value("#prompt") == "def fibonacci(n):\n", "a line, and no run"
+    demo.page.keyboard.press("Backspace")
+    demo.clear_status()
+    demo.page.keyboard.press("Enter")
+    demo.wait("status", "^Done$")
+    prompt = oracle.encode(LLAMA, "def fibonacci(n):")
+    assert demo.answer() == oracle.decode(LLAMA, oracle.greedy(LLAMA, prompt, 6))
+    assert demo.requests("generate")[-1]["model"] == f"{site.url}models/nano-llama/"
 
 
 def test_an_answer_is_held_to_a_schema_and_a_wrong_one_is_pointed_out(demo: Demo) -> None:

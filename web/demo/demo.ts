@@ -92,8 +92,12 @@ document.addEventListener("keydown", (event) => {
   } else if (event.key === "Escape") running.stop();
 });
 theme.addEventListener("change", () => {
-  localStorage.setItem(THEME, theme.value);
   useTheme(theme.value);
+  try {
+    localStorage.setItem(THEME, theme.value);
+  } catch {
+    // It holds until the page is left.
+  }
 });
 const raceDialog = element("race", HTMLDialogElement);
 element("race-open", HTMLButtonElement).addEventListener("click", () => raceDialog.showModal());

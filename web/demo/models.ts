@@ -138,13 +138,16 @@ function take(folder: Picked, name: string): void {
 
 async function pick(): Promise<void> {
   const open = (window as { showDirectoryPicker?: () => Promise<FileSystemDirectoryHandle> }).showDirectoryPicker;
-  if (!open) return files.click();
   try {
-    const folder = await open.call(window);
-    take(folder, folder.name);
+    if (open) {
+      const folder = await open.call(window);
+      return take(folder, folder.name);
+    }
   } catch (error) {
-    if ((error as Error).name !== "AbortError") throw error;
+    if ((error as Error).name === "AbortError") return;
+    // It is refused, as in another site's frame: a list of files is not.
   }
+  files.click();
 }
 
 /** A dropped entry's files, by their paths below it. */
@@ -174,7 +177,11 @@ async function drop(items: DataTransferItemList): Promise<void> {
     return filesOf(entry, entry.isFile ? entry.name : "");
   });
   const name = !(first instanceof File) && first.isDirectory ? first.name : `${entries.length} files`;
-  take((await Promise.all(found)).flat(), name);
+  try {
+    take((await Promise.all(found)).flat(), name);
+  } catch (error) {
+    say("model-note", `${name} cannot be read: ${(error as Error).message}`);
+  }
 }
 
 /** Take folders that are picked or dropped. */
