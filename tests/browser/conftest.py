@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from buildtools.server import SiteServer
+from tests.browser.demo_page import Demo
 from tests.browser.kernel_page import KernelPage
 from tests.browser.model_variants import Variants
 from tests.browser.page_scripts import PageScripts
@@ -40,3 +41,17 @@ def kernel_page(browser: Browser, site: SiteServer, tmp_path_factory: pytest.Tem
     """Runs single kernels."""
     with KernelPage.opened(browser, site.url, tmp_path_factory.mktemp("kernel")) as page:
         yield page
+
+
+@pytest.fixture(scope="module")
+def booted_demo(browser: Browser, site: SiteServer) -> Iterator[Demo]:
+    with Demo.opened(browser, site) as demo:
+        yield demo
+
+
+@pytest.fixture
+def demo(booted_demo: Demo) -> Iterator[Demo]:
+    """The demo page with nano-llama chosen and short, greedy runs; a console error in it fails the test."""
+    booted_demo.begin()
+    yield booted_demo
+    assert not booted_demo.faults()

@@ -1,0 +1,266 @@
+"""What the demo page looks like: names, themes, widths, nothing that jumps, settings in its address."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from buildtools import BUILD, ROOT
+from buildtools.server import SiteServer
+from tests.browser.demo_page import RUN_MS, Demo, choose
+
+WATCH_SHIFTS = """() => {
+  const shifts = [];
+  new PerformanceObserver((list) => shifts.push(...list.getEntries())).observe({ type: 'layout-shift' });
+  let begun = 0;
+  let ended = 0;
+  let length = 0;
+  const turns = document.getElementById('turns');
+  new MutationObserver(() => {
+    const shown = turns.querySelector('.text')?.textContent.length ?? 0;
+    if (shown <= length) return;
+    length = shown;
+    begun ||= performance.now();
+    ended = performance.now();
+  }).observe(turns, { childList: true, subtree: true });
+  window.shifts = async () => {
+    const frame = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
+    document.querySelector('.write').style.marginBottom = '80px';
+    await frame();
+    await frame();
+    document.querySelector('.write').style.marginBottom = '';
+    await frame();
+    await new Promise((resolve) => setTimeout(resolve, 300));
+    const during = shifts.filter(({ startTime }) => startTime >= begun && startTime <= ended);
+    const elements = during.flatMap(({ sources }) => sources.map(({ node }) => node?.parentElement)).filter(Boolean);
+    // Within the answer a word that has no room on its line goes to the next one.
+    const outside = elements.filter((moved) => !moved.closest('.turn'));
+    const streaming = outside.map(({ outerHTML }) => outerHTML.slice(0, 80));
+    return { seen: shifts.some(({ startTime }) => startTime > ended), streaming };
+  };
+}"""
+"""Watch for layout shifts from the first text of an answer to its last; `shifts()` makes one besides."""
+NAMELESS = """
+  const { requestAdapter } = GPU.prototype;
+  GPU.prototype.requestAdapter = async function (...given) {
+    const adapter = await requestAdapter.apply(this, given);
+    const names = { vendor: '', architecture: '', device: '', description: '' };
+    if (adapter) Object.defineProperty(adapter, 'info', { value: names });
+    return adapter;
+  };
+  const { getContext } = HTMLCanvasElement.prototype;
+  HTMLCanvasElement.prototype.getContext = function (kind, ...given) {
+    if (kind !== 'webgl') return getContext.call(this, kind, ...given);
+    return { RENDERER: 7937, getExtension: () => null, getParameter: (name) => name === 7937 && 'A GPU of WebGL' };
+  };
+"""
+"""An adapter as Firefox tells of it, and a WebGL that knows the GPU."""
+REFUSE = """() => {
+  const { setItem } = Storage.prototype;
+  const refuse = () => { throw new DOMException('refused by the test', 'SecurityError'); };
+  Storage.prototype.setItem = refuse;
+  navigator.clipboard.writeText = async () => refuse();
+  window.restore = () => {
+    Storage.prototype.setItem = setItem;
+    delete navigator.clipboard.writeText;
+  };
+}"""
+EDGES = """() => {
+  const inside = document.getElementById('inside');
+  const fields = [...document.querySelectorAll('aside input, aside select, aside textarea')];
+  const options = fields.filter((field) => !inside.contains(field) && field.checkVisibility());
+  const ends = options.map((field) => field.getBoundingClientRect().bottom);
+  return [Math.max(...ends), inside.getBoundingClientRect().top];
+}"""
+"""Where the last option ends, and where the diagnostics begin, in pixels."""
+PICTURES = BUILD / "pictures" / "demo"
+THEMES = ("dark", "light")
+WIDTHS = (320, 768, 1280)
+
+
+def test_a_software_adapter_is_named_as_slow(demo: Demo) -> None:
+    if "software" not in demo.text("adapter"):
+        pytest.skip("this machine has a hardware adapter")
+    expect(demo.page.locator("#notice")).to_be_visible()
+    assert "WebGPU is software here" in demo.text("notice")
+    demo.page.select_option("#device-choice", "auto")
+    assert demo.text("device") == "wasm"
+    assert demo.text("device-note") == "auto: the WebGPU adapter is software"
+    assert not demo.page.locator("#notice").is_visible()
+
+
+def test_every_control_has_a_name(demo: Demo) -> None:
+    demo.page.select_option("#search", "sample")
+    for role in ("textbox", "combobox", "spinbutton", "button"):
+        for control in demo.page.get_by_role(role).all():
+            snapshot = control.aria_snapshot()
+            assert re.match(rf"""- '?{role} "[^"]+""", snapshot), snapshot
+
+
+def test_nothing_jumps_while_an_answer_streams(demo: Demo) -> None:
+    demo.set(max_new_tokens="60")
+    demo.page.evaluate(WATCH_SHIFTS)
+    demo.send()
+    shifts = demo.page.evaluate("() => window.shifts()")
+    assert demo.text("tokens") == "60"
+    assert shifts["seen"], "the observer sees a shift that is made"
+    assert shifts["streaming"] == []
+
+
+def test_an_answer_and_a_link_are_copied_and_the_theme_is_kept(demo: Demo) -> None:
+    demo.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    demo.send()
+    copied = "() => navigator.clipboard.readText()"
+    demo.page.get_by_role("button", name="Copy", exact=True).click()
+    expect(demo.page.get_by_role("button", name="Copied")).to_be_visible()
+    assert demo.page.evaluate(copied) == "def fibonacci(n):" + demo.answer()
+    demo.page.click("#share")
+    expect(demo.page.locator("#share")).to_have_text("Copied")
+    link = demo.page.evaluate(copied)
+    assert link.startswith(demo.page.url.partition("#")[0] + "#")
+    assert "prompt=def+fibonacci%28n%29%3A" in link
+    ground = "() => getComputedStyle(document.documentElement).backgroundColor"
+    demo.page.select_option("#theme", "light")
+    light = demo.page.evaluate(ground)
+    demo.page.select_option("#theme", "dark")
+    assert demo.page.evaluate(ground) != light
+    assert demo.page.evaluate("() => localStorage.getItem('capstan-theme')") == "dark"
+    demo.page.select_option("#theme", "")
+
+
+def test_where_nothing_may_be_kept_or_copied_theme_and_link_work(demo: Demo) -> None:
+    demo.page.evaluate(REFUSE)
+    ground = "() => getComputedStyle(document.documentElement).backgroundColor"
+    demo.page.select_option("#theme", "light")
+    light = demo.page.evaluate(ground)
+    demo.page.select_option("#theme", "dark")
+    assert demo.page.evaluate(ground) != light
+    demo.page.click("#share")
+    expect(demo.page.locator("#share")).to_have_text("In the address")
+    assert "prompt=def+fibonacci%28n%29%3A" in demo.page.url
+    demo.page.select_option("#theme", "")
+    demo.page.evaluate("() => restore()")
+
+
+def test_an_adapter_without_a_name_has_webgls(browser: Browser, site: SiteServer) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.add_init_script(NAMELESS)
+    page.goto(site.url)
+    adapter = page.locator("#adapter")
+    expect(adapter).to_have_text(re.compile("^A GPU of WebGL, by WebGL's name \\((software|hardware)\\)$"))
+    context.close()
+
+
+def test_settings_are_in_the_address_and_taken_from_it_but_no_token(demo: Demo) -> None:
+    demo.page.select_option("#search", "sample")
+    demo.page.fill("#temperature", "0.3")
+    demo.page.fill("#token", "secret")
+    demo.page.locator("#token").blur()
+    assert "temperature=0.3" in demo.page.url
+    assert "secret" not in demo.page.url
+    demo.page.evaluate("() => { location.hash = 'model=nano-qwen2&temperature=1.2&min_p=0.1&token=other&prompt=a+b'; }")
+    expect(demo.page.locator("#chosen")).to_have_text("nano-qwen2")
+    values = [demo.page.input_value("#" + name) for name in ("temperature", "min-p", "token", "prompt")]
+    assert values == ["1.2", "0.1", "secret", "a b"]
+    demo.set(temperature="0.7", min_p="", token="")
+
+
+@pytest.mark.extended
+def test_no_state_theme_or_width_has_anything_that_axe_or_an_eye_would_find(demo: Demo) -> None:
+    """The pictures are left in PICTURES, for eyes."""
+    page = demo.page
+    page.evaluate("() => {" + (ROOT / "node_modules/axe-core/axe.min.js").read_text() + "}")
+    shutil.rmtree(PICTURES, ignore_errors=True)
+    found: dict[str, list[str]] = {}
+
+    def look(state: str) -> None:
+        found[state] = accessibility(page, state)
+
+    look("welcome, settings open")
+    page.evaluate("() => { for (const part of document.querySelectorAll('aside details')) part.open = false; }")
+    look("settings closed")
+    page.evaluate("() => { for (const part of document.querySelectorAll('aside details')) part.open = true; }")
+    demo.hold(3)
+    look("streaming")
+    page.click("#stop")
+    look("stopped")
+    page.click("#clear")
+    demo.set(max_new_tokens="6", prompt="def fibonacci(n):")
+    demo.send()
+    look("answered")
+    demo.look()
+    page.locator("#turns .tokens [role=button]").nth(2).click()
+    look("tokens looked at")
+    page.get_by_role("button", name="Edit").click()
+    look("edited")
+    demo.set(prompt="")
+    page.click("#run")
+    look("refused")
+    page.click("#drawer-open")
+    page.click("#tape-ask")
+    demo.wait("tape-note", "operations, in the order")
+    look("drawer")
+    page.keyboard.press("Escape")
+    page.click("#race-open")
+    demo.hold_after(2)
+    page.click("#race-start")
+    demo.wait("race-note", "Preparing the decode step|Generating|generating")
+    look("race running")
+    page.click("#race-stop")
+    demo.wait("race-note", "^Stopped")
+    look("race stopped")
+    page.keyboard.press("Escape")
+    page.context.route("**/nano-qwen2/tokenizer.json", lambda route: route.fulfill(status=404, body="no such file"))
+    choose(page, "nano-qwen2")
+    demo.set(prompt="def fibonacci(n):")
+    page.click("#run")
+    demo.wait("error-title", "^ModelFileError$")
+    look("a model that cannot be loaded")
+    page.context.unroute("**/nano-qwen2/tokenizer.json")
+    demo.errors.clear()  # Chromium writes of each 404.
+    assert not any(found.values()), found
+    assert len(list(PICTURES.glob("*.png"))) == len(found) * len(THEMES) * len(WIDTHS)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_options_are_above_diagnostics(width: int, demo: Demo) -> None:
+    with demo.sized(width):
+        options, diagnostics = demo.page.evaluate(EDGES)
+    assert options <= diagnostics
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_ends_where_its_content_ends(width: int, demo: Demo) -> None:
+    demo.send()
+    expect(demo.page.locator("#stored-table")).to_be_visible(timeout=RUN_MS)
+    with demo.sized(width):
+        end = demo.page.evaluate("() => document.documentElement.scrollHeight")
+        content = demo.page.evaluate("() => document.querySelector('main').getBoundingClientRect().bottom")
+    assert end <= max(800, content + 1)
+
+
+def accessibility(page: Page, state: str) -> list[str]:
+    """What axe finds in the page as it is, in both themes at each width, of all of which a picture is kept."""
+    usual = page.viewport_size
+    assert usual is not None
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    found = []
+    for theme in THEMES:
+        page.evaluate("theme => { document.documentElement.dataset.theme = theme; }", theme)
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 800})
+            page.screenshot(path=PICTURES / f"{state}, {theme}, {width}.png", full_page=True)
+            assert page.evaluate("() => document.documentElement.scrollWidth") == width, "it scrolls one way only"
+            violations = page.evaluate(
+                "async () => (await axe.run(document, { resultTypes: ['violations'] })).violations"
+            )
+            for violation in violations:
+                places = [node["html"][:200] for node in violation["nodes"]]
+                found.append(f"{theme}, {width} pixels: {violation['help']}: {places}")
+    page.evaluate("() => { document.documentElement.dataset.theme = ''; }")
+    page.set_viewport_size(usual)
+    return found
