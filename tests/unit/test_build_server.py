@@ -211,7 +211,11 @@ def test_what_windows_reads_as_another_place_is_no_name(name: str, folder: Path,
 
 
 @pytest.mark.parametrize("path", ["//host/share/secret.txt", "/%2f%2fhost/share/secret.txt", "//../secret.txt"])
-def test_two_slashes_are_no_host(path: str, server: SiteServer) -> None:
+def test_two_slashes_are_no_host(path: str, folder: Path, server: SiteServer) -> None:
+    """Behind a host there would be these."""
+    (folder / "share").mkdir()
+    for place in (folder / "share", folder, folder.parent):
+        (place / "secret.txt").write_text("secret")
     assert get(server, path)[0].status == 404
 
 
