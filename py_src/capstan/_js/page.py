@@ -44,10 +44,9 @@ __all__ = ["cancel", "handle", "look_after_weights"]
 Key = tuple[str | HubRepository, str | None, str, str, int]
 """A model's folder and dtype, the device, the capture and the bytes of the prefix cache."""
 
-running: tuple[int, asyncio.Task[Any]] | None = None
-"""The request that is answered, by its number: numbers rise from request to request."""
-ended = 0
-"""The last one that was answered."""
+running: asyncio.Task[Any] | None = None
+answering = 0
+"""The number of the request that is running, or ran last: numbers rise from request to request."""
 stopped: set[int] = set()
 """Requests that were stopped before they were begun with."""
 loaded: tuple[Key, Model] | None = None
@@ -71,10 +70,8 @@ CHAT_LENGTH = 4096
 
 async def handle(text: str, number: int) -> str:
     """Answer one request; both are JSON. Every error becomes a reply with its type, message and traceback."""
-    global running, ended
-    task = asyncio.current_task()
-    assert task is not None
-    running = number, task
+    global running, answering
+    running, answering = asyncio.current_task(), number
     host.be_interrupted_once()
     try:
         if number in stopped:
@@ -87,7 +84,7 @@ async def handle(text: str, number: int) -> str:
     except Exception as error:
         reply = failure(type(error).__name__, str(error), error)
     finally:
-        running, ended = None, number
+        running = None
         stopped.discard(number)
         idle.begin(verify_after)
     return json.dumps(reply)
@@ -118,10 +115,10 @@ def answer_of(request: dict[str, Any]) -> Callable[[dict[str, Any]], Awaitable[A
 
 def cancel(number: int) -> None:
     """Stop a request at its next await, or before it begins; one that has ended stays as it is."""
-    if running is not None and running[0] == number:
-        running[1].cancel()
-    elif number > ended:
+    if number > answering:
         stopped.add(number)
+    elif number == answering and running is not None:
+        running.cancel()
 
 
 def failure(kind: str, message: str, error: BaseException) -> dict[str, Any]:
