@@ -175,6 +175,25 @@ def test_a_bad_value_is_explained_at_its_field_and_the_next_run_works(
     expect(demo.page.locator("[aria-invalid]")).to_have_count(0)
 
 
+def test_an_error_of_python_has_its_traceback(demo: Demo) -> None:
+    demo.page.select_option("#search", "sample")
+    demo.set(temperature="-1")
+    demo.page.click("#run")
+    traceback = demo.page.locator("#error-traceback")
+    expect(demo.page.locator("#error-title")).to_have_text("OptionError", timeout=RUN_MS)
+    expect(traceback).to_be_hidden()
+    demo.page.locator("#error-details > summary").click()
+    expect(traceback).to_be_visible()
+    lines = traceback.inner_text().strip().split("\n")
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1] == f"capstan.errors.OptionError: {demo.text('error-message')}"
+    demo.set(temperature="0.7")
+    demo.clear_status()
+    demo.page.keyboard.press("Meta+Enter")
+    demo.wait("status", "^Done$")
+    expect(traceback).to_be_hidden()
+
+
 def test_a_seed_repeats_a_sampled_run(demo: Demo) -> None:
     demo.page.select_option("#search", "sample")
     texts = []

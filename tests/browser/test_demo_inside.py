@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
+from buildtools.server import SiteServer
 from tests import oracle
 from tests.browser.demo_page import RUN_MS, Demo, choose
-from tests.browser.model_variants import LLAMA
+from tests.browser.model_variants import LLAMA, Variants
 
 
 def test_a_chat_goes_on_and_is_edited_kept_and_answered_again(demo: Demo) -> None:
@@ -83,6 +84,29 @@ def test_tokens_are_looked_at_and_an_answer_goes_on_from_one(demo: Demo) -> None
     demo.page.get_by_role("button", name="Tokens", pressed=True).click()
     expect(tokens).to_have_count(0)
     assert demo.answer() == answer
+
+
+def test_an_answer_is_ended_at_a_token_that_could_have_ended_it(demo: Demo, site: SiteServer, variants: Variants) -> None:
+    prompt = oracle.encode(LLAMA, "def fibonacci(n):")
+    begun = oracle.greedy(LLAMA, prompt, 2)
+    fourth = int(np.argsort(-oracle.logits(LLAMA, [*prompt, *begun]), kind="stable")[3])
+    name = variants.config("could-end", model__eos_token_id=[1, fourth])
+    demo.set(folder=f"{site.url}models/{name}")
+    demo.send()
+    demo.set(prompt="class Point:")
+    demo.send()
+    expect(demo.page.locator("#turns .turn")).to_have_count(2)
+    demo.clear_status()
+    demo.page.get_by_role("button", name="Tokens", pressed=False).first.click()
+    demo.wait("status", "^Done$")
+    demo.page.locator("#turns .tokens [role=button]").nth(2).click()
+    demo.page.get_by_role("button", name="End the answer here").click()
+    expect(demo.page.locator("#turns .turn")).to_have_count(1)
+    assert demo.answer() == oracle.decode(LLAMA, begun)
+    assert demo.page.locator("#turns .about").inner_text() == "2 tokens, ended by hand"
+    demo.set(prompt="class Point:")
+    demo.send()
+    assert demo.text("tokens") == "6"
 
 
 def test_a_token_of_a_chat_is_replaced_and_the_conversation_goes_on(demo: Demo) -> None:
@@ -205,6 +229,9 @@ def test_a_race_runs_each_way_in_turn_and_compares_the_ids(demo: Demo) -> None:
     demo.wait("race-note", "^Preparing")
     demo.page.click("#race-stop")
     demo.wait("race-note", "^Stopped")
+    demo.page.locator("#race").get_by_role("button", name="Close").click()
+    expect(demo.page.locator("#race")).to_be_hidden()
+    demo.page.click("#race-open")
     demo.page.keyboard.press("Escape")
     expect(demo.page.locator("#race")).to_be_hidden()
     demo.send()

@@ -68,6 +68,12 @@ REFUSE = """() => {
     delete navigator.clipboard.writeText;
   };
 }"""
+DRAG = """(kind) => {
+  const dataTransfer = new DataTransfer();
+  if (kind === 'Files') dataTransfer.items.add(new File([], 'model.onnx'));
+  else dataTransfer.setData(kind, 'words');
+  document.body.dispatchEvent(new DragEvent('dragover', { dataTransfer, bubbles: true, cancelable: true }));
+}"""
 EDGES = """() => {
   const inside = document.getElementById('inside');
   const fields = [...document.querySelectorAll('aside input, aside select, aside textarea')];
@@ -167,6 +173,41 @@ def test_settings_are_in_the_address_and_taken_from_it_but_no_token(demo: Demo) 
     values = [demo.page.input_value("#" + name) for name in ("temperature", "min-p", "token", "prompt")]
     assert values == ["1.2", "0.1", "secret", "a b"]
     demo.set(temperature="0.7", min_p="", token="")
+
+
+def test_links_lead_to_the_options_and_the_address_keeps_the_settings(demo: Demo) -> None:
+    demo.set(max_new_tokens="7")
+    demo.page.locator("#max-new-tokens").blur()
+    address = demo.page.url
+    assert "max_new_tokens=7" in address
+    demo.page.click("#chosen")
+    expect(demo.page.locator("#options")).to_be_focused()
+    with demo.sized(320):
+        demo.page.locator("#prompt").focus()
+        expect(demo.page.locator("#options-title")).not_to_be_in_viewport()
+        demo.page.get_by_role("link", name="Options").click()
+        expect(demo.page.locator("#options")).to_be_focused()
+        expect(demo.page.locator("#options-title")).to_be_in_viewport()
+    assert demo.page.url == address
+
+
+def test_parts_of_the_options_close_and_open(demo: Demo) -> None:
+    for part in demo.page.locator("aside details").all():
+        summary = part.locator("> summary")
+        summary.click()
+        expect(part).not_to_have_attribute("open", "")
+        summary.press("Enter")
+        expect(part).to_have_attribute("open", "")
+
+
+def test_where_files_are_dragged_over_the_page_it_says_what_to_drop(demo: Demo) -> None:
+    drawn = "() => getComputedStyle(document.body, '::after').content"
+    demo.page.evaluate(DRAG, "text/plain")
+    assert demo.page.evaluate(drawn) == "none", "a text is no folder"
+    demo.page.evaluate(DRAG, "Files")
+    assert demo.page.evaluate(drawn) == '"Drop a model\'s folder"'
+    demo.page.evaluate("() => document.body.dispatchEvent(new DragEvent('dragleave', { bubbles: true }))")
+    assert demo.page.evaluate(drawn) == "none"
 
 
 @pytest.mark.extended

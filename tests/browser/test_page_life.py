@@ -3,14 +3,14 @@ there, and a frozen page goes on."""
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, BrowserContext
 
 from buildtools.browser import find_browser, flags
 from buildtools.server import running
@@ -31,7 +31,11 @@ FROZEN_SECONDS = 1.5
 WAIT_SECONDS = 300
 """For what takes seconds on an idle machine."""
 SMALL_SHARDS = f"from capstan.weights import manifest\nmanifest.SHARD_BYTES = {SHARD}"
-SHOWN = "window.addEventListener('pageshow', (event) => { window.persisted = event.persisted; });"
+SHOWN = """
+window.addEventListener('pageshow', (event) => { window.persisted = event.persisted; });
+window.lifecycle = [];
+for (const kind of ['freeze', 'resume']) document.addEventListener(kind, () => window.lifecycle.push(kind));
+"""
 
 
 @dataclass
@@ -109,14 +113,24 @@ def wait(condition: Callable[[], bool], what: str, pause: float = 0.1) -> None:
 
 
 @pytest.fixture(scope="module")
-def place(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """In a browser of its own: Playwright turns the back-forward cache off."""
-    own: Any = browser.browser_type.launch(
-        executable_path=str(find_browser()),
-        args=["--headless=new", *flags("software")],
-        ignore_default_args=["--disable-back-forward-cache"],
-    )
-    context = own.new_context()
+def context(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrowserContext]:
+    """Of a browser as a user starts it: in Playwright's no page is ever hidden, frozen or kept to go back to."""
+    profile = tmp_path_factory.mktemp("profile")
+    own = [f"--user-data-dir={profile}", "--remote-debugging-port=0", "--no-first-run", "--headless=new"]
+    process = subprocess.Popen([find_browser(), *own, *flags("software")], stderr=subprocess.DEVNULL)
+    try:
+        listening = profile / "DevToolsActivePort"
+        wait(lambda: listening.exists() and len(listening.read_text().split()) == 2, "the browser listens")
+        address = f"http://127.0.0.1:{listening.read_text().split()[0]}"
+        with browser.browser_type.connect_over_cdp(address, no_defaults=True) as attached:
+            yield attached.contexts[0]
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def place(context: BrowserContext, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     context.add_init_script(SHOWN)
     with running(WeightServer(assemble(), {})) as server:
         model = server.mount(LLAMA, tmp_path_factory.mktemp("life") / "life")
@@ -124,7 +138,6 @@ def place(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield Place(server, pages[0], pages[1], model)
         for fault in server.faults.values():
             fault.released.set()
-        own.close()
 
 
 def leave_and_go_back(place: Place) -> None:
@@ -167,4 +180,5 @@ def test_a_frozen_page_goes_on(place: Place) -> None:
     place.freeze()
     place.right()
     assert place.server.sent[place.path] == SIZE
+    assert place.harness.evaluate("() => window.lifecycle") == ["freeze", "resume"] * 2
     assert place.harness.errors == []

@@ -103,6 +103,15 @@ const raceDialog = element("race", HTMLDialogElement);
 element("race-open", HTMLButtonElement).addEventListener("click", () => raceDialog.showModal());
 raceDialog.addEventListener("close", () => race.stop());
 share.addEventListener("click", () => void copyLink());
+for (const link of document.querySelectorAll<HTMLAnchorElement>('a[href="#options"]')) {
+  link.addEventListener("click", (event) => {
+    // What stands behind # in the address are the settings.
+    event.preventDefault();
+    const options = element("options", HTMLElement);
+    options.scrollIntoView();
+    options.focus({ preventScroll: true });
+  });
+}
 addEventListener("hashchange", () => {
   readAddress();
   chosen();
