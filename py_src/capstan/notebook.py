@@ -3,14 +3,15 @@
     model = await capstan.Model.load(url, progress=capstan.notebook.LoadProgress())
     answer = await capstan.notebook.stream(generator, tokenizer)
 
-Where IPython runs, these are cells' outputs that change in place. Elsewhere they are lines of text. The objects have
-`_repr_html_` for whatever displays objects by that.
+Where IPython runs, these are cells' outputs that change in place. In marimo each replaces the output of its cell.
+Elsewhere they are lines of text. The objects have `_repr_html_` for whatever displays objects by that.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from html import escape
 from typing import Any, Protocol
 
@@ -159,7 +160,8 @@ class Handle(Protocol):
 
 
 class Output:
-    """An output that shows an object anew as it changes: by IPython where that runs, else by printing what is new."""
+    """An output that shows an object anew as it changes: by marimo or IPython where one of them runs, else by printing
+    what is new."""
 
     def __init__(self, shown: Any) -> None:
         self._shown = shown
@@ -168,8 +170,8 @@ class Output:
 
     def change(self, new: str, *, now: bool = False) -> None:
         """The object has changed; `new` is the text that it has more. With `now` it is shown at once."""
-        ipython = sys.modules.get("IPython")
-        if ipython is None or ipython.get_ipython() is None:
+        display = display_of_notebook()
+        if display is None:
             print(new, end="", flush=True)
             return
         time = current_host().now()
@@ -177,6 +179,26 @@ class Output:
             return
         self._changed = time
         if self._handle is None:
-            self._handle = ipython.display.display(self._shown, display_id=True)
+            self._handle = display(self._shown)
         else:
             self._handle.update(self._shown)
+
+
+def display_of_notebook() -> Callable[[Any], Handle] | None:
+    """What shows an object in the output of the cell that runs; None outside of notebooks."""
+    marimo, ipython = sys.modules.get("marimo"), sys.modules.get("IPython")
+    if marimo is not None and marimo.running_in_notebook():
+        return MarimoOutput
+    if ipython is not None and ipython.get_ipython() is not None:
+        return partial(ipython.display.display, display_id=True)
+    return None
+
+
+class MarimoOutput:
+    """A Handle on the one output that a cell of marimo's has."""
+
+    def __init__(self, shown: Any) -> None:
+        self.update(shown)
+
+    def update(self, shown: Any) -> None:
+        sys.modules["marimo"].output.replace(shown)

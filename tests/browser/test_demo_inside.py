@@ -86,7 +86,9 @@ def test_tokens_are_looked_at_and_an_answer_goes_on_from_one(demo: Demo) -> None
     assert demo.answer() == answer
 
 
-def test_an_answer_is_ended_at_a_token_that_could_have_ended_it(demo: Demo, site: SiteServer, variants: Variants) -> None:
+def test_an_answer_is_ended_at_a_token_that_could_have_ended_it(
+    demo: Demo, site: SiteServer, variants: Variants
+) -> None:
     prompt = oracle.encode(LLAMA, "def fibonacci(n):")
     begun = oracle.greedy(LLAMA, prompt, 2)
     fourth = int(np.argsort(-oracle.logits(LLAMA, [*prompt, *begun]), kind="stable")[3])

@@ -27,13 +27,14 @@ def download(folder: Path, *requirements: str) -> list[Path]:
     return sorted(folder.glob("*.whl"))
 
 
-def pyodide_distribution(folder: Path, packages: Sequence[str]) -> Path:
-    """A folder with Pyodide, these of its packages and what they depend on; in the lock file they have the digests of
-    PyPI's wheels, as Pyodide's server has builds of its own. protobuf is the pure one, too."""
+def pyodide_distribution(folder: Path, packages: Sequence[str], pyodide: Path = PYODIDE) -> Path:
+    """A folder with Pyodide, the project's or that of another folder, these of its packages and what they depend on; in
+    the lock file they have the digests of PyPI's wheels, as Pyodide's server has builds of its own. protobuf is the
+    pure one, too."""
     folder.mkdir(parents=True)
     for name in PYODIDE_FILES:
-        shutil.copy(PYODIDE / name, folder)
-    lock = json.loads((PYODIDE / "pyodide-lock.json").read_text())
+        shutil.copy(pyodide / name, folder)
+    lock = json.loads((pyodide / "pyodide-lock.json").read_text())
     known = {name.lower().replace("_", "-"): about for name, about in lock["packages"].items()}
     wanted: dict[str, str] = {}
     todo = list(packages)

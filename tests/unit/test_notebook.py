@@ -74,6 +74,27 @@ def test_an_answer_grows_in_one_output_and_ends_with_its_timeline(
     assert ["<svg" in html for html in output] == [False] * (len(output) - 1) + [True]
 
 
+def test_in_marimo_the_answer_replaces_the_output_of_its_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    output = SimpleNamespace(replace=lambda value: shown.append(value._repr_html_()))
+    marimo = SimpleNamespace(running_in_notebook=lambda: True, output=output)
+    monkeypatch.setitem(sys.modules, "marimo", marimo)
+    monkeypatch.setattr(notebook, "UPDATE_MS", 0.0)
+    found, _, _ = answer(None)
+    answers = [html for html in shown if "pre-wrap" in html]
+    assert len({text_of(html) for html in answers}) > 3
+    assert answers[-1] == found._repr_html_()
+    assert "<svg" in answers[-1]
+
+
+def test_outside_of_its_notebooks_marimo_shows_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "marimo", SimpleNamespace(running_in_notebook=lambda: False))
+    found, _, _ = answer(None)
+    assert capsys.readouterr().out.endswith(f"{found.text}\n")
+
+
 def test_changes_are_shown_no_more_often_than_a_page_can_follow(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notebook, "UPDATE_MS", 1e9)
     answer(None)
