@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,10 @@ def declare_types(target: Path) -> None:
     run_tool(["node", tsc, "--project", "tsconfig.json", *flags], "mend what build.py check reports")
     target.mkdir(parents=True)
     for name in (*TYPES, *BESIDE):
-        shutil.copy(next(made.rglob(f"{name}.d.ts")), target)
+        declared = next(made.rglob(f"{name}.d.ts")).read_text(encoding="utf-8")
+        # Who resolves modules as Node does needs the extension.
+        whole = re.sub(r"""((?:from|import\(|import) ?["']\./\w+)(?=["'])""", r"\1.js", declared)
+        (target / f"{name}.d.ts").write_text(whole, encoding="utf-8")
 
 
 def bill_of_materials() -> dict[str, Any]:

@@ -145,7 +145,10 @@ llm.chat([], { max_tokens: 1 });
 """
 
 
-def test_the_packages_types_are_whole(package: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "resolution"), [("esnext", "bundler"), ("node16", "node16"), ("nodenext", "nodenext")]
+)
+def test_the_packages_types_are_whole(module: str, resolution: str, package: Path, tmp_path: Path) -> None:
     (tmp_path / "node_modules").mkdir()
     (tmp_path / "node_modules/capstan-webgpu").symlink_to(package)
     (tmp_path / "node_modules/@ai-sdk").symlink_to(ROOT / "node_modules/@ai-sdk")
@@ -153,18 +156,10 @@ def test_the_packages_types_are_whole(package: Path, tmp_path: Path) -> None:
     schema = "export type JSONSchema7 = object; export type JSONSchema7Definition = object | boolean;"
     (tmp_path / "schema.d.ts").write_text(f'declare module "json-schema" {{ {schema} }}')
     (tmp_path / "page.ts").write_text(TYPED)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
     tsc = [str(ROOT / "node_modules/.bin/tsc"), "--noEmit", "--strict", "--exactOptionalPropertyTypes"]
-    flags = [
-        "--preserveSymlinks",
-        "--target",
-        "es2022",
-        "--module",
-        "esnext",
-        "--moduleResolution",
-        "bundler",
-        "--types",
-        "",
-    ]
+    flags = ["--preserveSymlinks", "--target", "es2022", "--module", module, "--moduleResolution", resolution]
+    flags += ["--types", ""]
     lib = ["--lib", "ES2024,DOM,DOM.Iterable,DOM.AsyncIterable"]
     done = subprocess.run([*tsc, *flags, *lib, "schema.d.ts", "page.ts"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
