@@ -8,6 +8,8 @@ from playwright.sync_api import Page
 
 from buildtools import ROOT
 from buildtools.server import SiteServer
+from tests import oracle
+from tests.browser.model_variants import LLAMA
 
 CHAT = """async () => {
   const { Capstan } = await import("/capstan/capstan.js");
@@ -90,6 +92,54 @@ def test_a_page_chats_aborts_and_goes_on(blank_page: Page) -> None:
     assert stats["runs"] == 8
     tokens = sum(len(found[run]["tokenIds"]) for run in ("first", "second", "aborted", "next"))
     assert stats["tokens"] > tokens + found["completion"]["usage"]["completion_tokens"], "those of three aborted runs"
+
+
+SLOW = """
+import time
+import capstan
+
+@capstan.logits_processor
+def slow(tokens, logits):
+    end = time.monotonic() + 0.06
+    while time.monotonic() < end:
+        pass
+"""
+ABORT_SLOW = """async (slow) => {
+  const { Capstan } = await import("/capstan/capstan.js");
+  let told = 0;
+  const onEvent = ({ kind }) => { if (kind === "text") told++; };
+  const llm = await Capstan.load("/models/nano-llama", { device: "wasm", onEvent });
+  await llm.python(slow);
+  const stop = new AbortController();
+  const run = llm.complete([5, 6, 7], { maxTokens: 200, temperature: 0, signal: stop.signal, logitsProcessor: "slow" });
+  const parts = [];
+  let at = 0;
+  let begun;
+  for await (const part of run) {
+    parts.push(part);
+    if (parts.length !== 4) continue;
+    at = told;
+    begun = performance.now();
+    stop.abort();
+  }
+  const milliseconds = performance.now() - begun;
+  const { text, finishReason, tokenIds } = await run.result;
+  // It waits for the end of what was aborted.
+  const next = await llm.complete([5, 6, 7], { maxTokens: 4, temperature: 0 }).result;
+  llm.close();
+  const whole = parts.join("");
+  return { milliseconds, text, whole, finishReason, tokenIds, after: told - at, next: next.tokenIds };
+}"""
+
+
+def test_steps_that_keep_a_worker_busy_do_not_keep_an_abort_waiting(blank_page: Page) -> None:
+    found = blank_page.evaluate(ABORT_SLOW, SLOW)
+    ids = oracle.greedy(LLAMA, [5, 6, 7], 200)
+    assert found["milliseconds"] < 200, "50 ms, and some for a busy machine"
+    assert (found["finishReason"], found["text"]) == ("abort", found["whole"])
+    assert found["tokenIds"] == ids[: len(found["tokenIds"])]
+    assert found["next"] == ids[:4]
+    assert found["after"] <= 4 + 5, "the next run's four, and a few until the cancel came"
 
 
 RUN_BLOCKS = """async (blocks) => {

@@ -206,6 +206,35 @@ test("an aborted run ends its loop, keeps its text, and leaves the next run alon
   );
 });
 
+test("an aborted run ends while its worker computes on, and the next one waits for that", async () => {
+  let late = null;
+  behaviour = ({ request, good, say }) => {
+    if (request.kind === "generate") {
+      say(text("a", 1));
+      late = { good, say };
+    } else if (request.kind === "chat") good(ANSWER);
+  };
+  const llm = await load();
+  const stop = new AbortController();
+  const run = llm.complete("once", { signal: stop.signal });
+  const next = llm.chat(MESSAGES);
+  let begun;
+  for await (const part of run) {
+    assert.equal(part, "a");
+    begun = performance.now();
+    stop.abort();
+  }
+  assert.ok(performance.now() - begun < 100);
+  const kinds = () => asked.map(({ kind }) => kind);
+  assert.deepEqual(kinds(), ["load", "generate", "cancel"]);
+  late.say(text("b", 2));
+  late.good({ ...ANSWER, finish_reason: "cancel" });
+  const result = await run.result;
+  assert.deepEqual([result.text, result.tokenIds, result.finishReason], ["a", [1], "abort"]);
+  assert.equal((await next.result).finishReason, "eos");
+  assert.deepEqual(kinds(), ["load", "generate", "cancel", "chat"]);
+});
+
 test("a chat that was cancelled tells what the worker has of it", async () => {
   behaviour = ({ request, good }) => {
     if (request.kind === "chat") globalThis.answer = good;
@@ -441,6 +470,10 @@ for (const [model, options, message] of [
     'the model is "file:///models/"; a page can only read http: and https: addresses, so serve the files',
   ],
   ["./model/", { revision: "v1" }, "revision and token are a hub's; give its address as hub"],
+  ["", {}, 'the model is ""; it must be the address of a folder, or files that were picked'],
+  [undefined, {}, "the model is undefined; it must be the address of a folder, or files that were picked"],
+  [7, {}, "the model is 7; it must be the address of a folder, or files that were picked"],
+  ["./model/", { recoveries: Infinity }, "recoveries is Infinity; it must be finite"],
   ["./model/", { temprature: 1 }, /^temprature: no such option; there are hub, /],
 ]) {
   test(`the model ${model} with ${JSON.stringify(options)} is refused before a worker starts`, async () => {
@@ -462,6 +495,26 @@ test("an option of a run that there is not, and two grammars, are refused at the
     ...{ code: "OptionError", message: "regex and ebnf: a run has one grammar; give one" },
   });
 });
+
+for (const [call, message] of [
+  [(llm) => llm.chat([]), "messages is an empty list; give at least one message to answer"],
+  [(llm) => llm.chat("hello"), 'messages is "hello"; it must be a list of objects with role and content'],
+  [(llm) => llm.chat(null), "messages is null; it must be a list of objects with role and content"],
+  [(llm) => llm.complete(), "the prompt is undefined; it must be a text or a list of token ids"],
+  [(llm) => llm.complete({ a: 1 }), "the prompt is [object Object]; it must be a text or a list of token ids"],
+  [(llm) => llm.chat(MESSAGES, { temperature: NaN }), "temperature is NaN; it must be finite"],
+  [(llm) => llm.complete("a", { maxTokens: Infinity }), "maxTokens is Infinity; it must be finite"],
+  [(llm) => llm.complete("a", { search: { top_p: -Infinity } }), "top_p is -Infinity; it must be finite"],
+]) {
+  test(`${call} is refused, and nothing is asked of the worker`, async () => {
+    const llm = await load();
+    assert.throws(() => call(llm), { name: "CapstanError", code: "OptionError", message });
+    assert.deepEqual(
+      asked.map(({ kind }) => kind),
+      ["load"],
+    );
+  });
+}
 
 test("Python's output and exit status are the result of a script", async () => {
   behaviour = ({ request, good, say }) => {

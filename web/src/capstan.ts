@@ -247,6 +247,10 @@ export class Capstan {
   }
 
   private run(request: ChatRequest | GenerateRequest, { signal }: RunOptions): Run {
+    if (request.kind === "chat" && request.messages.length === 0) {
+      const message = "messages is an empty list; give at least one message to answer";
+      throw new CapstanError({ type: "OptionError", message });
+    }
     const run = new Run(this.client, this.turns, request, signal);
     void run.result.then(
       (result) => {

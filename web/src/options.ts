@@ -91,6 +91,18 @@ const MODEL_OPTIONS = [
 ];
 const REPOSITORY = /^[\w.-]+\/[\w.-]+$/;
 
+/** A value of any kind as a message has it, at most a line of it. */
+function shown(value: unknown): string {
+  const text = typeof value === "string" || Array.isArray(value) ? JSON.stringify(value) : String(value);
+  return text.length > 80 ? `${text.slice(0, 80)}...` : text;
+}
+
+/** Throw OptionError for a number that JSON cannot hold: it would come to the worker as null. */
+function requireFinite(options: object): void {
+  for (const [name, value] of Object.entries(options))
+    if (typeof value === "number" && !Number.isFinite(value)) throw refused(`${name} is ${value}; it must be finite`);
+}
+
 function refused(message: string): CapstanError {
   return new CapstanError({ type: "OptionError", message });
 }
@@ -106,6 +118,10 @@ export const modelOptionNames: readonly string[] = MODEL_OPTIONS;
 
 /** A model as the worker knows it: a hub's repository if a hub is given, else a folder's absolute address. */
 export function modelFolder(model: ModelFolder, options: ModelOptions, page: string): ModelFolder {
+  if (!model || !["string", "object"].includes(typeof model))
+    throw refused(`the model is ${shown(model)}; it must be the address of a folder, or files that were picked`);
+  // A load has others, which may be infinite.
+  requireFinite(Object.fromEntries(Object.entries(options).filter(([name]) => MODEL_OPTIONS.includes(name))));
   if (typeof model !== "string") return model;
   if (options.hub !== undefined) {
     if (!REPOSITORY.test(model))
@@ -140,6 +156,7 @@ function address(text: string, what: string, page: string): string {
 type Shared = Omit<GenerateRequest, "kind" | "prompt" | "prompt_ids">;
 
 function shared(model: ModelFolder, options: ModelOptions, run: RunOptions): Shared {
+  for (const given of [run, run.search ?? {}]) requireFinite(given);
   return {
     model,
     dtype: options.dtype ?? null,
@@ -186,6 +203,8 @@ export function chatRequest(
   run: ChatOptions,
 ): ChatRequest {
   requireKnown(run, [...RUN_NAMES, "tools"]);
+  if (!Array.isArray(messages))
+    throw refused(`messages is ${shown(messages)}; it must be a list of objects with role and content`);
   return {
     kind: "chat",
     ...shared(model, options, run),
@@ -206,5 +225,7 @@ export function completeRequest(
   const request = shared(model, options, run);
   if (run.maxLength !== undefined) request.search = { ...request.search, max_length: run.maxLength };
   const text = typeof prompt === "string";
+  if (!text && !Array.isArray(prompt) && !ArrayBuffer.isView(prompt))
+    throw refused(`the prompt is ${shown(prompt)}; it must be a text or a list of token ids`);
   return { kind: "generate", ...request, prompt: text ? prompt : null, prompt_ids: text ? null : [...prompt] };
 }

@@ -34,6 +34,9 @@ interface Answer {
   time_to_first_token_ms: number | null;
 }
 
+/** An aborted run has its result after this many milliseconds, whatever its worker does. */
+const ABORT_MS = 50;
+
 /** Requests that wait for one another. */
 export class Turns {
   private last: Promise<void> = Promise.resolve();
@@ -101,20 +104,25 @@ export class Run implements AsyncIterable<string> {
   ): Promise<RunResult> {
     const { signal } = this.own;
     const aborted = new Promise<void>((resolve) => signal.addEventListener("abort", () => resolve(), { once: true }));
+    let reply: Promise<Reply | null> = Promise.resolve(null);
     try {
       await Promise.race([turn.begun, ...(signal.aborted ? [] : [aborted])]);
       if (signal.aborted) return this.partial();
-      const reply = this.client.request(request, (event, id) => this.show(event, id));
-      void aborted.then(() => {
-        if (!this.ended) this.client.request({ kind: "cancel" }).catch(() => undefined);
+      reply = this.client.request(request, (event, id) => this.show(event, id));
+      const given = aborted.then(() => {
+        if (this.ended) return null;
+        this.client.request({ kind: "cancel" }).catch(() => undefined);
+        // A worker in the midst of a long step on the CPU hears of it behind that.
+        return new Promise<null>((resolve) => setTimeout(resolve, ABORT_MS, null));
       });
-      return this.read(await reply);
+      const answer = await Promise.race([reply, given]);
+      return answer ? this.read(answer) : this.partial();
     } catch (error) {
       throw asCapstanError(error, this.id);
     } finally {
       // Before the next run is sent: an abort from now on is not meant for that one.
       this.ended = true;
-      turn.end();
+      void reply.then(turn.end, turn.end);
     }
   }
 
@@ -124,7 +132,7 @@ export class Run implements AsyncIterable<string> {
 
   private show(event: CapstanEvent, id: number): void {
     this.id = id;
-    if (event.kind !== "text") return;
+    if (event.kind !== "text" || this.ended) return;
     if (event.token_id >= 0) this.tokenIds.push(event.token_id);
     if (!event.text) return;
     this.parts.push(event.text);

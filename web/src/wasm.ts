@@ -31,6 +31,9 @@ const ARRAYS = {
 
 const BYTES = { float32: 4, float16: 2 };
 
+/** Messages wait no longer than this and a step. */
+const BREATH_MS = 25;
+
 /** The input that says from which position on logits are computed; capstan.device.wasm.model adds it to graphs. */
 const FIRST_LOGITS = "capstan_first_logits";
 
@@ -134,6 +137,7 @@ export class WasmDecoder {
     if (positions !== null) feeds[positions] = int64(tokens.map((_, i) => BigInt(past + i)));
     if (this.cut) feeds[FIRST_LOGITS] = new this.ort.Tensor("int64", BigInt64Array.of(BigInt(-kept)), [1]);
     let results: Ort.InferenceSession.OnnxValueMapType;
+    await breathe();
     try {
       results = await this.run(feeds);
     } catch (error) {
@@ -201,6 +205,19 @@ export class WasmDecoder {
       ? new this.ort.Tensor("float32", new Float32Array(data), dims)
       : new this.ort.Tensor("float16", new Uint16Array(data), dims);
   }
+}
+
+let breathed = 0;
+
+/**
+ * Let the worker take messages. Python's tasks follow one another through a MessageChannel; where each computes for some
+ * time, Chromium keeps the worker's messages and timers waiting for twenty of them and more, so that a cancel comes too
+ * late. Behind a timer they have their turn.
+ */
+async function breathe(): Promise<void> {
+  if (performance.now() - breathed < BREATH_MS) return;
+  await new Promise((resolve) => setTimeout(resolve));
+  breathed = performance.now();
 }
 
 function lastElements(logits: Ort.Tensor, count: number): Float32Array {
