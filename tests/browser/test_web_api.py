@@ -142,6 +142,37 @@ def test_steps_that_keep_a_worker_busy_do_not_keep_an_abort_waiting(blank_page: 
     assert found["after"] <= 4 + 5, "the next run's four, and a few until the cancel came"
 
 
+TWO = """async () => {
+  const { Capstan } = await import("/capstan/capstan.js");
+  const stop = new AbortController();
+  const loading = Capstan.load("/models/nano-llama", { device: "webgpu", signal: stop.signal });
+  const given_up = loading.then(() => "loaded", ({ message }) => message);
+  setTimeout(() => stop.abort(new Error("thought better of it")), 700);
+  const [gpu, cpu] = await Promise.all([
+    Capstan.load("/models/nano-llama", { device: "webgpu" }),
+    Capstan.load("/models/nano-qwen3", { device: "wasm" }),
+  ]);
+  const least = { temperature: 0, maxTokens: 24 };
+  const together = [gpu.complete([5, 6, 7], least), cpu.complete([5, 6, 7], least)];
+  const both = await Promise.all(together.map(async ({ result }) => (await result).tokenIds));
+  const long = gpu.complete([5, 6, 7], { temperature: 0, maxTokens: 200 });
+  await long[Symbol.asyncIterator]().next();
+  const cut = long.result.catch(({ code }) => code);
+  gpu.close();
+  const after = (await cpu.complete([5, 6, 7], least).result).tokenIds;
+  cpu.close();
+  return { both, cut: await cut, after, given_up: await given_up };
+}"""
+
+
+def test_two_engines_at_once_leave_each_other_alone(blank_page: Page) -> None:
+    found = blank_page.evaluate(TWO)
+    ids = [oracle.greedy(LLAMA.parent / name, [5, 6, 7], 24) for name in ("nano-llama", "nano-qwen3")]
+    assert found["both"] == ids
+    assert found["after"] == ids[1]
+    assert (found["cut"], found["given_up"]) == ("ClosedError", "thought better of it")
+
+
 RUN_BLOCKS = """async (blocks) => {
   const { Capstan } = await import("/capstan/capstan.js");
   const AsyncFunction = (async () => {}).constructor;
