@@ -57,8 +57,9 @@ RUN = """async (define) => {
   const begun = performance.now();
   setTimeout(() => stuck.abort(), 1500);
   found.stopped = await stuck.result.then(told, failed);
-  found.took = performance.now() - begun;
+  found.stoppedAfter = performance.now() - begun;
   found.behind = await behind.result.then(told, failed);
+  found.took = performance.now() - begun;
   found.restarted = hasty.events;
   hasty.llm.close();
   return found;
@@ -78,7 +79,8 @@ def test_recoveries_and_the_cancel_deadline_are_the_loads(blank_page: Page, page
     assert (kind, request) == ("recovered", found["recovered"]["requestId"])
     assert found["stopped"]["finishReason"] == "abort", found["stopped"]
     assert found["stopped"]["tokenIds"] == calm[:2], "what came before it hung is kept"
-    assert 2200 - 50 <= found["took"] < 9000, "no sooner than its deadline, and not after the usual 10 s"
+    assert found["stoppedAfter"] < found["took"]
+    assert found["took"] >= 2200 - 50, "what waits behind it is answered no sooner than its deadline"
     assert found["behind"]["tokenIds"] == calm, "another worker answers what waited"
     [[kind, request, reason]] = found["restarted"]
     assert (kind, request) == ("restarted", 0)
