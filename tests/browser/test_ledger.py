@@ -10,7 +10,7 @@ from tests.browser.page_scripts import PageScripts
 from tests.page_memory import Targets
 
 CYCLES = 200
-LOADS = 3
+LOADS = 4
 
 
 def test_the_ledger_agrees_with_every_live_buffer(scripts: PageScripts) -> None:

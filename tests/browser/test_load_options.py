@@ -33,7 +33,7 @@ RUN = """async (define) => {
   const begin = async (given) => {
     const events = [];
     const onEvent = ({ kind, reason }, id) => ["recovered", "restarted"].includes(kind) &&
-      events.push([kind, id, reason]);
+      events.push([kind, id, reason, performance.now()]);
     const llm = await Capstan.load("/models/nano-llama", { ...given, capture: "off", onEvent });
     await llm.python(define);
     const run = (more) => llm.complete([5, 6, 7], { ...options, ...more });
@@ -59,7 +59,7 @@ RUN = """async (define) => {
   found.stopped = await stuck.result.then(told, failed);
   found.stoppedAfter = performance.now() - begun;
   found.behind = await behind.result.then(told, failed);
-  found.took = performance.now() - begun;
+  found.begun = begun;
   found.restarted = hasty.events;
   hasty.llm.close();
   return found;
@@ -74,14 +74,15 @@ def test_recoveries_and_the_cancel_deadline_are_the_loads(blank_page: Page, page
     assert found["beside"]["tokenIds"] == calm, "engines side by side"
     assert found["lost"]["code"] == "DeviceLostError", found["lost"]
     assert found["recovered"]["tokenIds"] == calm, found["recovered"]
-    none, [[kind, request, _]] = found["events"]
+    none, [[kind, request, *_]] = found["events"]
     assert none == []
     assert (kind, request) == ("recovered", found["recovered"]["requestId"])
     assert found["stopped"]["finishReason"] == "abort", found["stopped"]
     assert found["stopped"]["tokenIds"] == calm[:2], "what came before it hung is kept"
-    assert found["stoppedAfter"] < found["took"]
-    assert found["took"] >= 2200 - 50, "what waits behind it is answered no sooner than its deadline"
     assert found["behind"]["tokenIds"] == calm, "another worker answers what waited"
-    [[kind, request, reason]] = found["restarted"]
+    [[kind, request, reason, at]] = found["restarted"]
+    took = at - found["begun"]
+    assert found["stoppedAfter"] < took
+    assert 2200 - 50 <= took < 9000, "no sooner than its deadline, and not after the usual 10 s"
     assert (kind, request) == ("restarted", 0)
     assert "did not end within 700 ms" in reason
