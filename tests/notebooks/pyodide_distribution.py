@@ -7,14 +7,16 @@ import hashlib
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from buildtools import ROOT
 from buildtools.environment import PROTOBUF_WHEELS, venv_python
-from buildtools.site import PYODIDE_FILES
+from buildtools.models import BUNDLED
+from buildtools.site import ORT_FILES, PYODIDE_FILES
 
-__all__ = ["download", "pyodide_distribution"]
+__all__ = ["download", "fresh_venv", "lay_beside", "of_npm", "pyodide_distribution"]
 
 PYODIDE = ROOT / "node_modules/pyodide"
 PURE = ["--only-binary=:all:", "--platform=any", "--implementation=py", "--abi=none", "--python-version=3.14"]
@@ -25,6 +27,30 @@ def download(folder: Path, *requirements: str) -> list[Path]:
     command = [venv_python(), "-m", "pip", "download", "-q", "--no-deps", *PURE, "-d", folder, *requirements]
     subprocess.run([str(part) for part in command], check=True, capture_output=True)
     return sorted(folder.glob("*.whl"))
+
+
+def of_npm(folder: Path, package: str) -> Path:
+    """A package of npm's at a version, unpacked in a folder that is there."""
+    pack = ["npm", "pack", package, "--silent", "--pack-destination", str(folder)]
+    subprocess.run(pack, check=True, capture_output=True, cwd=folder)
+    shutil.unpack_archive(next(folder.glob("*.tgz")), folder / "packed", format="gztar", filter="data")
+    return folder / "packed/package"
+
+
+def fresh_venv(folder: Path, *packages: str) -> Path:
+    """A new virtual environment with these packages; where its commands are."""
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    install: list[str | Path] = [folder / "bin/python", "-m", "pip", "install", "-q", *packages]
+    subprocess.run(install, check=True, capture_output=True)
+    return folder / "bin"
+
+
+def lay_beside(folder: Path) -> None:
+    """What a notebook reads, into a new folder: `ort` with onnxruntime-web, and models/bundled."""
+    (folder / "ort").mkdir(parents=True)
+    for name in ORT_FILES:
+        shutil.copy(ROOT / "node_modules/onnxruntime-web/dist" / name, folder / "ort")
+    shutil.copytree(BUNDLED, folder / "models/bundled")
 
 
 def pyodide_distribution(folder: Path, packages: Sequence[str], pyodide: Path = PYODIDE) -> Path:

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,8 @@ from playwright.sync_api import Browser
 
 from buildtools import ROOT
 from buildtools.environment import PROTOBUF_WHEELS
-from buildtools.models import BUNDLED
-from buildtools.site import ORT_FILES
 from tests import products
-from tests.notebooks.pyodide_distribution import download, pyodide_distribution
+from tests.notebooks.pyodide_distribution import download, fresh_venv, lay_beside, pyodide_distribution
 from tests.plain_server import serving_plainly
 
 JUPYTER = ("jupyterlite-core==0.8.6", "jupyterlite-pyodide-kernel==0.8.6", "jupyter_server")
@@ -36,24 +33,19 @@ RUN_MS = 540_000
 @pytest.fixture(scope="module")
 def lite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lite")
-    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-    pip: list[str | Path] = [folder / "venv/bin/python", "-m", "pip", "install", "-q"]
-    subprocess.run([*pip, *JUPYTER], check=True, capture_output=True)
+    commands = fresh_venv(folder / "venv", *JUPYTER)
     pyodide_distribution(folder / "site/static/pyodide", ["micropip", "packaging", "ipython", "jedi"])
     exposed = {"jupyter-lite-schema-version": 0, "jupyter-config-data": {"exposeAppInBrowser": True}}
     (folder / "site/jupyter-lite.json").write_text(json.dumps(exposed))
     contents = folder / "site/contents"
-    (contents / "ort").mkdir(parents=True)
-    for name in ORT_FILES:
-        shutil.copy(ROOT / "node_modules/onnxruntime-web/dist" / name, contents / "ort")
-    shutil.copytree(BUNDLED, contents / "models/bundled")
+    lay_beside(contents)
     shutil.copy(NOTEBOOK, contents)
     wheels = [
         products.wheel(folder / "wheel"),
         *PROTOBUF_WHEELS.glob("*.whl"),
         *download(folder / "comm", "comm==0.2.3"),
     ]
-    build: list[str | Path] = [folder / "venv/bin/jupyter", "lite", "build", "--contents", "contents"]
+    build: list[str | Path] = [commands / "jupyter", "lite", "build", "--contents", "contents"]
     build += ["--output-dir", folder / "out"]
     options: list[str | Path] = [part for wheel in wheels for part in ("--piplite-wheels", wheel)]
     done = subprocess.run([*build, *options], cwd=folder / "site", capture_output=True, text=True)

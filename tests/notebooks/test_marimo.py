@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,9 +16,8 @@ from buildtools import ROOT
 from buildtools.browser import find_browser, flags
 from buildtools.environment import PROTOBUF_WHEELS, venv_python
 from buildtools.models import BUNDLED
-from buildtools.site import ORT_FILES
 from tests import oracle, products
-from tests.notebooks.pyodide_distribution import download, pyodide_distribution
+from tests.notebooks.pyodide_distribution import download, fresh_venv, lay_beside, of_npm, pyodide_distribution
 from tests.plain_server import serving_plainly
 
 MARIMO = "0.25.2"
@@ -56,10 +54,7 @@ def pip(*arguments: object) -> None:
 def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pyodide with the packages of its own that marimo takes in `full`, an index of the others in `simple`."""
     folder = tmp_path_factory.mktemp("mirror")
-    pack = ["npm", "pack", f"pyodide@{PYODIDE}", "--silent", "--pack-destination", str(folder)]
-    subprocess.run(pack, check=True, capture_output=True, cwd=folder)
-    shutil.unpack_archive(next(folder.glob("*.tgz")), folder / "packed", format="gztar", filter="data")
-    pyodide_distribution(folder / "full", OF_PYODIDE + NEEDED, folder / "packed/package")
+    pyodide_distribution(folder / "full", OF_PYODIDE + NEEDED, of_npm(folder, f"pyodide@{PYODIDE}"))
     download(folder / "wheels", *PURE, *BLACK)
     pip("download", "-q", "--no-deps", "-d", folder / "wheels", *MSGSPEC)
     # PyPI has no wheel of it for Pyodide; what its source makes without libyaml runs everywhere.
@@ -81,16 +76,8 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def exported(mirror: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("marimo")
-    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-    commands = folder / "venv/bin"
-    install: list[str | Path] = [commands / "python", "-m", "pip", "install", "-q"]
-    install += [f"marimo=={MARIMO}", f"playwright=={version('playwright')}", "uv"]
-    subprocess.run(install, check=True, capture_output=True)
-    public = folder / "public"
-    (public / "ort").mkdir(parents=True)
-    for name in ORT_FILES:
-        shutil.copy(ROOT / "node_modules/onnxruntime-web/dist" / name, public / "ort")
-    shutil.copytree(BUNDLED, public / "models/bundled")
+    commands = fresh_venv(folder / "venv", f"marimo=={MARIMO}", f"playwright=={version('playwright')}", "uv")
+    lay_beside(folder / "public")
     shutil.copy(NOTEBOOK, folder)
     with serving_plainly(mirror, any_origin=True) as url:
         command: list[str | Path] = [commands / "python", "-c", EXPORT]

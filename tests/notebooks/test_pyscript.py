@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Route
 
 from tests import oracle
-from tests.notebooks.pyodide_distribution import pyodide_distribution
+from tests.notebooks.pyodide_distribution import of_npm, pyodide_distribution
 from tests.other_pyodide import FIXTURES, serving_pyodide
 
 PYSCRIPT = "0.7.31"
@@ -43,11 +42,8 @@ ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pyscript")
-    pack = ["npm", "pack", f"@pyscript/core@{PYSCRIPT}", "--silent", "--pack-destination", str(folder)]
-    subprocess.run(pack, check=True, capture_output=True, cwd=folder)
-    shutil.unpack_archive(next(folder.glob("*.tgz")), folder / "packed", format="gztar", filter="data")
     site = folder / "site"
-    shutil.copytree(folder / "packed/package/dist", site / "pyscript")
+    shutil.copytree(of_npm(folder, f"@pyscript/core@{PYSCRIPT}") / "dist", site / "pyscript")
     pyodide_distribution(site / "distribution", ["micropip", "packaging"])
     (site / "main.py").write_text(MAIN)
     return site
