@@ -2,7 +2,7 @@
 
 import { Client, type StartOptions } from "./client";
 import { Completions } from "./completions";
-import { asCapstanError, CapstanError } from "./errors";
+import { asCapstanError, CapstanError, refused } from "./errors";
 import {
   chatRequest,
   completeRequest,
@@ -247,10 +247,8 @@ export class Capstan {
   }
 
   private run(request: ChatRequest | GenerateRequest, { signal }: RunOptions): Run {
-    if (request.kind === "chat" && request.messages.length === 0) {
-      const message = "messages is an empty list; give at least one message to answer";
-      throw new CapstanError({ type: "OptionError", message });
-    }
+    if (request.kind === "chat" && request.messages.length === 0)
+      throw refused("messages is an empty list; give at least one message to answer");
     const run = new Run(this.client, this.turns, request, signal);
     void run.result.then(
       (result) => {

@@ -1,6 +1,6 @@
 // `llm.chat.completions.create`: a chat with the parameters and the results of OpenAI's chat completions.
 
-import { CapstanError } from "./errors";
+import { refused } from "./errors";
 import { type ChatOptions, requireKnown } from "./options";
 import type { Message } from "./protocol";
 import type { Run, RunResult } from "./run";
@@ -136,10 +136,6 @@ export class Completions {
     const usage = params.stream_options?.include_usage === true;
     return { controller, [Symbol.asyncIterator]: () => chunks(head, run, source, usage) };
   }
-}
-
-function refused(text: string): CapstanError {
-  return new CapstanError({ type: "OptionError", message: text });
 }
 
 /** A message as chat templates take it. */

@@ -50,6 +50,11 @@ export class CapstanError extends Error {
   }
 }
 
+/** What is thrown where a call asks for something that cannot be. */
+export function refused(message: string): CapstanError {
+  return new CapstanError({ type: "OptionError", message });
+}
+
 /** Anything thrown, as a CapstanError. */
 export function asCapstanError(error: unknown, requestId: number | null = null): CapstanError {
   if (error instanceof CapstanError) return error;

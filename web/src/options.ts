@@ -1,6 +1,6 @@
 // What a page leaves out or names its own way, as the whole requests of protocol.ts.
 
-import { CapstanError } from "./errors";
+import { refused } from "./errors";
 import type { ChatRequest, GenerateRequest, Guidance, HubRepository, Message, ModelFolder } from "./protocol";
 
 /** Where a model is and how it is computed; only those that are given differ from the defaults. */
@@ -101,10 +101,6 @@ function shown(value: unknown): string {
 function requireFinite(options: object): void {
   for (const [name, value] of Object.entries(options))
     if (typeof value === "number" && !Number.isFinite(value)) throw refused(`${name} is ${value}; it must be finite`);
-}
-
-function refused(message: string): CapstanError {
-  return new CapstanError({ type: "OptionError", message });
 }
 
 /** Throw OptionError for a name that is none of `known`: an option that is misspelt must not be left out silently. */
