@@ -16,7 +16,7 @@ from .snapshot import WHEELS_FOLDER, make_snapshot, snapshot_tools
 from .terminal import say
 from .wheels import page_wheels, wheel_inputs
 
-__all__ = ["ORT_FILES", "PYODIDE_FILES", "XGRAMMAR_FILES", "assemble"]
+__all__ = ["ORT_FILES", "PYODIDE_FILES", "VENDORED", "XGRAMMAR_FILES", "assemble"]
 
 MODULES = ROOT / "node_modules"
 ORT_FILES = (
@@ -27,6 +27,12 @@ ORT_FILES = (
 XGRAMMAR_FILES = ("index.js",)
 """What matches grammars; loaded when the first one is asked for."""
 PYODIDE_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
+VENDORED = {
+    "ort": MODULES / "onnxruntime-web/dist",
+    "pyodide": MODULES / "pyodide",
+    "xgrammar": MODULES / "@mlc-ai/web-xgrammar/lib",
+}
+"""The folders of the packages that the page's folders of these names take files from."""
 PAGE_FOLDERS = {
     "web/demo": ("demo.ts", "drawer.ts", "incomplete.ts", "transformers_worker.ts"),
     "web/harness": ("harness.ts",),
@@ -80,11 +86,8 @@ def digest_files(files: Iterable[Path]) -> str:
 def copy_vendor_files() -> list[Path]:
     """onnxruntime-web's, Pyodide's and xgrammar's files, unmodified."""
     made = []
-    for package, source, names in (
-        ("ort", MODULES / "onnxruntime-web/dist", ORT_FILES),
-        ("pyodide", MODULES / "pyodide", PYODIDE_FILES),
-        ("xgrammar", MODULES / "@mlc-ai/web-xgrammar/lib", XGRAMMAR_FILES),
-    ):
+    for package, names in (("ort", ORT_FILES), ("pyodide", PYODIDE_FILES), ("xgrammar", XGRAMMAR_FILES)):
+        source = VENDORED[package]
         target = SITE / "capstan" / package
         target.mkdir(parents=True, exist_ok=True)
         for name in names:

@@ -18,7 +18,7 @@ from ..environment import run_tool
 from ..models import BUNDLED, about_model, check_model
 from ..notices import NOTICES, notices, onnxruntime_notices, python_version
 from ..numpy_wheel import NUMPY_VERSION
-from ..site import assemble
+from ..site import VENDORED, assemble
 from ..terminal import say
 from ..wheels import build_wheel
 
@@ -35,6 +35,9 @@ TYPES = ("assets", "capstan", "client", "completions", "errors", "options", "pro
 PACKAGE = "capstan-webgpu"
 BESIDE = {"ai": [], "chat": ["--loader:.css=text"]}
 """The package's other entries, as capstan-webgpu/NAME, and how they are bundled; they import the first one."""
+IN_DEVELOPMENT = "dev/{}.jsx"
+"""An entry for development servers. Vite up to 7 bundles dependencies into a folder of its own, away from the files
+that they name by `new URL`; of those whose entry has this ending it does not."""
 SPECIFICATION = "@ai-sdk/provider"
 NPM_FIELDS = ("name", "version", "description", "license", "author", "type")
 
@@ -115,6 +118,7 @@ def npm_package(target: Path) -> Path:
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, package)
     declare_types(package / "types")
+    copy_source_maps(package / "capstan")
     (package / "bin").mkdir()
     shutil.copy(ROOT / "web/bin/capstan-webgpu.mjs", package / "bin")
     bundle(ROOT / "web/src/capstan.ts", package / "index.js", ["--alias:capstan-assets=" + str(named_assets(package))])
@@ -122,26 +126,35 @@ def npm_package(target: Path) -> Path:
         first = [f"--alias:{PACKAGE}=./index.js", "--external:./index.js"]
         bundle(ROOT / f"web/src/{name}.ts", package / f"{name}.js", [*flags, *first])
     source = json.loads((ROOT / "package.json").read_text(encoding="utf-8"))
-    entries = {".": ("capstan", "index.js")} | {f"./{name}": (name, f"{name}.js") for name in BESIDE}
+    entries = {".": ("capstan", "index")} | {f"./{name}": (name, name) for name in BESIDE}
+    (package / "dev").mkdir()
+    for _, name in entries.values():
+        (package / IN_DEVELOPMENT.format(name)).write_text(f'export * from "../{name}.js";\n')
     manifest = {
         **{field: source[field] for field in NPM_FIELDS},
         "exports": {
             **{
-                name: {"types": f"./types/{types}.d.ts", "default": f"./{file}"}
-                for name, (types, file) in entries.items()
+                entry: {
+                    "types": f"./types/{types}.d.ts",
+                    "development": f"./{IN_DEVELOPMENT.format(name)}",
+                    "default": f"./{name}.js",
+                }
+                for entry, (types, name) in entries.items()
             },
+            # The client alone, which names no files: for bundlers that would take each one for a part of the page.
+            "./capstan/capstan.js": {"types": "./types/capstan.d.ts", "default": "./capstan/capstan.js"},
             "./capstan/*": "./capstan/*",
         },
         "bin": {"capstan-webgpu": "bin/capstan-webgpu.mjs"},
         # It defines an element.
-        "sideEffects": ["./chat.js"],
+        "sideEffects": ["./chat.js", f"./{IN_DEVELOPMENT.format('chat')}"],
         # What types/ai.d.ts names; the AI SDK brings it, and pages without the SDK may have any.
         "peerDependencies": {SPECIFICATION: "*"},
         "peerDependenciesMeta": {SPECIFICATION: {"optional": True}},
         # What Pyodide imports in Node only.
         "browser": {"ws": False},
         "types": "./types/capstan.d.ts",
-        "files": ["index.js", *(f"{name}.js" for name in BESIDE), "bin", "capstan", "types", "*.md", "*.txt"],
+        "files": ["index.js", *(f"{name}.js" for name in BESIDE), "bin", "capstan", "dev", "types", "*.md", "*.txt"],
     }
     (package / "package.json").write_text(json.dumps(manifest, indent=2) + "\n")
     printed = run_tool(["npm", "pack", package, "--pack-destination", target, "--silent"], "check build/npm")
@@ -155,7 +168,7 @@ def named_assets(package: Path) -> Path:
     entries = [
         f"  {json.dumps(name.removeprefix('capstan/'))}: at(new URL({json.dumps('./' + name)}, import.meta.url)),"
         for name in names
-        if name != f"capstan/{CLIENT_AND_WORKER['capstan']}"
+        if name != f"capstan/{CLIENT_AND_WORKER['capstan']}" and not name.endswith(".map")
     ]
     made = BUILD / "cache/named_assets.ts"
     made.parent.mkdir(parents=True, exist_ok=True)
@@ -164,6 +177,16 @@ def named_assets(package: Path) -> Path:
     head = "export const defaultAssets = () => ({ base: location.href, places: {"
     made.write_text("\n".join([at, head, *entries, "} });", ""]))
     return made
+
+
+def copy_source_maps(assets: Path) -> None:
+    """The maps that onnxruntime-web's and Pyodide's modules name: development servers read them, and complain of each
+    one that is not there."""
+    for folder, source in VENDORED.items():
+        for module in (assets / folder).glob("*js"):
+            source_map = source / f"{module.name}.map"
+            if source_map.is_file():
+                shutil.copy(source_map, module.parent)
 
 
 def declare_types(target: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,24 +93,33 @@ def built(example: str, folder: Path, tarball: Path, made: str = "dist") -> Path
     npm(app, "run", "build")
     for file in (app / made).rglob("*"):
         if file.suffix in {".js", ".mjs", ".html", ".json"}:
-            assert "fresh-app" not in file.read_text(encoding="utf-8"), f"{file} names the developer's folder"
+            assert "fresh-app/" not in file.read_text(encoding="utf-8"), f"{file} names the developer's folder"
     return app / made
 
 
 @contextmanager
 def vite_server(app: Path) -> Iterator[str]:
-    """The address of Vite's development server."""
+    """The address of Vite's development server, which may complain of nothing and load no page anew."""
     command = ["node", "node_modules/vite/bin/vite.js", "--host", "127.0.0.1", "--port", "5311"]
     environment = {**os.environ, "NO_COLOR": "1"}
-    with subprocess.Popen(command, cwd=app, stdout=subprocess.PIPE, text=True, env=environment) as server:
+    with (
+        tempfile.TemporaryFile("w+") as complaints,
+        subprocess.Popen(
+            command, cwd=app, stdout=subprocess.PIPE, stderr=complaints, text=True, env=environment
+        ) as server,
+    ):
+        assert server.stdout
         try:
-            assert server.stdout
             yield next(line for line in server.stdout if "Local:" in line).split()[-1]
         finally:
             server.terminate()
+            said = server.stdout.read()
+        complaints.seek(0)
+        assert complaints.read() == ""
+        assert not re.search("error|fail|reload", said, re.IGNORECASE), said
 
 
-@pytest.mark.parametrize("example", ["vite", "webpack", "rollup", "esbuild"])
+@pytest.mark.parametrize("example", ["vite", "webpack", "rollup", "esbuild", "parcel"])
 def test_a_bundled_page_completes(example: str, browser: Browser, tarball: Path, tmp_path: Path) -> None:
     site = built(example, tmp_path, tarball)
     shutil.copytree(BUNDLED, site / "models/bundled")
@@ -117,8 +127,10 @@ def test_a_bundled_page_completes(example: str, browser: Browser, tarball: Path,
         require_completes(browser, url)
 
 
-def test_vites_development_server(browser: Browser, tarball: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["5", "6", "7", "8"])
+def test_vites_development_server(version: str, browser: Browser, tarball: Path, tmp_path: Path) -> None:
     app = installed("vite", tmp_path, tarball)
+    npm(app, "install", "--save-dev", f"vite@{version}")
     shutil.copytree(BUNDLED, app / "public/models/bundled")
     with vite_server(app) as url:
         require_completes(browser, url)
@@ -260,6 +272,7 @@ def test_every_example_is_built_and_named(tarball: Path) -> None:
         "esbuild",
         "module",
         "next",
+        "parcel",
         "react",
         "rollup",
         "service-worker",

@@ -4,5 +4,7 @@
 import type { Assets } from "./assets";
 
 export function defaultAssets(): Assets {
-  return { base: new URL(".", import.meta.url).href, places: {} };
+  // Not in one expression: Parcel would take the folder for a file to bring along.
+  const here = import.meta.url;
+  return { base: new URL(".", here).href, places: {} };
 }
