@@ -115,6 +115,13 @@ def test_a_broken_model_folder_is_refused(
     refuse(harness, scripts, make(variants, what), kind, parts, prompt_ids=PROMPT, max_new_tokens=4, device=device)
 
 
+def test_a_file_is_told_from_its_folder(harness: Harness, scripts: PageScripts) -> None:
+    scripts.expect(GONE)
+    error = harness.error("nano-llama/model.onnx", prompt_ids=PROMPT, device="wasm")
+    assert error.type == "ModelFileError"
+    assert error.message.endswith("; model.onnx is a file: give the folder that it is in"), error.message
+
+
 def test_a_tokenizer_nested_too_deeply_is_refused_and_the_page_goes_on(variants: Variants, harness: Harness) -> None:
     broken = make(variants, "deep-tokenizer")
     error = harness.error(broken, prompt_ids=PROMPT, max_new_tokens=4, device="wasm")

@@ -14,7 +14,7 @@ from tests.browser.hub_server import HubServer, Repository, running_hub
 from tests.browser.model_variants import LLAMA
 from tests.browser.page_scripts import PageScripts
 from tests.browser.test_cli import build_py
-from tests.harness import Harness
+from tests.harness import Harness, generate_request
 from tests.repository_layout import lay_out
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -61,6 +61,18 @@ def refusal(harness: Harness, model: Any, **options: Any) -> str:
     assert error.type == "ModelFileError", error
     assert "\n" not in error.message
     return error.message
+
+
+@pytest.mark.parametrize("page", ["", "tree/main/", "blob/main/model.onnx/"])
+def test_the_address_of_a_repositorys_page_is_told_from_a_folder(
+    page: str, hub: HubServer, harness: Harness, scripts: PageScripts
+) -> None:
+    scripts.expect(REFUSED)
+    request = generate_request({}, prompt_ids=PROMPT, device="wasm")
+    error = harness.reply({**request, "model": f"{hub.url}/nano/llama/{page}"})["error"]
+    assert error["type"] == "ModelFileError"
+    meant = f'for a repository of a hub give "nano/llama" as the model and "{hub.url}" as the hub'
+    assert error["message"].endswith(meant), error["message"]
 
 
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])

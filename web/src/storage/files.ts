@@ -3,7 +3,7 @@
 import { EngineError } from "../errors";
 import { lastAnswer, noteAnswer } from "./folders";
 import { hubRefusal, inRepository, keepFile, keptFile } from "./hub";
-import { Body, discardBody, isPage, pageError, shown, transient } from "./network";
+import { Body, checkFolder, discardBody, isPage, pageError, shown, transient } from "./network";
 import { pickedFile } from "./picked";
 import { askedAhead, fetchedOnce } from "./prefetch";
 import { fetched } from "./source";
@@ -120,6 +120,6 @@ function unreadable(url: string, response: Response): EngineError {
   const passing = transient(response, url);
   if (passing) return passing;
   const why = hubRefusal(url, response);
-  const what = why ? `: ${why}` : ` cannot be read (HTTP ${response.status}); check the model folder`;
+  const what = why ? `: ${why}` : ` cannot be read (HTTP ${response.status}); ${checkFolder(url)}`;
   return new EngineError("ModelFileError", shown(url) + what);
 }

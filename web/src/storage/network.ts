@@ -8,6 +8,9 @@ import { ByteReader, type Chunk } from "./chunk";
 /** Answers after which the same request may succeed. */
 const TRANSIENT = [408, 425, 429, 500, 502, 503, 504];
 
+/** Files of models, of whatever kind, that are taken for their folder. */
+const MODEL_FILE = /\.(onnx|onnx_data\w*|data|json|gguf|safetensors)$/i;
+
 let stallMs = 30_000;
 
 /** Give a request up when no byte of it has come for so long. */
@@ -96,11 +99,24 @@ export function isPage(response: Response): boolean {
   return response.ok && /^text\/html\b/i.test(response.headers.get("Content-Type") ?? "");
 }
 
+/** What to do where the server has no file of this address: what may have been given in place of its folder. */
+export function checkFolder(url: string): string {
+  const { origin, pathname } = new URL(url, here());
+  const folders = pathname.split("/").slice(1, -1);
+  const [owner, name, page] = folders;
+  if (folders.length === 2 ? origin !== location.origin : page === "tree" || page === "blob") {
+    const [id, hub] = [`${owner}/${name}`, origin].map((text) => JSON.stringify(text));
+    return `check the model folder, or for a repository of a hub give ${id} as the model and ${hub} as the hub`;
+  }
+  const last = folders.at(-1) ?? "";
+  return MODEL_FILE.test(last) ? `${last} is a file: give the folder that it is in` : "check the model folder";
+}
+
 /** The error of such a page in place of a file. */
 export function pageError(url: string): EngineError {
   return new EngineError(
     "ModelFileError",
-    `${shown(url)}: the server answers with an HTML page, as for addresses that it does not know; check the model folder`,
+    `${shown(url)}: the server answers with an HTML page, as for addresses that it does not know; ${checkFolder(url)}`,
   );
 }
 

@@ -5,7 +5,7 @@ import { here } from "../assets";
 import { EngineError } from "../errors";
 import { ByteReader, Chunk } from "./chunk";
 import { authorization, hubRefusal, listedIdentity } from "./hub";
-import { Body, discardBody, isPage, pageError, request, shown, transient } from "./network";
+import { Body, checkFolder, discardBody, isPage, pageError, request, shown, transient } from "./network";
 import { pickedFile } from "./picked";
 
 /** What a source says of itself; see capstan.storage.SourceIdentity. */
@@ -98,7 +98,7 @@ export function fetched(url: string, init?: RequestInit & { headers?: Record<str
 
 function refused(url: string, response: Response): EngineError {
   const what =
-    hubRefusal(url, response) ?? `the weights cannot be read (HTTP ${response.status}); check the model folder`;
+    hubRefusal(url, response) ?? `the weights cannot be read (HTTP ${response.status}); ${checkFolder(url)}`;
   return transient(response, url) ?? new EngineError("ModelFileError", `${shown(url)}: ${what}`);
 }
 
