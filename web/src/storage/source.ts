@@ -97,8 +97,7 @@ export function fetched(url: string, init?: RequestInit & { headers?: Record<str
 }
 
 function refused(url: string, response: Response): EngineError {
-  const what =
-    hubRefusal(url, response) ?? `the weights cannot be read (HTTP ${response.status}); ${checkFolder(url)}`;
+  const what = hubRefusal(url, response) ?? `the weights cannot be read (HTTP ${response.status}); ${checkFolder(url)}`;
   return transient(response, url) ?? new EngineError("ModelFileError", `${shown(url)}: ${what}`);
 }
 
