@@ -17,6 +17,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from buildtools import ROOT
+from buildtools.browser import find_browser, flags
 from buildtools.models import BUNDLED
 from tests import products
 from tests.plain_server import serving_plainly
@@ -141,6 +142,23 @@ def test_nexts_static_export_completes(browser: Browser, tarball: Path, tmp_path
     shutil.copytree(BUNDLED, site / "models/bundled")
     with serving_plainly(site) as url:
         require_completes(browser, url)
+
+
+def test_a_browser_extensions_page_reads_what_the_extension_brings(
+    browser: Browser, tarball: Path, tmp_path: Path
+) -> None:
+    extension = built("extension", tmp_path, tarball)
+    shutil.copytree(BUNDLED, extension / "models/bundled")
+    arguments = ["--headless=new", *flags("software"), f"--load-extension={extension}"]
+    context = browser.browser_type.launch_persistent_context(
+        "", executable_path=find_browser(), args=arguments, ignore_default_args=["--disable-extensions"]
+    )
+    try:
+        if not context.service_workers:
+            context.wait_for_event("serviceworker")
+        require_completes(context, context.service_workers[0].url.replace("background.js", "index.html"))
+    finally:
+        context.close()
 
 
 COUNT_WORKERS = """
@@ -270,6 +288,7 @@ def test_every_example_is_built_and_named(tarball: Path) -> None:
         "ai-sdk",
         "chat",
         "esbuild",
+        "extension",
         "module",
         "next",
         "parcel",

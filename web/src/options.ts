@@ -142,7 +142,9 @@ function address(text: string, what: string, page: string): string {
   } catch {
     throw refused(`${what} is ${JSON.stringify(text)}; it must be a URL`);
   }
-  if (!["http:", "https:"].includes(found.protocol))
+  // A browser extension's pages, and those of apps around a web view, read their own files.
+  const own = new URL(page).protocol;
+  if (!["http:", "https:", own].includes(found.protocol) || found.protocol === "file:")
     throw refused(
       `${what} is ${JSON.stringify(text)}; a page can only read http: and https: addresses, so serve the files`,
     );
