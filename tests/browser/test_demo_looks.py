@@ -274,6 +274,27 @@ def test_options_are_above_diagnostics(width: int, demo: Demo) -> None:
     assert options <= diagnostics
 
 
+LABELS_AT_FIELDS = """
+() => [...document.querySelectorAll("#options .fields label")].filter((label) => {
+  const field = label.control?.getBoundingClientRect();
+  if (!field?.width || label.contains(label.control)) return false;
+  const text = document.createRange();
+  text.selectNodeContents(label);
+  return [...text.getClientRects()].some(
+    ({ left, right, top, bottom }) =>
+      left < field.right && right + 8 > field.left && top < field.bottom && bottom > field.top,
+  );
+}).map((label) => label.textContent)
+"""
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_label_touches_its_field(width: int, demo: Demo) -> None:
+    demo.page.select_option("#search", "sample")
+    with demo.sized(width):
+        assert demo.page.evaluate(LABELS_AT_FIELDS) == []
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_page_ends_where_its_content_ends(width: int, demo: Demo) -> None:
     demo.send()
