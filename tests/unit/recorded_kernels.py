@@ -141,6 +141,16 @@ def matmul(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
     put(at["output"], product(at["input_b"], at["scales_b"], at["input_a"], *sizes, at.get("zero_points"), odd))
 
 
+def to_int8(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    """Without rounding, so that steps can be compared; all elements by one scale."""
+    put(at["output"], at["input_a"][: 4 * u["output_size"]] / 2)
+    at["scales"][:] = 2
+
+
+def matvec_int8(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
+    matmul({**at, "input_a": at["input_a"] * at["scales_a"][0]}, u)
+
+
 def dense(at: Mapping[str, Vector], u: Mapping[str, Any]) -> None:
     k, n = u["dim_inner"], u["dim_b_outer"]
     put(at["output"], at["a"][:k] @ at["b"][: k * n].reshape(k, n))
@@ -355,6 +365,32 @@ MATMUL_ZEROS = replace(
     fields=(*MATMUL_FIELDS, ("zero_blocks_per_col", "u32")),
     lines=(*MATMUL.lines, *ZEROS),
 )
+TO_INT8 = Kernel(
+    ("input_a",),
+    ("output", "scales"),
+    (("output_size", "u32"),),
+    (
+        "let max_val = subgroupMax(abs(local_a));",
+        "let norm_a = local_a/scale;",
+        "output[global_idx]=pack4x8snorm(vec4<f32>(norm_a));",
+        "scales[workgroup_idx * 2 + local_idx / 32]=scale/127;",
+    ),
+    to_int8,
+)
+MATVEC_INT8 = Kernel(
+    ("input_a", "scales_a", "input_b", "scales_b"),
+    ("output",),
+    MATMUL_FIELDS,
+    (
+        "const default_zero_point = 8;",
+        "const bit_mask = 0xFu;",
+        "local_sum += dot4I8Packed(a2[3], b2[3]);",
+        "inter_results[row_offset + local_row][local_col] += SDP8AI(own_a, own_b, own_a1, own_b1, "
+        "own_scale_a * own_scale_b);",
+        "output[output_idx]=output_value;",
+    ),
+    matvec_int8,
+)
 ATTENTION_JOIN = Kernel(
     ("input", "metadata", "seqlens_k"),
     ("output",),
@@ -387,6 +423,15 @@ KERNELS: Mapping[str, Kernel] = {
     "matmul_nbits_zeros": MATMUL_ZEROS,
     "matmul_nbits_bytes": replace(MATMUL, lines=BYTES),
     "matmul_nbits_bytes_zeros": replace(MATMUL_ZEROS, lines=(*BYTES, *ZEROS)),
+    "to_int8": TO_INT8,
+    "matvec_int8_4": MATVEC_INT8,
+    "matvec_int8_4_zeros": replace(
+        MATVEC_INT8,
+        reads=(*MATVEC_INT8.reads, "zero_points"),
+        fields=(*MATMUL_FIELDS, ("zero_blocks_per_col", "u32")),
+        lines=(*MATVEC_INT8.lines, *ZEROS),
+    ),
+    "matvec_int8_8": replace(MATVEC_INT8, lines=(*BYTES[:2], *MATVEC_INT8.lines[2:])),
     "matmul": Kernel(
         ("a", "b"),
         ("output",),

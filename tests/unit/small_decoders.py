@@ -27,6 +27,8 @@ class Small:
     """Whether the weights of products are dense; else int4."""
     packed: str = ""
     """What the name of their kernel ends in: zero points, int8."""
+    rounded: bool = False
+    """Whether products are of what was brought into int8 before."""
     sinks: bool = False
     sketch: Sketch = field(default_factory=Sketch)
     calls: dict[str, int] = field(default_factory=dict)
@@ -66,13 +68,18 @@ class Small:
             sizes = {"dim_a_outer": 1, "dim_b_outer": n, "dim_inner": k}
             [y] = s.run("matmul", {"a": x, "b": s.weights(n * k)}, writes, {**shapes, **sizes}, into=there)
             return y
-        reads = {"input_a": x, "input_b": s.weights(n * k), "scales_b": s.weights(n * k // BLOCK, 1.0)}
+        source = {"input_a": x}
+        if self.rounded:
+            words, factors = s.run("to_int8", source, {"output": k, "scales": 1}, {"output_size": k // 4})
+            source = {"input_a": words, "scales_a": factors}
+        reads = {**source, "input_b": s.weights(n * k), "scales_b": s.weights(n * k // BLOCK, 1.0)}
         uniforms = {"M": 1, "N": n, "K": k, "block_size": BLOCK, "batch_count": 1, "dispatch_M": 1}
         if "zeros" in self.packed:
             blocks = k // BLOCK if "bytes" in self.packed else (k // BLOCK + 1) // 2 * 2
             uniforms["zero_blocks_per_col"] = blocks
             reads["zero_points"] = s.weights(n * blocks)
-        [y] = s.run(f"matmul_nbits{self.packed}", reads, writes, uniforms, into=there)
+        kernel = "matvec_int8_4" if self.rounded else "matmul_nbits"
+        [y] = s.run(f"{kernel}{self.packed}", reads, writes, uniforms, into=there)
         return y
 
     def add(self, a: int, b: int, size: int) -> int:
@@ -266,6 +273,7 @@ def decoder(
     patched: bool = False,
     dense: bool = False,
     packed: str = "",
+    rounded: bool = False,
     swapped: bool = False,
     norms: str | None = None,
     rotary: str = "",
@@ -276,14 +284,14 @@ def decoder(
 
     `bias`: added to q, k and v (qwen2). `multipliers`: unknown kernels after the embedding, attention and feed-forward
     (granite). `gated`: the first half of the feed-forward is one kernel; else its two products read one norm.
-    `dense`: weights as they are, and a gate of separate operations; so has `packed` (zero points, int8). `swapped`: the
-    gate's factors in the other order.
+    `dense`: weights as they are, and a gate of separate operations; so has `packed` (zero points, int8). `rounded`:
+    products of int8. `swapped`: the gate's factors in the other order.
     `norms`: of q and k, "inside" the rotary kernel or "apart" (qwen3), "all" with one of v (gemma4), or "no" with q, k
     and v split all the same.
     `rotary`: "partial" (phi) or "interleaved" (ernie). `sinks`: one more score in each head's softmax (gpt-oss).
     `watched`: an unknown kernel reads a residual and a norm. `patched`: a copy that the next kernel changes a part of.
     """
-    m = Small(layers, dense, packed, sinks)
+    m = Small(layers, dense, packed, rounded, sinks)
     s = m.sketch
     x = m.embedded()
     if multipliers:
@@ -363,6 +371,8 @@ SMALL_DECODERS: Mapping[str, Callable[[], Small]] = {
     "zero points": lambda: decoder(packed="_zeros"),
     "int8": lambda: decoder(packed="_bytes"),
     "int8 and zero points": lambda: decoder(packed="_bytes_zeros", swapped=True, multipliers=True, watched=True),
+    "activations in int8": lambda: decoder(rounded=True, bias=True),
+    "activations in int8, zero points": lambda: decoder(rounded=True, packed="_zeros", gated=False, watched=True),
     "partial rotary": lambda: decoder(rotary="partial"),
     "interleaved rotary": lambda: decoder(rotary="interleaved"),
     "sinks": lambda: decoder(sinks=True),

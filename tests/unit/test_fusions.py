@@ -111,6 +111,17 @@ def made_of(placement: Placement) -> Counter[str]:
     return found
 
 
+def test_products_of_int8_are_those_of_what_was_brought_into_int8() -> None:
+    """A step is the same as without accuracy_level 4, but that it says what the recorded kernels do."""
+    made = []
+    for small in (decoder(bias=True), decoder(bias=True, rounded=True)):
+        placement = check(small, small.sketch.record(), PASSES)
+        made.append(made_of(placement))
+        products = [node.what for node in placement.nodes if isinstance(node.what, MatVec)]
+        assert {what.rounded for what in products if what.scales is not None and what.up is None} == {small.rounded}
+    assert made[0] == made[1]
+
+
 def recorded(placement: Placement, *calls: int) -> list[bool]:
     """Which of the sketch's operations are replayed as they were recorded, of a step whose clears are dropped."""
     indices = {node.what.index for node in placement.nodes if isinstance(node.what, Recorded)}

@@ -49,6 +49,19 @@ UNIFORMS: Mapping[str, Mapping[str, Number]] = {
         }
         for form in ("_zeros", "_bytes", "_bytes_zeros")
     },
+    "to_int8": {"output_size": 16},
+    **{
+        f"matvec_int8_{form}": {
+            "M": 1,
+            "N": 96,
+            "K": 64,
+            "block_size": 32,
+            "batch_count": 1,
+            "dispatch_M": 1,
+            **({"zero_blocks_per_col": 2} if "zeros" in form else {}),
+        }
+        for form in ("4", "4_zeros", "8")
+    },
     "matmul": {
         "a_shape": (1, 1, 16),
         "b_shape": (64, 24),
@@ -204,6 +217,8 @@ class TestEach:
         *((name, "value = value - x_element_t(mean);") for name in ("norm", "skip_norm", "skip_norm_alone")),
         *((name, "value = value + beta[i];") for name in ("norm", "skip_norm", "skip_norm_alone")),
         ("skip_norm", "value = value + bias[i];"),
+        ("matvec_int8_4", "output_value += bias[b_global];"),
+        ("matvec_int8_4", "let b_offset = uniforms.weight_idx * uniforms.N;"),
         ("gated_mlp", "value = value + gate_bias[i];"),
         ("gated_mlp", "value = value + up_bias[i];"),
         *((name, "score = uniforms.softcap * tanh(score);") for name in ("attention_split", *JOINS)),
@@ -223,6 +238,7 @@ def test_lines_of_a_richer_operation_are_not_passed_over(name: str, line: str) -
         ("matmul_nbits", change("matmul_nbits", M=2)),
         ("matmul_nbits", change("matmul_nbits", batch_count=2)),
         ("matmul_nbits", change("matmul_nbits", dispatch_M=2)),
+        ("matvec_int8_4", change("matvec_int8_4", M=2)),
         ("matmul", change("matmul", dim_a_outer=2)),
         ("matmul", change("matmul", a_shape=(2, 1, 16))),
         ("matmul", change("matmul", b_shape=(32, 24))),
@@ -420,6 +436,10 @@ def test_weights_are_what_a_replacement_takes_for_constant() -> None:
         "matmul_nbits_zeros": ["input_b", "scales_b", "zero_points"],
         "matmul_nbits_bytes": ["input_b", "scales_b"],
         "matmul_nbits_bytes_zeros": ["input_b", "scales_b", "zero_points"],
+        "to_int8": [],
+        "matvec_int8_4": ["input_b", "scales_b"],
+        "matvec_int8_4_zeros": ["input_b", "scales_b", "zero_points"],
+        "matvec_int8_8": ["input_b", "scales_b"],
         "matmul": ["b"],
         "multiply": [],
         "silu": [],

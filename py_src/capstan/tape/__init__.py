@@ -39,10 +39,11 @@ from .prefill_graph import fuse_prefill
 from .recording import BindGroup, Clear, Command, Copy, Dispatch, DispatchIndirect, Op, Pipeline, Recording, Write
 from .row_step import RowSpans, row_step
 from .step_graph import Node, Recorded, StepGraph
-from .witness import BEYOND, CacheRows, Found, Watched, cache_rows, plan_witness
+from .witness import BEYOND, UNIT, CacheRows, Found, Watched, cache_rows, plan_witness
 
 __all__ = [
     "BEYOND",
+    "UNIT",
     "PASSES",
     "BindGroup",
     "Clear",

@@ -84,6 +84,11 @@ class Operation(Protocol):
         return 1
 
     @property
+    def rounded(self) -> bool:
+        """Whether the recorded kernels bring what they read into int8, as accuracy_level 4 allows; ours do not."""
+        return False
+
+    @property
     def as_recorded(self) -> Operation:
         """What the recorded kernels compute that it replaces: the same, but for what they leave out."""
         return self

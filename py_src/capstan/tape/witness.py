@@ -17,7 +17,7 @@ from typing import Any
 
 from .step_graph import Node, Recorded
 
-__all__ = ["BEYOND", "FOUND_BYTES", "CacheRows", "Found", "Watched", "Witness", "cache_rows", "plan_witness"]
+__all__ = ["BEYOND", "FOUND_BYTES", "UNIT", "CacheRows", "Found", "Watched", "Witness", "cache_rows", "plan_witness"]
 
 UNIT = {"f16": 2.0**-11, "f32": 2.0**-24}
 """The unit roundoff of each type."""

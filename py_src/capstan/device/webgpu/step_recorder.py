@@ -31,7 +31,7 @@ from .decode_step import DecodeStep
 from .engine import NOT_FUSED
 from .replay_check import TOLERANCE
 from .sequence_buffers import SequenceBuffers, left_out_by_cache
-from .step_check import GROSS, Fused, StepCheck
+from .step_check import Fused, StepCheck, gross
 from .verdicts import Verdict, Verdicts, recording_digest
 
 __all__ = ["StepRecorder"]
@@ -209,7 +209,7 @@ class StepRecorder:
                 poison = self.check.poisoned(recording, {*cleared, *recorded})
                 wrong = await self.check.faults(recording, ops, fused, poison, recognise=not left)
                 if not wrong:
-                    await self.check.compare(recording, fused.tape, poison, GROSS)
+                    await self.check.compare(recording, fused.tape, poison, gross(recording))
                     if left:
                         report["left out"] = "; ".join(dict.fromkeys(left.values()))
                     return fused.tape, left

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from ...notes import Notes
-from ...tape import Clear, Copy, Dispatch, DispatchIndirect, Found, Node, Op, Recorded, Recording, Write
+from ...tape import UNIT, Clear, Copy, Dispatch, DispatchIndirect, Found, Node, Op, Recorded, Recording, Write
 
 __all__ = ["OURS", "RECORDED", "Bound", "Verdict", "Verdicts", "judge", "recording_digest"]
 
@@ -33,6 +33,8 @@ class Bound:
     def of(self, node: Node, element: str) -> Bound:
         """For one operation over values of this type."""
         what = node.what
+        if self.by_depth and not isinstance(what, Recorded) and what.rounded:
+            return Bound(IN_INT8.largest / UNIT[element], IN_INT8.mean / UNIT[element], False)
         if isinstance(what, Recorded) or not (self.by_depth or element == "f32"):
             return self
         depth = math.sqrt(what.terms)
@@ -43,6 +45,10 @@ OURS = Bound(largest=12.0, mean=2.0, by_depth=False)
 """Kernels of ours: at most 16 products are added in the type of the values, all else in float32."""
 RECORDED = Bound(largest=12.0, mean=2.0, by_depth=True)
 """Kernels of onnxruntime-web, which adds in the type of the values: is a recorded operation what it was taken for?"""
+IN_INT8 = Bound(largest=4.0, mean=1 / 16, by_depth=False)
+"""Those of them that bring x into int8, 128 elements by one scale, in parts of the spread. Each element is off by
+max|x| / (254 sqrt 3) in the mean, and max|x| is at most sqrt 128 times the root of the mean square of the 128: 0.026 of
+the spread. Of a single element of y nothing is known whose weights are small where x is large."""
 
 
 def judge(nodes: Sequence[Node], found: Sequence[Found], bound: Bound, what: str) -> dict[int, str]:

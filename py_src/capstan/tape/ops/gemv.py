@@ -87,6 +87,8 @@ class MatVec(Operation):
     """Whether what is normalised is float32 although `element` is f16: x (skip and total if `behind`), gammas, beta."""
     rows: int = 1
     """Of x, and of all that is added or written."""
+    rounded: bool = False
+    """Whether the recorded kernel brings x into int8 first."""
 
     @property
     def inputs(self) -> tuple[str, ...]:

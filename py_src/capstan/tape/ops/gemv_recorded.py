@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from math import prod
 
 from ..ort_kernels import Met, OrtKernel, Rules, Signature
-from ..step_graph import Node
+from ..step_graph import Node, Recorded, StepGraph
 from ..uniforms import Number
 from .elementwise import total_of
 from .gemv import MatVec, fits_matvec
@@ -36,14 +37,48 @@ def dense_shape(uniforms: Mapping[str, Number], rows: int) -> tuple[int, int] | 
     return (k, n) if whole else None
 
 
-def packed_product(met: Met, bits: int) -> list[Node] | None:
+def packed_product(met: Met, bits: int, x: int | None = None) -> list[Node] | None:
+    """The product of its input, or of the value `x` that this was rounded from."""
     kernel, at = met.kernel, met.kernel.at
     n, k, block = (kernel.number(name) for name in ("N", "K", "block_size"))
     zeros = at.get("zero_points")
     if zeros is not None and kernel.number("zero_blocks_per_col") != zero_points_of_row(k, block, bits):
         return None
-    what = MatVec(at["input_b"], at["scales_b"], n, k, block, kernel.element, bits=bits, zeros=zeros)
-    return [met.node(what, (met.read("input_a"),), met.written("output"))] if fits_matvec(what) else None
+    what = MatVec(
+        at["input_b"], at["scales_b"], n, k, block, kernel.element, bits=bits, zeros=zeros, rounded=x is not None
+    )
+    reads = (met.read("input_a") if x is None else x,)
+    return [met.node(what, reads, met.written("output"))] if fits_matvec(what) else None
+
+
+def from_int8(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
+    """Products of what was brought into int8, as products of what that was made of; it is not brought into int8 where
+    nobody else reads that."""
+    makers = graph.makers()
+
+    def product(node: Node) -> Node:
+        found = met.get(node.what.index) if isinstance(node.what, Recorded) else None
+        bits = INT8.get(found.kernel.kind) if found else None
+        if found is None or bits is None:
+            return node
+        maker = makers.get(found.read("input_a"))
+        source = met.get(maker.what.index) if maker is not None and isinstance(maker.what, Recorded) else None
+        if source is None or source.kernel.kind != TO_INT8 or source.written("scales") != found.read("scales_a"):
+            return node
+        if 4 * source.kernel.number("output_size") != found.kernel.number("K"):
+            return node
+        made = packed_product(found, bits, source.read("input_a"))
+        return replace(made[0], origins=frozenset({found.index, source.index})) if made else node
+
+    changed = replace(graph, nodes=tuple(product(node) for node in graph.nodes))
+    wanted = changed.readers().keys() | set(graph.last.values())
+    idle = {
+        index
+        for index, found in met.items()
+        if found.kernel.kind == TO_INT8 and wanted.isdisjoint(found.writes.values())
+    }
+    kept = (node for node in changed.nodes if not (isinstance(node.what, Recorded) and node.what.index in idle))
+    return replace(changed, nodes=tuple(kept))
 
 
 def zero_points_of_row(k: int, block: int, bits: int) -> int:
@@ -76,6 +111,10 @@ def one_gated_row(kernel: OrtKernel) -> bool:
     skipped = kernel.number("K") if "skip" in kernel.at else 0
     return kernel.uniforms["batch_count"] == 1 and kernel.uniforms["skip_size"] == skipped
 
+
+TO_INT8 = "to_int8"
+INT8 = {f"matvec_int8_{bits}": bits for bits in (4, 8)}
+"""Products of int8 by weights of so many bits, by what their kernels are called."""
 
 ZERO_POINTS = (
     "let offset = row * c_dim + col;",
@@ -127,6 +166,41 @@ RULES = Rules(
             for bits in (4, 8)
             for zeros in ((), ("zero_points",))
         ),
+        Signature(
+            TO_INT8,
+            "matvec",
+            ("input_a", "output", "scales"),
+            has=(
+                "let max_val = subgroupMax(abs(local_a));",
+                "let norm_a = local_a/scale;",
+                "output[global_idx]=pack4x8snorm(vec4<f",
+                "scales[workgroup_idx * 2 + local_idx / 32]=scale/127;",
+            ),
+            asked=("output_size",),
+            holds=lambda kernel: kernel.number("output_size") > 0,
+        ),
+        *(
+            Signature(
+                kind,
+                "matvec",
+                ("input_a", "scales_a", "input_b", "scales_b", *zeros, "output"),
+                has=(
+                    f"const default_zero_point = {1 << (bits - 1)};",
+                    f"const bit_mask = 0x{(1 << bits) - 1:X}u;",
+                    "local_sum += dot4I8Packed(a2[3], b2[3]);",
+                    "inter_results[row_offset + local_row][local_col] += SDP8AI(own_a, own_b, own_a1, own_b1, "
+                    "own_scale_a * own_scale_b);",
+                    "output[output_idx]=output_value;",
+                    *(ZERO_POINTS if zeros else ()),
+                ),
+                asked=("N", "K", "block_size", *(["zero_blocks_per_col"] if zeros else [])),
+                weights=("input_b", "scales_b", *zeros),
+                lacks=("uniforms.weight_idx", "bias["),
+                holds=one_row,
+            )
+            for kind, bits in INT8.items()
+            for zeros in ((), ("zero_points",))
+        ),
         *(
             Signature(
                 "gated_mlp",
@@ -168,5 +242,6 @@ RULES = Rules(
             parts=dense_product,
         ),
     ),
+    groups={"matvec": from_int8},
     folds={"residual": sums_joined, "gated": gates_joined, "norm": norms_joined},
 )

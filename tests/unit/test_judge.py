@@ -1,0 +1,37 @@
+"""How far an operation may be from the truth before it is found to be wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from capstan.device.webgpu.verdicts import OURS, RECORDED, Bound, judge
+from capstan.tape import UNIT, Found, MatVec, Node
+
+PRODUCT = MatVec(1, 2, 576, 1536, 32, "f32")
+
+
+def faults(what: MatVec, bound: Bound, mean: float, largest: float) -> dict[int, str]:
+    """What is said of a result that is off by these parts of its spread."""
+    node = Node(what, (3,), (4,), 0, frozenset({0}))
+    unit = UNIT[what.element]
+    return judge([node], [Found(0, "result", what.element, largest / unit, mean / unit, 1.0, 1.0, 0, 0)], bound, "it")
+
+
+@pytest.mark.parametrize("element", ["f32", "f16"])
+def test_a_recorded_product_may_round_to_int8_where_it_is_known_to(element: str) -> None:
+    rounded = replace(PRODUCT, element=element, rounded=True)
+    assert faults(rounded, RECORDED, mean=0.026, largest=0.5) == {}
+    if element == "f32":
+        assert faults(replace(rounded, rounded=False), RECORDED, mean=0.026, largest=0.5)
+
+
+@pytest.mark.parametrize("element", ["f32", "f16"])
+def test_our_product_may_not(element: str) -> None:
+    assert faults(replace(PRODUCT, element=element, rounded=True), OURS, mean=0.026, largest=0.5)
+
+
+@pytest.mark.parametrize(("mean", "largest"), [(0.14, 1.0), (0.01, 5.0)], ids=["a lost run of weights", "one element"])
+def test_something_else_is_found_in_int8_too(mean: float, largest: float) -> None:
+    assert faults(replace(PRODUCT, rounded=True), RECORDED, mean, largest)
