@@ -75,6 +75,18 @@ class Fused:
         )
 
 
+def made_in_int8(nodes: Sequence[Node], homes: Collection[int]) -> set[int]:
+    """The nodes, by index, whose recorded kernels bring into int8 what they read, or what that is made of: a value
+    without a home is written by none of them, so that its truth takes its place, which nobody brought into int8."""
+    found: set[int] = set()
+    values: set[int] = set()
+    for index, node in enumerate(nodes):
+        if not isinstance(node.what, Recorded) and (node.what.rounded or not values.isdisjoint(node.reads)):
+            found.add(index)
+            values |= set(node.writes) - set(homes)
+    return found
+
+
 @dataclass
 class StepCheck:
     """Checks tapes of one recorded step over the sequence's buffers, whose contents it changes."""
@@ -123,7 +135,7 @@ class StepCheck:
                 await self._prepare(recording, length, BEYOND)
                 if recognise:
                     found = await self._witness(recording, plain, theirs, length)
-                    faults |= judge(nodes, found, RECORDED, "the recorded kernel")
+                    faults |= judge(nodes, found, RECORDED, "the recorded kernel", made_in_int8(nodes, homes))
                     await self._rows(recording, BEYOND)
                 engine.poison(fused.tape, recording.handle, poison)
                 found = await self._witness(recording, fused.tape, ours, length)

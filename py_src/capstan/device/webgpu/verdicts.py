@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from ...notes import Notes
@@ -33,8 +33,6 @@ class Bound:
     def of(self, node: Node, element: str) -> Bound:
         """For one operation over values of this type."""
         what = node.what
-        if self.by_depth and not isinstance(what, Recorded) and what.rounded:
-            return Bound(IN_INT8.largest / UNIT[element], IN_INT8.mean / UNIT[element], False)
         if isinstance(what, Recorded) or not (self.by_depth or element == "f32"):
             return self
         depth = math.sqrt(what.terms)
@@ -48,15 +46,19 @@ RECORDED = Bound(largest=12.0, mean=2.0, by_depth=True)
 IN_INT8 = Bound(largest=4.0, mean=1 / 16, by_depth=False)
 """Those of them that bring x into int8, 128 elements by one scale, in parts of the spread. Each element is off by
 max|x| / (254 sqrt 3) in the mean, and max|x| is at most sqrt 128 times the root of the mean square of the 128: 0.026 of
-the spread. Of a single element of y nothing is known whose weights are small where x is large."""
+the spread. Of a single element of y nothing is known whose weights are small where x is large. Measured on an H200 over
+SmolLM2 in float32: 0.011 in the mean, 0.077 at most."""
 
 
-def judge(nodes: Sequence[Node], found: Sequence[Found], bound: Bound, what: str) -> dict[int, str]:
-    """Why operations are wrong, by the index of their node; `what` did them."""
+def judge(
+    nodes: Sequence[Node], found: Sequence[Found], bound: Bound, what: str, in_int8: Collection[int] = ()
+) -> dict[int, str]:
+    """Why operations are wrong, by the index of their node; `what` did them, and for the nodes `in_int8` what they are
+    made of was brought into int8."""
     faults: dict[int, str] = {}
     for each in found:
         node = nodes[each.node]
-        limit = bound.of(node, each.element_type)
+        limit = rounded_to_int8(each.element_type) if each.node in in_int8 else bound.of(node, each.element_type)
         got, wanted = f"element {each.element} is {each.got:.6g}", f"the truth {each.wanted:.6g}"
         if each.unlike:
             reason = f"{each.unlike} elements are finite in only one of it and the truth; {got}, {wanted}"
@@ -69,6 +71,11 @@ def judge(nodes: Sequence[Node], found: Sequence[Found], bound: Bound, what: str
             continue
         faults.setdefault(each.node, f"{each.part} of {described(node)} by {what}: {reason}")
     return faults
+
+
+def rounded_to_int8(element: str) -> Bound:
+    """IN_INT8 in units of rounding."""
+    return Bound(IN_INT8.largest / UNIT[element], IN_INT8.mean / UNIT[element], by_depth=False)
 
 
 def described(node: Node) -> str:
