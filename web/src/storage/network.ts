@@ -69,8 +69,8 @@ export async function request(
   try {
     return await withinStall(answered, "the server has not answered", () => abort.abort());
   } catch (error) {
-    // A browser extension's own files come without a status: what is not there fails.
-    if (!(error instanceof EngineError) && !/^https?:$/.test(new URL(url, here()).protocol))
+    // A browser extension's own files, and an app's, come without a status: what is not there fails.
+    if (!(error instanceof EngineError) && !/^(https?|blob|data):$/.test(new URL(url, here()).protocol))
       return new Response(null, { status: 404 });
     const why = error instanceof EngineError ? error.message : told(error, url);
     throw new EngineError("BrokenDownloadError", `${what} (${why}); ${remedy}`);
