@@ -213,7 +213,7 @@ def test_the_shapes_of_models_as_they_are_tuned(kernel_page: KernelPage, case: C
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
-@pytest.mark.parametrize("lanes", [4, 8, 16, 32, 64])
+@pytest.mark.parametrize("lanes", one_in(2, [4, 8, 16, 32, 64]))
 def test_the_tunings_for_every_subgroup_size(kernel_page: KernelPage, lanes: int, half: bool) -> None:
     """In workgroups of 256 threads with 16 KiB, which every adapter has."""
     for case in (
@@ -302,7 +302,7 @@ PACKED = [
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("lanes", [0, 4])
-@pytest.mark.parametrize("case", one_in(2, PACKED), ids=str)
+@pytest.mark.parametrize("case", one_in(3, PACKED), ids=str)
 def test_weights_in_every_form(kernel_page: KernelPage, case: Case, lanes: int, half: bool) -> None:
     check(kernel_page, case, cut(case, lanes, 2, 8, 32, staged=True), half=half)
     check(kernel_page, case, cut(case, lanes, 4, 4, 16, most=3), half=half)

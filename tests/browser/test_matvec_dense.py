@@ -128,7 +128,7 @@ def test_the_shapes_of_models_as_they_are_tuned(kernel_page: KernelPage, case: C
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
-@pytest.mark.parametrize("lanes", [4, 8, 16, 32, 64])
+@pytest.mark.parametrize("lanes", one_in(2, [4, 8, 16, 32, 64]))
 def test_the_tunings_for_every_subgroup_size(kernel_page: KernelPage, lanes: int, half: bool) -> None:
     """In workgroups of 256 threads with 16 KiB, which every adapter has."""
     for case in (Case(576, 96, norm=True), Case(896, 152, norm=True, gated=True), Case(3072, 72, residual=True)):

@@ -8,12 +8,13 @@ import pytest
 
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
+from tests.extended import one_in
 
 LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 PROMPT = [5, 6, 7, 8, 9]
 
 
-@pytest.mark.parametrize("name", ["nano-llama", "nano-qwen2"])
+@pytest.mark.parametrize("name", one_in(2, ["nano-llama", "nano-qwen2"]))
 def test_what_is_asked_for_is_what_is_allocated(name: str, scripts: PageScripts) -> None:
     found = scripts.run("memory", "requirements", name, model=name, max_length=100)
     ledger, after = found["ledger"], found["after"]
