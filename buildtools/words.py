@@ -1,0 +1,189 @@
+"""Finds sentences in comments, docstrings and documents that a hurried reader has to read twice.
+
+Two patterns are counted: a sentence that begins with Of, What, Where or Whose and is no question, and a sentence that
+ends in a preposition or an auxiliary verb. `plain_words.json` holds the count that each file may still have; a file
+that is not listed may have none. `python3 -m buildtools.words` lists all phrases, `build.py check --fix` lowers the
+counts.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import re
+import subprocess
+import tokenize
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from . import ROOT
+
+__all__ = ["ALLOWED", "Phrase", "allowances", "excess", "phrases", "shrunk", "tracked_phrases"]
+
+ALLOWED = ROOT / "buildtools" / "plain_words.json"
+SUFFIXES = {".py", ".ts", ".js", ".mjs", ".wgsl", ".md"}
+SKIPPED = ("models/", "THIRD_PARTY_NOTICES.md", "tests/guidance_cases/", "tests/fixtures/")
+
+OPENING = re.compile(r"(?:Of|What|Where|Whose)\b")
+ENDING = re.compile(
+    r"(?P<before>[\w'`-]+)[ ,]+"
+    r"(?:of|for|by|with|in|on|to|from|at|than|into|onto|about|upon|without|against"
+    r"|is|are|was|were|be|been|has|have|had|does|do|did|can|may|must|will|would|could|should)$"
+)
+# Words with which the last one makes a verb ("goes on", "log in"), an adverb or a noun.
+WHOLE = frozenset(
+    re.findall(
+        r"\w+",
+        "go goes going went turn turns turned switch switched log logs logged sign signed carry carries later so built "
+        "plugged fill fills filled opt",
+    )
+)
+LITERAL_OR_COMMENT = re.compile(
+    r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|`(?:\\.|[^`\\])*`|(?P<comment>/\*.*?\*/|//[^\n]*)', re.DOTALL
+)
+
+
+class Phrase(NamedTuple):
+    """One sentence that is to be rewritten."""
+
+    line: int
+    text: str
+
+
+def phrases(name: str, text: str) -> list[Phrase]:
+    """The sentences of one file that match a pattern; `name` tells the language."""
+    suffix = Path(name).suffix
+    if suffix == ".py":
+        blocks = python_blocks(text)
+    elif suffix == ".md":
+        blocks = markdown_blocks(text)
+    else:
+        blocks = script_blocks(text)
+    return sorted(phrase for line, block in blocks for phrase in clumsy(line, block))
+
+
+def clumsy(line: int, block: str) -> Iterator[Phrase]:
+    """Each sentence of one block of prose that matches a pattern."""
+    prose = re.sub(r"``[^`]+``|`[^`]*`", lambda code: "C" + re.sub(r"\S", "c", code[0][1:]), block)
+    prose = re.sub(r"\be\.g\.|\bi\.e\.", lambda short: short[0].replace(".", " "), prose)
+    start = 0
+    for end in [*(match.end() for match in re.finditer(r"[.!?](?=[)\"'*_]*(?:\s|$))", prose)), len(prose)]:
+        lead = len(prose[start:end]) - len(prose[start:end].lstrip(" \n\t*_(\"'"))
+        sentence = " ".join(prose[start + lead : end].split())
+        words = sentence.rstrip(".!?:)*_\"'")
+        last = ENDING.search(words)
+        particle = last and (last["before"].lower() in WHOLE or re.search(r"\bfrom (\S+ ){1,4}on$", words))
+        if sentence and not sentence.endswith("?") and (OPENING.match(sentence) or (last and not particle)):
+            yield Phrase(line + prose.count("\n", 0, start + lead), " ".join(block[start + lead : end].split()))
+        start = end
+
+
+def python_blocks(text: str) -> Iterator[tuple[int, str]]:
+    """Docstrings, and comments with adjacent lines joined."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                yield from paragraphs(first.lineno, first.value.value)
+    found: list[tuple[int, int, str]] = []
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT and not re.match(r"#!|#\s*(?:type|noqa|pragma|ruff|mypy)\b", token.string):
+            own = token.line.lstrip().startswith("#")
+            found.append((token.start[0], token.start[1] if own else -1, token.string.lstrip("#:")))
+    yield from joined(found)
+
+
+def script_blocks(text: str) -> Iterator[tuple[int, str]]:
+    """Comments of TypeScript, JavaScript and WGSL, with adjacent lines joined."""
+    lines: list[tuple[int, int, str]] = []
+    for match in LITERAL_OR_COMMENT.finditer(text):
+        comment = match["comment"]
+        if not comment:
+            continue
+        line = text.count("\n", 0, match.start()) + 1
+        before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+        if comment.startswith("//"):
+            lines.append((line, len(before) if not before.strip() else -1, comment.lstrip("/")))
+        else:
+            body = re.sub(r"(?m)^[ \t]*\*(?!/) ?", "", comment[2:-2].lstrip("*"))
+            yield from paragraphs(line, re.sub(r"(?m)^[ \t]*@\w+", "", body))
+    yield from joined(lines)
+
+
+def markdown_blocks(text: str) -> Iterator[tuple[int, str]]:
+    """Paragraphs, list items and table cells; fenced code, headings and generated tables are left out."""
+    blank = re.compile(r"^(```|~~~).*?^\1|<!-- (\w+) -->.*?<!-- /\2 -->|<!--.*?-->", re.DOTALL | re.MULTILINE)
+    text = blank.sub(lambda match: re.sub(r"[^\n]", "", match[0]), text)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    text = re.sub(r"(?m)^#+ .*$", "", text)
+    for line, block in paragraphs(1, text):
+        item_line = line
+        for item in re.split(r"\n(?=\s*(?:[-*+]|\d+\.|\|) )", block):
+            prose = re.sub(r"^\s*(?:[-*+]|\d+\.) ", "", item)
+            cells = prose.split("|") if prose.lstrip().startswith("|") else [prose]
+            for cell in cells:
+                yield item_line, re.sub(r"[\[\]]", " ", cell)
+            item_line += item.count("\n") + 1
+
+
+def paragraphs(line: int, text: str) -> Iterator[tuple[int, str]]:
+    """The parts between blank lines, each with its line."""
+    for match in re.finditer(r"(?:[^\n]*\S[^\n]*(?:\n|$))+", text):
+        yield line + text.count("\n", 0, match.start()), match[0].rstrip("\n")
+
+
+def joined(lines: list[tuple[int, int, str]]) -> Iterator[tuple[int, str]]:
+    """Comments (line, column, text) with those of successive lines in one column joined."""
+    block: list[str] = []
+    first, previous = 0, (-1, -1)
+    for line, column, text in lines:
+        if block and column >= 0 and previous == (line - 1, column):
+            block.append(text)
+        else:
+            if block:
+                yield from paragraphs(first, "\n".join(block))
+            first, block = line, [text]
+        previous = (line, column)
+    if block:
+        yield from paragraphs(first, "\n".join(block))
+
+
+def tracked_phrases() -> dict[str, list[Phrase]]:
+    """The phrases of every file that git tracks or would track, by path below the repository's root."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
+    found = {}
+    for name in sorted(set(names)):
+        path = ROOT / name
+        if path.suffix in SUFFIXES and not name.startswith(SKIPPED) and path.is_file():
+            found[name] = phrases(name, path.read_text(encoding="utf-8"))
+    return {name: each for name, each in found.items() if each}
+
+
+def allowances() -> dict[str, int]:
+    """The committed count of each file that may still have some."""
+    counts: dict[str, int] = json.loads(ALLOWED.read_text(encoding="utf-8"))
+    return counts
+
+
+def excess(found: Mapping[str, list[Phrase]], allowed: Mapping[str, int]) -> dict[str, list[Phrase]]:
+    """The phrases of each file that has more of them than it may have."""
+    return {name: each for name, each in found.items() if len(each) > allowed.get(name, 0)}
+
+
+def shrunk(found: Mapping[str, list[Phrase]], allowed: Mapping[str, int]) -> dict[str, int]:
+    """The allowances, lowered to what the files still have."""
+    counts = {name: min(count, len(found.get(name, ()))) for name, count in sorted(allowed.items())}
+    return {name: count for name, count in counts.items() if count}
+
+
+if __name__ == "__main__":
+    for name, each in tracked_phrases().items():
+        for phrase in each:
+            print(f"{name}:{phrase.line}: {phrase.text}")
