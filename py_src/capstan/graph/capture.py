@@ -1,4 +1,4 @@
-"""What onnxruntime-web's graph capture cannot take.
+"""Finds the nodes that onnxruntime-web's graph capture cannot record.
 
 A captured step is a list of GPU commands with fixed sizes, replayed without onnxruntime. A node whose result is
 computed on the CPU from run-time data, or that picks another path from run to run, is frozen at its first value. Shapes
@@ -81,7 +81,7 @@ def uncapturable(model: ModelProto, mask: str = "attention_mask") -> list[Uncapt
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What one attention asks for that onnxruntime-web leaves out of a captured run without a word.
+    """A window or soft cap of one attention that onnxruntime-web silently ignores in a captured run.
 
     It compares a window with the total length as the host has it. In a captured step that is a number on the GPU, and
     the attention is over all positions. It has no soft caps at all.

@@ -1,4 +1,4 @@
-"""What a decoder's graph carries from run to run: key/value caches, and states that each run overwrites."""
+"""The tensors that a decoder's graph carries from run to run: key/value caches, and states that each run overwrites."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class CachePair:
     head_size: int
 
     def dims(self, rows: int, length: int) -> tuple[int, ...]:
-        """Of the cache of `rows` sequences of `length` positions."""
+        """The shape of a cache for `rows` sequences of `length` positions."""
         return (rows, self.heads, length, self.head_size)
 
 
@@ -126,7 +126,7 @@ def attention_layers(decoder: DecoderConfig, graph: GraphProto) -> list[int]:
 
 
 def state_kinds(decoder: DecoderConfig) -> tuple[tuple[str, str, str], ...]:
-    """Of each kind of state its name, and those of its inputs and outputs."""
+    """The kinds of state, each with its name and the names of its inputs and outputs."""
     inputs, outputs = decoder.inputs, decoder.outputs
     return (
         ("conv", inputs.past_conv_names, outputs.present_conv_names),

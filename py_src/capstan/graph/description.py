@@ -1,4 +1,4 @@
-"""What a session over a decoder's graph needs: its inputs, outputs, cache pairs and element types."""
+"""Describes a decoder's graph for a session: inputs, outputs, cache pairs and element types."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["GraphDescription", "describe"]
 
 @dataclass(frozen=True)
 class GraphDescription:
-    """What `describe` finds. `inputs` are the run-time inputs without the weights that became inputs."""
+    """The result of `describe`. `inputs` are the run-time inputs, without the weights that became inputs."""
 
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
@@ -73,12 +73,13 @@ class GraphDescription:
         return min(context_length, self.max_positions or context_length)
 
     def left_out_within(self, capacity: int) -> list[LeftOut]:
-        """What a captured run over up to `capacity` positions leaves out of attention."""
+        """The attention windows and soft caps that a captured run over up to `capacity` positions ignores."""
         return [within for found in self.left_out if (within := found.within(capacity))]
 
     def obstacle(self, capacity: int, *, put_back: bool = False) -> str | None:
-        """What keeps runs over sequences of up to `capacity` positions from being captured; with `put_back` kernels of
-        ours are to compute what onnxruntime-web leaves out."""
+        """The reason why runs over sequences of up to `capacity` positions cannot be captured, or None. With
+        `put_back`, kernels of ours compute what onnxruntime-web ignores.
+        """
         if self.growing:
             return self.growing
         if self.uncapturable:
@@ -100,7 +101,7 @@ def describe(
     unrecognised: str = "",
 ) -> GraphDescription:
     """Check a graph against its configuration and describe it; run it before `weights_to_inputs`, or after it with the
-    names of the weights. `short_rope_to` is what `short_rope` told, `unrecognised` what `group_query_attention` did.
+    names of the weights. `short_rope_to` is the result of `short_rope`, `unrecognised` that of `group_query_attention`.
 
     Raises UnsupportedModelError, naming the input, output or dtype: no token ids, a state that Capstan does not know,
     an input that it does not feed, caches that are neither float32 nor float16, sizes that differ from the

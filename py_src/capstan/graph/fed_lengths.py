@@ -62,7 +62,7 @@ def lengths_as_inputs(model: ModelProto, mask: str = "attention_mask") -> tuple[
 
 
 def source(wiring: Wiring, name: str) -> str:
-    """Up from a tensor, past nodes that leave its value as it is."""
+    """The tensor whose value this one has, found by walking up past nodes that do not change it."""
     while (node := wiring.producer.get(name)) is not None and node.op_type in SAME_VALUE:
         name = node.input[0]
     return name

@@ -54,8 +54,9 @@ KEEPS_TYPE = {
 
 
 def float_islands_in_half(model: ModelProto) -> ModelProto:
-    """The same model, with float16 nodes in place of float32 ones whose values all come from float16 and all go back to
-    it; a model without such nodes is returned as it is."""
+    """Returns the model with float16 nodes in place of float32 ones whose inputs all come from float16 and whose
+    outputs all return to it; a model without such nodes is returned unchanged.
+    """
     if not any(node.op_type == "Cast" and attribute(node, "to", 0) == HALF for node in model.graph.node):
         return model
     result = copy_of(model)
@@ -84,7 +85,7 @@ class Islands:
                 del self.nodes[name]
 
     def is_inside(self, node: NodeProto) -> bool:
-        """Whether a node is in an island, if the others of `nodes` are."""
+        """Whether a node belongs to an island, given that the other nodes of `nodes` do."""
         if any(item.name == "epsilon" and item.f < LEAST_EPSILON for item in node.attribute):
             return False
         weights = [self.wiring.constants.get(name) for name in given(node, KINDS[node.op_type].weights)]

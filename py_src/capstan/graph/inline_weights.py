@@ -1,9 +1,9 @@
 """Graphs whose weights are inside their own file.
 
 Such a file may have hundreds of megabytes, of which the graph is a small part. It is read in pieces, and each large
-tensor becomes external data of that same file, so that its bytes go from there to the device as any weight's do. This
-walks the file by protobuf's wire format (a key, then a number or a length and so many bytes); of ONNX it knows
-where tensors are: ModelProto.graph is field 7, GraphProto.initializer is field 5.
+tensor becomes external data of the same file, so that its bytes go from the file to the device like those of any
+weight. This walks the file by protobuf's wire format (a key, then a number or a length and so many bytes); of ONNX it
+knows where tensors are: ModelProto.graph is field 7, GraphProto.initializer is field 5.
 """
 
 from __future__ import annotations

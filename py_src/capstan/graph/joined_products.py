@@ -112,16 +112,16 @@ class Joiner:
         self.made = {node.output[0] for path in paths for node in (path.product, *path.between)}
 
     def columns(self, product: NodeProto) -> int:
-        """Of what a product makes."""
+        """The number of columns of a product's result."""
         return int(self.wiring.constants[product.input[1]].dims[1]) if self.dense else attribute(product, "N", 0)
 
     def weights(self) -> list[TensorProto] | None:
-        """What the joined product takes, by input; None if it cannot be put together."""
+        """The weight inputs of the joined product, in order; None if they cannot be put together."""
         inputs = [[node.input[place] for node in self.products] for place in range(1, len(self.products[0].input))]
         return self.tensors([names for names in inputs if names[0]], beside=self.dense)
 
     def biases(self) -> list[TensorProto] | None:
-        """What is added to the joined product."""
+        """The biases of the joined product; None if a path has no constant bias of its size."""
         found = []
         for path, size in zip(self.paths, self.sizes, strict=True):
             constants = [name for name in path.between[0].input if name in self.wiring.constants]

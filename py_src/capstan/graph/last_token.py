@@ -5,7 +5,7 @@ product of the model and writes S x vocabulary floats. The rewrite slices the hi
 
     hidden [B, S, H] -> Slice(axis 1, -1:) -> [B, 1, H] -> MatMulNBits | MatMul -> elementwise... -> logits [B, 1, V]
 
-Where the first of the last positions is an input of the graph, their number is chosen run by run.
+If the first of the last positions is an input of the graph, each run chooses how many logits it computes.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ UNNAMED = "onnx::Neg_"
 
 
 def logits_to_keep(names: Iterable[str]) -> str | None:
-    """Which of a graph's inputs it is."""
+    """The name of the input that gives the number of logits; None if the graph has none."""
     return next((name for name in names if name == LOGITS_TO_KEEP or name.startswith(UNNAMED)), None)
 
 

@@ -80,7 +80,7 @@ class LoraSlot:
 
 
 def lora_inputs(model: ModelProto, decoder: DecoderConfig) -> tuple[LoraInput, ...]:
-    """The inputs that adapters fill; none of a model that was exported without."""
+    """The inputs that LoRA adapters fill; empty for a model that was exported without them."""
     graph = model.graph
     names = decoder.inputs
     known = {names.input_ids, names.attention_mask, names.position_ids}
@@ -222,7 +222,7 @@ def without_lora(model: ModelProto, inputs: Sequence[LoraInput]) -> ModelProto:
 
 
 def makes_zeros(node: NodeProto, hit: Sequence[int]) -> bool:
-    """Whether a node's results are zeros, or without elements, where these of its inputs are."""
+    """Whether a node's results are zeros or empty, given which of its inputs (`hit`) are."""
     if node.op_type in ("Add", "Sub"):
         return len(hit) == 2
     factors = PRODUCTS.get(node.op_type, (0,) if node.op_type in SAME else ())

@@ -36,7 +36,7 @@ class Stand:
         return cls(model, node, fresh_name(model.graph, f"{node.name or node.output[0]}/norms"))
 
     def add(self, op: str, inputs: Iterable[str], part: str, outputs: int = 1, **attributes: int | float) -> str:
-        """Add a node; the name of its output, or of what its outputs' names begin with."""
+        """Add a node; returns the name of its output, or the common prefix of its outputs' names."""
         name = f"{self.front}/{part}"
         names = [name] if outputs == 1 else [f"{name}_{i}" for i in range(outputs)]
         made = NodeProto(op_type=op, name=name, input=list(inputs), output=names)

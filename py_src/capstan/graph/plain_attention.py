@@ -7,7 +7,7 @@
 Or it is one MultiHeadAttention over such a cache, as optimizers of onnxruntime and older model builders write it.
 
 Every step of it is checked: the constants that scale, the halves that are rotated, the frequencies with the position
-ids, and that the mask is causal and nothing else. What is not understood leaves the whole graph as it is.
+ids, and that the mask is causal and nothing else. A graph that has anything else in its attention stays unchanged.
 """
 
 from __future__ import annotations
@@ -184,7 +184,9 @@ class Reader:
         return self._products[value]
 
     def _repeated(self, name: str) -> str:
-        """The cache whose heads are repeated, each one several times in a row; the tensor itself where none are."""
+        """The cache below a repetition of its heads (each several times in a row), or the tensor itself if none are
+        repeated.
+        """
         reshape = self.wiring.producer.get(name)
         if reshape is None or reshape.op_type != "Reshape":
             return name
@@ -203,7 +205,7 @@ class Reader:
         return values[0] if values is not None and len(values) == 1 else None
 
     def _scaled(self, name: str) -> tuple[str, float]:
-        """Up past products with constants; the tensor and what it is multiplied by."""
+        """Walks up past products with constants; returns the tensor and its total factor."""
         scale = 1.0
         while True:
             name = self._same(name)
@@ -257,8 +259,9 @@ class Reader:
         self._masks.add(name)
 
     def _rotated(self, name: str) -> tuple[str, Rotary | None]:
-        """x cos + rotate_half(x) sin -> x, [batch, heads, positions, head size], and the angles; None if heads are
-        taken as they are."""
+        """Recognises x cos + rotate_half(x) sin of [batch, heads, positions, head size]; returns x and the angles, or
+        None if the heads are not rotated.
+        """
         made = self.wiring.maker(name)
         if made is not None and made.op_type == "Transpose":
             return name, None
@@ -312,7 +315,7 @@ class Reader:
         return shape is not None and shape.op_type == "Shape" and shape.input[0] == x
 
     def _angles(self, name: str, kind: str) -> Rotary:
-        """Up from cosines or sines to the frequencies that the position ids are multiplied by."""
+        """Walks up from cosines or sines to the frequencies, which multiply the position ids."""
         scale = 1.0
         while True:
             name, factor = self._scaled(name)
@@ -347,8 +350,9 @@ class Reader:
         return name
 
     def _flat(self, name: str) -> str:
-        """Of [batch, heads, positions, head size] what was [batch, positions, heads x head size]; a tensor with four
-        dimensions where something was done to single heads before."""
+        """The tensor [batch, positions, heads x head size] below one of [batch, heads, positions, head size]; a tensor
+        with four dimensions if single heads were changed before.
+        """
         back = self._node(self._same(name), "Transpose", perm=[0, 2, 1, 3])
         reshape = self.wiring.producer.get(back.input[0])
         above = self.wiring.producer.get(reshape.input[0]) if reshape is not None and reshape.input else None

@@ -2,8 +2,8 @@
 
     x -> Pow(2) -> ReduceMean(last axis) -> Add(epsilon) -> Sqrt -> 1 / ... -> Mul(x) -> Mul(weight)
 
-Where x is cast to float32 before and back to float16 after, the norm takes the float16 values and computes in float32
-by itself.
+If x is cast to float32 before and back to float16 after, the norm takes the float16 values and computes in float32 by
+itself.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def norm_of(wiring: Wiring, name: str) -> tuple[str, float] | None:
 
 
 def inverted(wiring: Wiring, name: str) -> str | None:
-    """What a tensor is 1 divided by."""
+    """The divisor of a tensor that is 1 / divisor; None for other tensors."""
     node = wiring.producer.get(name)
     if node is None:
         return None

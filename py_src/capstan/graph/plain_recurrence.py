@@ -1,4 +1,4 @@
-"""What surrounds LinearAttention, and experts beside it, in operators that onnxruntime-web has kernels for on WebGPU.
+"""Rewrites the operators around LinearAttention and experts to ones with WebGPU kernels in onnxruntime-web.
 
 LpNormalization(x)             x over its root mean square (SimplifiedLayerNormalization), over the root of its length
 LinearAttentionGate(a, t, d, b) decay: Mul(Softplus(Add(a, t)), d), in float32; beta: Sigmoid(b)

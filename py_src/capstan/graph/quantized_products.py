@@ -26,7 +26,7 @@ LEAST_BLOCK = 16
 
 
 class NotOneProductError(Exception):
-    """Why a product stays as it is."""
+    """A product stays unchanged; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def quantized_products(model: ModelProto, accuracy_level: int = 0) -> tuple[Mode
 
 
 def product_of(wiring: Wiring, product: NodeProto) -> Found | None:
-    """What a product multiplies by, None if that is not quantized."""
+    """The product's quantized weight matrix, or None if its weights are not quantized."""
     source = wiring.producer.get(product.input[1])
     turned = False
     if source is not None and source.op_type == "Transpose":

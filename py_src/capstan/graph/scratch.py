@@ -62,7 +62,7 @@ class Activations:
 
 
 def dimension(name: str, batch_size: int, tokens: int, capacity: int) -> int:
-    """What a free dimension is in a run, by the names that exporters give it; products of names are multiplied.
+    """The size of a free dimension in a run, by the names that exporters use; products of names are multiplied.
 
     A name that says nothing counts as 1.
     """

@@ -65,7 +65,7 @@ def slice_of(nodes: Sequence[NodeProto], weights: Collection[str]) -> GraphSlice
 
 
 def inner_names(node: NodeProto) -> Iterable[str]:
-    """What the subgraphs of a node make themselves."""
+    """The names that the subgraphs of a node define themselves."""
     for subgraph in subgraphs(node):
         yield from (value.name for value in subgraph.input)
         yield from (tensor.name for tensor in subgraph.initializer)

@@ -33,9 +33,10 @@ POSITIONS: int | str = "total_sequence_length"
 
 
 def soft_caps_apart(model: ModelProto, head_sizes: Mapping[str, int]) -> ModelProto:
-    """Compute every GroupQueryAttention that has a soft cap by other operators, where it asks for nothing else but a
-    scale, a window and rotary embedding of whole heads; others stay as they are. `head_sizes` are those of caches, by
-    the input that reads them."""
+    """Compute every GroupQueryAttention that has a soft cap by other operators, if besides the cap it has only a scale,
+    a window and rotary embedding of whole heads; others stay unchanged. `head_sizes` are those of caches, by the input
+    that reads them.
+    """
     result = copy_of(model)
     for node in [node for node in result.graph.node if node.op_type == ATTENTION and len(node.input) > PAST_KEY]:
         element, head_size = element_of(result, node), head_sizes.get(node.input[PAST_KEY], 0)
@@ -57,7 +58,7 @@ def element_of(model: ModelProto, node: NodeProto) -> int:
 
 
 def taken_over(model: ModelProto, node: NodeProto, head_size: int) -> bool:
-    """Whether the rewrite computes all that the node asks for."""
+    """Whether the rewrite covers all attributes and inputs of the node."""
     for item in node.attribute:
         if item.name not in TAKEN_OVER and item.i not in NEUTRAL.get(item.name, ()):
             return False
@@ -204,7 +205,7 @@ class Capped:
         return self.add("Slice", [self.node.output[place], start, total, axis], f"{part}s_there", shape)
 
     def hidden(self, tokens: str) -> str:
-        """What is added to scores: the least number where a position is out of sight."""
+        """The mask that is added to scores: the least number at positions out of sight, 0 elsewhere."""
         zero, one = (self.int32s(part, [value], scalar=True) for part, value in (("zero", 0), ("step", 1)))
         scalar = self.ints("scalar", [])
         total = self.add("Reshape", [self.node.input[TOTAL_LENGTH], scalar], "total_scalar")

@@ -1,8 +1,8 @@
 """Positions as text has them: one number each, that follows from the lengths.
 
-Where a GroupQueryAttention reads a query and a key that were rotated at the positions which Capstan feeds, it rotates
-them itself, at those of its lengths, which are the same. In decoders that come from a model of vision and text
-positions have three axes; in text the three are equal, and MRotaryEmbedding then computes what RotaryEmbedding does.
+A GroupQueryAttention whose query and key were rotated at the positions that Capstan feeds rotates them itself instead,
+at the positions that follow from its lengths, which are the same. Decoders of vision-language models have positions
+with three axes; in text the three are equal, and MRotaryEmbedding computes the same as RotaryEmbedding.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MULTIPLE = 8
 
 
 def text_positions(model: ModelProto, position_ids: str) -> ModelProto:
-    """The same model with positions of one axis, [batch, tokens], or none where nothing needs them; a model without
-    positions is returned as it is.
+    """Returns the model with positions of one axis, [batch, tokens], or without positions if no node needs them; a
+    model without positions is returned unchanged.
 
     Raises UnsupportedModelError, with the node, where something else than rotary embedding reads positions of three
     axes.

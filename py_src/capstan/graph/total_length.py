@@ -36,7 +36,7 @@ LENGTH_OPS = {
 
 
 def ancestry(wiring: Wiring, name: str) -> Iterator[NodeProto | str]:
-    """Every node above a tensor, and every graph input that they start from."""
+    """Every node above a tensor, and every graph input that reaches it."""
     pending, seen = [name], {name}
     while pending:
         current = pending.pop()

@@ -1,10 +1,10 @@
-"""What nodes ask for and the pinned onnxruntime-web does not compute on a device.
+"""Finds attributes and inputs of nodes that the pinned onnxruntime-web does not compute on a device.
 
 Some kernels refuse at the first run what they do not compute, after the weights came in; others leave it out without a
 word and compute something else. `RULES` lists both, as onnxruntime-web 1.30.0 does it in eager runs;
-tests/browser/test_attention_nodes.py proves each row with models of one node, on both devices. What GroupQueryAttention
-computes everywhere, and has no row: scale, do_rotary, rotary_interleaved, local_window_size (not in a captured run, see
-capture.py), smooth_softmax, head_sink, attention_bias.
+tests/browser/test_attention_nodes.py proves each row with models of one node, on both devices. GroupQueryAttention
+computes these everywhere, so they have no row: scale, do_rotary, rotary_interleaved, local_window_size (not in a
+captured run, see capture.py), smooth_softmax, head_sink, attention_bias.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FC3, ZERO_POINTS, ROUTER_WEIGHTS = 8, (11, 12, 13), 14
 
 @dataclass(frozen=True)
 class Rule:
-    """What nodes of one kind may ask for: `asked` says what a node does ask for, None if it does not."""
+    """A feature that nodes of one kind may have: `asked` names the feature of a node, None if it has not got it."""
 
     op_type: str
     asked: Callable[[Wiring, NodeProto, str], str | None]
@@ -123,7 +123,9 @@ RULES = (
 
 
 def uncomputed(model: ModelProto, device: str, position_ids: str = "position_ids") -> list[Uncomputed]:
-    """What the graph asks for and 'webgpu' or 'wasm' does not compute, in graph order; empty if nothing is known."""
+    """The features of the graph's nodes that 'webgpu' or 'wasm' does not compute, in graph order; empty if none are
+    known.
+    """
     rules: dict[str, list[Rule]] = {}
     for rule in RULES:
         if device in rule.not_on:

@@ -1,7 +1,7 @@
 """Weights as graph inputs.
 
 onnxruntime-web copies initializers into its own heap and once per session. As inputs they are GPU buffers of ours,
-filled straight from the network or from disk and shared by every session. What stays an initializer:
+filled straight from the network or from disk and shared by every session. These stay initializers:
 
 - tensors stored inside model.onnx (the model builder puts only constants there);
 - external tensors that onnxruntime must see as values when it plans: integers of at most `CONSTANT_BYTES` (axes,
@@ -138,7 +138,7 @@ class WeightEntry:
 
     @property
     def end(self) -> int:
-        """Where in the file the last of it ends."""
+        """The offset in the file behind its last piece."""
         return max(part.offset + part.length for part in self.pieces)
 
 

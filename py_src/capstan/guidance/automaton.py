@@ -1,9 +1,9 @@
 """A grammar as an automaton with a stack, over bytes: a GPU can follow it.
 
-A state and a byte say what comes next: a state, and which states are pushed, to be gone on from once a rule that was
-called here has ended. Where a state knows nothing of the byte and may end its rule, the state on top of the stack is
-taken in its place. A grammar has such an automaton if the next byte always tells whether a rule has ended, and which
-one begins. Rules where it does not become part of where they are used; NoAutomatonError if that is not possible.
+A state and a byte give the next state, and the states that are pushed: the automaton continues from those when a rule
+called here has ended. If a state has no step for the byte and may end its rule, the state on top of the stack replaces
+it. A grammar has such an automaton if the next byte always tells whether a rule has ended, and which one begins. Rules
+for which it does not are copied into each place of their use; NoAutomatonError if that is not possible.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _ClashError(Exception):
 
 
 class Automaton:
-    """`steps` by state: what each class of bytes leads to."""
+    """`steps` by state: the step for each class of bytes."""
 
     def __init__(self, classes: bytes, steps: list[dict[int, Step]], accepting: list[bool]) -> None:
         self.classes = classes
@@ -51,7 +51,7 @@ class Automaton:
     start: Position = (0,)
 
     def after(self, position: Position, data: bytes) -> Position | None:
-        """Where some bytes lead to; None where they do not fit."""
+        """The position after some bytes; None if they do not fit."""
         stack = list(position)
         for byte in data:
             symbol = self.classes[byte]
@@ -165,7 +165,7 @@ class _Builder:
         )
 
     def _row(self, number: int) -> dict[int, Step]:
-        """What each class of bytes leads to from a state."""
+        """The steps of a state, by class of bytes."""
         found = self._steps[number]
         if found is not None:
             return found

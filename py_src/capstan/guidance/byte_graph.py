@@ -1,4 +1,4 @@
-"""A grammar as a graph whose edges are bytes of its outputs: what an automaton is made of.
+"""A grammar as a graph whose edges are bytes of its outputs, the source of an automaton.
 
 A node of the grammar is turned into states with the state in mind that comes behind it, so that what ends in the same
 way is there once. A rule is either part of where it is used, or called: an edge that says which rule, and where it goes
@@ -131,7 +131,7 @@ class ByteGraph:
         return after
 
     def _shared(self, item: Node) -> Node:
-        """What is repeated, as a call if it is large."""
+        """The repeated node, as a call if it is large."""
         name = f"repeated {id(item)}"
         if isinstance(item, Rule) or name in self._joined or self._size(item) < _WORTH_A_CALL:
             return item

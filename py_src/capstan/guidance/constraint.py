@@ -16,7 +16,7 @@ __all__ = ["Constraint", "Encoder"]
 
 
 class Encoder(Protocol):
-    """What turns text into tokens; a capstan.tokenizer.TokenizerBackend is one."""
+    """Turns text into tokens; capstan.tokenizer.TokenizerBackend implements it."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
 
@@ -42,7 +42,7 @@ class Constraint:
         """Tokens of the sequence that are accounted for; None if it was changed from outside."""
 
     def position(self, sequence: Sequence[int], automaton: Automaton, tokens: TokenBytes) -> Position:
-        """Where the sequence is in an automaton of the grammar. Raises GuidanceError if it does not fit."""
+        """The position of the sequence in an automaton of the grammar. Raises GuidanceError if it does not fit."""
         found = automaton.start
         for number, token in enumerate(self._output(sequence)):
             following = automaton.after(found, tokens[token])
@@ -72,7 +72,9 @@ class Constraint:
         self._seen = None
 
     async def allowed(self, sequence: Sequence[int]) -> bytes:
-        """The tokens that may follow the sequence, as Matcher.mask gives them. Raises GuidanceError if none may."""
+        """The tokens that may follow the sequence, as Matcher.mask gives them. Raises GuidanceError if no token is
+        allowed.
+        """
         self._keep_step(sequence)
         mask = await self._open().mask()
         if not any(mask):

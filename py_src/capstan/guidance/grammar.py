@@ -104,7 +104,7 @@ def united(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def intersected(a: Ranges, b: Ranges) -> Ranges:
-    """What is in both."""
+    """The characters that are in both."""
     return united((max(x[0], y[0]), min(x[1], y[1])) for x in a for y in b if max(x[0], y[0]) <= min(x[1], y[1]))
 
 
@@ -121,7 +121,7 @@ def complement(ranges: Ranges) -> Ranges:
 
 
 class Grammar:
-    """Rules by name; the one named `root` is what the whole output must be."""
+    """Rules by name; the whole output must match the one named `root`."""
 
     def __init__(self) -> None:
         self.rules: dict[str, Node] = {}

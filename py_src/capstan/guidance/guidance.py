@@ -1,4 +1,4 @@
-"""What a user asks for: the kind of grammar and its text, checked and turned into rules at once."""
+"""A request for guidance: the kind of grammar and its text, checked and turned into rules at once."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class _Converter:
         self.grammar.set(root, self.value(schema, "#"))
 
     def value(self, schema: Any, at: str) -> Node:
-        """What a value of the schema may be; equal schemas are one rule."""
+        """The rule for a value of the schema; equal schemas share one rule."""
         if schema is True or schema == {}:
             return any_value(self.grammar)
         if schema is False:
@@ -165,7 +165,7 @@ class _Converter:
         """The pairs in order, each with a comma before it unless it is the first; optional ones may be missing. White
         space follows if there is any: an empty object has the one before."""
         comma = Series((BLANK, Text(","), BLANK))
-        # From the last to the first: what may follow if something stands before, and if nothing does.
+        # From the last pair to the first: `after` follows another pair, `first` begins the object.
         after: Node = Series((Repeat(Series((comma, others)), 0, None), BLANK)) if others else BLANK
         first: Node = Repeat(Series((others, after)), 0, 1) if others else Text("")
         for pair, needed in reversed(pairs):

@@ -117,7 +117,7 @@ def any_value(grammar: Grammar) -> Rule:
 
 
 def quoted(node: Node) -> Node:
-    """What `node` matches, as the content of a string: characters that need it are escaped."""
+    """The node for the same text as the content of a JSON string, with characters escaped as JSON requires."""
     match node:
         case Text(text):
             return Text("".join(_ESCAPED.get(c) or (f"\\u{ord(c):04x}" if c < " " else c) for c in text))

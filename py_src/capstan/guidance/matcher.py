@@ -1,4 +1,4 @@
-"""What a host's grammar library does: grammars over a vocabulary, and how far an output has come in one."""
+"""The interface to a host's grammar library: grammars over a vocabulary, and the progress of an output in one."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Anchored:
 
 
 def parse_regex(pattern: str) -> Node:
-    """What matches the whole expression. Raises GuidanceError with the column."""
+    """The node for the whole expression. Raises GuidanceError with the column."""
     return _choice([branch.node for branch in _Parser(pattern).whole()])
 
 

@@ -50,7 +50,7 @@ class Scanner:
         return self.at >= len(self.text)
 
     def quoted(self, quote: str) -> str:
-        """What stands up to the closing quote, of which the opening one was read."""
+        """Read the text up to the closing quote; the opening one was read before."""
         start = self.at - 1
         found = ""
         while not self.text.startswith(quote, self.at):
@@ -61,7 +61,7 @@ class Scanner:
         return found
 
     def character(self) -> str:
-        """One character of a text or a set, by an escape or as it is."""
+        """One character of a text or a set, plain or escaped."""
         start = self.at
         self.at += 1
         if self.text[start] != "\\":
@@ -83,7 +83,7 @@ class Scanner:
         return _ESCAPES.get(name, name)
 
     def character_set(self) -> Chars:
-        """What stands up to ], of which [ was read."""
+        """Read the set up to its ]; the [ was read before."""
         start = self.at - 1
         negated = self.text.startswith("^", self.at)
         self.at += negated

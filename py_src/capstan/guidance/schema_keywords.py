@@ -1,6 +1,6 @@
-"""The keywords of JSON schemas: which are enforced, and what their values may be.
+"""The keywords of JSON schemas: which are enforced, and which values they may have.
 
-What is not as it must be is refused with a GuidanceError that has its place as a JSON pointer.
+An invalid value is refused with a GuidanceError that names its place as a JSON pointer.
 """
 
 from __future__ import annotations

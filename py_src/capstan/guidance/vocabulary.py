@@ -54,7 +54,7 @@ class TokenBytes:
 
 
 def vocabulary(tokenizer_json: str, size: int, stop: Collection[int]) -> list[str]:
-    """`size` tokens by id; "" for ids without a token and for special tokens, which no output may have. The ids in
+    """`size` tokens by id; "" for ids without a token and for special tokens, which no output contains. The ids in
     `stop` end an output and may have any text.
 
     Raises GuidanceError for a tokenizer whose tokens are no bytes of text.
@@ -83,7 +83,7 @@ def _entries(content: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
 
 
 def _writer(content: Mapping[str, Any]) -> Callable[[str], str]:
-    """What turns a token as the vocabulary has it into the alphabet, by the tokenizer's decoder."""
+    """The function that brings a token of the vocabulary into the alphabet, chosen by the tokenizer's decoder."""
     kinds = [part.get("type") for part in _decoders(content.get("decoder"))]
     if "ByteLevel" in kinds:
         return lambda token: token
@@ -115,7 +115,7 @@ def _of_pieces(token: str) -> str:
 
 
 def _bytes_of(text: str) -> bytes:
-    """Of a token in the alphabet; one that has other characters is text."""
+    """The bytes of a token in the alphabet; one that has other characters is text."""
     return text.translate(_TO_BYTE).encode("latin-1") if set(text) <= _ALPHABET_SET else text.encode()
 
 

@@ -3,7 +3,7 @@
 A module has the stage's search options with their limits (a dataclass, one of the bases of `SearchOptions`), and its
 `Stage`: when it is active, its definition in integers on the CPU, the same in WGSL, and its parameters. The bases of
 `SearchOptions` are the only list of them: the order there is the order in which they edit a row. The command line takes
-its options from there too. What only says when a sequence ends is a module without a `Stage`.
+its options from there too. A module that only decides when a sequence ends has no `Stage`.
 """
 
 from __future__ import annotations

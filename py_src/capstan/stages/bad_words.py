@@ -42,7 +42,7 @@ def _edit(keys: list[int], options: Any, row: Row) -> None:
 
 
 def _table(options: Any, vocab: int) -> array[int]:
-    """Where each word ends in the table, then the words."""
+    """The end of each word in the table, then the words."""
     words = [word for word in _banned(options) if max(word) < vocab]
     ends, at = [], len(words)
     for word in words:

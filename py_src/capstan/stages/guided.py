@@ -3,7 +3,7 @@
 Which ones is a bit mask. The host writes it before each pick (capstan.guidance), or the GPU finds it itself: with a
 `GrammarTable` it follows each row's picks through an automaton over bytes, and walks all tokens through it before the
 next pick. A token that is not allowed gets a key below every other, so that it is not picked either where all allowed
-ones count as -inf. This stage edits last: what another one does to a token cannot let it in.
+ones count as -inf. This stage edits last, so that no other one can let a token in.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ def _edit(keys: list[int], _options: Any, row: Row) -> None:
 
 
 def position_words(stack: Sequence[int]) -> bytes:
-    """What a row's memory says of where it is in the automaton: how many states there are, 0 where the host writes the
-    masks; whether the next mask is not known; the states."""
+    """A row's memory for its position in the automaton: the number of states (0 if the host writes the masks), whether
+    the next mask is still to be computed, and the states.
+    """
     return array("I", [len(stack), 0, *stack]).tobytes()
 
 

@@ -23,8 +23,9 @@ def _edit(keys: list[int], options: Any, row: Row) -> None:
 
 @dataclass(frozen=True)
 class NoRepeatNgram(StageOptions):
-    """`no_repeat_ngram_size` (0 = off): a token is banned that would end a run of so many tokens that the sequence,
-    prompt included, already has."""
+    """`no_repeat_ngram_size` (0 = off): bans a token that would end a run of this many tokens which the sequence,
+    prompt included, already contains.
+    """
 
     no_repeat_ngram_size: int = 0
 

@@ -1,4 +1,4 @@
-"""What an option of a search may be: its type and limits, said once for the API and for the command line."""
+"""Options of a search: type and limits, declared once for the API and for the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the sampler on the GPU is given for a set of options: parameters, memory, passes, and WGSL of active stages."""
+"""The sampler's program for a set of options: parameters, memory, passes, and WGSL of active stages."""
 
 from __future__ import annotations
 
@@ -160,7 +160,9 @@ def _passes(options: Any, words: dict[str, int]) -> tuple[str, ...]:
 
 
 def _functions(active: Sequence[Stage], **memory: bool) -> str:
-    """What the memory has, `edited` and `kept`, which call the active stages in order, and their functions."""
+    """WGSL of the constants for the parts of the memory, of `edited` and `kept`, which call the active stages in order,
+    and of the stages' functions.
+    """
     edits = [stage for stage in active if stage.edit_wgsl]
     weighs = [stage for stage in active if stage.weigh_wgsl]
     edited = "".join(f"  key = edit_{stage.name}(row, token, key);\n" for stage in edits)

@@ -19,7 +19,7 @@ _LOG2_E = Fraction(14426950408889634073599246810019, 10**31)
 
 @lru_cache(maxsize=32)
 def temperature_scale(temperature: float) -> tuple[int, int]:
-    """log2(e) / temperature as (mantissa, shift), the form that `sampling.token_weight` multiplies by.
+    """log2(e) / temperature as (mantissa, shift), the factor in `sampling.token_weight`.
 
     mantissa, in [2**31, 2**32), times 2**(130 - shift) is the quotient, rounded to nearest.
     """

@@ -1,4 +1,4 @@
-"""What a stage is, and what it may ask of a row and of the sampler's memory on the GPU."""
+"""A logits stage: its definition, and what it needs of a row and of the sampler's memory on the GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEGATIVE_INFINITY_KEY = 0x007FFFFF
 
 @dataclass(frozen=True)
 class Row:
-    """What a stage may know of a row besides its logits."""
+    """The facts about a row that a stage may use besides its logits."""
 
     length: int
     """Tokens that the model was given so far: those of the sequence, without padding."""
@@ -92,10 +92,10 @@ class StageOptions:
     """Each with its limits, in the order in which they are read."""
 
     def check(self) -> None:
-        """What is to be done besides reading each option; OptionError for values that do not fit together."""
+        """Check what the limits of single options do not cover; OptionError for values that do not fit together."""
 
     def check_vocabulary(self, vocab: int) -> None:
-        """OptionError for an id that the vocabulary of `vocab` tokens does not have."""
+        """Raise OptionError for an id outside the vocabulary of `vocab` tokens."""
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
