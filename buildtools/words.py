@@ -40,6 +40,7 @@ WHOLE = frozenset(
         "plugged fill fills filled opt",
     )
 )
+PARTED = re.compile(r"\b(?:from (?:\S+ ){1,4}|(?:turn|switch|put|tak|hand)\w* \w+ )(?:on|in)$")
 LITERAL_OR_COMMENT = re.compile(
     r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|`(?:\\.|[^`\\])*`|(?P<comment>/\*.*?\*/|//[^\n]*)', re.DOTALL
 )
@@ -74,7 +75,7 @@ def clumsy(line: int, block: str) -> Iterator[Phrase]:
         sentence = " ".join(prose[start + lead : end].split())
         words = sentence.rstrip(".!?:)*_\"'")
         last = ENDING.search(words)
-        particle = last and (last["before"].lower() in WHOLE or re.search(r"\bfrom (\S+ ){1,4}on$", words))
+        particle = last and (last["before"].lower() in WHOLE or PARTED.search(words))
         if sentence and not sentence.endswith("?") and (OPENING.match(sentence) or (last and not particle)):
             yield Phrase(line + prose.count("\n", 0, start + lead), " ".join(block[start + lead : end].split()))
         start = end

@@ -31,6 +31,7 @@ def test_clumsy_sentences_are_found(sentence: str) -> None:
         "The decoder goes on.",
         "Every version from 0.28 on.",
         "Press it to log in.",
+        "A size turns it on.",
         "The value is read from `x.of`.",
         "Offsets begin a row; whatever follows is padding, e.g. of zeros here.",
     ],

@@ -50,6 +50,6 @@ def storage_errors() -> Iterator[None]:
 
 
 def _seconds(error: Any) -> float | None:
-    """What the server asked to wait for, of an EngineError of web/src/errors.ts."""
+    """The server's requested wait (Retry-After) in an EngineError of web/src/errors.ts."""
     asked = getattr(error, "retryAfter", None)
     return float(asked) if isinstance(asked, (int, float)) else None

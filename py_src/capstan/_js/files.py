@@ -1,4 +1,4 @@
-"""What a script finds around it: files of the page's server, and its standard input."""
+"""The surroundings of a script: files of the page's server, and its standard input."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class JsGpuEngine:
         return found
 
     def _destroy_made(self, making: asyncio.Future[list[int]]) -> None:
-        """Buffers that nobody waited for."""
+        """Destroy buffers whose creation was cancelled while they were made."""
         if not making.cancelled() and making.exception() is None:
             for buffer in making.result():
                 self.destroy_buffer(buffer)

@@ -143,7 +143,7 @@ async def file_exists(url: str) -> bool:
 
 
 async def adapter(*, required: bool = False) -> dict[str, Any] | None:
-    """What WebGPU adapter there is. Without one: None, or the error of web/src/gpu/adapter.ts if it is required."""
+    """The WebGPU adapter's description. Without one: None, or the error of web/src/gpu/adapter.ts if it is required."""
     with typed_errors():
         text = await capstan_host.adapter(required)
     found: dict[str, Any] | None = json.loads(text) if text else None

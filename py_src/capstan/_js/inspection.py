@@ -1,4 +1,4 @@
-"""Answers what a page asks to look inside: fit, times, the tape, how probable each token of an answer was."""
+"""Answers requests that look inside: fit, times, the tape, the probability of each token of an answer."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def plan_for(folder: str | HubRepository, device: str, dtype: str | None, 
 
 
 def burst_list(request: dict[str, Any]) -> list[BurstTimes] | None:
-    """Where a Timing keeps the bursts, if the request asks for them."""
+    """A list in which a Timing keeps the bursts, if the request asks for them."""
     return [] if request.get("timeline") else None
 
 

@@ -26,7 +26,7 @@ def idle_verification(others: Callable[[], Awaitable[object]]) -> IdleVerificati
 
 
 async def stored_weights(request: dict[str, Any]) -> dict[str, Any]:
-    """What the weight store holds, after `evict` or `verify`."""
+    """The contents of the weight store, after `evict` or `verify`."""
     if request["action"] not in ("list", "evict", "verify"):
         raise OptionError(f"action is {request['action']!r}; it must be list, evict or verify")
     store = WeightStore()

@@ -1,4 +1,4 @@
-"""The page's host object (web/src/host.ts): the one that the worker registered, else the one that the wheel has."""
+"""The page's host object (web/src/host.ts): the one that the worker registered, else the one in the wheel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ OLDEST = (0, 28)
 
 
 def find_host() -> Any:
-    """The module `_capstan_host`, registered first if nobody did. Raises VersionError, DeviceUnavailableError."""
+    """The module `_capstan_host`; registers the wheel's one if none is registered. Raises VersionError,
+    DeviceUnavailableError.
+    """
     if HOST not in sys.modules and importlib.util.find_spec(HOST) is None:
         register_host()
     return importlib.import_module(HOST)

@@ -97,7 +97,7 @@ def look_after_weights(milliseconds: float) -> None:
 
 
 def answer_of(request: dict[str, Any]) -> Callable[[dict[str, Any]], Awaitable[Any]]:
-    """What answers a request that was read."""
+    """The function that answers a request."""
     answers: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {
         "load": get_ready,
         "generate": generate,
@@ -114,7 +114,7 @@ def answer_of(request: dict[str, Any]) -> Callable[[dict[str, Any]], Awaitable[A
 
 
 def cancel(number: int) -> None:
-    """Stop a request at its next await, or before it begins; one that has ended stays as it is."""
+    """Stop a request at its next await, or before it begins; one that has ended is left alone."""
     if number > answering:
         stopped.add(number)
     elif number == answering and running is not None:
@@ -294,7 +294,7 @@ async def alternatives(request: dict[str, Any]) -> None:
 
 
 async def operations(request: dict[str, Any]) -> dict[str, Any]:
-    """What a decode step is made of, and how long the GPU takes for each operation."""
+    """The operations of a decode step, and the GPU time of each."""
     model = await load_once(request)
     params = GeneratorParams(model)
     params.set_search_options(max_length=min(CHAT_LENGTH, model.config.context_length))
@@ -356,7 +356,7 @@ async def conversation_with(model: Model, request: dict[str, Any]) -> Conversati
 
 
 def generator_options(request: dict[str, Any]) -> dict[str, Any]:
-    """What a request says of its generator besides the search."""
+    """The options in a request that concern its generator, besides the search."""
     options = {name: request.get(name) for name in ("run_ahead", "recoveries")}
     if (processor := request.get("logits_processor")) is not None:
         options |= named_processor(processor).options
@@ -492,7 +492,7 @@ async def execute(request: dict[str, Any]) -> dict[str, int]:
 
 
 def exit_status(code: object) -> int:
-    """What CPython makes of SystemExit's code."""
+    """The process exit status that CPython derives from SystemExit's code."""
     if code is None:
         return 0
     if isinstance(code, int):

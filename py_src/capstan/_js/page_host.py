@@ -334,7 +334,7 @@ async def storage_buffers() -> int:
 
 
 async def choose_device(device: str) -> tuple[str, str | None]:
-    """'webgpu' or 'wasm' for what was asked, and why it is wasm if that was not asked for.
+    """Chooses 'webgpu' or 'wasm' for the requested device; gives the reason if it is wasm without being requested.
 
     'auto' takes WebGPU where there is a hardware adapter. Raises OptionError, DeviceUnavailableError, DeviceLostError.
     """
@@ -351,8 +351,10 @@ async def choose_device(device: str) -> tuple[str, str | None]:
 
 
 async def on_device(asked: str, chosen: str, reason: str | None, work: Callable[[str, str | None], Awaitable[T]]) -> T:
-    """The result of `work(device, reason)` on the chosen device. Where 'auto' was asked for and the graph has what
-    onnxruntime-web does not compute there, on the other one, if this page has it: a step down."""
+    """The result of `work(device, reason)` on the chosen device. If 'auto' was requested and onnxruntime-web does not
+    compute a node of the graph there, the work runs on the other device, if this page has it; a warning reports the
+    step down.
+    """
     try:
         return await work(chosen, reason)
     except UncomputedError as error:

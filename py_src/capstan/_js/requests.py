@@ -1,4 +1,4 @@
-"""What a page may ask (web/src/protocol.ts): the requests there are, their fields, and of which types those are."""
+"""The requests that a page may send (web/src/protocol.ts), with their fields and the fields' types."""
 
 from __future__ import annotations
 

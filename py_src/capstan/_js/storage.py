@@ -85,7 +85,7 @@ def absolute(url: str) -> str:
 
 
 async def open_backing(folder: str) -> JsBacking | None:
-    """Where this browser keeps files, None if nowhere; those of one folder do not see those of another."""
+    """This browser's file storage, None if it has none; files of one folder do not see those of another."""
     with storage_errors():
         found = await capstan_host.storage.openBacking(folder)
     return JsBacking(found) if found else None
@@ -98,7 +98,7 @@ async def open_source(url: str, keep: bool) -> JsSource:
 
 
 def assumed_source(identity: SourceIdentity, keep: bool) -> JsSource:
-    """A source that cannot be asked now: it is taken to be what it was."""
+    """A source that cannot be asked now; it is assumed to be unchanged."""
     return JsSource(capstan_host.storage.assumedSource(json.dumps(identity.as_json()), keep))
 
 
@@ -264,6 +264,6 @@ def _number(value: Any) -> int | None:
 
 
 async def _settled(value: Any) -> None:
-    """Wait, if there is anything to wait for."""
+    """Wait if the value is a promise."""
     if hasattr(value, "then"):
         await value

@@ -13,7 +13,7 @@
 
 docs/genai.md lists every name with what is different and what is refused. Calls that compute wait, which in a page
 needs JavaScript Promise Integration; `capstan`'s own classes have asynchronous twins. Arrays are ndarrays where numpy
-can be imported, else memoryviews. What is refused raises a `capstan.CapstanError`, which is a RuntimeError.
+can be imported, else memoryviews. Refused calls raise a `capstan.CapstanError`, which is a RuntimeError.
 """
 
 from __future__ import annotations

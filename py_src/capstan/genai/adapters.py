@@ -26,7 +26,7 @@ class Adapters:
         self.capstan.load(path, name)
 
     def unload(self, name: str, /) -> None:
-        """Free an adapter that no generator has. OptionError while one has it, and for an unknown name."""
+        """Free an adapter that no generator uses. OptionError while one has it, and for an unknown name."""
         if not isinstance(name, str):
             raise TypeError(f"Adapters.unload: a name as str is expected, not {name!r}")
         self.capstan.unload(name)

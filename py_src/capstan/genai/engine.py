@@ -260,7 +260,7 @@ class Engine:
         return buffer
 
     def _sequence(self, params: CapstanParams) -> CapstanGenerator | PooledSequence:
-        """What generates by these options: a row among others where that gives the same tokens."""
+        """The sequence for these options: a row of a shared pool if that gives the same tokens, else a generator."""
         if not poolable(params):
             return CapstanGenerator(self._model.capstan, params)
         key = repr(params.search)

@@ -1,4 +1,4 @@
-"""What an engine tells: events, and the enumerations in them."""
+"""Events of an engine, and the enumerations in them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FinishReason(Numbered):
 
 
 class EngineErrorCode(Numbered):
-    """What failed."""
+    """The reason of a failure."""
 
     NONE = 0
     CAPACITY_DEFERRED = 1
@@ -55,7 +55,7 @@ class EngineErrorCode(Numbered):
 
 
 class EngineEventFlags(IntFlag):
-    """What an event tells."""
+    """The facts that an event reports."""
 
     NONE = 0
     TOKEN = 1

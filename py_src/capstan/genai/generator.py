@@ -164,5 +164,5 @@ class Generator:
         self._terminated = value == "1"
 
     def get_speculative_stats(self) -> dict[str, Any]:
-        """What speculation did, by the native package's names; all 0 where it is off."""
+        """Statistics of speculation by the native package's names; all 0 if it is off."""
         return speculation_stats(self.capstan.speculation)

@@ -1,4 +1,4 @@
-"""What the model was last run on and what came of it, as the native package shows them by name."""
+"""The inputs and outputs of the model's last run, by the native package's names."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class LastRun:
         """An input by the name that genai_config.json gives it. OptionError if there is none, or before a run."""
         names = self._model.config.decoder.inputs
         if is_carried(name, vars(names).values()):
-            # Where past and present share a buffer, the run wrote into the cache that it read.
+            # If past and present share a buffer, the run wrote into the cache that it read.
             state = is_carried(name, (names.past_conv_names, names.past_recurrent_names))
             written = 0 if self._whole_caches and not state else len(self.tokens[0]) if self.tokens else 0
             return self._carried(name, self._length() - written)
@@ -137,7 +137,7 @@ class LastRun:
         return replace(tensor, dims=(1, heads, room, head_size), data=bytes(whole))
 
     def _run_tokens(self, row: int) -> tuple[list[int], list[int]]:
-        """What the model was run on of a row, and the positions, without padding."""
+        """The tokens of a row's last run, and their positions, without padding."""
         length = self._length()
         if self.adapted:
             raise UnsupportedModelError(

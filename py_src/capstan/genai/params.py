@@ -89,8 +89,9 @@ class GeneratorParams:
         return dict(self._speculative)
 
     def set_speculative_options(self, **options: Any) -> None:
-        """Change options of speculation; an `ngram_size` turns it on. OptionError for an unknown name, a value of
-        another type or out of range."""
+        """Change options of speculation; an `ngram_size` enables it. OptionError for an unknown name, a value of
+        another type or out of range.
+        """
         for name, value in options.items():
             self._speculative[name] = checked_speculative(name, value)
 

@@ -51,7 +51,7 @@ class Audios:
 
 
 class MultiModalProcessor:
-    """What prepares images and audio: refused, as the models that would need it are refused at load."""
+    """The native processor of images and audio: refused, like the models that need it."""
 
     def __init__(self) -> None:
         raise TypeError("MultiModalProcessor: No constructor defined!")
@@ -69,7 +69,7 @@ class MultiModalProcessor:
 
 
 class StreamingProcessor:
-    """What cuts speech into pieces: refused, as the models that would need it are refused at load."""
+    """The native splitter of speech: refused, like the models that need it."""
 
     def __init__(self, model: Model, /) -> None:
         refuse("StreamingProcessor", f"audio models are not supported, and this one is {model.type!r}; {TEXT_ONLY}")

@@ -1,4 +1,4 @@
-"""What speculation did, by the names of the native package."""
+"""Statistics of speculation, by the names of the native package."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HISTOGRAM = 8
 
 
 def speculation_stats(stats: SpeculationStats | None) -> dict[str, Any]:
-    """All names of the native package; 0 for what Capstan does not do."""
+    """All names of the native package; 0 for counts that Capstan does not keep."""
     counts: dict[str, Any] = dict.fromkeys(COUNTS, 0)
     quotients: dict[str, Any] = dict.fromkeys(QUOTIENTS, 0.0)
     histogram = [0] * HISTOGRAM

@@ -1,4 +1,4 @@
-"""What requests of an engine and their turns are given."""
+"""Options of an engine's requests and of their turns."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TurnOptions:
         self._search["temperature"] = float(value)
 
     def set_top_k(self, value: int, /) -> None:
-        """Of how many tokens one is drawn; 0 turns it off."""
+        """Draw a token from the `value` most probable ones; 0 disables it."""
         self._search["top_k"] = value
 
     def set_top_p(self, value: float, /) -> None:

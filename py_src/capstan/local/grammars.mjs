@@ -66,7 +66,7 @@ for await (const line of createInterface({ input: process.stdin })) {
   try {
     answer = { result: (await calls[name](...given)) ?? null };
   } catch (error) {
-    // It aborts where it cannot go on. What was in its memory then is not to be relied on: the next call gets a new one.
+    // The library aborts on a fatal error. Its memory cannot be trusted then: the next call gets a new instance.
     library = null;
     answer = { error: said.find((text) => text.startsWith("[FATAL]")) ?? error.message, code: error.code };
   }

@@ -56,7 +56,7 @@ class LocalHost:
         begin_now(self, work)
 
     def stall_after(self, seconds: float) -> None:
-        """Nothing: files on a disk are not waited for."""
+        """Does nothing: reads from a disk do not stall."""
 
     def configure(self, ort_url: str | None, xgrammar_url: str | None) -> None:
         raise OptionError("there is no page to configure here: models run on the reference device; leave this call out")

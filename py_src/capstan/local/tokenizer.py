@@ -22,7 +22,7 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 @contextmanager
 def no_panic() -> Iterator[None]:
-    """What ends a program in Rust is a BaseException in Python; here it is an error of the input."""
+    """Turns a Rust panic, a BaseException in Python, into an error of the input."""
     try:
         yield
     except BaseException as error:

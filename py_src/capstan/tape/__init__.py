@@ -1,17 +1,17 @@
 """The recorded decode step as data, and the passes over it: no GPU is needed to import or test any of this.
 
-recording.py   what the device was asked for during one captured run, as frozen dataclasses
+recording.py   the device's commands during one captured run, as frozen dataclasses
 passes.py      recording -> the operations to replay: the captured half, clears, indirect dispatches
 step_graph.py  the step as a graph of values
-ort_kernels.py recognises recorded dispatches by the signatures of `ops`; uniforms.py reads what they were told
-operation.py   what an operation of ours is to the modules here
+ort_kernels.py recognises recorded dispatches by the signatures of `ops`; uniforms.py decodes their uniforms
+operation.py   the interface of an operation of ours
 ops/           the operations of ours, one module each: recognised, joined, planned, bound
 fusions.py     the passes over the graph of a decode step, prefill_graph.py over that of a prefill run
-placement.py   values back into buffers, checked
-witness.py     holds each operation of a step to the truth
-fused_step.py  the rewritten step as the device takes it
-row_step.py    that of several sequences, made of the step of one
-key.py         what a tape is valid for
+placement.py   puts the values back into buffers, checked
+witness.py     compares each operation of a step with the truth
+fused_step.py  the rewritten step in the device's form
+row_step.py    a step of several sequences, made from the step of one
+key.py         the key of a tape: everything that it depends on
 """
 
 from __future__ import annotations

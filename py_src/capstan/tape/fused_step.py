@@ -17,7 +17,7 @@ __all__ = ["FusedStep", "fused_step"]
 
 @dataclass
 class FusedStep:
-    """What GpuEngine.make_tape and add_table are given."""
+    """The arguments of GpuEngine.make_tape and add_table."""
 
     played: list[list[Any]] = field(default_factory=list)
     kernels: list[dict[str, Any]] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """The passes over a recorded step: which operations become ours, and which of these join.
 
-The operations themselves are in `ops`; here they are only asked for.
+The operations themselves are in `ops`; this module only calls them.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def fuse_step(
     left_out: Mapping[int, LeftOut] = MappingProxyType({}),
 ) -> Placement:
     """The step with the given passes applied, its values in buffers. `lasting` are buffers whose contents outlive it.
-    Operations whose index is in `left` stay as they were recorded. `left_out` is what the recorded kernels do not
-    compute of the attention over these caches of keys, and ours do.
+    Operations whose index is in `left` stay as they were recorded. `left_out` has the windows and soft caps, by cache
+    of keys, that the recorded attention kernels ignore and ours compute.
 
     Raises TapeError if nothing of ours fits where its values are, or if not all of `left_out` is computed.
     """
@@ -90,12 +90,12 @@ def require_computed(placement: Placement, left_out: Mapping[int, LeftOut]) -> P
 
 
 def fitted(read: Callable[[Collection[int]], StepGraph], *, dead: bool) -> Placement:
-    """The graph that `read` makes, its values in buffers, and with `dead` without what nobody reads; `read` is given
-    the recorded operations that must stay as they are.
+    """Places the values of the graph that `read` makes in buffers, with `dead` without values that nobody reads; `read`
+    is given the recorded operations that must stay unchanged.
 
-    These are more from one trial to the next: what was taken from a recorded operation and has no kernel of its own
-    (a sum, a gate, a norm that joined no product) keeps it as recorded, and so does what does not fit where its values
-    are. Raises TapeError if that does not help.
+    Their number grows from trial to trial: a recorded operation stays unchanged if a part taken from it has no kernel
+    of its own (a sum, a gate, a norm that joined no product), or if its replacement does not fit its buffers. Raises
+    TapeError if that does not help.
     """
     kept: set[int] = set()
     while True:

@@ -29,7 +29,7 @@ class MatrixSize:
 
 @dataclass(frozen=True)
 class WorkgroupLimits:
-    """What an adapter's workgroups may be. The defaults are what every adapter has."""
+    """The limits of an adapter's workgroups. The defaults hold for every adapter."""
 
     lanes: int = 0
     """Threads of every subgroup; 0 without subgroups to rely on."""

@@ -1,4 +1,4 @@
-"""What a tape is valid for."""
+"""The key of a tape: everything that it depends on."""
 
 from __future__ import annotations
 

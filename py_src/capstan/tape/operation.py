@@ -1,4 +1,4 @@
-"""What an operation of ours is to the rest of the tape: the values it writes, and the kernels it is computed by."""
+"""The interface of an operation of ours: the values that it writes, and its kernels."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Kernel:
 
 
 class Operation(Protocol):
-    """What a node of the step's graph computes, if it is not replayed as it was recorded.
+    """The computation of a node in the step's graph, if it is not replayed as recorded.
 
     A frozen dataclass: equal operations compute the same of equal reads.
     """
@@ -75,7 +75,7 @@ class Operation(Protocol):
 
     @property
     def title(self) -> str:
-        """What to call it in messages."""
+        """Its name in messages."""
         return type(self).__name__
 
     @property
@@ -90,7 +90,7 @@ class Operation(Protocol):
 
     @property
     def as_recorded(self) -> Operation:
-        """What the recorded kernels compute that it replaces: the same, but for what they leave out."""
+        """The operation that the replaced kernels compute: the same one, without the parts that they ignore."""
         return self
 
     def written_bytes(self, index: int) -> int:

@@ -130,8 +130,9 @@ def element_of(pipeline: Pipeline) -> str | None:
 
 @dataclass
 class RunReader:
-    """What finds one kind of operation in a recorded run of `rows` positions: its `read` is asked of each operation,
-    then `joined` of the whole."""
+    """Finds one kind of operation in a recorded run of `rows` positions: `read` is called for each operation, then
+    `joined` for the whole run.
+    """
 
     recording: Recording
     ops: Sequence[Command]
@@ -187,7 +188,9 @@ def bound(
 def recognise(
     recording: Recording, op: Op, uploaded: Mapping[int, bytes], signatures: Sequence[Signature]
 ) -> tuple[OrtKernel, Signature] | None:
-    """What a recorded operation is, None if it is none of these. `uploaded` is `recording.uploaded()`."""
+    """The kernel and signature of a recorded operation; None if none of `signatures` fits. `uploaded` is
+    `recording.uploaded()`.
+    """
     found = bound(recording, op, uploaded)
     if found is None or not isinstance(op, Dispatch | DispatchIndirect):
         return None
@@ -236,7 +239,7 @@ def read_step(
     def lifted(index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
         found = recognise(recording, ops[index], uploaded, signatures) if index not in kept else None
         if found is None or not changed.isdisjoint(found[0].weights):
-            return None  # What the step computes is no weight: it may be elsewhere, or gone, when ours runs.
+            return None  # A value that the step computes is no weight: it may have moved, or be gone, when our kernel runs.
         kernel, signature = found
         kernels[index] = Met(kernel, index, reads, writes, values)
         return signature.parts(kernels[index]) if signature.asked_by in lift else None

@@ -25,8 +25,8 @@ def captured_half(recording: Recording) -> tuple[Command, ...]:
     """The operations of the capturing half, without host writes.
 
     onnxruntime-web encodes a captured run twice, first while capturing, then replaying what it captured; the second
-    half repeats the dispatches of the first, with the same bind groups, and has lost its copies and clears. A
-    recording whose two halves differ raises TapeError: then it is not known what a step is.
+    half repeats the dispatches of the first, with the same bind groups, and has lost its copies and clears. A recording
+    whose two halves differ raises TapeError: its step is not known then.
     """
     dispatches = [i for i, op in enumerate(recording.ops) if isinstance(op, Dispatch | DispatchIndirect)]
     if not dispatches:
@@ -170,7 +170,7 @@ def direct_dispatches(recording: Recording, ops: Sequence[Op]) -> tuple[list[lis
 
 
 def _signature(recording: Recording, op: Op, uniforms: dict[int, list[tuple[int, bytes]]]) -> object:
-    """What the counts written by a defining dispatch can depend on: its pipeline, size and uniforms."""
+    """Everything that the counts written by a defining dispatch can depend on: its pipeline, size and uniforms."""
     if not isinstance(op, Dispatch):
         return op
     bound = [

@@ -35,7 +35,9 @@ class Placement:
 
 
 class MisplacedError(TapeError):
-    """An operation of ours does not fit where its values are; `origins` are the recorded operations it stands for."""
+    """An operation of ours does not fit the buffers of its values; `origins` are the recorded operations that it
+    replaces.
+    """
 
     def __init__(self, message: str, origins: frozenset[int]) -> None:
         super().__init__(message)
@@ -78,7 +80,7 @@ def _lasting(graph: StepGraph) -> set[int]:
 
 
 def _bytes(node: Node, value: int) -> int:
-    """Of a value that a node of ours makes."""
+    """The size of a value that a node of ours makes."""
     if isinstance(node.what, Recorded):
         raise TapeError(f"the recorded operation {node.what.index} writes a value that no recorded buffer holds")
     return node.what.written_bytes(node.writes.index(value))

@@ -33,8 +33,8 @@ def fuse_prefill(
     the adapter's.
 
     `lasting` are buffers whose contents outlive the run. An operation of ours that does not fit where its values are
-    stays as it was recorded. `left_out` is what the recorded kernels do not compute of the attention over these caches
-    of keys, and ours do. Raises TapeError if not all of it is computed.
+    stays as it was recorded. `left_out` has the windows and soft caps, by cache of keys, that the recorded attention
+    kernels ignore and ours compute. Raises TapeError if not all of it is computed.
     """
 
     def read(kept: Collection[int]) -> StepGraph:

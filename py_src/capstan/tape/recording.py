@@ -1,4 +1,4 @@
-"""What a device was asked for during one captured run (web/src/gpu/recorder.ts), over integer ids."""
+"""The commands that a device received during one captured run (web/src/gpu/recorder.ts), over integer ids."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class BindGroup:
 
 @dataclass(frozen=True)
 class Recording:
-    """The operations in the order the device was asked for them, and what their ids stand for."""
+    """The operations in the order in which the device received them, and the objects behind their ids."""
 
     handle: int
     ops: tuple[Op, ...]
@@ -147,7 +147,7 @@ class Recording:
         return frozenset(written - {op.buffer for op in self.ops if isinstance(op, Write)})
 
     def uploaded(self) -> dict[int, bytes]:
-        """What the host uploaded while recording, by buffer; only uploads that begin at its start."""
+        """The bytes that the host uploaded while recording, by buffer; only uploads that begin at its start."""
         return {op.buffer: op.data for op in self.ops if isinstance(op, Write) and op.offset == 0}
 
     def reads(self, op: Op) -> frozenset[int]:

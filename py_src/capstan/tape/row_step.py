@@ -55,7 +55,7 @@ class Gather(Operation):
 
 @dataclass(frozen=True)
 class RowSpans:
-    """Where the rows are on the device, for what the recorded step has in buffers of one sequence."""
+    """The places of the rows on the device, for the recorded step's buffers of one sequence."""
 
     state: Span
     buffers: Mapping[int, Span]

@@ -104,7 +104,7 @@ class Witness:
         }
 
     def found(self, data: bytes) -> list[Found]:
-        """What was read back."""
+        """The results in the bytes that were read back."""
         every = []
         for i, judged in enumerate(self.judged):
             largest, mean, got, wanted, element, unlike = struct.unpack_from("<4f2I", data, FOUND_BYTES * i)
@@ -116,7 +116,7 @@ class Witness:
         return self.watched is not None and self.watched.place(value) is not None
 
     def keep(self, value: int, size: int) -> list[Any]:
-        """Where a value of `size` bytes is kept, as a binding."""
+        """The binding of the copy that keeps a value of `size` bytes."""
         if value not in self.kept:
             place = self.watched.place(value) if self.watched else None
             if self.watched is None or place is None:
@@ -184,7 +184,7 @@ class Witness:
 
 
 def plan_witness(watched: Watched, state: tuple[int, int, int], length: int, longest: int, owner: str) -> Witness:
-    """What judges the operations of ours in a step that sees `length` positions, at most `longest`.
+    """Plans the kernels that judge the operations of ours in a step that sees `length` positions, at most `longest`.
 
     A value that the step does not make (one that a recorded step never writes, since it is joined to the next
     operation) is taken from the truth.

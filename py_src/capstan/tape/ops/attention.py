@@ -44,7 +44,7 @@ each further block of a split adds 1 us, a join 2.6 us; 32 splits are no faster 
 
 
 class AttentionShape(Protocol):
-    """What of an attention decides its plan."""
+    """The properties of an attention that decide its plan."""
 
     @property
     def heads(self) -> int: ...
@@ -62,7 +62,7 @@ class AttentionShape(Protocol):
     def scale(self) -> float: ...
     @property
     def rotary(self) -> int:
-        """Elements of a head that are rotated; 0 if all are."""
+        """Elements of a head that are rotated; 0 means all."""
 
     @property
     def interleaved(self) -> bool:
@@ -74,7 +74,7 @@ class AttentionShape(Protocol):
 
     @property
     def window(self) -> int:
-        """Positions in sight, the new one included; 0 if all are."""
+        """Positions in sight, the new one included; 0 means all."""
 
     @property
     def softcap(self) -> float:
@@ -175,7 +175,7 @@ class Attention(Operation):
         return [Kernel(plan_append(split), half, bound), *kernels]
 
     def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
-        """Of several sequences there is none: the step is compared with steps of one."""
+        """A step of several sequences has no truth: it is compared with steps of one."""
         if self.rows > 1:
             return
         half, each = self.element == "f16", ELEMENT_BYTES[self.element]
@@ -259,7 +259,7 @@ def plan_attention(
     while not shuffled and unshuffled_bytes(tile, what.head, chunks) > WORKGROUP_BYTES:
         tile = evenly(group, tile - 1)
     tiles = -(-group // tile)
-    # Where the kernel that attends would bind too many buffers, the join writes every result and adds the sinks.
+    # If the attention kernel would bind too many buffers, the join writes every result and adds the sinks.
     alone_writes = 8 + 2 * (epsilon is not None) + normed_values + (what.sinks is not None) <= buffers
     constants: dict[str, int | float | bool] = {
         "HEADS": what.heads,
@@ -316,7 +316,7 @@ def plan_append(attention: KernelPlan) -> KernelPlan:
 
 
 def form_constants(what: AttentionShape) -> dict[str, int | float | bool]:
-    """What the kernel and its truth both have to know of rotation, of scores and of the positions in sight."""
+    """The constants for rotation, scores and positions in sight, which the kernel and its truth share."""
     constants: dict[str, int | float | bool] = {
         "ROTARY": what.rotary or what.head,
         "INTERLEAVED": what.interleaved,
@@ -332,7 +332,7 @@ def form_constants(what: AttentionShape) -> dict[str, int | float | bool]:
 
 
 def evenly(group: int, most: int) -> int:
-    """Heads of a tile where a group is cut into as few tiles of up to `most` as there can be."""
+    """The tile height when a group is cut into the fewest tiles of at most `most` heads."""
     return -(-group // -(-group // most))
 
 
@@ -343,14 +343,16 @@ def unshuffled_bytes(tile: int, head: int, chunks: int) -> int:
 
 
 def team_constants(team: int, batch: int, tile: int) -> dict[str, int]:
-    """What follows from a team of `team` lanes that takes `batch` positions for `tile` heads at once."""
+    """The constants of a team of `team` lanes that processes `batch` positions for `tile` heads at once."""
     halvings = batch.bit_length() - 1
     folds = team.bit_length() - 1 - halvings
     return {"TEAM": team, "BATCH": batch, "HALVINGS": halvings, "FOLDS": folds, "HALF_SCORES": batch // 2 * tile}
 
 
 def join_rows(head: int, most: int) -> dict[str, int]:
-    """Of the join of up to `most` splits: rows of threads, at least 4 and a thread for each split; splits of a row."""
+    """The constants of the join of up to `most` splits: rows of threads, at least 4 and one thread per split; splits
+    per row.
+    """
     quads = head // 4
     rows = max(4, -(-most // quads))
     return {"WORKGROUP": rows * quads, "ROWS": rows, "SHARE": -(-most // rows)}

@@ -16,7 +16,7 @@ __all__ = ["RULES"]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the packed q, k and v of an attention come from, and what was recorded between that and the attention."""
+    """The source of the packed q, k and v of an attention, and the operations recorded between it and the attention."""
 
     packed: int
     """The value."""
@@ -61,7 +61,7 @@ class Finder:
         return index if self.only_reader(value, self.met[reader].kernel.kind) == reader else None
 
     def origin(self, index: int) -> Origin | None:
-        """Of the cache that the operation at `index` writes."""
+        """The origin of the cache that the operation at `index` writes."""
         found = self.met[index]
         if found.kernel.kind in ("rotary", "rotary_interleaved"):
             kernel, at = found.kernel, found.kernel.at
@@ -84,7 +84,9 @@ class Finder:
         return self.taken_apart(index) if found.kernel.kind == "cache_write" else None
 
     def taken_apart(self, index: int) -> Origin | None:
-        """Of a cache whose keys an operation before has rotated, maybe normalised, and split off the packed ones."""
+        """The origin of a cache whose keys were split off the packed ones, rotated and maybe normalised by an earlier
+        operation.
+        """
         write = self.met[index]
         rotary = self.made_for(write.read("key"), ("rotary_apart", "rotary_normed"), index)
         if rotary is None:

@@ -1,4 +1,5 @@
-"""What tells onnxruntime-web's kernels of attention over one token: split, norms, rotary, cache write, attention."""
+"""Signatures of onnxruntime-web's kernels for attention over one token: split, norms, rotary, cache write, attention.
+"""
 
 from __future__ import annotations
 

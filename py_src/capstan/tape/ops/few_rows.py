@@ -48,7 +48,7 @@ class RowsTuning:
 
     @property
     def workgroups(self) -> tuple[int, int, int]:
-        """What to dispatch."""
+        """The dispatch size."""
         return -(-self.n // (self.workgroup // self.span * self.rows)), -(-self.m // self.tall), 1
 
     def constants(self) -> dict[str, int | float | bool]:
@@ -115,7 +115,7 @@ class DenseRowsTuning:
 
     @property
     def workgroups(self) -> tuple[int, int, int]:
-        """What to dispatch."""
+        """The dispatch size."""
         return self.columns.workgroups, -(-self.m // self.tall), 1
 
     def constants(self) -> dict[str, int | float | bool]:
@@ -135,6 +135,6 @@ def tune_dense_rows(k: int, n: int, m: int, gated: bool, half: bool, limits: Wor
 
 
 def norm_constants(k: int, limits: WorkgroupLimits) -> dict[str, int | float | bool]:
-    """Of norm_rows.wgsl for rows of `k`."""
+    """The constants of norm_rows.wgsl for rows of `k`."""
     workgroup = max(limits.lanes, 64) if limits.software else min(NORM_THREADS, limits.threads)
     return {"K": k, "WORKGROUP": workgroup, "ITEMS": -(-k // workgroup)}

@@ -1,9 +1,9 @@
 """A row vector, or a few rows, times a matrix of weights, with what surrounds it in a decoder joined to it.
 
 The kernels are matvec_q4.wgsl for weights in int4 or int8 and matvec_dense.wgsl for dense ones; gemv_int4.py and
-gemv_dense.py choose their tiling, gemv_recorded.py recognises products in a recorded step, gemv_joins.py joins to them
-what surrounds them. Of several rows they are few_rows_q4.wgsl and few_rows_dense.wgsl, tiled by few_rows.py, after
-norm_rows.wgsl where x is normalised.
+gemv_dense.py choose their tiling, gemv_recorded.py recognises products in a recorded step, gemv_joins.py joins the
+surrounding operations to them. Several rows use few_rows_q4.wgsl and few_rows_dense.wgsl, tiled by few_rows.py, after
+norm_rows.wgsl if x is normalised.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class MatVec(Operation):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What each of the reads is, by the names of the templates."""
+        """The template's name of each read."""
         asked = {
             "bias": self.bias,
             "bias_up": self.bias and self.up is not None,
@@ -127,12 +127,13 @@ class MatVec(Operation):
 
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
         """One kernel; two where a gated one binds more buffers than the adapter allows: the second half of the layer,
-        then the first, multiplied by it. Of several rows one before them, if these are normalised."""
+        then the first, multiplied by it. For several rows with a norm, a kernel before them normalises these.
+        """
         values: dict[str, Binding] = {name: Value(read) for name, read in zip(self.inputs, reads, strict=True)}
         values |= {name: Value(write) for name, write in zip(("y", "total"), writes, strict=False)}
         if self.rows == 1 or self.norm is None:
             return self._products(values, limits)
-        # Of another size than what passes between the halves of a gated layer, which is there at the same time.
+        # Its size differs from that of the buffer between the halves of a gated layer, which is alive at the same time.
         normed = Shared(-(-self.rows * self.k * ELEMENT_BYTES[self.element] // 16) * 16 + 16)
         plain = replace(self, norm=None, behind=None, total=False, wide=False)
         return [self._norm(values, normed, limits), *plain._products({**values, "x": normed}, limits)]
@@ -171,7 +172,7 @@ class MatVec(Operation):
         ]
 
     def _bindings(self, values: Mapping[str, Binding]) -> dict[str, Binding]:
-        """Of one kernel, by the names of the template; `values` has what it reads and writes."""
+        """The bindings of one kernel, by the names of the template; `values` has its reads and writes."""
         names = (*self.inputs, "y", *(["total"] if self.total else []))
         bindings = {name: values[name] for name in names}
         return bindings | {name: Buffer(buffer) for name, buffer in self._weights().items()}
@@ -254,7 +255,7 @@ class MatVec(Operation):
 
 
 def epsilons(what: MatVec) -> dict[str, float]:
-    """Of its norms, by the names of the templates."""
+    """The epsilons of its norms, by the names of the templates."""
     by = {"EPSILON": what.norm, "EPSILON_BEHIND": what.behind}
     return {name: norm.epsilon for name, norm in by.items() if norm is not None}
 
@@ -276,7 +277,7 @@ def plan_few_matrices(what: MatVec, limits: WorkgroupLimits) -> KernelPlan | Non
 
 
 def flags_before(what: MatVec) -> dict[str, int | float | bool]:
-    """What is before the product, by the names of the templates."""
+    """The flags for operations before the product, by the names of the templates."""
     return {
         "CENTERED": isinstance(what.norm, CenteredNorm),
         "BEHIND": what.behind is not None,
@@ -291,7 +292,7 @@ def packing(what: MatVec) -> dict[str, int | float | bool]:
 
 
 def flags_behind(what: MatVec) -> dict[str, bool]:
-    """What is behind the product, by the names of the templates."""
+    """The flags for operations behind the product, by the names of the templates."""
     factor = what.factor
     return {
         "BIAS": what.bias,

@@ -38,7 +38,7 @@ class DenseTuning:
 
     @property
     def workgroups(self) -> int:
-        """What to dispatch."""
+        """The number of workgroups."""
         return -(-self.n // (column_width(self.half) * self.columns))
 
     @property

@@ -43,7 +43,7 @@ class MatvecTuning:
 
     @property
     def workgroups(self) -> int:
-        """What to dispatch."""
+        """The number of workgroups."""
         tiles = -(-self.n // (self.workgroup // self.span * self.rows))
         return tiles if self.most is None else min(tiles, self.most)
 
@@ -78,7 +78,7 @@ def tune_matvec(k: int, n: int, gated: bool, half: bool, limits: WorkgroupLimits
 
     Measured on an H200; see benches/NOTES.md. Workgroups that take several tiles spare the reading and normalising of
     x, and request the next weights before they use the present ones. Their number keeps up to 132 processors busy;
-    fewer run them in turns. On a processor few small workgroups are best (SwiftShader: 6 ms where 20 were).
+    fewer run them in turns. On a CPU adapter few small workgroups are best (SwiftShader: 6 ms instead of 20).
     """
     lanes = limits.lanes
 

@@ -31,7 +31,7 @@ class Joins:
         self.lasting = frozenset(self.graph.last.values())
 
     def made_for(self, value: int, reader: Node) -> Node | None:
-        """What makes a value for one reader alone."""
+        """The node that makes a value, if `reader` is the only one that uses it."""
         return self.makers.get(value) if value not in self.lasting and self.readers[value] == [reader] else None
 
     def join(self, by: Node, node: Node, *others: Node) -> None:
@@ -114,7 +114,7 @@ def sums_joined(graph: StepGraph, _: Mapping[int, Met]) -> StepGraph:
 
 
 def cap(joins: Joins, node: Node, scale: Scale, tanh: Node) -> None:
-    """Join tanh(y / factor) * factor, whose division the product before has."""
+    """Join tanh(y / factor) * factor; the product before it already has the division."""
     maker = joins.made_for(tanh.reads[0], tanh)
     what = product(maker)
     if maker is None or what is None or scale.divides or what.factor != Factor(scale.factor, divides=True):
@@ -267,7 +267,7 @@ class SumBehind:
 
 
 def sum_behind(joins: Joins, norm: Node, using: Sequence[Node], *, wide: bool) -> SumBehind | None:
-    """What the first of the products that read `norm` can compute before it."""
+    """The sum that the first product reading `norm` can compute before the norm; None if it cannot."""
     first, value = using[0], norm.reads[0]
     what, added = product(first), joins.makers.get(value)
     if what is None or what.scales is None or added is None or not isinstance(added.what, Add):

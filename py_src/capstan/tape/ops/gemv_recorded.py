@@ -38,7 +38,7 @@ def dense_shape(uniforms: Mapping[str, Number], rows: int) -> tuple[int, int] | 
 
 
 def packed_product(met: Met, bits: int, x: int | None = None) -> list[Node] | None:
-    """The product of its input, or of the value `x` that this was rounded from."""
+    """The product of its input, or of the value `x` that the input was rounded from before."""
     kernel, at = met.kernel, met.kernel.at
     n, k, block = (kernel.number(name) for name in ("N", "K", "block_size"))
     zeros = at.get("zero_points")

@@ -1,5 +1,5 @@
 """Products of many rows by weights in int4 or int8, from activations in int8: matmul_q4.wgsl and quantize_rows.wgsl.
-Where the device has subgroup matrices, matmul_matrices.py makes them from float16; of few rows gemv.py does.
+If the device has subgroup matrices, matmul_matrices.py makes them from float16; gemv.py makes those of few rows.
 
 onnxruntime-web multiplies by int4 weights in several ways, by adapter and shape. Which dispatch is which product is
 told by the weights that it binds; what brings activations into the form it needs, by the one thing it reads.
@@ -247,8 +247,9 @@ class Products(RunReader):
     """What a converted value was made of, and by which operation."""
 
     def read(self, index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
-        """What a recorded operation computes, from the values that it reads and writes by buffer; None if it is no
-        product of ours."""
+        """The nodes that replace a recorded operation, given the values that it reads and writes by buffer; None if it
+        is no product of ours.
+        """
         op, rows = self.ops[index], self.rows
         met = bound(self.recording, op, self.uploaded)
         if not isinstance(op, Dispatch) or met is None:
@@ -271,7 +272,7 @@ class Products(RunReader):
             return None
         x, position = self.origin.get(reads[at["input_a"]], (reads[at["input_a"]], index))
         if quantized and position == index:
-            return None  # What is in int8 already, by who knows which rule, cannot be brought into another form.
+            return None  # Activations that already are in int8, by an unknown rule, cannot be converted.
         origins = frozenset({index})
         n, k, block, bits = found.n, found.k, found.block, found.bits
         few = MatVec(at["input_b"], scales, n, k, block, element, bits=bits, zeros=found.zeros, rows=rows)
@@ -312,7 +313,7 @@ GATED = (
 
 
 def _gate(recording: Recording, ops: Sequence[Command], graph: StepGraph, limits: WorkgroupLimits) -> StepGraph:
-    """Let one product make what the halves of a gated layer, read by nobody else, are joined to."""
+    """Let one product compute both halves of a gated layer and their gate, if nothing else reads them."""
     readers, makers = graph.readers(), graph.makers()
     lasting = set(graph.last.values())
     gone: set[int] = set()
@@ -363,7 +364,7 @@ def _both(gate: Product, up: Product) -> Product | None:
 
 
 def _source(makers: Mapping[int, Node], product: Node) -> tuple[Any, ...]:
-    """What a product multiplies, before it was brought into another form."""
+    """The input of a product before its conversion to int8."""
     made = makers.get(product.reads[0])
     return (made.what, made.reads) if made is not None and isinstance(made.what, Quantize) else product.reads
 

@@ -113,8 +113,9 @@ class DenseProducts(RunReader):
     """Reads a recorded run of `rows` positions: its products by dense weights, of float16 if the rows are many."""
 
     def read(self, index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
-        """What a recorded operation computes, from the values that it reads and writes by buffer; None if it is no
-        such product."""
+        """The nodes that replace a recorded operation, given the values that it reads and writes by buffer; None if it
+        is no such product.
+        """
         op = self.ops[index]
         met = bound(self.recording, op, self.uploaded)
         if not isinstance(op, Dispatch) or met is None or tuple(met[0]) != ("a", "b", "output"):

@@ -1,4 +1,4 @@
-"""Norms, alone or of a sum: no kernel of ours computes one alone, the products that read it do."""
+"""Norms, alone or of a sum; no kernel of ours computes one alone, the products that read it do so."""
 
 from __future__ import annotations
 

@@ -248,8 +248,9 @@ class PrefillAttentions(RunReader):
     """Reads a recorded run of `rows` positions: its attention, where that is causal, in float16, over whole caches."""
 
     def read(self, index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
-        """What a recorded operation computes, from the values that it reads and writes by buffer; None if it is no
-        such attention."""
+        """The nodes that replace a recorded operation, given the values that it reads and writes by buffer; None if it
+        is no such attention.
+        """
         op = self.ops[index]
         met = bound(self.recording, op, self.uploaded)
         if not isinstance(op, Dispatch) or met is None or tuple(met[0]) not in (BINDINGS, BINDINGS_SINKS):
