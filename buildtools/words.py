@@ -82,16 +82,10 @@ def clumsy(line: int, block: str) -> Iterator[Phrase]:
 
 
 def python_blocks(text: str) -> Iterator[tuple[int, str]]:
-    """Docstrings, and comments with adjacent lines joined."""
+    """Docstrings (of attributes too), and comments with adjacent lines joined."""
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[0] if node.body else None
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
-                yield from paragraphs(first.lineno, first.value.value)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield from paragraphs(node.lineno, node.value.value)
     found: list[tuple[int, int, str]] = []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT and not re.match(r"#!|#\s*(?:type|noqa|pragma|ruff|mypy)\b", token.string):

@@ -49,7 +49,7 @@ class Adapters:
     without an adapter until `generator.set_active_adapter(adapters, name)`. An adapter takes its tensors' bytes of the
     model's device, once for all generators.
 
-    Adapters that are dropped without being unloaded are freed, once their generators are.
+    Dropped adapters are freed without `unload`, once their generators are dropped.
     """
 
     def __init__(self, model: Model) -> None:
@@ -71,7 +71,7 @@ class Adapters:
 
     @property
     def model(self) -> Model:
-        """The model that they are for."""
+        """The adapters' model."""
         return self._model
 
     async def load_async(self, source: str | os.PathLike[str] | bytes | bytearray | memoryview, name: str) -> None:
@@ -208,7 +208,7 @@ class ActiveAdapters:
         return bool(self.pending) and not any(self.pending[0].before)
 
     async def weights(self, choice: Choice) -> LoraWeights:
-        """What a choice comes to, on the device."""
+        """The weights of a choice on the device; several adapters are combined once."""
         layers = choice.layers
         if len(layers) == 1:
             return layers[0].weights

@@ -7,11 +7,11 @@ not) counts score / n ** length_penalty; the best `num_beams` are kept. A prompt
 unless `early_stopping`, its best continuation would not be better than the worst of them. At the end the beams of a
 prompt that is not done become hypotheses too.
 
-Scores are float32, as the native package's. Where two differ by the last place of a float32 the order may be another
-one, as its sums of exponentials round after each addition. Equal scores are ordered by beam, then by id. Unlike there,
-prompts of a batch do not depend on each other: without `early_stopping` version 0.18 compares the second and further
-ones with scores of the one before them. And it looks at 2 * num_beams continuations, which may all be ends where there
-are several end-of-sequence ids.
+Scores are float32, like the native package's. If two differ by the last place of a float32, their order may differ from
+the native one, because its sums of exponentials round after each addition. Equal scores are ordered by beam, then by
+id. In contrast to the native package, prompts of a batch do not depend on each other: without `early_stopping` version
+0.18 compares the second and further ones with scores of the one before them. Besides, it looks at 2 * num_beams
+continuations, all of which may be ends if there are several end-of-sequence ids.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ __all__ = ["ConstrainedLoop"]
 
 
 class ConstrainedLoop(RowLoop):
-    """Where the device follows the grammar's automaton it makes the masks itself, and picks run ahead as without a
-    grammar. Where it cannot tell a mask, it picks nothing, and that pick waits for its mask.
+    """If the device follows the grammar's automaton, it makes the masks itself, and picks run ahead as without a
+    grammar. If it cannot compute a mask, it picks nothing, and that pick waits for a mask from the host.
 
     A pick that waits: the mask depends on the pick before it, so nothing runs ahead. The model's step over the last
     token needs no mask: it is submitted first, and the device works at it while the masks are made. All picks wait on
@@ -139,7 +139,7 @@ class ConstrainedLoop(RowLoop):
             await self._pick_waiting()
 
     def _tell_positions(self) -> bool:
-        """Have the device follow the rows from where they are; whether it can."""
+        """Let the device follow the rows from their current positions; False if it cannot."""
         if self._automaton is None:
             return False
         tokens = self._model.token_bytes()

@@ -13,7 +13,7 @@ __all__ = ["ChatTokenizer", "Conversation", "History"]
 
 
 class ChatTokenizer(Protocol):
-    """What a conversation needs of a Tokenizer."""
+    """The part of a Tokenizer that a conversation uses."""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -26,7 +26,7 @@ class ChatTokenizer(Protocol):
 
 @dataclass(frozen=True)
 class History:
-    """What a conversation was, for one that goes on with it by another generator."""
+    """The state of a conversation, from which another generator continues it."""
 
     text: str
     marks: tuple[tuple[int, int], ...]
@@ -48,8 +48,9 @@ class Conversation:
         stops: Sequence[str] = (),
         earlier: History | None = None,
     ) -> None:
-        """`earlier` is what the conversation was before its device was lost: its ids are run again where its text is
-        gone on with."""
+        """`earlier` is the state of the conversation before its device was lost: its ids are run again if its text is
+        continued.
+        """
         self.generator = generator
         self._tokenizer = tokenizer
         self._stops = tuple(stops)

@@ -1,6 +1,6 @@
 """Every exception that Capstan raises on purpose.
 
-    CapstanError                  (also a RuntimeError, as what onnxruntime-genai raises)
+    CapstanError                  (also a RuntimeError, like the errors of onnxruntime-genai)
     ├── ConfigError               genai_config.json or tokenizer files: the message carries the JSON path
     ├── ModelFileError            a model file is missing, truncated or of the wrong size
     │   └── WeightsChangedError       a weight file is not what it was when its other parts were read
@@ -23,7 +23,7 @@
     │   └── ValidationError           the device rejected a command (a WebGPU uncaptured error)
     └── TapeError
         ├── TapeKeyError              a tape was used with another model, length, adapter or options
-        └── TapeCheckError            a recorded tape does not do what the eager step does
+        └── TapeCheckError            a recorded tape and the eager step give different results
 
 A message says three things: the value that was found, the limit it broke, and the remedy.
 """
@@ -86,7 +86,7 @@ class WeightsChangedError(ModelFileError):
 
 
 class StorageError(CapstanError):
-    """The browser's storage is full, locked or gone; the message gives the bytes wanted and the bytes there are."""
+    """The browser's storage is full, locked or gone; the message has the bytes wanted and the bytes free."""
 
 
 class UnsupportedModelError(CapstanError):

@@ -15,9 +15,9 @@ DECODINGS = 4
 
 
 def why_not_below(name: str) -> str | None:
-    """What is wrong with a name as that of a file below the folder; None if nothing is.
+    """The reason why a name is no file below the folder; None if it is one.
 
-    What counts is where a browser, a server or a file system would look: names are also read percent-decoded.
+    Names are also read percent-decoded, since a browser, a server or a file system may do so.
     """
     if not name:
         return "it is empty"
@@ -47,7 +47,7 @@ def why_not_plain(name: str) -> str | None:
 
 
 def address_of(folder: str, name: str) -> str:
-    """The URL of a file in a folder whose URL ends in a slash. What means something else in a URL is encoded."""
+    """The URL of a file in a folder whose URL ends in a slash. Characters with a meaning in URLs are encoded."""
     return folder + quote(name, safe="/!$&'()*+,;=@~")
 
 

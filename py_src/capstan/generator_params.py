@@ -87,8 +87,9 @@ class GeneratorParams:
         return search.batch_size * max(search.num_beams, search.num_return_sequences)
 
     def stop_decoder(self) -> Callable[[Sequence[int]], str] | None:
-        """What makes text of ids, with `stop_strings`; None without. Raises OptionError for a string that cannot occur,
-        and with beams."""
+        """The function that makes text of ids for `stop_strings`; None without stop strings. Raises OptionError for a
+        string that cannot occur, and with beams.
+        """
         if not self.search.stop_strings:
             return None
         if self.search.num_beams > 1:

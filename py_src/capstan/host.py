@@ -1,4 +1,4 @@
-"""Where Capstan runs: in a page, or on CPython with the reference device."""
+"""The interface to Capstan's surroundings: a page, or CPython with the reference device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Host(Protocol):
-    """Files, the clock, waiting, and the devices there are."""
+    """The host's files, clock, waits and devices."""
 
     def now(self) -> float:
         """Milliseconds on the clock of all time stamps."""
@@ -50,7 +50,7 @@ class Host(Protocol):
         `keep` says whether the file may be kept in the browser's storage. Raises ModelFileError."""
 
     async def read_weights(self, folder: str, name: str, offset: int, length: int) -> bytes:
-        """Bytes of a data file of a model folder, of those that are stored if it is. Raises ModelFileError."""
+        """Bytes of a data file of a model folder, read from storage if it is stored. Raises ModelFileError."""
 
     async def exists(self, folder: str, name: str) -> bool:
         """Whether a model folder has a file; ModelFileError if that cannot be told."""
@@ -62,7 +62,7 @@ class Host(Protocol):
         """The dtypes of capstan.repository, those first that suit the device best."""
 
     def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
-        """What capstan.tokenizer.Tokenizer drives."""
+        """The backend of capstan.tokenizer.Tokenizer."""
 
     async def grammars(self, tokens: Sequence[str], stop: Sequence[int]) -> Grammars:
         """Grammars over the tokens of a vocabulary, by id, in the alphabet of byte-level tokenizers; `stop` are the ids
@@ -74,10 +74,11 @@ class Host(Protocol):
 
     async def forget(self, addresses: Sequence[str] | None) -> int:
         """Let go of the small files that are kept of the hubs' repositories and servers' folders that have, or are, one
-        of these addresses; None is all. How many bytes those of repositories were."""
+        of these addresses; None is all. Returns how many bytes of repositories it freed.
+        """
 
     async def backing(self, folder: str) -> Backing | None:
-        """Where files of one kind are kept from one start to the next; None if nowhere."""
+        """The storage for files of one kind that lasts beyond a page load or process; None if there is none."""
 
     async def open_model(
         self,
@@ -135,7 +136,7 @@ def current_host() -> Host:
 
 
 def configure(*, ort_url: str | None = None, xgrammar_url: str | None = None) -> None:
-    """Say where this page has what Capstan computes with, before the first model; None leaves it as it is.
+    """Tell Capstan the addresses of its libraries, before the first model; None leaves an address unchanged.
 
     `ort_url` is the address of a folder with the files of onnxruntime-web's `dist/`, `xgrammar_url` of one with
     xgrammar's `index.js`; relative ones begin at the page, in a worker at the worker's script. A page that was made by

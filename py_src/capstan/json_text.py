@@ -25,7 +25,7 @@ OTHERS = bytes(set(range(256)) - set(b'"[]{}'))
 
 
 class NotJsonError(ValueError):
-    """What is wrong with a text, and where."""
+    """The text is no JSON; the message has the mistake and its place."""
 
 
 def read_json(text: str | bytes, most_bytes: int = MOST_BYTES) -> Any:
@@ -54,7 +54,8 @@ def is_deeper(data: bytes, most: int) -> bool:
     if data.count(b"[") + data.count(b"{") <= most:
         return False
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(ONE_KIND, OTHERS)
-    # Two quotes side by side change nothing for what is outside strings; few are left to split at.
+    # Pairs of quotes are removed first: they do not change what lies outside of strings, and fewer are left for the
+    # split.
     left = b"".join(plain.replace(b'""', b"").split(b'"')[::2])
     for _ in range(most):
         shorter = left.replace(b"[]", b"")  # The innermost ones.

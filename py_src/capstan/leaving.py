@@ -1,4 +1,4 @@
-"""What is freed when nobody refers to its owner any more."""
+"""Frees resources when their owner is dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the phases of a load began and ended, in milliseconds since it was asked for."""
+"""The phases of a load: when each began and ended, in milliseconds since the load was requested."""
 
 from __future__ import annotations
 

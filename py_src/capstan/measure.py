@@ -1,8 +1,8 @@
-"""Where the time of a decode step goes: on the GPU, in its operations, in JavaScript without Python; and its logits.
+"""Measures a decode step: time on the GPU, of its operations, in JavaScript without Python; and its logits.
 
-All of it is measured on a generator that has a tape and has generated a token. What is played to be timed leaves no
-trace: the sequence, the tokens computed ahead, the sampler's state and the counters are afterwards what they were.
-Other generators on the same device should rest meanwhile.
+All of it is measured on a generator that has a tape and has generated a token. Playing steps to time them leaves no
+trace: the sequence, the tokens computed ahead, the sampler's state and the counters are restored afterwards. Other
+generators on the same device should rest meanwhile.
 
 Browsers round the GPU's timestamps to 0.1 ms unless they are started with --enable-webgpu-developer-features; without
 it `operations` can tell large ones from small ones at best.
@@ -104,8 +104,8 @@ async def forced(generator: Generator, ids: Sequence[int], see: Callable[[memory
     """Play decode steps over given tokens: `see` is called with the logits that each of `ids` would be picked from
     (float32 [vocab], valid during the call), beginning with those after the sequence's last token.
 
-    With it two ways of computing a step are compared over the same text. What was computed ahead of the sequence is
-    discarded. Raises OptionError without a tape, with no room for the tokens, or for one that the search never picks.
+    With it two ways of computing a step are compared over the same text. Tokens that were computed ahead are discarded.
+    Raises OptionError without a tape, with no room for the tokens, or for one that the search never picks.
     """
 
     async def take(decoder: Decoder) -> None:

@@ -1,4 +1,4 @@
-"""What a model folder holds: onnxruntime-genai's, or a repository as Transformers.js reads them."""
+"""Finds the model in a folder: onnxruntime-genai's layout, or a repository in the layout of Transformers.js."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def find_model(
     overlay: Mapping[str, Any] | None = None,
 ) -> FoundModel:
     """The model of a folder. `dtype` names one of several that a repository has; None takes what suits the device.
-    With `keep` a file that holds graph and weights is stored, where files can be. `overlay` is laid over
+    With `keep` a file that holds graph and weights is stored, if this host stores files. `overlay` is laid over
     genai_config.json: objects field by field, every other value in its place.
 
     Raises ConfigError, ModelFileError, OptionError, UnsupportedModelError.

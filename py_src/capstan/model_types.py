@@ -16,7 +16,7 @@ ACCEPTED = (
     "hunyuandensev1 internlm2 lfm2 lfm2_audio_text lfm2_moe lfm2_vl_text llama mistral mistral3_text nemotron olmo phi "
     "phi3 phi3small phimoe qwen2 qwen2_5_vl_text qwen3 qwen3_5_moe_text qwen3_5_text qwen3_vl_text smollm3"
 )
-# Names of the same architectures in config.json of Hugging Face, which hand-written files have.
+# Names for the same architectures in Hugging Face's config.json; hand-written genai_config.json files use them.
 OTHER_NAMES = "gpt-oss hunyuan_v1_dense ministral3 olmo2"
 SUPPORTED_TYPES = tuple(sorted(f"{ACCEPTED} {OTHER_NAMES}".split()))
 

@@ -1,4 +1,4 @@
-"""Logits processors by name: functions that a script of the page defines and later requests of the page ask for."""
+"""Logits processors by name: a script of the page defines them, later requests use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where in a model the first value comes up that is no finite number: for exports whose logits are all NaN."""
+"""Finds the first value in a model that is NaN or infinite, for exports whose logits are all NaN."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def find_not_finite(
 
 
 def origin(below: Mapping[str, NotFinite], logits: str) -> NotFinite | None:
-    """Where the minus infinities of the logits come from; those of masks do not get there."""
+    """The node whose result has the first minus infinities that reach the logits; those of masks do not reach them."""
     found = below.get(logits)
     while found is not None and (before := next((name for name in found.inputs if name in below), None)):
         found = below[before]
@@ -150,7 +150,7 @@ def described(values: Mapping[str, HostArray]) -> dict[str, tuple[int, Sequence[
 async def run_slice(
     model: ModelProto, part: GraphSlice, values: Mapping[str, HostArray], provider: str
 ) -> dict[str, HostArray]:
-    """What the slice's nodes compute, in Python's heap."""
+    """The results of the slice's nodes, computed in Python's heap."""
     async with await InferenceSession.create(graph.serialize(model), providers=[provider]) as session:
         binding = session.io_binding()
         for name in part.reads:
@@ -199,7 +199,7 @@ def counts(value: HostArray) -> tuple[int, int, int]:
         nan = sum(count for bits, count in halves.items() if bits & 0x7FFF > HALF_INFINITY)
         return nan, halves[HALF_INFINITY], halves[HALF_INFINITY | 0x8000]
     numbers = value.data.cast("f" if value.dtype == "float32" else "d")
-    # One pass in C: what is not finite shows in the sum, which has room for all that is.
+    # One pass in C: NaN and infinity show in the sum, which does not overflow for finite values.
     if value.dtype == "float32" and math.isfinite(sum(numbers)):
         return 0, 0, 0
     nan = sum(map(math.isnan, numbers))

@@ -1,9 +1,9 @@
-"""What a notebook shows: the progress of a load, an answer while it comes, and when its tokens came.
+"""Outputs of a notebook: the progress of a load, an answer as it comes, and a plot of its tokens' times.
 
     model = await capstan.Model.load(url, progress=capstan.notebook.LoadProgress())
     answer = await capstan.notebook.stream(generator, tokenizer)
 
-Where IPython runs, these are cells' outputs that change in place. In marimo each replaces the output of its cell.
+If IPython runs, these are cells' outputs that change in place. In marimo each replaces the output of its cell.
 Elsewhere they are lines of text. The objects have `_repr_html_` for whatever displays objects by that.
 """
 
@@ -68,7 +68,7 @@ class LoadProgress:
 
 
 class Timeline:
-    """When each token came, in milliseconds since the first one was asked for."""
+    """The time of each token, in milliseconds since the first one was requested."""
 
     def __init__(self, times: Sequence[float] = ()) -> None:
         self.times = list(times)
@@ -108,7 +108,7 @@ class Timeline:
 
 
 class Answer:
-    """What was generated: its `text`, the `token_ids`, the `finish_reason` and the `timeline`."""
+    """A generated answer: its `text`, the `token_ids`, the `finish_reason` and the `timeline`."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -185,7 +185,7 @@ class Output:
 
 
 def display_of_notebook() -> Callable[[Any], Handle] | None:
-    """What shows an object in the output of the cell that runs; None outside of notebooks."""
+    """The function that displays an object in the output of the running cell; None outside of notebooks."""
     marimo, ipython = sys.modules.get("marimo"), sys.modules.get("IPython")
     if marimo is not None and marimo.running_in_notebook():
         return MarimoOutput
@@ -195,7 +195,7 @@ def display_of_notebook() -> Callable[[Any], Handle] | None:
 
 
 class MarimoOutput:
-    """A Handle on the one output that a cell of marimo's has."""
+    """A Handle on the single output of a marimo cell."""
 
     def __init__(self, shown: Any) -> None:
         self.update(shown)

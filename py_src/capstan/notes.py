@@ -1,7 +1,7 @@
-"""What was found out once and holds for later page loads: small texts in the browser's storage.
+"""Keeps facts that were found once for later page loads, as small texts in the browser's storage.
 
-A note has a name, under which there is one at most, and a key: everything that it depends on. It is there only for the
-key that it was written with, so that what has changed since is found out anew.
+A note has a key, everything that it depends on, and a name, which holds one note at most. A note is returned only for
+the key that it was written with; if anything has changed since, the fact is found anew.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Notes:
         return content if digest == sealed(key, content) else None
 
     async def write(self, name: str, key: str, content: str) -> None:
-        """Note it in place of what the name had."""
+        """Store a note; it replaces any other of that name."""
         try:
             backing = await self._open()
             if backing is None:
@@ -76,7 +76,7 @@ def sealed(key: str, content: str) -> str:
 
 @cache
 def build() -> str:
-    """What tells these very files of Capstan from others, for keys: the digest of the wheel they came in."""
+    """The digest of the wheel that this Capstan came in, which identifies its files in keys."""
     archive = getattr(__spec__.loader if __spec__ else None, "archive", None)
     if archive is None:
         return "not from a wheel"

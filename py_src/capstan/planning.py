@@ -34,9 +34,9 @@ async def plan(
     """Whether the model folder `path`, as Model.load takes it with `dtype`, and `batch_size` sequences of `max_length`
     tokens (its context length unless given) would fit the device, told from the graph before anything is allocated.
 
-    A false Fit names the limit that is broken, by which tensor, and the largest max_length that would do.
+    A false Fit names the broken limit, the tensor that breaks it, and the largest max_length that fits.
     `fit.requirements` has the bytes of each pool, `fit.require()` raises OutOfMemoryError. `budget` is the most bytes
-    in all; WebGPU does not tell how much memory there is.
+    in all; WebGPU does not report the size of the memory.
     """
     host = current_host()
     folder = await host.adopt(path, keep=True)

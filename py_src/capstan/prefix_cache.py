@@ -41,7 +41,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class PrefixStats:
-    """What a model's prefix cache did since the model was loaded, and what it holds."""
+    """Statistics of a model's prefix cache since the model was loaded, and its present contents."""
 
     reused: int
     """Prompt tokens that were copied."""
@@ -77,7 +77,7 @@ class PrefixCache:
         self._reused = self._run = self._hits = self._misses = self._evicted = 0
 
     def stats(self) -> PrefixStats:
-        """What was shared, and what is held."""
+        """The counts of shared tokens, and the present contents."""
         counts = (self._reused, self._run, self._hits, self._misses, self._evicted)
         return PrefixStats(*counts, len(self._kept), self._bytes, self.limit)
 
@@ -120,7 +120,7 @@ class PrefixCache:
         await self.keep(loop, rows)
 
     async def keep(self, loop: LiveRows, rows: Sequence[int]) -> None:
-        """Copy these rows, which are about to be given up. What cannot be kept is counted as a step down."""
+        """Copy these rows, which are about to be given up. A copy that cannot be kept is counted as a step down."""
         decoder = loop.decoder
         if not self.limit or self._closed or decoder is None:
             return
@@ -179,7 +179,7 @@ class PrefixCache:
         return best
 
     async def _keep(self, tokens: Sequence[int], key: Hashable, caches: CacheRows) -> None:
-        """Copy a sequence's rows. Of copies of which one is the start of the other the longer one stays."""
+        """Copy a sequence's rows. If one copy is the start of another, only the longer one stays."""
         size = caches.size(len(tokens))
         if size > self.limit:
             return

@@ -42,7 +42,7 @@ class ProcessedLoop(RowLoop):
                     # The sequence was changed meanwhile.
                     return
         except BaseException:
-            # What was edited is not known: the logits are computed anew.
+            # The edits are lost with the exception: the logits are computed anew.
             for row in self.rows:
                 row.lost_logits()
             self.discard_ahead()

@@ -23,7 +23,7 @@ SHORTLIST = 64
 
 @dataclass(frozen=True)
 class Processors:
-    """What edits logits before the stages do; at most one of them."""
+    """The processor that edits logits before the stages do; at most one of the two kinds."""
 
     logits: LogitsProcessor | None = None
     shortlist: ShortlistProcessor | None = None

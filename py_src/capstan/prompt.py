@@ -27,8 +27,8 @@ def checked_prompts(
     """One prompt a sequence, for `batch_size` sequences of `present` tokens.
 
     `tokens` is a list of as many rows, an array [batch_size, tokens], or all rows in one list, one behind the other.
-    Rows are equally long: shorter prompts have padding ids behind them, which the model is not run on. A single
-    sequence has no padding, and takes its tokens with or without the outer list.
+    Rows are equally long: shorter prompts end in padding ids, which the model does not run. A single sequence has no
+    padding, and takes its tokens with or without the outer list.
 
     Raises PromptError for rows of another number or of different lengths, for no tokens or a row of nothing but
     padding, for text, for what is no id of the vocabulary, and for more than max_length allows.
@@ -99,7 +99,7 @@ def checked_tokens(tokens: Iterable[int], vocab_size: int, present: int, max_len
 
 
 def _too_many(tokens: Iterable[Any], batch_size: int, present: int, max_length: int) -> PromptError:
-    """What is told without going through all of them, who may be any number."""
+    """The error for a prompt that is too long, found without a pass over all tokens, whose number is unlimited."""
     total = present + len(tokens) // batch_size if isinstance(tokens, Sized) else f"more than {max_length}"
     return PromptError(
         f"the sequence would have {total} tokens, max_length is {max_length}; shorten the prompt or raise max_length"

@@ -16,8 +16,9 @@ for where it is asked for (web/src/gpu/adapter.ts)."""
 
 
 async def opened_again(open_model: Callable[[], Awaitable[DeviceModel]], lost: Exception) -> DeviceModel:
-    """What `open_model` gives, once there is a device. Raises DeviceLostError if there is none, and what else
-    `open_model` raises."""
+    """Calls `open_model` again until there is a device. Raises DeviceLostError if there is none, and any other error of
+    `open_model`.
+    """
     last: Exception = lost
     for pause in PAUSES:
         await asyncio.sleep(pause)

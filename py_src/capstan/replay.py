@@ -1,4 +1,4 @@
-"""What generators do not keep of a sequence, found by running it once more beside them."""
+"""Recovers facts about a sequence that generators do not keep, by running it once more beside them."""
 
 from __future__ import annotations
 

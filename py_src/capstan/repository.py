@@ -50,7 +50,7 @@ OTHER_PARTS = {
     "text_config": "a text model beside others",
 }
 
-# What generation_config.json may say of sampling, by onnxruntime-genai's names, which are the same.
+# Sampling options in generation_config.json, by onnxruntime-genai's names, which are the same.
 SAMPLING = (
     *("do_sample", "temperature", "top_k", "top_p", "min_p", "min_length", "repetition_penalty"),
     *("no_repeat_ngram_size", "bad_words_ids", "max_time"),
@@ -66,7 +66,7 @@ CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq
 
 
 def require_dtype(dtype: str | None) -> str | None:
-    """The dtype by its one name. Raises OptionError with those there are."""
+    """The canonical name of a dtype. Raises OptionError with the valid names."""
     if dtype == "quantized":
         return "q8"
     if dtype is not None and dtype not in DTYPES:
@@ -80,8 +80,9 @@ def onnx_file(dtype: str) -> str:
 
 
 def no_graph(folder: str, dtype: str | None, there: Collection[str], names: Iterable[str] | None) -> ModelFileError:
-    """The error of a repository without the graph that was asked for. `there` are the dtypes that it has; `names` all
-    its files, None if they cannot be listed."""
+    """The error for a repository without the requested graph. `there` are the dtypes that it has; `names` all its
+    files, None if they cannot be listed.
+    """
     if dtype is not None and there:
         return ModelFileError(
             f"{folder}{onnx_file(dtype)} does not exist; dtype={dtype!r} was asked for, there are {', '.join(there)}"
@@ -106,7 +107,7 @@ def shortened(names: list[str]) -> str:
 def derived_config(
     config: bytes, generation: bytes | None, model: ModelProto, filename: str, folder: str = ""
 ) -> tuple[GenaiConfig, tuple[str, ...]]:
-    """What genai_config.json would say of this graph, and what generation_config.json asks for in vain.
+    """The genai_config.json that describes this graph, and the options of generation_config.json that have no effect.
 
     Raises ConfigError where a field is missing or wrong or contradicts the graph, with both values;
     UnsupportedModelError for models that are more than one decoder.
@@ -228,7 +229,7 @@ def cache_size(root: Section, keys: tuple[str, ...], cache: ValueInfoProto, plac
 
 
 def agreed(root: Section, keys: tuple[str, ...], found: int | None, where: str) -> int:
-    """What config.json and the graph both say. Raises ConfigError if they say different things."""
+    """A number that config.json and the graph both contain. Raises ConfigError if they say different things."""
     key = next((key for key in keys if root.value.get(key) is not None), None)
     if key is None and found is not None:
         return found

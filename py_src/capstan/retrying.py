@@ -24,7 +24,7 @@ LONGEST_WAIT_SECONDS = 30.0
 
 
 async def pause(tried: int, error: BrokenDownloadError | None) -> bool:
-    """Wait before the next try; False if there is to be none. `tried` is how many there were."""
+    """Wait before the next try; False if there is to be none. `tried` is the number of tries before."""
     asked = error.wait if error is not None and error.wait is not None else 0.0
     if tried >= TRIES or asked > LONGEST_WAIT_SECONDS:
         return False

@@ -50,12 +50,12 @@ class Row:
         return [*self.tokens[: self.prompt], *self.padding, *self.tokens[self.prompt :], *self.tail]
 
     def __len__(self) -> int:
-        """Of the sequence."""
+        """The length of the sequence in tokens."""
         return len(self.tokens) + len(self.padding) + len(self.tail)
 
     @property
     def unpicked(self) -> int:
-        """Of the sequence, up to the last token that was appended: what follows was picked since."""
+        """The length of the sequence up to the last token that was appended; the tokens behind it were picked."""
         return self.appended[-1][1] + len(self.padding) if self.appended else 0
 
     @property
@@ -108,8 +108,9 @@ class Row:
         self.valid = end
 
     def next_run(self) -> int:
-        """Where a run of tokens from `valid` on ends, for its caches to come out as they were: the same runs of
-        prompts, and a step for each token that was picked."""
+        """The end of the token run that starts at `valid` and must reproduce the same cache: prompts in the same runs,
+        and one step for each picked token.
+        """
         start = self.valid
         found = next((end for begin, end in self.runs if begin <= start < end), None)
         if found is not None:
@@ -120,7 +121,7 @@ class Row:
         return min(fresh[-1][1] if fresh else start + 1, *later, len(self.tokens))
 
     def is_appended(self, start: int, count: int) -> bool:
-        """Whether so many tokens from `start` on were run as a prompt, or are to be."""
+        """Whether `count` tokens from `start` were run as a prompt, or will be."""
         ranges = [*self.runs, *self.appended]
         return count > 1 or any(begin <= start < end for begin, end in ranges)
 
@@ -136,7 +137,7 @@ class Row:
         self.unsettle(max(0, len(self.tokens) - 1))
 
     def discard_ahead(self) -> None:
-        """What was picked and not read is void."""
+        """Discard the picks that were not read."""
         self.ready.clear()
         self.barren = False
         self.ended = bool(self.tail) or self.stopped
@@ -178,7 +179,7 @@ class Row:
             if self.stream is not None:
                 self.stream.push(token)
                 if self.stopped:
-                    # What was picked ahead is void; nothing more is submitted for this row.
+                    # Picks ahead are discarded; nothing more is submitted for this row.
                     self.ready.clear()
                     self.ended = True
         return token

@@ -75,7 +75,7 @@ class RowLoop:
 
     @property
     def length(self) -> int:
-        """Of every row's sequence, with its padding."""
+        """The length of each row's sequence, padding included."""
         return len(self.rows[0])
 
     @property
@@ -95,7 +95,7 @@ class RowLoop:
 
     @property
     def sequences(self) -> int:
-        """How many there are to be asked for."""
+        """The number of sequences that the caller may ask for."""
         return len(self.rows)
 
     def sequence(self, index: int) -> list[int]:
@@ -124,7 +124,7 @@ class RowLoop:
             before = [max(0, length - 1) for length in before]
         self.adapters.add(adapters, name, before)
         self._given = None
-        # Where adapters change within a sequence, its caches are those of no other.
+        # If adapters change within a sequence, no other sequence can share its caches.
         self.cache_key = object() if any(before) else self.adapters.layers
         if not self.stale and not self.sample_first:
             for row in self.rows:
@@ -144,7 +144,7 @@ class RowLoop:
         return tokens
 
     def begin(self) -> None:
-        """A token is asked for."""
+        """Note the time at which a token is requested."""
         if self.timing.started is None or self._begun is None:
             now = self._model.host.now()
             self.timing.started = now if self.timing.started is None else self.timing.started
@@ -163,7 +163,7 @@ class RowLoop:
         self.discard_ahead()
 
     def discard_ahead(self) -> None:
-        """What was computed past the end of the sequences is void, and so are the logits."""
+        """Discard the tokens that were computed past the end of the sequences, and the logits."""
         self.stale = True
         for row in self.rows:
             row.discard_ahead()
@@ -202,7 +202,7 @@ class RowLoop:
                     # Another generator has opened the model anew.
                     continue
                 lost = isinstance(error, DeviceLostError)
-                # What the caller has on the device went with it.
+                # The caller's objects on the device were lost with it.
                 theirs = self._pools is not None or self.adapters.layers or self.adapters.pending
                 if not lost or not self._recoveries or theirs:
                     raise
@@ -232,8 +232,8 @@ class RowLoop:
         assert self.run_ahead is not None
         if self.sample_first:
             self._submit(1)
-            # What is right behind the first pick makes a browser tell of its end later: 7 ms on an H200 for sixteen
-            # steps. So the device says how many it takes there.
+            # Work queued right behind the first pick delays the moment at which a browser reports the pick's end: 7 ms
+            # on an H200 for sixteen steps. So the device says how many it takes there.
             self._submit(self.run_ahead.behind_first(decoder.behind_first))
         else:
             while len(self.flight) < decoder.max_in_flight:

@@ -49,7 +49,7 @@ class Member:
 
     @property
     def room(self) -> int:
-        """Tokens that can still be asked for."""
+        """The tokens that the sequence still has room for, minus those under way."""
         return self.limit - len(self.row) - len(self.row.ready) - self.ahead
 
     @property
@@ -58,7 +58,7 @@ class Member:
         return not (self.parked or self.row.ended or self.row.barren) and self.room > 0
 
     def void(self) -> None:
-        """What was computed past its end is void, and so are the logits."""
+        """Discard the tokens that were computed past its end, and the logits."""
         self.row.discard_ahead()
         self.stale, self.ahead, self.failed = True, 0, None
         self.changes += 1
@@ -90,13 +90,13 @@ class RowPool:
         """Of who waits for the decoder."""
 
     def join(self) -> PooledSequence:
-        """A sequence without tokens. It takes a row when its first token is asked for."""
+        """A sequence without tokens. It takes a row when its first token is requested."""
         member = Member(self.limit)
         self._members.append(member)
         return PooledSequence(self, self._model, member)
 
     async def bring(self, wanted: Member) -> None:
-        """Have the next token of a sequence at hand. Raises what RowLoop does."""
+        """Make the next token of a sequence available. Raises the errors of RowLoop."""
         async with self._turn:
             wanted.parked = False
             while not wanted.row.ready:
@@ -283,7 +283,8 @@ class RowPool:
             caches = old.caches(member.place)
             member.row.lost_logits()
             member.void()
-            # Where there are none, since states are those of one position, `reachable` has the tokens run again.
+            # There are none if the model has states, which are those of one position: `reachable` has the tokens run
+            # again.
             if caches is not None:
                 new.adopt(place, caches, member.row.valid)
             member.place = place

@@ -5,16 +5,16 @@ every adapter (its float operations are inexact, may be fused and may flush what
 
 1. A logit is a float32 (a float16 becomes the float32 of the same value). `token_key` maps its bits to a u32 of the
    same order; NaN counts as -inf, -0 as +0. Tokens are ordered by key, largest first, equals by id, lowest first.
-2. Greedy takes the first token in that order. Where nothing is above -inf there is NO_TOKEN, greedy or drawn; but of
-   tokens that the host allows that first one is taken all the same.
+2. Greedy takes the first token in that order. If nothing is above -inf the result is NO_TOKEN, greedy or drawn; but of
+tokens that the host allows, the first one is taken all the same.
 3. Before that, stages with an `edit` change keys, such as `min_length` and `repetition_penalty` (see capstan.stages).
 4. `token_weight` is exp((logit - largest) / temperature) in units of 2**-30, from 0 to 2**30. It errs by half a unit
    and, relatively, by 2e-7 and 2**-30 of the larger magnitude of the two logits over the temperature (float32 itself
-   holds a logit to 2**-25 of it). What lies below 2**-31 of the largest is 0. Tokens equal to the largest weigh
-   2**30, also where the largest is +inf (all others then weigh 0).
+   holds a logit to 2**-25 of it). A weight below 2**-31 of the largest is 0. Tokens equal to the largest weigh 2**30,
+   also where the largest is +inf (all others then weigh 0).
 5. `top_k` keeps the first k tokens in the order. `top_p` keeps, of those, the shortest prefix in the order whose
-   weight is at least `top_p` (rounded to 2**-32) of theirs, never less than one token. Of those, stages with a
-   `weigh` change weights: `min_p`.
+   weight is at least `top_p` (rounded to 2**-32) of theirs, never less than one token. Stages with a `weigh` then
+   change the weights: `min_p`.
 6. u is word 0 of Philox4x32-10 with the seed as key and (position, row, 0, 0) as counter. The token is the first, by
    id, at which the running sum of the weights kept exceeds floor(u * total / 2**32).
 """

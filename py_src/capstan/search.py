@@ -159,7 +159,7 @@ class SearchOptions(
             fall_back(f"diversity_penalty {self.diversity_penalty:g}", reason, "the search goes on without it")
 
     def check_vocabulary(self, vocab: int) -> None:
-        """OptionError for an id that the vocabulary of `vocab` tokens does not have."""
+        """Raise OptionError for an id outside the vocabulary of `vocab` tokens."""
         for base in _STAGE_BASES:
             base.check_vocabulary(self, vocab)
 
@@ -175,8 +175,9 @@ class SearchOptions(
     def sampler_program(
         self, vocab: int, capacity: int, first_row: int = 0, drafting: Drafting | None = None
     ) -> SamplerProgram:
-        """What the sampler on the GPU is given, for a vocabulary of `vocab` tokens and rows of `capacity` positions,
-        which draw as those from `first_row` on; with `drafting` it finds drafts."""
+        """The sampler's program on the GPU for a vocabulary of `vocab` tokens and rows of `capacity` positions, which
+        draw like the rows from number `first_row`; with `drafting` it finds drafts.
+        """
         return sampler_program(STAGES, self, vocab, capacity, first_row, drafting or Drafting())
 
 

@@ -78,7 +78,7 @@ class SpeculatedLoop(RowLoop):
         assert self._drafted_bursts is not None
         assert isinstance(decoder, SeparateRows)
         if self.flight and not decoder.finds_drafts:
-            # What is to be drafted follows what is under way.
+            # The drafts follow from the picks under way, so these come first.
             await self.read()
             return
         while len(self.flight) < decoder.max_in_flight:

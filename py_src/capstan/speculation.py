@@ -1,4 +1,4 @@
-"""Speculation: tokens that may come next are drafted cheaply and verified in one step; the picks stay what they are."""
+"""Speculation: cheap drafts of the next tokens are verified in one step; the picks stay the same."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Speculation:
             switch(name, getattr(self, name))
 
     def require_one_sequence(self, rows: int, beams: int) -> None:
-        """OptionError for what it cannot be combined with."""
+        """Raise OptionError for several rows or beams, which speculation excludes."""
         if beams > 1:
             raise OptionError(f"num_beams is {beams}; beams are not drafted: set num_beams=1, or leave speculation off")
         if rows > 1:
@@ -58,7 +58,7 @@ class Speculation:
 
 
 class NgramIndex:
-    """Where each run of tokens stood last in a sequence that grows."""
+    """The latest place of each token run in a growing sequence."""
 
     def __init__(self, options: Speculation) -> None:
         self._options = options
@@ -85,7 +85,7 @@ class NgramIndex:
         tokens.append(token)
 
     def drafts(self) -> list[int]:
-        """What may come next; none where the last tokens stood nowhere before."""
+        """Drafts of the next tokens; empty if the last tokens occurred nowhere before."""
         options, tokens = self._options, self._tokens
         at = self._behind.get(tuple(tokens[-options.ngram_size :]))
         if at is None:
@@ -98,7 +98,7 @@ class NgramIndex:
 
 @dataclass
 class SpeculationStats:
-    """What speculation did since the generator was made."""
+    """Statistics of speculation since the generator was made."""
 
     rounds: int = 0
     """Steps that verified drafts."""
@@ -179,7 +179,7 @@ class Worth:
         self.on = always
 
     def gave(self, tokens: int) -> None:
-        """A drafted step gave so many tokens, or would have."""
+        """Take note that a drafted step gave `tokens` tokens, or would have given them."""
         self._tokens += TOKENS * (tokens - self._tokens)
         self._choose()
 

@@ -1,4 +1,4 @@
-"""What a device does during the decode steps of one generator."""
+"""Counts a device's work during the decode steps of one generator."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ __all__ = ["StepCounts"]
 
 
 class StepCounts:
-    """Totals by COUNTER_NAMES, and how often JavaScript entered Python with results. What lies between `add` and the
-    next `begin` is left out: prefills, and measurements."""
+    """Totals by COUNTER_NAMES, and how often JavaScript entered Python with results. Work between `add` and the next
+    `begin` is left out: prefills, and measurements.
+    """
 
     def __init__(self) -> None:
         self._totals: Counters = dict.fromkeys((*COUNTER_NAMES, "python_crossings"), 0)

@@ -1,4 +1,4 @@
-"""What loading weights asks of its surroundings: where bytes come from, are held, are kept, and go."""
+"""The interfaces that the loading of weights uses: sources, chunks, stored files, sinks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BrokenDownloadError(CapstanError):
 
 @dataclass(frozen=True)
 class SourceIdentity:
-    """What a source says of itself before its bytes are read."""
+    """A source's description, known before its bytes are read."""
 
     name: str
     """Its URL, or 'file:' and the path of a picked file."""
@@ -42,7 +42,7 @@ class SourceIdentity:
 
     @property
     def sha256(self) -> str | None:
-        """Of the whole file, as hex, where the source tells it."""
+        """The SHA-256 of the whole file, as hex; None if the source does not give it."""
         told = re.fullmatch(r"sha256 ([0-9a-f]{64})", self.validator or "")
         return told[1] if told else None
 
@@ -66,7 +66,7 @@ class Chunk(Protocol):
     """The buffer as sources, files and sinks take it."""
 
     def sha256(self, length: int) -> Awaitable[str]:
-        """Of its first bytes, as hex."""
+        """The SHA-256 of its first bytes, as hex."""
 
     def to_bytes(self, length: int) -> bytes:
         """Its first bytes."""
@@ -79,11 +79,11 @@ class Source(Protocol):
 
     @property
     def position(self) -> int | None:
-        """Where the stream stands that `seek` opened; None without one."""
+        """The position of the stream that `seek` opened; None without a stream."""
 
     @property
     def end(self) -> int | None:
-        """Where that stream ends; None is the end of the file. Without ranges more comes than was asked for."""
+        """The end of that stream; None is the end of the file. A server without ranges sends more than was requested."""
 
     async def seek(self, start: int, end: int | None) -> None:
         """Open a stream over the bytes from `start` to `end` (None: the end of the file)."""
@@ -92,7 +92,7 @@ class Source(Protocol):
         """Fill the chunk from the stream; fewer bytes than `length` only at the stream's end."""
 
     async def read_at(self, chunk: Chunk, start: int, length: int) -> int:
-        """Fill the chunk by a request of its own, past every cache; the stream stays where it is."""
+        """Fill the chunk by a separate request, past every cache; the stream keeps its position."""
 
     def close(self) -> None:
         """Give up the stream."""
@@ -129,7 +129,7 @@ class Backing(Protocol):
         """Whole or not at all."""
 
     async def append_text(self, name: str, text: str) -> None:
-        """Of what is added the end may be torn off by a crash."""
+        """Append to a file. A crash may truncate the last append."""
 
     async def remove(self, name: str) -> None:
         """No error if there is none; StorageError if another tab has it open."""
@@ -138,13 +138,13 @@ class Backing(Protocol):
         """`write` makes the file if it is not there, and locks it; else it must have `size` bytes."""
 
     async def free_bytes(self) -> int | None:
-        """What the browser would still let this origin store."""
+        """The bytes that the browser still lets this origin store."""
 
     def chunk(self, capacity: int) -> Chunk: ...
 
 
 class Sink(Protocol):
-    """Where the bytes go: GPU buffers, or memory."""
+    """The target of the bytes: GPU buffers, or memory."""
 
     def wants(self, start: int, length: int) -> bool:
         """Whether any of these bytes is of use."""

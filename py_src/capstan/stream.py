@@ -18,8 +18,8 @@ class TextStream:
 
     `decode` gives the text of a list of ids. Decoding token by token would be wrong: a character may span tokens, and
     SentencePiece-like decoders drop the space before the first token. So a window of the last ids is decoded with and
-    without the new one, and the difference is the delta. What ends in a replacement character is an incomplete one and
-    is held back; `flush` gives it out.
+    without the new one, and the difference is the delta. A delta that ends in a replacement character may be an
+    incomplete character and is held back; `flush` releases it.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
@@ -47,7 +47,7 @@ class TextStream:
         return delta
 
     def flush(self) -> str:
-        """What was held back, incomplete characters as U+FFFD; the stream then starts anew."""
+        """The text that was held back, incomplete characters as U+FFFD; the stream then starts anew."""
         delta = self._decode(self._window)[self._sent :] if self._window else ""
         self._window, self._shown, self._sent = [], 0, 0
         return delta
@@ -62,7 +62,7 @@ class TextStream:
 
 
 class StoppingStream:
-    """A TextStream whose text ends before the first stop string. What could begin one is held back."""
+    """A TextStream whose text ends before the first stop string. Text that could begin one is held back."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
         self.text = ""
@@ -78,7 +78,7 @@ class StoppingStream:
         return self._pass(self._stream.push(token_id))
 
     def flush(self) -> str:
-        """What was held back, at the end of the stream."""
+        """The text that was held back, at the end of the stream."""
         delta = self._pass(self._stream.flush())
         rest, self._held = self._held, ""
         self.text += rest

@@ -93,5 +93,5 @@ class Timing:
         self.tokens += 1
 
     def pause(self) -> None:
-        """What comes next is no part of the decode steps."""
+        """The time until the next step is no part of the decode steps."""
         self._since = self._first = None

@@ -26,7 +26,7 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token
 
 
 class TokenizerBackend(Protocol):
-    """What does the work; all methods are synchronous."""
+    """The implementation of a tokenizer; all methods are synchronous."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
 
@@ -36,13 +36,13 @@ class TokenizerBackend(Protocol):
 
 
 class BackendSource(Protocol):
-    """Where backends come from; capstan.host.Host is one."""
+    """The source of backends; capstan.host.Host is one."""
 
     def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any: ...
 
 
 class TokenizerSource(Protocol):
-    """What a Tokenizer is made from; capstan.Model is one."""
+    """The source of a Tokenizer; capstan.Model is one."""
 
     @property
     def host(self) -> BackendSource: ...
@@ -220,13 +220,13 @@ class TokenizerStream:
         return self._stream.push(token_id(token))
 
     def flush(self) -> str:
-        """What is still held back, at the end: incomplete characters as U+FFFD."""
+        """The text that was held back, at the end: incomplete characters as U+FFFD."""
         return self._stream.flush()
 
 
 @contextmanager
 def tokenizer_errors(what: str) -> Iterator[None]:
-    """Raise what a backend raises as ConfigError: the files gave it something that it cannot work with."""
+    """Turn a backend's exception into a ConfigError: the tokenizer's files contain something that it cannot process."""
     try:
         yield
     except (CapstanError, ImportError):

@@ -45,12 +45,14 @@ def test_each_sentence_of_a_python_file_is_told_with_its_line() -> None:
         '"""A module.\n\nWhat it is for.\n"""\n\n'
         "# Of two comments\n# one is joined.\nx = 'What a string is'  # noqa: E501\n\n\n"
         'def f():\n    """First. What\n    follows."""\n    y = 1  # Where y is\n'
+        'x = 2\n"""What x is."""\n'
     )
     assert phrases("a.py", text) == [
         Phrase(3, "What it is for."),
         Phrase(6, "Of two comments one is joined."),
         Phrase(12, "What follows."),
         Phrase(14, "Where y is"),
+        Phrase(16, "What x is."),
     ]
 
 

@@ -239,7 +239,7 @@ def read_step(
     def lifted(index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
         found = recognise(recording, ops[index], uploaded, signatures) if index not in kept else None
         if found is None or not changed.isdisjoint(found[0].weights):
-            return None  # A value that the step computes is no weight: it may have moved, or be gone, when our kernel runs.
+            return None  # The step computes it, so it is no weight: it may be gone when our kernel runs.
         kernel, signature = found
         kernels[index] = Met(kernel, index, reads, writes, values)
         return signature.parts(kernels[index]) if signature.asked_by in lift else None
