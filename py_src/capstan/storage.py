@@ -83,7 +83,7 @@ class Source(Protocol):
 
     @property
     def end(self) -> int | None:
-        """The end of that stream; None is the end of the file. A server without ranges sends more than was requested."""
+        """The end of that stream; None is the end of the file. A server without ranges sends more than requested."""
 
     async def seek(self, start: int, end: int | None) -> None:
         """Open a stream over the bytes from `start` to `end` (None: the end of the file)."""

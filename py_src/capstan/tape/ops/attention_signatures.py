@@ -1,4 +1,4 @@
-"""Signatures of onnxruntime-web's kernels for attention over one token: split, norms, rotary, cache write, attention."""
+"""Signatures of onnxruntime-web's attention kernels for one token: split, norms, rotary, cache write, attention."""
 
 from __future__ import annotations
 
