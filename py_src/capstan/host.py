@@ -11,7 +11,7 @@ from .device.interface import DeviceInterface
 from .errors import AsyncRequiredError
 from .guidance.matcher import Grammars
 from .memory import Fit
-from .storage import Backing
+from .storage import Backing, WeightData
 
 __all__ = ["Host", "configure", "current_host", "use_host", "wait_here"]
 
@@ -51,6 +51,13 @@ class Host(Protocol):
 
     async def read_weights(self, folder: str, name: str, offset: int, length: int) -> bytes:
         """Bytes of a data file of a model folder, read from storage if it is stored. Raises ModelFileError."""
+
+    async def open_weights(self, folder: str, location: str, keep: bool) -> WeightData:
+        """A data file of a model folder; `keep` says whether it may be kept in the browser's storage. Raises
+        ModelFileError."""
+
+    async def adopt_files(self, folder: str, names: Sequence[str]) -> str:
+        """The address of these files of a folder of Python's own file system."""
 
     async def exists(self, folder: str, name: str) -> bool:
         """Whether a model folder has a file; ModelFileError if that cannot be told."""

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from .errors import CapstanError
 
-__all__ = ["Backing", "BrokenDownloadError", "Chunk", "DataFile", "Sink", "Source", "SourceIdentity"]
+__all__ = [
+    "Backing",
+    "BrokenDownloadError",
+    "Chunk",
+    "DataFile",
+    "ExternalData",
+    "Sink",
+    "Source",
+    "SourceIdentity",
+    "WeightData",
+]
 
 
 class BrokenDownloadError(CapstanError):
@@ -154,3 +164,38 @@ class Sink(Protocol):
 
     async def finish(self) -> None:
         """All came; wait until they are where they belong."""
+
+
+class WeightData(Protocol):
+    """A data file of a model: from the store as far as it is there, else from its source
+    (capstan.weights.weight_file.WeightFile)."""
+
+    @property
+    def content(self) -> str | None:
+        """A name of these bytes, for sharing; None if nothing vouches for them."""
+
+    def require(self, end: int) -> None:
+        """Raise ModelFileError if the file is known to be shorter."""
+
+    async def read(self, start: int, length: int) -> bytes:
+        """A few bytes, without loading the rest."""
+
+    async def load(self, sink: Sink, end: int, progress: Callable[[int, int], None]) -> None:
+        """Give the sink what it wants of the file, of which the model needs `end` bytes, and store it."""
+
+    async def note_upload(self, owner: str, requests: Sequence[Any], pieces: Sequence[Sequence[object]]) -> None:
+        """Let the next page begin with the upload while Python starts."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class ExternalData:
+    """The data files of a model, opened when they are needed."""
+
+    folder: str
+    """Their folder's address, as the ledger and messages have it."""
+    ends: Mapping[str, int]
+    """How many bytes the model needs of each, by location."""
+    open: Callable[[str], Awaitable[WeightData]]
+    """Opens one by its location. Raises ModelFileError."""

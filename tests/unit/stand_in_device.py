@@ -14,9 +14,10 @@ import onnxruntime  # noqa: F401  (sessions are made with it)
 
 from capstan.device.interface import BoundSpan, DeviceFacts, DeviceInterface, DeviceSession, DeviceTape, Readback
 from capstan.device.probe import capabilities_of
-from capstan.device.reference.session import ReferenceSession
+from capstan.device.reference.session import ReferenceSession, whole_files
 from capstan.errors import BufferMismatchError, TapeError
 from capstan.memory import Capabilities, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
+from capstan.storage import ExternalData
 
 __all__ = ["ApartDevice", "HeapDevice"]
 
@@ -108,9 +109,9 @@ class HeapDevice(DeviceInterface):
         raise NotImplementedError
 
     async def create_session(
-        self, model: bytes, *, external: dict[str, bytes] | None = None, owner: str = ""
+        self, model: bytes, *, external: ExternalData | None = None, owner: str = ""
     ) -> DeviceSession:
-        return ReferenceSession.open(model, external or {}, self.get_memory_info())
+        return ReferenceSession.open(model, await whole_files(external), self.get_memory_info())
 
 
 class ApartDevice(HeapDevice):
@@ -136,9 +137,9 @@ class ApartDevice(HeapDevice):
         return memoryview(self.memory[span.buffer.handle])[span.offset : span.offset + span.length]
 
     async def create_session(
-        self, model: bytes, *, external: dict[str, bytes] | None = None, owner: str = ""
+        self, model: bytes, *, external: ExternalData | None = None, owner: str = ""
     ) -> DeviceSession:
-        return ApartSession(self, ReferenceSession.open(model, external or {}, HEAP))
+        return ApartSession(self, ReferenceSession.open(model, await whole_files(external), HEAP))
 
 
 class ApartSession(DeviceSession):

@@ -97,12 +97,51 @@ def test_what_is_no_model_is_refused(provider: str, device: HeapDevice) -> None:
         ({"providers": ["cpu"], "provider_options": [{"arena": 1}]}, "CPUExecutionProvider has no option 'arena'"),
         ({"providers": ["cpu"], "provider_options": []}, "0 provider_options for 1 providers"),
         ({"providers": [("webgpu", {"device_id": 1})]}, "device_id is 1; a page has one device, 0"),
-        ({"sess_options": object()}, "sess_options is object; leave it out"),
+        ({"sess_options": object()}, r"sess_options is object; give .*SessionOptions\(\), or leave it out"),
     ],
 )
 def test_unknown_providers_and_options_are_refused(arguments: Any, message: str, devices: Devices) -> None:
     with pytest.raises(OptionError, match=message):
         ort.InferenceSession(model("affine"), **arguments)
+
+
+@pytest.mark.parametrize(("value", "kept"), [(None, True), ("0", True), ("1", False)])
+def test_a_configuration_entry_leaves_the_store_out(
+    value: str | None, kept: bool, provider: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    open_weights = LocalHost.open_weights
+
+    async def opened(host: LocalHost, folder: str, location: str, keep: bool) -> Any:
+        asked.append(keep)
+        return await open_weights(host, folder, location, keep)
+
+    monkeypatch.setattr(LocalHost, "open_weights", opened)
+    options = ort.SessionOptions()
+    if value is not None:
+        options.add_session_config_entry("session.disable_file_mapped_weights", value)
+        assert options.get_session_config_entry("session.disable_file_mapped_weights") == value
+    ort.InferenceSession(onnx_models.external_model(tmp_path), options, providers=[provider])
+    assert asked == [kept]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("session.use_env_allocators", "1", "no session configuration entry 'session.use_env_allocators'; there is "),
+        ("disable_file_mapped_weights", "1", "there is 'session.disable_file_mapped_weights'"),
+        ("session.disable_file_mapped_weights", "true", 'is \'true\'; it must be "0" or "1"'),
+        ("session.disable_file_mapped_weights", 1, 'is 1; it must be "0" or "1"'),
+    ],
+)
+def test_configuration_entries_that_mean_nothing_are_refused(key: str, value: Any, message: str) -> None:
+    options = ort.SessionOptions()
+    with pytest.raises(OptionError, match=message):
+        options.add_session_config_entry(key, value)
+    with pytest.raises(OptionError, match="was not set"):
+        options.get_session_config_entry("session.disable_file_mapped_weights")
+    with pytest.raises(OptionError, match="SessionOptions has no graph_optimization_level here"):
+        options.graph_optimization_level = 99
 
 
 @pytest.mark.parametrize("name", ["webgpu", "WebGPUExecutionProvider", ("webgpu", {"device_id": "0"})])

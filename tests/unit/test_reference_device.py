@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
 
 from capstan.device.page_session import ModelSession
 from capstan.device.reference.device import ReferenceDevice
 from capstan.device.wasm.device import WasmDevice
+from capstan.storage import ExternalData
 from tests.browser.scripts import device_operations
 from tests.device_cases import check_conversions, check_masks, check_refusals
 
@@ -30,7 +31,7 @@ def test_casts() -> None:
     check_conversions(asyncio.run(device_operations.conversions(ReferenceDevice())))
 
 
-async def no_session(model: bytes, external: Mapping[str, bytes], owner: str) -> ModelSession:
+async def no_session(model: bytes, external: ExternalData | None, owner: str) -> Callable[[], Awaitable[ModelSession]]:
     raise AssertionError("no session was asked for")
 
 

@@ -277,14 +277,8 @@ export class GpuEngine {
     return new WeightUpload(this.watched, this.turner, resolved);
   }
 
-  /** A session of any model; `locations` is a JSON list of names for the data `files`. */
-  openSession(
-    model: PyProxy,
-    capture: boolean,
-    owner: string,
-    locations: string,
-    ...files: PyProxy[]
-  ): Promise<ModelSession> {
+  /** A session of any model; `weights` is a JSON list of the inputs that are bound to weight buffers. */
+  openSession(model: PyProxy, capture: boolean, owner: string, weights: string): Promise<ModelSession> {
     const side: EngineSide = {
       device: this.watched.device,
       buffer: (handle) => this.buffers.get(handle),
@@ -296,7 +290,7 @@ export class GpuEngine {
       exclusively: (whose, action) => this.sessions.exclusively(whose, action),
       assertHealthy: () => this.watched.assertHealthy(),
     };
-    return ModelSession.open(this.ort, model, owner, locations, files, side, capture);
+    return ModelSession.onGpu(this.ort, model, owner, weights, side, capture);
   }
 
   /** The recorded id of one of our buffers. */

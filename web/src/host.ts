@@ -39,8 +39,8 @@ export function makeHost(assets: Assets): Record<string, unknown> {
     openGrammars: (tokens: string, stop: string) => Grammars.open(assets, tokens, stop),
     openGpu: () => GpuEngine.open(assets),
     openWasm: (model: PyProxy, paths: string, ...external: Memory[]) => WasmEngine.open(assets, model, paths, external),
-    openSession: (model: PyProxy, owner: string, locations: string, ...files: PyProxy[]) =>
-      ModelSession.open(loadOrt(assets, "cpu"), model, owner, locations, files),
+    openSession: (model: PyProxy, owner: string, locations: string, ...files: Memory[]) =>
+      ModelSession.onCpu(loadOrt(assets, "cpu"), model, owner, locations, files),
     cpu: () => JSON.stringify({ threads: cpuThreads(), shared: typeof SharedArrayBuffer !== "undefined" }),
     adapter: async (required: boolean) => {
       const adapter = await (required ? requireAdapter() : requestAdapter());

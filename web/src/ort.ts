@@ -247,6 +247,16 @@ export async function endCapture(ort: typeof Ort, device: GPUDevice, input: GPUB
   );
 }
 
+/**
+ * Have onnxruntime-web submit what a failed run had encoded, which it would do with its next run: what that uses may be
+ * destroyed by then.
+ */
+export async function submitPending(ort: typeof Ort, device: GPUDevice): Promise<void> {
+  await withIdentity(ort, { device, capture: false, outputs: { y: "cpu" } }, (session) =>
+    session.run({ x: new ort.Tensor("float32", Float32Array.of(0), [1]) }),
+  );
+}
+
 /** Do something with a session of IDENTITY. */
 async function withIdentity(
   ort: typeof Ort,

@@ -4,7 +4,16 @@
 import type { PyBufferView, PyProxy } from "pyodide/ffi";
 import { copyBytes, withBytes } from "./crossing";
 import { EngineError } from "./errors";
-import { createSession, exclusively, type ExternalFile, type Ort, type Placement, releaseUnless } from "./ort";
+import {
+  createSession,
+  exclusively,
+  type ExternalFile,
+  type Ort,
+  type Placement,
+  releaseUnless,
+  submitPending,
+} from "./ort";
+import type { Memory } from "./storage/memory";
 
 /** A tensor of a run: in buffer `buffer` of the engine, else in view `view` of the call, else (a fetch) in neither. */
 interface RunTensor {
@@ -23,6 +32,14 @@ interface RunResult {
   buffer?: number;
   bytes?: number;
   data?: number;
+}
+
+/** A weight that is an input of the rewritten graph: a buffer of the engine that sessions share. */
+interface Weight {
+  name: string;
+  dtype: Ort.Tensor.GpuBufferDataTypes;
+  dims: number[];
+  buffer: number;
 }
 
 /** What a session on the GPU needs of its engine. */
@@ -66,49 +83,69 @@ export class ModelSession {
     readonly session: Ort.InferenceSession,
     private readonly owner: string,
     private readonly engine: EngineSide | null,
+    /** Inputs of every run that the caller does not know. */
+    private readonly weights: Record<string, Ort.Tensor>,
   ) {}
 
-  /** A session on the engine's device, captured or not; on the CPU without an engine. */
-  static async open(
-    loading: Promise<typeof Ort> | typeof Ort,
+  /** A session on the CPU; `locations` is a JSON list of names for the data `files`. */
+  static async onCpu(
+    loading: Promise<typeof Ort>,
     model: PyProxy,
     owner: string,
     locations: string,
-    files: PyProxy[],
-    engine: EngineSide | null = null,
-    capture = false,
+    files: Memory[],
   ): Promise<ModelSession> {
     const bytes = copyBytes(model);
     const external = (JSON.parse(locations) as string[]).map((path, i): ExternalFile => ({
       path,
-      data: copyBytes(files[i]!),
+      data: files[i]!.bytes,
     }));
     const ort = await loading;
+    const session = await exclusively(() => createSession(ort, bytes, "wasm", external));
+    return new ModelSession(ort, session, owner, null, {});
+  }
+
+  /** A session on the engine's device, captured or not; `weights` is a JSON list of Weight. */
+  static async onGpu(
+    ort: typeof Ort,
+    model: PyProxy,
+    owner: string,
+    weights: string,
+    engine: EngineSide,
+    capture: boolean,
+  ): Promise<ModelSession> {
+    const bytes = copyBytes(model);
+    const bound = (JSON.parse(weights) as Weight[]).map(({ name, dtype, dims, buffer }) => [
+      name,
+      ort.Tensor.fromGpuBuffer(engine.buffer(buffer), { dataType: dtype, dims }),
+    ]);
     const make = async (): Promise<Ort.InferenceSession> => {
-      if (!engine) return createSession(ort, bytes, "wasm", external);
       const placement: Placement = { device: engine.device, capture };
-      const session = await createSession(ort, bytes, placement, external);
+      const session = await createSession(ort, bytes, placement);
       const outputs = session.outputMetadata.map((output) => [output.name, output.isTensor ? output.type : ""]);
       if (outputs.every(([, type]) => IN_BUFFERS.has(type!))) return session;
       // Known only now: some outputs cannot be in a GPU buffer.
       await session.release();
       const places = outputs.map(([name, type]) => [name, IN_BUFFERS.has(type!) ? "gpu-buffer" : "cpu"]);
-      return createSession(ort, bytes, { ...placement, outputs: Object.fromEntries(places) }, external);
+      return createSession(ort, bytes, { ...placement, outputs: Object.fromEntries(places) });
     };
-    const makeOn = async (side: EngineSide): Promise<Ort.InferenceSession> => {
-      const session = await make();
-      await releaseUnless(session, () => side.assertHealthy());
-      return session;
-    };
-    const turn = engine ? engine.exclusively(owner, () => makeOn(engine)) : exclusively(make);
-    const session = await turn;
-    return new ModelSession(ort, session, owner, engine);
+    const session = await engine.exclusively(owner, async () => {
+      const made = await make();
+      await releaseUnless(made, () => engine.assertHealthy());
+      return made;
+    });
+    return new ModelSession(ort, session, owner, engine, Object.fromEntries(bound) as Record<string, Ort.Tensor>);
   }
 
-  /** Inputs and outputs as JSON: [[[name, dtype, dims], ...], [...]]; a free dimension is its name or "". */
+  /**
+   * Inputs and outputs as JSON: [[[name, dtype, dims], ...], [...]]; a free dimension is its name or "". Weights are not
+   * among the inputs.
+   */
   specs(): string {
     const list = (all: readonly Ort.InferenceSession.ValueMetadata[]): unknown[] =>
-      all.map((value) => (value.isTensor ? [value.name, value.type, value.shape] : [value.name, "no tensor", []]));
+      all
+        .filter(({ name }) => !Object.hasOwn(this.weights, name))
+        .map((value) => (value.isTensor ? [value.name, value.type, value.shape] : [value.name, "no tensor", []]));
     return JSON.stringify([list(this.session.inputMetadata), list(this.session.outputMetadata)]);
   }
 
@@ -150,20 +187,21 @@ export class ModelSession {
     held: PyProxy[],
   ): Promise<Ort.InferenceSession.OnnxValueMapType> {
     const fetches: Record<string, Ort.Tensor | null> = {};
-    for (const tensor of wanted) fetches[tensor.name] = tensor.buffer === undefined ? null : this.onGpu(tensor);
+    for (const tensor of wanted) fetches[tensor.name] = tensor.buffer === undefined ? null : this.inBuffer(tensor);
     // onnxruntime-web copies from views of Python's heap; growth of that heap detaches them, so then it gets copies.
     for (const copied of [false, true]) {
       const seen: PyBufferView[] = [];
       try {
-        const feeds: Record<string, Ort.Tensor> = {};
+        const feeds: Record<string, Ort.Tensor> = { ...this.weights };
         for (const tensor of inputs)
           feeds[tensor.name] =
-            tensor.buffer === undefined ? this.onCpu(tensor, held, seen, copied) : this.onGpu(tensor);
+            tensor.buffer === undefined ? this.inMemory(tensor, held, seen, copied) : this.inBuffer(tensor);
         return await this.session.run(feeds, fetches as Ort.InferenceSession.FetchesType);
       } catch (error) {
         this.engine?.assertHealthy();
         if (error instanceof EngineError) throw error;
         if (!copied && seen.some((view) => view.data.buffer.byteLength === 0)) continue;
+        if (this.engine) await submitPending(this.ort, this.engine.device).catch(() => undefined);
         const code = /provided for output|shape verification failed/i.test(String(error))
           ? "BindingError"
           : "ValidationError";
@@ -175,12 +213,17 @@ export class ModelSession {
     throw new EngineError("ValidationError", "onnxruntime-web could not run the model on copies of its inputs");
   }
 
-  private onGpu({ buffer, dtype, dims }: RunTensor): Ort.Tensor {
+  private inBuffer({ buffer, dtype, dims }: RunTensor): Ort.Tensor {
     const dataType = dtype as Ort.Tensor.GpuBufferDataTypes;
     return this.ort.Tensor.fromGpuBuffer(this.engine!.buffer(buffer!), { dataType, dims });
   }
 
-  private onCpu({ dtype, dims, view }: RunTensor, held: PyProxy[], seen: PyBufferView[], copied: boolean): Ort.Tensor {
+  private inMemory(
+    { dtype, dims, view }: RunTensor,
+    held: PyProxy[],
+    seen: PyBufferView[],
+    copied: boolean,
+  ): Ort.Tensor {
     const { make, size } = ELEMENTS[dtype]!;
     const found = (held[view!] as unknown as { getBuffer(type: "u8"): PyBufferView }).getBuffer("u8");
     seen.push(found);

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import AsyncRequiredError
+from ..file_names import address_of
 from . import host
 
-__all__ = ["Input", "model_folder", "mount"]
+__all__ = ["Input", "data_folder", "model_folder", "mount"]
 
 MODEL_FILES = ("genai_config.json", "config.json")
 """By which a folder is known to hold a model."""
@@ -44,6 +45,22 @@ async def model_folder(path: str) -> str | None:
             return url.removesuffix(name)
     stored = stored_files(Path(folder))
     return await host.adopt_files([*stored], [*stored.values()]) if stored else None
+
+
+async def data_folder(folder: str, names: Sequence[str]) -> str:
+    """The address of these files of a folder in Python's file system."""
+    place = absolute(folder)
+    for name in names[:1]:
+        url, ending = mounted.get(posixpath.join(place, name)), address_of("", name)
+        if url is not None and url.endswith(ending):
+            return url.removesuffix(ending)
+    files = files_of(Path(place), names)
+    return await host.adopt_files([*files], [*files.values()])
+
+
+def files_of(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
+    """The files of a folder that exist among these names."""
+    return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
 
 
 def stored_files(folder: Path) -> dict[str, bytes]:

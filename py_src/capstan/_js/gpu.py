@@ -139,9 +139,9 @@ class JsGpuEngine:
         return JsSink(sink, [(piece.offset, piece.length) for piece in pieces])
 
     async def open_session(
-        self, model: bytes, external: Mapping[str, bytes], owner: str, capture: bool
+        self, model: bytes, weights: Sequence[BoundTensor], owner: str, capture: bool
     ) -> JsModelSession:
-        return await open_gpu_session(self.js, model, external, capture, owner)
+        return await open_gpu_session(self.js, model, weights, capture, owner)
 
     def session_handle(self, session: Any, owner: str) -> int:
         with typed_errors():

@@ -23,23 +23,23 @@ from ..device.webgpu.model_graphs import Graphs, OpenWeights, model_graphs, rewr
 from ..errors import OptionError, UncomputedError
 from ..fallback import fall_back
 from ..file_names import address_of, folder_address, split_name
-from ..graph import external_entries, parse, without_weights
+from ..graph import data_ends, parse, without_weights
 from ..hub import HubRepository
 from ..load_times import phase
 from ..memory import Fit
 from ..notes import Notes, build
 from ..repository import ON_CPU, ON_F16, ON_F32
 from ..retrying import pause, retried
-from ..storage import BrokenDownloadError
+from ..storage import BrokenDownloadError, ExternalData
 from ..tape import WorkgroupLimits
 from ..weights.manifest import MANIFEST_SUFFIX
 from ..weights.store import WeightStore
 from ..weights.weight_file import WeightFile
 from . import host, storage
 from .errors import typed_errors
-from .files import model_folder
+from .files import data_folder, model_folder
 from .grammars import PageGrammars
-from .sessions import open_wasm_session
+from .sessions import in_memory, wasm_opener
 from .tokenizer import PageBackend
 
 __all__ = ["PageHost"]
@@ -118,6 +118,12 @@ class PageHost:
             return await file.read(offset, length)
         finally:
             file.close()
+
+    async def open_weights(self, folder: str, location: str, keep: bool) -> WeightFile:
+        return await self._open_weights(folder, location, WeightStore() if keep else None)
+
+    async def adopt_files(self, folder: str, names: Sequence[str]) -> str:
+        return await data_folder(folder, names)
 
     async def exists(self, folder: str, name: str) -> bool:
         return await host.file_exists(address_of(folder, name))
@@ -240,14 +246,7 @@ class PageHost:
         tell_growing(about)
         memory = wasm_memory(wasm_device(), parsed, about, config)
         memory.before_load(progress)
-        entries = external_entries(parsed)
-        external: dict[str, Any] = {}
-        for location in sorted({entry.location for entry in entries}):
-            end = max(entry.end for entry in entries if entry.location == location)
-            data = storage.memory(end, [(0, end)])
-            file = await open_weights(location)
-            await file.load(data, end, partial(progress, location))
-            external[location] = data.js
+        external = await in_memory(ExternalData("", data_ends(parsed), open_weights), progress)
         session = await host.open_wasm(graph, external)
         return WasmModel(JsWasmSession(session), memory, host.now, reason, lora)
 
@@ -317,7 +316,7 @@ class PageHost:
 
 def wasm_device() -> WasmDevice:
     """The page's CPU."""
-    return WasmDevice(open_wasm_session, **host.cpu())
+    return WasmDevice(wasm_opener, **host.cpu())
 
 
 def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

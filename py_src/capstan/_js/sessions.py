@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from ..device.base import Progress
+from ..device.webgpu.engine import BoundTensor
+from ..storage import ExternalData
 from .errors import typed_errors
 from .own_host import capstan_host
+from .storage import memory
 
-__all__ = ["JsModelSession", "open_gpu_session", "open_wasm_session"]
+__all__ = ["JsModelSession", "in_memory", "open_gpu_session", "wasm_opener"]
 
 
 class JsModelSession:
@@ -43,18 +48,35 @@ def copied(array: Any) -> bytearray:
 
 
 async def open_gpu_session(
-    engine: Any, model: bytes, external: Mapping[str, bytes], capture: bool, owner: str
+    engine: Any, model: bytes, weights: Sequence[BoundTensor], capture: bool, owner: str
 ) -> JsModelSession:
-    """A session on the device of a JavaScript engine; `external` holds data files by location."""
+    """A session on the device of a JavaScript engine; `weights` are bound to inputs that nobody else sees."""
+    bound = json.dumps([weight.as_json() for weight in weights])
     with typed_errors():
-        return JsModelSession(
-            await engine.openSession(model, capture, owner, json.dumps(list(external)), *external.values())
-        )
+        return JsModelSession(await engine.openSession(model, capture, owner, bound))
 
 
-async def open_wasm_session(model: bytes, external: Mapping[str, bytes], owner: str) -> JsModelSession:
-    """A session on the CPU."""
-    with typed_errors():
-        return JsModelSession(
-            await capstan_host.openSession(model, owner, json.dumps(list(external)), *external.values())
-        )
+async def wasm_opener(
+    model: bytes, external: ExternalData | None, owner: str
+) -> Callable[[], Awaitable[JsModelSession]]:
+    """A function that makes sessions on the CPU; the data files are read now."""
+    files = await in_memory(external, lambda *_: None) if external else {}
+
+    async def made() -> JsModelSession:
+        with typed_errors():
+            return JsModelSession(
+                await capstan_host.openSession(model, owner, json.dumps(list(files)), *files.values())
+            )
+
+    return made
+
+
+async def in_memory(external: ExternalData, progress: Progress) -> dict[str, Any]:
+    """The data files as JavaScript Memories (web/src/storage/memory.ts), by location."""
+    found: dict[str, Any] = {}
+    for location, end in external.ends.items():
+        data = memory(end, [(0, end)])
+        file = await external.open(location)
+        await file.load(data, end, partial(progress, location))
+        found[location] = data.js
+    return found

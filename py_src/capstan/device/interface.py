@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from ..errors import TapeError
 from ..memory import BufferRequest, Capabilities, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType, StridedCopy
+from ..storage import ExternalData
 
 __all__ = ["BoundSpan", "DeviceFacts", "DeviceInterface", "DeviceSession", "DeviceTape", "Readback", "TensorSpec"]
 
@@ -234,6 +235,6 @@ class DeviceInterface(ABC):
 
     @abstractmethod
     async def create_session(
-        self, model: bytes, *, external: dict[str, bytes] | None = None, owner: str = ""
+        self, model: bytes, *, external: ExternalData | None = None, owner: str = ""
     ) -> DeviceSession:
-        """A session over a serialized ONNX model; `external` holds data files by location."""
+        """A session over a serialized ONNX model and its data files."""

@@ -14,6 +14,9 @@
     with_lora_rank(model, ...)        those inputs for adapters of one rank; without_lora(model, ...): for none;
                                       lora_fed(model, ...): for any rank
     weights_to_inputs(model, ...)     external initializers become graph inputs; returns the manifest too
+    data_ends(model)                  the data files of any graph, and how many bytes it needs of each
+    prepared(model)                   any graph, before its weights are taken apart:
+    kept_tensors(model)               those that stay initializers, with why; make_inline(tensor, data) keeps one
     group_query_attention(model, ...) attention in primitive operations over growing caches -> GroupQueryAttention
     float_islands_in_half(model)      norms and rotary embedding between casts to float32 and back in float16
     simplified_norms(model)           norms in primitive operations -> SimplifiedLayerNormalization
@@ -64,6 +67,7 @@ from .plain_norms import simplified_norms
 from .plain_recurrence import plain_recurrence
 from .quantized_products import quantized_products
 from .scratch import Activations, activations
+from .session_weights import data_ends, kept_tensors, make_inline, prepared
 from .soft_caps import soft_caps_apart
 from .text_positions import text_positions
 from .total_length import total_length_on_gpu
@@ -92,6 +96,7 @@ __all__ = [
     "cache_pairs",
     "constants_to_inline",
     "contradictions",
+    "data_ends",
     "describe",
     "external_entries",
     "float_islands_in_half",
@@ -99,15 +104,18 @@ __all__ = [
     "nbits_products",
     "joined_products",
     "keep_last_logits",
+    "kept_tensors",
     "last_token_logits",
     "left_out",
     "lengths_as_inputs",
     "lora_fed",
     "lora_inputs",
     "logits_cut",
+    "make_inline",
     "norms_apart",
     "parse",
     "plain_recurrence",
+    "prepared",
     "quantized_products",
     "one_row_only",
     "require_computed",

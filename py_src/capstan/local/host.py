@@ -19,6 +19,9 @@ from ..hub import HubRepository
 from ..memory import Fit
 from ..repository import ON_CPU
 from ..storage import Backing
+from ..weights.manifest import MANIFEST_SUFFIX
+from ..weights.weight_file import WeightFile
+from .data_file import DiskChunk, DiskSource
 from .grammars import LocalGrammars
 from .tokenizer import LocalBackend
 
@@ -87,6 +90,16 @@ class LocalHost:
         with readable(path), path.open("rb") as file:
             file.seek(offset)
             return file.read(length)
+
+    async def open_weights(self, folder: str, location: str, keep: bool) -> WeightFile:
+        path = Path(folder) / location
+        with readable(path):
+            source = DiskSource(path)
+        manifest = location + MANIFEST_SUFFIX
+        return await WeightFile.open(source, DiskChunk, None, lambda: self.read_optional(folder, manifest))
+
+    async def adopt_files(self, folder: str, names: Sequence[str]) -> str:
+        return folder
 
     async def exists(self, folder: str, name: str) -> bool:
         return (Path(folder) / name).is_file()

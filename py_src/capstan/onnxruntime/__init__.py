@@ -15,6 +15,7 @@ from .io_binding import IOBinding
 from .ort_value import OrtValue
 from .providers import get_available_providers
 from .session import InferenceSession, NodeArg
+from .session_options import SessionOptions
 
 __all__ = [
     "CapturedRun",
@@ -24,5 +25,6 @@ __all__ = [
     "MemoryType",
     "NodeArg",
     "OrtValue",
+    "SessionOptions",
     "get_available_providers",
 ]

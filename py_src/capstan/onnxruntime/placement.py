@@ -22,6 +22,7 @@ from ..fallback import fall_back
 from ..graph.description import needs_f16
 from ..graph.onnx_pb2 import ModelProto
 from ..host import Host
+from ..storage import ExternalData
 from .providers import CPU, DEVICE_TYPES, WEBGPU, open_device, provider_of
 
 __all__ = ["Placed", "place_session"]
@@ -39,10 +40,10 @@ class Placed:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A serialized model, its external data by location, and what it asks of a device."""
+    """A serialized model, its data files if it has any, and what it asks of a device."""
 
     model: bytes
-    external: dict[str, bytes]
+    external: ExternalData | None
     half: bool
     """It computes in float16."""
     attention_window: int
@@ -51,13 +52,14 @@ class ModelFiles:
 
 
 async def place_session(
-    host: Host, path_or_bytes: str | bytes | os.PathLike[str], providers: Sequence[str], owner: str
+    host: Host, path_or_bytes: str | bytes | os.PathLike[str], providers: Sequence[str], owner: str, keep: bool
 ) -> Placed:
-    """A session on the first provider that can run the model; each step down is warned of and counted.
+    """A session on the first provider that can run the model; each step down is warned of and counted. `keep` says
+    whether its data files may be kept in the browser's storage.
 
     Without `providers` it is WebGPU on a hardware adapter, else the CPU. Raises what the last provider failed with.
     """
-    files = await read_model(host, path_or_bytes)
+    files = await read_model(host, path_or_bytes, keep)
     if providers:
         return await best_of(files, providers, owner)
     best = await open_device("auto")
@@ -105,26 +107,43 @@ async def session_on(device: DeviceInterface, files: ModelFiles, provider: str, 
     return session
 
 
-async def read_model(host: Host, path_or_bytes: str | bytes | os.PathLike[str]) -> ModelFiles:
-    """The bytes of a model, and of the data files next to it that it names. Raises ModelFileError."""
+async def read_model(host: Host, path_or_bytes: str | bytes | os.PathLike[str], keep: bool) -> ModelFiles:
+    """The bytes of a model, and where the data files are that it names. Raises ModelFileError.
+
+    A path is one of this interpreter's file system, else one that the host reads: in a page, from the page's origin.
+    """
+    path, folder = "", ""
+    on_disk: bytes | None = None
     if isinstance(path_or_bytes, str | os.PathLike):
         path = os.fspath(path_or_bytes)
-        folder, slash, name = path.rpartition("/")
-        model = await read_file(host, folder + slash, name, unquote(name))
+        place, slash, name = path.rpartition("/")
+        folder, on_disk = place + slash or "./", file_bytes(path)
+        if on_disk is None:
+            folder = await host.adopt(folder, keep)
+        model = await host.read(folder, unquote(name)) if on_disk is None else on_disk
     else:
-        path = ""
-        folder, slash = "", ""
         model = bytes(path_or_bytes)
     parsed = graph.parse(model, path or "the model")
-    locations = sorted({entry.location for entry in graph.external_entries(parsed)})
-    if locations and not path:
+    ends = graph.data_ends(parsed)
+    if ends and not path:
         raise ModelFileError(
-            f"the model's weights are in the file {locations[0]!r}, which bytes cannot name; give the model's path"
+            f"the model's weights are in the file {next(iter(ends))!r}, which bytes cannot name; give the model's path"
         )
-    external = {location: await read_file(host, folder + slash, location, location) for location in locations}
+    if ends and on_disk is not None:
+        folder = await host.adopt_files(folder, list(ends))
+    external = ExternalData(folder, ends, lambda location: host.open_weights(folder, location, keep))
     return ModelFiles(
-        model, external, needs_f16(parsed.graph), graph.attention_window(parsed), dict(refused_devices(parsed))
+        model,
+        external if ends else None,
+        needs_f16(parsed.graph),
+        graph.attention_window(parsed),
+        dict(refused_devices(parsed)),
     )
+
+
+def file_bytes(path: str) -> bytes | None:
+    """A file of this interpreter's file system; None if there is none."""
+    return Path(path).read_bytes() if Path(path).is_file() else None
 
 
 def refused_devices(parsed: ModelProto) -> Iterator[tuple[str, str]]:
@@ -136,10 +155,3 @@ def refused_devices(parsed: ModelProto) -> Iterator[tuple[str, str]]:
                 raise UncomputedError(f"{reason}; use device='wasm' for it")
         except UncomputedError as error:
             yield device, str(error)
-
-
-async def read_file(host: Host, folder: str, name: str, told: str) -> bytes:
-    """A file of this interpreter's file system, else one that the host reads: in a page, from the page's origin, where
-    it is called `told`."""
-    local = Path(folder) / name
-    return local.read_bytes() if local.is_file() else await host.read(folder, told)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..device.element_types import ELEMENT_TYPES, byte_count
 from ..device.interface import BoundSpan, DeviceInterface, DeviceSession, TensorSpec
-from ..errors import BindingError, ClosedError, OptionError
+from ..errors import BindingError, ClosedError
 from ..host import Host, current_host
 from ..leaving import when_dropped
 from ..memory import DeviceBuffer, MemoryInfo, why_incompatible
@@ -23,6 +23,7 @@ from .io_binding import BoundOutput, IOBinding, open_span
 from .ort_value import HOST_MEMORY, OrtValue, host_bytes, host_span
 from .placement import Placed, place_session
 from .providers import asked_for, blocking, provider_of
+from .session_options import SessionOptions, keeps_weights
 
 __all__ = ["InferenceSession", "NodeArg"]
 
@@ -43,9 +44,11 @@ class InferenceSession:
     """A model ready to run; see onnxruntime.InferenceSession.
 
     `path_or_bytes` is a URL of the page's origin, a file, or the serialized model. External data is read from next to
-    a path. `providers` are names, or pairs (name, options), in order of preference: 'WebGpuExecutionProvider' (or
-    'webgpu') and 'CPUExecutionProvider' ('wasm', 'cpu'). A step down to the next is warned of; without `providers` it
-    is WebGPU on a hardware adapter, else the CPU. `get_providers()` tells what is used.
+    a path, kept in the browser's storage unless `sess_options` say otherwise, and on WebGPU shared by all sessions and
+    models of the page. `providers` are names, or pairs (name, options), in order of preference:
+    'WebGpuExecutionProvider' (or 'webgpu') and 'CPUExecutionProvider' ('wasm', 'cpu'). A step down to the next is
+    warned of; without `providers` it is WebGPU on a hardware adapter, else the CPU. `get_providers()` tells what is
+    used.
 
     `InferenceSession(...)` blocks, which in a page needs JavaScript Promise Integration; `await
     InferenceSession.create(...)` never does. So it is with every method that has a twin named `..._async`.
@@ -56,30 +59,31 @@ class InferenceSession:
     def __init__(
         self,
         path_or_bytes: str | bytes | os.PathLike[str],
-        sess_options: None = None,
+        sess_options: SessionOptions | None = None,
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        refuse_options(sess_options)
+        keep = keeps_weights(sess_options)
         host = current_host()
         wanted = asked_for(providers, provider_options)
         label = f"InferenceSession {next(numbers)}"
         call, twin = "InferenceSession(...)", "InferenceSession.create(...)"
-        self._set(host, label, blocking(host, call, twin, lambda: place_session(host, path_or_bytes, wanted, label)))
+        placed = blocking(host, call, twin, lambda: place_session(host, path_or_bytes, wanted, label, keep))
+        self._set(host, label, placed)
 
     @classmethod
     async def create(
         cls,
         path_or_bytes: str | bytes | os.PathLike[str],
-        sess_options: None = None,
+        sess_options: SessionOptions | None = None,
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[Mapping[str, Any]] | None = None,
     ) -> InferenceSession:
         """Make a session without blocking; see the class for the arguments and errors."""
-        refuse_options(sess_options)
+        keep = keeps_weights(sess_options)
         host = current_host()
         label = f"InferenceSession {next(numbers)}"
-        placed = await place_session(host, path_or_bytes, asked_for(providers, provider_options), label)
+        placed = await place_session(host, path_or_bytes, asked_for(providers, provider_options), label, keep)
         session = cls.__new__(cls)
         session._set(host, label, placed)
         return session
@@ -378,12 +382,6 @@ class InferenceSession:
 def node_arg(spec: TensorSpec) -> NodeArg:
     kind = ELEMENT_TYPES[spec.dtype].tensor
     return NodeArg(spec.name, [None if size == "?" else size for size in spec.dims], kind)
-
-
-def refuse_options(sess_options: Any) -> None:
-    """Nothing is ignored: session options are refused."""
-    if sess_options is not None:
-        raise OptionError(f"sess_options is {type(sess_options).__name__}; leave it out, sessions have no options here")
 
 
 async def freed(session: DeviceSession, device: DeviceInterface, spare: dict[str, DeviceBuffer]) -> None:

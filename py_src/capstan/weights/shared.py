@@ -64,6 +64,12 @@ class Lease:
         self._held = list(held)
         self.buffers = [entry.buffer for _, entry in held]
 
+    def again(self) -> Lease:
+        """A lease of the same buffers for one more user."""
+        for _, entry in self._held:
+            entry.users += 1
+        return Lease(self._shared, self._held)
+
     def release(self) -> None:
         """Free the buffers that nobody else holds; releasing twice is harmless."""
         held, self._held = self._held, []

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ...storage import ExternalData
 from ..host_memory import HostMemory
 from ..interface import DeviceFacts, DeviceSession
-from .session import ReferenceSession
+from .session import ReferenceSession, whole_files
 
 __all__ = ["ReferenceDevice"]
 
@@ -20,6 +21,6 @@ class ReferenceDevice(HostMemory):
         return DeviceFacts(adapter="cpu (onnxruntime)")
 
     async def create_session(
-        self, model: bytes, *, external: dict[str, bytes] | None = None, owner: str = ""
+        self, model: bytes, *, external: ExternalData | None = None, owner: str = ""
     ) -> DeviceSession:
-        return ReferenceSession.open(model, external or {}, self.get_memory_info())
+        return ReferenceSession.open(model, await whole_files(external), self.get_memory_info())

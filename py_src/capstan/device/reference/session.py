@@ -10,9 +10,10 @@ import onnxruntime
 
 from ...errors import BindingError, ClosedError, UnsupportedModelError, ValidationError
 from ...memory import DeviceBuffer, DeviceSpan, MemoryInfo
+from ...storage import ExternalData
 from ..interface import BoundSpan, DeviceSession, TensorSpec
 
-__all__ = ["ReferenceSession"]
+__all__ = ["ReferenceSession", "whole_files"]
 
 DTYPES = {"float": "float32", "double": "float64"}
 """Names that onnxruntime and numpy do not share."""
@@ -88,3 +89,17 @@ def spec_of(argument: Any) -> TensorSpec:
     kind = argument.type.removeprefix("tensor(").removesuffix(")")
     dims = tuple("?" if size is None else size for size in argument.shape)
     return TensorSpec(argument.name, DTYPES.get(kind, kind), dims)
+
+
+async def whole_files(external: ExternalData | None) -> dict[str, bytes]:
+    """The data files of a model by location, as far as it needs them."""
+    found: dict[str, bytes] = {}
+    if external is None:
+        return found
+    for location, end in external.ends.items():
+        file = await external.open(location)
+        try:
+            found[location] = await file.read(0, end)
+        finally:
+            file.close()
+    return found

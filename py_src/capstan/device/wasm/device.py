@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import Awaitable, Callable
 from typing import ClassVar
 
+from ...storage import ExternalData
 from ..host_memory import HostMemory
 from ..interface import DeviceFacts, DeviceSession
 from ..page_session import ModelSession, PageSession
@@ -13,8 +13,8 @@ from ..page_session import ModelSession, PageSession
 __all__ = ["WasmDevice"]
 
 
-OpenSession = Callable[[bytes, Mapping[str, bytes], str], Awaitable[ModelSession]]
-"""Makes a session of a model, its data files by location, and its owner's name."""
+Opener = Callable[[bytes, ExternalData | None, str], Awaitable[Callable[[], Awaitable[ModelSession]]]]
+"""Gives what makes sessions of a model and its data files, for an owner."""
 
 
 class WasmDevice(HostMemory):
@@ -22,9 +22,9 @@ class WasmDevice(HostMemory):
 
     type: ClassVar[str] = "wasm"
 
-    def __init__(self, open_session: OpenSession, threads: int = 1, shared: bool = True) -> None:
+    def __init__(self, opener: Opener, threads: int = 1, shared: bool = True) -> None:
         """`threads` compute; without `shared` memory there can be one only."""
-        self._open_session = open_session
+        self._opener = opener
         reason = "" if shared else ": no memory is shared, as in pages that are not cross-origin isolated"
         self._name = f"cpu (wasm, {threads} thread{'' if threads == 1 else 's'}{reason})"
 
@@ -32,6 +32,6 @@ class WasmDevice(HostMemory):
         return DeviceFacts(adapter=self._name)
 
     async def create_session(
-        self, model: bytes, *, external: dict[str, bytes] | None = None, owner: str = ""
+        self, model: bytes, *, external: ExternalData | None = None, owner: str = ""
     ) -> DeviceSession:
-        return await PageSession.open(partial(self._open_session, model, external or {}, owner), self.get_memory_info())
+        return await PageSession.open(await self._opener(model, external, owner), self.get_memory_info())

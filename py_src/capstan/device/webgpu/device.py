@@ -9,11 +9,13 @@ from typing import Any, ClassVar
 
 from ...errors import BufferMismatchError
 from ...memory import BufferRequest, Capabilities, DeviceBuffer, DeviceSpan, MemoryType, StridedCopy, plan_copies
+from ...storage import ExternalData
 from ..interface import DeviceFacts, DeviceInterface, DeviceSession, Readback
 from ..probe import capabilities_of
 from ..span_checks import check_cast, check_copies, check_mask, check_positions, check_strided
 from .engine import GpuEngine
 from .session import WebGpuSession
+from .session_weights import SessionWeights, load_weights
 
 __all__ = ["WebGpuDevice"]
 
@@ -185,7 +187,12 @@ class WebGpuDevice(DeviceInterface):
         return handle
 
     async def create_session(
-        self, model: bytes, *, external: dict[str, bytes] | None = None, owner: str = ""
+        self, model: bytes, *, external: ExternalData | None = None, owner: str = ""
     ) -> DeviceSession:
-        open_session = partial(self.engine.open_session, model, external or {}, owner)
-        return await WebGpuSession.start(self.engine, open_session, self.get_memory_info(), owner)
+        weights = await load_weights(self.engine, model, external) if external else SessionWeights(model)
+        open_session = partial(self.engine.open_session, weights.model, weights.tensors, owner)
+        try:
+            return await WebGpuSession.start(self.engine, open_session, self.get_memory_info(), owner, weights)
+        except BaseException:
+            weights.release()
+            raise

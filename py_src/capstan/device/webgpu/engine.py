@@ -10,6 +10,7 @@ from ...graph import FedLengths
 from ...memory import BufferRequest
 from ...stages import SamplerProgram
 from ...storage import Sink
+from ...weights.shared import SharedWeights
 from ..page_session import ModelSession
 
 __all__ = [
@@ -138,6 +139,9 @@ class GpuBuffers(GpuAdapter, Protocol):
         `count` logits and tokens by turns, largest first."""
 
     async def compare(self, pairs: Sequence[tuple[int, int, int, str]]) -> list[Difference]: ...
+    def shared_weights(self) -> SharedWeights:
+        """The weights that everything on this device shares."""
+
     def upload_weights(self, pieces: Sequence[WeightPiece]) -> Sink:
         """What fills buffers from a data file."""
 
@@ -146,8 +150,10 @@ class GpuSessions(GpuAdapter, Protocol):
     """Sessions of onnxruntime-web, bound to buffers and run."""
 
     async def open_session(
-        self, model: bytes, external: Mapping[str, bytes], owner: str, capture: bool
-    ) -> ModelSession: ...
+        self, model: bytes, weights: Sequence[BoundTensor], owner: str, capture: bool
+    ) -> ModelSession:
+        """A session of any model; `weights` are bound to inputs that the session hides."""
+
     def session_handle(self, session: ModelSession, owner: str) -> int: ...
     async def create_session(self, model: bytes, capture: bool, owner: str) -> int: ...
     async def release_session(self, session: int) -> None: ...

@@ -14,6 +14,7 @@ from ..element_types import byte_count
 from ..interface import BoundSpan, DeviceTape
 from ..page_session import ModelSession, PageSession
 from .engine import BoundTensor, GpuEngine
+from .session_weights import SessionWeights
 
 __all__ = ["WebGpuSession", "WebGpuTape"]
 
@@ -27,43 +28,75 @@ TOLERANCE = {"float32": 1e-5, "float16": 2e-3}
 """Largest difference between a replay and an eager run, relative to the largest value: both run the same kernels."""
 
 
+NO_WEIGHTS = SessionWeights(b"")
+"""Weights of a session whose graph has all its initializers."""
+
 Open = Callable[[bool], Awaitable[ModelSession]]
 
 
 class WebGpuSession(PageSession):
     """A session over GPU buffers; element types that these do not hold stay in Python's heap."""
 
-    def __init__(self, engine: GpuEngine, session: ModelSession, make: Open, memory: MemoryInfo, owner: str) -> None:
+    def __init__(
+        self,
+        engine: GpuEngine,
+        session: ModelSession,
+        make: Open,
+        memory: MemoryInfo,
+        owner: str,
+        weights: SessionWeights = NO_WEIGHTS,
+    ) -> None:
         super().__init__(session, lambda: make(False), memory, engine.destroy_buffer)
         self.engine = engine
         self._make = make
         self._owner = owner
+        self._weights = weights
 
     @classmethod
-    async def start(cls, engine: GpuEngine, make: Open, memory: MemoryInfo, owner: str) -> WebGpuSession:
-        """`make(capture)` makes a session of the model, captured or not."""
-        return cls(engine, await make(False), make, memory, owner)
+    async def start(
+        cls, engine: GpuEngine, make: Open, memory: MemoryInfo, owner: str, weights: SessionWeights = NO_WEIGHTS
+    ) -> WebGpuSession:
+        """`make(capture)` makes a session of the model, captured or not; `weights` are released at its end."""
+        return cls(engine, await make(False), make, memory, owner, weights)
 
     def holds(self, dtype: str) -> bool:
         return dtype in HELD
 
     async def record(self, feeds: Sequence[BoundSpan], fetches: Sequence[BoundSpan]) -> WebGpuTape:
+        weights = self._weights.again()
         try:
             captured = await self._make(True)
         except UnsupportedModelError as error:
+            weights.release()
             raise TapeError(f"the model cannot be captured: {error}") from error
+        except BaseException:
+            weights.release()
+            raise
         try:
-            return await TapeMaker(self, self.engine, captured, self._owner, feeds, fetches).make()
+            return await TapeMaker(self, self.engine, captured, self._owner, feeds, fetches, weights).make()
         except BaseException:
             await captured.release()
+            weights.release()
             raise
+
+    async def close(self) -> None:
+        try:
+            await super().close()
+            if self._weights.tensors:
+                # A run that nobody waits for any more may read them.
+                await self.engine.idle()
+        finally:
+            self._weights.release()
 
 
 class WebGpuTape(DeviceTape):
     """A checked tape with the captured session whose buffers its commands use."""
 
-    def __init__(self, engine: GpuEngine, tape: int, captured: ModelSession, passes: dict[str, str]) -> None:
+    def __init__(
+        self, engine: GpuEngine, tape: int, captured: ModelSession, passes: dict[str, str], weights: SessionWeights
+    ) -> None:
         self.passes = passes
+        self._weights = weights
         self._engine = engine
         self._tape = tape
         self._captured: ModelSession | None = captured
@@ -76,6 +109,7 @@ class WebGpuTape(DeviceTape):
         if captured is not None:
             self._engine.close_tape(self._tape)
             await captured.release()
+            self._weights.release()
 
 
 class TapeMaker:
@@ -89,6 +123,7 @@ class TapeMaker:
         owner: str,
         feeds: Sequence[BoundSpan],
         fetches: Sequence[BoundSpan],
+        weights: SessionWeights,
     ) -> None:
         self.eager = eager
         self.engine = engine
@@ -96,12 +131,14 @@ class TapeMaker:
         self.owner = owner
         self.feeds = feeds
         self.fetches = fetches
+        self.weights = weights
 
     async def make(self) -> WebGpuTape:
         """The tape; the outputs then hold the results for the inputs that are bound. Raises TapeError."""
         engine = self.engine
         handle = engine.session_handle(self.captured, self.owner)
-        binding = engine.bind(handle, [bound(feed) for feed in self.feeds], [bound(fetch) for fetch in self.fetches])
+        feeds = [*map(bound, self.feeds), *self.weights.tensors]
+        binding = engine.bind(handle, feeds, [bound(fetch) for fetch in self.fetches])
         try:
             told = await engine.record(binding)
             recording = Recording.from_json(told)
@@ -115,7 +152,7 @@ class TapeMaker:
         finally:
             engine.retire(binding)
             engine.unbind(binding)
-        return WebGpuTape(engine, tape, self.captured, passes)
+        return WebGpuTape(engine, tape, self.captured, passes, self.weights)
 
     async def _checked(self, recording: Recording, ops: Sequence[Command]) -> tuple[int, dict[str, str]]:
         """A tape that was compared with eager runs, without the step's clears if it does without them."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple
 
 from ...graph import Part, WeightEntry
+from ...storage import WeightData
 from ...weights.shared import Lease, SharedWeights, Span
-from ...weights.weight_file import WeightFile
 from .engine import GpuBuffers, WeightPiece
 
 __all__ = ["lease", "pieces"]
@@ -16,16 +16,20 @@ __all__ = ["lease", "pieces"]
 async def lease(
     engine: GpuBuffers,
     shared: SharedWeights,
-    file: WeightFile,
+    file: WeightData,
     entries: Sequence[WeightEntry],
     owner: str,
     progress: Callable[[int, int], None],
+    ahead: bool = True,
 ) -> Lease:
-    """The buffers of a data file's weights, loaded now unless they are on the device already."""
+    """The buffers of a data file's weights, loaded now unless they are on the device already. With `ahead` the next
+    page may begin with this upload while Python starts."""
 
     async def load(missing: list[tuple[Span, int]]) -> None:
         sink = engine.upload_weights([piece for span, buffer in missing for piece in pieces(buffer, span.parts)])
         await file.load(sink, end, progress)
+        if not ahead:
+            return
         placed = [piece for place, (span, _) in enumerate(missing) for piece in pieces(place, span.parts)]
         await file.note_upload(owner, [span.request for span, _ in missing], placed)
 

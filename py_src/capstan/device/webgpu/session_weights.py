@@ -1,0 +1,89 @@
+"""The weights of any model's session: buffers that the whole page shares, in place of the initializers of its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ... import graph
+from ...fallback import fall_back
+from ...storage import ExternalData
+from ...weights.shared import Lease
+from .engine import BoundTensor, GpuBuffers
+from .weight_lease import lease
+
+__all__ = ["SessionWeights", "load_weights"]
+
+SHOWN = 3
+"""Names in a warning."""
+
+
+@dataclass(frozen=True)
+class SessionWeights:
+    """A graph, and the buffers of the inputs that its weights have become, until `release`."""
+
+    model: bytes
+    tensors: tuple[BoundTensor, ...] = ()
+    leases: Sequence[Lease] = ()
+
+    def again(self) -> SessionWeights:
+        """The same for one more user, who releases it, too."""
+        return replace(self, leases=[held.again() for held in self.leases])
+
+    def release(self) -> None:
+        """Free the buffers that nobody else holds; releasing twice is harmless."""
+        for held in self.leases:
+            held.release()
+
+
+async def load_weights(engine: GpuBuffers, model: bytes, external: ExternalData) -> SessionWeights:
+    """Turn the external initializers of a model into inputs, and load those that are not on the device yet. The others
+    are read into the graph. Nothing stays allocated on failure."""
+    with graph.contradictions(external.folder):
+        parsed = graph.prepared(graph.parse(model))
+        kept = list(graph.kept_tensors(parsed))
+    tell_kept(external.folder, [(entry.name or "a tensor of a node", why) for _, entry, why in kept if why])
+    names = {entry.name for _, entry, _ in kept}
+    weights = [entry for entry in graph.external_entries(parsed) if entry.name not in names]
+    leases: list[Lease] = []
+    buffers: dict[str, int] = {}
+    try:
+        for location, end in external.ends.items():
+            entries = [entry for entry in weights if entry.location == location]
+            file = await external.open(location)
+            try:
+                file.require(end)
+                if entries:
+                    place = external.folder + location
+                    held = await lease(engine, engine.shared_weights(), file, entries, place, no_progress, ahead=False)
+                    leases.append(held)
+                    buffers.update(zip((entry.name for entry in entries), leases[-1].buffers, strict=True))
+                else:
+                    # It is stored, as any other.
+                    await file.load(engine.upload_weights([]), end, no_progress)
+                for tensor, entry, _ in kept:
+                    if entry.location == location:
+                        graph.make_inline(tensor, await file.read(entry.offset, entry.length))
+            finally:
+                file.close()
+        with graph.contradictions(external.folder):
+            rewritten, entries = graph.weights_to_inputs(parsed)
+        tensors = tuple(BoundTensor(entry.name, buffers[entry.name], entry.dtype, entry.dims) for entry in entries)
+        return SessionWeights(graph.serialize(rewritten), tensors, leases)
+    except BaseException:
+        for held in leases:
+            held.release()
+        raise
+
+
+def no_progress(done: int, total: int) -> None:
+    """Nobody is told."""
+
+
+def tell_kept(folder: str, kept: Sequence[tuple[str, str]]) -> None:
+    """Count the weights, as (name, why), that are not shared."""
+    for reason in dict.fromkeys(why for _, why in kept):
+        names = [name for name, why in kept if why == reason]
+        shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        instead = "they are initializers, with memory of their own in each session"
+        fall_back(f"shared weights of {folder}", f"{shown}: {reason}", instead)

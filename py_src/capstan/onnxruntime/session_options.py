@@ -1,0 +1,64 @@
+"""SessionOptions: what a session is told besides its providers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import OptionError
+
+__all__ = ["DISABLE_STORE", "SessionOptions", "keeps_weights"]
+
+DISABLE_STORE = "session.disable_file_mapped_weights"
+KNOWN = {DISABLE_STORE: ("0", "1")}
+"""The configuration entries that mean something here, and their values."""
+
+
+class SessionOptions:
+    """See onnxruntime.SessionOptions; only its configuration entries exist here, and of these the ones in `KNOWN`.
+
+    `session.disable_file_mapped_weights` "1" leaves the browser's storage out: external data comes from the network in
+    each visit, and nothing of it is kept.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[str, str] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "_entries":
+            raise OptionError(f"SessionOptions has no {name} here; it has add_session_config_entry for {known()}")
+        super().__setattr__(name, value)
+
+    def add_session_config_entry(self, key: str, value: str) -> None:
+        """Set a configuration entry. OptionError for one that means nothing here, or another value."""
+        if key not in KNOWN:
+            raise OptionError(f"there is no session configuration entry {key!r}; there is {known()}")
+        if not isinstance(value, str) or value not in KNOWN[key]:
+            allowed = " or ".join(f'"{item}"' for item in KNOWN[key])
+            raise OptionError(f"session configuration entry {key!r} is {value!r}; it must be {allowed}")
+        self._entries[key] = value
+
+    def get_session_config_entry(self, key: str) -> str:
+        """The value that was set. OptionError if it was not set."""
+        if key not in self._entries:
+            raise OptionError(f"session configuration entry {key!r} was not set; add_session_config_entry sets it")
+        return self._entries[key]
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether external data may be kept in the browser's storage."""
+        return self._entries.get(DISABLE_STORE) != "1"
+
+
+def known() -> str:
+    return ", ".join(map(repr, KNOWN))
+
+
+def keeps_weights(options: Any) -> bool:
+    """Whether a session's external data may be kept in the browser's storage. OptionError for what are no options."""
+    if options is None:
+        return True
+    if not isinstance(options, SessionOptions):
+        raise OptionError(
+            f"sess_options is {type(options).__name__}; give capstan.onnxruntime.SessionOptions(), or leave it out"
+        )
+    return options.keeps_weights
