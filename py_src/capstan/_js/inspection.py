@@ -22,7 +22,7 @@ __all__ = ["answer_ids", "burst_list", "plan_for", "tape_of", "tell_alternatives
 CONTEXT_TOKENS = 8
 """A token's text is what it adds to the text of so many before it."""
 REPEATS = 4
-"""Of each operation's time, for the median."""
+"""Repetitions of each operation's timing, whose median counts."""
 
 
 def answer_ids(name: str, given: Any) -> list[int]:

@@ -48,7 +48,7 @@ running: asyncio.Task[Any] | None = None
 answering = 0
 """The number of the request that is running, or ran last: numbers rise from request to request."""
 stopped: set[int] = set()
-"""Requests that were stopped before they were begun with."""
+"""Requests that were cancelled before they began."""
 loaded: tuple[Key, Model] | None = None
 """The last model and what it was loaded for: the next request for the same one finds it ready."""
 loading: asyncio.Task[Model] | None = None
@@ -57,13 +57,14 @@ conversations: dict[str | None, tuple[Model, str, Conversation]] = {}
 """The last conversation of each session, and under None that of requests without one; its model and the options it was
 begun with: the next request that goes on with it runs the model on what is new."""
 lost: dict[str | None, tuple[Key, str, History]] = {}
-"""Of each session whose model's device was lost between two requests: what the model was loaded for, the options, and
-what the conversation was."""
+"""The sessions whose model's device was lost between two requests: the model's key, the options, and the history of the
+conversation.
+"""
 idle = idle_verification(lambda: load_ended())
 verify_after = math.inf
 """Seconds without a request until stored weights are compared with their digests."""
 SAMPLE = "Hello"
-"""The text behind which a decode step is looked at."""
+"""The text before the decode step that is inspected."""
 CHAT_LENGTH = 4096
 """The `max_length` of conversations, where none is given and the model's context is no shorter."""
 

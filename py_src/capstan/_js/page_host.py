@@ -47,7 +47,7 @@ __all__ = ["PageHost"]
 T = TypeVar("T")
 
 READ_WHOLE = 1 << 20
-"""A repository's graphs of at most so many bytes are read as they are."""
+"""A repository's graph of at most this many bytes is read whole."""
 
 ReadGraph = Callable[[], Awaitable[bytes]]
 """Reads the graph's file."""

@@ -49,7 +49,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "stall_timeout": (SECONDS, "null"),
 }
 TEXTS = ("argv", "files")
-"""What is in these is strings."""
+"""Fields that hold collections of strings."""
 
 
 def read_request(text: str) -> dict[str, Any]:

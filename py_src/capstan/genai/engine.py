@@ -205,7 +205,7 @@ class Engine:
         self._model = model
         self._requests: list[weakref.ref[Request]] = []
         self._pools: weakref.WeakValueDictionary[str, RowPool] = weakref.WeakValueDictionary()
-        """By the options that their sequences pick by."""
+        """The shared rows, by the options with which their sequences pick."""
         self._turn = 0
         """The place of the request that is served first where the buffer does not hold all."""
 

@@ -44,7 +44,7 @@ class LastRun:
         self._padded: list[set[int]] = [set() for _ in range(self._rows)]
         """Positions of padding."""
         self.adapted = False
-        """Whether an adapter is active, which the sequence would have to be run again with."""
+        """Whether a LoRA adapter is active; the sequence would have to be run again with it."""
 
     def begin(self, rows: list[list[int]]) -> None:
         """Tokens were appended: rows of a batch, or those of every sequence."""

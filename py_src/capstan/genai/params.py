@@ -38,7 +38,9 @@ DEFAULTS: dict[str, float | bool] = {
 }
 """The native package's search options and their defaults."""
 ABSENT: dict[str, float | bool] = {"past_present_share_buffer": False, "top_p": 0.0}
-"""What the native package shows where a file says nothing, if it is something else; top_p 0 is off, as 1 is."""
+"""Values that the native package shows for options that a file leaves out, if they differ from Capstan's; a top_p of 0
+is off, like 1.
+"""
 WHOLE = (
     *("batch_size", "max_length", "min_length", "no_repeat_ngram_size", "num_beams", "num_return_sequences"),
     *("random_seed", "top_k"),

@@ -20,7 +20,7 @@ COUNTS = (
     *("ngram_lookup_tokens_proposed", "ngram_chained_tokens_proposed", "ngram_grammar_candidate_rejections"),
     *("ngram_history_syncs", "ngram_history_tokens_synced"),
 )
-"""What get_speculative_stats counts; further names are times and quotients."""
+"""The counts of get_speculative_stats; further names are times and quotients."""
 QUOTIENTS = (
     *("total_draft_ms", "total_target_ms", "total_reconciliation_ms", "total_target_verify_ms"),
     *("total_target_reanchor_ms", "total_ngram_history_sync_ms", "total_ngram_lookup_ms", "avg_draft_ms_per_token"),

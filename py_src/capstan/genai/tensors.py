@@ -32,7 +32,7 @@ ELEMENT_TYPES = {
     "uint32": 12,
     "uint64": 13,
 }
-"""ONNX's numbers of the element types that a Tensor may have."""
+"""ONNX's numbers of the element types of a Tensor."""
 
 
 def as_array(values: Iterable[int] | Iterable[float], dtype: str, shape: Sequence[int]) -> Any:

@@ -90,7 +90,7 @@ class LeftOut:
     key: str
     """The name of the input that reads its cache of keys."""
     window: int = 0
-    """Positions in sight, the new one included; 0 if all are."""
+    """Positions in sight, the new one included; 0 means all."""
     softcap: float = 0.0
     """0 if scores have no cap."""
 

@@ -29,7 +29,7 @@ __all__ = [
 
 FLOATS = ("float32", "float16")
 HEADS, HEAD_SIZE, DIMENSIONS = 1, 3, 4
-"""Where a cache's sizes are among its dimensions, and how many it has."""
+"""The indices of a cache's sizes among its dimensions, and the number of dimensions."""
 
 GROWING = ("Concat", "MultiHeadAttention", "Attention")
 """Operators that append to a cache, and do not write into it."""
@@ -53,7 +53,7 @@ class CachePair:
     past: str
     present: str
     heads: int
-    """Of keys and values."""
+    """Heads of keys and values."""
     head_size: int
 
     def dims(self, rows: int, length: int) -> tuple[int, ...]:

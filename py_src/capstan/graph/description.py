@@ -50,7 +50,7 @@ class GraphDescription:
     needs_f16: bool
     uncapturable: tuple[Uncapturable, ...]
     left_out: tuple[LeftOut, ...]
-    """What a captured run leaves out of attention."""
+    """The attention windows and soft caps that a captured run ignores."""
     max_positions: int = 0
     """Positions of the longest sequence, where that is less than the model's context length; else 0."""
     growing: str = ""
@@ -58,7 +58,7 @@ class GraphDescription:
     size."""
     states: tuple[StateTensor, ...] = ()
     lora: tuple[LoraSlot, ...] = ()
-    """What each sequence is given for its adapters."""
+    """The inputs that each sequence gets for its LoRA adapters."""
 
     @property
     def has_position_ids(self) -> bool:

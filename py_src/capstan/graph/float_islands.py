@@ -42,7 +42,7 @@ KINDS = {
 }
 
 LEAST_EPSILON = 1e-9
-"""Of a norm: with less, one over the root of its square sum can be more than the largest float16."""
+"""The least epsilon of a norm; with less, one over the root of its square sum can exceed the largest float16."""
 
 KEEPS_TYPE = {
     *("Add", "Mul", "Sub", "Div", "Sigmoid", "Tanh", "Gelu", "FastGelu", "QuickGelu", "Relu", "Softmax"),

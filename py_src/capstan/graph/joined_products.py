@@ -17,7 +17,7 @@ from .wiring import Wiring, attribute, copy_of, fresh_name, int64_tensor
 __all__ = ["joined_products"]
 
 BETWEEN = ("Add", "Reshape", "SimplifiedLayerNormalization", "RotaryEmbedding")
-"""What may lie between a product and the attention: a bias, a norm of each head, rotary embedding."""
+"""Operators allowed between a product and the attention: a bias, a norm of each head, rotary embedding."""
 GROUP_INDEX = 4
 """The input of MatMulNBits that reorders columns."""
 SPLIT_WITH_SIZES = 13

@@ -19,7 +19,7 @@ __all__ = ["short_rope"]
 
 COS_CACHE = 7
 ROTATED_BY = {ATTENTION: COS_CACHE, "RotaryEmbedding": 2}
-"""Where nodes take their cos_cache; sin_cache is the next input."""
+"""The index of the input cos_cache by operator; sin_cache is the next input."""
 
 
 def short_rope(model: ModelProto, mask: str = "attention_mask") -> tuple[ModelProto, int]:

@@ -30,7 +30,7 @@ PRODUCTS = {"MatMul": (0, 1), "Gemm": (0, 1), "FusedMatMul": (0, 1), "MatMulNBit
 SAME = ("Cast", "Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "DequantizeLinear", "Neg")
 """Operators that make zeros of zeros in their first input."""
 PASSED = ("Cast", "Identity", "Mul")
-"""What may lie between the products by A and by B."""
+"""Operators allowed between the products by A and by B."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class LoraInput:
     silent: bool
     """Whether nothing is added where no adapter fills it: its default is zeros or without elements, or it has none."""
     default: bytes = b""
-    """What it is then, if that is anything else and model.onnx has its bytes."""
+    """The value without an adapter, if it is not zero and model.onnx has its bytes."""
     meets: str = ""
     """The other factor of its product, whose rank must be the same."""
 

@@ -22,7 +22,7 @@ __all__ = ["quantized_products"]
 PACKED = (TensorProto.INT4, TensorProto.UINT4, TensorProto.INT8, TensorProto.UINT8)
 SIGNED = (TensorProto.INT4, TensorProto.INT8)
 LEAST_BLOCK = 16
-"""Of MatMulNBits, whose blocks are powers of two."""
+"""The least block of MatMulNBits, whose blocks are powers of two."""
 
 
 class NotOneProductError(Exception):

@@ -12,9 +12,9 @@ from .wiring import captured_names, subgraphs
 __all__ = ["GraphSlice", "layer_of", "layer_slices", "slice_model"]
 
 LAYER = re.compile(r"(?:^|[/._])(?:layers?|h|blocks?)[._](\d+)(?:$|[/._])")
-"""Where exporters have a layer's number in the names of its nodes."""
+"""Finds the layer's number in a node's name, as exporters write it."""
 MOST_NODES = 64
-"""Of a slice, so that graphs without layers in their names have several, too."""
+"""The most nodes of a slice, so that graphs without layers in their names have several slices, too."""
 
 
 @dataclass(frozen=True)

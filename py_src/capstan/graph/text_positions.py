@@ -19,9 +19,11 @@ X, POSITIONS, COS, SIN = range(4)
 ATTENTION_COS, ATTENTION_SIN = 7, 8
 """Inputs of GroupQueryAttention."""
 AXES, ONE_AXIS = 3, 2
-"""Of positions: how many there may be, and the dimensions, batch and tokens, of those that have one."""
+"""The number of axes of positions in vision-language models, and the dimensions (batch and tokens) of positions with
+one axis.
+"""
 MULTIPLE = 8
-"""Of this must the columns of rotary tables be that the CPU provider's attention takes."""
+"""The CPU provider's attention needs rotary tables whose column count is a multiple of this."""
 
 
 def text_positions(model: ModelProto, position_ids: str) -> ModelProto:

@@ -58,7 +58,7 @@ INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 
 
 MOST_BYTES = 1 << 44
-"""Of a weight and its file, 16 TiB; numbers beyond 64 bits are none that a file has."""
+"""The largest weight and weight file, 16 TiB; numbers beyond 64 bits occur in no file."""
 MOST_DIMENSIONS = 16
 
 
@@ -70,7 +70,7 @@ class Turn:
     rows: int
     columns: int
     bits: int
-    """Of an element: 4, 8, 16 or 32; int4 has the even elements in the low halves of bytes."""
+    """Bits of an element: 4, 8, 16 or 32; int4 has the even elements in the low halves of bytes."""
     flipped: bool
     """Whether the highest bit of each element is inverted on the way: signed integers become unsigned ones, by adding
     half of their range."""
@@ -122,7 +122,7 @@ class WeightEntry:
     onnx_type: int
     location: str
     offset: int
-    """Of its first part."""
+    """The offset of its first part."""
     length: int
     parts: tuple[Part, ...] = ()
 

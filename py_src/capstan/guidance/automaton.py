@@ -22,13 +22,13 @@ __all__ = ["Automaton", "NoAutomatonError", "Position", "automaton_of"]
 
 MOST_STATES = 20_000
 MOST_WORDS = 1 << 21
-"""Of the table."""
+"""The largest table."""
 
 Position = tuple[int, ...]
 """The stack, its top last: the state that reads the next byte."""
 
 Step = tuple[tuple[int, ...], int]
-"""What is pushed, from the bottom up, and the next state."""
+"""The pushed states, from the bottom up, and the next state."""
 
 
 class _ClashError(Exception):

@@ -28,17 +28,17 @@ class ByteGraph:
 
     def __init__(self, grammar: Grammar, joined: Collection[str] = ()) -> None:
         self.edges: list[list[tuple[int, int, int]]] = []
-        """First and last byte, and where they lead to."""
+        """First and last byte, and the state that they lead to, by state."""
         self.empty: list[list[int]] = []
-        """Where a state leads to without a byte."""
+        """The states that each state reaches without a byte."""
         self.calls: list[tuple[str, int] | None] = []
         """The rule that a state calls, and where it goes on behind it."""
         self.starts: dict[str, int] = {}
-        """Where the output, "root", and every called rule begin."""
+        """The first state of the output, "root", and of every called rule."""
         self.accepts: dict[str, int] = {}
-        """Where they end; nothing leads on from there."""
+        """The last state of each; no edge leaves it."""
         self._nodes: dict[str, Node] = dict(grammar.rules)
-        """What is called, by name."""
+        """The called nodes, by name."""
         self._rules: dict[str, Rule] = {}
         self._joined = joined
         self._sizes: dict[int, int] = {}

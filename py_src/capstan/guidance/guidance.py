@@ -25,7 +25,7 @@ class Guidance:
     enable_ff_tokens: bool = False
     """Whether text that must come next is appended without a model step for each of its tokens."""
     grammar: Grammar = field(init=False, repr=False, compare=False)
-    """What it is as rules."""
+    """The grammar as rules."""
     text: str = field(init=False, repr=False, compare=False)
     """The grammar in xgrammar's EBNF."""
 

@@ -65,7 +65,7 @@ class _Converter:
     def __init__(self, schema: Any) -> None:
         self._root = schema
         self._rules: dict[str, Rule] = {}
-        """Of schemas that were met, by their content."""
+        """The rules of schemas that occurred before, by their content."""
         self.grammar, root = json_grammar()
         self.grammar.set(root, self.value(schema, "#"))
 

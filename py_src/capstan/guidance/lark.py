@@ -46,7 +46,7 @@ COMMON = {
     "LF": r"\n",
     "NEWLINE": r"(\r?\n)+",
 }
-"""What `%import common.NAME` brings."""
+"""The terminals that `%import common.NAME` defines."""
 
 
 def lark_grammar(text: str) -> Grammar:
@@ -59,7 +59,7 @@ class _Reader:
         self._scan = Scanner("lark_grammar", text, _BLANKS)
         self._grammar = Grammar()
         self._named: list[tuple[str, int]] = []
-        """What is used, and where."""
+        """The names in use, with their places."""
         self._ignored: list[Node] = []
         self._ignore: Rule | None = None
         self._in_terminal = False

@@ -174,7 +174,7 @@ class LocalHost:
 
 
 begun: set[asyncio.Task[None]] = set()
-"""What was begun in a running event loop, which refers to its tasks weakly."""
+"""Tasks that run: the event loop refers to its tasks weakly."""
 
 
 def begin_now(host: Waits, work: Coroutine[Any, Any, None]) -> None:

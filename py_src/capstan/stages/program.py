@@ -17,7 +17,7 @@ MAX_END_TOKENS = 32
 # A uniform buffer's arrays have elements of 16 bytes.
 _VECTOR = 4
 _IN_SEQUENCE = 1 << 31
-"""In a token's count: the sequence has it, also if it was not picked. The rest is how often it was."""
+"""This bit of a token's count says that the sequence has the token, picked or not. The other bits count its picks."""
 
 
 @dataclass(frozen=True)
@@ -37,27 +37,27 @@ class SamplerProgram:
     """Kernels of a step in order, by the names in web/src/gpu/sampler_program.ts; `count` and `weight` are four rounds
     each."""
     wgsl: str
-    """`struct Params`, and what the active stages do."""
+    """`struct Params`, and the functions of the active stages."""
     ban_wgsl: str
-    """What they do in the pass `ban` besides."""
+    """Additional code of the stages in the pass `ban`."""
     mask_wgsl: str
-    """What they do in the pass `constrain` besides."""
+    """Additional code of the stages in the pass `constrain`."""
     end_wgsl: str
-    """What they do once a token is picked."""
+    """Code of the stages after a token's pick."""
     table: bytes
     """Constants of the active stages."""
     row_words: int
-    """Of the memory; 0 if no stage asks for any."""
+    """Words of a row's memory; 0 if no stage uses any."""
     counts: bool
     """Whether a row's memory has token counts."""
     allowed_at: int | None
-    """Where in it the mask is, which the host sets before each pick; None if no stage asks for it."""
+    """The offset of the mask in it, which the host sets before each pick; None if no stage uses it."""
     own_at: int | None
-    """Where in it what a stage has for itself is, which the host sets with the sequence; None if there is none."""
+    """The offset of a stage's own words in it, which the host sets with the sequence; None if there are none."""
     sequence: bool
     """Whether it has the ids."""
     drafts: int
-    """Drafts of a step that it has room for."""
+    """The drafts of a step that fit into it."""
     vocab: int
     capacity: int
 

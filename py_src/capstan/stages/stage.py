@@ -46,7 +46,7 @@ class Stage:
     edit: Callable[[list[int], Any, Row], None] | None = None
     """Change the keys of a row, [vocabulary], in place."""
     due: Callable[[Any, Row], bool] = lambda _options, _row: True
-    """Whether `edit` changes this row; the reference sampler does without keys where it may."""
+    """Whether `edit` changes this row; for a row that it leaves alone, the reference sampler computes no keys."""
     edit_wgsl: str = ""
     """`fn edit_NAME(row: u32, token: u32, key: u32) -> u32`: the same for one token. It may read `params`,
     `state[row * STATE_STRIDE]` (the length), `table_NAME` and, with `counts`, `has_token(row, token)` and
@@ -70,7 +70,8 @@ class Stage:
     token: u32) -> bool`, which they are; for the pass `constrain` before the others."""
     end_wgsl: str = ""
     """`fn settle_NAME(row: u32, token: u32) -> u32`, the pick in its final form, and `fn follow_NAME(row: u32, token:
-    u32)`, for every pick that the row goes on from."""
+    u32)`, called for every pick that the row continues with afterwards.
+    """
     counts: bool = False
     """Whether it asks which tokens the sequence has, and how often they were picked since tokens were last appended."""
     sequence: bool = False

@@ -23,7 +23,7 @@ class FusedStep:
     kernels: list[dict[str, Any]] = field(default_factory=list)
     scratch: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
-    """Of each node that was emitted: how many operations are played up to its end."""
+    """For each node that was emitted, the number of operations played up to its end."""
     tables: list[bytes] = field(default_factory=list)
     """u32 [capacity + 1, 3] each: workgroup counts by sequence length."""
 

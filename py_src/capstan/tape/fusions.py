@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["PASSES", "fitted", "fuse_step", "put_back", "require_computed"]
 
 PASSES = ("clears", "direct", "matvec", "gated", "norm", "residual", "attention", "dead", "prefill", "rows")
-"""What can be done to a recorded step, by the names that `Model.load(passes=...)` takes.
+"""The passes over a recorded step, by the names in `Model.load(passes=...)`:
 
 clears     drop the clears of recycled buffers
 direct     give indirect dispatches counts from a table by sequence length

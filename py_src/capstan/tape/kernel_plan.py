@@ -32,7 +32,7 @@ class WorkgroupLimits:
     """The limits of an adapter's workgroups. The defaults hold for every adapter."""
 
     lanes: int = 0
-    """Threads of every subgroup; 0 without subgroups to rely on."""
+    """Threads of every subgroup; 0 if subgroups cannot be used."""
     threads: int = 256
     memory: int = 16384
     """Bytes."""

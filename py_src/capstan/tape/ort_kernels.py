@@ -37,7 +37,7 @@ class OrtKernel:
     """One recognised dispatch."""
 
     kind: str
-    """Of its signature."""
+    """The kind in its signature."""
     at: Mapping[str, int]
     """Buffers by the WGSL's names of their bindings."""
     uniforms: Mapping[str, Number]
@@ -97,11 +97,11 @@ class Signature:
     """Bindings whose contents a replacement takes for constant."""
     lacks: tuple[str, ...] = ()
     holds: Callable[[OrtKernel], bool] = lambda _: True
-    """What must be true of the uniforms."""
+    """A condition on the uniforms."""
     mixed: bool = False
-    """Whether its arrays are of both types, as those of a cast are."""
+    """Whether its arrays have two types, as in a cast."""
     parts: Callable[[Met], list[Node] | None] = lambda _: None
-    """What it computes, as nodes; None if it is nothing that ours do, or only together with other kernels."""
+    """Its computation as nodes; None if kernels of ours do not compute it, or only together with other kernels."""
 
 
 Fold = Callable[[StepGraph, Mapping[int, Met]], StepGraph]
@@ -114,9 +114,9 @@ class Rules:
 
     signatures: tuple[Signature, ...] = ()
     groups: Mapping[str, Fold] = field(default_factory=dict)
-    """What reads several recorded operations as one of ours, by the pass that asks for it."""
+    """The folds that read several recorded operations as one of ours, by the pass that enables each."""
     folds: Mapping[str, Fold] = field(default_factory=dict)
-    """What joins operations of ours, by the pass that asks for it."""
+    """The folds that join operations of ours, by the pass that enables each."""
 
 
 FLOATS = re.compile(r"var<storage, \w+> (\w+) ?: array<(?:vec[24]<)?(f16|f32)>")

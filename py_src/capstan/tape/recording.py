@@ -83,10 +83,10 @@ class Write:
 
 
 Command = Dispatch | DispatchIndirect | Copy | Clear
-"""What is replayed."""
+"""A command that is replayed."""
 
 Op = Command | Write
-"""What is recorded."""
+"""A command that is recorded."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Pipeline:
     code: str = ""
     """Its WGSL."""
     names: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    """What the WGSL calls each binding."""
+    """The WGSL name of each binding."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Gather(Operation):
     element: str
     rows: int
     scales: int | None = None
-    """Of a table in 4 bits with zero point 8: the buffer of its scales, one for `block` elements."""
+    """The buffer of the scales, one for `block` elements, if the table has 4 bits with zero point 8."""
     block: int = 0
 
     def written_bytes(self, index: int) -> int:

@@ -34,7 +34,7 @@ class Node:
     writes: tuple[int, ...]
     position: int
     origins: frozenset[int]
-    """The recorded operations whose work this is."""
+    """The recorded operations that the node replaces."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ STRUCT = re.compile(r"struct Uniforms \{(.*?)\}", re.DOTALL)
 FIELD = re.compile(r"(\w+)\s*:\s*(u32|i32|f32|vec[234]<(?:u32|i32)>)")
 FORMATS = {"u32": "I", "i32": "i", "f32": "f"}
 ALIGNMENT = {1: 4, 2: 8, 3: 16, 4: 16}
-"""Of a WGSL scalar or vector in the uniform address space, by its number of 4-byte components."""
+"""The alignment of a WGSL scalar or vector in the uniform address space, by its number of 4-byte components."""
 
 
 def declared_fields(code: str) -> list[tuple[str, str, int]]:

@@ -22,13 +22,13 @@ __all__ = ["BEYOND", "FOUND_BYTES", "UNIT", "CacheRows", "Found", "Watched", "Wi
 UNIT = {"f16": 2.0**-11, "f32": 2.0**-24}
 """The unit roundoff of each type."""
 FLOOR = {"f16": 2.0**-13, "f32": 2.0**-120}
-"""What may be lost of numbers that are too small to be normal ones, which a GPU may take for zero."""
+"""The error allowed for subnormal numbers, which a GPU may flush to zero."""
 LARGEST = {"f16": 65504.0, "f32": 3.4028234e38}
 
 ALIGNMENT = 256
-"""Of the parts of a buffer that a kernel binds, in bytes; the most that a device may ask for."""
+"""The alignment in bytes of the parts of a buffer that a kernel binds; the largest that a device may require."""
 FOUND_BYTES = ALIGNMENT
-"""Of a judgement, with what aligns the next one."""
+"""The bytes of a judgement, padded to the alignment of the next one."""
 LOG, TRUTHS, SCORES, FOUND = range(4)
 """The first scratch buffers."""
 THREADS = 64
@@ -36,7 +36,7 @@ MOST_WORKGROUPS = 65535
 """In one dimension of a dispatch, on every device."""
 
 BEYOND = 0x54005400
-"""What fills the rows of a cache that a step must not read: 64 as float16, 4e12 as float32."""
+"""Fills the rows of a cache that a step must not read: 64 as float16, 4e12 as float32."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from .prefill_attention import PrefillAttentions
 __all__ = ["READERS", "RULES"]
 
 RULES = (attention_recorded.RULES, elementwise.RULES, norm.RULES, gemv_recorded.RULES)
-"""Of the operations of decode steps, in the order in which their folds run."""
+"""The rules for operations of decode steps, in the order in which their folds run."""
 
 READERS = (Products, DenseProducts, PrefillAttentions)
-"""Of the operations of prefill runs; the first that knows an operation reads it."""
+"""The readers for operations of prefill runs; the first that recognises an operation reads it."""

@@ -25,15 +25,17 @@ LONGEST_HEAD = 256
 CHECKED = 1024
 """Positions at most whose terms are counted."""
 WORKGROUP_BYTES = 16_384
-"""Workgroup memory that every WebGPU device has."""
+"""Bytes of workgroup memory of every WebGPU device."""
 UNSHUFFLED = 64
 """Threads of a workgroup without subgroups, and positions of a block there."""
 LARGE_HEAD = 128
-"""Of longer heads a workgroup takes one, which leaves memory for sums of 256 threads: with Gemma 3's 4 heads on 1
-of 256 on an NVIDIA H200 8.3 us a layer instead of 10.3."""
+"""A workgroup takes only one of longer heads, which leaves memory for sums of 256 threads: Gemma 3's 4 heads on 1 of
+256 then take 8.3 us a layer on an NVIDIA H200 instead of 10.3.
+"""
 SCARCE = 8
-"""Where a split has fewer workgroups, they take fewer heads each: with SmolLM2's 9 heads on 3 of 64, 9 workgroups in
-place of 3 take 0.03 ms from a step of 0.68 on an NVIDIA H200, at 350 as at 1000 positions."""
+"""If a split has fewer workgroups, they take fewer heads each: with SmolLM2's 9 heads on 3 of 64, 9 workgroups instead
+of 3 save 0.03 ms of a step of 0.68 on an NVIDIA H200, at 350 as at 1000 positions.
+"""
 TILE, POSITIONS, ALONE = 3, 128, 384
 """With subgroups: query heads of a workgroup at most, positions of a block, positions that one split takes alone.
 

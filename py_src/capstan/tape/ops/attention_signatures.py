@@ -11,7 +11,7 @@ __all__ = ["HEAD_NORMS", "JOINS", "SIGNATURES", "vector"]
 JOINS = ("attention_join", "attention_join_sinks")
 ATTENTION_LACKS = ("softcap", "head_sink", "local_window", "attn_bias[", "attention_bias[")
 HEAD_NORMS = ("head_norm", "norm")
-"""Of several heads, of one."""
+"""The kinds of norms over several heads, and over one."""
 
 
 def one_token(kernel: OrtKernel) -> bool:

@@ -12,7 +12,7 @@ from .gemv_dense import THREADS, DenseTuning, column_width, tune_dense
 __all__ = ["MOST_ROWS", "TALL", "DenseRowsTuning", "RowsTuning", "norm_constants", "tune_dense_rows", "tune_rows"]
 
 MOST_ROWS = 32
-"""Of one product."""
+"""The most rows of x in one product."""
 TALL = 8
 """Rows of x at most for which a weight is unpacked once."""
 SUMS = 32
@@ -34,11 +34,11 @@ class RowsTuning:
     gated: bool
     """Whether there are two such matrices."""
     lanes: int
-    """Threads of a subgroup; 0 where there are none to rely on."""
+    """Threads of a subgroup; 0 if subgroups cannot be used."""
     tall: int
-    """Rows of x that a thread works on."""
+    """Rows of x for each thread."""
     rows: int
-    """Rows of the weights that a thread works on."""
+    """Rows of the weights for each thread."""
     span: int
     """Threads that share them."""
     workgroup: int
@@ -109,7 +109,7 @@ class DenseRowsTuning:
     """Rows of x."""
     gated: bool
     tall: int
-    """Rows of x that a thread works on."""
+    """Rows of x for each thread."""
     columns: DenseTuning
     """The tiling of the weights."""
 

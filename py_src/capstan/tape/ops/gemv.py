@@ -63,14 +63,14 @@ class MatVec(Operation):
     n: int
     k: int
     block: int
-    """Of weights in integers, else 0."""
+    """Elements of a block of integer weights, else 0."""
     element: str
     norm: RmsNorm | None = None
     residual: bool = False
     up: tuple[int, ...] | None = None
-    """The other half of a gated layer: weights, and scales and zero points if there are."""
+    """The other half of a gated layer: its weights, with scales and zero points if they exist."""
     bits: int = 4
-    """Of weights in integers: 4 or 8."""
+    """Bits of integer weights: 4 or 8."""
     zeros: int | None = None
     """Zero points, packed as the weights are; None where each is half of the range."""
     gelu: bool = False
@@ -86,7 +86,7 @@ class MatVec(Operation):
     wide: bool = False
     """Whether what is normalised is float32 although `element` is f16: x (skip and total if `behind`), gammas, beta."""
     rows: int = 1
-    """Of x, and of all that is added or written."""
+    """Rows of x, and of all values that are added or written."""
     rounded: bool = False
     """Whether the recorded kernel brings x into int8 first."""
 

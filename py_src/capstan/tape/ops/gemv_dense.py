@@ -30,7 +30,7 @@ class DenseTuning:
     half: bool
     """Whether they are float16."""
     lanes: int
-    """Threads of a subgroup; 0 where there are none to rely on."""
+    """Threads of a subgroup; 0 if subgroups cannot be used."""
     columns: int
     """Threads side by side, each with 16 bytes of a row."""
     span: int

@@ -24,7 +24,7 @@ class MatvecTuning:
     gated: bool
     """Whether there are two such matrices."""
     lanes: int
-    """Threads of a subgroup; 0 where there are none to rely on."""
+    """Threads of a subgroup; 0 if subgroups cannot be used."""
     rows: int
     """Rows of the weights that a thread works on at a time."""
     span: int

@@ -140,7 +140,7 @@ DENSE_LINES = (
     "    set_output_by_indices(coords, value);",
     "output[i2o_output(indices)]=value;",
 )
-"""Of onnxruntime-web's product by a dense matrix [k, n], of however many rows: without bias or activation."""
+"""Lines of onnxruntime-web's product by a dense matrix [k, n], for any number of rows: without bias or activation."""
 
 
 RULES = Rules(

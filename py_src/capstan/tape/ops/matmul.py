@@ -62,8 +62,9 @@ PRODUCTS = (
     ("input_a", "input_b", "scales_b"),
     ("input_a", "input_b", "scales"),
 )
-"""What the kernels of a product bind, uniforms left out, before zero points and the output: from int8, by subgroup
-matrices or plainly, and in tiles."""
+"""The bindings of a product's kernels, without uniforms, before zero points and the output: from int8, by subgroup
+matrices or plainly, and in tiles.
+"""
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class MatMul(Operation):
     block: int
     element: str
     up: tuple[int, ...] | None = None
-    """The other half of a gated layer: weights, scales, and zero points if there are."""
+    """The other half of a gated layer: its weights, with scales and zero points if they exist."""
     bits: int = 4
     zeros: int | None = None
 
@@ -181,7 +182,7 @@ LARGE = MatMulTuning((8, 8), (8, 8), slices=2, runs=2)
 ODD = MatMulTuning((8, 8), (8, 8), slices=1, runs=1)
 """For an odd number of runs."""
 SMALL = MatMulTuning((8, 8), (4, 8), slices=1, runs=1)
-"""Where workgroups have little memory, or the adapter is a processor."""
+"""The tiling for adapters with little workgroup memory, and for CPU adapters."""
 
 
 def tune_matmul(k: int, limits: WorkgroupLimits, *, zeros: bool = False) -> MatMulTuning:
@@ -244,7 +245,7 @@ class Products(RunReader):
 
     weights: Mapping[int, NBitsWeights]
     origin: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """What a converted value was made of, and by which operation."""
+    """The source of a converted value, and the operation that converted it."""
 
     def read(self, index: int, reads: Mapping[int, int], writes: Mapping[int, int]) -> list[Node] | None:
         """The nodes that replace a recorded operation, given the values that it reads and writes by buffer; None if it

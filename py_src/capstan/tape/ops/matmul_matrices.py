@@ -34,9 +34,9 @@ class MatrixMatMul(Operation):
     n: int
     k: int
     block: int
-    """Of weights in integers, else 0."""
+    """Elements of a block of integer weights, else 0."""
     up: tuple[int, ...] | None = None
-    """The other half of a gated layer: weights, and scales and zero points if there are."""
+    """The other half of a gated layer: its weights, with scales and zero points if they exist."""
     bits: int = 4
     zeros: int | None = None
 

@@ -14,12 +14,12 @@ class MatrixTiling:
     """The tiling of matmul_matrices.wgsl; it changes the speed, and the order of sums."""
 
     size: MatrixSize
-    """Of a matrix operation."""
+    """The size of one matrix operation."""
     lanes: int
     matrices: tuple[int, int]
     """Operations of a subgroup over rows and columns."""
     subgroups: tuple[int, int]
-    """Of a workgroup, over rows and columns."""
+    """Subgroups of a workgroup, over rows and columns."""
     step: int
     """Elements of k that are staged at a time."""
     slices: int = 1

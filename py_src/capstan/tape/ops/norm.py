@@ -62,7 +62,7 @@ CENTERED = (
     "/ f32(uniforms.{size}) - mean * mean + uniforms.epsilon);",
     "- x_element_t(mean) ) * x_element_t(inv_std_dev) * {gamma}[offset1d + i] + {beta}[offset1d + i] ;",
 )
-"""What makes a norm a LayerNorm with a bias, by the names of its size and its weights."""
+"""Lines that distinguish a LayerNorm with a bias, by the names of its size and its weights."""
 
 
 def centered(size: str, gamma: str, beta: str) -> tuple[str, ...]:

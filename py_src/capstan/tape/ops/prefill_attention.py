@@ -42,7 +42,7 @@ class PrefillAttention(Operation):
     sinks: int | None = None
     """A recorded buffer: of each head, one more score of its softmax."""
     window: int = 0
-    """Positions in sight, the new one included; 0 if all are."""
+    """Positions in sight, the new one included; 0 means all."""
     softcap: float = 0.0
     """0 if scores have no cap."""
 
@@ -65,12 +65,12 @@ class AttentionTiling:
     """The tiling of prefill_attention.wgsl; it changes the speed, and the order of sums."""
 
     size: MatrixSize
-    """Of a matrix operation."""
+    """The size of one matrix operation."""
     lanes: int
     matrices: int
     """Operations of a subgroup over rows."""
     subgroups: int
-    """Of a workgroup, over rows."""
+    """Subgroups of a workgroup, over rows."""
     block: int
     """Positions that are staged at a time."""
 
@@ -224,8 +224,9 @@ LINES = (
     "let local_window_start = 0u;",
     "o_idx_global * num_heads * head_size_vec + head_idx * head_size_vec;",
 )
-"""Of onnxruntime-web's flash attention, with subgroups and without: causal, over all positions, heads side by side in
-q and in what it writes."""
+"""Lines of onnxruntime-web's flash attention, with subgroups and without: causal, over all positions, heads side by
+side in q and in the output.
+"""
 PLAIN = ("var previous_max : qk_precision = qk_min_value;",)
 SINKS = (
     "let sink_value = q_element_t(head_sink[head_idx]);",
