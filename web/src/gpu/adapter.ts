@@ -15,7 +15,7 @@ export interface AdapterSummary {
   subgroup_matrices: [number, number, number][];
   /** Why a feature of the adapter's is left out. */
   without: Record<string, string>;
-  /** Threads and bytes of memory that a workgroup may have. */
+  /** Limits of a workgroup: threads, and bytes of memory. */
   max_workgroup_threads: number;
   max_workgroup_bytes: number;
   max_buffer_size: number;
@@ -42,8 +42,8 @@ const LIMITS = [
 ] as const;
 
 /**
- * What the device is asked for where the adapter has it. The last is experimental, behind browser flags, and not in the
- * types yet: onnxruntime-web's int4 products of long prompts take 1.4 times as long without it on an H200, and the
+ * Features that the device requests if the adapter has them. The last is experimental, behind browser flags, and not in
+ * the types yet: onnxruntime-web's int4 products of long prompts take 1.4 times as long without it on an H200, and the
  * device that onnxruntime-web makes itself asks for it as well.
  */
 const FEATURES = [
@@ -53,7 +53,7 @@ const FEATURES = [
   "chromium-experimental-subgroup-matrix" as GPUFeatureName,
 ] as const;
 
-/** What the types do not have yet of an adapter with subgroup matrices. */
+/** Properties of an adapter with subgroup matrices that the types lack. */
 interface WithSubgroupMatrices {
   readonly subgroupMatrixConfigs?: Iterable<{
     componentType: string;
@@ -64,7 +64,7 @@ interface WithSubgroupMatrices {
   }>;
 }
 
-/** Features that are only asked for with subgroups of a size that onnxruntime-web computes rightly with. */
+/** Features that are requested only with subgroup sizes for which onnxruntime-web computes correctly. */
 const WITH_SUBGROUPS: readonly GPUFeatureName[] = [
   "subgroups",
   "chromium-experimental-subgroup-matrix" as GPUFeatureName,
@@ -83,8 +83,8 @@ let offered = false;
 let noneSince: number | null = null;
 
 /**
- * The adapter WebGPU offers, or null where there is none. A browser whose GPU process ended has none until that is
- * started again: where there was one, it is waited for.
+ * The adapter WebGPU offers, or null where there is none. A browser whose GPU process ended has no adapter until that
+ * process is started again; if there was an adapter before, this waits.
  */
 export async function requestAdapter(): Promise<GPUAdapter | null> {
   const gpu = (globalThis.navigator as Navigator | undefined)?.gpu;
@@ -154,7 +154,7 @@ export async function requireAdapter(): Promise<GPUAdapter> {
   );
 }
 
-/** What tells adapters apart: of equal texts, the devices are alike. */
+/** Text that identifies an adapter: equal texts mean equal devices. */
 export function identity({ info, features, limits }: GPUAdapter): string {
   const { vendor, architecture, device, description } = info;
   return JSON.stringify([vendor, architecture, device, description, [...features].sort(), limitsOf(limits)]);
@@ -164,7 +164,7 @@ function limitsOf(limits: GPUSupportedLimits): Record<string, number> {
   return Object.fromEntries(LIMITS.map((name) => [name, limits[name]]));
 }
 
-/** A device with every feature and the highest limits the adapter has, and what it is. */
+/** Opens a device with every feature and the highest limits of the adapter; returns it with a summary. */
 export async function openDevice(adapter: GPUAdapter): Promise<{ device: GPUDevice; summary: AdapterSummary }> {
   const requiredLimits = limitsOf(adapter.limits);
   const subgroups = adapter.info.subgroupMinSize >= LEAST_SUBGROUP;

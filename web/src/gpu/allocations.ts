@@ -28,7 +28,7 @@ export class Allocations {
       throw await this.watched.explain(error);
     });
     const lack = errors.find((error) => error instanceof GPUOutOfMemoryError);
-    // What is made of a buffer without memory is not valid either.
+    // Views of a buffer without memory are invalid, too.
     if (lack) throw new EngineError("OutOfMemoryError", `there is no memory for ${what}: ${lack.message}; ${REMEDY}`);
     for (const error of errors) if (error) this.watched.blame(error);
     this.watched.assertHealthy();

@@ -1,5 +1,5 @@
-// Learns the workgroup counts of indirect dispatches from the kernels that define them: they stay the only place where
-// the formula is.
+// Learns the workgroup counts of indirect dispatches from the kernels that define them, so that the formula exists in
+// one place only.
 
 import { EngineError } from "../errors";
 import type { WatchedDevice } from "./device";

@@ -7,7 +7,7 @@ import { FusedPipelines, type KernelText } from "./kernels";
 import type { RecordingObjects } from "./recorder";
 
 /**
- * What a kernel binds: a recorded buffer by id, a scratch buffer by number, bytes [offset, size] of a scratch buffer, or
+ * A kernel's binding: a recorded buffer by id, a scratch buffer by number, bytes [offset, size] of a scratch buffer, or
  * such a part of a buffer of ours by handle.
  */
 export type FusedBinding =
@@ -16,9 +16,9 @@ export type FusedBinding =
 export interface FusedSpec {
   /** Bytes of each scratch buffer. */
   scratch: number[];
-  /** What each kernel binds, by the names that its WGSL declares. */
+  /** Each kernel with its bindings, by the names that its WGSL declares. */
   kernels: (KernelText & { bindings: Record<string, FusedBinding> })[];
-  /** Whose memory it is. */
+  /** The owner of its memory in the ledger. */
   owner: string;
 }
 

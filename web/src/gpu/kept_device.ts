@@ -10,9 +10,9 @@ import { type AdapterSummary, identity, openDevice, requireAdapter } from "./ada
 export interface OpenedDevice {
   readonly device: GPUDevice;
   readonly summary: AdapterSummary;
-  /** Of its adapter. */
+  /** The identity of its adapter. */
   readonly identity: string;
-  /** What onnxruntime-web gets for the device. */
+  /** The stand-in for the device that onnxruntime-web gets. */
   readonly lent: Lent<GPUDevice>;
   destroyed: boolean;
   lost: GPUDeviceLostInfo | null;
@@ -22,7 +22,7 @@ export interface OpenedDevice {
   sessions: number;
 }
 
-/** A stand-in, which can let go of what it stands for. */
+/** A stand-in that can release its target. */
 interface Lent<T> {
   readonly proxy: T;
   revoke(): void;

@@ -63,7 +63,7 @@ export function kernelCode(text: KernelText, bitcasts = true): string {
 export interface FusedPipeline {
   pipeline: GPUComputePipeline;
   layout: GPUBindGroupLayout;
-  /** What its WGSL calls each binding, in order. */
+  /** The WGSL name of each binding, in order. */
   names: string[];
 }
 
@@ -88,7 +88,7 @@ export class FusedPipelines {
 
   private async compile(label: string, code: string): Promise<FusedPipeline> {
     const declared = declaredBindings(code);
-    // What is wrong with the kernel must not count as a fault of the device.
+    // An error in the kernel must not count as a fault of the device.
     this.device.pushErrorScope("validation");
     const layout = this.device.createBindGroupLayout({
       label,

@@ -34,7 +34,7 @@ export interface RecordingObjects {
   infos: Map<number, BufferInfo>;
   pipelineInfos: Map<number, PipelineInfo>;
   groupInfos: Map<number, BindGroupInfo>;
-  /** What the host uploaded, by buffer. */
+  /** The host's uploads, by buffer. */
   writes: Map<number, { offset: number; bytes: Uint8Array<ArrayBuffer> }[]>;
 }
 

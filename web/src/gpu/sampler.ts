@@ -45,7 +45,7 @@ export interface SamplerTargets {
   positionIds?: GPUBuffer | undefined;
 }
 
-/** What a step with drafts writes and reads: input ids, int64 [positions], and logits [positions, vocab]. */
+/** The buffers of a step with drafts: input ids, int64 [positions], and logits [positions, vocab]. */
 export interface DraftTargets {
   inputIds: GPUBuffer;
   logits: GPUBuffer;
@@ -173,7 +173,9 @@ export class Sampler {
     });
   }
 
-  /** What the sequences of rows from `row` on are: u32 [rowWords] of the program each. Throws RangeError for others. */
+  /**
+   * Sets the sequences of the rows from `row`, each u32 [rowWords] of the program. Throws RangeError for other lengths.
+   */
   setMemory(words: Uint32Array<ArrayBuffer>, row = 0): void {
     const { rowWords, targets } = this;
     if (rowWords === 0 || words.length % rowWords !== 0 || row * rowWords + words.length > targets.rows * rowWords) {
@@ -193,7 +195,7 @@ export class Sampler {
     this.write(this.memory, words, (this.memoryTable + row * this.rowWords + this.allowedAt) * 4);
   }
 
-  /** What a stage has for itself in a row's memory, or the start of it. Throws RangeError where it has nothing. */
+  /** Sets a stage's own words in a row's memory, or the first of them. Throws RangeError if no stage has any. */
   setOwn(words: Uint32Array<ArrayBuffer>, row = 0): void {
     const { ownAt, rowWords, targets } = this;
     if (ownAt === null || ownAt + words.length > rowWords || row >= targets.rows) {

@@ -20,13 +20,13 @@ export interface SamplerProgram {
   banWgsl: string;
   maskWgsl: string;
   endWgsl: string;
-  /** Of the sampler's memory, u32; 0 where no stage asks what the sequence is. */
+  /** u32 words of the sampler's memory for each row; 0 if no stage uses the sequence. */
   rowWords: number;
-  /** Where in a row of it the mask is; null where no stage asks for one. */
+  /** The offset of the mask in a row; null if no stage uses one. */
   allowedAt: number | null;
-  /** Where what a stage has for itself is; null where none has anything. */
+  /** The offset of a stage's own words; null if no stage has any. */
   ownAt: number | null;
-  /** Drafts of a step that the memory has room for; 0 without. */
+  /** The number of drafts that fit into the memory; 0 without drafts. */
   drafts: number;
 }
 
@@ -168,7 +168,7 @@ export class SamplerPipelines {
   }
 }
 
-/** What the stages add to a kernel. */
+/** The text of the stages in a kernel. */
 export function textOf(kernel: Kernel, program: SamplerProgram): string {
   if (ENDS.has(kernel)) return program.wgsl + program.endWgsl;
   if (kernel === "constrain") return program.wgsl + program.maskWgsl;

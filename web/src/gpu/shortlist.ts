@@ -7,7 +7,7 @@ import type { WatchedDevice } from "./device";
 const BLOCK = 4096;
 
 export interface Logits {
-  /** [rows, vocab], from element `start` of the buffer on. */
+  /** Logits [rows, vocab]; they begin at element `start` of the buffer. */
   buffer: GPUBuffer;
   start: number;
   rows: number;
@@ -22,8 +22,8 @@ export class Shortlists {
   constructor(private readonly watched: WatchedDevice) {}
 
   /**
-   * Of each row Σ exp(logit - largest), then `count` pairs of a logit and its token, largest first. The work is queued when
-   * this returns. Throws RangeError for a count that is not from 1 to the vocabulary.
+   * Reads for each row Σ exp(logit - largest), then `count` pairs of a logit and its token, largest first. The work is
+   * queued when this returns. Throws RangeError for a count that is not from 1 to the vocabulary.
    */
   read({ buffer, start, rows, vocab, dtype }: Logits, count: number): Promise<Float64Array> {
     if (!Number.isInteger(count) || count < 1 || count > vocab) {

@@ -1,4 +1,4 @@
-// What each span step becomes: copies and clears of the command encoder where they can do it, else dispatches.
+// Turns each span step into copies and clears of the command encoder if those suffice, else into dispatches.
 
 import type { SpanKernel } from "./span_pipelines";
 

@@ -8,7 +8,7 @@ import { type SpanKernel, SpanPipelines } from "./span_pipelines";
 
 export type { SpanStep } from "./span_plan";
 
-/** What is bound has at most this many bytes: the kernels count them in an i32. */
+/** The largest binding in bytes: the kernels count bytes in an i32. */
 const MOST_BOUND = 2 ** 30;
 /** Same-buffer copies go through a temporary buffer of about this size, piece by piece. */
 const BOUNCE_BYTES = 2 ** 24;

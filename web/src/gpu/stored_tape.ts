@@ -11,7 +11,7 @@ import type { RecordingObjects } from "./recorder";
 import type { Staging } from "./staging";
 import { declaredBindings } from "./wgsl";
 
-/** Ids are those of the recording that the tape was made of. */
+/** Ids are those of the tape's recording. */
 export interface StoredTape {
   played: PlayedOp[];
   fused: FusedSpec;
@@ -47,11 +47,11 @@ interface StoredBuffer {
   label: string;
   size: number;
   usage: number;
-  /** What it holds before the first step: [offset, base64]; zeros elsewhere. */
+  /** The contents before the first step: [offset, base64]; zeros elsewhere. */
   content: [number, string][];
 }
 
-/** What a tape was made from. */
+/** The source of a tape. */
 export interface TapeSource {
   objects: RecordingObjects;
   played: PlayedOp[];
@@ -124,7 +124,7 @@ export async function storedTape(
     const { label, size, usage } = info;
     const entry: StoredBuffer = { label, size, usage, content: [] };
     stored.buffers[id] = entry;
-    // What the step itself writes it has written before it reads it: that is what its check was for.
+    // The step writes such a value before it reads it; the tape's check proved that.
     if (changed.has(id)) continue;
     if (usage & GPUBufferUsage.COPY_SRC) {
       constants += size;
@@ -195,7 +195,7 @@ export class RecordedPipelines {
 
   private async compile(stored: StoredPipeline): Promise<MadePipeline> {
     const { label, code, entryPoint, constants } = stored;
-    // What is wrong with it must not count as a fault of the device.
+    // An error in it must not count as a fault of the device.
     this.device.pushErrorScope("validation");
     const layouts = stored.layouts.map((bindings) =>
       this.device.createBindGroupLayout({
@@ -221,9 +221,9 @@ export class RecordedPipelines {
 }
 
 /**
- * The objects that a stored tape names, as if they had been recorded, and those of them that nobody else has. `given` has
- * the buffers that are not the tape's own, by recorded id. Nothing stays allocated on failure: throws TapeError, and
- * OutOfMemoryError, which is no fault of the device.
+ * Makes the objects that a stored tape names, as if they had been recorded; returns them, and those that the tape alone
+ * owns. `given` has the buffers that are not the tape's own, by recorded id. Nothing stays allocated on failure: throws
+ * TapeError, and OutOfMemoryError, which is no fault of the device.
  */
 export async function restoredObjects(
   watched: WatchedDevice,

@@ -1,7 +1,8 @@
 // How long the GPU takes for decode steps, by timestamp queries around the compute passes.
 //
 // Browsers round timestamps to 0.1 ms unless they are started with developer features
-// (--enable-webgpu-developer-features): a time over many steps is hardly touched by that, one of a single dispatch is.
+// (--enable-webgpu-developer-features). The rounding hardly changes a time over many steps, but it does change that of
+// a single dispatch noticeably.
 
 import { EngineError } from "../errors";
 import type { WatchedDevice } from "./device";
@@ -15,7 +16,7 @@ const QUERY_BYTES = 8;
 const NS_PER_MS = 1e6;
 const OWNER = "timing";
 
-/** What a dispatch binds: the buffer's label and category, and the bytes that are bound. */
+/** A binding of a dispatch: the buffer's label and category, and the number of bytes bound. */
 export type Bound = [label: string, category: string, bytes: number];
 
 /** The time of one dispatch: its place in the tape (the sampler's follow), what it is called, milliseconds, what it

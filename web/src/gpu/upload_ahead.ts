@@ -17,7 +17,7 @@ export type PieceFields = [
   boolean,
 ];
 
-/** What capstan.weights.store keeps of an upload; pieces name their buffers by their places in `requests`. */
+/** An upload as capstan.weights.store notes it; pieces name their buffers by their places in `requests`. */
 export interface UploadPlan {
   /** The stored file, its size, and that of its shards. */
   data: string;
@@ -64,7 +64,7 @@ export class UploadAhead {
     return owner === this.plan.owner && JSON.stringify(requests) === JSON.stringify(this.plan.requests);
   }
 
-  /** Whether these pieces go to its buffers. What it uploaded is of use only where they are the same ones. */
+  /** Whether these pieces belong to its buffers. The upload is useful only if it was made for the same pieces. */
   isAskedFor(pieces: PieceFields[]): boolean {
     if (!this.taken || !pieces.some(([buffer]) => this.made.includes(buffer))) return false;
     this.useful = JSON.stringify(pieces) === JSON.stringify(this.pieces());

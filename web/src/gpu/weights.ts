@@ -12,7 +12,7 @@ export interface WeightPiece {
   buffer: GPUBuffer;
   offset: number;
   length: number;
-  /** Where in the buffer it begins; a multiple of 4. */
+  /** Its offset in the buffer; a multiple of 4. */
   at: number;
   turn: Turn | null;
   beside: Beside | null;
@@ -30,7 +30,7 @@ const PIECE = 256 << 10;
 const WINDOWS = 3;
 const WINDOW = 4 << 20;
 
-/** Fills memory from a place of a file, at once; returns how many bytes there were. */
+/** Fills memory from an offset of a file, synchronously; returns the number of bytes read. */
 export type ReadAt = (into: Uint8Array<ArrayBuffer>, at: number) => number;
 
 /** Mapped memory that a window passes through; `ready` once it is mapped. */
@@ -220,9 +220,9 @@ class PieceWriter {
   private readonly rearranged: boolean;
   private seen = 0;
   private written: number;
-  /** Where the bytes of a piece that is rearranged are first. */
+  /** Holds the bytes of a piece before they are rearranged. */
   private room: GPUBuffer | null = null;
-  /** What to destroy once the rearranging is submitted. */
+  /** Buffers that are destroyed once the rearranging is submitted. */
   private params: GPUBuffer | null = null;
   private readonly held = new Uint8Array(4);
   private heldCount = 0;

@@ -8,7 +8,7 @@
 
 import { EngineError } from "../errors";
 
-/** What a template is given. */
+/** The arguments of a template. */
 export interface TemplateValues {
   /** Numbers become WGSL constants, f32 if listed in `floats`; booleans choose lines. */
   constants: Readonly<Record<string, number | boolean>>;
@@ -87,7 +87,7 @@ export function expanded(
 /** The lines of a template that the conditions leave. */
 function chosenLines(template: string, conditions: Readonly<Record<string, boolean>>): string {
   const kept: string[] = [];
-  /** Of each open #if: whether its lines count, and whether those around it do. */
+  /** For each open #if, whether its lines count, and whether the surrounding ones do so. */
   const open: { taken: boolean; outer: boolean }[] = [];
   let active = true;
   for (const line of template.split("\n")) {

@@ -142,7 +142,7 @@ const QUADS = HEAD / 4u;
 const VALUES = SEQUENCES * HEADS * MAX_SPLITS; // where the values of the partials begin
 const LOG2_E = 1.4426950408889634;
 const LEAST = -1e38; // below every score
-// What a query is multiplied by, so that `capped` makes scores for exp2 of its products with the keys.
+// The factor of a query, with which `capped` turns its products with the keys into scores for exp2.
 #if SOFTCAPPED
 const STRENGTH = SCALE / SOFTCAP;
 #else
@@ -168,7 +168,7 @@ fn count_splits(length: u32) -> u32 {
   return select(min(blocks, MAX_SPLITS), 1u, blocks <= ALONE);
 }
 
-// The two rotation factors of a chunk of a head: of its elements, and of those that these are rotated with.
+// The two rotation factors of a chunk of a head: for its elements, and for their partners in the rotation.
 fn rotation(chunk: u32, position: u32) -> array<Values, 2> {
   if (chunk >= 2u * HALF_CHUNKS) {
     return array<Values, 2>(same(1.0), same(0.0));
@@ -186,7 +186,7 @@ fn rotation(chunk: u32, position: u32) -> array<Values, 2> {
 #endif
 }
 
-// The chunk that has the elements which those of a chunk are rotated with.
+// The chunk whose elements are the partners of a chunk's elements in the rotation.
 fn partner(chunk: u32) -> u32 {
 #if INTERLEAVED
   return chunk;
@@ -195,7 +195,7 @@ fn partner(chunk: u32) -> u32 {
 #endif
 }
 
-// What a partner's elements are, each in the place of the one that it is rotated with.
+// A partner chunk's elements, each in the place of the element that it rotates.
 fn opposite(elements: vec4<u32>) -> Values {
 #if INTERLEAVED
   return swapped(unpacked(elements));

@@ -52,7 +52,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let chunk = min(member, CHUNKS - 1u);
   let first = warp * TEAMS * BATCH + lane / TEAM; // the team's first position in a block
 
-  // Positions are counted from the first one in sight on.
+  // Position 0 is the first one in sight.
 #if ALONG
   let total = state[0] + sequence;
   const caches = 0u;
@@ -153,7 +153,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     scores[h] = weight;
 #end
 #repeat j BATCH
-    // What lies past the length may be anything, NaN too.
+    // Memory past the length may contain anything, NaN too.
     let cached = select(vec4<u32>(), wanted.values[j], vec4<bool>(start + j * TEAMS < length));
     let value = unpacked(select(cached, new_value, vec4<bool>(start + j * TEAMS == position)));
 #repeat h TILE

@@ -31,7 +31,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   const sequence = 0u;
 #endif
   let split = workgroup.x;
-  // Positions are counted from the first one in sight on.
+  // Position 0 is the first one in sight.
 #if ALONG
   let total = state[0] + sequence;
   const caches = 0u;

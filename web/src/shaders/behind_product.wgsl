@@ -1,5 +1,5 @@
-// What follows a product: a gate or an activation, then a factor or a cap. Declares no bindings; POWER reads `exponent`,
-// FACTOR `factor`.
+// The operations behind a product: a gate or an activation, then a factor or a cap. Declares no bindings; POWER reads
+// `exponent`, FACTOR `factor`.
 //
 // GATED, TIMES: silu(value) * other; ACTIVATED: silu(value). GELU: GELU in place of SiLU; POWER: max(value, 0) ^
 // exponent[0]. FACTOR: * factor[0]; DIVIDED: / factor[0]; CAPPED: tanh(value / factor[0]) * factor[0].

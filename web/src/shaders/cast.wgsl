@@ -112,7 +112,7 @@ fn convert(raw: vec2<u32>) -> vec2<u32> {
   return value;
 }
 
-// Four bytes of the source. What lies past its end is not used by the element.
+// Four bytes of the source. The element uses no bytes past its end.
 fn load(at: u32) -> u32 {
   let shift = (at & 3u) * 8u;
   let low = source[at / 4u] >> shift;

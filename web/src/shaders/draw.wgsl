@@ -12,7 +12,7 @@
 @group(0) @binding(9) var<storage, read_write> memory: array<u32>;
 
 var<workgroup> limit: vec2<u32>; // the draw + 1: the first token whose running sum is at least this
-var<workgroup> chosen: Prefix;   // the block the draw falls into
+var<workgroup> chosen: Prefix;   // the block that contains the draw
 
 // Word 0 of Philox4x32-10, keyed by the seed.
 fn philox(counter_0: u32, counter_1: u32) -> u32 {

@@ -1,5 +1,4 @@
-// A few rows times a dense matrix: y[m][n] = sum over k of x[m][k] * W[k][n], with what is behind it in a decoder fused
-// in.
+// A few rows times a dense matrix: y[m][n] = sum over k of x[m][k] * W[k][n], fused with the operations behind it.
 //
 // W as ONNX's MatMul has it, [K, N] row by row, of the type of x, which is [M, K]; a weight is loaded once for TALL rows
 // of x. Products and sums are float32. Behind the product: BIAS: + bias[n], of W_up too; what behind_product.wgsl

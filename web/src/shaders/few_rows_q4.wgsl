@@ -1,5 +1,5 @@
-// A few rows times a matrix in int4 or int8: y[m][n] = sum over k of W[n][k] * x[m][k], with what is behind it in a
-// decoder fused in.
+// A few rows times a matrix in int4 or int8: y[m][n] = sum over k of W[n][k] * x[m][k], fused with the operations
+// behind it.
 //
 // W as packed_weights.wgsl has it; a weight is loaded and unpacked once for TALL rows of x. x is [M, K], y [M, N].
 // Behind the product: BIAS: + bias[n], of W_up too; what behind_product.wgsl computes, TIMES by up[m][n]; RESIDUAL: +
@@ -19,7 +19,7 @@
 // WORKGROUP a multiple of LANES, threads numbered along their subgroups.
 
 const OCTETS: u32 = K / 8u;
-const ROOM: u32 = BLOCKS * (BLOCK / 8u); // octets that a row's blocks have room for
+const ROOM: u32 = BLOCKS * (BLOCK / 8u); // octets that fit into a row's blocks
 const TEAMS: u32 = WORKGROUP / SPAN;
 const TILE: u32 = TEAMS * ROWS;
 #if SUBGROUPS
@@ -67,7 +67,7 @@ const PARTS: u32 = SPAN / WIDTH;
 
 var<workgroup> parts: array<f32, TEAMS * SUMS * PARTS>;
 
-// What a thread needs of W: of request b and line r (the rows of weights_up follow) at b * LINES + r.
+// A thread's loads of W: request b and line r (the rows of weights_up follow) are at b * LINES + r.
 struct Request {
   words: array<Eight, REQUESTS>,
   factors: array<element, REQUESTS>,

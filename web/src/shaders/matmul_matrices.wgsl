@@ -91,7 +91,7 @@ const ZERO_BLOCKS: u32 = (BLOCKS * BITS + 7u) / 8u * (8u / BITS);
 #endif
 @group(0) @binding(next) var<storage, read_write> y: array<Octet>;
 
-// Of each of two steps: x as [row][k], then W.
+// Two steps, each x as [row][k], then W.
 var<workgroup> staged: array<Octet, 2u * SIZE>;
 
 struct Request {
@@ -101,12 +101,12 @@ struct Request {
 #else
   b_scales: array<element, B_LOADS>,
 #if ZEROS
-  b_zeros: array<u32, B_LOADS>, // the words that they are in
+  b_zeros: array<u32, B_LOADS>, // the words that contain them
 #endif
 #endif
 }
 
-// Which column of y a slot of the tile belongs to.
+// The column of y for a slot of the tile.
 fn column_of(first: u32, slot: u32) -> u32 {
   return first + slot / SPREAD * OWN + slot % OWN;
 }
@@ -119,7 +119,7 @@ fn part_of(step: u32, at: u32, column: u32) -> vec2<u32> {
 }
 
 #if ZEROS
-// Where the zero point of such a part is, counted in zero points.
+// The index of the zero point of such a part, in zero points.
 fn zero_of(part: vec2<u32>) -> u32 {
   return part.x * ZERO_BLOCKS + part.y / (BLOCK / 16u);
 }
@@ -224,7 +224,7 @@ fn unpacked(word: u32, zero: element, scale: element) -> Octet {
 #endif
 #endif
 
-// Four results of a tile, which WK subgroups have parts of.
+// Adds up four results of a tile, of which WK subgroups hold parts.
 fn summed(at: u32) -> vec4<f32> {
   var sum = bitcast<vec4<f32>>(staged[at]);
   for (var p = 1u; p < WK; p++) {

@@ -1,4 +1,5 @@
-// A matrix times an int4 or int8 matrix: y[m][n] = sum over k of W[n][k] * x[m][k], with what follows it in a decoder fused in.
+// A matrix times an int4 or int8 matrix: y[m][n] = sum over k of W[n][k] * x[m][k], fused with the operations behind
+// it.
 //
 // x as shaders/quantize_rows.wgsl makes it: int8, in runs of 32 elements with one scale each; products and sums of a
 // run are exact integers, those of runs are added as float32. W as in matvec_q4.wgsl, int8 if BYTES; BLOCK elements
@@ -32,7 +33,7 @@ const A_SIZE: u32 = 2u * RUNS * TILE_M;
 const B_SIZE: u32 = 2u * RUNS * STRIDE_N;
 const SIZE: u32 = A_SIZE + B_SIZE;
 
-// Blocks of a row, which the last one may exceed, and the runs that they have room for.
+// Blocks of a row, which the last one may exceed, and the number of runs that fit into them.
 const BLOCKS: u32 = (K + BLOCK - 1u) / BLOCK;
 const ROOM: u32 = BLOCKS * (BLOCK / 32u);
 #if BYTES
@@ -75,10 +76,10 @@ alias Four = vec4<element>;
 #endif
 @group(0) @binding(next) var<storage, read_write> y: array<Four>;
 
-// Of each of two steps: x as [half of a run][row], then weights as [half of a run][slot].
+// Two steps, each x as [half of a run][row], then weights as [half of a run][slot].
 var<workgroup> tiles: array<vec4<u32>, 2u * SIZE>;
-// Of each of two steps: scales of x as [run][row], then those of weights as [run][slot], then what ZEROS adds to each
-// weight, likewise.
+// Two steps, each the scales of x as [run][row], then those of weights as [run][slot], then likewise the shift of each
+// weight by ZEROS.
 var<workgroup> factors: array<f32, 2u * SCALES>;
 
 #if BYTES
@@ -132,19 +133,19 @@ fn run_sum(a: vec4<u32>, b: vec4<u32>) -> f32 {
   return f32(sum);
 }
 
-// What is added to each weight of a block whose zero point is the `at`-th of those in `word` and before it.
+// The shift of each weight in a block whose zero point is the `at`-th of those in `word` and before it.
 fn zero_shift(word: u32, at: u32) -> f32 {
   let zero = extractBits(word, at % (32u / BITS) * BITS, BITS);
   return (f32(1u << (BITS - 1u)) - f32(zero)) * (16.0 / UNIT);
 }
 #endif
 
-// What a thread loads of a step.
+// A thread's loads of one step.
 struct Request {
   a: array<vec4<u32>, A_LOADS>,
   b: array<vec4<u32>, WORDS * B_LOADS>,
 #if ZEROS
-  b_zeros: array<u32, B_LOADS>, // the words that they are in
+  b_zeros: array<u32, B_LOADS>, // the words that contain them
 #endif
   a_scales: array<f32, S_LOADS>,
   b_scales: array<element, B_LOADS>,

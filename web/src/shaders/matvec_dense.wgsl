@@ -1,5 +1,4 @@
-// A row vector times a dense matrix (GEMV): y[n] = sum over k of x[k] * W[k][n], with what surrounds it in a decoder
-// fused in.
+// A row vector times a dense matrix (GEMV): y[n] = sum over k of x[k] * W[k][n], fused with the operations around it.
 //
 // W as ONNX's MatMul has it, [K, N] row by row, of the type of x. Products and sums are float32.
 // NORM: x is x / sqrt(mean(x^2) + EPSILON) * gamma.
@@ -63,7 +62,7 @@ var<workgroup> squares: array<f32, PARTS>;
 #endif
 #endif
 
-// What is behind the product: `sum` is of column n, `sum_up` of the other half of a gated layer.
+// The result behind the product: `sum` belongs to column n, `sum_up` to the other half of a gated layer.
 fn finished(n: u32, sum: f32, sum_up: f32) -> element {
   var product = sum;
   var other = sum_up;

@@ -1,5 +1,5 @@
-// A row vector times a matrix in int4 or int8: y[n] = sum over k of W[n][k] * x[k], with what surrounds it in a decoder
-// fused in.
+// A row vector times a matrix in int4 or int8: y[n] = sum over k of W[n][k] * x[k], fused with the operations around
+// it.
 //
 // W as packed_weights.wgsl has it. A row is whole blocks; what the last one has past K is not read. SIXTEENS: BLOCK is
 // 16, else a multiple of 32.
@@ -32,7 +32,7 @@ const TILE: u32 = TEAMS * ROWS;
 const TILES: u32 = (N + TILE - 1u) / TILE;
 const LOADS: u32 = SUMS * STEPS;
 
-// The runs that a row's blocks have room for.
+// The number of runs that fit into a row's blocks.
 const ROOM: u32 = BLOCKS * BLOCK / 32u;
 // Words of 16 bytes of a run.
 #if BYTES
@@ -342,16 +342,16 @@ fn prepared(thread: u32, first: bool) -> array<Octet, MINE> {
 }
 #endif
 
-// What a thread needs of a tile's weights: of row r (the rows of weights_up follow) and step s at r * STEPS + s.
+// A thread's loads of a tile's weights: row r (the rows of weights_up follow) and step s are at r * STEPS + s.
 struct Request {
   words: array<vec4<u32>, WORDS * LOADS>,
   factors: array<element, SCALES * LOADS>,
 #if ZEROS
-  zeros: array<u32, LOADS>, // the words that they are in
+  zeros: array<u32, LOADS>, // the words that contain them
 #endif
 }
 
-// Of a row and a run: the first block.
+// The first block of a run in a row.
 fn block_of(run: u32) -> u32 {
   return run * 32u / BLOCK;
 }

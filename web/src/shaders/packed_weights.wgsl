@@ -48,8 +48,8 @@ fn chain(w: Spread, o: Octet) -> vec2<f16> {
   return fma(w.d, halves_of(o.w), third);
 }
 
-// 0x6400 | n is the float16 1024 + n, 0x6400 | n << 4 is 1024 + 16 n. Of q - zero a share, so that no product exceeds
-// |x|; shares of 1024 + q and their differences are exact in float16.
+// 0x6400 | n is the float16 1024 + n, 0x6400 | n << 4 is 1024 + 16 n. Products use a share of q - zero, so that none
+// exceeds |x|; shares of 1024 + q and their differences are exact in float16.
 #if BYTES
 #if ZEROS
 const SHARE: f32 = 256.0;
@@ -159,12 +159,12 @@ fn octet_dot(w: Eight, o: Octet, zero: element) -> Part {
 }
 
 #if ZEROS
-// Where the zero point of a block is, counted in zero points.
+// The index of a block's zero point, in zero points.
 fn zero_of(row: u32, block: u32) -> u32 {
   return row * ZERO_BLOCKS + block;
 }
 
-// The share of a zero point in the word that it is in.
+// The share of a zero point, read from its word.
 fn zero_share(word: u32, at: u32) -> element {
   return element(f32(extractBits(word, at % (32u / BITS) * BITS, BITS)) / SHARE);
 }

@@ -24,7 +24,7 @@
 const SLACK = 8.0;
 const LOG2_E = 1.4426950408889634;
 const LEAST = -1e38; // below every score; what a row sums before its first one, that multiplies by 0
-// What a product of a query and a key is multiplied by, so that `capped` makes a score for exp2 of it.
+// The factor of a product of a query and a key, with which `capped` makes a score for exp2.
 #if SOFTCAPPED
 const STRENGTH = SCALE / SOFTCAP;
 #else
@@ -39,7 +39,7 @@ const WORKGROUP: u32 = LANES * SUBGROUPS;
 const CHUNKS: u32 = HEAD / 8u;
 const STAGED: u32 = BLOCK * CHUNKS; // octets of the keys of a step
 
-// Of what is staged, in 16 bytes: rows have as many to spare, so that neighbouring rows are in other banks.
+// The stride of staged rows, in 16 bytes: each row has 16 bytes to spare, so that neighbouring rows use other banks.
 const STRIDE: u32 = CHUNKS + 1u;
 const SCORE_STRIDE: u32 = BLOCK / 4u + 1u;
 const WEIGHT_STRIDE: u32 = BLOCK / 8u + 1u;
@@ -72,7 +72,7 @@ struct Request {
   values: array<Octet, LOADS>,
 }
 
-// Where a row begins in q and y.
+// The offset of a row in q and y.
 fn row_at(row: u32, kv_head: u32) -> u32 {
   return (row / GROUP * (KV_HEADS * GROUP) + kv_head * GROUP + row % GROUP) * CHUNKS;
 }

@@ -166,7 +166,7 @@ fn sequence_length(row: u32) -> u32 {
   return state[row * STATE_STRIDE] + memory[row_memory(row) + params.ids_at];
 }
 
-// Where the length is at which the token was last banned, plus 1; only with HAS_BANS.
+// The slot of a token's last ban: the length at that time plus 1; only with HAS_BANS.
 fn ban_slot(row: u32, token: u32) -> u32 {
   return row_memory(row) + params.bans_at + token;
 }
@@ -191,7 +191,8 @@ fn token_key(row: u32, token: u32) -> u32 {
   return edited(row, token, key_of(bits));
 }
 
-// Whether a row with this largest key has no token to pick. Of what the host allows one is picked all the same.
+// Whether a row with this largest key has no token to pick. One of the tokens that the host allows is picked all the
+// same.
 fn has_nothing(top: u32) -> bool {
   return top <= NEGATIVE_INFINITY_KEY && !HAS_ALLOWED;
 }

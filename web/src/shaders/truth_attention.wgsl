@@ -1,4 +1,4 @@
-// What attention of one new token should give, in float32, and how large its rounding errors may become: plain loops.
+// The truth for attention of one new token, in float32, and a bound of its rounding errors: plain loops.
 //
 // The operation of attention.wgsl, in three kernels: SCORES makes the score of each head and position, RESULT the softmax
 // over them and the sum of the values, ROWS what the caches must hold at the new position. state[0] counts the new token.
@@ -166,7 +166,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
       key = f32(element(k.x + k.y));
     }
     let term = (q.x + q.y) * key;
-    // Both terms of a rotated element may be larger than it is.
+    // Both terms of a rotated element may exceed the element.
     let most = (abs(q.x) + abs(q.y)) * abs(key);
     sum += term;
     squares += most * most;

@@ -1,4 +1,4 @@
-// What a GEMV should give, in float32, and how large its rounding errors may become: one thread an output, plain loops.
+// The truth for a GEMV, in float32, and a bound of its rounding errors: one thread an output, plain loops.
 //
 // y[n] = sum over k of W[n][k] * x[k], with all that matvec_q4.wgsl and matvec_dense.wgsl compute before and behind it.
 // W: int4 of MatMulNBits (BYTES: int8) with scales and, if ZEROS, zero points, packed as matvec_q4.wgsl tells; DENSE: [K, N]
@@ -86,7 +86,7 @@ alias Made = element;
 @group(0) @binding(next) var<storage, read_write> y: array<Made>;
 #endif
 
-// What is normalised before the product, and its magnitude: that of the values that are rounded on the way.
+// A value that is normalised before the product, and its magnitude: that of the values that are rounded on the way.
 fn summed(k: u32, inverse_behind: f32) -> vec2<f32> {
 #if BEHIND
   let value = f32(x[k]) * inverse_behind * f32(gamma_behind[k]);
@@ -98,7 +98,7 @@ fn summed(k: u32, inverse_behind: f32) -> vec2<f32> {
 
 #if SUM
 #else
-// What is multiplied by weights, and its magnitude.
+// A factor of the weights, and its magnitude.
 fn input(k: u32, inverse_behind: f32, mean: f32, inverse: f32) -> vec2<f32> {
   let value = summed(k, inverse_behind);
 #if NORM
@@ -124,7 +124,7 @@ fn word_of(n: u32, k: u32) -> u32 {
   return n * (ROW_BITS / 32u) + k * BITS / 32u;
 }
 
-// Where the zero point of a weight's block begins, in bits.
+// The offset in bits of the zero point of a weight's block.
 fn zero_at(n: u32, k: u32) -> u32 {
   return n * ZERO_ROW_BITS + k / BLOCK * BITS;
 }
@@ -245,7 +245,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 #if ACTIVATED
   let made = activated(value);
 #if POWER
-  // Where the slope is about zero, the square of the error is left.
+  // If the slope is about zero, the square of the error remains.
   spread = (abs(made.y) + 0.01 * spread) * spread + abs(made.x);
 #else
   spread = made.y * spread + abs(made.x);
