@@ -66,7 +66,7 @@ async function copyLink(): Promise<void> {
     await navigator.clipboard.writeText(address);
     share.textContent = "Copied";
   } catch {
-    // Where the clipboard is refused, the address bar has it.
+    // If the clipboard is refused, the address bar has it.
     history.replaceState(null, "", address);
     share.textContent = "In the address";
   }
@@ -105,7 +105,7 @@ raceDialog.addEventListener("close", () => race.stop());
 share.addEventListener("click", () => void copyLink());
 for (const link of document.querySelectorAll<HTMLAnchorElement>('a[href="#options"]')) {
   link.addEventListener("click", (event) => {
-    // What stands behind # in the address are the settings.
+    // The part of the address behind # holds the settings.
     event.preventDefault();
     const options = element("options", HTMLElement);
     options.scrollIntoView();

@@ -7,7 +7,7 @@ import { text } from "./settings";
 
 type Ready = Extract<CapstanEvent, { kind: "ready" }>;
 
-/** What a finished generate request answers; a chat request, too, but for `counters`. */
+/** The answer to a finished generate request; that to a chat request is the same without `counters`. */
 export interface Result {
   token_ids: number[];
   finish_reason: string;
@@ -63,7 +63,9 @@ export async function findAdapter(): Promise<void> {
   forecast();
 }
 
-/** What WebGL says of the GPU: Firefox leaves the names of WebGPU's adapters empty. With two GPUs it may be the other one. */
+/**
+ * The GPU's name by WebGL: Firefox leaves the names of WebGPU's adapters empty. With two GPUs it may be the other one.
+ */
 function nameByWebGL(): string {
   const gl = document.createElement("canvas").getContext("webgl");
   if (!gl) return "";
@@ -108,13 +110,13 @@ export function clearFigures(): void {
   forecast();
 }
 
-/** What was asked for, until it is told what is used. */
+/** Shows the requested capture mode until the mode in use is known. */
 export function showAsked(capture: string): void {
   say("capture", capture);
   say("capture-note", "asked for; what is used is told once the decode step is prepared");
 }
 
-/** What was asked for has not come to be. */
+/** Nothing was prepared: the requested mode did not come about. */
 export function showNothingPrepared(): void {
   say("capture", UNKNOWN);
   say("capture-note", "");
@@ -128,7 +130,10 @@ export function showHow(how: Ready | Result): void {
   say("capture-note", how.capture_note ?? leftOut(how.tape_passes));
 }
 
-/** What of the decode step is not computed by fused kernels because a check failed, and why; empty if nothing. */
+/**
+ * The part of the decode step that fused kernels do not compute because a check failed, with the reason; empty if there
+ * is none.
+ */
 function leftOut({ fused, "left out": left }: Record<string, string>): string {
   if (left) return `in part as recorded: ${left}`;
   return fused?.startsWith("not used") ? `fused kernels are ${fused}` : "";

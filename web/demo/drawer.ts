@@ -6,7 +6,7 @@ import uPlot from "uplot";
 import uPlotStyle from "uplot/dist/uPlot.min.css";
 import { bytes, element, made, say } from "./elements";
 
-/** Whose time is drawn in which row above the axis, and by which colour of demo.css. */
+/** The rows above the axis: whose time each draws, and its colour in demo.css. */
 const LANES = [
   { name: "JavaScript encodes and submits", colour: "--host" },
   { name: "GPU, from submit to ids", colour: "--gpu" },
@@ -33,7 +33,7 @@ export class Drawer {
 
   constructor() {
     new ResizeObserver(() => this.plot?.setSize(this.size())).observe(this.box);
-    // Canvases have the colours that they were drawn with.
+    // Canvases keep the colours of their last drawing.
     new MutationObserver(() => this.plot?.redraw()).observe(document.documentElement, {
       attributeFilter: ["data-theme"],
     });
@@ -112,7 +112,7 @@ export class Drawer {
     });
   }
 
-  // What a decode step is made of.
+  // Shows the operations of a decode step.
 
   showOperations({ operations, note, capture, tape_passes }: OperationsResult): void {
     const passes = Object.entries(tape_passes).flatMap(([name, did]) => [made("dt", "", name), made("dd", "", did)]);
@@ -139,7 +139,7 @@ export class Drawer {
       kind.bytes += moved;
       kinds.set(label, kind);
       const piece = made("span", `piece kind-${kind.colour}`);
-      // Where a browser rounds the times to nothing all are as wide.
+      // If a browser rounds all times to 0, all pieces have the same width.
       piece.style.flexGrow = String(whole > 0 ? Math.max(microseconds, whole / 500) : 1);
       piece.title = `${label}: ${time(microseconds)}`;
       strip.append(piece);
@@ -156,7 +156,7 @@ export class Drawer {
     }
   }
 
-  // What memory is live.
+  // Shows the live memory.
 
   showMemory({ bytes: all, entries }: MemoryResult): void {
     const categories = new Map<string, { bytes: number; buffers: number; owners: Set<string> }>();

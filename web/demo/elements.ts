@@ -1,6 +1,6 @@
 // The elements of index.html by their ids, and how numbers are written in them.
 
-/** What stands where nothing is known. */
+/** Shown for unknown values. */
 export const UNKNOWN = "–";
 
 export function element<T extends HTMLElement>(id: string, type: new () => T): T {

@@ -2,7 +2,7 @@
 
 import { type CapstanEvent, Client, type RemoteError, type Request, type StartOptions } from "capstan-webgpu";
 
-/** An error that Python answered with. */
+/** An error that Python sent as its answer. */
 export class RequestError extends Error {
   constructor(readonly remote: RemoteError) {
     super(remote.message);
@@ -12,7 +12,7 @@ export class RequestError extends Error {
 export class Engine {
   private worker: Promise<Client> | null = null;
   private starts = 0;
-  /** What the worker has loaded, by the key that its caller gave it. */
+  /** The model that the worker has loaded, by its caller's key. */
   private loaded: { key: string; result: unknown } | null = null;
   /** The last script that defined something in the worker. */
   private defined: string | null = null;
@@ -47,7 +47,7 @@ export class Engine {
     return this.worker;
   }
 
-  /** The result of a request; throws RequestError, or what `Client.request` rejects with. */
+  /** The result of a request; throws RequestError, or the error of `Client.request`. */
   async ask<T>(request: Request, onEvent?: (event: CapstanEvent) => void): Promise<T> {
     const client = await this.start();
     const reply = await client.request(request, onEvent);
@@ -69,7 +69,7 @@ export class Engine {
     this.loaded = null;
   }
 
-  /** Run a script that defines something for the requests after it, unless it was the last that did. */
+  /** Run a script that defines something for later requests, unless it was the last one that ran. */
   async define(source: string, filename: string): Promise<void> {
     if (this.defined === source) return;
     this.defined = null;
@@ -92,7 +92,7 @@ export class Engine {
     void this.worker?.then((client) => client.request({ kind: "cancel" })).catch(() => undefined);
   }
 
-  /** End the worker, and with it a download that is under way; what is stored of it is gone on with. */
+  /** End the worker, and with it a download that is under way; the next download resumes from the stored part. */
   end(): void {
     const ended = this.worker;
     this.forget();

@@ -1,4 +1,4 @@
-// What went wrong, shown where the page is read, and at the field that it is about.
+// Shows errors where the user reads, and at the field that caused them.
 
 import type { RemoteError } from "capstan-webgpu";
 import { element, say } from "./elements";

@@ -8,7 +8,7 @@ import { FormError, readSettings, type Settings } from "./settings";
 
 export class Fit {
   private readonly button = element("fit", HTMLButtonElement);
-  /** What was asked about last. */
+  /** The last question. */
   private asked = "";
 
   constructor(
@@ -69,7 +69,7 @@ export class Fit {
   }
 }
 
-/** Whether stored weights are of a model, by the address that they came from. */
+/** Whether stored weights belong to a model, by their source's address. */
 function belongs(source: string, { folder }: Chosen): boolean {
   if (typeof folder === "string") return source.startsWith(folder);
   return "repository" in folder && source.includes(`/${folder.repository}/`);

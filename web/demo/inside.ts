@@ -42,7 +42,7 @@ export class Inside {
     });
   }
 
-  /** A tape of the chosen model is made, or the one that is there is looked at. */
+  /** Makes a tape of the chosen model, or looks at the existing one. */
   private async lookAtTape(): Promise<void> {
     if (!this.running.hold(true)) return;
     this.ask.disabled = true;

@@ -59,7 +59,7 @@ export async function findModels(): Promise<void> {
   if (bundled) bundled.defaultSelected = bundled.selected = true;
 }
 
-/** What the form names; throws FormError where it names none. What id and address of a hub may be is Python's to say. */
+/** The model that the form names; throws FormError if it names none. Python checks ids and addresses of hubs. */
 export function chosenModel(): Chosen {
   const repository = text("repository");
   if (repository) {
@@ -93,7 +93,7 @@ function folderAddress(given: string): string {
   return url.href;
 }
 
-/** What the worker may begin with while Python starts: never what another server has. */
+/** The model with which the worker may begin while Python starts: never one on another server. */
 export function expectedModel(): StartOptions["expected"] {
   const device = text("device") as "webgpu" | "wasm" | "auto";
   try {
@@ -168,7 +168,7 @@ async function filesOf(entry: FileSystemEntry, path: string): Promise<File[]> {
 
 async function drop(items: DataTransferItemList): Promise<void> {
   const given = [...items].filter(({ kind }) => kind === "file");
-  // What is dropped is there only until the event ends.
+  // Dropped items exist only until the event ends.
   const entries = given.map((item) => item.webkitGetAsEntry() ?? item.getAsFile());
   const [first] = entries;
   if (!first) return;

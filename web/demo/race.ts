@@ -17,7 +17,7 @@ interface Runner {
   elsewhere?: true;
 }
 
-/** How one came in. */
+/** The result of one lane. */
 interface Finish {
   ids: number[];
   perSecond: number | null;
@@ -35,7 +35,7 @@ const RUNNERS: Runner[] = [
 const TRANSFORMERS: Runner = { name: "Transformers.js", device: "webgpu", capture: "off", elsewhere: true };
 const PROMPT = "def fibonacci(n):";
 const TOKENS = 48;
-/** Of random or small models the first id that differs tells more than how many do. */
+/** With random or small models the first id that differs says more than the number of differing ids. */
 const REFERENCE = 0;
 
 class Lane {

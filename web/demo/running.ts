@@ -30,9 +30,9 @@ type Processor = ReturnType<typeof readProcessor>;
 
 /** Milliseconds after the last key until a changed processor is used by the answer that streams. */
 const TYPED_MS = 700;
-/** Of a run that has not begun. */
+/** The times of a run that has not begun. */
 const NONE = { stopped: false, generating: 0, first: 0, last: 0, tokens: 0 };
-/** Of the tokens that could have come in the place of each, so many are shown. */
+/** The number of alternatives that are shown for each token. */
 const ALTERNATIVES = 8;
 
 const prompt = element("prompt", HTMLTextAreaElement);
@@ -44,7 +44,7 @@ const progress = element("progress", HTMLProgressElement);
 
 export class Running {
   readonly transcript = new Transcript();
-  /** Of the last run that came to its end. */
+  /** The bursts of the last run that finished. */
   bursts: BurstTimes[] = [];
   private current: Run | null = null;
   private held = false;
@@ -264,7 +264,7 @@ export class Running {
 
   private failed(run: Run, error: unknown): void {
     diagnostics.showNothingPrepared();
-    // What was asked is not lost: it is written where it can be sent again.
+    // The question is not lost: it returns to the field, from which it can be sent again.
     if (!run.turn.answer) {
       this.transcript.removeFrom(run.turn);
       if (!prompt.value) prompt.value = run.turn.asked;
@@ -318,7 +318,7 @@ export class Running {
 
   /** Show what the worker tells of a run, or of its own start. */
   show(event: CapstanEvent, run: Run | null = null): void {
-    // What is told of a start while a run waits for it, or of a run that was stopped, would hide what is to be read.
+    // Events of a start that a run waits for, or of a stopped run, would hide the text that the user should read.
     if (run ? run.stopped : this.current) return;
     if (event.kind === "status") {
       progress.hidden = true;
@@ -349,7 +349,7 @@ export class Running {
 
   private showProgress({ what, done, total }: Extract<CapstanEvent, { kind: "progress" }>): void {
     progress.hidden = false;
-    // A server need not say how long a file is.
+    // A server need not send the length of a file.
     if (total > 0) {
       progress.max = total;
       progress.value = done;

@@ -13,7 +13,7 @@ export class FormError extends Error {
   }
 }
 
-/** What a run is asked for, besides the model and the prompt. */
+/** The options of a run, besides the model and the prompt. */
 export type Settings = Omit<GenerateRequest, "kind" | "model" | "prompt" | "prompt_ids">;
 
 const DRAWN = ["temperature", "top_k", "top_p", "min_p", "random_seed"];
@@ -52,7 +52,7 @@ export function text(name: string): string {
   return field(name).value.trim();
 }
 
-/** A number field's value, null when empty. What the number may be is Python's to say; here it must only be one. */
+/** A number field's value, null when empty. Python checks the number's range; here it must only be a number. */
 function number(name: string): number | null {
   const input = field(name) as HTMLInputElement;
   if (input.validity.badInput) throw new FormError(name, `${name} is not a number; correct it or leave it empty`);
@@ -85,13 +85,13 @@ export function readSettings(): Settings {
   };
 }
 
-/** What a chat begins with. */
+/** The first messages of a chat. */
 export function systemMessages(): Message[] {
   const content = text("system");
   return content ? [{ role: "system", content }] : [];
 }
 
-/** Point a field out, and open what it is in. */
+/** Point a field out, and open the section that contains it. */
 export function pointOut(name: string): void {
   const input = name && form.elements.namedItem(name);
   if (!(input instanceof HTMLElement)) return;
@@ -111,7 +111,7 @@ function fields(): Field[] {
   return [...form.elements].filter((found): found is Field => "name" in found && Boolean((found as Field).name));
 }
 
-/** What a field holds before anybody changed it. */
+/** A field's value before any change. */
 function usual(field: Field): string {
   if (!(field instanceof HTMLSelectElement)) return field.defaultValue;
   return ([...field.options].find((option) => option.defaultSelected) ?? field.options[0])?.value ?? "";

@@ -84,7 +84,7 @@ export class Stored {
   }
 }
 
-/** What names a file to the store: its content, or the address of an unfinished download. */
+/** The store's key of a file: its content, or the address of an unfinished download. */
 function keyOf(file: StoredFile): string {
   return file.content ?? file.sources[0] ?? "";
 }

@@ -9,7 +9,7 @@ export interface Token {
   text: string;
 }
 
-/** What is known of a token's place. */
+/** The facts about the token at one place. */
 interface Known {
   token: Alternative;
   best: Alternative[];
@@ -40,7 +40,7 @@ export class TokenView {
     if (this.items[0]) this.items[0].tabIndex = 0;
   }
 
-  /** What the model says of a token. */
+  /** Takes in the model's probabilities for a token. */
   learn(place: number, known: Known): void {
     this.known[place] = known;
     const item = this.items[place];
@@ -101,7 +101,7 @@ export class TokenView {
     if (token_id === this.tokens[place]!.id) {
       line.append(made("span", "taken", `${what} (taken)`));
     } else {
-      // Of an incomplete character nothing is shown until it is whole.
+      // An incomplete character is not shown until it is whole.
       const instead = { id: token_id, text: text.endsWith(INCOMPLETE) ? "" : text };
       const go = (): void => this.goOn(place, ends ? { id: -1, text: "" } : instead);
       line.append(button(what, go, ends ? "End the answer here" : `Go on with ${what}, ${told}`));

@@ -27,7 +27,7 @@ const NOTES: Record<Kind, string> = {
   chat: "Ask it something:",
 };
 
-/** What can be done with a turn. */
+/** The actions on a chat turn. */
 export interface Actions {
   edit: (turn: Turn) => void;
   again: (turn: Turn) => void;
@@ -42,9 +42,9 @@ export class Turn {
   readonly element = made("article", "turn");
   /** The tokens of the answer as they came. */
   readonly tokens: Token[] = [];
-  /** What was held back at the end of the answer. */
+  /** The text that was held back at the end of the answer. */
   private rest = "";
-  /** What it was asked for with, once it was. */
+  /** The request that produced it, once there is one. */
   request: ChatRequest | GenerateRequest | null = null;
   view: TokenView | null = null;
   private readonly echo = made("span", "echo");
@@ -87,7 +87,7 @@ export class Turn {
     return this.tokens.map(({ text }) => text).join("") + this.rest;
   }
 
-  /** What a token adds to the answer; of no token what was held back at its end. */
+  /** Adds a token's text to the answer; an id below 0 stands for the text that was held back at its end. */
   append(part: string, id: number): void {
     if (id < 0) this.rest += part;
     else this.tokens.push({ id, text: part });
@@ -147,7 +147,7 @@ export class Transcript {
   private readonly list = element("turns", HTMLElement);
   private readonly welcome = element("welcome", HTMLElement);
 
-  /** The welcome, with examples of a kind, each of which `take` is called with. */
+  /** Shows the welcome with examples of a kind; a click on one calls `take` with it. */
   offer(kind: Kind, take: (example: string) => void): void {
     const examples = element("examples", HTMLElement);
     // A field that is left by a click on an example tells of its change between the button's press and release: another

@@ -1,6 +1,6 @@
 // Transformers.js in a worker of its own, for the race: its files as published, from this site alone.
 
-/** What the race asks for, once. */
+/** The race's only message to this worker. */
 export interface TransformersTask {
   /** The folder with transformers.min.js and onnxruntime-web's files for it. */
   library: string;
@@ -11,7 +11,7 @@ export interface TransformersTask {
   tokens: number;
 }
 
-/** What it is told. */
+/** This worker's messages. */
 export type TransformersEvent =
   | { kind: "status"; text: string }
   /** The text so far. */
@@ -19,7 +19,7 @@ export type TransformersEvent =
   | { kind: "end"; ids: number[]; perSecond: number | null }
   | { kind: "error"; message: string };
 
-/** What is used of the library. */
+/** The part of the library's interface that is used here. */
 interface Library {
   env: {
     allowRemoteModels: boolean;

@@ -2,7 +2,7 @@
 
 if ("serviceWorker" in navigator) {
   navigator.serviceWorker.register("./service_worker.js").catch((error: unknown) => {
-    // As in private windows; the page works without.
+    // Private windows refuse it; the page works without it.
     console.info("this site is not kept for visits without a network:", error);
   });
 }

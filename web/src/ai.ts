@@ -22,14 +22,14 @@ import {
 } from "capstan-webgpu";
 
 export interface CapstanModelOptions {
-  /** What the AI SDK calls the model in its results and in its telemetry. */
+  /** The model's name in the AI SDK's results and telemetry. */
   modelId?: string;
 }
 
 /**
  * `streamText({ model: capstanModel(llm), ... })`: a model that Capstan.load loaded, by the AI SDK's language model
- * specification, version 4 (`ai` 7). What the model cannot do comes as a warning of the call; a file in a message is
- * refused with OptionError. A call whose signal aborts rejects with its reason, as the SDK expects.
+ * specification, version 4 (`ai` 7). An option that the model does not support becomes a warning of the call; a file in
+ * a message is refused with OptionError. A call whose signal aborts rejects with its reason, as the SDK expects.
  */
 export function capstanModel(
   llm: Pick<Capstan, "chat">,
@@ -86,7 +86,7 @@ export function capstanModel(
   };
 }
 
-/** What OpenAI's chunks say, as the SDK's parts. */
+/** Turns OpenAI's chunks into the SDK's parts. */
 async function* partsOf(
   chunks: AsyncGenerator<CompletionChunk>,
   raw: boolean,
@@ -126,7 +126,7 @@ async function* partsOf(
   yield { type: "finish", finishReason: finishReason(reason), usage: usageOf(usage) };
 }
 
-/** A run has one text; its parts are told apart from those of others by the stream they are in. */
+/** A run has one text; the stream tells its parts from those of other runs. */
 const TEXT = "text";
 
 function finishReason(raw: FinishReason | null): LanguageModelV4FinishReason {
@@ -225,7 +225,7 @@ type Output = Extract<
   { type: "tool-result" }
 >["output"];
 
-/** What a tool gave, as a text. */
+/** A tool's output as text. */
 function told(output: Output): string {
   if (output.type === "text" || output.type === "error-text") return output.value;
   if (output.type === "json" || output.type === "error-json") return JSON.stringify(output.value);

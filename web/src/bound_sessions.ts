@@ -32,13 +32,13 @@ interface Binding {
 
 interface Session {
   ort: Ort.InferenceSession;
-  /** Whose scratch its runs allocate. */
+  /** The owner of the scratch memory that its runs allocate. */
   owner: string;
 }
 
 /** Python's `JsGpuEngine` calls this as the engine's `sessions`. */
 export class BoundSessions {
-  /** What was recorded; tapes are made of it. */
+  /** The recordings, from which tapes are made. */
   readonly recordings = new Handles<RecordingObjects>("recording");
   private readonly sessions = new Handles<Session>("session");
   private readonly bindings = new Handles<Binding>("binding");
@@ -64,7 +64,7 @@ export class BoundSessions {
     });
   }
 
-  /** A handle of such a session, to bind and record it by. */
+  /** A handle for such a session, with which it is bound and recorded. */
   sessionHandle(session: ModelSession, owner: string): number {
     return this.sessions.add({ ort: session.session, owner });
   }

@@ -1,4 +1,4 @@
-// A language model in a page: `Capstan.load`, then `chat`. What the worker is asked is in protocol.ts.
+// A language model in a page: `Capstan.load`, then `chat`. protocol.ts has the requests to the worker.
 
 import { Client, type StartOptions } from "./client";
 import { Completions } from "./completions";
@@ -46,11 +46,11 @@ export type { ToolCall } from "./tool_calls";
 export { Run, type RunResult } from "./run";
 export { Session } from "./session";
 
-/** What a load tells while it goes on. */
+/** The progress of a load. */
 export interface LoadProgress {
-  /** What is being done, for people. */
+  /** The present phase, as text for people. */
   status: string;
-  /** The file that is read, null while none is. */
+  /** The file that is being read, null between files. */
   file: string | null;
   /** Bytes of it; `total` is 0 if the server did not tell. */
   loaded: number;
@@ -63,7 +63,7 @@ export interface LoadOptions extends ModelOptions {
   onEvent?: (event: CapstanEvent, requestId: number) => void;
   /** Ends the load: the worker ends, and the promise rejects with the signal's reason. */
   signal?: AbortSignal;
-  /** The folder with worker.js, python.json, ort/, pyodide/ and wheels/; by default where this module is. */
+  /** The folder with worker.js, python.json, ort/, pyodide/ and wheels/; default: the folder of this module. */
   assetsUrl?: string;
   /** Whether Python may start from its memory snapshot (default), which is faster. */
   snapshot?: boolean;
@@ -89,7 +89,7 @@ export interface Stats {
   /** How decode steps run, and why not the way that was asked for; null before the first run of a model without chats. */
   capture: string | null;
   captureNote: string | null;
-  /** What each pass did to the tape, or why it did nothing. */
+  /** The result of each pass over the tape, or the reason why it changed nothing. */
   tapePasses: Record<string, string>;
   contextLength: number;
   /** Whether the model has a chat template; without one `chat` rejects with ConfigError. */
@@ -122,7 +122,7 @@ export interface Chat {
   readonly completions: Completions;
 }
 
-/** One model in one worker. Runs wait for one another in the order in which they were asked for. */
+/** One model in one worker. Runs wait for one another, in the order of their calls. */
 export class Capstan {
   private readonly turns = new Turns();
   private readonly sums = { runs: 0, tokens: 0, lastRun: null as RunResult | null };
@@ -227,7 +227,7 @@ export class Capstan {
     return { ...(result as { status: number }), ...printed };
   }
 
-  /** Live memory of the GPU and of Python's sessions, by what it is for. */
+  /** Live memory of the GPU and of Python's sessions, by purpose. */
   async memory(): Promise<MemoryResult> {
     return (await this.inTurn({ kind: "memory" })) as MemoryResult;
   }
@@ -274,7 +274,7 @@ export class Capstan {
   }
 }
 
-/** Where relative addresses of this page begin. */
+/** The base of this page's relative addresses. */
 function pageAddress(): string {
   return globalThis.document?.baseURI ?? location.href;
 }
@@ -309,7 +309,7 @@ async function ask(
   return reply.result;
 }
 
-/** Why the worker did not start, with what to do. */
+/** The reason why the worker did not start, with the remedy. */
 function startFailure(error: unknown): CapstanError {
   const known = asCapstanError(error, 0);
   const { code, message, traceback } = known;

@@ -19,7 +19,7 @@ const ATTRIBUTES = ["model", "options", "run-options", "system", "placeholder"] 
 type Attribute = (typeof ATTRIBUTES)[number];
 const PLACEHOLDER = "Say something";
 
-/** What a host that holds the element hears of. */
+/** The events of the element, for the page that holds it. */
 export interface CapstanChatEvents {
   /** The model is there; `detail` is the Capstan. */
   "capstan-load": CustomEvent<Capstan>;
@@ -31,7 +31,7 @@ export interface CapstanChatEvents {
 export class CapstanChat extends Element {
   static readonly observedAttributes: readonly string[] = ATTRIBUTES;
   private readonly parts: Parts;
-  /** What is loaded, or is being loaded, ends by this. */
+  /** Ends the loaded model, or the load that is under way. */
   private ending: AbortController | null = null;
   private llm: Capstan | null = null;
   private session: Session | null = null;
@@ -58,7 +58,7 @@ export class CapstanChat extends Element {
     });
   }
 
-  /** What was said so far. */
+  /** The conversation so far. */
   get messages(): readonly Message[] {
     return this.session?.messages ?? [];
   }
@@ -112,7 +112,7 @@ export class CapstanChat extends Element {
 
   connectedCallback(): void {
     this.parts.input.placeholder = this.getAttribute("placeholder") ?? PLACEHOLDER;
-    // An element that is moved is taken out and put in.
+    // Moving an element removes and inserts it.
     if (!this.ending) this.load();
   }
 

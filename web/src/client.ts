@@ -53,7 +53,10 @@ const CANCEL_DEADLINE_MS = 10_000;
 const VERIFY_AFTER_MS = 5_000;
 
 export interface StartOptions {
-  /** URL of the folder that holds worker.js, python.json, ort/, pyodide/ and wheels/; default: where this module is. */
+  /**
+   * URL of the folder that holds worker.js, python.json, ort/, pyodide/ and wheels/; default: the folder of this
+   * module.
+   */
   base?: string;
   /** Whether Python may start from its memory snapshot (default), which is faster. */
   snapshot?: boolean;
@@ -122,7 +125,7 @@ export class Client {
     private readonly onInput: () => Promise<string | null>,
   ) {}
 
-  /** How Python came up, and when, in the present worker or the last one that did. */
+  /** The way Python started, and the time, in the present worker or in the last one that started it. */
   get readiness(): Readiness {
     return this.ready!;
   }
@@ -298,7 +301,7 @@ export class Client {
       this.replace(reason);
       const message = `stopped by the user; ${reason}, so that its worker was ended and another one is started`;
       stuck.resolve({ ok: false, error: { type: "KeyboardInterrupt", message, traceback: "" } });
-      // What was asked for behind it was not begun: the new worker answers it.
+      // Requests behind it were not begun: the new worker answers them.
     }, this.cancelDeadline);
   }
 

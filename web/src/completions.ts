@@ -21,7 +21,7 @@ export interface CompletionTool {
   function: { name: string; description?: string; parameters?: Record<string, unknown> };
 }
 
-/** What is understood of OpenAI's parameters; anything else is refused. null is as if it were left out. */
+/** The supported parameters of OpenAI's API; all others are refused. null counts as left out. */
 export interface CompletionParams {
   messages: readonly CompletionMessage[];
   /** Named in the result; the model that was loaded answers. */
@@ -166,7 +166,7 @@ function templateCall({ id, type, function: called }: NonNullable<CompletionMess
   }
 }
 
-/** Where tool calls are looked for: nowhere, in the text, or the whole text is one. */
+/** The place of tool calls: none, in the text, or the whole text is one. */
 function toolSource({ tools = [], tool_choice: choice = "auto" }: CompletionParams): ToolSource {
   if (typeof choice === "object" && !tools.some((tool) => tool.function.name === choice.function.name))
     throw refused(`tool_choice: ${JSON.stringify(choice.function.name)} is none of the tools`);

@@ -1,4 +1,4 @@
-// What Python drives: buffers, sessions and tapes on one WebGPU device, by integer handles.
+// The engine that Python drives: buffers, sessions and tapes on one WebGPU device, by integer handles.
 //
 // Python decides and plans; this side holds the objects. Structured arguments cross as JSON, bytes as PEP 3118 buffers.
 
@@ -22,7 +22,7 @@ import { loadOrt, type Ort } from "./ort";
 import { type EngineSide, ModelSession } from "./sessions";
 import { Tapes } from "./tapes";
 
-/** Where the buffers are in a step of `execute`. */
+/** The indices of the buffers in a step of `execute`. */
 const BUFFER_PLACES: Record<SpanStep[0], number[]> = {
   copy: [1, 3],
   strided: [1, 4],
@@ -239,7 +239,7 @@ export class GpuEngine {
     this.spans.execute(resolved);
   }
 
-  /** Of rows of logits from an element of a buffer on; see Shortlists.read. */
+  /** Reads the best of rows of logits that begin at an element of a buffer; see Shortlists.read. */
   async shortlist(
     handle: number,
     dtype: "float32" | "float16",
@@ -258,7 +258,10 @@ export class GpuEngine {
     return JSON.stringify(await compareBuffers(this.watched, resolved));
   }
 
-  /** What fills weight buffers from the chunks of a data file; see capstan.device.webgpu.engine.WeightPiece. */
+  /**
+   * Makes an upload that fills weight buffers from the chunks of a data file; see
+   * capstan.device.webgpu.engine.WeightPiece.
+   */
   uploadWeights(pieces: string): WeightUpload {
     const fields = JSON.parse(pieces) as PieceFields[];
     const upload = this.makeUpload(fields);

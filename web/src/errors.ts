@@ -3,7 +3,7 @@ export class EngineError extends Error {
   constructor(
     readonly code: EngineErrorCode,
     message: string,
-    /** Of a BrokenDownloadError: the seconds that the server asks to wait before the next try. */
+    /** The seconds that the server asks clients to wait before the next try; only in a BrokenDownloadError. */
     readonly retryAfter?: number,
   ) {
     super(message);
@@ -28,15 +28,15 @@ export type EngineErrorCode =
   | "TapeCheckError"
   | "StorageError"
   | "WeightsChangedError"
-  /** Of the page, not of Python: the worker died, and is being replaced. */
+  /** Raised by the page, not by Python: the worker died, and is being replaced. */
   | "WorkerLostError"
-  /** Of capstan.storage: a download that may be tried again. */
+  /** An error of capstan.storage: a download that may be tried again. */
   | "BrokenDownloadError";
 
-/** What went wrong in the worker, as the page gets it. `code` is the name of the class in Python, as in capstan.errors. */
+/** An error in the worker, as the page receives it. `code` is the name of the class in Python, as in capstan.errors. */
 export class CapstanError extends Error {
   readonly code: string;
-  /** Where in Python; empty where it was not Python. */
+  /** The traceback in Python; empty if the error came from elsewhere. */
   readonly traceback: string;
   /** The request that failed, 0 for the start; null if nothing was sent. */
   readonly requestId: number | null;
@@ -50,7 +50,7 @@ export class CapstanError extends Error {
   }
 }
 
-/** What is thrown where a call asks for something that cannot be. */
+/** The error for a call whose options are invalid. */
 export function refused(message: string): CapstanError {
   return new CapstanError({ type: "OptionError", message });
 }

@@ -1,4 +1,4 @@
-// Grammars for constrained decoding: xgrammar's WebAssembly build, which is loaded when the first grammar is asked for.
+// Grammars for constrained decoding: xgrammar's WebAssembly build, which is loaded for the first grammar.
 //
 // py_src/capstan/local/grammars.mjs does the same on CPython.
 
@@ -35,12 +35,12 @@ interface XMatcher extends Disposable {
 
 const FILE = "xgrammar/index.js";
 
-/** What it said before it gave up: it prints its reasons. */
+/** The library's output before it gave up: it prints its reasons. */
 let said: string[] = [];
 let library: Promise<XGrammar> | null = null;
 let loads = 0;
 
-/** The library; a new instance after one gave up, since what is in its memory then is not to be relied on. */
+/** The library; a new instance after one gave up, since its memory cannot be trusted then. */
 function load(assets: Assets): Promise<XGrammar> {
   library ??= (async () => {
     const url = findAsset(assets, FILE);

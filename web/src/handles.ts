@@ -1,4 +1,4 @@
-// What Python names by integers.
+// Integer handles by which Python names JavaScript objects.
 
 import { EngineError } from "./errors";
 

@@ -1,4 +1,4 @@
-// What Python imports as `_capstan_host`: files, storage, tokenizers, grammars, and what computes.
+// The module `_capstan_host` in Python: files, storage, tokenizers, grammars, and devices.
 //
 // The worker adds what belongs to its page (worker.ts); the wheel brings it to any Pyodide (wheel_host.ts).
 

@@ -1,4 +1,4 @@
-// Whether a worker lives: it holds a lock as long as it does, which its page waits for.
+// Detects whether a worker is alive: it holds a lock during its life, and its page waits for that lock.
 //
 // A worker that computes for minutes answers no message and lives all the same; one that the browser ended tells
 // nobody. The browser gives a lock back when its holder ends, however that came about, and never before.

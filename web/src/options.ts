@@ -1,9 +1,9 @@
-// What a page leaves out or names its own way, as the whole requests of protocol.ts.
+// Completes a page's options, with their shorter names, to the whole requests of protocol.ts.
 
 import { refused } from "./errors";
 import type { ChatRequest, GenerateRequest, Guidance, HubRepository, Message, ModelFolder } from "./protocol";
 
-/** Where a model is and how it is computed; only those that are given differ from the defaults. */
+/** The place of a model, and the way it is computed; options that are left out have their defaults. */
 export interface ModelOptions {
   /** The hub's address, if the model is named by its id there, as OWNER/NAME. Nothing is asked of a hub without it. */
   hub?: string;
@@ -24,7 +24,7 @@ export interface ModelOptions {
   prefixCache?: number;
 }
 
-/** How tokens are picked and when a run ends. What is left out is as the model's own configuration says. */
+/** How tokens are picked and when a run ends. Options that are left out follow the model's own configuration. */
 export interface RunOptions {
   /** Ends the run; what was generated until then is its result, with the finish reason "abort". */
   signal?: AbortSignal;
@@ -44,7 +44,7 @@ export interface RunOptions {
   maxTokens?: number;
   /** Tokens of prompt and answer together. */
   maxLength?: number;
-  /** What the output has to be; docs/guidance.md says what each may hold. At most one of the four. */
+  /** A constraint of the output; docs/guidance.md lists the supported features. At most one of the four. */
   jsonSchema?: object | string;
   regex?: string;
   larkGrammar?: string;
@@ -59,7 +59,10 @@ export interface RunOptions {
 }
 
 export interface ChatOptions extends RunOptions {
-  /** What the model may call, as its chat template takes it: OpenAI's `{ type: "function", function: {...} }`. */
+  /**
+   * The tools that the model may call, in the form for its chat template: OpenAI's `{ type: "function", function: {...}
+   * }`.
+   */
   tools?: readonly object[];
 }
 

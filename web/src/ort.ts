@@ -38,7 +38,7 @@ export function loadOrt(assets: Assets, build: Build = "webgpu"): Promise<typeof
   return loading;
 }
 
-/** Refuse if a build was loaded: it would stay what it is. */
+/** Refuse if a build was loaded: it cannot be changed any more. */
 export function requireUnloaded(): void {
   if (loaded.size)
     throw new EngineError(
@@ -142,7 +142,7 @@ function isFatal(error: unknown): boolean {
   );
 }
 
-/** What onnxruntime-web answers; a fatal error of it is told. */
+/** The result of a call to onnxruntime-web; its fatal errors are reported. */
 async function watched<T>(answer: Promise<T>): Promise<T> {
   try {
     return await answer;

@@ -2,7 +2,7 @@
 
 import type { Assets } from "./assets";
 
-/** What a page may ask of the worker. */
+/** The requests of a page to the worker. */
 export type Request =
   | LoadRequest
   | GenerateRequest
@@ -30,7 +30,7 @@ export interface HubRepository {
   token: string | null;
 }
 
-/** What a model is asked to compute with. */
+/** The model of a request and its device. */
 interface ModelRequest {
   model: ModelFolder;
   /** Which graph of a repository in Transformers.js layout; null takes one that suits the device. */
@@ -142,7 +142,7 @@ export interface AlternativesRequest extends ModelRequest {
   count: number;
 }
 
-/** Tell what the model's decode step is made of. */
+/** Describe the operations of the model's decode step. */
 export interface OperationsRequest extends Omit<ModelRequest, "max_new_tokens" | "search"> {
   kind: "operations";
 }
@@ -158,8 +158,8 @@ export interface OperationsResult {
 }
 
 /**
- * A submit of decode steps in milliseconds since the first token was asked for: when JavaScript began to encode it, when it
- * was submitted, when its ids could be read, when Python was given them; and how many steps it has.
+ * A submit of decode steps in milliseconds since the first token was requested: JavaScript began to encode it,
+ * submitted it, could read its ids, Python received them; then the number of steps.
  */
 export type BurstTimes = [encoded: number, submitted: number, readable: number, entered: number, steps: number];
 
@@ -200,11 +200,14 @@ export interface ChatRequest extends ModelRequest {
   messages: Message[];
   /** As in GenerateRequest, of the answer. */
   begun?: number[] | null;
-  /** What the model may call, as the template takes it; left out or null for nothing. */
+  /** The tools that the model may call, in the template's form; left out or null for none. */
   tools?: object[] | null;
   /** Tokens of the whole conversation; null is 4096, or the model's context if that is shorter. */
   max_length: number | null;
-  /** What was computed is kept for each session until EndSessionRequest; left out or null for requests without one. */
+  /**
+   * The computed caches are kept for each session until EndSessionRequest; left out or null for requests without a
+   * session.
+   */
   session?: string | null;
 }
 
@@ -238,10 +241,10 @@ export interface ModelsRequest {
 
 /** The result of a ModelsRequest. */
 export interface ModelsResult {
-  /** Where weights are kept; with `memory` only as long as a model is open. */
+  /** The kind of storage for weights; with `memory` they are kept only while a model is open. */
   store: "opfs" | "cache" | "memory";
   files: StoredFile[];
-  /** What `evict` removed, in bytes. */
+  /** The bytes that `evict` removed. */
   freed: number;
 }
 
@@ -261,7 +264,7 @@ export interface CancelRequest {
   kind: "cancel";
 }
 
-/** What the worker tells while a request, or the start, is under way. */
+/** The worker's events during a request or the start. */
 export type CapstanEvent =
   | { kind: "status"; text: string }
   | { kind: "progress"; what: string; done: number; total: number }
@@ -271,7 +274,7 @@ export type CapstanEvent =
       adapter: string;
       capture: string;
       capture_note: string | null;
-      /** What each pass did to the tape, or why it did nothing; empty without a tape. */
+      /** The result of each pass over the tape, or the reason why it changed nothing; empty without a tape. */
       tape_passes: Record<string, string>;
     }
   /** The worker died, or was ended since a cancelled request did not end, and another one is being started. */
@@ -284,7 +287,7 @@ export type CapstanEvent =
    */
   | { kind: "damaged"; sources: string[]; shards: number; damaged: number[] }
   | { kind: "text"; text: string; token_id: number }
-  /** Of the answer's token at a place: itself, and the most probable ones. */
+  /** The answer's token at a place, and the most probable tokens there. */
   | { kind: "alternatives"; place: number; token: Alternative; best: Alternative[] }
   | { kind: "stdout"; text: string }
   | { kind: "stderr"; text: string };
@@ -298,7 +301,7 @@ export interface RemoteError {
 
 export type Reply = { ok: true; result: unknown } | { ok: false; error: RemoteError };
 
-/** What will be asked for first. */
+/** The model of the first request. */
 export interface Expected {
   /** The address of the model folder, ending in a slash, or a hub's repository. */
   model: string | HubRepository;

@@ -4,14 +4,14 @@ import type { PyodideInterface } from "pyodide";
 import type { PyProxy } from "pyodide/ffi";
 import { type Assets, assetUrl } from "./assets";
 
-/** What buildtools/site.py writes to python.json. */
+/** The contents of python.json, which buildtools/site.py writes. */
 interface PythonFiles {
-  /** Where the wheels belong in Python's file system. */
+  /** The folder for the wheels in Python's file system. */
   folder: string;
   wheels: string[];
   /** Wheels of modules that are installed when they are first imported, by the modules' names. */
   vendored: Record<string, string>;
-  /** Its sizes unpacked, and of the WebAssembly memory that it belongs into. */
+  /** Its unpacked size, and that of the WebAssembly memory which it fills. */
   snapshot: {
     file: string;
     /** The same without gzip, for servers that send it compressed with brotli; published sites have it. */
@@ -53,7 +53,7 @@ const HOST = "_capstan_host";
 
 /**
  * Start Python with Capstan's wheels in its file system and on its path; `host` is what Python imports as
- * `_capstan_host`. Where the snapshot is missing or refused, Python starts without it and `refused` says why.
+ * `_capstan_host`. If the snapshot is missing or refused, Python starts without it and `refused` says why.
  */
 export async function startPython(assets: Assets, host: object, snapshot: boolean): Promise<StartedPython> {
   const told = await fetched(assetUrl(assets, "python.json"));
@@ -115,8 +115,8 @@ async function missing(url: string): Promise<never> {
 const WASM = "pyodide.asm.wasm";
 
 /**
- * The folder in which Pyodide looks for its WebAssembly, the one file that no option of it names. Where a bundler gave that
- * file another name, the name that Pyodide appends becomes a fragment, which is not sent.
+ * The folder in which Pyodide looks for its WebAssembly, the one file that no option of it names. If a bundler gave
+ * that file another name, the name that Pyodide appends becomes a fragment, which is not sent.
  */
 function pyodideIndex(assets: Assets): string {
   const url = assetUrl(assets, `pyodide/${WASM}`);
@@ -170,7 +170,7 @@ function isBrotli(response: Response): boolean {
 
 /**
  * The snapshot as it comes over the network with the fewest bytes: with `brotli` the server may send it so, else it is
- * in a gzipped file. Also where it is from.
+ * in a gzipped file. Also returns its address.
  */
 async function snapshotOf(
   assets: Assets,

@@ -22,7 +22,7 @@ export interface RunResult {
   requestId: number | null;
 }
 
-/** What the worker answers to a chat and a generate request, as far as both have it. */
+/** The fields that the worker's answers to chat and generate requests share. */
 interface Answer {
   text: string;
   token_ids: number[];
@@ -34,7 +34,7 @@ interface Answer {
   time_to_first_token_ms: number | null;
 }
 
-/** An aborted run has its result after this many milliseconds, whatever its worker does. */
+/** An aborted run has its result after this many milliseconds, even if its worker is busy. */
 const ABORT_MS = 50;
 
 /** Requests that wait for one another. */

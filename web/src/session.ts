@@ -30,7 +30,7 @@ export class Session {
     this.kept = [...messages];
   }
 
-  /** What was said so far, the answers among it. */
+  /** The conversation so far, including the answers. */
   get messages(): readonly Message[] {
     return [...this.kept];
   }

@@ -47,7 +47,7 @@ interface SamplerSpec {
 export class Tapes {
   private readonly tapes = new Handles<Tape>("tape");
   private readonly samplers = new Handles<{ sampler: Sampler; reader: RingReader; owner: string }>("sampler");
-  /** What tapes were made from, by their handles. */
+  /** The sources of tapes, by their handles. */
   private readonly sources = new Map<number, TapeSource>();
   private readonly fusedPipelines: FusedPipelines;
   private readonly recordedPipelines: RecordedPipelines;
@@ -216,7 +216,7 @@ export class Tapes {
     this.samplers.get(handle).sampler.setAllowed(wordsOf(mask), row);
   }
 
-  /** What a stage has for itself in a row's memory. */
+  /** Sets a stage's own words in a row's memory. */
   setSamplerOwn(handle: number, words: PyProxy, row: number): void {
     this.samplers.get(handle).sampler.setOwn(wordsOf(words), row);
   }
@@ -307,8 +307,8 @@ export class Tapes {
   }
 
   /**
-   * What `steps` tape steps and picks take when nothing but this loop drives them: bursts of `picks`, `inFlight` of them
-   * under way, each read back as `burst` does. Milliseconds a pick, from the first burst's ids to the last one's.
+   * Measures `steps` tape steps and picks when nothing but this loop drives them: bursts of `picks`, `inFlight` of them
+   * under way, each read back like those of `burst`. Milliseconds a pick, from the first burst's ids to the last one's.
    */
   async replay(
     tape: number,

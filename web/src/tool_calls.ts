@@ -11,15 +11,15 @@ export interface ToolCall {
 }
 
 /**
- * Where calls are: nowhere, between <tool_call> and </tool_call> in the text, as models of the Hermes and Qwen families
- * write them, or the whole text is one, as a grammar made it.
+ * The place of tool calls: none, between <tool_call> and </tool_call> in the text, as models of the Hermes and Qwen
+ * families write them, or the whole text is one, as a grammar made it.
  */
 export type ToolSource = "none" | "text" | "whole";
 
 const OPEN = "<tool_call>";
 const CLOSE = "</tool_call>";
 
-/** Takes a text in parts and tells calls from the rest. What looks like a call and is none stays in the text. */
+/** Takes a text in parts and tells calls from the rest. A text that only looks like a call stays in the text. */
 export class ToolCalls {
   readonly calls: ToolCall[] = [];
   private held = "";
@@ -49,7 +49,7 @@ export class ToolCalls {
     return content;
   }
 
-  /** What was held back and is no call. */
+  /** The text that was held back and is no call. */
   end(): string {
     const rest = this.held;
     this.held = "";

@@ -8,22 +8,22 @@ import { EngineError } from "./errors";
 import { createSession, exclusively, loadOrt, type Ort } from "./ort";
 import type { Memory } from "./storage/memory";
 
-/** What the graph calls its inputs and outputs, and what its caches are like. */
+/** The graph's names of its inputs and outputs, and the shapes of its caches. */
 interface SequenceSpec {
   ids: string;
   mask: string;
   /** null where the graph has no position ids. */
   positions: string | null;
   logits: string;
-  /** Of no positions at first if they grow with each run. */
+  /** Caches; they begin without positions if they grow with each run. */
   caches: StateSpec[];
-  /** What each run overwrites as a whole. */
+  /** The states that each run overwrites as a whole. */
   states: StateSpec[];
 }
 
 type StateSpec = [input: string, output: string, dtype: "float32" | "float16", dims: number[]];
 
-/** Of what adapters are made of. */
+/** The array types of adapters' tensors. */
 const ARRAYS = {
   ...{ float32: Float32Array, float16: Uint16Array, uint8: Uint8Array, int8: Int8Array },
   ...{ int32: Int32Array, uint32: Uint32Array, int16: Int16Array, uint16: Uint16Array },
@@ -70,9 +70,9 @@ export class WasmEngine {
  * states. */
 export class WasmDecoder {
   private cache: Record<string, Ort.Tensor>;
-  /** What LoRA adapters fill. */
+  /** The inputs that LoRA adapters fill. */
   private adapter: Record<string, Ort.Tensor> = {};
-  /** By slot. A run makes new tensors, so that those of before are snapshots as they are. */
+  /** Snapshots by slot. A run makes new tensors, so the earlier ones are snapshots without a copy. */
   private readonly snapshots = new Map<number, Record<string, Ort.Tensor>>();
 
   constructor(
@@ -154,7 +154,7 @@ export class WasmDecoder {
   adopt(other: WasmDecoder, length: number): void {
     for (const [input, , dtype, dims] of this.spec.caches) {
       const [batch, heads, positions, size] = dims as [number, number, number, number];
-      // Caches that grow have the positions that there are.
+      // Caches that grow have exactly the present positions.
       const room = positions === 0 ? length : positions;
       const made = this.positionsOf(other.cache[input]!, dtype, batch * heads, size, length, room);
       this.cache[input] = this.tensor(dtype, made, [batch, heads, room, size]);

@@ -1,5 +1,5 @@
-// What the wheel registers as `_capstan_host` in a Pyodide that somebody else started, in a page or in a worker. Where
-// onnxruntime-web's files are is up to that page: capstan.configure tells.
+// The object that the wheel registers as `_capstan_host` in a Pyodide that somebody else started, in a page or in a
+// worker. That page sets the place of onnxruntime-web's files by capstan.configure.
 
 import { makeHost } from "./host";
 

@@ -117,7 +117,7 @@ function describe(thrown: unknown): Error {
 
 /**
  * Warm onnxruntime-web up in a worker of its own first. A browser compiles a function of it when it is first called, in
- * the thread that calls, which would keep Python waiting; what one worker compiled serves the others of the page. Where
+ * the thread that calls, which would keep Python waiting; what one worker compiled serves the others of the page. If
  * there can be no such worker, everything is compiled here.
  */
 async function warmUpBeside(assets: Assets): Promise<void> {
@@ -132,7 +132,7 @@ async function warmUpBeside(assets: Assets): Promise<void> {
     // It is warmed up here alone.
   }
   await warmUpOrt(assets);
-  // What it compiled is kept as long as somebody has it.
+  // Its compiled code is kept as long as somebody uses it.
   helper?.terminate();
 }
 
@@ -168,7 +168,7 @@ async function prepare(assets: Assets, { model, dtype, device }: Expected): Prom
   }
 }
 
-/** Where weights are uploaded before somebody asks for them. */
+/** The engine on which weights are uploaded before they are requested. */
 let aheadOn: GpuEngine | null = null;
 /** Whether a request that can use a model has ended. */
 let firstUseOver = false;

@@ -2,8 +2,8 @@
 //
 // onnxruntime-web encodes a captured run twice: once while capturing, once replaying what it captured. Dispatches,
 // copies, clears and submits are withheld (a dry capture), so neither half executes and no state is touched. Uploads by
-// `writeBuffer` go through: they carry the uniforms that the recorded dispatches read. What is recorded is handed out
-// as plain data over integer ids; the objects stay here.
+// `writeBuffer` go through: they carry the uniforms that the recorded dispatches read. The recording is handed out as
+// plain data over integer ids; the objects stay here.
 
 import { EngineError } from "../errors";
 import { Allocations } from "./allocations";

@@ -2,8 +2,9 @@
 //
 // py_src/capstan/sampling.py defines the result, id for id; py_src/capstan/stages/program.py makes the parameters, says
 // which kernels a step needs and writes what the stages do in them.
-// A step is 2 dispatches greedy, 3 with temperature alone, 7 with top_k or top_p, 11 with both, and one more where stages
-// ban tokens by what the sequence is. Nothing is carried over in the scratch buffer from one step to the next, so any number of steps can be encoded one after another.
+// A step is 2 dispatches greedy, 3 with temperature alone, 7 with top_k or top_p, 11 with both, and one more if stages
+// ban tokens because of the sequence. Nothing is carried over in the scratch buffer from one step to the next, so any
+// number of steps can be encoded one after another.
 
 import {
   BEFORE,

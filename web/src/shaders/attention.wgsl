@@ -13,15 +13,15 @@
 //
 // Bindings, of each sequence: 0 qkv [(HEADS + 2 * KV_HEADS) * HEAD], 1 state, 2 and 3 cos and sin [*, ROTARY / 2], 4 and 5 keys and values
 // [KV_HEADS, CAPACITY, HEAD] (read, and written at the new position), 6 partials; if ALONE_WRITES, y [HEADS * HEAD]; if
-// NORMED, the gammas of q and k [HEAD]; if NORMED_VALUES, that of v; if SINKS, the sinks [HEADS]. Where an adapter allows fewer storage buffers, the
-// join writes y and adds the sinks.
-// Constants: HEADS, KV_HEADS, HEAD (whole chunks of 16 bytes), ROTARY (an even number of chunks), CAPACITY, WINDOW (CAPACITY if all
-// positions are in sight), SCALE, WORKGROUP, BLOCK, ALONE and MAX_SPLITS (up to ALONE blocks are one split, more are one each up to MAX_SPLITS), TILE.
-// SHUFFLED: a team of TEAM lanes (a power of two up to LANES, at least the chunks of a head) shares a position and takes
-// BATCH positions (a power of two up to TEAM) at once; BLOCK = WORKGROUP / TEAM * BATCH, WARPS = WORKGROUP / LANES,
-// HALVINGS = log2(BATCH), FOLDS = log2(TEAM / BATCH), HALF_SCORES = BATCH * TILE / 2. Else everything goes through
-// workgroup memory, and BLOCK = WORKGROUP. capstan.tape.ops.attention chooses all of them.
-// What both ways share is here; attention_subgroups.wgsl or attention_workgroup.wgsl follows.
+// NORMED, the gammas of q and k [HEAD]; if NORMED_VALUES, that of v; if SINKS, the sinks [HEADS]. If an adapter allows
+// fewer storage buffers, the join writes y and adds the sinks. Constants: HEADS, KV_HEADS, HEAD (whole chunks of 16
+// bytes), ROTARY (an even number of chunks), CAPACITY, WINDOW (CAPACITY if all positions are in sight), SCALE,
+// WORKGROUP, BLOCK, ALONE and MAX_SPLITS (up to ALONE blocks are one split, more are one each up to MAX_SPLITS), TILE.
+// SHUFFLED: a team of TEAM lanes (a power of two up to LANES, at least the chunks of a head) shares a position and
+// takes BATCH positions (a power of two up to TEAM) at once; BLOCK = WORKGROUP / TEAM * BATCH, WARPS = WORKGROUP /
+// LANES, HALVINGS = log2(BATCH), FOLDS = log2(TEAM / BATCH), HALF_SCORES = BATCH * TILE / 2. Else everything goes
+// through workgroup memory, and BLOCK = WORKGROUP. capstan.tape.ops.attention chooses all of them. The code that both
+// ways share is here; attention_subgroups.wgsl or attention_workgroup.wgsl follows.
 
 @group(0) @binding(next) var<storage, read> qkv: array<vec4<u32>>;
 @group(0) @binding(next) var<storage, read> state: array<u32>;

@@ -1,11 +1,11 @@
 // How far an operation's result is from the truth (truth_gemv.wgsl, truth_attention.wgsl), in units of what rounding may
 // do: |y - truth| / (UNIT * spread + FLOOR). One workgroup goes through all elements.
 //
-// Bindings: 0 y, 1 truth [n] of (value, spread), 2 state, 3 result: bits of the largest ratio, of the mean of its square, of
-// y and of the truth at one element; that element, the one of the largest ratio or one that is finite in just one of the
-// two; how many of those there are.
-// ROWS: y is a cache [*, CAPACITY, HEAD] and the truth its row at position state[0] - 1. HALF_VALUES: y is float16, which
-// needs no shader-f16 here. UNIT is the unit roundoff of y's type, LARGEST its largest number: past it, y may be infinite.
+// Bindings: 0 y, 1 truth [n] of (value, spread), 2 state, 3 result: bits of the largest ratio, of the mean of its
+// square, of y and of the truth at one element; that element, the one of the largest ratio or one that is finite in
+// only one of the two; the number of such elements. ROWS: y is a cache [*, CAPACITY, HEAD] and the truth its row at
+// position state[0] - 1. HALF_VALUES: y is float16, which needs no shader-f16 here. UNIT is the unit roundoff of y's
+// type, LARGEST its largest number: past it, y may be infinite.
 
 @group(0) @binding(0) var<storage, read> y: array<u32>;
 @group(0) @binding(1) var<storage, read> truth: array<vec2<f32>>;

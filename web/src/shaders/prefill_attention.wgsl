@@ -19,7 +19,7 @@
 // threads that own a row, OWN = rows that one owns (one of both is 1); SHARED = SHARE > 1; OCTETS = BLOCK / 8 / SHARE;
 // QUADS = 2 * OCTETS.
 // Limits: HEAD and BLOCK multiples of SIZE_N and SIZE_K, these of 8; BLOCK of 8 * SHARE; LANES threads in every subgroup,
-// numbered along it, a multiple or a divisor of SIZE_M * MM. What lies past the filled positions may be anything.
+// numbered along it, a multiple or a divisor of SIZE_M * MM. Memory past the filled positions may contain anything.
 
 const SLACK = 8.0;
 const LOG2_E = 1.4426950408889634;

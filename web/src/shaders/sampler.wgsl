@@ -22,8 +22,9 @@ const PLACE = 5u;   // word of a row's state: which position of a drafted step i
 const REFUSED = 6u; // and whether a pick of the step was not the draft
 
 // `struct Params`, `HAS_COUNTS`, `HAS_BANS`, `HAS_ALLOWED`, `HAS_SEQUENCE`, `edited` and `kept`, and `ban_all` for ban.wgsl, are in
-// the text that capstan.stages gives (SamplerProgram), and what constrain.wgsl and advance.wgsl call. What it calls is here: `multiply`, `add64`, `sub64`, `is_end`, `has_token`,
-// `picks_of`, `is_allowed`, `sequence_token`, `sequence_length`, and `ban` in ban.wgsl. Each kernel binds `state` and `memory`.
+// the text that capstan.stages gives (SamplerProgram), and what constrain.wgsl and advance.wgsl call. They call these
+// functions, which are here: `multiply`, `add64`, `sub64`, `is_end`, `has_token`, `picks_of`, `is_allowed`,
+// `sequence_token`, `sequence_length`, and `ban` in ban.wgsl. Each kernel binds `state` and `memory`.
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> logits: array<u32>;

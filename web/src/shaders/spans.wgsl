@@ -1,9 +1,9 @@
 // Shared by the kernels on spans: parameters, and writing bytes at any offset.
 //
 // An invocation owns one word of the destination (spans.ts counts them from the first that the span touches) and is the
-// only one of its dispatch that writes it: bytes that lie outside of the span are merged in, and stay as they are.
-// Bindings: 0 destination, 1 params (one slot of a buffer, by dynamic offset). Offsets are bytes in what is bound.
-// Limits: what is bound has at most 2^30 bytes.
+// only one of its dispatch that writes it: bytes outside of the span are merged in unchanged. Bindings: 0 destination,
+// 1 params (one slot of a buffer, by dynamic offset). Offsets are bytes in what is bound. Limits: what is bound has at
+// most 2^30 bytes.
 
 struct Params {
   source: u32,              // offset

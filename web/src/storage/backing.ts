@@ -1,4 +1,4 @@
-// Where weights can be kept in this browser; see capstan.storage.Backing.
+// This browser's places for stored weights; see capstan.storage.Backing.
 
 import { EngineError } from "../errors";
 import { CacheBacking } from "./cache";
@@ -17,7 +17,7 @@ export interface DataFile {
   close(): void;
 }
 
-/** What stored bytes go to. */
+/** A target of stored bytes. */
 export type Sink = WeightUpload | Memory;
 
 export interface Backing {
@@ -36,7 +36,7 @@ export async function openBacking(folder: string): Promise<Backing | null> {
   return (await OpfsBacking.find(folder)) ?? (await CacheBacking.find(folder));
 }
 
-/** What the browser would still let this origin store; null where it does not tell. */
+/** The bytes that the browser still lets this origin store; null if it does not tell. */
 export async function freeBytes(): Promise<number | null> {
   try {
     const { quota, usage } = await navigator.storage.estimate();

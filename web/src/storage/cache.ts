@@ -60,7 +60,7 @@ export class CacheBacking implements Backing {
     });
   }
 
-  /** Entries are kept under addresses of our own origin that no server is ever asked for. */
+  /** Entries have addresses of our own origin that are never requested from a server. */
   private address(name: string): string {
     return new URL(`/${this.name}/${name}`, location.origin).href;
   }

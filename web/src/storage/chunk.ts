@@ -2,7 +2,7 @@
 
 import { hex, sha256 } from "./sha256";
 
-/** What a stream is asked for at a time where it goes into no chunk. */
+/** Bytes that are read from a stream at a time outside of chunks. */
 const PIECE = 1 << 16;
 
 /** `capacity` bytes that are used again and again; what is in them is valid until the next fill. */

@@ -20,8 +20,8 @@ function isKept(url: string): boolean {
 }
 
 /**
- * Keep what the server answered: a file's content, null if it has none. What is kept already is left alone where the
- * server tells that it is the same.
+ * Keep what the server answered: a file's content, null if it has none. An entry that is kept already is left alone if
+ * the server says that it is the same.
  */
 export async function noteAnswer(
   url: string,
@@ -42,7 +42,7 @@ export async function noteAnswer(
   }
 }
 
-/** What the server answered for a file the last time; null if that is not kept. */
+/** The server's last answer for a file; null if it is not kept. */
 export async function lastAnswer(url: string): Promise<Response | null> {
   if (!isKept(url)) return null;
   try {

@@ -1,5 +1,5 @@
-// Repositories of a hub, opened at one commit: their files have addresses there, which never change. What a hub told of
-// a repository and its small files are kept after a load, so that the next one asks the hub for nothing.
+// Repositories of a hub, opened at one commit: their files have addresses there, which never change. The hub's
+// description of a repository and the small files are kept after a load, so that the next one asks the hub for nothing.
 
 import { EngineError } from "../errors";
 import type { HubRepository } from "../protocol";
@@ -11,9 +11,9 @@ interface Opened {
   token: string | null;
   commit: string;
   files: Map<string, Listed>;
-  /** Whether its small files may be kept, and read from where they are. */
+  /** Whether its small files may be kept, and read from storage. */
   keep: boolean;
-  /** What the hub told of it, and where that is kept. */
+  /** The hub's description of it, and the address under which that is kept. */
   answer: { address: string; text: string };
 }
 
@@ -23,7 +23,7 @@ interface Listed {
   sha256: string | null;
 }
 
-/** What the hub answers of a repository, as far as it is read here. */
+/** The fields of the hub's answer about a repository that are read here. */
 interface Answer {
   sha?: unknown;
   siblings?: { rfilename?: unknown; size?: unknown; lfs?: { sha256?: unknown } }[];
@@ -99,7 +99,7 @@ async function openNow(
   return folder;
 }
 
-/** What the hub answers of a repository. */
+/** Asks the hub about a repository; returns its answer. */
 async function asked(url: string, hub: string, name: string, token: string | null): Promise<string> {
   const what = `the hub ${hub} cannot be asked for ${name}`;
   const response = await request(url, { headers: bearer(token) }, REMEDY, what);
@@ -129,7 +129,7 @@ async function kept(address: string): Promise<Response | null> {
   }
 }
 
-/** Keep an answer or a file. Where that cannot be done it is asked for again the next time. */
+/** Keep an answer or a file. If that fails, it is requested again the next time. */
 async function keep(address: string, content: string | Uint8Array<ArrayBuffer>): Promise<void> {
   const size = typeof content === "string" ? new TextEncoder().encode(content).length : content.length;
   try {
@@ -163,8 +163,8 @@ export async function keepRepository(folder: string): Promise<void> {
 }
 
 /**
- * Forget what is kept of the repositories that have, or are, one of these addresses (a JSON array); null is all. How
- * many bytes that were.
+ * Forget what is kept of the repositories that have, or are, one of these addresses (a JSON array); null is all.
+ * Returns the number of bytes freed.
  */
 export async function forgetRepositories(addresses?: string | null): Promise<number> {
   const which = addresses ? (JSON.parse(addresses) as string[]).map(withSlash) : null;
@@ -230,7 +230,9 @@ export function hubRefusal(url: string, response: Response): string | null {
   return found && [401, 403, 404].includes(response.status) ? reason(response, found[0].name, found[0].token) : null;
 }
 
-/** What a refusal means and what to do. A hub does not tell those without access whether there is a repository. */
+/**
+ * The meaning of a refusal, with the remedy. A hub does not tell those without access whether there is a repository.
+ */
 function reason(response: Response, name: string, token: string | null): string {
   const { status } = response;
   const code = response.headers.get("X-Error-Code");

@@ -1,4 +1,4 @@
-// A data file in memory: what onnxruntime-web's CPU execution provider reads weights from.
+// A data file in memory, from which onnxruntime-web's CPU execution provider reads weights.
 
 import type { Chunk } from "./chunk";
 

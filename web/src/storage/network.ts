@@ -30,13 +30,13 @@ export function shown(url: string): string {
   }
 }
 
-/** What was thrown, without an address that may be in it. */
+/** The text of an error, without an address that it may contain. */
 function told(error: unknown, url: string): string {
   return String(error).replaceAll(url, shown(url));
 }
 
 /**
- * What comes of `work`, or a BrokenDownloadError if it takes longer than the stall timeout; `abandon` ends it then. The
+ * The result of `work`, or a BrokenDownloadError if it takes longer than the stall timeout; `abandon` ends it then. The
  * time is measured in two halves: one that is over because this thread was busy is followed by one in which it is not.
  */
 async function withinStall<T>(work: Promise<T>, waited: string, abandon: () => void): Promise<T> {
@@ -102,7 +102,10 @@ export function isPage(response: Response): boolean {
   return response.ok && /^text\/html\b/i.test(response.headers.get("Content-Type") ?? "");
 }
 
-/** What to do where the server has no file of this address: what may have been given in place of its folder. */
+/**
+ * The remedy if the server has no file of this address: other addresses that may have been given in place of its
+ * folder.
+ */
 export function checkFolder(url: string): string {
   const { origin, pathname } = new URL(url, here());
   const folders = pathname.split("/").slice(1, -1);

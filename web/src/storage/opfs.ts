@@ -122,7 +122,7 @@ export class OpfsBacking implements Backing {
     });
   }
 
-  /** What `createWritable` writes takes the place of the file as a whole, when it is closed. */
+  /** `createWritable` replaces the file as a whole, when it is closed. */
   writeText(name: string, text: string): Promise<void> {
     return storing(name, async () => {
       const handle = await this.handle(name, true);
@@ -183,7 +183,7 @@ export class OpfsBacking implements Backing {
     return (await navigator.storage.getDirectory()).getDirectoryHandle(this.name, { create: true });
   }
 
-  /** What reads a file ahead has to let go of it. */
+  /** A reader that reads a file ahead must release it. */
   private endReading(name: string): void {
     readAhead.get(`${this.name}/${name}`)?.first.close();
   }

@@ -1,5 +1,5 @@
-// What the first request needs of a model, asked for before Python is there to ask: the small files of its folder, and the
-// weights (weights_ahead.ts). What nobody takes is given up by `dropPrefetched`.
+// Requests the files of the first request's model before Python is ready: the small files of its folder, and the
+// weights (weights_ahead.ts). `dropPrefetched` gives up the files that nobody takes.
 
 import type { HubRepository } from "../protocol";
 import { expectRepository, inRepository, keptFile } from "./hub";
@@ -67,7 +67,7 @@ const LOCATION = /\n\x08location\x12([\x01-\x7f])/g;
 async function dataFiles(url: string, graph: Response | undefined): Promise<string[]> {
   if (!graph?.ok || isPage(graph) || !isSmall(graph)) return [];
   const bytes = new Uint8Array(await graph.arrayBuffer());
-  // One character for each byte; those that are replaced are no part of what is looked for.
+  // One character for each byte; the replaced ones cannot occur in a match.
   const text = new TextDecoder("latin1").decode(bytes);
   const found = new Set<string>();
   for (const match of text.matchAll(LOCATION)) {

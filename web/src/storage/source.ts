@@ -1,4 +1,4 @@
-// Where weights come from: a URL, in ranges, or a file that the user picked. A source that changes while it is read is
+// The source of weights: a URL, in ranges, or a file that the user picked. A source that changes while it is read is
 // noticed: by If-Range and by the validators of every response, or by the browser itself.
 
 import { here } from "../assets";
@@ -8,7 +8,7 @@ import { authorization, hubRefusal, listedIdentity } from "./hub";
 import { Body, checkFolder, discardBody, isPage, pageError, request, shown, transient } from "./network";
 import { pickedFile } from "./picked";
 
-/** What a source says of itself; see capstan.storage.SourceIdentity. */
+/** A source's description; see capstan.storage.SourceIdentity. */
 export interface SourceIdentity {
   name: string;
   size: number | null;
@@ -102,7 +102,7 @@ function refused(url: string, response: Response): EngineError {
 }
 
 function sizeOf(response: Response): number | null {
-  // What is compressed on the way has another length.
+  // A compressed response has another length.
   const encoding = response.headers.get("Content-Encoding") ?? "identity";
   if (encoding !== "identity") return null;
   const total = /\/(\d+)$/.exec(response.headers.get("Content-Range") ?? "")?.[1];
@@ -112,7 +112,7 @@ function sizeOf(response: Response): number | null {
 
 /**
  * Whether a part of the file is the one that was asked for: its first byte, its last one (a server may send less) and,
- * as `open` compares, the file's size. Null where a server of another origin does not let pages read which part it is.
+ * as `open` compares, the file's size. Null if a server of another origin does not let pages read which part it is.
  */
 function isRange(
   url: string,
@@ -142,7 +142,7 @@ function validatorOf(response: Response): string | null {
   return etag ? `etag ${etag}` : modified ? `modified ${modified}` : null;
 }
 
-/** A stream; `whole` if it is the whole file from there on, whatever was asked for. */
+/** A stream; `whole` if it is the whole file from there on, even if less was requested. */
 interface Opened {
   reader: Body;
   whole: boolean;
@@ -150,7 +150,7 @@ interface Opened {
 
 export class HttpSource {
   position: number | null = null;
-  /** Where the stream ends; null is the end of the file. */
+  /** The end of the stream; null is the end of the file. */
   end: number | null = null;
   private reader: Body | null = null;
   /** The server does not let this page read which part of the file it sends: only the whole file can be trusted. */
@@ -168,7 +168,7 @@ export class HttpSource {
     return JSON.stringify(this.about);
   }
 
-  /** Begin with the stream that `seek` will be asked for. */
+  /** Begin with the stream that `seek` will open. */
   expect(start: number, end: number | null): void {
     const opened = this.open(start, end, this.keep ? "no-store" : "default");
     // Whoever seeks hears of a failure.
@@ -267,7 +267,7 @@ export class HttpSource {
     );
   }
 
-  /** What makes the server send the whole file if it is another one; only our own origin's may be asked so. */
+  /** A header that makes the server send the whole file if the file has changed; only for our own origin. */
   private condition(): string | null {
     const { name, validator } = this.about;
     if (!validator || isOtherOrigin(name)) return null;

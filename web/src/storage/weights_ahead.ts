@@ -9,7 +9,7 @@ import { expectSource, isExpected, type SourceIdentity } from "./source";
 /** As capstan.weights.store.FOLDER, and the endings of names in capstan.weights.records. */
 export const FOLDER = "capstan-weights";
 const [JOURNAL, SOURCE, UPLOAD] = [".journal.jsonl", ".source.json", ".upload.json"];
-/** What one request asks for, as capstan.weights.weight_file.REQUEST_BYTES. */
+/** The bytes of one request, like capstan.weights.weight_file.REQUEST_BYTES. */
 const REQUEST_BYTES = 24 << 20;
 
 /**
