@@ -55,7 +55,7 @@ def table(rows: list[tuple[str, ...]]) -> str:
 
 
 def refusals() -> str:
-    """The names that are refused, by what such models have."""
+    """The refused names, grouped by the reason."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in REFUSED_TYPES.items():
         by_reason.setdefault(reason, []).append(name)

@@ -65,7 +65,7 @@ class Eager:
         return growth.as_json()
 
     def count(self, model: str, runs: list[int]) -> list[dict[str, Any]]:
-        """What runs of so many tokens counted."""
+        """Counts the work of runs of `runs` tokens each."""
         self.page.evaluate("(folder) => window.eager.load(folder)", f"/models/{model}/")
         script = "([prompt, count]) => window.eager.counted(prompt, count)"
         found = [self.page.evaluate(script, [PROMPT, count]) for count in runs]
@@ -93,7 +93,7 @@ class Capstan:
         return growth.as_json()
 
     def count(self, model: str, runs: list[int]) -> list[dict[str, Any]]:
-        """What runs of so many tokens counted."""
+        """Counts the work of runs of `runs` tokens each."""
         found: list[dict[str, Any]] = json.loads(self._printed(self.harness.reply(self._request(model, runs))))
         return found
 
@@ -117,7 +117,7 @@ class Capstan:
 
 
 def per_token(side: Eager | Capstan, model: str, tokens: int) -> dict[str, Any]:
-    """What one decoded token costs, from the difference between a longer and a shorter run."""
+    """The cost of one decoded token, from the difference between a longer and a shorter run."""
     *_, shorter, longer = side.count(model, [tokens, tokens, 2 * tokens])
     counts = {name: (longer["counts"][name] - shorter["counts"][name]) / tokens for name in longer["counts"]}
     return {"ids": longer["ids"], "capture": longer.get("capture"), "per_token": counts}

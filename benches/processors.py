@@ -1,4 +1,5 @@
-"""What options and logits processors cost a token, in the page: `build.py exec benches/processors.py [--model DIR]`.
+"""Measures the cost of options and logits processors per token, in the page: `build.py exec benches/processors.py
+[--model DIR]`.
 
 Prints milliseconds a token (the median of five rounds, the kinds taking turns) and bytes read back for a token.
 """

@@ -99,7 +99,7 @@ def equal_up_to(ids, plain):
 
 
 def told(stats):
-    """What came of drafts, in short."""
+    """The results of drafts, in short."""
     if stats is None:
         return None
     return {
@@ -125,7 +125,7 @@ async def main(folders):
     parser.add_argument("--software", action="store_true")
     args = parser.parse_args()
     [folder] = folders.values()
-    # On a software adapter steps of several positions are taped only where that is asked for.
+    # On a software adapter steps of several positions are taped only with this option.
     passes = tuple(name for name in PASSES if name not in ("direct", "prefill")) if args.software else None
     model = await capstan.Model.load(folder, device=args.device, passes=passes)
     print(model.adapter, file=sys.stderr)

@@ -93,7 +93,7 @@ def find_browser(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def browser_version(path: Path) -> str | None:
-    """What the program calls itself, or None where it does not start: Ubuntu's stub only names its snap."""
+    """The program's version line, or None if it does not start: Ubuntu's stub only names its snap."""
     try:
         done = subprocess.run(
             [path, "--version"], capture_output=True, text=True, timeout=VERSION_SECONDS, stdin=subprocess.DEVNULL

@@ -19,7 +19,7 @@ __all__ = ["main", "parse"]
 
 
 class Command(Protocol):
-    """What a module of `commands` offers."""
+    """The interface of a module in `commands`."""
 
     GROUP: str
 

@@ -15,7 +15,7 @@ __all__ = ["add_bytecode", "name_sources"]
 
 
 def add_bytecode(wheel: str) -> None:
-    """Rewrite a wheel in place. The bytecode is unchecked: the sources beside it are those it was made from."""
+    """Rewrite a wheel in place. The bytecode is unchecked: it was made from the sources beside it."""
     with zipfile.ZipFile(wheel) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     made = Path(wheel + ".new")

@@ -22,13 +22,13 @@ __all__ = ["UNPACKED", "Download", "downloads", "precompress", "unpack_snapshot"
 UNPACKED = ".raw"
 """The ending of a memory snapshot without gzip."""
 SUFFIXES = {".css", ".html", ".jinja", ".js", ".json", ".mjs", ".svg", ".txt", ".wasm", UNPACKED}
-"""Of files that are worth it; wheels and gzipped snapshots are packed already."""
+"""The endings of files that are compressed; wheels and gzipped snapshots are packed already."""
 LEAST_BYTES = 256
 """python.json is larger: by how it comes a page knows whether to ask for the unpacked snapshot."""
 SCRIPT = Path(__file__).parent / "compress.mjs"
 PACKED = CACHE / "compressed"
 KINDS = 2
-"""Of runtimes: for WebGPU, and for the CPU alone."""
+"""The number of runtimes: for WebGPU, and for the CPU alone."""
 
 
 def precompress(site: Path) -> list[Path]:
@@ -61,7 +61,7 @@ def is_worth_it(path: Path) -> bool:
 
 
 def forms(path: Path) -> list[Path]:
-    """Where the compressed forms of a file are."""
+    """The paths of a file's compressed forms."""
     return [path.with_name(path.name + ending) for ending in ENCODINGS.values()]
 
 
@@ -80,7 +80,7 @@ def unpack_snapshot(site: Path) -> None:
 
 @dataclass(frozen=True)
 class Download:
-    """What comes over the network of some files, in bytes, by what the server may send."""
+    """The download size of some files in bytes, by the encodings that the server may send."""
 
     files: int
     raw: int
@@ -89,8 +89,9 @@ class Download:
 
 
 def downloads(site: Path) -> Download:
-    """What a page loads of a site with compressed files until a model on WebGPU gives its first token, without the
-    page's own files and the model's."""
+    """The download of a page from a site with compressed files until a model on WebGPU gives its first token, without
+    the page's own files and the model's.
+    """
     base = site / "capstan"
     names = needed(base)
     raw, gzipped, brotli = (
@@ -112,7 +113,7 @@ def needed(base: Path) -> list[str]:
 
 
 def size_of(path: Path, endings: Iterable[str]) -> int:
-    """Of the first of a file's compressed forms that is there, else of the file."""
+    """The size of the first compressed form of a file that exists, else of the file."""
     for ending in endings:
         form = path.with_name(path.name + ending)
         if form.is_file():

@@ -26,7 +26,7 @@ class Contender:
     files: Mapping[str, tuple[str, ...]]
     """By package, what a page loads of it, as published; nothing else of the packages is kept."""
     brings: Mapping[str, str]
-    """What else has a version of its own: its title, by package."""
+    """Further parts with their own versions: the title by package."""
 
     @property
     def source(self) -> Path:
@@ -34,7 +34,7 @@ class Contender:
 
     @property
     def folder(self) -> Path:
-        """Where the files are kept."""
+        """The folder of the files."""
         return CACHE / self.name
 
     def install(self) -> Path:

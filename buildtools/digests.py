@@ -56,7 +56,7 @@ def data_files(folder: Path) -> list[Path]:
 
 
 def digests_of(data: Path, shard_size: int) -> Manifest:
-    """Of a whole file."""
+    """The digests of a whole file."""
     find_package()
     from capstan.weights.manifest import Manifest
 
@@ -71,7 +71,7 @@ def pieces(path: Path, size: int) -> Iterator[bytes]:
 
 
 def beside(data: Path) -> Path:
-    """Where a folder has the digests of a data file."""
+    """The path of a data file's digests in its folder."""
     return data.with_name(data.name + DIGESTS_SUFFIX)
 
 
@@ -108,8 +108,9 @@ def complete_digests(folder: Path) -> list[Path]:
 
 
 class Digests:
-    """What a server answers for NAME.shards.json of a model folder: the folder's own file if it is of these data, else
-    digests that are computed once and kept in `cache`, by path, size and time stamp."""
+    """The server's answer for NAME.shards.json of a model folder: the folder's own file if it belongs to these data,
+    else digests that are computed once and kept in `cache`, by path, size and time stamp.
+    """
 
     def __init__(self, cache: Path = CACHE / "digests", wait: float = WAIT_SECONDS) -> None:
         self._cache = cache

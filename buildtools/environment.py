@@ -236,7 +236,7 @@ def _download(requirements: str, folder: Path) -> None:
 
 
 def _onnx_sources() -> dict[Path, Path]:
-    """Generated module in our package -> the file of the installed onnx wheel that it is made from."""
+    """Generated module in our package -> its source file in the installed onnx wheel."""
     found = list(VENV.glob("lib/python*/site-packages/onnx")) + list(VENV.glob("Lib/site-packages/onnx"))
     if not found:
         return {}

@@ -8,13 +8,13 @@ __all__ = ["CommandError", "raise_remote"]
 
 
 class CommandError(Exception):
-    """What the user has to know and do, in one line; `build.py` prints it and exits with `status`."""
+    """A problem that the user can solve, with the remedy, in one line; `build.py` prints it and exits with `status`."""
 
     def __init__(self, message: str, status: int = 2, detail: str = "") -> None:
         super().__init__(message)
         self.status = status
         self.detail = detail
-        """What only `--debug` shows: a traceback or the output of a tool."""
+        """Details that only `--debug` shows: a traceback or the output of a tool."""
 
 
 def raise_remote(error: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ BUNDLED = ROOT / "models/bundled"
 CONFIG = "genai_config.json"
 REPOSITORY_CONFIG = "config.json"
 DIGESTS_SUFFIX = ".shards.json"
-"""Of the file beside weights that has their digests, as capstan.weights.manifest.MANIFEST_SUFFIX."""
+"""The ending of the file that holds a data file's digests, like capstan.weights.manifest.MANIFEST_SUFFIX."""
 DTYPES = ("fp32", "fp16", "q4", "q4f16", "q8", "int8", "uint8", "bnb4")
 """Those of capstan.repository, which cannot be imported before there is an environment."""
 
@@ -111,8 +111,9 @@ def graphs_of(folder: Path) -> list[Path]:
 
 
 def about_model(folder: Path) -> dict[str, int | bool | None]:
-    """What the demo page tells of a model before it is loaded: the bytes of its graph and weights (None for a
-    repository, of whose graphs one is read), and whether it has a chat template."""
+    """The demo page's facts about a model before it is loaded: the bytes of its graph and weights (None for a
+    repository, of whose graphs one is read), and whether it has a chat template.
+    """
     try:
         check_chat_template(folder)
         chat = True
@@ -173,5 +174,5 @@ def mounts(folders: Iterable[Path]) -> dict[str, Path]:
 
 
 def model_url(name: str) -> str:
-    """Where the page finds a mounted model."""
+    """The address of a mounted model in the page."""
     return f"/models/{quote(name)}/"

@@ -109,7 +109,7 @@ def onnxruntime_folder() -> Path:
 
 
 def site_packages() -> Path:
-    """Where .venv keeps its packages."""
+    """The folder of .venv's packages."""
     (found,) = [*VENV.glob("lib/python*/site-packages"), *VENV.glob("Lib/site-packages")]
     return found
 

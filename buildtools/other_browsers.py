@@ -52,7 +52,7 @@ LAVAPIPE = OtherBrowser(
     (),
     ("usr/share/vulkan/icd.d/lvp_icd*.json", "usr/lib/*/libvulkan.so.1"),
 )
-"""No browser, but the Vulkan device on the CPU that Firefox and naga are tried on."""
+"""No browser: a Vulkan device on the CPU, used to try Firefox and naga."""
 FIREFOX = OtherBrowser(
     "Firefox",
     ("firefox-esr", *LAVAPIPE.packages),

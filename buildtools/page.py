@@ -1,4 +1,4 @@
-"""One headless Chromium with the harness page open: what `run` and `exec` talk to."""
+"""One headless Chromium with the harness page open, for `run` and `exec`."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def has_hardware_adapter(browser: Browser, url: str) -> bool:
 
 
 def page_error(error: Error, browser: str) -> CommandError:
-    """What Playwright reports, as one line for the user."""
+    """Playwright's error as one line for the user."""
     text = error.message.strip()
     if any(word in text for word in LOST):
         return CommandError(

@@ -48,7 +48,7 @@ ENCODINGS = {"br": ".br", "gzip": ".gz"}
 MOST_PATH = 4096
 """Characters of a request's path; more is 414."""
 TRANSFORMERS_JS = "/transformers.js/transformers.min.js"
-"""Where the demo's race has Transformers.js, if it is among the files."""
+"""The folder of Transformers.js for the demo's race, if it is among the files."""
 LOCAL_NAMES = ("localhost", "localhost.localdomain")
 FRAMES = "frame-ancestors 'none'"
 """The part of the pages' content security policy that a page cannot have in itself."""
@@ -72,7 +72,7 @@ class SiteServer(ThreadingHTTPServer):
 
     @property
     def handler(self) -> type[SiteHandler]:
-        """What answers requests."""
+        """The class that answers requests."""
         return SiteHandler
 
     def __init__(
@@ -124,8 +124,9 @@ class SiteServer(ThreadingHTTPServer):
         return entry
 
     def find(self, path: str) -> Path | bytes | None:
-        """What a URL path names: a file, bytes made here, or nothing. No hidden file, and no link that leads out of the
-        served folder."""
+        """The target of a URL path: a file, bytes made here, or nothing. No hidden file, and no link that leads out of
+        the served folder.
+        """
         parts = [part for part in path.split("/") if part]
         if not path.startswith("/") or any(is_refused(part) for part in parts):
             return None
@@ -184,7 +185,7 @@ class SiteHandler(BaseHTTPRequestHandler):
         """Say nothing: the terminal belongs to the model's text."""
 
     def refusal(self) -> tuple[HTTPStatus, bytes] | None:
-        """Why the request is not answered, whatever it asks for."""
+        """The reason why no path of this request would be answered."""
         if len(self.path) > MOST_PATH:
             return HTTPStatus.REQUEST_URI_TOO_LONG, b"the address is too long\n"
         hosts = self.headers.get_all("Host") or []
@@ -197,7 +198,7 @@ class SiteHandler(BaseHTTPRequestHandler):
 
     def _answer(self, with_body: bool) -> None:
         if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
-            self.close_connection = True  # What follows is a body that nobody reads.
+            self.close_connection = True  # The body that follows is not read.
         try:
             refused = self.refusal()
         except ValueError:

@@ -23,25 +23,27 @@ ORT_FILES = (
     *("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm"),
     *("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"),
 )
-"""What computes on WebGPU, and on the CPU alone."""
+"""The runtimes for WebGPU, and for the CPU alone."""
 XGRAMMAR_FILES = ("index.js",)
-"""What matches grammars; loaded when the first one is asked for."""
+"""The grammar library; loaded for the first grammar."""
 PYODIDE_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 VENDORED = {
     "ort": MODULES / "onnxruntime-web/dist",
     "pyodide": MODULES / "pyodide",
     "xgrammar": MODULES / "@mlc-ai/web-xgrammar/lib",
 }
-"""The folders of the packages that the page's folders of these names take files from."""
+"""The source folders of the packages whose files the page has under these names."""
 PAGE_FOLDERS = {
     "web/demo": ("demo.ts", "drawer.ts", "incomplete.ts", "transformers_worker.ts"),
     "web/harness": ("harness.ts",),
 }
 """The pages, and which of their modules a page names; those import the others."""
 LATER = "./drawer.js"
-"""What the demo page imports when it is wanted."""
+"""Modules that the demo page imports on demand."""
 PAGE_IMPORT = "./capstan/capstan.js"
-"""What `import ... from "capstan-webgpu"` becomes in a page: the built client, so that tests run what users get."""
+"""The target of `import ... from "capstan-webgpu"` in a page: the built client, so that tests run the code that users
+get.
+"""
 
 
 def assemble() -> Path:

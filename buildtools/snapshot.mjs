@@ -1,7 +1,7 @@
 // node snapshot.mjs REQUEST: boots Pyodide, imports what a page needs and writes the interpreter's memory to a file.
 //
 // REQUEST is JSON: {pyodide, wheels, folder, compile, modules, host, target}. Written to stdout, as JSON: the size of
-// the memory without the zeros at its end, and the size of the heap it belongs into.
+// the memory without the zeros at its end, and the size of the heap which it fills.
 
 import { readFileSync, writeFileSync } from "node:fs";
 import { basename } from "node:path";
@@ -13,9 +13,9 @@ process.on("uncaughtException", (error) => {
   process.exit(1);
 });
 
-// Python decides as it starts whether `run_sync` is there at all, by whether JavaScript Promise Integration is. Older
-// versions of Node have none, but the page may: let Python see it. Nothing here waits, and a page without it tells Python
-// so at each call.
+// At its start Python looks for JavaScript Promise Integration, to decide whether `run_sync` exists at all. Older
+// versions of Node have none, but the page may: let Python see it. Nothing here waits, and a page without it tells
+// Python so at each call.
 if (!("Suspending" in WebAssembly)) {
   WebAssembly.Suspending = function (action) {
     return action;

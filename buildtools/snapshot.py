@@ -1,4 +1,4 @@
-"""The memory snapshot: an interpreter that has imported Capstan, for pages to start from."""
+"""The memory snapshot: an interpreter that has imported Capstan, from which pages start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PYODIDE = ROOT / "node_modules/pyodide"
 HERE = Path(__file__).parent
 SCRIPT, COMPILE = HERE / "snapshot.mjs", HERE / "compiled_wheels.py"
 WHEELS_FOLDER = "/lib/wheels/"
-"""Where the wheels lie in the page's file system, in the snapshot and without it."""
+"""The folder of the wheels in the page's file system, in the snapshot and without it."""
 HOST = "_capstan_host"
 """The module that the worker makes (web/src/host.ts): the only JavaScript object that Capstan holds when imported."""
 MODULES = ("capstan._js.page", "capstan._js.start", "capstan.onnxruntime", "pyodide.code")
@@ -40,7 +40,7 @@ class Snapshot:
 
 
 def snapshot_tools() -> list[Path]:
-    """The files, besides the wheels, that decide what a snapshot is."""
+    """The files, besides the wheels, that determine a snapshot."""
     return [SCRIPT, COMPILE, Path(__file__), *(PYODIDE / name for name in ("package.json", "pyodide.asm.wasm"))]
 
 

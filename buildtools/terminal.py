@@ -21,7 +21,7 @@ def say(text: str) -> None:
 
 
 class Progress:
-    """Shows how far something is. On a terminal the line is rewritten; elsewhere each quarter is a line."""
+    """Shows the progress of a task. On a terminal the line is rewritten; elsewhere each quarter is a line."""
 
     def __init__(self) -> None:
         self._rewrites = sys.stderr.isatty()

@@ -13,7 +13,7 @@ __all__ = ["build_wheel", "page_wheels", "wheel_inputs"]
 
 
 def wheel_inputs() -> list[Path]:
-    """The files that the page's own wheel is made from."""
+    """The inputs of the page's own wheel."""
     sources = (path for path in (ROOT / "py_src").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     return sorted([*(path for path in sources if path != WHEEL_HOST), ROOT / "pyproject.toml"])
 

@@ -168,12 +168,12 @@ def allowances() -> dict[str, int]:
 
 
 def excess(found: Mapping[str, list[Phrase]], allowed: Mapping[str, int]) -> dict[str, list[Phrase]]:
-    """The phrases of each file that has more of them than it may have."""
+    """The phrases of each file whose count exceeds its allowance."""
     return {name: each for name, each in found.items() if len(each) > allowed.get(name, 0)}
 
 
 def shrunk(found: Mapping[str, list[Phrase]], allowed: Mapping[str, int]) -> dict[str, int]:
-    """The allowances, lowered to what the files still have."""
+    """The allowances, lowered to the present counts."""
     counts = {name: min(count, len(found.get(name, ()))) for name, count in sorted(allowed.items())}
     return {name: count for name, count in counts.items() if count}
 

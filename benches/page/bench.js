@@ -92,7 +92,7 @@ function contender(name) {
 }
 
 const ACTIONS = {
-  /** What a function of the contender gives, after an untimed call for `warm_up` tokens where the plan has that. */
+  /** The result of a contender's function, after an untimed call for `warm_up` tokens if the plan has one. */
   call: async ({ contender: name, function: called, args, warm_up: tokens }) => {
     const called_upon = await contender(name);
     if (tokens) await called_upon.call(called, { ...args, tokens });

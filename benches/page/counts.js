@@ -82,7 +82,7 @@
     },
     /** The counts since `start`. */
     counted: () => ({ ...counts }),
-    /** Bytes of GPU buffers alive now, and the most there were. */
+    /** Bytes of the live GPU buffers, and their peak. */
     memory: () => ({ live_bytes: memory.live, peak_bytes: memory.peak }),
   };
 })();

@@ -41,7 +41,7 @@ def key_of(name: str, options: dict[str, Any]) -> str:
 
 
 def played(name: str, sampling: dict[str, Any] | None, options: dict[str, Any]) -> str:
-    """What a replay has in common with the generation whose bursts it repeats: the model, its options, the sampler."""
+    """The key of a generation and of the replay that repeats its bursts: model, options and sampler."""
     return key_of(name, {**options, "sampling": sampling})
 
 
@@ -53,7 +53,7 @@ async def open_model(name: str, options: dict[str, Any]) -> capstan.Model:
 
 
 async def counts() -> Any:
-    """What counts.js leaves in this worker."""
+    """The counters that counts.js sets up in this worker."""
     if not hasattr(js, "benchCounts"):
         run_js(await source("counts.js"))
     return js.benchCounts
@@ -130,7 +130,7 @@ async def generate(
 
 
 async def count(generator: capstan.Generator, take: Any, ids: list[int]) -> dict[str, Any]:
-    """What the decode steps of a run cost: WebGPU's counts and the host's milliseconds after the prefill."""
+    """The cost of a run's decode steps: WebGPU's counts and the host's milliseconds after the prefill."""
     await generator.prepare_async()
     counter = await counts()
     rows: Any = generator._loop.decoder
@@ -205,7 +205,7 @@ async def started(
 async def replay(
     *, model: str, prompt: list[int], tokens: int, sampling: dict[str, Any] | None = None, **options: Any
 ) -> dict[str, Any]:
-    """Milliseconds a token of the same tape and sampler played from JavaScript alone, in bursts as Python's were."""
+    """Milliseconds a token of the same tape and sampler played from JavaScript alone, in bursts of Python's length."""
     opened = await open_model(model, options)
     picks = bursts_seen[played(model, sampling, options)]
     async with await started(opened, prompt, tokens + picks, sampling) as generator:
@@ -230,7 +230,7 @@ async def operations(*, model: str, prompt: list[int], repeats: int, **options: 
 
 
 async def limits() -> dict[str, Any]:
-    """What the adapter copies in a second, and the microseconds of an empty dispatch in a pass of its own."""
+    """The bytes that the adapter copies in a second, and the microseconds of an empty dispatch in its own pass."""
     found: dict[str, Any] = (await run_js(await source("limits.js"))).to_py()
     return found
 
@@ -270,7 +270,7 @@ async def force(generator: capstan.Generator, token: int, vocabulary: int) -> No
 
 
 async def transcript(*, model: str, prompt: list[int], tokens: int, **options: Any) -> dict[str, Any]:
-    """What the model answers, greedily, up to its end-of-sequence token or `tokens` tokens."""
+    """The model's greedy answer, up to its end-of-sequence token or `tokens` tokens."""
     opened = await open_model(model, options)
     tokenizer = capstan.Tokenizer(opened)
     params = capstan.GeneratorParams(opened)

@@ -1,5 +1,5 @@
-// What the adapter can do at best, measured on a device of its own: evaluated by Python, and resolves to
-// {copy_bytes_per_s, empty_us, bytes}.
+// The adapter's best rates, measured on a separate device: evaluated by Python, and resolves to {copy_bytes_per_s,
+// empty_us, bytes}.
 (async () => {
   const REPEATS = [16, 64];
   const ROUNDS = 5;

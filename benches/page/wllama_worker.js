@@ -8,7 +8,7 @@ let loaded = null;
 let told = [];
 let last = [];
 
-/** What llama.cpp says of the device that it chose, so that a run on the CPU is seen; and its last words. */
+/** llama.cpp's lines about its device, which reveal a run on the CPU; and its last words. */
 const TELLING = /webgpu|offload|using device/i;
 const listen = (...words) => {
   const line = words.join(" ").trim().slice(0, 300);
@@ -16,7 +16,7 @@ const listen = (...words) => {
   last = [...last.slice(-7), line];
 };
 
-/** What an action gives; its error comes with the engine's last words, which say why. */
+/** The result of an action; its error includes the engine's last words, which give the reason. */
 async function explained(action) {
   try {
     return await action();

@@ -1,4 +1,5 @@
-// What the workers of the JavaScript contenders share: messages in, results out, one generate with its times and counts.
+// Code that the workers of the JavaScript contenders share: messages in, results out, one generate with its times and
+// counts.
 import "./counts.js";
 
 /** Serve calls {id, name, args} with the contender's functions of those names. */

@@ -1,4 +1,4 @@
-"""What float32 says about a model's chats: the truth that the bench compares engines with.
+"""Computes float32's answers to a model's chats: the truth with which the bench compares engines.
 
 usage: .venv/bin/python benches/real/agreement.py MODEL_FOLDER ... [--tokens N] [--top N]
 
@@ -33,7 +33,7 @@ from onnx.external_data_helper import load_external_data_for_model
 
 HERE = Path(__file__).parent
 CHATS = "chats.json"
-"""In a model folder, this is what the bench's chats are read from."""
+"""The bench reads its chats from this file of a model folder."""
 
 
 def main() -> int:
@@ -82,7 +82,8 @@ def truth(folder: Path, tokens: int, top: int) -> dict[str, Any]:
 
 def encoded(folder: Path) -> Iterator[tuple[list[int], list[int]]]:
     """The committed chats as ids: the prompt as the template writes it, and the reply behind it. A folder without a
-    chat template is given the question as it is."""
+    chat template gets the question unchanged.
+    """
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     file = folder / "chat_template.jinja"
     about = json.loads((folder / "tokenizer_config.json").read_text())

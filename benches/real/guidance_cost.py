@@ -1,4 +1,4 @@
-"""What a grammar costs a decode step. It runs in the page:
+"""Measures the cost of a grammar per decode step. It runs in the page:
 
 usage: python3 build.py exec guidance_cost.py --model FOLDER -- [--device webgpu|wasm] [--tokens N] [--rounds N]
 
@@ -38,7 +38,7 @@ SEARCHES = {
 
 
 async def generation(model, ids, tokens, search, grammar, waits):
-    """Milliseconds a token from the first to the last one, the ids, and what the device did."""
+    """Milliseconds a token from the first to the last one, the ids, and the device's counters."""
     params = capstan.GeneratorParams(model)
     params.set_search_options(max_length=len(ids) + tokens, **SEARCHES[search])
     if grammar:
@@ -76,7 +76,7 @@ async def masks(model, grammar, ids):
 
 
 def automaton(model, grammar):
-    """What making it takes, and its size."""
+    """Milliseconds to make the automaton, and its size."""
     params = capstan.GeneratorParams(model)
     params.set_guidance(*GRAMMARS[grammar])
     began = time.perf_counter()

@@ -6,8 +6,8 @@ usage: .venv/bin/python benches/real/make_repositories.py OUT --checkpoint HF_FO
     OUT/optimum    onnx/model.onnx as Optimum exports the checkpoint, the weights inside; made if OPTIMUM_PYTHON names a
                    Python that has optimum 1.24 with transformers 4.48
 
-What is there already is kept. DTYPE is Transformers.js' name: fp32, q4 or q4f16. same_ids.py, beside this file, then
-compares what they pick with what the builder's folders do.
+Existing files are kept. DTYPE is Transformers.js' name: fp32, q4 or q4f16. same_ids.py, beside this file, then compares
+the picks with those of the builder's folders.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def write_source(gguf: Path, out: Path) -> None:
 
 
 def write_tokenizer(out: Path, template: str) -> None:
-    """Put back what reading a tokenizer from GGUF loses: single digits, and what the special tokens are for."""
+    """Put back the properties that a tokenizer loses in GGUF: single digits, and the purposes of special tokens."""
     file = out / "tokenizer.json"
     tokenizer: dict[str, Any] = json.loads(file.read_text())
     digits = {"type": "Digits", "individual_digits": True}
@@ -135,7 +135,7 @@ def write_tokenizer(out: Path, template: str) -> None:
 
 
 def export(source: Path, out: Path, options: list[str]) -> None:
-    """What onnxruntime-genai's builder writes for WebGPU; the folder appears once it is complete."""
+    """Run onnxruntime-genai's builder for WebGPU; the folder appears once it is complete."""
     scratch = out.with_name(f"{out.name}.new")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.parent.mkdir(parents=True, exist_ok=True)

@@ -175,7 +175,7 @@ def render(out: Path, report: dict[str, Any]) -> None:
 
 
 def compact(step: dict[str, Any]) -> dict[str, Any]:
-    """A step for the file: only the first ids, and no operations, which the summary has."""
+    """A step for the file: only the first ids, and no operations, which are in the summary."""
     data = step.get("data")
     if not isinstance(data, dict):
         return step
@@ -197,7 +197,7 @@ def version(browser: Path) -> str:
 
 
 def gpu() -> str | None:
-    """What nvidia-smi calls the GPU; None without it."""
+    """The GPU's name by nvidia-smi; None without it."""
     if not shutil.which("nvidia-smi"):
         return None
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]

@@ -1,4 +1,4 @@
-"""What the bench measures: sections of steps, each played by one contender in the page."""
+"""The plan of the bench: sections of steps, each played by one contender in the page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 Step = dict[str, Any]
-"""id, model, section, action of the page, its arguments, `limit` in seconds; the other keys say what it is for."""
+"""id, model, section, action of the page, its arguments, `limit` in seconds; the other keys say its purpose."""
 
 SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
 SEEDED = {**SAMPLING, "random_seed": 7}
@@ -87,7 +87,7 @@ COUNTED_ROWS = (
     Row("tape_8", "Capstan, tape, K = 8, greedy", "capstan", arguments={**TAPE, "run_ahead": 8}),
     *(row for row in DECODE_ROWS if row.function == "generate" and row.contender == "capstan"),
 )
-"""Of Capstan a tape's first, so that memory is read before other captures are open."""
+"""One of Capstan's tapes comes first, so that memory is read before other captures are open."""
 LEFT_OUT = ("transformers_js_sampled", "capstan_off", "capstan_ort", "tape_1", "tape")
 """Counted rows that a larger model on a software adapter goes without."""
 LOADED: dict[str, list[dict[str, str]]] = {
@@ -141,7 +141,7 @@ class Extent:
     limit: float
     """Seconds for one step."""
     only_counted_from: int | None = None
-    """Of a model with as many bytes of weights only the counters are measured."""
+    """Models with at least this many bytes of weights have only their counters measured."""
 
 
 HARDWARE = Extent(5, 96, (16, 128, 512, 1024, 2048, 4000), 2, 24, (16, 256), 3, 2, 32, 1, 90)
@@ -217,7 +217,7 @@ def starts(subject: Subject, measured: Extent) -> Iterator[Step]:
 
 
 def placed(asked: Step) -> Step:
-    """What a step says of its prompt: the length, and which chat it is."""
+    """The prompt of a step: its length, and the number of its chat."""
     return {"length": len(asked["prompt"]), **({"chat": asked["chat"]} if "chat" in asked else {})}
 
 

@@ -10,14 +10,14 @@ from math import ceil, floor, log10
 __all__ = ["Bar", "bars", "lines"]
 
 WIDTH = 420
-"""Of every plot, in its own units: on a phone text of 12 is still readable."""
+"""The text size of every plot, in its own units: 12 is still readable on a phone."""
 LINE = 16
 BAR = 12
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: its parts from left to right, each (colour class, value, what it is)."""
+    """One bar: its parts from left to right, each (colour class, value, label)."""
 
     title: str
     parts: Sequence[tuple[str, float, str]]

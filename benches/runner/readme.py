@@ -141,7 +141,7 @@ def speed_table(report: dict[str, Any], path: str) -> str:
 
 
 def agreement(report: dict[str, Any]) -> str:
-    """What the ids' comparison found."""
+    """The result of the ids' comparison."""
     found = report["disagreements"]
     if not found:
         return "all"

@@ -91,7 +91,7 @@ def conditions(report: dict[str, Any]) -> str:
 
 
 def faults(report: dict[str, Any]) -> str:
-    """What went wrong, all of it, before any number."""
+    """All failures, which come before any number."""
     found = []
     for name in ("disagreements", "failures", "over budget", "requests to other hosts"):
         entries = "".join(f"<li>{escape(said(entry))}</li>" for entry in report[name])

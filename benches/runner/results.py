@@ -1,4 +1,4 @@
-"""What the steps of a bench amount to: medians, percentiles, ratios, and whether the ids agree."""
+"""The results of a bench: medians, percentiles, ratios, and whether the ids agree."""
 
 from __future__ import annotations
 
@@ -271,10 +271,10 @@ def disagreements(outcomes: Iterable[Outcome], with_truth: Collection[str] = ())
 
     Models `with_truth` are real ones, for which float32's ids are known: there engines may part where two tokens are
     nearly as likely, and `truth.against_float32` judges them. Only Capstan's rows of one capture, which run the same
-    kernels, are held to each other here. Ids of contenders with weights of their own are not looked at.
+    kernels, are held to each other here. Ids of contenders with weights of their own are not compared.
 
-    Ids are compared wherever a step gives some, so that no time or count is told of a row whose ids nobody looked at.
-    The reference is the untouched one: the eager loop in JavaScript, else the first row there is; Capstan's rows are
+    Ids are compared in every step that has some, so that no time or count is reported for a row with unchecked ids. The
+    reference is the untouched one: the eager loop in JavaScript, else the first row there is; Capstan's rows are
     compared with one another too. `at` is the first place that differs. A row that differs from itself in another round
     is in the list as well.
     """
@@ -310,7 +310,7 @@ def disagreements(outcomes: Iterable[Outcome], with_truth: Collection[str] = ())
 
 
 def over_budget(outcomes: Iterable[Outcome]) -> list[str]:
-    """What decode steps of a tape asked of WebGPU beyond their budget, a line each.
+    """Lists the steps of a tape that exceeded their budget of WebGPU calls, a line each.
 
     The budget of n tokens: no buffer, bind group or write; a submit and a readback for the first token and one for
     every K after it (or, where K adapts, as many as Python was told of bursts); 4 bytes read a token.

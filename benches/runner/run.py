@@ -145,7 +145,7 @@ def tail(log: Path) -> str:
 
 
 def probe_adapter(make_server: Callable[[], BenchServer], browser: Path, flags: Sequence[str]) -> dict[str, Any]:
-    """What the browser calls its adapter; CommandError with the reason where the page does not come up or has none."""
+    """The browser's name of its adapter; CommandError if the page does not come up or has no adapter."""
     found: list[dict[str, Any]] = []
     step = {"id": 0, "model": "", "section": "adapter", "action": "adapter", "limit": BOOT_SECONDS}
     play(make_server(), browser, flags, [step], lambda _, outcome: found.append(outcome))

@@ -63,7 +63,7 @@ class BenchServer(SiteServer):
         self.packages = packages
         self.steps: Sequence[Step] = ()
         self.posted: queue.Queue[tuple[str, Any]] = queue.Queue()
-        """What the page posts: begin, result, end, and foreign (a request to another host)."""
+        """The page's messages: begin, result, end, and foreign (a request to another host)."""
         super().__init__(site, models)
 
     @property

@@ -58,7 +58,7 @@ class Subject:
         return self.gguf and bool(self.chats)
 
     def prompt(self, turn: int = 0) -> dict[str, Any]:
-        """The prompt of a round, also as text, and for the step which chat it is."""
+        """The prompt of a round, also as text, and the number of its chat for the step."""
         if not self.chats:
             return {"prompt": prompt_ids(PROMPT_TOKENS, self.vocabulary)}
         place = turn % len(self.chats)

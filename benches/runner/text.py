@@ -97,7 +97,7 @@ def table(report: dict[str, Any]) -> str:
 
 
 def adapter_name(report: dict[str, Any]) -> str:
-    """The GPU as its driver names it, else as the browser does."""
+    """The GPU's name by its driver, else by the browser."""
     adapter = report["adapter"]
     told = adapter["description"] or " ".join([adapter["vendor"], adapter["architecture"]])
     return told if adapter["software"] else str(report["gpu"] or told)

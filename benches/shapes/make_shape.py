@@ -139,7 +139,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 embedding where each kind of layer has rotary parameters of its own."""
 
 SHARE = 3.0
-"""How much larger than a token's embedding the sum of what the layers add to it is."""
+"""The ratio of the layers' sum to a token's embedding."""
 
 
 def main() -> int:
@@ -195,7 +195,7 @@ def separate(model: Any) -> None:
         added = (seen[0].float() - embedded).square().mean().sqrt() / embedded.square().mean().sqrt()
         for layer in model.model.layers:
             if hasattr(layer, "post_feedforward_layernorm"):
-                # What a half of a layer adds is normalised, by a norm whose weights have one added.
+                # The output of each half of a layer is normalised, by a norm whose weights have one added.
                 layer.post_attention_layernorm.weight.copy_(SHARE / added - 1)
                 layer.post_feedforward_layernorm.weight.copy_(SHARE / added - 1)
             else:

@@ -31,7 +31,7 @@ SPEED = ROOT / "docs/speed.md"
 """All tables; README.md has one of them, in brief."""
 RESULTS = ROOT / "benches/results"
 PACKED_TOOLS = ("__init__.py", "errors.py", "models.py", "server.py")
-"""Of buildtools, what the runner uses; standard library only."""
+"""The modules of buildtools that the runner uses; standard library only."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -200,7 +200,7 @@ def pack(folder: Path, given: dict[str, Path]) -> int:
 
 
 def fill(folder: Path, own: dict[str, Path], given: dict[str, Path]) -> None:
-    """Write all that a pack holds into a new folder; `own` are the models that it has cases for."""
+    """Write all parts of a pack into a new folder; `own` are the models with correctness cases."""
     from benches.correctness import cases
 
     from ..browser import HARDWARE_LINUX

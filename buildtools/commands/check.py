@@ -31,7 +31,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run every tool, even after one has failed; 1 if any did."""
+    """Run every tool, even after one has failed; 1 if any failed."""
     python = [str(venv_python()), "-P", "-m"]
     modules = ROOT / "node_modules"
     prettier = ["node", str(modules / "prettier/bin/prettier.cjs"), "--log-level=warn"]

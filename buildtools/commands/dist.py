@@ -28,7 +28,7 @@ GROUP = "dev"
 TARGET = BUILD / "dist"
 BILL = "sbom.cdx.json"
 HARNESS = ("harness.html", "harness.js", "blank.html")
-"""Pages for tests and the command line, which a published site does without."""
+"""Pages for tests and the command line, which a published site leaves out."""
 KEPT_OFFLINE = {".css", ".html", ".js", ".json", ".mjs", ".svg", ".wasm", ".whl", ".zip"}
 """The endings of files that the service worker keeps."""
 TYPES = ("assets", "capstan", "client", "completions", "errors", "options", "protocol", "run", "session", "tool_calls")
@@ -148,10 +148,10 @@ def npm_package(target: Path) -> Path:
         "bin": {"capstan-webgpu": "bin/capstan-webgpu.mjs"},
         # It defines an element.
         "sideEffects": ["./chat.js", f"./{IN_DEVELOPMENT.format('chat')}"],
-        # What types/ai.d.ts names; the AI SDK brings it, and pages without the SDK may have any.
+        # types/ai.d.ts names it; the AI SDK brings it, and pages without the SDK may have any version.
         "peerDependencies": {SPECIFICATION: "*"},
         "peerDependenciesMeta": {SPECIFICATION: {"optional": True}},
-        # What Pyodide imports in Node only.
+        # Pyodide imports it in Node only.
         "browser": {"ws": False},
         "types": "./types/capstan.d.ts",
         "files": ["index.js", *(f"{name}.js" for name in BESIDE), "bin", "capstan", "dev", "types", "*.md", "*.txt"],
@@ -205,7 +205,7 @@ def declare_types(target: Path) -> None:
 
 
 def bill_of_materials() -> dict[str, Any]:
-    """What the site contains, as CycloneDX: npm's own list of its packages, and the wheels that the page loads."""
+    """The site's contents as CycloneDX: npm's own list of its packages, and the wheels that the page loads."""
     remedy = "install npm 9.5 or newer, which writes software bills of materials, and run this again"
     printed = run_tool(["npm", "sbom", "--sbom-format", "cyclonedx", "--omit", "dev", "--loglevel=error"], remedy)
     bill: dict[str, Any] = json.loads(printed)

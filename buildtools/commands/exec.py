@@ -96,7 +96,7 @@ async def read_line() -> str | None:
 
 
 async def execute(args: argparse.Namespace) -> int:
-    """Open the page, send the script, pass its output on."""
+    """Open the page, send the script, forward its output."""
     from ..digests import Digests
     from ..page import Event, open_harness
     from ..server import serving

@@ -1,4 +1,4 @@
-"""`build.py models`: prepares model folders. What a browser has stored is listed on the demo page and from Python."""
+"""`build.py models`: prepares model folders. The demo page and Python list the models that a browser has stored."""
 
 from __future__ import annotations
 

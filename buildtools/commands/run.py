@@ -115,7 +115,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def read_completion(args: argparse.Namespace) -> dict[str, Any]:
-    """What a request has to complete a prompt."""
+    """The fields of a request that completes a prompt."""
     prompt, prompt_ids = read_prompt(args)
     if args.max_length is not None:
         raise CommandError("--max-length is for --chat: give --max-new-tokens for one prompt")
@@ -124,7 +124,7 @@ def read_completion(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_chat(args: argparse.Namespace) -> dict[str, Any]:
-    """What a request has to begin a conversation."""
+    """The fields of a request that begins a conversation."""
     given = {"a prompt": args.text or args.prompt, "--prompt-ids": args.prompt_ids, "--json": args.json or None}
     for name, value in given.items():
         if value is not None:
@@ -155,7 +155,7 @@ def read_prompt(args: argparse.Namespace) -> tuple[str | None, list[int] | None]
 
 
 def read_search(args: argparse.Namespace) -> dict[str, Any]:
-    """The search options that were given, by onnxruntime-genai's names; their stages say what they may be."""
+    """The given search options, by onnxruntime-genai's names; their stages check them."""
     from capstan.errors import OptionError
 
     search: dict[str, Any] = {}
