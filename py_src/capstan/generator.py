@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +18,7 @@ from .fallback import fall_back
 from .generator_params import GeneratorParams
 from .host import wait_here
 from .leaving import when_dropped
-from .memory import Pools
+from .memory import DeviceBuffer, DeviceSpan, Pools
 from .processed_loop import ProcessedLoop
 from .prompt import checked_prompts
 from .row_loop import RowLoop
@@ -375,6 +375,22 @@ class Generator:
     async def _end(self) -> None:
         async with self._turn:
             await self._loop.end()
+
+    async def replace_scratch_async(self, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None) -> None:
+        """Have the kernels of its tapes work in these buffers from now on, or in buffers of their own for None. Names
+        are those that `query_memory_requirements` has in the pool `scratch`. Tokens stay what they are; buffers that
+        were given before are let go, and open generators may share some.
+
+        Raises BufferMismatchError for buffers that cannot be used, and where only onnxruntime allocates scratch;
+        OutOfMemoryError. The kernels work where they did then.
+        """
+        async with self._turn:
+            await self._loop.surviving(partial(self._loop.replace_scratch, scratch))
+
+    def replace_scratch(self, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None) -> None:
+        """`replace_scratch_async`, blocking."""
+        twin = "await replace_scratch_async(scratch)"
+        self._wait(self.replace_scratch_async(scratch), "replace_scratch", twin)
 
     def _wait(self, awaitable: Coroutine[Any, Any, T], name: str, twin: str) -> T:
         return wait_here(self._model.host, awaitable, name, twin)

@@ -24,7 +24,7 @@ from .fallback import fall_back
 from .guidance import Encoder, Grammars, TokenBytes, vocabulary
 from .host import Host, current_host
 from .leaving import Leaving, when_dropped
-from .memory import AlignmentRequirements, MemoryRequirements, Pools
+from .memory import AlignmentRequirements, DeviceBuffer, DeviceSpan, MemoryRequirements, Pools
 from .model_folder import no_progress
 from .opening import Opened, Source, open_model, search_options, set_stall_timeout
 from .prefix_cache import PrefixCache, checked_limit
@@ -161,9 +161,9 @@ class Model:
         """The adapter's name."""
         return self._open().adapter
 
-    async def decoder(self, max_length: int, pools: Pools | None = None) -> Decoder:
+    async def decoder(self, max_length: int) -> Decoder:
         """A decoder whose KV cache holds at least `max_length` positions, at most the context length."""
-        return await self._open().decoder(capacity_for(max_length, self.config.context_length), pools)
+        return await self._open().decoder(capacity_for(max_length, self.config.context_length))
 
     async def row_decoder(
         self, rows: int, max_length: int, pools: Pools | None = None, lora: LoraWeights | None = None
@@ -178,6 +178,12 @@ class Model:
             if not self.prefixes.clear():
                 raise
         return await self._open().row_decoder(rows, capacity, pools, lora)
+
+    async def replace_scratch(
+        self, decoder: RowDecoder, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None
+    ) -> None:
+        """Have the tapes of a decoder of this model work in other scratch; see DeviceModel.replace_scratch."""
+        await self._open().replace_scratch(decoder, scratch)
 
     async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
         """What goes on from what a decoder of this model is, with adapters; see DeviceModel.switched."""

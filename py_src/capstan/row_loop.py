@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,7 +13,7 @@ from .device.row_decoder import RowBurst, RowDecoder
 from .errors import ClosedError, DeviceLostError, OptionError, PromptError
 from .flight import Flight
 from .generator_params import GeneratorParams
-from .memory import Pools
+from .memory import DeviceBuffer, DeviceSpan, Pools
 from .prompt import Prompt
 from .row import Row
 from .run_ahead import RunAhead
@@ -179,6 +180,14 @@ class RowLoop:
             if choice:
                 self.adapters.chosen(choice)
         return self.open_decoder()
+
+    async def replace_scratch(self, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None) -> None:
+        """Have tapes work in these buffers from now on; what was submitted has its own still."""
+        self.require_open()
+        if self.decoder is not None:
+            await self._model.replace_scratch(self.decoder, scratch)
+        pools = replace(self._pools or Pools(), scratch=scratch)
+        self._pools = None if pools == Pools() else pools
 
     def _use(self, decoder: RowDecoder) -> None:
         """Go on with this decoder."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,3 +60,96 @@ def test_buffers_that_cannot_be_used_are_refused(scripts: PageScripts) -> None:
     assert "'logits'" in found["missing"]
     assert found["left"] == "nothing"
     assert found["ids"] == str(oracle.greedy(LLAMA, PROMPT, 4))
+
+
+PROMPTS = [[1, 4, 3, 4, 9, 8], [5, 6, 2, 2, 2, 2], [2, 7, 8, 2, 2, 2]]
+
+
+@pytest.mark.parametrize("choice", ["joint", "separate"])
+@pytest.mark.parametrize(
+    ("prompts", "search"),
+    [(PROMPTS, {"max_length": 24}), (PROMPTS[:1], {"max_length": 20, "num_beams": 4})],
+    ids=["a batch of 3", "4 beams"],
+)
+def test_rows_run_in_buffers_of_the_callers(
+    prompts: list[list[int]], search: dict[str, Any], choice: str, scripts: PageScripts
+) -> None:
+    found = scripts.run(
+        "pooling", "given_rows", "nano-llama", model="nano-llama", prompts=prompts, choice=choice, **search
+    )
+    wanted = oracle.rows(LLAMA, prompts, **search).sequences
+    assert found["sequences"] == 3 * [wanted]
+    assert (found["rows"], found["capture"]) == (choice, ["tape", None])
+    assert found["early"][0] == 0
+    assert found["early"][1].startswith("not yet known: ")
+    assert found["scratch"]
+    assert found["ledger"] == 4 * [{"persistent": 0, "io": 0, "tape scratch": 0}]
+    assert all(found["own"].values()), "without pools the model allocates all of it"
+    for asked in found["asked"]:
+        tapes = {"separate": len(wanted) * search.get("num_beams", 1), "joint": 2}[choice]
+        assert "record" not in asked, "tapes over given buffers are the stored ones"
+        assert asked["restore_tape"] == tapes
+        assert asked["give_scratch"] == 2 * tapes, "given, and replaced"
+    assert found["left"] == 0
+    assert found["stepped down"] == []
+
+
+def test_prompts_run_from_tapes_over_given_buffers(scripts: PageScripts) -> None:
+    prompt = [(37 * i + 11) % 509 for i in range(128)]
+    prompts = [prompt, [*prompt[:127], 5]]
+    run = {"model": "nano-llama", "prompts": prompts, "choice": "all", "max_length": 140, "turns": 2}
+    found = scripts.run("pooling", "given_rows", "nano-llama", **run)
+    assert found["sequences"] == 4 * [oracle.rows(LLAMA, prompts, max_length=140).sequences]
+    assert found["ledger"] == 4 * [{"persistent": 0, "io": 0, "tape scratch": 0}]
+    assert [asked.get("record", 0) for asked in found["asked"]] == [0, 0]
+    assert [asked["restore_tape"] for asked in found["asked"]] == [3, 3], "a step, a step of rows, and a run of 64"
+    assert (found["left"], found["stepped down"]) == (0, [])
+
+
+@pytest.mark.parametrize("close_early", [False, True], ids=["closed after", "closed early"])
+def test_larger_buffers_are_used_and_those_closed_early_are_held(close_early: bool, scripts: PageScripts) -> None:
+    run = {"model": "nano-llama", "prompts": PROMPTS, "choice": "joint", "max_length": 24}
+    found = scripts.run("pooling", "given_rows", "nano-llama", more=64, close_early=close_early, **run)
+    assert found["sequences"] == 3 * [oracle.rows(LLAMA, PROMPTS, max_length=24).sequences]
+    assert "record" not in found["asked"][1], "the tapes over the larger buffers before were stored"
+    assert (found["held"], found["left own"], found["stepped down"]) == ([], 0, [])
+
+
+@pytest.mark.parametrize("choice", ["joint", "separate"])
+def test_buffers_that_rows_or_scratch_cannot_use_are_refused(choice: str, scripts: PageScripts) -> None:
+    found = scripts.run("pooling", "refused", "nano-llama", model="nano-llama", choice=choice, prompts=PROMPTS)
+    ids = found.pop("ids")
+    assert found.pop("left") == {}, "each refusal leaves the ledger as it was"
+    said = {
+        "small": "expected at least",
+        "misaligned": "expected an offset that is a multiple of 256, got 16",
+        "staging": "WebGPU_Staging",
+        "foreign": "wasm",
+        "closed": "expected an open buffer, got a closed one",
+        "unknown": "'banana'",
+        "missing": "no buffer was given for",
+        "twice": "were given the same bytes",
+        "in another pool": "were given the same bytes",
+        "of one sequence": "a buffer for",
+        "in use": "of an open generator",
+        "small scratch": "expected at least",
+        "closed scratch": "got a closed one",
+        "foreign scratch": "wasm",
+        "staging scratch": "WebGPU_Staging",
+        "missing scratch": "no buffer was given for 'tape scratch 0'",
+        "onnxruntime's scratch": "'prefill scratch'",
+        "scratch in use as a cache": "of an open generator",
+        "replaced by small scratch": "expected at least",
+        "replaced by closed scratch": "got a closed one",
+        "replaced by the cache": "of an open generator",
+        "scratch without a tape": "onnxruntime-web allocates the rest itself, and capture is 'off'",
+        "replaced without a tape": "onnxruntime-web allocates the rest itself, and capture is 'off'",
+        "scratch on wasm": "the wasm device takes none",
+        "replaced on wasm": "the wasm device takes none",
+        "persistent on wasm": "the wasm device takes none",
+    }
+    assert found.keys() == said.keys()
+    for name, part in said.items():
+        assert found[name].startswith("BufferMismatchError: "), (name, found[name])
+        assert part in found[name], (name, found[name])
+    assert ids == 2 * [oracle.rows(LLAMA, PROMPTS, max_length=24).sequences], "before, and in the same generator after"

@@ -10,9 +10,12 @@ from typing import Any, TypeVar
 from capstan.device.webgpu.engine import FREE, NOT_FUSED, BoundTensor, Difference, WeightPiece
 from capstan.memory import BufferRequest
 
-__all__ = ["PaperEngine"]
+__all__ = ["SCRATCH", "PaperEngine"]
 
 T = TypeVar("T")
+
+SCRATCH = (256, 4096, 1024)
+"""Bytes of each scratch buffer of a tape's kernels."""
 
 
 class PaperEngine:
@@ -36,6 +39,8 @@ class PaperEngine:
         self.turn = asyncio.Lock()
         self.users = 1
         self.works = True
+        self.scratch: dict[int, list[tuple[int, int, int]] | None] = {}
+        """What each tape was given last."""
 
     def _add(self, kind: str, what: Any = None) -> int:
         handle = self.calls = self.calls + 1
@@ -205,6 +210,19 @@ class PaperEngine:
 
     async def restore_tape(self, stored: object, given: Mapping[int, int], owner: str) -> int:
         return await self._in_turn(set(given.values()), lambda: self._add("tape", "restored"))
+
+    def tape_scratch(self, tape: int) -> list[int]:
+        assert ("tape", tape) in self.handles
+        return list(SCRATCH)
+
+    async def give_scratch(self, tape: int, spans: Sequence[tuple[int, int, int]] | None) -> None:
+        self._call()
+        if ("tape", tape) not in self.handles:
+            self.wrong.append(f"tape {tape} is given scratch after its end")
+        for handle, _, size in spans or ():
+            if ("buffer", handle) not in self.handles:
+                self.wrong.append(f"tape {tape} is given buffer {handle} of {size} bytes, which was destroyed")
+        self.scratch[tape] = None if spans is None else list(spans)
 
     def close_tape(self, tape: int) -> None:
         self._take("tape", tape)

@@ -387,7 +387,7 @@ class PaperModel:
         """Decoders are made once it is set."""
         self.recoveries = 0
 
-    async def decoder(self, max_length: int, pools: object = None) -> PaperDecoder:
+    async def decoder(self, max_length: int, given: object = None) -> PaperDecoder:
         if self.gate is not None:
             await self.gate.wait()
         options = dict(self.options)
@@ -408,7 +408,7 @@ class PaperModel:
                 decoder.fault = DeviceLostError("the device of before")
 
     async def row_decoder(self, rows: int, max_length: int, pools: Any = None, lora: Any = None) -> SeparateRows:
-        return await separate_rows(self, rows, max_length, pools, lora)
+        return await separate_rows(self, rows, max_length, lora)
 
 
 def made(

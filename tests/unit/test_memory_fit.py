@@ -129,15 +129,21 @@ def test_weights_that_do_not_fit_fit_at_no_length(asked: Asked, largest_weight: 
 
 
 def test_a_batch_that_does_not_fit_at_length_one_is_too_large(
-    described: tuple[GraphDescription, list[WeightEntry]], largest_weight: int
+    described: tuple[GraphDescription, list[WeightEntry]],
 ) -> None:
-    fit = plan(
-        Asked(described, batch_size=largest_weight // 2048 + 1), 256, replace(ROOMY, max_buffer_size=largest_weight)
-    )
-    assert (fit.largest_max_length, fit.item) == (0, "kv past_key_values.0.key")
+    one, many = Asked(described)(1), Asked(described, batch_size=1000)
+    fit = plan(many, 256, ROOMY, budget=many(1).total.bytes - 1)
+    assert (fit.largest_max_length, fit.item) == (0, "persistent")
     assert fit.shortest is not None
-    assert fit.shortest.item == "logits"
+    assert fit.shortest.item == "io"
+    assert fit.shortest.value == one.weights.bytes + 1000 * (one.persistent.bytes + one.io.bytes)
     assert fit.reason.endswith("; use a smaller batch_size")
+
+
+def test_rows_of_their_own_bind_no_more_than_one(described: tuple[GraphDescription, list[WeightEntry]]) -> None:
+    """A limit of one binding is met by a batch of any size."""
+    largest = max(item.bytes for item in Asked(described)(256).items)
+    assert fits(Asked(described, batch_size=1000)(256), replace(ROOMY, max_buffer_size=largest))
 
 
 def test_a_budget_limits_the_sum_of_all_pools(asked: Asked) -> None:

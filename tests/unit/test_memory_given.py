@@ -7,16 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from capstan.errors import BufferMismatchError
+from capstan.errors import BufferMismatchError, ClosedError
 from capstan.memory import (
     AlignmentRequirements,
     Capabilities,
     DeviceBuffer,
     DeviceSpan,
+    Loan,
     MemoryInfo,
     MemoryType,
     PoolItem,
+    Pools,
     check_given,
+    check_pools,
 )
 
 STORAGE = MemoryInfo("WebGPU_Buffer", "webgpu", MemoryType.DEFAULT)
@@ -56,15 +59,15 @@ def refused(expected: str, buffers: Mapping[str, DeviceBuffer | DeviceSpan], usa
     assert {name: repr(item) for name, item in buffers.items()} == before
 
 
-def test_a_buffer_for_each_tensor_is_used_whole() -> None:
+def test_of_a_buffer_for_each_tensor_as_much_is_used_as_it_needs() -> None:
     buffers = given(kv=buffer(8192))
     spans = check(buffers)
     assert {name: (span.buffer, span.offset, span.length) for name, span in spans.items()} == {
-        name: (buffers[name], 0, size) for name, size in (("kv", 8192), ("state", 32), ("ring", 1024))
+        name: (buffers[name], 0, size) for name, size in (("kv", 4096), ("state", 32), ("ring", 1024))
     }
 
 
-def test_tensors_that_onnxruntime_does_not_bind_may_share_a_buffer() -> None:
+def test_tensors_that_are_not_bound_may_share_a_buffer() -> None:
     shared = buffer(2048)
     spans = check(given(state=shared.span(0, 32), ring=shared.span(256, 1024)))
     assert (spans["state"].offset, spans["ring"].offset) == (0, 256)
@@ -110,15 +113,15 @@ def test_a_start_that_is_less_aligned_than_needed_is_refused() -> None:
     check(given(kv=buffer(4096, replace(STORAGE, alignment=32))))
 
 
-def test_a_tensor_that_onnxruntime_binds_starts_its_own_buffer() -> None:
+def test_a_tensor_that_is_bound_starts_its_own_buffer() -> None:
     refused(
-        "the buffer for 'kv': expected the start of a buffer, got offset 256; onnxruntime binds whole buffers",
+        "the buffer for 'kv': expected the start of a buffer, got offset 256; give it one of its own",
         given(kv=buffer(8192).span(256, 4096)),
     )
     shared = buffer(8192, label="shared")
     for other in ("state", "ring"):
         refused(
-            "'kv' shares buffer 'shared' with another tensor; onnxruntime binds whole buffers, give it one of its own",
+            "'kv' shares buffer 'shared' with another tensor; give it one of its own",
             given(kv=shared.span(0, 4096), **{other: shared.span(4096, 1024)}),
         )
 
@@ -176,3 +179,101 @@ def test_the_usage_is_the_buffers_own_where_it_has_one() -> None:
     with pytest.raises(BufferMismatchError, match="make it with copy_dst | copy_src too"):
         check_given(ITEMS, given(kv=bare), STORAGE, ALIGNMENT, capabilities=PROBED)
     check_given(ITEMS, given(), STORAGE, ALIGNMENT, capabilities=PROBED)
+
+
+def test_what_an_open_generator_holds_is_given_to_no_other() -> None:
+    buffers = given()
+    loan = Loan(check(buffers), whole=["kv"])
+    refused(
+        "the buffer for 'kv': bytes 0 to 4096 of buffer 'kv' are in use, as 'kv' of an open generator; close that one "
+        "first, or give other bytes",
+        given(kv=buffers["kv"]),
+    )
+    loan.end()
+    loan.end()
+    check(buffers)
+
+
+def test_parts_of_one_buffer_may_be_of_several_generators() -> None:
+    shared = buffer(4096, label="shared")
+    loan = Loan(check(given(state=shared.span(0, 32), ring=shared.span(256, 1024))))
+    check(given(state=shared.span(2048, 32), ring=shared.span(2304, 1024)))
+    refused(
+        "the buffer for 'ring': bytes 256 to 1280 of buffer 'shared' are in use, as 'ring' of an open generator; close "
+        "that one first, or give other bytes",
+        given(state=shared.span(2048, 32), ring=shared.span(1024, 1024)),
+    )
+    refused(
+        "the buffer for 'kv': bytes 0 to 32 of buffer 'shared' are in use, as 'state' of an open generator; close that "
+        "one first, or give other bytes",
+        given(kv=shared),
+    )
+    loan.end()
+
+
+def test_a_loan_keeps_a_closed_buffer_until_its_end() -> None:
+    freed: list[str] = []
+    lent = DeviceBuffer(object(), 32, STORAGE, label="lent", free=lambda: freed.append("lent"))
+    loan = Loan({"state": lent.span()})
+    lent.close()
+    assert freed == []
+    loan.end()
+    assert freed == ["lent"]
+
+
+def test_a_loan_of_a_closed_buffer_holds_nothing() -> None:
+    freed: list[str] = []
+    one = DeviceBuffer(object(), 32, STORAGE, free=lambda: freed.append("one"))
+    closed = buffer(32)
+    span = closed.span()
+    closed.close()
+    with pytest.raises(ClosedError):
+        Loan({"state": one.span(), "ring": span})
+    one.close()
+    assert freed == ["one"]
+    assert one.loans == []
+
+
+SCRATCH = (PoolItem("tape scratch 0", "scratch", 512, 16, True), PoolItem("tape scratch 1", "scratch", 64, 16, True))
+
+
+def test_scratch_is_shared_as_scratch_only() -> None:
+    between = {item.name: buffer(item.bytes, label=item.name) for item in SCRATCH}
+    loan = Loan(check(between, items=SCRATCH), whole=list(between), shared=True)
+    Loan(check(between, items=SCRATCH), whole=list(between), shared=True).end()
+    refused(
+        "the buffer for 'state': bytes 0 to 64 of buffer 'tape scratch 1' are in use, as 'tape scratch 1' of an open "
+        "generator; close that one first, or give other bytes",
+        given(state=between["tape scratch 1"]),
+    )
+    loan.end()
+    held = Loan(check(given(kv=buffer(4096, label="cache"))), whole=["kv"])
+    with pytest.raises(BufferMismatchError, match="are in use, as 'kv' of an open generator"):
+        check({**between, "tape scratch 0": held.spans["kv"].buffer}, items=SCRATCH)
+    held.end()
+
+
+def pools(**given: Mapping[str, DeviceBuffer | DeviceSpan]) -> dict[str, DeviceSpan]:
+    items = (*ITEMS, PoolItem("mask", "io", 64, 16, True), *SCRATCH)
+    return check_pools(items, Pools(**given), STORAGE, ALIGNMENT)
+
+
+def test_pools_are_checked_against_one_another() -> None:
+    io = {"mask": buffer(8192, label="shared")}
+    scratch = {item.name: buffer(item.bytes) for item in SCRATCH}
+    assert set(pools(persistent=given(), io=io, scratch=scratch)) == {"kv", "state", "ring", "mask", *scratch}
+    with pytest.raises(
+        BufferMismatchError, match="'mask' and 'kv' were given the same bytes, from 0 of buffer 'shared'"
+    ):
+        pools(persistent=given(kv=io["mask"]), io=io)
+    with pytest.raises(BufferMismatchError, match="'tape scratch 0' and 'mask' were given the same bytes"):
+        pools(io=io, scratch={**scratch, "tape scratch 0": io["mask"]})
+    with pytest.raises(BufferMismatchError, match="a buffer for 'mask' was given; expected 'kv', 'ring', 'state'"):
+        pools(persistent={**given(), **io})
+    with pytest.raises(BufferMismatchError, match="no buffer was given for 'tape scratch 1'"):
+        pools(scratch={"tape scratch 0": buffer(512)})
+
+
+def test_what_is_no_buffer_is_refused() -> None:
+    with pytest.raises(BufferMismatchError, match="'mask': expected a DeviceBuffer or a span of one, got bytes; "):
+        pools(io={"mask": bytes(64)})  # type: ignore[dict-item]

@@ -16,11 +16,13 @@ from capstan.memory import (
     AlignmentRequirements,
     Capabilities,
     MemoryInfo,
+    MemoryRequirements,
     MemoryType,
     PoolItem,
     PoolSize,
     pack,
     requirements,
+    row_items,
     sequence_items,
     weight_items,
 )
@@ -89,14 +91,38 @@ def test_each_cache_has_its_own_heads_and_head_size(about: GraphDescription) -> 
     ]
 
 
-def test_sizes_are_multiples_of_16_bytes_and_grow_with_the_batch(about: GraphDescription) -> None:
-    one, three = sequence_items(about, 257, 1), sequence_items(about, 257, 1, 3)
-    assert all(item.bytes % 16 == 0 for item in (*one, *three))
-    assert sizes(one)["ring"] == 1040
-    assert sizes(three)["ring"] == 3 * 257 * 4 + 4
-    assert sizes(three)["mask"] == 3 * 257 * 8 + 8
-    assert sizes(three)["kv past_key_values.1.value"] == 3 * 2 * 257 * 16 * 4
-    assert (sizes(three)["logits"], sizes(three)["input ids"], sizes(three)["state"]) == (3 * 2048, 32, 96)
+def test_sizes_are_multiples_of_16_bytes(about: GraphDescription) -> None:
+    items = sequence_items(about, 257, 1)
+    assert all(item.bytes % 16 == 0 for item in items)
+    assert sizes(items)["ring"] == 1040
+
+
+def test_joint_rows_have_a_part_of_each_buffer_and_room_to_become_one_another(about: GraphDescription) -> None:
+    cache = 2 * 257 * 16 * 4
+    found = row_items(about, 3, 257)
+    assert sizes(found) == {
+        **{f"rows kv past_key_values.{layer}.{kind}": 3 * cache for layer in (0, 1) for kind in ("key", "value")},
+        "rows state": 96,
+        "rows ring": 3 * 257 * 4 + 4,
+        "rows apart": 3 * cache,
+        "rows input ids": 32,
+        "rows mask": 3 * 257 * 8 + 8,
+        "rows positions": 32,
+        "rows logits": 3 * 2048,
+    }
+    assert {item.name for item in found if not item.bound} == {"rows state", "rows ring"}
+    assert {item.name for item in found if item.pool == "io"} == {
+        f"rows {name}" for name in ("input ids", "mask", "positions", "logits")
+    }
+    short = sizes(row_items(about, 3, 4))
+    assert short["rows apart"] == 3 * 2048, "logits are larger than a cache then"
+
+
+def test_caches_that_are_written_apart_are_told(about: GraphDescription) -> None:
+    plain, apart = sequence_items(about, 256, 64), sequence_items(about, 256, 64, apart=True)
+    more = [item for item in apart if item not in plain]
+    assert [item.name for item in more] == [f"apart {item.name}" for item in plain if item.name.startswith("kv ")]
+    assert {(item.pool, item.bytes, item.bound) for item in more} == {("persistent", 2 * 256 * 16 * 4, True)}
 
 
 def test_only_what_onnxruntime_does_not_bind_may_share_a_buffer(about: GraphDescription) -> None:
@@ -110,12 +136,47 @@ def test_requirements_are_the_sums_of_their_items(about: GraphDescription, weigh
     need = requirements(about, weights, batch_size=2, max_length=512, chunk=64)
     assert need.weights == PoolSize(sum(-(-entry.length // 16) * 16 for entry in weights))
     assert need.persistent == PoolSize(4 * 2 * 2 * 512 * 16 * 4 + 64 + 2 * 512 * 4)
-    assert need.io == PoolSize(2 * 512 * 8 + 2 * 2048 + 16 + 2 * 64 * 8)
+    assert need.io == PoolSize(2 * 512 * 8 + 2 * 2048 + 2 * 16 + 2 * 64 * 8)
     assert need.scratch == PoolSize(0, exact=False)
     assert need.total == PoolSize(need.weights.bytes + need.persistent.bytes + need.io.bytes, exact=False)
-    assert (need.device, need.batch_size, need.max_length) == ("webgpu", 2, 512)
+    assert (need.device, need.batch_size, need.max_length, need.rows) == ("webgpu", 2, 512, "separate")
     assert need.pool("persistent") == tuple(item for item in need.items if item.pool == "persistent")
     assert len(need.pool("weights")) == len(weights)
+
+
+def test_separate_rows_have_the_tensors_of_a_sequence_each(about: GraphDescription, weights: list[WeightEntry]) -> None:
+    one, three = (requirements(about, weights, batch_size=n, max_length=256, chunk=64) for n in (1, 3))
+    assert len({item.name for item in three.items}) == len(three.items)
+    for pool in ("persistent", "io"):
+        alone = [(item.name, item.bytes, item.bound) for item in one.items if item.pool == pool]
+        told = [(item.name, item.bytes, item.bound) for item in three.items if item.pool == pool]
+        assert sorted(told) == sorted((f"row {row} {name}", *rest) for row in range(3) for name, *rest in alone)
+
+
+def test_joint_rows_have_a_sequence_for_their_prompts_beside(
+    about: GraphDescription, weights: list[WeightEntry]
+) -> None:
+    one = requirements(about, weights, batch_size=1, max_length=256, chunk=64)
+    joint = requirements(about, weights, batch_size=3, max_length=256, chunk=64, rows="joint")
+    assert joint.rows == "joint"
+    for pool in ("persistent", "io"):
+        beside = tuple(item for item in row_items(about, 3, 256) if item.pool == pool)
+        assert joint.pool(pool) == (*one.pool(pool), *beside)
+
+
+def test_scratch_of_tapes_is_told_once_it_is_known(about: GraphDescription, weights: list[WeightEntry]) -> None:
+    def need(tape_scratch: list[int] | str) -> MemoryRequirements:
+        return requirements(about, weights, batch_size=3, max_length=256, chunk=64, tape_scratch=tape_scratch)
+
+    assert (need("not yet").pool("scratch"), need("not yet").no_scratch) == ((), "not yet")
+    known = need([1000, 16])
+    assert [(item.name, item.bytes, item.bound) for item in known.pool("scratch")] == [
+        ("tape scratch 0", 1008, True),
+        ("tape scratch 1", 16, True),
+    ]
+    assert known.no_scratch == ""
+    assert known.scratch == PoolSize(1024, exact=False), "onnxruntime's is not in it"
+    assert "no scratch" in need([]).no_scratch
 
 
 def test_measured_scratch_is_exact_and_estimated_scratch_is_not(

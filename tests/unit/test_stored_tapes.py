@@ -57,10 +57,13 @@ class Engine:
 class Buffers:
     """Buffers of a sequence, by handles from `first` on."""
 
-    def __init__(self, first: int, owner: str) -> None:
-        self.first, self.owner = first, owner
+    def __init__(self, first: int, owner: str, more: Mapping[str, int]) -> None:
+        self.first, self.owner, self.more = first, owner, dict(more)
         state = cast(DeviceBuffer, type("Buffer", (), {"handle": first + 9, "size": 512}))
         self.spans = {"state": DeviceSpan(state, 256, 32)}
+
+    def larger(self) -> dict[str, int]:
+        return self.more
 
     def bound(self) -> dict[str, int]:
         return {"mask": self.first, "logits": self.first + 1}
@@ -73,8 +76,8 @@ def stored(
     return StoredTapes(cast(Any, engine), notes, "/m/", facts, weights or {"w": 2})
 
 
-def sequence(first: int = 10, owner: str = "first") -> SequenceBuffers:
-    return cast(SequenceBuffers, Buffers(first, owner))
+def sequence(first: int = 10, owner: str = "first", **larger: int) -> SequenceBuffers:
+    return cast(SequenceBuffers, Buffers(first, owner, larger))
 
 
 def keep(tapes: StoredTapes, buffers: SequenceBuffers) -> None:
@@ -193,4 +196,33 @@ def test_a_stored_tape_is_plain_data() -> None:
     [text] = [text for text in shelf.texts.values() if "7 dropped" in text]
     tape = json.loads(text.partition("\n")[2])
     assert tape["names"] == {"1010": "sequence mask", "1002": "weight w"}
-    assert tape["tape"]["fused"]["kernels"][0]["bindings"] == {"length": ["state"]}
+    assert tape["tape"]["fused"]["kernels"][0]["bindings"] == {"length": ["named", "state"]}
+
+
+def test_a_tape_over_larger_buffers_is_there_for_those_only() -> None:
+    """Kernels see how large a buffer is that is bound whole."""
+    engine, shelf = Engine(), Shelf()
+    keep(stored(engine, shelf), sequence(mask=4096))
+    for tapes in (stored(engine, shelf), stored(engine, None)):
+        assert restore(tapes, sequence()) is None
+        assert restore(tapes, sequence(mask=8192)) is None
+        assert restore(tapes, sequence(logits=4096)) is None
+    assert restore(stored(engine, shelf), sequence(20, mask=4096)) == Restored(77, PASSES)
+    keep(stored(engine, shelf), sequence())
+    assert restore(stored(engine, shelf), sequence(mask=4096)) is not None, "one does not take the other's place"
+
+
+def test_each_part_of_a_buffer_that_kernels_bind_has_a_name() -> None:
+    shelf = Shelf()
+    engine = Engine([{"k": ["span", 5, 0, 64], "v": ["span", 5, 256, 64], "weights": ["recorded", 1002]}])
+    there = {"state": (9, 0, 96), "kv key": (5, 0, 64), "kv value": (5, 256, 64)}
+    asyncio.run(stored(engine, shelf).keep("rows", KEY, sequence(), 5, PASSES, there))
+    other = {"state": (8, 0, 96), "kv key": (6, 512, 64), "kv value": (7, 0, 64)}
+    found = asyncio.run(stored(engine, shelf).restore("rows", KEY, sequence(20), other))
+    assert found == Restored(77, PASSES)
+    [(tape, _, _)] = engine.restored
+    assert tape["fused"]["kernels"][0]["bindings"] == {
+        "k": ["span", 6, 512, 64],
+        "v": ["span", 7, 0, 64],
+        "weights": ["recorded", 1002],
+    }

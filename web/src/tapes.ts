@@ -6,7 +6,7 @@ import { copyBytes } from "./crossing";
 import { EngineError } from "./errors";
 import { countsByLength, countsOfStep } from "./gpu/counts";
 import type { WatchedDevice } from "./gpu/device";
-import { FusedKernels, type FusedSpec } from "./gpu/fused";
+import { FusedKernels, type FusedSpec, type Part } from "./gpu/fused";
 import { FusedPipelines } from "./gpu/kernels";
 import { type PlayedOp, StepEncoder, Tape } from "./gpu/player";
 import { type BurstResult, RingReader } from "./gpu/ring";
@@ -83,7 +83,7 @@ export class Tapes {
     let kernels: FusedKernels | null = null;
     try {
       const buffer = (handle: number): GPUBuffer => this.buffers.get(handle);
-      kernels = await FusedKernels.make(this.watched, this.fusedPipelines, fused, objects, buffer);
+      kernels = await FusedKernels.make(this.watched, this.fusedPipelines, "scratch", fused, objects, buffer);
       const handle = this.tapes.add(new Tape(objects, played, new Set(written), kernels, owned));
       this.sources.set(handle, source);
       return handle;
@@ -130,7 +130,7 @@ export class Tapes {
 
   /** Fill recorded buffers, and the tape's scratch, with bytes 0xFF, which no kernel takes for a finite float. */
   poison(tape: number, recording: number, buffers: string): void {
-    this.tapes.get(tape).fused?.poison(this.watched);
+    this.tapes.get(tape).fused?.poison();
     const objects = this.sessions.recordings.get(recording);
     for (const id of JSON.parse(buffers) as number[]) {
       const buffer = objects.buffers.get(id);
@@ -172,6 +172,18 @@ export class Tapes {
   /** The counts that the indirect dispatches of a tape really get in a step at `length`: u32 [dispatches, 3] as bytes. */
   async countsOfStep(tape: number, length: number): Promise<Uint8Array> {
     return countsOfStep(this.watched, this.playable(tape), length);
+  }
+
+  /** Bytes of each scratch buffer of a tape's kernels, as a JSON list. */
+  tapeScratch(tape: number): string {
+    return JSON.stringify(this.tapes.get(tape).fused?.scratchSizes ?? []);
+  }
+
+  /** Have a tape's kernels work in parts of buffers, a JSON list of SpanSpec, or in scratch of their own if it is null. */
+  async giveScratch(tape: number, spans: string): Promise<void> {
+    const parts = JSON.parse(spans) as SpanSpec[] | null;
+    const part = ([handle, offset, size]: SpanSpec): Part => ({ buffer: this.buffers.get(handle), offset, size });
+    await this.tapes.get(tape).giveScratch(parts?.map(part) ?? null);
   }
 
   closeTape(handle: number): void {

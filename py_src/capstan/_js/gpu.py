@@ -203,6 +203,14 @@ class JsGpuEngine:
         with typed_errors():
             return int(await self._tapes.restoreTape(json.dumps(stored), json.dumps(list(given.items())), owner))
 
+    def tape_scratch(self, tape: int) -> list[int]:
+        with typed_errors():
+            return list(json.loads(self._tapes.tapeScratch(tape)))
+
+    async def give_scratch(self, tape: int, spans: Sequence[tuple[int, int, int]] | None) -> None:
+        with typed_errors():
+            await self._tapes.giveScratch(tape, json.dumps(spans))
+
     def add_table(self, tape: int, counts: bytes) -> None:
         with typed_errors():
             self._tapes.addTable(tape, counts)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..memory import Pools
+from ..memory import DeviceBuffer, DeviceSpan, Loan, Pools
 from ..search import SearchOptions
 from ..speculation import Speculation
 from .cache_rows import CacheRows
@@ -132,6 +132,10 @@ class Decoder(Protocol):
     async def run_picked(self) -> None:
         """Run the model over the last pick, without a pick: the logits are then those after it."""
 
+    async def give_scratch(self, spans: Sequence[DeviceSpan] | None) -> None:
+        """Have the kernels of tapes work in these parts of buffers, largest first, or in scratch of their own; what was
+        submitted keeps its own. On failure they work where they did; raises OutOfMemoryError."""
+
     def allow(self, mask: bytes) -> None:
         """The tokens that the next pick may take, where the options are `guided`: u32 words, the lowest bit of the
         first one is token 0."""
@@ -201,17 +205,25 @@ class DeviceModel(Protocol):
     lora: LoraGraph
     """What LoRA adapters fill of it."""
 
-    async def decoder(self, capacity: int, pools: Pools | None = None) -> Decoder:
-        """A decoder whose KV cache holds `capacity` positions; one given back before is reused, unless pools are given.
+    async def decoder(self, capacity: int, given: Loan | None = None) -> Decoder:
+        """A decoder whose KV cache holds `capacity` positions; one given back before is reused, unless it is to be over
+        buffers that are given, by the names of its tensors.
 
-        Raises BufferMismatchError for buffers that cannot be used, OutOfMemoryError over the device's limits.
+        Raises OutOfMemoryError over the device's limits.
         """
 
     async def row_decoder(
         self, rows: int, capacity: int, pools: Pools | None = None, lora: LoraWeights | None = None
     ) -> RowDecoder:
         """A decoder of so many rows, each with a KV cache of `capacity` positions, that runs the model with these
-        adapters. Raises what `decoder` raises; pools are for one row."""
+        adapters, over the user's buffers in `pools`. Raises what `decoder` raises, and BufferMismatchError for buffers
+        that cannot be used."""
+
+    async def replace_scratch(
+        self, decoder: RowDecoder, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None
+    ) -> None:
+        """Have the tapes of a decoder of this model work in other scratch; None is their own. Raises
+        BufferMismatchError, OutOfMemoryError; they work where they did then."""
 
     async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
         """What goes on from what a decoder is (caches, states, lengths, logits), with other adapters: the same decoder,

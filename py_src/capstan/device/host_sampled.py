@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ..errors import BufferMismatchError, ClosedError
-from ..memory import SNAPSHOTS, Pools
+from ..memory import SNAPSHOTS, DeviceBuffer, DeviceSpan, Loan, Pools
 from ..sampling import finite_logits, sample
 from ..search import SearchOptions
 from ..speculation import Speculation
@@ -217,6 +217,9 @@ class HostSampledDecoder:
             # Snapshots stay with the other one: a rewind runs the tokens from the start.
             self._snapshots.taken, self._snapshots.live = {}, other._snapshots.live
 
+    async def give_scratch(self, spans: Sequence[DeviceSpan] | None) -> None:
+        raise NotImplementedError("there are no tapes")
+
     def set_lora(self, lora: LoraWeights | None) -> None:
         self._open().set_lora(lora)
 
@@ -279,12 +282,8 @@ class HostSampledModel(ABC):
 
     device: str
 
-    async def decoder(self, capacity: int, pools: Pools | None = None) -> HostSampledDecoder:
-        if pools is not None:
-            raise BufferMismatchError(
-                f"pools were given and the {self.device} device takes none: onnxruntime keeps the tensors in its own "
-                "heap"
-            )
+    async def decoder(self, capacity: int, given: Loan | None = None) -> HostSampledDecoder:
+        assert given is None, "nobody is lent buffers here"
         return self._decoder(capacity)
 
     @abstractmethod
@@ -294,7 +293,21 @@ class HostSampledModel(ABC):
     async def row_decoder(
         self, rows: int, capacity: int, pools: Pools | None = None, lora: LoraWeights | None = None
     ) -> SeparateRows:
-        return await separate_rows(self, rows, capacity, pools, lora)
+        if pools is not None:
+            self._refuse("pools")
+        return await separate_rows(self, rows, capacity, lora)
+
+    async def replace_scratch(
+        self, decoder: RowDecoder, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None
+    ) -> None:
+        if scratch is not None:
+            self._refuse("buffers for scratch")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise BufferMismatchError(
+            f"{what} were given and the {self.device} device takes none: onnxruntime keeps tensors and scratch in its "
+            "own heap; leave them out, or use device='webgpu'"
+        )
 
     async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
         assert isinstance(decoder, SeparateRows)

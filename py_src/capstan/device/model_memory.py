@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import OptionError
+from ..errors import BufferMismatchError, OptionError
 from ..memory import (
     AlignmentRequirements,
+    DeviceBuffer,
     DeviceSpan,
     Fit,
+    Loan,
     MemoryRequirements,
     Pools,
     PoolSize,
-    check_given,
+    Rows,
+    check_pools,
+    fits,
     plan,
     requirements,
-    sequence_items,
+    row_items,
+    row_prefix,
 )
 from .interface import DeviceInterface
 
@@ -45,9 +50,39 @@ def require_lengths(batch_size: int, max_length: int, context_length: int) -> No
         )
 
 
-def unmeasured(capacity: int) -> PoolSize | None:
+def unmeasured(rows: int, capacity: int, kind: Rows) -> PoolSize | None:
     """Nothing was recorded yet."""
     return None
+
+
+def apart_from_another(rows: int, capacity: int) -> bool:
+    """Rows are run one after another."""
+    return False
+
+
+def of_onnxruntime(rows: int, capacity: int, kind: Rows) -> str:
+    """Where nothing is taped."""
+    return "onnxruntime allocates the scratch of its runs itself and takes no buffers for it"
+
+
+def no_scratch(reason: str) -> BufferMismatchError:
+    """For scratch that was given where there can be none."""
+    return BufferMismatchError(f"buffers for scratch were given, and none can be: {reason}; leave scratch out")
+
+
+@dataclass(frozen=True)
+class Lent:
+    """What a generator was given, by who holds it: each sequence, and what joint rows have besides."""
+
+    sequences: tuple[Loan | None, ...]
+    rows: Loan | None
+    scratch: Loan | None
+
+    def end(self) -> None:
+        """Let go of all of it."""
+        for loan in (*self.sequences, self.rows, self.scratch):
+            if loan is not None:
+                loan.end()
 
 
 @dataclass(frozen=True)
@@ -61,12 +96,26 @@ class ModelMemory:
     """Most prompt tokens of one run."""
     context_length: int
     activations: Activations | None = None
-    measured: Callable[[int], PoolSize | None] = unmeasured
-    """Scratch of a sequence with that capacity, once one was recorded."""
+    measured: Callable[[int, int, Rows], PoolSize | None] = unmeasured
+    """Scratch of so many rows with that capacity, once they were made."""
+    joint: Callable[[int, int], bool] = apart_from_another
+    """Whether so many rows of a capacity are to be advanced by one step."""
+    apart: bool = False
+    """Whether attention writes its caches to buffers apart from those that it reads."""
+    tape_scratch: Callable[[int, int, Rows], Sequence[int] | str] = of_onnxruntime
+    """Bytes of the buffers between the kernels of the tapes of so many rows of a capacity; why none are known, or none
+    can be given."""
 
     def requirements(self, batch_size: int, max_length: int) -> MemoryRequirements:
         """What the weights and `batch_size` sequences take."""
         capacity = capacity_for(max_length, self.context_length)
+        if batch_size > 1 and self.joint(batch_size, capacity):
+            together = self._requirements(batch_size, capacity, "joint")
+            if fits(together, self.interface.about()):
+                return together
+        return self._requirements(batch_size, capacity, "separate")
+
+    def _requirements(self, batch_size: int, capacity: int, rows: Rows) -> MemoryRequirements:
         return requirements(
             self.description,
             self.weights,
@@ -74,8 +123,11 @@ class ModelMemory:
             max_length=capacity,
             chunk=self.chunk,
             device=self.interface.type,
-            scratch=self.measured(capacity),
+            scratch=self.measured(batch_size, capacity, rows),
             activations=self.activations,
+            rows=rows,
+            apart=self.apart,
+            tape_scratch=self.tape_scratch(batch_size, capacity, rows),
         )
 
     def alignment(self) -> AlignmentRequirements:
@@ -101,13 +153,33 @@ class ModelMemory:
         self.fit(1, 1).require()
         progress("weights", 0, self.requirements(1, 1).weights.bytes)
 
-    def given(self, capacity: int, pools: Pools) -> Mapping[str, DeviceSpan]:
-        """The user's buffers by tensor name, checked. Raises BufferMismatchError."""
-        spans: dict[str, DeviceSpan] = {}
-        items = sequence_items(self.description, capacity, self.chunk)
-        for name in ("persistent", "io"):
-            buffers = getattr(pools, name)
-            if buffers is not None:
-                wanted = [item for item in items if item.pool == name]
-                spans |= check_given(wanted, buffers, self.interface.get_memory_info(), self.alignment())
-        return spans
+    def lend(self, rows: int, capacity: int, pools: Pools) -> Lent:
+        """The user's buffers for so many rows, checked; they are held from here on. Raises BufferMismatchError."""
+        need = self.requirements(rows, capacity)
+        if pools.scratch is not None and need.no_scratch:
+            raise no_scratch(need.no_scratch)
+        items = {item.name: item for item in need.items}
+        spans = check_pools(need.items, pools, self.interface.get_memory_info(), self.alignment())
+
+        scratch = {name: spans.pop(name) for name, item in items.items() if item.pool == "scratch" and name in spans}
+
+        def taken(names: Collection[str], prefix: str = "") -> Loan | None:
+            whole = [name.removeprefix(prefix) for name in names if items[name].bound]
+            return Loan({name.removeprefix(prefix): spans[name] for name in names}, whole=whole) if names else None
+
+        if need.rows == "joint":
+            together = {item.name for item in row_items(self.description, rows, capacity)} & spans.keys()
+            sequences, joint = [taken(spans.keys() - together)], taken(together)
+        else:
+            prefixes = [row_prefix(row, rows) for row in range(rows)]
+            sequences = [taken([name for name in spans if name.startswith(prefix)], prefix) for prefix in prefixes]
+            joint = None
+        between = Loan(scratch, whole=list(scratch), shared=True) if scratch else None
+        return Lent(tuple(sequences), joint, between)
+
+    def lend_scratch(self, rows: int, capacity: int, scratch: Mapping[str, DeviceBuffer | DeviceSpan]) -> Loan:
+        """The user's buffers for the scratch of tapes, checked; they are held from here on. Raises
+        BufferMismatchError."""
+        loan = self.lend(rows, capacity, Pools(scratch=scratch)).scratch
+        assert loan is not None
+        return loan

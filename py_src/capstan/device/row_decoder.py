@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..memory import Loan
 from ..search import SearchOptions
 from .cache_rows import CacheRows
 from .shortlist import Shortlist
@@ -119,6 +120,9 @@ class RowDecoder(Protocol):
 
     async def run_picked(self, rows: Sequence[int]) -> None:
         """As Decoder.run_picked, for the given rows. Called while no burst is under way."""
+
+    async def give_scratch(self, scratch: Loan | None) -> None:
+        """As Decoder.give_scratch, for all rows; what was given before is let go. What was submitted keeps its own."""
 
     def allow(self, row: int, mask: bytes) -> None:
         """As Decoder.allow, for a row."""

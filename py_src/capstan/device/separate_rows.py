@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import BufferMismatchError, CapstanError, OutOfMemoryError
-from ..memory import Pools
+from ..errors import CapstanError, OutOfMemoryError
+from ..memory import Loan
 from ..search import SearchOptions
 from ..speculation import Speculation
 from .base import Burst, Counters, Decoder
@@ -25,26 +25,24 @@ __all__ = ["SeparateRows", "separate_rows"]
 class DecoderSource(Protocol):
     """What makes decoders; base.DeviceModel is one."""
 
-    async def decoder(self, capacity: int, pools: Pools | None = None) -> Decoder: ...
+    async def decoder(self, capacity: int, given: Loan | None = None) -> Decoder: ...
 
 
 async def separate_rows(
-    model: DecoderSource, rows: int, capacity: int, pools: Pools | None = None, lora: LoraWeights | None = None
+    model: DecoderSource, rows: int, capacity: int, lora: LoraWeights | None = None, given: Sequence[Loan | None] = ()
 ) -> SeparateRows:
-    """A decoder of the model for each row, with adapters. Raises what the model's decoder raises; BufferMismatchError
-    for pools and several rows, OutOfMemoryError with the number of rows that there is memory for."""
-    if pools is not None and rows > 1:
-        raise BufferMismatchError(
-            f"pools were given for a generator of {rows} rows; they hold one sequence: leave them out, or make a "
-            "generator of one row each"
-        )
+    """A decoder of the model for each row, with adapters, over buffers `given` for each. Raises what the model's
+    decoder raises, OutOfMemoryError with the number of rows that there is memory for; what was given is let go then."""
     made: list[Decoder] = []
     try:
         while len(made) < rows:
-            made.append(await model.decoder(capacity, pools))
+            made.append(await model.decoder(capacity, given[len(made)] if given else None))
     except BaseException as error:
         for decoder in made:
             await decoder.close()
+        # What was given for the row that failed its decoder lets go: it may still be at work.
+        for loan in filter(None, given[len(made) + 1 :]):
+            loan.end()
         if isinstance(error, OutOfMemoryError) and made:
             raise OutOfMemoryError(
                 f"{rows} rows of {capacity} positions were asked for and there is memory for {len(made)} ({error}); "
@@ -64,6 +62,8 @@ class SeparateRows:
         self.decoders = list(decoders)
         """By row."""
         self._options: list[SearchOptions | None] = [None] * len(self.decoders)
+        self.scratch: Loan | None = None
+        """What was given for the scratch of their tapes."""
         self._unread: list[Awaitable[Burst]] = []
         """Bursts of some rows, where the wait for another row's failed."""
         first = self.decoders[0]
@@ -167,6 +167,22 @@ class SeparateRows:
         for decoder in self.decoders:
             decoder.set_lora(lora)
 
+    async def give_scratch(self, scratch: Loan | None) -> None:
+        await self._drain()
+        old, spans = self.scratch, None if scratch is None else tuple(scratch.spans.values())
+        moved: list[Decoder] = []
+        try:
+            for decoder in self.decoders:
+                await decoder.give_scratch(spans)
+                moved.append(decoder)
+        except BaseException:
+            for decoder in moved:
+                await decoder.give_scratch(None if old is None else tuple(old.spans.values()))
+            raise
+        self.scratch = scratch
+        if old is not None:
+            old.end()
+
     def allow(self, row: int, mask: bytes) -> None:
         self.decoders[row].allow(mask)
 
@@ -201,6 +217,8 @@ class SeparateRows:
         await self._drain()
         for decoder in self.decoders:
             await decoder.close()
+        if self.scratch is not None:
+            self.scratch.end()
 
     async def _drain(self) -> None:
         while self._unread:

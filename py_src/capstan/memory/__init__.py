@@ -6,22 +6,28 @@ from .bookkeeping import CATEGORIES, Ledger, LedgerEntry, keep_account, ledger
 from .compatibility import devices_are_memory_compatible, why_incompatible
 from .copies import CopyStep, plan_copies
 from .fit import Fit, fits, plan
-from .given import Pools, check_given
+from .given import Pools, check_given, check_pools
 from .info import Capabilities, Limits, MemoryInfo, MemoryType
 from .pools import (
+    ROWS_APART,
     SNAPSHOTS,
+    TAPE_SCRATCH,
     AlignmentRequirements,
     MemoryRequirements,
     Packing,
     PoolItem,
     PoolSize,
+    Rows,
     pack,
     requirements,
     round_up,
+    row_items,
+    row_prefix,
     sequence_items,
+    tape_scratch_items,
     weight_items,
 )
-from .span import BufferRequest, DeviceBuffer, DeviceSpan, StridedCopy
+from .span import BufferRequest, DeviceBuffer, DeviceSpan, Loan, StridedCopy
 
 __all__ = [
     "AlignmentRequirements",
@@ -35,6 +41,7 @@ __all__ = [
     "Ledger",
     "LedgerEntry",
     "Limits",
+    "Loan",
     "MemoryInfo",
     "MemoryRequirements",
     "MemoryType",
@@ -42,9 +49,13 @@ __all__ = [
     "PoolItem",
     "PoolSize",
     "Pools",
+    "ROWS_APART",
+    "Rows",
     "SNAPSHOTS",
     "StridedCopy",
+    "TAPE_SCRATCH",
     "check_given",
+    "check_pools",
     "devices_are_memory_compatible",
     "fits",
     "keep_account",
@@ -54,7 +65,10 @@ __all__ = [
     "plan_copies",
     "requirements",
     "round_up",
+    "row_items",
+    "row_prefix",
     "sequence_items",
+    "tape_scratch_items",
     "weight_items",
     "why_incompatible",
 ]

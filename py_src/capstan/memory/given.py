@@ -11,7 +11,7 @@ from .info import Capabilities, MemoryInfo
 from .pools import AlignmentRequirements, PoolItem
 from .span import DeviceBuffer, DeviceSpan
 
-__all__ = ["USAGE", "Pools", "check_given"]
+__all__ = ["USAGE", "Pools", "check_given", "check_pools"]
 
 USAGE = frozenset({"storage", "copy_src", "copy_dst"})
 """What a session, a kernel and a readback do with a tensor of a pool."""
@@ -19,13 +19,18 @@ USAGE = frozenset({"storage", "copy_src", "copy_dst"})
 Usage = frozenset[str]
 
 
+Given = Mapping[str, DeviceBuffer | DeviceSpan]
+
+
 @dataclass(frozen=True)
 class Pools:
-    """Buffers for one sequence, by the tensor names of `query_memory_requirements`; a pool that is None is allocated by
-    the model. They must stay open until the generator is closed; closed earlier, they are freed then."""
+    """Buffers for the rows of a generator, by the tensor names of `query_memory_requirements`; a pool that is None is
+    allocated by the model. A buffer that is closed earlier than the generator is freed with it. `scratch` may be shared
+    by generators, and replaced by `Generator.replace_scratch`."""
 
-    persistent: Mapping[str, DeviceBuffer | DeviceSpan] | None = None
-    io: Mapping[str, DeviceBuffer | DeviceSpan] | None = None
+    persistent: Given | None = None
+    io: Given | None = None
+    scratch: Given | None = None
 
 
 def _usage_of(buffer: DeviceBuffer) -> Usage | None:
@@ -33,9 +38,25 @@ def _usage_of(buffer: DeviceBuffer) -> Usage | None:
     return usage
 
 
+def check_pools(
+    items: Sequence[PoolItem], pools: Pools, memory: MemoryInfo, alignment: AlignmentRequirements
+) -> dict[str, DeviceSpan]:
+    """The spans to use for the items of the pools that are given, once all of them have passed; see check_given."""
+    wanted: list[PoolItem] = []
+    buffers: dict[str, DeviceBuffer | DeviceSpan] = {}
+    for pool in ("persistent", "io", "scratch"):
+        given: Given | None = getattr(pools, pool)
+        if given is not None:
+            found = [item for item in items if item.pool == pool]
+            _check_names(found, given)
+            wanted += found
+            buffers.update(given)
+    return check_given(wanted, buffers, memory, alignment)
+
+
 def check_given(
     items: Sequence[PoolItem],
-    buffers: Mapping[str, DeviceBuffer | DeviceSpan],
+    buffers: Given,
     memory: MemoryInfo,
     alignment: AlignmentRequirements,
     *,
@@ -44,25 +65,25 @@ def check_given(
 ) -> dict[str, DeviceSpan]:
     """The spans to use for `items`, one for each name, once all of them have passed; nothing is changed.
 
-    `memory` is where the model computes. A tensor that onnxruntime binds needs the start of a buffer of its own; the
-    others may be spans of one buffer. `usage_of` gives a buffer's usage flags, None where a device has none. Raises
+    `memory` is where the model computes. A tensor that is `bound` needs the start of a buffer of its own; the others
+    may be spans of one buffer. `usage_of` gives a buffer's usage flags, None where a device has none. Raises
     BufferMismatchError, with what was expected and what was got, for a name too many or missing, another device, a
-    closed buffer, a size, alignment or usage that is wrong, and two tensors in the same bytes.
+    closed buffer, a size, alignment or usage that is wrong, two tensors in the same bytes, and bytes that another
+    generator holds; scratch may be held by several as scratch.
     """
-    names = {item.name for item in items}
-    for name in buffers:
-        if name not in names:
-            raise BufferMismatchError(f"a buffer for {name!r} was given; expected {_listed(names)}")
-    missing = names.difference(buffers)
-    if missing:
-        raise BufferMismatchError(f"no buffer was given for {_listed(missing)}; a pool is given whole or not at all")
+    _check_names(items, buffers)
     spans: dict[str, DeviceSpan] = {}
     for item in items:
         given = buffers[item.name]
+        if not isinstance(given, DeviceBuffer | DeviceSpan):
+            raise BufferMismatchError(
+                f"the buffer for {item.name!r}: expected a DeviceBuffer or a span of one, got {type(given).__name__}; "
+                "device.allocate makes them"
+            )
         span = given if isinstance(given, DeviceSpan) else given.span()
         _check(item, span, memory, alignment, capabilities, usage_of(span.buffer))
         for other, taken in spans.items():
-            if span.buffer is taken.buffer and max(span.offset, taken.offset) < min(_end(span), _end(taken)):
+            if span.meets(taken):
                 raise BufferMismatchError(
                     f"{item.name!r} and {other!r} were given the same bytes, from {max(span.offset, taken.offset)} of "
                     f"buffer {span.buffer.label!r}; give each its own"
@@ -72,9 +93,35 @@ def check_given(
         if item.bound and sum(span.buffer is spans[item.name].buffer for span in spans.values()) > 1:
             raise BufferMismatchError(
                 f"{item.name!r} shares buffer {spans[item.name].buffer.label!r} with another tensor; "
-                "onnxruntime binds whole buffers, give it one of its own"
+                "give it one of its own"
             )
-    return spans
+        _check_unused(item, spans[item.name])
+    return {item.name: spans[item.name].sub(0, item.bytes) for item in items}
+
+
+def _check_names(items: Sequence[PoolItem], buffers: Given) -> None:
+    names = {item.name for item in items}
+    for name in buffers:
+        if name not in names:
+            raise BufferMismatchError(f"a buffer for {name!r} was given; expected {_listed(names)}")
+    missing = names.difference(buffers)
+    if missing:
+        raise BufferMismatchError(f"no buffer was given for {_listed(missing)}; a pool is given whole or not at all")
+
+
+def _check_unused(item: PoolItem, span: DeviceSpan) -> None:
+    """Raise if another generator holds bytes of what the item would be."""
+    wanted = span.buffer.span() if item.bound else span
+    for loan in span.buffer.loans:
+        if loan.shared and item.pool == "scratch":
+            continue
+        for name, taken in loan.taken.items():
+            if wanted.meets(taken):
+                raise BufferMismatchError(
+                    f"the buffer for {item.name!r}: bytes {taken.offset} to {taken.offset + taken.length} of buffer "
+                    f"{span.buffer.label!r} are in use, as {name!r} of an open generator; close that one first, or "
+                    "give other bytes"
+                )
 
 
 def _check(
@@ -102,7 +149,7 @@ def _check(
     if buffer.memory.alignment % start:
         raise wrong(f"a start at a multiple of {start} bytes", str(buffer.memory.alignment), "allocate it aligned")
     if item.bound and span.offset:
-        raise wrong("the start of a buffer", f"offset {span.offset}", "onnxruntime binds whole buffers")
+        raise wrong("the start of a buffer", f"offset {span.offset}", "give it one of its own")
     if span.offset % max(alignment.span_offset, start):
         multiple = max(alignment.span_offset, start)
         raise wrong(f"an offset that is a multiple of {multiple}", str(span.offset), "alignment_requirements tells it")
@@ -114,13 +161,9 @@ def _named(memory: MemoryInfo) -> str:
     return f"{memory.name} of {memory.device} device {memory.device_id}"
 
 
-def _end(span: DeviceSpan) -> int:
-    return span.offset + span.length
-
-
 def _flags(usage: Usage) -> str:
     return " | ".join(sorted(usage)) or "none"
 
 
 def _listed(names: set[str]) -> str:
-    return ", ".join(repr(name) for name in sorted(names))
+    return ", ".join(repr(name) for name in sorted(names)) or "none"

@@ -3,17 +3,17 @@
     weights     the external initializers; shared by every sequence of the model
     persistent  what a sequence carries from step to step: key/value cache, sampler state, token ring
     io          what enters and leaves a step: ids, mask, positions, logits
-    scratch     what the sessions allocate for themselves
+    scratch     what sessions allocate for themselves, and what lies between the kernels of a tape
 
-The first three are lists of tensors, exact to the byte; scratch is an estimate until a session has run. QNN's LPAI
-backend asks for its pools in the same way.
+The first three are lists of tensors, exact to the byte; of scratch the tapes' is, once a tape was made, and the
+sessions' is an estimate until one has run. QNN's LPAI backend asks for its pools in the same way.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from .info import Limits, MemoryInfo
@@ -29,20 +29,33 @@ __all__ = [
     "Pool",
     "PoolItem",
     "PoolSize",
+    "ROWS_APART",
+    "Rows",
+    "TAPE_SCRATCH",
     "pack",
     "requirements",
     "round_up",
+    "row_items",
+    "row_prefix",
     "sequence_items",
+    "tape_scratch_items",
     "weight_items",
 ]
 
-Pool = Literal["weights", "persistent", "io"]
+Pool = Literal["weights", "persistent", "io", "scratch"]
+Rows = Literal["separate", "joint"]
+"""How the rows of a generator are held: as sequences of their own, or in buffers that have a part for every row, beside
+one sequence that runs the prompts."""
 
 BYTES = {"float32": 4, "float16": 2, "int64": 8, "int32": 4}
 STATE_BYTES = 32
 SNAPSHOTS = 6
 """Of a sequence's states that runs overwrite: one before the end of its prompt, the others at the starts of bursts, of
 which one is being read and at most four are under way."""
+ROWS_APART = "rows apart"
+"""Where joint rows that become one another are kept meanwhile."""
+TAPE_SCRATCH = "tape scratch"
+NO_SCRATCH = "the tape has no scratch of its own: it plays recorded kernels alone"
 SIZE_ALIGNMENT = 16
 """Buffers are made in multiples of this many bytes."""
 
@@ -57,7 +70,8 @@ class PoolItem:
     alignment: int
     """Bytes that its start is a multiple of."""
     bound: bool
-    """onnxruntime binds it, and so it has a buffer of its own; the others are read by Capstan's kernels alone."""
+    """It has a buffer of its own: onnxruntime binds it whole, or a kernel reads it while it writes another tensor,
+    which WebGPU refuses in one buffer. The others may be parts of one."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +94,8 @@ class AlignmentRequirements:
     size: int
     """So is its size of this."""
     span_offset: int
-    """And the offset of a span inside a buffer of this, where Capstan's kernels alone read it. A tensor that
-    onnxruntime binds starts at offset 0 of a buffer of its own."""
+    """And the offset of a span inside a buffer of this, where the item is not `bound`. One that is starts at offset 0
+    of a buffer of its own."""
 
     @classmethod
     def of(cls, memory: MemoryInfo, limits: Limits) -> AlignmentRequirements:
@@ -101,6 +115,10 @@ class MemoryRequirements:
     persistent: PoolSize
     io: PoolSize
     items: tuple[PoolItem, ...]
+    rows: Rows = "separate"
+    """How several rows are held, which the items are for."""
+    no_scratch: str = ""
+    """Why no scratch can be given, or not yet; empty where the scratch pool has its item."""
 
     @property
     def total(self) -> PoolSize:
@@ -112,33 +130,35 @@ class MemoryRequirements:
 
 
 def sequence_items(
-    about: GraphDescription, capacity: int, chunk: int, batch_size: int = 1, *, start: int = SIZE_ALIGNMENT
+    about: GraphDescription, capacity: int, chunk: int, *, start: int = SIZE_ALIGNMENT, apart: bool = False
 ) -> tuple[PoolItem, ...]:
-    """Every tensor that `batch_size` sequences of `capacity` positions hold, in the order of allocation.
+    """Every tensor that a sequence of `capacity` positions holds, in the order of allocation.
 
-    `chunk` is the most prompt tokens of one run, `start` the alignment of a buffer's start.
+    `chunk` is the most prompt tokens of one run, `start` the alignment of a buffer's start; with `apart` attention
+    writes its caches to buffers apart from those that it reads.
     """
-    rows = batch_size
 
     def item(name: str, pool: Pool, size: int, *, bound: bool = True) -> PoolItem:
         return PoolItem(name, pool, round_up(size, SIZE_ALIGNMENT), start, bound)
 
-    caches = [(f"kv {p.past}", math.prod(p.dims(rows, capacity)) * BYTES[about.cache_dtype]) for p in about.cache]
+    caches = [(f"kv {p.past}", math.prod(p.dims(1, capacity)) * BYTES[about.cache_dtype]) for p in about.cache]
     items = [item(name, "persistent", size) for name, size in caches]
     if about.growing:
         items += [item(f"grown {name}", "persistent", size) for name, size in caches]
+    elif apart:
+        items += [item(f"apart {name}", "persistent", size) for name, size in caches]
     items += [
-        item("mask", "io", rows * capacity * BYTES[about.mask_dtype]),
-        item("logits", "io", rows * about.vocab_size * BYTES[about.logits_dtype]),
-        item("input ids", "io", rows * BYTES["int64"]),
-        item("prompt ids", "io", rows * chunk * BYTES["int64"]),
+        item("mask", "io", capacity * BYTES[about.mask_dtype]),
+        item("logits", "io", about.vocab_size * BYTES[about.logits_dtype]),
+        item("input ids", "io", BYTES["int64"]),
+        item("prompt ids", "io", chunk * BYTES["int64"]),
     ]
     if about.has_position_ids:
         items += [
-            item("positions", "io", rows * BYTES["int64"]),
-            item("prompt positions", "io", rows * chunk * BYTES["int64"]),
+            item("positions", "io", BYTES["int64"]),
+            item("prompt positions", "io", chunk * BYTES["int64"]),
         ]
-    sizes = [rows * math.prod(state.sizes) * BYTES[state.dtype] for state in about.states]
+    sizes = [math.prod(state.sizes) * BYTES[state.dtype] for state in about.states]
     for state, size in zip(about.states, sizes, strict=True):
         items += [item(state.past, "persistent", size), item(state.present, "persistent", size)]
     if sizes:
@@ -146,10 +166,44 @@ def sequence_items(
         items.append(item("snapshots", "persistent", SNAPSHOTS * each, bound=False))
     items += [item(f"lora {slot.name}", "weights", math.prod(slot.dims) * BYTES[slot.dtype]) for slot in about.lora]
     items += [
-        item("state", "persistent", rows * STATE_BYTES, bound=False),
-        item("ring", "persistent", rows * capacity * 4, bound=False),
+        item("state", "persistent", STATE_BYTES, bound=False),
+        item("ring", "persistent", capacity * 4, bound=False),
     ]
     return tuple(items)
+
+
+def row_items(
+    about: GraphDescription, rows: int, capacity: int, *, start: int = SIZE_ALIGNMENT
+) -> tuple[PoolItem, ...]:
+    """Every tensor that `rows` joint rows of `capacity` positions hold besides the sequence that runs their prompts:
+    row after row in each, and room for those that become one another."""
+
+    def item(name: str, pool: Pool, size: int, *, bound: bool) -> PoolItem:
+        return PoolItem(name, pool, round_up(size, SIZE_ALIGNMENT), start, bound)
+
+    caches = {f"kv {p.past}": math.prod(p.dims(1, capacity)) * BYTES[about.cache_dtype] for p in about.cache}
+    logits = about.vocab_size * BYTES[about.logits_dtype]
+    persistent = {**caches, "state": STATE_BYTES, "ring": 4 * capacity}
+    io = {"input ids": 8, "mask": 8 * capacity, "positions": 8, "logits": logits}
+    return (
+        *(item(f"rows {name}", "persistent", rows * size, bound=name in caches) for name, size in persistent.items()),
+        item(ROWS_APART, "persistent", rows * max([*caches.values(), logits]), bound=True),
+        *(item(f"rows {name}", "io", rows * size, bound=True) for name, size in io.items()),
+    )
+
+
+def row_prefix(row: int, rows: int) -> str:
+    """What the names of a separate row's tensors begin with; those of a single one are plain."""
+    return f"row {row} " if rows > 1 else ""
+
+
+def tape_scratch_items(sizes: Iterable[int], start: int = SIZE_ALIGNMENT) -> tuple[PoolItem, ...]:
+    """What lies between the kernels of a generator's tapes, which take turns in it. Each is a buffer of its own: a
+    kernel that reads one and writes another could not do so in one buffer of WebGPU's."""
+    return tuple(
+        PoolItem(f"{TAPE_SCRATCH} {number}", "scratch", round_up(size, SIZE_ALIGNMENT), start, True)
+        for number, size in enumerate(sizes)
+    )
 
 
 def weight_items(weights: Iterable[WeightEntry], *, start: int = SIZE_ALIGNMENT) -> tuple[PoolItem, ...]:
@@ -170,16 +224,29 @@ def requirements(
     device: str = "webgpu",
     scratch: PoolSize | None = None,
     activations: Activations | None = None,
+    rows: Rows = "separate",
+    apart: bool = False,
+    tape_scratch: Sequence[int] | str = "no tape was made yet",
 ) -> MemoryRequirements:
     """What `batch_size` sequences of `max_length` positions and the weights take.
 
     `scratch` is what was measured once a session has run. Before that it is estimated from the prefill graph's
     `activations`, the largest set of tensors alive at once in a run over `chunk` tokens; with neither it is 0, inexact.
+    `rows` and `apart` are how the sequences are held, `tape_scratch` the bytes of each buffer between the kernels of
+    their tapes, or why that is not known.
     """
-    items = (*weight_items(weights), *sequence_items(description, max_length, chunk, batch_size))
+    one = sequence_items(description, max_length, chunk, apart=apart)
+    if rows == "joint":
+        held = (*one, *row_items(description, batch_size, max_length))
+    else:
+        prefixes = [row_prefix(row, batch_size) for row in range(batch_size)]
+        held = tuple(replace(item, name=prefix + item.name) for prefix in prefixes for item in one)
+    between = () if isinstance(tape_scratch, str) else tape_scratch_items(tape_scratch)
+    items = (*weight_items(weights), *held, *between)
     if scratch is None:
-        estimate = activations.peak(batch_size, min(chunk, max_length), max_length) if activations else 0
-        scratch = PoolSize(estimate, exact=False)
+        # Prompts are run a row at a time.
+        estimate = activations.peak(1, min(chunk, max_length), max_length) if activations else 0
+        scratch = PoolSize(estimate + sum(item.bytes for item in between), exact=False)
 
     def size(pool: Pool) -> PoolSize:
         return PoolSize(sum(item.bytes for item in items if item.pool == pool))
@@ -193,6 +260,8 @@ def requirements(
         persistent=size("persistent"),
         io=size("io"),
         items=items,
+        rows=rows,
+        no_scratch=tape_scratch if isinstance(tape_scratch, str) else "" if tape_scratch else NO_SCRATCH,
     )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import BufferMismatchError, ClosedError
 from .info import MemoryInfo
 
-__all__ = ["BufferRequest", "DeviceBuffer", "DeviceSpan", "StridedCopy"]
+__all__ = ["BufferRequest", "DeviceBuffer", "DeviceSpan", "Loan", "StridedCopy"]
 
 
 class BufferRequest(NamedTuple):
@@ -44,6 +44,8 @@ class DeviceBuffer:
         self._free: Callable[[], None] | None = free
         self._closed = False
         self._holders = 0
+        self.loans: list[Loan] = []
+        """Parts of it that generators hold."""
         self.size = size
         self.memory = memory
         self.label = label
@@ -104,6 +106,11 @@ class DeviceSpan:
     offset: int
     length: int
 
+    def meets(self, other: DeviceSpan) -> bool:
+        """Whether they have bytes in common."""
+        first, last = max(self.offset, other.offset), min(self.offset + self.length, other.offset + other.length)
+        return self.buffer is other.buffer and first < last
+
     def __post_init__(self) -> None:
         if self.offset < 0 or self.length < 0 or self.offset + self.length > self.buffer.size:
             raise BufferMismatchError(
@@ -116,6 +123,33 @@ class DeviceSpan:
         if offset < 0 or length < 0 or offset + length > self.length:
             raise BufferMismatchError(f"bytes {offset} to {offset + length} of a span of {self.length}; stay inside it")
         return DeviceSpan(self.buffer, self.offset + offset, length)
+
+
+class Loan:
+    """Parts of buffers, by name, that a generator holds until `end`; their buffers stay open until then. What is
+    `shared` may be held by others that share it, too: it has no meaning between runs."""
+
+    def __init__(self, spans: Mapping[str, DeviceSpan], *, whole: Collection[str] = (), shared: bool = False) -> None:
+        """Of those named in `whole` the buffers are held from end to end. Raises ClosedError, and holds nothing."""
+        self.spans = dict(spans)
+        self.taken = {name: span.buffer.span() if name in whole else span for name, span in spans.items()}
+        self.shared = shared
+        self._held: list[DeviceBuffer] = []
+        try:
+            for buffer in {id(span.buffer): span.buffer for span in self.spans.values()}.values():
+                buffer.retain()
+                buffer.loans.append(self)
+                self._held.append(buffer)
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Let go of them; a second time does nothing."""
+        held, self._held = self._held, []
+        for buffer in held:
+            buffer.loans.remove(self)
+            buffer.release()
 
 
 class StridedCopy(NamedTuple):

@@ -265,11 +265,11 @@ export class WatchedDevice {
     this.own.write(buffer, offset, bytes);
   }
 
-  /** Fill a buffer with bytes 0xFF; a tape that watches it does not take this for a foreign write. */
-  poison(buffer: GPUBuffer): void {
+  /** Fill bytes of a buffer with 0xFF; a tape that watches it does not take this for a foreign write. */
+  poison(buffer: GPUBuffer, offset = 0, size = this.info(buffer).size): void {
     this.requireOpen();
     this.counters.write_buffer++;
-    this.own.write(buffer, 0, new Uint8Array(this.info(buffer).size).fill(0xff));
+    this.own.write(buffer, offset, new Uint8Array(size).fill(0xff));
   }
 
   info(buffer: GPUBuffer): BufferInfo {

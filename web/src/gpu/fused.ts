@@ -2,7 +2,7 @@
 
 import { EngineError } from "../errors";
 import { Allocations } from "./allocations";
-import type { WatchedDevice } from "./device";
+import type { Category, WatchedDevice } from "./device";
 import { FusedPipelines, type KernelText } from "./kernels";
 import type { RecordingObjects } from "./recorder";
 
@@ -27,37 +27,50 @@ export interface FusedKernel {
   group: GPUBindGroup;
 }
 
+/** Bytes of a buffer that a kernel binds. */
+export type Part = Required<GPUBufferBinding>;
+
 export class FusedKernels {
+  kernels: readonly FusedKernel[] = [];
+  private scratch: readonly Part[] = [];
+  /** Scratch buffers that were made here; empty while others were given. */
+  private own: readonly GPUBuffer[] = [];
+  private destroyed = false;
+
   private constructor(
-    readonly kernels: readonly FusedKernel[],
-    private readonly scratch: readonly GPUBuffer[],
+    private readonly watched: WatchedDevice,
+    private readonly category: Category,
+    private readonly spec: FusedSpec,
+    private readonly bind: (scratch: readonly Part[]) => FusedKernel[],
   ) {}
 
   /**
    * Compiles and binds; nothing stays allocated on failure. Throws TapeError if a kernel does not fit the device,
-   * OutOfMemoryError if its scratch does not.
+   * OutOfMemoryError if its scratch does not, which the ledger has under `category`.
    */
   static async make(
     watched: WatchedDevice,
     pipelines: FusedPipelines,
+    category: Category,
     spec: FusedSpec,
     objects: RecordingObjects,
     buffer: (handle: number) => GPUBuffer,
   ): Promise<FusedKernels> {
-    const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_DST | GPUBufferUsage.COPY_SRC;
     const compiled = await Promise.all(spec.kernels.map((kernel) => pipelines.get(kernel)));
-    const scratch: GPUBuffer[] = [];
-    const resource = (binding: FusedBinding): GPUBufferBinding => {
-      const [kind, id] = binding;
-      if (kind === "span") return { buffer: buffer(id), offset: binding[2], size: binding[3] };
-      const found = kind === "recorded" ? objects.buffers.get(id) : scratch[id];
-      if (!found) throw new EngineError("TapeError", `a fused kernel names ${kind} buffer ${id}, which there is not`);
-      return kind === "part" ? { buffer: found, offset: binding[2], size: binding[3] } : { buffer: found };
-    };
-    const allocations = new Allocations(watched);
-    const bind = (): FusedKernel[] => {
-      for (const size of spec.scratch)
-        scratch.push(watched.buffer("kernels", spec.owner, { label: "tape scratch", size, usage }));
+    const bind = (scratch: readonly Part[]): FusedKernel[] => {
+      const resource = (binding: FusedBinding): GPUBufferBinding => {
+        const [kind, id] = binding;
+        if (kind === "span") return { buffer: buffer(id), offset: binding[2], size: binding[3] };
+        if (kind === "recorded") {
+          const found = objects.buffers.get(id);
+          if (!found) throw new EngineError("TapeError", `a fused kernel names recorded buffer ${id}, which there is not`);
+          return { buffer: found };
+        }
+        const found = scratch[id];
+        if (!found) throw new EngineError("TapeError", `a fused kernel names ${kind} buffer ${id}, which there is not`);
+        if (kind === "scratch") return found;
+        return { buffer: found.buffer, offset: found.offset + binding[2], size: binding[3] };
+      };
       return spec.kernels.map(({ shader, bindings }, index) => {
         const { pipeline, layout, names } = compiled[index]!;
         const missing = names.filter((name) => !(name in bindings));
@@ -72,29 +85,62 @@ export class FusedKernels {
         return { pipeline, group: watched.device.createBindGroup({ label: shader, layout, entries }) };
       });
     };
+    const made = new FusedKernels(watched, category, spec, bind);
+    await made.giveScratch(null);
+    return made;
+  }
+
+  /** Bytes of each scratch buffer. */
+  get scratchSizes(): readonly number[] {
+    return this.spec.scratch;
+  }
+
+  /**
+   * Have the kernels work in these parts of buffers, one for each scratch buffer, or in buffers made here. `bound` is
+   * called once they do, before those that were made earlier are freed. On failure they work where they did: throws
+   * OutOfMemoryError.
+   */
+  async giveScratch(parts: readonly Part[] | null, bound: () => void = () => undefined): Promise<void> {
+    const { watched, spec } = this;
+    const allocations = new Allocations(watched);
+    const own: GPUBuffer[] = [];
+    const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_DST | GPUBufferUsage.COPY_SRC;
+    const made = (size: number): Part => {
+      const buffer = watched.buffer(this.category, spec.owner, { label: "tape scratch", size, usage });
+      own.push(buffer);
+      return { buffer, offset: 0, size };
+    };
     try {
-      const kernels = allocations.during(bind);
+      const [scratch, kernels] = allocations.during(() => {
+        const scratch = parts ?? spec.scratch.map(made);
+        return [scratch, this.bind(scratch)];
+      });
       await allocations.require("the scratch of a tape's kernels");
-      return new FusedKernels(kernels, scratch);
+      if (this.destroyed) throw new EngineError("ClosedError", "the tape was closed; load the model again");
+      const old = this.own;
+      [this.scratch, this.kernels, this.own] = [scratch, kernels, own];
+      bound();
+      for (const held of old) held.destroy();
     } catch (error) {
-      for (const held of scratch) held.destroy();
+      for (const held of own) held.destroy();
       throw error;
     }
   }
 
   /** A scratch buffer by number. */
-  scratchBuffer(number: number): GPUBuffer {
+  scratchPart(number: number): Part {
     const found = this.scratch[number];
     if (!found) throw new EngineError("TapeError", `the tape names scratch buffer ${number}, which there is not`);
     return found;
   }
 
   /** Fill the scratch buffers with bytes 0xFF, which no kernel takes for a finite float. */
-  poison(watched: WatchedDevice): void {
-    for (const held of this.scratch) watched.poison(held);
+  poison(): void {
+    for (const { buffer, offset, size } of this.scratch) this.watched.poison(buffer, offset, size);
   }
 
   destroy(): void {
-    for (const held of this.scratch) held.destroy();
+    this.destroyed = true;
+    for (const held of this.own) held.destroy();
   }
 }

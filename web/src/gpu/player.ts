@@ -2,7 +2,7 @@
 
 import { EngineError } from "../errors";
 import type { WatchedDevice } from "./device";
-import type { FusedKernels } from "./fused";
+import type { FusedKernels, Part } from "./fused";
 import type { RecordingObjects } from "./recorder";
 
 /**
@@ -87,7 +87,7 @@ export class Tape {
    */
   constructor(
     private readonly objects: RecordingObjects,
-    played: PlayedOp[],
+    private readonly played: PlayedOp[],
     written: ReadonlySet<number>,
     readonly fused: FusedKernels | null = null,
     private readonly owned: readonly GPUBuffer[] = [],
@@ -172,10 +172,19 @@ export class Tape {
     if (last) interrupt(last);
   }
 
-  /** A recorded buffer by id, or the scratch of its fused kernels by number. */
-  buffer(kind: "recorded" | "scratch", id: number): GPUBuffer {
-    if (kind === "recorded") return found(this.objects.buffers.get(id), "buffer", id);
-    return found(this.fused?.scratchBuffer(id), "scratch buffer", id);
+  /** Where a recorded buffer is, by id, or the scratch of its fused kernels, by number. */
+  part(kind: "recorded" | "scratch", id: number): { buffer: GPUBuffer; offset: number } {
+    if (kind === "recorded") return { buffer: found(this.objects.buffers.get(id), "buffer", id), offset: 0 };
+    return found(this.fused?.scratchPart(id), "scratch buffer", id);
+  }
+
+  /** Have its fused kernels work in these parts of buffers, or in scratch of their own; see FusedKernels.giveScratch. */
+  async giveScratch(parts: readonly Part[] | null): Promise<void> {
+    await this.fused?.giveScratch(parts, () => {
+      this.played.forEach((op, index) => {
+        if (op[0] === "kernel" || op[0] === "kernel table") this.ops[index] = this.resolve(op);
+      });
+    });
   }
 
   /** The same with each dispatch in a pass of its own; `before` is called outside of any pass. */

@@ -31,7 +31,7 @@ export async function witness(
   tape: Tape | null,
   length: number,
 ): Promise<Uint8Array> {
-  const made = await FusedKernels.make(watched, pipelines, spec.kernels, objects, buffer);
+  const made = await FusedKernels.make(watched, pipelines, "kernels", spec.kernels, objects, buffer);
   const [number, bytes] = spec.results;
   let staging: GPUBuffer | null = null;
   try {
@@ -51,7 +51,8 @@ export async function witness(
         const earlier = taps.get(after);
         taps.set(after, () => {
           earlier?.();
-          step.encoder.copyBufferToBuffer(tape.buffer(kind, id), 0, made.scratchBuffer(0), offset, size);
+          const from = tape.part(kind, id);
+          step.encoder.copyBufferToBuffer(from.buffer, from.offset, made.scratchPart(0).buffer, offset, size);
         });
       }
       tape.encode(step, length, taps);
@@ -61,7 +62,7 @@ export async function witness(
     if (bytes) {
       const usage = GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST;
       staging = watched.buffer("kernels", spec.kernels.owner, { label: "verdict", size: bytes, usage });
-      step.encoder.copyBufferToBuffer(made.scratchBuffer(number), 0, staging, 0, bytes);
+      step.encoder.copyBufferToBuffer(made.scratchPart(number).buffer, 0, staging, 0, bytes);
     }
     watched.submit([step.finish()]);
     if (!staging) return new Uint8Array();

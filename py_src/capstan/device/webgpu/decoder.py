@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import ClosedError
 from ...graph import GraphDescription
-from ...memory import SNAPSHOTS
+from ...memory import SNAPSHOTS, DeviceSpan
 from ...search import SearchOptions
 from ...speculation import Speculation
 from ...tape import TapeKey
@@ -30,6 +30,7 @@ from .rehearsal import Rehearsal
 from .row_logits import RowLogits
 from .sequence_buffers import SequenceBuffers
 from .sequence_sampler import SequenceSampler
+from .tape_scratch import TapeScratch
 
 if TYPE_CHECKING:
     from .decode_step import DecodeStep
@@ -64,6 +65,7 @@ class WebGpuDecoder:
         engine: GpuEngine,
         about: GraphDescription,
         buffers: SequenceBuffers,
+        scratch: TapeScratch,
         step: DecodeStep,
         prompt: int,
         give_back: Callable[[WebGpuDecoder], Awaitable[None]],
@@ -97,6 +99,8 @@ class WebGpuDecoder:
         self._unfinished = False
         """Whether a wait for onnxruntime-web was cancelled, which goes on meanwhile."""
         self.owner = buffers.owner
+        self.scratch = scratch
+        """Of its tapes, and of those that rows have beside them."""
         self.longest_run = 0
         """Prompt tokens."""
         self.capacity = buffers.capacity
@@ -109,7 +113,7 @@ class WebGpuDecoder:
         logits = buffers.spans["logits"].sub(0, byte_count(about.logits_dtype, (about.vocab_size,)))
         self._logits = RowLogits(buffers.device, logits, about.logits_dtype, about.vocab_size, buffers.owner)
         self._sampler = SequenceSampler(engine, about, buffers)
-        self._drafted = DraftedSteps(engine, self._sampler, partial(make_drafts, self))
+        self._drafted = DraftedSteps(engine, self._sampler, scratch, partial(make_drafts, self))
 
     @property
     def length(self) -> int:
@@ -124,7 +128,11 @@ class WebGpuDecoder:
     @property
     def reusable(self) -> bool:
         """Whether the next sequence may have its buffers: none of them is the user's."""
-        return not self._buffers.given
+        return self._buffers.given is None and self.scratch.given is None
+
+    async def give_scratch(self, spans: Sequence[DeviceSpan] | None) -> None:
+        await self.rest()
+        await self.scratch.give(spans)
 
     @property
     def tape_passes(self) -> dict[str, str]:

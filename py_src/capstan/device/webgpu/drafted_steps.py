@@ -10,6 +10,7 @@ from ..base import Burst
 from .draft_tape import DraftTape
 from .engine import GpuEngine
 from .sequence_sampler import SequenceSampler
+from .tape_scratch import TapeScratch
 
 __all__ = ["DraftedSteps"]
 
@@ -21,9 +22,14 @@ class DraftedSteps:
     """Owns the tape over several positions, which `make` makes for a number of them or says why there is none."""
 
     def __init__(
-        self, engine: GpuEngine, sampler: SequenceSampler, make: Callable[[int], Awaitable[DraftTape | str]]
+        self,
+        engine: GpuEngine,
+        sampler: SequenceSampler,
+        scratch: TapeScratch,
+        make: Callable[[int], Awaitable[DraftTape | str]],
     ) -> None:
         self._engine = engine
+        self._scratch = scratch
         self._sampler = sampler
         self._make = make
         self._made: DraftTape | None = None
@@ -47,6 +53,7 @@ class DraftedSteps:
             if isinstance(found, str):
                 return found
             self._made = found
+            await self._scratch.add(found.tape.tape, f"the tape over {positions} positions")
         drafting = Drafting(options.max_draft_tokens, options.ngram_size, options.chained)
         self._sampler.set_drafts(drafting, self._made.input_ids, self._made.logits)
         return None
@@ -63,6 +70,7 @@ class DraftedSteps:
         """Free the tape."""
         made, self._made = self._made, None
         if made is not None:
+            self._scratch.drop(made.tape.tape)
             await self._engine.idle()
             await made.release()
 

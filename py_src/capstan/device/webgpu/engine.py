@@ -197,6 +197,13 @@ class GpuTapes(GpuAdapter, Protocol):
         """Make a stored tape again over buffers by recorded id. Raises TapeError; OutOfMemoryError, which is no fault
         of the device."""
 
+    def tape_scratch(self, tape: int) -> list[int]:
+        """Bytes of each scratch buffer of a tape's kernels."""
+
+    async def give_scratch(self, tape: int, spans: Sequence[tuple[int, int, int]] | None) -> None:
+        """Have a tape's kernels work in (handle, offset, bytes), one for each scratch buffer, or in buffers of its own
+        again, which frees those it had. On failure they work where they did: OutOfMemoryError."""
+
     def add_table(self, tape: int, counts: bytes) -> None: ...
     def poison(self, tape: int, recording: int, buffers: Sequence[int]) -> None: ...
     async def witness(self, recording: int, tape: int, length: int, spec: Mapping[str, Any]) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from ...errors import ClosedError
+from ...memory import Loan
 from ...search import SearchOptions
 from ...stages import SamplerProgram, position_words
 from ..base import Counters
@@ -57,6 +58,8 @@ class JointRows:
         self._cursor = 0
         self._steps = 0
         self._destroyed = False
+        self.scratch: Loan | None = None
+        """What was given for the scratch of the tapes."""
         self.rows = buffers.rows
         self.capacity = buffers.capacity
         self.capture = one.capture
@@ -81,6 +84,18 @@ class JointRows:
                 rows=buffers.rows,
             )
         )
+
+    @property
+    def reusable(self) -> bool:
+        """Whether others may have its buffers: none of them is the user's."""
+        return self._buffers.given is None and self._one.reusable
+
+    async def give_scratch(self, scratch: Loan | None) -> None:
+        self._require_open()
+        await self._one.give_scratch(None if scratch is None else tuple(scratch.spans.values()))
+        old, self.scratch = self.scratch, scratch
+        if old is not None:
+            old.end()
 
     @property
     def capture_note(self) -> str | None:
@@ -257,9 +272,12 @@ class JointRows:
         self._destroyed = True
         await self._engine.idle()
         self._engine.destroy_sampler(self._sampler)
+        self._one.scratch.drop(self._tape.tape)
         await self._tape.release()
         self._buffers.destroy()
         await self._one.close()
+        if self.scratch is not None:
+            self.scratch.end()
 
     def _begin(self, row: int, length: int) -> None:
         """Let a row go on at a length, with all rows' picks at the same place of their rings."""

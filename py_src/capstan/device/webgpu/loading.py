@@ -18,6 +18,7 @@ from ...graph import GraphDescription, WeightEntry
 from ...load_times import phase
 from ...memory import Capabilities
 from ...notes import Notes, build
+from ...tape import PASSES
 from ...weights.shared import Lease, SharedWeights
 from ..base import Progress, TapeOptions
 from ..model_memory import ModelMemory
@@ -75,11 +76,25 @@ class Loaded:
     """Whether attention may write into the caches that it reads."""
 
 
+def passes_for(software: bool) -> tuple[str, ...]:
+    """What is done to a recorded step unless the user chooses.
+
+    Validating an indirect dispatch costs a pass of Dawn's, filling a table of counts some kernels for each length: on
+    software adapters the second is more, so that indirect dispatches stay. There, too, recording and checking prefill
+    runs and steps of several rows takes longer than they save.
+    """
+    return tuple(name for name in PASSES if not (software and name in ("direct", "prefill", "rows")))
+
+
 def webgpu_memory(interface: WebGpuDevice, graphs: Graphs, config: GenaiConfig) -> ModelMemory:
     """What the rewritten graphs take of the GPU."""
     software, context = interface.about().software, graphs.description.context_within(config.context_length)
     chunk = 1 if graphs.one_row else prefill_chunk(graphs.activations, context, software=software)
-    return ModelMemory(interface, graphs.description, graphs.weights, chunk, context, graphs.activations)
+    about = graphs.description
+    possible = "rows" in passes_for(software) and about.capturable and not about.states
+    return ModelMemory(
+        interface, about, graphs.weights, chunk, context, graphs.activations, joint=lambda rows, capacity: possible
+    )
 
 
 async def make_session(engine: GpuSessions, model: bytes, capture: bool, owner: str) -> int:

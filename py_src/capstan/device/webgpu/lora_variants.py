@@ -57,6 +57,11 @@ class LoraVariants:
         await rows.close()
         return others
 
+    def maker(self, rows: JointRows | SeparateRows) -> WebGpuModel:
+        """The model that rows are of."""
+        made = (each.result() for each in self._made.values() if each.done() and not each.cancelled())
+        return next(model for model in made if model.made(rows))
+
     async def trim(self) -> None:
         """Free what nobody uses, and the sessions of ranks of which no sequence is left."""
         for rank, made in list(self._made.items()):
@@ -76,8 +81,8 @@ class LoraVariants:
 
 def require_movable(rows: JointRows | SeparateRows) -> None:
     """Raise OptionError for rows over the user's buffers: those of another rank would need others."""
-    ones = rows.decoders if isinstance(rows, SeparateRows) else []
-    if any(isinstance(one, WebGpuDecoder) and not one.reusable for one in ones):
+    ones = rows.decoders if isinstance(rows, SeparateRows) else [rows]
+    if any(isinstance(one, WebGpuDecoder | JointRows) and not one.reusable for one in ones):
         raise OptionError(
             "an adapter was set for a generator that was given pools and has begun; set it before the first token, or "
             "leave the pools out"

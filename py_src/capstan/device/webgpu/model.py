@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from ...config import GenaiConfig
-from ...errors import ClosedError, TapeError, UnsupportedModelError
-from ...memory import Pools, PoolSize
+from ...errors import BufferMismatchError, ClosedError, TapeError, UnsupportedModelError
+from ...memory import DeviceBuffer, DeviceSpan, Loan, Pools, PoolSize, Rows
 from ...notes import Notes
-from ...tape import PASSES, TapeKey, WorkgroupLimits, attends_prompts
+from ...tape import TapeKey, WorkgroupLimits, attends_prompts
 from ...weights.shared import SharedWeights
 from ..base import Progress, TapeOptions
 from ..lora import LoraGraph, LoraWeights
+from ..model_memory import Lent
 from ..row_decoder import RowDecoder
 from ..separate_rows import SeparateRows, separate_rows
 from .decode_step import DecodeStep
@@ -23,7 +24,7 @@ from .device import WebGpuDevice
 from .draft_tape import DraftTape
 from .engine import FREE, BoundTensor
 from .joint_rows import JointRows
-from .loading import Loaded, load, release_made
+from .loading import Loaded, load, passes_for, release_made
 from .lora_variants import LoraVariants
 from .model_graphs import Graphs, OpenWeights
 from .prefill_tape import PrefillTapes, weights_on_device
@@ -31,18 +32,9 @@ from .row_source import RowSource
 from .sequence_buffers import SequenceBuffers
 from .step_check import StepCheck
 from .step_recorder import StepRecorder
+from .tape_scratch import TapeScratch, largest
 
 __all__ = ["WebGpuModel"]
-
-
-def passes_for(software: bool) -> tuple[str, ...]:
-    """What is done to a recorded step unless the user chooses.
-
-    Validating an indirect dispatch costs a pass of Dawn's, filling a table of counts some kernels for each length: on
-    software adapters the second is more, so that indirect dispatches stay. There, too, recording and checking prefill
-    runs and steps of several rows takes longer than they save.
-    """
-    return tuple(name for name in PASSES if not (software and name in ("direct", "prefill", "rows")))
 
 
 class WebGpuModel:
@@ -72,8 +64,12 @@ class WebGpuModel:
         self._allocating = asyncio.Lock()
         self._recording = asyncio.Lock()
         """Of sequences that are made at once the first records, and the others find its tape stored."""
-        self._scratch: dict[int, int] = {}
-        """Scratch bytes of a sequence by its capacity."""
+        self._scratch: dict[tuple[int, int], int] = {}
+        """Scratch bytes by rows and capacity: of a sequence, and of what joint rows have besides."""
+        self._between: dict[tuple[int, int], Sequence[int]] = {}
+        """Bytes of the buffers between the kernels of tapes, in the same way."""
+        self._untaped: dict[int, str] = {}
+        """Why steps of a capacity have no tape."""
         self._longest = 0
         """Tokens of the longest prefill run."""
         self._usual_burst: int | None = None
@@ -81,6 +77,7 @@ class WebGpuModel:
         self._free: list[WebGpuDecoder] = []
         self._decoders: list[WebGpuDecoder] = []
         self._making: set[asyncio.Future[WebGpuDecoder]] = set()
+        self._dropping: set[asyncio.Future[None]] = set()
         self._closed = False
         about = loaded.interface.about()
         self.adapter = about.adapter
@@ -88,10 +85,17 @@ class WebGpuModel:
         self._chunk = loaded.memory.chunk
         self._warm_up = not about.software
         """Whether to compile the kernels of long prompts early: on software adapters running them takes longer."""
-        self.memory = replace(loaded.memory, measured=self._measured)
+        self.memory = replace(
+            loaded.memory,
+            measured=self._measured,
+            joint=self._joint,
+            apart=not self._in_place and not loaded.graphs.description.growing,
+            tape_scratch=self._tape_scratch,
+        )
         graph, name = loaded.graphs.description, loaded.owner
+        decoder, capture = self.decoder, self._capture_step
         self._rows = RowSource(
-            self._engine, self.interface, graph, self._passes, name, self.decoder, self._capture_step
+            *(self._engine, self.interface, graph, self._passes, name, decoder, capture, self._stored, self._key)
         )
 
     @classmethod
@@ -114,14 +118,15 @@ class WebGpuModel:
         )
         return cls(loaded, options)
 
-    async def decoder(self, capacity: int, pools: Pools | None = None) -> WebGpuDecoder:
-        """A decoder of that capacity: a free one, else a new one, recorded and checked."""
+    async def decoder(self, capacity: int, given: Loan | None = None) -> WebGpuDecoder:
+        """A decoder of that capacity: a free one, else a new one, recorded and checked, over buffers that are given;
+        they are let go on failure."""
         self._require_open()
         for i, free in enumerate(self._free):
-            if pools is None and free.capacity == capacity:
+            if given is None and free.capacity == capacity:
                 free.require(self._key(capacity))
                 return self._free.pop(i)
-        making = asyncio.ensure_future(self._make_decoder(capacity, pools))
+        making = asyncio.ensure_future(self._make_decoder(capacity, given))
         self._making.add(making)
         making.add_done_callback(self._making.discard)
         try:
@@ -143,13 +148,58 @@ class WebGpuModel:
             self._require_open()
             return await adapted.row_decoder(rows, capacity, pools, lora)
         self._sample = lora
-        if rows > 1 and pools is None and "rows" in self._passes and self.memory.fit(rows + 1, capacity):
-            joint = await self._rows.take(rows, capacity)
+        lent = self.memory.lend(rows, capacity, pools) if pools is not None else None
+        scratch = lent.scratch if lent is not None else None
+        try:
+            made = await self._row_decoder(rows, capacity, lora, lent)
+            if scratch is not None:
+                await self._given_scratch(made, scratch)
+            return made
+        except BaseException:
+            if scratch is not None:
+                scratch.end()
+            raise
+
+    async def _row_decoder(
+        self, rows: int, capacity: int, lora: LoraWeights | None, lent: Lent | None
+    ) -> JointRows | SeparateRows:
+        """Over what was lent, which is let go on failure, all but its scratch."""
+        if self.memory.requirements(rows, capacity).rows == "joint":
+            joint = await self._rows.take(rows, capacity, lent)
             self._require_open()
             if joint is not None:
                 joint.set_lora(lora)
                 return joint
-        return await separate_rows(self, rows, capacity, pools, lora)
+            if lent is not None and (lent.rows is not None or any(lent.sequences)):
+                raise BufferMismatchError(
+                    f"pools were given for {rows} rows in one step, which there cannot be: "
+                    f"{self._rows.refused[rows, capacity]}; query_memory_requirements now tells those of separate rows"
+                )
+        return await separate_rows(self, rows, capacity, lora, lent.sequences if lent is not None else ())
+
+    async def _given_scratch(self, decoder: JointRows | SeparateRows, scratch: Loan) -> None:
+        """Have a new decoder work in scratch; it is closed on failure."""
+        try:
+            await decoder.give_scratch(scratch)
+        except BaseException:
+            await decoder.close()
+            raise
+
+    async def replace_scratch(
+        self, decoder: RowDecoder, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None
+    ) -> None:
+        self._require_open()
+        assert isinstance(decoder, JointRows | SeparateRows)
+        if self._variants is not None and not self.made(decoder):
+            await self._variants.maker(decoder).replace_scratch(decoder, scratch)
+            return
+        loan = None if scratch is None else self.memory.lend_scratch(decoder.rows, decoder.capacity, scratch)
+        try:
+            await decoder.give_scratch(loan)
+        except BaseException:
+            if loan is not None:
+                loan.end()
+            raise
 
     async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
         self._require_open()
@@ -183,11 +233,16 @@ class WebGpuModel:
             raise ClosedError(f"the model {self._name} was closed; load it again")
 
     def _keep(self, making: asyncio.Future[WebGpuDecoder]) -> None:
-        """Take in a decoder that nobody waited for."""
-        # Of given buffers nobody can say that they are still meant; they are let go when the model is closed.
-        made = not making.cancelled() and making.exception() is None
-        if made and making.result().reusable and not self._closed:
-            self._free.append(making.result())
+        """Take in a decoder that nobody waited for, unless its buffers are the user's."""
+        if making.cancelled() or making.exception() is not None or self._closed:
+            return
+        decoder = making.result()
+        if decoder.reusable:
+            self._free.append(decoder)
+        else:
+            dropping = asyncio.ensure_future(self._drop(decoder))
+            self._dropping.add(dropping)
+            dropping.add_done_callback(self._dropping.discard)
 
     async def trim(self) -> None:
         if self._variants is not None:
@@ -210,9 +265,16 @@ class WebGpuModel:
         else:
             await self._drop(decoder)
 
-    async def _make_decoder(self, capacity: int, pools: Pools | None) -> WebGpuDecoder:
+    async def _make_decoder(self, capacity: int, given: Loan | None) -> WebGpuDecoder:
+        try:
+            return await self._made_decoder(capacity, given)
+        except BaseException:
+            if given is not None:
+                given.end()
+            raise
+
+    async def _made_decoder(self, capacity: int, given: Loan | None) -> WebGpuDecoder:
         self.memory.fit(1, capacity).require()
-        given = self.memory.given(capacity, pools) if pools is not None else {}
         async with self._allocating:
             owner = f"{self._owner} sequence {self._made + 1}"
             buffers = await SequenceBuffers.allocate(
@@ -230,13 +292,19 @@ class WebGpuModel:
         if self._sample is not None and not self._sample.buffer.closed:
             buffers.set_lora(self._sample)
         step, prompt = None, 0
+        scratch = TapeScratch(self._engine, partial(self._note_between, capacity))
         try:
             step = await self._decode_step(buffers, capacity)
+            if step.tape:
+                await scratch.add(step.tape, "the decode step")
+            else:
+                self._untaped[capacity] = step.note or f"capture is {self._capture!r}"
             prompt = self._bind_prefill(buffers, "prompt", FREE)
-            tapes = self._prefill_tapes(buffers, prompt)
+            tapes = self._prefill_tapes(buffers, prompt, scratch)
             about, give_back = self._graphs.description, self._give_back
             decoder = WebGpuDecoder(
-                self._engine, about, buffers, step, prompt, give_back, self._take_warm_up, tapes, self._draft_tape
+                *(self._engine, about, buffers, scratch, step, prompt),
+                *(give_back, self._take_warm_up, tapes, self._draft_tape),
             )
         except BaseException:
             if prompt:
@@ -253,17 +321,48 @@ class WebGpuModel:
 
     def _note_scratch(self, decoder: WebGpuDecoder) -> None:
         """Remember what onnxruntime-web allocated for the prefill session and for a sequence of this capacity."""
+        if decoder.scratch.given is not None:
+            return
         of = {entry["owner"]: entry["bytes"] for entry in self._engine.ledger() if entry["category"] == "scratch"}
         self._longest = max(self._longest, decoder.longest_run)
-        self._scratch[decoder.capacity] = of.get(self._owner, 0) + of.get(decoder.owner, 0)
+        self._scratch[0, 0] = of.get(self._owner, 0)
+        self._scratch[1, decoder.capacity] = of.get(decoder.owner, 0)
 
-    def _measured(self, capacity: int) -> PoolSize | None:
+    def _measured(self, rows: int, capacity: int, kind: Rows) -> PoolSize | None:
         """What was allocated; if no run was as long as a chunk yet, at least what a chunk is estimated at."""
-        found = self._scratch.get(capacity)
-        chunk = min(self._chunk, capacity)
-        if found is None or self._longest >= chunk:
-            return None if found is None else PoolSize(found)
+        each, chunk = self._scratch.get((1, capacity)), min(self._chunk, capacity)
+        if each is None:
+            return None
+        # Of joint rows' own step the scratch is known where its kernels' is: all of it is theirs.
+        together = sum(self._between.get((rows, capacity), ())) if kind == "joint" else 0
+        found = self._scratch[0, 0] + (together + each if kind == "joint" else rows * each)
+        known = rows == 1 or (kind == "joint" and (rows, capacity) in self._between)
+        if self._longest >= chunk:
+            return PoolSize(found, exact=known)
         return PoolSize(max(found, self._graphs.activations.peak(1, chunk, capacity)), exact=False)
+
+    def _note_between(self, capacity: int, rows: int, sizes: Sequence[int]) -> None:
+        """Remember what a tape needs between its kernels."""
+        self._between[rows, capacity] = largest(self._between.get((rows, capacity), ()), sizes)
+
+    def _tape_scratch(self, rows: int, capacity: int, kind: Rows) -> Sequence[int] | str:
+        """What tapes need between their kernels, as far as they were made; why there is nothing known."""
+        if self._capture != "tape" or capacity in self._untaped:
+            reason = self._untaped.get(capacity, f"capture is {self._capture!r}")
+            return f"only the kernels of a tape take it, onnxruntime-web allocates the rest itself, and {reason}"
+        wanted = [(1, capacity), (rows, capacity)] if kind == "joint" else [(1, capacity)]
+        if any(key not in self._between for key in wanted):
+            return f"not yet known: no step of {capacity} positions was taped; prepare a generator, and ask again"
+        found: Sequence[int] = ()
+        for key in wanted:
+            found = largest(found, self._between[key])
+        return found
+
+    def _joint(self, rows: int, capacity: int) -> bool:
+        """Whether one step is to advance so many rows."""
+        about = self._graphs.description
+        possible = self._capture == "tape" and self._in_place and not about.states and capacity not in self._untaped
+        return possible and "rows" in self._passes and (rows, capacity) not in self._rows.refused
 
     @property
     def idle(self) -> bool:
@@ -278,6 +377,7 @@ class WebGpuModel:
         if self._variants is not None:
             await self._variants.close()
         await asyncio.gather(*self._making, return_exceptions=True)
+        await asyncio.gather(*self._dropping, return_exceptions=True)
         await self._rows.close()
         self._free.clear()
         while self._decoders:
@@ -299,7 +399,7 @@ class WebGpuModel:
         if self._capture == "off":
             return step
         try:
-            if self._capture != "tape" or buffers.given or not self._in_place:
+            if self._capture != "tape" or not self._in_place:
                 return await self._recorded_step(step, buffers, capacity)
             async with self._recording:
                 key = self._key(capacity)
@@ -336,7 +436,7 @@ class WebGpuModel:
             await self._engine.release_session(session)
             raise
 
-    def _prefill_tapes(self, buffers: SequenceBuffers, prompt: int) -> PrefillTapes | None:
+    def _prefill_tapes(self, buffers: SequenceBuffers, prompt: int, scratch: TapeScratch) -> PrefillTapes | None:
         """What makes and keeps the prefill tapes of a sequence, if there can be any."""
         engine, graphs = self._engine, self._graphs
         about = graphs.description
@@ -356,8 +456,8 @@ class WebGpuModel:
                 raise
 
         weights = weights_on_device(engine, graphs.products, self._weights)
-        key = None if buffers.given else self._key(buffers.capacity)
-        return PrefillTapes(engine, buffers, about, weights, capture, prompt, self._stored, key)
+        key = self._key(buffers.capacity)
+        return PrefillTapes(engine, buffers, about, weights, capture, prompt, self._stored, key, scratch)
 
     async def _decode_session(self, owner: str, capacity: int) -> int:
         """A session to capture decode steps with. Raises TapeError, UnsupportedModelError if there can be none."""

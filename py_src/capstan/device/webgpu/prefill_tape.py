@@ -29,6 +29,7 @@ from .engine import GpuEngine, GpuTapes
 from .replay_check import TOLERANCE, Spread, check_replay
 from .sequence_buffers import SequenceBuffers, left_out_by_cache
 from .stored_tapes import StoredTapes
+from .tape_scratch import TapeScratch
 
 __all__ = ["IN_INT8", "SHORT", "PrefillTapes", "Run", "compared_after", "cut_prompt", "weights_on_device"]
 
@@ -139,8 +140,9 @@ class PrefillTapes:
     eager: int
     """The prefill session bound to any number of prompt ids."""
     stored: StoredTapes
-    key: TapeKey | None
-    """What they are stored for; None where they are not."""
+    key: TapeKey
+    """What they are stored for."""
+    scratch: TapeScratch
     tapes: dict[int, int] = field(default_factory=dict)
     """By length; 0 where there can be none."""
     said: dict[int, str] = field(default_factory=dict)
@@ -178,12 +180,14 @@ class PrefillTapes:
         for length in lengths:
             restored = await self._restored(length)
             if restored or length in self.seen:
-                self.tapes[length] = restored or await self._make(length)
+                self.tapes[length] = tape = restored or await self._make(length)
+                if tape:
+                    await self.scratch.add(tape, f"the tape of prompt runs of {length} positions")
             self.seen.add(length)
 
     async def _restored(self, length: int) -> int:
         """A stored tape made again, 0 if there is none."""
-        if self.key is None or length in self.seen:
+        if length in self.seen:
             return 0
         found = await self.stored.restore(note_of(length), self.key, self.buffers)
         if found is None:
@@ -205,6 +209,7 @@ class PrefillTapes:
     async def release(self) -> None:
         """Close the tapes, then the sessions whose buffers they use."""
         for tape in filter(None, self.tapes.values()):
+            self.scratch.drop(tape)
             self.engine.close_tape(tape)
         self.tapes.clear()
         for session, binding in self.sessions:
@@ -241,8 +246,7 @@ class PrefillTapes:
 
     async def _keep(self, length: int, tape: int, said: str) -> None:
         """Store a checked tape for other sequences and later loads."""
-        if self.key is not None:
-            await self.stored.keep(note_of(length), self.key, self.buffers, tape, {"prefill": said})
+        await self.stored.keep(note_of(length), self.key, self.buffers, tape, {"prefill": said})
 
     async def _recorded(self, length: int, binding: int) -> tuple[int, str]:
         engine, buffers = self.engine, self.buffers

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...graph import GraphDescription
-from ...memory import BufferRequest, DeviceBuffer, DeviceSpan
+from ...memory import ROWS_APART, BufferRequest, DeviceBuffer, DeviceSpan, Loan, row_items
 from ..element_types import byte_count
 from ..interface import DeviceInterface
 from .sequence_buffers import STATE_WORDS, SequenceBuffers
@@ -28,35 +28,45 @@ class RowBuffers:
     rows: int
     capacity: int
     spans: Mapping[str, DeviceSpan]
+    apart: DeviceSpan
+    """Room for rows of one tensor that others become."""
     owned: tuple[DeviceBuffer, ...]
+    given: Loan | None
+    """Buffers of the user's, held until `destroy`."""
     uncounted: list[int] = field(default_factory=list)
 
     @classmethod
     async def allocate(
-        cls, device: DeviceInterface, about: GraphDescription, rows: int, capacity: int, owner: str
+        cls,
+        device: DeviceInterface,
+        about: GraphDescription,
+        rows: int,
+        capacity: int,
+        owner: str,
+        given: Loan | None = None,
     ) -> RowBuffers:
-        """Raises OutOfMemoryError, and nothing stays allocated."""
+        """Allocate what is not `given`. Raises OutOfMemoryError, and nothing stays allocated."""
+        held = dict(given.spans) if given is not None else {}
+        ours = [item for item in row_items(about, rows, capacity) if item.name not in held]
+        made = await device.allocate_all([BufferRequest(item.name, item.bytes, item.pool) for item in ours], owner)
+        held |= {item.name: buffer.span() for item, buffer in zip(ours, made, strict=True)}
         caches = {f"kv {pair.past}": byte_count(about.cache_dtype, pair.dims(1, capacity)) for pair in about.cache}
         logits = byte_count(about.logits_dtype, (about.vocab_size,))
-        small = {"state": 4 * STATE_WORDS, "ring": 4 * capacity}
-        io = {"input ids": 8, "mask": 8 * capacity, "positions": 8, "logits": logits}
-        each = {name: (size, "persistent") for name, size in (caches | small).items()}
-        each |= {name: (size, "io") for name, size in io.items()}
-        # A binding is a multiple of 4 bytes.
-        requests = [BufferRequest(f"rows {name}", -(-rows * n // 4) * 4, pool) for name, (n, pool) in each.items()]
-        made = await device.allocate_all(requests, owner)
-        spans = {
-            name: buffer.span(0, rows * size) for (name, (size, _)), buffer in zip(each.items(), made, strict=True)
-        }
-        return cls(device, about, owner, rows, capacity, spans, tuple(made), [0] * rows)
+        sizes = {**caches, "state": 4 * STATE_WORDS, "ring": 4 * capacity}
+        sizes |= {"input ids": 8, "mask": 8 * capacity, "positions": 8, "logits": logits}
+        spans = {name: held[f"rows {name}"].sub(0, rows * size) for name, size in sizes.items()}
+        return cls(
+            device, about, owner, rows, capacity, spans, held[ROWS_APART], tuple(made), given, uncounted=[0] * rows
+        )
 
     def handle(self, name: str) -> int:
         handle: int = self.spans[name].buffer.handle
         return handle
 
     def bound(self, name: str) -> tuple[int, int, int]:
-        """Handle, offset and bytes of all rows, as a kernel binds them."""
-        return self.handle(name), 0, self.spans[name].buffer.size
+        """Handle, offset and bytes of all rows, as a kernel binds them: a multiple of 4 bytes."""
+        span = self.spans[name]
+        return self.handle(name), span.offset, -(-span.length // 4) * 4
 
     def part(self, name: str, row: int) -> DeviceSpan:
         """Those of one row."""
@@ -95,12 +105,10 @@ class RowBuffers:
             if not sources:
                 self.device.copy_tensors([(self.part(name, old), self.part(name, new)) for new, old in moved.items()])
                 continue
-            room = self.device.allocate(size * len(sources), label="rows apart", category="kernels", owner=self.owner)
-            with room:
-                kept = {row: room.span(place * size, size) for place, row in enumerate(sources)}
-                self.device.copy_tensors([(self.part(name, row), span) for row, span in kept.items()])
-                pairs = [(kept.get(old) or self.part(name, old), self.part(name, new)) for new, old in moved.items()]
-                self.device.copy_tensors(pairs)
+            kept = {row: self.apart.sub(place * size, size) for place, row in enumerate(sources)}
+            self.device.copy_tensors([(self.part(name, row), span) for row, span in kept.items()])
+            pairs = [(kept.get(old) or self.part(name, old), self.part(name, new)) for new, old in moved.items()]
+            self.device.copy_tensors(pairs)
 
     def set_inputs(self, tokens: Sequence[int]) -> None:
         """The next step's ids."""
@@ -119,3 +127,5 @@ class RowBuffers:
     def destroy(self) -> None:
         for buffer in self.owned:
             buffer.close()
+        if self.given is not None:
+            self.given.end()

@@ -11,14 +11,18 @@ from typing import TypeVar
 from ...errors import OutOfMemoryError, TapeError, UnsupportedModelError
 from ...fallback import fall_back
 from ...graph import GraphDescription, LeftOut
+from ...memory import Loan
+from ...tape import TapeKey
 from ..interface import DeviceInterface
+from ..model_memory import Lent
 from .decoder import WebGpuDecoder
 from .draft_tape import DraftTape, make_draft_tape
 from .engine import GpuEngine
 from .joint_rows import JointRows
 from .row_buffers import RowBuffers
-from .row_tape import make_row_tape
+from .row_tape import RowTape, make_row_tape
 from .sequence_buffers import SequenceBuffers, left_out_by_cache
+from .stored_tapes import StoredTapes
 
 __all__ = ["RowSource"]
 
@@ -34,23 +38,28 @@ class RowSource:
     about: GraphDescription
     passes: Collection[str]
     owner: str
-    decoder: Callable[[int], Awaitable[WebGpuDecoder]]
-    """One of a capacity."""
+    decoder: Callable[[int, Loan | None], Awaitable[WebGpuDecoder]]
+    """One of a capacity, over buffers that are given."""
     capture: Callable[[SequenceBuffers], Awaitable[tuple[int, int]]]
     """A captured session for steps over a sequence's buffers, and its binding."""
+    stored: StoredTapes
+    key: Callable[[int], TapeKey]
+    """What tapes for a capacity are stored for."""
     refused: dict[tuple[int, int], str] = field(default_factory=dict)
     """Why there can be none, by rows and capacity."""
     free: list[JointRows] = field(default_factory=list)
     made: list[JointRows] = field(default_factory=list)
     making: set[asyncio.Future[JointRows | None]] = field(default_factory=set)
+    leaving: set[asyncio.Future[None]] = field(default_factory=set)
 
-    async def take(self, rows: int, capacity: int) -> JointRows | None:
-        """Rows of that capacity in one step: those that were given back, else new ones; None where there can be none,
-        which is a step down."""
+    async def take(self, rows: int, capacity: int, lent: Lent | None = None) -> JointRows | None:
+        """Rows of that capacity in one step: those that were given back, else new ones, over what was lent; None where
+        there can be none, which is a step down. What was lent is let go where there are none, but for its scratch."""
+        given = lent is not None and (lent.rows is not None or any(lent.sequences))
         for i, free in enumerate(self.free):
-            if (free.rows, free.capacity) == (rows, capacity):
+            if not given and (free.rows, free.capacity) == (rows, capacity):
                 return self.free.pop(i)
-        making = asyncio.ensure_future(self._made(rows, capacity))
+        making = asyncio.ensure_future(self._made(rows, capacity, lent))
         self.making.add(making)
         making.add_done_callback(self.making.discard)
         try:
@@ -59,21 +68,37 @@ class RowSource:
         except asyncio.CancelledError:
             making.add_done_callback(self._keep)
             raise
-        if found is None:
+        if found is None and not given:
             fall_back("several rows in one step", self.refused[rows, capacity], "the rows are run one after another")
         return found
 
     def _keep(self, making: asyncio.Future[JointRows | None]) -> None:
         """Take in rows that nobody waited for."""
-        if not making.cancelled() and making.exception() is None and making.result() is not None:
-            self.free += [found for found in (making.result(),) if found is not None]
+        found = None if making.cancelled() or making.exception() else making.result()
+        if found is not None:
+            giving = asyncio.ensure_future(self._give_back(found))
+            self.leaving.add(giving)
+            giving.add_done_callback(self.leaving.discard)
 
-    async def _made(self, rows: int, capacity: int) -> JointRows | None:
-        if (rows, capacity) in self.refused:
-            return None
-        one = await self.decoder(capacity)
+    async def _made(self, rows: int, capacity: int, lent: Lent | None) -> JointRows | None:
+        one: WebGpuDecoder | None = None
+        found: JointRows | None = None
         try:
-            found = await self._rows_of(one, rows)
+            if (rows, capacity) not in self.refused:
+                one = await self.decoder(capacity, lent.sequences[0] if lent is not None else None)
+                found = await self._over(one, rows, lent.rows if lent is not None else None)
+            return found
+        finally:
+            if found is None and lent is not None and lent.rows is not None:
+                lent.rows.end()
+            if one is None and lent is not None and lent.sequences[0] is not None:
+                lent.sequences[0].end()
+
+    async def _over(self, one: WebGpuDecoder, rows: int, given: Loan | None) -> JointRows | None:
+        """Rows beside a decoder, which is closed where there can be none."""
+        capacity = one.capacity
+        try:
+            found = await self._rows_of(one, rows, given)
         except (TapeError, UnsupportedModelError, OutOfMemoryError) as error:
             await one.close()
             if not self.engine.healthy():
@@ -96,16 +121,32 @@ class RowSource:
                 raise
             return str(error)
 
-    async def _rows_of(self, one: WebGpuDecoder, rows: int) -> JointRows:
+    async def _rows_of(self, one: WebGpuDecoder, rows: int, given: Loan | None) -> JointRows:
         self._require_taped(one)
         owner = f"{self.owner} rows of {one.owner}"
-        buffers = await RowBuffers.allocate(self.device, self.about, rows, one.capacity, owner)
+        buffers = await RowBuffers.allocate(self.device, self.about, rows, one.capacity, owner, given)
+        tape: RowTape | None = None
         try:
-            tape = await self._captured(one, partial(make_row_tape, self.engine, one, buffers))
+            tape = await self._tape(one, buffers)
+            await one.scratch.add(tape.tape, f"the step of {rows} rows", rows)
+            return JointRows(self.engine, one, buffers, tape, self._give_back)
         except BaseException:
+            if tape is not None:
+                one.scratch.drop(tape.tape)
+                await tape.release()
             buffers.destroy()
             raise
-        return JointRows(self.engine, one, buffers, tape, self._give_back)
+
+    async def _tape(self, one: WebGpuDecoder, buffers: RowBuffers) -> RowTape:
+        """The tape of the rows' step: a stored one, else one that is recorded and checked."""
+        what, key = f"step of {buffers.rows} rows", self.key(one.capacity)
+        spans = {name: buffers.bound(name) for name in (*buffers.caches, "logits", "input ids", "state")}
+        restored = await self.stored.restore(what, key, one.buffers, spans)
+        if restored is not None:
+            return RowTape(self.engine, restored.tape, 0, 0, restored.passes["rows"])
+        tape = await self._captured(one, partial(make_row_tape, self.engine, one, buffers))
+        await self.stored.keep(what, key, one.buffers, tape.tape, {"rows": tape.said}, spans)
+        return tape
 
     def _require_taped(self, one: WebGpuDecoder) -> None:
         if one.capture != "tape":
@@ -130,7 +171,11 @@ class RowSource:
             raise
 
     async def _give_back(self, rows: JointRows) -> None:
-        self.free.append(rows)
+        if rows.reusable:
+            self.free.append(rows)
+        else:
+            self.made.remove(rows)
+            await rows.destroy()
 
     async def trim(self) -> None:
         """Free those that nobody uses."""
@@ -142,6 +187,7 @@ class RowSource:
     async def close(self) -> None:
         """Free all of them, before the decoders that they were made with."""
         await asyncio.gather(*self.making, return_exceptions=True)
+        await asyncio.gather(*self.leaving, return_exceptions=True)
         self.free.clear()
         while self.made:
             await self.made.pop().destroy()

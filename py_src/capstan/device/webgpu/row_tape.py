@@ -39,7 +39,7 @@ LONG = {False: 700, True: 90}
 
 @dataclass
 class RowTape:
-    """The tape, and the captured session whose weights and constants it uses."""
+    """The tape, and the captured session whose weights and constants it uses; none where it was stored."""
 
     engine: GpuEngine
     tape: int
@@ -49,8 +49,9 @@ class RowTape:
 
     async def release(self) -> None:
         self.engine.close_tape(self.tape)
-        self.engine.unbind(self.binding)
-        await self.engine.release_session(self.session)
+        if self.session:
+            self.engine.unbind(self.binding)
+            await self.engine.release_session(self.session)
 
 
 async def make_row_tape(

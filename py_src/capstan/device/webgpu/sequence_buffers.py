@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from ...graph import CachePair, GraphDescription, LeftOut, StateTensor
-from ...memory import SNAPSHOTS, BufferRequest, DeviceBuffer, DeviceSpan, pack, sequence_items
+from ...memory import SNAPSHOTS, BufferRequest, DeviceBuffer, DeviceSpan, Loan, pack, sequence_items
 from ..element_types import byte_count
 from ..interface import DeviceInterface
 from ..lora import LoraWeights
@@ -36,7 +35,7 @@ class SequenceBuffers:
     spans: Mapping[str, DeviceSpan]
     owned: tuple[DeviceBuffer, ...]
     """Buffers that were allocated here, and are freed by `destroy`."""
-    given: tuple[DeviceBuffer, ...]
+    given: Loan | None
     """Buffers of the user's, held until then."""
     present: tuple[DeviceSpan, ...]
     """Where attention writes its caches: the caches themselves, or buffers apart where the device or the graph needs
@@ -52,12 +51,13 @@ class SequenceBuffers:
         owner: str,
         *,
         offset_alignment: int,
-        given: Mapping[str, DeviceSpan] | None = None,
+        given: Loan | None = None,
         in_place: bool = True,
     ) -> SequenceBuffers:
         """Allocate what is not `given` for `capacity` positions; nothing stays allocated on failure."""
-        spans: dict[str, DeviceSpan] = dict(given or {})
-        ours = [item for item in sequence_items(about, capacity, chunk) if item.name not in spans]
+        spans: dict[str, DeviceSpan] = dict(given.spans) if given is not None else {}
+        items = sequence_items(about, capacity, chunk, apart=not in_place)
+        ours = [item for item in items if item.name not in spans]
         bound, packed = [item for item in ours if item.bound], [item for item in ours if not item.bound]
         requests = [BufferRequest(item.name, item.bytes, item.pool) for item in bound]
         if packed:
@@ -65,26 +65,22 @@ class SequenceBuffers:
             packing = pack(packed, offset_alignment)
             label = " and ".join(item.name for item in packed)
             requests.append(BufferRequest(label, packing.bytes, packed[0].pool))
-        caches = [f"kv {pair.past}" for pair in about.cache]
-        apart = not in_place and not about.growing
-        if apart:
-            sizes = {item.name: item.bytes for item in ours} | {name: span.length for name, span in spans.items()}
-            requests += [BufferRequest("kv apart", sizes[name], "persistent") for name in caches]
-        lent = {id(span.buffer): span.buffer for span in spans.values()}
-        with ExitStack() as on_failure:
-            for held in lent.values():
-                held.retain()
-                on_failure.callback(held.release)
-            made = await device.allocate_all(requests, owner)
-            on_failure.pop_all()
+        made = await device.allocate_all(requests, owner)
         spans |= {item.name: buffer.span() for item, buffer in zip(bound, made, strict=False)}
         if packed:
             whole = made[len(bound)]
             spans |= {item.name: whole.span(packing.offsets[item.name], item.bytes) for item in packed}
-        present = [spans[f"grown {name}" if about.growing else name] for name in caches]
-        if apart:
-            present = [buffer.span() for buffer in made[-len(caches) :]]
-        return cls(device, about, owner, capacity, chunk, spans, tuple(made), tuple(lent.values()), tuple(present))
+        written = "grown " if about.growing else "" if in_place else "apart "
+        present = tuple(spans[f"{written}kv {pair.past}"] for pair in about.cache)
+        return cls(device, about, owner, capacity, chunk, spans, tuple(made), given, present)
+
+    def larger(self) -> dict[str, int]:
+        """Bytes of the given buffers that onnxruntime-web binds whole and that are larger than they need be."""
+        if self.given is None:
+            return {}
+        items = {item.name: item.bytes for item in sequence_items(self.about, self.capacity, self.chunk) if item.bound}
+        sizes = {name: span.buffer.size for name, span in self.given.spans.items() if name in items}
+        return {name: size for name, size in sizes.items() if size != items[name]}
 
     def tensors(self, which: str, length: int) -> tuple[list[BoundTensor], list[BoundTensor]]:
         """What runs over the sequence are fed and what they write: `length` ids of its 'input' or its 'prompt', FREE
@@ -255,8 +251,8 @@ class SequenceBuffers:
         """Free what was allocated here and let go of what was given."""
         for buffer in self.owned:
             buffer.close()
-        for buffer in self.given:
-            buffer.release()
+        if self.given is not None:
+            self.given.end()
 
     def set_mask(self, valid: int) -> None:
         """Ones for the first `valid` positions, zeros for the rest, whatever was there."""

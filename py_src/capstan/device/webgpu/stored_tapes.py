@@ -1,11 +1,13 @@
 """Tapes as data: made once, checked once, and made again over other buffers without a recording.
 
-A stored tape names the weights and the buffers of its sequence; everything else that it binds is its own, and
-described. It holds only where all that it depends on is what it was: the tape's key, and the `facts` of StoredTapes.
+A stored tape names the weights, the buffers of its sequence and the parts of buffers that its kernels bind; what it
+binds besides is its own, and described. It holds only where all that it depends on is what it was: the tape's key, and
+the `facts` of StoredTapes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,8 +22,10 @@ from .sequence_buffers import SequenceBuffers
 
 __all__ = ["Restored", "StoredTapes", "expects_stored"]
 
-STATE = "state"
-"""What stands for the sampler's state in a stored tape: it is part of a buffer, and another part each time."""
+Span = tuple[int, int, int]
+"""Handle, offset, bytes."""
+NAMED = "named"
+"""What a kernel binds that is part of a buffer: the name of the part."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,9 @@ async def expects_stored(notes: Notes | None, model: str) -> bool:
 class StoredTapes:
     """The stored tapes of one model. Without notes only the sequences of this very model share them.
 
-    `facts` is what they depend on besides their keys and the adapter. They are for buffers that are allocated for the
-    sequence: others may be larger, which kernels would see.
+    `facts` is what they depend on besides their keys and the adapter. They are for buffers of the sizes that a sequence
+    has: of larger ones, which kernels would see, those are told too. `spans` are the parts of buffers that kernels of a
+    tape bind, by name; the sampler's state alone, unless they are given.
     """
 
     def __init__(
@@ -57,9 +62,11 @@ class StoredTapes:
         self._at_hand: dict[str, str] = {}
         """Stored tapes by the names of their notes."""
 
-    async def restore(self, what: str, key: TapeKey, buffers: SequenceBuffers) -> Restored | None:
+    async def restore(
+        self, what: str, key: TapeKey, buffers: SequenceBuffers, spans: Mapping[str, Span] | None = None
+    ) -> Restored | None:
         """The tape of `what` over these buffers, None if none is stored; one that cannot be made is a step down."""
-        name = self._name(what, key)
+        name = self._name(what, key, buffers)
         text = self._at_hand.get(name)
         if text is None and self._notes is not None:
             text = await self._notes.read(name, self._key(key))
@@ -67,13 +74,12 @@ class StoredTapes:
             return None
         stored = json.loads(text)
         there = self._there(buffers)
-        state = buffers.spans["state"]
-        span = ["span", state.buffer.handle, state.offset, state.length]
-        for kernel in stored["tape"]["fused"]["kernels"]:
-            bindings = kernel["bindings"].items()
-            kernel["bindings"] = {name: span if binding == [STATE] else binding for name, binding in bindings}
+        parts = {name: ["span", *span] for name, span in (spans or state_of(buffers)).items()}
         stored["tape"]["fused"]["owner"] = buffers.owner
         try:
+            for kernel in stored["tape"]["fused"]["kernels"]:
+                bindings = kernel["bindings"].items()
+                kernel["bindings"] = {name: parts[told[1]] if told[0] == NAMED else told for name, told in bindings}
             given = {int(id_): there[name] for id_, name in stored["names"].items()}
             tape = await self._engine.restore_tape(stored["tape"], given, buffers.owner)
         except (TapeError, OutOfMemoryError, KeyError) as error:
@@ -85,18 +91,24 @@ class StoredTapes:
         return Restored(tape, stored["passes"])
 
     async def keep(
-        self, what: str, key: TapeKey, buffers: SequenceBuffers, tape: int, passes: Mapping[str, str]
+        self,
+        what: str,
+        key: TapeKey,
+        buffers: SequenceBuffers,
+        tape: int,
+        passes: Mapping[str, str],
+        spans: Mapping[str, Span] | None = None,
     ) -> None:
         """Store a checked tape; one that cannot be stored is made anew each time."""
         names = {self._engine.recorded_id(handle): name for name, handle in self._there(buffers).items()}
         try:
             found = await self._engine.store_tape(tape, list(names))
-            self._name_state(found, buffers)
+            name_spans(found, spans or state_of(buffers))
         except TapeError:
             return
         used = {id_: names[id_] for id_ in found["given"]}
         text = json.dumps({"tape": found, "names": used, "passes": dict(passes)})
-        name = self._name(what, key)
+        name = self._name(what, key, buffers)
         self._at_hand[name] = text
         if self._notes is not None:
             await self._notes.write(name, self._key(key), text)
@@ -107,17 +119,29 @@ class StoredTapes:
         bound = {f"sequence {name}": handle for name, handle in buffers.bound().items()}
         return {**bound, **{f"weight {name}": handle for name, handle in self._weights.items()}}
 
-    def _name_state(self, found: dict[str, Any], buffers: SequenceBuffers) -> None:
-        state = buffers.spans["state"]
-        span = ["span", state.buffer.handle, state.offset, state.length]
-        for kernel in found["fused"]["kernels"]:
-            bindings = kernel["bindings"].items()
-            kernel["bindings"] = {name: [STATE] if binding == span else binding for name, binding in bindings}
-            if any(binding[0] == "span" for binding in kernel["bindings"].values()):
-                raise TapeError("a kernel of the tape binds part of a buffer that is not the sampler's state")
-
-    def _name(self, what: str, key: TapeKey) -> str:
-        return f"tape of {what} for {key.max_length} positions of {self._model}"
+    def _name(self, what: str, key: TapeKey, buffers: SequenceBuffers) -> str:
+        larger = json.dumps(buffers.larger(), sort_keys=True) if buffers.larger() else ""
+        of = hashlib.sha256(larger.encode()).hexdigest()[:16]
+        over = f" over given buffers {of}" if larger else ""
+        return f"tape of {what} for {key.max_length} positions{over} of {self._model}"
 
     def _key(self, key: TapeKey) -> str:
         return json.dumps([self._facts, asdict(key)], sort_keys=True)
+
+
+def state_of(buffers: SequenceBuffers) -> dict[str, Span]:
+    """The sampler's state, part of a buffer and another part each time."""
+    state = buffers.spans["state"]
+    return {"state": (state.buffer.handle, state.offset, state.length)}
+
+
+def name_spans(found: dict[str, Any], spans: Mapping[str, Span]) -> None:
+    """Put names in the place of the parts of buffers that a stored tape's kernels bind. Raises TapeError."""
+    names = {("span", *span): name for name, span in spans.items()}
+    for kernel in found["fused"]["kernels"]:
+        for binding, told in kernel["bindings"].items():
+            if told[0] == "span":
+                name = names.get(tuple(told))
+                if name is None:
+                    raise TapeError("a kernel of the tape binds part of a buffer that has no name")
+                kernel["bindings"][binding] = [NAMED, name]
