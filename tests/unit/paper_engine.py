@@ -40,7 +40,7 @@ class PaperEngine:
         self.users = 1
         self.works = True
         self.scratch: dict[int, list[tuple[int, int, int]] | None] = {}
-        """What each tape was given last."""
+        """The last spans given to each tape."""
 
     def _add(self, kind: str, what: Any = None) -> int:
         handle = self.calls = self.calls + 1

@@ -18,6 +18,7 @@ from capstan.device.shortlist import Shortlist
 from capstan.errors import DeviceLostError, OptionError, OutOfMemoryError
 from capstan.leaving import Leaving
 from capstan.local.host import begin_now
+from capstan.memory import DeviceSpan
 from capstan.model import Model
 from capstan.prefix_cache import PrefixCache
 from capstan.sampling import NO_TOKEN
@@ -183,6 +184,9 @@ class PaperDecoder:
 
     def adopt(self, source: CacheRows, length: int) -> None:
         source.copy_to(self.caches(), length)
+
+    async def give_scratch(self, spans: Sequence[DeviceSpan] | None) -> None:
+        raise AssertionError("no tape here")
 
     def set_lora(self, lora: object) -> None:
         raise AssertionError("nobody has adapters here")
@@ -387,7 +391,7 @@ class PaperModel:
         """Decoders are made once it is set."""
         self.recoveries = 0
 
-    async def decoder(self, max_length: int, given: object = None) -> PaperDecoder:
+    async def decoder(self, capacity: int, given: object = None) -> PaperDecoder:
         if self.gate is not None:
             await self.gate.wait()
         options = dict(self.options)
@@ -395,7 +399,7 @@ class PaperModel:
         if room is not None and len(self.decoders) - sum(decoder.closed for decoder in self.decoders) >= room:
             raise OutOfMemoryError("no room for one more")
         self.decoders.append(
-            PaperDecoder(max_length, room=self.copies, **{"eos_at": ends.get(len(self.decoders)), **options})
+            PaperDecoder(capacity, room=self.copies, **{"eos_at": ends.get(len(self.decoders)), **options})
         )
         return self.decoders[-1]
 

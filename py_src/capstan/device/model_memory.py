@@ -61,7 +61,7 @@ def apart_from_another(rows: int, capacity: int) -> bool:
 
 
 def of_onnxruntime(rows: int, capacity: int, kind: Rows) -> str:
-    """Where nothing is taped."""
+    """The reason of devices and models that record no tapes."""
     return "onnxruntime allocates the scratch of its runs itself and takes no buffers for it"
 
 
@@ -72,7 +72,7 @@ def no_scratch(reason: str) -> BufferMismatchError:
 
 @dataclass(frozen=True)
 class Lent:
-    """What a generator was given, by who holds it: each sequence, and what joint rows have besides."""
+    """Buffers of the user's by their holder: each sequence, the joint rows besides, and the scratch of tapes."""
 
     sequences: tuple[Loan | None, ...]
     rows: Loan | None

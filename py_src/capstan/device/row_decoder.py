@@ -122,7 +122,7 @@ class RowDecoder(Protocol):
         """As Decoder.run_picked, for the given rows. Called while no burst is under way."""
 
     async def give_scratch(self, scratch: Loan | None) -> None:
-        """As Decoder.give_scratch, for all rows; what was given before is let go. What was submitted keeps its own."""
+        """As Decoder.give_scratch, for all rows; the buffers given before are let go. Submitted work keeps those."""
 
     def allow(self, row: int, mask: bytes) -> None:
         """As Decoder.allow, for a row."""

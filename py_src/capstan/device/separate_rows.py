@@ -40,7 +40,7 @@ async def separate_rows(
     except BaseException as error:
         for decoder in made:
             await decoder.close()
-        # What was given for the row that failed its decoder lets go: it may still be at work.
+        # The decoder of the row that failed lets go of its buffers itself: it may still be at work.
         for loan in filter(None, given[len(made) + 1 :]):
             loan.end()
         if isinstance(error, OutOfMemoryError) and made:
@@ -63,7 +63,7 @@ class SeparateRows:
         """By row."""
         self._options: list[SearchOptions | None] = [None] * len(self.decoders)
         self.scratch: Loan | None = None
-        """What was given for the scratch of their tapes."""
+        """Buffers given for the scratch of their tapes."""
         self._unread: list[Awaitable[Burst]] = []
         """Bursts of some rows, where the wait for another row's failed."""
         first = self.decoders[0]

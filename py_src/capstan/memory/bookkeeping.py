@@ -11,9 +11,9 @@ CATEGORIES = {
     "weights": "model weights, shared by all sessions of the page",
     "persistent": "KV caches, sampler state, token rings",
     "io": "ids, masks, positions, logits",
-    "scratch": "what onnxruntime-web allocates for its sessions",
+    "scratch": "what onnxruntime-web allocates for its sessions, and the scratch of tapes",
     "staging": "mappable buffers that readbacks go through",
-    "kernels": "parameters and scratch of Capstan's own kernels",
+    "kernels": "parameters of Capstan's own kernels, and what checks take",
     "user": "buffers that the program allocated itself",
 }
 

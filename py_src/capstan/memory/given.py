@@ -110,7 +110,7 @@ def _check_names(items: Sequence[PoolItem], buffers: Given) -> None:
 
 
 def _check_unused(item: PoolItem, span: DeviceSpan) -> None:
-    """Raise if another generator holds bytes of what the item would be."""
+    """Raise if another generator holds bytes that the item would use."""
     wanted = span.buffer.span() if item.bound else span
     for loan in span.buffer.loans:
         if loan.shared and item.pool == "scratch":

@@ -53,7 +53,7 @@ SNAPSHOTS = 6
 """Of a sequence's states that runs overwrite: one before the end of its prompt, the others at the starts of bursts, of
 which one is being read and at most four are under way."""
 ROWS_APART = "rows apart"
-"""Where joint rows that become one another are kept meanwhile."""
+"""Room for copies of joint rows while they become one another."""
 TAPE_SCRATCH = "tape scratch"
 NO_SCRATCH = "the tape has no scratch of its own: it plays recorded kernels alone"
 SIZE_ALIGNMENT = 16
@@ -116,7 +116,7 @@ class MemoryRequirements:
     io: PoolSize
     items: tuple[PoolItem, ...]
     rows: Rows = "separate"
-    """How several rows are held, which the items are for."""
+    """How the items hold several rows."""
     no_scratch: str = ""
     """Why no scratch can be given, or not yet; empty where the scratch pool has its item."""
 
@@ -193,12 +193,12 @@ def row_items(
 
 
 def row_prefix(row: int, rows: int) -> str:
-    """What the names of a separate row's tensors begin with; those of a single one are plain."""
+    """The beginning of the names of a separate row's tensors; empty for a single row."""
     return f"row {row} " if rows > 1 else ""
 
 
 def tape_scratch_items(sizes: Iterable[int], start: int = SIZE_ALIGNMENT) -> tuple[PoolItem, ...]:
-    """What lies between the kernels of a generator's tapes, which take turns in it. Each is a buffer of its own: a
+    """The scratch that the kernels of a generator's tapes share, by turns. Each is a buffer of its own: a
     kernel that reads one and writes another could not do so in one buffer of WebGPU's."""
     return tuple(
         PoolItem(f"{TAPE_SCRATCH} {number}", "scratch", round_up(size, SIZE_ALIGNMENT), start, True)

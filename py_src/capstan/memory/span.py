@@ -126,11 +126,11 @@ class DeviceSpan:
 
 
 class Loan:
-    """Parts of buffers, by name, that a generator holds until `end`; their buffers stay open until then. What is
-    `shared` may be held by others that share it, too: it has no meaning between runs."""
+    """Parts of buffers, by name, that a generator holds until `end`; their buffers stay open until then. A
+    `shared` loan allows others of the same bytes: their content has no meaning between runs."""
 
     def __init__(self, spans: Mapping[str, DeviceSpan], *, whole: Collection[str] = (), shared: bool = False) -> None:
-        """Of those named in `whole` the buffers are held from end to end. Raises ClosedError, and holds nothing."""
+        """Holds the buffers of the names in `whole` from end to end. Raises ClosedError, and holds nothing."""
         self.spans = dict(spans)
         self.taken = {name: span.buffer.span() if name in whole else span for name, span in spans.items()}
         self.shared = shared

@@ -66,7 +66,7 @@ def scratch_of(model: Model, need: Any) -> dict[str, DeviceBuffer]:
 
 
 def allocated() -> dict[str, int]:
-    """What the ledger has of a generator's own, and how many of its tapes have scratch of their own."""
+    """Bytes that generators allocated by category, and the number of scratch buffers of tapes."""
     now = ledger()
     own = {name: now.bytes(category=name) for name in ("persistent", "io")}
     return {
@@ -76,7 +76,7 @@ def allocated() -> dict[str, int]:
 
 
 def kept() -> int:
-    """Bytes that the program or a generator has."""
+    """Bytes of the program and of generators."""
     return sum(ledger().bytes(category=name) for name in ("user", "persistent", "io"))
 
 
@@ -178,7 +178,7 @@ async def refused(
     await steps(running, 4)
     made = own_buffers(opened, need)
     items = {item.name: item for item in need.items if item.pool in POOLS}
-    # Of the last row, or of all.
+    # Tensors of the last row, or of all rows.
     cache, state, logits = ([name for name in items if part in name][-1] for part in ("kv", "state", "logits"))
     first = "tape scratch 0"
     gone = opened.device.allocate(items[first].bytes, label="gone")

@@ -63,7 +63,8 @@ export class FusedKernels {
         if (kind === "span") return { buffer: buffer(id), offset: binding[2], size: binding[3] };
         if (kind === "recorded") {
           const found = objects.buffers.get(id);
-          if (!found) throw new EngineError("TapeError", `a fused kernel names recorded buffer ${id}, which there is not`);
+          if (!found)
+            throw new EngineError("TapeError", `a fused kernel names recorded buffer ${id}, which there is not`);
           return { buffer: found };
         }
         const found = scratch[id];

@@ -172,7 +172,7 @@ export class Tape {
     if (last) interrupt(last);
   }
 
-  /** Where a recorded buffer is, by id, or the scratch of its fused kernels, by number. */
+  /** A recorded buffer by id, or the scratch of its fused kernels by number. */
   part(kind: "recorded" | "scratch", id: number): { buffer: GPUBuffer; offset: number } {
     if (kind === "recorded") return { buffer: found(this.objects.buffers.get(id), "buffer", id), offset: 0 };
     return found(this.fused?.scratchPart(id), "scratch buffer", id);

@@ -100,7 +100,7 @@ class WebGpuDecoder:
         """Whether a wait for onnxruntime-web was cancelled, which goes on meanwhile."""
         self.owner = buffers.owner
         self.scratch = scratch
-        """Of its tapes, and of those that rows have beside them."""
+        """Holds the scratch of its tapes, and of the joint rows' beside them."""
         self.longest_run = 0
         """Prompt tokens."""
         self.capacity = buffers.capacity

@@ -201,8 +201,8 @@ class GpuTapes(GpuAdapter, Protocol):
         """Bytes of each scratch buffer of a tape's kernels."""
 
     async def give_scratch(self, tape: int, spans: Sequence[tuple[int, int, int]] | None) -> None:
-        """Have a tape's kernels work in (handle, offset, bytes), one for each scratch buffer, or in buffers of its own
-        again, which frees those it had. On failure they work where they did: OutOfMemoryError."""
+        """Have a tape's kernels work in (handle, offset, bytes), one for each scratch buffer; for None in buffers that
+        it allocates. On failure they work where they did: OutOfMemoryError."""
 
     def add_table(self, tape: int, counts: bytes) -> None: ...
     def poison(self, tape: int, recording: int, buffers: Sequence[int]) -> None: ...

@@ -59,7 +59,7 @@ class JointRows:
         self._steps = 0
         self._destroyed = False
         self.scratch: Loan | None = None
-        """What was given for the scratch of the tapes."""
+        """Buffers given for the scratch of the tapes."""
         self.rows = buffers.rows
         self.capacity = buffers.capacity
         self.capture = one.capture

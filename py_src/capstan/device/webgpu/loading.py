@@ -77,7 +77,7 @@ class Loaded:
 
 
 def passes_for(software: bool) -> tuple[str, ...]:
-    """What is done to a recorded step unless the user chooses.
+    """The passes over a recorded step unless the user chooses.
 
     Validating an indirect dispatch costs a pass of Dawn's, filling a table of counts some kernels for each length: on
     software adapters the second is more, so that indirect dispatches stay. There, too, recording and checking prefill

@@ -58,7 +58,7 @@ class LoraVariants:
         return others
 
     def maker(self, rows: JointRows | SeparateRows) -> WebGpuModel:
-        """The model that rows are of."""
+        """The model that made these rows."""
         made = (each.result() for each in self._made.values() if each.done() and not each.cancelled())
         return next(model for model in made if model.made(rows))
 

@@ -44,7 +44,7 @@ class RowSource:
     """A captured session for steps over a sequence's buffers, and its binding."""
     stored: StoredTapes
     key: Callable[[int], TapeKey]
-    """What tapes for a capacity are stored for."""
+    """The key of stored tapes for a capacity."""
     refused: dict[tuple[int, int], str] = field(default_factory=dict)
     """Why there can be none, by rows and capacity."""
     free: list[JointRows] = field(default_factory=list)
@@ -54,7 +54,7 @@ class RowSource:
 
     async def take(self, rows: int, capacity: int, lent: Lent | None = None) -> JointRows | None:
         """Rows of that capacity in one step: those that were given back, else new ones, over what was lent; None where
-        there can be none, which is a step down. What was lent is let go where there are none, but for its scratch."""
+        there can be none, which is a step down. Without rows it lets go of the buffers, but not of the scratch."""
         given = lent is not None and (lent.rows is not None or any(lent.sequences))
         for i, free in enumerate(self.free):
             if not given and (free.rows, free.capacity) == (rows, capacity):

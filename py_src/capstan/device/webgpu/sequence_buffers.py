@@ -75,7 +75,7 @@ class SequenceBuffers:
         return cls(device, about, owner, capacity, chunk, spans, tuple(made), given, present)
 
     def larger(self) -> dict[str, int]:
-        """Bytes of the given buffers that onnxruntime-web binds whole and that are larger than they need be."""
+        """Sizes of given buffers that onnxruntime-web binds whole and that are larger than their tensors."""
         if self.given is None:
             return {}
         items = {item.name: item.bytes for item in sequence_items(self.about, self.capacity, self.chunk) if item.bound}

@@ -1,4 +1,4 @@
-"""What lies between the kernels of tapes: buffers of each tape's own, or the user's, in which they take turns."""
+"""Scratch of the kernels of tapes: buffers that each tape allocates, or the user's, in which tapes take turns."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TapeScratch:
         return bool(sizes) and len(sizes) <= len(there) and all(map(int.__le__, sizes, there))
 
     async def _move(self, tape: int, spans: Sequence[DeviceSpan] | None) -> None:
-        """To the first of these buffers, the largest to the first; to scratch of its own where they do not do."""
+        """Have a tape use these buffers, its largest part the first one; its own if they are too few or too small."""
         if spans is None or not self._fits(tape, spans):
             await self._engine.give_scratch(tape, None)
             return
