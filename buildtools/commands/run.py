@@ -73,6 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--run-ahead", type=int, metavar="K", help="decode steps per submit (default: adaptive)")
     add("--device", choices=["webgpu", "wasm", "auto"], default="webgpu", help="default: %(default)s")
     add("--capture", choices=["tape", "ort", "off"], default="tape", help="default: %(default)s")
+    add(
+        "--disable-file-mapped-weights",
+        action="store_true",
+        help="keep no weights in the browser's storage, and take none from there",
+    )
     add("--greedy", action="store_true", help="take the likeliest token at each step")
     for option in search_options():
         kind = option.type if option.type in (int, float) else str
@@ -107,6 +112,7 @@ def check(args: argparse.Namespace) -> None:
         "capture": args.capture,
         "run_ahead": args.run_ahead,
         "search": search,
+        **({"disable_file_mapped_weights": True} if args.disable_file_mapped_weights else {}),
         **read_speculation(args),
         **read_guidance(args),
         **read_adapter(args),

@@ -8,7 +8,7 @@ Every error names the file and the JSON path of the field:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -25,11 +25,13 @@ __all__ = ["DecoderConfig", "GenaiConfig", "InputNames", "OutputNames", "parse_g
 SESSION_OPTIONS = set(
     "log_id log_severity_level log_verbosity_level enable_profiling intra_op_num_threads inter_op_num_threads "  # noqa: SIM905
     "enable_cpu_mem_arena enable_mem_pattern disable_cpu_ep_fallback use_env_allocators graph_optimization_level "
-    "provider_options session.qdq_matmulnbits_accuracy_level".split()
+    "provider_options session.qdq_matmulnbits_accuracy_level session.disable_file_mapped_weights".split()
 )
 QDQ_ACCURACY = "session.qdq_matmulnbits_accuracy_level"
 LONG_ROPE = "multiRotaryCacheConcatOffset"
-WEBGPU_OPTIONS = {"enableGraphCapture", "validationMode", LONG_ROPE}
+DISABLE_STORE = "disable_file_mapped_weights"
+PROVIDERS = ("webgpu", "cpu")
+WEBGPU_OPTIONS = {DISABLE_STORE, "enableGraphCapture", "validationMode", LONG_ROPE}
 
 # Sections of `model` or `model.decoder` that say the model is more than one decoder.
 OTHER_PARTS = {
@@ -87,6 +89,9 @@ class DecoderConfig:
     qdq_accuracy: int = 0
     """The accuracy_level of products by weights with DequantizeLinear: 4 allows activations in int8. The native
     onnxruntime takes 4 where nothing is said, Capstan what the graph says: floats."""
+    disable_file_mapped_weights: bool = False
+    """Whether the browser's storage is left out: from a provider's option of that name, or the session option with
+    `session.` before it."""
     unknown_options: tuple[str, ...] = ()
     """JSON paths below `model.decoder` of session options that mean nothing to Capstan."""
 
@@ -242,6 +247,7 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
             ),
             long_rope_from=long_rope_from(decoder),
             qdq_accuracy=qdq_accuracy(decoder.section("session_options", optional=True)),
+            disable_file_mapped_weights=disables_store(decoder.section("session_options", optional=True)),
             unknown_options=unknown_options(decoder.section("session_options", optional=True)),
         ),
         search=MappingProxyType(dict(root.section("search", optional=True).value)),
@@ -285,6 +291,11 @@ def supported_decoder(model: Section, model_type: str) -> Section:
 
 def webgpu_options(session_options: Section) -> list[Section]:
     """The sections of `provider_options` for WebGPU; those for other providers are for other runtimes."""
+    return provider_options(session_options, ("webgpu",))
+
+
+def provider_options(session_options: Section, providers: Collection[str]) -> list[Section]:
+    """The sections of `provider_options` for some providers."""
     value = session_options.value.get("provider_options", [])
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise session_options.error("provider_options", "an array of objects")
@@ -292,7 +303,7 @@ def webgpu_options(session_options: Section) -> list[Section]:
         Section(session_options.file, f"{session_options.path}.provider_options[{i}]", item)
         for i, item in enumerate(value)
     ]
-    return [item.section(name) for item in listed for name in item.value if name.lower() == "webgpu"]
+    return [item.section(name) for item in listed for name in item.value if name.lower() in providers]
 
 
 def unknown_options(session_options: Section) -> tuple[str, ...]:
@@ -300,6 +311,19 @@ def unknown_options(session_options: Section) -> tuple[str, ...]:
     sections = [(session_options, SESSION_OPTIONS)]
     sections += [(options, WEBGPU_OPTIONS) for options in webgpu_options(session_options)]
     return tuple(f"{section.path}.{name}" for section, known in sections for name in section.value if name not in known)
+
+
+def disables_store(session_options: Section) -> bool:
+    """Whether the session's options, or those of a provider that a page has, leave the browser's storage out."""
+    named = [(session_options, f"session.{DISABLE_STORE}")]
+    named += [(options, DISABLE_STORE) for options in provider_options(session_options, PROVIDERS)]
+    found = False
+    for section, name in named:
+        value = section.value.get(name, "0")
+        if value not in ("0", "1") or not isinstance(value, str):
+            raise section.error(name, '"0" or "1"', "set it to one of these, or leave it out")
+        found |= value == "1"
+    return found
 
 
 def qdq_accuracy(session_options: Section) -> int:

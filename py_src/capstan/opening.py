@@ -74,6 +74,7 @@ async def open_model(
         with phase("files"):
             found, files = await read_small_files(host, folder, source, keep_weights, progress)
         config = found.config
+        keep_weights = keep_weights and not config.decoder.disable_file_mapped_weights
         onnx = given_graph(source.graphs, config) or found.onnx
 
         def open_on(device: str, progress: Progress = no_progress) -> Awaitable[DeviceModel]:

@@ -86,3 +86,22 @@ def test_recoveries_and_the_cancel_deadline_are_the_loads(blank_page: Page, page
     assert 2200 - 50 <= took < 9000, "no sooner than its deadline, and not after the usual 10 s"
     assert (kind, request) == ("restarted", 0)
     assert "did not end within 700 ms" in reason
+
+
+STORED = """async (options) => {
+  const { Capstan } = await import("/capstan/capstan.js");
+  const llm = await Capstan.load("/models/nano-llama", { device: "wasm", ...options });
+  await llm.complete([5, 6, 7], { maxTokens: 2 }).result;
+  const { stdout } = await llm.python("import capstan; print(len(await capstan.WeightStore().list()))");
+  llm.close();
+  return stdout.trim();
+}"""
+
+
+def test_the_weight_store_is_left_out_if_a_page_says_so(blank_page: Page, page_errors: list[str]) -> None:
+    assert blank_page.evaluate(STORED, {"disableFileMappedWeights": True}) == "0"
+    assert blank_page.evaluate(STORED, {"disableFileMappedWeights": False}) == "1"
+    refused = """async () => (await import("/capstan/capstan.js")).Capstan
+      .load("/models/nano-llama", { disableFileMappedWeights: "yes" }).catch(({ code, message }) => [code, message])"""
+    code, message = blank_page.evaluate(refused)
+    assert (code, message) == ("OptionError", "disable_file_mapped_weights is 'yes'; it must be true or false or null")

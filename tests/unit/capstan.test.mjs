@@ -141,7 +141,14 @@ test("events carry the id of the request that they belong to", async () => {
 });
 
 test("options are the worker's search options, and drawing ones have tokens drawn", async () => {
-  const llm = await load({ dtype: "q4", device: "wasm", runAhead: 4, recoveries: 0, prefixCache: 64 });
+  const llm = await load({
+    dtype: "q4",
+    device: "wasm",
+    runAhead: 4,
+    recoveries: 0,
+    prefixCache: 64,
+    disableFileMappedWeights: true,
+  });
   const drawn = { temperature: 0.7, topK: 5, topP: 0.9, minP: 0.1, seed: 3, stop: "\n", maxTokens: 9, maxLength: 30 };
   await llm.chat(MESSAGES, drawn).result;
   await llm.complete([7, 8], { temperature: 0, repetitionPenalty: 1.1, search: { min_length: 2 }, maxLength: 20 })
@@ -152,7 +159,7 @@ test("options are the worker's search options, and drawing ones have tokens draw
     ...{ top_k: 5, top_p: 0.9, min_p: 0.1, random_seed: 3, do_sample: true, temperature: 0.7, stop_strings: ["\n"] },
   });
   assert.deepEqual([chat.dtype, chat.device, chat.run_ahead], ["q4", "wasm", 4]);
-  assert.deepEqual([chat.recoveries, chat.prefix_cache], [0, 64]);
+  assert.deepEqual([chat.recoveries, chat.prefix_cache, chat.disable_file_mapped_weights], [0, 64, true]);
   assert.deepEqual([chat.max_new_tokens, chat.max_length], [9, 30]);
   assert.deepEqual(greedy.search, { repetition_penalty: 1.1, do_sample: false, min_length: 2, max_length: 20 });
   assert.deepEqual([greedy.prompt, greedy.prompt_ids], [null, [7, 8]]);

@@ -393,3 +393,8 @@ class TestModels:
     def test_an_action_is_needed(self) -> None:
         with pytest.raises(CommandError, match="ACTION"):
             cli.parse(["models"])
+
+
+def test_the_weight_store_can_be_left_out(model: Path) -> None:
+    assert "disable_file_mapped_weights" not in request(model, "x")
+    assert request(model, "x", "--disable-file-mapped-weights")["disable_file_mapped_weights"] is True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import warnings
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from capstan import (
 )
 from capstan.config import GenaiConfig
 from capstan.device.base import TapeOptions
+from capstan.genai.config import Config
 from capstan.local.host import begin_now
 from capstan.tape import PASSES
 
@@ -348,3 +350,46 @@ class TestClosing:
         model = load()
         host.loaded.works = False
         assert not model.healthy()
+
+
+STORE = "disable_file_mapped_weights"
+
+
+@pytest.mark.parametrize(
+    "session_options",
+    [
+        {f"session.{STORE}": "1"},
+        {"provider_options": [{"webgpu": {STORE: "1"}}]},
+        {"provider_options": [{"cpu": {STORE: "1"}}]},
+    ],
+)
+def test_a_configuration_may_leave_the_weight_store_out(host: PaperHost, session_options: dict[str, Any]) -> None:
+    load()
+    assert host.kept
+    load(overlay={"model": {"decoder": {"session_options": session_options}}})
+    assert not host.kept
+    tree = json.loads(host.files["genai_config.json"])
+    tree["model"]["decoder"]["session_options"] = session_options
+    host.files["genai_config.json"] = json.dumps(tree).encode()
+    load()
+    assert not host.kept
+
+
+@pytest.mark.parametrize("provider", ["webgpu", "WebGpuExecutionProvider", "cpu"])
+@pytest.mark.parametrize(("value", "kept"), [("1", False), ("0", True)])
+def test_a_provider_option_of_genai_leaves_the_weight_store_out(
+    host: PaperHost, provider: str, value: str, kept: bool
+) -> None:
+    config = Config("/models/nano")
+    config.set_provider_option(provider, STORE, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(overlay=config.choice()["overlay"])
+    assert host.kept == kept
+
+
+@pytest.mark.parametrize("value", ["yes", "true", 1, True, None])
+def test_another_value_for_the_weight_store_is_refused(host: PaperHost, value: Any) -> None:
+    overlay = {"model": {"decoder": {"session_options": {"provider_options": [{"webgpu": {STORE: value}}]}}}}
+    with pytest.raises(ConfigError, match=rf'webgpu\.{STORE}: expected "0" or "1", got .*set it to one of these'):
+        load(overlay=overlay)

@@ -164,7 +164,8 @@ export class Capstan {
       ...(cancelDeadline === undefined ? {} : { cancelDeadline }),
       ...(verifyAfter === undefined ? {} : { verifyAfter }),
       ...(signal ? { signal } : {}),
-      ...(expectable(folder) ? { expected: expectedOf(folder, options) } : {}),
+      // The worker would begin with weights that are stored.
+      ...(expectable(folder) && !options.disableFileMappedWeights ? { expected: expectedOf(folder, options) } : {}),
     };
     let client: Client;
     try {

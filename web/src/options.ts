@@ -22,6 +22,8 @@ export interface ModelOptions {
   recoveries?: number;
   /** Bytes of the device that may hold what conversations began with, for others that begin so; by default none. */
   prefixCache?: number;
+  /** Keep no weights in the browser's storage, and take none from there: each load fetches them. */
+  disableFileMappedWeights?: boolean;
 }
 
 /** How tokens are picked and when a run ends. Options that are left out follow the model's own configuration. */
@@ -91,6 +93,7 @@ const MODEL_OPTIONS = [
   "runAhead",
   "recoveries",
   "prefixCache",
+  "disableFileMappedWeights",
 ];
 const REPOSITORY = /^[\w.-]+\/[\w.-]+$/;
 
@@ -166,6 +169,9 @@ function shared(model: ModelFolder, options: ModelOptions, run: RunOptions): Sha
     run_ahead: options.runAhead ?? null,
     ...(options.recoveries === undefined ? {} : { recoveries: options.recoveries }),
     ...(options.prefixCache === undefined ? {} : { prefix_cache: options.prefixCache }),
+    ...(options.disableFileMappedWeights === undefined
+      ? {}
+      : { disable_file_mapped_weights: options.disableFileMappedWeights }),
     max_new_tokens: run.maxTokens ?? null,
     search: search(run),
     guidance: guidance(run),

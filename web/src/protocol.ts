@@ -58,6 +58,8 @@ interface ModelRequest {
   timeline?: boolean | null;
   /** Bytes of the device for what prompts begin with, as Model.load takes it; left out or null for none. */
   prefix_cache?: number | null;
+  /** Leave the browser's storage of weights out, as Model.load takes it; left out or null for false. */
+  disable_file_mapped_weights?: boolean | null;
 }
 
 /** `data` is the text of a grammar of this type; docs/guidance.md says what may be in it. */

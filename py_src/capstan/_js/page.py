@@ -41,8 +41,9 @@ from .requests import read_request
 
 __all__ = ["cancel", "handle", "look_after_weights"]
 
-Key = tuple[str | HubRepository, str | None, str, str, int]
-"""A model's folder and dtype, the device, the capture and the bytes of the prefix cache."""
+Key = tuple[str | HubRepository, str | None, str, str, int, bool]
+"""A model's folder and dtype, the device, the capture, the bytes of the prefix cache, and whether it is loaded without
+the browser's storage."""
 
 running: asyncio.Task[Any] | None = None
 answering = 0
@@ -389,8 +390,9 @@ async def load_once(request: dict[str, Any]) -> Model:
     for the same model finds it done.
     """
     global loaded, loading
-    prefix_cache = request.get("prefix_cache") or 0
-    key = (folder_of(request["model"]), request["dtype"], request["device"], request["capture"], prefix_cache)
+    prefix_cache, without_store = request.get("prefix_cache") or 0, bool(request.get("disable_file_mapped_weights"))
+    asked = (request["dtype"], request["device"], request["capture"])
+    key = (folder_of(request["model"]), *asked, prefix_cache, without_store)
     await load_ended()
     if loaded is not None:
         if loaded[0] == key and loaded[1].healthy() and not idle.distrusted:
@@ -419,7 +421,7 @@ async def load_ended() -> None:
 async def load(key: Key, stall_timeout: float | None) -> Model:
     """Load a model and keep it as the loaded one."""
     global loaded, loading
-    folder, dtype, device, capture, prefix_cache = key
+    folder, dtype, device, capture, prefix_cache, without_store = key
 
     def progress(what: str, done: int, total: int) -> None:
         if what == "weights":
@@ -429,7 +431,7 @@ async def load(key: Key, stall_timeout: float | None) -> Model:
 
     try:
         options: dict[str, Any] = {"device": device, "dtype": dtype, "capture": capture}
-        options["prefix_cache"] = prefix_cache
+        options |= {"prefix_cache": prefix_cache, "disable_file_mapped_weights": without_store}
         model = await Model.load(folder, **options, progress=progress, stall_timeout=stall_timeout)
         model.on_recovery = lambda reason, ms: host.emit({"kind": "recovered", "reason": reason, "ms": ms})
         loaded = (key, model)

@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("messages", "argv", "answer"), (LIST,)),
     "begun": (LIST, "null"),
     "count": (NUMBER,),
-    "timeline": (FLAG, "null"),
+    **dict.fromkeys(("timeline", "disable_file_mapped_weights"), (FLAG, "null")),
     **dict.fromkeys(("search", "models", "files"), (OBJECT,)),
     "model": (TEXT, OBJECT),
     "prompt_ids": (LIST, "null"),

@@ -60,8 +60,9 @@ class Config:
         self._providers = [*(self._providers or []), str(name)]
 
     def set_provider_option(self, provider: str, name: str, value: str, /) -> None:
-        """Set an option of a provider, and add the provider if need be. Options that Capstan does not know are warned
-        of when the model is loaded, as those of the file."""
+        """Set an option of a provider, and add the provider if need be. `disable_file_mapped_weights` "1" leaves the
+        browser's storage of weights out. Options that Capstan does not know are warned of when the model is loaded, as
+        those of the file."""
         if self._providers is None or provider not in self._providers:
             self.append_provider(provider)
         self._options.setdefault(provider, {})[str(name)] = str(value)
@@ -109,7 +110,7 @@ class Config:
             chosen = "webgpu" if "webgpu" in kinds else "cpu"
         overlay = self._overlay
         if self._providers is not None:
-            options = [{name.lower(): self._options.get(name, {})} for name in self._providers]
+            options = [{PROVIDERS[name.lower()]: self._options.get(name, {})} for name in self._providers]
             session = {"session_options": {"provider_options": options}}
             overlay = laid_over(overlay, {"model": {"decoder": session}})
         return {"device": chosen, "overlay": overlay or None, "graphs": self._data or None}
