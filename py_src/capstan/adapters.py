@@ -169,13 +169,13 @@ class ActiveAdapters:
     """The adapters of one generator, and from which token of each row on they count."""
 
     container: Adapters | None = None
-    """Where they are from: a generator has adapters of one."""
+    """The adapters' container: a generator uses adapters of only one."""
     layers: tuple[LoadedAdapter, ...] = ()
     """In the order in which they were set, those of the tokens to come."""
     pending: list[Choice] = field(default_factory=list)
     """Those that no token was run with yet."""
     made: list[LoraWeights] = field(default_factory=list)
-    """What several adapters were combined to."""
+    """The combinations of several adapters."""
 
     def add(self, adapters: Adapters, name: str, before: Sequence[int]) -> None:
         """One more from the tokens on that are behind `before`, by row. OptionError for an unknown name, or adapters of

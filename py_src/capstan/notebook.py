@@ -25,7 +25,7 @@ __all__ = ["Answer", "LoadProgress", "Timeline", "stream"]
 UPDATE_MS = 100.0
 """Outputs change at most this often: each change is a message to the notebook with all of the output."""
 WIDTH, HEIGHT = 560, 110
-"""Of the plot of a timeline, in CSS pixels."""
+"""The size of a timeline's plot, in CSS pixels."""
 
 
 class LoadProgress:

@@ -32,7 +32,7 @@ class Row:
     prompt: int = 0
     """Tokens before it."""
     appended: list[tuple[int, int]] = field(default_factory=list)
-    """Where tokens were appended to `tokens`; the others were picked."""
+    """The ranges of `tokens` that were appended; the other tokens were picked."""
     runs: list[tuple[int, int]] = field(default_factory=list)
     """Which of `tokens` were run as prompts, from where to where; a step was run for each of the others."""
     end: int | None = None
@@ -40,9 +40,9 @@ class Row:
     text: Callable[[], StoppingStream] | None = None
     """Makes the stream that looks for stop strings; None without any."""
     stream: StoppingStream | None = None
-    """Of the tokens picked since tokens were last appended."""
+    """The text of the tokens picked since the last append."""
     tail: list[int] = field(default_factory=list)
-    """What is shown behind the last token while other rows go on: an end-of-sequence id, then padding."""
+    """The tokens behind the last one while other rows continue: an end-of-sequence id, then padding."""
 
     @property
     def sequence(self) -> list[int]:

@@ -49,7 +49,7 @@ class RowLoop:
         """max_time is over."""
         self.closed = False
         self.cache_key: Hashable = None
-        """What the caches depend on besides the tokens: generators of another key share no prefix."""
+        """The part of the caches' key besides the tokens: generators with different keys share no prefix."""
         self.reused = 0
         """Prompt tokens whose caches were taken over from other sequences."""
         self.adapters = ActiveAdapters()
@@ -96,7 +96,7 @@ class RowLoop:
 
     @property
     def sequences(self) -> int:
-        """The number of sequences that the caller may ask for."""
+        """The number of sequences that the caller can read."""
         return len(self.rows)
 
     def sequence(self, index: int) -> list[int]:

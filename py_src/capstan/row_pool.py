@@ -31,7 +31,7 @@ class Member:
     """A sequence of the pool."""
 
     limit: int
-    """Tokens it may have."""
+    """The most tokens that it may have."""
     row: Row = field(default_factory=Row)
     place: int | None = None
     """Its row of the decoder."""
@@ -40,7 +40,7 @@ class Member:
     parked: bool = True
     """No more of its tokens are wanted for now."""
     changes: int = 0
-    """How often what was computed ahead became void: ids of bursts from before it are not taken in."""
+    """How often the tokens computed ahead became void: ids of bursts from earlier ones are ignored."""
     ahead: int = 0
     """Picks that are under way."""
     closed: bool = False
@@ -87,7 +87,7 @@ class RowPool:
         self._run_ahead: RunAhead | None = None
         self._ends = frozenset(self._options.end_token_ids)
         self._turn = asyncio.Lock()
-        """Of who waits for the decoder."""
+        """Serialises access: concurrent users would overwrite the decoder's buffers."""
 
     def join(self) -> PooledSequence:
         """A sequence without tokens. It takes a row when its first token is requested."""

@@ -66,7 +66,7 @@ class StoppingStream:
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
         self.text = ""
-        """What was given out."""
+        """The text that was given out."""
         self.stopped: str | None = None
         """The stop string that was met."""
         self._stops = tuple(stops)

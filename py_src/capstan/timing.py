@@ -32,7 +32,7 @@ class Timing:
     """Milliseconds on the worker's clock; None until it happened."""
 
     started: float | None = None
-    """When the first token was asked for."""
+    """The time at which the first token was requested."""
     first_token: float | None = None
     last_token: float | None = None
     tokens: int = 0
@@ -43,9 +43,9 @@ class Timing:
     """Python's time from being given a burst's ids to the wait for the next burst: the decode loop and the caller's
     code between tokens, without what is in `host_ms`."""
     bursts: list[BurstTimes] | None = None
-    """Of each burst that was read, if there is a list to keep them in."""
+    """The times of each burst that was read, if a list is given."""
     _since: float | None = None
-    """When Python was given the ids it is at work on."""
+    """The time at which Python received the ids that it is processing."""
     _first: float | None = None
     """The same of the first burst since `pause`."""
     _waiting: float = 0.0

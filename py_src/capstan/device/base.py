@@ -1,4 +1,4 @@
-"""What the generation loop asks of a device: a loaded model, and one decoder for each sequence."""
+"""The device's interface for the generation loop: a loaded model, and one decoder for each sequence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Progress = Callable[[str, int, int], None]
 """Called with (what is loaded, bytes done, bytes in all)."""
 
 Counters = dict[str, int]
-"""What a device has done since it was opened; the generator takes differences."""
+"""Counts of a device's work since it was opened; the generator takes differences."""
 
 COUNTER_NAMES = (
     "steps",
@@ -75,11 +75,11 @@ class Decoder(Protocol):
     capture: str
     """How decode steps run: 'tape', 'ort' or 'off'."""
     capture_note: str | None
-    """Why it is not the capture that was asked for."""
+    """The reason why it is not the requested capture."""
 
     @property
     def tape_passes(self) -> dict[str, str]:
-        """What each pass over the tape did, or why it did nothing; empty without a tape."""
+        """The result of each pass over the tape, or the reason why it changed nothing; empty without a tape."""
 
     max_in_flight: int
     """Bursts that may be submitted before the first is awaited."""
@@ -88,7 +88,7 @@ class Decoder(Protocol):
     behind_first: int
     """Most picks of a burst that is queued right behind the first pick without its coming later; 0 for none."""
     usual_burst: int
-    """Picks that an adaptive run-ahead came to when the decoder was last used; before that what it starts with."""
+    """The burst that an adaptive run-ahead reached when the decoder was last used; at first its initial burst."""
 
     follows_grammars: bool
     """Whether the device can make the masks of a grammar itself."""
@@ -102,13 +102,14 @@ class Decoder(Protocol):
         """Have the kernels that a prompt of any length needs compiled; what the cache holds is dead afterwards."""
 
     def reachable(self, length: int) -> int:
-        """The last position, at most `length`, from which `prefill` can go on: any of a KV cache; of a state that each
-        run overwrites, one that a snapshot was taken of."""
+        """The last position, at most `length`, from which `prefill` can continue: any position of a KV cache; with
+        states that each run overwrites, one that has a snapshot.
+        """
 
     def caches(self) -> CacheRows | None:
-        """The KV cache, for other sequences of the model to copy from. What was submitted by now is in it, whenever it
-        is read. None where the model has states that each run overwrites: of those an earlier position has nothing
-        left."""
+        """The KV cache, from which other sequences of the model copy. It includes all work submitted so far, even if it
+        is read later. None if the model has states that each run overwrites: they keep nothing of an earlier position.
+        """
 
     async def rest(self) -> None:
         """Wait for what still works on the KV cache after a wait for it was cancelled."""
@@ -141,9 +142,10 @@ class Decoder(Protocol):
         first one is token 0."""
 
     def follow_grammar(self, position: Sequence[int]) -> None:
-        """Where the row is in the automaton of the options' `grammar`, the states of its stack: the device makes the
-        masks from here on and follows the picks, until `allow` gives one or the sequence is changed otherwise than by a
-        pick. Where it cannot tell which tokens are allowed it picks NO_TOKEN. Only where `follows_grammars`."""
+        """Set the row's position in the automaton of the options' `grammar`, the states of its stack: the device makes
+        the masks from here and follows the picks, until `allow` gives one or anything but a pick changes the sequence.
+        If it cannot tell which tokens are allowed, it picks NO_TOKEN. Only with `follows_grammars`.
+        """
 
     def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
         """Take over the sequence for stages that ask for it, and that its first `prompt` tokens were not picked: called
@@ -166,14 +168,15 @@ class Decoder(Protocol):
         given, of one step, or None where the decoder finds them; then there must be room for all of them."""
 
     def set_lora(self, lora: LoraWeights | None) -> None:
-        """Run the model with these adapters from now on, of the rank that the decoder was made for; None for the model
-        without. Called while no burst is under way."""
+        """Run the model with these LoRA adapters in later steps, of the rank that the decoder was made with; None
+        removes them. Called while no burst is under way.
+        """
 
     async def logits(self) -> memoryview[float]:
         """The logits the next pick would see: float32 [vocab]."""
 
     async def shortlist(self, count: int) -> Shortlist:
-        """Of those logits, the best `count` tokens: stages are not applied."""
+        """The best `count` tokens of those logits: stages are not applied."""
 
     def set_logits(self, values: memoryview[float]) -> None:
         """Replace those logits: float32 [vocab]."""
@@ -201,9 +204,9 @@ class DeviceModel(Protocol):
     """The adapter's name as the device tells it."""
 
     memory: ModelMemory
-    """What it takes."""
+    """The memory that it needs."""
     lora: LoraGraph
-    """What LoRA adapters fill of it."""
+    """The model's inputs for LoRA adapters."""
 
     async def decoder(self, capacity: int, given: Loan | None = None) -> Decoder:
         """A decoder whose KV cache holds `capacity` positions; one given back before is reused, unless it is to be over
@@ -226,9 +229,10 @@ class DeviceModel(Protocol):
         BufferMismatchError, OutOfMemoryError; they work where they did then."""
 
     async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
-        """What goes on from what a decoder is (caches, states, lengths, logits), with other adapters: the same decoder,
-        or another of the same rows and capacity; then the one given is closed. Called while no burst is under way.
-        Raises what `row_decoder` raises; the decoder is as it was then."""
+        """The decoder that continues from a decoder's state (caches, states, lengths, logits) with other LoRA adapters:
+        the same decoder, or another of the same rows and capacity; then the given one is closed. Called while no burst
+        is under way. Raises what `row_decoder` raises; the decoder is as it was then.
+        """
 
     async def trim(self) -> None:
         """Free what decoders that were given back hold for the next one."""

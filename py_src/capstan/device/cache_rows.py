@@ -21,4 +21,4 @@ class CacheRows(Protocol):
         """Copy the first `length` positions to other caches of the same model on the device."""
 
     def free(self) -> None:
-        """Give back the memory of a copy; it cannot be used again. The caches of a sequence stay as they are."""
+        """Give back the memory of a copy; it cannot be used again. The caches of a sequence are left alone."""

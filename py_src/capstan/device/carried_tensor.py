@@ -13,8 +13,9 @@ __all__ = ["CarriedTensor", "carried"]
 
 @dataclass(frozen=True)
 class CarriedTensor:
-    """What one run left for the next: of a cache [1, heads, positions that were run, head size], of a state as the
-    graph has it."""
+    """The output of one run for the next: a cache [1, heads, positions that were run, head size], or a state in the
+    graph's shape.
+    """
 
     dtype: str
     """'float32' or 'float16'."""
@@ -25,7 +26,7 @@ class CarriedTensor:
 
     @classmethod
     def read(cls, about: GraphDescription, found: CachePair | StateTensor, data: bytes, valid: int) -> CarriedTensor:
-        """Of the bytes of a whole cache the first `valid` positions, of a state all."""
+        """Reads the first `valid` positions from the bytes of a whole cache, or a whole state."""
         if isinstance(found, StateTensor):
             return cls(found.dtype, found.dims(1), data)
         head, part = len(data) // found.heads, byte_count(about.cache_dtype, (valid, found.head_size))
@@ -34,7 +35,7 @@ class CarriedTensor:
 
 
 def carried(about: GraphDescription, name: str) -> CachePair | StateTensor:
-    """The cache or state that the graph's input or output `name` is. OptionError if there is none."""
+    """The cache or state behind the graph's input or output `name`. OptionError if there is none."""
     every: tuple[CachePair | StateTensor, ...] = (*about.cache, *about.states)
     for found in every:
         if name in (found.past, found.present):

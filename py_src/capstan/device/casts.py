@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["ELEMENT_BYTES", "convert"]
 
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "int32": 4, "int64": 8, "uint32": 4}
-"""What can be converted, and the bytes of an element."""
+"""The types that can be converted, with the bytes of an element."""
 
 _CODES = {"float16": "H", "int32": "i", "int64": "q", "uint32": "I"}
 _RANGES = {"int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1), "uint32": (0, 2**32 - 1)}

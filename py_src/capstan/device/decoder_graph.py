@@ -1,4 +1,4 @@
-"""What is done to every decoder's graph in a page, whatever the device."""
+"""The rewrites of every decoder's graph in a page, for any device."""
 
 from __future__ import annotations
 

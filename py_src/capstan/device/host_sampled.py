@@ -39,7 +39,7 @@ class Runner(Protocol):
         """Run `ids` after `past` positions; the last position's logits, float32 [vocab]."""
 
     undraftable: str | None
-    """Why `run_each` cannot be used; None if it can."""
+    """The reason why `run_each` cannot be used; None if it can be used."""
 
     def run_each(self, ids: Sequence[int], past: int) -> Awaitable[list[array[float]]]:
         """The same with the logits of every position."""
@@ -54,10 +54,10 @@ class Runner(Protocol):
         """A cache, of which the first `valid` positions count, or a state. OptionError if there is none."""
 
     def copy_from(self, other: Any) -> None:
-        """Take over what another runner's cache and states are."""
+        """Take over another runner's cache and states."""
 
     def cache_bytes(self, length: int) -> int:
-        """Of `length` positions of the cache."""
+        """The bytes of `length` positions of the cache."""
 
     def kept(self, length: int) -> Runner:
         """Another one, with a cache of just the first `length` positions of this one's."""
@@ -66,7 +66,7 @@ class Runner(Protocol):
         """Make the first `length` positions of the cache those of another runner, whose cache may have another size."""
 
     def set_lora(self, lora: LoraWeights | None) -> None:
-        """Run the model with these adapters, or without."""
+        """Run the model with these LoRA adapters; None removes them."""
 
     def close(self) -> None: ...
 
@@ -278,7 +278,7 @@ class HostSampledDecoder:
 
 
 class HostSampledModel(ABC):
-    """What models of such devices share: they take no pools, and rows are run one after another."""
+    """The common base of such devices' models: they take no pools, and rows are run one after another."""
 
     device: str
 

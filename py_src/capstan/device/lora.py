@@ -19,7 +19,7 @@ __all__ = ["LoraGraph", "LoraWeights", "silent"]
 RANK_STEP = 4
 """Ranks are filled up with zeros to a multiple of it: kernels read vectors of four elements."""
 ALIGNMENT = 16
-"""Of each tensor within the buffer of an adapter."""
+"""The alignment of each tensor within the buffer of a LoRA adapter."""
 SHOWN = 3
 """Names of inputs that a message shows."""
 
@@ -131,7 +131,7 @@ def free_sizes(wanted: LoraInput, tensor: AdapterTensor) -> list[int]:
 
 
 def rank_of(wanted: LoraInput, tensors: Mapping[str, AdapterTensor]) -> int:
-    """Of a tensor; 0 of one that is missing, or has no free size."""
+    """The rank of a tensor; 0 if it is missing or has no free size."""
     tensor = tensors.get(wanted.name)
     return 0 if tensor is None else max(free_sizes(wanted, tensor), default=0)
 
@@ -167,8 +167,9 @@ async def laid_out(
 
 
 def silent(graph: LoraGraph) -> tuple[list[tuple[str, str, tuple[int, ...]]], list[memoryview]]:
-    """What inputs are fed where there is no adapter: name, dtype and dims, and the bytes. Factors without elements add
-    nothing and cost nothing."""
+    """The inputs of a run without a LoRA adapter: name, dtype and dims, and the bytes. Factors without elements add
+    nothing and cost nothing.
+    """
     tensors = [(each.name, each.dtype, each.sizes(0)) for each in graph.inputs]
     data = [
         memoryview(each.default or bytes(byte_count(dtype, dims)))

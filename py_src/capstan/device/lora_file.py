@@ -20,13 +20,13 @@ __all__ = ["IDENTIFIER", "MAX_BYTES", "AdapterFile", "AdapterTensor", "read_adap
 IDENTIFIER = b"TORT"
 FORMAT_VERSION = 1
 MAX_BYTES = 1 << 30
-"""Of a file."""
+"""The largest file."""
 MAX_TENSORS = 1 << 16
 MAX_NAME = 1 << 10
 """Bytes of a tensor's name."""
 MAX_DIMENSIONS = 8
 MAX_SIZE = 1 << 31
-"""Of one dimension."""
+"""The largest size of one dimension."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class AdapterTensor:
 
 @dataclass(frozen=True)
 class AdapterFile:
-    """What an adapter file has."""
+    """The contents of a LoRA adapter file."""
 
     adapter_version: int
     model_version: int
@@ -65,7 +65,7 @@ def read_adapter(data: bytes | bytearray | memoryview, what: str) -> AdapterFile
 
 
 def require_size(size: int, told: str) -> None:
-    """Raise ModelFileError for a file of more bytes than adapters may have."""
+    """Raise ModelFileError for a file that exceeds the limit."""
     if size > MAX_BYTES:
         raise ModelFileError(f"{told}: {size} bytes, an adapter file has at most {MAX_BYTES}; split it")
 
@@ -89,7 +89,7 @@ class Reader:
         return found
 
     def table(self, at: int, fields: int) -> list[int]:
-        """Where a table's first fields are, 0 for those that it leaves out."""
+        """The offsets of a table's first fields, 0 for those that it leaves out."""
         vtable = at - self.number("i", at)
         size = self.number("H", vtable)
         if size < 4 or size % 2 or vtable + size > len(self.view):

@@ -1,4 +1,4 @@
-"""What a model takes of a device, and what fits it: known from its graph, before anything is allocated."""
+"""Computes a model's memory on a device, and the largest sequences, from its graph before anything is allocated."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class ModelMemory:
     can be given."""
 
     def requirements(self, batch_size: int, max_length: int) -> MemoryRequirements:
-        """What the weights and `batch_size` sequences take."""
+        """The memory of the weights and of `batch_size` sequences."""
         capacity = capacity_for(max_length, self.context_length)
         if batch_size > 1 and self.joint(batch_size, capacity):
             together = self._requirements(batch_size, capacity, "joint")
@@ -135,8 +135,9 @@ class ModelMemory:
         return AlignmentRequirements.of(self.interface.get_memory_info(), self.interface.about())
 
     def fit(self, batch_size: int, max_length: int | None = None, budget: int | None = None) -> Fit:
-        """Whether that fits the device, and the largest max_length that does; without a length, whether the longest
-        sequence does. Raises OptionError for lengths that there cannot be."""
+        """Whether that fits the device, and the largest max_length that fits; without a length, whether the longest
+        sequence fits. Raises OptionError for impossible lengths.
+        """
         length = self.context_length if max_length is None else max_length
         require_lengths(batch_size, length, self.context_length)
         return plan(

@@ -1,4 +1,4 @@
-"""What a device can really do, found out by doing it: one-node sessions and copies with known results."""
+"""Probes a device's real abilities: one-node sessions and copies with known results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def capabilities_of(device: DeviceInterface) -> Capabilities:
 
 
 async def noted_capabilities(device: DeviceInterface, notes: Notes) -> Capabilities:
-    """What an earlier page noted of the device under the same facts, else what it is seen to do now.
+    """The capabilities that an earlier page noted under the same facts, else the result of a new probe.
 
     An attempt that ended with an error is made again by the next page: the error may have been of the moment.
     """

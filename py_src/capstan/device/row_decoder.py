@@ -1,4 +1,4 @@
-"""What the generation loop asks of a device for several sequences that advance together, one a row."""
+"""The device's interface for several sequences that advance together, one per row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RowBurst:
     crossings: int = 1
     """How often JavaScript entered Python with ids."""
     steps: tuple[int, ...] = ()
-    """Of one row, how many of its ids each drafted step gave; () if each step gave one."""
+    """For one row, the number of ids that each drafted step gave; () if each step gave one."""
 
     @property
     def picks(self) -> int:
@@ -56,11 +56,11 @@ class RowDecoder(Protocol):
 
     @property
     def capture_note(self) -> str | None:
-        """Why it is not the capture that was asked for."""
+        """The reason why it is not the requested capture."""
 
     @property
     def tape_passes(self) -> dict[str, str]:
-        """What each pass over the tape did, or why it did nothing; empty without a tape."""
+        """The result of each pass over the tape, or the reason why it changed nothing; empty without a tape."""
 
     max_in_flight: int
     """Bursts that may be submitted before the first is awaited."""
@@ -71,7 +71,7 @@ class RowDecoder(Protocol):
 
     @property
     def usual_burst(self) -> int:
-        """Picks that an adaptive run-ahead came to when the decoder was last used; before that what it starts with."""
+        """The burst that an adaptive run-ahead reached when the decoder was last used; at first its initial burst."""
 
     @usual_burst.setter
     def usual_burst(self, picks: int) -> None: ...
@@ -99,8 +99,9 @@ class RowDecoder(Protocol):
         """As Decoder.adopt, for a row."""
 
     async def prefill(self, row: int, ids: Sequence[int], past: int) -> None:
-        """As Decoder.prefill, for a row; the others stay as they are. Called while no burst is under way. A row that
-        had picked an end of sequence goes on again."""
+        """As Decoder.prefill, for one row; the others are left alone. Called while no burst is under way. A row that
+        had picked an end of sequence goes on again.
+        """
 
     def copy(self, source: int, target: int) -> None:
         """Make row `target` what row `source` is: its cache, its states, its length and its logits. For rows of one
@@ -138,8 +139,9 @@ class RowDecoder(Protocol):
         """The logits the row's next pick would see: float32 [vocab]."""
 
     async def shortlists(self, count: int, rows: Sequence[int]) -> list[Shortlist]:
-        """Of the logits of the given rows, the best `count` tokens each: stages are not applied. For searches that
-        choose on the host."""
+        """The best `count` tokens of each given row's logits: stages are not applied. For searches that choose on the
+        host.
+        """
 
     def set_logits(self, row: int, values: memoryview[float]) -> None:
         """Replace those logits: float32 [vocab]."""

@@ -23,7 +23,7 @@ __all__ = ["SeparateRows", "separate_rows"]
 
 
 class DecoderSource(Protocol):
-    """What makes decoders; base.DeviceModel is one."""
+    """Makes decoders; base.DeviceModel implements it."""
 
     async def decoder(self, capacity: int, given: Loan | None = None) -> Decoder: ...
 

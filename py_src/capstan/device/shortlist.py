@@ -15,7 +15,7 @@ LARGEST = 3.4028234663852886e38
 
 @dataclass(frozen=True)
 class Shortlist:
-    """Of one row of logits."""
+    """The best tokens of one row of logits."""
 
     best: tuple[tuple[float, int], ...]
     """Logits and tokens, largest first, the lowest token first among equals; all finite."""
@@ -32,7 +32,7 @@ class Shortlist:
 
     @classmethod
     def read(cls, numbers: Sequence[float]) -> Shortlist:
-        """Of numbers from the GPU: the sum, then logits and tokens by turns."""
+        """Reads numbers from the GPU: the sum, then logits and tokens by turns."""
         logits = [max(-LARGEST, min(LARGEST, logit)) for logit in numbers[1::2]]
         best = tuple((logit, int(token)) for logit, token in zip(logits, numbers[2::2], strict=True))
         return cls(best, math.log(numbers[0]))

@@ -37,8 +37,9 @@ class Snapshots:
         return max((position for position in known if position <= length), default=0)
 
     def go_to(self, position: int) -> None:
-        """Make the state of `position`, one that `nearest` gives, the live one. What comes later is forgotten: other
-        tokens may follow."""
+        """Make the state of `position`, one that `nearest` gives, the live one. Later snapshots are forgotten: other
+        tokens may follow.
+        """
         slot = next((slot for slot, place in self.taken.items() if place == position), EMPTY)
         self.taken = {slot: place for slot, place in self.taken.items() if place <= position}
         if self.live != position or position == 0:

@@ -37,7 +37,7 @@ NOTE = "the reference device has no GPU commands to record"
 
 
 def reference_memory(data: bytes, config: GenaiConfig) -> ModelMemory:
-    """What a model as it is on disk takes of this machine. Raises ModelFileError, UnsupportedModelError."""
+    """The memory on this machine of a model on disk. Raises ModelFileError, UnsupportedModelError."""
     return described(graph.parse(data, config.decoder.filename), config)
 
 
@@ -126,7 +126,7 @@ class ReferenceSequence:
         self.keeps_all = self._logits_to_keep is not None or declared[1] != 1
         """Whether the graph can give the logits of every position."""
         self._axes = len(shapes.get(about.position_ids, ())) - 2
-        """Of positions, besides batch and tokens."""
+        """Dimensions of the positions, besides batch and tokens."""
         self._caches = {
             pair: onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(pair.dims(1, length), about.cache_dtype))
             for pair in about.cache
@@ -205,7 +205,7 @@ class ReferenceSequence:
         return found
 
     def set_lora(self, lora: LoraWeights | None) -> None:
-        """Run the model with these adapters, or without."""
+        """Run the model with these LoRA adapters; None removes them."""
         self._adapted = self._silent
         if lora is not None:
             self._adapted = {
@@ -280,7 +280,7 @@ class ReferenceSequence:
         self._states = dict(other._states)
 
     def cache_bytes(self, length: int) -> int:
-        """Of `length` positions."""
+        """The bytes of `length` positions."""
         item = np.dtype(self._about.cache_dtype).itemsize
         return item * sum(math.prod(pair.dims(1, length)) for pair in self._about.cache)
 

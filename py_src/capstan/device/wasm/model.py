@@ -73,13 +73,13 @@ def prepare(
 
 
 def lora_graph(parsed: ModelProto, config: GenaiConfig) -> LoraGraph:
-    """What adapters fill of a graph. Raises ModelFileError."""
+    """The inputs of a graph that LoRA adapters fill. Raises ModelFileError."""
     with graph.contradictions():
         return LoraGraph(graph.lora_inputs(parsed, config.decoder))
 
 
 def wasm_memory(device: WasmDevice, parsed: ModelProto, about: GraphDescription, config: GenaiConfig) -> ModelMemory:
-    """What a model takes of WebAssembly memory."""
+    """The WebAssembly memory that a model needs."""
     weights = tuple(graph.external_entries(parsed))
     context = about.context_within(config.context_length)
     return ModelMemory(device, about, weights, PREFILL_CHUNK, context, graph.activations(parsed))
