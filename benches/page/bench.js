@@ -1,5 +1,6 @@
 // Runs the steps of plan.json one after the other, each by the contender it names, and posts how each went.
 import { Client } from "/capstan/capstan.js";
+import { framesDuring } from "./frames.js";
 
 const post = (path, body) => fetch(path, { method: "POST", body: JSON.stringify(body) });
 const text = async (path) => (await fetch(path)).text();
@@ -46,6 +47,7 @@ class CapstanContender {
         if (event.kind in contender.printed) contender.printed[event.kind] += event.text;
       },
     });
+    contender.told = () => contender.printed.stderr.slice(-80);
     [contender.source, contender.module] = await Promise.all([text("/bench/call.py"), text("/bench/in_page.py")]);
     contender.about = { pyodide_ms: contender.capstan.readiness.ready_ms };
     return contender;
@@ -97,6 +99,12 @@ const ACTIONS = {
     const called_upon = await contender(name);
     if (tokens) await called_upon.call(called, { ...args, tokens });
     return called_upon.call(called, args);
+  },
+  /** The same beside a page that draws; without a function it draws alone, for `alone` ms. */
+  frames: async ({ contender: name, function: called, args, draws, alone }) => {
+    const { told, call } = await contender(name).then((found) => ({ told: found.told, call: found.call.bind(found) }));
+    const work = called ? () => call(called, args) : () => new Promise((resolve) => setTimeout(resolve, alone));
+    return framesDuring(draws, work, told);
   },
   /** A correctness case: any request of the protocol. */
   request: async ({ request }) => (await contender("capstan")).request(request),

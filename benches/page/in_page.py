@@ -7,9 +7,11 @@ options to choose one of them.
 from __future__ import annotations
 
 import json
+import sys
 from array import array
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from collections.abc import Generator as Steps
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -20,6 +22,7 @@ from pyodide.http import pyfetch
 
 import capstan
 from capstan._js import host
+from capstan.device import probe
 
 loaded: dict[str, capstan.Model] = {}
 bursts_seen: dict[str, int] = {}
@@ -48,8 +51,24 @@ def played(name: str, sampling: dict[str, Any] | None, options: dict[str, Any]) 
 async def open_model(name: str, options: dict[str, Any]) -> capstan.Model:
     key = key_of(name, options)
     if key not in loaded:
-        loaded[key] = await capstan.Model.load(f"/models/{name}/", device="webgpu", **options)
+        given = {**options, "prefill_ms": float(options["prefill_ms"])} if "prefill_ms" in options else {**options}
+        with caches_as_asked(given.pop("in_place", True)):
+            loaded[key] = await capstan.Model.load(f"/models/{name}/", device="webgpu", **given)
     return loaded[key]
+
+
+@contextmanager
+def caches_as_asked(in_place: bool) -> Iterator[None]:
+    """Have a load in here find an adapter that cannot write KV caches in place, if that is asked."""
+    probed, remembered = dict(probe.remembered), probe.remembered
+    if not in_place:
+        for key, found in probed.items():
+            missing = (*found.missing, ("in_place_cache", "the bench asks for caches apart"))
+            remembered[key] = replace(found, in_place_cache=False, missing=missing)
+    try:
+        yield
+    finally:
+        remembered.update(probed)
 
 
 async def counts() -> Any:
@@ -97,9 +116,11 @@ async def generate(
     sampling: dict[str, Any] | None = None,
     run_ahead: int | None = None,
     counting: bool = False,
+    showing: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    """Pick `tokens` ids after the prompt. `first_ms` goes from the call to the first id, `rest_ms` to the last one.
+    """Pick `tokens` ids after the prompt, told to the page as they come if it is `showing` them. `first_ms` goes
+    from the call to the first id, `rest_ms` from there to the last one.
 
     With `counting`, what WebGPU was asked for, and the host's milliseconds: `loop` is all that ran between the waits of
     the loop that takes the tokens, `javascript` the part of it that encoded and submitted.
@@ -114,6 +135,8 @@ async def generate(
             if not ids:
                 times.append(host.now())
             ids.append(token)
+            if showing:
+                print(token, end=" ", file=sys.stderr)
         times.append(host.now())
 
     params = parameters(opened, len(prompt) + tokens, sampling, run_ahead)
@@ -126,6 +149,9 @@ async def generate(
         if run_ahead is None and generator._loop.run_ahead is not None:
             bursts_seen[played(model, sampling, options)] = generator._loop.run_ahead.usual
         found = {"ids": ids, "first_ms": times[0] - start, "rest_ms": times[1] - times[0]}
+        if showing:
+            decoder: Any = generator._loop.decoder
+            found |= {"began": js.performance.timeOrigin + start, "run_tokens": decoder.decoders[0]._pace.size}
         return {**found, "capture": generator.capture, "capture_note": generator.capture_note}
 
 

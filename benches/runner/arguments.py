@@ -29,6 +29,8 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lengths", metavar="LIST", help="prompt lengths, comma-separated")
     parser.add_argument("--budget", type=float, metavar="S", help="seconds in all; what is left is skipped")
     parser.add_argument("--limit", type=float, metavar="S", help="seconds that one step may take")
+    bounds = "of the section frames: milliseconds of a prefill run, comma-separated; default and inf are two of them"
+    parser.add_argument("--bounds", metavar="LIST", help=bounds)
     parser.add_argument("--without", metavar="LIST", help=f"contenders to leave out, of {contenders}")
 
 
@@ -41,6 +43,7 @@ def check_run_arguments(args: argparse.Namespace) -> None:
     args.sections = listed(args.sections, "--sections", tuple(SECTIONS))
     args.without = listed(args.without, "--without", CONTENDERS)
     args.lengths = lengths(args.lengths)
+    args.bounds = bounds(args.bounds)
     if args.out is not None:
         if args.out.suffix != ".json" or args.out.is_dir():
             raise CommandError(f"--out is {args.out}, but must be a file that ends in .json")
@@ -70,6 +73,21 @@ def lengths(text: str | None) -> tuple[int, ...] | None:
     if wrong is not None:
         raise CommandError(f"--lengths holds {wrong!r}, which is no prompt length: give integers from 1, as in 16,128")
     return tuple(sorted(set(map(int, parts))))
+
+
+def bounds(text: str | None) -> list[str] | None:
+    """Milliseconds that Model.load takes as `prefill_ms`, or 'default', in the order given."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        try:
+            good = part == "default" or float(part) > 0
+        except ValueError:
+            good = False
+        if not good:
+            raise CommandError(f"--bounds holds {part!r}: give milliseconds above 0, inf or default, as in default,inf")
+    return list(dict.fromkeys(parts))
 
 
 def check_place(path: Path) -> None:

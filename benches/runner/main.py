@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,8 @@ class Bench:
         adapter = probe_adapter(self.server, self.browser, self.flags)
         measured = extent(adapter["software"])
         changes = {name: getattr(args, name) for name in CHANGED if getattr(args, name) is not None}
+        if args.bounds is not None:
+            changes["drawn"] = replace(measured.drawn, bounds=tuple(args.bounds))
         measured = replace(measured, **changes)
         asked = args.sections or default_sections(adapter["software"])
         absent = [name for name in PACKAGED if name not in self.where[2]]
@@ -83,7 +85,7 @@ class Bench:
             "gpu": gpu(),
             "browser": version(self.browser),
             **{name: value for name, value in self.about.items() if name not in ("passes", "flags")},
-            "measured": vars(measured),
+            "measured": asdict(measured),
         }
         outcomes: list[dict[str, Any]] = []
         subjects = {name: Subject.of(name, folder) for name, folder in self.models.items()}
@@ -187,8 +189,9 @@ def compact(step: dict[str, Any]) -> dict[str, Any]:
 
 def default_sections(software: bool) -> list[str]:
     """Those of a run that names none: on a software adapter only what means something there."""
-    elsewhere = ("runs", "agreement", "transcript", "lengths", "gpu", "ablation", "load")
-    left_out = elsewhere if software else ("cases", "load")
+    asked_for = ("load", "frames", "caches")
+    elsewhere = ("runs", "agreement", "transcript", "lengths", "gpu", "ablation")
+    left_out = (*asked_for, *elsewhere) if software else (*asked_for, "cases")
     return [name for name in SECTIONS if name not in left_out]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .frames import HARDWARE_FRAMES, SOFTWARE_FRAMES, FramesExtent, plan_caches, plan_frames
 from .subjects import Subject
 
 __all__ = [
@@ -116,6 +117,8 @@ SECTIONS = {
     "lengths": "time to first token and ms a token by prompt length",
     "gpu": "GPU time of a step, by length and operation",
     "ablation": "the tape with all passes, none, all but one",
+    "frames": "gaps between the frames of a page that draws, while a prompt and its tokens run",
+    "caches": "ms a token with KV caches written in place and apart",
     "counters": "what WebGPU is asked for by a token, host time, GPU memory; in workers of its own",
 }
 
@@ -140,12 +143,14 @@ class Extent:
     ablation_rounds: int
     limit: float
     """Seconds for one step."""
+    drawn: FramesExtent
+    """The extent of the sections frames and caches."""
     only_counted_from: int | None = None
     """Models with at least this many bytes of weights have only their counters measured."""
 
 
-HARDWARE = Extent(5, 96, (16, 128, 512, 1024, 2048, 4000), 2, 24, (16, 256), 3, 2, 32, 1, 90)
-SOFTWARE = Extent(2, 12, (16, 64), 1, 4, (4, 12), 1, 1, 6, 1, 120, only_counted_from=4_000_000)
+HARDWARE = Extent(5, 96, (16, 128, 512, 1024, 2048, 4000), 2, 24, (16, 256), 3, 2, 32, 1, 90, HARDWARE_FRAMES)
+SOFTWARE = Extent(2, 12, (16, 64), 1, 4, (4, 12), 1, 1, 6, 1, 120, SOFTWARE_FRAMES, only_counted_from=4_000_000)
 GPU_STEPS = 32
 OPERATION_REPEATS = 16
 
@@ -176,6 +181,8 @@ def plan(
         "lengths": lengths,
         "gpu": gpu,
         "ablation": lambda subject, measured: ablation(subject, measured, passes),
+        "frames": lambda subject, measured: plan_frames(subject, measured.drawn),
+        "caches": lambda subject, measured: plan_caches(subject, measured.drawn),
         "counters": counters,
     }
     for name, folder in models.items():

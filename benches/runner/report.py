@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
+from .frames import CACHES_HEAD, FRAMES_HEAD, SPEED_HEAD, cache_cells, frame_cells, speed_cells
 from .plots import Bar, bars, lines
 from .results import differing
 from .text import (
@@ -121,6 +122,8 @@ def model_parts(summary: dict[str, Any], report: dict[str, Any], model: str) -> 
         "start": starts,
         "gpu": gpu,
         "ablation": ablation,
+        "frames": drawn,
+        "caches": kept,
         "counters": counters,
         "memory": memory,
         "load": load,
@@ -138,6 +141,19 @@ def model_parts(summary: dict[str, Any], report: dict[str, Any], model: str) -> 
     if model in report.get("transcripts", {}):
         found.append(transcripts(report["transcripts"][model]))
     return found
+
+
+def drawn(found: dict[str, Any]) -> str:
+    parts = []
+    for draws, rows in found.items():
+        parts += [table((f"ms between frames, {draws}", *FRAMES_HEAD), frame_cells(rows))]
+        parts += [table(("beside them", *SPEED_HEAD), speed_cells(rows))]
+    return section("Frames of a page that draws", "".join(parts))
+
+
+def kept(found: dict[str, Any]) -> str:
+    parts = [table((f"after {length} tokens", *CACHES_HEAD), cache_cells(rows)) for length, rows in found.items()]
+    return section("KV caches in place and apart", "".join(parts))
 
 
 def decode(rows: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from math import ceil
 from statistics import median
 from typing import Any
 
+from .frames import caches, frames
 from .plan import DECODE_ROWS, OWN_WEIGHTS, Step
 
 __all__ = ["differing", "disagreements", "failures", "over_budget", "summarize"]
@@ -37,6 +38,8 @@ def summarize(outcomes: Iterable[Outcome]) -> dict[str, Any]:
         "lengths": lengths,
         "gpu": gpu,
         "ablation": ablation,
+        "frames": frames,
+        "caches": caches,
     }
     found = {}
     for model, sections in by_model.items():
@@ -282,7 +285,8 @@ def disagreements(outcomes: Iterable[Outcome], with_truth: Collection[str] = ())
     sampled = {row.key for row in DECODE_ROWS if row.sampled}
     told: dict[Any, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
-        if not outcome["ok"] or "ids" not in outcome["data"]:
+        if not outcome["ok"] or "ids" not in outcome["data"] or outcome["section"] == "frames":
+            # Rows of frames differ in how a prompt is cut, which rounding shows; the table tells how many answers came.
             continue
         row, contender, model = outcome["row"], outcome["contender"], outcome["model"]
         if contender in OWN_WEIGHTS or (row in sampled and contender != "capstan"):

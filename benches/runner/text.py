@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from .frames import CACHES_HEAD, FRAMES_HEAD, SPEED_HEAD, cache_cells, frame_cells, speed_cells
 from .plan import COUNTED_ROWS, DECODE_ROWS
 from .results import differing
 
@@ -189,6 +190,11 @@ def model_lines(summary: dict[str, Any], report: dict[str, Any], model: str) -> 
             for key, row in summary["ablation"].items()
         ]
         lines += columns("passes", ("ms/token", "GPU ms"), rows)
+    for draws, found in summary.get("frames", {}).items():
+        lines += columns(f"frames, {draws}, ms between them", FRAMES_HEAD, frame_cells(found))
+        lines += columns("beside them", SPEED_HEAD, speed_cells(found))
+    for length, found in summary.get("caches", {}).items():
+        lines += columns(f"KV caches, after {length} tokens", CACHES_HEAD, cache_cells(found))
     ratios = [(name, f"{value:.2f}") for name, value in summary["ratios"].items()]
     return lines + (columns("ratios", ("times",), ratios) if ratios else [])
 

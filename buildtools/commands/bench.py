@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         return write_readme()
     real = mounts([real_model(args.suite)]) if args.real else {}
     if args.pack:
-        return pack(args.pack, {**real, **(args.models if args.model else {})})
+        return pack(args.pack, {**real, **(args.models if args.model else {})}, args.without or ())
     args.models = {**real, **args.models}
     from benches.runner.main import Bench
 
@@ -175,9 +175,9 @@ def write_readme() -> int:
     return 0
 
 
-def pack(folder: Path, given: dict[str, Path]) -> int:
-    """Write the site, the page, the runner, the other engines, the correctness cases with their models and the given
-    models into a folder and an archive; both appear once they are complete."""
+def pack(folder: Path, given: dict[str, Path], without: Sequence[str] = ()) -> int:
+    """Write the site, the page, the runner, the other engines but those left out, the correctness cases with their
+    models and the given models into a folder and an archive; both appear once they are complete."""
     from benches.correctness import FIXTURES
 
     own = {"bundled": BUNDLED, **{name: ROOT / "tests/fixtures" / name for name in FIXTURES}}
@@ -188,7 +188,7 @@ def pack(folder: Path, given: dict[str, Path]) -> int:
     archive = archive_of(folder)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".pack-") as scratch:
         made = Path(scratch) / folder.name
-        fill(made, own, given)
+        fill(made, own, given, without)
         with tarfile.open(Path(scratch) / archive.name, "w:xz", preset=6) as packed:
             packed.add(made, folder.name)
         if folder.exists():
@@ -199,8 +199,9 @@ def pack(folder: Path, given: dict[str, Path]) -> int:
     return 0
 
 
-def fill(folder: Path, own: dict[str, Path], given: dict[str, Path]) -> None:
-    """Write all parts of a pack into a new folder; `own` are the models with correctness cases."""
+def fill(folder: Path, own: dict[str, Path], given: dict[str, Path], without: Sequence[str]) -> None:
+    """Write all parts of a pack but the contenders `without` into a new folder; `own` are the models with correctness
+    cases."""
     from benches.correctness import cases
 
     from ..browser import HARDWARE_LINUX
@@ -209,7 +210,7 @@ def fill(folder: Path, own: dict[str, Path], given: dict[str, Path]) -> None:
 
     folder.mkdir()
     shutil.copytree(assemble(), folder / "site")
-    names = list(CONTENDERS)
+    names = [name for name in CONTENDERS if name not in without]
     for name, source in install(names).items():
         shutil.copytree(source, folder / name)
     quiet = shutil.ignore_patterns("__pycache__")

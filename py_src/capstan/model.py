@@ -55,6 +55,9 @@ class Model:
     is called with bytes: first with 'weights', 0 and how many they are in all, before any is read, then for each file.
     `overlay` is laid over genai_config.json: objects field by field, every other value in its place; of a repository
     only `search`. `graphs` gives the graph's file from memory, by the name that the configuration has for it.
+    `prefill_ms` is how many milliseconds one run of a prompt may take on WebGPU: runs that are measured to take longer
+    become shorter, and longer again where they are well below it; 250 unless given, `math.inf` for runs as long as
+    memory allows. Software adapters always run 64 tokens.
     `stall_timeout` is after how many seconds without a byte a request for a file is given up, to be tried again; it is
     the page's, 30 until it is set.
 
@@ -83,12 +86,13 @@ class Model:
         graphs: Mapping[str, bytes] | None = None,
         stall_timeout: float | None = None,
         prefix_cache: int = 0,
+        prefill_ms: float | None = None,
     ) -> None:
         host = current_host()
         set_stall_timeout(host, stall_timeout)
         if not host.can_wait():
             raise AsyncRequiredError(f"Model({path!r}) would have to wait here; use `await Model.load({path!r})`")
-        options, limit = tape_options(capture, passes), checked_limit(prefix_cache)
+        options, limit = tape_options(capture, passes, prefill_ms), checked_limit(prefix_cache)
         keep = not disable_file_mapped_weights
         source = Source(path, device, dtype, overlay or {}, graphs or {})
         self._set(host, host.wait(open_model(host, source, options, progress or no_progress, keep)), limit)
@@ -108,11 +112,12 @@ class Model:
         graphs: Mapping[str, bytes] | None = None,
         stall_timeout: float | None = None,
         prefix_cache: int = 0,
+        prefill_ms: float | None = None,
     ) -> Model:
         """Load a model without blocking; see the class for the arguments and errors."""
         host = current_host()
         set_stall_timeout(host, stall_timeout)
-        options, keep = tape_options(capture, passes), not disable_file_mapped_weights
+        options, keep = tape_options(capture, passes, prefill_ms), not disable_file_mapped_weights
         limit = checked_limit(prefix_cache)
         source = Source(path, device, dtype, overlay or {}, graphs or {})
         opened = await open_model(host, source, options, progress or no_progress, keep)
@@ -335,13 +340,16 @@ async def released(loaded: DeviceModel, prefixes: PrefixCache) -> None:
     await loaded.close()
 
 
-def tape_options(capture: str, passes: Collection[str] | None) -> TapeOptions:
+def tape_options(capture: str, passes: Collection[str] | None, prefill_ms: float | None) -> TapeOptions:
     """Checked options; OptionError with what there is."""
     if capture not in CAPTURES:
         raise OptionError(f"capture is {capture!r}; it must be one of {', '.join(map(repr, CAPTURES))}")
+    if not (prefill_ms is None or (isinstance(prefill_ms, int | float) and prefill_ms > 0)):
+        wanted = "a number of milliseconds above 0, math.inf for no bound, or None for the default"
+        raise OptionError(f"prefill_ms is {prefill_ms!r}; it must be {wanted}")
     if passes is None:
-        return TapeOptions(capture)
+        return TapeOptions(capture, None, prefill_ms)
     unknown = [name for name in passes if name not in PASSES]
     if isinstance(passes, str) or unknown:
         raise OptionError(f"passes is {passes!r}; it must be a collection of names out of {', '.join(PASSES)}, or None")
-    return TapeOptions(capture, tuple(name for name in PASSES if name in passes))
+    return TapeOptions(capture, tuple(name for name in PASSES if name in passes), prefill_ms)

@@ -41,6 +41,8 @@ class PaperEngine:
         self.works = True
         self.scratch: dict[int, list[tuple[int, int, int]] | None] = {}
         """The last spans given to each tape."""
+        self.clock = 0.0
+        """Milliseconds."""
 
     def _add(self, kind: str, what: Any = None) -> int:
         handle = self.calls = self.calls + 1
@@ -226,6 +228,12 @@ class PaperEngine:
 
     def close_tape(self, tape: int) -> None:
         self._take("tape", tape)
+
+    async def work_done(self) -> float:
+        async def done() -> float:
+            return self.clock
+
+        return await self._begun(done)
 
     def play_once(self, tape: int, length: int) -> None:
         self._call()

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import urllib.request
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,10 @@ def data_of(step: dict[str, Any]) -> dict[str, Any]:
     ms = MS.get(row, 4.0)
     if step["action"] == "start":
         return {"ready_ms": 10 * ms, "loaded_ms": 20 * ms, "first_token_ms": 30 * ms, "ids": GREEDY[:1]}
+    if step["action"] == "frames":
+        drawn = {"frames": [1000.0, 1016.0, 1033.0, 1083.0], "long_tasks": []}
+        played = {"ids": GREEDY, "began": 1001.0, "first_ms": 31.0, "rest_ms": 6.0, "run_tokens": 2048}
+        return drawn | (played if "function" in step else {})
     match step.get("function"):
         case "load":
             return {"load_ms": 100 * ms}
@@ -82,7 +86,7 @@ def report(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
         "gpu": "GPU & co",
         "browser": "Chromium 1 built on x",
         "versions": {"capstan": "0"},
-        "measured": vars(HARDWARE),
+        "measured": asdict(HARDWARE),
         "summary": summarize(outcomes),
         "disagreements": disagreements(outcomes),
         "failures": [],

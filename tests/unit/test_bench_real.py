@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +207,7 @@ def report_of(folder: Path, tmp_path: Path) -> dict[str, Any]:
         "adapter": {"vendor": "v", "architecture": "a", "description": "", "software": False},
         "gpu": "GPU",
         "browser": "Chromium 1",
-        "measured": vars(HARDWARE),
+        "measured": asdict(HARDWARE),
     }
     subjects = {"nano-llama": Subject.of("nano-llama", LLAMA), "real": Subject.of("real", folder)}
     # The real model is measured last here, and shown first.

@@ -251,6 +251,14 @@ export class GpuEngine {
     return this.shortlists.read({ buffer: this.buffers.get(handle), start, rows, vocab, dtype }, count);
   }
 
+  /** performance.now() once the GPU has done what was submitted by now. */
+  async workDone(): Promise<number> {
+    await this.watched.device.queue.onSubmittedWorkDone();
+    const done = performance.now();
+    this.watched.assertHealthy();
+    return done;
+  }
+
   /** Compare pairs of buffers on the GPU: [{a, b, bytes, dtype}] -> JSON list of Difference. */
   async compare(pairs: string): Promise<string> {
     const parsed = JSON.parse(pairs) as { a: number; b: number; bytes: number; dtype: "float32" | "float16" }[];

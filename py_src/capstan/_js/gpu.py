@@ -291,6 +291,10 @@ class JsGpuEngine:
         with typed_errors():
             return _numbers(self._tapes.eagerBurst(binding, valid, sampler, cursor))
 
+    async def work_done(self) -> float:
+        with typed_errors():
+            return float(await self.js.workDone())
+
     async def step_time(self, tape: int, sampler: int, steps: int, length: int) -> float:
         with typed_errors():
             return float(await self._tapes.stepTime(tape, sampler, steps, length))

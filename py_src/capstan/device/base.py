@@ -39,12 +39,14 @@ COUNTER_NAMES = (
 
 @dataclass(frozen=True)
 class TapeOptions:
-    """How decode steps are to run on WebGPU."""
+    """How a model is to run on WebGPU."""
 
     capture: str = "tape"
     """'tape', 'ort' or 'off'."""
     passes: tuple[str, ...] | None = None
     """Names out of capstan.tape.PASSES: what is done to the recorded step. None chooses for the adapter."""
+    prefill_ms: float | None = None
+    """Most milliseconds of a prefill run; None is the default."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from .cache_rows import CacheSpans
 from .draft_tape import DraftTape
 from .drafted_steps import DraftedSteps
 from .engine import GpuEngine
-from .prefill_tape import SHORT, PrefillTapes, cut_prompt
+from .prefill_pace import PrefillPace
+from .prefill_tape import SHORT, PrefillTapes, Run, cut_prompt
 from .rehearsal import Rehearsal
 from .row_logits import RowLogits
 from .sequence_buffers import SequenceBuffers
@@ -70,6 +71,7 @@ class WebGpuDecoder:
         prompt: int,
         give_back: Callable[[WebGpuDecoder], Awaitable[None]],
         take_warm_up: Callable[[], bool],
+        pace: PrefillPace,
         prefill_tapes: PrefillTapes | None,
         make_drafts: Callable[[WebGpuDecoder, int], Awaitable[DraftTape | str]],
     ):
@@ -82,6 +84,7 @@ class WebGpuDecoder:
         """The prefill session bound to any number of prompt ids."""
         self._give_back = give_back
         self._take_warm_up = take_warm_up
+        self._pace = pace
         self._prefill_tapes = prefill_tapes
         self._mask_bound: int | None = None
         """Positions past which the mask is known to be zero; None before the first prompt."""
@@ -109,7 +112,7 @@ class WebGpuDecoder:
         self.max_in_flight = IN_FLIGHT[self._device.about().software] if step.capture == "tape" else 1
         self.max_burst = MAX_BURST if step.capture == "tape" else 1
         self.behind_first = 0 if step.capture != "tape" or self._device.about().software else BEHIND_FIRST
-        self.usual_burst = max(1, self.behind_first)
+        self.usual_burst = 1
         logits = buffers.spans["logits"].sub(0, byte_count(about.logits_dtype, (about.vocab_size,)))
         self._logits = RowLogits(buffers.device, logits, about.logits_dtype, about.vocab_size, buffers.owner)
         self._sampler = SequenceSampler(engine, about, buffers)
@@ -186,14 +189,21 @@ class WebGpuDecoder:
         if self._about.growing and past < self._held:
             buffers.cut(self._held, past)
             self._held = past
+        await self._pace.known()
         if tapes is not None and past == 0:
             await self._make_tapes(tapes, tapes.due(len(ids)))
-        for run in tapes.cut(len(ids)) if tapes is not None else cut_prompt(len(ids), buffers.chunk, ()):
+        runs: list[Run] = []
+        done = 0
+        while done < len(ids):
+            runs = runs or await self._next_runs(done, len(ids))
+            run = runs.pop(0)
+            done = run.start + run.length
             # The model may have been closed while onnxruntime-web computed the run before.
             self._require_open()
             part = ids[run.start : run.start + run.length]
             buffers.write_prompt(part, past + run.start, self._mask_bound)
             self._mask_bound = past + run.start + len(part)
+            begun = self._pace.now()
             if snapshots is not None:
                 if run.start + run.length == len(ids):
                     snapshots.before_last_run()
@@ -204,6 +214,7 @@ class WebGpuDecoder:
                 self.step_through(part, past + run.start)
             else:
                 await self._run(self._prompt, self._mask_bound, len(part))
+            self._pace.measure(len(part), begun)
             self.longest_run = max(self.longest_run, len(part))
             self._settle(self._mask_bound)
             if snapshots is not None:
@@ -211,6 +222,13 @@ class WebGpuDecoder:
         self._length = past + len(ids)
         self._cursor = 0
         buffers.set_length(self._length)
+
+    async def _next_runs(self, start: int, end: int) -> list[Run]:
+        """The runs of the rest of a prompt; while the size of runs is being found out, only the next one."""
+        pace, tapes = self._pace, self._prefill_tapes
+        await pace.known()
+        runs = tapes.cut(end - start) if tapes is not None else cut_prompt(end - start, pace.size, ())
+        return [Run(start + run.start, run.length) for run in (runs if pace.settled else runs[:1])]
 
     async def run_picked(self) -> None:
         self._require_open()
@@ -407,6 +425,7 @@ class WebGpuDecoder:
     async def _make_tapes(self, tapes: PrefillTapes, lengths: Collection[int]) -> None:
         """Make prefill tapes. If the wait is cancelled the making goes on: what runs on the GPU needs its buffers."""
         if lengths:
+            self._require_open()
             # The mask is left as the last check needed it.
             self._mask_bound = None
             self._making = asyncio.ensure_future(tapes.make(lengths))

@@ -254,7 +254,10 @@ class GpuSampling(GpuAdapter, Protocol):
 
 
 class GpuTiming(GpuAdapter, Protocol):
-    """What the steps of a tape take."""
+    """How long work takes on the device."""
+
+    async def work_done(self) -> float:
+        """Wait until the device has done what was submitted by now; when that was, on the worker's clock."""
 
     async def step_time(self, tape: int, sampler: int, steps: int, length: int) -> float:
         """Milliseconds of GPU time of a step, in one submit of `steps` of them."""

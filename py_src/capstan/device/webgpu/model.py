@@ -27,6 +27,7 @@ from .joint_rows import JointRows
 from .loading import Loaded, load, passes_for, release_made
 from .lora_variants import LoraVariants
 from .model_graphs import Graphs, OpenWeights
+from .prefill_pace import BOUND_MS, PrefillPace, RunSize
 from .prefill_tape import PrefillTapes, weights_on_device
 from .row_source import RowSource
 from .sequence_buffers import SequenceBuffers
@@ -42,7 +43,8 @@ class WebGpuModel:
 
     device = "webgpu"
 
-    def __init__(self, loaded: Loaded, options: TapeOptions) -> None:
+    def __init__(self, loaded: Loaded, options: TapeOptions, run_tokens: int | None = None) -> None:
+        """`run_tokens` is the size of prefill runs that an earlier load settled."""
         self.interface = loaded.interface
         self._engine = loaded.interface.engine
         self._graphs = loaded.graphs
@@ -83,6 +85,9 @@ class WebGpuModel:
         self.adapter = about.adapter
         self._passes = passes_for(about.software) if options.passes is None else options.passes
         self._chunk = loaded.memory.chunk
+        bound = BOUND_MS if options.prefill_ms is None else options.prefill_ms
+        keep = partial(loaded.verdicts.write_run, self._chunk, bound)
+        self._pace = PrefillPace(self._engine, RunSize(self._chunk, bound, run_tokens), keep)
         self._warm_up = not about.software
         """Whether to compile the kernels of long prompts early: on software adapters running them takes longer."""
         self.memory = replace(
@@ -116,7 +121,8 @@ class WebGpuModel:
         loaded = await load(
             interface, shared, url, reading, config, options, open_weights, progress, notes, lora_graphs
         )
-        return cls(loaded, options)
+        bound = BOUND_MS if options.prefill_ms is None else options.prefill_ms
+        return cls(loaded, options, await loaded.verdicts.read_run(loaded.memory.chunk, bound))
 
     async def decoder(self, capacity: int, given: Loan | None = None) -> WebGpuDecoder:
         """A decoder of that capacity: a free one, else a new one, recorded and checked, over buffers that are given;
@@ -304,7 +310,7 @@ class WebGpuModel:
             about, give_back = self._graphs.description, self._give_back
             decoder = WebGpuDecoder(
                 *(self._engine, about, buffers, scratch, step, prompt),
-                *(give_back, self._take_warm_up, tapes, self._draft_tape),
+                *(give_back, self._take_warm_up, self._pace, tapes, self._draft_tape),
             )
         except BaseException:
             if prompt:
@@ -457,7 +463,7 @@ class WebGpuModel:
 
         weights = weights_on_device(engine, graphs.products, self._weights)
         key = self._key(buffers.capacity)
-        return PrefillTapes(engine, buffers, about, weights, capture, prompt, self._stored, key, scratch)
+        return PrefillTapes(engine, buffers, about, weights, capture, prompt, self._pace, self._stored, key, scratch)
 
     async def _decode_session(self, owner: str, capacity: int) -> int:
         """A session to capture decode steps with. Raises TapeError, UnsupportedModelError if there can be none."""

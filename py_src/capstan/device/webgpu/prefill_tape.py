@@ -26,6 +26,7 @@ from ...tape import (
     without_clears,
 )
 from .engine import GpuEngine, GpuTapes
+from .prefill_pace import PrefillPace
 from .replay_check import TOLERANCE, Spread, check_replay
 from .sequence_buffers import SequenceBuffers, left_out_by_cache
 from .stored_tapes import StoredTapes
@@ -139,6 +140,7 @@ class PrefillTapes:
     """A captured session over the sequence's buffers for runs of that length, and its binding."""
     eager: int
     """The prefill session bound to any number of prompt ids."""
+    pace: PrefillPace
     stored: StoredTapes
     key: TapeKey
     """What they are stored for."""
@@ -154,7 +156,7 @@ class PrefillTapes:
     @property
     def lengths(self) -> tuple[int, ...]:
         """Of the runs that may have a tape."""
-        chunk = self.buffers.chunk
+        chunk = self.pace.size
         shares = {chunk // share for share in SHARES if chunk >= share}
         return tuple(sorted(shares | {length for length in SHORT if length <= chunk}, reverse=True))
 
@@ -167,7 +169,7 @@ class PrefillTapes:
 
     def due(self, count: int) -> list[int]:
         """The lengths of the tapes that a new prompt of `count` ids wants and that were not made yet."""
-        wanted = {run.length for run in cut_prompt(count, self.buffers.chunk, self.lengths)} & set(self.lengths)
+        wanted = {run.length for run in cut_prompt(count, self.pace.size, self.lengths)} & set(self.lengths)
         return self.untried(wanted)
 
     def untried(self, lengths: Collection[int]) -> list[int]:
@@ -197,7 +199,8 @@ class PrefillTapes:
 
     def cut(self, count: int) -> list[Run]:
         """The runs of a prompt of `count` ids."""
-        return cut_prompt(count, self.buffers.chunk, [length for length, tape in self.tapes.items() if tape])
+        chunk = self.pace.size
+        return cut_prompt(count, chunk, [length for length, tape in self.tapes.items() if tape and length <= chunk])
 
     def play(self, length: int, valid: int) -> bool:
         """Queue a run whose inputs are written, if there is a tape for its length; `valid` positions after it."""

@@ -1,4 +1,4 @@
-"""What was found out about the decode step of a model, and what of it holds for a later load.
+"""What was found out about the decode step and the prefill runs of a model, and what of it holds for a later load.
 
 `judge` tells which operations of a step are wrong, from how far their results are from the truth (tape/witness.py). A
 Verdict is what a recorded step came to; Verdicts keeps it in the browser's storage with all that it depends on.
@@ -133,6 +133,23 @@ class Verdicts:
         self._found[digest] = verdict
         if self._notes is not None:
             await self._notes.write(self._name(capacity), self._key(digest), json.dumps(asdict(verdict)))
+
+    async def read_run(self, most: int, bound: float) -> int | None:
+        """The settled size of prefill runs of at most `most` tokens and `bound` milliseconds; None if none is known."""
+        text = await self._notes.read(self._run_name, self._run_key(most, bound)) if self._notes is not None else None
+        return int(text) if text is not None and text.isdecimal() and 0 < int(text) <= most else None
+
+    async def write_run(self, most: int, bound: float, tokens: int) -> None:
+        """Remember it for later loads."""
+        if self._notes is not None:
+            await self._notes.write(self._run_name, self._run_key(most, bound), str(tokens))
+
+    @property
+    def _run_name(self) -> str:
+        return f"prefill runs of {self._model}"
+
+    def _run_key(self, most: int, bound: float) -> str:
+        return json.dumps([self._facts, most, bound])
 
     def _name(self, capacity: int) -> str:
         return f"decode step of {self._model} for {capacity} positions"
