@@ -160,6 +160,12 @@ def test_weights_next_to_the_model_are_read(
     np.testing.assert_allclose(values, computed("static", {"x": x})[0], rtol=1e-5, atol=1e-6)
     assert found["missing"].startswith("ModelFileError: ")
     assert "none.onnx" in found["missing"]
+    # Small ones stay initializers on the GPU.
+    weights = {} if device == "webgpu" else {"w1": 8 * 16 * 4, "w2": 16 * 5 * 4}
+    assert found["items"] == {**weights, "input x": 128, "output y": 80}
+    assert found["loaded"] == 0
+    assert found["exact"] == [False, device == "webgpu"], "what was allocated is known once it has run"
+    assert found["alignment"]["size"] == 16
 
 
 @pytest.fixture(scope="module")

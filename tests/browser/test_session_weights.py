@@ -101,7 +101,7 @@ def test_two_sessions_and_a_capture_hold_one_set_of_weights(visit: Visit) -> Non
     assert visit.sent == (visit.folder / "model.data").stat().st_size == SIZE
     assert (first["stored"], first["warnings"]) == ([["model.data", SIZE, True]], [])
     assert first["inputs"] == ["x"]
-    assert first["held"]["weights"] == BIG.shared_bytes
+    assert first["held"]["weights"] == first["asked"] == BIG.shared_bytes
     second = visit.open(BIG, keep="second")
     assert visit.sent == 0
     assert second["held"]["weights"] == BIG.shared_bytes

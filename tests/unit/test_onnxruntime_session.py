@@ -30,6 +30,7 @@ from tests.unit.stand_in_device import ApartDevice, HeapDevice
 
 Devices = dict[str, Any]
 CPU, WEBGPU = "CPUExecutionProvider", "WebGpuExecutionProvider"
+F32 = np.float32
 
 
 @pytest.fixture(params=[CPU, WEBGPU])
@@ -385,3 +386,56 @@ def test_a_tensor_of_another_device_is_refused(devices: Devices) -> None:
     stranger = ort.OrtValue.on_device(other, "float32", (2, 3), "stranger")
     with pytest.raises(BufferMismatchError, match="'stranger' is in WebGPU_Buffer of webgpu 7, expected .* webgpu 0"):
         session.run(None, {"a": stranger, "b": ramp(2, 3)})
+
+
+def asked(name: str, provider: str, shapes: dict[str, list[int]] | None = None) -> ort.SessionRequirements:
+    with ort.InferenceSession(model(name), providers=[provider]) as session:
+        return session.query_memory_requirements(shapes)
+
+
+def sizes(need: ort.SessionRequirements) -> dict[str, int]:
+    return {item.name: item.bytes for item in need.items}
+
+
+def test_the_memory_of_a_run_is_told_before_it(provider: str) -> None:
+    static = asked("static", provider)
+    assert sizes(static) == {"input x": 4 * 8 * 4, "output y": 4 * 5 * 4}
+    assert (static.io.bytes, static.io.exact, static.unknown) == (128 + 80, True, ())
+    assert not static.scratch.exact
+    free = asked("affine", provider, {"x": [1000, 3]})
+    assert sizes(free) == {"input x": 12000, "output y": 8000}, "the output has as many rows as the input"
+    assert free.total.bytes == 20000 + free.scratch.bytes
+
+
+def test_an_output_that_depends_on_values_is_told_after_a_run(provider: str) -> None:
+    before = asked("positions", provider, {"x": [4]})
+    assert (before.unknown, before.io.exact) == (("y",), False)
+    with ort.InferenceSession(model("positions"), providers=[provider]) as session:
+        session.run(None, {"x": np.array([0, 1, 0, 2], F32)})
+        after, longer = (session.query_memory_requirements({"x": [n]}) for n in (4, 5))
+    assert sizes(after) == {"input x": 16, "output y": 16}
+    assert (after.unknown, after.io.exact) == ((), True)
+    assert longer.unknown == ("y",), "of other inputs nothing was seen"
+
+
+@pytest.mark.parametrize(
+    ("shapes", "reason"),
+    [
+        (None, "input 'x' has free dimensions ['rows'] in ['rows', 3]; give its shape"),
+        ({"x": [2, 4]}, "input 'x' has shape ['rows', 3], got [2, 4]"),
+        ({"x": [-1, 3]}, "input 'x' has shape [-1, 3]; sizes are integers of at least 0"),
+        ({"x": [1, 3], "z": [1]}, "the model has no input 'z'; it has 'x'"),
+    ],
+)
+def test_shapes_that_there_cannot_be_are_refused(shapes: Any, reason: str, provider: str) -> None:
+    with pytest.raises(BindingError) as caught:
+        asked("affine", provider, shapes)
+    assert str(caught.value).startswith(reason)
+
+
+def test_a_closed_session_tells_nothing(provider: str) -> None:
+    session = ort.InferenceSession(model("static"), providers=[provider])
+    assert session.alignment_requirements().size == 16
+    session.close()
+    with pytest.raises(ClosedError):
+        session.query_memory_requirements()

@@ -110,6 +110,10 @@ class DeviceSession(ABC):
         model fails; the session stays usable.
         """
 
+    def shared_weights(self) -> Mapping[str, int] | None:
+        """Bytes of the weights in buffers that sessions share, by name; None where all are the session's own."""
+        return None
+
     def holds(self, dtype: str) -> bool:
         """Whether tensors of that type can be in the device's memory."""
         return True

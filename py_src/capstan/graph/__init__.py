@@ -73,7 +73,16 @@ from .text_positions import text_positions
 from .total_length import total_length_on_gpu
 from .turned_weights import turned_weights
 from .uncomputed import one_row_only, require_computed
-from .weights import Beside, Part, Turn, WeightEntry, constants_to_inline, external_entries, weights_to_inputs
+from .weights import (
+    Beside,
+    Part,
+    Turn,
+    WeightEntry,
+    constants_to_inline,
+    external_entries,
+    known_external_entries,
+    weights_to_inputs,
+)
 
 __all__ = [
     "Activations",
@@ -99,6 +108,7 @@ __all__ = [
     "data_ends",
     "describe",
     "external_entries",
+    "known_external_entries",
     "float_islands_in_half",
     "group_query_attention",
     "nbits_products",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .onnx_pb2 import ModelProto, NodeProto, ValueInfoProto
@@ -25,8 +26,8 @@ class Activation:
     made: int
     read: int
 
-    def bytes(self, batch_size: int, tokens: int, capacity: int) -> int:
-        sizes = (size if isinstance(size, int) else dimension(size, batch_size, tokens, capacity) for size in self.dims)
+    def bytes(self, size_of: Callable[[str], int]) -> int:
+        sizes = (size if isinstance(size, int) else size_of(size) for size in self.dims)
         return (math.prod(sizes) * self.bits + 7) // 8
 
 
@@ -49,9 +50,13 @@ class Activations:
         attention above all) and onnxruntime-web keeps freed buffers in size classes, so a session may take more; nodes
         that it fuses leave tensors out, so it may take less.
         """
+        return self.peak_of(lambda name: dimension(name, batch_size, tokens, capacity))
+
+    def peak_of(self, size_of: Callable[[str], int]) -> int:
+        """The same of any run, with the size of each free dimension by its name."""
         changes: dict[int, int] = {}
         for tensor in self.tensors:
-            size = tensor.bytes(batch_size, tokens, capacity)
+            size = tensor.bytes(size_of)
             changes[tensor.made] = changes.get(tensor.made, 0) + size
             changes[tensor.read + 1] = changes.get(tensor.read + 1, 0) - size
         most = alive = 0

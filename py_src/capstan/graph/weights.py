@@ -152,6 +152,12 @@ def external_entries(model: ModelProto) -> list[WeightEntry]:
     return sorted(entries, key=lambda entry: (entry.location, entry.offset, entry.name))
 
 
+def known_external_entries(model: ModelProto) -> list[WeightEntry]:
+    """The same without those of element types unknown to WebGPU."""
+    external = [tensor for tensor in model.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
+    return [entry_of(tensor) for tensor in external if tensor.data_type in DTYPES]
+
+
 def entry_of(tensor: TensorProto) -> WeightEntry:
     fields = {item.key: item.value for item in tensor.external_data}
     if tensor.data_type not in DTYPES:

@@ -14,6 +14,7 @@ from .captured import CapturedRun
 from .io_binding import IOBinding
 from .ort_value import OrtValue
 from .providers import get_available_providers
+from .requirements import SessionRequirements
 from .session import InferenceSession, NodeArg
 from .session_options import SessionOptions
 
@@ -26,5 +27,6 @@ __all__ = [
     "NodeArg",
     "OrtValue",
     "SessionOptions",
+    "SessionRequirements",
     "get_available_providers",
 ]

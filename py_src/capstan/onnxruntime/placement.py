@@ -22,6 +22,7 @@ from ..fallback import fall_back
 from ..graph.description import needs_f16
 from ..graph.onnx_pb2 import ModelProto
 from ..host import Host
+from ..memory import PoolItem, weight_items
 from ..storage import ExternalData
 from .providers import CPU, DEVICE_TYPES, WEBGPU, open_device, provider_of
 
@@ -36,6 +37,9 @@ class Placed:
     session: DeviceSession
     attention_window: int
     """Positions that attention looks back; 0 if it sees all."""
+    weights: tuple[PoolItem, ...] = ()
+    """The model's external data."""
+    activations: graph.Activations | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class ModelFiles:
     attention_window: int
     uncomputed: dict[str, str]
     """What onnxruntime-web does not compute on a device, by the device's type."""
+    weights: tuple[PoolItem, ...]
+    activations: graph.Activations
 
 
 async def place_session(
@@ -83,7 +89,11 @@ async def best_of(files: ModelFiles, providers: Sequence[str], owner: str) -> Pl
 async def make_session(files: ModelFiles, provider: str, owner: str) -> Placed:
     device = await open_device(DEVICE_TYPES[provider])
     try:
-        return Placed(device, await session_on(device, files, provider, owner), files.attention_window)
+        session = await session_on(device, files, provider, owner)
+        shared = session.shared_weights()
+        # The others are initializers, which onnxruntime copies.
+        weights = [item for item in files.weights if shared is None or item.name in shared]
+        return Placed(device, session, files.attention_window, tuple(weights), files.activations)
     except BaseException:
         device.close()
         raise
@@ -138,6 +148,8 @@ async def read_model(host: Host, path_or_bytes: str | bytes | os.PathLike[str], 
         needs_f16(parsed.graph),
         graph.attention_window(parsed),
         dict(refused_devices(parsed)),
+        weight_items(graph.known_external_entries(parsed)),
+        graph.activations(parsed),
     )
 
 

@@ -15,7 +15,7 @@ from ..device.interface import BoundSpan, DeviceInterface, DeviceSession, Tensor
 from ..errors import BindingError, ClosedError
 from ..host import Host, current_host
 from ..leaving import when_dropped
-from ..memory import DeviceBuffer, MemoryInfo, why_incompatible
+from ..memory import AlignmentRequirements, DeviceBuffer, MemoryInfo, why_incompatible
 from .captured import CapturedRun, capture
 from .checks import check_dims, check_dtype, check_placed, check_span, known
 from .host_array import HostArray, as_array, empty
@@ -23,6 +23,7 @@ from .io_binding import BoundOutput, IOBinding, open_span
 from .ort_value import HOST_MEMORY, OrtValue, host_bytes, host_span
 from .placement import Placed, place_session
 from .providers import asked_for, blocking, provider_of
+from .requirements import Ran, SessionRequirements, session_requirements
 from .session_options import SessionOptions, keeps_weights
 
 __all__ = ["InferenceSession", "NodeArg"]
@@ -96,6 +97,8 @@ class InferenceSession:
         self._session: DeviceSession | None = placed.session
         self.inputs = {spec.name: spec for spec in placed.session.inputs}
         self.outputs = {spec.name: spec for spec in placed.session.outputs}
+        self._weights, self._activations = placed.weights, placed.activations
+        self._ran: Ran | None = None
         self._spare: dict[str, DeviceBuffer] = {}
         """Input buffers of `run` that are not in use."""
         spare = self._spare
@@ -117,6 +120,26 @@ class InferenceSession:
     def memory_info(self) -> MemoryInfo:
         """Where the session computes, as `OrtValue.ortvalue_from_shape_and_type` takes it."""
         return self.device.get_memory_info()
+
+    def query_memory_requirements(self, shapes: Mapping[str, Sequence[int]] | None = None) -> SessionRequirements:
+        """Bytes that the session takes, and a run with inputs of these shapes: weights, each input and output, and the
+        scratch of onnxruntime, an estimate until such a run was the last one. Inputs without free dimensions may be
+        left out. Raises BindingError."""
+        self.opened()
+        alignment = self.alignment_requirements().start
+        return session_requirements(
+            *(self.device.type, self.label, self.inputs, self.outputs, self._weights, self._activations),
+            *(shapes or {}, self._ran, alignment),
+        )
+
+    def alignment_requirements(self) -> AlignmentRequirements:
+        """The start, size and span alignments of buffers for inputs and outputs, in bytes. Each tensor has a buffer of
+        its own."""
+        return AlignmentRequirements.of(self.memory_info, self.device.about())
+
+    def _note(self, feeds: Sequence[BoundSpan], results: Sequence[BoundSpan]) -> None:
+        """Remember the shapes of a run."""
+        self._ran = Ran({feed.name: feed.dims for feed in feeds}, {result.name: result.dims for result in results})
 
     def io_binding(self) -> IOBinding:
         """A binding with nothing bound."""
@@ -157,6 +180,7 @@ class InferenceSession:
                 for name in names
             ]
             results = await session.run(feeds, fetches)
+        self._note(feeds, results)
         return await self._arrays(results, fetches, targets, out or {})
 
     def run_with_iobinding(self, iobinding: IOBinding) -> None:
@@ -171,6 +195,7 @@ class InferenceSession:
         feeds, outputs = self.bound(iobinding)
         in_place = {name: self._fetched(name, output) for name, output in outputs.items()}
         results = await session.run(feeds, [span or name for name, span in in_place.items()])
+        self._note(feeds, results)
         values = []
         for (name, output), result in zip(outputs.items(), results, strict=True):
             values.append(await self._result(output, result, in_place[name] is not None))

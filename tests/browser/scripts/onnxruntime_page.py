@@ -11,6 +11,7 @@ from typing import Any
 import capstan.onnxruntime as ort
 from capstan import CapstanError
 from capstan.fallback import fallbacks
+from capstan.memory import ledger
 
 from . import probe
 
@@ -290,15 +291,30 @@ async def half(models: Any, *, given: Texts) -> dict[str, Any]:
 async def external(models: dict[str, str], *, provider: str) -> dict[str, Any]:
     """A model by its URL, with its weights in a file next to it."""
     url = next(iter(models.values())) + "model.onnx"
+    before = ledger().bytes(category="weights")
     session = await ort.InferenceSession.create(url, providers=[provider])
+    loaded, asked = ledger().bytes(category="weights") - before, session.query_memory_requirements()
     (y,) = await session.run_async(None, {"x": floats(range(32), 4, 8)})
+    need, alignment = session.query_memory_requirements(), session.alignment_requirements()
+    items = {item.name: item.bytes for item in need.items}
+    # Buffers of those sizes are enough for a run.
+    if provider.startswith("WebGpu"):
+        with session.device.allocate(items["input x"]) as x, session.device.allocate(items["output y"]) as out:
+            session.device.copy_cpu_to_device(x.span(0, 128), floats(range(32), 4, 8).cast("B"))
+            binding = session.io_binding()
+            binding.bind_input("x", "webgpu", 0, "float32", [4, 8], x)
+            binding.bind_output("y", "webgpu", 0, "float32", [4, 5], out)
+            await session.run_with_iobinding_async(binding)
+            bound = await session.device.copy_device_to_cpu(out.span(0, 80))
+            assert bound.data == y.tobytes()
     await session.aclose()
     try:
         await ort.InferenceSession.create(url.replace("model.onnx", "none.onnx"), providers=[provider])
         missing = "none"
     except CapstanError as error:
         missing = f"{type(error).__name__}: {error}"
-    return {"y": told(y), "missing": missing}
+    told_sizes = {"items": items, "alignment": vars(alignment), "exact": [asked.scratch.exact, need.scratch.exact]}
+    return {"y": told(y), "missing": missing, "loaded": loaded, **told_sizes}
 
 
 async def grows(models: Any, *, given: Texts) -> dict[str, Any]:

@@ -67,6 +67,7 @@ async def opened(
         "y": y.cast("B").cast("f").tolist(),
         "inputs": [item.name for item in session.get_inputs()],
         "held": held(),
+        "asked": session.query_memory_requirements({"x": x[1]}).weights.bytes,
         "readbacks": readbacks,
         "warnings": [str(item.message) for item in caught if issubclass(item.category, FallbackWarning)],
     }

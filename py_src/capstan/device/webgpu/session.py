@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from math import isfinite, prod
 from typing import Any
 
@@ -58,6 +58,9 @@ class WebGpuSession(PageSession):
     ) -> WebGpuSession:
         """`make(capture)` makes a session of the model, captured or not; `weights` are released at its end."""
         return cls(engine, await make(False), make, memory, owner, weights)
+
+    def shared_weights(self) -> Mapping[str, int]:
+        return {tensor.name: byte_count(tensor.dtype, tensor.dims) for tensor in self._weights.tensors}
 
     def holds(self, dtype: str) -> bool:
         return dtype in HELD
