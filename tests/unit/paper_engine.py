@@ -218,13 +218,16 @@ class PaperEngine:
         return list(SCRATCH)
 
     async def give_scratch(self, tape: int, spans: Sequence[tuple[int, int, int]] | None) -> None:
-        self._call()
-        if ("tape", tape) not in self.handles:
-            self.wrong.append(f"tape {tape} is given scratch after its end")
-        for handle, _, size in spans or ():
-            if ("buffer", handle) not in self.handles:
-                self.wrong.append(f"tape {tape} is given buffer {handle} of {size} bytes, which was destroyed")
-        self.scratch[tape] = None if spans is None else list(spans)
+        async def work() -> None:
+            await asyncio.sleep(0)
+            if ("tape", tape) not in self.handles:
+                self.wrong.append(f"tape {tape} is given scratch after its end")
+            for handle, _, size in spans or ():
+                if ("buffer", handle) not in self.handles:
+                    self.wrong.append(f"tape {tape} is given buffer {handle} of {size} bytes, which was destroyed")
+            self.scratch[tape] = None if spans is None else list(spans)
+
+        await self._begun(work)
 
     def close_tape(self, tape: int) -> None:
         self._take("tape", tape)

@@ -15,6 +15,7 @@ from capstan import CapstanError, ClosedError, DeviceLostError, OutOfMemoryError
 from capstan.config import GenaiConfig, parse_genai_config
 from capstan.device import probe
 from capstan.device.base import TapeOptions
+from capstan.device.separate_rows import SeparateRows
 from capstan.device.webgpu.decode_step import DecodeStep
 from capstan.device.webgpu.decoder import WebGpuDecoder
 from capstan.device.webgpu.device import WebGpuDevice
@@ -23,7 +24,7 @@ from capstan.device.webgpu.model_graphs import Graphs, rewrite
 from capstan.device.webgpu.prefill_tape import PrefillTapes
 from capstan.device.webgpu.step_recorder import StepRecorder
 from capstan.graph import LeftOut
-from capstan.memory import Capabilities
+from capstan.memory import Capabilities, DeviceBuffer, Pools
 from capstan.search import SearchOptions
 from capstan.weights.shared import SharedWeights
 from tests.unit.paper_engine import PaperEngine
@@ -108,13 +109,14 @@ class Life:
         self.engine = PaperEngine()
         self.weights = SharedWeights(cast(Any, self.engine), 1 << 30)
         self.model: WebGpuModel | None = None
+        self.passes: tuple[str, ...] | None = None
 
     async def load(self) -> WebGpuModel:
         async def reading() -> Graphs:
             return self.graphs
 
         device = WebGpuDevice(cast(Any, self.engine))
-        options = TapeOptions("tape")
+        options = TapeOptions("tape", self.passes)
         self.model = await WebGpuModel.load(
             device, self.weights, "/m/", reading(), CONFIG, options, opened, lambda *_: None
         )
@@ -354,3 +356,113 @@ def test_a_tape_that_was_made_where_memory_was_short_serves_its_own_sequence_onl
 
     asyncio.run(run())
     assert len(recorded) == records
+
+
+class GivenLife(Life):
+    """Two rows over buffers of the caller's, once a sequence told what the scratch of tapes is."""
+
+    def __init__(self, graphs: Graphs) -> None:
+        super().__init__(graphs)
+        self.passes = ("attention", "prefill")
+        self.mine: list[DeviceBuffer] = []
+
+    async def begin(self) -> Pools:
+        model = await self.load()
+        await (await self.decoder()).close()
+        await model.trim()
+        need = model.memory.requirements(2, CAPACITY)
+        made: dict[str, dict[str, Any]] = {"persistent": {}, "io": {}, "scratch": {}}
+        for pool, buffers in made.items():
+            for item in need.items:
+                if item.pool == pool:
+                    buffers[item.name] = model.interface.allocate(item.bytes, label=item.name)
+                    self.mine.append(buffers[item.name])
+        assert len(made["scratch"]) == 3
+        return Pools(**made)
+
+    async def generate_over(self, pools: Pools) -> None:
+        """Rows that run prompts, with their scratch taken back and given once more."""
+        assert self.model is not None
+        rows = await self.model.row_decoder(2, CAPACITY, pools)
+        assert isinstance(rows, SeparateRows)
+        try:
+            for row in range(2):
+                rows.set_search(row, SearchOptions())
+                await rows.prefill(row, PROMPT, 0)
+            await self.model.replace_scratch(rows, None)
+            await self.model.replace_scratch(rows, pools.scratch)
+            await rows.prefill(0, PROMPT[:7], 3)
+        finally:
+            # As generators do.
+            await asyncio.shield(asyncio.ensure_future(rows.close()))
+
+    @property
+    def held(self) -> list[str]:
+        return [buffer.label for buffer in self.mine if buffer.loans]
+
+    def close_mine(self) -> None:
+        for buffer in self.mine:
+            buffer.close()
+
+
+@pytest.mark.parametrize("how", ["fails", "is cancelled"])
+@pytest.mark.filterwarnings("ignore::capstan.FallbackWarning")
+def test_wherever_it_ends_given_buffers_are_let_go_and_serve_again(how: str, graphs: Graphs) -> None:
+    async def run(number: int) -> bool:
+        life = GivenLife(graphs)
+        pools = await life.begin()
+
+        def fail() -> None:
+            raise OutOfMemoryError("the test says so")
+
+        using = asyncio.ensure_future(life.generate_over(pools))
+        begun = life.engine.calls
+        reached: list[int] = []
+        action = fail if how == "fails" else using.cancel
+
+        def act() -> None:
+            reached.append(number)
+            action()
+
+        life.engine.on_call = at(begun + number, act)
+        with suppress(OutOfMemoryError, asyncio.CancelledError):
+            await using
+        await life.settle()
+        what = f"it {how} in call {number}"
+        assert life.held == [], what
+        life.engine.on_call = lambda _: None
+        await life.generate_over(pools)
+        assert life.held == [], what
+        await life.close()
+        life.close_mine()
+        life.check(what)
+        return bool(reached)
+
+    number = 1
+    while asyncio.run(run(number)):
+        number += 1
+    assert number > 40
+
+
+def test_rows_over_given_buffers_allocate_none_and_hold_them(graphs: Graphs) -> None:
+    async def run() -> None:
+        life = GivenLife(graphs)
+        pools = await life.begin()
+        assert life.model is not None
+        before = life.engine.live["buffer"]
+        rows = await life.model.row_decoder(2, CAPACITY, pools)
+        assert life.engine.live["buffer"] == before
+        assert sorted(life.held) == sorted(buffer.label for buffer in life.mine)
+        taped = [spans for spans in life.engine.scratch.values() if spans]
+        handles = {buffer.handle: buffer.size for buffer in life.mine if "scratch" in buffer.label}
+        assert len(taped) == 2, "a step of each row"
+        for spans in taped:
+            assert sorted(size for _, _, size in spans) == sorted(handles.values())
+            assert all(handles[handle] == size for handle, _, size in spans)
+        life.close_mine()
+        assert life.engine.live["buffer"] == before, "those closed early are held"
+        await rows.close()
+        await life.close()
+        life.check("closed")
+
+    asyncio.run(run())

@@ -186,7 +186,7 @@ class WebGpuModel:
     async def _given_scratch(self, decoder: JointRows | SeparateRows, scratch: Loan) -> None:
         """Have a new decoder work in scratch; it is closed on failure."""
         try:
-            await decoder.give_scratch(scratch)
+            await given(decoder, scratch)
         except BaseException:
             await decoder.close()
             raise
@@ -201,9 +201,9 @@ class WebGpuModel:
             return
         loan = None if scratch is None else self.memory.lend_scratch(decoder.rows, decoder.capacity, scratch)
         try:
-            await decoder.give_scratch(loan)
+            await given(decoder, loan)
         except BaseException:
-            if loan is not None:
+            if loan is not None and decoder.scratch is not loan:
                 loan.end()
             raise
 
@@ -511,3 +511,14 @@ class WebGpuModel:
         feeds, fetches = buffers.tensors(which, length)
         weights = [BoundTensor(w.name, self._weights[w.name], w.dtype, w.dims) for w in self._graphs.weights]
         return [*feeds, *weights], fetches
+
+
+async def given(decoder: JointRows | SeparateRows, scratch: Loan | None) -> None:
+    """Have a decoder work in scratch. A wait that is cancelled goes on until the tapes are bound: buffers must not be
+    let go before."""
+    giving = asyncio.ensure_future(decoder.give_scratch(scratch))
+    try:
+        await asyncio.shield(giving)
+    except asyncio.CancelledError:
+        await asyncio.wait([giving])
+        raise
