@@ -359,7 +359,7 @@ def test_a_tape_that_was_made_where_memory_was_short_serves_its_own_sequence_onl
 
 
 class GivenLife(Life):
-    """Two rows over buffers of the caller's, once a sequence told what the scratch of tapes is."""
+    """Makes two rows over the caller's buffers, after a first sequence told the sizes of scratch."""
 
     def __init__(self, graphs: Graphs) -> None:
         super().__init__(graphs)
@@ -381,7 +381,7 @@ class GivenLife(Life):
         return Pools(**made)
 
     async def generate_over(self, pools: Pools) -> None:
-        """Rows that run prompts, with their scratch taken back and given once more."""
+        """Run prompts on the rows, take their scratch back and give it again."""
         assert self.model is not None
         rows = await self.model.row_decoder(2, CAPACITY, pools)
         assert isinstance(rows, SeparateRows)
@@ -393,7 +393,7 @@ class GivenLife(Life):
             await self.model.replace_scratch(rows, pools.scratch)
             await rows.prefill(0, PROMPT[:7], 3)
         finally:
-            # As generators do.
+            # A generator shields its end in the same way.
             await asyncio.shield(asyncio.ensure_future(rows.close()))
 
     @property
