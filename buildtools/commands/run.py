@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-length", type=int, metavar="N", help=length)
     add("--run-ahead", type=int, metavar="K", help="decode steps per submit (default: adaptive)")
     add("--device", choices=["webgpu", "wasm", "auto"], default="webgpu", help="default: %(default)s")
-    add("--capture", choices=["tape", "ort", "off"], default="tape", help="default: %(default)s")
+    add("--capture", choices=["tape", "ort", "off"], help="default: what the model's configuration says, else tape")
     add(
         "--disable-file-mapped-weights",
         action="store_true",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -18,10 +18,18 @@ from .file_names import why_not_below
 from .json_text import NotJsonError, read_json
 from .model_types import SUPPORTED_TYPES, require_type
 
-__all__ = ["DecoderConfig", "GenaiConfig", "InputNames", "OutputNames", "parse_genai_config"]
+__all__ = [
+    "DecoderConfig",
+    "GenaiConfig",
+    "GraphCapture",
+    "InputNames",
+    "OutputNames",
+    "parse_genai_config",
+    "with_session_options",
+]
 
 # Options of the decoder's sessions that are known: of logging, threads, memory arenas and the CPU's fallback, which
-# change no result; Capstan decides by itself whether to capture and to validate.
+# change no result; Capstan decides by itself whether to validate.
 SESSION_OPTIONS = set(
     "log_id log_severity_level log_verbosity_level enable_profiling intra_op_num_threads inter_op_num_threads "  # noqa: SIM905
     "enable_cpu_mem_arena enable_mem_pattern disable_cpu_ep_fallback use_env_allocators graph_optimization_level "
@@ -30,8 +38,10 @@ SESSION_OPTIONS = set(
 QDQ_ACCURACY = "session.qdq_matmulnbits_accuracy_level"
 LONG_ROPE = "multiRotaryCacheConcatOffset"
 DISABLE_STORE = "disable_file_mapped_weights"
-PROVIDERS = ("webgpu", "cpu")
-WEBGPU_OPTIONS = {DISABLE_STORE, "enableGraphCapture", "validationMode", LONG_ROPE}
+CAPTURE = "enableGraphCapture"
+WEBGPU = ("webgpu", "webgpuexecutionprovider")
+PROVIDERS = (*WEBGPU, "cpu", "cpuexecutionprovider")
+WEBGPU_OPTIONS = {DISABLE_STORE, CAPTURE, "validationMode", LONG_ROPE}
 
 # Sections of `model` or `model.decoder` that say the model is more than one decoder.
 OTHER_PARTS = {
@@ -72,6 +82,15 @@ class OutputNames:
 
 
 @dataclass(frozen=True)
+class GraphCapture:
+    """Whether a configuration asks for graph capture."""
+
+    on: bool
+    where: str
+    """The option's JSON path, with the file."""
+
+
+@dataclass(frozen=True)
 class DecoderConfig:
     """`model.decoder`: the graph's file, its sizes and its tensor names."""
 
@@ -92,6 +111,8 @@ class DecoderConfig:
     disable_file_mapped_weights: bool = False
     """Whether the browser's storage is left out: from a provider's option of that name, or the session option with
     `session.` before it."""
+    capture: GraphCapture | None = None
+    """From enableGraphCapture; None if the file does not say."""
     unknown_options: tuple[str, ...] = ()
     """JSON paths below `model.decoder` of session options that mean nothing to Capstan."""
 
@@ -248,6 +269,7 @@ def parse_genai_config(data: str | bytes, name: str = "genai_config.json") -> Ge
             long_rope_from=long_rope_from(decoder),
             qdq_accuracy=qdq_accuracy(decoder.section("session_options", optional=True)),
             disable_file_mapped_weights=disables_store(decoder.section("session_options", optional=True)),
+            capture=graph_capture(decoder.section("session_options", optional=True)),
             unknown_options=unknown_options(decoder.section("session_options", optional=True)),
         ),
         search=MappingProxyType(dict(root.section("search", optional=True).value)),
@@ -291,7 +313,7 @@ def supported_decoder(model: Section, model_type: str) -> Section:
 
 def webgpu_options(session_options: Section) -> list[Section]:
     """The sections of `provider_options` for WebGPU; those for other providers are for other runtimes."""
-    return provider_options(session_options, ("webgpu",))
+    return provider_options(session_options, WEBGPU)
 
 
 def provider_options(session_options: Section, providers: Collection[str]) -> list[Section]:
@@ -315,15 +337,40 @@ def unknown_options(session_options: Section) -> tuple[str, ...]:
 
 def disables_store(session_options: Section) -> bool:
     """Whether the session's options, or those of a provider that a page has, leave the browser's storage out."""
-    named = [(session_options, f"session.{DISABLE_STORE}")]
-    named += [(options, DISABLE_STORE) for options in provider_options(session_options, PROVIDERS)]
-    found = False
-    for section, name in named:
-        value = section.value.get(name, "0")
-        if value not in ("0", "1") or not isinstance(value, str):
-            raise section.error(name, '"0" or "1"', "set it to one of these, or leave it out")
-        found |= value == "1"
+    given = False
+    for options in provider_options(session_options, PROVIDERS):
+        given = switched(options, DISABLE_STORE, given)
+    return given or switched(session_options, f"session.{DISABLE_STORE}", False)
+
+
+def graph_capture(session_options: Section) -> GraphCapture | None:
+    """Reads enableGraphCapture from WebGPU's options; the last one given counts. Raises ConfigError."""
+    found = None
+    for options in webgpu_options(session_options):
+        if CAPTURE in options.value:
+            found = GraphCapture(switched(options, CAPTURE, False), options.where(CAPTURE))
     return found
+
+
+def switched(section: Section, name: str, default: bool) -> bool:
+    """An option that is "0" or "1". Raises ConfigError for others."""
+    value = section.value.get(name, "1" if default else "0")
+    if value not in ("0", "1") or not isinstance(value, str):
+        raise section.error(name, '"0" or "1"', "set it to one of these, or leave it out")
+    return value == "1"
+
+
+def with_session_options(config: GenaiConfig, name: str, session_options: Any) -> GenaiConfig:
+    """The configuration of a model without genai_config.json, with session options laid over it, as far as they say
+    something of such a model. `name` is what messages call them. Raises ConfigError."""
+    section = Section(name, "model.decoder", {"session_options": session_options}).section("session_options")
+    decoder = replace(
+        config.decoder,
+        capture=graph_capture(section),
+        disable_file_mapped_weights=disables_store(section),
+        unknown_options=unknown_options(section),
+    )
+    return replace(config, decoder=decoder)
 
 
 def qdq_accuracy(session_options: Section) -> int:
@@ -335,13 +382,13 @@ def qdq_accuracy(session_options: Section) -> int:
 
 def long_rope_from(decoder: Section) -> int:
     """The length from which on a model's rotary factors are the long ones, 0 if it has one kind."""
+    found = 0
     for options in webgpu_options(decoder.section("session_options", optional=True)):
-        value = options.value.get(LONG_ROPE, "0")
+        value = options.value.get(LONG_ROPE, str(found))
         if not str(value).isdecimal():
             raise options.error(LONG_ROPE, "a number of positions")
-        if int(value):
-            return int(value)
-    return 0
+        found = int(value)
+    return found
 
 
 def file_name(section: Section, key: str) -> str:

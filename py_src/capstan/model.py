@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .device.base import Decoder, DeviceModel, Progress, TapeOptions
+from .device.base import Decoder, DeviceModel, Progress
 from .device.interface import DeviceInterface
 from .device.model_memory import capacity_for, require_lengths
 from .device.row_decoder import RowDecoder
@@ -17,7 +17,6 @@ from .errors import (
     CapstanError,
     ClosedError,
     GuidanceError,
-    OptionError,
     OutOfMemoryError,
 )
 from .fallback import fall_back
@@ -26,18 +25,15 @@ from .host import Host, current_host
 from .leaving import Leaving, when_dropped
 from .memory import AlignmentRequirements, DeviceBuffer, DeviceSpan, MemoryRequirements, Pools
 from .model_folder import no_progress
-from .opening import Opened, Source, open_model, search_options, set_stall_timeout
+from .opening import Opened, open_model, search_options, set_stall_timeout, source_of
 from .prefix_cache import PrefixCache, checked_limit
 from .recovery import opened_again
-from .tape import PASSES
 
 if TYPE_CHECKING:
     from .device.lora import LoraWeights
     from .not_finite import NotFinite
 
 __all__ = ["Model"]
-
-CAPTURES = ("tape", "ort", "off")
 
 
 class Model:
@@ -49,12 +45,15 @@ class Model:
     'fp16', 'q4', 'q4f16', 'q8', 'int8', 'uint8' or 'bnb4'; None takes one that suits the device. `device` is 'webgpu',
     'wasm', 'auto' (WebGPU on a hardware adapter, else wasm), on CPython 'reference', or 'cpu' for either's. `capture`
     is how decode steps run on WebGPU: 'tape', 'ort' (onnxruntime-web's own capture) or 'off' (eager); where that is not
-    possible the next one down is used, and the generator's `capture_note` says why. `passes` names what is done to the
-    recorded step, out of `capstan.tape.PASSES`; None does all that pays on the adapter. Weights are kept in the
-    browser's storage (`capstan.WeightStore`) unless `disable_file_mapped_weights` is set. `progress(what, done, total)`
-    is called with bytes: first with 'weights', 0 and how many they are in all, before any is read, then for each file.
-    `overlay` is laid over genai_config.json: objects field by field, every other value in its place; of a repository
-    only `search`. `graphs` gives the graph's file from memory, by the name that the configuration has for it.
+    possible the next one down is used, and the generator's `capture_note` says why. None is for what the configuration
+    says: with "enableGraphCapture": "0" 'off', with "1" 'tape' and a FallbackWarning where nothing can be captured;
+    'tape' where it says nothing. `passes` names what is done to the recorded step, out of `capstan.tape.PASSES`; None
+    does all that pays on the adapter. Weights are kept in the browser's storage (`capstan.WeightStore`) unless
+    `disable_file_mapped_weights` is set. `progress(what, done, total)` is called with bytes: first with 'weights', 0
+    and how many they are in all, before any is read, then for each file. `overlay` is laid over genai_config.json:
+    objects field by field, options of providers beside those that are there, every other value in its place; of a
+    repository only `search` and the decoder's session options. `graphs` gives the graph's file from memory, by the name
+    that the configuration has for it.
     `prefill_ms` is how many milliseconds one run of a prompt may take on WebGPU: runs that are measured to take longer
     become shorter, and longer again where they are well below it; 250 unless given, `math.inf` for runs as long as
     memory allows. Software adapters always run 64 tokens.
@@ -78,7 +77,7 @@ class Model:
         *,
         device: str = "auto",
         dtype: str | None = None,
-        capture: str = "tape",
+        capture: str | None = None,
         passes: Collection[str] | None = None,
         disable_file_mapped_weights: bool = False,
         progress: Progress | None = None,
@@ -92,10 +91,9 @@ class Model:
         set_stall_timeout(host, stall_timeout)
         if not host.can_wait():
             raise AsyncRequiredError(f"Model({path!r}) would have to wait here; use `await Model.load({path!r})`")
-        options, limit = tape_options(capture, passes, prefill_ms), checked_limit(prefix_cache)
-        keep = not disable_file_mapped_weights
-        source = Source(path, device, dtype, overlay or {}, graphs or {})
-        self._set(host, host.wait(open_model(host, source, options, progress or no_progress, keep)), limit)
+        source = source_of(path, device, dtype, overlay, graphs, capture, passes, prefill_ms)
+        limit, keep = checked_limit(prefix_cache), not disable_file_mapped_weights
+        self._set(host, host.wait(open_model(host, source, progress or no_progress, keep)), limit)
 
     @classmethod
     async def load(
@@ -104,7 +102,7 @@ class Model:
         *,
         device: str = "auto",
         dtype: str | None = None,
-        capture: str = "tape",
+        capture: str | None = None,
         passes: Collection[str] | None = None,
         disable_file_mapped_weights: bool = False,
         progress: Progress | None = None,
@@ -117,10 +115,9 @@ class Model:
         """Load a model without blocking; see the class for the arguments and errors."""
         host = current_host()
         set_stall_timeout(host, stall_timeout)
-        options, keep = tape_options(capture, passes, prefill_ms), not disable_file_mapped_weights
-        limit = checked_limit(prefix_cache)
-        source = Source(path, device, dtype, overlay or {}, graphs or {})
-        opened = await open_model(host, source, options, progress or no_progress, keep)
+        source = source_of(path, device, dtype, overlay, graphs, capture, passes, prefill_ms)
+        limit, keep = checked_limit(prefix_cache), not disable_file_mapped_weights
+        opened = await open_model(host, source, progress or no_progress, keep)
         model = cls.__new__(cls)
         model._set(host, opened, limit)
         return model
@@ -338,18 +335,3 @@ async def released(loaded: DeviceModel, prefixes: PrefixCache) -> None:
     """Free what a model holds."""
     prefixes.close()
     await loaded.close()
-
-
-def tape_options(capture: str, passes: Collection[str] | None, prefill_ms: float | None) -> TapeOptions:
-    """Checked options; OptionError with what there is."""
-    if capture not in CAPTURES:
-        raise OptionError(f"capture is {capture!r}; it must be one of {', '.join(map(repr, CAPTURES))}")
-    if not (prefill_ms is None or (isinstance(prefill_ms, int | float) and prefill_ms > 0)):
-        wanted = "a number of milliseconds above 0, math.inf for no bound, or None for the default"
-        raise OptionError(f"prefill_ms is {prefill_ms!r}; it must be {wanted}")
-    if passes is None:
-        return TapeOptions(capture, None, prefill_ms)
-    unknown = [name for name in passes if name not in PASSES]
-    if isinstance(passes, str) or unknown:
-        raise OptionError(f"passes is {passes!r}; it must be a collection of names out of {', '.join(PASSES)}, or None")
-    return TapeOptions(capture, tuple(name for name in PASSES if name in passes), prefill_ms)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .config import GenaiConfig, parse_genai_config, parse_object
+from .config import GenaiConfig, parse_genai_config, parse_object, with_session_options
 from .device.base import Progress
 from .errors import ConfigError, OptionError
 from .fallback import fall_back
@@ -43,7 +43,7 @@ async def find_model(
 ) -> FoundModel:
     """The model of a folder. `dtype` names one of several that a repository has; None takes what suits the device.
     With `keep` a file that holds graph and weights is stored, if this host stores files. `overlay` is laid over
-    genai_config.json: objects field by field, every other value in its place.
+    genai_config.json; see `laid_over`.
 
     Raises ConfigError, ModelFileError, OptionError, UnsupportedModelError.
     """
@@ -54,7 +54,7 @@ async def find_model(
         if config is not None:
             chosen = await choose_dtype(host, folder, device, wanted)
             found = await find_in_repository(host, folder, config, chosen, keep, progress)
-            return replace(found, config=with_search(found.config, overlay or {}))
+            return replace(found, config=overlaid(found.config, overlay or {}))
         data = await host.read(folder, GENAI_CONFIG)  # which says why it cannot be read
     if wanted is not None:
         raise OptionError(f"dtype is {dtype!r}, but {folder}{GENAI_CONFIG} names the one graph there is; leave it out")
@@ -65,23 +65,31 @@ async def find_model(
 
 
 def laid_over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Objects are joined field by field, every other value is replaced."""
+    """Objects are joined field by field, every other value is replaced; but providers' options are added to those that
+    are there, as in onnxruntime-genai, and of an option that is there twice the last one counts."""
     found = dict(base)
     for name, value in changes.items():
         old = found.get(name)
-        found[name] = laid_over(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            found[name] = laid_over(old, value)
+        elif name == "provider_options" and isinstance(old, list) and isinstance(value, list):
+            found[name] = [*old, *value]
+        else:
+            found[name] = value
     return found
 
 
-def with_search(config: GenaiConfig, overlay: Mapping[str, Any]) -> GenaiConfig:
-    """A repository's configuration, whose `search` may be changed; providers of other runtimes say nothing here."""
+def overlaid(config: GenaiConfig, overlay: Mapping[str, Any]) -> GenaiConfig:
+    """A repository's configuration, of which `search` and the decoder's session options can be changed."""
     others = [name for name in overlay if name not in ("search", "model")]
     model = dict(overlay.get("model", {}))
     decoder = dict(model.pop("decoder", {}))
-    decoder.pop("session_options", None)
+    session_options = decoder.pop("session_options", None)
     if others or model or decoder:
         names = ", ".join([*others, *model, *decoder])
         raise ConfigError(f"overlay: {names}: a repository has no genai_config.json; only its search can be changed")
+    if session_options is not None:
+        config = with_session_options(config, "overlay", session_options)
     return replace(config, search={**config.search, **overlay.get("search", {})})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,9 +16,11 @@ from .load_times import during_load, phase
 from .model_folder import FoundModel, find_model, no_progress
 from .retrying import require_stall_timeout
 from .search import SearchOptions
+from .tape import PASSES
 
-__all__ = ["Opened", "Source", "open_model", "read_configuration", "search_options", "set_stall_timeout"]
+__all__ = ["Opened", "Source", "open_model", "read_configuration", "search_options", "set_stall_timeout", "source_of"]
 
+CAPTURES = ("tape", "ort", "off")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -57,6 +59,40 @@ class Source:
     dtype: str | None = None
     overlay: Mapping[str, Any] = field(default_factory=dict)
     graphs: Mapping[str, bytes] = field(default_factory=dict)
+    capture: str | None = None
+    options: TapeOptions = field(default_factory=TapeOptions)
+    """Those besides `capture`."""
+
+    def tape_options(self, config: GenaiConfig) -> TapeOptions:
+        """How decode steps are to run: as the caller says, else as the configuration does, else from a tape."""
+        configured = config.decoder.capture
+        if self.capture is not None or configured is None:
+            return replace(self.options, capture=self.capture or "tape")
+        return replace(self.options, capture="tape" if configured.on else "off", configured=configured.where)
+
+
+def source_of(
+    path: Any,
+    device: str,
+    dtype: str | None,
+    overlay: Mapping[str, Any] | None,
+    graphs: Mapping[str, bytes] | None,
+    capture: str | None,
+    passes: Collection[str] | None,
+    prefill_ms: float | None,
+) -> Source:
+    """Checks the arguments of Model. Raises OptionError with the choices."""
+    if capture is not None and capture not in CAPTURES:
+        raise OptionError(f"capture is {capture!r}; it must be one of {', '.join(map(repr, CAPTURES))}, or None")
+    unknown = [name for name in passes or () if name not in PASSES]
+    if isinstance(passes, str) or unknown:
+        raise OptionError(f"passes is {passes!r}; it must be a collection of names out of {', '.join(PASSES)}, or None")
+    if not (prefill_ms is None or (isinstance(prefill_ms, int | float) and prefill_ms > 0)):
+        wanted = "a number of milliseconds above 0, math.inf for no bound, or None for the default"
+        raise OptionError(f"prefill_ms is {prefill_ms!r}; it must be {wanted}")
+    ordered = None if passes is None else tuple(name for name in PASSES if name in passes)
+    options = TapeOptions(passes=ordered, prefill_ms=prefill_ms)
+    return Source(path, device, dtype, overlay or {}, graphs or {}, capture, options)
 
 
 def set_stall_timeout(host: Host, seconds: float | None) -> None:
@@ -65,15 +101,13 @@ def set_stall_timeout(host: Host, seconds: float | None) -> None:
         host.stall_after(require_stall_timeout(seconds))
 
 
-async def open_model(
-    host: Host, source: Source, options: TapeOptions, progress: Progress, keep_weights: bool = True
-) -> Opened:
+async def open_model(host: Host, source: Source, progress: Progress = no_progress, keep_weights: bool = True) -> Opened:
     """Read the folder's small files, check them, then load the graph and the weights."""
     with during_load(host.now) as times:
         folder = await host.adopt(source.path, keep_weights)
         with phase("files"):
             found, files = await read_small_files(host, folder, source, keep_weights, progress)
-        config = found.config
+        config, options = found.config, source.tape_options(found.config)
         keep_weights = keep_weights and not config.decoder.disable_file_mapped_weights
         onnx = given_graph(source.graphs, config) or found.onnx
 

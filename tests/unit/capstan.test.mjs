@@ -99,7 +99,7 @@ test("a page gives no option that it does not care about", async () => {
   const llm = await load();
   await llm.chat(MESSAGES).result;
   const model = "http://page.test/models/nano/";
-  const rest = { dtype: null, device: "auto", capture: "tape", run_ahead: null, max_new_tokens: null };
+  const rest = { dtype: null, device: "auto", capture: null, run_ahead: null, max_new_tokens: null };
   assert.deepEqual(boots[0].expected, { model, dtype: null, device: "auto" });
   assert.deepEqual(asked[1], {
     ...{ kind: "chat", model, ...rest, search: {}, guidance: null },

@@ -60,13 +60,13 @@ def test_an_adapter_is_served_from_its_folder(model: Path, tmp_path: Path) -> No
         request(model, "x", "--adapter", str(folder / "none"))
 
 
-def test_a_plain_prompt_asks_for_the_tape_on_webgpu_and_nothing_else(model: Path) -> None:
+def test_a_plain_prompt_asks_for_webgpu_and_nothing_else(model: Path) -> None:
     assert request(model, "def f():") == {
         "kind": "generate",
         "model": "/models/nano/",
         "dtype": None,
         "device": "webgpu",
-        "capture": "tape",
+        "capture": None,
         "run_ahead": None,
         "prompt": "def f():",
         "prompt_ids": None,
@@ -137,7 +137,7 @@ def test_a_conversation_begins_without_messages(model: Path) -> None:
         "model": "/models/nano/",
         "dtype": None,
         "device": "webgpu",
-        "capture": "tape",
+        "capture": None,
         "run_ahead": None,
         "messages": [],
         "max_length": 9,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from capstan.config import GenaiConfig, parse_genai_config
+from capstan.config import GenaiConfig, GraphCapture, parse_genai_config
 from capstan.errors import ConfigError, UnsupportedModelError
 from capstan.model_types import REFUSED_TYPES, SUPPORTED_TYPES
 
@@ -266,3 +267,32 @@ def test_the_accuracy_of_products_by_quantized_weights_is_read() -> None:
     assert parse_genai_config(json.dumps(GOOD)).decoder.qdq_accuracy == 0
     with pytest.raises(ConfigError, match=rf"{option}: expected a level from 0 to 4, got"):
         parse_genai_config(changed(path, {option: "5"}))
+
+
+def with_options(*sections: dict[str, Any]) -> str:
+    return changed("model.decoder.session_options", {"provider_options": list(sections)})
+
+
+def test_whether_to_capture_is_read_from_the_last_of_webgpus_options() -> None:
+    where = "genai_config.json: model.decoder.session_options.provider_options"
+    off, on = {"webgpu": {"enableGraphCapture": "0"}}, {"WebGPU": {"enableGraphCapture": "1"}}
+    long_name = GraphCapture(True, f"{where}[0].WebGpuExecutionProvider.enableGraphCapture")
+    for sections, wanted in [
+        ([off], GraphCapture(False, f"{where}[0].webgpu.enableGraphCapture")),
+        ([off, {"webgpu": {"validationMode": "basic"}}], GraphCapture(False, f"{where}[0].webgpu.enableGraphCapture")),
+        ([{"WebGpuExecutionProvider": {"enableGraphCapture": "1"}}], long_name),
+        ([off, on], GraphCapture(True, f"{where}[1].WebGPU.enableGraphCapture")),
+        ([{"cuda": {"enableGraphCapture": "0"}}], None),
+        ([], None),
+    ]:
+        assert parse_genai_config(with_options(*sections)).decoder.capture == wanted
+
+
+@pytest.mark.parametrize("value", ["", "2", "true", "01", 0, 1, True, None, ["1"]])
+def test_what_is_neither_capture_nor_none_is_refused_with_its_path(value: Any) -> None:
+    path = r"session_options\.provider_options\[1\]\.webgpu\.enableGraphCapture"
+    message = (
+        rf'{path}: expected "0" or "1", got {re.escape(json.dumps(value))}; set it to one of these, or leave it out'
+    )
+    with pytest.raises(ConfigError, match=message):
+        parse_genai_config(with_options({"cuda": {}}, {"webgpu": {"enableGraphCapture": value}}))

@@ -5,16 +5,20 @@ What it does otherwise on purpose has tests of its own here, and its reason in d
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import numpy as np
 import onnxruntime_genai as native
 import pytest
 
-from capstan import CapstanError, FallbackWarning, genai
+from capstan import CapstanError, ConfigError, FallbackWarning, genai
+from capstan.device.base import TapeOptions
 from capstan.genai import tensors
+from capstan.local.host import LocalHost
 from tests.unit.genai_cases import (
     FOLDER,
     PROMPT,
@@ -97,6 +101,52 @@ def test_stop_strings_and_seeds_of_turns_work_without_dynamic_batching() -> None
         turn.set_seed(7)
 
     assert turns(genai, drawing) == turns(genai, drawing)
+
+
+def asked_for(change: Callable[[Any], object], monkeypatch: pytest.MonkeyPatch) -> TapeOptions:
+    """How steps of nano-llama are to run after a change of its configuration."""
+    asked: list[TapeOptions] = []
+    opened = LocalHost.open_model
+
+    async def open_model(
+        self: LocalHost, folder: str, config: Any, device: str, options: TapeOptions, *rest: Any
+    ) -> Any:
+        asked.append(options)
+        return await opened(self, folder, config, "reference", options, *rest)
+
+    monkeypatch.setattr(LocalHost, "open_model", open_model)
+    config = genai.Config(FOLDER)
+    change(config)
+    genai.Model(config)
+    monkeypatch.undo()
+    return asked[0]
+
+
+def capture_of(config: Any, value: object, provider: str = "webgpu") -> None:
+    config.set_provider_option(provider, "enableGraphCapture", value)
+
+
+def laid_over(config: Any, value: object) -> None:
+    options = {"provider_options": [{"webgpu": {"enableGraphCapture": value}}]}
+    config.overlay(json.dumps({"model": {"decoder": {"session_options": options}}}))
+
+
+@pytest.mark.parametrize("give", [capture_of, laid_over, partial(capture_of, provider="WebGpuExecutionProvider")])
+def test_capture_is_what_was_asked_for(give: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, capture in {"0": "off", "1": "tape"}.items():
+        found = asked_for(partial(give, value=value), monkeypatch)
+        assert (found.capture, "enableGraphCapture" in (found.configured or "")) == (capture, True)
+    with pytest.raises(ConfigError, match=r'\.enableGraphCapture: expected "0" or "1", got "on"'):
+        asked_for(partial(give, value="on"), monkeypatch)
+
+
+def test_another_option_leaves_what_the_file_and_an_overlay_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(config: Any) -> None:
+        laid_over(config, "0")
+        config.clear_providers()
+        config.set_provider_option("webgpu", "validationMode", "disabled")
+
+    assert asked_for(change, monkeypatch).capture == "off"
 
 
 def test_what_a_page_does_not_have_is_warned_of() -> None:

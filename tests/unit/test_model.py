@@ -137,6 +137,16 @@ def change(host: PaperHost, **fields: Any) -> None:
     host.files["genai_config.json"] = json.dumps(tree).encode()
 
 
+OPTIONS = "model.decoder.session_options.provider_options"
+
+
+def set_capture(host: PaperHost, **options: str) -> None:
+    """Give WebGPU these options in genai_config.json."""
+    tree = json.loads(host.files["genai_config.json"])
+    tree["model"]["decoder"]["session_options"]["provider_options"] = [{"webgpu": options}]
+    host.files["genai_config.json"] = json.dumps(tree).encode()
+
+
 @pytest.mark.parametrize("path", [3, None, ["a.onnx"]])
 def test_on_cpython_a_model_is_a_directory(path: Any) -> None:
     with pytest.raises(OptionError, match=r"^a model's path is .*, but must be a directory's$"):
@@ -151,8 +161,34 @@ class TestLoading:
         assert read == ["/models/nano/genai_config.json"] * 2
 
     def test_the_default_is_auto_with_a_tape(self, host: PaperHost) -> None:
+        set_capture(host)
         load()
         assert host.opened == [("/models/nano/", "auto", TapeOptions("tape", None))]
+
+    def test_the_configuration_says_whether_to_capture_where_the_caller_does_not(self, host: PaperHost) -> None:
+        where = f"/models/nano/genai_config.json: {OPTIONS}[0].webgpu.enableGraphCapture"
+        for value, capture in {"0": "off", "1": "tape"}.items():
+            set_capture(host, enableGraphCapture=value)
+            load()
+            assert host.opened.pop()[2] == TapeOptions(capture, configured=where)
+
+    @pytest.mark.parametrize("capture", ["tape", "ort", "off"])
+    def test_the_caller_wins_over_the_configuration(self, capture: str, host: PaperHost) -> None:
+        for value in ("0", "1"):
+            set_capture(host, enableGraphCapture=value)
+            load(capture=capture)
+            Model("/models/nano", capture=capture)
+            assert [options for _, _, options in host.opened] == [TapeOptions(capture)] * 2
+            host.opened.clear()
+
+    def test_an_overlay_adds_to_the_options_of_providers(self, host: PaperHost) -> None:
+        set_capture(host, enableGraphCapture="1", multiRotaryCacheConcatOffset="256")
+        options = {"provider_options": [{"WebGPU": {"enableGraphCapture": "0"}}]}
+        model = load(overlay={"model": {"decoder": {"session_options": options}}})
+        ((_, _, found),) = host.opened
+        assert (found.capture, model.config.decoder.long_rope_from) == ("off", 256)
+        assert found.configured is not None
+        assert found.configured.endswith("[1].WebGPU.enableGraphCapture")
 
     def test_options_reach_the_device_and_progress_comes_back(self, host: PaperHost) -> None:
         told: list[tuple[str, int, int]] = []
@@ -195,6 +231,12 @@ class TestRefusing:
         with pytest.raises(OptionError, match="capture is 'video'; it must be one of 'tape', 'ort', 'off'"):
             load(capture="video")
         assert host.read_names == [], "nothing was fetched"
+
+    def test_another_value_for_capture_is_refused_before_anything_is_loaded(self, host: PaperHost) -> None:
+        set_capture(host, enableGraphCapture="yes")
+        with pytest.raises(ConfigError, match=r"\.enableGraphCapture: expected \"0\" or \"1\", got \"yes\""):
+            load(capture="tape")
+        assert host.opened == []
 
     @pytest.mark.parametrize(
         ("passes", "found"),

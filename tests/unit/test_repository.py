@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from capstan import (
     UnsupportedModelError,
     plan,
 )
+from capstan.config import GraphCapture
 from capstan.graph.onnx_pb2 import ModelProto, TensorProto
 from tests import oracle
 from tests.repository_layout import lay_out, with_positions
@@ -65,6 +67,19 @@ class TestLoading:
 
     def test_the_head_size_is_the_width_divided_unless_said(self, tmp_path: Path) -> None:
         assert load(lay_out(LLAMA, tmp_path / "repo", config={"head_dim": None})).config.decoder.head_size == 16
+
+    def test_session_options_laid_over_say_whether_to_capture(self, tmp_path: Path) -> None:
+        folder = lay_out(LLAMA, tmp_path / "repo")
+
+        def capture(value: str) -> GraphCapture | None:
+            options = {"provider_options": [{"webgpu": {"enableGraphCapture": value, "zzz": "1"}}]}
+            return load(folder, overlay={"model": {"decoder": {"session_options": options}}}).config.decoder.capture
+
+        where = "overlay: model.decoder.session_options.provider_options[0].webgpu.enableGraphCapture"
+        with pytest.warns(FallbackWarning, match=r"provider_options\[0\]\.webgpu\.zzz unknown to Capstan"):
+            assert capture("0") == GraphCapture(False, where)
+        with pytest.raises(ConfigError, match=f'^{re.escape(where)}: expected "0" or "1", got "off"'):
+            capture("off")
 
     def test_older_names_of_fields_are_understood(self, tmp_path: Path) -> None:
         old = {"n_layer": 2, "n_head": 4, "n_embd": 64, "n_positions": 256}

@@ -11,7 +11,15 @@ from typing import Any, cast
 
 import pytest
 
-from capstan import CapstanError, ClosedError, DeviceLostError, OutOfMemoryError, TapeError, fallback
+from capstan import (
+    CapstanError,
+    ClosedError,
+    DeviceLostError,
+    FallbackWarning,
+    OutOfMemoryError,
+    TapeError,
+    fallback,
+)
 from capstan.config import GenaiConfig, parse_genai_config
 from capstan.device import probe
 from capstan.device.base import TapeOptions
@@ -24,6 +32,7 @@ from capstan.device.webgpu.model_graphs import Graphs, rewrite
 from capstan.device.webgpu.prefill_tape import PrefillTapes
 from capstan.device.webgpu.step_recorder import StepRecorder
 from capstan.graph import LeftOut
+from capstan.graph.capture import Uncapturable
 from capstan.memory import Capabilities, DeviceBuffer, Pools
 from capstan.search import SearchOptions
 from capstan.weights.shared import SharedWeights
@@ -111,12 +120,12 @@ class Life:
         self.model: WebGpuModel | None = None
         self.passes: tuple[str, ...] | None = None
 
-    async def load(self) -> WebGpuModel:
+    async def load(self, options: TapeOptions | None = None) -> WebGpuModel:
         async def reading() -> Graphs:
             return self.graphs
 
         device = WebGpuDevice(cast(Any, self.engine))
-        options = TapeOptions("tape", self.passes)
+        options = options or TapeOptions("tape", self.passes)
         self.model = await WebGpuModel.load(
             device, self.weights, "/m/", reading(), CONFIG, options, opened, lambda *_: None
         )
@@ -199,6 +208,46 @@ def test_prompts_with_a_window_have_tapes_where_attention_of_ours_can_have_it(
         return found
 
     assert asyncio.run(run()) == taped
+
+
+WHERE = "config: webgpu.enableGraphCapture"
+
+
+def step_of(graphs: Graphs, options: TapeOptions) -> tuple[str, str | None, int]:
+    """How a sequence's steps run, and how many step downs were counted for the option WHERE."""
+
+    async def run() -> tuple[str, str | None, int]:
+        life = Life(graphs)
+        await life.load(options)
+        decoder = await life.decoder()
+        found = decoder.capture, decoder.capture_note
+        await life.close()
+        return *found, sum(times for what, times in fallback.fallbacks().items() if WHERE in what)
+
+    return asyncio.run(run())
+
+
+def choosing(graphs: Graphs) -> Graphs:
+    """The same with a node that keeps it from being captured."""
+    nodes = (Uncapturable("choice", "If", "chooses its path"),)
+    return replace(graphs, description=replace(graphs.description, uncapturable=nodes))
+
+
+def test_a_configuration_that_asks_for_capture_gets_it_or_a_warning(graphs: Graphs) -> None:
+    asked = TapeOptions("tape", configured=WHERE)
+    assert step_of(graphs, asked) == ("tape", None, 0)
+    with pytest.warns(FallbackWarning, match=f'{WHERE} "1": .*choice.*chooses its path.*; decode steps run eagerly'):
+        capture, note, counted = step_of(choosing(graphs), asked)
+    assert (capture, counted) == ("off", 1)
+    assert note is not None
+    assert "chooses its path" in note
+
+
+def test_a_step_that_is_eager_because_the_configuration_says_so_has_that_as_its_reason(graphs: Graphs) -> None:
+    capture, note, counted = step_of(graphs, TapeOptions("off", configured=WHERE))
+    assert (capture, counted) == ("off", 0)
+    assert note == f'{WHERE} is "0"; Model.load(..., capture="tape") captures'
+    assert step_of(graphs, TapeOptions("off")) == ("off", None, 0)
 
 
 def calls_of_a_life(graphs: Graphs) -> int:

@@ -359,6 +359,9 @@ export class Running {
 }
 
 /** The same for what one load serves. */
-function keyOf(model: Chosen, { dtype, device, capture }: Pick<Settings, "dtype" | "device" | "capture">): string {
+function keyOf(
+  model: Chosen,
+  { dtype, device, capture }: Pick<GenerateRequest, "dtype" | "device" | "capture">,
+): string {
   return JSON.stringify([model.key, dtype, device, capture]);
 }

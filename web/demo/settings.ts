@@ -14,7 +14,10 @@ export class FormError extends Error {
 }
 
 /** The options of a run, besides the model and the prompt. */
-export type Settings = Omit<GenerateRequest, "kind" | "model" | "prompt" | "prompt_ids">;
+export type Settings = Omit<GenerateRequest, "kind" | "model" | "prompt" | "prompt_ids" | "capture"> & {
+  /** The form always chooses one. */
+  capture: NonNullable<GenerateRequest["capture"]>;
+};
 
 const DRAWN = ["temperature", "top_k", "top_p", "min_p", "random_seed"];
 const REPEATED = ["repetition_penalty", "frequency_penalty", "presence_penalty", "no_repeat_ngram_size", "min_length"];

@@ -15,6 +15,7 @@ export interface ModelOptions {
   dtype?: string;
   /** By default "auto": WebGPU on a hardware adapter, else the CPU ("wasm"). */
   device?: "webgpu" | "wasm" | "auto";
+  /** How decode steps run on WebGPU; by default as the model's configuration says (enableGraphCapture), else "tape". */
   capture?: "tape" | "ort" | "off";
   /** Decode steps in one submit; by default adapted to the measured round trip. */
   runAhead?: number;
@@ -165,7 +166,7 @@ function shared(model: ModelFolder, options: ModelOptions, run: RunOptions): Sha
     model,
     dtype: options.dtype ?? null,
     device: options.device ?? "auto",
-    capture: options.capture ?? "tape",
+    capture: options.capture ?? null,
     run_ahead: options.runAhead ?? null,
     ...(options.recoveries === undefined ? {} : { recoveries: options.recoveries }),
     ...(options.prefixCache === undefined ? {} : { prefix_cache: options.prefixCache }),

@@ -36,7 +36,8 @@ interface ModelRequest {
   /** Which graph of a repository in Transformers.js layout; null takes one that suits the device. */
   dtype: string | null;
   device: "webgpu" | "wasm" | "auto";
-  capture: "tape" | "ort" | "off";
+  /** How decode steps run on WebGPU; null is as the model's configuration says, else "tape". */
+  capture: "tape" | "ort" | "off" | null;
   /** Decode steps in one submit; null adapts it to the measured round trip. */
   run_ahead: number | null;
   max_new_tokens: number | null;

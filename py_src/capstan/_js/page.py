@@ -41,7 +41,7 @@ from .requests import read_request
 
 __all__ = ["cancel", "handle", "look_after_weights"]
 
-Key = tuple[str | HubRepository, str | None, str, str, int, bool]
+Key = tuple[str | HubRepository, str | None, str, str | None, int, bool]
 """A model's folder and dtype, the device, the capture, the bytes of the prefix cache, and whether it is loaded without
 the browser's storage."""
 

@@ -35,8 +35,8 @@ TYPES: dict[str, tuple[type, ...]] = {
     FLAG: (bool,),
 }
 KINDS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("device", "capture", "source", "filename", "action"), (TEXT,)),
-    **dict.fromkeys(("dtype", "prompt", "which", "logits_processor"), (TEXT, "null")),
+    **dict.fromkeys(("device", "source", "filename", "action"), (TEXT,)),
+    **dict.fromkeys(("dtype", "capture", "prompt", "which", "logits_processor"), (TEXT, "null")),
     **dict.fromkeys(("run_ahead", "max_new_tokens", "max_length", "recoveries", "prefix_cache"), (NUMBER, "null")),
     **dict.fromkeys(("messages", "argv", "answer"), (LIST,)),
     "begun": (LIST, "null"),

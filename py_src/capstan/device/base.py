@@ -47,6 +47,9 @@ class TapeOptions:
     """Names out of capstan.tape.PASSES: what is done to the recorded step. None chooses for the adapter."""
     prefill_ms: float | None = None
     """Most milliseconds of a prefill run; None is the default."""
+    configured: str | None = None
+    """The option of the model's configuration that `capture` comes from, with its path; None if it comes from the
+    caller or is the default."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class Config:
         self._overlay = laid_over(self._overlay, changes or {})
 
     def clear_providers(self) -> None:
-        """Forget all providers and their options: the CPU computes."""
+        """Forget all providers and the options that were set: the CPU computes. Those of the file stay."""
         self._providers = []
         self._options.clear()
 
@@ -60,9 +60,10 @@ class Config:
         self._providers = [*(self._providers or []), str(name)]
 
     def set_provider_option(self, provider: str, name: str, value: str, /) -> None:
-        """Set an option of a provider, and add the provider if need be. `disable_file_mapped_weights` "1" leaves the
-        browser's storage of weights out. Options that Capstan does not know are warned of when the model is loaded, as
-        those of the file."""
+        """Set an option of a provider, and add the provider if need be; options of the file stay beside it. Of WebGPU's
+        `enableGraphCapture` is "0" or "1", anything else a ConfigError when the model is loaded.
+        `disable_file_mapped_weights` "1" leaves the browser's storage of weights out. Options that Capstan does not know
+        are warned of when the model is loaded, as those of the file."""
         if self._providers is None or provider not in self._providers:
             self.append_provider(provider)
         self._options.setdefault(provider, {})[str(name)] = str(value)

@@ -9,6 +9,7 @@ from functools import partial
 
 from ...config import GenaiConfig
 from ...errors import BufferMismatchError, ClosedError, TapeError, UnsupportedModelError
+from ...fallback import fall_back
 from ...memory import DeviceBuffer, DeviceSpan, Loan, Pools, PoolSize, Rows
 from ...notes import Notes
 from ...tape import TapeKey, WorkgroupLimits, attends_prompts
@@ -59,6 +60,7 @@ class WebGpuModel:
         self._stored = loaded.stored
         self._verdicts = loaded.verdicts
         self._capture = options.capture
+        self._configured = options.configured
         self._name = loaded.name
         self._owner = loaded.owner
         self._in_place = loaded.in_place
@@ -403,7 +405,15 @@ class WebGpuModel:
         """The best way to run a decode step that was asked for and that works, with the reason if it is another."""
         step = DecodeStep(self._engine, self._bind_prefill(buffers, "input", 1), capture="off", note=None)
         if self._capture == "off":
-            return step
+            note = self._configured and f'{self._configured} is "0"; Model.load(..., capture="tape") captures'
+            return replace(step, note=note)
+        step = await self._captured_step(step, buffers, capacity)
+        if self._configured and step.capture == "off":
+            fall_back(f'{self._configured} "1"', step.note or "", "decode steps run eagerly")
+        return step
+
+    async def _captured_step(self, step: DecodeStep, buffers: SequenceBuffers, capacity: int) -> DecodeStep:
+        """A step with the capture asked for, or the next one down; what `step` has is freed on failure."""
         try:
             if self._capture != "tape" or not self._in_place:
                 return await self._recorded_step(step, buffers, capacity)
