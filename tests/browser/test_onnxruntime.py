@@ -107,6 +107,29 @@ def test_a_captured_run_follows_its_inputs_without_onnxruntime(
     assert found["left"] == []
 
 
+def test_enable_graph_capture_captures_the_first_bound_run_and_replays_it(scripts: PageScripts) -> None:
+    x = np.arange(32, dtype=F32).reshape(4, 8)
+    captured, eager = (run(scripts, "captures_by_option", given=GIVEN, value=value) for value in ("1", "0"))
+    for found in (captured, eager):
+        for got, factor in zip(found["results"], (1, -2, 3), strict=True):
+            np.testing.assert_allclose(got[3], computed("static", {"x": x * factor})[0], rtol=1e-5, atol=1e-4)
+        assert (found["left"], found["fallbacks"]) == ([], {})
+    for asked in captured["asked"][1:]:
+        assert asked == {**dict.fromkeys(asked, 0), "submits": 1}
+    # onnxruntime makes its result and what binds it in each run.
+    assert all(asked["create_bind_group"] > 0 for asked in eager["asked"][1:])
+
+
+def test_enable_graph_capture_tells_why_runs_are_eager(scripts: PageScripts) -> None:
+    scripts.expect("cannot use the graph capture feature")
+    found = run(scripts, "refuses_capture", given=GIVEN)
+    assert found["results"] == [told(np.array([[1, 2]]))] * 3
+    [(on_host, times)] = found["on_host"].items()
+    assert (times, "output 'y' is bound to 'cpu', expected 'webgpu'" in on_host) == (1, True)
+    [(reason, times)] = [item for item in found["fallbacks"].items() if item[0] != on_host]
+    assert (times, 'enableGraphCapture "1": the model cannot be captured: ' in reason) == (2, True)
+
+
 def test_runs_that_depend_on_values_are_not_captured(scripts: PageScripts) -> None:
     scripts.expect("cannot use the graph capture feature")
     found = run(scripts, "uncapturable", given=GIVEN)

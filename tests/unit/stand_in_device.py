@@ -151,11 +151,18 @@ class ApartSession(DeviceSession):
         self.inputs, self.outputs = session.inputs, session.outputs
         self.refuses: str | None = None
         """Why `record` fails, if it is to."""
+        self.records = 0
+        self.eager = 0
 
     def holds(self, dtype: str) -> bool:
         return dtype in HELD
 
     async def run(self, feeds: Sequence[BoundSpan], fetches: Sequence[BoundSpan | str]) -> list[BoundSpan]:
+        self.eager += 1
+        return await self.computed(feeds, fetches)
+
+    async def computed(self, feeds: Sequence[BoundSpan], fetches: Sequence[BoundSpan | str]) -> list[BoundSpan]:
+        """The results, of a run or a replay."""
         names = [fetch if isinstance(fetch, str) else fetch.name for fetch in fetches]
         results = await self.session.run([replace(feed, span=self._local(feed)) for feed in feeds], names)
         return [self._put(fetch, result) for fetch, result in zip(fetches, results, strict=True)]
@@ -163,7 +170,10 @@ class ApartSession(DeviceSession):
     async def record(self, feeds: Sequence[BoundSpan], fetches: Sequence[BoundSpan]) -> DeviceTape:
         if self.refuses:
             raise TapeError(self.refuses)
-        return ApartTape(self, feeds, fetches)
+        self.records += 1
+        tape = ApartTape(self, feeds, fetches)
+        tape.replay()
+        return tape
 
     async def close(self) -> None:
         await self.session.close()
@@ -191,10 +201,12 @@ class ApartTape(DeviceTape):
         self.passes = {"clears": "0 dropped"}
         self.run = (session, feeds, fetches)
         self.closed = 0
+        self.replays = 0
 
     def replay(self) -> None:
+        self.replays += 1
         session, feeds, fetches = self.run
-        coroutine = session.run(feeds, fetches)
+        coroutine = session.computed(feeds, fetches)
         with contextlib.suppress(StopIteration):
             coroutine.send(None)
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..device.interface import BoundSpan, DeviceTape
-from ..errors import BindingError, ClosedError, TapeError
+from ..errors import BindingError, ClosedError, OutOfMemoryError, TapeError
+from ..fallback import fall_back
 from .io_binding import BoundOutput, IOBinding
 from .ort_value import HOST_MEMORY, OrtValue
-from .providers import blocking
+from .providers import GRAPH_CAPTURE, WEBGPU, blocking
 
 if TYPE_CHECKING:
     from .session import InferenceSession
 
-__all__ = ["CapturedRun", "capture"]
+__all__ = ["AutomaticCapture", "CapturedRun", "capture", "run_eagerly"]
 
 
 class CapturedRun:
@@ -81,15 +83,67 @@ class CapturedRun:
         return self._tape
 
 
+class AutomaticCapture:
+    """The capture of a session whose provider was given enableGraphCapture: its first run with an IO binding is
+    captured, the ones after are replays. What cannot be captured runs eagerly, with a counted warning."""
+
+    def __init__(self) -> None:
+        self._captured: CapturedRun | None = None
+        self._refused: str | None = None
+        """Why no run of the session can be captured, once that was tried."""
+        self._turn = asyncio.Lock()
+
+    async def run(self, session: InferenceSession, binding: IOBinding) -> bool:
+        """Run what is bound; False if it was not, and has to run eagerly. Raises BindingError for other tensors than
+        those of the captured run, since a replay reads and writes these."""
+        feeds, outputs = session.bound(binding)
+        async with self._turn:
+            if self._captured is None:
+                self._captured = await self._first(session, binding, feeds, outputs)
+                return self._captured is not None
+            require_captured(self._captured, feeds, outputs)
+            self._captured.replay()
+            binding.results = [self._captured.outputs[name] for name in outputs]
+        return True
+
+    async def close(self) -> None:
+        """Free the captured run; the outputs stay."""
+        if self._captured is not None:
+            await self._captured.aclose()
+
+    async def _first(
+        self,
+        session: InferenceSession,
+        binding: IOBinding,
+        feeds: Sequence[BoundSpan],
+        outputs: dict[str, BoundOutput],
+    ) -> CapturedRun | None:
+        """The captured run, whose outputs hold the results for what is bound now."""
+        reason = self._refused
+        if reason is None:
+            try:
+                require_capturable(session, feeds, outputs)
+            except (BindingError, TapeError) as error:
+                # Other tensors may do; to see that costs nothing.
+                reason = str(error)
+        if reason is None:
+            try:
+                return await capture(session, binding)
+            except (TapeError, OutOfMemoryError) as error:
+                self._refused = reason = str(error)
+        run_eagerly(reason)
+        return None
+
+
+def run_eagerly(reason: str) -> None:
+    """Warn that a run is not captured, and count it."""
+    fall_back(f'{WEBGPU} with {GRAPH_CAPTURE} "1"', reason, "the run is eager")
+
+
 async def capture(session: InferenceSession, binding: IOBinding) -> CapturedRun:
     """Record a run on what is bound; outputs bound to the device without memory get a tensor each, and keep it."""
-    if session.attention_window:
-        raise TapeError(
-            f"attention looks back {session.attention_window} positions, which onnxruntime-web leaves out of a "
-            "captured run; use session.run_with_iobinding"
-        )
     feeds, outputs = session.bound(binding)
-    require_device(session, feeds, outputs)
+    require_capturable(session, feeds, outputs)
     missing = [name for name, output in outputs.items() if output.value is None]
     made: dict[str, OrtValue] = {}
     if missing:
@@ -100,12 +154,58 @@ async def capture(session: InferenceSession, binding: IOBinding) -> CapturedRun:
                 given = {"category": "io", "owner": session.label}
                 made[result.name] = OrtValue.on_device(session.device, result.dtype, result.dims, label, **given)
     values = {name: output.value or made[name] for name, output in outputs.items()}
-    fetches = [BoundSpan(name, value.span, value.dtype, tuple(value.shape())) for name, value in values.items()]
-    require_apart(feeds, fetches)
+    fetches = [span_of(name, value) for name, value in values.items()]
     tape = await session.opened().record(feeds, fetches)
     binding.outputs.update({name: BoundOutput(value, on_host=False) for name, value in made.items()})
     binding.results = list(values.values())
     return CapturedRun(session, tape, dict(binding.inputs), values)
+
+
+def span_of(name: str, value: OrtValue) -> BoundSpan:
+    return BoundSpan(name, value.span, value.dtype, tuple(value.shape()))
+
+
+def require_capturable(session: InferenceSession, feeds: Sequence[BoundSpan], outputs: dict[str, BoundOutput]) -> None:
+    """Raise BindingError or TapeError for what shows before a run is recorded."""
+    if session.attention_window:
+        raise TapeError(
+            f"attention looks back {session.attention_window} positions, which onnxruntime-web leaves out of a "
+            "captured run; use session.run_with_iobinding"
+        )
+    require_device(session, feeds, outputs)
+    require_apart(feeds, [span_of(name, output.value) for name, output in outputs.items() if output.value])
+
+
+def require_captured(run: CapturedRun, feeds: Sequence[BoundSpan], outputs: dict[str, BoundOutput]) -> None:
+    """Raise BindingError unless all that is bound is what the run was captured with; an output that is bound to the
+    device without memory is."""
+    for feed in feeds:
+        require_same("input", feed, run.inputs[feed.name])
+    for name, output in outputs.items():
+        if name not in run.outputs:
+            had = ", ".join(map(repr, run.outputs))
+            raise BindingError(f"output {name!r} was not bound when the run was captured, {had} was; {REMEDY}")
+        if output.on_host:
+            raise BindingError(f"output {name!r} is bound to 'cpu', the captured run leaves it on 'webgpu'; {REMEDY}")
+        if output.value is not None:
+            require_same("output", span_of(name, output.value), run.outputs[name])
+
+
+REMEDY = "bind what was bound at the first run, or make another session"
+
+
+def require_same(kind: str, bound: BoundSpan, captured: OrtValue) -> None:
+    if (bound.span.buffer, bound.span.offset, list(bound.dims)) == (
+        captured.span.buffer,
+        captured.span.offset,
+        list(captured.shape()),
+    ):
+        return
+    raise BindingError(
+        f"{kind} {bound.name!r} is bound to {list(bound.dims)} in buffer {bound.span.buffer.label!r}, and the run was "
+        f"captured with another tensor, {list(captured.shape())} in {captured.span.buffer.label!r}, which a replay "
+        f"uses as {GRAPH_CAPTURE} asks; change that one by update_inplace, {REMEDY}"
+    )
 
 
 def require_device(session: InferenceSession, feeds: Sequence[BoundSpan], outputs: dict[str, BoundOutput]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..device.interface import DeviceInterface
@@ -12,7 +13,9 @@ from ..host import Host, current_host
 __all__ = [
     "CPU",
     "DEVICE_TYPES",
+    "GRAPH_CAPTURE",
     "WEBGPU",
+    "Asked",
     "asked_for",
     "at_once",
     "blocking",
@@ -32,14 +35,28 @@ NAMES = {WEBGPU.lower(): WEBGPU, "webgpu": WEBGPU, CPU.lower(): CPU, "cpu": CPU,
 
 DEVICE_TYPES = {WEBGPU: "webgpu", CPU: "cpu"}
 
+GRAPH_CAPTURE = "enableGraphCapture"
+OPTIONS = {WEBGPU: ("device_id", GRAPH_CAPTURE), CPU: ("device_id",)}
+KNOWN = {"device_id": "'device_id', which is 0", GRAPH_CAPTURE: f"'{GRAPH_CAPTURE}', which is '0' or '1'"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a session is asked to run on."""
+
+    providers: tuple[str, ...] = ()
+    """By onnxruntime's names, in order of preference; empty for the default."""
+    capture: bool = False
+    """Whether WebGPU is to capture the first run with an IO binding and replay it."""
+
 
 def get_available_providers() -> list[str]:
     """The providers that can be asked for; whether there is a GPU shows when a session is made."""
     return [WEBGPU, CPU]
 
 
-def asked_for(providers: Sequence[Any] | None, provider_options: Sequence[Mapping[str, Any]] | None) -> list[str]:
-    """The providers of a call by onnxruntime's names, in order of preference; empty for the default.
+def asked_for(providers: Sequence[Any] | None, provider_options: Sequence[Mapping[str, Any]] | None) -> Asked:
+    """The providers of a call with their options.
 
     A provider is a name or a pair (name, options). Raises OptionError for what is not known: nothing is ignored.
     """
@@ -49,20 +66,26 @@ def asked_for(providers: Sequence[Any] | None, provider_options: Sequence[Mappin
     if provider_options is not None and len(provider_options) != len(given):
         raise OptionError(f"{len(provider_options)} provider_options for {len(given)} providers; give one for each")
     found: list[str] = []
+    capture = False
     for i, item in enumerate(given):
         name, options = item if isinstance(item, tuple) else (item, {})
         options = {**options, **(provider_options[i] if provider_options else {})}
         provider = NAMES.get(name.lower()) if isinstance(name, str) else None
         if provider is None:
             raise OptionError(f"provider {name!r} does not exist here; there are {WEBGPU!r} and {CPU!r}")
-        unknown = sorted(key for key in options if key != "device_id")
+        unknown = sorted(key for key in options if key not in OPTIONS[provider])
         if unknown:
-            raise OptionError(f"{provider} has no option {unknown[0]!r}; it has 'device_id', which is 0")
+            has = ", and ".join(KNOWN[name] for name in OPTIONS[provider])
+            raise OptionError(f"{provider} has no option {unknown[0]!r}; it has {has}")
         if str(options.get("device_id", 0)) != "0":
             raise OptionError(f"{provider}: device_id is {options['device_id']!r}; a page has one device, 0")
+        if str(options.get(GRAPH_CAPTURE, "0")) not in ("0", "1"):
+            raise OptionError(f"{provider}: {GRAPH_CAPTURE} is {options[GRAPH_CAPTURE]!r}; it must be '0' or '1'")
+        if GRAPH_CAPTURE in options:
+            capture = str(options[GRAPH_CAPTURE]) == "1"
         if provider not in found:
             found.append(provider)
-    return found
+    return Asked(tuple(found), capture)
 
 
 def device_type_of(given: str) -> str:

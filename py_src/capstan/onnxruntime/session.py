@@ -16,13 +16,13 @@ from ..errors import BindingError, ClosedError
 from ..host import Host, current_host
 from ..leaving import when_dropped
 from ..memory import AlignmentRequirements, DeviceBuffer, MemoryInfo, why_incompatible
-from .captured import CapturedRun, capture
+from .captured import AutomaticCapture, CapturedRun, capture, run_eagerly
 from .checks import check_dims, check_dtype, check_placed, check_span, known
 from .host_array import HostArray, as_array, empty
 from .io_binding import BoundOutput, IOBinding, open_span
 from .ort_value import HOST_MEMORY, OrtValue, host_bytes, host_span
 from .placement import Placed, place_session
-from .providers import asked_for, blocking, provider_of
+from .providers import WEBGPU, asked_for, blocking, provider_of
 from .requirements import Ran, SessionRequirements, session_requirements
 from .session_options import SessionOptions, keeps_weights
 
@@ -51,6 +51,10 @@ class InferenceSession:
     warned of; without `providers` it is WebGPU on a hardware adapter, else the CPU. `get_providers()` tells what is
     used.
 
+    With ('WebGpuExecutionProvider', {'enableGraphCapture': '1'}) the first `run_with_iobinding` is captured, as by
+    `capture`, and those after are replays: they read and write the tensors that were bound then, and other ones are a
+    BindingError. What cannot be captured runs eagerly, with a FallbackWarning that gives the reason.
+
     `InferenceSession(...)` blocks, which in a page needs JavaScript Promise Integration; `await
     InferenceSession.create(...)` never does. So it is with every method that has a twin named `..._async`.
 
@@ -66,11 +70,11 @@ class InferenceSession:
     ) -> None:
         keep = keeps_weights(sess_options)
         host = current_host()
-        wanted = asked_for(providers, provider_options)
+        asked = asked_for(providers, provider_options)
         label = f"InferenceSession {next(numbers)}"
         call, twin = "InferenceSession(...)", "InferenceSession.create(...)"
-        placed = blocking(host, call, twin, lambda: place_session(host, path_or_bytes, wanted, label, keep))
-        self._set(host, label, placed)
+        placed = blocking(host, call, twin, lambda: place_session(host, path_or_bytes, asked.providers, label, keep))
+        self._set(host, label, placed, asked.capture)
 
     @classmethod
     async def create(
@@ -84,12 +88,13 @@ class InferenceSession:
         keep = keeps_weights(sess_options)
         host = current_host()
         label = f"InferenceSession {next(numbers)}"
-        placed = await place_session(host, path_or_bytes, asked_for(providers, provider_options), label, keep)
+        asked = asked_for(providers, provider_options)
+        placed = await place_session(host, path_or_bytes, asked.providers, label, keep)
         session = cls.__new__(cls)
-        session._set(host, label, placed)
+        session._set(host, label, placed, asked.capture)
         return session
 
-    def _set(self, host: Host, label: str, placed: Placed) -> None:
+    def _set(self, host: Host, label: str, placed: Placed, capture: bool) -> None:
         self.host = host
         self.label = label
         self.device = placed.device
@@ -101,8 +106,10 @@ class InferenceSession:
         self._ran: Ran | None = None
         self._spare: dict[str, DeviceBuffer] = {}
         """Input buffers of `run` that are not in use."""
+        automatic = AutomaticCapture() if capture and provider_of(placed.device) == WEBGPU else None
+        self._automatic = automatic
         spare = self._spare
-        self._finalizer = when_dropped(self, host, lambda: freed(placed.session, placed.device, spare))
+        self._finalizer = when_dropped(self, host, lambda: freed(placed.session, placed.device, spare, automatic))
 
     def get_inputs(self) -> list[NodeArg]:
         """The inputs, in the model's order."""
@@ -161,6 +168,8 @@ class InferenceSession:
     ) -> list[Any]:
         """`run`, without blocking."""
         session = self.opened()
+        if self._automatic is not None:
+            run_eagerly("run() places its arrays anew each time; bind them, and use run_with_iobinding")
         names = list(self.outputs if output_names is None else output_names)
         targets = self._targets(names, out or {})
         with ExitStack() as borrowed:
@@ -192,6 +201,8 @@ class InferenceSession:
     async def run_with_iobinding_async(self, iobinding: IOBinding) -> None:
         """`run_with_iobinding`, without blocking."""
         session = self.opened()
+        if self._automatic is not None and await self._automatic.run(self, iobinding):
+            return
         feeds, outputs = self.bound(iobinding)
         in_place = {name: self._fetched(name, output) for name, output in outputs.items()}
         results = await session.run(feeds, [span or name for name, span in in_place.items()])
@@ -221,7 +232,7 @@ class InferenceSession:
         session, self._session = self._session, None
         self._finalizer.detach()
         if session is not None:
-            await freed(session, self.device, self._spare)
+            await freed(session, self.device, self._spare, self._automatic)
 
     async def __aenter__(self) -> InferenceSession:
         return self
@@ -409,8 +420,15 @@ def node_arg(spec: TensorSpec) -> NodeArg:
     return NodeArg(spec.name, [None if size == "?" else size for size in spec.dims], kind)
 
 
-async def freed(session: DeviceSession, device: DeviceInterface, spare: dict[str, DeviceBuffer]) -> None:
-    """Free a session with its input buffers."""
+async def freed(
+    session: DeviceSession,
+    device: DeviceInterface,
+    spare: dict[str, DeviceBuffer],
+    automatic: AutomaticCapture | None,
+) -> None:
+    """Free a session with its captured run and its input buffers."""
+    if automatic is not None:
+        await automatic.close()
     for buffer in spare.values():
         buffer.close()
     spare.clear()

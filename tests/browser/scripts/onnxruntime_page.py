@@ -10,7 +10,7 @@ from typing import Any
 
 import capstan.onnxruntime as ort
 from capstan import CapstanError
-from capstan.fallback import fallbacks
+from capstan.fallback import counted, fallbacks
 from capstan.memory import ledger
 
 from . import probe
@@ -18,6 +18,7 @@ from . import probe
 __all__ = [
     "binds",
     "captures",
+    "captures_by_option",
     "counts",
     "external",
     "fails",
@@ -25,6 +26,7 @@ __all__ = [
     "half",
     "install_numpy",
     "refuses",
+    "refuses_capture",
     "runs",
     "scenario",
     "uncapturable",
@@ -220,6 +222,53 @@ async def captures(
         "closed": closed,
         "left": [label for label in sorted(probe.live_buffers()) if label not in before],
     }
+
+
+async def captures_by_option(models: Any, *, given: Texts, value: str) -> dict[str, Any]:
+    """Bound runs of a session with enableGraphCapture; what each asked of the device, and what is live afterwards."""
+    before = sorted(probe.live_buffers())
+    counted.clear()
+    provider = ("WebGpuExecutionProvider", {"enableGraphCapture": value})
+    session = await ort.InferenceSession.create(b64decode(given["static"]), providers=[provider])
+    binding = session.io_binding()
+    x = await ort.OrtValue.ortvalue_from_numpy_async(floats(range(32), 4, 8), "webgpu")
+    binding.bind_ortvalue_input("x", x)
+    binding.bind_output("y", "webgpu")
+    results, asked, made = [], [], []
+    for factor in (1, -2, 3):
+        x.update_inplace(floats([factor * i for i in range(32)], 4, 8))
+        counts = probe.counts()
+        await session.run_with_iobinding_async(binding)
+        asked.append({key: value - counts[key] for key, value in probe.counts().items()})
+        (y,) = binding.get_outputs()
+        made.append(y)
+        results.append(told(await y.numpy_async()))
+    await session.aclose()
+    for y in [x, *made]:
+        y.close()
+    left = [label for label in sorted(probe.live_buffers()) if label not in before]
+    return {"results": results, "asked": asked, "left": left, "fallbacks": fallbacks()}
+
+
+async def refuses_capture(models: Any, *, given: Texts) -> dict[str, Any]:
+    """A session with enableGraphCapture whose model chooses its path by values."""
+    counted.clear()
+    provider = ("WebGpuExecutionProvider", {"enableGraphCapture": "1"})
+    session = await ort.InferenceSession.create(b64decode(given["positions"]), providers=[provider])
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", array("f", [0, 1, 2, 0]))
+    binding.bind_output("y", "cpu")
+    await session.run_with_iobinding_async(binding)
+    (y,) = binding.get_outputs()
+    on_host = fallbacks()
+    binding.bind_output("y", "webgpu")
+    found = [told(await y.numpy_async())]
+    for _ in range(2):
+        await session.run_with_iobinding_async(binding)
+        (y,) = binding.get_outputs()
+        found.append(told(await y.numpy_async()))
+    await session.aclose()
+    return {"results": found, "on_host": on_host, "fallbacks": fallbacks()}
 
 
 async def uncapturable(models: Any, *, given: Texts) -> dict[str, Any]:
