@@ -124,6 +124,7 @@ def test_enable_graph_capture_tells_why_runs_are_eager(scripts: PageScripts) -> 
     scripts.expect("cannot use the graph capture feature")
     found = run(scripts, "refuses_capture", given=GIVEN)
     assert found["results"] == [told(np.array([[1, 2]]))] * 3
+    assert found["left"] == [], "the error of the refused capture keeps tensors"
     [(on_host, times)] = found["on_host"].items()
     assert (times, "output 'y' is bound to 'cpu', expected 'webgpu'" in on_host) == (1, True)
     [(reason, times)] = [item for item in found["fallbacks"].items() if item[0] != on_host]

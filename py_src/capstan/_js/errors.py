@@ -18,22 +18,38 @@ ENDED_PROCESS = re.compile(r"instance (dropped|reference)", re.IGNORECASE)
 """In what Chromium says of each call whose GPU process is gone."""
 
 
-@contextmanager
-def typed_errors() -> Iterator[None]:
-    """Raise an EngineError of web/src/errors.ts as the exception its code names; others as DeviceError. Whatever fails
-    since the GPU process ended is a DeviceLostError."""
-    try:
-        yield
-    except JsException as error:
-        code = getattr(error, "code", None)
-        if code != "DeviceLostError" and ENDED_PROCESS.search(str(error)):
-            raise errors.DeviceLostError(
-                f"the browser's GPU process ended ({error.message}); load the model again"
-            ) from error
-        kind = getattr(errors, code, None) if isinstance(code, str) else None
-        if kind is None:
-            raise errors.DeviceError(f"{error.name}: {error.message}") from error
-        raise kind(error.message) from error
+class TypedErrors:
+    """Raises an EngineError of web/src/errors.ts as the exception its code names; others as DeviceError. Whatever fails
+    since the GPU process ended is a DeviceLostError.
+
+    A generator with `contextmanager` would tie exception and frames into a cycle: the tensors of a failed call would
+    stay until the next collection.
+    """
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, JsException):
+            raise typed(error) from error
+
+
+TYPED = TypedErrors()
+
+
+def typed_errors() -> TypedErrors:
+    """Turns errors of the JavaScript that is called inside into typed ones."""
+    return TYPED
+
+
+def typed(error: JsException) -> Exception:
+    code = getattr(error, "code", None)
+    if code != "DeviceLostError" and ENDED_PROCESS.search(str(error)):
+        return errors.DeviceLostError(f"the browser's GPU process ended ({error.message}); load the model again")
+    kind = getattr(errors, code, None) if isinstance(code, str) else None
+    if kind is None:
+        return errors.DeviceError(f"{error.name}: {error.message}")
+    found: Exception = kind(error.message)
+    return found
 
 
 @contextmanager

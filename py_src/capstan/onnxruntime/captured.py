@@ -85,7 +85,7 @@ class CapturedRun:
 
 class AutomaticCapture:
     """The capture of a session whose provider was given enableGraphCapture: its first run with an IO binding is
-    captured, the ones after are replays. What cannot be captured runs eagerly, with a counted warning."""
+    captured, the ones after are replays. A run that cannot be captured is eager, with a counted warning."""
 
     def __init__(self) -> None:
         self._captured: CapturedRun | None = None
@@ -177,8 +177,8 @@ def require_capturable(session: InferenceSession, feeds: Sequence[BoundSpan], ou
 
 
 def require_captured(run: CapturedRun, feeds: Sequence[BoundSpan], outputs: dict[str, BoundOutput]) -> None:
-    """Raise BindingError unless all that is bound is what the run was captured with; an output that is bound to the
-    device without memory is."""
+    """Raise BindingError for other tensors than those that the run was captured with; an output that is bound to the
+    device without memory takes the captured one."""
     for feed in feeds:
         require_same("input", feed, run.inputs[feed.name])
     for name, output in outputs.items():

@@ -42,7 +42,7 @@ KNOWN = {"device_id": "'device_id', which is 0", GRAPH_CAPTURE: f"'{GRAPH_CAPTUR
 
 @dataclass(frozen=True)
 class Asked:
-    """What a session is asked to run on."""
+    """Providers and their options, as a caller asked for them."""
 
     providers: tuple[str, ...] = ()
     """By onnxruntime's names, in order of preference; empty for the default."""

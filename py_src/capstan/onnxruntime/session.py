@@ -53,7 +53,7 @@ class InferenceSession:
 
     With ('WebGpuExecutionProvider', {'enableGraphCapture': '1'}) the first `run_with_iobinding` is captured, as by
     `capture`, and those after are replays: they read and write the tensors that were bound then, and other ones are a
-    BindingError. What cannot be captured runs eagerly, with a FallbackWarning that gives the reason.
+    BindingError. A run that cannot be captured is eager, with a FallbackWarning that gives the reason.
 
     `InferenceSession(...)` blocks, which in a page needs JavaScript Promise Integration; `await
     InferenceSession.create(...)` never does. So it is with every method that has a twin named `..._async`.
