@@ -296,3 +296,15 @@ def test_what_is_neither_capture_nor_none_is_refused_with_its_path(value: Any) -
     )
     with pytest.raises(ConfigError, match=message):
         parse_genai_config(with_options({"cuda": {}}, {"webgpu": {"enableGraphCapture": value}}))
+
+
+def test_of_the_store_the_last_option_given_counts() -> None:
+    on, off = ({"webgpu": {"disable_file_mapped_weights": value}} for value in "10")
+    cases: list[tuple[list[dict[str, Any]], bool]] = [
+        ([on, off], False),
+        ([off, on], True),
+        ([on, {"webgpu": {}}], True),
+    ]
+    for sections, left_out in cases:
+        found = parse_genai_config(with_options(*sections)).decoder.disable_file_mapped_weights
+        assert found is left_out, sections

@@ -62,8 +62,8 @@ class Config:
     def set_provider_option(self, provider: str, name: str, value: str, /) -> None:
         """Set an option of a provider, and add the provider if need be; options of the file stay beside it. Of WebGPU's
         `enableGraphCapture` is "0" or "1", anything else a ConfigError when the model is loaded.
-        `disable_file_mapped_weights` "1" leaves the browser's storage of weights out. Options that Capstan does not know
-        are warned of when the model is loaded, as those of the file."""
+        `disable_file_mapped_weights` "1" leaves the browser's storage of weights out. Options that Capstan does not
+        know are warned of when the model is loaded, as those of the file."""
         if self._providers is None or provider not in self._providers:
             self.append_provider(provider)
         self._options.setdefault(provider, {})[str(name)] = str(value)
