@@ -64,6 +64,7 @@ def test_the_first_bound_run_is_captured_and_the_ones_after_are_replays(devices:
         check(session, binding, a, factor)
     # The eager run told the shapes of the outputs that had no memory yet.
     assert (inner.records, inner.eager) == (1, 1)
+    assert session.query_memory_requirements().scratch.exact
     assert reasons() == {}
 
 

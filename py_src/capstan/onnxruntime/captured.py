@@ -16,7 +16,7 @@ from .providers import GRAPH_CAPTURE, WEBGPU, blocking
 if TYPE_CHECKING:
     from .session import InferenceSession
 
-__all__ = ["AutomaticCapture", "CapturedRun", "capture", "run_eagerly"]
+__all__ = ["AutomaticCapture", "CapturedRun", "capture", "run_eagerly", "span_of"]
 
 
 class CapturedRun:
@@ -93,10 +93,15 @@ class AutomaticCapture:
         """Why no run of the session can be captured, once that was tried."""
         self._turn = asyncio.Lock()
 
-    async def run(self, session: InferenceSession, binding: IOBinding) -> bool:
+    async def run(
+        self,
+        session: InferenceSession,
+        binding: IOBinding,
+        feeds: Sequence[BoundSpan],
+        outputs: dict[str, BoundOutput],
+    ) -> bool:
         """Run what is bound; False if it was not, and has to run eagerly. Raises BindingError for other tensors than
         those of the captured run, since a replay reads and writes these."""
-        feeds, outputs = session.bound(binding)
         async with self._turn:
             if self._captured is None:
                 self._captured = await self._first(session, binding, feeds, outputs)

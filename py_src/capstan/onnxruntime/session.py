@@ -16,7 +16,7 @@ from ..errors import BindingError, ClosedError
 from ..host import Host, current_host
 from ..leaving import when_dropped
 from ..memory import AlignmentRequirements, DeviceBuffer, MemoryInfo, why_incompatible
-from .captured import AutomaticCapture, CapturedRun, capture, run_eagerly
+from .captured import AutomaticCapture, CapturedRun, capture, run_eagerly, span_of
 from .checks import check_dims, check_dtype, check_placed, check_span, known
 from .host_array import HostArray, as_array, empty
 from .io_binding import BoundOutput, IOBinding, open_span
@@ -201,9 +201,10 @@ class InferenceSession:
     async def run_with_iobinding_async(self, iobinding: IOBinding) -> None:
         """`run_with_iobinding`, without blocking."""
         session = self.opened()
-        if self._automatic is not None and await self._automatic.run(self, iobinding):
-            return
         feeds, outputs = self.bound(iobinding)
+        if self._automatic is not None and await self._automatic.run(self, iobinding, feeds, outputs):
+            self._note(feeds, [span_of(name, value) for name, value in zip(outputs, iobinding.results, strict=True)])
+            return
         in_place = {name: self._fetched(name, output) for name, output in outputs.items()}
         results = await session.run(feeds, [span or name for name, span in in_place.items()])
         self._note(feeds, results)
