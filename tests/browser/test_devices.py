@@ -25,8 +25,9 @@ def test_copies_zeros_and_writes_of_any_alignment(device: str, scripts: PageScri
 def test_a_readback_moves_the_span_only(device: str, scripts: PageScripts) -> None:
     found = scripts.run("memory", "on_device", case="readbacks", device=device)
     assert found["wrong"] == []
-    assert found["waiting"] >= 0
-    assert found["copying"] >= 0
+    # Every clock is fine enough to time a copy of 16 MiB.
+    assert 0 < found["copying"] <= found["elapsed"] - found["waiting"]
+    assert found["waiting"] > 0 if device == "webgpu" else found["waiting"] == 0
 
 
 @device

@@ -12,10 +12,19 @@ from typing import Any, ClassVar
 
 import onnxruntime  # noqa: F401  (sessions are made with it)
 
-from capstan.device.interface import BoundSpan, DeviceFacts, DeviceInterface, DeviceSession, DeviceTape, Readback
+from capstan.device.interface import (
+    BoundSpan,
+    DeviceFacts,
+    DeviceInterface,
+    DeviceSession,
+    DeviceTape,
+    Fetch,
+    OnHost,
+    Readback,
+)
 from capstan.device.probe import capabilities_of
 from capstan.device.reference.session import ReferenceSession, whole_files
-from capstan.errors import BufferMismatchError, TapeError
+from capstan.errors import BindingError, BufferMismatchError, TapeError
 from capstan.memory import Capabilities, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
 from capstan.storage import ExternalData
 
@@ -94,6 +103,11 @@ class HeapDevice(DeviceInterface):
         memoryview(out).cast("B")[:] = data
         return Readback(b"", 0, 0)
 
+    async def copy_all_to_cpu(self, parts: Sequence[tuple[DeviceSpan, Any]]) -> None:
+        self.readbacks_ += 1
+        for source, out in parts:
+            memoryview(out).cast("B")[:] = self.bytes_of(source)
+
     def zero(self, span: DeviceSpan) -> None:
         raise NotImplementedError
 
@@ -157,15 +171,26 @@ class ApartSession(DeviceSession):
     def holds(self, dtype: str) -> bool:
         return dtype in HELD
 
-    async def run(self, feeds: Sequence[BoundSpan], fetches: Sequence[BoundSpan | str]) -> list[BoundSpan]:
+    async def run(self, feeds: Sequence[BoundSpan], fetches: Sequence[Fetch]) -> list[BoundSpan]:
         self.eager += 1
         return await self.computed(feeds, fetches)
 
-    async def computed(self, feeds: Sequence[BoundSpan], fetches: Sequence[BoundSpan | str]) -> list[BoundSpan]:
+    async def computed(self, feeds: Sequence[BoundSpan], fetches: Sequence[Fetch]) -> list[BoundSpan]:
         """The results, of a run or a replay."""
         names = [fetch if isinstance(fetch, str) else fetch.name for fetch in fetches]
         results = await self.session.run([replace(feed, span=self._local(feed)) for feed in feeds], names)
+        for fetch, result in zip(fetches, results, strict=True):
+            if isinstance(fetch, BoundSpan) and fetch.dims != result.dims:
+                raise BindingError(f"output {fetch.name!r} has {list(result.dims)}, bound is {list(fetch.dims)}")
+        to_host = [
+            result for fetch, result in zip(fetches, results, strict=True) if on_host(fetch) and self._leaves(result)
+        ]
+        self.device.readbacks_ += bool(to_host)
         return [self._put(fetch, result) for fetch, result in zip(fetches, results, strict=True)]
+
+    def _leaves(self, result: BoundSpan) -> bool:
+        """Whether a result is in memory of the device before it goes elsewhere."""
+        return self.holds(result.dtype) and result.span.length > 0
 
     async def record(self, feeds: Sequence[BoundSpan], fetches: Sequence[BoundSpan]) -> DeviceTape:
         if self.refuses:
@@ -183,15 +208,21 @@ class ApartSession(DeviceSession):
         data = memoryview(bytes(self.device.bytes_of(feed.span)))
         return DeviceBuffer(data, data.nbytes, HEAP, free=lambda: None).span()
 
-    def _put(self, fetch: BoundSpan | str, result: BoundSpan) -> BoundSpan:
+    def _put(self, fetch: Fetch, result: BoundSpan) -> BoundSpan:
         if isinstance(fetch, BoundSpan):
             self.device.bytes_of(fetch.span.sub(0, result.span.length))[:] = result.span.buffer.handle
             return fetch
-        if not self.holds(result.dtype) or not result.span.length:
+        if isinstance(fetch, OnHost) or not self._leaves(result):
             return result
         span = self.device.allocate(result.span.length, label=f"output {fetch}", owner="onnxruntime").span()
         self.device.bytes_of(span)[:] = result.span.buffer.handle
         return replace(result, span=span)
+
+
+def on_host(fetch: Fetch) -> bool:
+    if isinstance(fetch, BoundSpan):
+        return fetch.span.buffer.memory.heap == "python"
+    return isinstance(fetch, OnHost)
 
 
 class ApartTape(DeviceTape):

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+import capstan
+from capstan import fallback
 from capstan.device.interface import BoundSpan
+from capstan.device.page_session import RunReply
 from capstan.device.webgpu.session import WebGpuSession, difference
-from capstan.errors import ClosedError, TapeCheckError, TapeError, UnsupportedModelError, ValidationError
+from capstan.errors import BindingError, ClosedError, TapeCheckError, TapeError, UnsupportedModelError, ValidationError
 from capstan.memory import DeviceBuffer, MemoryInfo, MemoryType
 
 GPU = MemoryInfo("WebGPU_Buffer", "webgpu", MemoryType.DEFAULT, alignment=256)
@@ -56,6 +59,7 @@ class Engine:
         self.closed: list[str] = []
         self.sessions: list[Session] = []
         self.capture_error: str | None = None
+        self.maps = 0
 
     async def open_session(self, capture: bool) -> Session:
         if capture and self.capture_error:
@@ -137,12 +141,12 @@ class Session:
 
     async def run(
         self, feeds: Sequence[Mapping[str, Any]], fetches: Sequence[Mapping[str, Any]], views: Sequence[memoryview]
-    ) -> tuple[list[dict[str, Any]], list[bytearray]]:
+    ) -> RunReply:
         # What onnxruntime allocates for one session is not another's.
         own = {**self.engine.memory, SCRATCH: bytearray(16)}
         for kernel in self.engine.eager:
             kernel(own)
-        return [{"name": "y", "dtype": "float32", "dims": [4]}], []
+        return RunReply([{"name": "y", "dtype": "float32", "dims": [4]}], [], self.engine.maps)
 
     async def release(self) -> None:
         self.released += 1
@@ -275,6 +279,41 @@ def test_after_a_failed_run_the_session_is_made_anew() -> None:
         return [*released, *(made.released for made in engine.sessions)]
 
     assert asyncio.run(runs()) == [1, 0, 1, 1]
+
+
+def test_a_result_of_another_shape_is_refused_and_the_session_stays() -> None:
+    async def runs() -> int:
+        engine = Engine([halves, adds_one], [])
+        given: Any = engine
+        session = await WebGpuSession.start(given, engine.open_session, GPU, "owner")
+        span = DeviceBuffer(Y, 16, GPU, free=lambda: None).span()
+        for dims in ((2, 2), (3,)):
+            with pytest.raises(
+                BindingError, match=r"'y' is bound to memory of shape .*, the result has \[4\]; bind one"
+            ):
+                await session.run([], [BoundSpan("y", span, "float32", dims)])
+        await session.run([], [BoundSpan("y", span, "float32", (4,))])
+        return len(engine.sessions)
+
+    assert asyncio.run(runs()) == 1
+
+
+def test_outputs_that_one_buffer_cannot_hold_are_a_step_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fallback, "counted", type(fallback.counted)())
+
+    async def runs() -> None:
+        engine = Engine([halves, adds_one], [])
+        given: Any = engine
+        session = await WebGpuSession.start(given, engine.open_session, GPU, "owner")
+        fetch = BoundSpan("y", DeviceBuffer(Y, 16, GPU, free=lambda: None).span(), "float32", (4,))
+        for engine.maps in (0, 1, 2, 2):
+            await session.run([], [fetch])
+
+    with pytest.warns(
+        capstan.FallbackWarning, match="one read for all outputs: together they are larger than a buffer"
+    ):
+        asyncio.run(runs())
+    assert list(fallback.fallbacks().values()) == [2]
 
 
 def pack(form: str, *values: float) -> bytes:

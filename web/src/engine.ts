@@ -13,7 +13,7 @@ import { type Category, WatchedDevice } from "./gpu/device";
 import { SamplerPipelines } from "./gpu/sampler_program";
 import { Shortlists } from "./gpu/shortlist";
 import { SpanOps, type SpanStep } from "./gpu/spans";
-import { Staging } from "./gpu/staging";
+import { type Part, Staging } from "./gpu/staging";
 import { Turner } from "./gpu/turn";
 import { type PieceFields, type ReadableFile, UploadAhead, type UploadPlan } from "./gpu/upload_ahead";
 import { WeightUpload } from "./gpu/weights";
@@ -214,18 +214,23 @@ export class GpuEngine {
     return this.buffers.add(this.watched.buffer("staging", owner, { label, size, usage }));
   }
 
-  /** Fill `out`, a writable Python buffer, from byte `offset` of a buffer; [waiting, copying] in milliseconds. */
-  async readInto(handle: number, offset: number, out: PyProxy): Promise<Float64Array> {
-    const source = this.buffers.get(handle);
-    const held = out.copy();
+  /**
+   * Fill each of `outs`, writable Python buffers, from the place of the JSON list [[buffer, offset], ...], by one submit
+   * and one map; [waiting, copying] in milliseconds.
+   */
+  async readAll(places: string, ...outs: PyProxy[]): Promise<Float64Array> {
+    const held = outs.map((out) => out.copy());
     try {
-      const bytes = withBytes(held, (target) => target.length);
-      const { waiting, copying } = await this.staging.read(source, offset, bytes, (mapped) =>
-        withBytes(held, (target) => target.set(mapped)),
+      const parts = (JSON.parse(places) as [number, number][]).map(([handle, offset], i): Part => {
+        const bytes = withBytes(held[i]!, (target) => target.length);
+        return { buffer: this.buffers.get(handle), offset, bytes };
+      });
+      const { waiting, copying } = await this.staging.read(parts, (mapped) =>
+        mapped.forEach((bytes, i) => withBytes(held[i]!, (target) => target.set(bytes))),
       );
       return Float64Array.of(waiting, copying);
     } finally {
-      held.destroy();
+      for (const out of held) out.destroy();
     }
   }
 
@@ -292,6 +297,8 @@ export class GpuEngine {
   openSession(model: PyProxy, capture: boolean, owner: string, weights: string): Promise<ModelSession> {
     const side: EngineSide = {
       device: this.watched.device,
+      staging: this.staging,
+      held: this.watched.held,
       buffer: (handle) => this.buffers.get(handle),
       adopt: (buffer, free) => {
         const handle = this.buffers.add(buffer);

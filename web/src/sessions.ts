@@ -4,6 +4,8 @@
 import type { PyBufferView, PyProxy } from "pyodide/ffi";
 import { copyBytes, withBytes } from "./crossing";
 import { EngineError } from "./errors";
+import type { HeldSubmit } from "./gpu/held_submit";
+import type { Delivery, Part, Staging } from "./gpu/staging";
 import {
   createSession,
   exclusively,
@@ -15,16 +17,21 @@ import {
 } from "./ort";
 import type { Memory } from "./storage/memory";
 
-/** A tensor of a run: in buffer `buffer` of the engine, else in view `view` of the call, else (a fetch) in neither. */
+/**
+ * A tensor of a run: at `offset` of buffer `buffer` of the engine (0 but for staging memory), else in view `view` of the
+ * call, else (a fetch) in new memory of Python's heap if it is for the host, else where onnxruntime-web leaves it.
+ */
 interface RunTensor {
   name: string;
   dtype: Ort.Tensor.Type;
   dims: number[];
   buffer?: number;
+  offset?: number;
   view?: number;
+  host?: boolean;
 }
 
-/** A result: in buffer `buffer`, in array `data` of the reply, or where the fetch said. */
+/** A result: in buffer `buffer`, in the array of this index that Python made, or where the fetch said. */
 interface RunResult {
   name: string;
   dtype: Ort.Tensor.Type;
@@ -42,9 +49,20 @@ interface Weight {
   buffer: number;
 }
 
+/** The results of a run when its turn is over. */
+interface Outcome {
+  told: RunResult[];
+  /** Bytes for Python's heap: there already, or the part of this index of what is read. */
+  arrivals: { view: number | null; data: Uint8Array | number }[];
+  /** Has the parts read; see Staging.begin. */
+  finish: (take: (mapped: Uint8Array[]) => void) => Promise<number>;
+}
+
 /** What a session on the GPU needs of its engine. */
 export interface EngineSide {
   device: GPUDevice;
+  staging: Staging;
+  held: HeldSubmit;
   buffer(handle: number): GPUBuffer;
   /** A handle for a buffer that onnxruntime-web made; `free` gives it back. */
   adopt(buffer: GPUBuffer, free: () => void): number;
@@ -150,23 +168,41 @@ export class ModelSession {
   }
 
   /**
-   * Run once. `feeds` and `fetches` are JSON lists of RunTensor, `views` Python buffers. Resolves to
-   * [JSON list of RunResult, bytes, ...], where a result's `data` is the place of its bytes.
+   * Run once. `feeds` and `fetches` are JSON lists of RunTensor, `views` Python buffers. Results for the host come through
+   * one staging buffer, copied in the run's own last submit. For results without a view `allocate` makes Python buffers:
+   * it takes a JSON list of sizes and returns a list. Resolves to JSON: [RunResults, number of maps]. If a result has
+   * another shape than the memory bound to it, nothing is written.
    */
-  async run(feeds: string, fetches: string, ...views: PyProxy[]): Promise<(string | Uint8Array)[]> {
+  async run(feeds: string, fetches: string, allocate: PyProxy, ...views: PyProxy[]): Promise<string> {
     // The arguments' own proxies may end before this run has its turn.
-    const held = views.map((view) => view.copy());
+    const held = [allocate, ...views].map((view) => view.copy());
+    const [make, ...memory] = held;
     const inputs = JSON.parse(feeds) as RunTensor[];
     const wanted = JSON.parse(fetches) as RunTensor[];
-    const action = async (): Promise<(string | Uint8Array)[]> => {
-      this.engine?.assertHealthy();
-      const results = await this.runOnce(inputs, wanted, held);
-      return this.reply(wanted, results, held);
-    };
     try {
-      return await (this.engine ? this.engine.exclusively(this.owner, action) : exclusively(action));
+      const { engine } = this;
+      const { told, arrivals, finish } = await (engine
+        ? engine.exclusively(this.owner, () => this.runOnGpu(engine, inputs, wanted, memory))
+        : exclusively(async () => this.outcome(wanted, await this.runOnce(inputs, wanted, memory))));
+      const maps = await finish((mapped) => arrive(arrivals, mapped, memory, make!));
+      return JSON.stringify([told, maps]);
     } finally {
-      for (const view of held) view.destroy();
+      for (const proxy of held) proxy.destroy();
+    }
+  }
+
+  private async runOnGpu(
+    engine: EngineSide,
+    inputs: RunTensor[],
+    wanted: RunTensor[],
+    memory: PyProxy[],
+  ): Promise<Outcome> {
+    engine.assertHealthy();
+    if (wanted.some((tensor) => !this.isLeft(tensor))) engine.held.begin();
+    try {
+      return this.outcome(wanted, await this.runOnce(inputs, wanted, memory));
+    } finally {
+      engine.held.end();
     }
   }
 
@@ -181,13 +217,20 @@ export class ModelSession {
     return this.engine ? this.engine.exclusively(this.owner, action) : exclusively(action);
   }
 
+  /** Whether a result stays where the run leaves it. */
+  private isLeft({ buffer, view, host }: RunTensor): boolean {
+    if (buffer !== undefined) return !isMappable(this.engine!.buffer(buffer));
+    return view === undefined && !host;
+  }
+
   private async runOnce(
     inputs: RunTensor[],
     wanted: RunTensor[],
     held: PyProxy[],
   ): Promise<Ort.InferenceSession.OnnxValueMapType> {
     const fetches: Record<string, Ort.Tensor | null> = {};
-    for (const tensor of wanted) fetches[tensor.name] = tensor.buffer === undefined ? null : this.inBuffer(tensor);
+    for (const tensor of wanted)
+      fetches[tensor.name] = tensor.buffer !== undefined && this.isLeft(tensor) ? this.inBuffer(tensor) : null;
     // onnxruntime-web copies from views of Python's heap; growth of that heap detaches them, so then it gets copies.
     for (const copied of [false, true]) {
       const seen: PyBufferView[] = [];
@@ -233,30 +276,48 @@ export class ModelSession {
     return new this.ort.Tensor(dtype as "float32", data, dims);
   }
 
-  private reply(
-    wanted: RunTensor[],
-    results: Ort.InferenceSession.OnnxValueMapType,
-    held: PyProxy[],
-  ): (string | Uint8Array)[] {
-    const arrays: Uint8Array[] = [];
-    const told = wanted.map(({ name, dims: expected, buffer, view }): RunResult => {
+  /** Places each result, and queues the copies of those for the host. */
+  private outcome(wanted: RunTensor[], results: Ort.InferenceSession.OnnxValueMapType): Outcome {
+    const told: RunResult[] = [];
+    const arrivals: Outcome["arrivals"] = [];
+    const parts: Part[] = [];
+    const deliveries: Delivery[] = [];
+    /** Tensors in memory of onnxruntime-web: to be kept, and of no use once they are copied. */
+    const kept: [RunResult, Ort.Tensor][] = [];
+    const passing = new Set<Ort.Tensor>();
+    const fits = wanted.every(
+      ({ name, dims, buffer, view }) =>
+        (buffer === undefined && view === undefined) || dims.join() === results[name]!.dims.join(),
+    );
+    let arrays = 0;
+    for (const { name, buffer, offset, view, host } of wanted) {
       const tensor = results[name] as Ort.Tensor;
       const { type: dtype, dims } = tensor;
-      if (buffer !== undefined) return { name, dtype, dims };
-      if (tensor.location === "gpu-buffer") return { name, dtype, dims, ...this.adopt(tensor) };
-      const { buffer: memory, byteOffset, byteLength } = tensor.data as Uint8Array;
-      const bytes = new Uint8Array(memory, byteOffset, byteLength);
-      if (view === undefined) return { name, dtype, dims, data: arrays.push(bytes) };
-      if (dims.join() !== expected.join()) {
-        throw new EngineError(
-          "BindingError",
-          `output '${name}' is bound to memory of shape [${expected}], the result has [${dims}]; bind one of that shape`,
-        );
+      const result: RunResult = { name, dtype, dims };
+      told.push(result);
+      const target = buffer === undefined ? null : this.engine!.buffer(buffer);
+      const source = tensor.location === "gpu-buffer" ? (tensor.gpuBuffer as unknown as GPUBuffer) : null;
+      if (target && !isMappable(target)) continue;
+      const stays = source && !target && view === undefined && !host;
+      if (source && stays && fits) kept.push([result, tensor]);
+      else if (source) passing.add(tensor);
+      if (stays || !fits) continue;
+      const bytes = dims.reduce((product, size) => product * size, ELEMENTS[dtype]!.size);
+      if (target) {
+        if (source && bytes) deliveries.push({ source, target, offset: offset ?? 0, bytes });
+        continue;
       }
-      withBytes(held[view]!, (target) => target.set(bytes));
-      return { name, dtype, dims };
-    });
-    return [JSON.stringify(told), ...arrays];
+      const data = source ? parts.push({ buffer: source, offset: 0, bytes }) - 1 : bytesOf(tensor);
+      arrivals.push({ view: view ?? null, data });
+      if (view === undefined) result.data = arrays++;
+    }
+    try {
+      const finish = this.engine?.staging.begin(parts, deliveries) ?? nothingToRead;
+      for (const [result, tensor] of kept.splice(0)) Object.assign(result, this.adopt(tensor));
+      return { told, arrivals, finish };
+    } finally {
+      for (const tensor of [...passing, ...kept.map(([, tensor]) => tensor)]) tensor.dispose();
+    }
   }
 
   /** Take over a result in memory of onnxruntime-web; it goes back when its handle is destroyed. */
@@ -280,4 +341,48 @@ export class ModelSession {
       bytes: (gpuBuffer as unknown as GPUBuffer).size,
     };
   }
+}
+
+/** Whether a buffer is staging memory: no kernel can use it. */
+function isMappable({ usage }: GPUBuffer): boolean {
+  return (usage & GPUBufferUsage.MAP_READ) !== 0;
+}
+
+function nothingToRead(take: (mapped: Uint8Array[]) => void): Promise<number> {
+  take([]);
+  return Promise.resolve(0);
+}
+
+/** The bytes of a tensor in the host's memory. */
+function bytesOf(tensor: Ort.Tensor): Uint8Array {
+  const { buffer, byteOffset, byteLength } = tensor.data as Uint8Array;
+  return new Uint8Array(buffer, byteOffset, byteLength);
+}
+
+/** Copy results to Python's heap: each to its view, the others to arrays that `allocate` makes for all of them. */
+function arrive(arrivals: Outcome["arrivals"], mapped: Uint8Array[], memory: PyProxy[], allocate: PyProxy): void {
+  const found = arrivals.map(({ view, data }) => ({ view, bytes: typeof data === "number" ? mapped[data]! : data }));
+  const fresh = found.filter(({ view }) => view === null);
+  // Before any view is looked at: Python's heap may grow.
+  const made = fresh.length
+    ? allocated(
+        allocate,
+        fresh.map(({ bytes }) => bytes.length),
+      )
+    : [];
+  try {
+    fresh.forEach(({ bytes }, i) => withBytes(made[i]!, (into) => into.set(bytes)));
+    for (const { view, bytes } of found) if (view !== null) withBytes(memory[view]!, (into) => into.set(bytes));
+  } finally {
+    for (const array of made) array.destroy();
+  }
+}
+
+function allocated(allocate: PyProxy, sizes: number[]): PyProxy[] {
+  const list = (allocate as unknown as (sizes: string) => PyProxy & { get(index: number): PyProxy })(
+    JSON.stringify(sizes),
+  );
+  const made = sizes.map((_, i) => list.get(i));
+  list.destroy();
+  return made;
 }

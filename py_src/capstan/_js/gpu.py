@@ -107,14 +107,15 @@ class JsGpuEngine:
         with typed_errors():
             return int(self.js.createStaging(label, size, owner))
 
-    async def read_into(self, buffer: int, offset: int, out: bytearray | memoryview) -> tuple[float, float]:
+    async def read_all(self, parts: Sequence[tuple[int, int, bytearray | memoryview]]) -> tuple[float, float]:
+        places = json.dumps([(buffer, offset) for buffer, offset, _ in parts])
         with typed_errors():
-            waiting, copying = await self.js.readInto(buffer, offset, out)
+            waiting, copying = await self.js.readAll(places, *(out for _, _, out in parts))
             return waiting, copying
 
     async def read(self, buffer: int, offset: int, size: int) -> bytes:
         data = bytearray(size)
-        await self.read_into(buffer, offset, data)
+        await self.read_all([(buffer, offset, data)])
         return bytes(data)
 
     def execute(self, steps: Sequence[Sequence[Any]]) -> None:

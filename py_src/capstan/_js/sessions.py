@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..device.base import Progress
+from ..device.page_session import RunReply
 from ..device.webgpu.engine import BoundTensor
 from ..storage import ExternalData
 from .errors import typed_errors
@@ -29,22 +30,20 @@ class JsModelSession:
 
     async def run(
         self, feeds: Sequence[Mapping[str, Any]], fetches: Sequence[Mapping[str, Any]], views: Sequence[memoryview]
-    ) -> tuple[list[dict[str, Any]], list[bytearray]]:
+    ) -> RunReply:
+        arrays: list[bytearray] = []
+
+        def allocate(sizes: str) -> list[bytearray]:
+            arrays.extend(map(bytearray, json.loads(sizes)))
+            return arrays
+
         with typed_errors():
-            told, *arrays = await self.js.run(json.dumps(feeds), json.dumps(fetches), *views)
-        return json.loads(told), [copied(array) for array in arrays]
+            told, maps = json.loads(await self.js.run(json.dumps(feeds), json.dumps(fetches), allocate, *views))
+        return RunReply(told, arrays, maps)
 
     async def release(self) -> None:
         with typed_errors():
             await self.js.release()
-
-
-def copied(array: Any) -> bytearray:
-    """A JavaScript array's bytes: one copy, into Python's heap."""
-    data = bytearray(array.byteLength)
-    if data:
-        array.assign_to(data)
-    return data
 
 
 async def open_gpu_session(

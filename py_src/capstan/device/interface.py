@@ -13,7 +13,17 @@ from ..errors import TapeError
 from ..memory import BufferRequest, Capabilities, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType, StridedCopy
 from ..storage import ExternalData
 
-__all__ = ["BoundSpan", "DeviceFacts", "DeviceInterface", "DeviceSession", "DeviceTape", "Readback", "TensorSpec"]
+__all__ = [
+    "BoundSpan",
+    "DeviceFacts",
+    "DeviceInterface",
+    "DeviceSession",
+    "DeviceTape",
+    "Fetch",
+    "OnHost",
+    "Readback",
+    "TensorSpec",
+]
 
 
 HOST_PLACE = ("Cpu", "python", 16)
@@ -53,12 +63,23 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class BoundSpan:
-    """A tensor of a run. onnxruntime-web binds whole buffers: the span starts at 0."""
+    """A tensor of a run. onnxruntime-web binds whole buffers: in what it computes with, the span starts at 0."""
 
     name: str
     span: DeviceSpan
     dtype: str
     dims: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OnHost:
+    """An output that is wanted in Python's heap, in new memory."""
+
+    name: str
+
+
+Fetch = BoundSpan | OnHost | str
+"""The place of an output: a tensor that is there, Python's heap, or (a name) new memory of the device."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +122,12 @@ class DeviceSession(ABC):
     outputs: tuple[TensorSpec, ...]
 
     @abstractmethod
-    async def run(self, feeds: Sequence[BoundSpan], fetches: Sequence[BoundSpan | str]) -> list[BoundSpan]:
-        """Run once. A fetch given as a BoundSpan is written in place; one given by name gets a buffer that the device
-        makes, whose owner is the caller. Returns the fetches in order, results being in queue order.
+    async def run(self, feeds: Sequence[BoundSpan], fetches: Sequence[Fetch]) -> list[BoundSpan]:
+        """Run once. A fetch given as a BoundSpan is written to that span, in the device's memory (the host accessible
+        one too) or in Python's heap; one given by name gets a buffer that the device makes, whose owner is the caller.
+        Returns the fetches in order, results being in queue order. All that goes to Python's heap is read at once.
 
-        Spans are in the device's memory; those of types that it does not hold, or without elements, in Python's heap.
+        Feeds are in the device's memory; those of types that it does not hold, or without elements, in Python's heap.
         Raises BindingError for a result that does not fit the span it was to be written to, ValidationError where the
         model fails; the session stays usable.
         """
@@ -132,7 +154,7 @@ class DeviceInterface(ABC):
     """A device's memory, copies, small kernels and sessions. Offsets and lengths are bytes, any alignment.
 
     Operations called inside one `batch()` block reach the device in one submit, in order; outside of one, each is its
-    own. Results are seen by whatever is queued afterwards; only `copy_device_to_cpu` waits.
+    own. Results are seen by whatever is queued afterwards; only copies to the CPU wait.
     """
 
     type: ClassVar[str]
@@ -218,6 +240,11 @@ class DeviceInterface(ABC):
     async def copy_device_to_cpu(self, source: DeviceSpan, out: Any = None) -> Readback:
         """Read exactly the span's bytes, into `out` (a writable PEP 3118 buffer of its length) if given; then
         `Readback.data` is empty."""
+
+    async def copy_all_to_cpu(self, parts: Sequence[tuple[DeviceSpan, Any]]) -> None:
+        """`copy_device_to_cpu` of each (source, out), which a device may do with a single wait."""
+        for source, out in parts:
+            await self.copy_device_to_cpu(source, out)
 
     @abstractmethod
     def zero(self, span: DeviceSpan) -> None: ...

@@ -5,15 +5,27 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..errors import BindingError, CapstanError, ClosedError, ValidationError
+from ..fallback import fall_back
 from ..memory import DeviceBuffer, MemoryInfo
-from .interface import BoundSpan, DeviceSession, TensorSpec
+from .interface import BoundSpan, DeviceSession, Fetch, OnHost, TensorSpec
 
-__all__ = ["ModelSession", "PageSession"]
+__all__ = ["ModelSession", "PageSession", "RunReply"]
 
 HEAP = "python"
+
+
+class RunReply(NamedTuple):
+    """The results of a run."""
+
+    told: list[dict[str, Any]]
+    """The results, as web/src/sessions.ts tells of them."""
+    arrays: list[bytearray]
+    """New memory of Python's heap with the results that were not bound."""
+    maps: int
+    """Staging buffers that were mapped."""
 
 
 class ModelSession(Protocol):
@@ -22,7 +34,7 @@ class ModelSession(Protocol):
     def specs(self) -> tuple[list[Any], list[Any]]: ...
     async def run(
         self, feeds: Sequence[Mapping[str, Any]], fetches: Sequence[Mapping[str, Any]], views: Sequence[memoryview]
-    ) -> tuple[list[dict[str, Any]], list[bytearray]]: ...
+    ) -> RunReply: ...
     async def release(self) -> None: ...
 
 
@@ -50,19 +62,25 @@ class PageSession(DeviceSession):
         """A session made by `again`; see the class."""
         return cls(await again(), again, memory, free)
 
-    async def run(self, feeds: Sequence[BoundSpan], fetches: Sequence[BoundSpan | str]) -> list[BoundSpan]:
+    async def run(self, feeds: Sequence[BoundSpan], fetches: Sequence[Fetch]) -> list[BoundSpan]:
         session = await self._usable()
         views: list[memoryview] = []
         asked = [self._described(feed, views) for feed in feeds]
-        wanted = [
-            {"name": fetch} if isinstance(fetch, str) else self._described(fetch, views, written=True)
-            for fetch in fetches
-        ]
+        wanted = [self._wanted(fetch, views) for fetch in fetches]
         try:
-            told, arrays = await session.run(asked, wanted, views)
+            told, arrays, maps = await session.run(asked, wanted, views)
         except (BindingError, ValidationError):
             self._failed = True
             raise
+        for fetch, result in zip(fetches, told, strict=True):
+            if isinstance(fetch, BoundSpan) and list(fetch.dims) != result["dims"]:
+                raise BindingError(
+                    f"output {fetch.name!r} is bound to memory of shape {list(fetch.dims)}, the result has "
+                    f"{result['dims']}; bind one of that shape"
+                )
+        if maps > 1:
+            reason = "together they are larger than a buffer of this adapter can be"
+            fall_back("one read for all outputs", reason, "they are read through several, each mapped for itself")
         return [
             fetch if isinstance(fetch, BoundSpan) else self._result(result, arrays)
             for fetch, result in zip(fetches, told, strict=True)
@@ -87,12 +105,17 @@ class PageSession(DeviceSession):
                 await failed.release()
         return self.session
 
-    def _described(self, tensor: BoundSpan, views: list[memoryview], written: bool = False) -> dict[str, Any]:
+    def _wanted(self, fetch: Fetch, views: list[memoryview]) -> dict[str, Any]:
+        if isinstance(fetch, BoundSpan):
+            return self._described(fetch, views)
+        return {"name": fetch.name, "host": True} if isinstance(fetch, OnHost) else {"name": fetch}
+
+    def _described(self, tensor: BoundSpan, views: list[memoryview]) -> dict[str, Any]:
         """A tensor as web/src/sessions.ts takes it; memory of Python's heap is appended to `views`."""
         span = tensor.span
         about: dict[str, Any] = {"name": tensor.name, "dtype": tensor.dtype, "dims": list(tensor.dims)}
         if span.buffer.memory.heap != HEAP:
-            return {**about, "buffer": span.buffer.handle}
+            return {**about, "buffer": span.buffer.handle, "offset": span.offset}
         views.append(memoryview(span.buffer.handle)[span.offset : span.offset + span.length])
         return {**about, "view": len(views) - 1}
 
@@ -105,7 +128,7 @@ class PageSession(DeviceSession):
                 handle, result["bytes"], self.memory, label=label, category="scratch", free=partial(self._free, handle)
             )
         else:
-            data = arrays[result["data"] - 1]
+            data = arrays[result["data"]]
             buffer = DeviceBuffer(data, len(data), heap_of(self.memory), label=label, free=lambda: None)
         return BoundSpan(name, buffer.span(), result["dtype"], tuple(result["dims"]))
 

@@ -30,6 +30,7 @@
     describe(model, decoder)          what a session over this graph needs, as a frozen dataclass
     uncapturable(model)               the nodes that onnxruntime-web cannot capture, and why
     left_out(model)                   what a captured run leaves out of attention; attention_window(model): the least
+    caches_in_place(model)            inputs and outputs that attention takes in one buffer, if they are bound to one
     nbits_products(model)             the MatMulNBits nodes by their weights
     slices.layer_slices(model)        its nodes in parts, a layer's together; slice_model(...): a part as a model
     activations(model)                the intermediate tensors of a run, for an estimate of its scratch memory
@@ -49,7 +50,7 @@ from .capture import (
     smooth_softmax_as_sinks,
     uncapturable,
 )
-from .carried import CachePair, StateTensor, TensorInfo, cache_pairs
+from .carried import CachePair, StateTensor, TensorInfo, cache_pairs, caches_in_place
 from .description import GraphDescription, describe
 from .fed_lengths import FedLengths, lengths_as_inputs
 from .float_islands import float_islands_in_half
@@ -103,6 +104,7 @@ __all__ = [
     "activations",
     "attention_window",
     "cache_pairs",
+    "caches_in_place",
     "constants_to_inline",
     "contradictions",
     "data_ends",

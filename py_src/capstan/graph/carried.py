@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import UnsupportedModelError
-from .onnx_pb2 import GraphProto, ValueInfoProto
+from .onnx_pb2 import GraphProto, ModelProto, ValueInfoProto
 from .weights import DTYPES
 from .wiring import Wiring
 
@@ -20,6 +20,7 @@ __all__ = [
     "StateTensor",
     "TensorInfo",
     "cache_pairs",
+    "caches_in_place",
     "growing_caches",
     "reject_state",
     "require_caches",
@@ -159,6 +160,17 @@ def state_tensors(decoder: DecoderConfig, graph: GraphProto) -> tuple[StateTenso
                 raise UnsupportedModelError(f"state {past} is [{shape}], expected fixed sizes behind the batch")
             found.append(StateTensor(layer, kind, past, present, read.dtype, sizes))
     return tuple(found)
+
+
+def caches_in_place(model: ModelProto) -> frozenset[tuple[str, str]]:
+    """The pairs (input, output) that GroupQueryAttention reads and writes in one buffer where both are bound to it."""
+    return frozenset(
+        (node.input[past], node.output[present])
+        for node in model.graph.node
+        if node.op_type == "GroupQueryAttention"
+        for past, present in ((3, 1), (4, 2))
+        if past < len(node.input) and present < len(node.output)
+    )
 
 
 def growing_caches(graph: GraphProto, pairs: tuple[CachePair, ...]) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..device.interface import BoundSpan, DeviceTape
 from ..errors import BindingError, ClosedError, OutOfMemoryError, TapeError
 from ..fallback import fall_back
+from ..memory import MemoryType
 from .io_binding import BoundOutput, IOBinding
-from .ort_value import HOST_MEMORY, OrtValue
+from .ort_value import HOST_MEMORY, OrtValue, arrays_of
 from .providers import GRAPH_CAPTURE, WEBGPU, blocking
 
 if TYPE_CHECKING:
@@ -53,6 +54,15 @@ class CapturedRun:
     def get_outputs(self) -> list[OrtValue]:
         """The tensors that each replay writes, in the order in which they were bound."""
         return list(self.outputs.values())
+
+    def copy_outputs_to_cpu(self) -> list[Any]:
+        """The outputs of the last replay as arrays in Python's heap, all by one read."""
+        call, twin = "CapturedRun.copy_outputs_to_cpu", "run.copy_outputs_to_cpu_async()"
+        return blocking(self._host, call, twin, self.copy_outputs_to_cpu_async)
+
+    async def copy_outputs_to_cpu_async(self) -> list[Any]:
+        """`copy_outputs_to_cpu`, without blocking."""
+        return await arrays_of(self.get_outputs())
 
     def close(self) -> None:
         """`aclose`, blocking."""
@@ -222,6 +232,11 @@ def require_device(session: InferenceSession, feeds: Sequence[BoundSpan], output
     for name, output in outputs.items():
         if output.on_host:
             raise BindingError(f"output {name!r} is bound to 'cpu', expected 'webgpu': a replay leaves results there")
+        if output.value is not None and output.value.memory_info.memory_type is MemoryType.HOST_ACCESSIBLE:
+            raise BindingError(
+                f"output {name!r} is bound to host accessible memory, expected 'webgpu': a replay computes in no such "
+                "memory; bind it to 'webgpu' and take copy_outputs_to_cpu"
+            )
     for feed in feeds:
         if feed.span.buffer.memory.heap == HOST_MEMORY.heap:
             raise TapeError(f"input {feed.name!r} of type {feed.dtype} cannot be in GPU memory, so no tape can read it")

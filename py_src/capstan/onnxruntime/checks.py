@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ..device.element_types import ELEMENT_TYPES, byte_count
-from ..device.interface import DeviceSession, TensorSpec
+from ..device.interface import BoundSpan, DeviceSession, Fetch, TensorSpec
 from ..errors import BindingError, BufferMismatchError
 from ..memory import DeviceSpan, MemoryInfo, why_incompatible
 
-__all__ = ["check_dims", "check_dtype", "check_held", "check_placed", "check_room", "check_span", "known"]
+__all__ = [
+    "check_apart",
+    "check_dims",
+    "check_dtype",
+    "check_held",
+    "check_placed",
+    "check_room",
+    "check_span",
+    "check_staging",
+    "known",
+]
 
 
 def known(kind: str, specs: Mapping[str, TensorSpec], name: str) -> TensorSpec:
@@ -72,6 +82,63 @@ def check_room(name: str, span: DeviceSpan, dtype: str, dims: Sequence[int]) -> 
             f"output {name!r}: buffer {span.buffer.label!r} goes on behind the {size} bytes of the tensor, expected "
             "none or a multiple of 4 bytes: a GPU writes whole words; bind a buffer of its own"
         )
+
+
+def check_staging(name: str, span: DeviceSpan) -> None:
+    """Raise BufferMismatchError unless a result can be copied to this place of host accessible memory."""
+    if span.offset % 4:
+        raise BufferMismatchError(
+            f"output {name!r}: buffer {span.buffer.label!r} is used from byte {span.offset}, expected a multiple of 4: "
+            "results are copied to host accessible memory in whole words; align the span"
+        )
+
+
+def check_apart(feeds: Sequence[BoundSpan], fetches: Sequence[Fetch], in_place: Collection[tuple[str, str]]) -> None:
+    """Raise BindingError if an output shares bytes with another tensor of the run: one would overwrite the other.
+
+    `in_place` has the pairs (input, output) that the model's attention keeps in one buffer.
+    """
+    others = [("input", feed, extent(feed)) for feed in feeds]
+    for fetch in fetches:
+        if not isinstance(fetch, BoundSpan):
+            continue
+        where = extent(fetch)
+        for kind, other, taken in others:
+            if not overlap(where, taken) or ((other.name, fetch.name) in in_place and where == taken):
+                continue
+            raise BindingError(
+                f"output {fetch.name!r} and {kind} {other.name!r} share memory of buffer {fetch.span.buffer.label!r}: "
+                f"one would overwrite the other; bind output {fetch.name!r} to memory of its own"
+            )
+        others.append(("output", fetch, where))
+
+
+Extent = tuple[object, int, int]
+"""The memory, and the first byte and the end in it."""
+
+
+def extent(tensor: BoundSpan) -> Extent:
+    """The bytes of a tensor's elements. Read-only arrays are taken to be apart from all that is written."""
+    span, size = tensor.span, byte_count(tensor.dtype, tensor.dims)
+    memory = span.buffer.memory
+    if memory.heap != "python":
+        return (memory.device, memory.device_id, span.buffer.handle), span.offset, span.offset + size
+    view = memoryview(span.buffer.handle)
+    if view.readonly or not size:
+        return view, 0, 0
+    start = address_of(view) + span.offset
+    return "python", start, start + size
+
+
+def address_of(view: memoryview) -> int:
+    """The address of writable bytes in Python's heap."""
+    from ctypes import addressof, c_char
+
+    return addressof(c_char.from_buffer(view))
+
+
+def overlap(a: Extent, b: Extent) -> bool:
+    return a[0] == b[0] and max(a[1], b[1]) < min(a[2], b[2])
 
 
 def check_placed(kind: str, name: str, span: DeviceSpan, memory: MemoryInfo) -> None:

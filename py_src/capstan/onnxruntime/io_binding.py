@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..device.element_types import dtype_of
-from ..errors import BindingError, BufferMismatchError
-from ..memory import DeviceBuffer, DeviceSpan
-from .checks import check_dims, check_dtype, check_held, check_placed, check_room, check_span, known
+from ..errors import BindingError, BufferMismatchError, OptionError
+from ..memory import DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
+from .checks import check_dims, check_dtype, check_held, check_placed, check_room, check_span, check_staging, known
 from .host_array import HostArray
-from .ort_value import HOST_MEMORY, OrtValue, host_span, sizes
+from .ort_value import HOST_MEMORY, OrtValue, arrays_of, host_span, sizes
 from .providers import blocking, device_type_of
 
 if TYPE_CHECKING:
@@ -76,12 +76,23 @@ class IOBinding:
         element_type: Any = None,
         shape: Sequence[int] | None = None,
         buffer_ptr: Any = None,
+        *,
+        memory_info: MemoryInfo | None = None,
     ) -> None:
         """Bind an output to new memory of 'cpu' or 'webgpu', made at each run, or to memory that is there.
 
-        `buffer_ptr` is as in `bind_input`; then element type and shape are needed too.
+        `buffer_ptr` is as in `bind_input`; then element type and shape are needed too. Without it a `memory_info` of
+        the session's device names the place instead of `device_type`. Host accessible memory is what 'cpu' is: the
+        result is in Python's heap after the run, and its `numpy()` a view.
         """
         spec = known("output", self.session.outputs, name)
+        if memory_info is not None:
+            if buffer_ptr is not None:
+                raise OptionError(
+                    f"output {name!r}: memory_info says where new memory is made, and buffer_ptr is memory that is "
+                    "there; leave one of them out"
+                )
+            device_type = self._device_type(name, memory_info)
         on_host = device_type_of(device_type) == "cpu"
         if buffer_ptr is not None:
             dtype = spec.dtype if element_type is None else element_type
@@ -100,7 +111,11 @@ class IOBinding:
         self.outputs[name] = BoundOutput(None, on_host)
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
-        """Bind an output to a tensor, which every run overwrites; its shape must be the result's."""
+        """Bind an output to a tensor, which every run overwrites; its shape must be the result's.
+
+        A tensor in host accessible memory of a GPU gets its copy in the run's own last submit, and is mapped when it is
+        read.
+        """
         spec = known("output", self.session.outputs, name)
         check_dtype("output", spec, ortvalue.dtype)
         check_dims("output", spec, ortvalue.shape())
@@ -110,7 +125,10 @@ class IOBinding:
             if ortvalue.host().data.readonly and ortvalue.tensor_size_in_bytes():
                 raise BindingError(f"output {name!r}: the array is read-only; bind one that can be written")
         else:
-            check_placed("output", name, ortvalue.span, self.session.memory_info)
+            if ortvalue.memory_info == self.session.device.get_memory_info(MemoryType.HOST_ACCESSIBLE):
+                check_staging(name, ortvalue.span)
+            else:
+                check_placed("output", name, ortvalue.span, self.session.memory_info)
             check_held("output", name, ortvalue.dtype, self.session.opened())
             check_room(name, ortvalue.span, ortvalue.dtype, ortvalue.shape())
         self.outputs[name] = BoundOutput(ortvalue, on_host)
@@ -135,7 +153,7 @@ class IOBinding:
         return list(self.results)
 
     def copy_outputs_to_cpu(self) -> list[Any]:
-        """The results of the last run as arrays in Python's heap."""
+        """The results of the last run as arrays in Python's heap; those on a device come by one read."""
         if all(value.device_name() == "cpu" for value in self.results):
             return [value.numpy() for value in self.results]
         call, twin = "copy_outputs_to_cpu", "binding.copy_outputs_to_cpu_async()"
@@ -143,7 +161,18 @@ class IOBinding:
 
     async def copy_outputs_to_cpu_async(self) -> list[Any]:
         """`copy_outputs_to_cpu`, without blocking."""
-        return [await value.numpy_async() for value in self.results]
+        return await arrays_of(self.results)
+
+    def _device_type(self, name: str, memory_info: MemoryInfo) -> str:
+        """'cpu' or 'webgpu' for the place of an output that a run makes."""
+        places = [self.session.device.get_memory_info(kind) for kind in MemoryType]
+        if memory_info not in (*places, HOST_MEMORY):
+            raise BufferMismatchError(
+                f"output {name!r}: {memory_info} is no place of the session's device, expected one of "
+                f"{', '.join(map(str, places))}; ask session.device.get_memory_info"
+            )
+        staging = memory_info.memory_type is MemoryType.HOST_ACCESSIBLE
+        return "cpu" if staging or memory_info.heap == HOST_MEMORY.heap else memory_info.device
 
     def _bind_host_input(self, name: str, host: HostArray) -> None:
         spec = known("input", self.session.inputs, name)

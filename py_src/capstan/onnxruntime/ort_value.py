@@ -14,7 +14,7 @@ from ..memory import DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
 from .host_array import HostArray, as_array, empty
 from .providers import at_once, blocking, device_type_of, open_device
 
-__all__ = ["HOST_MEMORY", "OrtValue", "host_bytes", "host_span", "store"]
+__all__ = ["HOST_MEMORY", "OrtValue", "arrays_of", "host_bytes", "host_span", "store"]
 
 HOST_MEMORY = MemoryInfo("Cpu", "cpu", MemoryType.DEFAULT, heap="python", alignment=1)
 """Arrays of the program: the same heap as the buffers of the devices that compute on the CPU."""
@@ -152,6 +152,11 @@ class OrtValue:
         return self._dtype
 
     @property
+    def device(self) -> DeviceInterface | None:
+        """The device whose memory it is in; None for Python's heap."""
+        return self._device
+
+    @property
     def memory_info(self) -> MemoryInfo:
         """Where the tensor is."""
         return self._span.buffer.memory
@@ -255,6 +260,21 @@ class OrtValue:
                 f"{what} is {host.dtype} {list(host.dims)}, the OrtValue {self._dtype} {list(self._dims)}; "
                 "they must be the same"
             )
+
+
+async def arrays_of(values: Sequence[OrtValue]) -> list[Any]:
+    """The tensors as arrays: views of those in Python's heap, the others by one read of each device."""
+    found: list[HostArray] = []
+    reads: dict[DeviceInterface, list[tuple[DeviceSpan, memoryview]]] = {}
+    for value in values:
+        device = value.device
+        target = value.host() if device is None else empty(value.dtype, value.shape())
+        found.append(target)
+        if device is not None and target.data.nbytes:
+            reads.setdefault(device, []).append((value.span.sub(0, target.data.nbytes), target.data))
+    for device, parts in reads.items():
+        await device.copy_all_to_cpu(parts)
+    return [as_array(target) for target in found]
 
 
 def free(buffer: DeviceBuffer, device: DeviceInterface | None) -> None:

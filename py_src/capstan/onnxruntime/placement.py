@@ -37,6 +37,8 @@ class Placed:
     session: DeviceSession
     attention_window: int
     """Positions that attention looks back; 0 if it sees all."""
+    in_place: frozenset[tuple[str, str]]
+    """Inputs and outputs that attention keeps in one buffer, if they are bound to one."""
     weights: tuple[PoolItem, ...] = ()
     """The model's external data."""
     activations: graph.Activations | None = None
@@ -51,6 +53,7 @@ class ModelFiles:
     half: bool
     """It computes in float16."""
     attention_window: int
+    in_place: frozenset[tuple[str, str]]
     uncomputed: dict[str, str]
     """What onnxruntime-web does not compute on a device, by the device's type."""
     weights: tuple[PoolItem, ...]
@@ -93,7 +96,8 @@ async def make_session(files: ModelFiles, provider: str, owner: str) -> Placed:
         shared = session.shared_weights()
         # The others are initializers, which onnxruntime copies.
         weights = [item for item in files.weights if shared is None or item.name in shared]
-        return Placed(device, session, files.attention_window, tuple(weights), files.activations)
+        about = files.attention_window, files.in_place, tuple(weights), files.activations
+        return Placed(device, session, *about)
     except BaseException:
         device.close()
         raise
@@ -147,6 +151,7 @@ async def read_model(host: Host, path_or_bytes: str | bytes | os.PathLike[str], 
         external if ends else None,
         needs_f16(parsed.graph),
         graph.attention_window(parsed),
+        graph.caches_in_place(parsed),
         dict(refused_devices(parsed)),
         weight_items(graph.known_external_entries(parsed)),
         graph.activations(parsed),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -11,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..device.element_types import ELEMENT_TYPES, byte_count
-from ..device.interface import BoundSpan, DeviceInterface, DeviceSession, TensorSpec
+from ..device.interface import BoundSpan, DeviceInterface, DeviceSession, Fetch, OnHost, TensorSpec
 from ..errors import BindingError, ClosedError
 from ..host import Host, current_host
 from ..leaving import when_dropped
 from ..memory import AlignmentRequirements, DeviceBuffer, MemoryInfo, why_incompatible
 from .captured import AutomaticCapture, CapturedRun, capture, run_eagerly, span_of
-from .checks import check_dims, check_dtype, check_placed, check_span, known
-from .host_array import HostArray, as_array, empty
+from .checks import check_apart, check_dims, check_dtype, check_placed, check_span, known
+from .host_array import HostArray
 from .io_binding import BoundOutput, IOBinding, open_span
 from .ort_value import HOST_MEMORY, OrtValue, host_bytes, host_span
 from .placement import Placed, place_session
@@ -99,6 +98,7 @@ class InferenceSession:
         self.label = label
         self.device = placed.device
         self.attention_window = placed.attention_window
+        self.in_place = placed.in_place
         self._session: DeviceSession | None = placed.session
         self.inputs = {spec.name: spec for spec in placed.session.inputs}
         self.outputs = {spec.name: spec for spec in placed.session.outputs}
@@ -157,8 +157,9 @@ class InferenceSession:
     ) -> list[Any]:
         """Run on arrays (PEP 3118 buffers) or OrtValues; returns the outputs named, all for None, as arrays.
 
-        Outputs named in `out` are written straight into the arrays given there. Raises BindingError for names, types
-        and shapes that the model does not have.
+        Outputs named in `out` are written straight into the arrays given there. However many outputs there are, they
+        come from a GPU in the run's own last submit, by one map. Raises BindingError for names, types and shapes that
+        the model does not have, and for arrays that overlap.
         """
         twin = "session.run_async(...)"
         return blocking(self.host, "session.run", twin, lambda: self.run_async(output_names, input_feed, out=out))
@@ -181,19 +182,25 @@ class InferenceSession:
                 return buffer
 
             feeds = self._moved(given, spare)
-            on_host = self.memory_info.heap == HOST_MEMORY.heap
-            fetches: list[BoundSpan | str] = [
+            fetches: list[Fetch] = [
                 BoundSpan(name, host_span(targets[name].data), targets[name].dtype, targets[name].dims)
-                if on_host and name in targets
-                else name
+                if name in targets
+                else OnHost(name)
                 for name in names
             ]
+            check_apart(feeds, fetches, self.in_place)
             results = await session.run(feeds, fetches)
         self._note(feeds, results)
-        return await self._arrays(results, fetches, targets, out or {})
+        return [
+            out[result.name] if out and result.name in targets else self._value(result).numpy() for result in results
+        ]
 
     def run_with_iobinding(self, iobinding: IOBinding) -> None:
-        """Run on what is bound; `iobinding.get_outputs()` are the results."""
+        """Run on what is bound; `iobinding.get_outputs()` are the results.
+
+        Those bound to the host are there then: from a GPU they come in the run's own last submit, by one map. Raises
+        BindingError, before anything runs, for an output that overlaps another tensor of the run.
+        """
         twin = "session.run_with_iobinding_async(binding)"
         call = "session.run_with_iobinding"
         blocking(self.host, call, twin, lambda: self.run_with_iobinding_async(iobinding))
@@ -202,16 +209,16 @@ class InferenceSession:
         """`run_with_iobinding`, without blocking."""
         session = self.opened()
         feeds, outputs = self.bound(iobinding)
+        fetches = [self._fetch(name, output) for name, output in outputs.items()]
+        check_apart(feeds, fetches, self.in_place)
         if self._automatic is not None and await self._automatic.run(self, iobinding, feeds, outputs):
             self._note(feeds, [span_of(name, value) for name, value in zip(outputs, iobinding.results, strict=True)])
             return
-        in_place = {name: self._fetched(name, output) for name, output in outputs.items()}
-        results = await session.run(feeds, [span or name for name, span in in_place.items()])
+        results = await session.run(feeds, fetches)
         self._note(feeds, results)
-        values = []
-        for (name, output), result in zip(outputs.items(), results, strict=True):
-            values.append(await self._result(output, result, in_place[name] is not None))
-        iobinding.results = values
+        iobinding.results = [
+            output.value or self._value(result) for output, result in zip(outputs.values(), results, strict=True)
+        ]
 
     def capture(self, iobinding: IOBinding) -> CapturedRun:
         """Record one run on what is bound as a tape of GPU commands; see CapturedRun. Raises TapeError with the reason
@@ -355,65 +362,19 @@ class InferenceSession:
             targets[name] = target
         return targets
 
-    async def _arrays(
-        self,
-        results: Sequence[BoundSpan],
-        fetches: Sequence[BoundSpan | str],
-        targets: Mapping[str, HostArray],
-        out: Mapping[str, Any],
-    ) -> list[Any]:
-        """Results as arrays, or written into the targets; buffers made for the run are freed."""
-        values = [
-            None if isinstance(fetch, BoundSpan) else self._value(result)
-            for result, fetch in zip(results, fetches, strict=True)
-        ]
-        found: list[Any] = []
-        reads: list[tuple[OrtValue, HostArray]] = []
-        with ExitStack() as made:
-            for made_value in filter(None, values):
-                made.enter_context(made_value)
-            for result, value in zip(results, values, strict=True):
-                target = targets.get(result.name)
-                if value is not None and target is None and value.device_name() == "cpu":
-                    found.append(value.numpy())
-                    continue
-                if value is not None:
-                    target = target or empty(result.dtype, result.dims)
-                    value.require_same("the array for the result", target)
-                    reads.append((value, target))
-                assert target is not None
-                found.append(out[result.name] if result.name in out else as_array(target))
-            await asyncio.gather(*(value.read_into(target) for value, target in reads))
-        return found
-
-    def _fetched(self, name: str, output: BoundOutput) -> BoundSpan | None:
-        """The tensor that the device's session writes; None where it makes one."""
+    def _fetch(self, name: str, output: BoundOutput) -> Fetch:
+        """Where an output of a bound run goes."""
         value = output.value
-        if value is None or (output.on_host and self.memory_info.heap != HOST_MEMORY.heap):
-            return None
+        if value is None:
+            return OnHost(name) if output.on_host else name
         span = open_span("output", name, value)
         check_span("output", name, span, value.dtype, value.shape())
         return BoundSpan(name, span, value.dtype, tuple(value.shape()))
 
     def _value(self, result: BoundSpan) -> OrtValue:
-        """A result in a buffer that the device's session made."""
+        """A result in memory that the device's session made."""
         device = None if result.span.buffer.memory.heap == HOST_MEMORY.heap else self.device
         return OrtValue(result.span, result.dtype, result.dims, device, owned=True)
-
-    async def _result(self, output: BoundOutput, result: BoundSpan, in_place: bool) -> OrtValue:
-        """A result of a bound run, where it was bound to."""
-        if in_place:
-            assert output.value is not None
-            return output.value
-        value = self._value(result)
-        if not output.on_host:
-            return value
-        if output.value is None and value.device_name() == "cpu":
-            return value
-        target = output.value or OrtValue.of_host(empty(result.dtype, result.dims))
-        with value:
-            await value.read_into(target.host())
-        return target
 
 
 def node_arg(spec: TensorSpec) -> NodeArg:

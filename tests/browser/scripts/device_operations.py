@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import time
 from array import array
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from capstan.memory import DeviceBuffer, MemoryType
 __all__ = ["capabilities", "conversions", "copies", "infos", "masks", "readbacks", "refusals"]
 
 SIZE = 256
+LARGE = 1 << 24
 
 
 async def bytes_of(device: DeviceInterface, buffer: DeviceBuffer) -> bytes:
@@ -78,8 +80,13 @@ async def readbacks(device: DeviceInterface) -> dict[str, Any]:
             expected = pattern[offset : offset + length]
             if bytes(out) != expected or alone.data != expected or into.data != b"":
                 wrong.append([offset, length, out.hex(), alone.data.hex()])
-        times = await device.copy_device_to_cpu(buffer.span())
-        return {"wrong": wrong, "waiting": times.waiting_ms, "copying": times.copying_ms}
+    with device.allocate(LARGE, label="large") as buffer:
+        out = bytearray(LARGE)
+        device.copy_cpu_to_device(buffer.span(), out)
+        started = time.perf_counter()
+        times = await device.copy_device_to_cpu(buffer.span(), out)
+        elapsed = 1e3 * (time.perf_counter() - started)
+    return {"wrong": wrong, "waiting": times.waiting_ms, "copying": times.copying_ms, "elapsed": elapsed}
 
 
 async def masks(device: DeviceInterface) -> dict[str, Any]:

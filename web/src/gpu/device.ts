@@ -2,6 +2,7 @@
 
 import { EngineError } from "../errors";
 import { type AdapterSummary, isEndedProcess } from "./adapter";
+import { HeldSubmit } from "./held_submit";
 import { destroyDevice, keepDevice, type OpenedDevice, takeDevice } from "./kept_device";
 
 export interface Counters {
@@ -82,8 +83,9 @@ const WRAPPED = [
   "createBuffer",
   "createBindGroup",
   "createCommandEncoder",
+  "pushErrorScope",
 ] as const satisfies (keyof GPUDevice)[];
-const WRAPPED_QUEUE = ["writeBuffer", "submit"] as const satisfies (keyof GPUQueue)[];
+const WRAPPED_QUEUE = ["writeBuffer", "submit", "onSubmittedWorkDone"] as const satisfies (keyof GPUQueue)[];
 const WRAPPED_BUFFER = ["destroy", "mapAsync"] as const satisfies (keyof GPUBuffer)[];
 
 /**
@@ -112,10 +114,11 @@ export class WatchedDevice {
   recorder: Recorder | null = null;
   /** performance.now() of the latest submit. */
   lastSubmit = 0;
+  /** Through this goes every submit. */
+  readonly held: HeldSubmit;
   /** The unrecorded calls, for our own commands: they run also while a recorder is installed. */
   private readonly own: {
     encoder: () => GPUCommandEncoder;
-    submit: (commands: GPUCommandBuffer[]) => void;
     write: (buffer: GPUBuffer, offset: number, bytes: Uint8Array<ArrayBuffer>) => void;
   };
   private fault: EngineError | null = null;
@@ -133,7 +136,12 @@ export class WatchedDevice {
     const submit = queue.submit.bind(queue);
     const write = queue.writeBuffer.bind(queue);
     const encoder = device.createCommandEncoder.bind(device);
-    this.own = { encoder: () => encoder(), submit, write: (buffer, offset, bytes) => write(buffer, offset, bytes) };
+    this.own = { encoder: () => encoder(), write: (buffer, offset, bytes) => write(buffer, offset, bytes) };
+    this.held = new HeldSubmit((commands) => {
+      this.counters.submits++;
+      this.lastSubmit = performance.now();
+      submit(commands);
+    });
   }
 
   /** A device with every feature and the highest limits the adapter has: the last one that was closed, or a new one. */
@@ -196,6 +204,7 @@ export class WatchedDevice {
    */
   close(): void {
     this.listening.abort("closed");
+    this.held.drop();
     this.opened.onLost = null;
     for (const name of WRAPPED) Reflect.deleteProperty(this.device, name);
     for (const name of WRAPPED_QUEUE) Reflect.deleteProperty(this.device.queue, name);
@@ -252,14 +261,13 @@ export class WatchedDevice {
   /** Submit commands that no recorder withholds. */
   submit(commands: GPUCommandBuffer[]): void {
     this.requireOpen();
-    this.counters.submits++;
-    this.lastSubmit = performance.now();
-    this.own.submit(commands);
+    this.held.ours(commands);
   }
 
   /** Write bytes that no recorder sees; offset and length in bytes, multiples of 4. */
   write(buffer: GPUBuffer, offset: number, bytes: Uint8Array<ArrayBuffer>): void {
     this.requireOpen();
+    this.held.release();
     this.counters.write_buffer++;
     for (const notify of this.info(buffer).onWrite) notify();
     this.own.write(buffer, offset, bytes);
@@ -268,6 +276,7 @@ export class WatchedDevice {
   /** Fill bytes of a buffer with 0xFF; a tape that watches it does not take this for a foreign write. */
   poison(buffer: GPUBuffer, offset = 0, size = this.info(buffer).size): void {
     this.requireOpen();
+    this.held.release();
     this.counters.write_buffer++;
     this.own.write(buffer, offset, new Uint8Array(size).fill(0xff));
   }
@@ -351,6 +360,7 @@ export class WatchedDevice {
       this.collected.register(buffer, info.id);
       const destroy = buffer.destroy.bind(buffer);
       buffer.destroy = () => {
+        this.held.release();
         info.destroyed = true;
         this.live.delete(info.id);
         for (const notify of info.onDestroy) notify();
@@ -360,6 +370,7 @@ export class WatchedDevice {
       };
       const mapAsync = buffer.mapAsync.bind(buffer);
       buffer.mapAsync = (mode, offset, size) => {
+        this.held.release();
         if (mode === GPUMapMode.READ) {
           this.counters.readbacks++;
           this.counters.readback_bytes += size ?? info.size - (offset ?? 0);
@@ -387,8 +398,16 @@ export class WatchedDevice {
 
     const createCommandEncoder = device.createCommandEncoder.bind(device);
     device.createCommandEncoder = (descriptor) => {
+      // More is to come: what is held is not the last.
+      this.held.release();
       const encoder = createCommandEncoder(descriptor);
       return this.recorder ? this.recorder.encoder(encoder) : encoder;
+    };
+
+    const pushErrorScope = device.pushErrorScope.bind(device);
+    device.pushErrorScope = (filter) => {
+      this.held.release();
+      return pushErrorScope(filter);
     };
   }
 
@@ -396,6 +415,7 @@ export class WatchedDevice {
     const queue = this.device.queue;
     const writeBuffer = queue.writeBuffer.bind(queue) as (...args: unknown[]) => undefined;
     queue.writeBuffer = (buffer, offset, data, dataOffset, size) => {
+      this.held.release();
       this.counters.write_buffer++;
       const info = this.info(buffer);
       for (const notify of info.onWrite) notify();
@@ -406,12 +426,13 @@ export class WatchedDevice {
           : writeBuffer(buffer, offset, data, dataOffset, size),
       );
     };
-    const submit = queue.submit.bind(queue);
     queue.submit = (commands) => {
-      if (this.recorder?.submit()) return undefined;
-      this.counters.submits++;
-      this.lastSubmit = performance.now();
-      return submit(commands);
+      if (!this.recorder?.submit()) this.held.theirs([...commands]);
+    };
+    const onSubmittedWorkDone = queue.onSubmittedWorkDone.bind(queue);
+    queue.onSubmittedWorkDone = () => {
+      this.held.release();
+      return onSubmittedWorkDone();
     };
   }
 }

@@ -1,14 +1,45 @@
-// Readbacks: bytes of a buffer of ours, through mappable staging memory, with the wait and the copy timed apart.
+// Readbacks: bytes of buffers, through mappable staging memory. However many are read at a time, it is one submit and one
+// map; the wait and the copy are timed apart.
 
 import { EngineError } from "../errors";
 import type { WatchedDevice } from "./device";
 
-/** What became of a readback; times in milliseconds. */
+/** The times of a readback, in milliseconds. */
 export interface ReadTimes {
   /** Until the work queued before the readback was done. */
   waiting: number;
   /** From then until the bytes were where they were wanted. */
   copying: number;
+}
+
+/** Bytes to be read, at any alignment. */
+export interface Part {
+  buffer: GPUBuffer;
+  offset: number;
+  bytes: number;
+}
+
+/** Bytes from the start of a buffer that go to somebody's staging memory and stay there; `offset` is a multiple of 4. */
+export interface Delivery {
+  source: GPUBuffer;
+  target: GPUBuffer;
+  offset: number;
+  bytes: number;
+}
+
+/** Called once, with the bytes of each part while they are mapped. */
+type Take = (mapped: Uint8Array[]) => void;
+
+/** A range that is to be mapped, of a buffer of `Staging` (null until there is one) or of somebody's staging memory. */
+interface Region {
+  buffer: GPUBuffer | null;
+  ours: boolean;
+  from: number;
+  to: number;
+  /** [index of a part, where it begins in the buffer] */
+  parts: [index: number, at: number][];
+  /** Copies into the buffer: from a byte of a source to a byte of the buffer. */
+  copies: [source: GPUBuffer, from: number, at: number, size: number][];
 }
 
 /** A staging buffer up to this size is kept for the next readback. */
@@ -22,62 +53,134 @@ export class Staging {
   /** The one buffer that is kept, when no readback uses it. */
   private free: GPUBuffer | null = null;
   private closed = false;
+  /** Staging buffers of other owners with a map under way. */
+  private readonly inUse = new Set<GPUBuffer>();
 
-  constructor(private readonly watched: WatchedDevice) {}
+  /** `limit`: most bytes of one staging buffer. Larger readings use several, filled by the same submit. */
+  constructor(
+    private readonly watched: WatchedDevice,
+    private readonly limit = watched.device.limits.maxBufferSize,
+  ) {}
 
   /**
-   * Read `bytes` bytes from `offset` of a buffer, any alignment, and hand them to `take` while they are mapped. No more
-   * than the span, rounded to multiples of 4, leaves the GPU.
+   * Read parts of buffers and hand them to `take`. No more than the parts, rounded to multiples of 4, leaves the GPU.
+   * Parts in staging memory are mapped where they are, once for each buffer.
    */
-  async read(source: GPUBuffer, offset: number, bytes: number, take: (mapped: Uint8Array) => void): Promise<ReadTimes> {
-    if (this.watched.info(source).usage & GPUBufferUsage.MAP_READ) return this.map(source, offset, bytes, take);
+  async read(parts: readonly Part[], take: Take): Promise<ReadTimes> {
     const start = performance.now();
-    const from = offset - (offset % GRAIN);
-    const size = Math.max(GRAIN, Math.ceil((offset + bytes - from) / GRAIN) * GRAIN);
-    const staging = this.take(size);
-    try {
-      // Both are asked for before either is awaited: telling the times apart costs no round trip.
-      const before = this.watched.device.queue.onSubmittedWorkDone().then(() => performance.now());
-      const encoder = this.watched.encoder();
-      encoder.copyBufferToBuffer(source, from, staging, 0, size);
-      this.watched.submit([encoder.finish()]);
-      await staging.mapAsync(GPUMapMode.READ, 0, size);
-      this.watched.assertHealthy();
-      const idle = Math.min(await before, performance.now());
-      take(new Uint8Array(staging.getMappedRange(0, size), offset - from, bytes));
-      staging.unmap();
-      this.keep(staging);
-      return { waiting: idle - start, copying: performance.now() - idle };
-    } catch (error) {
-      staging.destroy();
-      if (this.closed) throw new EngineError("ClosedError", "the device was closed while a buffer was read");
-      throw await this.watched.explain(error);
-    }
+    let idle = Infinity;
+    // Asked for before the copies are: telling the times apart costs no round trip.
+    void this.watched.device.queue.onSubmittedWorkDone().then(
+      () => (idle = performance.now()),
+      () => undefined,
+    );
+    await this.begin(parts)((mapped) => {
+      idle = Math.min(idle, performance.now());
+      take(mapped);
+    });
+    return { waiting: idle - start, copying: performance.now() - idle };
   }
 
-  /** Staging memory itself: no copy on the GPU. */
-  private async map(
-    buffer: GPUBuffer,
-    offset: number,
-    bytes: number,
-    take: (mapped: Uint8Array) => void,
-  ): Promise<ReadTimes> {
-    const start = performance.now();
-    const from = offset - (offset % MAP_GRAIN);
-    const size = Math.ceil((offset + bytes - from) / GRAIN) * GRAIN;
+  /**
+   * Queue the copies of all parts and deliveries, in one submit with what the device holds back, and ask for the map. The
+   * caller must call the result: it hands the bytes to `take` and resolves to the number of maps. The sources may be
+   * gone by then.
+   */
+  begin(parts: readonly Part[], deliveries: readonly Delivery[] = []): (take: Take) => Promise<number> {
+    for (const { buffer } of parts) this.requireUnmapped(buffer);
+    for (const { target } of deliveries) this.requireUnmapped(target);
+    const regions = this.plan(parts);
     try {
-      await buffer.mapAsync(GPUMapMode.READ, from, size);
+      for (const region of regions) region.buffer ??= this.buffer(region.to);
+      this.copy(regions, deliveries);
     } catch (error) {
-      throw await this.watched.explain(error);
+      for (const { ours, buffer } of regions) if (ours) buffer?.destroy();
+      throw error;
     }
-    const mapped = performance.now();
+    for (const { buffer, ours } of regions) if (!ours) this.inUse.add(buffer!);
+    const mapping = Promise.allSettled(
+      regions.map(({ buffer, from, to }) => buffer!.mapAsync(GPUMapMode.READ, from, to - from)),
+    );
+    return (take) => this.finish(parts, regions, mapping, take);
+  }
+
+  private plan(parts: readonly Part[]): Region[] {
+    const regions: Region[] = [];
+    const inPlace = new Map<GPUBuffer, Region>();
+    let room: Region | null = null;
+    const added = (buffer: GPUBuffer | null): Region => {
+      const region: Region = { buffer, ours: !buffer, from: buffer ? Infinity : 0, to: 0, parts: [], copies: [] };
+      regions.push(region);
+      return region;
+    };
+    parts.forEach(({ buffer, offset, bytes }, index) => {
+      if (bytes === 0) return;
+      const from = offset - (offset % GRAIN);
+      const size = wholeWords(offset + bytes - from);
+      if (this.watched.info(buffer).usage & GPUBufferUsage.MAP_READ) {
+        const region = inPlace.get(buffer) ?? added(buffer);
+        inPlace.set(buffer, region);
+        region.from = Math.min(region.from, offset - (offset % MAP_GRAIN));
+        region.to = Math.max(region.to, from + size);
+        region.parts.push([index, offset]);
+      } else {
+        if (!room || room.to + size > this.limit) room = added(null);
+        room.parts.push([index, room.to + offset - from]);
+        room.copies.push([buffer, from, room.to, size]);
+        room.to += size;
+      }
+    });
+    return regions;
+  }
+
+  /** Throw for a buffer that WebGPU lets nobody use now. */
+  private requireUnmapped(buffer: GPUBuffer): void {
+    if (!this.inUse.has(buffer)) return;
+    const { label } = this.watched.info(buffer);
+    throw new EngineError(
+      "BindingError",
+      `staging buffer '${label}' is being read; wait for that before it is used again`,
+    );
+  }
+
+  private copy(regions: readonly Region[], deliveries: readonly Delivery[]): void {
+    if (!deliveries.length && !regions.some(({ copies }) => copies.length)) return;
+    const encoder = this.watched.encoder();
+    for (const { source, target, offset, bytes } of deliveries)
+      encoder.copyBufferToBuffer(source, 0, target, offset, wholeWords(bytes));
+    for (const { buffer, copies } of regions)
+      for (const [source, from, at, size] of copies) encoder.copyBufferToBuffer(source, from, buffer!, at, size);
+    this.watched.submit([encoder.finish()]);
+  }
+
+  private async finish(
+    parts: readonly Part[],
+    regions: readonly Region[],
+    mapping: Promise<PromiseSettledResult<undefined>[]>,
+    take: Take,
+  ): Promise<number> {
+    const failed = (await mapping).find((result) => result.status === "rejected");
+    let taken = false;
     try {
+      if (failed && this.closed) throw new EngineError("ClosedError", "the device was closed while a buffer was read");
+      if (failed) throw await this.watched.explain(failed.reason);
       this.watched.assertHealthy();
-      take(new Uint8Array(buffer.getMappedRange(from, size), offset - from, bytes));
+      const mapped = parts.map(() => new Uint8Array(0));
+      for (const { buffer, from, to, parts: inside } of regions) {
+        const range = buffer!.getMappedRange(from, to - from);
+        for (const [index, at] of inside) mapped[index] = new Uint8Array(range, at - from, parts[index]!.bytes);
+      }
+      take(mapped);
+      taken = true;
+      return regions.length;
     } finally {
-      buffer.unmap();
+      for (const { buffer, ours } of regions) {
+        if (ours && !taken) buffer!.destroy();
+        else buffer!.unmap();
+        this.inUse.delete(buffer!);
+        if (ours && taken) this.keep(buffer!);
+      }
     }
-    return { waiting: mapped - start, copying: performance.now() - mapped };
   }
 
   destroy(): void {
@@ -86,7 +189,7 @@ export class Staging {
     this.free = null;
   }
 
-  private take(size: number): GPUBuffer {
+  private buffer(size: number): GPUBuffer {
     const kept = this.free;
     if (kept && kept.size >= size) {
       this.free = null;
@@ -105,4 +208,8 @@ export class Staging {
       this.free = staging;
     }
   }
+}
+
+function wholeWords(bytes: number): number {
+  return Math.ceil(bytes / GRAIN) * GRAIN;
 }

@@ -130,7 +130,7 @@ export async function storedTape(
       constants += size;
       if (constants > MOST_CONSTANTS)
         throw new EngineError("TapeError", `the step reads more than ${MOST_CONSTANTS} bytes of constants`);
-      await staging.read(buffer, 0, size, (bytes) => entry.content.push([0, base64(bytes)]));
+      await staging.read([{ buffer, offset: 0, bytes: size }], ([bytes]) => entry.content.push([0, base64(bytes!)]));
       continue;
     }
     const writes = objects.writes.get(id);

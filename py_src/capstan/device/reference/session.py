@@ -11,7 +11,7 @@ import onnxruntime
 from ...errors import BindingError, ClosedError, UnsupportedModelError, ValidationError
 from ...memory import DeviceBuffer, DeviceSpan, MemoryInfo
 from ...storage import ExternalData
-from ..interface import BoundSpan, DeviceSession, TensorSpec
+from ..interface import BoundSpan, DeviceSession, Fetch, OnHost, TensorSpec
 
 __all__ = ["ReferenceSession", "whole_files"]
 
@@ -41,7 +41,7 @@ class ReferenceSession(DeviceSession):
         except Exception as error:
             raise UnsupportedModelError(f"onnxruntime could not create a session: {error}") from error
 
-    async def run(self, feeds: Sequence[BoundSpan], fetches: Sequence[BoundSpan | str]) -> list[BoundSpan]:
+    async def run(self, feeds: Sequence[BoundSpan], fetches: Sequence[Fetch]) -> list[BoundSpan]:
         if self._session is None:
             raise ClosedError("this session was closed; make another one")
         binding = self._session.io_binding()
@@ -49,12 +49,12 @@ class ReferenceSession(DeviceSession):
         for feed, array in zip(feeds, arrays, strict=True):
             binding.bind_cpu_input(feed.name, array)
         for fetch in fetches:
-            if isinstance(fetch, str):
-                binding.bind_output(fetch)
-            else:
+            if isinstance(fetch, BoundSpan):
                 target = array_of(fetch)
                 arrays.append(target)
                 binding.bind_output(fetch.name, "cpu", 0, target.dtype, target.shape, target.ctypes.data)
+            else:
+                binding.bind_output(name_of(fetch))
         try:
             self._session.run_with_iobinding(binding)
         except Exception as error:
@@ -62,7 +62,7 @@ class ReferenceSession(DeviceSession):
             raise kind(f"onnxruntime could not run the model: {error}") from error
         results = binding.get_outputs()
         return [
-            fetch if isinstance(fetch, BoundSpan) else self._result(fetch, value.numpy())
+            fetch if isinstance(fetch, BoundSpan) else self._result(name_of(fetch), value.numpy())
             for fetch, value in zip(fetches, results, strict=True)
         ]
 
@@ -83,6 +83,10 @@ def array_of(tensor: BoundSpan) -> np.ndarray[Any, np.dtype[Any]]:
     data = memoryview(span.buffer.handle)[span.offset : span.offset + span.length]
     count = int(np.prod(tensor.dims))
     return np.frombuffer(data, tensor.dtype, count).reshape(tensor.dims)
+
+
+def name_of(fetch: OnHost | str) -> str:
+    return fetch if isinstance(fetch, str) else fetch.name
 
 
 def spec_of(argument: Any) -> TensorSpec:

@@ -126,13 +126,24 @@ class WebGpuDevice(DeviceInterface):
             self.engine.write(handle, destination.offset, view.cast("B") if view.c_contiguous else view.tobytes())
 
     async def copy_device_to_cpu(self, source: DeviceSpan, out: Any = None) -> Readback:
-        handle = self._handle(source)
-        self._flush()
-        target: Any = bytearray(source.length) if out is None else memoryview(out).cast("B")
-        if len(target) != source.length:
-            raise BufferMismatchError(f"out has {len(target)} bytes, the span {source.length}; they must be equal")
-        waiting, copying = await self.engine.read_into(handle, source.offset, target) if len(target) else (0.0, 0.0)
+        target: Any = bytearray(source.length) if out is None else out
+        waiting, copying = await self._read([(source, target)])
         return Readback(bytes(target) if out is None else b"", waiting, copying)
+
+    async def copy_all_to_cpu(self, parts: Sequence[tuple[DeviceSpan, Any]]) -> None:
+        await self._read(parts)
+
+    async def _read(self, parts: Sequence[tuple[DeviceSpan, Any]]) -> tuple[float, float]:
+        """Fill what is given for each span; how long was waited and copied."""
+        places: list[tuple[int, int, memoryview]] = []
+        for source, out in parts:
+            handle, target = self._handle(source), memoryview(out).cast("B")
+            if len(target) != source.length:
+                raise BufferMismatchError(f"out has {len(target)} bytes, the span {source.length}; they must be equal")
+            if source.length:
+                places.append((handle, source.offset, target))
+        self._flush()
+        return await self.engine.read_all(places) if places else (0.0, 0.0)
 
     def retain(self) -> None:
         self.engine.retain()
