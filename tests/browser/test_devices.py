@@ -57,6 +57,16 @@ def test_memory_infos_come_from_the_table(scripts: PageScripts) -> None:
     ]
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_providers_options_that_a_device_tells_are_those_that_sessions_get(
+    device: str, scripts: PageScripts
+) -> None:
+    found = scripts.run("memory", "providers", "nano-llama", device=device, model="nano-llama")
+    assert found["told"]["name"] == device
+    assert len(found["given"]) > 1
+    assert found["given"] == [[found["told"], device == "webgpu"]] * len(found["given"])
+
+
 def test_the_probe_says_what_the_gpu_can_do(scripts: PageScripts) -> None:
     found = scripts.run("memory", "on_device", case="capabilities", device="webgpu")
     assert found["staging"], found["missing"]

@@ -52,6 +52,9 @@ class HeapDevice(DeviceInterface):
         self.users -= 1
         assert self.users >= 0
 
+    def provider_options_for_allocator_session(self) -> dict[str, Any]:
+        return {"name": "stand-in"}
+
     def about(self) -> DeviceFacts:
         return DeviceFacts("stand-in")
 

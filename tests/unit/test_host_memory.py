@@ -26,6 +26,9 @@ class Heap(HostMemory):
     def about(self) -> DeviceFacts:
         return DeviceFacts("heap")
 
+    def provider_options_for_allocator_session(self) -> dict[str, Any]:
+        raise NotImplementedError
+
     async def create_session(self, model: bytes, **_: Any) -> Any:
         raise NotImplementedError
 

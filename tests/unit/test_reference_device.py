@@ -36,7 +36,7 @@ async def no_session(model: bytes, external: ExternalData | None, owner: str) ->
 
 
 def test_refusals_leave_the_buffers_as_they_were() -> None:
-    check_refusals(asyncio.run(device_operations.refusals(ReferenceDevice(), WasmDevice(no_session))))
+    check_refusals(asyncio.run(device_operations.refusals(ReferenceDevice(), WasmDevice(no_session, {"name": "wasm"}))))
 
 
 def test_what_it_can_do() -> None:

@@ -18,7 +18,7 @@ import { Turner } from "./gpu/turn";
 import { type PieceFields, type ReadableFile, UploadAhead, type UploadPlan } from "./gpu/upload_ahead";
 import { WeightUpload } from "./gpu/weights";
 import { Handles } from "./handles";
-import { loadOrt, type Ort } from "./ort";
+import { loadOrt, type Ort, PROVIDERS } from "./ort";
 import { type EngineSide, ModelSession } from "./sessions";
 import { Tapes } from "./tapes";
 
@@ -63,10 +63,10 @@ export class GpuEngine {
     return new GpuEngine(await loadOrt(assets), await WatchedDevice.open());
   }
 
-  /** The adapter's summary, and what computes on it. */
+  /** The adapter's summary, the runtime that computes on it, and the options of its execution provider. */
   adapter(): string {
     const runtime = `onnxruntime-web ${this.ort.env.versions.web}, ${navigator.userAgent}`;
-    return JSON.stringify({ ...this.watched.summary, runtime });
+    return JSON.stringify({ ...this.watched.summary, runtime, provider: PROVIDERS.webgpu });
   }
 
   counters(): string {

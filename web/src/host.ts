@@ -17,7 +17,7 @@ import { setStallTimeout } from "./storage/network";
 import { adopt, listing } from "./storage/picked";
 import { sha256 } from "./storage/sha256";
 import { absolute, assumedSource, openSource } from "./storage/source";
-import { cpuThreads, loadOrt, requireUnloaded } from "./ort";
+import { cpuThreads, loadOrt, PROVIDERS, requireUnloaded } from "./ort";
 import { ModelSession } from "./sessions";
 import { makeTokenizer } from "./tokenizers";
 import { WasmEngine } from "./wasm";
@@ -41,7 +41,10 @@ export function makeHost(assets: Assets): Record<string, unknown> {
     openWasm: (model: PyProxy, paths: string, ...external: Memory[]) => WasmEngine.open(assets, model, paths, external),
     openSession: (model: PyProxy, owner: string, locations: string, ...files: Memory[]) =>
       ModelSession.onCpu(loadOrt(assets, "cpu"), model, owner, locations, files),
-    cpu: () => JSON.stringify({ threads: cpuThreads(), shared: typeof SharedArrayBuffer !== "undefined" }),
+    cpu: () => {
+      const shared = typeof SharedArrayBuffer !== "undefined";
+      return JSON.stringify({ threads: cpuThreads(), shared, provider: PROVIDERS.wasm });
+    },
     adapter: async (required: boolean) => {
       const adapter = await (required ? requireAdapter() : requestAdapter());
       return adapter ? JSON.stringify(summarize(adapter)) : null;

@@ -156,6 +156,16 @@ async function watched<T>(answer: Promise<T>): Promise<T> {
 export type Placement =
   { device: GPUDevice; capture: boolean; outputs?: Record<string, "gpu-buffer" | "cpu"> } | "wasm";
 
+/**
+ * The options that every session gives its execution provider; those on WebGPU get our device besides. Devices in Python
+ * report these.
+ */
+export const PROVIDERS = {
+  // validationMode is ORT's own error scopes around every run; Dawn's uncaptured errors reach us all the same.
+  webgpu: { name: "webgpu", validationMode: "disabled" },
+  wasm: { name: "wasm" },
+} as const;
+
 export interface ExternalFile {
   path: string;
   data: Uint8Array;
@@ -173,12 +183,11 @@ export async function createSession(
     logSeverityLevel: 3,
     ...(external.length ? { externalData: external } : {}),
   };
-  // validationMode is ORT's own error scopes around every run; Dawn's uncaptured errors reach us all the same.
   const webgpu = (device: GPUDevice): Ort.InferenceSession.ExecutionProviderConfig =>
-    ({ name: "webgpu", device, validationMode: "disabled" }) as Ort.InferenceSession.ExecutionProviderConfig;
+    ({ ...PROVIDERS.webgpu, device }) as Ort.InferenceSession.ExecutionProviderConfig;
   const options: Ort.InferenceSession.SessionOptions =
     placement === "wasm"
-      ? { ...common, executionProviders: ["wasm"] }
+      ? { ...common, executionProviders: [PROVIDERS.wasm] }
       : {
           ...common,
           executionProviders: [webgpu(lentDevice(placement.device))],

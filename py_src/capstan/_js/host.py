@@ -151,7 +151,8 @@ async def adapter(*, required: bool = False) -> dict[str, Any] | None:
 
 
 def cpu() -> dict[str, Any]:
-    """`threads` of the CPU execution provider, and whether there is `shared` memory, without which it has one."""
+    """`threads` of the CPU execution provider, whether there is `shared` memory, without which it has one, and the
+    options that its sessions get."""
     found: dict[str, Any] = json.loads(capstan_host.cpu())
     return found
 

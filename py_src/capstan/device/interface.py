@@ -33,12 +33,6 @@ PLACES = {
 }
 """(onnxruntime's allocator name, heap, alignment in bytes) by device and memory type; others are HOST_PLACE."""
 
-PROVIDER_OPTIONS: dict[str, dict[str, Any]] = {
-    "webgpu": {"name": "webgpu", "validationMode": "disabled"},
-    "wasm": {"name": "wasm"},
-    "reference": {"name": "CPUExecutionProvider"},
-}
-
 
 @dataclass(frozen=True)
 class Readback:
@@ -168,9 +162,10 @@ class DeviceInterface(ABC):
         name, heap, alignment = PLACES.get((self.type, memory_type), HOST_PLACE)
         return MemoryInfo(name, self.type, memory_type, self.device_id, heap, alignment)
 
+    @abstractmethod
     def provider_options_for_allocator_session(self) -> dict[str, Any]:
-        """The execution provider's options for the one-node session that allocates and probes."""
-        return dict(PROVIDER_OPTIONS.get(self.type, {}))
+        """The execution provider's name and options, as each session of the device gets them: the one-node sessions
+        that allocate and probe, and all others."""
 
     @abstractmethod
     def about(self) -> DeviceFacts:

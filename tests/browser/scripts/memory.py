@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +34,44 @@ async def on_device(models: Mapping[str, str], *, case: str, device: str, foreig
     finally:
         for each in [opened, *others]:
             each.close()
+
+
+WATCH = """async (folder, file, given) => {
+  const { InferenceSession } = await import(new URL(`${folder}ort/${file}`, self.location.href));
+  const create = InferenceSession.create;
+  InferenceSession.create = function (model, options) {
+    const [{ device, ...provider }] = options.executionProviders;
+    given.push(JSON.stringify([provider, device instanceof GPUDevice]));
+    return create.call(this, model, options);
+  };
+  return () => void (InferenceSession.create = create);
+}"""
+BUILDS = {"webgpu": "ort.webgpu.min.mjs", "wasm": "ort.wasm.min.mjs"}
+
+
+async def providers(models: Mapping[str, str], *, device: str, model: str) -> dict[str, Any]:
+    """The options of its provider as a device tells them, and as onnxruntime-web is given them for each session: a
+    one-node session, one of any model, and those of a decoder; with whether a GPUDevice is among them."""
+    from pyodide.code import run_js
+    from pyodide.ffi import to_js
+
+    await close_all()
+    opened = await capstan.open_device(device)
+    given = to_js([])
+    restore = await run_js(WATCH)("./", BUILDS[device], given)
+    try:
+        session = await opened.create_session(add_model("float32", 4), owner="test")
+        await session.close()
+        async with (
+            await Model.load(models[model], device=device) as loaded,
+            Generator(loaded, parameters(loaded)) as one,
+        ):
+            one.append_tokens(PROMPT)
+            await take(one, 2)
+        return {"told": opened.provider_options_for_allocator_session(), "given": [json.loads(each) for each in given]}
+    finally:
+        restore()
+        opened.close()
 
 
 async def agreement(models: Mapping[str, str], *, model: str) -> list[dict[str, Any]]:

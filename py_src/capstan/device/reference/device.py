@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ...storage import ExternalData
 from ..host_memory import HostMemory
 from ..interface import DeviceFacts, DeviceSession
-from .session import ReferenceSession, whole_files
+from .session import PROVIDER, ReferenceSession, whole_files
 
 __all__ = ["ReferenceDevice"]
 
@@ -19,6 +19,9 @@ class ReferenceDevice(HostMemory):
 
     def about(self) -> DeviceFacts:
         return DeviceFacts(adapter="cpu (onnxruntime)")
+
+    def provider_options_for_allocator_session(self) -> dict[str, Any]:
+        return {"name": PROVIDER}
 
     async def create_session(
         self, model: bytes, *, external: ExternalData | None = None, owner: str = ""

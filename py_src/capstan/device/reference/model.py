@@ -30,6 +30,7 @@ from ..lora import LoraGraph, LoraWeights
 from ..model_memory import ModelMemory
 from ..snapshots import EMPTY
 from .device import ReferenceDevice
+from .session import PROVIDER
 
 __all__ = ["ReferenceModel", "ReferenceRunner", "ReferenceSequence", "reference_memory"]
 
@@ -76,7 +77,7 @@ class ReferenceModel(HostSampledModel):
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(file.parent))
         try:
             self._session: Any = onnxruntime.InferenceSession(
-                str(file) if onnx is None else onnx, options, providers=["CPUExecutionProvider"]
+                str(file) if onnx is None else onnx, options, providers=[PROVIDER]
             )
         except Exception as error:
             raise ModelFileError(f"{self.folder / decoder.filename}: onnxruntime cannot load it ({error})") from error

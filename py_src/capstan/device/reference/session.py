@@ -13,7 +13,9 @@ from ...memory import DeviceBuffer, DeviceSpan, MemoryInfo
 from ...storage import ExternalData
 from ..interface import BoundSpan, DeviceSession, Fetch, OnHost, TensorSpec
 
-__all__ = ["ReferenceSession", "whole_files"]
+__all__ = ["PROVIDER", "ReferenceSession", "whole_files"]
+
+PROVIDER = "CPUExecutionProvider"
 
 DTYPES = {"float": "float32", "double": "float64"}
 """Names that onnxruntime and numpy do not share."""
@@ -37,7 +39,7 @@ class ReferenceSession(DeviceSession):
             names, files = list(external), list(external.values())
             options.add_external_initializers_from_files_in_memory(names, files, [len(file) for file in files])
         try:
-            return cls(onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"]), memory)
+            return cls(onnxruntime.InferenceSession(model, options, providers=[PROVIDER]), memory)
         except Exception as error:
             raise UnsupportedModelError(f"onnxruntime could not create a session: {error}") from error
 

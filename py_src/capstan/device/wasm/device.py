@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import ClassVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, ClassVar
 
 from ...storage import ExternalData
 from ..host_memory import HostMemory
@@ -22,14 +22,19 @@ class WasmDevice(HostMemory):
 
     type: ClassVar[str] = "wasm"
 
-    def __init__(self, opener: Opener, threads: int = 1, shared: bool = True) -> None:
-        """`threads` compute; without `shared` memory there can be one only."""
+    def __init__(self, opener: Opener, provider: Mapping[str, Any], threads: int = 1, shared: bool = True) -> None:
+        """`provider` has the options that sessions get. `threads` compute; without `shared` memory there can be one
+        only."""
         self._opener = opener
+        self._provider = provider
         reason = "" if shared else ": no memory is shared, as in pages that are not cross-origin isolated"
         self._name = f"cpu (wasm, {threads} thread{'' if threads == 1 else 's'}{reason})"
 
     def about(self) -> DeviceFacts:
         return DeviceFacts(adapter=self._name)
+
+    def provider_options_for_allocator_session(self) -> dict[str, Any]:
+        return dict(self._provider)
 
     async def create_session(
         self, model: bytes, *, external: ExternalData | None = None, owner: str = ""

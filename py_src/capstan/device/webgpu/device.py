@@ -51,6 +51,9 @@ class WebGpuDevice(DeviceInterface):
             runtime=summary["runtime"],
         )
 
+    def provider_options_for_allocator_session(self) -> dict[str, Any]:
+        return dict(self.engine.adapter()["provider"])
+
     async def capabilities(self) -> Capabilities:
         return await capabilities_of(self)
 
