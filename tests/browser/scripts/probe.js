@@ -36,10 +36,14 @@
   probe.forgetBound = () => probe.bound.clear();
   probe.boundIds = (engine) =>
     JSON.stringify([...probe.bound].map((buffer) => engine.watched.buffers.get(buffer)?.id ?? 0));
-  /** Ids of the buffers that a tape uses and that the engine did not make: the captured session's own. */
+  /**
+   * Ids of the buffers that a tape uses and that the engine did not make: its captured session's, or its own. A restored
+   * tape names its buffers by the ids of an earlier recording; these are the ids that they have now.
+   */
   probe.privateIds = (engine, tape) => {
     const ours = new Set([...engine.buffers.all()].map((buffer) => engine.watched.info(buffer).id));
-    return JSON.stringify([...engine.tapes.tapes.get(tape).objects.infos.keys()].filter((id) => !ours.has(id)));
+    const used = [...engine.tapes.tapes.get(tape).objects.infos.values()].map(({ id }) => id);
+    return JSON.stringify(used.filter((id) => !ours.has(id)));
   };
   /** The kinds of a tape's operations, in order. */
   probe.played = (engine, tape) => JSON.stringify(engine.tapes.tapes.get(tape).ops.map((op) => op.kind));

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import probe
+from .meddling import recorded_anew
 from .running import close_all, gpu, load
 
 DEAD = 0xC1
@@ -117,8 +118,17 @@ def differing_bytes(a: bytes, b: bytes) -> int:
     return 0 if a == b else sum(x != y for x, y in zip(a, b, strict=True))
 
 
-async def private_buffers(models: Mapping[str, str], *, model: str, lengths: Sequence[int]) -> dict[str, Any]:
-    """Buffers that only a tape's own session may touch, and who else binds them: eager runs, another tape."""
+async def private_buffers(
+    models: Mapping[str, str], *, model: str, lengths: Sequence[int], restored: bool
+) -> dict[str, Any]:
+    """Buffers that only a tape's own session may touch, and who else binds them: eager runs, another tape. The tapes
+    are recorded, or made again from those that were stored."""
+    with recorded_anew():
+        found = await private_of_two(models, model, lengths)
+    return await private_of_two(models, model, lengths) if restored else found
+
+
+async def private_of_two(models: Mapping[str, str], model: str, lengths: Sequence[int]) -> dict[str, Any]:
     await close_all()
     opened = await load(models, model)
     decoder: Any = await opened.decoder(256)
@@ -134,6 +144,7 @@ async def private_buffers(models: Mapping[str, str], *, model: str, lengths: Seq
     await decoder.close()
     await other.close()
     return {
+        "sessions": [one._step.session != 0 for one in (decoder, other)],
         "private": len(private),
         "bound": len(bound),
         "with_eager": sorted(set(private + others) & set(bound)),
