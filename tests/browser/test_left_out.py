@@ -134,6 +134,7 @@ def test_a_kernel_that_computes_something_else_is_found_out_and_steps_are_run_ea
     assert found["capture"] == "off"
     assert "attention of 4 heads" in found["note"]
     assert found["note"].endswith(", which onnxruntime-web leaves out of a captured run")
-    [counted] = found["fallbacks"]
-    assert counted.startswith("a replayed decode step: the tape cannot be used: result of attention of 4 heads at ")
+    replayed, configured = found["fallbacks"]
+    assert replayed.startswith("a replayed decode step: the tape cannot be used: result of attention of 4 heads at ")
+    assert 'enableGraphCapture "1": the tape cannot be used: result of attention of 4 heads at ' in configured
     assert found["ids"] == oracle.greedy(folders[name], SHORT, 30)

@@ -64,7 +64,7 @@ async def ways(
     models: Mapping[str, str], *, model: str, captures: Sequence[str], prompt: Sequence[int], count: int
 ) -> dict[str, Any]:
     """The tokens after a prompt by decoders that run their steps in different ways, over one load of the model."""
-    opened = await Model.load(models[model], device="webgpu")
+    opened = await Model.load(models[model], device="webgpu", capture="tape")
     loaded: Any = opened._loaded
     found: dict[str, Any] = {}
     for capture in captures:
