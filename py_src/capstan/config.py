@@ -118,7 +118,7 @@ class DecoderConfig:
 
     @property
     def folder(self) -> str:
-        """Where the graph's data files are, below the model's folder: next to it. Empty, or ending in a slash."""
+        """The folder of the graph and its data files, relative to the model's folder: empty, or with a final slash."""
         return self.filename[: self.filename.rfind("/") + 1]
 
 
@@ -181,7 +181,7 @@ class Section:
         return value
 
     def token(self, key: str, vocab_size: int) -> int | None:
-        """The id of a token, or None: as in onnxruntime-genai it may be one that the vocabulary does not have."""
+        """A token id, or None for an id outside the vocabulary, which onnxruntime-genai allows, too."""
         value = whole(self.value.get(key))
         if value is not None and type(value) is not int:
             raise self.error(key, f"a token id from 0 to {vocab_size - 1}")
@@ -204,7 +204,7 @@ class Section:
 
 
 def whole(value: Any) -> Any:
-    """A number as 512.0 as 512, everything else as it is."""
+    """The int that a float like 512.0 equals; any other value unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

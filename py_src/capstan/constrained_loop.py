@@ -56,11 +56,11 @@ class ConstrainedLoop(RowLoop):
         self._constraints = [Constraint(guidance) for _ in self.rows]
         self._prepared = False
         self._automaton: Automaton | None = None
-        """What the device follows."""
+        """The automaton that the device steps with each pick; None while the host writes the masks."""
         self._told = False
-        """Whether the device knows where the rows are in it."""
+        """Whether the device knows each row's state in the automaton."""
         self._forced = 0
-        """Tokens at the end of those that are ready that no model step picked."""
+        """How many of the last ready tokens the grammar forced, so that no model step picked them."""
 
     def append(self, prompts: Sequence[Prompt]) -> None:
         before = [(len(row.tokens), row.over) for row in self.rows]

@@ -59,7 +59,7 @@ __all__ = [
 
 
 MOST_CHARACTERS = 1500
-"""Of a message; what is between its first and last ones is left out. Values in it may be as long as a file."""
+"""The longest message; a longer one loses its middle, since a value in it may be as long as a file."""
 
 
 class CapstanError(RuntimeError):

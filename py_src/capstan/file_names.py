@@ -9,7 +9,7 @@ from .errors import OptionError
 __all__ = ["MOST_CHARACTERS", "address_of", "folder_address", "split_name", "why_not_below"]
 
 MOST_CHARACTERS = 1024
-"""Of a name."""
+"""The longest name."""
 DECODINGS = 4
 """How often a name may be percent-encoded over and over; servers decode once, some twice."""
 

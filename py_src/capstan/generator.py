@@ -49,9 +49,9 @@ class Generator:
     `pools` gives it buffers of the caller's on `model.device` for its KV cache, sampler state, ids and logits; they are
     checked when the first token is prepared.
 
-    Where the device is lost, as when the browser's GPU process ends, the model is opened on another one and the
-    sequence computed anew, with a FallbackWarning: the tokens are those of an undisturbed run.
-    `GeneratorParams.recoveries` says how often. With `pools` and with adapters DeviceLostError is raised.
+    If the device is lost, for example with the browser's GPU process, the generator opens the model on another device
+    and computes the sequence again, with a FallbackWarning; its tokens are the same as without the loss.
+    `GeneratorParams.recoveries` says how often. With `pools` or LoRA adapters it raises DeviceLostError instead.
 
     Use it as a context manager, or `close()` it: its KV cache then serves the next generator. One that is dropped
     without being closed gives it back, too.
@@ -69,13 +69,13 @@ class Generator:
             if loop.closed:
                 return None
             loop.closed = True
-            # What sequences hold of adapters is their own: they may be unloaded at once, as in the native package.
+            # Sequences have copies of their LoRA adapters, so these may be unloaded at once, as in the native package.
             loop.adapters.release()
             return leaving.give_back(loop.end())
 
         when_dropped(self, model.host, free)
         self._turn = asyncio.Lock()
-        """Of who waits for the decoder: what uses it at the same time would meet in its buffers."""
+        """Serialises access: concurrent users would overwrite the decoder's buffers."""
 
     @property
     def max_length(self) -> int:
@@ -92,7 +92,7 @@ class Generator:
         self._loop.timing = timing
 
     def append_tokens(self, tokens: Iterable[Any]) -> None:
-        """Add tokens (ids of the vocabulary) to the sequence; the model runs on them when the next token is asked for.
+        """Add tokens (ids of the vocabulary) to the sequence; the next request for a token runs the model on them.
 
         A batch is given as a list of rows, as an array [batch_size, tokens], or as one list with all rows behind one
         another. Its rows are equally long: shorter prompts have `pad_token_id` behind them
@@ -134,9 +134,8 @@ class Generator:
 
     def set_active_adapter(self, adapters: Adapters, name: str) -> None:
         """Run the model with a LoRA adapter from here on: the tokens that it has not seen, except those that were
-        appended before. What the KV cache holds stays. A further one is laid over those that were set before: of two
-        that have a tensor for the same input the later one counts. The adapter cannot be unloaded until the generator
-        is closed.
+        appended before. The KV cache keeps its entries. A second adapter adds to the first; if both have a tensor for
+        the same input, the later one counts. The adapter cannot be unloaded until the generator is closed.
 
         Raises OptionError for an unknown name, adapters of another model or of another Adapters than the first one, and
         for beams that have begun.
@@ -199,12 +198,12 @@ class Generator:
 
     @property
     def capture_note(self) -> str | None:
-        """Why it is not the capture that was asked for."""
+        """Why `capture` is not the one that was requested."""
         return None if self._loop.decoder is None else self._loop.decoder.capture_note
 
     @property
     def tape_passes(self) -> dict[str, str]:
-        """What each pass over the recorded tape did, or why it did nothing; empty without a tape."""
+        """The effect of each pass over the recorded tape, or why it had none; empty without a tape."""
         return {} if self._loop.decoder is None else dict(self._loop.decoder.tape_passes)
 
     @property
@@ -214,7 +213,8 @@ class Generator:
 
     @property
     def counters(self) -> Counters:
-        """What the device did during decode steps, prefills left out; counts of other generators at work are in it.
+        """Counts of the device's work during decode steps, without prefills. Generators that run at the same time are
+        counted, too.
 
         steps, submits, readbacks, readback_bytes, create_buffer, create_bind_group, write_buffer, and
         python_crossings: how often JavaScript entered Python with results.
@@ -224,7 +224,7 @@ class Generator:
 
     @property
     def speculation(self) -> SpeculationStats | None:
-        """What speculation did; None where it is off."""
+        """The statistics of speculation; None if it is off."""
         return self._loop.stats if isinstance(self._loop, SpeculatedLoop) else None
 
     async def prepare_async(self) -> None:
@@ -397,7 +397,7 @@ class Generator:
 
 
 def loop_of(params: GeneratorParams) -> type[RowLoop]:
-    """The loop that does what was asked for."""
+    """The decode loop that these parameters need."""
     alone = params.guidance is not None or bool(params.processors.given)
     if params.speculation is not None and alone:
         what = "a logits processor" if params.guidance is None else "a grammar"

@@ -12,16 +12,16 @@ from typing import Any
 __all__ = ["MOST_BYTES", "MOST_DEPTH", "NotJsonError", "clipped", "read_json"]
 
 MOST_BYTES = 64 << 20
-"""Of a text: the largest tokenizers and lists of shards have some 20 MB."""
+"""The longest text; the largest tokenizers and lists of shards have some 20 MB."""
 MOST_DEPTH = 64
-"""Arrays and objects around a value."""
+"""The deepest nesting of arrays and objects around a value."""
 
 SHOWN = 60
 """Characters of a value in a message."""
 
 ONE_KIND = bytes.maketrans(b"{}", b"[]")
 OTHERS = bytes(set(range(256)) - set(b'"[]{}'))
-"""What is left out of a text to see how deep it goes."""
+"""Bytes that do not change how deep a text nests."""
 
 
 class NotJsonError(ValueError):

@@ -29,7 +29,7 @@ class LoadTimes:
 
 
 current: ContextVar[LoadTimes | None] = ContextVar("capstan load times", default=None)
-"""Of the load that the running task belongs to."""
+"""The times of the running task's load."""
 
 
 @contextmanager

@@ -43,11 +43,11 @@ class OperationTime:
     index: int
     """Its place in the tape; the sampler's dispatches follow the tape's last."""
     label: str
-    """Of its pipeline; of onnxruntime-web's, which have none, the names of the buffers that are read and written."""
+    """The pipeline's label. Pipelines of onnxruntime-web have none: for them, the names of the buffers it binds."""
     microseconds: float
     bytes: int
-    """What it reads and writes, of weights, caches and activations; 0 for the sampler's. Bytes over time, against what
-    the adapter copies in a second, tell how far a kernel is from the memory's limit."""
+    """Bytes of weights, caches and activations that it reads and writes; 0 for the sampler's. Bytes over time, compared
+    with the GPU adapter's copy bandwidth, tell how far a kernel is from the memory's limit."""
 
 
 async def gpu_step_time(generator: Generator, steps: int = 32) -> float:

@@ -63,9 +63,9 @@ class Model:
     `prefix_cache` is how many bytes of the device the key/value rows of closed generators may take, for prompts that
     begin with the same tokens; 0 shares none, of open generators neither. See `model.prefixes`.
 
-    `Model(path)` blocks, which in a page needs JavaScript Promise Integration; `await Model.load(path)` never does.
+    `Model(path)` blocks, which in a page needs JavaScript Promise Integration; `await Model.load(path)` never blocks.
 
-    A model that is dropped without being closed is freed, once its generators are.
+    A model that is dropped without `close` is freed after the last of its generators.
 
     Raises ModelFileError (WeightsChangedError if a file changed while it was read), ConfigError, UnsupportedModelError,
     DeviceUnavailableError, OutOfMemoryError, OptionError.
@@ -188,7 +188,8 @@ class Model:
         await self._open().replace_scratch(decoder, scratch)
 
     async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
-        """What goes on from what a decoder of this model is, with adapters; see DeviceModel.switched."""
+        """A decoder that continues from the state of one of this model's, with LoRA adapters; see
+        DeviceModel.switched."""
         return await self._open().switched(decoder, lora)
 
     async def load_adapter(self, data: Any, what: str) -> LoraWeights:
@@ -202,7 +203,7 @@ class Model:
         return await loaded.lora.combine(loaded.memory.interface, layers, owner)
 
     async def grammars(self) -> Grammars:
-        """What compiles grammars over the model's vocabulary, made once. Raises GuidanceError."""
+        """The compiler of grammars over the model's vocabulary, made once. Raises GuidanceError."""
         if self._grammars is None:
             self._grammars = await self.host.grammars(self._vocabulary(), self.config.eos_token_ids)
         return self._grammars
@@ -220,7 +221,7 @@ class Model:
         return vocabulary(self.tokenizer_files["tokenizer.json"], self.config.vocab_size, ends)
 
     def encoder(self) -> Encoder:
-        """What turns text into tokens, made once."""
+        """The encoder of text into tokens, made once."""
         if self._encoder is None:
             files = self.tokenizer_files
             config = files.get("tokenizer_config.json") or "{}"
@@ -229,7 +230,7 @@ class Model:
 
     @property
     def device(self) -> DeviceInterface:
-        """Where the model is: allocate there what its generators are to be given."""
+        """The model's device: `pools` for its generators are allocated here."""
         return self._open().memory.interface
 
     def query_memory_requirements(self, batch_size: int = 1, max_length: int | None = None) -> MemoryRequirements:
@@ -237,16 +238,16 @@ class Model:
         tokens (the context length unless given) take of the device, tensor by tensor.
 
         The KV cache is counted as it is allocated, for `max_length` rounded up to a multiple of 256. Scratch is what
-        onnxruntime-web allocates: an estimate from the graph (`exact` is False), then what was measured at the device
-        for a sequence of that capacity, once one was closed and a prompt had filled a whole prefill run. What the tapes
-        of prompt runs take is left out: where there is no memory for one, the prompt is run without it.
+        onnxruntime-web allocates: an estimate from the graph (`exact` is False), then the size measured at the device
+        for a sequence of that capacity, once one was closed and a prompt had filled a whole prefill run. Tapes of
+        prompt runs are left out: if memory is too short for a tape, the prompt runs without one.
         """
         length = self.config.context_length if max_length is None else max_length
         require_lengths(batch_size, length, self.config.context_length)
         return self._open().memory.requirements(batch_size, length)
 
     def alignment_requirements(self) -> AlignmentRequirements:
-        """What buffers given to a generator must keep to, in bytes."""
+        """The alignments, in bytes, that buffers given to a generator need."""
         return self._open().memory.alignment()
 
     async def trim(self) -> None:
@@ -255,13 +256,13 @@ class Model:
         await self._open().trim()
 
     async def find_not_finite(self, ids: Sequence[int]) -> NotFinite | None:
-        """Where NaN or infinity begins when the model runs on a prompt: the first node, with its layer and with what it
-        reads that is not finite. None if there is no such value.
+        """Find the first node that makes NaN or infinity when the model runs on a prompt, with its layer and its inputs
+        that are not finite. None if all values are finite.
 
         For a model whose logits are all NaN (LogitsError). Its graph is run once more on the same device, layer by
-        layer on onnxruntime alone, with all that its nodes compute read back. That takes the memory of one layer
-        besides the model's, and much longer than a prompt. LoRA adapters are left out. Raises PromptError, and what
-        `capstan.onnxruntime.InferenceSession` raises.
+        layer on onnxruntime alone, and every node's output is read back. That takes the memory of one layer besides
+        the model's, and much longer than a prompt. LoRA adapters are left out. Raises PromptError, and the errors of
+        `capstan.onnxruntime.InferenceSession`.
         """
         from .not_finite import find_not_finite
 

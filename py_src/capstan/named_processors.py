@@ -21,7 +21,7 @@ class NamedProcessor:
     """A function under its `__name__`."""
 
     options: dict[str, Any]
-    """What GeneratorParams takes."""
+    """The arguments of GeneratorParams."""
     serial: int
     """Another one for each definition, also of the same name."""
 

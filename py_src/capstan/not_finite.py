@@ -48,7 +48,7 @@ class NotFinite:
     below: int
     """How many are minus infinity."""
     inputs: Mapping[str, int]
-    """What the node reads, weights too, that has such values itself, and how many."""
+    """The node's inputs, weights too, that are not finite themselves, and how many of their values."""
 
     def __str__(self) -> str:
         where = "" if self.layer is None else f" of layer {self.layer}"

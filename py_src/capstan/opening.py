@@ -1,4 +1,4 @@
-"""What is read of a model folder, and the model that is opened with it."""
+"""Reads a model folder's small files, checks them, and opens the model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 
 
 def search_options(config: GenaiConfig) -> SearchOptions:
-    """What generators of the model start from. Raises OptionError."""
+    """The default search options of the model's generators. Raises OptionError."""
     return SearchOptions.from_config(
         config.search,
         eos_token_ids=config.eos_token_ids,
@@ -36,7 +36,7 @@ def search_options(config: GenaiConfig) -> SearchOptions:
 
 @dataclass(frozen=True)
 class Opened:
-    """What was loaded out of a folder."""
+    """A model that was loaded from a folder, with the folder's small files."""
 
     folder: str
     config: GenaiConfig
@@ -52,7 +52,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model comes from, and what of it; see Model."""
+    """The arguments of Model that say which model to open, and how."""
 
     path: Any
     device: str = "auto"
@@ -61,7 +61,7 @@ class Source:
     graphs: Mapping[str, bytes] = field(default_factory=dict)
     capture: str | None = None
     options: TapeOptions = field(default_factory=TapeOptions)
-    """Those besides `capture`."""
+    """The tape options; `capture` above replaces the one in here."""
 
     def tape_options(self, config: GenaiConfig) -> TapeOptions:
         """How decode steps are to run: as the caller says, else as the configuration does, else from a tape."""
@@ -135,7 +135,7 @@ def given_graph(graphs: Mapping[str, bytes], config: GenaiConfig) -> bytes | Non
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a folder says before its graph is loaded: enough for a Tokenizer."""
+    """The contents of a folder's small files, read without the graph: enough for a Tokenizer."""
 
     host: Host
     config: GenaiConfig
@@ -143,7 +143,7 @@ class Configuration:
 
 
 def read_configuration(path: Any, overlay: Mapping[str, Any] | None = None) -> Configuration:
-    """A folder's small files, blocking. Raises AsyncRequiredError where it cannot wait, else what Model raises."""
+    """Read a folder's small files, blocking. Raises AsyncRequiredError if the host cannot block, and Model's errors."""
     host = current_host()
 
     async def read() -> Configuration:

@@ -17,7 +17,7 @@ from .row import Row
 __all__ = ["PrefixCache", "PrefixStats", "checked_limit"]
 
 LEAST = 16
-"""Tokens that a copy must save: fewer are run in less time than it is worth keeping them for."""
+"""The shortest prefix that is worth a copy: the model runs on fewer tokens as fast."""
 
 
 class LiveRows(Protocol):
@@ -26,7 +26,7 @@ class LiveRows(Protocol):
     rows: list[Row]
     decoder: RowDecoder | None
     cache_key: Hashable
-    """What the caches depend on besides the tokens."""
+    """Everything besides the tokens that changes the caches' contents."""
 
 
 @dataclass
@@ -54,19 +54,19 @@ class PrefixStats:
     evicted: int
     """Copies that were freed for others, or for lack of memory."""
     kept: int
-    """Copies that there are."""
+    """Copies now."""
     bytes: int
     """Their size."""
     limit: int
-    """The most bytes that they may have."""
+    """The largest size that they may reach."""
 
 
 class PrefixCache:
     """Key/value rows of a model's sequences by their tokens.
 
-    Open generators share what their own caches hold. When one is closed, the rows of its sequences are copied, as long
-    as all copies together have at most `limit` bytes; those that were not used for the longest time are freed for new
-    ones. With a limit of 0 nothing is shared."""
+    Open generators share the rows in their own caches. When one is closed, its rows are copied, as long as all copies
+    together have at most `limit` bytes; the least recently used are freed for new ones. With a limit of 0 nothing is
+    shared."""
 
     def __init__(self, limit: int = 0) -> None:
         self.limit = limit

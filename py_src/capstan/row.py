@@ -121,7 +121,7 @@ class Row:
         return min(fresh[-1][1] if fresh else start + 1, *later, len(self.tokens))
 
     def is_appended(self, start: int, count: int) -> bool:
-        """Whether `count` tokens from `start` were run as a prompt, or will be."""
+        """Whether the `count` tokens from `start` belong to a prompt run, past or future."""
         ranges = [*self.runs, *self.appended]
         return count > 1 or any(begin <= start < end for begin, end in ranges)
 

@@ -31,7 +31,7 @@ class Member:
     """A sequence of the pool."""
 
     limit: int
-    """The most tokens that it may have."""
+    """The greatest number of tokens."""
     row: Row = field(default_factory=Row)
     place: int | None = None
     """Its row of the decoder."""

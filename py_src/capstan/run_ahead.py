@@ -30,10 +30,10 @@ LARGEST = 16
 
 
 class RunAhead:
-    """Chooses the picks of each burst; `fixed` (>= 1) switches the adaptation off, `first` is what it starts with.
+    """Chooses the picks of each burst; `fixed` (>= 1) switches the adaptation off, `first` is its initial number.
 
-    After a pause the first pick is a burst of its own, which `next` is not asked about. Then come a burst of at most
-    RESTART picks, one of at most GROWTH times as many, and so on up to the number that the adaptation has come to.
+    After a pause the first pick is a burst of its own, which does not call `next`. Then come a burst of at most RESTART
+    picks, one of at most GROWTH times as many, and so on up to the adapted number.
 
     The time of a step is measured from one burst's readability to the next, which is the GPU's pace while bursts
     follow each other without a gap.
@@ -70,7 +70,7 @@ class RunAhead:
 
     @property
     def usual(self) -> int:
-        """The picks that the adaptation has come to."""
+        """The adapted number of picks."""
         return self._steps
 
     def observe(self, burst: Burst | RowBurst) -> None:

@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 NO_TOKEN = 0xFFFFFFFF
-"""What is picked from a row without a token to pick."""
+"""The pick of a row in which no token can be picked."""
 POSITIVE_INFINITY_KEY = 0xFF800000
 _POSITIVE_ZERO_KEY = 0x80000000
 _WEIGHT_BITS = 30

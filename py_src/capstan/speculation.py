@@ -23,7 +23,7 @@ SPECULATION_OPTIONS = (
         "max_draft_tokens", 1, MAX_DRAFTS, flag="draft-tokens", help="drafts of a step with --speculate: 1 to 16"
     ),
 )
-"""Those that the command line has."""
+"""The options that are flags of the command line, too."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class SpeculationStats:
     """The host's time to find drafts, a draft model's runs among it."""
     drafted_step_ms: float | None = None
     plain_step_ms: float | None = None
-    """Of the last steps; None before there were any."""
+    """Averages in which the last steps weigh most; None before the first step."""
     accepted_by_step: list[int] = field(default_factory=lambda: [0] * (MAX_DRAFTS + 1))
     """How many steps accepted so many drafts."""
 
@@ -163,13 +163,13 @@ GUESS = 2.0
 BEGIN, LEAVE = 1.1, 1.0
 """Speed-ups from which on steps are drafted, and below which they are not any more."""
 TOKENS, TIMES = 0.25, 0.25
-"""What the latest step counts in the averages of tokens and of times."""
+"""The weight of the latest step in the averages of tokens and of times."""
 
 
 class Worth:
-    """Whether drafting pays: tokens that a drafted step gives, times what a plain one takes, over what it takes.
+    """Whether drafting pays: the tokens of a drafted step against the time that it takes, in plain steps.
 
-    While steps are not drafted, what drafts would have given is known all the same, from the tokens that came.
+    While steps are not drafted, the tokens that came still tell how many drafts would have been accepted.
     """
 
     def __init__(self, stats: SpeculationStats, always: bool) -> None:

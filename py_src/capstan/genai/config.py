@@ -60,10 +60,10 @@ class Config:
         self._providers = [*(self._providers or []), str(name)]
 
     def set_provider_option(self, provider: str, name: str, value: str, /) -> None:
-        """Set an option of a provider, and add the provider if need be; options of the file stay beside it. Of WebGPU's
-        `enableGraphCapture` is "0" or "1", anything else a ConfigError when the model is loaded.
-        `disable_file_mapped_weights` "1" leaves the browser's storage of weights out. Options that Capstan does not
-        know are warned of when the model is loaded, as those of the file."""
+        """Set an option of a provider, and add the provider if need be; options from the file stay. WebGPU has two:
+        `enableGraphCapture`, "0" or "1" (loading the model with anything else raises ConfigError), and
+        `disable_file_mapped_weights`, whose "1" keeps weights out of the browser's storage. Loading warns of options
+        that Capstan does not know, as of those in the file."""
         if self._providers is None or provider not in self._providers:
             self.append_provider(provider)
         self._options.setdefault(provider, {})[str(name)] = str(value)

@@ -85,7 +85,7 @@ class Islands:
                 del self.nodes[name]
 
     def is_inside(self, node: NodeProto) -> bool:
-        """Whether a node belongs to an island, given that the other nodes of `nodes` do."""
+        """Whether a node belongs to an island, if all other nodes of `nodes` belong to one."""
         if any(item.name == "epsilon" and item.f < LEAST_EPSILON for item in node.attribute):
             return False
         weights = [self.wiring.constants.get(name) for name in given(node, KINDS[node.op_type].weights)]

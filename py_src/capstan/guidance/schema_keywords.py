@@ -1,4 +1,4 @@
-"""The keywords of JSON schemas: which are enforced, and which values they may have.
+"""The keywords of JSON schemas: which are enforced, and which values are valid.
 
 An invalid value is refused with a GuidanceError that names its place as a JSON pointer.
 """

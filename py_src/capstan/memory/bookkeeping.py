@@ -69,6 +69,6 @@ def keep_account(account: Account) -> Callable[[], None]:
 
 
 def ledger() -> Ledger:
-    """What is allocated now, on every device of this interpreter."""
+    """All live allocations, on every device of this interpreter."""
     found = [entry for account in list(accounts.values()) for entry in account()]
     return Ledger(tuple(sorted(found, key=lambda entry: (-entry.bytes, entry.device, entry.category, entry.owner))))

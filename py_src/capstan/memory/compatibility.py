@@ -17,11 +17,11 @@ def devices_are_memory_compatible(a: MemoryInfo, b: MemoryInfo, capabilities: Ca
 
 
 def why_incompatible(a: MemoryInfo, b: MemoryInfo, capabilities: Capabilities | None = None) -> str | None:
-    """Why bytes have to be copied between `a` and `b`; None where they need not be. Symmetric.
+    """Why bytes have to be copied between `a` and `b`; None if both can share them. Symmetric.
 
-    `capabilities` is what the device of the two was seen to do: of the one that is not the host's if there are both.
-    Without it nothing is known, and only what holds for every device is taken for granted. Alignment plays no part: it
-    belongs to a tensor, not to a place.
+    `capabilities` are those that the probe of the device found; if one of the two is host memory, of the other's
+    device. Without them only rules that hold for every device apply. Alignment is not judged: it belongs to a tensor,
+    not to a place.
     """
     for place in (a, b):
         if capabilities is not None and place.memory_type is MemoryType.HOST_ACCESSIBLE and not capabilities.staging:

@@ -20,7 +20,8 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Fit:
-    """The answer, true if everything fits; else the limit that is broken most, by what, and what would do."""
+    """The answer, true if everything fits; else the limit that is exceeded most, the tensor or pool that exceeds it,
+    and a max_length that fits."""
 
     requirements: MemoryRequirements
     limit: str | None = None
@@ -32,7 +33,7 @@ class Fit:
     largest_max_length: int | None = None
     """The largest max_length that fits, as far as it was looked for; 0 if none does, None if nobody looked."""
     shortest: Fit | None = None
-    """Where none fits, what breaks at a max_length of 1."""
+    """The answer for a max_length of 1, if no max_length fits."""
 
     def __bool__(self) -> bool:
         return self.limit is None
@@ -87,7 +88,7 @@ def plan(
     at_most: int | None = None,
     budget: int | None = None,
 ) -> Fit:
-    """Whether `requirements_of(max_length)` fits, and the largest max_length up to `at_most` that does.
+    """Whether `requirements_of(max_length)` fits, and the largest max_length up to `at_most` that fits.
 
     `at_most` is the model's context length, say; it is `max_length` unless given. `requirements_of` must not shrink as
     max_length grows. Raises OptionError for a max_length below 1.

@@ -14,7 +14,7 @@ from .span import DeviceBuffer, DeviceSpan
 __all__ = ["USAGE", "Pools", "check_given", "check_pools"]
 
 USAGE = frozenset({"storage", "copy_src", "copy_dst"})
-"""What a session, a kernel and a readback do with a tensor of a pool."""
+"""The buffer usage that a session, a kernel and a readback need of a tensor of a pool."""
 
 Usage = frozenset[str]
 

@@ -1,4 +1,4 @@
-"""Where memory lives, in onnxruntime's terms, and whether two places can share bytes without a copy."""
+"""Places of memory, in onnxruntime's terms, and the capabilities and limits of their devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class MemoryType(Enum):
     """onnxruntime's OrtMemType, by what a page can do with it."""
 
     DEFAULT = "default"
-    """The device's own memory: what sessions compute in. On WebGPU storage buffers, which cannot be mapped."""
+    """The device's own memory, in which sessions compute. On WebGPU storage buffers, which cannot be mapped."""
     HOST_ACCESSIBLE = "host_accessible"
     """Memory that device and host both reach. On WebGPU mappable staging buffers, which cannot be storage."""
 
@@ -33,12 +33,12 @@ class MemoryInfo:
     """For memory that the CPU addresses, whose: 'python', 'onnxruntime' (another WebAssembly memory) or 'gpu-process'
     (mapped staging memory). Empty for memory that it does not address."""
     alignment: int = 16
-    """Bytes that the start of an allocation is a multiple of."""
+    """The start of an allocation is a multiple of this many bytes."""
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a device was seen to do when it was probed; sizes are bytes. `missing` holds (capability, reason)."""
+    """The capabilities that the probe of a device found; sizes are bytes. `missing` holds (capability, reason)."""
 
     adapter: str
     software: bool
@@ -56,7 +56,7 @@ class Capabilities:
     max_buffer_size: int
     max_binding_size: int
     offset_alignment: int
-    """Bytes that the offset of a bound span is a multiple of."""
+    """The offset of a bound span is a multiple of this many bytes."""
     missing: tuple[tuple[str, str], ...] = ()
 
 

@@ -50,8 +50,8 @@ one sequence that runs the prompts."""
 BYTES = {"float32": 4, "float16": 2, "int64": 8, "int32": 4}
 STATE_BYTES = 32
 SNAPSHOTS = 6
-"""Of a sequence's states that runs overwrite: one before the end of its prompt, the others at the starts of bursts, of
-which one is being read and at most four are under way."""
+"""Copies of a sequence's states, which runs overwrite: one from before the end of its prompt, the others from the
+starts of bursts, of which one is being read and at most four are under way."""
 ROWS_APART = "rows apart"
 """Room for copies of joint rows while they become one another."""
 TAPE_SCRATCH = "tape scratch"
@@ -68,7 +68,7 @@ class PoolItem:
     pool: Pool
     bytes: int
     alignment: int
-    """Bytes that its start is a multiple of."""
+    """Its start is a multiple of this many bytes."""
     bound: bool
     """It has a buffer of its own: onnxruntime binds it whole, or a kernel reads it while it writes another tensor,
     which WebGPU refuses in one buffer. The others may be parts of one."""
@@ -87,25 +87,25 @@ class PoolSize:
 
 @dataclass(frozen=True)
 class AlignmentRequirements:
-    """What buffers given to a model must keep to; bytes."""
+    """The alignments, in bytes, that buffers given to a model need."""
 
     start: int
     """The start of a buffer is a multiple of this."""
     size: int
-    """So is its size of this."""
+    """The size of a buffer is a multiple of this."""
     span_offset: int
-    """And the offset of a span inside a buffer of this, where the item is not `bound`. One that is starts at offset 0
-    of a buffer of its own."""
+    """The offset of a span inside a buffer is a multiple of this, unless the item is `bound`: a bound item starts at
+    offset 0 of a buffer of its own."""
 
     @classmethod
     def of(cls, memory: MemoryInfo, limits: Limits) -> AlignmentRequirements:
-        """What a device says of itself, or its probe, for buffers made in `memory`."""
+        """The alignments of a device for buffers made in `memory`; `limits` are its own or its probe's."""
         return cls(memory.alignment, SIZE_ALIGNMENT, max(memory.alignment, limits.offset_alignment))
 
 
 @dataclass(frozen=True)
 class MemoryRequirements:
-    """What a model and `batch_size` sequences of `max_length` tokens take of one device."""
+    """The memory of one device that a model and `batch_size` sequences of `max_length` tokens need."""
 
     device: str
     batch_size: int
@@ -228,12 +228,12 @@ def requirements(
     apart: bool = False,
     tape_scratch: Sequence[int] | str = "no tape was made yet",
 ) -> MemoryRequirements:
-    """What `batch_size` sequences of `max_length` positions and the weights take.
+    """The memory that the weights and `batch_size` sequences of `max_length` positions need.
 
-    `scratch` is what was measured once a session has run. Before that it is estimated from the prefill graph's
+    `scratch` is the size measured once a session has run. Before that it is estimated from the prefill graph's
     `activations`, the largest set of tensors alive at once in a run over `chunk` tokens; with neither it is 0, inexact.
-    `rows` and `apart` are how the sequences are held, `tape_scratch` the bytes of each buffer between the kernels of
-    their tapes, or why that is not known.
+    `rows` and `apart` say how the sequences are held; `tape_scratch` has the bytes of each scratch buffer of their
+    tapes, or the reason why these are unknown.
     """
     one = sequence_items(description, max_length, chunk, apart=apart)
     if rows == "joint":
@@ -267,7 +267,7 @@ def requirements(
 
 @dataclass(frozen=True)
 class Packing:
-    """Where each item lies in one buffer of `bytes` bytes."""
+    """The offset of each item in one buffer of `bytes` bytes."""
 
     offsets: dict[str, int]
     bytes: int

@@ -40,7 +40,7 @@ class CapturedRun:
 
     @property
     def passes(self) -> dict[str, str]:
-        """What was done to the recorded commands."""
+        """The effect of each pass over the recorded commands."""
         return dict(self._opened().passes)
 
     def replay(self) -> None:

@@ -142,7 +142,7 @@ def overlap(a: Extent, b: Extent) -> bool:
 
 
 def check_placed(kind: str, name: str, span: DeviceSpan, memory: MemoryInfo) -> None:
-    """Raise BufferMismatchError unless the session's device can use the span where it is."""
+    """Raise BufferMismatchError unless the session's device can use the span in place."""
     where = f"{kind} {name!r}: buffer {span.buffer.label!r}"
     reason = why_incompatible(span.buffer.memory, memory)
     if reason is not None:

@@ -22,7 +22,7 @@ __all__ = ["BoundOutput", "IOBinding"]
 
 @dataclass(frozen=True)
 class BoundOutput:
-    """Where an output goes: into a tensor that is there, else into a new one of the device or of Python's heap."""
+    """The destination of an output: the tensor `value`, else a new one on the device or in Python's heap."""
 
     value: OrtValue | None
     on_host: bool
@@ -31,8 +31,8 @@ class BoundOutput:
 class IOBinding:
     """The tensors of a session's runs; see onnxruntime.IOBinding. Made by `InferenceSession.io_binding()`.
 
-    A call that raises leaves what was bound before. Arrays bound as inputs of a session on WebGPU are copied to the
-    device at once, as onnxruntime does; for a session on the CPU they are used where they are.
+    A call that raises leaves earlier bindings unchanged. Arrays bound as inputs of a session on WebGPU are copied to
+    the device at once, as onnxruntime does; a session on the CPU uses them in place.
     """
 
     def __init__(self, session: InferenceSession) -> None:
@@ -190,7 +190,7 @@ class IOBinding:
         shape: Sequence[int] | None,
         memory: Any,
     ) -> OrtValue:
-        """What a script bound by its parts, as a tensor that borrows the memory."""
+        """A tensor that borrows the memory which a script bound by its parts: type, shape and buffer."""
         dtype = dtype_of(element_type)
         if device_id != 0:
             raise BufferMismatchError(f"{kind} {name!r}: device_id is {device_id!r}, expected 0; a page has one device")

@@ -25,7 +25,7 @@ class OrtValue:
 
     A value in Python's heap ('cpu') shares the memory of the array that it was made of, and `numpy()` is a view of it.
     A value on a device owns a buffer there, or borrows one; its own is freed by `close`, at the end of a `with` block
-    or with the last reference to the value. What waits has a twin whose name ends in `_async`.
+    or with the last reference to the value. Each method that waits has a twin with `_async` at the end of its name.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class OrtValue:
 
     @property
     def memory_info(self) -> MemoryInfo:
-        """Where the tensor is."""
+        """The place of the tensor's memory."""
         return self._span.buffer.memory
 
     def shape(self) -> list[int]:
@@ -190,7 +190,7 @@ class OrtValue:
         return self._free is None or self._free.alive
 
     def data_ptr(self) -> OrtValue:
-        """What `bind_input` takes for `buffer_ptr`: the value itself, as a page has no addresses."""
+        """The argument `buffer_ptr` of `bind_input`: the value itself, as a page has no addresses."""
         return self
 
     def numpy(self, *, out: Any = None) -> Any:

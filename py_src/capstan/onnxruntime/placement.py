@@ -1,4 +1,4 @@
-"""Reads a model and makes a session of it on the best of the devices asked for."""
+"""Reads a model and makes its session on the best of the requested devices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["Placed", "place_session"]
 
 @dataclass(frozen=True)
 class Placed:
-    """A session and the device it is on."""
+    """A session and its device."""
 
     device: DeviceInterface
     session: DeviceSession
@@ -55,7 +55,7 @@ class ModelFiles:
     attention_window: int
     in_place: frozenset[tuple[str, str]]
     uncomputed: dict[str, str]
-    """What onnxruntime-web does not compute on a device, by the device's type."""
+    """By device type: the operator that onnxruntime-web does not compute there."""
     weights: tuple[PoolItem, ...]
     activations: graph.Activations
 
@@ -66,7 +66,7 @@ async def place_session(
     """A session on the first provider that can run the model; each step down is warned of and counted. `keep` says
     whether its data files may be kept in the browser's storage.
 
-    Without `providers` it is WebGPU on a hardware adapter, else the CPU. Raises what the last provider failed with.
+    Without `providers` it is WebGPU on a hardware adapter, else the CPU. Raises the error of the last provider.
     """
     files = await read_model(host, path_or_bytes, keep)
     if providers:

@@ -107,7 +107,7 @@ def provider_of(device: DeviceInterface) -> str:
 
 
 def blocking(host: Host, call: str, twin: str, coroutine: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Wait for a coroutine; AsyncRequiredError, naming the asynchronous twin, where that cannot be."""
+    """Wait for a coroutine. Raises AsyncRequiredError, which names the asynchronous twin, if the host cannot wait."""
     if not host.can_wait():
         raise AsyncRequiredError(f"{call} would have to wait here; use `await {twin}`")
     return host.wait(coroutine())

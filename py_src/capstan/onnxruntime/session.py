@@ -51,11 +51,11 @@ class InferenceSession:
     used.
 
     With ('WebGpuExecutionProvider', {'enableGraphCapture': '1'}) the first `run_with_iobinding` is captured, as by
-    `capture`, and those after are replays: they read and write the tensors that were bound then, and other ones are a
-    BindingError. A run that cannot be captured is eager, with a FallbackWarning that gives the reason.
+    `capture`, and later runs are replays: they read and write the tensors that were bound then, and binding others
+    raises BindingError. A run that cannot be captured is eager, with a FallbackWarning that gives the reason.
 
     `InferenceSession(...)` blocks, which in a page needs JavaScript Promise Integration; `await
-    InferenceSession.create(...)` never does. So it is with every method that has a twin named `..._async`.
+    InferenceSession.create(...)` never blocks. The same holds for every method that has a twin named `..._async`.
 
     Raises ModelFileError, UnsupportedModelError, OptionError, DeviceUnavailableError, OutOfMemoryError.
     """
@@ -125,7 +125,7 @@ class InferenceSession:
 
     @property
     def memory_info(self) -> MemoryInfo:
-        """Where the session computes, as `OrtValue.ortvalue_from_shape_and_type` takes it."""
+        """The memory in which the session computes, for `OrtValue.ortvalue_from_shape_and_type`."""
         return self.device.get_memory_info()
 
     def query_memory_requirements(self, shapes: Mapping[str, Sequence[int]] | None = None) -> SessionRequirements:
@@ -261,7 +261,8 @@ class InferenceSession:
         return self._session
 
     def bound(self, iobinding: IOBinding) -> tuple[list[BoundSpan], dict[str, BoundOutput]]:
-        """What is bound for a run. Raises BindingError if something is missing, BufferMismatchError if it is gone."""
+        """The inputs and outputs of a run. Raises BindingError if one is not bound, BufferMismatchError if its buffer
+        is gone."""
         if iobinding.session is not self:
             raise BindingError("this binding belongs to another session; use session.io_binding() of this one")
         inputs = self._complete(iobinding.inputs)
@@ -363,7 +364,7 @@ class InferenceSession:
         return targets
 
     def _fetch(self, name: str, output: BoundOutput) -> Fetch:
-        """Where an output of a bound run goes."""
+        """The destination of an output of a bound run."""
         value = output.value
         if value is None:
             return OnHost(name) if output.on_host else name

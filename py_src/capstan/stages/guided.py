@@ -1,9 +1,9 @@
 """guided: only tokens that a grammar allows can be picked.
 
-Which ones is a bit mask. The host writes it before each pick (capstan.guidance), or the GPU finds it itself: with a
-`GrammarTable` it follows each row's picks through an automaton over bytes, and walks all tokens through it before the
-next pick. A token that is not allowed gets a key below every other, so that it is not picked either where all allowed
-ones count as -inf. This stage edits last, so that no other one can let a token in.
+A bit mask has the allowed tokens. The host writes it before each pick (capstan.guidance), or the GPU finds it itself:
+with a `GrammarTable` it follows each row's picks through an automaton over bytes, and walks all tokens through it
+before the next pick. A token that is not allowed gets a key below every other, so that it loses even if all allowed
+tokens count as -inf. This stage edits last, so that no other stage can allow a token again.
 """
 
 from __future__ import annotations

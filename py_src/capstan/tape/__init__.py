@@ -5,13 +5,13 @@ passes.py      recording -> the operations to replay: the captured half, clears,
 step_graph.py  the step as a graph of values
 ort_kernels.py recognises recorded dispatches by the signatures of `ops`; uniforms.py decodes their uniforms
 operation.py   the interface of an operation of ours
-ops/           the operations of ours, one module each: recognised, joined, planned, bound
+ops/           our operations: each module has its recognition, joins, plan and bindings
 fusions.py     the passes over the graph of a decode step, prefill_graph.py over that of a prefill run
 placement.py   puts the values back into buffers, checked
 witness.py     compares each operation of a step with the truth
 fused_step.py  the rewritten step in the device's form
 row_step.py    a step of several sequences, made from the step of one
-key.py         the key of a tape: everything that it depends on
+key.py         the key of a tape: every value that a replay needs unchanged
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Compares stored weights with their digests while nothing is asked for.
+"""Compares stored weights with their digests while the page has no requests.
 
-A load takes what is stored as it is: hashing takes longer than reading. A disk that changed it is noticed here.
+A load does not check the stored bytes, as hashing takes longer than reading. A change on disk is found here.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .store import Verification, WeightStore, is_sound
 __all__ = ["IdleVerification", "taken_as_it_is"]
 
 PAUSE_SECONDS = 0.05
-"""Between two shards: the machine has other things to do."""
+"""The pause between two shards, which leaves the machine to others."""
 
 unverified: dict[str, str] = {}
-"""Where stored files came from that were loaded and not compared, by their content hashes, in the loads' order."""
+"""The sources of stored files that were loaded without a comparison, by content hash, in the order of loading."""
 
 
 def taken_as_it_is(content: str, source: str) -> None:
-    """A stored file was loaded without a look at its digests."""
+    """Note that a stored file was loaded without a comparison with its digests."""
     unverified.setdefault(content, source)
 
 
@@ -40,7 +40,7 @@ class IdleVerification:
     def __init__(
         self, store: WeightStore, told: Callable[[Verification], None], others: Callable[[], Awaitable[object]]
     ) -> None:
-        """`others` returns when nothing is left that goes on between two requests, as a load may."""
+        """`others` returns when no work is left that runs between two requests, such as a load."""
         self.counters: Counter[str] = Counter()
         """`files` and `shards` that were compared, shards that were `damaged`; how often work was `stopped`."""
         self.distrusted = False

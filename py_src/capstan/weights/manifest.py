@@ -1,4 +1,4 @@
-"""What a weight file is made of: its size and the SHA-256 of each of its shards."""
+"""The manifest of a weight file: its size and the SHA-256 of each of its shards."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..json_text import NotJsonError, clipped, read_json
 __all__ = ["MANIFEST_SUFFIX", "MAX_SHARD_BYTES", "SHARD_BYTES", "Manifest", "parse_manifest"]
 
 SHARD_BYTES = 4 << 20
-"""How a file is cut whose manifest was not written beforehand."""
+"""The shard size of a file without a manifest of its own."""
 MAX_SHARD_BYTES = 16 << 20
 """A shard is held in memory while it is verified."""
 MOST_BYTES = 1 << 44
-"""Of a file, 16 TiB: more is no file that a browser gets."""
+"""The largest file: 16 TiB, more than any browser downloads."""
 MANIFEST_SUFFIX = ".shards.json"
 """A model folder may carry this beside each data file; `build.py models shards` writes it."""
 
@@ -71,7 +71,7 @@ class Manifest:
 
 
 def shard_count(size: int, shard_size: int) -> int:
-    """How many shards a file has."""
+    """The number of shards of a file."""
     return -(-size // shard_size)
 
 

@@ -1,4 +1,4 @@
-"""What the store writes about its data files. A torn or foreign record reads as None: nothing is there."""
+"""The store's records about its data files. A torn or foreign record reads as None, as if it were absent."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["DATA", "JOURNAL", "RECORD", "SOURCE", "UPLOAD", "Journal", "SourceRe
 
 DATA, JOURNAL, RECORD, SOURCE = ".data", ".journal.jsonl", ".weights.json", ".source.json"
 UPLOAD = ".upload.json"
-"""Endings of names: NAME.data holds bytes; KEY.journal.jsonl tells which of them are sound while they are being
-downloaded; CONTENT.weights.json, written once all are, tells what they are; SOURCE.source.json, written last, where
-they came from. SOURCE.upload.json is how a source's file was put on the GPU the last time."""
+"""Endings of names. NAME.data holds bytes. During a download KEY.journal.jsonl lists its sound shards. After it
+CONTENT.weights.json gets the file's manifest, then, as the last write, SOURCE.source.json names the content.
+SOURCE.upload.json has the last plan by which a source's file was uploaded to the GPU."""
 
 
 @dataclass(frozen=True)

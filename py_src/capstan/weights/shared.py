@@ -19,7 +19,7 @@ LEAST_BYTES = 16
 
 
 class BufferOwner(Protocol):
-    """What makes and frees buffers: capstan.device.webgpu.engine.GpuEngine."""
+    """Makes and frees buffers: capstan.device.webgpu.engine.GpuEngine."""
 
     async def create_buffers(self, requests: Sequence[BufferRequest], owner: str) -> list[int]: ...
     def destroy_buffer(self, buffer: int) -> None: ...
@@ -39,7 +39,7 @@ class Span:
 
     @property
     def request(self) -> BufferRequest:
-        """The buffer that it is in."""
+        """The request for its buffer."""
         return BufferRequest(f"weight {self.name}", max(LEAST_BYTES, self.length), "weights")
 
 
@@ -84,7 +84,7 @@ class SharedWeights:
     """
 
     def __init__(self, owner: BufferOwner, largest: int) -> None:
-        """`largest` is the most bytes that a buffer can be bound with."""
+        """`largest` is the largest binding, in bytes."""
         self._owner = owner
         self._largest = largest
         self._entries: dict[Key, Shared] = {}
@@ -156,6 +156,6 @@ class SharedWeights:
 
     @property
     def bytes(self) -> int:
-        """What the weights take on the device."""
+        """The size of the weights on the device."""
         sizes = (sum(part.made for part in parts) for _, parts in self._entries)
         return sum(-(-max(LEAST_BYTES, size) // LEAST_BYTES) * LEAST_BYTES for size in sizes)

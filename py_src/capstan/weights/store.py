@@ -54,7 +54,7 @@ class StoredWeights:
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify` found in one file."""
+    """The result of `verify` for one file."""
 
     content: str
     sources: tuple[str, ...]
@@ -79,7 +79,7 @@ class WeightStore:
         return backing.kind if backing else "memory"
 
     async def list(self) -> list[StoredWeights]:
-        """What is stored, interrupted downloads included."""
+        """All stored files, interrupted downloads included."""
         backing = await self.backing()
         if backing is None:
             return []
@@ -155,7 +155,7 @@ class WeightStore:
         return results
 
     async def backing(self) -> Backing | None:
-        """Where the files are; None where this host keeps none."""
+        """The storage of this host; None if it has none."""
         if self._backing is None:
             self._backing = await current_host().backing(FOLDER)
         return self._backing
@@ -173,14 +173,14 @@ class WeightStore:
         return await self.find_content(source.content)
 
     async def last_known(self, name: str) -> SourceIdentity | None:
-        """What a source that cannot be asked now was when it was stored."""
+        """The identity that a source had when its file was stored, for a source that cannot be reached now."""
         source = await self.noted(name)
         if source is None or await self.find_content(source.content) is None:
             return None
         return source.identity
 
     async def noted(self, name: str) -> SourceRecord | None:
-        """What a source was when it was stored the last time."""
+        """The record of a source from the last time that its file was stored."""
         backing = await self.backing()
         key = SourceIdentity(name, None, None).name_key
         return SourceRecord.parse(await backing.read_text(key + SOURCE)) if backing else None
@@ -216,7 +216,7 @@ class WeightStore:
         await backing.append_text(f"{identity.key}{JOURNAL}", Journal.entry(shard, digest))
 
     async def complete(self, identity: SourceIdentity, manifest: Manifest) -> StoredRecord:
-        """Every shard is in the data file: from now on it is a stored file. What the source had before goes."""
+        """Turn a data file with every shard into a stored file, and remove the source's earlier file."""
         backing = await self._present()
         record = await self.find_content(manifest.content)
         if record is None or record.data not in await backing.names():

@@ -21,15 +21,15 @@ from .store import WeightStore
 __all__ = ["WeightFile", "end_of_run"]
 
 REQUEST_BYTES = 24 << 20
-"""The most that one request asks for. A browser may buffer a whole response that is read more slowly than it comes, up
-to 64 MiB in Chromium; its developer tools keep every response of less than 20 MB while they are open."""
+"""The largest request. If a response is read more slowly than it arrives, a browser may buffer all of it, up to 64 MiB
+in Chromium; its developer tools, while open, keep every response of less than 20 MB."""
 STORE = "the weight store"
 FROM_THE_NETWORK = "the weights come from their source"
 
 
 def end_of_run(shard: int, count: int | None, have: Container[int], most: int) -> int | None:
-    """The end (exclusive) of the run of shards from `shard` on that are not there, at most `most`: what one request is
-    made for. None is the end of the file: its last shard, or a file of unknown size.
+    """The end (exclusive) of one request: the run of missing shards that starts at `shard`, at most `most` of them.
+    None is the end of the file: after its last shard, or for a file of unknown size.
     """
     if count is None:
         return None
@@ -65,12 +65,12 @@ class WeightFile:
         self._file: DataFile | None = None
         self._writable = False
         self._have: dict[int, str] = {}
-        """Shards that the open data file holds, by what their digest must be."""
+        """The shards in the open data file, each with its expected digest."""
         self._suspect: set[int] = set(record.suspect) if record else set()
         self._digests_are_stored = record is not None and manifest is record.manifest
         """Whether the digests are those of the store, and no file's beside the data."""
         self._hash = hashlib.sha256() if source.identity.sha256 and manifest is None else None
-        """Of the first `_hashed` bytes, where nothing else says whether a download is right."""
+        """The hash of the first `_hashed` bytes; kept only if no manifest can confirm the download."""
         self._hashed = 0
 
     @classmethod
@@ -109,7 +109,8 @@ class WeightFile:
 
     @property
     def content(self) -> str | None:
-        """What names these bytes for sharing: the content hash, else what the source vouches for, else None."""
+        """The name under which models share these bytes: the content hash, else the key of the source's identity, else
+        None."""
         if self.manifest is not None:
             return "content " + self.manifest.content
         return "source " + self.identity.key if self.identity.key else None
@@ -245,7 +246,7 @@ class WeightFile:
         return self._keeps or (self._file is not None and not self._file.exclusive)
 
     async def _open(self) -> None:
-        """Open what is stored, or else a file to store the download in."""
+        """Open the stored file, or else a new one for the download."""
         if await self._open_stored(write=bool(self._suspect)):
             return
         if self._store is None or self.identity.size is None:
