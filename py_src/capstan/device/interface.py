@@ -1,4 +1,4 @@
-"""What every device does with memory and sessions; the rest of Capstan asks no device which one it is."""
+"""One interface to the memory and sessions of every device; the rest of Capstan never branches on the kind of device."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ Fetch = BoundSpan | OnHost | str
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What a device says of itself, before anything is tried; sizes are bytes."""
+    """The features and limits that a device reports, before any probe; sizes are bytes."""
 
     adapter: str
     software: bool = False
@@ -91,14 +91,14 @@ class DeviceFacts:
     max_binding_size: int = sys.maxsize
     offset_alignment: int = 1
     runtime: str = ""
-    """What computes on it and in which version, if what was seen of it holds as long as these facts do."""
+    """The software that computes on it, with its version; empty if findings about the device must not be stored."""
 
 
 class DeviceTape(ABC):
-    """One recorded run of a session, over the buffers it was recorded with. It owns what its commands use."""
+    """One recorded run of a session, over the buffers of the recording. It owns the objects that its commands use."""
 
     passes: Mapping[str, str]
-    """What was done to the recorded commands."""
+    """The effect of each pass over the recorded commands."""
 
     @abstractmethod
     def replay(self) -> None:
@@ -177,7 +177,7 @@ class DeviceInterface(ABC):
 
     @abstractmethod
     async def capabilities(self) -> Capabilities:
-        """What the device can really do; probed once for each adapter (device/probe.py)."""
+        """The capabilities that a probe confirmed; probed once for each GPU adapter (device/probe.py)."""
 
     def retain(self) -> None:  # noqa: B027
         """One more user of the device, who will `close` it; nothing where there is nothing to give back."""

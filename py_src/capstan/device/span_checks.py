@@ -1,4 +1,4 @@
-"""What the operations on spans require, checked before anything is queued; the same for every device."""
+"""Checks the arguments of operations on spans before anything is queued, alike for every device."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class CacheSpans:
     spans: tuple[DeviceSpan, ...]
     """In the order of `about.cache`."""
     positions: int
-    """That each head has room for."""
+    """Room of each head, in positions."""
     owner: str
     owned: tuple[DeviceBuffer, ...] = ()
     """The buffers of a copy."""
@@ -57,5 +57,5 @@ class CacheSpans:
             buffer.close()
 
     def _sizes(self, length: int) -> list[int]:
-        """Of each cache with so many positions."""
+        """Bytes of each cache with `length` positions."""
         return [byte_count(self.about.cache_dtype, pair.dims(1, length)) for pair in self.about.cache]

@@ -20,20 +20,20 @@ class DecodeStep:
     capture: str
     """'tape', 'ort' or 'off'."""
     note: str | None
-    """Why it is not the capture that was asked for."""
+    """Why `capture` is not the one that was requested."""
     session: int = 0
     captured: int = 0
     """The captured session and its binding."""
     tape: int = 0
     key: TapeKey | None = None
     passes: dict[str, str] = field(default_factory=dict)
-    """What each pass did to the tape, or why it did nothing."""
+    """The effect of each pass on the tape, or why it had none."""
     lasting: bool = True
-    """Whether a later load may take the tape as it is: not where memory was short when it was made."""
+    """Whether a later load may reuse the tape; not if memory was short when it was made."""
 
     @property
     def binding(self) -> int:
-        """What ORT runs for a step when there is no tape."""
+        """The binding that ORT runs for a step without a tape."""
         return self.captured if self.capture == "ort" else self.eager
 
     async def release(self) -> None:

@@ -98,9 +98,9 @@ class WebGpuDecoder:
         self._making: asyncio.Future[None] | None = None
         """Prefill tapes that are being made."""
         self._lora: LoraWeights | None = None
-        """What its buffers for adapters hold, if that is known."""
+        """The LoRA adapter in its buffers; None if unknown."""
         self._unfinished = False
-        """Whether a wait for onnxruntime-web was cancelled, which goes on meanwhile."""
+        """Whether a wait for onnxruntime-web was cancelled while its run continues."""
         self.owner = buffers.owner
         self.scratch = scratch
         """Holds the scratch of its tapes, and of the joint rows' beside them."""
@@ -125,7 +125,7 @@ class WebGpuDecoder:
 
     @property
     def buffers(self) -> SequenceBuffers:
-        """What the sequence holds, for rows that take it over."""
+        """The buffers of the sequence, for rows that take it over."""
         return self._buffers
 
     @property
@@ -165,7 +165,7 @@ class WebGpuDecoder:
         buffers, about = self._buffers, self._about
         if about.states:
             return None
-        # Those that grow have the positions that there are.
+        # Growing caches have as many positions as the sequence.
         positions = self._held if about.growing else self.capacity
         return CacheSpans(self._device, about, buffers.cache_spans, positions, f"{buffers.owner}, kept")
 
@@ -364,7 +364,7 @@ class WebGpuDecoder:
         self._logits.edit(edits)
 
     def rehearsal(self) -> Rehearsal:
-        """What plays steps of the tape from here on for their times; for when no burst is under way."""
+        """A rehearsal, which plays and times steps of the tape from here on; only while no burst is under way."""
         self._require_open()
         step = (self._step.tape, self._sampler.handle, self._length, self._cursor, self.max_in_flight)
         return Rehearsal(self._engine, self._buffers, *step)
@@ -386,7 +386,7 @@ class WebGpuDecoder:
         if self._destroyed:
             return
         self._destroyed = True
-        # What runs now must find its buffers.
+        # Runs under way need their buffers.
         if self._making is not None:
             await asyncio.wait([self._making])
         await self._engine.idle()

@@ -1,5 +1,5 @@
-"""The taped step of one sequence over several positions: recorded as a step of one, widened, and seen to do what steps
-of one do."""
+"""The taped step of one sequence over several positions: recorded as a step over one position, widened, and compared
+with steps over one."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ async def make_draft_tape(
     left_out: Mapping[int, LeftOut],
 ) -> DraftTape:
     """A checked tape; `session` is a captured one over the buffers of `one`, and becomes the tape's. Raises TapeError
-    where there can be none, OutOfMemoryError; the session is then the caller's. What the caches of `one` hold is dead
-    afterwards."""
+    if no tape is possible, and OutOfMemoryError; the session is then the caller's. Destroys the contents of `one`'s
+    caches."""
     buffers, about = one.buffers, one.buffers.about
     row = byte_count(about.logits_dtype, (about.vocab_size,))
     requests = [

@@ -81,7 +81,7 @@ class DraftedSteps:
 
 
 async def _burst(numbers: Awaitable[Sequence[float]], positions: int) -> Burst:
-    """What drafted steps gave, each some of its positions."""
+    """The burst of drafted steps, each with the ids that it picked at some of its positions."""
     submitted, readable, host, entered, *found = await numbers
     steps = [
         [int(token) for token in found[start : start + positions] if token != NOTHING]

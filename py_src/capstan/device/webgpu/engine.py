@@ -84,7 +84,7 @@ class SamplerSpec:
     position_ids: int | None
     owner: str
     rows: int = 1
-    """Sequences that each of the buffers has a part of."""
+    """The number of sequences; each buffer has a part for every one."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ class GpuBuffers(GpuAdapter, Protocol):
 
     def create_buffer(self, label: str, size: int, category: str, owner: str) -> int: ...
     async def create_buffers(self, requests: Sequence[BufferRequest], owner: str) -> list[int]:
-        """All or none: OutOfMemoryError where there is no memory, which is no fault of the device. Of a wait that is
-        cancelled none are left."""
+        """Make all buffers or none. Raises OutOfMemoryError if memory is short, which does not lose the device. A
+        cancelled wait frees all of them."""
 
     def destroy_buffer(self, buffer: int) -> None: ...
     def write(self, buffer: int, offset: int, data: bytes | bytearray | memoryview) -> None: ...
@@ -135,15 +135,15 @@ class GpuBuffers(GpuAdapter, Protocol):
     async def shortlist(
         self, buffer: int, dtype: str, vocab: int, count: int, start: int = 0, rows: int = 1
     ) -> Sequence[float]:
-        """Of each of `rows` rows of logits, from element `start` of a buffer on: the sum of exp(logit - largest), then
-        `count` logits and tokens by turns, largest first."""
+        """The best tokens of `rows` rows of logits that begin at element `start` of a buffer. For each row: the sum of
+        exp(logit - largest), then `count` pairs of logit and token, largest first."""
 
     async def compare(self, pairs: Sequence[tuple[int, int, int, str]]) -> list[Difference]: ...
     def shared_weights(self) -> SharedWeights:
         """The weights that everything on this device shares."""
 
     def upload_weights(self, pieces: Sequence[WeightPiece]) -> Sink:
-        """What fills buffers from a data file."""
+        """A sink that fills buffers from a data file."""
 
 
 class GpuSessions(GpuAdapter, Protocol):
@@ -229,10 +229,10 @@ class GpuSampling(GpuAdapter, Protocol):
         """The tokens that a row's next pick may take: a bit each, in u32 words. Only after a program with a mask."""
 
     def set_sampler_own(self, sampler: int, words: bytes, row: int = 0) -> None:
-        """What a stage has for itself in a row's memory, or the start of it. Only after a program with `own_at`."""
+        """Write a stage's own words in a row's memory, or the first of them. Only after a program with `own_at`."""
 
     def set_sampler_memory(self, sampler: int, rows: bytes, row: int = 0) -> None:
-        """What the sequences of rows from `row` on are: `SamplerProgram.row` of each. Only after a program with
+        """Write the memory of the rows from `row` on: `SamplerProgram.row` of each sequence. Only after a program with
         `row_words`."""
 
     def destroy_sampler(self, sampler: int) -> None: ...

@@ -49,12 +49,12 @@ class JointRows:
         self._about = buffers.about
         self._device = buffers.device
         self._lengths = [0] * buffers.rows
-        """What the device's lengths are at most: a row that ended within a burst is shorter."""
+        """Upper bounds of the lengths on the device: a row that ended within a burst is shorter."""
         self._options: list[SearchOptions | None] = [None] * buffers.rows
         self._search: SearchOptions | None = None
         self._program: SamplerProgram | None = None
         self._followed: dict[int, tuple[Sequence[int], int, int]] = {}
-        """What `follow` was last told of each row."""
+        """The last arguments of `follow`, by row."""
         self._cursor = 0
         self._steps = 0
         self._destroyed = False
@@ -158,7 +158,7 @@ class JointRows:
         self._begin(target, self._lengths[source])
 
     def set_lora(self, lora: LoraWeights | None) -> None:
-        # The tape binds the buffers of the decoder that it was recorded with.
+        # The tape binds the buffers of the recording decoder, so the LoRA adapter is set there.
         self._one.set_lora(lora)
 
     def take_over(self, other: JointRows | SeparateRows) -> None:
@@ -175,7 +175,7 @@ class JointRows:
                 self._begin(row, one.length)
 
     def hand_over(self, row: int, one: WebGpuDecoder) -> None:
-        """Let a decoder of one sequence go on from what a row is."""
+        """Copy a row to a decoder of one sequence, which continues it."""
         self._buffers.to_one(row, one.buffers, [*self._buffers.caches, "logits"])
         one.begin(self._lengths[row])
 

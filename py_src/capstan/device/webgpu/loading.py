@@ -34,12 +34,12 @@ __all__ = ["Loaded", "load", "load_adapted", "release_made", "webgpu_memory"]
 
 
 numbers = count(1)
-"""Of the models of this page, to tell the owners of their memory apart."""
+"""Numbers the models of this page, so that each is an owner of its own in the ledger."""
 
 
 @dataclass(frozen=True)
 class LoraSource:
-    """What the sequences with adapters of some rank are made from."""
+    """The source of models for LoRA adapters: their graphs by rank, and the weights."""
 
     graphs: Callable[[int], Awaitable[Graphs]]
     """For a rank."""
@@ -49,7 +49,7 @@ class LoraSource:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What is got ready for a model, which gives it back at its end."""
+    """Everything that a WebGpuModel is made of, and that it frees when it closes."""
 
     interface: WebGpuDevice
     memory: ModelMemory
@@ -67,11 +67,11 @@ class Loaded:
     owner: str
     config: GenaiConfig
     contents: Sequence[str | None]
-    """What names the bytes of each data file."""
+    """The name under which each data file's bytes are shared; None if its source has no identity."""
     notes: Notes | None
-    """What keeps findings about decode steps, where the weights are known to be the same the next time."""
+    """Storage for findings about decode steps; None unless a later load can identify the same weights."""
     lora: LoraSource | None
-    """Where the graphs for adapters come from; None for a model without inputs for them."""
+    """The source of graphs for LoRA adapters; None for a model without inputs for them."""
     in_place: bool
     """Whether attention may write into the caches that it reads."""
 
@@ -87,7 +87,7 @@ def passes_for(software: bool) -> tuple[str, ...]:
 
 
 def webgpu_memory(interface: WebGpuDevice, graphs: Graphs, config: GenaiConfig) -> ModelMemory:
-    """What the rewritten graphs take of the GPU."""
+    """The GPU memory that the rewritten graphs need."""
     software, context = interface.about().software, graphs.description.context_within(config.context_length)
     chunk = 1 if graphs.one_row else prefill_chunk(graphs.activations, context, software=software)
     about = graphs.description
@@ -103,7 +103,7 @@ async def make_session(engine: GpuSessions, model: bytes, capture: bool, owner: 
 
 
 async def release_made(engine: GpuSessions, made: Awaitable[int]) -> None:
-    """Release a session that is made or being made, and that nobody waits for."""
+    """Release a session without a user, once it is made."""
     with suppress(CapstanError):
         await engine.release_session(await made)
 
@@ -185,7 +185,7 @@ async def load(
         # They go on if this wait is cancelled too.
         await asyncio.shield(asyncio.gather(*(release_made(engine, made) for made in (making, ahead) if made)))
         raise
-    # Of weights that nothing vouches for it is not known whether they are the same the next time.
+    # A later load cannot identify weights whose source has no identity.
     kept = notes if None not in contents else None
     stored, verdicts = remembered(interface, graphs, contents, kept, url, weights)
     lora = LoraSource(lora_graphs, shared, open_weights) if lora_graphs and graphs.lora else None
@@ -196,7 +196,7 @@ async def load(
 
 
 def by_location(weights: Sequence[WeightEntry]) -> list[tuple[str, list[WeightEntry]]]:
-    """Weights by the data file that they are in."""
+    """Weights by their data file."""
     locations = sorted({entry.location for entry in weights})
     return [(location, [entry for entry in weights if entry.location == location]) for location in locations]
 
@@ -209,7 +209,7 @@ def remembered(
     name: str,
     weights: dict[str, int],
 ) -> tuple[StoredTapes, Verdicts]:
-    """What earlier loads found out about these graphs."""
+    """The tapes and verdicts that earlier loads stored for these graphs."""
     facts = facts_of(interface, graphs, contents)
     return StoredTapes(interface.engine, notes, name, facts, weights), Verdicts(notes, name, facts)
 

@@ -31,7 +31,7 @@ class LoraVariants:
         """By rank; one that is being made serves all that ask for it."""
 
     async def of(self, rank: int) -> WebGpuModel:
-        """The one for a rank, made when it is first asked for."""
+        """The model for a rank, made at the first request."""
         making = self._made.get(rank)
         if making is None:
             making = self._made[rank] = asyncio.ensure_future(self._of(rank))

@@ -67,7 +67,7 @@ class WebGpuModel:
         self._made = 0
         self._allocating = asyncio.Lock()
         self._recording = asyncio.Lock()
-        """Of sequences that are made at once the first records, and the others find its tape stored."""
+        """Serialises recording: when sequences are made at once, the first records and the others restore its tape."""
         self._scratch: dict[tuple[int, int], int] = {}
         """Scratch bytes by rows and capacity: of a sequence, and of what joint rows have besides."""
         self._between: dict[tuple[int, int], Sequence[int]] = {}
@@ -77,7 +77,7 @@ class WebGpuModel:
         self._longest = 0
         """Tokens of the longest prefill run."""
         self._usual_burst: int | None = None
-        """Of the sequence that was given back last."""
+        """The adapted picks a burst of the sequence that was given back last."""
         self._free: list[WebGpuDecoder] = []
         self._decoders: list[WebGpuDecoder] = []
         self._making: set[asyncio.Future[WebGpuDecoder]] = set()
@@ -140,7 +140,7 @@ class WebGpuModel:
         try:
             decoder = await asyncio.shield(making)
         except asyncio.CancelledError:
-            # What runs on the GPU cannot be called back, and its buffers must stay: the decoder serves the next one.
+            # GPU work cannot be cancelled and needs its buffers: the decoder is finished and serves the next sequence.
             making.add_done_callback(self._keep)
             raise
         self._require_open()
@@ -337,11 +337,11 @@ class WebGpuModel:
         self._scratch[1, decoder.capacity] = of.get(decoder.owner, 0)
 
     def _measured(self, rows: int, capacity: int, kind: Rows) -> PoolSize | None:
-        """What was allocated; if no run was as long as a chunk yet, at least what a chunk is estimated at."""
+        """The allocated scratch; at least the estimate for a chunk, while no run was as long as one."""
         each, chunk = self._scratch.get((1, capacity)), min(self._chunk, capacity)
         if each is None:
             return None
-        # Of joint rows' own step the scratch is known where its kernels' is: all of it is theirs.
+        # The joint rows' step allocates scratch for its kernels only, so their sizes are its scratch.
         together = sum(self._between.get((rows, capacity), ())) if kind == "joint" else 0
         found = self._scratch[0, 0] + (together + each if kind == "joint" else rows * each)
         known = rows == 1 or (kind == "joint" and (rows, capacity) in self._between)
@@ -354,7 +354,7 @@ class WebGpuModel:
         self._between[rows, capacity] = largest(self._between.get((rows, capacity), ()), sizes)
 
     def _tape_scratch(self, rows: int, capacity: int, kind: Rows) -> Sequence[int] | str:
-        """What tapes need between their kernels, as far as they were made; why there is nothing known."""
+        """Bytes of each scratch buffer of the tapes made so far, or the reason why these are unknown."""
         if self._capture != "tape" or capacity in self._untaped:
             reason = self._untaped.get(capacity, f"capture is {self._capture!r}")
             return f"only the kernels of a tape take it, onnxruntime-web allocates the rest itself, and {reason}"
@@ -398,11 +398,11 @@ class WebGpuModel:
         self._engine.close()
 
     def _key(self, capacity: int) -> TapeKey:
-        """What a tape of this model for `capacity` positions is valid for."""
+        """The key of this model's tapes for `capacity` positions."""
         return TapeKey(self._name, 1, capacity, self.adapter, " ".join((self._capture, *self._passes)))
 
     async def _decode_step(self, buffers: SequenceBuffers, capacity: int) -> DecodeStep:
-        """The best way to run a decode step that was asked for and that works, with the reason if it is another."""
+        """The requested way to run a decode step, or the next one down that works, with the reason."""
         step = DecodeStep(self._engine, self._bind_prefill(buffers, "input", 1), capture="off", note=None)
         if self._capture == "off":
             note = self._configured and f'{self._configured} is "0"; Model.load(..., capture="tape") captures'
@@ -431,8 +431,8 @@ class WebGpuModel:
             raise
 
     async def _recorded_step(self, step: DecodeStep, buffers: SequenceBuffers, capacity: int) -> DecodeStep:
-        """The best step that comes of recording the captured session. What is made for it is freed on failure, but for
-        what `step` had."""
+        """The best step that recording the captured session yields. A failure frees everything made here, but nothing
+        of `step`."""
         try:
             session = await self._decode_session(buffers.owner, capacity)
         except (TapeError, UnsupportedModelError) as error:
@@ -453,10 +453,10 @@ class WebGpuModel:
             raise
 
     def _prefill_tapes(self, buffers: SequenceBuffers, prompt: int, scratch: TapeScratch) -> PrefillTapes | None:
-        """What makes and keeps the prefill tapes of a sequence, if there can be any."""
+        """The maker and keeper of a sequence's prefill tapes; None if none are possible."""
         engine, graphs = self._engine, self._graphs
         about = graphs.description
-        # What the recorded kernels leave out of attention is put back by ours, which is for runs of several tokens.
+        # Our attention, which takes runs of several tokens, puts back the inputs that recorded attention leaves out.
         limits = WorkgroupLimits.of(engine.adapter())
         ours = "attention" in self._passes and attends_prompts(limits, about.cache_dtype) and self._chunk > 1
         possible = self._in_place and about.obstacle(buffers.capacity, put_back=ours) is None and not about.states
@@ -476,7 +476,7 @@ class WebGpuModel:
         return PrefillTapes(engine, buffers, about, weights, capture, prompt, self._pace, self._stored, key, scratch)
 
     async def _decode_session(self, owner: str, capacity: int) -> int:
-        """A session to capture decode steps with. Raises TapeError, UnsupportedModelError if there can be none."""
+        """A session that captures decode steps. Raises TapeError or UnsupportedModelError if none is possible."""
         put_back = self._capture == "tape" and "attention" in self._passes
         obstacle = self._graphs.description.obstacle(capacity, put_back=put_back)
         if obstacle:

@@ -40,14 +40,14 @@ class Graphs:
     description: GraphDescription
     weights: tuple[graph.WeightEntry, ...]
     activations: graph.Activations
-    """Of the prefill graph."""
+    """The activations of the prefill graph."""
     products: tuple[graph.NBitsProduct, ...]
     lengths: graph.FedLengths | None
     """Inputs of the prefill graph; None if it sums the mask, which is then read back in every run."""
     unfed: str
-    """Why there are no `lengths`; empty if there are."""
+    """Why `lengths` is None; else empty."""
     unpacked: str
-    """Why products by weights with DequantizeLinear are not all MatMulNBits; empty if they are."""
+    """Why some product by weights with DequantizeLinear is no MatMulNBits; empty if there is no such product."""
     one_row: str
     """Why each run must have one token only; empty if it may have more."""
     projection: str
@@ -63,7 +63,7 @@ class Graphs:
 
     @classmethod
     def parse(cls, text: str) -> Graphs:
-        """What `serialize` wrote."""
+        """The graphs from the text of `serialize`."""
         found: Graphs = rebuilt(cls, json.loads(text))
         return found
 
@@ -87,7 +87,7 @@ def rebuilt(kind: Any, tree: Any) -> Any:
 
 
 types_of = cache(get_type_hints)
-"""Of a class's fields."""
+"""The types of a class's fields."""
 
 
 HELD = frozenset({"float32", "float16", "int64", "int32", "uint32", "uint8", "bool", "int4", "uint4"})
@@ -180,9 +180,9 @@ async def model_graphs(
     storage_buffers: int,
     rank: int | None = None,
 ) -> Graphs:
-    """The graphs of a model folder, for LoRA adapters of that rank or for none: as noted if model.onnx, the
-    configuration, Capstan and the buffers that kernels may bind are what they were, else rewritten and
-    noted. Without `notes` nothing is."""
+    """The graphs of a model folder, for LoRA adapters of that rank or for none. They are read from the notes if
+    model.onnx, the configuration, Capstan and the number of storage buffers are unchanged, else rewritten and noted.
+    Without `notes` they are always rewritten."""
     told = [build(), hashlib.sha256(data).hexdigest(), repr(config.decoder), config.vocab_size, storage_buffers]
     key, name = json.dumps(told), f"graphs of {folder}" + ("" if rank is None else f" with LoRA of rank {rank}")
     text = await notes.read(name, key) if notes else None

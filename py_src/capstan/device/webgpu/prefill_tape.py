@@ -1,4 +1,4 @@
-"""Prefill runs of one length replayed from a tape: recorded, rewritten, and seen to do what an eager run does."""
+"""Prefill runs of one length replayed from a tape: recorded, rewritten, and compared with an eager run."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ __all__ = ["IN_INT8", "SHORT", "PrefillTapes", "Run", "compared_after", "cut_pro
 IN_INT8 = 0.125
 """Largest difference between the logits of a taped run and of an eager one where products or attention of ours round
 otherwise than onnxruntime-web's, activations to int8 for one; relative to the largest value. A product of the wrong
-rows or scales is off by as much as the largest value. Where neither is ours TOLERANCE holds."""
+rows or scales is off by as much as the largest value. If neither is ours, TOLERANCE holds."""
 
 CACHES = Spread(mean=0.1, largest=0.5)
-"""Of the caches in such a run. Sound runs of SmolLM2 and of a Llama shape in float16 were 0.01 apart in the mean, and
+"""The same for the caches. Sound runs of SmolLM2 and of a Llama shape in float16 were 0.01 apart in the mean, and
 0.16 in a single element of 2048 positions. A tile of 64 rows that is wrong comes to 0.18 in the mean."""
 
 SHARES = (1, 2, 4)
@@ -53,8 +53,8 @@ LEAST_FULL = 0.75
 """How much of a taped run must be new positions; the rest are computed once more, to the same values."""
 
 MOST_SHORT = 4
-"""Short runs in the place of one that has no tape: onnxruntime-web takes 18 to 24 ms to encode its kernels, however
-short the run is."""
+"""The most short taped runs that replace one run without a tape: onnxruntime-web takes 18 to 24 ms to encode a run,
+however short."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def compared_after(length: int, capacity: int, window: int) -> list[int]:
 
 
 def note_of(length: int) -> str:
-    """What tapes of such runs are stored as."""
+    """The name under which tapes of such runs are stored."""
     return f"prefill of {length} positions"
 
 
@@ -126,8 +126,8 @@ class PrefillTapes:
     """The prefill tapes of one sequence. A tape is made when a run of its length comes for the second time; one that is
     stored, by another sequence or an earlier load, is made again when the first such run comes.
 
-    What a tape takes (the buffers of its captured session, the scratch of its kernels, and copies of the caches while
-    it is checked) is in no estimate of the model's memory: where there is none for it, onnxruntime-web goes on running
+    The model's memory estimate leaves out a tape's memory: the buffers of its captured session, the scratch of its
+    kernels, and copies of the caches during the check. If memory is too short for it, onnxruntime-web keeps running
     the prompt, which is counted as a step down, and nothing is kept.
     """
 
@@ -143,26 +143,26 @@ class PrefillTapes:
     pace: PrefillPace
     stored: StoredTapes
     key: TapeKey
-    """What they are stored for."""
+    """The key of stored tapes."""
     scratch: TapeScratch
     tapes: dict[int, int] = field(default_factory=dict)
     """By length; 0 where there can be none."""
     said: dict[int, str] = field(default_factory=dict)
-    """What was made, or why nothing was, by length."""
+    """The passes' effects on each tape, or why there is none, by length."""
     sessions: list[tuple[int, int]] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
     """Lengths of runs that came."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Of the runs that may have a tape."""
+        """The lengths of runs that may have a tape, longest first."""
         chunk = self.pace.size
         shares = {chunk // share for share in SHARES if chunk >= share}
         return tuple(sorted(shares | {length for length in SHORT if length <= chunk}, reverse=True))
 
     @property
     def report(self) -> str:
-        """What there is, and why not more."""
+        """The tapes made so far, and the reason for each missing one."""
         if not self.said:
             return f"no run of {', '.join(map(str, self.lengths))} positions came twice yet"
         return "; ".join(f"{length} positions: {said}" for length, said in sorted(self.said.items()))
@@ -265,7 +265,7 @@ class PrefillTapes:
             placement = fuse_prefill(recording, lean, results, self.weights, length, limits, left_out)
             replayed = [node.what.index for node in placement.nodes if isinstance(node.what, Recorded)]
             ours = any(isinstance(node.what, MatMul | MatrixMatMul | PrefillAttention) for node in placement.nodes)
-            # Where the model has int8 activations or float16, products of few rows round otherwise than the recorded.
+            # With int8 activations or float16, our products of few rows round otherwise than the recorded ones.
             rounds = self.about.cache_dtype == "float16" or any(each.int8 for each in self.weights.values())
             ours = ours or (rounds and any(isinstance(node.what, MatVec) for node in placement.nodes))
             state = buffers.spans["state"]

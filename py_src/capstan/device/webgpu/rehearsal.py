@@ -19,13 +19,13 @@ __all__ = ["Rehearsal", "Timed", "traffic"]
 T = TypeVar("T")
 
 Bound = tuple[str, str, int]
-"""What a dispatch binds: the buffer's label and category, and the bytes that are bound."""
+"""One binding of a dispatch: the buffer's label and category, and the bytes bound."""
 
 Timed = tuple[int, str, float, int]
 """A dispatch: its place, its label, milliseconds, the bytes it moves (0 where they are not known)."""
 
 KEPT = ("logits", "mask", "input ids", "positions", "state", "ring")
-"""What steps change besides states, and caches, whose entries past the sequence are dead."""
+"""The buffers that steps change, besides states; cache entries past the sequence are dead, so caches need no copy."""
 
 UNLIKELY = -65504.0
 """The logit of every token but a forced one: float16's least, so that no search picks another."""
@@ -51,7 +51,7 @@ class Rehearsal:
         return self.buffers.capacity - self.length
 
     def require_timestamps(self) -> None:
-        """Raise DeviceUnavailableError where the GPU's time cannot be asked for."""
+        """Raise DeviceUnavailableError if the GPU adapter has no timestamp queries."""
         about = self.engine.adapter()
         if "timestamp-query" not in about["features"]:
             raise DeviceUnavailableError(
@@ -114,7 +114,7 @@ class Rehearsal:
         await self._play(1, take)
 
     async def _play(self, rounds: int, action: Callable[[], Awaitable[T]]) -> list[T]:
-        """What `action` gives, each time from the state that is there now; afterwards that state is back."""
+        """The results of `rounds` calls of `action`, each from the present state, which is restored afterwards."""
         device = self.buffers.device
         kept = [self.buffers.spans[name] for name in KEPT if name in self.buffers.spans] + self.buffers.states
         copies: list[DeviceBuffer] = []
@@ -129,7 +129,7 @@ class Rehearsal:
                 try:
                     found.append(await asyncio.shield(playing))
                 finally:
-                    # The GPU goes on when the wait is cancelled: its steps must not follow what is put back here.
+                    # The GPU continues when the wait is cancelled: its steps must end before the state is restored.
                     while not playing.done():
                         # One more cancellation than the one that is on its way changes nothing.
                         with suppress(asyncio.CancelledError):
@@ -142,11 +142,10 @@ class Rehearsal:
 
 
 def traffic(operation: str, bound: Sequence[Bound], share: float) -> int:
-    """Bytes that a dispatch reads and writes: what it binds, but of what it binds whole and uses in part that part.
+    """Bytes that a dispatch reads and writes: its bindings, or the used part of those that it binds whole.
 
-    `share` is the part of the capacity that the sequence takes up: so much is used of the KV caches, the mask and what
-    attention keeps for each part of the sequence. Of tables it looks up a row in (rotary embedding, token embedding)
-    nothing is counted.
+    `share` is the sequence's part of the capacity. A dispatch uses that part of the KV caches, the mask and attention's
+    split results. Tables in which it looks up one row (rotary embedding, token embedding) are not counted.
     """
     attention = operation.startswith("attention") or any(label.startswith("kv ") for label, _, _ in bound)
     lookup = any(label == "input ids" for label, _, _ in bound)

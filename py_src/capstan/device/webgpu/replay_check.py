@@ -43,7 +43,7 @@ async def check_replay(
 ) -> None:
     """Do a step or run, `what`, by `replay` and by `eager`, from inputs that are set and that both leave as they are,
     all but states, which are put back between the two. With a `spread` it holds for the caches, and the tolerance for
-    the logits alone. What a graph casts to float32 after computing it in float16 is held to float16's tolerance.
+    the logits alone. If a graph computes in float16 and casts to float32, float16's tolerance holds.
 
     Raises TapeCheckError with the largest difference and the tolerance. Logits are full of NaN before each.
     """

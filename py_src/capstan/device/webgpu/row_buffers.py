@@ -1,4 +1,4 @@
-"""What several sequences that advance together hold on a device: each buffer has a part for every row."""
+"""The buffers of several sequences that advance together; each buffer has a part for every row."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass
 class RowSource:
-    """What a model's rows are made with."""
+    """Makes a model's joint rows, and keeps those that are given back."""
 
     engine: GpuEngine
     device: DeviceInterface
@@ -63,7 +63,7 @@ class RowSource:
         self.making.add(making)
         making.add_done_callback(self.making.discard)
         try:
-            # What runs on the GPU cannot be called back, and its buffers must stay.
+            # GPU work cannot be cancelled, and needs its buffers.
             found = await asyncio.shield(making)
         except asyncio.CancelledError:
             making.add_done_callback(self._keep)
@@ -73,7 +73,7 @@ class RowSource:
         return found
 
     def _keep(self, making: asyncio.Future[JointRows | None]) -> None:
-        """Take in rows that nobody waited for."""
+        """Keep finished rows whose caller was cancelled."""
         found = None if making.cancelled() or making.exception() else making.result()
         if found is not None:
             giving = asyncio.ensure_future(self._give_back(found))
@@ -157,7 +157,7 @@ class RowSource:
     async def _captured(
         self, one: WebGpuDecoder, make: Callable[[int, int, Collection[str], Mapping[int, LeftOut]], Awaitable[T]]
     ) -> T:
-        """What is made with a captured session over the decoder's buffers, which becomes its own."""
+        """The tape that `make` makes with a captured session over the decoder's buffers; it owns the session."""
         engine, about = self.engine, self.about
         session, binding = await self.capture(one.buffers)
         try:
@@ -185,7 +185,7 @@ class RowSource:
             await rows.destroy()
 
     async def close(self) -> None:
-        """Free all of them, before the decoders that they were made with."""
+        """Free all rows; to be called before their decoders are freed."""
         await asyncio.gather(*self.making, return_exceptions=True)
         await asyncio.gather(*self.leaving, return_exceptions=True)
         self.free.clear()

@@ -1,4 +1,4 @@
-"""The taped step of several sequences: recorded as a step of one, widened, and seen to do what steps of one do."""
+"""The taped step of several sequences: recorded as a step of one sequence, widened, and compared with steps of one."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def make_row_tape(
     left_out: Mapping[int, LeftOut],
 ) -> RowTape:
     """A checked tape of the rows' step; `session` is a captured one over the buffers of `one`, and becomes the tape's.
-    Raises TapeError where there can be none, OutOfMemoryError; the session is then the caller's."""
+    Raises TapeError if no tape is possible, and OutOfMemoryError; the session is then the caller's."""
     known, buffers = engine.recorded_id, one.buffers
     names = {known(handle): name for name, handle in zip(rows.caches, buffers.cache, strict=True)}
     names |= {known(buffers.logits): "logits", known(buffers.input_ids): "input ids"}
@@ -79,7 +79,7 @@ async def make_row_tape(
 
 @dataclass(frozen=True)
 class Widened:
-    """What a step of one token becomes."""
+    """The form to which a step of one token is widened."""
 
     rows: int
     along: bool

@@ -1,4 +1,4 @@
-"""What one sequence holds on a device: KV cache, sampler state and ring (persistent); ids, mask and logits (io)."""
+"""The buffers of one sequence: KV cache, sampler state and ring (persistent); ids, mask and logits (io)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATE_WORDS = 8
 class SequenceBuffers:
     """The spans of one sequence by name, as `memory.sequence_items` lists them. Positions and capacity count tokens.
 
-    What onnxruntime-web binds is a whole buffer each; what only Capstan's kernels use shares one.
+    Each span that onnxruntime-web binds is a buffer of its own; the spans of Capstan's kernels alone share one buffer.
     """
 
     device: DeviceInterface
@@ -38,8 +38,8 @@ class SequenceBuffers:
     given: Loan | None
     """Buffers of the user's, held until then."""
     present: tuple[DeviceSpan, ...]
-    """Where attention writes its caches: the caches themselves, or buffers apart where the device or the graph needs
-    that."""
+    """The spans to which attention writes its caches: the caches themselves, or separate buffers if the device or the
+    graph needs them."""
 
     @classmethod
     async def allocate(
@@ -61,7 +61,7 @@ class SequenceBuffers:
         bound, packed = [item for item in ours if item.bound], [item for item in ours if not item.bound]
         requests = [BufferRequest(item.name, item.bytes, item.pool) for item in bound]
         if packed:
-            # What our kernels alone use is in one buffer.
+            # Spans that only our kernels bind share one buffer.
             packing = pack(packed, offset_alignment)
             label = " and ".join(item.name for item in packed)
             requests.append(BufferRequest(label, packing.bytes, packed[0].pool))
@@ -83,8 +83,8 @@ class SequenceBuffers:
         return {name: size for name, size in sizes.items() if size != items[name]}
 
     def tensors(self, which: str, length: int) -> tuple[list[BoundTensor], list[BoundTensor]]:
-        """What runs over the sequence are fed and what they write: `length` ids of its 'input' or its 'prompt', FREE
-        for any number of them."""
+        """The inputs and outputs of a run over the sequence: over `length` ids of its 'input' or its 'prompt', or FREE
+        for any number of ids."""
         about = self.about
         ids = BoundTensor(about.input_ids, self.handle(f"{which} ids"), "int64", (1, length))
         before, after = (BEFORE, AFTER) if about.growing else (self.capacity, self.capacity)
@@ -120,7 +120,7 @@ class SequenceBuffers:
         return tuple(self.spans[f"kv {pair.past}"] for pair in self.about.cache)
 
     def carried_span(self, found: CachePair | StateTensor, held: int) -> DeviceSpan:
-        """Where a run reads a state or a cache, which has `held` positions now if caches grow."""
+        """The span from which a run reads a state or a cache; a growing cache has `held` positions now."""
         if isinstance(found, StateTensor):
             return self.spans[found.past]
         whole = self.spans[f"kv {found.past}"]
@@ -178,7 +178,7 @@ class SequenceBuffers:
 
     @property
     def carried(self) -> list[tuple[DeviceSpan, DeviceSpan]]:
-        """Where a run writes each state, and where the next one reads it."""
+        """For each state the span that a run writes, and the one that the next run reads."""
         return [(self.spans[state.present], self.spans[state.past]) for state in self.about.states]
 
     def copy_from(self, other: SequenceBuffers, length: int) -> None:
@@ -207,7 +207,7 @@ class SequenceBuffers:
             self.settle(new)
 
     def _cache_bytes(self, pair: CachePair, length: int) -> int:
-        """Of a cache of so many positions, all heads."""
+        """Bytes of a cache with `length` positions, all heads."""
         return byte_count(self.about.cache_dtype, pair.dims(1, length))
 
     @property
@@ -300,7 +300,7 @@ class SequenceBuffers:
 def left_out_by_cache(
     left_out: Collection[LeftOut], about: GraphDescription, cache: Sequence[int], recorded_id: Callable[[int], int]
 ) -> dict[int, LeftOut]:
-    """What captured runs leave out of attention, by the recorded buffer of its keys; `cache` has the handles of the
-    buffers of `about.cache`."""
+    """The attention inputs that captured runs leave out, by the recorded buffer of the layer's keys; `cache` has the
+    handles of the buffers of `about.cache`."""
     handles = {pair.past: handle for pair, handle in zip(about.cache, cache, strict=True)}
     return {recorded_id(handles[each.key]): each for each in left_out}

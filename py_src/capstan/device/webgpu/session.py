@@ -19,7 +19,7 @@ from .session_weights import SessionWeights
 __all__ = ["WebGpuSession", "WebGpuTape"]
 
 HELD = frozenset({"float32", "float16", "int32", "int64", "uint32", "uint8", "bool"})
-"""What onnxruntime-web takes a GPU buffer for."""
+"""Element types of tensors that onnxruntime-web accepts as GPU buffers."""
 
 MAP_READ = 1
 """GPUBufferUsage.MAP_READ."""
@@ -116,7 +116,7 @@ class WebGpuTape(DeviceTape):
 
 
 class TapeMaker:
-    """Records one run of a captured session and trusts the tape only after it did what eager runs do."""
+    """Records one run of a captured session; trusts its tape only after a replay gave the results of eager runs."""
 
     def __init__(
         self,

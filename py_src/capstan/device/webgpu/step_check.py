@@ -62,11 +62,11 @@ class Fused:
     tape: int
     placement: Placement
     ends: Sequence[int]
-    """Of each node: how many operations are played up to its end."""
+    """For each node, how many operations of the tape end with it."""
 
     @property
     def irreplaceable(self) -> frozenset[int]:
-        """The recorded operations that do not compute what ours in their place do."""
+        """The recorded operations that compute something else than ours in their place."""
         return frozenset(
             index
             for node in self.placement.nodes
@@ -76,8 +76,8 @@ class Fused:
 
 
 def made_in_int8(nodes: Sequence[Node], homes: Collection[int]) -> set[int]:
-    """The nodes, by index, whose recorded kernels bring into int8 what they read, or what that is made of: a value
-    without a home is written by none of them, so that its truth takes its place, which nobody brought into int8."""
+    """The nodes, by index, whose recorded kernels round their inputs to int8, and the readers of their results that
+    have no home. No recorded kernel writes such a result, so the truth is compared instead, which is not rounded."""
     found: set[int] = set()
     values: set[int] = set()
     for index, node in enumerate(nodes):
@@ -109,10 +109,10 @@ class StepCheck:
     async def faults(
         self, recording: Recording, ops: Sequence[Command], fused: Fused, poison: Sequence[int], recognise: bool
     ) -> dict[int, str]:
-        """Why operations are not to be replaced, by recorded index: the kernel of ours is wrong, or (where `recognise`)
-        the recorded one does not compute what it was taken for.
+        """Why operations must stay as recorded, by recorded index: our kernel is wrong, or (with `recognise`) the
+        recorded one was taken for another operation.
 
-        A kernel of ours that is wrong in one operation is used for none: another may only not have shown it.
+        A kernel of ours that is wrong in one operation is used for none: it may be wrong in others unseen.
         """
         engine, nodes, places = self.engine, fused.placement.nodes, fused.placement.places
         makers = {value: (index, node) for index, node in enumerate(nodes) for value in node.writes}
@@ -151,7 +151,7 @@ class StepCheck:
         return {origin: reason for index, reason in faults.items() for origin in nodes[index].origins}
 
     def _kernels(self, node: Node) -> tuple[Any, ...]:
-        """What tells the kernels of an operation of ours from others; empty for a recorded one."""
+        """The identity of an operation's kernels: shader, constants, precision. Empty for a recorded operation."""
         if isinstance(node.what, Recorded):
             return ()
         limits = WorkgroupLimits.of(self.engine.adapter())
@@ -176,7 +176,7 @@ class StepCheck:
     async def _prepare(self, recording: Recording, length: int, beyond: int) -> None:
         """The state after `length` positions of a prompt: some are prefilled, the caches' rows after them repeat these.
 
-        What lies behind them is full of the word `beyond`.
+        The rest of the caches is full of the word `beyond`.
         """
         buffers, vocabulary = self.buffers, self.about.vocab_size
         filled = min(length, PROBE_TOKENS)
@@ -198,8 +198,8 @@ class StepCheck:
     async def compare(
         self, recording: Recording, tape: int, poison: Sequence[int], tolerance: Mapping[str, float]
     ) -> None:
-        """Compare the steps of a tape with eager ones. What it need not keep, `poison` and the scratch of its kernels,
-        is full of NaN before each."""
+        """Compare the steps of a tape with eager ones. Before each, NaN fills the buffers whose contents a step must
+        not need: `poison` and the scratch of its kernels."""
         engine = self.engine
         for length in self.lengths:
 

@@ -1,4 +1,4 @@
-"""Records a decode step, makes a tape of it, and trusts neither before it was seen to do what an eager step does."""
+"""Records a decode step and makes a tape of it; trusts neither until its results equal an eager step's."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class StepRecorder:
     about: GraphDescription
     check: StepCheck
     passes: Sequence[str]
-    """What is done to the recorded step, names out of capstan.tape.PASSES."""
+    """The passes over the recorded step, names out of capstan.tape.PASSES."""
     verdicts: Verdicts | None = None
-    """What earlier loads found out; without it nothing is remembered."""
+    """The verdicts of earlier loads; without it none is read or kept."""
     left_out: Sequence[LeftOut] = ()
-    """What the recorded step does not compute: it is replayed with kernels of ours that do, or not at all."""
+    """Attention inputs that the recorded step leaves out: our kernels put them back, or the step is not replayed."""
 
     async def record(self) -> DecodeStep:
         """Record the captured session's first run; return the step asked for, or the next one down with the reason."""
@@ -96,7 +96,7 @@ class StepRecorder:
             engine.drop_recording(recording.handle)
 
     def _state_copies(self, recording: Recording) -> list[Copy]:
-        """What brings the states that the step writes to where the next one reads them."""
+        """Copies of the states from the buffers that the step writes to those that the next step reads."""
         known = self.step.engine.recorded_id
         pairs = [(known(new.buffer.handle), known(old.buffer.handle)) for new, old in self.buffers.carried]
         return [Copy(new, 0, old, 0, recording.sizes[old]) for new, old in pairs]
@@ -173,8 +173,8 @@ class StepRecorder:
     ) -> Fused:
         """A tape with kernels of ours, which nobody checked; operations whose index is in `left` stay as recorded.
 
-        `report` is filled as soon as there is something to join. Raises TapeError if the step has nothing for the
-        passes asked for.
+        `report` is filled as soon as operations can be joined. Raises TapeError if the requested passes find nothing
+        to join in the step.
         """
         engine, buffers = self.step.engine, self.buffers
         lasting = {engine.recorded_id(buffer) for buffer in buffers.written()}
@@ -264,7 +264,7 @@ class StepRecorder:
     async def _check_counts(
         self, recording: Recording, ops: Sequence[Command], groups: Sequence[TableGroup], tables: Sequence[bytes]
     ) -> None:
-        """Raise TapeCheckError unless every indirect dispatch really gets the counts its table has."""
+        """Raise TapeCheckError unless every indirect dispatch gets the counts in its table."""
         tape = await self._tape(recording, [op.played() for op in ops])
         try:
             await self._compare_counts(tape, ops, groups, tables)

@@ -25,7 +25,7 @@ __all__ = ["Restored", "StoredTapes", "expects_stored"]
 Span = tuple[int, int, int]
 """Handle, offset, bytes."""
 NAMED = "named"
-"""What a kernel binds that is part of a buffer: the name of the part."""
+"""Marks a binding of a buffer's part, which is stored by the part's name."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Restored:
 
     tape: int
     passes: dict[str, str]
-    """What to say of each pass."""
+    """The effect of each pass, for reports."""
 
 
 async def expects_stored(notes: Notes | None, model: str) -> bool:

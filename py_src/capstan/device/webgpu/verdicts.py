@@ -1,7 +1,8 @@
-"""What was found out about the decode step and the prefill runs of a model, and what of it holds for a later load.
+"""Judges the operations of a recorded step, and keeps the verdict for later loads.
 
 `judge` tells which operations of a step are wrong, from how far their results are from the truth (tape/witness.py). A
-Verdict is what a recorded step came to; Verdicts keeps it in the browser's storage with all that it depends on.
+Verdict says in which form a recorded step can be replayed; Verdicts keeps it in the browser's storage, under a key of
+everything that can change it.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ class Bound:
     """How far results may be from the truth, in units of rounding (see docs/design.md, "Checking")."""
 
     largest: float
-    """Of any element."""
+    """The bound for any element."""
     mean: float
-    """Of the root of the mean square over all elements."""
+    """The bound for the root of the mean square over all elements."""
     by_depth: bool
-    """Whether both grow with the square root of the number of terms where values are float16, as sums of float16 do;
-    where they are float32 both always do."""
+    """Whether both bounds grow with the square root of the number of terms for float16 values, as the error of float16
+    sums does; for float32 values they always grow so."""
 
     def of(self, node: Node, element: str) -> Bound:
         """For one operation over values of this type."""
@@ -44,17 +45,17 @@ OURS = Bound(largest=12.0, mean=2.0, by_depth=False)
 RECORDED = Bound(largest=12.0, mean=2.0, by_depth=True)
 """Kernels of onnxruntime-web, which adds in the type of the values: is a recorded operation what it was taken for?"""
 IN_INT8 = Bound(largest=4.0, mean=1 / 16, by_depth=False)
-"""Those of them that bring x into int8, 128 elements by one scale, in parts of the spread. Each element is off by
-max|x| / (254 sqrt 3) in the mean, and max|x| is at most sqrt 128 times the root of the mean square of the 128: 0.026 of
-the spread. Of a single element of y nothing is known whose weights are small where x is large. Measured on an H200 over
-SmolLM2 in float32: 0.011 in the mean, 0.077 at most."""
+"""The bound, in parts of the spread, for onnxruntime-web's kernels that round x to int8, with one scale for 128
+elements. Each element is off by max|x| / (254 sqrt 3) in the mean, and max|x| is at most sqrt 128 times the root of the
+mean square of the 128: 0.026 of the spread. An element of y is not judged alone when its weights are small where x is
+large. Measured on an H200 over SmolLM2 in float32: 0.011 in the mean, 0.077 at most."""
 
 
 def judge(
     nodes: Sequence[Node], found: Sequence[Found], bound: Bound, what: str, in_int8: Collection[int] = ()
 ) -> dict[int, str]:
-    """Why operations are wrong, by the index of their node; `what` did them, and for the nodes `in_int8` what they are
-    made of was brought into int8."""
+    """Why operations are wrong, by the index of their node; `what` names the kernels that were judged, and the inputs
+    of the nodes `in_int8` were rounded to int8."""
     faults: dict[int, str] = {}
     for each in found:
         node = nodes[each.node]
@@ -86,18 +87,18 @@ def described(node: Node) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a recorded step came to."""
+    """The form in which a recorded step can be replayed, and why not in a better one."""
 
     form: str
     """'fused'; 'lean', recorded kernels without clears; or 'plain', recorded kernels with them."""
     left: Mapping[int, str] = field(default_factory=dict)
     """Recorded operations that no kernel of ours replaces because it was wrong, with the reason."""
     passes: Mapping[str, str] = field(default_factory=dict)
-    """What to say of each pass."""
+    """The effect of each pass, for reports."""
     direct: bool = False
-    """Of a lean step: whether its indirect dispatches were made direct."""
+    """Whether the indirect dispatches of a lean step were made direct."""
     lasting: bool = True
-    """Whether it holds for later loads: not where memory was short, of which they may have more."""
+    """Whether it holds for later loads: not if memory was short, as a later load may have more."""
 
 
 class Verdicts:
@@ -109,10 +110,10 @@ class Verdicts:
     def __init__(self, notes: Notes | None, model: str, facts: str) -> None:
         self._notes, self._model, self._facts = notes, model, facts
         self._found: dict[str, Verdict] = {}
-        """Of this page, by recording."""
+        """The verdicts of this page, by recording."""
 
     async def read(self, capacity: int, digest: str) -> Verdict | None:
-        """What was found out for this recording, None if nothing was, or if the note is damaged."""
+        """The verdict on this recording; None if there is none or its note is damaged."""
         if digest in self._found or self._notes is None:
             return self._found.get(digest)
         text = await self._notes.read(self._name(capacity), self._key(digest))
@@ -159,8 +160,8 @@ class Verdicts:
 
 
 def recording_digest(recording: Recording, ops: Sequence[Op], passes: Sequence[str]) -> str:
-    """Of everything that a recorded step consists of: operations (`ops` are what is made of the recorded ones), WGSL,
-    bindings, sizes and uploads; and of the passes.
+    """The digest of a recorded step and the passes: its operations (`ops` are the recorded ones after a first
+    rewrite), WGSL, bindings, sizes and uploads.
 
     Ids of buffers and pipelines are numbered by first use, since they differ from load to load.
     """

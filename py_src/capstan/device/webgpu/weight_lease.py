@@ -47,7 +47,7 @@ async def lease(
 
 
 def pieces(buffer: int, parts: Sequence[Part]) -> Iterator[WeightPiece]:
-    """What the buffer of that name is filled with, one part behind the other, or row by row."""
+    """The pieces that fill a weight's buffer, one part behind the other, or row by row."""
     at = 0
     for part in parts:
         turn, beside = (astuple(how) if how else None for how in (part.turn, part.beside))
