@@ -116,7 +116,7 @@ export function showAsked(capture: string): void {
   say("capture-note", "asked for; what is used is told once the decode step is prepared");
 }
 
-/** Nothing was prepared: the requested mode did not come about. */
+/** Clears the capture mode: nothing was prepared. */
 export function showNothingPrepared(): void {
   say("capture", UNKNOWN);
   say("capture-note", "");

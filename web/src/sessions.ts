@@ -58,7 +58,7 @@ interface Outcome {
   finish: (take: (mapped: Uint8Array[]) => void) => Promise<number>;
 }
 
-/** What a session on the GPU needs of its engine. */
+/** The parts of the engine that a session on the GPU needs. */
 export interface EngineSide {
   device: GPUDevice;
   staging: Staging;
@@ -88,7 +88,7 @@ const ELEMENTS: Record<string, { make: unknown; size: number }> = {
   bool: { make: Uint8Array, size: 1 },
 };
 
-/** What onnxruntime-web takes a GPU buffer for. */
+/** Element types of tensors that onnxruntime-web accepts as GPU buffers. */
 const IN_BUFFERS = new Set(["float32", "float16", "int32", "int64", "uint32", "uint8", "bool"]);
 
 export class ModelSession {

@@ -1,4 +1,4 @@
-"""One interface to the memory and sessions of every device; the rest of Capstan never branches on the kind of device."""
+"""One interface to the memory and sessions of every device; the rest of Capstan never branches on a device's kind."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ export interface Counters {
   readback_bytes: number;
 }
 
-/** What a buffer is for, as the ledger lists it; everything that onnxruntime-web allocates is scratch. */
+/** The purpose of a buffer, as the ledger lists it; everything that onnxruntime-web allocates is scratch. */
 export type Category = "weights" | "persistent" | "io" | "scratch" | "staging" | "kernels" | "user";
 
-/** What is known of a buffer that was made on this device, by us or by onnxruntime-web. */
+/** A buffer of this device, made by us or by onnxruntime-web. */
 export interface BufferInfo {
   readonly id: number;
   readonly size: number;
@@ -45,7 +45,7 @@ export interface PipelineInfo {
   readonly label: string;
   readonly code: string;
   readonly entryPoint: string | null;
-  /** What its overridable constants are set to. */
+  /** The values of its overridable constants. */
   readonly constants: Record<string, number>;
 }
 
@@ -62,13 +62,13 @@ export interface BindGroupInfo {
   readonly entries: BindGroupEntry[];
 }
 
-/** What a recorder wants to see while it is installed; see recorder.ts. */
+/** The calls that a recorder intercepts while it is installed; see recorder.ts. */
 export interface Recorder {
   encoder(real: GPUCommandEncoder): GPUCommandEncoder;
   write(buffer: BufferInfo, offset: number, bytes: Uint8Array): void;
   /** Returns true if the submit is to be withheld. */
   submit(): boolean;
-  /** Allocate, or bind or write what may not have been allocated. */
+  /** Run an action that allocates, or that binds or writes a buffer that may not be allocated yet. */
   allocate<T>(action: () => T): T;
 }
 
@@ -106,7 +106,7 @@ export class WatchedDevice {
   private readonly live = new Map<number, { info: BufferInfo; buffer: WeakRef<GPUBuffer> }>();
   /** onnxruntime-web may drop a buffer without destroying it; the browser frees it when it is collected. */
   private readonly collected = new FinalizationRegistry<number>((id) => this.live.delete(id));
-  /** Whose the buffers are that `attribute` does not speak for: what onnxruntime-web allocates. */
+  /** The owner of buffers that are made outside `attribute`, by onnxruntime-web. */
   scratchOwner = "";
   private attribution: { category: Category; owner: string } | null = null;
   readonly pipelines = new WeakMap<GPUComputePipeline, PipelineInfo>();

@@ -6,7 +6,7 @@ import type { FusedKernels, Part } from "./fused";
 import type { RecordingObjects } from "./recorder";
 
 /**
- * What is played, by ids of one recording. A `table` op takes its workgroup counts from a table, by sequence length;
+ * One played operation, by ids of one recording. A `table` op looks up its workgroup counts by sequence length;
  * `kernel` and `kernel table` are fused kernels of the tape's, by number.
  */
 export type PlayedOp =

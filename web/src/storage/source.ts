@@ -111,8 +111,8 @@ function sizeOf(response: Response): number | null {
 }
 
 /**
- * Whether a part of the file is the one that was asked for: its first byte, its last one (a server may send less) and,
- * as `open` compares, the file's size. Null if a server of another origin does not let pages read which part it is.
+ * Whether a response is the requested part of the file. Compares its first byte, its last one (a server may send less)
+ * and, like `open`, the file's size. Null if a server of another origin hides the part's range from pages.
  */
 function isRange(
   url: string,
