@@ -16,11 +16,11 @@ const ANSWER = {
   time_to_first_token_ms: 7,
 };
 
-/** What was asked of the worker, without what each load begins with. */
+/** The requests to the worker, without those with which each load begins. */
 let asked;
 let boots;
 let ended;
-/** What the worker does with a chat or generate request: `say(event)` and `reply(reply)`. */
+/** The worker's handler of chat and generate requests: `say(event)` and `reply(reply)`. */
 let behaviour;
 let bootReply;
 let loadReply;

@@ -139,7 +139,7 @@ VARIANTS: dict[str, Callable[[str], str]] = {
     "a number with a thousand digits": lambda text: text.replace('"top_k": 50', '"top_k": ' + "9" * 1000),
     "a long text": lambda text: text.replace('"type": "llama"', f'"type": "{LONG}"'),
 }
-"""What a file may look like by name."""
+"""Changes to a file's text, by name."""
 
 FILES = ("model.onnx", "model.onnx.data", "tokenizer.json", "tokenizer_config.json")
 """The other files of the folder; copy.onnx is the graph once more."""

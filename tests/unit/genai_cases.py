@@ -63,7 +63,7 @@ def adapters(og: Any) -> Any:
 
 
 def adapted(og: Any, then: Callable[[Any, Any], Any] = lambda *_: None) -> Any:
-    """What a generator with an adapter generates, another action, and what it generates with a further one."""
+    """The tokens of a generator with an adapter, the result of another action, and its tokens with a second adapter."""
     made = adapters(og)
     one = og.Generator(loaded(og, folder=LORA), og.GeneratorParams(loaded(og, folder=LORA)))
     one.set_active_adapter(made, "first")
@@ -229,7 +229,7 @@ def overlaid(og: Any, text: str) -> Any:
 
 
 def logits_first(og: Any) -> Any:
-    """What get_logits and the inputs are before and behind a token."""
+    """The results of get_logits and get_input before and after a token."""
     one = generator(og)
     found = [one.get_logits(), one.get_next_tokens(), one.get_input("input_ids"), one.get_input("attention_mask")]
     one.generate_next_token()

@@ -62,7 +62,7 @@ class PaperEngine:
         self.on_call(self.calls)
 
     async def _begun(self, work: Callable[[], Awaitable[T]]) -> T:
-        """What JavaScript does, whoever waits for it."""
+        """Run `work` to its end, as JavaScript does, even if the caller is cancelled."""
         self._call()
         return await asyncio.shield(asyncio.ensure_future(work()))
 

@@ -156,10 +156,10 @@ class PaperDecoder:
         """Whether the next pick is under one."""
         self.follows_grammars = follows
         self.positions: list[tuple[int, ...]] = []
-        """Where in a grammar's automaton it was told to be."""
+        """The automaton states that the caller set, by call."""
         self.most_drafts = 0
         self.right = itertools.count() if right is None else itertools.repeat(right)
-        """How many drafts of the next step are right, of one more than it has."""
+        """The number of right drafts of each step, reduced modulo `most_drafts` + 1."""
         self.drafted = 0
         """Steps with drafts."""
 
@@ -330,7 +330,7 @@ class PaperDecoder:
 
 
 class PaperBurst:
-    """What `submit` returns: unlike a coroutine it may be dropped unread."""
+    """The result of `submit`: unlike a coroutine it may be dropped unread."""
 
     def __init__(
         self, decoder: PaperDecoder, ids: Sequence[int], fault: Exception | None, steps: tuple[int, ...] = ()

@@ -30,7 +30,7 @@ class Kernel:
     fields: tuple[tuple[str, str], ...]
     """Uniforms: name and WGSL type."""
     lines: tuple[str, ...]
-    """Of its body: those that make it this operation."""
+    """The lines of its body that make it this operation."""
     compute: Callable[[Mapping[str, Vector], Mapping[str, Any]], None]
     vectors: bool = True
     """Whether it binds arrays of vec4<f32>; else of f32."""

@@ -55,7 +55,7 @@ class About:
 
 
 def as_json(recording: Recording) -> dict[str, Any]:
-    """What the page hands over."""
+    """A recording in the page's JSON."""
 
     def op(op: Op) -> list[Any]:
         return ["write", op.buffer, op.offset, op.data.hex()] if isinstance(op, Write) else op.played()
@@ -302,7 +302,7 @@ def record(
     verdicts: Verdicts | None = None,
     window: int = 0,
 ) -> Outcome:
-    """What comes of a small decoder; with a `window`, of one whose every attention has it."""
+    """The outcome of recording a small decoder; a `window` applies to every attention."""
     small = small or decoder()
     engine = Engine(small, recorded or small.sketch.record())
     engine.window = window
@@ -312,7 +312,7 @@ def record(
     step = DecodeStep(cast(Any, engine), EAGER, capture="tape", note=None, captured=CAPTURED)
 
     async def probe(_buffers: Any, _ids: Sequence[int]) -> None:
-        """What is in the caches does."""
+        """No prefill: the caches' contents are enough."""
 
     given: tuple[Any, Any] = (buffers, about)
     left_out = [LeftOut(pair.past, window) for pair in about.cache[::2]] if window else []
@@ -328,5 +328,5 @@ def clears(outcome: Outcome) -> int:
 
 
 def kernels(outcome: Outcome) -> Counter[str]:
-    """Of the tape that is left, by template."""
+    """The kernels of the remaining tape, by template."""
     return Counter(kernel["shader"] for kernel in outcome.tape.fused["kernels"])

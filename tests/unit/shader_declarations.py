@@ -1,4 +1,4 @@
-"""What our kernels declare once web/src/gpu/wgsl.ts has made them: bindings, constants and workgroup memory."""
+"""The declarations of our kernels as web/src/gpu/wgsl.ts makes them: bindings, constants and workgroup memory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def expanded(
 
 
 def answered(request: Mapping[str, Any]) -> dict[str, Any]:
-    """What wgsl_server.mjs says to a request. Raises ValueError with its words if it cannot."""
+    """The answer of wgsl_server.mjs to a request. Raises ValueError with the server's error."""
     return _answer(json.dumps(request, sort_keys=True))
 
 

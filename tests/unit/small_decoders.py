@@ -1,4 +1,4 @@
-"""Steps of small decoders, as sketches: what onnxruntime-web's kernels do for the model types there are."""
+"""Steps of small decoders, as sketches: the kernels of onnxruntime-web for each model type."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ EPSILON = 1e-5
 
 @dataclass
 class Small:
-    """A decoder of two layers as it grows; `step` makes llama, and the other functions what others have."""
+    """A decoder of two layers under construction; `step` makes llama, other functions the parts of other families."""
 
     layers: int = 2
     dense: bool = False
     """Whether the weights of products are dense; else int4."""
     packed: str = ""
-    """What the name of their kernel ends in: zero points, int8."""
+    """The suffix of their kernel's name: zero points, int8."""
     rounded: bool = False
-    """Whether products are of what was brought into int8 before."""
+    """Whether the inputs of products are rounded to int8 first."""
     sinks: bool = False
     sketch: Sketch = field(default_factory=Sketch)
     calls: dict[str, int] = field(default_factory=dict)
@@ -289,7 +289,7 @@ def decoder(
     `norms`: of q and k, "inside" the rotary kernel or "apart" (qwen3), "all" with one of v (gemma4), or "no" with q, k
     and v split all the same.
     `rotary`: "partial" (phi) or "interleaved" (ernie). `sinks`: one more score in each head's softmax (gpt-oss).
-    `watched`: an unknown kernel reads a residual and a norm. `patched`: a copy that the next kernel changes a part of.
+    `watched`: an unknown kernel reads a residual and a norm. `patched`: the next kernel changes a part of a copy.
     """
     m = Small(layers, dense, packed, rounded, sinks)
     s = m.sketch

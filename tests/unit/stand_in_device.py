@@ -167,7 +167,7 @@ class ApartSession(DeviceSession):
         self.session = session
         self.inputs, self.outputs = session.inputs, session.outputs
         self.refuses: str | None = None
-        """Why `record` fails, if it is to."""
+        """The reason with which `record` fails; None lets it succeed."""
         self.records = 0
         self.eager = 0
 

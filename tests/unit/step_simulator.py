@@ -52,12 +52,12 @@ class Call:
     counts: int | None = None
     """The tensor with the workgroup counts of an indirect dispatch."""
     copied: tuple[int, int, int] | None = None
-    """Of a copy: elements, and the first one in source and target."""
+    """For a copy: the number of elements, the first in the source and the first in the target."""
 
 
 @dataclass
 class Recorded:
-    """A recorded step and what is needed to carry it out."""
+    """A recorded step with everything that the simulator needs to run it."""
 
     recording: Recording
     ops: tuple[Command, ...]
@@ -66,7 +66,7 @@ class Recorded:
     """By pipeline."""
     lasting: frozenset[int]
     buffer_of: Mapping[int, int]
-    """Of each tensor."""
+    """The buffer of each tensor."""
     initial: Mapping[int, Vector]
     """Contents of the buffers before the step; NaN in those that it keeps for itself."""
 
@@ -78,7 +78,7 @@ class Sketch:
     sizes: list[int] = field(default_factory=list)
     """Elements of each tensor."""
     given: dict[int, Vector] = field(default_factory=dict)
-    """What is there before the step."""
+    """The contents of tensors before the step."""
     kept: set[int] = field(default_factory=set)
     """Tensors that outlive the step."""
     calls: list[Call] = field(default_factory=list)
@@ -357,7 +357,7 @@ class Machine:
 
 
 def before(at: Mapping[str, Vector], c: Mapping[str, Any]) -> tuple[Vector, Vector]:
-    """What is normalised before a product, and what is multiplied by its weights."""
+    """The sum that a product's norm reads, and the vector that its weights multiply."""
     total = x = at["x"][: c["K"]]
     if c["BEHIND"]:
         total = x = at["skip"][: c["K"]] + normed(x, at["gamma_behind"], c["EPSILON_BEHIND"])
@@ -367,7 +367,7 @@ def before(at: Mapping[str, Vector], c: Mapping[str, Any]) -> tuple[Vector, Vect
 
 
 def behind(at: Mapping[str, Vector], c: Mapping[str, Any], y: Vector, up: Vector | None) -> Vector:
-    """What is behind a product."""
+    """The result of a product after its bias, activation, factor and sums."""
     n = c["N"]
     y = y + at["bias"][:n] if c["BIAS"] else y
     if c["POWER"]:

@@ -1,4 +1,4 @@
-"""What the attention kernels ask of their constants, for every shape, element type and subgroup size in use."""
+"""The attention kernels' plans keep the limits in their headers, for every shape, element type and subgroup size."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ MS = {"transformers_js": 10.0, "transformers_js_sampled": 16.0, "tape": 1.0, "ta
 
 
 def data_of(step: dict[str, Any]) -> dict[str, Any]:
-    """What a step of these milliseconds gives."""
+    """The data of a measured step, made from the milliseconds in MS."""
     row = step.get("row", "")
     ms = MS.get(row, 4.0)
     if step["action"] == "start":
@@ -212,7 +212,7 @@ def test_failed_and_missing_steps_are_told(outcomes: list[dict[str, Any]]) -> No
 
 
 class Balance(HTMLParser):
-    """Fails where an element is not closed; collects what a page refers to."""
+    """Fails if an element is not closed; collects the references of a page."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the bench is asked for wrongly is told in one line before anything is started, and nothing half-made is left."""
+"""Wrong arguments of the bench end it with one line before anything starts, and leave nothing half-made."""
 
 from __future__ import annotations
 

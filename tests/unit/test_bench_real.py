@@ -44,7 +44,7 @@ def real(tmp_path: Path) -> Path:
 
 
 def played(folder: Path, sections: list[str]) -> list[dict[str, Any]]:
-    """The steps with outcomes: every row picks as float32 does."""
+    """The steps with outcomes in which every row picks the ids of float32."""
     steps = plan({"real": folder, "nano-llama": LLAMA}, sections, replace(HARDWARE, rounds=2), [], [])
     return [{**step, "ok": True, "data": data_of(step)} for step in steps]
 
@@ -151,7 +151,7 @@ def test_an_engine_with_weights_of_its_own_is_held_to_its_count_of_tokens_alone(
     assert checked({"ok": True, "data": data}, step)["ok"]
     longer = {**data, "prompt_tokens": step["length"] + 1}
     assert checked({"ok": True, "data": longer}, step)["error"] == "its prompt has 4 tokens, others' has 3"
-    # Of a long prompt it may join some of the others' ids.
+    # A tokenizer may join some of a long prompt's ids.
     for seen, good in ((396, True), (395, False), (404, True), (405, False)):
         found = checked({"ok": True, "data": {**data, "prompt_tokens": seen}}, {**step, "length": 400})
         assert found["ok"] is good, seen

@@ -1,4 +1,4 @@
-"""The terminal's side of `build.py run --chat`: what is asked of the page, what is said, and what Ctrl-C does."""
+"""The terminal's side of `build.py run --chat`: its requests to the page, its output, and the effect of Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `run` prints: text on stdout, everything else on stderr, JSON last."""
+"""The output of `run`: text on stdout, everything else on stderr, JSON last."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_forced_tokens_take_no_step_of_the_model(model: Model) -> None:
         assert re.fullmatch(data, finish(quick))
         assert slow.counters["steps"] >= len(slow.get_sequence()) - len(PROMPT) - 1
         assert quick.counters["steps"] < slow.counters["steps"] / 2
-        # What follows a forced token is what would follow it had it been picked.
+        # A forced token is followed by the same logits as if it had been picked.
         with guided(model, "regex", ".{8}") as other:
             quick.rewind_to(len(PROMPT) + 6)
             other.append_tokens(quick.get_sequence())

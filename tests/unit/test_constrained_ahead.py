@@ -56,7 +56,7 @@ def test_the_device_is_told_anew_where_a_changed_sequence_is() -> None:
         generator.rewind_to(len(PROMPT) + len(output))
         behind = asyncio.run(take(generator, 2))
         assert behind == run_of([*PROMPT, *output], 2)
-    # What is appended is no output.
+    # Appended tokens are no output.
     outputs.append([*ids[:1], *behind])
     generator.append_tokens([3])
     asyncio.run(take(generator, 1))

@@ -88,7 +88,7 @@ def test_a_second_turn_runs_the_model_on_the_new_message_alone() -> None:
     assert kept == 9
     new = Letters().encode("|C|")
     assert second == Letters().decode(run_of([*asked, *ids, *new], 6))
-    # Of the first answer the last token was not run yet: its logits were not needed.
+    # The last token of the first answer was not run yet: its logits were not needed.
     assert prefills(paper) == [(asked, 0), ([ids[-1], *new], 8)]
 
 

@@ -36,7 +36,7 @@ def fused(
     changed: bool = False,
     rows: int = ROWS,
 ) -> list[Any]:
-    """What becomes of one recorded product, and, if `changed`, of an operation that writes its weights after it."""
+    """The operations that replace one recorded product and, if `changed`, an operation that then writes its weights."""
     access = {(0, i): "read_write" if i == 2 else "read" for i in range(3)}
     bound = {(0, i): name for i, name in enumerate(names)} | {(0, 3): "uniforms"}
     pipelines = {0: Pipeline("product", access | {(0, 3): "uniform"}, code, bound)}

@@ -1,4 +1,4 @@
-"""The pages of this repository point to files and sections that there are."""
+"""The links in this repository's documents point to existing files and sections."""
 
 from __future__ import annotations
 

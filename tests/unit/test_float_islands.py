@@ -1,4 +1,4 @@
-"""What a graph computes in float32 between two casts becomes float16 nodes, where that changes rounding alone."""
+"""Float32 nodes between two casts become float16 nodes, if that changes rounding alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the device is given of a fused step: bindings in the order of the WGSL, counts, scratch and tables."""
+"""The device's form of a fused step: bindings in the order of the WGSL, counts, scratch and tables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LIMITS = {
     "small subgroups": WorkgroupLimits(8),
 }
 GIVEN = {1: Place("recorded", 11), 2: Place("scratch", 0), 3: Place("recorded", 13), 4: Place("scratch", 1)}
-"""Where values are."""
+"""The place of each value."""
 
 
 def emitted(*nodes: Node, limits: WorkgroupLimits = LIMITS["every adapter"], **options: Any) -> FusedStep:

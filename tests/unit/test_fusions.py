@@ -55,7 +55,7 @@ def fused(step: step_simulator.Recorded, passes: Collection[str]) -> tuple[Place
 
 
 def play(machine: Machine, small: Small, by: FusedStep | None) -> list[dict[int, Vector]]:
-    """What outlives each of a few steps; `by` is the fused step, None for the recorded one."""
+    """The lasting values after each of a few steps; `by` is the fused step, None for the recorded one."""
     found = []
     for length in LENGTHS:
         machine.length = length
@@ -112,7 +112,7 @@ def made_of(placement: Placement) -> Counter[str]:
 
 
 def test_products_of_int8_are_those_of_what_was_brought_into_int8() -> None:
-    """A step is the same as without accuracy_level 4, but that it says what the recorded kernels do."""
+    """A step is the same as without accuracy_level 4, but notes that the recorded kernels round to int8."""
     made = []
     for small in (decoder(bias=True), decoder(bias=True, rounded=True)):
         placement = check(small, small.sketch.record(), PASSES)
@@ -185,7 +185,8 @@ class TestWhateverTheBuffers:
 
 
 class TestPasses:
-    """What each does to a decoder of two layers: embedding, norm, two reductions of the mask, 8 for a layer, head."""
+    """The effect of each pass on a decoder of two layers: embedding, norm, two reductions of the mask, 8 operations a
+    layer, head."""
 
     EVERYTHING = 4 + 8 * 2 + 1
 
@@ -293,7 +294,7 @@ def test_nothing_recognised_is_everything_recorded() -> None:
 
 
 class TestNeighbours:
-    """What joins, and what stays as it was recorded since it would not be the same any more."""
+    """Operations that join their neighbours, and those that stay recorded since the join would change the result."""
 
     def test_a_sum_in_the_buffer_that_its_product_reads(self) -> None:
         small = Small()

@@ -1,4 +1,4 @@
-"""What surrounds products in families beside Llama joins them: norms behind halves of layers, LayerNorm, biases,
+"""Products of families beside Llama take in their neighbours: norms behind halves of layers, LayerNorm, biases,
 factors, activations without a gate, casts."""
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Wider(Small):
         return y, total
 
     def made(self, x: int) -> Mapping[str, int]:
-        """What the step becomes whose last product is of `x`."""
+        """The kernels of the fused step that ends with a product of `x`."""
         self.matmul(x, VOCABULARY, WIDTH, into=self.logits)
         return made_of(check(self, self.sketch.record(recycle=False), PASSES))
 

@@ -1,6 +1,6 @@
 """capstan.genai does what onnxruntime-genai does: the same calls on both, results and refusals compared.
 
-What it does otherwise on purpose has tests of its own here, and its reason in docs/genai.md.
+Intended differences have tests of their own here, and their reasons in docs/genai.md.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def outcome(og: Any, case: Callable[[Any], Any]) -> Any:
 
 
 TYPE_ERRORS = ("append_tokens wrong", "rewind_to -1")
-"""Where the native package's binding refuses a value by its type, and Capstan by its value with a RuntimeError."""
+"""Cases in which the native package's binding refuses the value's type, and Capstan the value, with a RuntimeError."""
 
 
 @pytest.mark.filterwarnings("ignore::capstan.FallbackWarning")

@@ -23,7 +23,7 @@ TAKEN, REFUSED, OTHER = "takes it", "refuses it", "does otherwise"
 
 @cache
 def table() -> dict[str, tuple[str, str]]:
-    """What onnxruntime-genai and Capstan do with the variants of docs/genai_configs.md."""
+    """The documented behaviour of onnxruntime-genai and Capstan, by variant, out of docs/genai_configs.md."""
     found = {}
     for line in (ROOT / "docs/genai_configs.md").read_text().splitlines():
         if line.startswith("| `"):

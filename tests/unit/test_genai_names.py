@@ -1,4 +1,4 @@
-"""capstan.genai has all names of onnxruntime-genai's module, and docs/genai.md says of each what it does."""
+"""capstan.genai has all names of onnxruntime-genai's module, and docs/genai.md has a row for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What onnxruntime-genai's own tests of text models check, checked of it and of Capstan alike.
+"""The checks of onnxruntime-genai's own tests of text models, run against both packages.
 
 docs/genai.md lists those tests by name, with the one here that checks the same, or why there is none.
 """
@@ -232,7 +232,7 @@ def test_a_prompt_in_pieces_is_a_prompt(og: Any) -> None:
 
 
 def table() -> dict[str, str]:
-    """What docs/genai.md says of each native test: a test of ours, or why there is none."""
+    """For each native test the entry in docs/genai.md: a test of ours, or the reason for none."""
     text = (ROOT / "docs/genai.md").read_text().partition("## The native package's tests")[2]
     rows = re.findall(r"^\| `(test_\w+)`\s*\| (.+?)\s*\|$", text, re.M)
     assert len({name for name, _ in rows}) == len(rows)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 INPUTS = ("input_ids", "attention_mask", "past_key_values.0.key", "past_key_values.1.value")
 OUTPUTS = ("logits", "present.0.key", "present.1.value")
 APART = '{"search": {"past_present_share_buffer": false}}'
-"""Caches then have the positions that there are."""
+"""With this overlay caches grow with the sequence."""
 
 
 def shown(og: ModuleType, tokens: Any = PROMPT, picks: int = 0, overlay: str = "", **options: Any) -> dict[str, Any]:

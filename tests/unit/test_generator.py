@@ -1,4 +1,4 @@
-"""What the generation loop generates over a device made of paper: what it submits, discards and refuses."""
+"""The generation loop over a device made of paper: the steps that it submits, discards and refuses."""
 
 from __future__ import annotations
 

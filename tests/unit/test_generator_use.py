@@ -94,7 +94,7 @@ class TestTiming:
         asyncio.run(take(generator, 4))
         assert timing.tokens == 5
         assert timing.last_token == paper.host.time
-        # Two more bursts are waited for.
+        # The generator waits for two more bursts.
         assert timing.tokens_per_second == pytest.approx(1000.0 * 4 / 6)
 
 

@@ -1,4 +1,4 @@
-"""What a graph is said to need, and which graphs are refused or cannot be captured."""
+"""The description of a graph's needs; graphs that are refused or cannot be captured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What xgrammar's WebAssembly build makes of our grammars: exactly the texts that they mean, in Node."""
+"""xgrammar's WebAssembly build accepts exactly the texts that our grammars mean, in Node."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_what_xgrammar_refuses_is_told_and_does_no_harm(bytes_: LocalGrammars) -
 
 
 def test_outputs_of_random_models_fit() -> None:
-    """`python -m tests.guidance_runs` does as many as are asked for."""
+    """`python -m tests.guidance_runs` does any number of them."""
     verdicts = {judged(run)[0] for run in runs(36, seed=20)}
     assert verdicts <= {"fits", "cut"}
     assert "fits" in verdicts

@@ -1,4 +1,4 @@
-"""What schemas, expressions and grammars are refused, where, and with what remedy; what tokenizers give bytes."""
+"""Refusals of schemas, expressions and grammars, with place and remedy; tokenizers whose tokens have bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repositories of a hub by their ids: what an id, an address, a revision and a token may be."""
+"""Repositories of a hub by their ids: valid and invalid ids, addresses, revisions and tokens."""
 
 from __future__ import annotations
 

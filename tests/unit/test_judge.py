@@ -14,7 +14,7 @@ PRODUCT = MatVec(1, 2, 576, 1536, 32, "f32")
 
 
 def faults(what: MatVec, bound: Bound, mean: float, largest: float) -> dict[int, str]:
-    """What is said of a result that is off by these parts of its spread."""
+    """The faults of a result that is off by these parts of its spread."""
     node = Node(what, (3,), (4,), 0, frozenset({0}))
     unit = UNIT[what.element]
     found = Found(0, "result", what.element, largest / unit, mean / unit, 1.0, 1.0, 0, 0)

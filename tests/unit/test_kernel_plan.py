@@ -1,4 +1,4 @@
-"""What an adapter tells of its workgroups is what kernels are cut for."""
+"""Kernels are cut for the workgroup limits that the GPU adapter reports."""
 
 from __future__ import annotations
 

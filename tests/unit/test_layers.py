@@ -119,7 +119,7 @@ def sources() -> dict[str, str]:
 
 
 def imports(name: str, text: str, modules: Mapping[str, str]) -> Iterator[Import]:
-    """What a module imports."""
+    """The imports of a module."""
     is_package = name == "capstan" or any(other.startswith(f"{name}.") for other in modules)
     here = [] if name == "capstan" else name.split(".")
     package = here if is_package else here[:-1]

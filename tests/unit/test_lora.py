@@ -280,7 +280,7 @@ def test_a_default_that_adds_something_stays() -> None:
 
 
 def test_a_dropped_generator_lets_go_of_its_adapters_before_its_decoder_is_given_back(model: Model) -> None:
-    """Where an event loop runs, as in a page, that is done later."""
+    """While an event loop runs, as in a page, the decoder is given back later."""
     adapters = Adapters(model)
     adapters.load("first.onnx_adapter", "first")
 

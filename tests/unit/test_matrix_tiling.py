@@ -1,4 +1,4 @@
-"""What the header of matmul_matrices.wgsl asks of its constants, for the shapes of models and adapters there may be."""
+"""The constants keep the limits in the header of matmul_matrices.wgsl, for shapes of models and kinds of adapters."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def test_a_tiling_keeps_the_limits_of_the_shader_and_the_adapter(
     assert found["WORKGROUP"] <= limits.threads
     assert k % found["STEP"] == 0
     assert found["STEP"] % found["SIZE_K"] == 0
-    # What the threads load is what is staged.
+    # The threads load exactly one staged tile.
     assert found["A_LOADS"] * found["WORKGROUP"] * 8 == found["TILE_M"] * found["STEP"]
     assert found["B_LOADS"] * found["WORKGROUP"] * (8 if dense else 16) == found["TILE_N"] * found["STEP"]
     assert MatrixSize(found["SIZE_M"], found["SIZE_N"], found["SIZE_K"]) in limits.matrices
     assert workgroup_bytes(plan.shader, plan.constants, half=True, lanes=limits.lanes) <= limits.memory
-    # Results of all subgroups fit where the operands were.
+    # Results of all subgroups fit in the workgroup memory of the operands.
     assert 8 * found["SIZE_M"] * found["SIZE_N"] * found["WM"] * found["WN"] * found["WK"] <= 32 * found["SIZE"]
     assert not callable(plan.counts)
     columns, tiles, _ = plan.counts

@@ -1,4 +1,4 @@
-"""What the shader's header asks of its constants, for the shapes of models and the subgroup sizes there are."""
+"""The tuned constants keep the limits in the shader's header, for models' shapes and all subgroup sizes."""
 
 from __future__ import annotations
 

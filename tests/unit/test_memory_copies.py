@@ -74,7 +74,7 @@ def test_a_copy_inside_a_staging_buffer_is_refused() -> None:
 
 
 class Buffers:
-    """Buffers with their padding, over which steps are carried out as WebGPU does."""
+    """Buffers with their padding; copies follow WebGPU's rules."""
 
     def __init__(self, rng: random.Random, memories: Sequence[MemoryInfo]) -> None:
         self.rng = rng

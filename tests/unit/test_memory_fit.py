@@ -16,7 +16,7 @@ from capstan.memory import Capabilities, MemoryRequirements, fits, plan, require
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 ROOMY = Capabilities("test", True, True, False, False, False, False, True, True, 1 << 28, 1 << 27, 256)
 CACHE_BYTES = 2 * 16 * 4
-"""Of one layer's keys, for each position."""
+"""Bytes of one layer's keys, for each position."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def largest_weight(described: tuple[GraphDescription, list[WeightEntry]]) -> int
 
 
 class Asked:
-    """Requirements by max_length, and the lengths that were asked for."""
+    """Requirements by max_length, and the requested lengths."""
 
     def __init__(self, described: tuple[GraphDescription, list[WeightEntry]], batch_size: int = 1, step: int = 1):
         self.described, self.batch_size, self.step = described, batch_size, step

@@ -1,4 +1,4 @@
-"""What a model's pools take, how tensors are packed into one buffer, and what a run's scratch is estimated at."""
+"""The sizes of a model's pools, the packing of tensors into one buffer, and the estimate of a run's scratch."""
 
 from __future__ import annotations
 

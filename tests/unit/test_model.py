@@ -36,7 +36,7 @@ CONTEXT = 512
 
 
 class PaperDevice:
-    """A DeviceModel that remembers what it was asked for."""
+    """A DeviceModel that records its calls."""
 
     device = "paper"
     adapter = "a sheet"
@@ -296,7 +296,7 @@ class TestRefusing:
     def test_files_that_are_not_wanted_any_more_are_not_complained_of(
         self, host: PaperHost, caplog: pytest.LogCaptureFixture
     ) -> None:
-        # What other tests left is complained of now.
+        # Warnings about objects that other tests left open come now.
         gc.collect()
         caplog.clear()
         del host.files["genai_config.json"]

@@ -38,7 +38,7 @@ def bytes_of(model: str) -> bytes:
 
 @pytest.fixture
 def rewrites(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What was rewritten."""
+    """The files that were rewritten."""
     seen: list[bytes] = []
 
     async def counted(data: bytes, *rest: Any) -> Graphs:

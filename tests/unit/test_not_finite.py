@@ -1,4 +1,4 @@
-"""Where NaN begins in a model whose weights have one."""
+"""Finds the first node with NaN in a model whose weights have one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_node_whose_weight_is_no_number_is_found(
 
 @pytest.mark.parametrize("scale", [1e30, -1e30])
 def test_an_overflow_is_found_where_the_numbers_are_finite_before(scale: float, folder: Path) -> None:
-    """Of one logit, to plus or minus infinity."""
+    """One logit overflows to plus or minus infinity."""
     model = ModelProto()
     model.CopyFrom(graph.parse((folder / "model.onnx").read_bytes()))
     through_float16(model)

@@ -44,7 +44,7 @@ def bound(device: HeapDevice) -> tuple[ort.InferenceSession, ort.IOBinding]:
 
 
 def check(session: ort.InferenceSession, binding: ort.IOBinding) -> None:
-    """What `bound` made still works."""
+    """Assert that the binding of `bound` still works."""
     session.run_with_iobinding(binding)
     total, difference = binding.copy_outputs_to_cpu()
     np.testing.assert_array_equal(total, ramp(2, 3) + 1)

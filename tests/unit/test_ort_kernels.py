@@ -123,7 +123,7 @@ def found(
     upload: bytes | None = None,
     indirect: bool = False,
 ) -> OrtKernel | None:
-    """What is recognised in a dispatch of `kernel`, whose bindings are buffers 10, 11, ... and UNIFORM."""
+    """The operation recognised in a dispatch of `kernel`, which binds buffers 10, 11, ... and UNIFORM."""
     bindings = kernel.bindings
     pipeline = Pipeline(
         "",

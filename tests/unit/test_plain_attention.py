@@ -1,4 +1,4 @@
-"""Attention in primitive operations over caches that grow becomes GroupQueryAttention, or the graph stays as it is."""
+"""Attention in primitive operations over caches that grow becomes GroupQueryAttention, or the graph is unchanged."""
 
 from __future__ import annotations
 

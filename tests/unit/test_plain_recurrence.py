@@ -1,4 +1,4 @@
-"""What surrounds a recurrent state, in operators that onnxruntime-web has kernels for: the same logits."""
+"""The nodes around a recurrent state are rewritten to operators that onnxruntime-web computes: the same logits."""
 
 from __future__ import annotations
 

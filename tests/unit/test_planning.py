@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What the host is asked."""
+    """The calls of the host's `fit`."""
     questions: list[tuple[Any, ...]] = []
 
     async def fit(_: LocalHost, *question: Any) -> str:

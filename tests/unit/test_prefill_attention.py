@@ -1,5 +1,5 @@
-"""Which attention of a recorded prefill run becomes ours, and what the header of prefill_attention.wgsl asks of its
-constants, for the shapes of models and adapters there may be."""
+"""Which attention of a recorded prefill run becomes ours; the constants keep the limits in the header of
+prefill_attention.wgsl, for shapes of models and kinds of GPU adapters."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ LINES = (
     "var previous_max : qk_precision = qk_min_value;",
     "o_idx_global * num_heads * head_size_vec + head_idx * head_size_vec;",
 )
-"""Of what onnxruntime-web 1.30.0 runs, with subgroups and without: those that make it this operation."""
+"""The lines that make it this operation, in onnxruntime-web 1.30.0's kernels both with and without subgroups."""
 SINK_LINES = (
     *(line for line in LINES if "qk_min_value" not in line),
     "let sink_value = q_element_t(head_sink[head_idx]);",

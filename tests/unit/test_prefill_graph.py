@@ -1,4 +1,4 @@
-"""Which products of a recorded prefill run become ours, for each way that onnxruntime-web multiplies in."""
+"""Which products of a recorded prefill run become ours, for each of onnxruntime-web's product kernels."""
 
 from __future__ import annotations
 
@@ -440,7 +440,7 @@ class TestGates:
     def test_a_half_that_is_no_product_of_ours_is_not_joined(self, half: str) -> None:
         other = {"gate": "up", "up": "gate"}[half]
         sketch = Sketch()
-        # Of what the other kernel makes, a part is read by nobody.
+        # Nobody reads a part of the other kernel's result.
         sketch.run("split", {"a": "z"}, {"b": half, "c": "unread"})
         sketch.tiled_product("x", f"W {other}", other)
         sketch.run(ACTIVATION, {"gate": "gate", "up": "up"}, {"output": "h"})

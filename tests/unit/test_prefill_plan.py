@@ -90,16 +90,16 @@ def test_products_have_their_bits_and_zero_points() -> None:
 
 
 def hold_to_the_shader(made: Mapping[str, int]) -> None:
-    """What the shader asks of the counts that follow from a cut."""
+    """Assert the shader's limits on the counts that follow from a cut."""
     workgroup = made["WORKGROUP"]
-    # What a workgroup loads of a step: halves of runs of x, runs of weights, scales of x.
+    # A workgroup loads for one step: halves of runs of x, runs of weights, scales of x.
     assert made["A_LOADS"] * workgroup == 2 * made["RUNS"] * made["TILE_M"]
     assert made["B_LOADS"] * workgroup == made["RUNS"] * made["TILE_N"]
     scales = made["RUNS"] * made["TILE_M"]
     assert scales <= made["S_LOADS"] * workgroup < scales + workgroup
     assert made["SUMS"] == made["TM"] * made["TN"]
     assert (4 * made["FOURS"], 4 * made["OUT_FOURS"]) == (made["TN"], made["COLUMNS"])
-    # Where the sums of slices meet: as many rows at a time as there is room for.
+    # The sums of slices are joined in as many rows at a time as fit.
     assert made["MEETING"] * made["PARTS"] == made["TM"]
     row = made["FOURS"] * made["THREADS"]
     assert made["MEETING"] * row <= 2 * made["SIZE"]

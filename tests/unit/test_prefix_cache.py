@@ -24,7 +24,7 @@ LLAMA = FIXTURES / "nano-llama"
 STATEFUL = FIXTURES / "families" / "lfm2"
 LIMIT = 1 << 20
 START = list(range(20, 40))
-"""Twenty tokens that prompts begin with."""
+"""Twenty tokens, the common start of prompts."""
 
 
 def paper(limit: int = LIMIT, **options: Any) -> PaperModel:
@@ -48,7 +48,7 @@ async def answered(model: PaperModel, prompt: Sequence[int], count: int = 3, **s
 
 
 def prefills(model: PaperModel) -> list[list[tuple[int, int]]]:
-    """Of each decoder the runs of prompts: how many tokens behind how many."""
+    """The prompt runs of each decoder: the number of tokens, and of the tokens before them."""
     return [[(len(ids), past) for ids, past in decoder.prefills] for decoder in model.decoders]
 
 
@@ -59,7 +59,7 @@ class TestWhatIsRun:
             first = await answered(model, [*START, 1, 2])
             second = await answered(model, [*START, 3, 4, 5])
             assert (first.reused_tokens, second.reused_tokens) == (0, 20)
-            # The first goes on, as it was.
+            # The first generator continues undisturbed.
             assert await take(first, 2) == run_of([*START, 1, 2], 5)[3:]
             return model
 
@@ -320,7 +320,7 @@ class TestOnTheReferenceDevice:
         for tail, length in (([5, 6], 60), ([7], 500), ([8, 9, 10], 60)):
             ids, reused = greedy(model, [*start, *tail], length)
             assert ids == oracle.greedy(LLAMA, [*start, *tail], 8)
-            # A tail may begin as an answer did.
+            # A tail may begin with the first token of an answer.
             assert reused in (40, 41)
         with generator_of(model, max_length=300) as open_:
             open_.append_tokens([*start, *start])

@@ -1,4 +1,4 @@
-"""What was seen of a device is noted for later page loads."""
+"""The result of a device's probe is noted for later page loads."""
 
 from __future__ import annotations
 

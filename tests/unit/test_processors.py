@@ -143,7 +143,7 @@ def test_nothing_runs_ahead_and_a_processor_that_raises_is_asked_again() -> None
 
 
 def test_what_a_processor_edited_before_it_raised_is_computed_anew(model: Model) -> None:
-    """Of the first row; that of the second one raises."""
+    """The processor edits the first row and raises at the second."""
     asked = 0
 
     def negated(_tokens: list[int], logits: memoryview[float]) -> array[float]:

@@ -1,4 +1,4 @@
-"""What a user may import; a change here is a change of the interface and belongs into the changelog."""
+"""The names that a user may import; a change here changes the interface and belongs in the changelog."""
 
 from __future__ import annotations
 

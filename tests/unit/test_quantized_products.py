@@ -1,4 +1,4 @@
-"""DequantizeLinear and MatMul as MatMulNBits: the same numbers with onnxruntime on the CPU, and what stays as it is."""
+"""DequantizeLinear and MatMul as MatMulNBits: the same numbers with onnxruntime on the CPU; nodes that stay."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Made:
         self.tensors.append(tensor)
 
     def run(self, model: ModelProto) -> Any:
-        """What it computes of three rows, unoptimised: DequantizeLinear is not joined to anything."""
+        """Its outputs for three rows, unoptimised, so that DequantizeLinear stays a node of its own."""
         twin = onnx.ModelProto.FromString(graph.serialize(model))
         for tensor, entry in zip_by_name(twin, graph.external_entries(model)):
             del tensor.external_data[:]

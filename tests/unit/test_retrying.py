@@ -30,7 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def outcome(*failures: BrokenDownloadError) -> str:
-    """What comes of a request that fails so, then succeeds."""
+    """The outcome of a request that fails with these errors, then succeeds."""
     left = list(failures)
 
     async def work() -> str:

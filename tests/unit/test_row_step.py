@@ -84,7 +84,7 @@ def test_every_operation_is_over_all_rows_and_binds_the_rows_buffers() -> None:
     assert (attention["constants"]["SEVERAL"], attention["constants"]["SEQUENCES"]) == (True, ROWS)
     assert step.kernels[-1]["bindings"]["y"] == span[LOGITS]
     assert step.kernels[-1]["constants"]["M"] == ROWS
-    # What passes between operations has a row for each sequence.
+    # Values between operations have a row for each sequence.
     _, number = step.kernels[1]["bindings"]["y"]
     assert step.scratch[number] >= ROWS * 128 * 4
     assert step.kernels[1]["bindings"]["y"] == attention["bindings"]["qkv"]

@@ -1,6 +1,6 @@
-"""naga takes every text that Capstan makes: what Tint takes and naga refuses would be told to users of Firefox first.
+"""naga compiles every WGSL text of Capstan: otherwise users of Firefox would be the first to see its errors.
 
-Left out are matmul_matrices.wgsl and prefill_attention.wgsl, on subgroup matrices, which Chromium alone has."""
+matmul_matrices.wgsl and prefill_attention.wgsl are left out: only Chromium has the subgroup matrices they use."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def others(head: int) -> Iterator[tuple[Operation, int, int]]:
 
 
 def texts(operations: Iterator[tuple[Operation, int, int]], limits: WorkgroupLimits) -> Iterator[dict[str, Any]]:
-    """What the page is told of each kernel that computes one of the operations, or its truth."""
+    """The request to the page for each kernel that computes one of the operations, or its truth."""
     for what, reads, writes in operations:
         of, to = range(1, 1 + reads), range(31, 31 + writes)
         for kernel in what.kernels(of, to, limits):
@@ -163,7 +163,7 @@ def asked_for(numbered: Iterable[tuple[int, WorkgroupLimits]]) -> list[dict[str,
 
 
 def modules_of(asked: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """By what they were made of. naga gets what FusedPipelines gives a compiler without bitcasts of f16."""
+    """WGSL modules by request. naga gets the texts that FusedPipelines makes for a compiler without f16 bitcasts."""
     made = {answered({**text, "bitcasts": not text["half"]})["code"]: str(text) for text in asked}
     return {text: code for code, text in made.items()}
 

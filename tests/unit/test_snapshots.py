@@ -52,7 +52,7 @@ def test_whatever_was_run_ahead_the_state_is_that_of_the_tokens_before_it() -> N
         stage.prefill(sequence[past:], past)
         assert stage.state == sequence
         for _ in range(random.randrange(8)):
-            # What runs ahead is not what the sequence becomes.
+            # Run-ahead tokens may be discarded.
             ahead = [random.randrange(100) for _ in range(random.randrange(1, 16))]
             stage.burst(ahead)
             sequence += ahead[: random.randrange(len(ahead) + 1)] if random.random() < 0.3 else ahead
@@ -67,7 +67,7 @@ def test_bursts_that_are_under_way_are_discarded_to_the_start_of_the_one_that_is
     for _ in range(9):
         starts.append(stage.points.live)
         stage.burst(list(range(16)))
-    # One is being read and four are under way, the most there are.
+    # One burst is being read and four are under way, which is the limit.
     assert [stage.points.nearest(start + 5) for start in starts[-5:] if start is not None] == starts[-5:]
 
 

@@ -1,4 +1,4 @@
-"""What a soak (`build.py test --soak`) is made of, and what it says of memory that grows and of a step that fails."""
+"""The steps of a soak (`build.py test --soak`), and its report of memory that grows and of a step that fails."""
 
 from __future__ import annotations
 

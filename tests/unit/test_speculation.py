@@ -1,4 +1,4 @@
-"""Drafting and verifying tokens, by capstan.Generator over the reference device: the tokens stay what they are."""
+"""Drafting and verifying tokens, by capstan.Generator over the reference device: drafts never change the tokens."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def made(model: Model, speculation: Speculation | None, **search: Any) -> Genera
 
 
 def generated(generator: Generator, count: int = 1000) -> list[int]:
-    """What so many calls hand out, at most to the end."""
+    """The tokens of `count` calls, or of all calls to the end."""
     found = []
     for _ in range(count):
         if generator.is_done():

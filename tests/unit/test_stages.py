@@ -1,4 +1,4 @@
-"""What the stages compute, against plain floating-point arithmetic."""
+"""The stages agree with plain floating-point arithmetic."""
 
 from __future__ import annotations
 

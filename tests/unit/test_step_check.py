@@ -95,7 +95,7 @@ def stale_row(kernel: Kernel) -> Kernel:
 
 
 def mask_off_by(error: int) -> Callable[[Kernel], Kernel]:
-    """Attention over that many positions more. What else the step does is right."""
+    """Attention over `error` more positions than the sequence has; the rest of the step is right."""
 
     def mutated(kernel: Kernel) -> Kernel:
         def run(at: dict[str, Any], c: dict[str, Any], counts: tuple[int, int, int]) -> None:
@@ -169,7 +169,7 @@ def test_a_kernel_that_is_wrong_in_one_layer_is_used_in_none(monkeypatch: pytest
 
 
 def test_a_recorded_operation_that_is_not_what_it_looks_like_stays_as_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a kernel of another version, whose text has all that a product's has."""
+    """Like a kernel of another version whose text has every line of a product's."""
     small = decoder()
     call = small.sketch.calls[small.calls["out 0"]]
     compute = call.kernel.compute
@@ -187,7 +187,7 @@ def test_a_recorded_operation_that_is_not_what_it_looks_like_stays_as_recorded(m
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_weights_that_are_not_finite_make_no_kernel_wrong(number: float) -> None:
-    """What follows from them is the same in the recorded kernel, in ours and in the truth."""
+    """Their effect is the same in the recorded kernel, in ours and in the truth."""
     small = decoder()
     scales = small.sketch.calls[small.calls["qkv 0"]].reads["scales_b"]
     small.sketch.given[scales][3] = number
@@ -211,7 +211,7 @@ def test_without_memory_for_the_truth_the_recorded_kernels_are_replayed() -> Non
 
 
 class TestVerdicts:
-    """What one load found out holds for the next."""
+    """The verdict of one load holds for the next."""
 
     @staticmethod
     def kept(backing: PaperBacking, facts: str = "adapter, browser and versions") -> Verdicts:

@@ -115,7 +115,7 @@ def read(step: step_simulator.Recorded, lift: Collection[str], kept: Collection[
 
 
 def kinds(graph: StepGraph, index: int) -> list[type]:
-    """What an operation of the step became."""
+    """The kinds of the nodes that contain an operation of the step."""
     return [type(node.what) for node in graph.nodes if index in node.origins]
 
 

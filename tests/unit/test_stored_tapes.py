@@ -23,7 +23,7 @@ PASSES = {"clears": "7 dropped"}
 
 
 class Engine:
-    """What stores and makes tapes: recorded ids are handles plus 1000."""
+    """An engine that stores and makes tapes; recorded ids are handles plus 1000."""
 
     def __init__(self, kernels: Sequence[Mapping[str, Any]] = (), error: Exception | None = None) -> None:
         self.kernels = kernels

@@ -1,4 +1,4 @@
-"""A tape is replayed only for what it was recorded for."""
+"""A tape is replayed only under the key of its recording."""
 
 from __future__ import annotations
 

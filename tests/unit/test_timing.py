@@ -1,4 +1,4 @@
-"""Whose time a token took, from the stamps of bursts."""
+"""Python's and JavaScript's share of a token's time, from the stamps of bursts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kernel was told, read back from its WGSL and the bytes the host uploaded."""
+"""A kernel's uniforms, decoded from its WGSL and the bytes that the host uploaded."""
 
 from __future__ import annotations
 

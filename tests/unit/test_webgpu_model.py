@@ -1,4 +1,4 @@
-"""What a model on WebGPU holds is freed once, whatever fails, is cancelled or is closed on the way."""
+"""A model on WebGPU frees everything exactly once, whatever fails, is cancelled or is closed on the way."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def calls_of_a_life(graphs: Graphs) -> int:
 
 
 def at(number: int, action: Callable[[], object]) -> Callable[[int], None]:
-    """What calls `action` once, at the first call that has at least that number."""
+    """A hook that calls `action` once, at call `number` or the first one after it."""
     pending = [action]
 
     def on_call(call: int) -> None:

@@ -1,4 +1,4 @@
-"""device.webgpu_session: a tape is trusted only after it did what eager runs do. Over an engine made of bytearrays."""
+"""device.webgpu.session trusts a tape only after its replay equals eager runs; over an engine made of bytearrays."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Session:
     async def run(
         self, feeds: Sequence[Mapping[str, Any]], fetches: Sequence[Mapping[str, Any]], views: Sequence[memoryview]
     ) -> RunReply:
-        # What onnxruntime allocates for one session is not another's.
+        # Each session has its own scratch.
         own = {**self.engine.memory, SCRATCH: bytearray(16)}
         for kernel in self.engine.eager:
             kernel(own)

@@ -36,7 +36,7 @@ class CrashError(BaseException):
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["chunks", "poured"])
 def small_shards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small shards, which stored files give to the sink through a chunk, or without."""
+    """Small shards; stored files reach the sink through a chunk, or are poured without one."""
     monkeypatch.setattr(PaperSink, "pours", request.param)
     monkeypatch.setattr(manifests, "SHARD_BYTES", SHARD)
     monkeypatch.setattr(retrying, "PAUSE_SECONDS", 0)
@@ -87,7 +87,7 @@ class Page:
             self.backing.files[data][place] ^= 1
 
     def crash(self) -> None:
-        """What a page that died leaves: no open files."""
+        """Leave the store as a page that died does: without open files."""
         self.backing.open_files.clear()
 
     def traffic(self, load: Callable[[], Any] | None = None) -> tuple[int, list[tuple[int, int]]]:
@@ -108,7 +108,7 @@ def manifest_of(data: bytes) -> str:
 def warned(action: Callable[[], Any]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        # What another test left open is told of whenever it is collected.
+        # Files that another test left open give a ResourceWarning whenever they are collected.
         warnings.simplefilter("ignore", ResourceWarning)
         action()
     assert {warning.category for warning in caught} <= {FallbackWarning}

@@ -9,7 +9,7 @@ import { declaredBindings } from "../../web/src/gpu/wgsl.ts";
 
 globalThis.GPUShaderStage = { COMPUTE: 4 };
 
-/** The modules that `make` asks a device for. */
+/** The modules that `make` creates on a device. */
 function modules(make) {
   const codes = [];
   make({
