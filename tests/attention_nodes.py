@@ -1,4 +1,4 @@
-"""GroupQueryAttention models of one node, and a plain float64 definition of what each attribute and input asks for."""
+"""GroupQueryAttention models of one node, and a plain float64 definition of every attribute and input."""
 
 from __future__ import annotations
 

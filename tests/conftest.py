@@ -75,7 +75,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page_errors() -> list[str]:
-    """What went wrong in `blank_page`; a test that provokes an error takes it out of the list."""
+    """The errors in `blank_page`; a test that provokes an error takes it out of the list."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""What tests/browser/scripts/device_operations.py must find on every device."""
+"""The results that tests/browser/scripts/device_operations.py must find on every device."""
 
 from __future__ import annotations
 

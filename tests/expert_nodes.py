@@ -89,7 +89,7 @@ class ExpertNode:
         return serialized
 
     def expected(self) -> Array:
-        """What the node should make: [rows, WIDTH]."""
+        """The right output of the node: [rows, WIDTH]."""
         tensors = self.tensors()
         first = dequantized(tensors["fc1"], tensors["scales1"])
         second = dequantized(tensors["fc2"], tensors["scales2"])

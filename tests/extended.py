@@ -13,7 +13,7 @@ EXTENDED = "--extended"
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take tests marked extended out of `items`, unless they were asked for."""
+    """Take tests marked extended out of `items`, unless --extended or a test's name requests them."""
     named = any("::" in argument for argument in config.args)
     if not config.getoption(EXTENDED) and not named:
         extended = [item for item in items if item.get_closest_marker("extended")]

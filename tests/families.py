@@ -1,6 +1,6 @@
 """The families of decoders that the model builder of onnxruntime-genai 0.18 writes, each by one nano model.
 
-What tells a family from another is in its graph: several names of `model.type` stand for one kind of graph.
+Families differ in their graphs: several names of `model.type` stand for one kind of graph.
 tests/browser/test_families.py runs some of them, `benches/families.py` all.
 """
 
@@ -31,7 +31,7 @@ class Family:
     fixture: str
     """Below tests/fixtures."""
     apart: str
-    """What tells it from Llama."""
+    """The differences from Llama."""
 
     @property
     def folder(self) -> Path:
@@ -39,7 +39,7 @@ class Family:
 
     @property
     def name(self) -> str:
-        """Of the mounted model."""
+        """The name of the mounted model."""
         return self.folder.name
 
 

@@ -2,7 +2,7 @@
 
     PYTHONPATH=py_src .venv/bin/python -m tests.guidance_runs --count 5000 --seed 1
 
-prints what did not fit, and how many did. A generation has a fixture, a grammar and search options by chance; half of
+prints the misfits, and the number that fit. A generation has a fixture, a grammar and search options by chance; half of
 them are drawn at temperature 2 from all tokens.
 """
 

@@ -36,7 +36,7 @@ def before_worker(where: BrowserContext | Page, source: str) -> None:
 
 
 class RemoteError(Exception):
-    """What the page answered with `ok: false`."""
+    """The error of a page's reply with `ok: false`."""
 
     def __init__(self, error: Mapping[str, str]) -> None:
         super().__init__(f"{error['type']}: {error['message']}\n{error['traceback']}")
@@ -114,7 +114,7 @@ class Harness:
         return result
 
     def error(self, model: str | Mapping[str, Any], **options: Any) -> RemoteError:
-        """The error that `generate` ends with."""
+        """The error of `generate`."""
         reply = self.reply(generate_request(model, **options))
         assert not reply["ok"], f"an error was expected, not {reply['result']}"
         return RemoteError(reply["error"])

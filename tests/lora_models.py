@@ -31,7 +31,7 @@ ADAPTERS = {"first": (4, 1), "second": (8, 2), "queries": (4, 3)}
 """Rank and seed by name."""
 
 Shapes = dict[str, tuple[int | None, int | None]]
-"""Of the inputs by name, None where the rank is."""
+"""Shapes of the inputs by name; None stands for the rank."""
 
 
 def add_inputs(source: Path, out: Path, *, optional: bool = True, scaled: bool = True) -> Shapes:

@@ -1,4 +1,4 @@
-"""What generators with adapters are driven with, and what onnxruntime-genai makes of it."""
+"""Action scripts for generators with LoRA adapters, and onnxruntime-genai's results."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ RUNS: dict[str, list[tuple[str, Any]]] = {
 
 
 def expected(name: str) -> list[int]:
-    """The sequence that onnxruntime-genai comes to."""
+    """The final sequence of onnxruntime-genai."""
     return oracle.drive(LORA, RUNS[name]).sequence

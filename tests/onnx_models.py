@@ -113,7 +113,7 @@ def narrow() -> onnx.ModelProto:
 
 
 def positions() -> onnx.ModelProto:
-    """Where x is not zero: the output's size depends on the values."""
+    """The indices at which x is not zero: the output's size depends on the values."""
     return build([helper.make_node("NonZero", ["x"], ["y"])], [("x", F32, ["n"])], [("y", I64, [1, "found"])])
 
 
@@ -193,6 +193,6 @@ def session(name: str) -> Any:
 
 
 def computed(name: str, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None) -> list[Any]:
-    """What the native onnxruntime computes."""
+    """The outputs of the native onnxruntime."""
     found: list[Any] = session(name).run(outputs, dict(feeds))
     return found

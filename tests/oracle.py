@@ -1,4 +1,4 @@
-"""What onnxruntime-genai on CPython picks: the oracle that every device is compared with.
+"""The oracle of every device: the picks of onnxruntime-genai on CPython.
 
     greedy(folder, prompt_ids, 40)                         -> [ids]
     drive(folder, [("append", ids), ("generate", 60), ("rewind", 12), ...])  -> Trace
@@ -37,13 +37,13 @@ __all__ = ["Action", "Rows", "Trace", "drive", "encode", "greedy", "rows"]
 
 Action = tuple[str, Any]
 VERSION = 2
-"""Of this module's meaning; results kept by another one are not used."""
+"""The version of this module's meaning; stored results of other versions are not used."""
 CACHE = Path(__file__).parent.parent / "build" / "oracle"
 
 
 @dataclass
 class Trace:
-    """What a script of actions gave."""
+    """The results of a script of actions."""
 
     picked: list[int] = field(default_factory=list)
     """Every id picked, in order, end-of-sequence ids included."""
@@ -131,7 +131,7 @@ def run(folder: Path, actions: Sequence[Action], search: dict[str, Any]) -> Trac
 
 @dataclass
 class Rows:
-    """What several rows gave."""
+    """The results of several rows."""
 
     picked: list[list[int]]
     """Ids by step and row; none of beams."""

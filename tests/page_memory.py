@@ -1,4 +1,4 @@
-"""What a page's memory grows by while something runs in it, sampled from outside, and the bytes it moves to the GPU.
+"""The growth of a page's memory while something runs in it, sampled from outside, and the bytes it moves to the GPU.
 
     prepare(context)
     memory = PageMemory(context, page)          # a page that is open, with its worker
@@ -57,7 +57,7 @@ class Growth:
     gpu_process: int = 0
     """Resident memory of the GPU process; a software adapter keeps its buffers there."""
     samples: int = 0
-    """Of the processes."""
+    """Samples of the processes."""
 
     def __post_init__(self) -> None:
         self._lowest: dict[str, int] = {}
@@ -158,7 +158,7 @@ class PageMemory:
         }
 
     def _busy_renderer(self) -> int:
-        """The process id of the page's renderer: the one that is busy, and no other, while the page is."""
+        """The process id of the page's renderer: the only process that is busy while the page spins."""
         for _ in range(20):
             before = self._cpu_times()
             self.page.evaluate(SPIN, SPIN_MS)

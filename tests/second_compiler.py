@@ -35,7 +35,7 @@ class Naga:
         return cls(adapters[0].request_device_sync(required_features=list(FEATURES)))
 
     def refusal(self, code: str) -> str | None:
-        """What is wrong with a module; None if nothing is."""
+        """The compiler's error for a module; None if it compiles."""
         import wgpu
 
         try:

@@ -27,7 +27,7 @@ class StateNode:
         raise NotImplementedError
 
     def node(self) -> tuple[str, dict[str, Any]]:
-        """Its operator, and the attributes that every such node has."""
+        """Its operator, and the attributes common to all such nodes."""
         raise NotImplementedError
 
     def expected(self) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""What the bytes of a weight are, from those of its data file: the definition that the upload is held to."""
+"""The bytes of a weight, from those of its data file: the definition of a right upload."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tests.plain_server import serving_plainly
 
 EXAMPLES = ROOT / "examples"
 CHAT_MODEL = ROOT / "tests/fixtures/nano-qwen2"
-"""What it says has no sense; it has a chat template."""
+"""A model with a chat template; its answers make no sense."""
 BUILD_SECONDS = 600
 ANSWER_MS = 120_000
 

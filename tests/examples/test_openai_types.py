@@ -1,4 +1,4 @@
-"""What `llm.chat.completions.create` gives fits the types of npm's `openai`, and what that takes may be given to it.
+"""Arguments and results of `llm.chat.completions.create` fit the types of npm's `openai`.
 `python3 build.py test tests/examples` runs this with the examples."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Attacks on the loading of weights: a server that cuts, spoils, shifts and changes what it sends, page loads that are
-given up in the middle. What is taken must be the file's bytes, and nothing else may be in the store."""
+"""Attacks on the loading of weights: a server that cuts, spoils, shifts and changes its responses, page loads that are
+given up in the middle. The load must accept the file's bytes only, and the store may have nothing else."""
 
 from __future__ import annotations
 

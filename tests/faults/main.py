@@ -32,7 +32,7 @@ SHARD = 16384
 
 
 def model_files() -> dict[str, bytes]:
-    """The files of a small model: the builder's folder, and what a repository of it would have."""
+    """The files of a small model: those of the builder's folder, and those of a repository."""
     names = ("genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json", "tokenizer_config.json")
     files = {name: (MODEL / name).read_bytes() for name in names}
     data = files["model.onnx.data"]

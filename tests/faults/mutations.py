@@ -52,7 +52,7 @@ NAME_PARTS = (
 
 
 def mutated_bytes(random: Random, data: bytes) -> bytes:
-    """Flipped bits, pieces that are gone, doubled or put in."""
+    """The data with flipped bits, and with pieces deleted, doubled or inserted."""
     made = bytearray(data)
     for _ in range(random.choice((1, 1, 2, 5))):
         at = random.randrange(len(made) + 1)

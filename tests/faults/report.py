@@ -1,4 +1,4 @@
-"""What came of attacks: counts by class, and what failed."""
+"""The outcome of attacks: counts by class, and the failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from capstan.errors import CapstanError
 __all__ = ["DEADLINE_SECONDS", "Failure", "Outcome", "attack"]
 
 MOST_CHARACTERS = 2000
-"""Of an error's message."""
+"""The longest message of an error."""
 DEADLINE_SECONDS = 20.0
 """For one case. Most take milliseconds; a loaded machine is given time."""
 
@@ -28,7 +28,7 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """Of one class: cases `refused` ended in an error of ours, those `taken` were good enough."""
+    """The cases of one class: `refused` ones ended in an error of ours, `taken` ones were good enough."""
 
     kind: str
     refused: int = 0
@@ -73,7 +73,7 @@ async def attack(outcome: Outcome, case: bytes, target: Callable[[bytes], Awaita
 
 
 def fault_of(message: str) -> str | None:
-    """What is wrong with an error's message."""
+    """The fault of an error's message; None if it has none."""
     if len(message) > MOST_CHARACTERS:
         return f"a message of {len(message)} characters: {message[:200]}"
     if "\n" in message:

@@ -67,7 +67,7 @@ def served() -> Iterator[SiteServer]:
 
 
 def ask(server: SiteServer, request: bytes) -> bytes | None:
-    """What comes back until the server closes, once we send no more; None if it does not close."""
+    """The server's answer up to the end of the connection, after our last byte; None if it does not close."""
     with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=SECONDS) as client:
         answer = b""
         try:

@@ -1,4 +1,4 @@
-"""What is attacked, by class: a good input, how it is mutated, and what is done with it. For CPython and pages."""
+"""The targets of attacks, by class: a good input, its mutation, and its use. For CPython and pages."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class WeightBytes:
 
 
 def use(tokenizer: Tokenizer) -> None:
-    """Everything that a model's tokenizer is for."""
+    """Use a model's tokenizer in every way."""
     ids = tokenizer.encode("def f(x): é\U0001f600<|endoftext|>")
     assert all(type(item) is int for item in ids), f"ids are {ids[:5]}"
     assert isinstance(tokenizer.decode([*ids, 0, 5, 2**40, -1]), str)

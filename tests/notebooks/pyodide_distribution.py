@@ -23,7 +23,7 @@ PURE = ["--only-binary=:all:", "--platform=any", "--implementation=py", "--abi=n
 
 
 def download(folder: Path, *requirements: str) -> list[Path]:
-    """Pure-Python wheels of PyPI, without what they depend on."""
+    """Download pure-Python wheels from PyPI, without their dependencies."""
     command = [venv_python(), "-m", "pip", "download", "-q", "--no-deps", *PURE, "-d", folder, *requirements]
     subprocess.run([str(part) for part in command], check=True, capture_output=True)
     return sorted(folder.glob("*.whl"))
@@ -38,7 +38,7 @@ def of_npm(folder: Path, package: str) -> Path:
 
 
 def fresh_venv(folder: Path, *packages: str) -> Path:
-    """A new virtual environment with these packages; where its commands are."""
+    """Make a new virtual environment with these packages. Returns the folder of its commands."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     install: list[str | Path] = [folder / "bin/python", "-m", "pip", "install", "-q", *packages]
     subprocess.run(install, check=True, capture_output=True)
@@ -46,7 +46,7 @@ def fresh_venv(folder: Path, *packages: str) -> Path:
 
 
 def lay_beside(folder: Path) -> None:
-    """What a notebook reads, into a new folder: `ort` with onnxruntime-web, and models/bundled."""
+    """Copy the files that a notebook reads into a new folder: `ort` with onnxruntime-web, and models/bundled."""
     (folder / "ort").mkdir(parents=True)
     for name in ORT_FILES:
         shutil.copy(ROOT / "node_modules/onnxruntime-web/dist" / name, folder / "ort")

@@ -22,7 +22,7 @@ from tests.plain_server import serving_plainly
 
 MARIMO = "0.25.2"
 PYODIDE = "314.0.0"
-"""What that marimo exports pages for."""
+"""The Pyodide of the pages that this marimo exports."""
 OF_PYODIDE = ["micropip", "packaging", "docutils", "pygments", "jedi", "pyodide-http"]
 NEEDED = ["narwhals", "click", "platformdirs"]
 PURE = [f"marimo-base=={MARIMO}", "markdown<4", "pymdown-extensions<12", "itsdangerous", "tomlkit", "python-multipart"]
@@ -64,7 +64,7 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
         project.mkdir(parents=True)
         shutil.copy(wheel, project)
         (project / "index.html").write_text(f'<!doctype html><a href="{wheel.name}">{wheel.name}</a>')
-    # What the lock file has is taken before what the index has.
+    # Packages of the lock file come before those of the index.
     path = folder / "full/pyodide-lock.json"
     lock = json.loads(path.read_text())
     there = {wheel.name for wheel in (folder / "full").glob("*.whl")}

@@ -35,7 +35,7 @@ async with capstan.Generator(model, params) as generator:
 """
 
 
-# A worker that uses the page's document waits for it in shared memory, which isolated pages have.
+# A worker that uses the page's document waits for it in shared memory, which needs an isolated page.
 ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
 
 
@@ -57,7 +57,7 @@ def test_pyscript_runs_a_model(worker: bool, browser: Browser, site: Path, tmp_p
         page = browser.new_page()
 
         def index(route: Route) -> None:
-            """What PyPI would answer, of what is served here."""
+            """Answer like PyPI, with the wheels of this site."""
             name = route.request.url.rstrip("/").split("/")[-1]
             wheel = next((path for path in (site / "wheels").glob("*.whl") if is_of(path, name)), None)
             headers = {"Access-Control-Allow-Origin": "*", "Content-Type": "text/html"}

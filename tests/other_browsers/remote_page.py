@@ -44,13 +44,13 @@ class Driver(Protocol):
     """One page of a browser."""
 
     def init(self, script: str) -> None:
-        """Run `script` in each document before its own scripts, where the browser can."""
+        """Run `script` in each document before its own scripts, if the browser supports it."""
 
     def goto(self, url: str) -> None:
         """Open `url`. A driver may come back before the scripts of the document have run."""
 
     def run(self, expression: str) -> str:
-        """The text that a JavaScript expression is."""
+        """The value of a JavaScript expression, as text."""
 
     def seen(self) -> list[tuple[str, str]]:
         """Kinds (pageerror, error, warn, log) and texts of what the page reported since the last call."""
@@ -60,7 +60,7 @@ class Driver(Protocol):
 
 
 class RemotePage:
-    """Playwright's Page over a `Driver`. What the page calls of `expose_function` is told with the next answer."""
+    """Playwright's Page over a `Driver`. Calls of exposed functions arrive with the driver's next answer."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -88,7 +88,7 @@ class RemotePage:
             self.evaluate(f"{DEFINE}({json.dumps(name)})")
 
     def evaluate(self, script: str, argument: Any = None) -> Any:
-        """What a JavaScript expression, or a function of `argument`, gives; playwright's Error if it throws."""
+        """The value of a JavaScript expression, or of a function of `argument`; playwright's Error if it throws."""
         # No driver waits for a promise: Firefox's did not always tell that one had ended.
         text = self.driver.run(BEGIN.replace("FUNCTION", script).replace("ARGUMENT", json.dumps(argument)))
         end, pause = time.monotonic() + self.patience, FIRST_PAUSE

@@ -33,11 +33,11 @@ MORE_THAN_ONCE = ("--disable-gpu-process-crash-limit", "--disable-domain-blockin
 LOOKS = 45
 """At the memory, at most, in equal shares of the time: enough to judge what lives for a fifth of it."""
 QUIET_SHARE = 0.6
-"""Of the time, in which no process ends: long enough a life of each to tell whether it grows."""
+"""The share of the time in which no process ends: each lives long enough to show whether it grows."""
 
 
 class Work(Protocol):
-    """What does a soak's steps: Soak in a browser."""
+    """Does a soak's steps: Soak in a browser."""
 
     def do(self, step: Step) -> None: ...
 
@@ -113,7 +113,7 @@ def browser_pid(before: set[int]) -> int:
 
 
 def run(done: Work, minutes: float, seed: int, only: Step | None) -> tuple[str | None, int]:
-    """Steps until the time is over: what failed, with how to do it once more, and how many steps there were."""
+    """Do steps until the time is over. Returns the failure, with the command that repeats it, and the step count."""
     begun = time.monotonic()
     looked, number = begun, 0
     step: Step | None = None

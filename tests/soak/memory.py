@@ -1,4 +1,4 @@
-"""What a browser's processes and a page's heaps take, sampled while nothing is open, and whether it grows."""
+"""The memory of a browser's processes and a page's heaps, sampled while nothing is open, and whether it grows."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["LEAST_SAMPLES", "MIB", "Life", "Probe", "growth", "kinds", "processe
 
 MIB = 1 << 20
 LEAST_SAMPLES = 9
-"""Of a process that is judged: a third of them are its warm-up."""
+"""The fewest samples of a process that is judged: a third of them are its warm-up."""
 SLACK = 16 * MIB
 SHARE = 0.05
-"""What a browser may take more, of its own: the greater of these two, of what it had."""
+"""The growth that a browser may have of its own: the greater of this size and this share of its memory."""
 OBJECTS = 2000
 """Python objects that may come."""
 

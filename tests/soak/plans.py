@@ -1,4 +1,4 @@
-"""What a soak does, step by step: made of a seed, so that each step can be done once more alone."""
+"""The steps of a soak, each made from a seed, so that it can be repeated alone."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ VARIANTS = 4
 """Different scripts of a seed, and as many conversations: each is run undisturbed before it is disturbed."""
 PREFIX_BYTES = 1 << 20
 VOCABULARY = 300
-"""Prompts are made of tokens below this, which every model has."""
+"""Prompts have tokens below this, which are in every model's vocabulary."""
 WORDS = ("hello", "more", "why", "tell me about a model", "again", "what is a web page")
 SCRIPTS = 0.75
 """The share of steps that are scripts; the others are conversations."""
 INSIDE = (("nothing", 3), ("destroy", 4), ("twice", 1))
-"""What goes wrong in a step, and how often. The device is destroyed, once or twice."""
+"""Faults inside a step, by weight: none, the device destroyed once, or twice."""
 OUTSIDE = (("gpu", 3), ("worker", 3), ("reload", 2))
-"""What goes wrong where processes may end: the GPU process is killed, the worker ends, the page is reloaded."""
+"""Faults while processes may end, by weight: the GPU process killed, the worker ended, the page reloaded."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def chat_of(seed: int, variant: int) -> dict[str, Any]:
 
 
 def oracle_actions(actions: Sequence[Sequence[Any]], lengths: Sequence[int]) -> list[tuple[str, Any]]:
-    """The actions of a generator as tests.oracle takes them; `lengths` are those that it was rewound to."""
+    """The actions of a generator in the form of tests.oracle; `lengths` has the length after each rewind."""
     left = iter(lengths)
     found: list[tuple[str, Any]] = []
     for verb, argument, *_ in actions:

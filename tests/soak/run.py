@@ -49,7 +49,7 @@ TRIES = 4
 
 
 class SoakError(AssertionError):
-    """What a soak must not meet."""
+    """A failure of a soak."""
 
 
 class Soak:
@@ -62,7 +62,7 @@ class Soak:
         self._begun, self._pid = begun, browser_pid
         self._restarts = 0
         self._text_events = 0
-        """Of a conversation's requests before the present one."""
+        """Text events of the conversation's earlier requests."""
         self._calm: dict[tuple[str, int], dict[str, Any]] = {}
         self._open: dict[str, Life] = {}
         context = browser.new_context()
@@ -90,7 +90,7 @@ class Soak:
         self.counts[f"fault: {step.fault}"] += 1
 
     def _require_worker(self) -> None:
-        """The worker is the one that is known of. Raises SoakError."""
+        """Raise SoakError if the worker was replaced without a fault of this soak."""
         if self._page.evaluate("() => window.capstan.restarts()") != self._restarts:
             raise SoakError("a worker was replaced that nothing of this step had ended")
 
@@ -122,7 +122,7 @@ class Soak:
         return life
 
     def _calm_run(self, kind: str, variant: int) -> dict[str, Any]:
-        """What an undisturbed run gives, compared with the oracle."""
+        """The results of an undisturbed run, compared with the oracle."""
         if kind == "chat":
             return self._converse(chat_of(self.seed, variant))
         plan = script_of(self.seed, variant)
@@ -159,7 +159,7 @@ class Soak:
         return found
 
     def _answer(self) -> dict[str, Any]:
-        """The reply to what was begun, or the error that it was rejected with."""
+        """The reply to the pending request, or its error."""
         reply: dict[str, Any] | None = self._page.evaluate(REPLY)
         if reply is None:
             raise SoakError(f"no reply within {ANSWER_MS / 1000:.0f} s")
@@ -177,7 +177,7 @@ class Soak:
             self._begin_script(plan, [])
         found = self._end_script()
         if step.fault == "nothing":
-            # What is found out once is known from then on, so that it loads faster.
+            # Later loads reuse the findings of earlier ones, and are faster.
             calm["loaded"] = min(calm["loaded"], found["loaded"])
         self.counts["recoveries"] += found["recoveries"]
         self.counts["loads after a loss"] += found["reloads"]

@@ -35,7 +35,7 @@ while True:
         continue
     messages = json.dumps([{"role": "user", "content": text}])
     prompt = tokenizer.apply_chat_template(messages, template_str=TEMPLATE, add_generation_prompt=True)
-    # What was picked last is not in the native cache yet: begin at it again.
+    # The last picked token is not in the native cache yet: append it again.
     length = generator.token_count()
     last = generator.get_sequence(0)[-1:]
     generator.rewind_to(length - 1)

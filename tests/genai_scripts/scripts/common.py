@@ -1,4 +1,4 @@
-"""What the scripts share: their arguments, the model, the loop."""
+"""The arguments, the model and the loop of all scripts."""
 
 import argparse
 
