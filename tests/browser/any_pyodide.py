@@ -1,4 +1,4 @@
-"""Runs in a Pyodide that Capstan did not start: installs the wheel, and takes tokens in every way there is."""
+"""Runs in a Pyodide that Capstan did not start: installs the wheel, and takes tokens by every API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def install(base: str) -> dict[str, str]:
 
 
 async def refusals(base: str) -> dict[str, str]:
-    """What is told where something is missing; nothing was configured yet."""
+    """The errors for missing prerequisites, before anything is configured."""
     import pyodide
 
     told = await install(base)
@@ -40,7 +40,7 @@ async def refusals(base: str) -> dict[str, str]:
 
 
 async def least(base: str) -> dict[str, str]:
-    """What is told in a page that has neither WebGPU nor a way to wait, and what works there all the same."""
+    """The errors in a page with neither WebGPU nor a way to wait, and the results of calls that work there."""
     import capstan
 
     folder, told = f"{base}models/nano-llama/", {}
@@ -78,7 +78,7 @@ async def least(base: str) -> dict[str, str]:
 
 
 async def strict(base: str) -> dict[str, str]:
-    """What is told where a Content-Security-Policy does not let scripts be made of text."""
+    """The error under a Content-Security-Policy that forbids making scripts from text."""
     try:
         import capstan  # noqa: F401
     except Exception as error:

@@ -62,7 +62,7 @@ def choose(page: Page, model: str = "nano-llama") -> None:
 
 @dataclass
 class Demo:
-    """The booted page, what went wrong in it, and every address it or its worker asked for."""
+    """The booted page, its errors, and every address that it or its worker requested."""
 
     page: Page
     errors: list[str]
@@ -114,7 +114,7 @@ class Demo:
         return self.page.inner_text("#" + name)
 
     def answer(self) -> str:
-        """What the model wrote last, with its spaces."""
+        """The model's last answer, with its spaces."""
         return str(self.page.locator("#turns .turn").last.locator(".text").text_content())
 
     def send(self) -> None:
@@ -128,12 +128,12 @@ class Demo:
         self.page.evaluate("() => { document.getElementById('status').textContent = ''; }")
 
     def picked(self) -> list[int]:
-        """The ids of all tokens that the worker has told of."""
+        """The ids of all tokens in the worker's events."""
         found: list[int] = self.worker.evaluate("() => picked")
         return [token for token in found if token >= 0]
 
     def requests(self, kind: str) -> list[dict[str, Any]]:
-        """What the page has asked the worker for."""
+        """The page's requests of one kind to the worker."""
         found: list[dict[str, Any]] = self.worker.evaluate(
             "kind => requests.filter((each) => each.kind === kind)", kind
         )
@@ -171,7 +171,7 @@ class Demo:
         expect(self.page.locator("#" + name)).to_have_text(re.compile(text), timeout=RUN_MS)
 
     def faults(self) -> list[str]:
-        """What went wrong in the page so far; it is taken out of the list."""
+        """The errors in the page so far; the list is emptied."""
         found = list(self.errors)
         self.errors.clear()
         return found

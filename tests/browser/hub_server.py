@@ -1,4 +1,4 @@
-"""A hub that answers as the Hugging Face hub does, and the servers of large files that it redirects to."""
+"""A hub that answers like the Hugging Face hub, and the servers of large files behind its redirects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from buildtools.server import running as running_server
 __all__ = ["HubServer", "Repository", "running_hub"]
 
 LARGE = re.compile(r"\.onnx|^tokenizer\.json$")
-"""What the hub keeps as large files, by their names: those are redirected."""
+"""Names of files that the hub keeps as large ones, and redirects."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class HubServer(ThreadingHTTPServer):
         self.cdn = cdn
         self.requests: list[Request] = cdn.requests
         self.tells_sizes = True
-        """Whether the list of a repository's files says how large they are."""
+        """Whether the list of a repository's files has their sizes."""
         super().__init__(("127.0.0.1", 0), HubHandler)
 
     @property

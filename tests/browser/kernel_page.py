@@ -19,9 +19,9 @@ __all__ = ["BOUND", "EPSILON", "KernelPage", "guarded", "packed", "results"]
 
 ROOT = Path(__file__).parents[2]
 BOUND = 2.0**-20
-"""Of an error relative to the sum of the absolute products of an element: 8 roundings of 2^-23."""
+"""The bound of an error relative to the sum of the absolute products of an element: 8 roundings of 2^-23."""
 EPSILON = 0.1
-"""Of the norms."""
+"""The epsilon of the norms."""
 GUARD = 64
 """Elements after the results that must keep what they hold."""
 UNTOUCHED = 77

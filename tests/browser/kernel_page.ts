@@ -9,7 +9,7 @@ interface KernelRun {
   widened: boolean;
   /** Whether subgroups of the kernel's size are made of workgroup memory. */
   emulated: boolean;
-  /** What the bindings hold at first, base64; sizes are multiples of 4. */
+  /** The initial contents of the bindings, base64; sizes are multiples of 4. */
   buffers: string[];
   workgroups: [number, number, number];
   /** Which of the buffers to read afterwards. */

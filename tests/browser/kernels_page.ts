@@ -5,7 +5,7 @@ import { FusedPipelines, kernelCode, type KernelText } from "../../web/src/gpu/k
 import { pipelineOf, withoutSubgroups } from "./subgroups";
 
 interface KernelRun {
-  /** What the buffers hold at first, base64; sizes are multiples of 4. */
+  /** The initial contents of the buffers, base64; sizes are multiples of 4. */
   buffers: string[];
   /** Dispatches, in order, in one pass: the kernel, indices of its buffers, workgroups. */
   dispatches: { kernel: KernelText; buffers: number[]; workgroups: [number, number, number] }[];
@@ -20,7 +20,7 @@ interface Opened {
   pipelines: FusedPipelines;
   /** Whether kernels on float16 run here. */
   half: boolean;
-  /** The one size of its subgroups, 0 without. */
+  /** The one size of its subgroups; 0 if it has no subgroups. */
   lanes: number;
 }
 

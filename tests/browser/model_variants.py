@@ -161,7 +161,7 @@ def with_sinks(model: ModelProto) -> None:
 
 
 def norms_in_attention(model: ModelProto) -> None:
-    """nano-qwen3 with the norms of q and k inside attention, as the model builder writes it unless told not to."""
+    """nano-qwen3 with the norms of q and k inside attention, which is the model builder's default."""
     producer = {name: node for node in model.graph.node for name in node.output}
     for node in [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]:
         node.input.extend([""] * (14 - len(node.input)))
@@ -203,7 +203,7 @@ def scalar_input(model: ModelProto, name: str) -> None:
 
 
 def with_scalar_input(model: ModelProto) -> None:
-    """The same with an int64 [] that the logits are multiplied by."""
+    """The same with an int64 [] that multiplies the logits."""
     rename_output(model, "logits", "logits_before")
     scalar_input(model, "factor")
     add_node(model, "Cast", ["factor"], "factor_float", to=TensorProto.FLOAT)

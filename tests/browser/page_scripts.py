@@ -76,9 +76,9 @@ class PageScripts:
         self.expected.append(text)
 
     def faults(self) -> list[str]:
-        """What went wrong in the page and on its devices since the last call, but for what was expected."""
+        """The errors in the page and on its devices since the last call, without the expected ones."""
         on_devices = self.run("faults", "seen")
-        # Those too that the page told of meanwhile: they are forgotten here.
+        # Errors that the page reported during this call count, too, as the list is emptied here.
         found = [*self.harness.errors, *on_devices]
         found = [text for text in found if not any(part in text for part in self.expected)]
         self.harness.errors.clear()

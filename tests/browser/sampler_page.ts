@@ -1,5 +1,5 @@
 // Runs the sampler over whole batches for tests/browser/test_sampler.py: everything is poisoned first, every run is
-// inside error scopes, and the buffers come back as they are.
+// inside error scopes, and the buffers are returned unchanged.
 
 import { Sampler } from "../../web/src/gpu/sampler";
 import type { SamplerProgram } from "../../web/src/gpu/sampler_program";

@@ -4,7 +4,7 @@ import { WatchedDevice } from "../../web/src/gpu/device";
 import { SpanOps, type SpanLimits, type SpanStep } from "../../web/src/gpu/spans";
 
 interface SpanRun {
-  /** What the buffers hold at first, base64; sizes are multiples of 4. */
+  /** The initial contents of the buffers, base64; sizes are multiples of 4. */
   buffers: string[];
   /** Buffers that are not storage, by index. */
   staging?: number[];
@@ -15,7 +15,7 @@ interface SpanRun {
 
 interface SpanResult {
   buffers: string[];
-  /** Of each call: what was counted, and the error it threw. */
+  /** For each call, its counts and the error that it threw. */
   calls: {
     submits: number;
     create_buffer: number;

@@ -41,7 +41,7 @@ IN_BOTH = """async ({ page, worker }) => {
 
 @pytest.fixture(scope="module")
 def found(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the script's functions return, on the main thread and in a worker of one page."""
+    """The results of the script's functions, on the main thread and in a worker of one page."""
     folder = tmp_path_factory.mktemp("any_pyodide")
     with serving_pyodide(folder) as url:
         page = browser.new_page()

@@ -40,7 +40,7 @@ class Shape:
     capacity: int = 1037
     element: str = "f32"
     epsilon: float | None = None
-    """Of the norms of q and k; None without."""
+    """The epsilon of the norms of q and k; None for no norms."""
     normed_values: bool = False
     """Whether v is normalised, too."""
     rotary: int = 0
@@ -61,7 +61,7 @@ class Shape:
 
 @dataclass
 class Step:
-    """What one step of a shape reads, as its buffers hold it."""
+    """The inputs of one step of a shape, as its buffers hold them."""
 
     shape: Shape
     qkv: npt.NDArray[Any]
@@ -70,7 +70,7 @@ class Step:
     keys: npt.NDArray[Any]
     values: npt.NDArray[Any]
     gammas: npt.NDArray[Any]
-    """Of q, of k and of v: [3, head]."""
+    """The factors of the norms of q, k and v: [3, head]."""
     sinks: npt.NDArray[Any]
 
     @classmethod
@@ -215,7 +215,7 @@ def attend(
     buffers = [step.qkv, state, step.cos, step.sin, keys, values, partials, result, *step.gammas, step.sinks]
     gammas = [] if shape.epsilon is None else [8, 9, 10] if shape.normed_values else [8, 9]
     sinks = [] if shape.sinks is None else [11]
-    # Where that would be more than ten buffers, the join writes the result, and adds the sinks.
+    # If that makes more than ten buffers, the join writes the result, and adds the sinks.
     many = len(gammas) + len(sinks) > 2
     first, second = ([*range(7), *gammas], sinks) if many else ([*range(8), *gammas, *sinks], [])
     dispatches = [
@@ -258,7 +258,7 @@ def planned(kernels: KernelPage, shape: Shape, lengths: Sequence[int], lanes: in
 
 
 def replaced(plans: Plans, **constants: int) -> Plans:
-    """The plans with other constants, and the workgroups these ask for."""
+    """The plans with other constants, and the workgroups that these need."""
     attention, join, _ = plans
     chosen = {**attention.constants, **constants}
     block, alone, most, tile = (int(chosen[name]) for name in ("BLOCK", "ALONE", "MAX_SPLITS", "TILE"))
@@ -381,7 +381,7 @@ def test_subgroups_give_the_same(
 
 @pytest.mark.parametrize(("lanes", "head"), [(8, 32), (16, 64), (32, 64), (64, 128)])
 def test_subgroups_of_other_sizes_as_planned(kernels: KernelPage, lanes: int, head: int) -> None:
-    """Teams of all or half of a subgroup, in workgroups of 256 threads with 16 KiB, which every adapter has."""
+    """Teams of all or half of a subgroup, in workgroups of 256 threads with 16 KiB, the minimum of every adapter."""
     shape = Shape(6, 2, head, capacity=703, epsilon=0.5)
     assert plan_attention(shape, lanes)[0].constants["SHUFFLED"]
     planned(kernels, shape, (1, 129, 700), lanes)

@@ -1,4 +1,4 @@
-"""What onnxruntime-web's GroupQueryAttention computes of each attribute, on both devices, against a float64 definition.
+"""onnxruntime-web's GroupQueryAttention with each attribute, on both devices, against a float64 definition.
 
 Each row of capstan.graph.uncomputed.RULES is proved here: a node that falls under it must come out wrong, or be refused
 by onnxruntime-web itself; a node under no rule must come out right.

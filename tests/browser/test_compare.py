@@ -62,7 +62,7 @@ class Span:
 def checked(
     logits: Difference, cache: Difference, spread: Spread | None, dtype: str = "float16", needs_f16: bool = True
 ) -> None:
-    """What a check says of such differences where float16 may be an eighth apart, and float32 a 64th."""
+    """Run a check over these differences, with a tolerance of an eighth for float16 and a 64th for float32."""
 
     async def nothing() -> None: ...
 

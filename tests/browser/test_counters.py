@@ -1,4 +1,4 @@
-"""What decode steps cost once the tape is recorded, by Capstan's counters and counted again at WebGPU's prototypes."""
+"""The cost of decode steps after recording, by Capstan's counters and counted again at WebGPU's prototypes."""
 
 from __future__ import annotations
 

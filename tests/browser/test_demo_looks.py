@@ -1,4 +1,4 @@
-"""What the demo page looks like: names, themes, widths, nothing that jumps, settings in its address."""
+"""The looks of the demo page: names, themes, widths, nothing that jumps, settings in its address."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ EDGES = """() => {
   const ends = options.map((field) => field.getBoundingClientRect().bottom);
   return [Math.max(...ends), inside.getBoundingClientRect().top];
 }"""
-"""Where the last option ends, and where the diagnostics begin, in pixels."""
+"""The end of the last option and the start of the diagnostics, in pixels."""
 PICTURES = BUILD / "pictures" / "demo"
 THEMES = ("dark", "light")
 WIDTHS = (320, 768, 1280)
@@ -306,7 +306,7 @@ def test_the_page_ends_where_its_content_ends(width: int, demo: Demo) -> None:
 
 
 def accessibility(page: Page, state: str) -> list[str]:
-    """What axe finds in the page as it is, in both themes at each width, of all of which a picture is kept."""
+    """axe's findings in the page's present state, in both themes at each width; a picture of each is kept."""
     usual = page.viewport_size
     assert usual is not None
     PICTURES.mkdir(parents=True, exist_ok=True)

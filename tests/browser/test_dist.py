@@ -1,4 +1,4 @@
-"""What `build.py dist` writes works on any web server: in a sub-folder, without the isolation headers."""
+"""The pages of `build.py dist` work on any web server: in a sub-folder, without the isolation headers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What onnxruntime-web's QMoE computes on both devices, against a float64 definition: the facts behind one_row_only and
-the rows for QMoE of capstan.graph.uncomputed.RULES."""
+"""onnxruntime-web's QMoE on both devices, against a float64 definition: the facts behind one_row_only and the rows for
+QMoE of capstan.graph.uncomputed.RULES."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REFUSED = {
 
 
 def computed(scripts: PageScripts, device: str, nodes: dict[str, ExpertNode]) -> dict[str, Any]:
-    """The output of each node, or the error it ends with."""
+    """The output of each node, or its error."""
     given = {}
     for name, node in nodes.items():
         tensors = node.tensors()

@@ -46,7 +46,7 @@ def test_lost_copies_leave_orts_capture_but_not_the_tape(scripts: PageScripts) -
 
 def test_a_tape_without_the_copies_is_found_out(scripts: PageScripts) -> None:
     kinds = scripts.run("fallbacks", "operations", "nano-copies", model="nano-copies")
-    # What the first copy brings lies in its target already, left by an earlier operation of the same step.
+    # The first copy's target has the same bytes already, from an earlier operation of the same step.
     harmless, *copies = [place for place, kind in enumerate(kinds) if kind == "Copy"]
     found = scripts.run("fallbacks", "damaged", "nano-copies", model="nano-copies", damages=[harmless, *copies])
     wanted = oracle.greedy(FIXTURES / "nano-copies", PROMPT, 8)
@@ -92,7 +92,7 @@ LEAST = {
     "maxComputeWorkgroupsPerDimension": 65535,
     "maxStorageBuffersPerShaderStage": 8,
 }
-"""What every WebGPU device has."""
+"""The limits of every WebGPU device."""
 CHUNK = [(37 * i + 11) % 509 for i in range(64)]
 """A prompt that has a prefill tape when it comes again."""
 

@@ -86,7 +86,7 @@ def test_the_next_sequence_begins_with_empty_states(name: str, scripts: PageScri
 
 
 def plain_attention(model: Any) -> None:
-    """Without window and sinks, which a tape has no kernels for."""
+    """Remove window and sinks, for which a tape has no kernels."""
     for node in model.graph.node:
         if node.op_type == "GroupQueryAttention":
             del node.input[11:]

@@ -23,7 +23,7 @@ FAULTS = {
 }
 
 EXPECTED = {"validation": "usage", "memory": "no room"}
-"""What the page itself says of a fault."""
+"""The page's own words for a fault."""
 
 
 @pytest.mark.parametrize("what", FAULTS)

@@ -22,7 +22,7 @@ from tests.browser.kernel_page import BOUND, EPSILON, KernelPage, guarded, packe
 HALF_BOUND = 2.0**-10
 EPSILON_BEHIND, FACTOR = 0.3, 2.5
 LIMITS = [WorkgroupLimits(), WorkgroupLimits(software=True), *(WorkgroupLimits(lanes) for lanes in (4, 8, 16, 32, 64))]
-"""Without subgroups, as the software adapter here, and with subgroups in what every adapter's workgroups may be."""
+"""Without subgroups, like the software adapter here, and with subgroups in the smallest workgroups of any adapter."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Case:
     k: int
     n: int
     bits: int = 0
-    """Of weights; 0 if they are dense."""
+    """Bits of a weight; 0 if weights are dense."""
     block: int = 32
     zeros: bool = False
     gated: bool = False
@@ -85,7 +85,7 @@ class Problem:
         return data + bytes(-len(data) % 4)
 
     def buffers(self, half: bool) -> list[bytes]:
-        """What the kernel binds, y last."""
+        """The kernel's bindings, y last."""
         case = self.case
         buffers = [self.x.astype(np.float16 if half else np.float32).tobytes(), *self.matrix(0, half)]
         if case.added:
@@ -96,7 +96,7 @@ class Problem:
         return [*buffers, guarded(case.m * case.n)]
 
     def expected(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """y, and what its errors count relative to."""
+        """y, and the sizes to which its errors are relative."""
         case, x = self.case, self.x.astype(np.float64)
         both = [(x @ w, np.abs(x) @ np.abs(w)) for w in self.weights]
         if case.added:

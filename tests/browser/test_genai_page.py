@@ -47,7 +47,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def native() -> Any:
-    """What the script tells with onnxruntime-genai on CPython."""
+    """The script's output with onnxruntime-genai on CPython."""
     command = [sys.executable, "-P", str(SCRIPT), str(MODEL), "cpu"]
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 

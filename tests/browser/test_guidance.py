@@ -30,7 +30,7 @@ CASES: list[tuple[str, str, bool, dict[str, Any]]] = [
 
 @pytest.fixture(scope="module")
 def expected() -> list[list[int]]:
-    """What the reference device generates."""
+    """The ids of the reference device."""
     model = Model(str(NANO))
     found = []
     for kind, data, forced, search in CASES:

@@ -1,4 +1,4 @@
-"""Models by their hub ids, from a server that answers as the hub does."""
+"""Models by their hub ids, from a server that answers like the hub."""
 
 from __future__ import annotations
 

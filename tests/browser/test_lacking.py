@@ -1,4 +1,4 @@
-"""What a browser or machine lacks: the page, the promise and Python say what, and what to do, and that helps."""
+"""A browser or machine that lacks something: page, promise and Python name it with a remedy, and the remedy helps."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class Told:
 
     code: str
     what: str
-    """What is lacking: how the message begins."""
+    """The beginning of the message, which names the lack."""
     remedy: str
-    """What to do: how it ends."""
+    """The end of the message, which names the remedy."""
     helps: bool = True
     """Whether that is device='wasm'."""
 

@@ -32,7 +32,7 @@ def test_the_ledger_agrees_with_every_live_buffer(scripts: PageScripts) -> None:
     assert prepared["weights"] == loaded["weights"], "a sequence has no weights of its own"
     assert min(prepared["persistent"], prepared["io"], prepared["scratch"], prepared["kernels"]) > 0
     assert categories("generated")["persistent"] == prepared["persistent"]
-    # What a closed generator leaves serves the next one, until it is trimmed.
+    # The buffers of a closed generator serve the next one, until they are trimmed.
     assert categories("generator closed")["persistent"] == prepared["persistent"]
     trimmed = categories("trimmed")
     assert trimmed["persistent"] == trimmed["io"] == 0

@@ -1,4 +1,4 @@
-"""What onnxruntime-web leaves out of captured attention: steps from a tape pick what onnxruntime-genai picks anyway."""
+"""onnxruntime-web leaves inputs out of captured attention; taped steps pick onnxruntime-genai's ids all the same."""
 
 from __future__ import annotations
 

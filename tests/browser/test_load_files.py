@@ -1,4 +1,4 @@
-"""What `Capstan.load` says of files of the package that cannot be had."""
+"""The errors of `Capstan.load` for missing files of the package."""
 
 from __future__ import annotations
 

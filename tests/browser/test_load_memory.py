@@ -1,4 +1,4 @@
-"""What loading a model of 1.5 GB adds to a page's memory, and what a token of it moves between host and GPU."""
+"""The growth of a page's memory by loading a model of 1.5 GB, and its bytes between host and GPU for each token."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ LIMIT = 64 * MIB
 PROMPT = [5, 6, 7, 8, 9]
 TOKENS = 12
 SLACK = 16 * MIB
-"""What the browser may give back of its own while something else grows."""
+"""Memory of its own that the browser may give back while something else grows."""
 KEPT = 64 * MIB
-"""What the GPU process may still have of the model before, and use again for the next: its device is kept."""
+"""Memory of the model before that the GPU process may keep for the next one, as the device is kept."""
 WARM_LOADS = 4
 """By then the runtimes are there."""
 NO_OPTIMIZING = "--js-flags=--liftoff-only --no-opt"
@@ -94,7 +94,7 @@ def loading(browser: Browser, site: SiteServer, folder: Path) -> Iterator[Loadin
 
 @pytest.fixture(scope="module")
 def first_load(loading: Loading) -> tuple[list[str], Growth]:
-    """Of the large model, which is stored by then: the requests for its data, and the growth meanwhile."""
+    """The first load of the large model, which is stored by then: the requests for its data, and the growth."""
     _, growth = loading.load("large")
     return list(loading.asked), growth
 

@@ -23,7 +23,7 @@ def test_ids_are_the_oracles(device: str, scripts: PageScripts) -> None:
     assert {each["capture"] for each in found["runs"]} == {"tape" if device == "webgpu" else "off"}
     assert found["fallbacks"] == {}
     if device == "webgpu":
-        # Of the second run on: none of the model, one of adapters of its rank and its decode step.
+        # From the second run on: no session of the model, one for adapters of its rank and one for its decode step.
         assert found["sessions"][1:] == [2, 0, 0, 0]
         tensors = read_adapter((LORA / "first.onnx_adapter").read_bytes(), "first").tensors.values()
         assert found["adapters"] == 2 * sum(len(tensor.data) for tensor in tensors)

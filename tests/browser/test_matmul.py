@@ -55,12 +55,12 @@ class Problem:
         return data + bytes(-len(data) % 4)
 
     def buffers(self, matrix: int) -> list[bytes]:
-        """Weights, scales, and zero points if there are."""
+        """Weights, scales, and any zero points."""
         made = [self.held(self.weights[matrix]), self.scales[matrix].tobytes()]
         return [*made, self.held(self.zeros[matrix])] if self.case.zeros else made
 
     def numbers(self) -> NDArray[np.float64]:
-        """What the weights stand for."""
+        """The weights, dequantized."""
         case = self.case
         zeros = np.repeat(self.zeros, case.block, axis=2) if case.zeros else 1 << (case.bits - 1)
         spread = np.repeat(self.scales.astype(np.float64), case.block, axis=2)
@@ -81,9 +81,9 @@ def quantized(page: KernelPage, problem: Problem) -> tuple[bytes, bytes]:
 
 
 def as_floats(case: Case, words: bytes, factors: bytes) -> NDArray[np.float64]:
-    """What the int8 rows stand for: [rows, k]."""
+    """The int8 rows, dequantized: [rows, k]."""
     halves = np.frombuffer(words, np.int8).reshape(case.k // 16, case.rows, 2, 2, 4)
-    # Of each eight elements the even ones come first.
+    # In each eight elements the even ones come first.
     values = halves.transpose(1, 0, 2, 4, 3).reshape(case.rows, case.k).astype(np.float64)
     scales = np.frombuffer(factors, np.float32).reshape(case.k // RUN, case.rows).T.astype(np.float64) * 16
     return values * np.repeat(scales, RUN, axis=1)

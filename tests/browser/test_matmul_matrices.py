@@ -1,7 +1,7 @@
 """web/src/shaders/matmul_matrices.wgsl against float64, with subgroup matrices as kernel_page.ts computes them where
 the adapter has none, and float32 in place of float16.
 
-What is staged, and y, stay packed float16: an error counts relative to the sum of the absolute products of an element,
+Staged values and y stay packed float16: an error counts relative to the sum of the absolute products of an element,
 2^-11 for the rounding of each weight q * scale and a sixteenth of that for sums, and 2^-11 of y for its own rounding.
 """
 

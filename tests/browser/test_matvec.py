@@ -1,9 +1,9 @@
 """web/src/shaders/matvec_q4.wgsl against float64, on the adapter there is: float32, with and without subgroups.
 
-An error counts relative to the sum of the absolute products of its row, which is what rounding scales with. In float32
-a bound of 2^-20 is 8 roundings of 2^-23; sums of 32 and more products stay far below it. The kernel for float16 is run
-with float32 in place of it, which no software adapter has: how it takes x and the weights apart is then seen, and the
-bound is what float16 leaves of x.
+An error counts relative to the sum of the absolute products of its row, as rounding grows with that sum. In float32 a
+bound of 2^-20 is 8 roundings of 2^-23; sums of 32 and more products stay far below it. No software adapter has float16,
+so the kernel for float16 runs with float32 in its place: this shows how it unpacks x and the weights, and the bound is
+the precision of float16 x.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Problem:
         self.beta, self.gamma_behind, self.skip = given
 
     def buffers(self, half: bool) -> list[bytes]:
-        """What the kernel binds, y last. x and gamma are exact in float16."""
+        """The kernel's bindings, y last. x and gamma are exact in float16."""
         case = self.case
         wide = np.float16 if half else np.float32
         stream = np.float32 if case.wide else wide
@@ -99,7 +99,7 @@ class Problem:
         return [*buffers, guarded(case.n)]
 
     def total(self) -> NDArray[np.float64]:
-        """What is normalised before the product, if that is a sum."""
+        """The sum that the norm before the product reads."""
         x = self.x.astype(np.float64)
         return np.asarray(self.skip + x / np.sqrt(np.mean(x * x) + EPSILON_BEHIND) * self.gamma_behind)
 
@@ -113,7 +113,7 @@ class Problem:
         return data + bytes(-len(data) % 4)
 
     def expected(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """y, and what its errors count relative to."""
+        """y, and the sizes to which its errors are relative."""
         case = self.case
         x = self.total() if case.behind else self.x.astype(np.float64)
         x = x - x.mean() if case.centered else x
@@ -215,7 +215,7 @@ def test_the_shapes_of_models_as_they_are_tuned(kernel_page: KernelPage, case: C
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
 @pytest.mark.parametrize("lanes", one_in(2, [4, 8, 16, 32, 64]))
 def test_the_tunings_for_every_subgroup_size(kernel_page: KernelPage, lanes: int, half: bool) -> None:
-    """In workgroups of 256 threads with 16 KiB, which every adapter has."""
+    """In workgroups of 256 threads with 16 KiB, the minimum of every adapter."""
     for case in (
         Case(576, 96, norm=True),
         Case(896, 150, norm=True, gated=True),

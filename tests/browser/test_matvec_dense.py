@@ -46,7 +46,7 @@ class Problem:
         self.residual, self.second, self.bias, self.bias_up = random.normal(0, 3, (4, case.n)).astype(np.float32)
 
     def buffers(self, half: bool) -> list[bytes]:
-        """What the kernel binds, y last."""
+        """The kernel's bindings, y last."""
         case = self.case
         wide = np.float16 if half else np.float32
         x, gamma, *weights = (a.astype(wide).tobytes() for a in (self.x, self.gamma, *self.weights))
@@ -58,7 +58,7 @@ class Problem:
         return [*buffers, guarded(case.n)]
 
     def expected(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """y, and what its errors count relative to."""
+        """y, and the sizes to which its errors are relative."""
         case = self.case
         x = self.x.astype(np.float64)
         if case.norm:
@@ -130,7 +130,7 @@ def test_the_shapes_of_models_as_they_are_tuned(kernel_page: KernelPage, case: C
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
 @pytest.mark.parametrize("lanes", one_in(2, [4, 8, 16, 32, 64]))
 def test_the_tunings_for_every_subgroup_size(kernel_page: KernelPage, lanes: int, half: bool) -> None:
-    """In workgroups of 256 threads with 16 KiB, which every adapter has."""
+    """In workgroups of 256 threads with 16 KiB, the minimum of every adapter."""
     for case in (Case(576, 96, norm=True), Case(896, 152, norm=True, gated=True), Case(3072, 72, residual=True)):
         check(kernel_page, case, tune_dense(case.k, case.n, case.gated, half, WorkgroupLimits(lanes)), half)
 

@@ -92,7 +92,7 @@ def test_what_cannot_be_measured_is_refused(scripts: PageScripts) -> None:
     assert found["off"] == [off + "load the model on WebGPU with capture='tape'"] * 3
     assert found["no token"] == ["no token was generated since the sequence was last changed; generate one first"]
     assert found["rewound"] == found["no token"]
-    # Of 256 positions 245 are taken: the prompt's 244 and the first token's, behind which nothing is under way.
+    # 245 of 256 positions are filled: the prompt's 244 and the first token's, with no burst under way behind them.
     assert found["range"] == [
         "steps is 0; it must be from 1 to 11 here: raise max_length for more",
         "steps is 100; it must be from 1 to 11 here: raise max_length for more",

@@ -1,4 +1,4 @@
-"""Where NaN begins, as a page finds it on each device."""
+"""A page finds the first node with NaN on each device."""
 
 from __future__ import annotations
 

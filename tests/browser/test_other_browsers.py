@@ -81,7 +81,7 @@ COMPLETES = """async (device) => {
 
 
 def complete_in_the_demo(harness: Harness, url: str, device: str) -> list[str]:
-    """What the demo page of the same browser says of a completion: error, tokens, finish, device, capture, adapter."""
+    """A completion in the demo page of the same browser: error, tokens, finish, device, capture, GPU adapter."""
     harness.page.goto(url)
     found: list[str] = harness.page.evaluate(COMPLETES, device)
     assert not harness.errors

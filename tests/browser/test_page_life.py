@@ -56,7 +56,7 @@ class Place:
         self.harness.begin(generate_request(self.model, prompt_ids=PROMPT, max_new_tokens=TOKENS, device=device))
 
     def right(self) -> None:
-        """What was begun ends with the oracle's ids, and everything is stored."""
+        """Assert that the pending request ends with the oracle's ids, and that everything is stored."""
         reply = self.harness.end()
         assert reply["ok"], reply
         assert reply["result"]["token_ids"] == oracle.greedy(LLAMA, PROMPT, TOKENS)
@@ -114,7 +114,7 @@ def wait(condition: Callable[[], bool], what: str, pause: float = 0.1) -> None:
 
 @pytest.fixture(scope="module")
 def context(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrowserContext]:
-    """Of a browser as a user starts it: in Playwright's no page is ever hidden, frozen or kept to go back to."""
+    """A context of a browser started as by a user: Playwright's never hides or freezes pages, or keeps old ones."""
     profile = tmp_path_factory.mktemp("profile")
     own = [f"--user-data-dir={profile}", "--remote-debugging-port=0", "--no-first-run", "--headless=new"]
     process = subprocess.Popen([find_browser(), *own, *flags("software")], stderr=subprocess.DEVNULL)
@@ -143,7 +143,7 @@ def place(context: BrowserContext, tmp_path_factory: pytest.TempPathFactory) -> 
 def leave_and_go_back(place: Place) -> None:
     page = place.harness.page
     page.goto(place.server.url + "blank.html")
-    # Of a page that was kept there would be no event "load".
+    # A page that was kept in the history gives no event "load".
     page.go_back(wait_until="commit")
 
 

@@ -1,4 +1,4 @@
-"""What a model takes is known beforehand, and its pools can be given."""
+"""A model's memory is known beforehand, and the caller can give its pools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a prompt costs besides its kernels, and that its chunks compute what one run would."""
+"""The cost of a prompt besides its kernels; its chunks give the same results as one run."""
 
 from __future__ import annotations
 

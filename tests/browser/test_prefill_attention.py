@@ -52,7 +52,7 @@ def check(page: KernelPage, case: Case, tiling: AttentionTiling) -> None:
     if case.rising:
         q[..., 2] = 8
         keys[..., 2] = np.arange(case.capacity) * random.uniform(0.5, 1.5, case.capacity)
-    # What lies past the filled positions, and in steps before the first window, must not be seen.
+    # Positions past the filled ones, and in steps before the first window, must not be read.
     keys[:, total:], values[:, total:] = np.nan, np.nan
     first = max(0, case.past + 1 - case.window) // tiling.block * tiling.block if case.window else 0
     keys[:, :first], values[:, :first] = np.nan, np.nan

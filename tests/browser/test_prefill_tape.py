@@ -13,7 +13,7 @@ from tests.browser.page_scripts import PageScripts
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CHUNK = 64
-"""Of the software adapter; its half and its quarter may have tapes as well."""
+"""The chunk on the software adapter; its half and its quarter may have tapes as well."""
 
 
 def prompt_of(count: int) -> list[int]:
@@ -30,7 +30,7 @@ def in_int8(model: ModelProto) -> None:
 
 @pytest.mark.parametrize("count", [CHUNK, 2 * CHUNK - 8, 20, 5])
 def test_ids_are_the_oracles(count: int, scripts: PageScripts) -> None:
-    """Of prompts of one run, of one that reaches back, of short ones, and of decode steps."""
+    """Prompts of one whole run, of a run that overlaps the one before, and of short runs and decode steps."""
     prompt = prompt_of(count)
     wanted = oracle.greedy(FIXTURES / "nano-llama", prompt, 8)
     found = scripts.run("prefilling", "again", "nano-llama", model="nano-llama", prompt=prompt, count=8, times=3)

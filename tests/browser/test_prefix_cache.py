@@ -41,6 +41,6 @@ def test_ids_are_the_oracles(
     assert reused == 80
     assert bool(joint) == (device == "webgpu" and not growing)
     if device == "webgpu":
-        # Of the first: its prompt, and the tokens that were picked and run, of 512 bytes each.
+        # The first sequence's prompt, and its tokens that were picked and run, 512 bytes each.
         assert result["kept"] == [512 * (42 + COUNT - 1)]
     assert (result["stats"]["evicted"], result["left"]) == (0, [])

@@ -18,7 +18,7 @@ from tests.repository_layout import lay_out
 
 RUN_MS = 240_000
 TOLD = {"use_external_data_format": {"model_q4.onnx": 2}, "free_dimension_overrides": {"kv_cache_dim": 16}}
-"""What repositories of graphs by onnxruntime-genai's builder tell Transformers.js in config.json."""
+"""The hints for Transformers.js in config.json of repositories with graphs by onnxruntime-genai's builder."""
 POLICY = """() => document.addEventListener("securitypolicyviolation", ({ violatedDirective }) =>
   console.error(violatedDirective))"""
 

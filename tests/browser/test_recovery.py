@@ -1,5 +1,5 @@
-"""Devices lost at seeded points of loading, recording, prompts, bursts and closing, and GPU processes that are killed:
-the ids of an undisturbed run, or an error that says what to do."""
+"""Devices lost at seeded points of loading, recording, prompts, bursts and closing, and killed GPU processes: the ids
+are those of an undisturbed run, or the error names a remedy."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_gpu_process_killed_at_any_point_changes_no_token(mortal: tuple[PageSc
 
 
 ROOM = 256 << 20
-"""What the GPU process may map more than it has when the second page begins."""
+"""Memory that the GPU process may map beyond its size when the second page begins."""
 FILL = """async (size) => {
   const device = await (await navigator.gpu.requestAdapter()).requestDevice();
   window.held = [];
@@ -180,12 +180,12 @@ def test_a_page_that_takes_all_memory_does_not_stop_the_model_of_another(mortal:
 
 
 def kill_gpu_process(others: set[int]) -> None:
-    """Of the browser whose processes are not among `others`."""
+    """Kill the GPU process of the browser whose processes are not among `others`."""
     os.kill(gpu_process(others), signal.SIGKILL)
 
 
 def gpu_process(others: set[int]) -> int:
-    """Of the browser whose processes are not among `others`; a browser may be about to start it."""
+    """The GPU process of the browser whose processes are not among `others`; the browser may be about to start it."""
     deadline = time.monotonic() + COMING_SECONDS
     while True:
         found = [pid for pid, command in processes(os.getpid()).items() if "--type=gpu-process" in command]

@@ -1,4 +1,4 @@
-"""Repositories in Transformers.js layout run in the page as the genai folders of the same weights do."""
+"""Repositories in Transformers.js layout run in the page like the genai folders of the same weights."""
 
 from __future__ import annotations
 

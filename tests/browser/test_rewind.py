@@ -1,4 +1,4 @@
-"""Rewinding, appending and replacing logits go on as a fresh run would."""
+"""Rewinding, appending and replacing logits give the results of a fresh run."""
 
 from __future__ import annotations
 

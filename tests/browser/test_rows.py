@@ -14,7 +14,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 LLAMA = FIXTURES / "nano-llama"
 PAD = 2
 PROMPTS = [[1, 4, 3, 4, 9, 8], [5, 6, PAD, PAD, PAD, PAD], [PAD, 7, 8, PAD, PAD, PAD]]
-"""Rows of 6, 2 and 3 tokens, padded as a batch is."""
+"""Rows of 6, 2 and 3 tokens, padded like a batch."""
 
 
 def test_rows_advance_in_one_step(scripts: PageScripts) -> None:

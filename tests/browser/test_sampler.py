@@ -171,7 +171,7 @@ def rows_of_many_kinds(vocab: int, count: int, seed: int) -> list[list[float]]:
         match index % 16:
             case 1:  # many ties
                 return [round(value) for value in values]
-            case 2:  # nothing to choose from
+            case 2:  # no token can be picked
                 return [source.choice([-INF, NAN]) for _ in values]
             case 3:  # one-hot
                 peak = source.randrange(vocab)
@@ -399,7 +399,7 @@ def test_what_a_sequence_has_is_penalised_as_the_reference_does_it(
 
 @pytest.mark.parametrize("penalty", one_in(2, [1.5, 1.1, 0.3, 1e-30, 3e38]))
 def test_a_penalised_logit_is_exact_to_the_bit(sampler: SamplerPage, penalty: float) -> None:
-    """Token 5 is penalised; 3 or 7 has the float32 that it must become. Of equals the lowest id is picked."""
+    """Token 5 is penalised; 3 or 7 has the float32 that it must become. The lowest of equal ids wins."""
     source = np.random.default_rng(12)
     values = np.concatenate([source.normal(0, 4, 96), source.normal(0, 1e-38, 32)]).astype(np.float32)
     factor = np.float32(penalty)
@@ -427,7 +427,7 @@ FOLLOWING: list[dict[str, Any]] = [
     {"no_repeat_ngram_size": 3, "frequency_penalty": 0.01},
     {"bad_words_ids": [[token] for token in range(0, 40, 3)] + [[token, token] for token in range(40)]},
 ]
-"""Options of stages that ask what the sequence is."""
+"""Options of stages that read the sequence."""
 
 
 @pytest.mark.parametrize(
@@ -582,7 +582,7 @@ def mask_of(automaton: Automaton, position: Position, tokens: TokenBytes, vocab:
 
 @pytest.mark.parametrize("scale", one_in(2, [1e-38, 1.0, 1e6]))
 def test_a_bias_is_exact_to_the_bit(sampler: SamplerPage, scale: float) -> None:
-    """Token 5 has a bias; 3 or 7 has the float32 that it must become. Of equals the lowest id is picked."""
+    """Token 5 has a bias; 3 or 7 has the float32 that it must become. The lowest of equal ids wins."""
     source = np.random.default_rng(13)
     values = np.concatenate([source.normal(0, 4, 96), source.normal(0, 1e-38, 32), [0.0, -0.0]]).astype(np.float32)
     for bias in map(np.float32, (scale, -scale / 3, -values[1])):

@@ -1,4 +1,4 @@
-"""What one page load found out, the next one need not: the device's capabilities and the rewritten graphs."""
+"""A second page load reuses the first one's findings: the device's capabilities and the rewritten graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python from its memory snapshot is Python; where the snapshot cannot be used, the page says so and starts without."""
+"""Python starts from its memory snapshot and works as usual; if that fails, the page says so and starts normally."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def harness_in(context: BrowserContext, site: SiteServer, query: str = "") -> It
 
 
 def about(harness: Harness) -> dict[str, Any]:
-    """What ABOUT finds in the page's Python."""
+    """The result of ABOUT in the page's Python."""
     done = harness.exec(ABOUT)
     assert (done.status, done.stderr) == (0, ""), done.stderr
     found: dict[str, Any] = json.loads(done.stdout)

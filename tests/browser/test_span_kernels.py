@@ -32,7 +32,7 @@ class SpanPage:
         self.page = page
 
     def run(self, buffers: Sequence[bytes], calls: Calls, **options: Any) -> dict[str, Any]:
-        """The buffers after the calls of `execute`, and what each call did."""
+        """The buffers after the calls of `execute`, and the counts of each call."""
         request = {"buffers": [base64.b64encode(data).decode() for data in buffers], "calls": calls, **options}
         result: dict[str, Any] = self.page.evaluate("request => runSpans(request)", request)
         result["buffers"] = [base64.b64decode(text) for text in result["buffers"]]

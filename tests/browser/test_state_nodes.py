@@ -1,5 +1,5 @@
-"""What onnxruntime-web computes of nodes with a state, on both devices, against float64 definitions: the facts behind
-states, and the rows for them of capstan.graph.uncomputed.RULES."""
+"""onnxruntime-web's nodes with a state, on both devices, against float64 definitions: the facts behind states, and the
+rows for them of capstan.graph.uncomputed.RULES."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OUTPUTS = ("output", "present")
 
 
 def computed(scripts: PageScripts, device: str, nodes: Mapping[str, tuple[StateNode, str]]) -> dict[str, Any]:
-    """The outputs of nodes, or the errors they end with."""
+    """The outputs of nodes, or their errors."""
     given = {}
     for name, (node, output) in nodes.items():
         feeds = {key: [b64encode(value.tobytes()).decode(), list(value.shape)] for key, value in node.tensors().items()}

@@ -103,7 +103,7 @@ MADE_AGAIN = {"record": 0, "compare": 0, "restore_tape": 1, "create_session": 0}
 
 
 def run(context: BrowserContext, site: SiteServer, model: str, options: dict[str, Any], damage: bool) -> dict[str, Any]:
-    """What a page of its own found with these options of Model.load."""
+    """The results of RUN in a new page, with these options of Model.load."""
     page = context.new_page()
     page.set_default_navigation_timeout(BOOT_MS)
     harness = Harness.open(page, site.url)

@@ -21,7 +21,7 @@ LENGTHS = [1, 62, 63, 64, 65, 127, 128, 129, CONTEXT - 1]
 """Valid positions before the step: kernels change at 64 and 128, and the last step fills the last position."""
 
 TOLERANCE = 2e-4
-"""Of the largest logit, in float32; capstan.device.webgpu.step_recorder allows as much."""
+"""The tolerance relative to the largest logit, in float32; the same as in capstan.device.webgpu.step_recorder."""
 
 EVERY_LENGTH = {"capacity": CONTEXT, "lengths": LENGTHS}
 
@@ -62,7 +62,7 @@ def test_a_fused_step_is_an_eager_step_where_kernels_change(model: str, scripts:
 @pytest.mark.parametrize(
     ("model", "ours"),
     [
-        # A copy that the next kernel changes a part of.
+        # The next kernel changes a part of a copy.
         ("nano-copies", 8),
         # Rotary embedding of neighbours.
         ("nano-ernie", 11),

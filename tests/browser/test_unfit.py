@@ -1,4 +1,4 @@
-"""What a device does not compute, and where a model ends before its context: refused or run right, never wrong."""
+"""Models with operators that a device lacks, or with less room than their context: refused or right, never wrong."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A kernel of ours that computes something else is found out in the page, and it alone is left out; verdicts are kept.
 
-Each mutation is a small change to the text of a kernel on its way to the GPU, of the kind that a bug would be. The
-model has channels in its residual stream that are hundreds of times the others, as trained ones have.
+Each mutation is a small change to the text of a kernel on its way to the GPU, like a bug. The model's residual stream
+has channels that are hundreds of times the others, like those of trained models.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def outliers(variants: Variants) -> str:
 
 @pytest.fixture(scope="module")
 def unchanged(outliers: str, installed_scripts: PageScripts) -> dict[str, Any]:
-    """What comes of the model with outliers where no kernel was changed."""
+    """The result of the model with outliers and unchanged kernels."""
     found: dict[str, Any] = installed_scripts.run(
         "verdicts", "with_changed_kernel", outliers, **ASKED, model=outliers, **UNCHANGED
     )

@@ -111,8 +111,8 @@ class Origin:
         return found
 
     def interrupt(self, at: int) -> dict[str, Any]:
-        """Load over connections that break off at byte `at`: the first once every whole shard before it is stored,
-        the others get there at once. What is kept is all of those shards, and then nothing is in the way any more."""
+        """Load over connections that break at byte `at`, the first one after every whole shard before it is stored.
+        All of those shards must be kept; the faults are removed afterwards."""
         faults = self.faults
         faults.cut_at = faults.hold_at = at
         self.server.forget()
@@ -231,7 +231,7 @@ def test_a_file_may_begin_with_what_is_not_wanted(origin: Origin) -> None:
 
 @pytest.mark.parametrize("pours", [True, False])
 def test_parts_of_a_file_are_put_together_and_turned_on_the_gpu(pours: bool, origin: Origin) -> None:
-    """Of each width, signed and not, rows that end within bytes and words, parts that begin anywhere in the file."""
+    """Every width, signed and unsigned; rows that end within bytes and words; parts that begin anywhere in the file."""
     turns = [(64, 40, 4, True), (6, 12, 4, False), (5, 16, 4, True), (48, 20, 8, True), (6, 10, 16, False)]
     turns += [(7, 9, 32, False), (512, 1, 4, True), (3, 17, 8, False)]
     parts, at = [graph.Part(3, 8)], 21
@@ -363,7 +363,7 @@ def test_a_server_that_stalls_is_given_up_and_asked_again(silent: bool, origin: 
     tab.begin("weights", "load", origin.model, model=origin.model, stall_timeout=1.0)
     assert origin.faults.held.wait(WAIT_S)
     released = origin.faults.released
-    # What is asked from now on is answered; what was asked before stays without an answer.
+    # Requests from now on are answered; earlier ones stay without an answer.
     origin.server.faults.clear()
     found = tab.end()
     released.set()
@@ -542,7 +542,7 @@ def test_too_small_a_quota_is_a_warning(origin: Origin) -> None:
     found = origin.load()
     session.send("Storage.overrideQuotaForOrigin", {"origin": origin.server.url[:-1]})
     assert (found["error"], found["stored"], origin.sent) == (None, [], SIZE)
-    # Of the model's graphs, and of what the device can do unless the tab knows that already.
+    # Notes of the model's graphs, and of the device's capabilities unless the tab knows them already.
     *notes, store = sorted(found["warnings"])
     assert notes
     assert all(warning.startswith("notes for the next page load: ") for warning in notes)

@@ -108,7 +108,7 @@ def test_a_download_and_an_upload_begin_before_python_is_there(context: BrowserC
         assert set(first.counts().values()) == {1}, first.counts()
     with starting(context, site) as second:
         second.page.wait_for_function("() => window.progress.some(({ loaded, total }) => total && loaded === total)")
-        # What is on the GPU already does not come from there once more.
+        # Weights that are on the GPU already are not read from the store again.
         second.page.evaluate(SPOIL)
         uploaded = second.release()
         assert set(second.counts().values()) == {1}, second.counts()

@@ -1,4 +1,4 @@
-"""A model server that counts what it sends and breaks in the ways that servers and networks do."""
+"""A model server that counts its bytes and fails in the ways of servers and networks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PIECE = 4096
 
 @dataclass
 class Faults:
-    """What goes wrong with one file. Positions are bytes of the file."""
+    """The faults of one file. Positions are bytes of the file."""
 
     cut_at: int | None = None
     """No response gets past this byte: the connection is closed there, and a browser may drop what came just before."""
@@ -34,16 +34,16 @@ class Faults:
     """How many responses still have a wrong byte at a position."""
     no_ranges: bool = False
     other_range: str | None = None
-    """The range that is sent whichever is asked for."""
+    """The range that is sent instead of the requested one."""
     told_range: str | None = None
-    """The Content-Range that is sent, whichever range the body is of; "" for none."""
+    """The Content-Range that is sent, whatever the body's range; "" for none."""
     no_validators: bool = False
     refusals: list[dict[str, str]] = field(default_factory=list)
     """The next requests for the body are answered with 503 and these headers."""
     silent: bool = False
     """No answer comes until `released`."""
     page: bool = False
-    """An HTML page is sent in place of the file, as hosts of single-page applications do."""
+    """An HTML page is sent in place of the file, as by hosts of single-page applications."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class WeightServer(SiteServer):
 class WeightHandler(SiteHandler):
     server: WeightServer
     _faults = Faults()
-    """Of the file that is asked for, as they are when the request comes."""
+    """The faults of the requested file at the time of the request."""
 
     def _answer(self, with_body: bool) -> None:
         self._faults = self.server.faults.get(self.path) or Faults()

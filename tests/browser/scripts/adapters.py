@@ -48,7 +48,7 @@ def adapter(limits: Mapping[str, int]) -> Iterator[None]:
 async def limited(
     models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int, times: int, limits: Mapping[str, int]
 ) -> dict[str, Any]:
-    """The ids after a prompt, again and again, on a device of an adapter with these limits, and how they came about."""
+    """The ids after a prompt, repeatedly, on a device of a GPU adapter with these limits, and how steps were run."""
     with adapter(limits):
         opened = await Model.load(models[model], device="webgpu", passes=TAPED)
     loaded: Any = opened._loaded

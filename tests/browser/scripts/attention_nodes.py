@@ -15,7 +15,7 @@ __all__ = ["outputs", "placed"]
 
 
 async def outputs(models: Any, *, nodes: dict[str, list[Any]], device: str) -> dict[str, Any]:
-    """By name: the values of the output "output", or the error that the session or its run ended with.
+    """The values of the output "output" by node, or the error of the session or its run.
 
     Each node is [model, {input: [float32 values, shape]}], bytes as base64.
     """

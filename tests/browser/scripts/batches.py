@@ -14,7 +14,7 @@ from .running import gpu, load, parameters
 async def all_of(
     models: Mapping[str, str], *, runs: Sequence[dict[str, Any]], device: str, capture: str = "tape"
 ) -> list[dict[str, Any]]:
-    """What generators give, one after another: ids by step and row, and the sequences."""
+    """The results of generators, one after another: ids by step and row, and the sequences."""
     found = []
     for run in runs:
         options = dict(run)
@@ -34,7 +34,7 @@ async def all_of(
 
 
 async def shortlists(models: Mapping[str, str], *, rows: Sequence[Sequence[Any]]) -> list[list[float]]:
-    """Of each (logits in hexadecimal, dtype, vocab, count, first element, rows), what the GPU finds."""
+    """The GPU's shortlist for each (logits in hexadecimal, dtype, vocab, count, first element, rows)."""
     device = await capstan.open_device("webgpu")
     try:
         found = []

@@ -12,7 +12,7 @@ from .running import gpu
 
 
 async def compared(models: Mapping[str, str], *, pairs: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-    """Of each (a, b, dtype), whose contents are in hexadecimal."""
+    """The differences of each (a, b, dtype), with contents in hexadecimal."""
     device = await capstan.open_device("webgpu")
     found: list[dict[str, Any]] = []
     try:

@@ -1,4 +1,4 @@
-"""What decode steps cost, by Capstan's counters and by the probe's; runs in the page."""
+"""The cost of decode steps, by Capstan's counters and by the probe's; runs in the page."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def decode_steps(
 
 
 async def prefills(models: Mapping[str, str], *, model: str, capture: str, lengths: Sequence[int]) -> dict[str, Any]:
-    """What prefills of these lengths ask of the device once their kernels are compiled, and a pick after one step."""
+    """The device calls of prefills of these lengths once their kernels are compiled, and of a pick after one step."""
     opened = await load(models, model, capture=capture)
     decoder: Any = await opened.decoder(512)
     decoder.set_search(opened.search)

@@ -94,7 +94,7 @@ async def masks(device: DeviceInterface) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for dtype, code, size in (("int64", "q", 8), ("int32", "i", 4)):
         with device.allocate(3 * 9 * size, label="mask") as mask, device.allocate(12 * size, label="ids") as ids:
-            # What an update does not have to touch is marked.
+            # The marks show which elements an update leaves unchanged.
             device.copy_cpu_to_device(mask.span(), array(code, [7] * 27))
             device.update_attention_mask(mask.span(), dtype, 9, [0, 2, 9], [3, 2, 4])
             first = array(code, await bytes_of(device, mask)).tolist()
@@ -137,7 +137,7 @@ async def infos(device: DeviceInterface) -> dict[str, Any]:
 
 
 async def capabilities(device: DeviceInterface) -> dict[str, Any]:
-    """What the probe found; probing again is a lookup."""
+    """The probe's results; probing again is a lookup."""
     found = await device.capabilities()
     again = await device.capabilities()
     names = ("staging", "mappable_storage", "f16", "subgroups", "timestamps", "int64", "in_place_cache", "software")

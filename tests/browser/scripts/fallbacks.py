@@ -21,7 +21,7 @@ PROMPT = [5, 6, 7, 8, 9]
 async def damaged(
     models: Mapping[str, str], *, model: str, damages: Sequence[Any], capture: str = "tape", count: int = 8
 ) -> list[dict[str, Any]]:
-    """What comes of a recording with one operation changed: an index is dropped, a name is one of `DAMAGES`."""
+    """The results of a recording with one operation changed: an index is dropped, a name is one of `DAMAGES`."""
     original = step_recorder.captured_half
     found: list[dict[str, Any]] = []
     opened = await Model.load(models[model], device="webgpu", capture=capture)

@@ -51,7 +51,7 @@ async def seen(models: dict[str, str]) -> list[str]:
 
 
 async def without_room(models: dict[str, str], *, what: str) -> dict[str, Any]:
-    """There is no memory for a model's weights, or for a sequence of one; then there is."""
+    """Load and generate without memory for a model's weights, or for a sequence of one; then with enough."""
     await close_all()
     url = models["nano-llama"]
     found: dict[str, Any] = {}
@@ -79,7 +79,7 @@ async def without_room(models: dict[str, str], *, what: str) -> dict[str, Any]:
                 except (CapstanError, asyncio.CancelledError) as error:
                     found[turn] = f"{type(error).__name__}: {error}"
             run_js(ROOM)(device)
-            # What was asked for goes on; the sequence is kept for the next generator.
+            # Pending requests continue; the sequence is kept for the next generator.
             if model is not None:
                 await asyncio.gather(*cast(Any, model._loaded)._making)
                 await model.trim()
@@ -96,7 +96,7 @@ async def without_room(models: dict[str, str], *, what: str) -> dict[str, Any]:
 
 
 def categories() -> dict[str, int]:
-    """Live bytes, but for what onnxruntime-web has."""
+    """Live bytes, without those of onnxruntime-web."""
     found = {name: ledger().bytes(category=name) for name in CATEGORIES}
     del found["scratch"]
     return found

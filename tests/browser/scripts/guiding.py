@@ -45,8 +45,8 @@ async def guided(
 
 
 async def refused(models: Mapping[str, str], *, model: str, text: str) -> dict[str, Any]:
-    """What is said of a grammar that only xgrammar finds wrong, and whether a matcher from before and one from after it
-    allow anything."""
+    """The error for a grammar that only xgrammar finds wrong, and whether matchers made before and after it allow any
+    token."""
     grammars = await (await load(models, model, device="wasm")).grammars()
     earlier = await grammars.compile('root ::= "a"')
     said = ""

@@ -16,7 +16,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "webgpu": (JsGpuEngine, "burst"),
     "wasm": (JsWasmSequence, "step"),
 }
-"""Where there is something to wait for, by a name: who has the function."""
+"""The places that wait, by name: the owner of the function, and the function's name."""
 held: dict[str, Any] = {}
 """The functions themselves of the places that hold."""
 

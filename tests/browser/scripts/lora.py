@@ -21,7 +21,7 @@ async def drive(
     prompts: int = 1,
     **options: Any,
 ) -> dict[str, Any]:
-    """What generators came to, one after the other: ("adapter", name), ("append", ids), ("rewind", length),
+    """The sequences of generators, each driven by actions ("adapter", name), ("append", ids), ("rewind", length) and
     ("generate", most); the sessions that each made, and the bytes of the adapters."""
     before = dict(fallbacks())
     opened = await load(models, model, device=device)

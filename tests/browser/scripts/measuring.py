@@ -39,7 +39,7 @@ async def amid(
 
 
 async def state(decoder: Any) -> dict[str, bytes]:
-    """What steps change of a sequence, but for its caches."""
+    """The contents of a sequence that steps change, without its caches."""
     spans = decoder._buffers.spans
     names = [name for name in KEPT if name in spans]
     return {name: (await decoder._device.copy_device_to_cpu(spans[name])).data for name in names}

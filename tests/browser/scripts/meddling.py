@@ -1,4 +1,4 @@
-"""What happens right at a call of the engine, and a GPU without memory; runs in the page."""
+"""Actions in the middle of an engine call, and a GPU without memory; runs in the page."""
 
 from __future__ import annotations
 

@@ -116,8 +116,8 @@ async def held(models: Mapping[str, str]) -> dict[str, dict[str, int]]:
 
 
 async def requirements(models: Mapping[str, str], *, model: str, max_length: int) -> dict[str, Any]:
-    """What is asked for, before a sequence was recorded, after, and after a whole chunk of prompt, and what the ledger
-    then has."""
+    """The memory requirements before a sequence was recorded, after it, and after a whole chunk of prompt, and the
+    ledger at the end."""
     await close_all()
     async with await Model.load(models[model], device="webgpu") as opened:
         before = opened.query_memory_requirements(max_length=max_length)
@@ -280,7 +280,7 @@ async def plans(models: Mapping[str, str], *, model: str) -> dict[str, Any]:
 
 
 async def dropped_generator(model: Model, live: Callable[[], list[int]]) -> list[int]:
-    """What lives once a generator was used, dropped and gave back its buffers for the next one."""
+    """The live objects after a generator was used, dropped and gave back its buffers for the next one."""
     generator = Generator(model, parameters(model, max_length=16))
     generator.append_tokens(PROMPT)
     await take(generator, 2)

@@ -145,7 +145,7 @@ def device(session: ort.InferenceSession) -> str:
 
 
 async def refuses(models: Any, *, given: Texts) -> dict[str, Any]:
-    """Buffers and tensors that do not fit, each between two runs that do."""
+    """The errors for buffers and tensors that do not fit, each between two good runs."""
     session = await session_of(given, "two_outputs", "webgpu")
     binding = session.io_binding()
     found = {}
@@ -308,7 +308,7 @@ async def uncapturable(models: Any, *, given: Texts) -> dict[str, Any]:
 
 
 async def counts(models: Any, *, given: Texts) -> dict[str, Any]:
-    """What ten runs ask of the device; live buffers after open and close cycles."""
+    """The device calls of ten runs; live buffers after open and close cycles."""
     session = await session_of(given, "static", "webgpu")
     x, y = floats(range(32), 4, 8), floats([0] * 20, 4, 5)
     for _ in range(2):

@@ -24,7 +24,7 @@ async def picked_with(
     count: int,
     choices: Sequence[Sequence[str] | None],
 ) -> dict[str, Any]:
-    """Of each choice of passes, None being the model's own: the ids, and what the passes did; and all steps down."""
+    """For each choice of passes (None is the model's own) the ids and the passes' effects; and all steps down."""
     before = fallbacks()
     patched: Any = StepRecorder
     make_tape = patched._make_tape

@@ -28,7 +28,7 @@ TAPED = (*EAGER, "prefill")
 async def again(
     models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int, times: int
 ) -> list[dict[str, Any]]:
-    """The ids after a prompt, again and again with one sequence, and how many of its runs onnxruntime-web did."""
+    """The ids after a prompt, repeatedly with one sequence, and the number of runs by onnxruntime-web."""
     opened = await load(models, model, passes=TAPED)
     found = []
     for _ in range(times):
@@ -55,7 +55,7 @@ async def again(
 
 
 async def refused(models: Mapping[str, str], **arguments: Any) -> dict[str, Any]:
-    """The last of three runs over a prompt where no difference is allowed that there could be."""
+    """The last of three runs over a prompt, with a tolerance of 0."""
     await close_all()
     allowed, prefill_tape.IN_INT8 = prefill_tape.IN_INT8, 0.0
     try:
@@ -66,7 +66,7 @@ async def refused(models: Mapping[str, str], **arguments: Any) -> dict[str, Any]
 
 
 async def left_out(models: Mapping[str, str], *, model: str, prompt: Sequence[int]) -> dict[str, str]:
-    """What is reported after the same prompt three times, without the pass."""
+    """The report after the same prompt three times, without the pass."""
     opened = await load(models, model, passes=EAGER)
     for _ in range(3):
         await picked(opened, prompt, 2)
@@ -163,7 +163,7 @@ class Closing:
 async def closed(
     models: Mapping[str, str], *, model: str, prompt: Sequence[int], at: Sequence[Sequence[str]]
 ) -> list[Any]:
-    """What a generator says whose model is closed while it makes a decode step or a prefill tape, and what is left."""
+    """The error of a generator when its model closes while it makes a decode step or a prefill tape, and the leaks."""
     await close_all()
     device = await capstan.open_device("webgpu")
     found: list[Any] = []

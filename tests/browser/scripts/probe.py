@@ -1,4 +1,4 @@
-"""What the worker's WebGPU devices were asked for, seen at their prototypes (probe.js); runs in the page."""
+"""The calls of the worker's WebGPU devices, seen at their prototypes (probe.js); runs in the page."""
 
 from __future__ import annotations
 

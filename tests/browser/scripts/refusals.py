@@ -1,4 +1,4 @@
-"""What is left on the device after a refusal, and refusals that need another entry into Python; runs in the page."""
+"""Leaks on the device after a refusal, and refusals that need another entry into Python; runs in the page."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ async def generated(
     cases: Sequence[Mapping[str, Any]],
     joint: bool = True,
 ) -> list[dict[str, Any]]:
-    """Of each case of search options: the sequences, the decode steps of the device, and how rows were run. Options
-    named eos take the place of the model's end-of-sequence ids; with `second` a processor forbids each best token."""
+    """For each case of search options the sequences, the decode steps of the device, and how rows were run. An option
+    eos replaces the model's end-of-sequence ids; with `second` a processor forbids each best token."""
     opened = await load(models, model, passes=JOINT if joint else APART)
     found = []
     for case in cases:

@@ -25,8 +25,8 @@ LEAVING_SECONDS = 10.0
 
 
 async def script(models: dict[str, str], *, plan: dict[str, Any], faults: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Load a model, run its generators, close it, with faults as `Faults` takes them. Where the device was lost while
-    there was no generator to recover, the model is loaded again, as the error says."""
+    """Load a model, run its generators, close it, with the faults of `Faults`. If the device is lost while no generator
+    can recover, the model is loaded again, as the error says."""
     begun = host.now()
     coming = Faults(faults)
     found: dict[str, Any] = {"reloads": 0, "recoveries": 0}
@@ -50,7 +50,7 @@ async def script(models: dict[str, str], *, plan: dict[str, Any], faults: Sequen
 
 
 async def together(model: Model, generators: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What each gave; all have ended if one fails."""
+    """The result of each; all have ended if one fails."""
     ended = await asyncio.gather(*(one(model, plan) for plan in generators), return_exceptions=True)
     for result in ended:
         if isinstance(result, BaseException):
@@ -59,7 +59,7 @@ async def together(model: Model, generators: Sequence[dict[str, Any]]) -> list[d
 
 
 async def one(model: Model, plan: dict[str, Any]) -> dict[str, Any]:
-    """The sequence of a generator, and the lengths that it was rewound to."""
+    """The sequence of a generator, and its length after each rewind."""
     params = parameters(model, run_ahead=plan["run_ahead"], **plan["search"])
     params.recoveries = RELOADS
     generator = Generator(model, params)
@@ -109,7 +109,7 @@ async def close_in_a_hurry(generator: Generator) -> None:
 
 
 async def picked(generator: Generator, count: int) -> int:
-    """Generate at most as many tokens, and tell of each as requests do; how many there were."""
+    """Generate at most `count` tokens, with an event for each as in requests. Returns their number."""
     taken = 0
     while taken < count and not generator.is_done():
         token = await generator.generate_next_token_async()
@@ -168,7 +168,7 @@ async def end_faults(models: dict[str, str]) -> None:
 
 
 async def left(models: dict[str, str]) -> dict[str, Any]:
-    """What is alive once nothing is open: bytes of the ledger, buffers and devices by the probe, Python's objects."""
+    """The leaks once nothing is open: bytes of the ledger, buffers and devices by the probe, Python's objects."""
     rounds = int(LEAVING_SECONDS / 0.05)
     for number in range(rounds):
         gc.collect()

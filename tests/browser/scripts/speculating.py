@@ -21,8 +21,8 @@ async def generated(
     cases: Sequence[Mapping[str, Any]],
     drafting: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """Of each case of search options the sequences without speculation and with it, what came of it, and how: one to
-    its end, and that one cut to its first half, with other tokens behind, to its end again."""
+    """For each case of search options the sequences without and with speculation, its statistics, and how steps were
+    run: one sequence to its end, then cut to its first half, extended by other tokens, and to its end again."""
     opened = await load(models, model, passes=JOINT)
     found = []
     for case in cases:

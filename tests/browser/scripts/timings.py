@@ -57,7 +57,7 @@ async def stamps(models: Mapping[str, str], *, model: str, prompt: Sequence[int]
             "tokens": tokens,
             "bursts": [(burst.submitted, burst.readable) for burst in bursts],
             "first_submit": seen["submitted"][0],
-            # Of the prefill's submits the last ones are the bursts'.
+            # The last submits are the bursts', those before are the prefill's.
             "finished": seen["finished"][-len(bursts) :],
             "submitted": seen["submitted"][-len(bursts) :],
             "mapped": [end for _, end in seen["mapped"]],

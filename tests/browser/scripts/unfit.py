@@ -28,8 +28,8 @@ async def loaded(
     max_length: int | None = None,
     hardware: bool = False,
 ) -> dict[str, Any]:
-    """Where a model came to run and what it picked, or the error; the steps down; which weights were read. With
-    `hardware`, 'auto' chooses as if the adapter were no software one."""
+    """The device and the picks of a model, or the error; the steps down; which weights were read. With `hardware`,
+    'auto' chooses as if the GPU adapter were no software one."""
     choose_device = page_host.choose_device
 
     async def choose(asked: str) -> Any:
@@ -72,7 +72,7 @@ async def load_and_pick(
 
 
 async def stretched(models: Mapping[str, str], *, model: str, max_length: int) -> dict[str, Any]:
-    """What `plan` says of a length, and of none."""
+    """The answers of `plan` with `max_length` and without it."""
     fit = await capstan.plan(models[model], device="webgpu")
     try:
         await capstan.plan(models[model], device="webgpu", max_length=max_length)

@@ -39,7 +39,7 @@ async def with_changed_kernel(
     wanted: str,
     instead: str,
 ) -> dict[str, Any]:
-    """The ids after a prompt on a device where `wanted` is `instead` in a kernel's text; what the passes came to."""
+    """The ids after a prompt with `wanted` replaced by `instead` in a kernel's text, and the passes' effects."""
     restore = run_js(CHANGED)(kernel, wanted, instead)
     before = fallbacks()
     try:
@@ -80,8 +80,8 @@ def counted(*names: str) -> Iterator[Counter[str]]:
 async def later_loads(
     models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int
 ) -> list[dict[str, Any]]:
-    """Of a first generator, of a second one beside it, and of the generator of a second load: its ids, what the passes
-    came to, and how often steps were compared for it."""
+    """For a first generator, a second one beside it, and the generator of a second load: its ids, the passes' effects,
+    and how often steps were compared for it."""
     await close_all()
     found: list[dict[str, Any]] = []
 

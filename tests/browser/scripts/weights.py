@@ -251,12 +251,12 @@ async def spoil(models: Mapping[str, str], *, position: int) -> None:
 
 
 async def shorten(models: Mapping[str, str], *, size: int) -> None:
-    """Cut every stored data file; with 0 evict everything, as the browser does."""
+    """Cut every stored data file; with 0 evict everything, like the browser."""
     await run_js(SHORTEN)(size)
 
 
 async def lock(models: Mapping[str, str]) -> int:
-    """Hold every stored data file as a writer does."""
+    """Hold every stored data file, like a writer."""
     return int(await run_js(LOCK)())
 
 
