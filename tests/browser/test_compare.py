@@ -11,7 +11,7 @@ import pytest
 
 from capstan import TapeCheckError
 from capstan.device.webgpu.engine import Difference
-from capstan.device.webgpu.replay_check import Spread, check_replay
+from capstan.device.webgpu.tapes.comparison import Spread, Tolerance, check_replay
 from tests.browser.page_scripts import PageScripts
 
 TYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16}
@@ -81,9 +81,7 @@ def checked(
         logits="logits", logits_dtype=dtype, cache_dtype=dtype, cache=[pair], states=[], needs_f16=needs_f16
     )
     engine: Any = SimpleNamespace(fill=lambda _handle, _byte: None, compare=compare)
-    asyncio.run(
-        check_replay(engine, buffers, about, "run", nothing, nothing, {"float16": 0.125, "float32": 1 / 64}, spread)
-    )
+    asyncio.run(check_replay(engine, buffers, about, "run", nothing, nothing, Tolerance(1 / 64, 0.125, spread)))
 
 
 SPREAD = Spread(mean=0.1, largest=0.5)

@@ -21,7 +21,7 @@ LENGTHS = [1, 62, 63, 64, 65, 127, 128, 129, CONTEXT - 1]
 """Valid positions before the step: kernels change at 64 and 128, and the last step fills the last position."""
 
 TOLERANCE = 2e-4
-"""The tolerance relative to the largest logit, in float32; the same as in capstan.device.webgpu.step_recorder."""
+"""The tolerance relative to the largest logit, in float32; the same as in capstan.device.webgpu.tapes.step_recorder."""
 
 EVERY_LENGTH = {"capacity": CONTEXT, "lengths": LENGTHS}
 

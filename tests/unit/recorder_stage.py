@@ -12,11 +12,11 @@ from typing import Any, cast
 import numpy as np
 
 from capstan import TapeError
-from capstan.device.webgpu.decode_step import DecodeStep
 from capstan.device.webgpu.engine import NOT_FUSED, Difference
-from capstan.device.webgpu.step_check import StepCheck
-from capstan.device.webgpu.step_recorder import StepRecorder
-from capstan.device.webgpu.verdicts import Verdicts
+from capstan.device.webgpu.tapes.decode_step import DecodeStep
+from capstan.device.webgpu.tapes.step_check import StepCheck
+from capstan.device.webgpu.tapes.step_recorder import StepRecorder
+from capstan.device.webgpu.tapes.verdicts import Verdicts
 from capstan.graph import LeftOut
 from capstan.memory import BufferRequest, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
 from capstan.tape import PASSES, Clear, Op, Recording, Write

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from capstan.device.webgpu.step_check import gross, made_in_int8
-from capstan.device.webgpu.verdicts import OURS, RECORDED, Bound, judge
+from capstan.device.webgpu.tapes.step_check import gross, made_in_int8
+from capstan.device.webgpu.tapes.verdicts import OURS, RECORDED, Bound, judge
 from capstan.tape import UNIT, Found, MatVec, Node, Pipeline, Recorded, Recording
 
 PRODUCT = MatVec(1, 2, 576, 1536, 32, "f32")
@@ -55,4 +55,4 @@ def test_what_is_made_of_a_value_in_int8_that_the_recorded_step_does_not_write_i
 @pytest.mark.parametrize(("line", "allowed"), [("sum += a * b;", 2e-3), ("sum += dot4I8Packed(a, b);", 0.25)])
 def test_a_whole_step_may_differ_by_more_where_activations_are_in_int8(line: str, allowed: float) -> None:
     recording = Recording(7, (), {1: Pipeline("", {}, line)}, {}, {})
-    assert gross(recording)["float32"] == allowed
+    assert gross(recording).float32 == allowed

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from capstan import DeviceLostError, FallbackWarning, OutOfMemoryError, fallback
-from capstan.device.webgpu.verdicts import Verdicts
+from capstan.device.webgpu.tapes.verdicts import Verdicts
 from capstan.notes import Notes
 from capstan.tape import PASSES
 from tests.paper_weights import PaperBacking

@@ -11,7 +11,7 @@ import pytest
 
 from capstan import OutOfMemoryError, TapeError, fallback
 from capstan.device.webgpu.sequence_buffers import SequenceBuffers
-from capstan.device.webgpu.stored_tapes import Restored, StoredTapes, expects_stored
+from capstan.device.webgpu.tapes.stored import Restored, StoredTapes, expects_stored
 from capstan.fallback import FallbackWarning
 from capstan.memory import DeviceBuffer, DeviceSpan
 from capstan.notes import Notes

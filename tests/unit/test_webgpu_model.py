@@ -24,13 +24,13 @@ from capstan.config import GenaiConfig, parse_genai_config
 from capstan.device import probe
 from capstan.device.base import TapeOptions
 from capstan.device.separate_rows import SeparateRows
-from capstan.device.webgpu.decode_step import DecodeStep
 from capstan.device.webgpu.decoder import WebGpuDecoder
 from capstan.device.webgpu.device import WebGpuDevice
 from capstan.device.webgpu.model import WebGpuModel
 from capstan.device.webgpu.model_graphs import Graphs, rewrite
-from capstan.device.webgpu.prefill_tape import PrefillTapes
-from capstan.device.webgpu.step_recorder import StepRecorder
+from capstan.device.webgpu.tapes.decode_step import DecodeStep
+from capstan.device.webgpu.tapes.prefill import PrefillTapes
+from capstan.device.webgpu.tapes.step_recorder import StepRecorder
 from capstan.graph import LeftOut
 from capstan.graph.capture import Uncapturable
 from capstan.memory import Capabilities, DeviceBuffer, Pools

@@ -13,7 +13,8 @@ import capstan
 from capstan import fallback
 from capstan.device.interface import BoundSpan
 from capstan.device.page_session import RunReply
-from capstan.device.webgpu.session import WebGpuSession, difference
+from capstan.device.webgpu.session import WebGpuSession
+from capstan.device.webgpu.tapes.sessions import difference
 from capstan.errors import BindingError, ClosedError, TapeCheckError, TapeError, UnsupportedModelError, ValidationError
 from capstan.memory import DeviceBuffer, MemoryInfo, MemoryType
 
@@ -99,7 +100,7 @@ class Engine:
     def recorded_id(self, buffer: int) -> int:
         return buffer
 
-    async def make_tape(self, recording: int, played: Sequence[Any], written: Sequence[int]) -> int:
+    async def make_tape(self, recording: int, played: Sequence[Any], written: Sequence[int], fused: Any) -> int:
         assert written == [X, Y]
         self.played[len(self.played) + 1] = played
         return len(self.played)

@@ -228,7 +228,7 @@ def read_step(
     become what they compute, except those whose index is in `kept`; norms and sums are taken apart so that their parts
     can join their neighbours. A kernel is taken to write all of what it may write, unless the buffer outlives the step
     or holds what the step put there and nobody has read: then the kernel may be there to change a part of it.
-    `capstan.device.webgpu.step_recorder` makes sure of it by replaying with those buffers full of NaN.
+    `capstan.device.webgpu.tapes.step_recorder` makes sure of it by replaying with those buffers full of NaN.
     """
     uploaded = recording.uploaded()
     changed = frozenset(buffer for op in ops for buffer in recording.writes(op))

@@ -108,6 +108,10 @@ class BindGroup:
     entries: tuple[tuple[int, int, int, int], ...]
 
 
+MAP_READ = 1
+"""GPUBufferUsage.MAP_READ."""
+
+
 @dataclass(frozen=True)
 class Recording:
     """The operations in the order in which the device received them, and the objects behind their ids."""
@@ -118,6 +122,8 @@ class Recording:
     groups: Mapping[int, BindGroup]
     sizes: Mapping[int, int]
     """Bytes of each buffer."""
+    mappable: frozenset[int] = frozenset()
+    """Buffers that the host can map: a copy into one of them is a readback."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Recording:
@@ -136,6 +142,7 @@ class Recording:
             },
             groups={int(id_): BindGroup(tuple((*entry,) for entry in e)) for id_, e in data["bind_groups"].items()},
             sizes={int(id_): buffer["size"] for id_, buffer in data["buffers"].items()},
+            mappable=frozenset(int(id_) for id_, buffer in data["buffers"].items() if buffer["usage"] & MAP_READ),
         )
 
     def private(self) -> frozenset[int]:

@@ -17,7 +17,7 @@ from .prefilling import TAPED
 from .running import load, parameters, picked, take
 
 host: Any = import_module("capstan._js.host")
-step_recorder: Any = import_module("capstan.device.webgpu.step_recorder")
+step_recorder: Any = import_module("capstan.device.webgpu.tapes.step_recorder")
 
 WITH_LIMITS = """limits => {
   const wanted = JSON.parse(limits);

@@ -13,7 +13,7 @@ from capstan.tape import Op, Recording
 from .meddling import recorded_anew
 from .running import load, picked
 
-step_recorder: Any = import_module("capstan.device.webgpu.step_recorder")
+step_recorder: Any = import_module("capstan.device.webgpu.tapes.step_recorder")
 
 PROMPT = [5, 6, 7, 8, 9]
 

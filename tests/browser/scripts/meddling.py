@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from capstan._js.gpu import JsGpuEngine
-from capstan.device.webgpu.stored_tapes import StoredTapes
+from capstan.device.webgpu.tapes.stored import StoredTapes
 
 __all__ = ["NO_ROOM", "ROOM", "on_call", "recorded_anew"]
 

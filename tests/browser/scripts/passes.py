@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from capstan import Model
-from capstan.device.webgpu.step_recorder import StepRecorder
+from capstan.device.webgpu.tapes.step_recorder import StepRecorder
 from capstan.fallback import fallbacks
 
 from .meddling import recorded_anew

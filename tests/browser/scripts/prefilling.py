@@ -7,19 +7,22 @@ import warnings
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 from pyodide.code import run_js
 
 import capstan
 from capstan import Generator
-from capstan.device.webgpu import prefill_tape
 from capstan.fallback import fallbacks
 from capstan.memory import ledger
 from capstan.tape import PASSES
 
 from .meddling import NO_ROOM, ROOM, on_call, recorded_anew
 from .running import close_all, gpu, load, parameters, picked, take
+
+prefill: Any = import_module("capstan.device.webgpu.tapes.prefill")
 
 EAGER = tuple(name for name in PASSES if name not in ("prefill", "direct"))
 TAPED = (*EAGER, "prefill")
@@ -57,11 +60,11 @@ async def again(
 async def refused(models: Mapping[str, str], **arguments: Any) -> dict[str, Any]:
     """The last of three runs over a prompt, with a tolerance of 0."""
     await close_all()
-    allowed, prefill_tape.IN_INT8 = prefill_tape.IN_INT8, 0.0
+    allowed, prefill.PROMPT_RUN = prefill.PROMPT_RUN, replace(prefill.PROMPT_RUN, float32=0.0, float16=0.0)
     try:
         return (await again(models, times=3, **arguments))[-1]
     finally:
-        prefill_tape.IN_INT8 = allowed
+        prefill.PROMPT_RUN = allowed
         await close_all()
 
 

@@ -22,19 +22,19 @@ from ..lora import LoraWeights
 from ..shortlist import Shortlist
 from ..snapshots import Snapshots
 from .cache_rows import CacheSpans
-from .draft_tape import DraftTape
 from .drafted_steps import DraftedSteps
 from .engine import GpuEngine
 from .prefill_pace import PrefillPace
-from .prefill_tape import SHORT, PrefillTapes, Run, cut_prompt
 from .rehearsal import Rehearsal
 from .row_logits import RowLogits
 from .sequence_buffers import SequenceBuffers
 from .sequence_sampler import SequenceSampler
-from .tape_scratch import TapeScratch
+from .tapes.drafts import DraftTape
+from .tapes.prefill import SHORT, PrefillTapes, Run, cut_prompt
+from .tapes.scratch import TapeScratch
 
 if TYPE_CHECKING:
-    from .decode_step import DecodeStep
+    from .tapes.decode_step import DecodeStep
 
 __all__ = ["WebGpuDecoder"]
 

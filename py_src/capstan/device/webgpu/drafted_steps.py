@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from ...speculation import Speculation
 from ...stages import Drafting
 from ..base import Burst
-from .draft_tape import DraftTape
 from .engine import GpuEngine
 from .sequence_sampler import SequenceSampler
-from .tape_scratch import TapeScratch
+from .tapes.drafts import DraftTape
+from .tapes.scratch import TapeScratch
 
 __all__ = ["DraftedSteps"]
 

@@ -20,7 +20,7 @@ from .decoder import WebGpuDecoder
 from .engine import GpuEngine, SamplerSpec
 from .row_buffers import RowBuffers
 from .row_logits import RowLogits
-from .row_tape import RowTape
+from .tapes.rows import RowTape
 
 __all__ = ["JointRows"]
 

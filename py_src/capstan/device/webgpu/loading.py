@@ -26,8 +26,8 @@ from .device import WebGpuDevice
 from .engine import GpuSessions
 from .model_graphs import Graphs, OpenWeights
 from .prefill_chunk import prefill_chunk
-from .stored_tapes import StoredTapes, expects_stored
-from .verdicts import Verdicts
+from .tapes.stored import StoredTapes, expects_stored
+from .tapes.verdicts import Verdicts
 from .weight_lease import lease
 
 __all__ = ["Loaded", "load", "load_adapted", "release_made", "webgpu_memory"]

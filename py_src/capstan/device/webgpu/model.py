@@ -19,22 +19,22 @@ from ..lora import LoraGraph, LoraWeights
 from ..model_memory import Lent
 from ..row_decoder import RowDecoder
 from ..separate_rows import SeparateRows, separate_rows
-from .decode_step import DecodeStep
 from .decoder import WebGpuDecoder
 from .device import WebGpuDevice
-from .draft_tape import DraftTape
 from .engine import FREE, BoundTensor
 from .joint_rows import JointRows
 from .loading import Loaded, load, passes_for, release_made
 from .lora_variants import LoraVariants
 from .model_graphs import Graphs, OpenWeights
 from .prefill_pace import BOUND_MS, PrefillPace, RunSize
-from .prefill_tape import PrefillTapes, weights_on_device
 from .row_source import RowSource
 from .sequence_buffers import SequenceBuffers
-from .step_check import StepCheck
-from .step_recorder import StepRecorder
-from .tape_scratch import TapeScratch, largest
+from .tapes.decode_step import DecodeStep
+from .tapes.drafts import DraftTape
+from .tapes.prefill import PrefillTapes, weights_on_device
+from .tapes.scratch import TapeScratch, largest
+from .tapes.step_check import StepCheck
+from .tapes.step_recorder import StepRecorder
 
 __all__ = ["WebGpuModel"]
 

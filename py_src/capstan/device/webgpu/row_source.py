@@ -16,13 +16,13 @@ from ...tape import TapeKey
 from ..interface import DeviceInterface
 from ..model_memory import Lent
 from .decoder import WebGpuDecoder
-from .draft_tape import DraftTape, make_draft_tape
 from .engine import GpuEngine
 from .joint_rows import JointRows
 from .row_buffers import RowBuffers
-from .row_tape import RowTape, make_row_tape
 from .sequence_buffers import SequenceBuffers, left_out_by_cache
-from .stored_tapes import StoredTapes
+from .tapes.drafts import DraftTape, make_draft_tape
+from .tapes.rows import RowTape, make_row_tape
+from .tapes.stored import StoredTapes
 
 __all__ = ["RowSource"]
 

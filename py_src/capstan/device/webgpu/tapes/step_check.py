@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ...graph import GraphDescription
-from ...tape import (
+from ....graph import GraphDescription
+from ....tape import (
     BEYOND,
     CacheRows,
     Command,
@@ -22,9 +22,10 @@ from ...tape import (
     cache_rows,
     plan_witness,
 )
-from .engine import GpuEngine
-from .replay_check import TOLERANCE, check_replay
-from .sequence_buffers import SequenceBuffers
+from ..engine import GpuEngine
+from ..sequence_buffers import SequenceBuffers
+from .comparison import BESIDE_INT8, FUSED_STEP, RECORDED_STEP, Tolerance, check_replay
+from .pipeline import make_tape
 from .verdicts import OURS, RECORDED, judge
 
 __all__ = ["Fused", "StepCheck", "gross"]
@@ -36,23 +37,14 @@ LONG_PROBE = 700
 """Positions before a second step that is compared: attention there is split, and what was frozen at the length of the
 recorded run shows."""
 
-GROSS = {"float32": 2e-3, "float16": 0.25}
-"""Largest difference between a fused step and an eager one, relative to the largest value. Each operation was held to
-the truth; this finds what concerns the whole step, such as a number that was frozen at the length of the recorded run,
-which is off by as much as the largest value. Two sound float16 steps of a trained model were 0.06 apart."""
-
-INT8 = {"float32": 0.25, "float16": 0.25}
-"""The same where kernels of onnxruntime-web bring activations into int8: two sound float32 steps of SmolLM2, of which
-one did, were 0.012 apart."""
-
 OWNER = "tape check"
 CACHE_BYTES = {"float16": 2, "float32": 4}
 
 
-def gross(recording: Recording) -> Mapping[str, float]:
+def gross(recording: Recording) -> Tolerance:
     """How far a fused step of this recording may be from an eager one."""
     in_int8 = any("dot4I8Packed(" in pipeline.code for pipeline in recording.pipelines.values())
-    return INT8 if in_int8 else GROSS
+    return BESIDE_INT8 if in_int8 else FUSED_STEP
 
 
 @dataclass(frozen=True)
@@ -104,7 +96,7 @@ class StepCheck:
     async def _plain(self, recording: Recording, ops: Sequence[Command]) -> int:
         """A tape of the step as it was recorded."""
         written = [self.engine.recorded_id(buffer) for buffer in self.buffers.written()]
-        return await self.engine.make_tape(recording.handle, [op.played() for op in ops], written)
+        return await make_tape(self.engine, recording, [op.played() for op in ops], written)
 
     async def faults(
         self, recording: Recording, ops: Sequence[Command], fused: Fused, poison: Sequence[int], recognise: bool
@@ -195,9 +187,7 @@ class StepCheck:
         written = {self.engine.recorded_id(buffer) for buffer in self.buffers.written()}
         return sorted({buffer for buffer in buffers if buffer in recording.private()} - written)
 
-    async def compare(
-        self, recording: Recording, tape: int, poison: Sequence[int], tolerance: Mapping[str, float]
-    ) -> None:
+    async def compare(self, recording: Recording, tape: int, poison: Sequence[int], tolerance: Tolerance) -> None:
         """Compare the steps of a tape with eager ones. Before each, NaN fills the buffers whose contents a step must
         not need: `poison` and the scratch of its kernels."""
         engine = self.engine
@@ -220,7 +210,7 @@ class StepCheck:
         recording: Recording,
         replay: Callable[[], Awaitable[None]],
         length: int,
-        tolerance: Mapping[str, float] = TOLERANCE,
+        tolerance: Tolerance = RECORDED_STEP,
     ) -> None:
         """Compare the step after `length` positions with an eager one; see check_replay."""
         engine = self.engine

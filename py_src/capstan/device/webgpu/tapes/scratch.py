@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
-from ...fallback import fall_back
-from ...memory import DeviceSpan
-from .engine import GpuTapes
+from ....fallback import fall_back
+from ....memory import DeviceSpan
+from ..engine import GpuTapes
 
 __all__ = ["TapeScratch", "largest"]
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from ...errors import TapeCheckError
-from ...graph import LeftOut
-from ...memory import BufferRequest
-from ...tape import (
-    Recording,
+from ....graph import LeftOut
+from ....memory import BufferRequest
+from ....tape import (
     RowSpans,
     WorkgroupLimits,
     captured_half,
@@ -19,22 +17,29 @@ from ...tape import (
     row_step,
     without_clears,
 )
-from .engine import GpuEngine
-from .row_buffers import RowBuffers
-from .sequence_buffers import SequenceBuffers
+from ..engine import GpuEngine
+from ..row_buffers import RowBuffers
+from ..sequence_buffers import SequenceBuffers
+from .comparison import WIDENED_STEP, require_alike
+from .pipeline import Check, make_tape, recorded
 
-if TYPE_CHECKING:
-    from .decoder import WebGpuDecoder
+__all__ = ["LONG", "PROBED", "OneRow", "RowTape", "Widened", "make_row_tape", "widened_tape"]
 
-__all__ = ["LONG", "PROBED", "TOLERANCE", "RowTape", "Widened", "make_row_tape", "widened_tape"]
-
-TOLERANCE = {"float32": 1e-3, "float16": 0.1}
-"""Largest difference between the logits or caches of a step of several rows and of one row, relative to the largest
-value: both are fused, with products that add in another order. A row that reads another's is off by as much as the
-largest value."""
 PROBED = (40, 57)
 LONG = {False: 700, True: 90}
 """Positions of the sequences that are compared, the last by whether the adapter is software; rows take them in turn."""
+
+
+class OneRow(Protocol):
+    """A decoder of one sequence with a checked tape, for comparison."""
+
+    @property
+    def buffers(self) -> SequenceBuffers: ...
+    async def prefill(self, ids: Sequence[int], past: int) -> None:
+        """Run a prompt after `past` positions."""
+
+    def step_through(self, ids: Sequence[int], past: int) -> None:
+        """Queue a step of the tape for each id."""
 
 
 @dataclass
@@ -56,7 +61,7 @@ class RowTape:
 
 async def make_row_tape(
     engine: GpuEngine,
-    one: WebGpuDecoder,
+    one: OneRow,
     rows: RowBuffers,
     session: int,
     binding: int,
@@ -96,12 +101,11 @@ async def widened_tape(
     binding: int,
     passes: Collection[str],
     left_out: Mapping[int, LeftOut],
-    check: Callable[[int], Awaitable[None]],
+    check: Check,
 ) -> RowTape:
     """A tape of the widened step, recorded over the buffers of one sequence, that `check` has let pass. Raises and
     leaves as make_row_tape."""
-    recording = Recording.from_json(await engine.record(binding))
-    try:
+    async with recorded(engine, binding) as recording:
         ops, _ = without_clears(captured_half(recording))
         check_replayable(recording)
         lasting = {engine.recorded_id(handle) for handle in buffers.written()}
@@ -109,22 +113,20 @@ async def widened_tape(
         limits = WorkgroupLimits.of(engine.adapter())
         where, rows, along = widened.spans, widened.rows, widened.along
         step = row_step(placement, recording, ops, where, rows, limits, buffers.capacity, along)
-        tape = await engine.make_tape(recording.handle, step.played, sorted(lasting), step.spec(widened.owner))
-        try:
-            for table in step.tables:
-                engine.add_table(tape, table)
+
+        async def retired(tape: int) -> None:
             engine.retire(binding)
             await check(tape)
-        except BaseException:
-            engine.close_tape(tape)
-            raise
+
+        spec, tables = step.spec(widened.owner), step.tables
+        tape = await make_tape(
+            engine, recording, step.played, sorted(lasting), fused=spec, tables=tables, check=retired
+        )
         said = f"{len(ops)} operations became {len(step.played)} for {rows} {'positions' if along else 'rows'}"
         return RowTape(engine, tape, session, binding, said)
-    finally:
-        engine.drop_recording(recording.handle)
 
 
-async def _check(engine: GpuEngine, one: WebGpuDecoder, rows: RowBuffers, tape: int) -> None:
+async def _check(engine: GpuEngine, one: OneRow, rows: RowBuffers, tape: int) -> None:
     """Compare a step of rows of different lengths with steps of one: the logits of each, and the caches of the last."""
     about, device = rows.about, rows.device
     longest = min(LONG[device.about().software], rows.capacity - 2)
@@ -162,10 +164,5 @@ async def _check(engine: GpuEngine, one: WebGpuDecoder, rows: RowBuffers, tape: 
     finally:
         for copy in (expected, *copies):
             copy.close()
-    for name, (*_, dtype), found in zip(["logits", *rows.caches], pairs, differences, strict=True):
-        limit = TOLERANCE[dtype] * max(1.0, found.max_magnitude)
-        if found.unlike or found.max_difference > limit:
-            raise TapeCheckError(
-                f"a step of {rows.rows} rows differs from steps of one in {name} by {found.max_difference:g} "
-                f"({found.unlike} elements finite in only one), at most {limit:g} is allowed"
-            )
+    values = [(name, dtype) for name, (*_, dtype) in zip(["logits", *rows.caches], pairs, strict=True)]
+    require_alike(f"a step of {rows.rows} rows differs from steps of one", values, differences, WIDENED_STEP)

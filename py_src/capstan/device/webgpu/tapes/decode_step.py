@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...tape import TapeKey
-from .engine import GpuEngine
+from ....tape import TapeKey
+from ..engine import GpuEngine
 
 __all__ = ["DecodeStep"]
 

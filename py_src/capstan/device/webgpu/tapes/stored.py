@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...errors import OutOfMemoryError, TapeError
-from ...fallback import fall_back
-from ...notes import Notes, build
-from ...tape import TapeKey
-from .engine import GpuEngine
-from .sequence_buffers import SequenceBuffers
+from ....errors import OutOfMemoryError, TapeError
+from ....fallback import fall_back
+from ....notes import Notes, build
+from ....tape import TapeKey
+from ..engine import GpuEngine
+from ..sequence_buffers import SequenceBuffers
 
 __all__ = ["Restored", "StoredTapes", "expects_stored"]
 

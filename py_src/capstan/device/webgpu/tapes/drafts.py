@@ -6,19 +6,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ...errors import TapeCheckError
-from ...graph import LeftOut
-from ...memory import BufferRequest, DeviceBuffer
-from ...tape import RowSpans
-from ..element_types import byte_count
-from .engine import GpuEngine
-from .row_tape import LONG, PROBED, TOLERANCE, RowTape, Widened, widened_tape
-from .sequence_buffers import SequenceBuffers
-
-if TYPE_CHECKING:
-    from .decoder import WebGpuDecoder
+from ....graph import LeftOut
+from ....memory import BufferRequest, DeviceBuffer
+from ....tape import RowSpans
+from ...element_types import byte_count
+from ..engine import GpuEngine
+from ..sequence_buffers import SequenceBuffers
+from .comparison import WIDENED_STEP, require_alike
+from .rows import LONG, PROBED, OneRow, RowTape, Widened, widened_tape
 
 __all__ = ["DraftTape", "make_draft_tape"]
 
@@ -42,7 +38,7 @@ class DraftTape:
 
 async def make_draft_tape(
     engine: GpuEngine,
-    one: WebGpuDecoder,
+    one: OneRow,
     positions: int,
     session: int,
     binding: int,
@@ -88,7 +84,7 @@ def whole(buffers: SequenceBuffers, cache: int) -> tuple[int, int, int]:
 
 async def _check(
     engine: GpuEngine,
-    one: WebGpuDecoder,
+    one: OneRow,
     tape: int,
     positions: int,
     length: int,
@@ -126,10 +122,6 @@ async def _check(
         for copy in (expected, *copies):
             copy.close()
     names = ["logits", *(f"kv {pair.past}" for pair in about.cache)]
-    for name, (*_, dtype), found in zip(names, pairs, differences, strict=True):
-        limit = TOLERANCE[dtype] * max(1.0, found.max_magnitude)
-        if found.unlike or found.max_difference > limit:
-            raise TapeCheckError(
-                f"a step over {positions} positions behind {length} differs from steps of one in {name} by "
-                f"{found.max_difference:g} ({found.unlike} elements finite in only one), at most {limit:g} is allowed"
-            )
+    values = [(name, dtype) for name, (*_, dtype) in zip(names, pairs, strict=True)]
+    told = f"a step over {positions} positions behind {length} differs from steps of one"
+    require_alike(told, values, differences, WIDENED_STEP)

@@ -6,17 +6,16 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from ...errors import OutOfMemoryError, TapeError, UnsupportedModelError
-from ...fallback import fall_back
-from ...graph import GraphDescription, NBitsProduct
-from ...tape import (
+from ....errors import OutOfMemoryError, TapeError, UnsupportedModelError
+from ....fallback import fall_back
+from ....graph import GraphDescription, NBitsProduct
+from ....tape import (
     MatMul,
     MatrixMatMul,
     MatVec,
     NBitsWeights,
     PrefillAttention,
     Recorded,
-    Recording,
     TapeKey,
     WorkgroupLimits,
     captured_half,
@@ -25,23 +24,15 @@ from ...tape import (
     fused_step,
     without_clears,
 )
-from .engine import GpuEngine, GpuTapes
-from .prefill_pace import PrefillPace
-from .replay_check import TOLERANCE, Spread, check_replay
-from .sequence_buffers import SequenceBuffers, left_out_by_cache
-from .stored_tapes import StoredTapes
-from .tape_scratch import TapeScratch
+from ..engine import GpuEngine, GpuTapes
+from ..prefill_pace import PrefillPace
+from ..sequence_buffers import SequenceBuffers, left_out_by_cache
+from .comparison import PROMPT_RUN, RECORDED_STEP, check_replay
+from .pipeline import make_tape, recorded
+from .scratch import TapeScratch
+from .stored import StoredTapes
 
-__all__ = ["IN_INT8", "SHORT", "PrefillTapes", "Run", "compared_after", "cut_prompt", "weights_on_device"]
-
-IN_INT8 = 0.125
-"""Largest difference between the logits of a taped run and of an eager one where products or attention of ours round
-otherwise than onnxruntime-web's, activations to int8 for one; relative to the largest value. A product of the wrong
-rows or scales is off by as much as the largest value. If neither is ours, TOLERANCE holds."""
-
-CACHES = Spread(mean=0.1, largest=0.5)
-"""The same for the caches. Sound runs of SmolLM2 and of a Llama shape in float16 were 0.01 apart in the mean, and
-0.16 in a single element of 2048 positions. A tile of 64 rows that is wrong comes to 0.18 in the mean."""
+__all__ = ["SHORT", "PrefillTapes", "Run", "compared_after", "cut_prompt", "weights_on_device"]
 
 SHARES = (1, 2, 4)
 """A chunk, its half and its quarter may have tapes."""
@@ -253,8 +244,7 @@ class PrefillTapes:
 
     async def _recorded(self, length: int, binding: int) -> tuple[int, str]:
         engine, buffers = self.engine, self.buffers
-        recording = Recording.from_json(await engine.record(binding))
-        try:
+        async with recorded(engine, binding) as recording:
             ops = captured_half(recording)
             check_replayable(recording)
             lean, cleared = without_clears(ops)
@@ -278,8 +268,8 @@ class PrefillTapes:
                 buffers.capacity,
             )
             written = [engine.recorded_id(handle) for handle in self._written()]
-            tape = await engine.make_tape(recording.handle, fused.played, written, fused.spec(buffers.owner))
-            try:
+
+            async def check(tape: int) -> None:
                 places = (place.id for place in placement.places.values() if place.kind == "recorded")
                 poisoned = sorted({*cleared, *places} & recording.private() - set(written))
                 window = max((each.window for each in left_out.values()), default=0)
@@ -289,12 +279,10 @@ class PrefillTapes:
                     engine.poison(tape, recording.handle, poisoned)
                     await self._check(tape, length, past, ours)
                     filled = past + length
-            except BaseException:
-                engine.close_tape(tape)
-                raise
+
+            spec = fused.spec(buffers.owner)
+            tape = await make_tape(engine, recording, fused.played, written, fused=spec, check=check)
             return tape, f"{len(ops)} operations became {len(placement.nodes)}, {len(replayed)} of them as recorded"
-        finally:
-            engine.drop_recording(recording.handle)
 
     def _written(self) -> list[int]:
         """Buffers that the run is bound to and that others may write."""
@@ -323,8 +311,4 @@ class PrefillTapes:
 
         what = f"run of {length} positions after {past}"
         eager = partial(engine.run, self.eager, past + length, length)
-        if ours:
-            tolerance = dict.fromkeys(TOLERANCE, IN_INT8)
-            await check_replay(engine, buffers, about, what, replay, eager, tolerance, CACHES)
-        else:
-            await check_replay(engine, buffers, about, what, replay, eager)
+        await check_replay(engine, buffers, about, what, replay, eager, PROMPT_RUN if ours else RECORDED_STEP)

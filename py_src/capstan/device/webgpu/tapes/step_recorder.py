@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...errors import OutOfMemoryError, TapeCheckError, TapeError
-from ...fallback import fall_back
-from ...graph import GraphDescription, LeftOut
-from ...tape import (
+from ....errors import OutOfMemoryError, TapeCheckError, TapeError
+from ....fallback import fall_back
+from ....graph import GraphDescription, LeftOut
+from ....tape import (
     Command,
     Copy,
     DispatchIndirect,
@@ -27,10 +27,11 @@ from ...tape import (
     fused_step,
     without_clears,
 )
+from ..engine import NOT_FUSED
+from ..sequence_buffers import SequenceBuffers, left_out_by_cache
+from .comparison import RECORDED_STEP
 from .decode_step import DecodeStep
-from .engine import NOT_FUSED
-from .replay_check import TOLERANCE
-from .sequence_buffers import SequenceBuffers, left_out_by_cache
+from .pipeline import Check, make_tape, recorded
 from .step_check import Fused, StepCheck, gross
 from .verdicts import Verdict, Verdicts, recording_digest
 
@@ -57,12 +58,16 @@ class StepRecorder:
 
     async def record(self) -> DecodeStep:
         """Record the captured session's first run; return the step asked for, or the next one down with the reason."""
-        engine = self.step.engine
         try:
-            recording = Recording.from_json(await engine.record(self.step.captured))
+            async with recorded(self.step.engine, self.step.captured) as recording:
+                return await self._best(recording)
         except TapeError as error:
             # Nothing is known of what ORT captured, so its own replay is not trusted either.
             return replace(self.step, capture="off", note=f"the decode step could not be recorded: {error}")
+
+    async def _best(self, recording: Recording) -> DecodeStep:
+        """The step asked for, or the next one down with the reason."""
+        engine = self.step.engine
         notes = []
         try:
             ops = captured_half(recording)
@@ -92,8 +97,6 @@ class StepRecorder:
             notes.append(str(error))
             engine.retire(self.step.captured)
             return replace(self.step, capture="off", note="; ".join(notes))
-        finally:
-            engine.drop_recording(recording.handle)
 
     def _state_copies(self, recording: Recording) -> list[Copy]:
         """Copies of the states from the buffers that the step writes to those that the next step reads."""
@@ -294,14 +297,12 @@ class StepRecorder:
         played: Sequence[Any],
         tables: Sequence[bytes] = (),
         fused: Mapping[str, Any] = NOT_FUSED,
+        check: Check | None = None,
     ) -> int:
-        """A tape that nobody checked."""
+        """A tape of the step over the sequence's buffers; see make_tape."""
         engine = self.step.engine
         written = [engine.recorded_id(buffer) for buffer in self.buffers.written()]
-        tape = await engine.make_tape(recording.handle, played, written, fused)
-        for table in tables:
-            engine.add_table(tape, table)
-        return tape
+        return await make_tape(engine, recording, played, written, fused=fused, tables=tables, check=check)
 
     async def _checked_tape(
         self,
@@ -311,13 +312,11 @@ class StepRecorder:
         tables: Sequence[bytes] = (),
     ) -> int:
         """A tape of recorded kernels that was seen to do what an eager step does after few positions and after many."""
-        tape = await self._tape(recording, played, tables)
-        try:
-            await self.check.compare(recording, tape, self.check.poisoned(recording, poison), TOLERANCE)
-        except BaseException:
-            self.step.engine.close_tape(tape)
-            raise
-        return tape
+
+        async def check(tape: int) -> None:
+            await self.check.compare(recording, tape, self.check.poisoned(recording, poison), RECORDED_STEP)
+
+        return await self._tape(recording, played, tables, check=check)
 
 
 def indirect_count(ops: Iterable[Command]) -> int:

@@ -1,0 +1,149 @@
+"""Compares what a tape does with what an eager run does: the logits, every byte of the KV cache, and other states."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from ....errors import TapeCheckError
+from ....graph import GraphDescription
+from ....memory import BufferRequest
+from ..engine import Difference, GpuBuffers
+from ..sequence_buffers import SequenceBuffers
+
+__all__ = [
+    "BESIDE_INT8",
+    "FUSED_STEP",
+    "PROMPT_RUN",
+    "RECORDED_STEP",
+    "SAME_KERNELS",
+    "WIDENED_STEP",
+    "Spread",
+    "Tolerance",
+    "check_replay",
+    "require_alike",
+]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far caches may be apart where single elements say little: rounding to fewer bits tips the attention of a
+    position now and then, of which thousands are compared."""
+
+    mean: float
+    """Root of the mean square of the differences, relative to that of the values."""
+    largest: float
+    """Difference of any element, relative to the largest value."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The largest difference from an eager run, relative to the largest value, by the type that was computed with."""
+
+    float32: float
+    float16: float
+    caches: Spread | None = None
+    """Holds for KV caches in place of the above."""
+
+    def of(self, dtype: str) -> float:
+        """Raises KeyError for a dtype that is compared to the bit."""
+        return {"float32": self.float32, "float16": self.float16}[dtype]
+
+
+SAME_KERNELS = Tolerance(1e-5, 2e-3)
+"""A session of any model: the replay and the eager run are the same kernels."""
+
+RECORDED_STEP = Tolerance(2e-4, 2e-2)
+"""A decode step or prompt run of onnxruntime-web's kernels: the same sums as the eager one's, where attention is split
+in another way in another order, which is worth a few units in the last place."""
+
+FUSED_STEP = Tolerance(2e-3, 0.25)
+"""A decode step with kernels of ours. Each operation was held to the truth; this finds faults of the whole step, such
+as a number that was frozen at the length of the recorded run, which is off by as much as the largest value. Two sound
+float16 steps of a trained model were 0.06 apart."""
+
+BESIDE_INT8 = Tolerance(0.25, 0.25)
+"""The same where kernels of onnxruntime-web bring activations into int8: two sound float32 steps of SmolLM2, of which
+one did, were 0.012 apart."""
+
+WIDENED_STEP = Tolerance(1e-3, 0.1)
+"""A step of several rows or positions, against steps of one: both are fused, with products that add in another order. A
+row that reads another row's values is off by as much as the largest value."""
+
+PROMPT_RUN = Tolerance(0.125, 0.125, Spread(mean=0.1, largest=0.5))
+"""A prompt run whose products or attention are ours and round otherwise than onnxruntime-web's, activations to int8 for
+one. A product of the wrong rows or scales is off by as much as the largest value. The caches of sound runs of SmolLM2
+and of a Llama shape in float16 were 0.01 apart in the mean, and 0.16 in a single element of 2048 positions. A tile of
+64 rows that is wrong comes to 0.18 in the mean."""
+
+
+def require_alike(
+    told: str,
+    values: Sequence[tuple[str, str]],
+    differences: Sequence[Difference],
+    tolerance: Tolerance,
+    caches: Collection[str] = (),
+) -> None:
+    """Raise TapeCheckError for the first of `values`, (name, dtype), whose difference the tolerance does not allow.
+
+    `told` begins the message, as "a replayed step differs from an eager one"; `caches` are the names of values that
+    `tolerance.caches` is for.
+    """
+    for (name, dtype), found in zip(values, differences, strict=True):
+        spread = tolerance.caches if name in caches else None
+        limit = (spread.largest if spread else tolerance.of(dtype)) * max(1.0, found.max_magnitude)
+        if found.unlike or found.max_difference > limit:
+            raise TapeCheckError(
+                f"{told} in {name} by {found.max_difference:g} "
+                f"({found.unlike} elements finite in only one), at most {limit:g} is allowed"
+            )
+        if spread and found.relative > spread.mean:
+            raise TapeCheckError(
+                f"{told} in {name} by {found.relative:.3g} of its values in the mean (root mean square), "
+                f"at most {spread.mean:g} is allowed"
+            )
+
+
+async def check_replay(
+    engine: GpuBuffers,
+    buffers: SequenceBuffers,
+    about: GraphDescription,
+    what: str,
+    replay: Callable[[], Awaitable[None]],
+    eager: Callable[[], Awaitable[None]],
+    tolerance: Tolerance = RECORDED_STEP,
+) -> None:
+    """Do a step or run, `what`, by `replay` and by `eager`, from inputs that are set and that both leave as they are,
+    all but states, which are put back between the two. If a graph computes in float16 and casts to float32, float16's
+    tolerance holds.
+
+    Raises TapeCheckError with the largest difference and the tolerance. Logits are full of NaN before each.
+    """
+    watched = [(about.logits, buffers.spans["logits"], about.logits_dtype)]
+    watched += [(pair.present, buffers.spans[f"kv {pair.past}"], about.cache_dtype) for pair in about.cache]
+    watched += [(state.present, buffers.spans[state.past], state.dtype) for state in about.states]
+    states = buffers.states
+    requests = [BufferRequest("copy", span.length, "kernels") for span in (*(span for _, span, _ in watched), *states)]
+    allocated = await buffers.device.allocate_all(requests, "tape check")
+    copies, before = allocated[: len(watched)], allocated[len(watched) :]
+    try:
+        engine.fill(buffers.logits, 0xFF)
+        buffers.device.copy_tensors([(span, copy.span()) for span, copy in zip(states, before, strict=True)])
+        await replay()
+        buffers.device.copy_tensors([(span, copy.span()) for (_, span, _), copy in zip(watched, copies, strict=True)])
+        engine.fill(buffers.logits, 0xFF)
+        buffers.device.copy_tensors([(copy.span(), span) for span, copy in zip(states, before, strict=True)])
+        await eager()
+        buffers.settle_states()
+        differences = await engine.compare(
+            [
+                (copy.handle, span.buffer.handle, span.length, dtype)
+                for (_, span, dtype), copy in zip(watched, copies, strict=True)
+            ]
+        )
+    finally:
+        for copy in allocated:
+            copy.close()
+    values = [(name, "float16" if about.needs_f16 else dtype) for name, _, dtype in watched]
+    others = {name for name, _ in values} - {about.logits}
+    require_alike(f"a replayed {what} differs from an eager one", values, differences, tolerance, others)
