@@ -13,6 +13,7 @@
     ├── LogitsError               no token can be picked: every logit is NaN or minus infinity
     ├── BindingError              a name, dtype or shape that a session does not have   (also a ValueError)
     │   └── BufferMismatchError       a buffer of the wrong size, alignment, usage or device
+    │       └── MemoryTypeError           memory of a type that an operation cannot use, or that is being read
     ├── AsyncRequiredError        a synchronous call that would have to wait, where it cannot wait
     ├── VersionError              a version of Pyodide or onnxruntime-web that does not fit   (also an ImportError)
     ├── ClosedError               a model, generator or session was used after it was closed
@@ -42,6 +43,7 @@ __all__ = [
     "DeviceUnavailableError",
     "GuidanceError",
     "LogitsError",
+    "MemoryTypeError",
     "ModelFileError",
     "OptionError",
     "OutOfMemoryError",
@@ -115,6 +117,10 @@ class BindingError(CapstanError, ValueError):
 
 class BufferMismatchError(BindingError):
     """A buffer cannot be used here: its size, alignment, usage, device or lifetime; expected and got are given."""
+
+
+class MemoryTypeError(BufferMismatchError):
+    """An operation cannot use memory of that type, or memory that is mapped; both memories and the remedy are named."""
 
 
 class LogitsError(CapstanError):

@@ -52,7 +52,8 @@ def test_a_generator_runs_in_buffers_of_the_callers(close_early: bool, scripts: 
 def test_buffers_that_cannot_be_used_are_refused(scripts: PageScripts) -> None:
     found = scripts.run("memory", "refused_pools", "nano-llama", model="nano-llama")
     for name in ("small", "staging", "foreign", "closed", "unknown", "missing"):
-        assert found[name].startswith("BufferMismatchError: "), found[name]
+        kind = "MemoryTypeError" if name == "staging" else "BufferMismatchError"
+        assert found[name].startswith(f"{kind}: "), found[name]
     assert "expected at least" in found["small"]
     assert "WebGPU_Staging" in found["staging"]
     assert "wasm" in found["foreign"]
@@ -150,6 +151,7 @@ def test_buffers_that_rows_or_scratch_cannot_use_are_refused(choice: str, script
     }
     assert found.keys() == said.keys()
     for name, part in said.items():
-        assert found[name].startswith("BufferMismatchError: "), (name, found[name])
+        kind = "MemoryTypeError" if name.startswith("staging") else "BufferMismatchError"
+        assert found[name].startswith(f"{kind}: "), (name, found[name])
         assert part in found[name], (name, found[name])
     assert ids == 2 * [oracle.rows(LLAMA, PROMPTS, max_length=24).sequences], "before, and in the same generator after"

@@ -25,7 +25,7 @@ from capstan.device.interface import (
 from capstan.device.probe import capabilities_of
 from capstan.device.reference.session import ReferenceSession, whole_files
 from capstan.errors import BindingError, BufferMismatchError, TapeError
-from capstan.memory import Capabilities, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
+from capstan.memory import Capabilities, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType, check_use, plan_copies
 from capstan.storage import ExternalData
 
 __all__ = ["ApartDevice", "HeapDevice"]
@@ -94,11 +94,13 @@ class HeapDevice(DeviceInterface):
     def copy_cpu_to_device(self, destination: DeviceSpan, data: Any) -> None:
         view = memoryview(data).cast("B")
         assert view.nbytes == destination.length
+        check_use("write", destination)
         self.uploads += 1
         self.bytes_of(destination)[:] = view
 
     async def copy_device_to_cpu(self, source: DeviceSpan, out: Any = None) -> Readback:
         self.readbacks_ += 1
+        check_use("read", source)
         data = bytes(self.bytes_of(source))
         if out is None:
             return Readback(data, 0, 0)
@@ -109,6 +111,7 @@ class HeapDevice(DeviceInterface):
     async def copy_all_to_cpu(self, parts: Sequence[tuple[DeviceSpan, Any]]) -> None:
         self.readbacks_ += 1
         for source, out in parts:
+            check_use("read", source)
             memoryview(out).cast("B")[:] = self.bytes_of(source)
 
     def zero(self, span: DeviceSpan) -> None:
@@ -132,7 +135,7 @@ class HeapDevice(DeviceInterface):
 
 
 class ApartDevice(HeapDevice):
-    """Memory behind handles, of a device called 'webgpu'."""
+    """Memory behind handles, of a device called 'webgpu'; it refuses what WebGPU's usage flags refuse."""
 
     type: ClassVar[str] = "webgpu"
 
@@ -152,6 +155,10 @@ class ApartDevice(HeapDevice):
         if (span.buffer.memory.device, span.buffer.memory.device_id) != (self.type, self.device_id):
             raise BufferMismatchError("a buffer of another device")
         return memoryview(self.memory[span.buffer.handle])[span.offset : span.offset + span.length]
+
+    def copy_tensors(self, pairs: Sequence[tuple[DeviceSpan, DeviceSpan]]) -> None:
+        plan_copies(pairs)
+        super().copy_tensors(pairs)
 
     async def create_session(
         self, model: bytes, *, external: ExternalData | None = None, owner: str = ""
@@ -208,11 +215,13 @@ class ApartSession(DeviceSession):
 
     def _local(self, feed: BoundSpan) -> DeviceSpan:
         assert feed.span.buffer.memory.heap == ("" if self.holds(feed.dtype) and feed.span.length else "python")
+        check_use("input", feed.span)
         data = memoryview(bytes(self.device.bytes_of(feed.span)))
         return DeviceBuffer(data, data.nbytes, HEAP, free=lambda: None).span()
 
     def _put(self, fetch: Fetch, result: BoundSpan) -> BoundSpan:
         if isinstance(fetch, BoundSpan):
+            check_use("output", fetch.span)
             self.device.bytes_of(fetch.span.sub(0, result.span.length))[:] = result.span.buffer.handle
             return fetch
         if isinstance(fetch, OnHost) or not self._leaves(result):

@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from capstan.memory import Capabilities, MemoryInfo, MemoryType, devices_are_memory_compatible, why_incompatible
+from capstan.memory import (
+    Capabilities,
+    MemoryInfo,
+    MemoryType,
+    Way,
+    devices_are_memory_compatible,
+    way_between,
+    why_incompatible,
+)
 
 STORAGE = MemoryInfo("WebGPU_Buffer", "webgpu", MemoryType.DEFAULT)
 STAGING = MemoryInfo("WebGPU_Staging", "webgpu", MemoryType.HOST_ACCESSIBLE, heap="gpu-process")
@@ -73,8 +81,34 @@ def test_a_device_computes_in_its_host_accessible_memory_if_the_probe_says_so(
 ) -> None:
     assert compatible(STAGING, STORAGE, capabilities) is answer
     reason = why_incompatible(STAGING, STORAGE, capabilities)
-    expected = {None: "was not probed", PROBED: "its probe says mappable_storage is False"}
+    expected = {
+        None: "is no storage; its usage is copy_dst | map_read",
+        PROBED: "its probe says mappable_storage is False",
+    }
     assert answer or expected[capabilities] in str(reason)
+
+
+def test_without_a_probe_nothing_is_known_of_other_devices() -> None:
+    unified = replace(UNIFIED, heap="")
+    reason = why_incompatible(unified, replace(unified, memory_type=MemoryType.DEFAULT))
+    assert reason == "whether igpu device 0 computes in host accessible memory was not probed"
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "way"),
+    [
+        (PYTHON, PYTHON_SHARED, Way.SHARED),
+        (STORAGE, STORAGE, Way.SHARED),
+        (PYTHON, STORAGE, Way.WRITE),
+        (PYTHON, STAGING, Way.WRITE),
+        (STORAGE, STAGING, Way.COPY),
+        (STAGING, STORAGE, Way.MAP),
+    ],
+)
+def test_bytes_that_move_go_the_way_that_usage_flags_allow(
+    source: MemoryInfo, destination: MemoryInfo, way: Way
+) -> None:
+    assert way_between(source, destination) is way
 
 
 def test_one_devices_storage_is_one_memory() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import capstan.onnxruntime as ort
-from capstan.errors import BindingError, BufferMismatchError, ClosedError, TapeError
+from capstan.errors import BindingError, BufferMismatchError, ClosedError, MemoryTypeError, TapeError
 from capstan.memory import MemoryType
 from tests.onnx_models import model, ramp
 from tests.unit.stand_in_device import ApartDevice, HeapDevice
@@ -202,7 +202,7 @@ def test_staging_memory_and_spans_in_the_midst_of_a_buffer_cannot_be_bound_on_we
     device = devices["webgpu"]
     session, binding = bound(device)
     staging = device.allocate(24, MemoryType.HOST_ACCESSIBLE, label="staging")
-    with pytest.raises(BufferMismatchError, match="'staging' is in WebGPU_Staging .* expected WebGPU_Buffer"):
+    with pytest.raises(MemoryTypeError, match="'staging' is in WebGPU_Staging .* expected WebGPU_Buffer .*session.run"):
         binding.bind_input("a", "webgpu", 0, F32, [2, 3], staging)
     middle = device.allocate(512, label="pool").span(256, 24)
     with pytest.raises(BufferMismatchError, match="from byte 256, expected byte 0: onnxruntime-web binds whole"):
@@ -216,6 +216,8 @@ def test_types_that_no_gpu_buffer_holds_are_bound_on_the_cpu(devices: Devices) -
     value = ort.OrtValue.ortvalue_from_numpy(np.array([1, -2], np.int8), "webgpu")
     with pytest.raises(BufferMismatchError, match="input 'x': int8 on the device, expected 'cpu'.*bind an array"):
         binding.bind_ortvalue_input("x", value)
+    with pytest.raises(BufferMismatchError, match="input 'x': int8 on the device, expected 'cpu'.*bind an array"):
+        session.run(None, {"x": value})
     with pytest.raises(BufferMismatchError, match="output 'z': int8 on the device, expected 'cpu'"):
         binding.bind_ortvalue_output("z", value)
     binding.bind_cpu_input("x", np.array([1, -2], np.int8))

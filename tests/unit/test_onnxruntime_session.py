@@ -351,7 +351,7 @@ def test_where_nothing_can_wait_the_async_twin_is_named(provider: str, monkeypat
             call()
 
 
-def test_a_tensor_that_cannot_be_bound_where_it_is_is_copied_on_the_device(devices: Devices) -> None:
+def test_a_tensor_that_cannot_be_bound_where_it_is_is_copied_on_the_device_or_mapped(devices: Devices) -> None:
     device = devices["webgpu"]
     session = ort.InferenceSession(model("two_outputs"), providers=["webgpu"])
     pool = device.allocate(512, label="pool")
@@ -359,8 +359,9 @@ def test_a_tensor_that_cannot_be_bound_where_it_is_is_copied_on_the_device(devic
     whole = ort.OrtValue.on_device(device, "float32", (2, 3), "whole")
     middle = ort.OrtValue(pool.span(256, 24), "float32", (2, 3), device)
     staged = ort.OrtValue(staging.span(), "float32", (2, 3), device)
-    for index, value in enumerate((whole, middle, staged)):
-        value.update_inplace(ramp(2, 3) + index)
+    arrays = {id(value): ramp(2, 3) + index for index, value in enumerate((whole, middle, staged))}
+    for value in (whole, middle, staged):
+        value.update_inplace(arrays[id(value)])
     copied: list[list[str]] = []
     copy_tensors = device.copy_tensors
 
@@ -369,13 +370,16 @@ def test_a_tensor_that_cannot_be_bound_where_it_is_is_copied_on_the_device(devic
         copy_tensors(pairs)
 
     device.copy_tensors = noted
-    uploads = device.uploads
-    for a, b, labels in ((whole, whole, []), (middle, whole, [["pool"]]), (middle, staged, [["pool", "staging"]])):
+    runs = [(whole, whole, [], 0), (middle, whole, [["pool"]], 0), (middle, staged, [["pool"]], 1)]
+    for a, b, labels, maps in [*runs, (staged, staged, [], 1)]:
         copied.clear()
+        reads, uploads = device.readbacks_, device.uploads
         found = session.run(["sum"], {"a": a, "b": b})[0]
-        np.testing.assert_array_equal(found, a.numpy() + b.numpy())
+        np.testing.assert_array_equal(found, arrays[id(a)] + arrays[id(b)])
         assert copied == labels
-    assert device.uploads == uploads
+        # One read of all staging memory, and the one of the result.
+        assert device.readbacks_ - reads == maps + 1
+        assert device.uploads - uploads == [a, b].count(staged)
     session.close()
     assert sorted(label for label, _ in device.live.values()) == ["pool", "staging", "whole"]
 
@@ -386,6 +390,9 @@ def test_a_tensor_of_another_device_is_refused(devices: Devices) -> None:
     stranger = ort.OrtValue.on_device(other, "float32", (2, 3), "stranger")
     with pytest.raises(BufferMismatchError, match="'stranger' is in WebGPU_Buffer of webgpu 7, expected .* webgpu 0"):
         session.run(None, {"a": stranger, "b": ramp(2, 3)})
+    staging = other.allocate(24, MemoryType.HOST_ACCESSIBLE, label="their staging")
+    with pytest.raises(BufferMismatchError, match="'their staging' is in WebGPU_Staging of webgpu 7, expected WebGPU"):
+        session.run(None, {"a": ort.OrtValue(staging.span(), "float32", (2, 3), other), "b": ramp(2, 3)})
 
 
 def asked(name: str, provider: str, shapes: dict[str, list[int]] | None = None) -> ort.SessionRequirements:

@@ -14,7 +14,7 @@ import capstan
 PUBLIC = """
 Adapters AsyncRequiredError BindingError BufferMismatchError CapstanError ClosedError ConfigError DeviceError
 DeviceLostError DeviceUnavailableError FallbackWarning Generator GeneratorParams GuidanceError HubRepository
-LogitsError Model ModelFileError OptionError OutOfMemoryError PromptError SearchOptions Speculation
+LogitsError MemoryTypeError Model ModelFileError OptionError OutOfMemoryError PromptError SearchOptions Speculation
 SpeculationStats StoppingStream StorageError StoredWeights TapeCheckError TapeError TapeKeyError TextStream
 Timing Tokenizer TokenizerStream UncomputedError UnsupportedModelError ValidationError Verification
 VersionError WeightStore WeightsChangedError configure logits_processor measure memory notebook open_device

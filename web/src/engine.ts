@@ -181,6 +181,7 @@ export class GpuEngine {
   /** Write a Python buffer to any byte offset; bytes that share a word with others go through a buffer of their own. */
   write(handle: number, offset: number, data: PyProxy): void {
     const buffer = this.buffers.get(handle);
+    this.staging.requireUnmapped(buffer);
     withBytes(data, (bytes) => {
       if (offset % 4 === 0 && bytes.length % 4 === 0) return this.watched.write(buffer, offset, bytes);
       const size = Math.ceil(bytes.length / 4) * 4;
@@ -234,11 +235,15 @@ export class GpuEngine {
     }
   }
 
-  /** Span operations in one submit; buffers by handle, see SpanStep in gpu/spans.ts. */
+  /** Span operations in one submit, or an error and none; buffers by handle, see SpanStep in gpu/spans.ts. */
   execute(steps: string): void {
     const resolved = (JSON.parse(steps) as (number | string | number[])[][]).map((step) => {
       const places = BUFFER_PLACES[step[0] as SpanStep[0]];
-      for (const place of places) (step as unknown[])[place] = this.buffers.get(step[place] as number);
+      for (const place of places) {
+        const buffer = this.buffers.get(step[place] as number);
+        this.staging.requireUnmapped(buffer);
+        (step as unknown[])[place] = buffer;
+      }
       return step as unknown as SpanStep;
     });
     this.spans.execute(resolved);

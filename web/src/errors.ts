@@ -13,6 +13,7 @@ export class EngineError extends Error {
 
 export type EngineErrorCode =
   | "BindingError"
+  | "MemoryTypeError"
   | "ModelFileError"
   | "UnsupportedModelError"
   | "OptionError"

@@ -198,6 +198,7 @@ export class ModelSession {
     memory: PyProxy[],
   ): Promise<Outcome> {
     engine.assertHealthy();
+    for (const { buffer } of wanted) if (buffer !== undefined) engine.staging.requireUnmapped(engine.buffer(buffer));
     if (wanted.some((tensor) => !this.isLeft(tensor))) engine.held.begin();
     try {
       return this.outcome(wanted, await this.runOnce(inputs, wanted, memory));

@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..errors import TapeError
-from ..memory import BufferRequest, Capabilities, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType, StridedCopy
+from ..memory import (
+    BufferRequest,
+    Capabilities,
+    DeviceBuffer,
+    DeviceSpan,
+    MemoryInfo,
+    MemoryType,
+    StridedCopy,
+    memory_info,
+)
 from ..storage import ExternalData
 
 __all__ = [
@@ -24,14 +33,6 @@ __all__ = [
     "Readback",
     "TensorSpec",
 ]
-
-
-HOST_PLACE = ("Cpu", "python", 16)
-PLACES = {
-    ("webgpu", MemoryType.DEFAULT): ("WebGPU_Buffer", "", 256),
-    ("webgpu", MemoryType.HOST_ACCESSIBLE): ("WebGPU_Staging", "gpu-process", 8),
-}
-"""(onnxruntime's allocator name, heap, alignment in bytes) by device and memory type; others are HOST_PLACE."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,8 @@ class DeviceInterface(ABC):
     """A device's memory, copies, small kernels and sessions. Offsets and lengths are bytes, any alignment.
 
     Operations called inside one `batch()` block reach the device in one submit, in order; outside of one, each is its
-    own. Results are seen by whatever is queued afterwards; only copies to the CPU wait.
+    own. Results are seen by whatever is queued afterwards; only copies to the CPU wait. An operation over memory that
+    it cannot use (memory/usage.py) raises MemoryTypeError and does nothing.
     """
 
     type: ClassVar[str]
@@ -159,8 +161,7 @@ class DeviceInterface(ABC):
 
     def get_memory_info(self, memory_type: MemoryType = MemoryType.DEFAULT) -> MemoryInfo:
         """The place where `allocate` makes buffers of that type."""
-        name, heap, alignment = PLACES.get((self.type, memory_type), HOST_PLACE)
-        return MemoryInfo(name, self.type, memory_type, self.device_id, heap, alignment)
+        return memory_info(self.type, memory_type, self.device_id)
 
     @abstractmethod
     def provider_options_for_allocator_session(self) -> dict[str, Any]:
@@ -240,6 +241,14 @@ class DeviceInterface(ABC):
         """`copy_device_to_cpu` of each (source, out), which a device may do with a single wait."""
         for source, out in parts:
             await self.copy_device_to_cpu(source, out)
+
+    async def copy_through_host(self, pairs: Sequence[tuple[DeviceSpan, DeviceSpan]]) -> None:
+        """`copy_tensors` of sources that the device cannot copy from: all are read at once, with a map for each buffer,
+        and written to their destinations."""
+        parts = [(source, bytearray(source.length)) for source, _ in pairs]
+        await self.copy_all_to_cpu(parts)
+        for (_, destination), (_, data) in zip(pairs, parts, strict=True):
+            self.copy_cpu_to_device(destination, data)
 
     @abstractmethod
     def zero(self, span: DeviceSpan) -> None: ...

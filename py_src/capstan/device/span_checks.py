@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import BindingError, BufferMismatchError
-from ..memory import DeviceSpan, StridedCopy
+from ..memory import WORD, DeviceSpan, StridedCopy, check_use
 from .casts import ELEMENT_BYTES
 
 __all__ = [
@@ -33,7 +33,8 @@ def check_device(span: DeviceSpan, device: str) -> None:
 
 
 def check_copies(pairs: Sequence[tuple[DeviceSpan, DeviceSpan]], device: str) -> None:
-    """Raise BufferMismatchError unless each source is as long as its destination."""
+    """Raise BufferMismatchError unless each source is as long as its destination. Whether their memory can be copied is
+    checked when the copies are planned."""
     for source, destination in pairs:
         check_device(source, device)
         check_device(destination, device)
@@ -44,7 +45,7 @@ def check_copies(pairs: Sequence[tuple[DeviceSpan, DeviceSpan]], device: str) ->
 
 
 def check_strided(copies: Sequence[StridedCopy], device: str) -> None:
-    """Raise BufferMismatchError unless all pieces are inside their spans."""
+    """Raise BufferMismatchError unless all pieces are inside their spans, in memory that can be copied."""
     for source, source_stride, destination, stride, length, count in copies:
         for span, step in ((source, source_stride), (destination, stride)):
             check_device(span, device)
@@ -53,6 +54,10 @@ def check_strided(copies: Sequence[StridedCopy], device: str) -> None:
                     f"{count} pieces of {length} bytes, one each {step} bytes, of a span of {span.length} bytes; stay "
                     "inside it"
                 )
+        numbers = (source.offset, source_stride, destination.offset, stride, length)
+        words = not any(number % WORD for number in numbers)
+        check_use("copy source", source, words=words)
+        check_use("copy destination", destination, words=words)
 
 
 def check_cast(
@@ -70,6 +75,8 @@ def check_cast(
             f"a cast from {source.length} bytes of {source_type} to {destination.length} of {destination_type}; "
             "both spans must hold the same number of elements"
         )
+    check_use("cast source", source)
+    check_use("cast destination", destination)
     return count
 
 
@@ -85,6 +92,7 @@ def check_mask(
         if not 0 <= length <= capacity:
             raise BindingError(f"a mask row of length {length}; rows hold 0 to {capacity}")
     _check_length(mask, len(old) * capacity * size, f"a mask [{len(old)}, {capacity}] of {dtype}", device)
+    check_use("mask", mask)
 
 
 def check_positions(positions: DeviceSpan, dtype: str, starts: Sequence[int], count: int, device: str) -> None:
@@ -98,6 +106,7 @@ def check_positions(positions: DeviceSpan, dtype: str, starts: Sequence[int], co
         if not -limit <= start <= limit - max(count, 1):
             raise BindingError(f"{count} positions from {start}; {dtype} holds {-limit} to {limit - 1}")
     _check_length(positions, len(starts) * count * size, f"positions [{len(starts)}, {count}] of {dtype}", device)
+    check_use("positions", positions)
 
 
 def _index_bytes(what: str, dtype: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .bookkeeping import CATEGORIES, Ledger, LedgerEntry, keep_account, ledger
-from .compatibility import devices_are_memory_compatible, why_incompatible
+from .compatibility import Way, devices_are_memory_compatible, way_between, why_incompatible
 from .copies import CopyStep, plan_copies
 from .fit import Fit, fits, plan
 from .given import Pools, check_given, check_pools
@@ -28,6 +28,7 @@ from .pools import (
     weight_items,
 )
 from .span import BufferRequest, DeviceBuffer, DeviceSpan, Loan, StridedCopy
+from .usage import OPERATIONS, WORD, allows, check_use, in_words, memory_info, usage_of
 
 __all__ = [
     "AlignmentRequirements",
@@ -45,6 +46,7 @@ __all__ = [
     "MemoryInfo",
     "MemoryRequirements",
     "MemoryType",
+    "OPERATIONS",
     "Packing",
     "PoolItem",
     "PoolSize",
@@ -54,12 +56,18 @@ __all__ = [
     "SNAPSHOTS",
     "StridedCopy",
     "TAPE_SCRATCH",
+    "WORD",
+    "Way",
+    "allows",
     "check_given",
     "check_pools",
+    "check_use",
     "devices_are_memory_compatible",
     "fits",
+    "in_words",
     "keep_account",
     "ledger",
+    "memory_info",
     "pack",
     "plan",
     "plan_copies",
@@ -69,6 +77,8 @@ __all__ = [
     "row_prefix",
     "sequence_items",
     "tape_scratch_items",
+    "usage_of",
+    "way_between",
     "weight_items",
     "why_incompatible",
 ]

@@ -2,13 +2,40 @@
 
 The question is onnxruntime's DevicesAreMemoryCompatible (pull request 28037), asked in a page: "the CPU" is several
 WebAssembly memories there, none of which addresses another, and memory that the host maps is no storage on WebGPU.
+`way_between` is the plan for bytes that have to move.
 """
 
 from __future__ import annotations
 
-from .info import Capabilities, MemoryInfo, MemoryType
+from enum import Enum
 
-__all__ = ["devices_are_memory_compatible", "why_incompatible"]
+from .info import Capabilities, MemoryInfo, MemoryType
+from .usage import allows, usage_of
+
+__all__ = ["Way", "devices_are_memory_compatible", "way_between", "why_incompatible"]
+
+
+class Way(Enum):
+    """How the bytes of one memory reach another; see `way_between`."""
+
+    SHARED = "shared"
+    """They are used in place."""
+    WRITE = "write"
+    """One write from Python's heap."""
+    COPY = "copy"
+    """A copy on the device; nothing waits."""
+    MAP = "map"
+    """The source is mapped and its bytes are written, as WebGPU copies nothing from memory that the host maps. It waits
+    for the work that was queued before."""
+
+
+def way_between(source: MemoryInfo, destination: MemoryInfo) -> Way:
+    """How a tensor in `source` becomes one in `destination`: memory of one device, or Python's heap and a device's."""
+    if why_incompatible(source, destination) is None:
+        return Way.SHARED
+    if source.heap == "python":
+        return Way.WRITE
+    return Way.COPY if allows("copy source", source) and allows("copy destination", destination) else Way.MAP
 
 
 def devices_are_memory_compatible(a: MemoryInfo, b: MemoryInfo, capabilities: Capabilities | None = None) -> bool:
@@ -20,8 +47,8 @@ def why_incompatible(a: MemoryInfo, b: MemoryInfo, capabilities: Capabilities | 
     """Why bytes have to be copied between `a` and `b`; None if both can share them. Symmetric.
 
     `capabilities` are those that the probe of the device found; if one of the two is host memory, of the other's
-    device. Without them only rules that hold for every device apply. Alignment is not judged: it belongs to a tensor,
-    not to a place.
+    device. Without them only the usage flags of the buffers are known. Alignment is not judged: it belongs to a
+    tensor, not to a place.
     """
     for place in (a, b):
         if capabilities is not None and place.memory_type is MemoryType.HOST_ACCESSIBLE and not capabilities.staging:
@@ -37,6 +64,9 @@ def why_incompatible(a: MemoryInfo, b: MemoryInfo, capabilities: Capabilities | 
     if a.memory_type is b.memory_type:
         return None
     if capabilities is None:
+        for place in (a, b):
+            if not allows("input", place):
+                return f"{_named(place)} is no storage; its usage is {' | '.join(sorted(usage_of(place)))}"
         return f"whether {_device(a)} computes in host accessible memory was not probed"
     if not capabilities.mappable_storage:
         return f"{_device(a)} cannot compute in host accessible memory: {_reason(capabilities, 'mappable_storage')}"

@@ -9,15 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..errors import BufferMismatchError
-from .info import MemoryType
 from .pools import round_up
 from .span import DeviceSpan
+from .usage import WORD, check_use
 
 __all__ = ["CopyStep", "plan_copies"]
-
-WORD = 4
-"""Offsets and sizes of copies to and from staging memory are multiples of this many bytes."""
 
 
 class CopyStep(NamedTuple):
@@ -36,7 +32,7 @@ def plan_copies(pairs: Sequence[tuple[DeviceSpan, DeviceSpan]]) -> list[CopyStep
 
     Each pair behaves as if its source were read before its destination is written. Neighbours that go on where the last
     one ended become one step. The device makes buffers of whole words: what is behind a buffer's end, up to a word's,
-    may be read and overwritten. Raises BufferMismatchError for staging memory that is not addressed in words.
+    may be read and overwritten. Raises MemoryTypeError for memory that no copy can use so.
     """
     kept: list[tuple[DeviceSpan, DeviceSpan]] = []
     for source, destination in pairs:
@@ -53,22 +49,12 @@ def plan_copies(pairs: Sequence[tuple[DeviceSpan, DeviceSpan]]) -> list[CopyStep
 def step_of(source: DeviceSpan, destination: DeviceSpan) -> CopyStep:
     """The step of one pair, to the end of its last word where the destination's buffer ends in it."""
     size = source.length
-    staged = [span for span in (source, destination) if span.buffer.memory.memory_type is MemoryType.HOST_ACCESSIBLE]
-    if same_buffer(source, destination):
-        if staged:
-            raise BufferMismatchError(
-                f"a copy inside staging buffer {source.buffer.label!r}; devices copy to it or from it, use two buffers"
-            )
-    elif (
-        source.offset % WORD == destination.offset % WORD == 0 and size == destination.buffer.size - destination.offset
-    ):
+    starts = source.offset % WORD == destination.offset % WORD == 0
+    if starts and not same_buffer(source, destination) and size == destination.buffer.size - destination.offset:
         size = round_up(size, WORD)
-    if staged and any(number % WORD for number in (source.offset, destination.offset, size)):
-        raise BufferMismatchError(
-            f"bytes {source.offset} to {source.offset + source.length} of buffer {source.buffer.label!r} to byte "
-            f"{destination.offset} of buffer {destination.buffer.label!r}; devices copy to and from staging memory in "
-            f"words of {WORD} bytes: start and end there at multiples of them"
-        )
+    words = starts and size % WORD == 0
+    check_use("copy source", source, words=words)
+    check_use("copy destination", destination, words=words)
     return CopyStep(source.buffer.handle, source.offset, destination.buffer.handle, destination.offset, size)
 
 

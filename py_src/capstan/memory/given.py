@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import BufferMismatchError
 from .compatibility import why_incompatible
-from .info import Capabilities, MemoryInfo
+from .info import MemoryInfo
 from .pools import AlignmentRequirements, PoolItem
 from .span import DeviceBuffer, DeviceSpan
+from .usage import check_use
 
-__all__ = ["USAGE", "Pools", "check_given", "check_pools"]
-
-USAGE = frozenset({"storage", "copy_src", "copy_dst"})
-"""The buffer usage that a session, a kernel and a readback need of a tensor of a pool."""
-
-Usage = frozenset[str]
-
+__all__ = ["Pools", "check_given", "check_pools"]
 
 Given = Mapping[str, DeviceBuffer | DeviceSpan]
 
@@ -31,11 +26,6 @@ class Pools:
     persistent: Given | None = None
     io: Given | None = None
     scratch: Given | None = None
-
-
-def _usage_of(buffer: DeviceBuffer) -> Usage | None:
-    usage: Usage | None = getattr(buffer, "usage", None)
-    return usage
 
 
 def check_pools(
@@ -55,21 +45,15 @@ def check_pools(
 
 
 def check_given(
-    items: Sequence[PoolItem],
-    buffers: Given,
-    memory: MemoryInfo,
-    alignment: AlignmentRequirements,
-    *,
-    capabilities: Capabilities | None = None,
-    usage_of: Callable[[DeviceBuffer], Usage | None] = _usage_of,
+    items: Sequence[PoolItem], buffers: Given, memory: MemoryInfo, alignment: AlignmentRequirements
 ) -> dict[str, DeviceSpan]:
     """The spans to use for `items`, one for each name, once all of them have passed; nothing is changed.
 
     `memory` is where the model computes. A tensor that is `bound` needs the start of a buffer of its own; the others
-    may be spans of one buffer. `usage_of` gives a buffer's usage flags, None where a device has none. Raises
-    BufferMismatchError, with what was expected and what was got, for a name too many or missing, another device, a
-    closed buffer, a size, alignment or usage that is wrong, two tensors in the same bytes, and bytes that another
-    generator holds; scratch may be held by several as scratch.
+    may be spans of one buffer. Raises BufferMismatchError, with what was expected and what was got, for a name too many
+    or missing, another device, a closed buffer, a size or alignment that is wrong, two tensors in the same bytes, and
+    bytes that another generator holds; scratch may be held by several as scratch. Memory that kernels cannot use is a
+    MemoryTypeError.
     """
     _check_names(items, buffers)
     spans: dict[str, DeviceSpan] = {}
@@ -81,7 +65,7 @@ def check_given(
                 "device.allocate makes them"
             )
         span = given if isinstance(given, DeviceSpan) else given.span()
-        _check(item, span, memory, alignment, capabilities, usage_of(span.buffer))
+        _check(item, span, memory, alignment)
         for other, taken in spans.items():
             if span.meets(taken):
                 raise BufferMismatchError(
@@ -124,22 +108,16 @@ def _check_unused(item: PoolItem, span: DeviceSpan) -> None:
                 )
 
 
-def _check(
-    item: PoolItem,
-    span: DeviceSpan,
-    memory: MemoryInfo,
-    alignment: AlignmentRequirements,
-    capabilities: Capabilities | None,
-    usage: Usage | None,
-) -> None:
+def _check(item: PoolItem, span: DeviceSpan, memory: MemoryInfo, alignment: AlignmentRequirements) -> None:
     def wrong(expected: str, got: str, remedy: str) -> BufferMismatchError:
         return BufferMismatchError(f"the buffer for {item.name!r}: expected {expected}, got {got}; {remedy}")
 
     buffer = span.buffer
     if buffer.closed:
         raise wrong("an open buffer", "a closed one", "keep it open as long as the generator")
-    why = why_incompatible(buffer.memory, memory, capabilities)
-    if why:
+    if (buffer.memory.device, buffer.memory.device_id) == (memory.device, memory.device_id):
+        check_use("pool", span, what=f"the buffer for {item.name!r}")
+    elif why := why_incompatible(buffer.memory, memory):
         raise wrong(_named(memory), f"{_named(buffer.memory)} ({why})", "allocate it there")
     if span.length < item.bytes:
         raise wrong(f"at least {item.bytes} bytes", str(span.length), "query_memory_requirements tells the sizes")
@@ -153,16 +131,10 @@ def _check(
     if span.offset % max(alignment.span_offset, start):
         multiple = max(alignment.span_offset, start)
         raise wrong(f"an offset that is a multiple of {multiple}", str(span.offset), "alignment_requirements tells it")
-    if usage is not None and not usage >= USAGE:
-        raise wrong(f"usage {_flags(USAGE)}", _flags(usage), f"make it with {_flags(USAGE - usage)} too")
 
 
 def _named(memory: MemoryInfo) -> str:
     return f"{memory.name} of {memory.device} device {memory.device_id}"
-
-
-def _flags(usage: Usage) -> str:
-    return " | ".join(sorted(usage)) or "none"
 
 
 def _listed(names: set[str]) -> str:

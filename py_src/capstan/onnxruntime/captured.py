@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..device.interface import BoundSpan, DeviceTape
 from ..errors import BindingError, ClosedError, OutOfMemoryError, TapeError
 from ..fallback import fall_back
-from ..memory import MemoryType
+from ..memory import check_use
 from .io_binding import BoundOutput, IOBinding
 from .ort_value import HOST_MEMORY, OrtValue, arrays_of
 from .providers import GRAPH_CAPTURE, WEBGPU, blocking
@@ -232,11 +232,8 @@ def require_device(session: InferenceSession, feeds: Sequence[BoundSpan], output
     for name, output in outputs.items():
         if output.on_host:
             raise BindingError(f"output {name!r} is bound to 'cpu', expected 'webgpu': a replay leaves results there")
-        if output.value is not None and output.value.memory_info.memory_type is MemoryType.HOST_ACCESSIBLE:
-            raise BindingError(
-                f"output {name!r} is bound to host accessible memory, expected 'webgpu': a replay computes in no such "
-                "memory; bind it to 'webgpu' and take copy_outputs_to_cpu"
-            )
+        if output.value is not None:
+            check_use("captured output", output.value.span, what=f"output {name!r} of a captured run")
     for feed in feeds:
         if feed.span.buffer.memory.heap == HOST_MEMORY.heap:
             raise TapeError(f"input {feed.name!r} of type {feed.dtype} cannot be in GPU memory, so no tape can read it")

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from ..device.element_types import ELEMENT_TYPES, byte_count
 from ..device.interface import BoundSpan, DeviceSession, Fetch, TensorSpec
 from ..errors import BindingError, BufferMismatchError
-from ..memory import DeviceSpan, MemoryInfo, why_incompatible
+from ..memory import DeviceSpan, MemoryInfo, check_use, why_incompatible
 
 __all__ = [
     "check_apart",
@@ -17,7 +17,6 @@ __all__ = [
     "check_placed",
     "check_room",
     "check_span",
-    "check_staging",
     "known",
 ]
 
@@ -84,15 +83,6 @@ def check_room(name: str, span: DeviceSpan, dtype: str, dims: Sequence[int]) -> 
         )
 
 
-def check_staging(name: str, span: DeviceSpan) -> None:
-    """Raise BufferMismatchError unless a result can be copied to this place of host accessible memory."""
-    if span.offset % 4:
-        raise BufferMismatchError(
-            f"output {name!r}: buffer {span.buffer.label!r} is used from byte {span.offset}, expected a multiple of 4: "
-            "results are copied to host accessible memory in whole words; align the span"
-        )
-
-
 def check_apart(feeds: Sequence[BoundSpan], fetches: Sequence[Fetch], in_place: Collection[tuple[str, str]]) -> None:
     """Raise BindingError if an output shares bytes with another tensor of the run: one would overwrite the other.
 
@@ -142,16 +132,18 @@ def overlap(a: Extent, b: Extent) -> bool:
 
 
 def check_placed(kind: str, name: str, span: DeviceSpan, memory: MemoryInfo) -> None:
-    """Raise BufferMismatchError unless the session's device can use the span in place."""
+    """Raise BufferMismatchError unless the session's device can use the span in place, MemoryTypeError for another type
+    of the device's memory. Results are copied to host accessible memory, anywhere in a buffer."""
     where = f"{kind} {name!r}: buffer {span.buffer.label!r}"
-    reason = why_incompatible(span.buffer.memory, memory)
-    if reason is not None:
+    if (span.buffer.memory.device, span.buffer.memory.device_id) == (memory.device, memory.device_id):
+        check_use(kind, span, what=f"{kind} {name!r}")
+    elif reason := why_incompatible(span.buffer.memory, memory):
         raise BufferMismatchError(
             f"{where} is in {span.buffer.memory.name} of {span.buffer.memory.device} "
             f"{span.buffer.memory.device_id}, expected {memory.name} of {memory.device} {memory.device_id} "
             f"({reason}); copy it to that device first"
         )
-    if not memory.heap and span.offset:
+    if not memory.heap and span.buffer.memory.memory_type is memory.memory_type and span.offset:
         raise BufferMismatchError(
             f"{where} is used from byte {span.offset}, expected byte 0: onnxruntime-web binds whole buffers; "
             "copy the span into a buffer of its own"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..device.element_types import dtype_of
 from ..errors import BindingError, BufferMismatchError, OptionError
 from ..memory import DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
-from .checks import check_dims, check_dtype, check_held, check_placed, check_room, check_span, check_staging, known
+from .checks import check_dims, check_dtype, check_held, check_placed, check_room, check_span, known
 from .host_array import HostArray
 from .ort_value import HOST_MEMORY, OrtValue, arrays_of, host_span, sizes
 from .providers import blocking, device_type_of
@@ -125,10 +125,7 @@ class IOBinding:
             if ortvalue.host().data.readonly and ortvalue.tensor_size_in_bytes():
                 raise BindingError(f"output {name!r}: the array is read-only; bind one that can be written")
         else:
-            if ortvalue.memory_info == self.session.device.get_memory_info(MemoryType.HOST_ACCESSIBLE):
-                check_staging(name, ortvalue.span)
-            else:
-                check_placed("output", name, ortvalue.span, self.session.memory_info)
+            check_placed("output", name, ortvalue.span, self.session.memory_info)
             check_held("output", name, ortvalue.dtype, self.session.opened())
             check_room(name, ortvalue.span, ortvalue.dtype, ortvalue.shape())
         self.outputs[name] = BoundOutput(ortvalue, on_host)

@@ -14,9 +14,9 @@ from ..device.interface import BoundSpan, DeviceInterface, DeviceSession, Fetch,
 from ..errors import BindingError, ClosedError
 from ..host import Host, current_host
 from ..leaving import when_dropped
-from ..memory import AlignmentRequirements, DeviceBuffer, MemoryInfo, why_incompatible
+from ..memory import AlignmentRequirements, DeviceBuffer, DeviceSpan, MemoryInfo, Way, way_between
 from .captured import AutomaticCapture, CapturedRun, capture, run_eagerly, span_of
-from .checks import check_apart, check_dims, check_dtype, check_placed, check_span, known
+from .checks import check_apart, check_dims, check_dtype, check_held, check_placed, check_span, known
 from .host_array import HostArray
 from .io_binding import BoundOutput, IOBinding, open_span
 from .ort_value import HOST_MEMORY, OrtValue, host_bytes, host_span
@@ -181,7 +181,7 @@ class InferenceSession:
                 borrowed.callback(self._give_back, name, buffer)
                 return buffer
 
-            feeds = self._moved(given, spare)
+            feeds = await self._moved(given, spare)
             fetches: list[Fetch] = [
                 BoundSpan(name, host_span(targets[name].data), targets[name].dtype, targets[name].dims)
                 if name in targets
@@ -286,26 +286,30 @@ class InferenceSession:
         on_host = self.memory_info.heap == HOST_MEMORY.heap
         return on_host or not host.data.nbytes or not self.opened().holds(host.dtype)
 
-    def _moved(self, given: Sequence[BoundSpan], spare: Callable[[str, int], DeviceBuffer]) -> list[BoundSpan]:
-        """The inputs where the session can be bound to them: where they are if it can, else copied to a buffer from
+    async def _moved(self, given: Sequence[BoundSpan], spare: Callable[[str, int], DeviceBuffer]) -> list[BoundSpan]:
+        """The inputs where the session can be bound to them: where they are if it can, else in a buffer from
         `spare(name, size)`."""
-        feeds, copies = [], []
+        feeds: list[BoundSpan] = []
+        copies: list[tuple[DeviceSpan, DeviceSpan]] = []
+        mapped: list[tuple[DeviceSpan, DeviceSpan]] = []
         for feed in given:
             source = feed.span.sub(0, byte_count(feed.dtype, feed.dims))
-            memory = source.buffer.memory
-            on_host = memory.heap == HOST_MEMORY.heap
-            bound = source.offset == 0 and why_incompatible(memory, self.memory_info) is None
+            way = way_between(source.buffer.memory, self.memory_info)
+            on_host = source.buffer.memory.heap == HOST_MEMORY.heap
+            bound = way is Way.SHARED and source.offset == 0
             if bound or (on_host and self.stays_on_host(HostArray(host_bytes(feed.span), feed.dtype, feed.dims))):
                 feeds.append(feed)
                 continue
             target = spare(feed.name, source.length).span()
-            if on_host:
+            if way is Way.WRITE:
                 self.device.copy_cpu_to_device(target, host_bytes(source))
             else:
-                copies.append((source, target))
+                (mapped if way is Way.MAP else copies).append((source, target))
             feeds.append(BoundSpan(feed.name, target, feed.dtype, feed.dims))
         if copies:
             self.device.copy_tensors(copies)
+        if mapped:
+            await self.device.copy_through_host(mapped)
         return feeds
 
     def _given(self, name: str, value: Any) -> BoundSpan:
@@ -320,8 +324,10 @@ class InferenceSession:
         check_dims("input", spec, dims)
         check_span("input", name, span, dtype, dims)
         place, own = span.buffer.memory, self.memory_info
-        if place.heap != HOST_MEMORY.heap and (place.device, place.device_id) != (own.device, own.device_id):
-            check_placed("input", name, span, own)
+        if place.heap != HOST_MEMORY.heap:
+            if (place.device, place.device_id) != (own.device, own.device_id):
+                check_placed("input", name, span, own)
+            check_held("input", name, dtype, self.opened())
         return BoundSpan(name, span, dtype, dims)
 
     def _taken(self, name: str, size: int) -> DeviceBuffer:

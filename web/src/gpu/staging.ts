@@ -133,13 +133,14 @@ export class Staging {
     return regions;
   }
 
-  /** Throw for a buffer that WebGPU lets nobody use now. */
-  private requireUnmapped(buffer: GPUBuffer): void {
+  /** Throw for a buffer that is being read: WebGPU lets nobody use it until then. */
+  requireUnmapped(buffer: GPUBuffer): void {
     if (!this.inUse.has(buffer)) return;
     const { label } = this.watched.info(buffer);
     throw new EngineError(
-      "BindingError",
-      `staging buffer '${label}' is being read; wait for that before it is used again`,
+      "MemoryTypeError",
+      `buffer '${label}' is WebGPU_Staging memory that is mapped, as it is being read, expected WebGPU_Staging that ` +
+        "nobody reads, or WebGPU_Buffer; wait for that read before it is used again",
     );
   }
 

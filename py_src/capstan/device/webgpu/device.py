@@ -8,7 +8,19 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ...errors import BufferMismatchError
-from ...memory import BufferRequest, Capabilities, DeviceBuffer, DeviceSpan, MemoryType, StridedCopy, plan_copies
+from ...memory import (
+    WORD,
+    BufferRequest,
+    Capabilities,
+    DeviceBuffer,
+    DeviceSpan,
+    MemoryType,
+    StridedCopy,
+    check_use,
+    in_words,
+    plan_copies,
+    round_up,
+)
 from ...storage import ExternalData
 from ..interface import DeviceFacts, DeviceInterface, DeviceSession, Readback
 from ..probe import capabilities_of
@@ -122,9 +134,12 @@ class WebGpuDevice(DeviceInterface):
         if view.nbytes != destination.length:
             raise BufferMismatchError(f"{view.nbytes} bytes for a span of {destination.length}; they must be equal")
         handle = self._handle(destination)
+        check_use("write", destination)
         # A write reaches the queue at once, ahead of what a batch has gathered.
         if handle in self._touched:
             self._flush()
+        if view.nbytes % WORD and in_words(destination):
+            view = memoryview(view.tobytes() + bytes(-view.nbytes % WORD))
         if view.nbytes:
             self.engine.write(handle, destination.offset, view.cast("B") if view.c_contiguous else view.tobytes())
 
@@ -141,6 +156,7 @@ class WebGpuDevice(DeviceInterface):
         places: list[tuple[int, int, memoryview]] = []
         for source, out in parts:
             handle, target = self._handle(source), memoryview(out).cast("B")
+            check_use("read", source)
             if len(target) != source.length:
                 raise BufferMismatchError(f"out has {len(target)} bytes, the span {source.length}; they must be equal")
             if source.length:
@@ -156,7 +172,9 @@ class WebGpuDevice(DeviceInterface):
 
     def zero(self, span: DeviceSpan) -> None:
         handle = self._handle(span)
-        self._queue(["zero", handle, span.offset, span.length], handle)
+        check_use("zero", span)
+        size = round_up(span.length, WORD) if in_words(span) else span.length
+        self._queue(["zero", handle, span.offset, size], handle)
 
     def cast(self, source: DeviceSpan, source_type: str, destination: DeviceSpan, destination_type: str) -> None:
         count = check_cast(source, source_type, destination, destination_type, self.type)
