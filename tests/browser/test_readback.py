@@ -132,8 +132,11 @@ def test_host_accessible_tensors_get_their_copy_in_the_run(scripts: PageScripts)
     assert found["run"] == ONE
     # Two buffers of staging memory, each mapped in place.
     assert found["read"] == {"submits": 0, "readbacks": 2, "create_buffer": 0}
-    assert "BindingError: output 'y1' is bound to host accessible memory" in found["refused"]["capture"]
-    assert "is being read; wait for that" in found["refused"]["while it is read"]
+    assert (
+        "MemoryTypeError: output 'y1' of a captured run: buffer 'OrtValue' is in WebGPU_Staging"
+        in (found["refused"]["capture"])
+    )
+    assert "wait for that read before it is used again" in found["refused"]["while it is read"]
     assert found["healthy"]
 
 
@@ -181,6 +184,17 @@ def test_a_cancelled_wait_leaves_nothing_mapped_and_nothing_held_back(scripts: P
     assert found["results"] == [[float(i + n) for n in range(6)] for i in range(3)]
     assert found["cost"] == ONE
     assert found["live"]
+
+
+@pytest.mark.parametrize("map", [0, 150])
+def test_waiting_covers_earlier_work_that_is_late_and_copying_a_late_map(map: int, scripts: PageScripts) -> None:
+    found = run(scripts, "delayed", work=150, map=map)
+    waiting, copying = found["waiting"], found["copying"]
+    # Clocks and timers of a page have steps of up to a millisecond.
+    assert waiting >= 149
+    assert waiting >= found["idle"] - found["began"] - 1
+    assert map - 1 <= copying <= found["ended"] - found["idle"] + 1
+    assert waiting + copying <= found["ended"] - found["began"]
 
 
 def test_a_readback_tells_the_wait_for_earlier_work_from_its_copy(scripts: PageScripts) -> None:

@@ -16,7 +16,7 @@ from capstan import CapstanError
 
 from . import probe
 
-__all__ = ["attention", "captured", "costs", "in_place", "mixed", "staged", "stopped", "times"]
+__all__ = ["attention", "captured", "costs", "delayed", "in_place", "mixed", "staged", "stopped", "times"]
 
 COUNTED = ("submits", "readbacks", "create_buffer")
 WAYS = ("run", "out", "cpu", "arrays", "host_accessible")
@@ -251,6 +251,44 @@ async def stopped(models: Any, *, given: str) -> dict[str, Any]:
     found = {"results": lists(results), "cost": cost(before), "live": sorted(probe.live_buffers()) == live}
     await session.aclose()
     return found
+
+
+DELAYS = """(queue, work, map) => {
+  const { prototype } = GPUBuffer;
+  const { mapAsync } = prototype;
+  const done = queue.onSubmittedWorkDone;
+  const after = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+  const stamps = {};
+  let idle;
+  queue.onSubmittedWorkDone = () => (idle = done.call(queue).then(() => after(work)).then(() => {
+    stamps.idle = performance.now();
+  }));
+  prototype.mapAsync = function (...given) {
+    return mapAsync.apply(this, given).then(() => idle).then(() => after(map));
+  };
+  stamps.restore = () => {
+    queue.onSubmittedWorkDone = done;
+    prototype.mapAsync = mapAsync;
+  };
+  return stamps;
+}"""
+"""Submitted work is done `work` milliseconds late, and a map `map` milliseconds after that."""
+
+
+async def delayed(models: Any, *, work: int, map: int) -> dict[str, float]:
+    """The times that a readback reports when earlier work and the map are late, and stamps of the same clock."""
+    device: Any = await capstan.open_device("webgpu")
+    with device.allocate(64) as buffer:
+        stamps = run_js(DELAYS)(device.engine.js.watched.device.queue, work, map)
+        try:
+            began = js.performance.now()
+            readback = await device.copy_device_to_cpu(buffer.span())
+            ended = js.performance.now()
+        finally:
+            stamps.restore()
+    device.close()
+    found = {"began": began, "idle": stamps.idle, "ended": ended}
+    return {**found, "waiting": readback.waiting_ms, "copying": readback.copying_ms}
 
 
 async def times(models: Any) -> dict[str, Any]:
