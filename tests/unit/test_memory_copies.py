@@ -67,8 +67,8 @@ def test_staging_memory_is_copied_to_in_words(offset: int, length: int) -> None:
         plan_copies([(storage, staged)])
     assert str(caught.value) == (
         f"copy destination: bytes {offset} to {offset + length} of buffer 'b1', which is in WebGPU_Staging of webgpu "
-        "device 0, expected whole words of 4 bytes there, or WebGPU_Buffer; start and end at multiples of 4, or allocate "
-        "it as MemoryType.DEFAULT"
+        "device 0, expected whole words of 4 bytes there, or WebGPU_Buffer; start and end at multiples of 4, or "
+        "allocate it as MemoryType.DEFAULT"
     )
 
 
