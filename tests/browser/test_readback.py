@@ -190,10 +190,9 @@ def test_a_cancelled_wait_leaves_nothing_mapped_and_nothing_held_back(scripts: P
 def test_waiting_covers_earlier_work_that_is_late_and_copying_a_late_map(map: int, scripts: PageScripts) -> None:
     found = run(scripts, "delayed", work=150, map=map)
     waiting, copying = found["waiting"], found["copying"]
-    # Clocks and timers of a page have steps of up to a millisecond.
-    assert waiting >= 149
-    assert waiting >= found["idle"] - found["began"] - 1
-    assert map - 1 <= copying <= found["ended"] - found["idle"] + 1
+    # A timer of a page may be up to a millisecond early.
+    assert waiting >= found["idle"] - found["asked"] >= 149
+    assert map - 1 <= copying <= found["ended"] - found["idle"]
     assert waiting + copying <= found["ended"] - found["began"]
 
 

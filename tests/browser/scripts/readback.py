@@ -260,9 +260,11 @@ DELAYS = """(queue, work, map) => {
   const after = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
   const stamps = {};
   let idle;
-  queue.onSubmittedWorkDone = () => (idle = done.call(queue).then(() => after(work)).then(() => {
-    stamps.idle = performance.now();
-  }));
+  queue.onSubmittedWorkDone = () => {
+    stamps.asked = performance.now();
+    idle = done.call(queue).then(() => after(work)).then(() => { stamps.idle = performance.now(); });
+    return idle;
+  };
   prototype.mapAsync = function (...given) {
     return mapAsync.apply(this, given).then(() => idle).then(() => after(map));
   };
@@ -287,7 +289,7 @@ async def delayed(models: Any, *, work: int, map: int) -> dict[str, float]:
         finally:
             stamps.restore()
     device.close()
-    found = {"began": began, "idle": stamps.idle, "ended": ended}
+    found = {"began": began, "asked": stamps.asked, "idle": stamps.idle, "ended": ended}
     return {**found, "waiting": readback.waiting_ms, "copying": readback.copying_ms}
 
 
