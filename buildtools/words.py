@@ -1,28 +1,24 @@
 """Finds sentences in comments, docstrings and documents that a hurried reader has to read twice.
 
-Two patterns are counted: a sentence that begins with Of, What, Where or Whose and is no question, and a sentence that
-ends in a preposition or an auxiliary verb. `plain_words.json` holds the count that each file may still have; a file
-that is not listed may have none. `python3 -m buildtools.words` lists all phrases, `build.py check --fix` lowers the
-counts.
+Two patterns are found: a sentence that begins with Of, What, Where or Whose and is no question, and a sentence that
+ends in a preposition or an auxiliary verb. `build.py check` refuses both; `python3 -m buildtools.words` lists them.
 """
 
 from __future__ import annotations
 
 import ast
 import io
-import json
 import re
 import subprocess
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from . import ROOT
 
-__all__ = ["ALLOWED", "Phrase", "allowances", "excess", "phrases", "shrunk", "tracked_phrases"]
+__all__ = ["Phrase", "phrases", "tracked_phrases"]
 
-ALLOWED = ROOT / "buildtools" / "plain_words.json"
 SUFFIXES = {".py", ".ts", ".js", ".mjs", ".wgsl", ".md"}
 SKIPPED = ("models/", "THIRD_PARTY_NOTICES.md", "tests/guidance_cases/", "tests/fixtures/")
 
@@ -47,7 +43,7 @@ LITERAL_OR_COMMENT = re.compile(
 
 
 class Phrase(NamedTuple):
-    """One sentence that is to be rewritten."""
+    """A sentence to rewrite."""
 
     line: int
     text: str
@@ -149,36 +145,17 @@ def joined(lines: list[tuple[int, int, str]]) -> Iterator[tuple[int, str]]:
         yield from paragraphs(first, "\n".join(block))
 
 
-def tracked_phrases() -> dict[str, list[Phrase]]:
-    """The phrases of every file that git tracks or would track, by path below the repository's root."""
+def tracked_phrases() -> list[str]:
+    """The clumsy sentences of all files that git tracks or would track, each as `path:line: text`."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
-    found = {}
-    for name in sorted(set(names)):
-        path = ROOT / name
-        if path.suffix in SUFFIXES and not name.startswith(SKIPPED) and path.is_file():
-            found[name] = phrases(name, path.read_text(encoding="utf-8"))
-    return {name: each for name, each in found.items() if each}
-
-
-def allowances() -> dict[str, int]:
-    """The committed count of each file that may still have some."""
-    counts: dict[str, int] = json.loads(ALLOWED.read_text(encoding="utf-8"))
-    return counts
-
-
-def excess(found: Mapping[str, list[Phrase]], allowed: Mapping[str, int]) -> dict[str, list[Phrase]]:
-    """The phrases of each file whose count exceeds its allowance."""
-    return {name: each for name, each in found.items() if len(each) > allowed.get(name, 0)}
-
-
-def shrunk(found: Mapping[str, list[Phrase]], allowed: Mapping[str, int]) -> dict[str, int]:
-    """The allowances, lowered to the present counts."""
-    counts = {name: min(count, len(found.get(name, ()))) for name, count in sorted(allowed.items())}
-    return {name: count for name, count in counts.items() if count}
+    return [
+        f"{name}:{phrase.line}: {phrase.text}"
+        for name in sorted(set(names))
+        if (path := ROOT / name).suffix in SUFFIXES and not name.startswith(SKIPPED) and path.is_file()
+        for phrase in phrases(name, path.read_text(encoding="utf-8"))
+    ]
 
 
 if __name__ == "__main__":
-    for name, each in tracked_phrases().items():
-        for phrase in each:
-            print(f"{name}:{phrase.line}: {phrase.text}")
+    print(*tracked_phrases(), sep="\n")
