@@ -117,7 +117,7 @@ def install(names: Iterable[str]) -> dict[str, Path]:
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:
-    """The versions of those, and of what they bring."""
+    """The versions of those packages, and of their dependencies."""
     found: dict[str, str] = {}
     for name in names:
         if name in CONTENDERS:

@@ -76,7 +76,7 @@ def beside(data: Path) -> Path:
 
 
 def own_digests(data: Path) -> Manifest | None:
-    """Those that the folder has, None if there are none or they cannot be read, which is said."""
+    """The digests in the folder; None if it has none, or, with a message, if they cannot be read."""
     find_package()
     from capstan.errors import ModelFileError
     from capstan.weights.manifest import parse_manifest

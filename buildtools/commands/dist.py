@@ -37,7 +37,7 @@ BESIDE = {"ai": [], "chat": ["--loader:.css=text"]}
 """The package's other entries, as capstan-webgpu/NAME, and how they are bundled; they import the first one."""
 IN_DEVELOPMENT = "dev/{}.jsx"
 """An entry for development servers. Vite up to 7 bundles dependencies into a folder of its own, away from the files
-that they name by `new URL`; of those whose entry has this ending it does not."""
+that they name by `new URL`; it does not move packages whose entry has this ending."""
 SPECIFICATION = "@ai-sdk/provider"
 NPM_FIELDS = ("name", "version", "description", "license", "author", "type")
 

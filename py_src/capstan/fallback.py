@@ -15,7 +15,7 @@ class FallbackWarning(UserWarning):
 
 
 def fall_back(missing: str, reason: str, instead: str) -> None:
-    """Count a step down, and warn of it the first time: `missing` is what is not there, `instead` what is used."""
+    """Count a step down, and warn the first time: `missing` names the missing capability, `instead` its replacement."""
     counted[missing, reason] += 1
     if counted[missing, reason] == 1:
         warnings.warn(f"{missing}: {reason}; {instead}", FallbackWarning, stacklevel=2)

@@ -30,9 +30,9 @@ class GeneratorParams:
 
     `recoveries` is how often a generator may have its device lost and go on, on another one; 0 raises DeviceLostError.
 
-    One function of the caller's may edit logits before each pick; nothing runs ahead then (docs/logits_processors.md):
-    `logits_processor(tokens, logits)` all of them, `shortlist_processor(tokens, best)` those that it returns of the
-    `shortlist` best ones or of others. Raises OptionError for what does not fit together.
+    One function of the caller's may edit logits before each pick, without run-ahead (docs/logits_processors.md):
+    `logits_processor(tokens, logits)` edits or replaces all logits; `shortlist_processor(tokens, best)` gets the
+    `shortlist` best ones and returns new logits of any tokens. Raises OptionError for a wrong combination.
     """
 
     def __init__(

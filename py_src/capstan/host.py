@@ -31,7 +31,7 @@ class Host(Protocol):
         """Block until the awaitable is done."""
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have something done that nobody waits for; its failure is nobody's."""
+        """Run a task in the background; its error is not reported."""
 
     def stall_after(self, seconds: float) -> None:
         """From now on give a request up when no byte of it has come for so long."""

@@ -128,7 +128,7 @@ class Answer:
 async def stream(generator: Generator, tokenizer: Tokenizer, *, max_new_tokens: int | None = None) -> Answer:
     """Generate to the end, or as many tokens as `max_new_tokens` says, and show the text as it comes.
 
-    Raises what the generator raises; what was shown stays. An answer that was cut short can be gone on with: its
+    Raises the generator's errors; text that was shown stays. An answer that was cut short can be gone on with: its
     `finish_reason` is 'length', as where max_length ends it.
     """
     now, pieces, answer = current_host().now, TextStream(tokenizer.decode), Answer()

@@ -160,8 +160,7 @@ class RowPool:
             await self._read()
 
     async def _take_in(self, decoder: RowDecoder) -> None:
-        """Have logits for the next picks of all sequences at work: of those that go on by a step, of the others by
-        their prompts."""
+        """Compute the logits for the next pick of every active sequence: by a step, or by its prompt if that is new."""
         try:
             going = [member.place for member in self._at_work() if not member.stale and member.place is not None]
             if not self._options.greedy:
@@ -211,8 +210,8 @@ class RowPool:
         return True
 
     async def _read(self) -> None:
-        """Wait for the oldest burst and hand its ids out; a fault of one whose ids nobody wants is told by the next use
-        of the device."""
+        """Wait for the oldest burst and hand its ids out. An error of a burst whose ids are all void is ignored: the
+        next use of the device reports it."""
         members, picks, burst = self._flight.popleft()
         try:
             found = await burst
@@ -254,7 +253,7 @@ class RowPool:
             except OutOfMemoryError as error:
                 if self.decoder is None:
                     raise
-                # Those that have a row go on.
+                # Sequences with a row continue.
                 for member in wanted[self.decoder.rows :]:
                     member.failed = error
         taken = {member.place for member in self._members}

@@ -22,7 +22,7 @@ class StepCounts:
         self._start = decoder.counters()
 
     def add(self, decoder: RowDecoder | None) -> None:
-        """Take in what the device did since the decode steps began; counting goes on from here."""
+        """Add the device's work since the decode steps began; counting continues from here."""
         if self._start is None or decoder is None:
             return
         now = decoder.counters()

@@ -181,7 +181,8 @@ class WeightData(Protocol):
         """A few bytes, without loading the rest."""
 
     async def load(self, sink: Sink, end: int, progress: Callable[[int, int], None]) -> None:
-        """Give the sink what it wants of the file, of which the model needs `end` bytes, and store it."""
+        """Give the sink the parts of the file that it wants, and store the file; the model needs its first `end`
+        bytes."""
 
     async def note_upload(self, owner: str, requests: Sequence[Any], pieces: Sequence[Sequence[object]]) -> None:
         """Let the next page begin with the upload while Python starts."""

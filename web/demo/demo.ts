@@ -58,7 +58,7 @@ function chosen(): void {
   running.offer();
 }
 
-/** Copy the address of this page as it is set, with what was asked last. */
+/** Copy the address of this page with its settings and the last prompt. */
 async function copyLink(): Promise<void> {
   const asked = prompt.value || (running.transcript.turns.at(-1)?.asked ?? "");
   const address = addressOfSettings(asked || null);

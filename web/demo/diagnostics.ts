@@ -79,7 +79,7 @@ function sort(): string {
   return adapter?.software ? "software" : "hardware";
 }
 
-/** Say what the chosen device will come to on this machine; `auto` goes by the adapter (capstan.Model). */
+/** Show which device the choice means on this machine; `auto` depends on the GPU adapter (capstan.Model). */
 export function forecast(): void {
   const notice = element("notice", HTMLParagraphElement);
   const wanted = text("device");

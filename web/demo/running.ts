@@ -236,7 +236,7 @@ export class Running {
     }
   }
 
-  /** Let the answer that streams go on with the processor as it is now. */
+  /** Continue the streaming answer with the present processor. */
   private useProcessor(): void {
     const run = this.current;
     if (run?.phase !== "running" || !run.turn.tokens.length) return;
@@ -250,7 +250,7 @@ export class Running {
     void this.send(run.turn.asked, run.turn, run.turn.tokens);
   }
 
-  /** Go on from a token of an answer: with another in its place, with what is picked anew, or end there. */
+  /** Continue from a token of an answer: with another token in its place, with a new pick, or end there. */
   private goOn(turn: Turn, place: number, instead: Token | null): Promise<void> {
     const begun = turn.tokens.slice(0, place);
     if (this.current || this.held) return Promise.resolve();

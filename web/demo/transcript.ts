@@ -33,7 +33,7 @@ export interface Actions {
   again: (turn: Turn) => void;
   /** Look at the tokens of its answer, or no longer. */
   look: (turn: Turn) => void;
-  /** Go on from a token of its answer, with another in its place or with what is picked anew. */
+  /** Continue from a token of its answer, with another token in its place or with a new pick. */
   from: (turn: Turn, place: number, instead: Token | null) => void;
 }
 

@@ -127,7 +127,7 @@ export class CapstanChat extends Element {
     else if (name !== "run-options" && this.ending && before !== now) this.load();
   }
 
-  /** Load what the attributes name; what was loaded for other ones goes. */
+  /** Load the model that the attributes name; a model of earlier attributes is closed. */
   private load(): void {
     this.unload();
     const { log, error, input } = this.parts;

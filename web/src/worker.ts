@@ -173,7 +173,7 @@ let aheadOn: GpuEngine | null = null;
 /** Whether a request that can use a model has ended. */
 let firstUseOver = false;
 
-/** Give up what was begun before somebody asked for it, and nobody took. */
+/** Drop work that was started ahead and that no request took. */
 function dropAhead(): void {
   firstUseOver = true;
   dropPrefetched();

@@ -55,8 +55,8 @@ loaded: tuple[Key, Model] | None = None
 loading: asyncio.Task[Model] | None = None
 """The load that is under way."""
 conversations: dict[str | None, tuple[Model, str, Conversation]] = {}
-"""The last conversation of each session, and under None that of requests without one; its model and the options it was
-begun with: the next request that goes on with it runs the model on what is new."""
+"""The last conversation of each session (None: of requests without a session), with its model and its options. The next
+request that continues it runs the model on new messages only."""
 lost: dict[str | None, tuple[Key, str, History]] = {}
 """The sessions whose model's device was lost between two requests: the model's key, the options, and the history of the
 conversation.

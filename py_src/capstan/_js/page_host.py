@@ -320,7 +320,7 @@ def wasm_device() -> WasmDevice:
 
 
 def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Begin with something whose failure, if it is not awaited any more, is nobody's."""
+    """Start a task; its error is not reported if nobody awaits it any more."""
     task = asyncio.ensure_future(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task

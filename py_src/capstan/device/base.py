@@ -120,9 +120,9 @@ class Decoder(Protocol):
         """Wait for what still works on the KV cache after a wait for it was cancelled."""
 
     def adopt(self, source: CacheRows, length: int) -> None:
-        """Make the first `length` positions of the KV cache those of `source`, from which `prefill` then goes on; what
-        lay behind them is dead, and so are the logits. Called after `rest`, while no burst is under way. The copy is
-        made on the device."""
+        """Copy the first `length` positions of the KV cache from `source`; `prefill` then continues behind them. Later
+        positions and the logits become void. Called after `rest`, while no burst is under way. The copy is made on the
+        device."""
 
     async def prefill(self, ids: Sequence[int], past: int) -> None:
         """Run the model on `ids` at positions `past`, `past + 1`, ...; what lay past `past` is dead. Afterwards the

@@ -98,7 +98,7 @@ def undraftable(stateful: bool, keeps_all: bool) -> str | None:
 
 
 class HostSampledDecoder:
-    """See base.Decoder for what each method promises; there is no run-ahead, so a burst is one token."""
+    """base.Decoder documents each method; without run-ahead a burst is one token."""
 
     capture = "off"
     counts_device = False

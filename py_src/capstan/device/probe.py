@@ -168,7 +168,7 @@ class Probe:
         return f"onnxruntime computes int64 on the host, with {extra} readbacks a run" if extra > 0 else None
 
     async def _in_place_cache(self) -> str | None:
-        """An attention step whose past and present are one buffer gives what it gives with two."""
+        """Whether an attention step gives the same result with past and present in one buffer as in two."""
         model = attention_model(CACHE_POSITIONS, CACHE_LENGTH, HEAD_SIZE)
         row = {name: ramp(HEAD_SIZE, i) for i, name in enumerate(("query", "key", "value"))}
         live, dead = (

@@ -31,8 +31,8 @@ class DecoderSource(Protocol):
 async def separate_rows(
     model: DecoderSource, rows: int, capacity: int, lora: LoraWeights | None = None, given: Sequence[Loan | None] = ()
 ) -> SeparateRows:
-    """A decoder of the model for each row, with adapters, over buffers `given` for each. Raises what the model's
-    decoder raises, OutOfMemoryError with the number of rows that there is memory for; what was given is let go then."""
+    """A decoder of the model for each row, with LoRA adapters, over the buffers in `given`. Raises the errors of the
+    model's decoder; OutOfMemoryError has the number of rows that fit. On failure the given buffers are released."""
     made: list[Decoder] = []
     try:
         while len(made) < rows:

@@ -102,7 +102,7 @@ def set_log_options(**options: Any) -> None:
 
 
 def set_log_callback(callback: Callable[..., Any] | None, /) -> None:
-    """There is no log to call back with: a step down, with a warning. TypeError for what cannot be called."""
+    """A step down with a warning, as Capstan has no log. TypeError if the callback is not callable."""
     if callback is None:
         return
     if not callable(callback):

@@ -49,7 +49,7 @@ def write(
     mask: str,
     positions: str,
 ) -> None:
-    """Put GroupQueryAttention in place of what was read, in place; what nobody reads any more goes."""
+    """Replace the attention that was read by GroupQueryAttention, in place; nodes without a reader are deleted."""
     graph = model.graph
     writer = Writer(model)
     declared = next(value.type.tensor_type.elem_type for value in graph.input if value.name == caches[0][0])
@@ -156,8 +156,7 @@ class Writer:
 
 
 def tidy(model: ModelProto) -> None:
-    """Put the nodes that the outputs need in an order in which each comes after those that it reads; the others go,
-    and so do constants that nobody reads."""
+    """Sort the nodes that the outputs need topologically; other nodes and unread constants are deleted."""
     graph = model.graph
     producer = {name: place for place, node in enumerate(graph.node) for name in node.output}
     pending = [producer[value.name] for value in reversed(graph.output) if value.name in producer]

@@ -42,8 +42,8 @@ def parse(data: bytes | bytearray | memoryview, name: str = "model.onnx") -> Mod
 
 @contextmanager
 def contradictions(name: str = "model.onnx") -> Iterator[None]:
-    """Raise ModelFileError for what a graph leads to whose nodes lack what their operations have: such graphs come from
-    no exporter, and what is missing is found where it is needed."""
+    """Raise ModelFileError when a node has fewer inputs or attributes than its operator requires. No exporter writes
+    such graphs, so nothing is checked beforehand: the error comes from the code that needs the missing part."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

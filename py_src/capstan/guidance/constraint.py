@@ -24,8 +24,8 @@ class Encoder(Protocol):
 class Constraint:
     """The grammar of one sequence.
 
-    Tokens that are appended from outside are no output: the grammar goes on behind them where it was, and after an end
-    of sequence begins anew. Rewinding takes it back to what it was at that length.
+    Tokens that are appended from outside are no output: the grammar keeps its state across them, and restarts after an
+    end of sequence. Rewinding restores its state at that length.
     """
 
     def __init__(self, guidance: Guidance) -> None:

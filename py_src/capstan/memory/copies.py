@@ -30,9 +30,9 @@ class CopyStep(NamedTuple):
 def plan_copies(pairs: Sequence[tuple[DeviceSpan, DeviceSpan]]) -> list[CopyStep]:
     """The steps, for one submit, that copy each source to its destination of the same length, in order.
 
-    Each pair behaves as if its source were read before its destination is written. Neighbours that go on where the last
-    one ended become one step. The device makes buffers of whole words: what is behind a buffer's end, up to a word's,
-    may be read and overwritten. Raises MemoryTypeError for memory that no copy can use so.
+    Each pair behaves as if its source were read before its destination is written. Adjacent copies are joined into one
+    step. The device makes buffers of whole words, so the padding behind a buffer's end may be read and overwritten.
+    Raises MemoryTypeError for memory that no copy can use so.
     """
     kept: list[tuple[DeviceSpan, DeviceSpan]] = []
     for source, destination in pairs:

@@ -133,7 +133,7 @@ class AutomaticCapture:
         feeds: Sequence[BoundSpan],
         outputs: dict[str, BoundOutput],
     ) -> CapturedRun | None:
-        """The captured run, whose outputs hold the results for what is bound now."""
+        """The captured run; its outputs hold the results for the present inputs."""
         reason = self._refused
         if reason is None:
             try:

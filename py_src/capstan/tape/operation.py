@@ -100,6 +100,6 @@ class Operation(Protocol):
         """The kernels that compute it, in order; `reads` and `writes` are the node's values."""
 
     def truth(self, witness: Witness, reads: Sequence[int], writes: Sequence[int]) -> None:
-        """Have `witness` compute what it should make of its reads, and judge what was made. Operations without a truth
-        are held to nothing but the comparison of whole runs."""
+        """Have `witness` compute its right results from its reads, and judge the kernel's results by these. Operations
+        without a truth are checked by the comparison of whole runs only."""
         return

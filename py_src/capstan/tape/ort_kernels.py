@@ -83,7 +83,7 @@ class Met:
 
 @dataclass(frozen=True)
 class Signature:
-    """How a kernel's WGSL tells what it is, and what it computes."""
+    """The signature by which a kernel's WGSL is recognised, and the operation that it computes."""
 
     kind: str
     asked_by: str
@@ -226,9 +226,10 @@ def read_step(
 
     `lasting` are the buffers whose contents outlive the step. Operations of a kind that a pass in `lift` asks for
     become what they compute, except those whose index is in `kept`; norms and sums are taken apart so that their parts
-    can join their neighbours. A kernel is taken to write all of what it may write, unless the buffer outlives the step
-    or holds what the step put there and nobody has read: then the kernel may be there to change a part of it.
-    `capstan.device.webgpu.tapes.step_recorder` makes sure of it by replaying with those buffers full of NaN.
+    can join their neighbours. A kernel is assumed to overwrite each whole buffer that it writes. Two kinds of buffers
+    are excepted, as the kernel may change only a part: those that outlive the step, and those with an unread value of
+    the step. `capstan.device.webgpu.tapes.step_recorder` checks
+    the assumption by replaying with the buffers full of NaN.
     """
     uploaded = recording.uploaded()
     changed = frozenset(buffer for op in ops for buffer in recording.writes(op))

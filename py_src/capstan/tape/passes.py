@@ -1,4 +1,5 @@
-"""From what was recorded to what is replayed. Each pass is a pure function; errors are TapeError."""
+"""Passes from the recorded operations to those that are replayed. Each pass is a pure function; errors are
+TapeError."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ def captured_half(recording: Recording) -> tuple[Command, ...]:
     """The operations of the capturing half, without host writes.
 
     onnxruntime-web encodes a captured run twice, first while capturing, then replaying what it captured; the second
-    half repeats the dispatches of the first, with the same bind groups, and has lost its copies and clears. A recording
-    whose two halves differ raises TapeError: its step is not known then.
+    half repeats the dispatches of the first, with the same bind groups, and has lost its copies and clears. If the two
+    halves differ, the step is unknown, and TapeError is raised.
     """
     dispatches = [i for i, op in enumerate(recording.ops) if isinstance(op, Dispatch | DispatchIndirect)]
     if not dispatches:
@@ -109,8 +110,8 @@ def without_clears(ops: Sequence[Command]) -> tuple[tuple[Command, ...], frozens
     """The step without its clears, and the buffers they cleared.
 
     A clear ends the compute pass, and a decoder has some for each layer: onnxruntime-web's allocator zeroes a buffer
-    when it hands it out again. They are needed only if a kernel reads what it has not written; whether that is so is
-    for the caller to find out, by replaying with these buffers full of NaN.
+    when it hands it out again. A clear is needed only if a kernel reads elements that no kernel has written; the caller
+    checks that, by replaying with these buffers full of NaN.
     """
     kept = tuple(op for op in ops if not isinstance(op, Clear))
     return kept, frozenset(op.buffer for op in ops if isinstance(op, Clear))

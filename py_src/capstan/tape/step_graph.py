@@ -102,8 +102,8 @@ def walk(
     values: Values,
     lifted: Callable[[int, Mapping[int, int], Mapping[int, int]], list[Node] | None],
 ) -> StepGraph:
-    """The graph of what was recorded. `lifted` is given the index of each operation, and the values that it reads and
-    writes by buffer; it returns what the operation computes, or None if it stays as it was recorded."""
+    """The graph of the recorded step. `lifted` gets the index of each operation, and the values that it reads and
+    writes by buffer; it returns the operation of ours, or None to keep the recorded one."""
     nodes: list[Node] = []
     for index, op in enumerate(ops):
         written = recording.writes(op)
@@ -119,12 +119,13 @@ def walk(
 
 
 def _whole(recording: Recording, op: Command, buffer: int, unread: bool) -> bool:
-    """Whether the operation leaves nothing of what the buffer held; `unread` if the step put that there for nobody."""
+    """Whether the operation overwrites the whole buffer; `unread` says that the buffer has an unread value of this
+    step."""
     return recording.overwrites(op, buffer) or (isinstance(op, Dispatch | DispatchIndirect) and not unread)
 
 
 def without_dead(graph: StepGraph) -> StepGraph:
-    """Without the operations that make nothing that is read, or that outlives the step."""
+    """The graph without operations whose results are neither read nor live-out."""
     wanted = set(graph.last.values())
     nodes: list[Node] = []
     for node in reversed(graph.nodes):

@@ -32,9 +32,9 @@ def taken_as_it_is(content: str, source: str) -> None:
 class IdleVerification:
     """Reads through what was loaded from the store, each file once, shard by shard, as long as nothing else is done.
 
-    Between `begin` and `stop` it may work; what it has not finished goes on after the next `begin`. A shard that is
-    damaged is marked, so that the next load fetches it again, and told: by a FallbackWarning, and to `told`, once for
-    each pass that found one. A file that cannot be opened is left to the next load.
+    It works between `begin` and `stop`, and resumes unfinished files after the next `begin`. A damaged shard is marked,
+    so that the next load fetches it again, and reported by a FallbackWarning and to `told`, once for each pass that
+    found one. A file that cannot be opened is left to the next load.
     """
 
     def __init__(

@@ -300,7 +300,7 @@ class WeightStore:
 
 
 async def damaged_shards(backing: Backing, record: StoredRecord) -> frozenset[int]:
-    """The shards whose bytes are not what the record says; all of them if the file cannot be read."""
+    """The shards that differ from their digests; all of them if the file cannot be read."""
     manifest = record.manifest
     chunk = backing.chunk(min(manifest.shard_size, max(1, manifest.size)))
     try:

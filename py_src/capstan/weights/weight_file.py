@@ -144,7 +144,7 @@ class WeightFile:
         return b"".join(parts)[skipped : skipped + length]
 
     async def load(self, sink: Sink, end: int, progress: Callable[[int, int], None]) -> None:
-        """Give the sink what it wants of the file, of which the model needs `end` bytes.
+        """Give the sink the parts of the file that it wants; the model needs its first `end` bytes.
 
         A file that is not in the store is stored in the same pass. Raises ModelFileError, WeightsChangedError.
         """

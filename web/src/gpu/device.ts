@@ -190,7 +190,7 @@ export class WatchedDevice {
     return error instanceof Error ? error : new Error(String(error));
   }
 
-  /** Some time after the GPU process has come to what is asked of it now. */
+  /** Resolves some time after the GPU process has handled all commands sent so far. */
   private async answered(): Promise<void> {
     await this.device.queue.onSubmittedWorkDone().catch(() => undefined);
     await new Promise((resolve) => setTimeout(resolve, LOSS_MS));

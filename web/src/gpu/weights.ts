@@ -269,7 +269,9 @@ class PieceWriter {
     this.room = this.params = null;
   }
 
-  /** Returns the bytes of the chunk that were the piece's; `send` gets them but for those that `held` rounds off. */
+  /**
+   * Returns how many bytes of the chunk belong to the piece; `send` gets them, less the bytes that `held` rounds off.
+   */
   accept(position: number, chunk: Uint8Array<ArrayBuffer>, send: Send): number {
     const from = Math.max(0, this.piece.offset - position);
     const to = Math.min(chunk.length, this.end - position);

@@ -36,7 +36,7 @@ export async function prefetch(model: string | HubRepository, dtype: string | nu
   return dataFiles(url, await askForGraph(url));
 }
 
-/** Give up what was fetched and nobody has read. */
+/** Drop the fetched responses that nobody has read. */
 export function dropPrefetched(): void {
   for (const response of ahead.values()) void response.then(discardBody, () => undefined);
   ahead.clear();

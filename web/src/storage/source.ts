@@ -72,7 +72,7 @@ export function absolute(url: string): string {
   return new URL(url, here()).href;
 }
 
-/** A source whose server cannot be asked now: its identity is what it was the last time. */
+/** A source whose server cannot be reached now; it keeps its last identity. */
 export function assumedSource(identity: string, keep: boolean): HttpSource {
   return new HttpSource(JSON.parse(identity) as SourceIdentity, keep);
 }

@@ -63,7 +63,7 @@ class LoraVariants:
         return next(model for model in made if model.made(rows))
 
     async def trim(self) -> None:
-        """Free what nobody uses, and the sessions of ranks of which no sequence is left."""
+        """Free unused memory of every rank, and close the models of ranks without a sequence."""
         for rank, made in list(self._made.items()):
             if made.done() and not made.cancelled() and made.exception() is None:
                 model = made.result()

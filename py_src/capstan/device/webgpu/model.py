@@ -171,7 +171,7 @@ class WebGpuModel:
     async def _row_decoder(
         self, rows: int, capacity: int, lora: LoraWeights | None, lent: Lent | None
     ) -> JointRows | SeparateRows:
-        """Over what was lent, which is let go on failure, all but its scratch."""
+        """Rows over the lent buffers; a failure releases these, but not the scratch."""
         if self.memory.requirements(rows, capacity).rows == "joint":
             joint = await self._rows.take(rows, capacity, lent)
             self._require_open()

@@ -53,8 +53,8 @@ class RowSource:
     leaving: set[asyncio.Future[None]] = field(default_factory=set)
 
     async def take(self, rows: int, capacity: int, lent: Lent | None = None) -> JointRows | None:
-        """Rows of that capacity in one step: those that were given back, else new ones, over what was lent; None where
-        there can be none, which is a step down. Without rows it lets go of the buffers, but not of the scratch."""
+        """Rows of that capacity in one step: rows that were given back, else new ones over the lent buffers; None, a
+        step down, if no such rows are possible. Without rows it releases the buffers, but not the scratch."""
         given = lent is not None and (lent.rows is not None or any(lent.sequences))
         for i, free in enumerate(self.free):
             if not given and (free.rows, free.capacity) == (rows, capacity):
@@ -178,7 +178,7 @@ class RowSource:
             await rows.destroy()
 
     async def trim(self) -> None:
-        """Free those that nobody uses."""
+        """Free unused rows."""
         free, self.free = self.free, []
         for rows in free:
             self.made.remove(rows)

@@ -248,7 +248,7 @@ class SequenceBuffers:
         return [*self.cache, self.mask, self.logits, self.input_ids, *positions, *states]
 
     def destroy(self) -> None:
-        """Free what was allocated here and let go of what was given."""
+        """Free the buffers that were allocated here and release the given ones."""
         for buffer in self.owned:
             buffer.close()
         if self.given is not None:

@@ -1,4 +1,4 @@
-"""One module an operation of ours: what it is, how it is recognised, how its kernels are made, and what they bind.
+"""One module for each operation of ours: its definition, recognition, kernels and bindings.
 
 elementwise.py, norm.py  what products join to themselves
 gemv.py       products of one row or a few; gemv_int4.py, gemv_dense.py, few_rows.py choose their tiling,

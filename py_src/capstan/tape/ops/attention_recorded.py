@@ -54,7 +54,7 @@ class Finder:
         return index if index is not None and index in self.met and self.met[index].kernel.kind in kinds else None
 
     def made_for(self, value: int, kinds: Sequence[str], reader: int) -> int | None:
-        """The operation of one of those kinds that makes the value, for nobody but `reader`."""
+        """The operation of one of those kinds that makes the value, if `reader` is its only reader."""
         index = self.makers.get(value)
         if index is None or index not in self.met or self.met[index].kernel.kind not in kinds:
             return None

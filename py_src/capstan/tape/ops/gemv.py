@@ -46,7 +46,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class MatVec(Operation):
-    """W x, with what is before and behind it; `inputs` names what it reads.
+    """W x with the operations joined before and behind it; `inputs` names the values that it reads.
 
     W is [n, k] in integers of `bits` with a scale, and a zero point if there are `zeros`, for each `block` of a row;
     or, without scales, [k, n] of numbers like those of x.

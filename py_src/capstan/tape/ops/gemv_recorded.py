@@ -52,8 +52,8 @@ def packed_product(met: Met, bits: int, x: int | None = None) -> list[Node] | No
 
 
 def from_int8(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
-    """Products of what was brought into int8, as products of what that was made of; it is not brought into int8 where
-    nobody else reads that."""
+    """Turn products of int8 activations into products of the values before rounding; a rounding without another reader
+    is dropped."""
     makers = graph.makers()
 
     def product(node: Node) -> Node:

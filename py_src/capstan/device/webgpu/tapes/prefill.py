@@ -59,8 +59,8 @@ class Run:
 def cut_prompt(count: int, chunk: int, lengths: Collection[int]) -> list[Run]:
     """The runs of a prompt of `count` ids: full chunks, then the rest.
 
-    The rest is a run of one of `lengths` where it nearly has one: such a run then reaches back to ids before it. Else
-    it is up to MOST_SHORT runs of those of `lengths` that are in SHORT, the last of which may reach back.
+    If the rest nearly fills one of `lengths`, it is one run of that length, which overlaps ids before it. Else it is up
+    to MOST_SHORT runs with the lengths in SHORT, the last of which may overlap the one before.
     """
     runs = [Run(start, chunk) for start in range(0, count - count % chunk, chunk)]
     rest = count % chunk

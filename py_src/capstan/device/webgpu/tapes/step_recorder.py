@@ -174,7 +174,7 @@ class StepRecorder:
     async def _fused(
         self, recording: Recording, ops: Sequence[Command], left: Collection[int], report: dict[str, str]
     ) -> Fused:
-        """A tape with kernels of ours, which nobody checked; operations whose index is in `left` stay as recorded.
+        """An unchecked tape with kernels of ours; the operations with an index in `left` stay as recorded.
 
         `report` is filled as soon as operations can be joined. Raises TapeError if the requested passes find nothing
         to join in the step.

@@ -1,8 +1,7 @@
 """Tapes as data: made once, checked once, and made again over other buffers without a recording.
 
-A stored tape names the weights, the buffers of its sequence and the parts of buffers that its kernels bind; what it
-binds besides is its own, and described. It holds only where all that it depends on is what it was: the tape's key, and
-the `facts` of StoredTapes.
+A stored tape names the weights, the buffers of its sequence and the parts of buffers that its kernels bind; it
+describes its other buffers, which are its own. It is valid only under the same key and the same `facts` of StoredTapes.
 """
 
 from __future__ import annotations
