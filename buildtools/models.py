@@ -36,7 +36,7 @@ REPOSITORY_CONFIG = "config.json"
 DIGESTS_SUFFIX = ".shards.json"
 """The ending of the file that holds a data file's digests, like capstan.weights.manifest.MANIFEST_SUFFIX."""
 DTYPES = ("fp32", "fp16", "q4", "q4f16", "q8", "int8", "uint8", "bnb4")
-"""Those of capstan.repository, which cannot be imported before there is an environment."""
+"""The dtypes of capstan.repository, which cannot be imported before the environment exists."""
 
 
 BUILDERS = "a folder that onnxruntime-genai's model builder wrote"

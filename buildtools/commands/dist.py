@@ -220,7 +220,7 @@ def bill_of_materials() -> dict[str, Any]:
 
 
 def copy_licences(target: Path) -> None:
-    """Our licence and those of what is inside."""
+    """Our licence and those of the bundled parts."""
     shutil.copy(ROOT / "LICENSE", target)
     shutil.copy(NOTICES, target)
     shutil.copy(onnxruntime_notices(), target / "onnxruntime-ThirdPartyNotices.txt")

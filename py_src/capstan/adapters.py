@@ -66,7 +66,7 @@ class Adapters:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those that are loaded."""
+        """The loaded adapters."""
         return tuple(self._loaded)
 
     @property
@@ -78,7 +78,7 @@ class Adapters:
         """Load an adapter file under a name. `source` is its bytes, a path in Python's file system, a path relative to
         the model's folder, or a URL below it.
 
-        Raises OptionError for a name that is taken, ModelFileError for what is no adapter file, BindingError for one
+        Raises OptionError for a name that is taken, ModelFileError for a file of another kind, BindingError for one
         that does not fit the model, UnsupportedModelError for a model without inputs for adapters, OutOfMemoryError.
         """
         self._require_free(name)
@@ -173,7 +173,7 @@ class ActiveAdapters:
     layers: tuple[LoadedAdapter, ...] = ()
     """In the order in which they were set, those of the tokens to come."""
     pending: list[Choice] = field(default_factory=list)
-    """Those that no token was run with yet."""
+    """The adapters with which no token was run yet."""
     made: list[LoraWeights] = field(default_factory=list)
     """The combinations of several adapters."""
 

@@ -141,7 +141,7 @@ class GenaiConfig:
 
 MOST = 1 << 24
 LARGEST = {"num_hidden_layers": 4096, "num_attention_heads": 65536, "num_key_value_heads": 65536}
-"""The most of what is counted out one by one; of other sizes MOST."""
+"""The largest count of things that are listed one by one; of other sizes MOST."""
 
 
 class Section:

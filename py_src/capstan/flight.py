@@ -34,7 +34,7 @@ class Flight:
         return self._bursts.popleft()[1]
 
     async def drain(self) -> None:
-        """Let them finish; their ids are not wanted, and a fault is told by the next use of the device."""
+        """Let them finish; their ids are void, and the next use of the device reports a fault."""
         while self._bursts:
             with suppress(CapstanError):
                 await self.oldest()

@@ -76,8 +76,8 @@ class Host(Protocol):
         that end an output. Raises GuidanceError."""
 
     async def adopt(self, path: Any, keep: bool) -> str:
-        """The folder's name, ending in a slash, of what `Model.load` was given. `keep` says whether a hub's repository
-        may be as it was kept at its last load, and the small files of a folder may be kept."""
+        """The name, ending in a slash, of the folder given to `Model.load`. `keep` says whether a hub's repository may
+        be as it was kept at its last load, and the small files of a folder may be kept."""
 
     async def forget(self, addresses: Sequence[str] | None) -> int:
         """Let go of the small files that are kept of the hubs' repositories and servers' folders that have, or are, one

@@ -29,7 +29,7 @@ def when_dropped(
 
 
 class Leaving:
-    """Generators of a model that were dropped and are giving back what they hold: the next one takes it."""
+    """Dropped generators of a model that are giving back their decoders, which the next generator takes."""
 
     def __init__(self) -> None:
         self._under_way: set[asyncio.Event] = set()

@@ -21,7 +21,7 @@ GENAI_CONFIG = "genai_config.json"
 
 
 def no_progress(what: str, done: int, total: int) -> None:
-    """Tell nobody."""
+    """Progress without a listener."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ async def find_in_repository(
 
 
 async def choose_dtype(host: Host, folder: str, device: str, dtype: str | None) -> str:
-    """The dtype asked for, or the first of those that suit the device. Raises ModelFileError if it is not there."""
+    """The requested dtype, or the first that suits the device. Raises ModelFileError if it is not there."""
     names = await host.listing(folder)
 
     async def is_there(name: str) -> bool:

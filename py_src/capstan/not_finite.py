@@ -164,7 +164,7 @@ async def run_slice(
 def not_finite_outputs(
     node: NodeProto, values: Mapping[str, HostArray], weights: Mapping[str, HostArray], layers: int
 ) -> Iterator[NotFinite]:
-    """Those outputs of a node that are not finite."""
+    """The outputs of a node that are not finite."""
     for name in filter(None, node.output):
         value = values[name]
         nan, above, below = counts(value)

@@ -180,7 +180,7 @@ def utf_8(content: bytes, name: str) -> str:
 async def read_small_files(
     host: Host, folder: str, source: Source, keep: bool, progress: Progress
 ) -> tuple[FoundModel, dict[str, str]]:
-    """The model found and the tokenizer's files, asked for at once. Raises ConfigError, ModelFileError."""
+    """The model of the folder and the tokenizer's files, requested together. Raises ConfigError, ModelFileError."""
     tokenizer = asyncio.gather(*(host.read_optional(folder, name) for name in TOKENIZER_FILES))
     try:
         found = await find_model(host, folder, source.device, source.dtype, keep, progress, source.overlay)
@@ -193,7 +193,7 @@ async def read_small_files(
             what = ", ".join(config.decoder.unknown_options)
             fall_back(f"options of {config.name}", f"{what} unknown to Capstan", "the model is run without them")
     except BaseException:
-        # How they end is nobody's concern any more.
+        # Their results and errors are ignored.
         tokenizer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         tokenizer.cancel()
         raise

@@ -72,7 +72,7 @@ class PrefixCache:
         self.limit = limit
         self._live: WeakSet[LiveRows] = WeakSet()
         self._kept: list[Kept] = []
-        """The one that was used last is the last."""
+        """The copies, least recently used first."""
         self._closed = False
         self._reused = self._run = self._hits = self._misses = self._evicted = 0
 
@@ -168,8 +168,8 @@ class PrefixCache:
                     yield array("q", row.tokens[: row.valid]), caches, None
 
     def _longest(self, loop: LiveRows, number: int) -> tuple[int, CacheRows | None, Kept | None]:
-        """The longest start of a row's tokens that there is, and where. The last token is run in any case, for the
-        logits after it."""
+        """The longest cached start of a row's tokens, and its place. The last token is run in any case, for the logits
+        after it."""
         wanted = array("q", loop.rows[number].tokens[:-1])
         best: tuple[int, CacheRows | None, Kept | None] = (0, None, None)
         for tokens, caches, kept in self._sources(loop, number):

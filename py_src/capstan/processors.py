@@ -31,7 +31,7 @@ class Processors:
     """Tokens of the shortlist."""
 
     def check(self, vocab: int, run_ahead: int | None, num_beams: int) -> None:
-        """OptionError for what does not fit together, or is out of range."""
+        """Raise OptionError for a wrong combination, or a value out of range."""
         if self.logits is not None and self.shortlist is not None:
             raise OptionError("logits_processor and shortlist_processor were both given; give one of them")
         integer("shortlist", self.count, 1, vocab)

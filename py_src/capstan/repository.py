@@ -3,8 +3,8 @@
     config.json, generation_config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja
     onnx/model.onnx, onnx/model_q4f16.onnx, onnx/model_q4f16.onnx_data, onnx/model_q4f16.onnx_data_1, ...
 
-One graph for each dtype; its data files lie next to it. The graph says what it is fed and what it returns; config.json
-says what a graph does not tell: the context length, special tokens, and the sizes of free dimensions.
+One graph for each dtype; its data files lie next to it. The graph has its inputs and outputs; config.json has the rest:
+the context length, special tokens, and the sizes of free dimensions.
 """
 
 from __future__ import annotations

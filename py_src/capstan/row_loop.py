@@ -58,7 +58,7 @@ class RowLoop:
         self._opening = 0
         """The model's number of recoveries when the decoder was made."""
         self._repeats = False
-        """The model is run anew on what it had been run on, as it was then."""
+        """Replays the same token runs, prompts as prompts and picks as steps."""
         self._given: tuple[list[int], memoryview[float]] | None = None
         """The length of each row, and the logits behind them that the caller gave."""
         self._model = model

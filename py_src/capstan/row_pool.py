@@ -177,7 +177,7 @@ class RowPool:
         self._run_ahead.pause()
 
     async def _prefill(self, decoder: RowDecoder, member: Member, place: int) -> None:
-        """Run the model on what it has not seen of a sequence, which stays stale where it was changed meanwhile."""
+        """Run the model on the new tokens of a sequence, which stays stale if it was changed meanwhile."""
         row, changes, prefixes = member.row, member.changes, self._model.prefixes
         row.valid = decoder.reachable(place, row.valid)
         prefixes.follow(self)

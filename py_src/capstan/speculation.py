@@ -105,7 +105,7 @@ class SpeculationStats:
     proposed: int = 0
     """Drafts."""
     evaluated: int = 0
-    """Those that were accepted, and the first of a step that was not."""
+    """Drafts that were accepted, and the first of each step that was not."""
     accepted: int = 0
     full: int = 0
     """Steps that accepted all drafts: the token behind them was picked too."""

@@ -124,7 +124,7 @@ export class BoundSessions {
     });
   }
 
-  /** Until every run and recording that was asked for is over, those too that nobody waits for any more. */
+  /** Waits for the end of every run and recording, those of cancelled callers too. */
   idle(): Promise<void> {
     return exclusively(() => Promise.resolve());
   }

@@ -40,7 +40,7 @@ export class GpuEngine {
   private readonly shortlists: Shortlists;
   /** How to give back the buffers that onnxruntime-web made, by handle. */
   private readonly adopted = new Map<number, () => void>();
-  /** Uploads that were begun before they were asked for, until somebody takes them. */
+  /** Uploads that were started ahead, until a load takes them. */
   private ahead: UploadAhead[] = [];
   private weightsAskedFor = false;
   /** Sessions bound to buffers, and what was recorded of them. */
@@ -143,7 +143,7 @@ export class GpuEngine {
     this.ahead.push(ahead);
   }
 
-  /** End the uploads that nobody has taken, and free their buffers. */
+  /** End the uploads that no load has taken, and free their buffers. */
   async dropAhead(): Promise<void> {
     const dropped = this.ahead.filter((ahead) => !ahead.taken);
     this.ahead = this.ahead.filter((ahead) => ahead.taken);

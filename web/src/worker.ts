@@ -51,7 +51,7 @@ function emit(event: CapstanEvent): void {
   post({ tag: "event", id: current, event });
 }
 
-/** A GPU that was opened before anybody asked for it. */
+/** A GPU that was opened ahead. */
 let gpuAhead: Promise<GpuEngine> | null = null;
 
 function openGpu(assets: Assets): Promise<GpuEngine> {

@@ -16,7 +16,7 @@ __all__ = ["idle_verification", "live_memory", "stored_weights"]
 
 
 def idle_verification(others: Callable[[], Awaitable[object]]) -> IdleVerification:
-    """That of the stored weights, which tells the page of what is damaged."""
+    """The idle verification of the stored weights, which reports damage to the page."""
 
     def told(found: Verification) -> None:
         told_of = {"sources": list(found.sources), "shards": found.shards, "damaged": list(found.damaged)}

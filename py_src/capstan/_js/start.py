@@ -32,7 +32,7 @@ def begin(refused: str | None, vendored: str) -> None:
 
 
 def take_time_zone() -> None:
-    """Set what `time` says of the zone to what a `time` imported now says."""
+    """Update the time zone of the module `time` to that of a freshly imported one."""
     spec = importlib.util.find_spec("time")
     assert spec is not None
     assert spec.loader is not None

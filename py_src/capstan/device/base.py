@@ -117,7 +117,7 @@ class Decoder(Protocol):
         """
 
     async def rest(self) -> None:
-        """Wait for what still works on the KV cache after a wait for it was cancelled."""
+        """Wait for runs that still use the KV cache after their caller was cancelled."""
 
     def adopt(self, source: CacheRows, length: int) -> None:
         """Copy the first `length` positions of the KV cache from `source`; `prefill` then continues behind them. Later

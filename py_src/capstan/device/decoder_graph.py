@@ -27,7 +27,7 @@ class DecoderGraph(NamedTuple):
 def decoder_graph(parsed: ModelProto, config: GenaiConfig, device: str) -> DecoderGraph:
     """The graph as a session is made of it: on 'wasm' with the norms of q and k before attention.
 
-    Raises UncomputedError for what onnxruntime-web does not compute on 'webgpu' or 'wasm', UnsupportedModelError.
+    Raises UncomputedError for nodes that onnxruntime-web does not compute on 'webgpu' or 'wasm', UnsupportedModelError.
     """
     decoder = config.decoder
     parsed = graph.plain_recurrence(graph.text_positions(parsed, decoder.inputs.position_ids))

@@ -41,7 +41,7 @@ ELEMENT_TYPES = {
 }
 """By onnxruntime-web's name, which is numpy's too."""
 ONNX_NAMES = {kind.onnx: name for name, kind in ELEMENT_TYPES.items()}
-"""Those names, by ONNX's numbers."""
+"""The names of element types, by ONNX's numbers."""
 
 PYTHON_TYPES = {float: "float64", int: "int64", bool: "bool"}
 

@@ -48,7 +48,7 @@ class Runner(Protocol):
         """Keep the states as the snapshot of that number."""
 
     def bring_states(self, slot: int) -> None:
-        """Make a snapshot the states, or what they are before the first token for snapshots.EMPTY."""
+        """Restore the states from a snapshot; snapshots.EMPTY gives their values before the first token."""
 
     async def carried(self, name: str, valid: int) -> CarriedTensor:
         """A cache, of which the first `valid` positions count, or a state. OptionError if there is none."""

@@ -137,7 +137,7 @@ class DeviceSession(ABC):
 
     async def record(self, feeds: Sequence[BoundSpan], fetches: Sequence[BoundSpan]) -> DeviceTape:
         """Record a run over these buffers, and compare a replay of it with an eager run; then the fetches hold the
-        results for what the feeds hold. Raises TapeError."""
+        results of the feeds' present contents. Raises TapeError."""
         raise TapeError("this device has no GPU commands to record; run the session instead")
 
     @abstractmethod

@@ -66,7 +66,7 @@ def of_onnxruntime(rows: int, capacity: int, kind: Rows) -> str:
 
 
 def no_scratch(reason: str) -> BufferMismatchError:
-    """For scratch that was given where there can be none."""
+    """The error for scratch that was given to a model without any."""
     return BufferMismatchError(f"buffers for scratch were given, and none can be: {reason}; leave scratch out")
 
 
@@ -79,7 +79,7 @@ class Lent:
     scratch: Loan | None
 
     def end(self) -> None:
-        """Let go of all of it."""
+        """Release all of it."""
         for loan in (*self.sequences, self.rows, self.scratch):
             if loan is not None:
                 loan.end()

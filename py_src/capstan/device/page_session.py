@@ -134,7 +134,7 @@ class PageSession(DeviceSession):
 
 
 def heap_of(memory: MemoryInfo) -> MemoryInfo:
-    """The place of what a device leaves in Python's heap."""
+    """The memory of results in Python's heap."""
     return memory if memory.heap == HEAP else MemoryInfo("Cpu", memory.device, memory.memory_type, heap=HEAP)
 
 

@@ -1,4 +1,4 @@
-"""Which positions a state can be brought back to, where each run overwrites it: those of which a snapshot was taken."""
+"""The snapshots of a state that each run overwrites, and the positions to which they can restore it."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class Config:
             raise ModelFileError(f"model data {name!r} was not found; add_model_data gives it")
 
     def choice(self) -> dict[str, Any]:
-        """Arguments for `capstan.Model` besides the path. OptionError for a provider that there is not in a page."""
+        """Arguments for `capstan.Model` besides the path. OptionError for a provider that pages lack."""
         chosen = "auto"
         if self._providers is not None:
             kinds = [PROVIDERS.get(name.lower()) for name in self._providers]

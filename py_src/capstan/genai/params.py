@@ -53,7 +53,7 @@ SPECULATIVE: dict[str, float | bool] = {
     "cooldown": False,
 }
 LEAST_SPECULATIVE = {"max_draft_tokens": 1, "ngram_size": 2, "min_adaptive_k": 1}
-"""Those that are numbers; 0 turns the last two off."""
+"""The search options that are numbers; 0 turns the last two off."""
 
 
 class GeneratorParams:

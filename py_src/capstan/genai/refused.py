@@ -1,4 +1,4 @@
-"""Names of onnxruntime-genai for what Capstan does not do: each says so by name."""
+"""Names of onnxruntime-genai without an implementation in Capstan: each raises an error with its name."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ class Joiner:
             twin.type.tensor_type.shape.dim[-1].dim_value = sum(self.sizes)
 
     def forget(self) -> None:
-        """Drop what nobody reads or makes any more."""
+        """Drop unread initializers of the joined products, and value infos without a producer."""
         read = {name for node in self.graph.node for name in node.input}
         made = {name for node in self.graph.node for name in node.output}
         for tensor in [tensor for tensor in self.graph.initializer if tensor.name in self.taken - read]:

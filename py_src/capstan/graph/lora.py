@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["LoraInput", "LoraSlot", "lora_fed", "lora_inputs", "with_lora_rank", "without_lora"]
 
 WEIGHTS = {"MatMul": (1,), "Gemm": (1,), "MatMulNBits": (1, 2, 3), "FusedMatMul": (1,), "DequantizeLinear": (0, 1, 2)}
-"""Which inputs of an operator are weights."""
+"""By operator, which inputs are weights."""
 PRODUCTS = {"MatMul": (0, 1), "Gemm": (0, 1), "FusedMatMul": (0, 1), "MatMulNBits": (0, 2), "Mul": (0, 1), "Div": (0,)}
 """Inputs of an operator that make its result zeros if they are zeros, or without elements."""
 SAME = ("Cast", "Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "DequantizeLinear", "Neg")

@@ -29,7 +29,7 @@ class NBitsProduct:
 
 
 def nbits_products(model: ModelProto) -> tuple[NBitsProduct, ...]:
-    """Those nodes that neither have a bias nor an order of columns, nor share their weights with another node."""
+    """The nodes without a bias or an order of columns, whose weights no other node shares."""
     found: dict[str, NBitsProduct] = {}
     shared: set[str] = set()
     for node in model.graph.node:

@@ -88,10 +88,10 @@ class Reader:
     def __init__(self, wiring: Wiring, head_size: int, mask: str, positions: str) -> None:
         self.wiring, self.head_size, self.mask, self.positions = wiring, head_size, mask, positions
         self._masks: set[str] = set()
-        """Those that were found causal."""
+        """The masks that were found causal."""
         products = [node for node in wiring.producer.values() if node.op_type == "MatMul"]
         self._products = {self._repeated(node.input[1]): node for node in products}
-        """By what is multiplied."""
+        """The MatMul nodes by their second factor."""
 
     def attention(self, cache: tuple[str, str, str, str]) -> Attention:
         past_key, past_value, present_key, present_value = cache

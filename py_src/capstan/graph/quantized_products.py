@@ -173,7 +173,7 @@ class Rewriter:
         self.graph.node.insert(place, node)
 
     def made(self, entry: WeightEntry, dims: Sequence[int], bits: int, flipped: bool) -> str:
-        """An initializer of these rows of W, or of what goes with them."""
+        """An initializer with these rows of W, of its scales or of its zero points."""
         tensors = {tensor.name for tensor in self.graph.initializer}
         name = f"{entry.name}_rows"
         if name not in tensors:  # Weights of several products are one tensor.

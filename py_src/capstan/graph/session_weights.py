@@ -34,8 +34,8 @@ NOT_FOLDED = "DequantizeLinear"
 
 
 def prepared(model: ModelProto) -> ModelProto:
-    """The same model without what nobody reads; where all weights that it transposes may be inputs, they are transposed
-    as they are loaded."""
+    """The same model without unread nodes and initializers; where all weights that it transposes may be inputs, they
+    are transposed as they are loaded."""
     turned = turned_weights(model)
     kept = kept_initializers(turned)
     if any(entry.parts and entry.name in kept for entry in external_entries(turned)):

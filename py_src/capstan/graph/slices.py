@@ -77,7 +77,7 @@ def inner_names(node: NodeProto) -> Iterable[str]:
 def slice_model(
     model: ModelProto, part: GraphSlice, given: Mapping[str, tuple[int, Sequence[int]]], data: Mapping[str, bytes]
 ) -> ModelProto:
-    """The model of a slice: element type and dimensions of what it reads are `given`, `data` are the bytes of external
+    """The model of a slice; `given` has element type and dimensions of its inputs, `data` the bytes of external
     weights."""
     result = ModelProto(ir_version=model.ir_version)
     result.opset_import.extend(model.opset_import)

@@ -59,7 +59,8 @@ def text_positions(model: ModelProto, position_ids: str) -> ModelProto:
 
 
 def rotate_inside(model: ModelProto, wiring: Wiring, attention: NodeProto, position_ids: str) -> None:
-    """Let an attention rotate what two nodes before it rotate for nobody else, if they do it alike."""
+    """Let an attention rotate q and k in place of two nodes before it, if it is their only reader and they rotate
+    alike."""
     found = [wiring.producer.get(name) for name in attention.input[:2]]
     query, key = found if len(found) == 2 else (None, None)
     if query is None or key is None or query is key or attribute(attention, "do_rotary", 0):

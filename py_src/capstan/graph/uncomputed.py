@@ -40,7 +40,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Uncomputed:
-    """A node, what it asks for, and what onnxruntime-web does with that on the device."""
+    """A node, the feature that it needs, and onnxruntime-web's behaviour on the device."""
 
     node: str
     op_type: str
@@ -155,7 +155,7 @@ def one_row_only(model: ModelProto) -> str:
 
 
 def require_computed(model: ModelProto, device: str, position_ids: str = "position_ids") -> None:
-    """Raise UncomputedError, naming the first node, if the graph asks for what the device does not compute."""
+    """Raise UncomputedError, naming the first node, if the graph needs a feature that the device does not compute."""
     found = uncomputed(model, device, position_ids)
     if not found:
         return

@@ -16,7 +16,7 @@ __all__ = ["ByteGraph", "NoAutomatonError"]
 
 MOST_STATES = 100_000
 _WORTH_A_CALL = 8
-"""States of what is repeated from which on it is called as if it were a rule."""
+"""A repeated part with at least this many states is called like a rule."""
 
 
 class NoAutomatonError(Exception):

@@ -274,7 +274,7 @@ class _Converter:
         return nodes[0] if len(nodes) == 1 else Choice(tuple(nodes))
 
     def _merged(self, a: Any, b: Any, at: str) -> Any:
-        """The schema of what fits both."""
+        """The schema of the values that fit both."""
         try:
             return merged(a, b, ANNOTATIONS)
         except MergeError as error:

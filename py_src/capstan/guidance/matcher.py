@@ -38,7 +38,7 @@ class Grammars(Protocol):
 
 
 def refusal(said: str) -> GuidanceError:
-    """The error for what xgrammar said of a grammar."""
+    """The error for xgrammar's message about a grammar."""
     found = re.search(r"at line (\d+), column (\d+): (.*)", said)
     if found:
         return GuidanceError(f"ebnf, line {found[1]}, column {found[2]}: {found[3].rstrip('.')}; correct it")

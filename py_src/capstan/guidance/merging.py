@@ -1,4 +1,4 @@
-"""One JSON schema for what fits two of them."""
+"""One JSON schema for the values that fit two of them."""
 
 from __future__ import annotations
 

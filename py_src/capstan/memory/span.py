@@ -145,7 +145,7 @@ class Loan:
             raise
 
     def end(self) -> None:
-        """Let go of them; a second time does nothing."""
+        """Release them; a second time does nothing."""
         held, self._held = self._held, []
         for buffer in held:
             buffer.loans.remove(self)

@@ -181,7 +181,7 @@ def span_of(name: str, value: OrtValue) -> BoundSpan:
 
 
 def require_capturable(session: InferenceSession, feeds: Sequence[BoundSpan], outputs: dict[str, BoundOutput]) -> None:
-    """Raise BindingError or TapeError for what shows before a run is recorded."""
+    """Raise BindingError or TapeError for faults that show before a run is recorded."""
     if session.attention_window:
         raise TapeError(
             f"attention looks back {session.attention_window} positions, which onnxruntime-web leaves out of a "

@@ -46,7 +46,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A serialized model, its data files if it has any, and what it asks of a device."""
+    """A serialized model, its data files if it has any, and its requirements of a device."""
 
     model: bytes
     external: ExternalData | None

@@ -58,7 +58,7 @@ def get_available_providers() -> list[str]:
 def asked_for(providers: Sequence[Any] | None, provider_options: Sequence[Mapping[str, Any]] | None) -> Asked:
     """The providers of a call with their options.
 
-    A provider is a name or a pair (name, options). Raises OptionError for what is not known: nothing is ignored.
+    A provider is a name or a pair (name, options). Raises OptionError for unknown options: none is ignored.
     """
     if isinstance(providers, str):
         raise OptionError(f"providers is {providers!r}; give a list, as in [{providers!r}]")
@@ -89,7 +89,7 @@ def asked_for(providers: Sequence[Any] | None, provider_options: Sequence[Mappin
 
 
 def device_type_of(given: str) -> str:
-    """'cpu' or 'webgpu' for what a script calls a device or a provider. Raises OptionError."""
+    """'cpu' or 'webgpu' for a script's name of a device or a provider. Raises OptionError."""
     for provider, device_type in DEVICE_TYPES.items():
         if given.lower() == device_type or NAMES.get(given.lower()) == provider:
             return device_type

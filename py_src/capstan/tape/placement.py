@@ -45,7 +45,7 @@ class MisplacedError(TapeError):
 
 
 def place_values(graph: StepGraph) -> Placement:
-    """Choose a buffer for each value, and check that each operation finds what it reads where it looks for it.
+    """Choose a buffer for each value, and check that each operation finds its inputs in the buffers that it reads.
 
     Raises MisplacedError if an operation would find another value, or would read a buffer that it writes: recorded
     operations find their values in the buffers of the recording, and these may have served others in between.

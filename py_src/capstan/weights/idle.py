@@ -55,12 +55,12 @@ class IdleVerification:
         self._working = False
 
     def begin(self, after: float) -> None:
-        """Nothing is asked for from now on: begin in so many seconds. math.inf is never."""
+        """Begin in that many seconds: the page has no requests from now on. math.inf is never."""
         if self._task is None and not math.isinf(after):
             self._task = asyncio.ensure_future(self._run(after))
 
     async def stop(self) -> None:
-        """Something is to be done: let go of every file, and return."""
+        """Stop for a request: release every file, and return."""
         task, self._task = self._task, None
         if task is None or task.done():
             return

@@ -163,7 +163,7 @@ class WeightStore:
     # For loading.
 
     async def find(self, identity: SourceIdentity) -> StoredRecord | None:
-        """The file of a source, if the source still is what it was when the file was stored."""
+        """The stored file of a source, if the source is unchanged since."""
         backing = await self.backing()
         if backing is None or identity.key is None:
             return None
@@ -229,7 +229,7 @@ class WeightStore:
         return record
 
     async def adopt(self, identity: SourceIdentity, content: str) -> None:
-        """Note that a source has this stored content, and drop what it had before if no other source has it."""
+        """Note that a source has this stored content; drop its earlier content unless another source has it."""
         backing = await self._present()
         if identity.key is None:
             return

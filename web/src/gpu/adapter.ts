@@ -1,4 +1,4 @@
-// The adapter: what it is, and the device that is asked of it.
+// The GPU adapter: its description, and the device that it makes.
 
 import { EngineError } from "../errors";
 
@@ -25,7 +25,7 @@ export interface AdapterSummary {
   min_storage_buffer_offset_alignment: number;
 }
 
-/** The description of an adapter of which nothing is told. */
+/** The description of an adapter that reports nothing about itself. */
 export const UNNAMED = "an adapter that the browser does not name";
 
 const LIMITS = [

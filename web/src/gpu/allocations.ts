@@ -1,4 +1,4 @@
-// Memory that there may be none of: its lack is told to who asked for it, and is no fault of the device.
+// Allocations that may fail: the caller gets an OutOfMemoryError, and the device is not lost.
 
 import { EngineError } from "../errors";
 import type { WatchedDevice } from "./device";

@@ -1,5 +1,5 @@
-// An upload of stored weights that is begun before it is asked for, as it was the last time. Whoever asks for the same
-// buffers and pieces of the same file finds it done or under way; anything else ends it, and its bytes are not used.
+// An upload of stored weights that is started ahead, by the plan of the last load. Whoever asks for the same buffers
+// and pieces of the same file finds it done or under way; anything else ends it, and its bytes are not used.
 
 import type { Category } from "./device";
 import type { ReadAt, WeightUpload } from "./weights";

@@ -38,7 +38,7 @@ const REMEDY = "check the address, the network and that the hub allows this page
 /** Larger files are not small: weights have a store of their own. */
 const LARGEST_KEPT = 64 << 20;
 
-/** Repositories that are opened before anybody asks for them, by what is asked. */
+/** Repositories that are opened ahead, by their request. */
 const expected = new Map<string, Promise<string>>();
 
 /** Open a repository as the load of it will; that takes this answer. */

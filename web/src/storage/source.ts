@@ -18,7 +18,7 @@ export interface SourceIdentity {
 const DISCARDED_BYTES = 1 << 16;
 const REMEDY = "check the address, the network and, on another origin, that its server allows this page (CORS)";
 
-/** Sources that were opened before anybody asked for them, by their addresses. */
+/** Sources that were opened ahead, by their addresses. */
 const expected = new Map<string, Promise<HttpSource>>();
 
 /** Open a source that keeps its bytes, as `openSource` will be asked to; that takes this one. */
@@ -35,7 +35,7 @@ export function isExpected(url: string): boolean {
   return expected.has(url);
 }
 
-/** Give up the sources that nobody has taken. */
+/** Close the sources that were opened ahead and not used. */
 export function dropExpected(): void {
   for (const url of [...expected.keys()]) forgetExpected(url);
 }

@@ -1,5 +1,5 @@
-// The weights of the model that will be asked for, before Python is there: a download is begun, and of stored weights the
-// upload of the last time is found, which the GPU can begin with (gpu/upload_ahead.ts).
+// Starts with the weights of the next model before Python is ready: begins a download, or finds the upload plan of
+// stored weights, which the GPU can begin (gpu/upload_ahead.ts).
 
 import type { UploadPlan } from "../gpu/upload_ahead";
 import { openBacking } from "./backing";

@@ -432,7 +432,7 @@ class WebGpuDecoder:
             await asyncio.shield(self._making)
 
     async def _rest(self) -> None:
-        """Wait for what still works on the buffers since a wait for it was cancelled."""
+        """Wait for runs that still use the buffers after their caller was cancelled."""
         if self._making is not None:
             await asyncio.wait([self._making])
             self._making = None

@@ -15,7 +15,7 @@ from .tapes.scratch import TapeScratch
 __all__ = ["DraftedSteps"]
 
 NOTHING = 0xFFFFFFFE
-"""In the ring, in place of what a drafted step did not pick: advance.wgsl."""
+"""The ring's mark for a position at which a drafted step picked no id: advance.wgsl."""
 
 
 class DraftedSteps:

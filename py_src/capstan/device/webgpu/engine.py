@@ -62,7 +62,7 @@ class WeightPiece(NamedTuple):
     turn: tuple[int, int, int, bool] | None = None
     """The fields of a capstan.graph.Turn."""
     beside: tuple[int, int] | None = None
-    """Those of a capstan.graph.Beside."""
+    """The fields of a capstan.graph.Beside."""
     narrow: bool = False
     """Whether it is float32 in the file and float16 in the buffer."""
 
@@ -172,7 +172,7 @@ class GpuSessions(GpuAdapter, Protocol):
         adds."""
 
     async def idle(self) -> None:
-        """Until every run and recording that was asked for is over, those too that nobody waits for any more."""
+        """Wait for the end of every run and recording, those of cancelled callers too."""
 
 
 class GpuTapes(GpuAdapter, Protocol):

@@ -109,7 +109,8 @@ async def release_made(engine: GpuSessions, made: Awaitable[int]) -> None:
 
 
 def require_capable(found: Capabilities, about: GraphDescription) -> bool:
-    """Whether past and present may be one buffer. Raises DeviceUnavailableError for what no step down replaces."""
+    """Whether past and present may be one buffer. Raises DeviceUnavailableError for a missing capability without a step
+    down."""
     reasons = dict(found.missing)
     if not found.staging:
         raise DeviceUnavailableError(

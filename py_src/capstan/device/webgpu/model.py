@@ -231,7 +231,7 @@ class WebGpuModel:
             raise
 
     async def _draft_tape(self, one: WebGpuDecoder, positions: int) -> DraftTape | str:
-        """A tape of a decoder's steps over so many positions, or why there can be none."""
+        """A tape of a decoder's steps over that many positions, or the reason for none."""
         if "rows" not in self._passes:
             return "the pass 'rows', which makes steps over several positions, is off on this adapter"
         return await self._rows.drafts(one, positions)
@@ -241,7 +241,7 @@ class WebGpuModel:
             raise ClosedError(f"the model {self._name} was closed; load it again")
 
     def _keep(self, making: asyncio.Future[WebGpuDecoder]) -> None:
-        """Take in a decoder that nobody waited for, unless its buffers are the user's."""
+        """Keep a finished decoder whose caller was cancelled, unless its buffers are the user's."""
         if making.cancelled() or making.exception() is not None or self._closed:
             return
         decoder = making.result()
@@ -265,7 +265,8 @@ class WebGpuModel:
         await decoder.destroy()
 
     async def _give_back(self, decoder: WebGpuDecoder) -> None:
-        """A decoder that nobody uses any more: the next one of its capacity, unless its buffers are the user's."""
+        """Take back an unused decoder, for the next sequence of its capacity; destroy it if its buffers are the
+        user's."""
         self._note_scratch(decoder)
         self._usual_burst = decoder.usual_burst
         if decoder.reusable:

@@ -46,7 +46,7 @@ class RowSource:
     key: Callable[[int], TapeKey]
     """The key of stored tapes for a capacity."""
     refused: dict[tuple[int, int], str] = field(default_factory=dict)
-    """Why there can be none, by rows and capacity."""
+    """Why joint rows are impossible, by rows and capacity."""
     free: list[JointRows] = field(default_factory=list)
     made: list[JointRows] = field(default_factory=list)
     making: set[asyncio.Future[JointRows | None]] = field(default_factory=set)
@@ -112,7 +112,7 @@ class RowSource:
         return found
 
     async def drafts(self, one: WebGpuDecoder, positions: int) -> DraftTape | str:
-        """A tape of a decoder's steps over so many positions, or why there can be none."""
+        """A tape of a decoder's steps over that many positions, or the reason for none."""
         try:
             self._require_taped(one)
             return await self._captured(one, partial(make_draft_tape, self.engine, one, positions))

@@ -226,7 +226,7 @@ class SequenceBuffers:
         self.device.copy_tensors(list(zip(self.states, self._snapshot(slot), strict=True)))
 
     def bring_states(self, slot: int) -> None:
-        """Make one of the snapshots the states, or what they were before the first token."""
+        """Restore the states from a snapshot, or to their values before the first token."""
         if slot == EMPTY:
             self.clear_states()
         else:

@@ -76,7 +76,7 @@ class WebGpuSession(PageSession):
         try:
             await super().close()
             if self._weights.tensors:
-                # A run that nobody waits for any more may read them.
+                # A run of a cancelled caller may still read them.
                 await self.engine.idle()
         finally:
             self._weights.release()

@@ -104,7 +104,7 @@ class MatVec(Operation):
 
     @property
     def stream(self) -> str:
-        """The element type of what is normalised."""
+        """The element type of the norm's input."""
         return "f32" if self.wide else self.element
 
     @property

@@ -1,4 +1,4 @@
-"""Joins to products of one row what surrounds them in a recorded step, where nobody else reads what passes between."""
+"""Joins the neighbours of products of one row in a recorded step, if the values between have no other reader."""
 
 from __future__ import annotations
 

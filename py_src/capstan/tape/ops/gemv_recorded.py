@@ -82,7 +82,7 @@ def from_int8(graph: StepGraph, met: Mapping[int, Met]) -> StepGraph:
 
 
 def zero_points_of_row(k: int, block: int, bits: int) -> int:
-    """Those of whole bytes, as matvec_q4.wgsl counts them."""
+    """Zero points of a row, padded to whole bytes, as matvec_q4.wgsl counts them."""
     blocks, in_byte = (k + block - 1) // block, 8 // bits
     return (blocks + in_byte - 1) // in_byte * in_byte
 

@@ -1,4 +1,4 @@
-"""Compares what a tape does with what an eager run does: the logits, every byte of the KV cache, and other states."""
+"""Compares a replay of a tape with an eager run: the logits, every byte of the KV cache, and other states."""
 
 from __future__ import annotations
 
@@ -113,9 +113,9 @@ async def check_replay(
     eager: Callable[[], Awaitable[None]],
     tolerance: Tolerance = RECORDED_STEP,
 ) -> None:
-    """Do a step or run, `what`, by `replay` and by `eager`, from inputs that are set and that both leave as they are,
-    all but states, which are put back between the two. If a graph computes in float16 and casts to float32, float16's
-    tolerance holds.
+    """Do a step or run, `what`, by `replay` and by `eager`, from the present inputs. Neither changes these, except
+    states, which are restored between the two. If a graph computes in float16 and casts to float32, float16's tolerance
+    holds.
 
     Raises TapeCheckError with the largest difference and the tolerance. Logits are full of NaN before each.
     """

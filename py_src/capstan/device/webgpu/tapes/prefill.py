@@ -164,7 +164,7 @@ class PrefillTapes:
         return self.untried(wanted)
 
     def untried(self, lengths: Collection[int]) -> list[int]:
-        """Those of these lengths of which no tape was made or found impossible."""
+        """The lengths without a tape that were not found impossible."""
         return sorted(set(lengths) - self.tapes.keys())
 
     async def make(self, lengths: Collection[int]) -> None:

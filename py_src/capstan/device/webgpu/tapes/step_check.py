@@ -183,7 +183,7 @@ class StepCheck:
         return span.buffer.handle, span.offset, span.length
 
     def poisoned(self, recording: Recording, buffers: Collection[int]) -> list[int]:
-        """Those of these buffers that a step writes and need not keep."""
+        """The buffers that a step writes and that are not live-out."""
         written = {self.engine.recorded_id(buffer) for buffer in self.buffers.written()}
         return sorted({buffer for buffer in buffers if buffer in recording.private()} - written)
 
