@@ -158,4 +158,5 @@ def tracked_phrases() -> list[str]:
 
 
 if __name__ == "__main__":
-    print(*tracked_phrases(), sep="\n")
+    for found in tracked_phrases():
+        print(found)

@@ -164,7 +164,7 @@ class TapeError(CapstanError):
 
 
 class TapeKeyError(TapeError):
-    """A tape belongs to another model, length, adapter or option set; expected and got are given."""
+    """A tape belongs to another model, length, GPU adapter or option set; the message has expected and got."""
 
 
 class TapeCheckError(TapeError):

@@ -1,7 +1,7 @@
 """JSON that somebody else wrote, within bounds: size and depth are checked before a parser sees it.
 
-A parser goes one call deeper for each array and object, and a WebAssembly stack is not one that a page survives the end
-of: Python in a page never answers again.
+A parser goes one call deeper for each array and object, and a WebAssembly stack overflow ends the worker: Python in a
+page never answers again.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class Model:
 
     @property
     def adapter(self) -> str:
-        """The adapter's name."""
+        """The GPU adapter's name."""
         return self._open().adapter
 
     async def decoder(self, max_length: int) -> Decoder:

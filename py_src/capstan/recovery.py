@@ -11,8 +11,8 @@ from .errors import DeviceLostError, DeviceUnavailableError
 __all__ = ["PAUSES", "opened_again"]
 
 PAUSES = (0.0, 0.25, 0.5)
-"""Seconds before each try: the device that it is opened on may be lost, too. An adapter that is not there yet is waited
-for where it is asked for (web/src/gpu/adapter.ts)."""
+"""Seconds before each try: the new device may be lost, too. The page waits until there is a GPU adapter again
+(web/src/gpu/adapter.ts)."""
 
 
 async def opened_again(open_model: Callable[[], Awaitable[DeviceModel]], lost: Exception) -> DeviceModel:

@@ -118,8 +118,8 @@ class RowLoop:
         self._change()
 
     def set_adapter(self, adapters: Adapters, name: str) -> None:
-        """Run tokens with an adapter from the next one on that the model has not seen: as in the native package, the
-        last token if it was picked, and none that was appended before."""
+        """Run the tokens that the model has not seen with a LoRA adapter. As in the native package, these include the
+        last token if it was picked, but no token that was appended before."""
         before = [len(row.tokens) for row in self.rows]
         if not self.stale and not self.sample_first:
             before = [max(0, length - 1) for length in before]

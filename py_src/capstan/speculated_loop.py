@@ -53,7 +53,7 @@ class SpeculatedLoop(RowLoop):
 
     def _use(self, decoder: RowDecoder) -> None:
         super()._use(decoder)
-        # One that took another's place, for an adapter, is asked only where a sequence begins.
+        # No drafts for now: `_prepare` asks a decoder for them only when it is the sequence's first.
         self._possible = False
 
     async def _prepare(self, decoder: RowDecoder) -> None:

@@ -44,7 +44,7 @@ class TapeOptions:
     capture: str = "tape"
     """'tape', 'ort' or 'off'."""
     passes: tuple[str, ...] | None = None
-    """Names out of capstan.tape.PASSES: what is done to the recorded step. None chooses for the adapter."""
+    """Names out of capstan.tape.PASSES: the passes over the recorded step. None chooses for the GPU adapter."""
     prefill_ms: float | None = None
     """Most milliseconds of a prefill run; None is the default."""
     configured: str | None = None
@@ -206,7 +206,7 @@ class DeviceModel(Protocol):
     device: str
     """'webgpu', 'wasm' or 'reference'."""
     adapter: str
-    """The adapter's name as the device tells it."""
+    """The GPU adapter's name, as the device reports it."""
 
     memory: ModelMemory
     """The memory that it needs."""

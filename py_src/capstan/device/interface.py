@@ -87,7 +87,7 @@ class DeviceFacts:
     features: frozenset[str] = frozenset({"shader-f16"})
     """WebGPU's names of optional features that are switched on."""
     without: Mapping[str, str] = field(default_factory=dict)
-    """Why a feature that the adapter may have is switched off."""
+    """Why a feature that the GPU adapter may have is switched off."""
     max_buffer_size: int = sys.maxsize
     max_binding_size: int = sys.maxsize
     offset_alignment: int = 1
@@ -170,7 +170,7 @@ class DeviceInterface(ABC):
 
     @abstractmethod
     def about(self) -> DeviceFacts:
-        """The adapter's name, features and limits."""
+        """The GPU adapter's name, features and limits."""
 
     def readbacks(self) -> int:
         """How often memory of the device was mapped to be read, by whom ever; 0 where nothing needs mapping."""

@@ -22,7 +22,7 @@ DOUBLED = array("f", [1.0, -2.0, 4.0, 131072.0]).tobytes()
 CACHE_POSITIONS, CACHE_LENGTH, HEAD_SIZE = 8, 5, 16
 
 remembered: dict[str, Capabilities] = {}
-"""Capabilities by adapter, for as long as the interpreter runs; notes keep them longer."""
+"""Capabilities by GPU adapter, for as long as the interpreter runs; notes keep them longer."""
 
 
 async def capabilities_of(device: DeviceInterface) -> Capabilities:

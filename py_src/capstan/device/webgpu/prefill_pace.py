@@ -20,7 +20,7 @@ BOUND_MS = 250.0
 bounds how long one of them may be, and how late a cancel comes."""
 
 FIRST = 256
-"""Tokens of the first run on an adapter that nothing is known of: on a slow one, a long run would hold up the page."""
+"""Tokens of the first run on an unknown GPU adapter: on a slow one, a long run would hold up the page."""
 
 STRIKES = 2
 """Runs in a row over the bound that make runs shorter: the first one of a size also compiles its kernels."""
