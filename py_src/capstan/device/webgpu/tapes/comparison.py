@@ -38,7 +38,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The largest difference from an eager run, relative to the largest value, by the type that was computed with."""
+    """The largest difference from an eager run, relative to the largest value, by the type of the computation."""
 
     float32: float
     float16: float
@@ -86,8 +86,8 @@ def require_alike(
 ) -> None:
     """Raise TapeCheckError for the first of `values`, (name, dtype), whose difference the tolerance does not allow.
 
-    `told` begins the message, as "a replayed step differs from an eager one"; `caches` are the names of values that
-    `tolerance.caches` is for.
+    `told` begins the message, as "a replayed step differs from an eager one"; `caches` are the names of values to which
+    `tolerance.caches` applies.
     """
     for (name, dtype), found in zip(values, differences, strict=True):
         spread = tolerance.caches if name in caches else None
