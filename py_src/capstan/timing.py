@@ -19,8 +19,10 @@ class BurstTimes:
     encoded: float
     """When JavaScript began to encode it."""
     submitted: float
+    done: float
+    """When the device had computed it."""
     readable: float
-    """When its ids were there to be read."""
+    """When its ids had been copied and could be read."""
     entered: float
     """When Python was given them."""
     picks: int
@@ -42,6 +44,11 @@ class Timing:
     python_ms: float = 0.0
     """Python's time from being given a burst's ids to the wait for the next burst: the decode loop and the caller's
     code between tokens, without what is in `host_ms`."""
+    waiting_ms: float = 0.0
+    """The device's time for the bursts that were read: from a burst's submit, or from the end of the burst before it,
+    until the device had computed it."""
+    copying_ms: float = 0.0
+    """The time from there until the ids of each burst could be read."""
     bursts: list[BurstTimes] | None = None
     """The times of each burst that was read, if a list is given."""
     _since: float | None = None
@@ -50,6 +57,8 @@ class Timing:
     """The same of the first burst since `pause`."""
     _waiting: float = 0.0
     """When the wait for the last one began."""
+    _done: float = 0.0
+    """When the device had computed the last one."""
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -76,9 +85,13 @@ class Timing:
     def receive(self, burst: Burst | RowBurst) -> None:
         """The burst waited for is there."""
         self.host_ms += burst.host
+        self.waiting_ms += max(0.0, burst.done - max(burst.submitted, self._done))
+        self.copying_ms += burst.readable - burst.done
+        self._done = burst.done
         if self.bursts is not None:
             begun = burst.submitted - burst.host
-            self.bursts.append(BurstTimes(begun, burst.submitted, burst.readable, burst.entered, burst.picks))
+            stamps = burst.submitted, burst.done, burst.readable, burst.entered
+            self.bursts.append(BurstTimes(begun, *stamps, burst.picks))
         self._since = burst.entered
         if self._first is None:
             self._first = self._since

@@ -74,6 +74,7 @@ def test_a_request_is_answered_in_the_way_it_asks_for(way: str, harness: Harness
     assert (found["capture_note"] is None) == (way != "wasm")
     assert found["time_to_first_token_ms"] > 0
     assert found["tokens_per_second"] > 0
+    assert found["waiting_ms"] > 0 <= found["copying_ms"]
     assert found["counters"]["steps"] == 9
 
 

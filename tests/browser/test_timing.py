@@ -37,6 +37,18 @@ def test_a_bursts_times_are_those_of_its_submit_and_its_map(stamps: dict[str, An
         assert mapped <= readable <= ranged, stamps
 
 
+def test_a_bursts_computing_ends_when_the_gpu_says_so_and_copying_follows(stamps: dict[str, Any]) -> None:
+    """The probe asks the queue, too: before the burst does, and after it."""
+    assert len(stamps["bursts"]) == len(stamps["done"]) == len(stamps["work"]) == 9
+    for (submit, readable), done, (before, after) in zip(stamps["bursts"], stamps["done"], stamps["work"], strict=True):
+        assert submit < before <= done <= after or done == readable <= before, stamps
+        assert done <= readable, stamps
+    assert 0 <= stamps["copying_ms"] == pytest.approx(
+        sum(readable - done for (_, readable), done in zip(stamps["bursts"], stamps["done"], strict=True))
+    )
+    assert 0 < stamps["waiting_ms"] <= stamps["done"][-1] - stamps["bursts"][0][0]
+
+
 def test_the_generators_times_are_those_of_the_gpus_results(stamps: dict[str, Any]) -> None:
     tokens, mapped = stamps["tokens"], stamps["mapped"]
     assert len(tokens) == 17

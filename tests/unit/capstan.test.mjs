@@ -14,6 +14,8 @@ const ANSWER = {
   kept_tokens: 3,
   tokens_per_second: 10,
   time_to_first_token_ms: 7,
+  waiting_ms: 6,
+  copying_ms: 0.5,
 };
 
 /** The requests to the worker, without those with which each load begins. */
@@ -116,7 +118,7 @@ test("the text comes in parts, and the result says how it ended and what was kep
   const { requestId, ...result } = await run.result;
   assert.deepEqual(result, {
     ...{ text: "ab", tokenIds: [1, 2], finishReason: "eos", promptTokens: 5, keptTokens: 3 },
-    ...{ tokensPerSecond: 10, timeToFirstTokenMs: 7 },
+    ...{ tokensPerSecond: 10, timeToFirstTokenMs: 7, waitingMs: 6, copyingMs: 0.5 },
   });
   assert.equal(typeof requestId, "number");
   const stats = llm.stats();

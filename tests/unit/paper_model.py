@@ -343,7 +343,7 @@ class PaperBurst:
             yield from self.decoder.gate.wait().__await__()
         if self.fault is not None:
             raise self.fault
-        return Burst(tuple(self.ids), 0.0, 1.0, 0.1, 1.0, self.steps)
+        return Burst(tuple(self.ids), 0.0, 1.0, 1.0, 0.1, 1.0, self.steps)
 
 
 class PaperHost:

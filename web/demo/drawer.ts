@@ -9,7 +9,8 @@ import { bytes, element, made, say } from "./elements";
 /** The rows above the axis: whose time each draws, and its colour in demo.css. */
 const LANES = [
   { name: "JavaScript encodes and submits", colour: "--host" },
-  { name: "GPU, from submit to ids", colour: "--gpu" },
+  { name: "GPU computes", colour: "--gpu" },
+  { name: "The ids are copied", colour: "--copy" },
   { name: "Python takes the ids", colour: "--python" },
 ] as const;
 const LANE_PX = 12;
@@ -46,9 +47,10 @@ export class Drawer {
   showBursts(bursts: readonly BurstTimes[]): void {
     // The first one waits for the prompt.
     const since = bursts[0]?.[0] ?? 0;
-    const moved = ([encoded, submitted, readable, entered, steps]: BurstTimes): BurstTimes => [
+    const moved = ([encoded, submitted, done, readable, entered, steps]: BurstTimes): BurstTimes => [
       encoded - since,
       submitted - since,
+      done - since,
       readable - since,
       entered - since,
       steps,
@@ -60,8 +62,8 @@ export class Drawer {
     say("timeline-note", told(bursts));
     if (bursts.length === 0) return;
     let count = 0;
-    const counts = bursts.map(([, , , , tokens]) => (count += tokens));
-    const times = bursts.map(([, , , entered]) => entered);
+    const counts = bursts.map(([, , , , , tokens]) => (count += tokens));
+    const times = bursts.map(([, , , , entered]) => entered);
     const colour = (name: string) => (): string => this.colour(name);
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line") }, ticks: { stroke: colour("--line") } };
     this.plot = new uPlot(
@@ -69,7 +71,7 @@ export class Drawer {
         ...this.size(),
         padding: [8, 8, 0, 0],
         // Above the tokens there is room for the lanes.
-        scales: { x: { time: false }, y: { range: [0, 1.4 * count] } },
+        scales: { x: { time: false }, y: { range: [0, 1.5 * count] } },
         legend: { show: false },
         axes: [
           { ...axis, values: (_, ticks) => ticks.map((tick) => `${tick} ms`) },
@@ -192,10 +194,11 @@ export class Drawer {
 
 /** From when to when each burst takes the time of a lane's. */
 function spans(bursts: readonly BurstTimes[], lane: number): [number, number][] {
-  return bursts.map(([encoded, submitted, readable, entered], index) => {
+  return bursts.map(([encoded, submitted, done, readable, entered], index) => {
     if (lane === 0) return [encoded, submitted];
     // The GPU begins with a burst when it has done with the one before.
-    if (lane === 1) return [Math.max(submitted, bursts[index - 1]?.[2] ?? 0), readable];
+    if (lane === 1) return [Math.max(submitted, bursts[index - 1]?.[2] ?? 0), done];
+    if (lane === 2) return [done, readable];
     return [readable, entered];
   });
 }
@@ -204,8 +207,8 @@ function spans(bursts: readonly BurstTimes[], lane: number): [number, number][] 
 function told(bursts: readonly BurstTimes[]): string {
   if (bursts.length === 0) return "Nothing has run yet; ask something, and look again.";
   const [first, last] = [bursts[0]!, bursts.at(-1)!];
-  const tokens = bursts.reduce((sum, burst) => sum + burst[4], 0);
-  const took = last[3] - first[0];
+  const tokens = bursts.reduce((sum, burst) => sum + burst[5], 0);
+  const took = last[4] - first[0];
   const shares = LANES.map(({ name }, lane) => {
     const spent = spans(bursts, lane).reduce((sum, [begin, end]) => sum + Math.max(0, end - begin), 0);
     return `${name}: ${spent.toFixed(1)} ms`;

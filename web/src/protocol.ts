@@ -161,10 +161,17 @@ export interface OperationsResult {
 }
 
 /**
- * A submit of decode steps in milliseconds since the first token was requested: JavaScript began to encode it,
- * submitted it, could read its ids, Python received them; then the number of steps.
+ * A submit of decode steps in milliseconds since the first token was requested: JavaScript began to encode it, submitted
+ * it, the device had computed it, its ids had been copied, Python received them; then the number of steps.
  */
-export type BurstTimes = [encoded: number, submitted: number, readable: number, entered: number, steps: number];
+export type BurstTimes = [
+  encoded: number,
+  submitted: number,
+  done: number,
+  readable: number,
+  entered: number,
+  steps: number,
+];
 
 /** A token that could come next. */
 export interface Alternative {

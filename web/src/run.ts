@@ -18,6 +18,9 @@ export interface RunResult {
   keptTokens: number | null;
   tokensPerSecond: number | null;
   timeToFirstTokenMs: number | null;
+  /** The time in which the device computed tokens, and the time in which their ids were copied to the page's memory. */
+  waitingMs: number | null;
+  copyingMs: number | null;
   /** The request's id, which its events carry; null if it was aborted before its turn. */
   requestId: number | null;
 }
@@ -32,6 +35,8 @@ interface Answer {
   kept_tokens?: number;
   tokens_per_second: number | null;
   time_to_first_token_ms: number | null;
+  waiting_ms: number;
+  copying_ms: number;
 }
 
 /** An aborted run has its result after this many milliseconds, even if its worker is busy. */
@@ -153,6 +158,8 @@ export class Run implements AsyncIterable<string> {
       keptTokens: answer.kept_tokens ?? 0,
       tokensPerSecond: answer.tokens_per_second,
       timeToFirstTokenMs: answer.time_to_first_token_ms,
+      waitingMs: answer.waiting_ms,
+      copyingMs: answer.copying_ms,
       requestId: this.id,
     };
   }
@@ -166,6 +173,8 @@ export class Run implements AsyncIterable<string> {
       keptTokens: null,
       tokensPerSecond: null,
       timeToFirstTokenMs: null,
+      waitingMs: null,
+      copyingMs: null,
       requestId: this.id,
     };
   }

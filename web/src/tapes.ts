@@ -254,7 +254,7 @@ export class Tapes {
   /**
    * Submit `picks` sampling steps in one command buffer, each after one step of the tape (the first of them without,
    * if `sampleFirst`), and read the picked ids back. `length` is the number of valid positions the first tape step
-   * sees, `cursor` the ring index of the first pick. Resolves to [submitted, readable, host ms, ids row by row].
+   * sees, `cursor` the ring index of the first pick. Resolves to [submitted, done, readable, host ms, ids row by row].
    */
   burst(
     tape: number,
@@ -337,7 +337,7 @@ export class Tapes {
       for (let at = 0; at < steps || flight.length;) {
         for (; at < steps && flight.length < inFlight; at += picks)
           flight.push(this.burst(tape, sampler, Math.min(picks, steps - at), false, length + at, cursor + at));
-        readable.push((await flight.shift()!)[1]!);
+        readable.push((await flight.shift()!)[2]!);
       }
     } finally {
       await Promise.allSettled(flight);
@@ -374,8 +374,8 @@ export class Tapes {
     const read = reader.encodeCopy(step.encoder, cursor, picks);
     this.watched.submit([step.finish()]);
     const host = performance.now() - start;
-    const { ids, submitted, readable }: BurstResult = await read();
-    return Float64Array.of(submitted, readable, host, ...ids);
+    const { ids, submitted, done, readable }: BurstResult = await read();
+    return Float64Array.of(submitted, done, readable, host, ...ids);
   }
 }
 

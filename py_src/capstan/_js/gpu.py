@@ -338,10 +338,10 @@ def _tensors(tensors: Sequence[BoundTensor]) -> str:
 
 
 async def _numbers(promise: Any) -> Sequence[float]:
-    """A promise of a burst's numbers, already under way; the time of their arrival becomes the fourth."""
+    """A promise of a burst's numbers, already under way; the time of their arrival becomes the fifth."""
     with typed_errors():
         found = await promise
         entered = capstan_host.now()
         numbers = array("d", found.to_bytes())
-    numbers.insert(3, entered)
+    numbers.insert(4, entered)
     return numbers

@@ -17,7 +17,7 @@ from ..timing import BurstTimes, Timing
 from ..tokenizer import Tokenizer
 from . import host
 
-__all__ = ["answer_ids", "burst_list", "plan_for", "tape_of", "tell_alternatives", "told_bursts"]
+__all__ = ["answer_ids", "burst_list", "plan_for", "tape_of", "tell_alternatives", "told_times"]
 
 CONTEXT_TOKENS = 8
 """A token's text is what it adds to the text of so many before it."""
@@ -80,17 +80,22 @@ def burst_list(request: dict[str, Any]) -> list[BurstTimes] | None:
     return [] if request.get("timeline") else None
 
 
-def told_bursts(timing: Timing) -> dict[str, list[list[float]]]:
-    """The bursts in milliseconds since the first token was asked for, if they were kept."""
-    if timing.bursts is None:
-        return {}
+def told_times(timing: Timing) -> dict[str, Any]:
+    """The times of a run, with those of its bursts, in milliseconds since the first token was asked for, if they were
+    kept."""
     since = timing.started or 0.0
+    times: dict[str, Any] = {
+        "tokens_per_second": timing.tokens_per_second,
+        "time_to_first_token_ms": timing.time_to_first_token,
+        "waiting_ms": timing.waiting_ms,
+        "copying_ms": timing.copying_ms,
+    }
 
     def told(burst: BurstTimes) -> list[float]:
-        stamps = (burst.encoded, burst.submitted, burst.readable, burst.entered)
+        stamps = (burst.encoded, burst.submitted, burst.done, burst.readable, burst.entered)
         return [*(round(at - since, 3) for at in stamps), burst.picks]
 
-    return {"bursts": [told(burst) for burst in timing.bursts]}
+    return times if timing.bursts is None else {**times, "bursts": [told(burst) for burst in timing.bursts]}
 
 
 async def tape_of(generator: Generator, prompt: Sequence[int]) -> dict[str, Any]:

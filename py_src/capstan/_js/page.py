@@ -35,7 +35,7 @@ from ..tokenizer import Tokenizer
 from . import host
 from .adapters import adapt, forget_adapters
 from .files import mount
-from .inspection import answer_ids, burst_list, plan_for, tape_of, tell_alternatives, told_bursts
+from .inspection import answer_ids, burst_list, plan_for, tape_of, tell_alternatives, told_times
 from .memory_requests import idle_verification, live_memory, stored_weights
 from .requests import read_request
 
@@ -178,7 +178,6 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
             ids.append(token)
             show(token, generator.token_count() > length)
         show(-1, False)
-        timing = generator.timing
         return {
             "text": "".join(text),
             "token_ids": ids,
@@ -186,9 +185,7 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
             "finish_reason": generator.finish_reason,
             **about,
             "tape_passes": generator.tape_passes,
-            "tokens_per_second": timing.tokens_per_second,
-            "time_to_first_token_ms": timing.time_to_first_token,
-            **told_bursts(timing),
+            **told_times(generator.timing),
             "counters": generator.counters,
             "speculation": None if generator.speculation is None else asdict(generator.speculation),
         }
@@ -267,9 +264,7 @@ async def chat(request: dict[str, Any]) -> dict[str, Any]:
         "sequence_tokens": generator.token_count(),
         "finish_reason": reason,
         **about,
-        "tokens_per_second": generator.timing.tokens_per_second,
-        "time_to_first_token_ms": generator.timing.time_to_first_token,
-        **told_bursts(generator.timing),
+        **told_times(generator.timing),
     }
 
 

@@ -58,6 +58,8 @@ class Burst:
 
     ids: tuple[int, ...]
     submitted: float
+    done: float
+    """When the device had computed them."""
     readable: float
     host: float
     """Time the host spent encoding and submitting the burst."""

@@ -169,7 +169,7 @@ class HostSampledDecoder:
         readable = self._now()
         self._pick()
         entered = self._now()
-        return Burst((self._pending,), submitted, readable, entered - readable, entered)
+        return Burst((self._pending,), submitted, readable, readable, entered - readable, entered)
 
     async def prepare_drafts(self, options: Speculation) -> str | None:
         return self._open().undraftable
@@ -191,7 +191,7 @@ class HostSampledDecoder:
             if ids[place : place + 1] != list(drafts[place : place + 1]):
                 break
         entered = self._now()
-        return Burst(tuple(ids), submitted, readable, entered - readable, entered, (len(ids),))
+        return Burst(tuple(ids), submitted, readable, readable, entered - readable, entered, (len(ids),))
 
     async def run_picked(self) -> None:
         await self.step(self._pending)

@@ -21,6 +21,8 @@ class RowBurst:
     rows: tuple[tuple[int, ...], ...]
     """Ids by row, in order, as many for each row that was asked for; () for the others."""
     submitted: float
+    done: float
+    """When the device had computed them."""
     readable: float
     host: float
     """Time the host spent encoding and submitting the burst."""

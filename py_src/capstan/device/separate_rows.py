@@ -248,6 +248,7 @@ class _Bursts:
         return RowBurst(
             tuple(ids.get(row, ()) for row in range(self._rows)),
             submitted=min(burst.submitted for burst in found),
+            done=max(burst.done for burst in found),
             readable=max(burst.readable for burst in found),
             host=sum(burst.host for burst in found),
             entered=max(burst.entered for burst in found),

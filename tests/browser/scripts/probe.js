@@ -16,8 +16,9 @@
   const live = new Map();
   const pipelines = [];
   const devices = [];
-  const probe = { counts, finished: [], submitted: [], mapped: [], ranged: [], errors: [], lost: [], bound: new Set() };
-  const stamped = ["finished", "submitted", "mapped", "ranged"];
+  const probe = { counts, errors: [], lost: [], bound: new Set() };
+  const stamped = ["finished", "submitted", "work", "mapped", "ranged"];
+  for (const name of stamped) probe[name] = [];
   globalThis.capstanProbe = probe;
   probe.counted = () => JSON.stringify(counts);
   probe.faults = () => JSON.stringify([...probe.errors, ...probe.lost]);
@@ -28,8 +29,9 @@
     probe.errors.length = probe.lost.length = 0;
   };
   /**
-   * Stamps since `forget`: when an encoder's finish and queue.submit were called, when mapAsync was called and had
-   * resolved, and when getMappedRange was called.
+   * Stamps since `forget`: when an encoder's finish and queue.submit were called, when queue.onSubmittedWorkDone had
+   * resolved for the probe right before it did for the caller and right after, when mapAsync was called and had resolved,
+   * and when getMappedRange was called.
    */
   probe.stamps = () => JSON.stringify(Object.fromEntries(stamped.map((name) => [name, probe[name]])));
   /** Ids, by the engine, of the buffers in bind groups made since `forgetBound`. */
@@ -132,6 +134,15 @@
     counts.submits++;
     probe.submitted.push(performance.now());
     return submit(...args);
+  });
+  wrap(GPUQueue.prototype, "onSubmittedWorkDone", (done) => {
+    const stamps = [];
+    probe.work.push(stamps);
+    const note = () => stamps.push(performance.now());
+    done().then(note);
+    const asked = done();
+    done().then(note);
+    return asked;
   });
   wrap(GPUBuffer.prototype, "mapAsync", async function (map, args) {
     const [, offset = 0, size = this.size - offset] = args;

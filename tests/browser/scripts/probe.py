@@ -65,7 +65,8 @@ def held() -> dict[str, int]:
 
 def stamps() -> dict[str, Any]:
     """`finished`, `submitted`, `ranged`: when an encoder's finish, queue.submit and getMappedRange were called;
-    `mapped`: when mapAsync was called and resolved. Since `forget`."""
+    `mapped`: when mapAsync was called and resolved; `work`: when queue.onSubmittedWorkDone resolved right before the
+    caller's call and right after. Since `forget`."""
     found: dict[str, Any] = json.loads(js.capstanProbe.stamps())
     return found
 

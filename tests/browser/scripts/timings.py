@@ -56,6 +56,10 @@ async def stamps(models: Mapping[str, str], *, model: str, prompt: Sequence[int]
         return {
             "tokens": tokens,
             "bursts": [(burst.submitted, burst.readable) for burst in bursts],
+            "done": [burst.done for burst in bursts],
+            "work": seen["work"][-len(bursts) :],
+            "waiting_ms": timing.waiting_ms,
+            "copying_ms": timing.copying_ms,
             "first_submit": seen["submitted"][0],
             # The last submits are the bursts', those before are the prefill's.
             "finished": seen["finished"][-len(bursts) :],

@@ -3,6 +3,7 @@
 import { EngineError } from "../errors";
 import type { WatchedDevice } from "./device";
 import type { Span } from "./sampler";
+import { whenDone } from "./staging";
 
 /** Most decode steps in one submit. */
 export const MAX_BURST = 64;
@@ -12,8 +13,9 @@ export const MAX_IN_FLIGHT = 4;
 export interface BurstResult {
   /** Row by row. */
   ids: Uint32Array;
-  /** performance.now() when the queue took the burst, and when its ids were readable. */
+  /** performance.now() when the queue took the burst, when the GPU had done it, and when its ids were readable. */
   submitted: number;
+  done: number;
   readable: number;
 }
 
@@ -63,6 +65,7 @@ export class RingReader {
 
   private async read(staging: GPUBuffer, count: number): Promise<BurstResult> {
     const submitted = this.watched.lastSubmit;
+    const doneBy = whenDone(this.watched);
     try {
       await staging.mapAsync(GPUMapMode.READ, 0, 4 * count);
     } catch (error) {
@@ -70,10 +73,11 @@ export class RingReader {
       throw await this.watched.explain(error);
     }
     const readable = performance.now();
+    const done = doneBy(readable);
     this.watched.assertHealthy();
     const ids = new Uint32Array(staging.getMappedRange(0, 4 * count).slice(0));
     staging.unmap();
     this.free.push(staging);
-    return { ids, submitted, readable };
+    return { ids, submitted, done, readable };
   }
 }

@@ -49,6 +49,16 @@ const GRAIN = 4;
 /** A mapped range starts at a multiple of this. */
 const MAP_GRAIN = 8;
 
+/** Ask when the GPU has done what was submitted by now; the result tells the time, `latest` unless the answer came before. */
+export function whenDone(watched: WatchedDevice): (latest: number) => number {
+  let done = Infinity;
+  void watched.device.queue.onSubmittedWorkDone().then(
+    () => (done = performance.now()),
+    () => undefined,
+  );
+  return (latest) => Math.min(done, latest);
+}
+
 export class Staging {
   /** The one buffer that is kept, when no readback uses it. */
   private free: GPUBuffer | null = null;
@@ -68,17 +78,14 @@ export class Staging {
    */
   async read(parts: readonly Part[], take: Take): Promise<ReadTimes> {
     const start = performance.now();
-    let idle = Infinity;
     // Asked for before the copies are: telling the times apart costs no round trip.
-    void this.watched.device.queue.onSubmittedWorkDone().then(
-      () => (idle = performance.now()),
-      () => undefined,
-    );
+    const doneBy = whenDone(this.watched);
+    let done = 0;
     await this.begin(parts)((mapped) => {
-      idle = Math.min(idle, performance.now());
+      done = doneBy(performance.now());
       take(mapped);
     });
-    return { waiting: idle - start, copying: performance.now() - idle };
+    return { waiting: done - start, copying: performance.now() - done };
   }
 
   /**

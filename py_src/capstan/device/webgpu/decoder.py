@@ -446,5 +446,5 @@ class WebGpuDecoder:
 
 
 async def _burst(numbers: Awaitable[Sequence[float]]) -> Burst:
-    submitted, readable, host, entered, *ids = await numbers
-    return Burst(tuple(int(id_) for id_ in ids), submitted, readable, host, entered)
+    submitted, done, readable, host, entered, *ids = await numbers
+    return Burst(tuple(int(id_) for id_ in ids), submitted, done, readable, host, entered)

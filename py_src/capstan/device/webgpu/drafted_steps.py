@@ -82,10 +82,10 @@ class DraftedSteps:
 
 async def _burst(numbers: Awaitable[Sequence[float]], positions: int) -> Burst:
     """The burst of drafted steps, each with the ids that it picked at some of its positions."""
-    submitted, readable, host, entered, *found = await numbers
+    submitted, done, readable, host, entered, *found = await numbers
     steps = [
         [int(token) for token in found[start : start + positions] if token != NOTHING]
         for start in range(0, len(found), positions)
     ]
     ids = tuple(token for step in steps for token in step)
-    return Burst(ids, submitted, readable, host, entered, tuple(map(len, steps)))
+    return Burst(ids, submitted, done, readable, host, entered, tuple(map(len, steps)))

@@ -295,7 +295,7 @@ class JointRows:
 
 
 async def _burst(numbers: Awaitable[Sequence[float]], rows: int, asked: frozenset[int]) -> RowBurst:
-    submitted, readable, host, entered, *found = await numbers
+    submitted, done, readable, host, entered, *found = await numbers
     picks = len(found) // rows
     ids = (tuple(map(int, found[row * picks : (row + 1) * picks])) if row in asked else () for row in range(rows))
-    return RowBurst(tuple(ids), submitted, readable, host, entered)
+    return RowBurst(tuple(ids), submitted, done, readable, host, entered)
