@@ -10,10 +10,14 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import raise_remote
 from .terminal import Output, say
+from .trace import write_trace
+
+if TYPE_CHECKING:
+    from capstan.tracing import TraceFile
 
 with suppress(ImportError):
     import readline  # noqa: F401  # gives input() editing and a history
@@ -28,16 +32,16 @@ COMMANDS = "/reset begins a new conversation, /exit or Ctrl-D ends, Ctrl-C stops
 COMMAND = re.compile(r"/[a-z]+")
 
 
-def converse(request: dict[str, Any], mounts: Mapping[str, Path], debug: bool) -> int:
+def converse(request: dict[str, Any], mounts: Mapping[str, Path], debug: bool, trace: TraceFile | None) -> int:
     """Read messages and print the model's answers until the input ends; `request` has no messages yet."""
     try:
-        asyncio.run(talk(request, mounts, debug))
+        asyncio.run(talk(request, mounts, debug, trace))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     return 0
 
 
-async def talk(request: dict[str, Any], mounts: Mapping[str, Path], debug: bool) -> None:
+async def talk(request: dict[str, Any], mounts: Mapping[str, Path], debug: bool, trace: TraceFile | None) -> None:
     """Open the page, make the model ready, take turns."""
     from .digests import Digests
     from .page import open_harness
@@ -47,7 +51,7 @@ async def talk(request: dict[str, Any], mounts: Mapping[str, Path], debug: bool)
     output = Output()
     try:
         with serving(assemble(), mounts, digests=Digests()) as server:
-            async with open_harness(server.url, output.show, debug) as harness:
+            async with open_harness(server.url, output.show, debug, trace=trace is not None) as harness:
                 ready = await harness.request(request)
                 if not ready["ok"]:
                     raise_remote(ready["error"])
@@ -57,6 +61,8 @@ async def talk(request: dict[str, Any], mounts: Mapping[str, Path], debug: bool)
                 say(f"device {about['device']}, adapter {about['adapter']}, capture {capture}")
                 say(f"at most {about['max_length']} tokens; {COMMANDS}")
                 await Conversation(harness.request, request, output).run()
+                if trace is not None:
+                    await write_trace(harness, trace)
     finally:
         output.end_line()
 

@@ -51,9 +51,10 @@ async def open_harness(
     on_event: Callable[[Event], None],
     debug: bool = False,
     on_input: Callable[[], Awaitable[str | None]] | None = None,
+    trace: bool = False,
 ) -> AsyncIterator[HarnessPage]:
     """Start the browser, open harness.html of the site at `url`, boot it; all is closed at the end of the block.
-    `on_input` gives a script the next line of its input, None at the end."""
+    `on_input` gives a script the next line of its input, None at the end; `trace` begins a trace with the worker."""
     path = str(find_browser())
     async with async_playwright() as playwright:
         browser = await launch(playwright, path, url)
@@ -66,7 +67,7 @@ async def open_harness(
             if on_input is not None:
                 await page.expose_binding("capstanInput", lambda _source: on_input())
             try:
-                await page.goto(url + "harness.html")
+                await page.goto(url + "harness.html" + ("?trace" if trace else ""))
                 await page.evaluate("() => window.capstan.ready")
             except Error as error:
                 raise page_error(error, path) from error

@@ -22,6 +22,7 @@ from ..models import (
     repository,
 )
 from ..terminal import Output, say
+from ..trace import add_trace_argument, trace_file, write_trace
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
 
@@ -90,6 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         what = "the output matches" if kind == "regex" else "the file has a grammar of the output"
         add(f"--{kind.replace('_', '-')}", dest=kind, metavar=metavar, help=f"{what} ({kind} of set_guidance)")
     add("--json", action="store_true", help="end stdout with one line of JSON")
+    add_trace_argument(parser)
 
 
 def check(args: argparse.Namespace) -> None:
@@ -100,6 +102,7 @@ def check(args: argparse.Namespace) -> None:
         if value is not None and value < 1:
             raise CommandError(f"{option} is {value}, but must be at least 1: give a larger number or leave it out")
     search = read_search(args)
+    args.trace = trace_file(args.trace)
     hub = repository(args.model, args.hub, args.revision) if args.model is not None else None
     args.folders = [] if hub else [check_model(Path(args.model) if args.model is not None else BUNDLED)]
     if args.chat:
@@ -244,7 +247,7 @@ def run(args: argparse.Namespace) -> int:
     if args.chat:
         from ..conversation import converse
 
-        return converse(args.request, mounts(args.folders), args.debug)
+        return converse(args.request, mounts(args.folders), args.debug, args.trace)
     return asyncio.run(generate(args))
 
 
@@ -258,8 +261,11 @@ async def generate(args: argparse.Namespace) -> int:
     output = Output()
     try:
         with serving(assemble(), mounts(args.folders), digests=Digests()) as server:
-            async with open_harness(server.url, output.show, args.debug) as harness:
+            async with open_harness(server.url, output.show, args.debug, trace=bool(args.trace)) as harness:
                 reply = await harness.request(args.request)
+                output.end_line()
+                if args.trace:
+                    await write_trace(harness, args.trace)
     finally:
         output.end_line()
     if not reply["ok"]:

@@ -54,6 +54,7 @@ from .speculation import Speculation, SpeculationStats
 from .stream import StoppingStream, TextStream
 from .timing import Timing
 from .tokenizer import Tokenizer, TokenizerStream
+from .tracing import Trace, trace
 from .weights.store import StoredWeights, Verification, WeightStore
 
 if sys.platform == "emscripten":
@@ -101,6 +102,7 @@ __all__ = [
     "Timing",
     "Tokenizer",
     "TokenizerStream",
+    "Trace",
     "UncomputedError",
     "UnsupportedModelError",
     "ValidationError",
@@ -116,4 +118,5 @@ __all__ = [
     "open_device",
     "plan",
     "shortlist_processor",
+    "trace",
 ]

@@ -11,6 +11,7 @@ from .device.interface import DeviceInterface
 from .errors import AsyncRequiredError
 from .guidance.matcher import Grammars
 from .memory import Fit
+from .spans import HostSpans
 from .storage import Backing, WeightData
 
 __all__ = ["Host", "configure", "current_host", "use_host", "wait_here"]
@@ -23,6 +24,12 @@ class Host(Protocol):
 
     def now(self) -> float:
         """Milliseconds on the clock of all time stamps."""
+
+    def begin_trace(self) -> None:
+        """Note when devices do what, for a trace; one that is begun already goes on."""
+
+    async def end_trace(self) -> HostSpans:
+        """The spans that were noted since; none is noted any more."""
 
     def can_wait(self) -> bool:
         """Whether a synchronous call may block here."""

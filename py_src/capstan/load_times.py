@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+
+from .spans import span
 
 __all__ = ["LoadTimes", "during_load", "phase"]
 
@@ -45,10 +47,7 @@ def during_load(now: Callable[[], float]) -> Iterator[LoadTimes]:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """A phase of the load that is under way; outside of a load nothing is noted."""
+    """A phase of the load that is under way; outside of a load a trace alone has it."""
     times = current.get()
-    if times is None:
+    with span(name, "load"), nullcontext() if times is None else times.of(name):
         yield
-    else:
-        with times.of(name):
-            yield

@@ -16,6 +16,7 @@ from .load_times import during_load, phase
 from .model_folder import FoundModel, find_model, no_progress
 from .retrying import require_stall_timeout
 from .search import SearchOptions
+from .spans import span
 from .tape import PASSES
 
 __all__ = ["Opened", "Source", "open_model", "read_configuration", "search_options", "set_stall_timeout", "source_of"]
@@ -103,7 +104,7 @@ def set_stall_timeout(host: Host, seconds: float | None) -> None:
 
 async def open_model(host: Host, source: Source, progress: Progress = no_progress, keep_weights: bool = True) -> Opened:
     """Read the folder's small files, check them, then load the graph and the weights."""
-    with during_load(host.now) as times:
+    with during_load(host.now) as times, span("load the model", "load"):
         folder = await host.adopt(source.path, keep_weights)
         with phase("files"):
             found, files = await read_small_files(host, folder, source, keep_weights, progress)

@@ -17,6 +17,7 @@ from .memory import DeviceBuffer, DeviceSpan, Pools
 from .prompt import Prompt
 from .row import Row
 from .run_ahead import RunAhead
+from .spans import span
 from .step_counts import StepCounts
 from .stream import StoppingStream
 from .timing import Timing
@@ -332,7 +333,8 @@ class RowLoop:
             stop = row.next_run() if self._repeats else end
             part = row.tokens[row.valid : stop][: self.options.chunk_size]
             picked = self._repeats and not row.is_appended(row.valid, len(part))
-            await (decoder.step(part) if picked else decoder.prefill(number, part, row.valid))
+            with span("run tokens", tokens=len(part)):
+                await (decoder.step(part) if picked else decoder.prefill(number, part, row.valid))
             self.require_open()
             if self.stale:
                 return False

@@ -16,6 +16,7 @@ from .leaving import when_dropped
 from .prompt import checked_prompts
 from .row import Row
 from .run_ahead import RunAhead
+from .spans import span
 
 if TYPE_CHECKING:
     from .model import Model
@@ -185,7 +186,8 @@ class RowPool:
         row.valid = found
         while row.valid < len(row.tokens):
             part = row.tokens[row.valid :][: self._options.chunk_size]
-            await decoder.prefill(place, part, row.valid)
+            with span("run tokens", tokens=len(part)):
+                await decoder.prefill(place, part, row.valid)
             if member.changes != changes:
                 return
             row.valid += len(part)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .spans import note
+
 if TYPE_CHECKING:
     from .device.base import Burst
     from .device.row_decoder import RowBurst
@@ -79,6 +81,7 @@ class Timing:
         """Python begins to wait for a burst."""
         if self._since is not None:
             self.python_ms += now - self._since
+            note("Python", "between bursts", self._since, now)
         self._since = None
         self._waiting = now
 

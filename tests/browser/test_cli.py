@@ -15,6 +15,7 @@ import pytest
 from buildtools import ROOT
 from buildtools.server import SiteServer
 from tests.harness import Harness
+from tests.trace_format import slices_by_track
 
 NANO = ROOT / "tests/fixtures/nano-llama"
 KEYS = {
@@ -68,6 +69,32 @@ def test_run_ends_with_the_json_that_is_promised() -> None:
     streamed = done.stdout.removesuffix(done.stdout.splitlines()[-1] + "\n")
     assert streamed.rstrip("\n") == result["text"].rstrip("\n")
     assert done.stderr.splitlines()[-1].startswith("6 tokens, ")
+
+
+def test_a_traced_run_leaves_the_whole_trace_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text("an earlier one")
+    asked = ("run", "--prompt-ids", "3,4,5", "--model", str(NANO), "--max-new-tokens", "6")
+    done = build_py(*asked, "--trace", str(path))
+    assert done.returncode == 0, done.stderr
+    trace = json.loads(path.read_text())
+    slices = slices_by_track(trace)
+    assert {"load", "Python", "submit", "wait", "copy", "GPU"} <= slices.keys()
+    names = {each["name"] for found in slices.values() for each in found}
+    assert {"start the worker", "load the model", "record and check the decode step", "burst"} <= names
+    count = sum(map(len, slices.values()))
+    said = f"trace: {count} spans in {path}; open it in Perfetto (ui.perfetto.dev)"
+    assert done.stderr.splitlines()[-2] == said
+    assert [each.name for each in tmp_path.iterdir()] == ["trace.json"]
+
+
+def test_a_run_that_fails_is_traced_and_a_trace_without_a_gpu_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    done = build_py("run", "--prompt-ids", "999999", "--model", str(NANO), "--device", "wasm", "--trace", str(path))
+    assert done.returncode == 2
+    assert "999999" in done.stderr.splitlines()[-1]
+    assert "; no GPU times: nothing was replayed on a GPU; open it in" in done.stderr.splitlines()[-2]
+    assert "load the model" in {each["name"] for each in slices_by_track(json.loads(path.read_text()))["load"]}
 
 
 def test_an_error_of_the_engine_is_one_line_and_status_2() -> None:

@@ -43,8 +43,12 @@ def test_a_bursts_computing_ends_when_the_gpu_says_so_and_copying_follows(stamps
     for (submit, readable), done, (before, after) in zip(stamps["bursts"], stamps["done"], stamps["work"], strict=True):
         assert submit < before <= done <= after or done == readable <= before, stamps
         assert done <= readable, stamps
-    assert 0 <= stamps["copying_ms"] == pytest.approx(
-        sum(readable - done for (_, readable), done in zip(stamps["bursts"], stamps["done"], strict=True))
+    assert (
+        0
+        <= stamps["copying_ms"]
+        == pytest.approx(
+            sum(readable - done for (_, readable), done in zip(stamps["bursts"], stamps["done"], strict=True))
+        )
     )
     assert 0 < stamps["waiting_ms"] <= stamps["done"][-1] - stamps["bursts"][0][0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from playwright.sync_api import Page
@@ -10,6 +11,7 @@ from buildtools import ROOT
 from buildtools.server import SiteServer
 from tests import oracle
 from tests.browser.model_variants import LLAMA
+from tests.trace_format import slices_by_track
 
 CHAT = """async () => {
   const { Capstan } = await import("/capstan/capstan.js");
@@ -194,13 +196,17 @@ RUN_BLOCKS = """async (blocks) => {
 def test_the_code_of_the_documentation_runs(blank_page: Page) -> None:
     text = (ROOT / "docs/web.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```js\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    streamed, result, processed, session, completion, error = blank_page.evaluate(RUN_BLOCKS, blocks)
+    with blank_page.expect_download() as saved:
+        streamed, result, processed, session, completion, trace, error = blank_page.evaluate(RUN_BLOCKS, blocks)
     assert 1 < len(streamed) <= 8
     assert result[0].endswith(" 4 max_new_tokens")
     even = [int(token) % 2 for token in processed[0].split()]
     assert even == [0] * 4
     assert session[-1] == "1 system user assistant"
     assert completion[0] in ("yes", "no")
+    slices = slices_by_track(json.loads(saved.value.path().read_text()))
+    assert {each["name"] for each in slices["Python"]} >= {"answer: load", "answer: chat"}
+    assert trace == ["nothing was replayed on a GPU"], "a software adapter is no GPU to 'auto'"
     assert error[0].startswith('OptionError "OWNER/NAME" reads as the id of a hub')
 
 

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, test } from "node:test";
-import { Capstan } from "../../web/src/capstan.ts";
+import { Capstan, Client } from "../../web/src/capstan.ts";
 
 const PAGE = "http://page.test/folder/index.html";
 const LOADED = { device: "wasm", adapter: "cpu", context_length: 64, can_chat: true, load_times: { read: [0, 2] } };
@@ -456,6 +456,45 @@ test("what is told while a model is loaded, is told as progress until it is ther
     { status: "loading", file: null, loaded: 0, total: 0 },
     { status: "reading model.onnx", file: "model.onnx", loaded: 1, total: 2 },
   ]);
+});
+
+test("a trace begins with the worker, or later, and ends behind the runs before it", async () => {
+  const trace = { traceEvents: [], displayTimeUnit: "ms", otherData: {} };
+  const order = [];
+  behaviour = ({ request, good }) => {
+    if (request.kind === "chat") setTimeout(() => good(ANSWER), 5);
+    if (request.kind === "trace") good(request.action === "stop" ? trace : null);
+  };
+  const llm = await load({ trace: true });
+  assert.equal(boots[0].trace, true);
+  void llm.chat(MESSAGES).result.then(() => order.push("answer"));
+  assert.deepEqual(await llm.trace().finally(() => order.push("trace")), trace);
+  assert.deepEqual(order, ["answer", "trace"]);
+  assert.equal(await llm.trace.start(), undefined);
+  assert.deepEqual(
+    asked.filter(({ kind }) => kind === "trace"),
+    [
+      { kind: "trace", action: "stop" },
+      { kind: "trace", action: "start" },
+    ],
+  );
+  await load();
+  assert.equal(boots[1].trace, false);
+});
+
+test("a worker that replaces another is traced from its start if that one was", async () => {
+  behaviour = ({ request, good }) => request.kind === "trace" && good({});
+  const client = await Client.start({ trace: true });
+  const die = () => client.worker.onmessage({ data: { tag: "fatal", reason: "it ended" } });
+  die();
+  await client.request({ kind: "trace", action: "stop" });
+  die();
+  await client.request({ kind: "trace", action: "start" });
+  die();
+  assert.deepEqual(
+    boots.map(({ trace }) => trace),
+    [true, true, false, true],
+  );
 });
 
 test("a hub's repository is named by its id and the hub's address", async () => {

@@ -44,6 +44,21 @@ def request(model: Path, *argv: str) -> dict[str, Any]:
     return made
 
 
+def test_the_file_of_a_trace_is_tried_before_anything_begins(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    args = cli.parse(["run", "x", "--model", str(model), "--trace", str(folder / "trace.json")])
+    run_command.check(args)
+    assert args.trace.path == folder / "trace.json"
+    assert list(folder.iterdir()) == []
+    with pytest.raises(
+        CommandError, match=r"--trace: .*/none/trace\.json \(No such file or directory\): give a path in a"
+    ):
+        request(model, "x", "--trace", str(folder / "none" / "trace.json"))
+    with pytest.raises(CommandError, match=r"--trace: .*/traces, which is no file: give the path of a file"):
+        request(model, "--chat", "--trace", str(folder))
+
+
 def test_an_adapter_is_served_from_its_folder(model: Path, tmp_path: Path) -> None:
     (model / "beside it.onnx_adapter").touch()
     folder = tmp_path / "tuned"

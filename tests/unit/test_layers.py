@@ -21,7 +21,7 @@ import pytest
 SOURCES = Path(__file__).parents[2] / "py_src" / "capstan"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "fallback", "file_names", "json_text", "load_times"),
+    ("errors", "fallback", "file_names", "json_text", "load_times", "spans"),
     (
         *("config", "graph", "guidance", "hub", "memory", "model_types", "repository", "retrying", "sampling"),
         *("search", "speculation", "stages", "storage"),
@@ -76,7 +76,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
             "prefix_cache",
             "replay",
         ),
-        *("speculated_loop", "row_pool", "stream", "opening", "recovery", "tokenizer"),
+        *("speculated_loop", "row_pool", "stream", "opening", "recovery", "tokenizer", "tracing"),
     ),
     ("genai",),
     ("capstan", "_js.adapters", "_js.inspection", "_js.page", "_js.start"),

@@ -16,9 +16,9 @@ Adapters AsyncRequiredError BindingError BufferMismatchError CapstanError Closed
 DeviceLostError DeviceUnavailableError FallbackWarning Generator GeneratorParams GuidanceError HubRepository
 LogitsError MemoryTypeError Model ModelFileError OptionError OutOfMemoryError PromptError SearchOptions Speculation
 SpeculationStats StoppingStream StorageError StoredWeights TapeCheckError TapeError TapeKeyError TextStream
-Timing Tokenizer TokenizerStream UncomputedError UnsupportedModelError ValidationError Verification
+Timing Tokenizer TokenizerStream Trace UncomputedError UnsupportedModelError ValidationError Verification
 VersionError WeightStore WeightsChangedError configure logits_processor measure memory notebook open_device
-plan shortlist_processor
+plan shortlist_processor trace
 """
 
 GENAI = {

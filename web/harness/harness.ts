@@ -21,12 +21,13 @@ declare global {
   }
 }
 
-/** `?python=plain` starts Python without its memory snapshot, `?verify=MS` is Client.start's verifyAfter. */
+/** `?python=plain` starts Python without its memory snapshot, `?verify=MS` is Client.start's verifyAfter, `?trace` its trace. */
 const given = new URLSearchParams(location.search);
 const snapshot = given.get("python") !== "plain";
 const verify = given.get("verify");
 const started = Client.start({
   snapshot,
+  trace: given.has("trace"),
   ...(verify === null ? {} : { verifyAfter: Number(verify) }),
   onEvent: (event) => window.capstanEvent?.(event),
   onInput: async () => (await window.capstanInput?.()) ?? null,

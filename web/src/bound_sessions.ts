@@ -5,9 +5,11 @@ import { copyBytes } from "./crossing";
 import { EngineError } from "./errors";
 import type { WatchedDevice } from "./gpu/device";
 import { DryRecorder, type RecordingObjects } from "./gpu/recorder";
+import { submitTimes } from "./gpu/traced_step";
 import { Handles } from "./handles";
 import { createSession, endCapture, exclusively, giveBack, keepRegistered, type Ort, releaseUnless } from "./ort";
 import type { ModelSession } from "./sessions";
+import { tracer } from "./trace";
 
 /**
  * One bound tensor: a buffer from its start, seen with an ONNX dtype and dims. A size of -1 is each run's number of
@@ -113,8 +115,12 @@ export class BoundSessions {
         this.watched.write(this.lastLength(), 0, new Uint8Array(Int32Array.of(valid - 1).buffer));
         feeds[total] = new this.ort.Tensor("int32", Int32Array.of(valid), []);
       }
+      const begun = performance.now();
       try {
         await this.sessions.get(session).ort.run(feeds, fetches);
+        const end = performance.now();
+        if (tracer.on)
+          tracer.submit("onnxruntime-web's run", begun, end, submitTimes(this.watched.device), null, { tokens });
       } catch (thrown) {
         const error = await this.watched.explain(thrown);
         throw error instanceof EngineError

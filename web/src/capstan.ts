@@ -23,6 +23,7 @@ import type {
   Message,
   ModelFolder,
   Request,
+  Trace,
 } from "./protocol";
 import { Run, type RunResult, Turns } from "./run";
 import { Session } from "./session";
@@ -69,6 +70,8 @@ export interface LoadOptions extends ModelOptions {
   snapshot?: boolean;
   /** Milliseconds that an aborted run has to end, 10 seconds unless given; then its worker is replaced. See Client.start. */
   cancelDeadline?: number;
+  /** Take a trace, from the worker's start on; see Capstan.trace. */
+  trace?: boolean;
   /** Milliseconds without a run until stored weights are compared with their digests, 5 seconds unless given. See Client.start. */
   verifyAfter?: number;
 }
@@ -114,12 +117,20 @@ const LOAD_OPTIONS = [
   "snapshot",
   "cancelDeadline",
   "verifyAfter",
+  "trace",
 ];
 
 /** See Capstan.chat. */
 export interface Chat {
   (messages: readonly Message[], options?: ChatOptions): Run;
   readonly completions: Completions;
+}
+
+/** See Capstan.trace. */
+export interface Tracing {
+  (): Promise<Trace>;
+  /** Begin a trace, after the runs that were asked for before. Rejects with OptionError if one is being taken. */
+  start(): Promise<void>;
 }
 
 /** One model in one worker. Runs wait for one another, in the order of their calls. */
@@ -137,6 +148,10 @@ export class Capstan {
     const chat = (messages: readonly Message[], given: ChatOptions = {}): Run =>
       this.run(chatRequest(this.folder, this.options, messages, given), given);
     this.chat = Object.assign(chat, { completions: new Completions(chat) });
+    const traced = (action: "start" | "stop"): Promise<unknown> => this.inTurn({ kind: "trace", action });
+    this.trace = Object.assign(async () => (await traced("stop")) as Trace, {
+      start: async () => void (await traced("start")),
+    });
   }
 
   /**
@@ -145,7 +160,7 @@ export class Capstan {
    */
   static async load(model: ModelFolder, options: LoadOptions = {}): Promise<Capstan> {
     requireKnown(options, LOAD_OPTIONS);
-    const { signal, onEvent, onProgress, assetsUrl, snapshot, cancelDeadline, verifyAfter } = options;
+    const { signal, onEvent, onProgress, assetsUrl, snapshot, cancelDeadline, verifyAfter, trace } = options;
     signal?.throwIfAborted();
     const folder = modelFolder(model, options, pageAddress());
     // Who thinks better of it at once, as React's StrictMode does, has started no worker.
@@ -163,6 +178,7 @@ export class Capstan {
       ...(snapshot === undefined ? {} : { snapshot }),
       ...(cancelDeadline === undefined ? {} : { cancelDeadline }),
       ...(verifyAfter === undefined ? {} : { verifyAfter }),
+      ...(trace === undefined ? {} : { trace }),
       ...(signal ? { signal } : {}),
       // The worker would begin with weights that are stored.
       ...(expectable(folder) && !options.disableFileMappedWeights ? { expected: expectedOf(folder, options) } : {}),
@@ -227,6 +243,12 @@ export class Capstan {
     });
     return { ...(result as { status: number }), ...printed };
   }
+
+  /**
+   * `trace()` ends the trace that `load` began with the option `trace`, or `trace.start()`, after the runs that were asked
+   * for before, and resolves to it. Rejects with OptionError if none is being taken.
+   */
+  readonly trace: Tracing;
 
   /** Live memory of the GPU and of Python's sessions, by purpose. */
   async memory(): Promise<MemoryResult> {

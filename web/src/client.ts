@@ -40,6 +40,8 @@ export type {
   Reply,
   Request,
   StoredFile,
+  Trace,
+  TraceEvent,
 } from "./protocol";
 
 /** Milliseconds after `cancel` until a script that never waits is interrupted as by Ctrl-C. */
@@ -76,6 +78,8 @@ export interface StartOptions {
    * compared with their digests, each file once. The next request stops that at once. Infinity is never.
    */
   verifyAfter?: number;
+  /** Take a trace, from the worker's start on, until TraceRequest ends it. */
+  trace?: boolean;
   /** Called for each event of the start (id 0) and of every request, with the request's id. */
   onEvent?: (event: CapstanEvent, id: number) => void;
   /** Gives a script the next line of its input, with its line break, null at the end; without it there is no input. */
@@ -121,6 +125,7 @@ export class Client {
     private readonly snapshot: boolean,
     private readonly cancelDeadline: number,
     private readonly verifyAfter: number,
+    private tracing: boolean,
     private readonly onEvent: (event: CapstanEvent, id: number) => void,
     private readonly onInput: () => Promise<string | null>,
   ) {}
@@ -142,12 +147,12 @@ export class Client {
     const assets = options.base ? { base: new URL(options.base, location.href).href, places: {} } : defaultAssets();
     const { onEvent = () => {}, onInput = async () => null } = options;
     const { snapshot = true, cancelDeadline = CANCEL_DEADLINE_MS, verifyAfter = VERIFY_AFTER_MS } = options;
-    const { expected: wanted } = options;
+    const { expected: wanted, trace = false } = options;
     if (!(cancelDeadline > 0))
       throw new EngineError("OptionError", `cancelDeadline is ${cancelDeadline}; it must be milliseconds above 0`);
     if (!(verifyAfter >= 0))
       throw new EngineError("OptionError", `verifyAfter is ${verifyAfter}; it must be milliseconds from 0`);
-    const client = new Client(assets, snapshot, cancelDeadline, verifyAfter, onEvent, onInput);
+    const client = new Client(assets, snapshot, cancelDeadline, verifyAfter, trace, onEvent, onInput);
     const expected = wanted
       ? { model: addressOf(wanted.model), dtype: wanted.dtype ?? null, device: wanted.device ?? "auto" }
       : null;
@@ -165,6 +170,7 @@ export class Client {
   request(request: Request, onEvent?: (event: CapstanEvent, id: number) => void): Promise<Reply> {
     if (this.failure) return Promise.reject(this.failure);
     const id = this.nextId++;
+    if (request.kind === "trace") this.tracing = request.action === "start";
     const stops = request.kind === "cancel" ? this.running() : null;
     const reply = new Promise<Reply>((resolve, reject) =>
       this.pending.set(id, { request, stops, onEvent, resolve, reject }),
@@ -182,7 +188,7 @@ export class Client {
 
   /** Start a worker, and send it the requests that wait. */
   private async boot(expected: Expected | null): Promise<void> {
-    const { assets, snapshot, verifyAfter } = this;
+    const { assets, snapshot, verifyAfter, tracing: trace } = this;
     const worker = (this.worker = startWorker(assets));
     // It is missing without cross-origin isolation, and in some browsers with it.
     const shared = typeof SharedArrayBuffer === "undefined" ? null : new SharedArrayBuffer(1);
@@ -202,7 +208,7 @@ export class Client {
       else void loadFailure(assetUrl(assets, "worker.js")).then(lost);
     };
     const booted = new Promise<Readiness>((resolve, reject) => (this.booted = { resolve, reject }));
-    this.post({ tag: "boot", assets, interrupt: shared, snapshot, expected, life, verifyAfter });
+    this.post({ tag: "boot", assets, interrupt: shared, snapshot, expected, life, verifyAfter, trace });
     try {
       this.ready = await booted;
     } catch (error) {

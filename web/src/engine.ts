@@ -21,6 +21,7 @@ import { Handles } from "./handles";
 import { loadOrt, type Ort, PROVIDERS } from "./ort";
 import { type EngineSide, ModelSession } from "./sessions";
 import { Tapes } from "./tapes";
+import { tracer } from "./trace";
 
 /** The indices of the buffers in a step of `execute`. */
 const BUFFER_PLACES: Record<SpanStep[0], number[]> = {
@@ -60,7 +61,10 @@ export class GpuEngine {
   }
 
   static async open(assets: Assets): Promise<GpuEngine> {
-    return new GpuEngine(await loadOrt(assets), await WatchedDevice.open());
+    const begun = performance.now();
+    const engine = new GpuEngine(await loadOrt(assets), await WatchedDevice.open());
+    tracer.add("load", "open onnxruntime-web and the GPU", begun);
+    return engine;
   }
 
   /** The adapter's summary, the runtime that computes on it, and the options of its execution provider. */

@@ -19,12 +19,15 @@ import { sha256 } from "./storage/sha256";
 import { absolute, assumedSource, openSource } from "./storage/source";
 import { cpuThreads, loadOrt, PROVIDERS, requireUnloaded } from "./ort";
 import { ModelSession } from "./sessions";
+import { tracer } from "./trace";
 import { makeTokenizer } from "./tokenizers";
 import { WasmEngine } from "./wasm";
 
 export function makeHost(assets: Assets): Record<string, unknown> {
   return {
     now: () => performance.now(),
+    beginTrace: () => tracer.begin(),
+    endTrace: () => tracer.end(),
     configure: (ortUrl: string | undefined, xgrammarUrl: string | undefined) => {
       if (ortUrl !== undefined) requireUnloaded();
       placeAssets(assets, { "ort/": ortUrl, "xgrammar/": xgrammarUrl });

@@ -14,6 +14,7 @@ export type Request =
   | AlternativesRequest
   | OperationsRequest
   | EndSessionRequest
+  | TraceRequest
   | CancelRequest;
 
 /** A model folder: a URL ending in a slash, what the user picked, a folder or the files of one, or a hub's repository. */
@@ -269,6 +270,32 @@ export interface StoredFile {
   suspect: number[];
 }
 
+/** Take a trace from now on, or end it: the result is a Trace then. */
+export interface TraceRequest {
+  kind: "trace";
+  action: "start" | "stop";
+}
+
+/** Where the time went, in Chrome's trace format (JSON Object Format): saved to a file it opens in Perfetto. */
+export interface Trace {
+  traceEvents: TraceEvent[];
+  displayTimeUnit: "ms";
+  /** The adapter and the versions, `dropped_spans`, and in `no_gpu_times` why there are none (null if there are). */
+  otherData: Record<string, unknown>;
+}
+
+/** A span ("X") in microseconds since 1970, or the name of a track ("M"). */
+export interface TraceEvent {
+  name: string;
+  ph: "X" | "M";
+  pid: number;
+  tid: number;
+  ts?: number;
+  dur?: number;
+  cat?: string;
+  args?: Record<string, unknown>;
+}
+
 /** Stop the request that is running; its own reply then says how it ended. */
 export interface CancelRequest {
   kind: "cancel";
@@ -332,6 +359,8 @@ export type ToWorker =
       life: string | null;
       /** Milliseconds without a request until stored weights are compared with their digests. */
       verifyAfter: number;
+      /** Take a trace, from the worker's start on. */
+      trace: boolean;
     }
   /** `stops` is the request that a cancel is for, if there is one. */
   | { tag: "request"; id: number; request: Request; stops: number | null }

@@ -6,6 +6,7 @@ import { copyBytes, withBytes } from "./crossing";
 import { EngineError } from "./errors";
 import type { HeldSubmit } from "./gpu/held_submit";
 import type { Delivery, Part, Staging } from "./gpu/staging";
+import { submitTimes } from "./gpu/traced_step";
 import {
   createSession,
   exclusively,
@@ -16,6 +17,7 @@ import {
   submitPending,
 } from "./ort";
 import type { Memory } from "./storage/memory";
+import { tracer } from "./trace";
 
 /**
  * A tensor of a run: at `offset` of buffer `buffer` of the engine (0 but for staging memory), else in view `view` of the
@@ -184,7 +186,11 @@ export class ModelSession {
       const { told, arrivals, finish } = await (engine
         ? engine.exclusively(this.owner, () => this.runOnGpu(engine, inputs, wanted, memory))
         : exclusively(async () => this.outcome(wanted, await this.runOnce(inputs, wanted, memory))));
-      const maps = await finish((mapped) => arrive(arrivals, mapped, memory, make!));
+      const maps = await finish((mapped) => {
+        const begun = performance.now();
+        arrive(arrivals, mapped, memory, make!);
+        tracer.add("copy", "results of a run", begun);
+      });
       return JSON.stringify([told, maps]);
     } finally {
       for (const proxy of held) proxy.destroy();
@@ -199,11 +205,14 @@ export class ModelSession {
   ): Promise<Outcome> {
     engine.assertHealthy();
     for (const { buffer } of wanted) if (buffer !== undefined) engine.staging.requireUnmapped(engine.buffer(buffer));
+    const begun = performance.now();
     if (wanted.some((tensor) => !this.isLeft(tensor))) engine.held.begin();
     try {
       return this.outcome(wanted, await this.runOnce(inputs, wanted, memory));
     } finally {
       engine.held.end();
+      const end = performance.now();
+      if (tracer.on) tracer.submit("onnxruntime-web's run", begun, end, submitTimes(engine.device), null);
     }
   }
 

@@ -8,7 +8,7 @@ import { countsByLength, countsOfStep } from "./gpu/counts";
 import type { WatchedDevice } from "./gpu/device";
 import { FusedKernels, type FusedSpec, type Part } from "./gpu/fused";
 import { FusedPipelines } from "./gpu/kernels";
-import { type PlayedOp, StepEncoder, Tape } from "./gpu/player";
+import { type PlayedOp, Tape } from "./gpu/player";
 import { type BurstResult, RingReader } from "./gpu/ring";
 import { Sampler, type SamplerTargets, type Span } from "./gpu/sampler";
 import type { SamplerProgram } from "./gpu/sampler_program";
@@ -22,8 +22,10 @@ import {
   type TapeSource,
 } from "./gpu/stored_tape";
 import { operationTimes, stepTime } from "./gpu/timing";
+import { submitTimes, TracedStep } from "./gpu/traced_step";
 import { witness, type WitnessSpec } from "./gpu/witness";
 import { Handles } from "./handles";
+import { tracer } from "./trace";
 
 /** Part of a buffer, by [handle, offset, bytes]. */
 type SpanSpec = [number, number, number];
@@ -246,9 +248,10 @@ export class Tapes {
   /** Encode one step of a tape and nothing else; `length` is the number of valid positions it sees. */
   playOnce(tape: number, length: number): void {
     const played = this.playable(tape);
-    const step = new StepEncoder(this.watched);
+    const step = TracedStep.begin(this.watched);
     played.encode(step, length);
-    this.watched.submit([step.finish()]);
+    const end = step.submit();
+    if (tracer.on) step.trace("replay", end, submitTimes(this.watched.device), { length });
   }
 
   /**
@@ -264,16 +267,15 @@ export class Tapes {
     length: number,
     cursor: number,
   ): Promise<Float64Array> {
-    const start = performance.now();
     const played = this.playable(tape);
     const held = this.samplers.get(sampler);
-    const step = new StepEncoder(this.watched);
+    const step = TracedStep.begin(this.watched);
     let valid = length;
     for (let i = 0; i < picks; i++) {
       if (i > 0 || !sampleFirst) played.encode(step, valid++);
       held.sampler.encode(step.pass);
     }
-    return this.finishBurst(step, held.reader, cursor, picks, start);
+    return this.finishBurst(step, held.reader, cursor, picks, "burst");
   }
 
   /** Let the sampler take steps with drafts, over a tape of so many positions with these input ids and logits. */
@@ -295,17 +297,16 @@ export class Tapes {
     length: number,
     cursor: number,
   ): Promise<Float64Array> {
-    const start = performance.now();
     const played = this.playable(tape);
     const held = this.samplers.get(sampler);
-    const step = new StepEncoder(this.watched);
+    const step = TracedStep.begin(this.watched);
     for (let i = 1; i <= steps; i++) {
       held.sampler.encodeDrafted(
         () => step.pass,
         () => played.encode(step, length + i * positions),
       );
     }
-    return this.finishBurst(step, held.reader, cursor, steps * positions, start);
+    return this.finishBurst(step, held.reader, cursor, steps * positions, "drafted burst");
   }
 
   /** Pick one token from the logits that are there, after ORT's own run over `valid` positions unless `binding` is 0. */
@@ -313,9 +314,9 @@ export class Tapes {
     const start = performance.now();
     if (binding) await this.sessions.run(binding, valid, 1);
     const held = this.samplers.get(sampler);
-    const step = new StepEncoder(this.watched);
+    const step = TracedStep.begin(this.watched);
     held.sampler.encode(step.pass);
-    return this.finishBurst(step, held.reader, cursor, 1, start);
+    return this.finishBurst(step, held.reader, cursor, 1, "pick", start);
   }
 
   /**
@@ -364,18 +365,20 @@ export class Tapes {
   }
 
   private async finishBurst(
-    step: StepEncoder,
+    step: TracedStep,
     reader: RingReader,
     cursor: number,
     picks: number,
-    start: number,
+    name: string,
+    start = step.begun,
   ): Promise<Float64Array> {
     step.endPass();
     const read = reader.encodeCopy(step.encoder, cursor, picks);
-    this.watched.submit([step.finish()]);
-    const host = performance.now() - start;
-    const { ids, submitted, done, readable }: BurstResult = await read();
-    return Float64Array.of(submitted, done, readable, host, ...ids);
+    const end = step.submit();
+    const reading: Promise<BurstResult> = read();
+    if (tracer.on) step.trace(name, end, reading, { picks });
+    const { ids, submitted, done, readable } = await reading;
+    return Float64Array.of(submitted, done, readable, end - start, ...ids);
   }
 }
 

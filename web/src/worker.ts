@@ -24,6 +24,7 @@ import { dropExpected } from "./storage/source";
 import { expectWeights, FOLDER } from "./storage/weights_ahead";
 import { onFatalError, warmUpOrt } from "./ort";
 import { startPython } from "./python";
+import { tracer } from "./trace";
 
 type Handler = PyCallable & {
   (request: string, id: number): Promise<string>;
@@ -33,7 +34,12 @@ type Handler = PyCallable & {
 /** Whether Python can wait within a call (JavaScript Promise Integration); it awaits in every browser. */
 const CAN_WAIT = "Suspending" in WebAssembly;
 
-type Page = PyProxy & { handle: Handler; cancel: PyCallable; look_after_weights(milliseconds: number): void };
+type Page = PyProxy & {
+  handle: Handler;
+  cancel: PyCallable;
+  look_after_weights(milliseconds: number): void;
+  begin_trace(): void;
+};
 type Start = PyProxy & { begin(refused: string | undefined, vendored: string): void };
 
 let handler: Handler | null = null;
@@ -121,6 +127,7 @@ function describe(thrown: unknown): Error {
  * there can be no such worker, everything is compiled here.
  */
 async function warmUpBeside(assets: Assets): Promise<void> {
+  const begun = performance.now();
   let helper: Worker | null = null;
   try {
     const started = (helper = startWorker(assets));
@@ -132,6 +139,7 @@ async function warmUpBeside(assets: Assets): Promise<void> {
     // It is warmed up here alone.
   }
   await warmUpOrt(assets);
+  tracer.add("load", "compile onnxruntime-web in a second worker", begun);
   // Its compiled code is kept as long as somebody uses it.
   helper?.terminate();
 }
@@ -181,7 +189,9 @@ function dropAhead(): void {
   void aheadOn?.dropAhead();
 }
 
-async function boot({ assets, interrupt, snapshot, expected, life, verifyAfter }: Boot): Promise<void> {
+async function boot({ assets, interrupt, snapshot, expected, life, verifyAfter, trace }: Boot): Promise<void> {
+  if (trace) tracer.begin();
+  tracer.add("load", "start the worker", 0);
   onFatalError((error) => died("onnxruntime-web", error));
   if (life) void holdLife(life).then(() => post({ tag: "alive" }));
   emit({ kind: "status", text: "starting Python" });
@@ -192,11 +202,14 @@ async function boot({ assets, interrupt, snapshot, expected, life, verifyAfter }
     mountFile,
     openGpu: () => openGpu(assets),
   };
+  const begun = performance.now();
   const starting = startPython(assets, host, snapshot);
   // Both take their time, and nearly everything that Python is asked for needs them.
   void (expected?.device === "wasm" || !navigator.gpu ? warmUpOrt(assets, "cpu") : warmUpBeside(assets));
   (expected ? prepare(assets, expected) : requestAdapter()).catch(() => undefined);
   const { pyodide, from, vendored, refused } = await starting;
+  tracer.add("load", "start Python", begun, performance.now(), { from });
+  const started = performance.now();
   fileSystem = pyodide.FS;
   (pyodide as unknown as WithFatal)._api.on_fatal = (error) => died("Python", error);
   if (interrupt) pyodide.setInterruptBuffer((signal = new Uint8Array(interrupt)));
@@ -205,6 +218,8 @@ async function boot({ assets, interrupt, snapshot, expected, life, verifyAfter }
   (pyodide.pyimport("capstan._js.start") as Start).begin(refused, JSON.stringify(vendored));
   const page = pyodide.pyimport("capstan._js.page") as Page;
   page.look_after_weights(verifyAfter);
+  if (trace) page.begin_trace();
+  tracer.add("load", "import capstan", started);
   handler = page.handle;
   cancel = page.cancel;
   post({ tag: "booted", id: 0, ready_ms: performance.now(), python: from });
@@ -240,7 +255,8 @@ async function answer(id: number, request: Request): Promise<void> {
     reply = failure(error);
   }
   post({ tag: "reply", id, reply });
-  if (request?.kind !== "models" && request?.kind !== "memory" && request?.kind !== "plan") dropAhead();
+  if (request?.kind !== "models" && request?.kind !== "memory" && request?.kind !== "plan" && request?.kind !== "trace")
+    dropAhead();
 }
 
 function failure(error: unknown): Reply {

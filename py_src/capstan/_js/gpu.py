@@ -13,6 +13,7 @@ from typing import Any
 from ..device.webgpu.engine import NOT_FUSED, BoundTensor, Difference, SamplerSpec, WeightPiece
 from ..graph import FedLengths
 from ..memory import BufferRequest, LedgerEntry, keep_account
+from ..spans import spanned
 from ..stages import SamplerProgram
 from ..weights.shared import SharedWeights
 from .errors import typed_errors
@@ -128,6 +129,7 @@ class JsGpuEngine:
         with typed_errors():
             return array("d", (await self.js.shortlist(buffer, dtype, vocab, count, start, rows)).to_bytes())
 
+    @spanned("compare with an eager run")
     async def compare(self, pairs: Sequence[tuple[int, int, int, str]]) -> list[Difference]:
         keys = ("a", "b", "bytes", "dtype")
         with typed_errors():
@@ -148,6 +150,7 @@ class JsGpuEngine:
         with typed_errors():
             return int(self._sessions.sessionHandle(session.js, owner))
 
+    @spanned("create a session")
     async def create_session(self, model: bytes, capture: bool, owner: str) -> int:
         with typed_errors():
             return int(await self._sessions.createSession(model, capture, owner))
@@ -178,6 +181,7 @@ class JsGpuEngine:
         with typed_errors():
             await self._sessions.idle()
 
+    @spanned("record a run")
     async def record(self, binding: int) -> dict[str, Any]:
         with typed_errors():
             return _object(await self._sessions.record(binding))
@@ -189,6 +193,7 @@ class JsGpuEngine:
         with typed_errors():
             return int(self.js.recordedId(buffer))
 
+    @spanned("make a tape")
     async def make_tape(
         self, recording: int, played: Sequence[Any], written: Sequence[int], fused: Mapping[str, Any] = NOT_FUSED
     ) -> int:
@@ -200,6 +205,7 @@ class JsGpuEngine:
         with typed_errors():
             return _object(await self._tapes.storeTape(tape, json.dumps(list(given))))
 
+    @spanned("restore a stored tape")
     async def restore_tape(self, stored: Mapping[str, Any], given: Mapping[int, int], owner: str) -> int:
         with typed_errors():
             return int(await self._tapes.restoreTape(json.dumps(stored), json.dumps(list(given.items())), owner))
@@ -220,6 +226,7 @@ class JsGpuEngine:
         with typed_errors():
             self._tapes.poison(tape, recording, json.dumps(buffers))
 
+    @spanned("compare with the truth")
     async def witness(self, recording: int, tape: int, length: int, spec: Mapping[str, Any]) -> bytes:
         with typed_errors():
             return bytes((await self._tapes.witness(recording, tape, length, json.dumps(spec))).to_bytes())

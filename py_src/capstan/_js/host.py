@@ -9,11 +9,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, TypeVar
 
+import pyodide
 from pyodide.ffi import can_run_sync as _can_run_sync
 from pyodide.ffi import run_sync as _run_sync
 
 from ..fallback import fall_back
 from ..retrying import retried
+from ..spans import HostSpans, Span
 from .errors import storage_errors, typed_errors
 from .gpu import JsGpuEngine
 from .own_host import capstan_host
@@ -22,10 +24,12 @@ __all__ = [
     "adapter",
     "adopt_files",
     "be_interrupted_once",
+    "begin_trace",
     "can_wait",
     "configure",
     "cpu",
     "emit",
+    "end_trace",
     "fetch_bytes",
     "fetch_optional",
     "file_exists",
@@ -52,6 +56,23 @@ def emit(event: dict[str, Any]) -> None:
 def now() -> float:
     """performance.now() of the worker, in milliseconds: the clock of all time stamps."""
     return float(capstan_host.now())
+
+
+def begin_trace() -> None:
+    """Have the worker note spans for a trace."""
+    capstan_host.beginTrace()
+
+
+async def end_trace() -> HostSpans:
+    """The worker's spans (web/src/trace.ts)."""
+    found: dict[str, Any] = json.loads(await capstan_host.endTrace())
+    about: dict[str, Any] = {"pyodide": pyodide.__version__}
+    engine = gpu()
+    if engine is not None:
+        adapter = engine.adapter()
+        names = ("vendor", "architecture", "description")
+        about |= {"adapter": " ".join(filter(None, (adapter[name] for name in names))), "runtime": adapter["runtime"]}
+    return HostSpans(**found | {"spans": [Span(*each) for each in found["spans"]]}, about=about)
 
 
 def can_wait() -> bool:

@@ -28,10 +28,12 @@ from ..hub import HubRepository
 from ..json_text import clipped
 from ..model import Model
 from ..named_processors import named_processor
+from ..spans import span
 from ..speculation import SPECULATION_OPTIONS, Speculation
 from ..stream import StoppingStream
 from ..timing import Timing
 from ..tokenizer import Tokenizer
+from ..tracing import begin_trace, end_trace
 from . import host
 from .adapters import adapt, forget_adapters
 from .files import mount
@@ -39,7 +41,7 @@ from .inspection import answer_ids, burst_list, plan_for, tape_of, tell_alternat
 from .memory_requests import idle_verification, live_memory, stored_weights
 from .requests import read_request
 
-__all__ = ["cancel", "handle", "look_after_weights"]
+__all__ = ["begin_trace", "cancel", "handle", "look_after_weights"]
 
 Key = tuple[str | HubRepository, str | None, str, str | None, int, bool]
 """A model's folder and dtype, the device, the capture, the bytes of the prefix cache, and whether it is loaded without
@@ -80,7 +82,8 @@ async def handle(text: str, number: int) -> str:
             raise asyncio.CancelledError
         await idle.stop()
         request = read_request(text)
-        reply = {"ok": True, "result": await answer_of(request)(request)}
+        with span(f"answer: {request['kind']}", request=number):
+            reply = {"ok": True, "result": await answer_of(request)(request)}
     except (asyncio.CancelledError, KeyboardInterrupt) as error:
         reply = failure("KeyboardInterrupt", "stopped by the user", error)
     except Exception as error:
@@ -111,6 +114,7 @@ def answer_of(request: dict[str, Any]) -> Callable[[dict[str, Any]], Awaitable[A
         "alternatives": alternatives,
         "operations": operations,
         "end_session": end_session,
+        "trace": traced,
     }
     return answers[request["kind"]]
 
@@ -371,6 +375,16 @@ async def end_session(request: dict[str, Any]) -> None:
     """Give back what a session holds; it may have ended already."""
     lost.pop(request["session"], None)
     await end_conversation(request["session"])
+
+
+async def traced(request: dict[str, Any]) -> dict[str, Any] | None:
+    """Begin a trace, or end it and return it."""
+    if request["action"] not in ("start", "stop"):
+        raise OptionError(f"a trace's action is {clipped(request['action'])}; it must be start or stop")
+    if request["action"] == "stop":
+        return await end_trace()
+    begin_trace()
+    return None
 
 
 def folder_of(model: Any) -> str | HubRepository:

@@ -30,6 +30,7 @@ from ..memory import Fit
 from ..notes import Notes, build
 from ..repository import ON_CPU, ON_F16, ON_F32
 from ..retrying import pause, retried
+from ..spans import HostSpans
 from ..storage import BrokenDownloadError, ExternalData
 from ..tape import WorkgroupLimits
 from ..weights.manifest import MANIFEST_SUFFIX
@@ -59,6 +60,12 @@ class PageHost:
 
     def now(self) -> float:
         return host.now()
+
+    def begin_trace(self) -> None:
+        host.begin_trace()
+
+    async def end_trace(self) -> HostSpans:
+        return await host.end_trace()
 
     def can_wait(self) -> bool:
         return host.can_wait()

@@ -21,6 +21,7 @@ FIELDS = {
     "plan": ("model", "dtype", "device"),
     "alternatives": (*MODEL, "prompt", "answer", "count", "max_length", "max_new_tokens", "search"),
     "end_session": ("session",),
+    "trace": ("action",),
 }
 """By the kind of a request; others may be there, too."""
 

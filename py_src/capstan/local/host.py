@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -18,6 +19,7 @@ from ..errors import DeviceUnavailableError, ModelFileError, OptionError
 from ..hub import HubRepository
 from ..memory import Fit
 from ..repository import ON_CPU
+from ..spans import HostSpans
 from ..storage import Backing
 from ..weights.manifest import MANIFEST_SUFFIX
 from ..weights.weight_file import WeightFile
@@ -39,6 +41,14 @@ class LocalHost:
 
     def now(self) -> float:
         return time.perf_counter() * 1e3
+
+    def begin_trace(self) -> None:
+        """Does nothing: Python has all spans here."""
+
+    async def end_trace(self) -> HostSpans:
+        about = {"runtime": f"CPython on {sys.platform}"}
+        origin = time.time() * 1e3 - self.now()
+        return HostSpans([], 0, origin, "the reference device has no GPU", about=about)
 
     def can_wait(self) -> bool:
         return True

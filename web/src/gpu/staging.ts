@@ -2,6 +2,7 @@
 // map; the wait and the copy are timed apart.
 
 import { EngineError } from "../errors";
+import { tracer } from "../trace";
 import type { WatchedDevice } from "./device";
 
 /** The times of a readback, in milliseconds. */
@@ -85,7 +86,13 @@ export class Staging {
       done = doneBy(performance.now());
       take(mapped);
     });
-    return { waiting: done - start, copying: performance.now() - done };
+    const end = performance.now();
+    if (tracer.on) {
+      const given = { bytes: parts.reduce((sum, { bytes }) => sum + bytes, 0) };
+      tracer.add("wait", "readback", start, done, given);
+      tracer.add("copy", "readback", done, end, given);
+    }
+    return { waiting: done - start, copying: end - done };
   }
 
   /**

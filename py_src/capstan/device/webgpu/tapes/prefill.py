@@ -9,6 +9,7 @@ from functools import partial
 from ....errors import OutOfMemoryError, TapeError, UnsupportedModelError
 from ....fallback import fall_back
 from ....graph import GraphDescription, NBitsProduct
+from ....spans import spanned
 from ....tape import (
     MatMul,
     MatrixMatMul,
@@ -211,6 +212,7 @@ class PrefillTapes:
             await self.engine.release_session(session)
         self.sessions.clear()
 
+    @spanned("record and check a prompt's run")
     async def _make(self, length: int) -> int:
         """A checked tape of runs of `length`; 0, with the reason reported, if there can be none."""
         tape = 0

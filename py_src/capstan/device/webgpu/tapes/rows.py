@@ -8,6 +8,7 @@ from typing import Protocol
 
 from ....graph import LeftOut
 from ....memory import BufferRequest
+from ....spans import spanned
 from ....tape import (
     RowSpans,
     WorkgroupLimits,
@@ -93,6 +94,7 @@ class Widened:
     owner: str
 
 
+@spanned("record and check the step of several tokens")
 async def widened_tape(
     engine: GpuEngine,
     buffers: SequenceBuffers,

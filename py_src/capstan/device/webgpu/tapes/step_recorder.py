@@ -11,6 +11,7 @@ from typing import Any
 from ....errors import OutOfMemoryError, TapeCheckError, TapeError
 from ....fallback import fall_back
 from ....graph import GraphDescription, LeftOut
+from ....spans import spanned
 from ....tape import (
     Command,
     Copy,
@@ -56,6 +57,7 @@ class StepRecorder:
     left_out: Sequence[LeftOut] = ()
     """Attention inputs that the recorded step leaves out: our kernels put them back, or the step is not replayed."""
 
+    @spanned("record and check the decode step")
     async def record(self) -> DecodeStep:
         """Record the captured session's first run; return the step asked for, or the next one down with the reason."""
         try:
