@@ -79,7 +79,7 @@ def begin(now: Callable[[], float]) -> None:
 
 
 def end() -> Spans:
-    """The spans that were kept; none is kept any more. Raises OptionError if none were."""
+    """The spans that were kept; none is kept any more. Raises OptionError without a trace."""
     global _taken
     if _taken is None:
         raise OptionError(
@@ -98,7 +98,7 @@ def note(track: str, name: str, begun: float, ended: float) -> None:
 
 @contextmanager
 def span(name: str, track: str = "Python", **given: Any) -> Iterator[None]:
-    """What happens inside is a span."""
+    """Keep a span from the begin of the block to its end."""
     spans = _taken
     if spans is None:
         yield

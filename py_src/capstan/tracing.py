@@ -1,4 +1,4 @@
-"""Where the time goes: load, Python, submits, waits, copies and the GPU in one file, which opens in Perfetto.
+"""Traces: the times of load, Python, submits, waits, copies and the GPU in one file, which opens in Perfetto.
 
 The format is Chrome's (JSON Object Format): complete events in microseconds on one clock, and the names of the tracks.
 Spans that overlap without one holding the other, such as the waits for queued bursts, are on lanes of their own.

@@ -13,6 +13,7 @@ from tests import oracle
 from tests.browser.model_variants import LLAMA
 from tests.trace_format import slices_by_track
 
+LONG_MS = 240_000
 CHAT = """async () => {
   const { Capstan } = await import("/capstan/capstan.js");
   const progress = [];
@@ -196,7 +197,7 @@ RUN_BLOCKS = """async (blocks) => {
 def test_the_code_of_the_documentation_runs(blank_page: Page) -> None:
     text = (ROOT / "docs/web.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```js\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    with blank_page.expect_download() as saved:
+    with blank_page.expect_download(timeout=LONG_MS) as saved:
         streamed, result, processed, session, completion, trace, error = blank_page.evaluate(RUN_BLOCKS, blocks)
     assert 1 < len(streamed) <= 8
     assert result[0].endswith(" 4 max_new_tokens")

@@ -276,11 +276,11 @@ export interface TraceRequest {
   action: "start" | "stop";
 }
 
-/** Where the time went, in Chrome's trace format (JSON Object Format): saved to a file it opens in Perfetto. */
+/** The times of a worker in Chrome's trace format (JSON Object Format): saved to a file it opens in Perfetto. */
 export interface Trace {
   traceEvents: TraceEvent[];
   displayTimeUnit: "ms";
-  /** The adapter and the versions, `dropped_spans`, and in `no_gpu_times` why there are none (null if there are). */
+  /** The adapter, the versions, `dropped_spans`, and in `no_gpu_times` the reason why the GPU's times are missing, or null. */
   otherData: Record<string, unknown>;
 }
 

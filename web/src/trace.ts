@@ -87,7 +87,7 @@ export class Tracer {
     return room;
   }
 
-  /** What fails has its own error elsewhere. */
+  /** Has the trace's end await some work, whose failure is told elsewhere. */
   private awaited(work: () => Promise<void>): void {
     const working = work()
       .catch(() => undefined)
@@ -116,7 +116,7 @@ export class Tracer {
   }
 }
 
-/** What tells when a device's GPU began with a submit and ended it, in milliseconds on its own clock. */
+/** Reads when a device's GPU began with a submit and ended it, in milliseconds on its own clock. */
 export interface GpuSpan {
   readonly device: object;
   read(): Promise<readonly [begin: number, end: number]>;
