@@ -267,6 +267,8 @@ class TestEndOfSequence:
         generator.append_tokens([50])
         assert not generator.is_done()
         assert asyncio.run(take(generator, 5)) == run_of([*PROMPT, *first[:-1], 50], 5)
+        # Steps past the end may have written other rows for the token before it.
+        assert paper.decoders[0].prefills[-1] == ([first[-2], 50], len(PROMPT) + len(first) - 2)
 
     def test_is_not_done_before_it_was_read(self) -> None:
         generator, _ = made(run_ahead=8, decoder={"eos_at": 6})

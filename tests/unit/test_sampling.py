@@ -309,6 +309,13 @@ def test_a_draw_depends_on_seed_position_and_row_alone() -> None:
     assert sum(a == b for a, b in zip(first, other, strict=True)) < 5
 
 
+def test_a_draw_is_word_0_of_philox_over_position_and_row_with_the_seed_as_key() -> None:
+    options = SAMPLED.replace(random_seed=7 | 5 << 32)
+    for position, row in ((3, 0), (0, 3), (9, 2)):
+        unit = philox4x32_10((position, row, 0, 0), (7, 5))[0]
+        assert sample(array("f", [1.5] * 1000), options, position, row) == unit * 1000 >> 32
+
+
 def test_both_halves_of_the_seed_count() -> None:
     row = array("f", [0.0] * 100000)
     assert len({sample(row, SAMPLED.replace(random_seed=seed), 0) for seed in (1, 1 + 2**32, 1 + 2**63)}) == 3
