@@ -16,6 +16,8 @@ __all__ = ["GROUP", "add_arguments", "check", "run"]
 GROUP = "dev"
 EXTENDED = "--extended"
 """With the tests that take minutes each."""
+OTHERS = {"--faults": "tests.faults", "--mutations": "tests.mutations", "--soak": "tests.soak"}
+"""The module that takes pytest's place, by option."""
 PROCESSES = 4
 """At most so many browsers at once: each has a software adapter, which takes about a GB."""
 
@@ -24,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Everything after `test` is pytest's."""
     parser.add_argument("pytest_args", nargs="*", metavar="...", help="arguments for pytest, such as -k NAME or a path")
     parser.add_argument("--faults", action="store_true", help="try bad input instead: --seed N, --count N, --no-page")
+    parser.add_argument("--mutations", action="store_true", help="seed faults and see each found instead: NAME, --list")
     parser.add_argument("--soak", metavar="MINUTES", help="run models and lose devices instead: --seed N, --out FILE")
 
 
@@ -35,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """Assemble the site once, then run pytest in the checkout."""
     from ..site import assemble
 
-    for option, module in (("--faults", "tests.faults"), ("--soak", "tests.soak")):
+    for option, module in OTHERS.items():
         if option in args.pytest_args:
             given = [argument for argument in args.pytest_args if argument != option]
             paths = os.pathsep.join([str(ROOT / "py_src"), str(ROOT)])

@@ -1,0 +1,66 @@
+"""Faults in the loops that generate, in what they share, and in the model's use of a device."""
+
+from __future__ import annotations
+
+from ..mutation import Mutation, unit
+
+__all__ = ["GENERATION"]
+
+GENERATION = (
+    Mutation(
+        "row.rewind_keeps_last_row",
+        "py_src/capstan/row.py",
+        "        self.unsettle(max(0, length - 1))\n        if not length:",
+        "        self.unsettle(length)\n        if not length:",
+        "after a rewind the last token is not run again, so that the logits are of another position",
+        unit("generator", "reference_generator"),
+    ),
+    Mutation(
+        "row.end_in_cache",
+        "py_src/capstan/row.py",
+        "            self.unsettle(max(0, self.valid - 1))\n        else:",
+        "            pass\n        else:",
+        "cache entries behind an end of sequence count as right",
+        unit("generator", "generator_use", "rows"),
+    ),
+    Mutation(
+        "row_loop.past_the_end",
+        "py_src/capstan/row_loop.py",
+        "picks = min(picks, self.max_length - self.length - ready - self.flight.picks)",
+        "picks = min(picks, self.max_length - self.length - ready)",
+        "bursts under way are forgotten, so that steps are submitted past max_length",
+        unit("generator"),
+    ),
+    Mutation(
+        "row_loop.changed_meanwhile",
+        "py_src/capstan/row_loop.py",
+        "        if not self.stale:\n            self.receive(found)",
+        "        self.receive(found)",
+        "ids of a burst are taken in although the sequence was changed meanwhile",
+        unit("generator", "generator_use"),
+    ),
+    Mutation(
+        "run_ahead.gap_measured",
+        "py_src/capstan/run_ahead.py",
+        "if last is None or burst.submitted > last:",
+        "if last is None:",
+        "a pause of the reader counts as the time of a step",
+        unit("run_ahead"),
+    ),
+    Mutation(
+        "prefix_cache.last_token",
+        "py_src/capstan/prefix_cache.py",
+        'wanted = array("q", loop.rows[number].tokens[:-1])',
+        'wanted = array("q", loop.rows[number].tokens)',
+        "the last token of a prompt is taken over, too, so that nothing makes its logits",
+        unit("prefix_cache"),
+    ),
+    Mutation(
+        "prefix_cache.other_adapter",
+        "py_src/capstan/prefix_cache.py",
+        "            if kept.key == loop.cache_key:",
+        "            if True:",
+        "rows that were computed with another adapter are taken over",
+        unit("prefix_cache", "lora"),
+    ),
+)

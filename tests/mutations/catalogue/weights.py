@@ -1,0 +1,85 @@
+"""Faults in the store of weights, their digests and their sharing."""
+
+from __future__ import annotations
+
+from ..mutation import Mutation, unit
+
+__all__ = ["WEIGHTS"]
+
+WEIGHTS = (
+    Mutation(
+        "weight_file.journal_first",
+        "py_src/capstan/weights/weight_file.py",
+        """            await self._file.write(chunk, start, length)
+            self._have[shard] = digest
+            if self._record is None:
+                await self._store.note(self.identity, shard, digest)
+""",
+        """            self._have[shard] = digest
+            if self._record is None:
+                await self._store.note(self.identity, shard, digest)
+            await self._file.write(chunk, start, length)
+            if self._record is None:
+                pass
+""",
+        "the journal names a shard before its bytes are written",
+        unit("weight_file"),
+    ),
+    Mutation(
+        "store.record_first",
+        "py_src/capstan/weights/store.py",
+        """        await self._unrecord(backing, f"{identity.key}{DATA}")
+        await backing.write_text(f"{identity.key}{JOURNAL}", Journal(""",
+        """        await backing.write_text(f"{identity.key}{JOURNAL}", Journal(""",
+        "a record calls a data file complete while it is written anew",
+        unit("weight_file"),
+    ),
+    Mutation(
+        "store.other_version",
+        "py_src/capstan/weights/store.py",
+        "if source is None or source.identity != identity:",
+        "if source is None or source.identity.name != identity.name:",
+        "stored weights are used although the source has changed since",
+        unit("weight_file"),
+    ),
+    Mutation(
+        "manifest.last_shard",
+        "py_src/capstan/weights/manifest.py",
+        "return start, min(self.shard_size, self.size - start)",
+        "return start, self.shard_size",
+        "the last shard of a file is read past its end",
+        unit("weight_manifest", "weight_file"),
+    ),
+    Mutation(
+        "records.torn_line",
+        "py_src/capstan/weights/records.py",
+        "for line in lines[:-1]:",
+        "for line in lines:",
+        "the last line of a journal counts although a crash may have truncated it",
+        unit("weight_file", "weight_manifest"),
+    ),
+    Mutation(
+        "shared.leak_after_failure",
+        "py_src/capstan/weights/shared.py",
+        "        except BaseException:\n            self.give_back(held)\n            raise\n        finally:",
+        "        finally:",
+        "buffers stay allocated after a load that failed",
+        unit("shared_weights"),
+    ),
+    Mutation(
+        "shared.loading_used",
+        "py_src/capstan/weights/shared.py",
+        "            await pending[0].loaded.wait()\n",
+        "            break\n",
+        "a second user gets buffers that are not filled yet",
+        unit("shared_weights"),
+    ),
+    Mutation(
+        "idle.file_open",
+        "py_src/capstan/weights/idle.py",
+        "        finally:\n            file.close()\n\n    def _tell",
+        "        finally:\n            pass\n\n    def _tell",
+        "the check of stored weights keeps their file open, which other tabs wait for",
+        unit("idle_verification"),
+    ),
+)

@@ -1,0 +1,99 @@
+"""The seeded faults fit the product as it is, and `build.py test --mutations` tells which of them no test finds."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from buildtools import ROOT
+from tests.mutations.catalogue import MUTATIONS
+from tests.mutations.main import chosen, main, try_all
+from tests.mutations.mutation import Mutation, MutationError
+
+
+def mutation(name: str, text: str, instead: str) -> Mutation:
+    return Mutation(name, "product.py", text, instead, f"the fault {name}", ("tests/test_product.py",))
+
+
+PRODUCT = "def total(numbers):\n    # Of none it is 0.\n    return sum(numbers)\n"
+KILLED = mutation("sum.lost", "return sum(numbers)", "return 0")
+SURVIVOR = mutation("comment.lost", "# Of none it is 0.", "# It is.")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A checkout with a product that one test looks at."""
+    root = tmp_path / "root"
+    (root / "tests").mkdir(parents=True)
+    (root / "product.py").write_text(PRODUCT)
+    (root / "pyproject.toml").write_text('[tool.pytest.ini_options]\npythonpath = ["."]\n')
+    (root / "tests/test_product.py").write_text(
+        "from product import total\n\n\ndef test_numbers_are_added():\n    assert total([1, 2]) == 3\n"
+    )
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    return root
+
+
+@pytest.mark.parametrize("each", MUTATIONS, ids=[each.name for each in MUTATIONS])
+def test_a_fault_fits_the_product_once_and_names_its_tests(each: Mutation) -> None:
+    assert each.mutated(ROOT) != (ROOT / each.file).read_text(encoding="utf-8")
+    assert each.fault
+    assert each.tests
+    for test in each.tests:
+        assert (ROOT / test.partition("::")[0]).is_file()
+
+
+def test_no_two_faults_have_one_name() -> None:
+    assert max(Counter(each.name for each in MUTATIONS).values()) == 1
+
+
+def test_a_fault_that_no_test_finds_is_told(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert try_all([KILLED, SURVIVOR], root, tmp_path / "copy") == 1
+    told = capsys.readouterr().out
+    assert "sum.lost" in told
+    assert "tests/test_product.py::test_numbers_are_added" in told
+    assert "2 faults, 1 found" in told
+    assert told.splitlines()[-1] == "no test finds comment.lost (product.py): the fault comment.lost"
+    assert (root / "product.py").read_text() == PRODUCT
+
+
+def test_faults_that_are_all_found_end_well(root: Path, tmp_path: Path) -> None:
+    assert try_all([KILLED], root, tmp_path / "copy") == 0
+
+
+def test_a_test_that_fails_without_a_fault_proves_nothing(root: Path, tmp_path: Path) -> None:
+    (root / "product.py").write_text(PRODUCT.replace("sum(numbers)", "sum(numbers) + 1"))
+    with pytest.raises(MutationError, match="test_numbers_are_added fails without a fault"):
+        try_all([SURVIVOR], root, tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    ("each", "told"),
+    [
+        (mutation("gone", "return max(numbers)", "return 0"), "product.py has its text 0 times, not once"),
+        (mutation("twice", "numbers", "others"), "product.py has its text 2 times, not once"),
+        (mutation("same", "sum", "sum"), "its text and what stands instead are the same"),
+        (Mutation("moved", "other.py", "a", "b", "a fault", ()), "there is no file other.py"),
+    ],
+)
+def test_a_fault_that_does_not_fit_is_to_be_written_anew(root: Path, tmp_path: Path, each: Mutation, told: str) -> None:
+    with pytest.raises(MutationError, match=f"{each.name}: {told}.*: write this mutation anew"):
+        try_all([KILLED, each], root, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_faults_are_chosen_by_name_or_pattern() -> None:
+    assert chosen([], [KILLED, SURVIVOR]) == [KILLED, SURVIVOR]
+    assert chosen(["sum.*"], [KILLED, SURVIVOR]) == [KILLED]
+    with pytest.raises(MutationError, match=r"no mutation is named 'sun': --list names them"):
+        chosen(["sum.lost", "sun"], [KILLED, SURVIVOR])
+
+
+def test_the_faults_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in listed] == [each.name for each in MUTATIONS]
+    assert main(["nothing.of.this.name"]) == 2
