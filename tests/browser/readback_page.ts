@@ -97,11 +97,13 @@ interface Reading {
   staging: number[];
   /** [buffer, offset, bytes] */
   parts: [number, number, number][];
+  /** Parts that are read before, through the same staging memory. */
+  before?: [number, number, number][][];
   limit?: number;
 }
 
-/** The parts, base64, and what they cost; twice. */
-async function readParts({ buffers, staging, parts, limit }: Reading): Promise<unknown[]> {
+/** What is read, base64, and what it cost; the parts twice. */
+async function readParts({ buffers, staging, parts, before: earlier = [], limit }: Reading): Promise<unknown[]> {
   return guarded(async (watched) => {
     const sources = buffers.map((text, i) => {
       const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -109,10 +111,10 @@ async function readParts({ buffers, staging, parts, limit }: Reading): Promise<u
     });
     const reader = new Staging(watched, limit);
     const found: unknown[] = [];
-    for (let time = 0; time < 2; time++) {
+    for (const asked of [...earlier, parts, parts]) {
       const before = { ...watched.counters };
       let read: string[] = [];
-      const maps = await reader.begin(parts.map(([i, offset, bytes]) => ({ buffer: sources[i]!, offset, bytes })))(
+      const maps = await reader.begin(asked.map(([i, offset, bytes]) => ({ buffer: sources[i]!, offset, bytes })))(
         (mapped) => (read = mapped.map((bytes) => btoa(String.fromCharCode(...bytes)))),
       );
       const { submits, readbacks, create_buffer } = watched.counters;

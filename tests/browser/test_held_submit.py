@@ -56,9 +56,9 @@ def read(page: Page, contents: list[bytes], staging: list[int], parts: list[Any]
     found = page.evaluate(
         "request => readParts(request)", {"buffers": buffers, "staging": staging, "parts": parts, **options}
     )
-    for time in found:
+    for time, asked in zip(found, [*options.get("before", ()), parts, parts], strict=True):
         got = [base64.b64decode(text) for text in time.pop("read")]
-        assert got == [contents[i][offset : offset + size] for i, offset, size in parts]
+        assert got == [contents[i][offset : offset + size] for i, offset, size in asked]
     return list(found)
 
 
@@ -92,3 +92,9 @@ def test_what_no_buffer_can_hold_comes_through_several_in_one_submit(page: Page)
     for time in read(page, contents, [], parts, limit=64):
         # 64; 32 and 28 bytes; 64.
         assert (time["maps"], time["submits"]) == (3, 1)
+
+
+def test_the_larger_buffer_is_kept_for_the_next_reads(page: Page) -> None:
+    contents = [bytes(range(256)) * 16]
+    found = read(page, contents, [], [[0, 8, 16]], before=[[[0, 0, 64]], [[0, 0, 4000]]])
+    assert [time["create_buffer"] for time in found] == [1, 1, 0, 0]

@@ -86,6 +86,11 @@ def test_an_empty_section_says_nothing(path: str) -> None:
     assert parse_genai_config(changed(path, {})) == parse_genai_config(json.dumps(GOOD))
 
 
+@pytest.mark.parametrize(("filename", "folder"), [("model.onnx", ""), ("onnx/q4/model.onnx", "onnx/q4/")])
+def test_data_files_are_beside_the_graph(filename: str, folder: str) -> None:
+    assert parse_genai_config(changed("model.decoder.filename", filename)).decoder.folder == folder
+
+
 def test_tensor_names_are_those_of_the_file_or_the_usual_ones() -> None:
     config = parse_genai_config(changed("model.decoder.inputs.past_key_names", "cache_k_%d"))
     assert config.decoder.inputs.past_key_names == "cache_k_%d"
@@ -147,6 +152,11 @@ def test_what_was_read_cannot_be_changed() -> None:
             "model.decoder.inputs.past_key_names",
             "key",
             'past_key_names: expected a name with one "%d" for the layer, got "key"',
+        ),
+        (
+            "model.decoder.inputs.past_key_names",
+            "key.%d.%d",
+            'past_key_names: expected a name with one "%d" for the layer, got "key.%d.%d"',
         ),
         (
             "model.decoder.outputs.logits",

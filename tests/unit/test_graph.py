@@ -243,6 +243,9 @@ def test_last_token_logits_give_a_reason_for_what_they_do_not_understand() -> No
     model.graph.node[-1].input.append("/model/embed_tokens/Gather/output_0")
     assert graph.last_token_logits(model)[1] == "node odd (Add) joins 2 computed tensors"
     assert graph.last_token_logits(model, "scores")[1] == "no output named scores"
+    model.graph.node[-1].input[:] = [raw, raw]
+    model.graph.node.add(op_type="Identity", name="other", input=[raw], output=["other"])
+    assert graph.last_token_logits(model)[1] == "raw is read elsewhere too"
 
 
 def test_the_total_length_comes_from_the_masks_sum_with_a_static_mask() -> None:

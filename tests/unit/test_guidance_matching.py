@@ -129,6 +129,7 @@ def test_expressions_mean_what_they_mean_in_python(pattern: str, texts: list[str
     [
         ('{"type": "integer", "minimum": -12, "maximum": 1030}', "-12 -1 0 9 10 999 1030", "-13 1031 007 -0 1.0"),
         ('{"type": "integer", "exclusiveMinimum": 99}', "100 123456789", "99 5"),
+        ('{"type": "integer", "exclusiveMinimum": 2.5, "exclusiveMaximum": 5.5}', "3 5", "2 6"),
         ('{"type": "integer", "maximum": -3}', "-3 -45", "-2 0 3"),
         ('{"type": "number", "minimum": 0.25, "exclusiveMaximum": 3.5}', "0.25 0.3 1 3.499 2.000001", "0.2 3.5 0 4"),
         ('{"type": "number", "minimum": -1.5, "maximum": -0.5}', "-1.5 -0.5 -1 -0.75", "-1.6 -0.4 0 1"),

@@ -173,6 +173,32 @@ def test_adapters_that_are_dropped_stay_with_their_generator(model: Model) -> No
     assert weights.buffer.closed
 
 
+def test_the_second_of_two_loads_under_one_name_is_refused_and_freed(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[Any] = []
+    load = model.load_adapter
+
+    async def slowly(*given: Any) -> Any:
+        await asyncio.sleep(0)
+        loaded.append(await load(*given))
+        return loaded[-1]
+
+    monkeypatch.setattr(model, "load_adapter", slowly)
+    adapters = Adapters(model)
+
+    async def both() -> list[BaseException | None]:
+        files = ("first.onnx_adapter", "second.onnx_adapter")
+        return await asyncio.gather(*(adapters.load_async(file, "a") for file in files), return_exceptions=True)
+
+    first, second = asyncio.run(both())
+    assert first is None
+    with pytest.raises(OptionError, match="adapter 'a' is already loaded"):
+        raise second or AssertionError("both were loaded")
+    assert [weights.buffer.closed for weights in loaded] == [False, True]
+    assert adapters.find("a").weights is loaded[0]
+
+
 def test_an_unloaded_adapter_is_freed(model: Model) -> None:
     adapters = Adapters(model)
     adapters.load("first.onnx_adapter", "first")

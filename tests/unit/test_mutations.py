@@ -13,6 +13,12 @@ from tests.mutations.catalogue import MUTATIONS
 from tests.mutations.main import chosen, main, try_all
 from tests.mutations.mutation import Mutation, MutationError
 
+ROOMS = (
+    *("adapters", "config", "device", "generator", "genai", "graph", "guidance", "memory", "onnxruntime", "sampling"),
+    *("stages", "tape", "tape/ops", "tokenizer", "weights", "device/webgpu", "_js"),
+)
+LEAST = 60
+
 
 def mutation(name: str, text: str, instead: str) -> Mutation:
     return Mutation(name, "product.py", text, instead, f"the fault {name}", ("tests/test_product.py",))
@@ -37,17 +43,25 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.mark.parametrize("each", MUTATIONS, ids=[each.name for each in MUTATIONS])
-def test_a_fault_fits_the_product_once_and_names_its_tests(each: Mutation) -> None:
-    assert each.mutated(ROOT) != (ROOT / each.file).read_text(encoding="utf-8")
-    assert each.fault
-    assert each.tests
-    for test in each.tests:
-        assert (ROOT / test.partition("::")[0]).is_file()
+def test_each_fault_fits_the_product_once_and_names_tests_that_there_are() -> None:
+    for each in MUTATIONS:
+        assert each.mutated(ROOT) != (ROOT / each.file).read_text(encoding="utf-8")
+        assert each.fault, each.name
+        assert each.tests, each.name
+        for test in each.tests:
+            file, _, name = test.partition("::")
+            path = ROOT / file
+            assert path.is_file(), f"{each.name}: {file}"
+            assert f"def {name.rpartition('::')[2]}" in path.read_text(encoding="utf-8"), f"{each.name}: {test}"
 
 
-def test_no_two_faults_have_one_name() -> None:
+def test_there_are_faults_in_every_room() -> None:
+    assert len(MUTATIONS) >= LEAST
     assert max(Counter(each.name for each in MUTATIONS).values()) == 1
+    files = [each.file for each in MUTATIONS]
+    rooms = [f"py_src/capstan/{room}" for room in ROOMS]
+    for room in (*rooms, "web/src/gpu", "web/src/storage", "web/src/shaders", "buildtools"):
+        assert any(file.startswith((f"{room}/", f"{room}.py")) for file in files), room
 
 
 def test_a_fault_that_no_test_finds_is_told(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

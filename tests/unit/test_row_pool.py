@@ -19,7 +19,7 @@ from capstan.prefix_cache import PrefixCache
 from capstan.row_pool import PooledSequence, RowPool, poolable
 from capstan.speculation import Speculation
 from tests import oracle
-from tests.unit.paper_model import EOS, PaperModel, run_of
+from tests.unit.paper_model import CONTEXT, EOS, PaperModel, run_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LLAMA = FIXTURES / "nano-llama"
@@ -146,6 +146,16 @@ class TestOnPaper:
         assert taken(second, 2) == run_of([7], 23)[21:]
         first.rewind_to(2)
         assert taken(first, 3) == run_of([5, 6], 3)
+
+    def test_a_burst_takes_no_row_past_its_end(self) -> None:
+        pool = pool_of(Watched())
+        prompt = list(range(10, 40))
+        long, short = begun(pool, prompt), begun(pool, [7])
+        room = CONTEXT - len(prompt)
+        assert taken(short, 8) == run_of([7], 8)
+        assert taken(long, room) == run_of(prompt, room)
+        assert long.finish_reason == "length"
+        assert taken(short, 40) == run_of([7], 48)[8:]
 
     def test_ends_and_limits_are_those_of_each(self) -> None:
         model = Watched(ends={1: 4})

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from ..mutation import Mutation
+from .apis import APIS
 from .generation import GENERATION
+from .graphs import GRAPHS
+from .inputs import INPUTS
+from .kernels import KERNELS
+from .memory import MEMORY
+from .page import PAGE
 from .sampling import SAMPLING
 from .tape import TAPE
+from .tools import TOOLS
+from .webgpu import WEBGPU
 from .weights import WEIGHTS
 
 __all__ = ["MUTATIONS"]
 
-MUTATIONS: tuple[Mutation, ...] = (*SAMPLING, *GENERATION, *TAPE, *WEIGHTS)
+MUTATIONS: tuple[Mutation, ...] = (
+    *(*TOOLS, *SAMPLING, *GENERATION, *INPUTS, *GRAPHS, *MEMORY, *WEIGHTS, *APIS, *TAPE, *WEBGPU, *PAGE, *KERNELS),
+)
 """Python's first, then the page's: a fault in Python makes the site's wheel anew, which tests in the page wait for."""

@@ -63,4 +63,50 @@ GENERATION = (
         "rows that were computed with another adapter are taken over",
         unit("prefix_cache", "lora"),
     ),
+    Mutation(
+        "generator.norm",
+        "py_src/capstan/generator.py",
+        "norm = found.best[0][0] + found.total",
+        "norm = found.total",
+        "log-probabilities are off by the largest logit",
+        unit("reference_generator", "generator_use"),
+    ),
+    Mutation(
+        "generator.closed_twice",
+        "py_src/capstan/generator.py",
+        """            if loop.closed:
+                return None
+""",
+        "",
+        "closing a generator a second time gives its decoder back again",
+        unit("generator", "generator_use", "leaving"),
+    ),
+    Mutation(
+        "speculation.finds_itself",
+        "py_src/capstan/speculation.py",
+        """        if len(tokens) >= size:
+            self._behind[tuple(tokens[-size:])] = len(tokens)
+        tokens.append(token)""",
+        """        tokens.append(token)
+        if len(tokens) >= size:
+            self._behind[tuple(tokens[-size:])] = len(tokens)""",
+        "the tokens at the end of a sequence find themselves, so that nothing is drafted",
+        unit("speculation"),
+    ),
+    Mutation(
+        "speculation.room",
+        "py_src/capstan/speculated_loop.py",
+        "if row.ended or room < most:",
+        "if row.ended or room < 1:",
+        "drafted steps run past max_length",
+        unit("speculation"),
+    ),
+    Mutation(
+        "notes.other_key",
+        "py_src/capstan/notes.py",
+        "return content if digest == sealed(key, content) else None",
+        "return content",
+        "a note is taken for another model, build or adapter",
+        unit("notes"),
+    ),
 )

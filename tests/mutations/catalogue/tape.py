@@ -71,4 +71,64 @@ TAPE = (
         "parts of the witness's log overlap where a size is no multiple of the alignment",
         unit("step_check", "fused_step"),
     ),
+    Mutation(
+        "attention_plan.partials",
+        "py_src/capstan/tape/ops/attention.py",
+        "partial_bytes = rows * what.heads * most * (4 + what.head) * 4",
+        "partial_bytes = rows * what.heads * most * what.head * 4",
+        "the partials of attention have no room for their sums",
+        unit("attention_plan", "fused_step"),
+    ),
+    Mutation(
+        "attention_plan.no_join",
+        "py_src/capstan/tape/ops/attention.py",
+        "return heads if splits(length) > 1 or not alone_writes else 0, 1, rows",
+        "return heads if splits(length) > 1 else 0, 1, rows",
+        "nothing writes the result where a split is alone and the join has to",
+        unit("attention_plan"),
+    ),
+    Mutation(
+        "attention_plan.memory",
+        "py_src/capstan/tape/ops/attention.py",
+        """    while not shuffled and unshuffled_bytes(tile, what.head, chunks) > WORKGROUP_BYTES:
+        tile = evenly(group, tile - 1)
+""",
+        "",
+        "the kernel without subgroups takes more workgroup memory than there is",
+        unit("attention_plan"),
+    ),
+    Mutation(
+        "gemv.bias_of_up",
+        "py_src/capstan/tape/ops/gemv.py",
+        """            given["bias"] = values["bias_up"]
+""",
+        """            given["bias"] = values["bias"]
+""",
+        "the other half of a gated layer gets the bias of the first",
+        unit("fused_step::test_a_gated_product_behind_a_sum_that_binds_too_many_buffers_is_two"),
+    ),
+    Mutation(
+        "gemv.sizes",
+        "py_src/capstan/tape/ops/gemv.py",
+        "return self.rows * (self.k * ELEMENT_BYTES[self.stream] if index else self.n * ELEMENT_BYTES[self.element])",
+        "return self.rows * (self.n * ELEMENT_BYTES[self.element] if index else self.n * ELEMENT_BYTES[self.element])",
+        "the sum before a norm has the room of the product",
+        unit("fused_step::test_what_surrounds_products_binds_what_their_template_declares"),
+    ),
+    Mutation(
+        "few_rows.last_rows",
+        "py_src/capstan/tape/ops/few_rows.py",
+        "return -(-self.n // (self.workgroup // self.span * self.rows)), -(-self.m // self.tall), 1",
+        "return -(-self.n // (self.workgroup // self.span * self.rows)), self.m // self.tall, 1",
+        "the last rows of x are not computed",
+        unit("few_rows"),
+    ),
+    Mutation(
+        "matrix_tiling.memory",
+        "py_src/capstan/tape/ops/matrix_tiling.py",
+        "memory = results <= self.memory(dense) <= limits.memory",
+        "memory = results <= self.memory(dense)",
+        "a tiling takes more workgroup memory than the adapter has",
+        unit("matrix_tiling"),
+    ),
 )

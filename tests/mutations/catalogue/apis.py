@@ -1,0 +1,131 @@
+"""Faults in what users call: adapters, onnxruntime, onnxruntime-genai, batches and beams."""
+
+from __future__ import annotations
+
+from ..mutation import Mutation, unit
+
+__all__ = ["APIS"]
+
+APIS = (
+    Mutation(
+        "adapters.in_use",
+        "py_src/capstan/adapters.py",
+        "        if entry.users:\n            raise OptionError(",
+        "        if False:\n            raise OptionError(",
+        "an adapter is freed while a generator runs with it",
+        unit("lora"),
+    ),
+    Mutation(
+        "adapters.name_taken",
+        "py_src/capstan/adapters.py",
+        """        try:
+            # Another load may have taken the name meanwhile.
+            self._require_free(name)
+        except OptionError:
+            weights.close()
+            raise
+""",
+        "",
+        "of two loads under one name the first one is never freed",
+        unit("lora"),
+    ),
+    Mutation(
+        "captured.retained",
+        "py_src/capstan/onnxruntime/captured.py",
+        """        self._device.retain()
+""",
+        "",
+        "a captured run ends the device of others when it is closed",
+        unit("onnxruntime_io_binding::test_a_captured_run_gives_outputs_memory_and_outlives_its_session"),
+    ),
+    Mutation(
+        "captured.in_place",
+        "py_src/capstan/onnxruntime/captured.py",
+        'if other != f"output {fetch.name!r}":',
+        "if False:",
+        "a run in place is captured, so that its check changes what it reads",
+        unit("onnxruntime_io_binding::test_a_run_in_place_cannot_be_captured"),
+    ),
+    Mutation(
+        "captured.other_tensor",
+        "py_src/capstan/onnxruntime/captured.py",
+        '        require_same("input", feed, run.inputs[feed.name])',
+        "        pass",
+        "a replay reads other tensors than those that are bound",
+        unit("onnxruntime_capture"),
+    ),
+    Mutation(
+        "io_binding.read_only",
+        "py_src/capstan/onnxruntime/io_binding.py",
+        "if ortvalue.host().data.readonly and ortvalue.tensor_size_in_bytes():",
+        "if False:",
+        "an output may be bound to an array that cannot be written",
+        unit("onnxruntime_io_binding"),
+    ),
+    Mutation(
+        "ort_value.closed",
+        "py_src/capstan/onnxruntime/ort_value.py",
+        "if self._free is not None and not self._free.alive:",
+        "if False:",
+        "a closed tensor is used",
+        unit("onnxruntime_ort_value", "onnxruntime_io_binding"),
+    ),
+    Mutation(
+        "engine.most",
+        "py_src/capstan/genai/engine.py",
+        "if turn.generated == turn.most:",
+        "if turn.generated > turn.most:",
+        "a turn generates a token more than it may",
+        unit("genai"),
+    ),
+    Mutation(
+        "engine.served_first",
+        "py_src/capstan/genai/engine.py",
+        "self._turn = first + buffer._capacity",
+        "self._turn = first",
+        "a small event buffer serves the first requests for ever",
+        unit("genai", "genai_native_tests"),
+    ),
+    Mutation(
+        "last_run.mask",
+        "py_src/capstan/genai/last_run.py",
+        "mask = [int(place not in padded) for padded in self._padded for place in range(length)]",
+        "mask = [1 for padded in self._padded for place in range(length)]",
+        "the mask that is shown has ones at padding",
+        unit("genai_outputs"),
+    ),
+    Mutation(
+        "row_pool.changed",
+        "py_src/capstan/row_pool.py",
+        "if member.changes == changes and member.place is not None:",
+        "if member.place is not None:",
+        "ids of a burst go to a sequence that was changed meanwhile",
+        unit("row_pool"),
+    ),
+    Mutation(
+        "row_pool.room",
+        "py_src/capstan/row_pool.py",
+        "picks = min(picks, *(member.room for member in members))",
+        "picks = min(picks, max(member.room for member in members))",
+        "a burst goes past the end of the longest sequence of a pool",
+        unit("row_pool::TestOnPaper::test_a_burst_takes_no_row_past_its_end"),
+    ),
+    Mutation(
+        "beams.ended_behind",
+        "py_src/capstan/beam_search.py",
+        """                if place < self.count:
+                    self._keep""",
+        """                if True:
+                    self._keep""",
+        "a beam ends although better ones go on",
+        unit("beams"),
+    ),
+    Mutation(
+        "beams.penalty",
+        "py_src/capstan/beam_search.py",
+        "divisor = float32(float(length) ** self.length_penalty)",
+        "divisor = float32(float(length) * self.length_penalty)",
+        "the length is multiplied by the length penalty",
+        unit("beams"),
+    ),
+)

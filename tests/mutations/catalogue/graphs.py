@@ -1,0 +1,66 @@
+"""Faults in the rewriting of ONNX graphs and in their description."""
+
+from __future__ import annotations
+
+from ..mutation import Mutation, unit
+
+__all__ = ["GRAPHS"]
+
+GRAPHS = (
+    Mutation(
+        "last_token.first",
+        "py_src/capstan/graph/last_token.py",
+        'for part, bound in (("starts", -1), ("ends", 2**63 - 1), ("axes", 1)):',
+        'for part, bound in (("starts", 0), ("ends", 2**63 - 1), ("axes", 1)):',
+        "the logits are those of all positions, not of the last one",
+        unit("graph"),
+    ),
+    Mutation(
+        "last_token.read_elsewhere",
+        "py_src/capstan/graph/last_token.py",
+        "(len(wiring.consumers.get(name, [])) != 1 or name in wiring.outputs)",
+        "(name in wiring.outputs)",
+        "hidden states are cut although another node reads them",
+        unit("graph"),
+    ),
+    Mutation(
+        "scratch.freed_early",
+        "py_src/capstan/graph/scratch.py",
+        "changes[tensor.read + 1] = changes.get(tensor.read + 1, 0) - size",
+        "changes[tensor.read] = changes.get(tensor.read, 0) - size",
+        "a tensor counts as freed before its last reader ran",
+        unit("graph_description", "memory_pools"),
+    ),
+    Mutation(
+        "capture.window",
+        "py_src/capstan/graph/capture.py",
+        "window = self.window if self.window < capacity else 0",
+        "window = self.window if self.window <= capacity else 0",
+        "a window that no sequence outgrows is computed all the same",
+        unit("graph_description"),
+    ),
+    Mutation(
+        "uncomputed.positions",
+        "py_src/capstan/graph/uncomputed.py",
+        "if name and source(wiring, name) != position_ids else None",
+        "if False else None",
+        "position ids of the graph's own are left out without a word",
+        unit("graph_limits"),
+    ),
+    Mutation(
+        "session_weights.small",
+        "py_src/capstan/graph/session_weights.py",
+        "if entry.length <= CONSTANT_BYTES:",
+        "if entry.length < CONSTANT_BYTES:",
+        "a constant of exactly the limit becomes an input",
+        unit("session_weights"),
+    ),
+    Mutation(
+        "session_weights.folded",
+        "py_src/capstan/graph/session_weights.py",
+        "and all(name in constants for name in node.input if name)",
+        "and any(name in constants for name in node.input if name)",
+        "a node with one constant input counts as folded",
+        unit("session_weights"),
+    ),
+)

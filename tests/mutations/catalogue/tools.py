@@ -1,0 +1,88 @@
+"""Faults in the commands: the server, digests and the parts of a site."""
+
+from __future__ import annotations
+
+from ..mutation import Mutation, unit
+
+__all__ = ["TOOLS"]
+
+TOOLS = (
+    Mutation(
+        "server.rebinding",
+        "buildtools/server.py",
+        """        except ValueError:
+            return False
+        return True
+
+    def about""",
+        """        except ValueError:
+            return True
+        return True
+
+    def about""",
+        "any host name is answered, so that another page may read what is served",
+        unit("build_server"),
+    ),
+    Mutation(
+        "server.linked_out",
+        "buildtools/server.py",
+        "return file if file.is_file() and file.resolve().is_relative_to(base.resolve()) else None",
+        "return file if file.is_file() else None",
+        "a link leads out of the served folder",
+        unit("build_server"),
+    ),
+    Mutation(
+        "server.range_end",
+        "buildtools/server.py",
+        "return (start, end - start + 1) if start < size else (0, 0)",
+        "return (start, end - start) if start < size else (0, 0)",
+        "a range lacks its last byte",
+        unit("build_server"),
+    ),
+    Mutation(
+        "server.if_range",
+        "buildtools/server.py",
+        'wanted = self.headers.get("Range") if self.headers.get("If-Range", etag) == etag else None',
+        'wanted = self.headers.get("Range")',
+        "a part of a changed file is sent",
+        unit("build_server"),
+    ),
+    Mutation(
+        "digests.stale",
+        "buildtools/digests.py",
+        'same = kept["key"] == list(key)',
+        'same = kept["key"][0] == key[0]',
+        "digests of a file that has changed since are served",
+        unit("build_digests"),
+    ),
+    Mutation(
+        "site.missing_file",
+        "buildtools/site.py",
+        'if last["digest"] == digest and all((SITE / file).is_file() for file in last["files"]):',
+        'if last["digest"] == digest:',
+        "a part of the site whose file is gone is not made again",
+        unit("build_environment::test_a_part_of_the_site_is_made_again_only_when_something_changed"),
+    ),
+    Mutation(
+        "environment.stamp_first",
+        "buildtools/environment.py",
+        """        self.work()
+        self.stamp.parent.mkdir(parents=True, exist_ok=True)
+        self.stamp.write_text(self.digest())
+""",
+        """        self.stamp.parent.mkdir(parents=True, exist_ok=True)
+        self.stamp.write_text(self.digest())
+        self.work()
+""",
+        "a stage that was interrupted counts as done",
+        unit("build_environment::test_an_interrupted_stage_does_not_look_done_even_if_it_once_was"),
+    ),
+    Mutation(
+        "compressed.larger",
+        "buildtools/compressed.py",
+        "if form.stat().st_size < path.stat().st_size:",
+        "if form.stat().st_size:",
+        "a file that compression makes larger is sent compressed",
+        unit("compressed"),
+    ),
+)

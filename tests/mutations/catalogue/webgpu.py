@@ -1,0 +1,147 @@
+"""Faults in the device of a page: recording, checking and storing tapes, and their buffers."""
+
+from __future__ import annotations
+
+from ..mutation import Mutation, unit
+
+__all__ = ["WEBGPU"]
+
+WEBGPU = (
+    Mutation(
+        "step_recorder.leak",
+        "py_src/capstan/device/webgpu/step_recorder.py",
+        """            except BaseException:
+                self.step.engine.close_tape(fused.tape)
+                raise
+            self.step""",
+        """            except BaseException:
+                raise
+            self.step""",
+        "a fused tape that fails its comparison stays allocated",
+        unit("step_recorder", "step_check"),
+    ),
+    Mutation(
+        "step_recorder.counts",
+        "py_src/capstan/device/webgpu/step_recorder.py",
+        """        await self._check_counts(recording, ops, groups, tables)
+        return""",
+        "        return",
+        "workgroup counts of tables are not compared with what the step computes",
+        unit("step_recorder"),
+    ),
+    Mutation(
+        "step_recorder.lasting",
+        "py_src/capstan/device/webgpu/step_recorder.py",
+        "lasting = not isinstance(error, OutOfMemoryError)",
+        "lasting = True",
+        "a step that lacked memory once is never fused again",
+        unit("step_recorder"),
+    ),
+    Mutation(
+        "step_check.lengths",
+        "py_src/capstan/device/webgpu/step_check.py",
+        "return sorted({min(length, self.buffers.capacity - 1) for length in (PROBE_TOKENS, long)})",
+        "return [min(PROBE_TOKENS, self.buffers.capacity - 1)]",
+        "a tape is compared after few positions only",
+        unit("step_check", "step_recorder"),
+    ),
+    Mutation(
+        "replay_check.stale",
+        "py_src/capstan/device/webgpu/replay_check.py",
+        """        engine.fill(buffers.logits, 0xFF)
+        buffers.device.copy_tensors([(span, copy.span()) for span, copy in zip(states, before, strict=True)])""",
+        "        buffers.device.copy_tensors([(span, copy.span()) for span, copy in zip(states, before, strict=True)])",
+        "logits that a replay leaves unwritten pass for those of the run before",
+        unit("step_check", "step_recorder", "webgpu_model"),
+    ),
+    Mutation(
+        "replay_check.unlike",
+        "py_src/capstan/device/webgpu/replay_check.py",
+        "if found.unlike or found.max_difference > limit:",
+        "if found.max_difference > limit:",
+        "NaN in a replay passes the comparison",
+        unit("step_check", "step_recorder", "webgpu_model"),
+    ),
+    Mutation(
+        "verdicts.sizes",
+        "py_src/capstan/device/webgpu/verdicts.py",
+        'add(binding, number("buffer", buffer), offset, size, recording.sizes[buffer])',
+        'add(binding, number("buffer", buffer), offset, size)',
+        "a verdict is used for a step with buffers of other sizes",
+        unit("step_recorder"),
+    ),
+    Mutation(
+        "stored_tapes.adapter",
+        "py_src/capstan/device/webgpu/stored_tapes.py",
+        "self._facts = json.dumps([facts, engine.adapter()], sort_keys=True)",
+        "self._facts = json.dumps([facts], sort_keys=True)",
+        "a tape that was stored on another adapter is used",
+        unit("stored_tapes"),
+    ),
+    Mutation(
+        "stored_tapes.part_of_buffer",
+        "py_src/capstan/device/webgpu/stored_tapes.py",
+        """                if name is None:
+                    raise TapeError("a kernel of the tape binds part of a buffer that has no name")
+""",
+        "",
+        "a stored tape names no buffer for a part that it binds",
+        unit("stored_tapes"),
+    ),
+    Mutation(
+        "tape_scratch.order",
+        "py_src/capstan/device/webgpu/tape_scratch.py",
+        "parts[number] = span.buffer.handle, span.offset, sizes[number]",
+        "parts[number] = span.buffer.handle, 0, sizes[number]",
+        "kernels work at the start of a given buffer, not in the given part",
+        unit("tape_scratch"),
+    ),
+    Mutation(
+        "sequence_buffers.zeros",
+        "py_src/capstan/device/webgpu/sequence_buffers.py",
+        """                self.grow_mask(valid, past)
+                self.grow_mask(past, past + len(ids))""",
+        "                self.grow_mask(past, past + len(ids))",
+        "the mask keeps zeros before a prompt, where a sequence ended within a burst",
+        unit("webgpu_model", "prefill_plan"),
+    ),
+    Mutation(
+        "sequence_buffers.given",
+        "py_src/capstan/device/webgpu/sequence_buffers.py",
+        """        if self.given is not None:
+            self.given.end()
+""",
+        "",
+        "buffers of the caller stay held after the generator is closed",
+        unit("webgpu_model"),
+    ),
+    Mutation(
+        "session.captured",
+        "py_src/capstan/device/webgpu/session.py",
+        """        except BaseException:
+            await captured.release()
+            weights.release()
+            raise""",
+        """        except BaseException:
+            weights.release()
+            raise""",
+        "the session of a capture that fails is never released",
+        unit("webgpu_session"),
+    ),
+    Mutation(
+        "session.other_inputs",
+        "py_src/capstan/device/webgpu/session.py",
+        "self._write(feed, data[-size:] + data[:-size])",
+        "self._write(feed, data)",
+        "a capture is checked twice on the same inputs",
+        unit("webgpu_session"),
+    ),
+    Mutation(
+        "js_requests.flags",
+        "py_src/capstan/_js/requests.py",
+        "if isinstance(value, bool) is not (bool in types) or not isinstance(value, types):",
+        "if not isinstance(value, types):",
+        "true passes for a number in a request",
+        unit("requests"),
+    ),
+)
