@@ -112,7 +112,9 @@ async function runSampler(run: SamplerRun): Promise<SamplerResult[]> {
         device.queue.writeBuffer(buffers[name], 0, new Uint32Array(sizes[name] / 4).fill(POISON));
       device.queue.writeBuffer(buffers.state, 0, new Uint32Array(run.state));
       sampler.setProgram(new Uint32Array(words), new Uint32Array(table), program);
-      if (memory.length > 0) sampler.setMemory(new Uint32Array(memory));
+      const { rowWords } = program;
+      for (let row = 0; row * rowWords < memory.length; row++)
+        sampler.setMemory(new Uint32Array(memory.slice(row * rowWords, (row + 1) * rowWords)), row);
       for (let submit = 0; submit < run.submits; submit++) {
         const encoder = device.createCommandEncoder();
         const pass = encoder.beginComputePass();

@@ -237,6 +237,21 @@ def test_requests_that_pick_alike_are_rows_of_one_decoder(
         request.close()
 
 
+def test_requests_take_turns_in_a_buffer_that_is_too_small_for_all() -> None:
+    engine = genai.Engine(loaded(genai))
+    buffer = engine.create_event_buffer(2)
+    requests = [engine.create_request() for _ in range(3)]
+    for request in requests:
+        request.begin_turn(PROMPT)
+    served = []
+    for _ in range(3):
+        engine.run(buffer)
+        served += [requests.index(buffer[place].request) for place in range(len(buffer))]
+    assert served == [0, 1, 2, 0, 1, 2]
+    for request in requests:
+        request.close()
+
+
 def test_tensors_tell_their_type_and_bytes() -> None:
     made = genai.Tensor(np.array([[1, 2]], np.int32))
     assert (made.type(), bytes(made.data())) == (6, np.array([1, 2], np.int32).tobytes())

@@ -49,7 +49,7 @@ def test_each_fault_fits_the_product_once_and_names_tests_that_there_are() -> No
         assert each.fault, each.name
         assert each.tests, each.name
         for test in each.tests:
-            file, _, name = test.partition("::")
+            file, _, name = test.partition("[")[0].partition("::")
             path = ROOT / file
             assert path.is_file(), f"{each.name}: {file}"
             assert f"def {name.rpartition('::')[2]}" in path.read_text(encoding="utf-8"), f"{each.name}: {test}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 from capstan import DeviceLostError, FallbackWarning, fallback
+from capstan.device.webgpu.engine import NOT_FUSED
+from capstan.errors import OutOfMemoryError
 from capstan.fallback import fallbacks
 from capstan.tape import PASSES, Clear
 from tests.unit import step_simulator
@@ -162,6 +165,23 @@ def test_a_kernel_that_does_not_compile_steps_down_to_the_recorded_kernels() -> 
     assert not any(tape.ours for tape in outcome.engine.made)
 
 
+def test_a_lack_of_memory_for_fused_kernels_says_nothing_of_later_loads() -> None:
+    def prepare(engine: Engine) -> None:
+        make_tape = engine.make_tape
+
+        async def without_memory(recording: int, played: Any, written: Any, fused: Any = NOT_FUSED) -> int:
+            if fused["kernels"]:
+                raise OutOfMemoryError("no memory for scratch")
+            return await make_tape(recording, played, written, fused)
+
+        engine.make_tape = without_memory  # type: ignore[method-assign]
+
+    with pytest.warns(FallbackWarning, match="no memory for scratch"):
+        outcome = record(prepare=prepare)
+    assert (outcome.step.capture, outcome.step.lasting) == ("tape", False)
+    assert record().step.lasting
+
+
 @pytest.mark.parametrize(
     "passes", [(), ("clears",), ("direct",), ("clears", "direct"), ("norm",), ("clears", "residual")]
 )
@@ -222,6 +242,22 @@ class TestIndirectDispatches:
         assert outcome.tape.ours
         assert [op[0] for op in outcome.tape.played if op[0] in ("table", "indirect")] == ["indirect"] * 2
         assert fallbacks() == {}
+
+    def test_stay_where_the_step_gets_other_counts_than_the_table_has(self) -> None:
+        def prepare(engine: Engine) -> None:
+            counts = engine.counts_of_step
+
+            async def other(tape: int, length: int) -> bytes:
+                found = bytearray(await counts(tape, length))
+                found[-12] += length == CAPACITY
+                return bytes(found)
+
+            engine.counts_of_step = other  # type: ignore[method-assign]
+
+        outcome = record(passes=self.PASSES, prepare=prepare)
+        told = rf"2 indirect dispatches kept: indirect dispatch \d+ gets .* workgroups at length {CAPACITY}, its table "
+        assert re.match(told, outcome.step.passes["direct"])
+        assert [op[0] for op in outcome.tape.played if op[0] in ("table", "indirect")] == ["indirect"] * 2
 
     def test_tapes_made_to_learn_counts_are_closed(self) -> None:
         outcome = record(passes=self.PASSES)

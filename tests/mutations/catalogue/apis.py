@@ -76,7 +76,7 @@ APIS = (
         "if turn.generated == turn.most:",
         "if turn.generated > turn.most:",
         "a turn generates a token more than it may",
-        unit("genai"),
+        unit("genai::test_the_same_as_onnxruntime_genai[Engine, turns that are cut]"),
     ),
     Mutation(
         "engine.served_first",
@@ -84,7 +84,7 @@ APIS = (
         "self._turn = first + buffer._capacity",
         "self._turn = first",
         "a small event buffer serves the first requests for ever",
-        unit("genai", "genai_native_tests"),
+        unit("genai::test_requests_take_turns_in_a_buffer_that_is_too_small_for_all"),
     ),
     Mutation(
         "last_run.mask",

@@ -156,7 +156,7 @@ PAGE = (
         "this.write(this.memory, words, (this.memoryTable + row * rowWords) * 4);",
         "this.write(this.memory, words, (this.memoryTable + row) * 4);",
         "the sequence of a row is written over that of another one",
-        browser("rows", "sampler::test_stages_follow_the_picks_of_a_burst"),
+        browser("sampler::test_stages_follow_the_picks_of_a_burst"),
     ),
     Mutation(
         "sampler.rounds",

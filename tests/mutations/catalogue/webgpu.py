@@ -18,7 +18,7 @@ WEBGPU = (
                 raise
             self.step""",
         "a fused tape that fails its comparison stays allocated",
-        unit("step_recorder", "step_check"),
+        unit("step_recorder::test_a_device_that_is_lost_on_the_way_leaves_no_tape"),
     ),
     Mutation(
         "step_recorder.counts",
@@ -27,7 +27,7 @@ WEBGPU = (
         return""",
         "        return",
         "workgroup counts of tables are not compared with what the step computes",
-        unit("step_recorder"),
+        unit("step_recorder::TestIndirectDispatches::test_stay_where_the_step_gets_other_counts_than_the_table_has"),
     ),
     Mutation(
         "step_recorder.lasting",
@@ -35,7 +35,7 @@ WEBGPU = (
         "lasting = not isinstance(error, OutOfMemoryError)",
         "lasting = True",
         "a step that lacked memory once is never fused again",
-        unit("step_recorder"),
+        unit("step_recorder::test_a_lack_of_memory_for_fused_kernels_says_nothing_of_later_loads"),
     ),
     Mutation(
         "step_check.lengths",
@@ -44,15 +44,6 @@ WEBGPU = (
         "return [min(PROBE_TOKENS, self.buffers.capacity - 1)]",
         "a tape is compared after few positions only",
         unit("step_check", "step_recorder"),
-    ),
-    Mutation(
-        "replay_check.stale",
-        "py_src/capstan/device/webgpu/replay_check.py",
-        """        engine.fill(buffers.logits, 0xFF)
-        buffers.device.copy_tensors([(span, copy.span()) for span, copy in zip(states, before, strict=True)])""",
-        "        buffers.device.copy_tensors([(span, copy.span()) for span, copy in zip(states, before, strict=True)])",
-        "logits that a replay leaves unwritten pass for those of the run before",
-        unit("step_check", "step_recorder", "webgpu_model"),
     ),
     Mutation(
         "replay_check.unlike",
