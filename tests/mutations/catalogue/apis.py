@@ -52,7 +52,7 @@ APIS = (
         '        require_same("input", feed, run.inputs[feed.name])',
         "        pass",
         "a replay reads other tensors than those that are bound",
-        unit("onnxruntime_capture"),
+        unit("onnxruntime_capture::test_other_tensors_than_those_captured_are_refused"),
     ),
     Mutation(
         "io_binding.read_only",
@@ -60,7 +60,7 @@ APIS = (
         "if ortvalue.host().data.readonly and ortvalue.tensor_size_in_bytes():",
         "if False:",
         "an output may be bound to an array that cannot be written",
-        unit("onnxruntime_io_binding"),
+        unit("onnxruntime_io_binding::test_a_read_only_array_is_no_output"),
     ),
     Mutation(
         "ort_value.closed",
@@ -68,7 +68,7 @@ APIS = (
         "if self._free is not None and not self._free.alive:",
         "if False:",
         "a closed tensor is used",
-        unit("onnxruntime_ort_value", "onnxruntime_io_binding"),
+        unit("onnxruntime_ort_value::test_device_memory_goes_with_the_value"),
     ),
     Mutation(
         "engine.most",
@@ -92,7 +92,7 @@ APIS = (
         "mask = [int(place not in padded) for padded in self._padded for place in range(length)]",
         "mask = [1 for padded in self._padded for place in range(length)]",
         "the mask that is shown has ones at padding",
-        unit("genai_outputs"),
+        unit("genai_outputs::test_the_mask_leaves_padding_out"),
     ),
     Mutation(
         "row_pool.changed",
@@ -100,7 +100,7 @@ APIS = (
         "if member.changes == changes and member.place is not None:",
         "if member.place is not None:",
         "ids of a burst go to a sequence that was changed meanwhile",
-        unit("row_pool"),
+        unit("row_pool::TestOnPaper::test_a_turn_that_is_over_costs_no_steps_until_tokens_are_appended"),
     ),
     Mutation(
         "row_pool.room",
@@ -118,7 +118,7 @@ APIS = (
         """                if True:
                     self._keep""",
         "a beam ends although better ones go on",
-        unit("beams"),
+        unit("beams::test_ends_make_the_oracles_hypotheses"),
     ),
     Mutation(
         "beams.penalty",
@@ -126,6 +126,6 @@ APIS = (
         "divisor = float32(float(length) ** self.length_penalty)",
         "divisor = float32(float(length) * self.length_penalty)",
         "the length is multiplied by the length penalty",
-        unit("beams"),
+        unit("beams::test_ends_make_the_oracles_hypotheses"),
     ),
 )

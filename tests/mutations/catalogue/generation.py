@@ -13,7 +13,7 @@ GENERATION = (
         "        self.unsettle(max(0, length - 1))\n        if not length:",
         "        self.unsettle(length)\n        if not length:",
         "after a rewind the last token is not run again, so that the logits are of another position",
-        unit("generator", "reference_generator"),
+        unit("generator::TestRewinding::test_goes_on_like_a_fresh_run"),
     ),
     Mutation(
         "row.end_in_cache",
@@ -29,7 +29,7 @@ GENERATION = (
         "picks = min(picks, self.max_length - self.length - ready - self.flight.picks)",
         "picks = min(picks, self.max_length - self.length - ready)",
         "bursts under way are forgotten, so that steps are submitted past max_length",
-        unit("generator"),
+        unit("generator::TestRunningAhead::test_tokens_are_the_models_up_to_max_length"),
     ),
     Mutation(
         "row_loop.changed_meanwhile",
@@ -37,7 +37,7 @@ GENERATION = (
         "        if not self.stale:\n            self.receive(found)",
         "        self.receive(found)",
         "ids of a burst are taken in although the sequence was changed meanwhile",
-        unit("generator", "generator_use"),
+        unit("generator_use::TestSeveralTasks::test_a_sequence_changed_meanwhile_goes_on_as_it_was_changed"),
     ),
     Mutation(
         "run_ahead.gap_measured",
@@ -45,7 +45,7 @@ GENERATION = (
         "if last is None or burst.submitted > last:",
         "if last is None:",
         "a pause of the reader counts as the time of a step",
-        unit("run_ahead"),
+        unit("run_ahead::test_a_gap_of_the_readers_is_not_measured"),
     ),
     Mutation(
         "prefix_cache.last_token",
@@ -53,7 +53,7 @@ GENERATION = (
         'wanted = array("q", loop.rows[number].tokens[:-1])',
         'wanted = array("q", loop.rows[number].tokens)',
         "the last token of a prompt is taken over, too, so that nothing makes its logits",
-        unit("prefix_cache"),
+        unit("prefix_cache::TestWhatIsRun::test_one_token_is_run_of_a_prompt_that_is_known_as_a_whole"),
     ),
     Mutation(
         "prefix_cache.other_adapter",
@@ -61,7 +61,7 @@ GENERATION = (
         "            if kept.key == loop.cache_key:",
         "            if True:",
         "rows that were computed with another adapter are taken over",
-        unit("prefix_cache", "lora"),
+        unit("prefix_cache::TestWhatIsRun::test_what_depends_on_more_than_tokens_is_not_shared"),
     ),
     Mutation(
         "generator.norm",
@@ -69,7 +69,7 @@ GENERATION = (
         "norm = found.best[0][0] + found.total",
         "norm = found.total",
         "log-probabilities are off by the largest logit",
-        unit("reference_generator", "generator_use"),
+        unit("reference_generator::test_probabilities_are_a_softmax_of_the_logits"),
     ),
     Mutation(
         "generator.closed_twice",
@@ -79,7 +79,7 @@ GENERATION = (
 """,
         "",
         "closing a generator a second time gives its decoder back again",
-        unit("generator", "generator_use", "leaving"),
+        unit("leaving::test_one_that_was_closed_is_not_closed_again"),
     ),
     Mutation(
         "speculation.finds_itself",
@@ -91,7 +91,7 @@ GENERATION = (
         if len(tokens) >= size:
             self._behind[tuple(tokens[-size:])] = len(tokens)""",
         "the tokens at the end of a sequence find themselves, so that nothing is drafted",
-        unit("speculation"),
+        unit("speculation::TestNgramIndex::test_drafts_are_what_followed_the_latest_earlier_place"),
     ),
     Mutation(
         "speculation.room",
@@ -99,7 +99,7 @@ GENERATION = (
         "if row.ended or room < most:",
         "if row.ended or room < 1:",
         "drafted steps run past max_length",
-        unit("speculation"),
+        unit("speculation::TestRunningAhead::test_tokens_are_the_models_up_to_max_length"),
     ),
     Mutation(
         "notes.other_key",
@@ -107,6 +107,6 @@ GENERATION = (
         "return content if digest == sealed(key, content) else None",
         "return content",
         "a note is taken for another model, build or adapter",
-        unit("notes"),
+        unit("notes::test_a_note_is_there_for_its_key_only"),
     ),
 )

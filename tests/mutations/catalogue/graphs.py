@@ -13,7 +13,7 @@ GRAPHS = (
         'for part, bound in (("starts", -1), ("ends", 2**63 - 1), ("axes", 1)):',
         'for part, bound in (("starts", 0), ("ends", 2**63 - 1), ("axes", 1)):',
         "the logits are those of all positions, not of the last one",
-        unit("graph"),
+        unit("graph::test_last_token_logits_are_the_last_row"),
     ),
     Mutation(
         "last_token.read_elsewhere",
@@ -21,7 +21,7 @@ GRAPHS = (
         "(len(wiring.consumers.get(name, [])) != 1 or name in wiring.outputs)",
         "(name in wiring.outputs)",
         "hidden states are cut although another node reads them",
-        unit("graph"),
+        unit("graph::test_last_token_logits_give_a_reason_for_what_they_do_not_understand"),
     ),
     Mutation(
         "scratch.freed_early",
@@ -29,7 +29,7 @@ GRAPHS = (
         "changes[tensor.read + 1] = changes.get(tensor.read + 1, 0) - size",
         "changes[tensor.read] = changes.get(tensor.read, 0) - size",
         "a tensor counts as freed before its last reader ran",
-        unit("graph_description", "memory_pools"),
+        unit("memory_pools::test_scratch_is_the_most_that_is_alive_at_once"),
     ),
     Mutation(
         "capture.window",
@@ -37,7 +37,7 @@ GRAPHS = (
         "window = self.window if self.window < capacity else 0",
         "window = self.window if self.window <= capacity else 0",
         "a window that no sequence outgrows is computed all the same",
-        unit("graph_description"),
+        unit("graph_description::test_runs_that_outgrow_the_window_of_attention_cannot_be_captured"),
     ),
     Mutation(
         "uncomputed.positions",
@@ -45,7 +45,7 @@ GRAPHS = (
         "if name and source(wiring, name) != position_ids else None",
         "if False else None",
         "position ids of the graph's own are left out without a word",
-        unit("graph_limits"),
+        unit("graph_limits::test_positions_are_ignored_unless_they_are_the_ones_that_are_fed"),
     ),
     Mutation(
         "session_weights.small",
@@ -53,7 +53,7 @@ GRAPHS = (
         "if entry.length <= CONSTANT_BYTES:",
         "if entry.length < CONSTANT_BYTES:",
         "a constant of exactly the limit becomes an input",
-        unit("session_weights"),
+        unit("session_weights::test_the_session_s_graph_with_its_buffers_computes_what_the_model_does"),
     ),
     Mutation(
         "session_weights.folded",
@@ -61,6 +61,6 @@ GRAPHS = (
         "and all(name in constants for name in node.input if name)",
         "and any(name in constants for name in node.input if name)",
         "a node with one constant input counts as folded",
-        unit("session_weights"),
+        unit("session_weights::test_the_session_s_graph_with_its_buffers_computes_what_the_model_does"),
     ),
 )

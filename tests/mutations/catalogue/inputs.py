@@ -13,7 +13,7 @@ INPUTS = (
         'if value.count("%d") != 1:',
         'if "%d" not in value:',
         "a name pattern with two places for the layer is taken",
-        unit("config"),
+        unit("config::test_a_wrong_field_is_named_by_its_path"),
     ),
     Mutation(
         "config.data_folder",
@@ -21,7 +21,7 @@ INPUTS = (
         'return self.filename[: self.filename.rfind("/") + 1]',
         'return self.filename[: self.filename.rfind("/")]',
         "the folder of data files lacks its slash",
-        unit("config", "model"),
+        unit("config::test_data_files_are_beside_the_graph"),
     ),
     Mutation(
         "config.capture_first",
@@ -29,7 +29,7 @@ INPUTS = (
         "            found = GraphCapture(switched(options, CAPTURE, False), options.where(CAPTURE))",
         "            found = found or GraphCapture(switched(options, CAPTURE, False), options.where(CAPTURE))",
         "the first enableGraphCapture counts, not the last",
-        unit("config"),
+        unit("config::test_whether_to_capture_is_read_from_the_last_of_webgpus_options"),
     ),
     Mutation(
         "file_names.encoded_up",
@@ -40,7 +40,7 @@ INPUTS = (
         """        return found
 """,
         "a percent-encoded path may lead out of the model's folder",
-        unit("file_names"),
+        unit("file_names::test_names_that_lead_out_of_the_folder_are_not"),
     ),
     Mutation(
         "retrying.one_more",
@@ -48,7 +48,7 @@ INPUTS = (
         "if tried >= TRIES or",
         "if tried > TRIES or",
         "a request is made once more than told",
-        unit("retrying"),
+        unit("retrying::test_the_last_failure_is_told"),
     ),
     Mutation(
         "tokenizer.padded_before",
@@ -56,7 +56,7 @@ INPUTS = (
         "return [row + [pad_token_id] * (longest - len(row)) for row in rows]",
         "return [[pad_token_id] * (longest - len(row)) + row for row in rows]",
         "padding of a batch is before the shorter prompts",
-        unit("tokenizer"),
+        unit("tokenizer::test_a_batch_is_padded_behind_its_shorter_rows_and_decoded_row_by_row"),
     ),
     Mutation(
         "stream.sent_twice",
@@ -64,7 +64,7 @@ INPUTS = (
         "self._shown, self._sent = len(self._window), len(text)",
         "self._shown, self._sent = len(self._window), 0",
         "the context of a delta is given out again",
-        unit("stream", "tokenizer"),
+        unit("stream::test_a_character_is_given_out_when_its_last_byte_comes"),
     ),
     Mutation(
         "stream.stop_begun",
@@ -72,7 +72,7 @@ INPUTS = (
         "for size in range(min(len(text), len(stop) - 1), 0, -1):",
         "for size in range(1, min(len(text), len(stop) - 1) + 1):",
         "the shortest beginning of a stop string is held back, not the longest",
-        unit("stream"),
+        unit("stream::test_text_ends_before_the_first_stop_string_however_the_tokens_cut_it"),
     ),
     Mutation(
         "automaton.ended_rule",
@@ -80,7 +80,7 @@ INPUTS = (
         "if len(stack) == 1 or not self.accepting[stack[-1]]:",
         "if len(stack) == 1:",
         "a rule ends where it may not",
-        unit("guidance_automaton"),
+        unit("guidance_automaton::test_what_is_allowed_is_what_xgrammar_allows"),
     ),
     Mutation(
         "automaton.following",
@@ -88,7 +88,7 @@ INPUTS = (
         "row[symbol] = (pushed if ends else (following, *pushed), first)",
         "row[symbol] = (pushed, first)",
         "a rule forgets where its caller goes on",
-        unit("guidance_automaton"),
+        unit("guidance_automaton::test_what_is_allowed_is_what_xgrammar_allows"),
     ),
     Mutation(
         "constraint.rolled_back",
@@ -96,7 +96,7 @@ INPUTS = (
         "matcher.roll_back(len(found))",
         "matcher.roll_back(len(found) - 1)",
         "tokens that were tried for a forced text stay in the matcher",
-        unit("constrained", "guidance_matching"),
+        unit("constrained::test_forced_tokens_take_no_step_of_the_model"),
     ),
     Mutation(
         "vocabulary.special",
@@ -104,7 +104,7 @@ INPUTS = (
         'plain = not added.get("special") or added["id"] in stop',
         "plain = True",
         "a grammar may force the text of a special token",
-        unit("guidance_texts", "guidance_matching"),
+        unit("guidance_texts::test_tokens_are_told_in_the_alphabet_of_bytes"),
     ),
     Mutation(
         "json_numbers.exclusive",
@@ -112,6 +112,6 @@ INPUTS = (
         "high -= found.below and high == found.high",
         "high -= found.below",
         "below 5.5 the integer 5 is excluded, too",
-        unit("guidance_matching", "guidance_texts"),
+        unit("guidance_matching::test_schemas_allow_what_fits_them"),
     ),
 )

@@ -13,7 +13,7 @@ MEMORY = (
         "return self.buffer is other.buffer and first < last",
         "return self.buffer is other.buffer and first <= last",
         "neighbouring spans count as overlapping",
-        unit("memory_given", "memory_copies"),
+        unit("memory_given::test_a_tensor_that_is_bound_starts_its_own_buffer"),
     ),
     Mutation(
         "span.sub",
@@ -21,7 +21,7 @@ MEMORY = (
         "return DeviceSpan(self.buffer, self.offset + offset, length)",
         "return DeviceSpan(self.buffer, offset, length)",
         "a part of a span is counted from the start of the buffer",
-        unit("memory_given"),
+        unit("memory_given::test_tensors_that_are_not_bound_may_share_a_buffer"),
     ),
     Mutation(
         "span.held",
@@ -29,7 +29,7 @@ MEMORY = (
         "        if self._closed and self._holders == 0 and self._free is not None:",
         "        if self._closed and self._free is not None:",
         "a buffer is freed while a generator holds it",
-        unit("memory_given", "host_memory"),
+        unit("memory_given::test_a_loan_keeps_a_closed_buffer_until_its_end"),
     ),
     Mutation(
         "copies.overlap",
@@ -37,7 +37,7 @@ MEMORY = (
         "and not overlap(last[1], source):",
         ":",
         "copies are joined although the second reads what the first one wrote",
-        unit("memory_copies"),
+        unit("memory_copies::test_what_a_copy_has_written_is_not_merged_away"),
     ),
     Mutation(
         "pools.pack_alignment",
@@ -45,7 +45,7 @@ MEMORY = (
         "offsets[item.name] = round_up(end, max(alignment, item.alignment))",
         "offsets[item.name] = round_up(end, item.alignment)",
         "parts of one buffer begin where no kernel may bind them",
-        unit("memory_pools"),
+        unit("memory_pools::test_packed_tensors_never_overlap_and_waste_less_than_an_alignment_each"),
     ),
     Mutation(
         "pools.mask_bytes",
@@ -53,7 +53,7 @@ MEMORY = (
         'item("mask", "io", capacity * BYTES[about.mask_dtype]),',
         'item("mask", "io", chunk * BYTES[about.mask_dtype]),',
         "the mask has room for a prompt's part only",
-        unit("memory_pools"),
+        unit("memory_pools::test_a_sequence_holds_its_cache_its_io_and_what_the_sampler_carries"),
     ),
     Mutation(
         "fit.budget",
@@ -61,7 +61,7 @@ MEMORY = (
         "if budget is not None and need.total.bytes > budget:",
         "if budget is not None and need.persistent.bytes > budget:",
         "a budget is compared with the caches alone",
-        unit("memory_fit"),
+        unit("memory_fit::test_a_batch_that_does_not_fit_at_length_one_is_too_large"),
     ),
     Mutation(
         "given.shared_scratch",
@@ -69,7 +69,7 @@ MEMORY = (
         'if loan.shared and item.pool == "scratch":',
         "if loan.shared:",
         "scratch of one generator is given to another as its cache",
-        unit("memory_given", "memory_pools"),
+        unit("memory_given::test_scratch_is_shared_as_scratch_only"),
     ),
     Mutation(
         "bookkeeping.key",
@@ -77,7 +77,7 @@ MEMORY = (
         "key = max(accounts, default=0) + 1",
         "key = len(accounts) + 1",
         "a new account of the ledger takes the place of another one",
-        unit("bookkeeping"),
+        unit("bookkeeping::test_an_account_is_listed_until_it_ends_and_takes_no_other_ones_place"),
     ),
     Mutation(
         "casts.ties",
@@ -85,7 +85,7 @@ MEMORY = (
         "return sign | rebiased + 0xFFF + (rebiased >> 13 & 1) >> 13",
         "return sign | rebiased + 0x1000 >> 13",
         "a float32 halfway between two float16 is rounded up, not to even",
-        unit("host_memory"),
+        unit("host_memory::test_casts_are_numpys_where_it_defines_them"),
     ),
     Mutation(
         "host_memory.mask",
@@ -93,7 +93,7 @@ MEMORY = (
         "first, last = sorted((before, after))",
         "first, last = before, after",
         "a mask that shrinks is left as it was",
-        unit("host_memory"),
+        unit("host_memory::test_a_mask_grows_and_shrinks_row_by_row_and_touches_only_what_changes"),
     ),
     Mutation(
         "snapshots.later",
@@ -101,7 +101,7 @@ MEMORY = (
         "self.taken = {slot: place for slot, place in self.taken.items() if place <= position}",
         "self.taken = dict(self.taken)",
         "snapshots of a sequence that was cut are used for other tokens",
-        unit("snapshots"),
+        unit("snapshots::test_whatever_was_run_ahead_the_state_is_that_of_the_tokens_before_it"),
     ),
     Mutation(
         "separate_rows.leak",
@@ -111,7 +111,7 @@ MEMORY = (
         # The decoder""",
         "        # The decoder",
         "the rows made before one that fails keep their buffers",
-        unit("rows", "genai"),
+        unit("rows::test_more_rows_than_there_is_memory_for_are_refused_and_none_is_kept"),
     ),
     Mutation(
         "separate_rows.heirs",

@@ -116,7 +116,7 @@ PAGE = (
         "this.send([...this.taken(), ...commands]);",
         "this.send([...commands, ...this.taken()]);",
         "copies run before the run whose results they take",
-        browser("held_submit"),
+        browser("held_submit::test_what_is_held_back_is_submitted_before_what_follows_it"),
     ),
     Mutation(
         "staging.mapped_at",
@@ -124,7 +124,7 @@ PAGE = (
         "region.from = Math.min(region.from, offset - (offset % MAP_GRAIN));",
         "region.from = Math.min(region.from, offset - (offset % GRAIN));",
         "a map begins where WebGPU allows none",
-        browser("held_submit"),
+        browser("held_submit::test_parts_of_any_alignment_come_by_one_submit_and_one_map"),
     ),
     Mutation(
         "staging.kept",

@@ -21,7 +21,7 @@ SAMPLING = (
         "if keys[token] == cut][: count - above]",
         "if keys[token] == cut][: count]",
         "top_k keeps too many tokens of equal logits",
-        unit("sampling"),
+        unit("sampling::test_top_k_takes_the_lowest_ids_among_equals"),
     ),
     Mutation(
         "sampling.top_p_short",
@@ -29,7 +29,7 @@ SAMPLING = (
         "target = -(-options.top_p_bits * total >> 32)",
         "target = options.top_p_bits * total >> 32",
         "the share of top_p is rounded down, so that a token may be missing",
-        unit("sampling"),
+        unit("sampling::test_a_tiny_top_p_is_greedy_and_a_top_p_of_one_keeps_everything"),
     ),
     Mutation(
         "search.seed_kept",
@@ -39,7 +39,7 @@ SAMPLING = (
 """,
         "",
         "a new random_seed leaves the seed that was drawn before",
-        unit("search", "sampling"),
+        unit("search::test_a_drawn_seed_is_reported_and_kept"),
     ),
     Mutation(
         "search.context_length",
@@ -47,7 +47,7 @@ SAMPLING = (
         "if self.max_length > self.context_length:",
         "if self.max_length > self.context_length + 1:",
         "max_length may exceed the model's context by one token",
-        unit("search"),
+        unit("search::test_an_option_out_of_range_or_unknown_is_refused"),
     ),
     Mutation(
         "stages.bad_word_at_start",
@@ -55,7 +55,7 @@ SAMPLING = (
         "if before <= len(tokens) and",
         "if before < len(tokens) and",
         "a bad word is not banned where its beginning is the whole sequence",
-        unit("stages", "sampling", "search"),
+        unit("stages::test_bad_words_are_not_ended"),
     ),
     Mutation(
         "stages.penalty_of_prompt",
@@ -63,7 +63,7 @@ SAMPLING = (
         "Counter(row.tokens[row.prompt :])",
         "Counter(row.tokens)",
         "presence and frequency penalties count the prompt",
-        unit("stages", "sampling", "search"),
+        unit("stages::test_generated_tokens_are_penalised_by_their_number"),
     ),
     Mutation(
         "stages.penalty_sign",
@@ -71,6 +71,6 @@ SAMPLING = (
         "    if negative:\n        bits = nearest_float(significand * factor",
         "    if not negative:\n        bits = nearest_float(significand * factor",
         "a repetition penalty multiplies positive logits and divides negative ones",
-        unit("stages", "sampling", "search"),
+        unit("stages::test_a_penalised_logit_is_the_rounded_quotient_or_product"),
     ),
 )

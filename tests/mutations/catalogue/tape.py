@@ -13,7 +13,7 @@ TAPE = (
         "for i in range(use - 1, -1, -1):",
         "for i in range(use):",
         "the counts of an indirect dispatch are taken from the first write of their buffer, not the last",
-        unit("tape"),
+        unit("tape::TestReachingDefinition::test_is_the_last_write_before_the_use"),
     ),
     Mutation(
         "passes.second_upload",
@@ -21,7 +21,7 @@ TAPE = (
         "a.data[first - a.offset : last - a.offset] == b.data[first - b.offset : last - b.offset]",
         "a.data[: last - first] == b.data[: last - first]",
         "overlapping uploads are compared at the wrong offsets",
-        unit("tape"),
+        unit("tape::TestCheckReplayable::test_accepts_another_range_that_agrees_where_it_overlaps"),
     ),
     Mutation(
         "passes.offset_of_counts",
@@ -29,7 +29,7 @@ TAPE = (
         "key = (_signature(recording, ops[definition], uniforms), op.offset)",
         "key = (_signature(recording, ops[definition], uniforms),)",
         "indirect dispatches with counts at different offsets share one table",
-        unit("tape"),
+        unit("tape::TestDirectDispatches::test_other_offsets_are_other_tables"),
     ),
     Mutation(
         "recording.part_overwrites",
@@ -37,7 +37,7 @@ TAPE = (
         "return op.target == buffer and op.target_offset == 0 and op.size == self.sizes[buffer]",
         "return op.target == buffer and op.target_offset == 0",
         "a copy into a part of a buffer counts as a new content of the whole",
-        unit("tape", "tape_recording"),
+        unit("tape::TestSliceFor::test_ends_at_a_whole_copy_or_clear"),
     ),
     Mutation(
         "placement.freed_early",
@@ -45,7 +45,7 @@ TAPE = (
         "last_use = {value: i for i, node in enumerate(nodes) for value in (*node.writes, *node.reads)}",
         "last_use = {value: i for i, node in enumerate(nodes) for value in node.writes}",
         "scratch is given to another value while this one is still to be read",
-        unit("placement"),
+        unit("placement::TestAnyGraph::test_finds_every_value_where_it_was_left"),
     ),
     Mutation(
         "placement.read_and_written",
@@ -53,7 +53,7 @@ TAPE = (
         'both -= {Place("recorded", buffer) for buffer in node.what.in_place}',
         "both = set()",
         "an operation may write the buffer that it reads",
-        unit("placement", "step_graph"),
+        unit("placement::TestMisplaced::test_a_buffer_that_is_read_and_written"),
     ),
     Mutation(
         "uniforms.vec3",
@@ -61,7 +61,7 @@ TAPE = (
         "ALIGNMENT = {1: 4, 2: 8, 3: 16, 4: 16}",
         "ALIGNMENT = {1: 4, 2: 8, 3: 12, 4: 16}",
         "vectors of three components are read at the wrong alignment",
-        unit("uniforms"),
+        unit("uniforms::test_values_are_where_wgsl_puts_them"),
     ),
     Mutation(
         "witness.part_overlaps",
@@ -69,7 +69,7 @@ TAPE = (
         "self.sizes[buffer] = offset + -(-size // ALIGNMENT) * ALIGNMENT",
         "self.sizes[buffer] = offset + size // ALIGNMENT * ALIGNMENT",
         "parts of the witness's log overlap where a size is no multiple of the alignment",
-        unit("step_check", "fused_step"),
+        unit("step_check::test_an_operation_whose_kernel_leaves_its_result_unwritten_stays_as_recorded"),
     ),
     Mutation(
         "attention_plan.partials",
@@ -77,7 +77,7 @@ TAPE = (
         "partial_bytes = rows * what.heads * most * (4 + what.head) * 4",
         "partial_bytes = rows * what.heads * most * what.head * 4",
         "the partials of attention have no room for their sums",
-        unit("attention_plan", "fused_step"),
+        unit("attention_plan::test_constants_are_as_the_kernels_ask"),
     ),
     Mutation(
         "attention_plan.no_join",
@@ -85,7 +85,7 @@ TAPE = (
         "return heads if splits(length) > 1 or not alone_writes else 0, 1, rows",
         "return heads if splits(length) > 1 else 0, 1, rows",
         "nothing writes the result where a split is alone and the join has to",
-        unit("attention_plan"),
+        unit("attention_plan::test_the_join_writes_every_result_where_a_kernel_binds_fewer_buffers"),
     ),
     Mutation(
         "attention_plan.memory",
@@ -95,7 +95,7 @@ TAPE = (
 """,
         "",
         "the kernel without subgroups takes more workgroup memory than there is",
-        unit("attention_plan"),
+        unit("attention_plan::test_constants_are_as_the_kernels_ask"),
     ),
     Mutation(
         "gemv.bias_of_up",
@@ -121,7 +121,7 @@ TAPE = (
         "return -(-self.n // (self.workgroup // self.span * self.rows)), -(-self.m // self.tall), 1",
         "return -(-self.n // (self.workgroup // self.span * self.rows)), self.m // self.tall, 1",
         "the last rows of x are not computed",
-        unit("few_rows"),
+        unit("few_rows::test_tilings_keep_the_limits_of_the_shader_and_the_adapter"),
     ),
     Mutation(
         "matrix_tiling.memory",
@@ -129,6 +129,6 @@ TAPE = (
         "memory = results <= self.memory(dense) <= limits.memory",
         "memory = results <= self.memory(dense)",
         "a tiling takes more workgroup memory than the adapter has",
-        unit("matrix_tiling"),
+        unit("matrix_tiling::test_a_tiling_keeps_the_limits_of_the_shader_and_the_adapter"),
     ),
 )

@@ -21,7 +21,7 @@ TOOLS = (
 
     def about""",
         "any host name is answered, so that another page may read what is served",
-        unit("build_server"),
+        unit("build_server::test_only_who_addresses_this_machine_is_answered"),
     ),
     Mutation(
         "server.linked_out",
@@ -29,7 +29,7 @@ TOOLS = (
         "return file if file.is_file() and file.resolve().is_relative_to(base.resolve()) else None",
         "return file if file.is_file() else None",
         "a link leads out of the served folder",
-        unit("build_server"),
+        unit("build_server::test_nothing_outside_the_served_folders_is_reachable"),
     ),
     Mutation(
         "server.range_end",
@@ -37,7 +37,7 @@ TOOLS = (
         "return (start, end - start + 1) if start < size else (0, 0)",
         "return (start, end - start) if start < size else (0, 0)",
         "a range lacks its last byte",
-        unit("build_server"),
+        unit("build_server::test_compressed_forms_are_served_to_who_takes_them"),
     ),
     Mutation(
         "server.if_range",
@@ -45,7 +45,7 @@ TOOLS = (
         'wanted = self.headers.get("Range") if self.headers.get("If-Range", etag) == etag else None',
         'wanted = self.headers.get("Range")',
         "a part of a changed file is sent",
-        unit("build_server"),
+        unit("build_server::test_an_unchanged_file_is_not_sent_again_and_a_stale_range_is_sent_whole"),
     ),
     Mutation(
         "digests.stale",
@@ -53,7 +53,7 @@ TOOLS = (
         'same = kept["key"] == list(key)',
         'same = kept["key"][0] == key[0]',
         "digests of a file that has changed since are served",
-        unit("build_digests"),
+        unit("build_digests::test_they_are_kept_until_the_file_changes"),
     ),
     Mutation(
         "site.missing_file",
@@ -83,6 +83,6 @@ TOOLS = (
         "if form.stat().st_size < path.stat().st_size:",
         "if form.stat().st_size:",
         "a file that compression makes larger is sent compressed",
-        unit("compressed"),
+        unit("compressed::test_files_that_get_smaller_have_both_forms_beside_them"),
     ),
 )

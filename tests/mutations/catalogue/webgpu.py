@@ -43,7 +43,7 @@ WEBGPU = (
         "return sorted({min(length, self.buffers.capacity - 1) for length in (PROBE_TOKENS, long)})",
         "return [min(PROBE_TOKENS, self.buffers.capacity - 1)]",
         "a tape is compared after few positions only",
-        unit("step_check", "step_recorder"),
+        unit("step_recorder::test_a_window_that_ends_past_the_long_length_is_outgrown_in_the_check"),
     ),
     Mutation(
         "replay_check.unlike",
@@ -51,7 +51,7 @@ WEBGPU = (
         "if found.unlike or found.max_difference > limit:",
         "if found.max_difference > limit:",
         "NaN in a replay passes the comparison",
-        unit("step_check", "step_recorder", "webgpu_model"),
+        unit("step_recorder::test_a_fused_tape_that_fails_its_check_steps_down_to_the_recorded_kernels"),
     ),
     Mutation(
         "verdicts.sizes",
@@ -59,7 +59,7 @@ WEBGPU = (
         'add(binding, number("buffer", buffer), offset, size, recording.sizes[buffer])',
         'add(binding, number("buffer", buffer), offset, size)',
         "a verdict is used for a step with buffers of other sizes",
-        unit("step_recorder"),
+        unit("recording_digest"),
     ),
     Mutation(
         "stored_tapes.adapter",
@@ -94,7 +94,7 @@ WEBGPU = (
                 self.grow_mask(past, past + len(ids))""",
         "                self.grow_mask(past, past + len(ids))",
         "the mask keeps zeros before a prompt, where a sequence ended within a burst",
-        unit("webgpu_model", "prefill_plan"),
+        unit("sequence_buffers"),
     ),
     Mutation(
         "sequence_buffers.given",
@@ -104,7 +104,7 @@ WEBGPU = (
 """,
         "",
         "buffers of the caller stay held after the generator is closed",
-        unit("webgpu_model"),
+        unit("sequence_buffers"),
     ),
     Mutation(
         "session.captured",

@@ -23,7 +23,7 @@ WEIGHTS = (
                 pass
 """,
         "the journal names a shard before its bytes are written",
-        unit("weight_file"),
+        unit("weight_file::test_records_are_written_after_the_data_and_the_source_last"),
     ),
     Mutation(
         "store.record_first",
@@ -32,7 +32,7 @@ WEIGHTS = (
         await backing.write_text(f"{identity.key}{JOURNAL}", Journal(""",
         """        await backing.write_text(f"{identity.key}{JOURNAL}", Journal(""",
         "a record calls a data file complete while it is written anew",
-        unit("weight_file"),
+        unit("weight_file::test_a_stored_file_that_lost_bytes_is_downloaded_again"),
     ),
     Mutation(
         "store.other_version",
@@ -40,7 +40,7 @@ WEIGHTS = (
         "if source is None or source.identity != identity:",
         "if source is None or source.identity.name != identity.name:",
         "stored weights are used although the source has changed since",
-        unit("weight_file"),
+        unit("weight_file::test_a_changed_source_is_loaded_anew_told_and_takes_the_place_of_the_old"),
     ),
     Mutation(
         "manifest.last_shard",
@@ -48,7 +48,7 @@ WEIGHTS = (
         "return start, min(self.shard_size, self.size - start)",
         "return start, self.shard_size",
         "the last shard of a file is read past its end",
-        unit("weight_manifest", "weight_file"),
+        unit("weight_manifest::test_the_shards_are_the_files_pieces_and_the_content_hash_is_over_their_digests"),
     ),
     Mutation(
         "records.torn_line",
@@ -56,7 +56,7 @@ WEIGHTS = (
         "for line in lines[:-1]:",
         "for line in lines:",
         "the last line of a journal counts although a crash may have truncated it",
-        unit("weight_file", "weight_manifest"),
+        unit("weight_manifest::test_a_journal_keeps_only_whole_entries_that_can_be"),
     ),
     Mutation(
         "shared.leak_after_failure",
@@ -64,7 +64,7 @@ WEIGHTS = (
         "        except BaseException:\n            self.give_back(held)\n            raise\n        finally:",
         "        finally:",
         "buffers stay allocated after a load that failed",
-        unit("shared_weights"),
+        unit("shared_weights::test_a_load_that_fails_leaves_nothing_and_who_waited_loads_for_itself"),
     ),
     Mutation(
         "shared.loading_used",
@@ -72,7 +72,7 @@ WEIGHTS = (
         "            await pending[0].loaded.wait()\n",
         "            break\n",
         "a second user gets buffers that are not filled yet",
-        unit("shared_weights"),
+        unit("shared_weights::test_who_comes_during_a_load_waits_for_it"),
     ),
     Mutation(
         "idle.file_open",
@@ -80,6 +80,6 @@ WEIGHTS = (
         "        finally:\n            file.close()\n\n    def _tell",
         "        finally:\n            pass\n\n    def _tell",
         "the check of stored weights keeps their file open, which other tabs wait for",
-        unit("idle_verification"),
+        unit("idle_verification::test_a_request_stops_it_at_once_and_it_goes_on_where_it_was"),
     ),
 )

@@ -1,0 +1,69 @@
+"""The buffers of a sequence over host memory: what prompts write into masks and ids, and whose buffers are let go."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from pathlib import Path
+
+import pytest
+
+from capstan import graph
+from capstan.config import parse_genai_config
+from capstan.device.host_memory import view_of
+from capstan.device.webgpu.sequence_buffers import SequenceBuffers
+from capstan.memory import DeviceSpan, Loan
+from tests.unit.test_host_memory import Heap
+
+NANO = Path(__file__).parents[1] / "fixtures/nano-llama"
+CAPACITY, CHUNK = 32, 8
+
+
+def allocated(given: Loan | None = None) -> SequenceBuffers:
+    model = graph.parse((NANO / "model.onnx").read_bytes())
+    about = graph.describe(model, parse_genai_config((NANO / "genai_config.json").read_bytes()).decoder, 512)
+    made = SequenceBuffers.allocate(Heap(), about, CAPACITY, CHUNK, "test", offset_alignment=256, given=given)
+    return asyncio.run(made)
+
+
+def numbers(span: DeviceSpan, count: int) -> list[int]:
+    return list(array("q", bytes(view_of(span)[: 8 * count])))
+
+
+def mask(buffers: SequenceBuffers) -> list[int]:
+    return numbers(buffers.spans["mask"], CAPACITY)
+
+
+def ones(count: int) -> list[int]:
+    return [1] * count + [0] * (CAPACITY - count)
+
+
+@pytest.mark.parametrize("valid", [None, 5, 7, 12])
+def test_a_prompt_sees_all_positions_before_it_and_its_own(valid: int | None) -> None:
+    buffers = allocated()
+    buffers.set_mask(5 if valid is None else valid)
+    # A sequence may have ended within a burst at any position from 5 on.
+    buffers.write_prompt([40, 41, 42], 7, None if valid is None else min(valid, 7))
+    assert mask(buffers)[:10] == [1] * 10
+    assert numbers(buffers.spans["prompt ids"], 3) == [40, 41, 42]
+
+
+def test_a_step_s_input_sets_mask_and_length() -> None:
+    buffers = allocated()
+    buffers.set_mask(20)
+    buffers.set_input(9, 6)
+    assert mask(buffers) == ones(7)
+    assert numbers(buffers.spans["input ids"], 1) == [9]
+    assert list(array("I", bytes(view_of(buffers.spans["state"])[:12]))) == [7, 0, 0]
+
+
+def test_given_buffers_are_held_until_the_sequence_ends() -> None:
+    theirs = Heap().allocate(8 * CAPACITY, label="mask")
+    buffers = allocated(Loan({"mask": theirs.span()}))
+    theirs.close()
+    buffers.set_mask(3)
+    assert list(array("q", bytes(theirs.handle))) == ones(3)
+    own = buffers.spans["logits"].buffer
+    buffers.destroy()
+    assert own.closed
+    assert theirs.loans == []
