@@ -1,6 +1,7 @@
 // The page's side of Capstan.load, chat and complete, over a worker that answers as each test says.
 
 import assert from "node:assert/strict";
+import { getEventListeners } from "node:events";
 import { afterEach, beforeEach, test } from "node:test";
 import { Capstan, Client } from "../../web/src/capstan.ts";
 
@@ -270,6 +271,13 @@ test("leaving the loop ends the run", async () => {
     break;
   }
   assert.equal((await run.result).finishReason, "abort");
+});
+
+test("a run that has ended listens to no signal", async () => {
+  const llm = await load();
+  const { signal } = new AbortController();
+  await llm.chat(MESSAGES, { signal }).result;
+  assert.deepEqual(getEventListeners(signal, "abort"), []);
 });
 
 test("runs wait for one another, and one that is aborted before its turn is never sent", async () => {

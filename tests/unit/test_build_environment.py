@@ -46,6 +46,7 @@ def test_an_interrupted_stage_does_not_look_done_even_if_it_once_was(tmp_path: P
     (tmp_path / "lock.txt").write_text("a==2")
     with pytest.raises(KeyboardInterrupt):
         stage(tmp_path, [], fail=True).run_once()
+    assert not stage(tmp_path, []).is_done()
     (tmp_path / "lock.txt").write_text("a==1")
     assert not stage(tmp_path, []).is_done()
 

@@ -60,7 +60,7 @@ PAGE = (
 """,
         "",
         "requests that came while a worker booted are never sent",
-        unit("web_api") + browser("life"),
+        browser("life::test_requests_are_rejected_when_a_worker_dies_and_the_next_is_answered"),
     ),
     Mutation(
         "client.cancel_of_nothing",
@@ -68,7 +68,7 @@ PAGE = (
         'const stops = request.kind === "cancel" ? this.running() : null;',
         "const stops = null;",
         "a cancel names no request, so that nothing sees that it ends",
-        unit("web_api") + browser("life"),
+        browser("life::test_a_busy_worker_lives_until_a_cancel_is_not_obeyed"),
     ),
     Mutation(
         "completions.tokens",
@@ -108,7 +108,7 @@ PAGE = (
         "return new Promise(() => {});",
         "return Promise.resolve();",
         "a worker gives its lock back at once, as if it had ended",
-        browser("life"),
+        browser("life::test_requests_are_rejected_when_a_worker_dies_and_the_next_is_answered"),
     ),
     Mutation(
         "held_submit.order",
@@ -185,16 +185,15 @@ PAGE = (
       groups = [];
       action();""",
         "a pass behind a copy begins without a pipeline",
-        browser("tape"),
+        browser("tape::test_a_tape_step_is_an_eager_step_for_every_fixture"),
     ),
     Mutation(
-        "player.private_write",
+        "player.destroyed",
         "web/src/gpu/player.ts",
-        """      info.onWrite.add(overwritten);
-""",
+        "      info.onDestroy.add(destroyed);\n",
         "",
-        "a tape goes on although its private buffer was overwritten",
-        browser("tape", "faults"),
+        "a tape goes on over buffers that were destroyed",
+        browser("faults::test_a_fault_in_the_middle_of_a_burst_is_typed_and_a_new_load_works"),
     ),
     Mutation(
         "ring.not_given_back",
@@ -203,15 +202,15 @@ PAGE = (
 """,
         "",
         "a burst's staging buffer is never free again",
-        browser("rewind"),
+        browser("rewind::test_rewinding_back_across_64_is_the_oracles"),
     ),
     Mutation(
-        "weights.unread",
+        "weights.held_bytes",
         "web/src/gpu/weights.ts",
-        "if (!filled(read, bytes, start + done)) return done;",
-        "filled(read, bytes, start + done);",
-        "bytes that could not be read are uploaded as zeros",
-        browser("weight_store"),
+        "    this.written += 4;\n",
+        "",
+        "what follows a word that was put together is written over it",
+        browser("weight_store::test_weights_at_any_offset_arrive_whole"),
     ),
     Mutation(
         "tapes.length_of_steps",
@@ -219,7 +218,7 @@ PAGE = (
         "played.encode(step, valid++);",
         "played.encode(step, valid);",
         "the steps of a burst all see the length of the first",
-        browser("tape", "generate"),
+        browser("generate::test_a_run_across_the_lengths_where_kernels_change_is_the_oracles"),
     ),
     Mutation(
         "source.other_range",
@@ -227,7 +226,7 @@ PAGE = (
         "if (!right) throw this.otherRange(response, start, end);",
         "if (right === null) throw this.otherRange(response, start, end);",
         "another range than was asked for is taken",
-        browser("weight_store"),
+        browser("weight_store::test_another_range_than_was_asked_for_is_an_error_and_nothing_of_it_is_stored"),
     ),
     Mutation(
         "network.busy",
@@ -235,7 +234,7 @@ PAGE = (
         "const TRANSIENT = [408, 425, 429, 500, 502, 503, 504];",
         "const TRANSIENT = [408, 425, 500, 502, 504];",
         "a busy server is not asked again",
-        browser("weight_store"),
+        browser("weight_store::test_a_server_that_is_busy_is_asked_again_when_it_says"),
     ),
     Mutation(
         "opfs.place",
@@ -243,14 +242,14 @@ PAGE = (
         "{ at: start + done }",
         "{ at: done }",
         "each stored shard is written over the first one",
-        browser("weight_store"),
+        browser("weight_store::test_the_first_load_stores_the_weights_and_later_ones_fetch_none"),
     ),
     Mutation(
-        "cache.prefix",
+        "cache.last_shard",
         "web/src/storage/cache.ts",
-        'request.url.startsWith(own + "/")',
-        "request.url.startsWith(own)",
-        "files whose names begin alike are removed, too",
-        browser("weight_store"),
+        "const last = Math.max(0, Math.ceil(size / shardSize) - 1);",
+        "const last = Math.ceil(size / shardSize);",
+        "the last shard of a file in the Cache API is looked for behind the end",
+        browser("weight_store::test_without_a_private_file_system_the_cache_keeps_the_weights"),
     ),
 )

@@ -82,9 +82,9 @@ WEBGPU = (
     Mutation(
         "tape_scratch.order",
         "py_src/capstan/device/webgpu/tape_scratch.py",
-        "parts[number] = span.buffer.handle, span.offset, sizes[number]",
-        "parts[number] = span.buffer.handle, 0, sizes[number]",
-        "kernels work at the start of a given buffer, not in the given part",
+        "order = sorted(range(len(sizes)), key=lambda number: -sizes[number])",
+        "order = sorted(range(len(sizes)), key=lambda number: sizes[number])",
+        "the largest part of a tape's scratch gets the smallest given buffer",
         unit("tape_scratch"),
     ),
     Mutation(
