@@ -102,7 +102,7 @@ interface Reading {
   limit?: number;
 }
 
-/** What is read, base64, and what it cost; the parts twice. */
+/** The bytes of each reading in base64, with its cost; the parts are read twice. */
 async function readParts({ buffers, staging, parts, before: earlier = [], limit }: Reading): Promise<unknown[]> {
   return guarded(async (watched) => {
     const sources = buffers.map((text, i) => {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import subprocess
@@ -18,7 +19,8 @@ __all__ = ["Checkout", "Outcome"]
 
 GENERATED = ("py_src/capstan/_js/host.js", "py_src/capstan/graph/onnx_pb2.py", "py_src/capstan/graph/onnx_pb2.pyi")
 """Files of the package that git ignores."""
-LINKED = (".venv", "node_modules")
+INSTALLED = (".venv", "node_modules")
+"""Folders whose own folders are linked; stamps of the set-up are copied, so that no set-up in the copy ends another."""
 BUILT = ("build/site", "build/cache")
 SECONDS = 180
 """The most that one test may take with a fault in the product: some faults are waits without end."""
@@ -46,9 +48,17 @@ class Checkout:
             if (root / name).is_file():
                 (copy / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / name, copy / name)
-        for name in LINKED:
-            if (root / name).exists():
-                (copy / name).symlink_to(root / name, target_is_directory=True)
+        for name in INSTALLED:
+            for path in (root / name).iterdir() if (root / name).exists() else ():
+                (copy / name).mkdir(parents=True, exist_ok=True)
+                if path.is_file():
+                    shutil.copy2(path, copy / name)
+                else:
+                    (copy / name / path.name).symlink_to(path, target_is_directory=True)
+        if (copy / INSTALLED[0]).exists():
+            # The stamp of a virtual environment names its checkout.
+            stamp = hashlib.sha256(str(copy.resolve()).encode()).hexdigest()
+            (copy / INSTALLED[0] / ".capstan-venv").write_text(stamp)
         for name in BUILT:
             if (root / name).exists():
                 shutil.copytree(root / name, copy / name)

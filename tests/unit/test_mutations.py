@@ -10,6 +10,7 @@ import pytest
 
 from buildtools import ROOT
 from tests.mutations.catalogue import MUTATIONS
+from tests.mutations.checkout import Checkout
 from tests.mutations.main import chosen, main, try_all
 from tests.mutations.mutation import Mutation, MutationError
 
@@ -31,7 +32,7 @@ SURVIVOR = mutation("comment.lost", "# Of none it is 0.", "# It is.")
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A checkout with a product that one test looks at."""
+    """A checkout with a product and one test of it."""
     root = tmp_path / "root"
     (root / "tests").mkdir(parents=True)
     (root / "product.py").write_text(PRODUCT)
@@ -72,6 +73,23 @@ def test_a_fault_that_no_test_finds_is_told(root: Path, tmp_path: Path, capsys: 
     assert "2 faults, 1 found" in told
     assert told.splitlines()[-1] == "no test finds comment.lost (product.py): the fault comment.lost"
     assert (root / "product.py").read_text() == PRODUCT
+
+
+def test_a_set_up_in_the_copy_leaves_what_is_installed_alone(root: Path, tmp_path: Path) -> None:
+    for name in (
+        ".venv/lib/pytest.py",
+        ".venv/.capstan-venv",
+        "node_modules/esbuild/index.js",
+        "node_modules/.capstan",
+    ):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("installed")
+    copy = Checkout(root, tmp_path / "copy").copy
+    for stamp in (".venv/.capstan-venv", "node_modules/.capstan"):
+        (copy / stamp).unlink()
+        assert (root / stamp).read_text() == "installed"
+    assert (copy / ".venv/lib").resolve() == root / ".venv/lib"
+    assert (copy / "node_modules/esbuild/index.js").read_text() == "installed"
 
 
 def test_faults_that_are_all_found_end_well(root: Path, tmp_path: Path) -> None:

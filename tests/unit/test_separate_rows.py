@@ -15,7 +15,7 @@ GREEDY = SAMPLED.replace(do_sample=False)
 
 
 class NumberedDecoder(PaperDecoder):
-    """Notes the rows by whose numbers it draws, and what it was copied from."""
+    """Notes the rows by whose numbers it draws, and takes over the cache of another."""
 
     def __init__(self, number: int) -> None:
         super().__init__(64)

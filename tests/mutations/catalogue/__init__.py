@@ -21,4 +21,4 @@ __all__ = ["MUTATIONS"]
 MUTATIONS: tuple[Mutation, ...] = (
     *(*TOOLS, *SAMPLING, *GENERATION, *INPUTS, *GRAPHS, *MEMORY, *WEIGHTS, *APIS, *TAPE, *WEBGPU, *PAGE, *KERNELS),
 )
-"""Python's first, then the page's: a fault in Python makes the site's wheel anew, which tests in the page wait for."""
+"""Python's first, then the page's: after a fault in Python tests in the page wait for a new wheel."""
