@@ -36,6 +36,7 @@ def root(tmp_path: Path) -> Path:
     root = tmp_path / "root"
     (root / "tests").mkdir(parents=True)
     (root / "product.py").write_text(PRODUCT)
+    (root / ".gitignore").write_text("/.venv/\n/node_modules/\n")
     (root / "pyproject.toml").write_text('[tool.pytest.ini_options]\npythonpath = ["."]\n')
     (root / "tests/test_product.py").write_text(
         "from product import total\n\n\ndef test_numbers_are_added():\n    assert total([1, 2]) == 3\n"

@@ -177,8 +177,8 @@ KERNELS = (
     Mutation(
         "mask.element",
         "web/src/shaders/mask.wgsl",
-        "let into = (word * 4u + 8u - first) % size;",
-        "let into = (word * 4u - first) % size;",
+        "value = 1u << (begins * 8u);",
+        "value = 1u;",
         "ones of an unaligned mask are put into the wrong byte",
         browser("span_kernels::test_masks_of_any_batch_grow_and_shrink_and_keep_what_does_not_change"),
     ),
