@@ -9,7 +9,7 @@ __all__ = ["WEBGPU"]
 WEBGPU = (
     Mutation(
         "step_recorder.leak",
-        "py_src/capstan/device/webgpu/step_recorder.py",
+        "py_src/capstan/device/webgpu/tapes/step_recorder.py",
         """            except BaseException:
                 self.step.engine.close_tape(fused.tape)
                 raise
@@ -22,7 +22,7 @@ WEBGPU = (
     ),
     Mutation(
         "step_recorder.counts",
-        "py_src/capstan/device/webgpu/step_recorder.py",
+        "py_src/capstan/device/webgpu/tapes/step_recorder.py",
         """        await self._check_counts(recording, ops, groups, tables)
         return""",
         "        return",
@@ -31,7 +31,7 @@ WEBGPU = (
     ),
     Mutation(
         "step_recorder.lasting",
-        "py_src/capstan/device/webgpu/step_recorder.py",
+        "py_src/capstan/device/webgpu/tapes/step_recorder.py",
         "lasting = not isinstance(error, OutOfMemoryError)",
         "lasting = True",
         "a step that lacked memory once is never fused again",
@@ -39,7 +39,7 @@ WEBGPU = (
     ),
     Mutation(
         "step_check.lengths",
-        "py_src/capstan/device/webgpu/step_check.py",
+        "py_src/capstan/device/webgpu/tapes/step_check.py",
         "return sorted({min(length, self.buffers.capacity - 1) for length in (PROBE_TOKENS, long)})",
         "return [min(PROBE_TOKENS, self.buffers.capacity - 1)]",
         "a tape is compared after few positions only",
@@ -47,7 +47,7 @@ WEBGPU = (
     ),
     Mutation(
         "replay_check.unlike",
-        "py_src/capstan/device/webgpu/replay_check.py",
+        "py_src/capstan/device/webgpu/tapes/comparison.py",
         "if found.unlike or found.max_difference > limit:",
         "if found.max_difference > limit:",
         "NaN in a replay passes the comparison",
@@ -55,7 +55,7 @@ WEBGPU = (
     ),
     Mutation(
         "verdicts.sizes",
-        "py_src/capstan/device/webgpu/verdicts.py",
+        "py_src/capstan/device/webgpu/tapes/verdicts.py",
         'add(binding, number("buffer", buffer), offset, size, recording.sizes[buffer])',
         'add(binding, number("buffer", buffer), offset, size)',
         "a verdict is used for a step with buffers of other sizes",
@@ -63,7 +63,7 @@ WEBGPU = (
     ),
     Mutation(
         "stored_tapes.adapter",
-        "py_src/capstan/device/webgpu/stored_tapes.py",
+        "py_src/capstan/device/webgpu/tapes/stored.py",
         "self._facts = json.dumps([facts, engine.adapter()], sort_keys=True)",
         "self._facts = json.dumps([facts], sort_keys=True)",
         "a tape that was stored on another adapter is used",
@@ -71,7 +71,7 @@ WEBGPU = (
     ),
     Mutation(
         "stored_tapes.part_of_buffer",
-        "py_src/capstan/device/webgpu/stored_tapes.py",
+        "py_src/capstan/device/webgpu/tapes/stored.py",
         """                if name is None:
                     raise TapeError("a kernel of the tape binds part of a buffer that has no name")
 """,
@@ -81,7 +81,7 @@ WEBGPU = (
     ),
     Mutation(
         "tape_scratch.order",
-        "py_src/capstan/device/webgpu/tape_scratch.py",
+        "py_src/capstan/device/webgpu/tapes/scratch.py",
         "order = sorted(range(len(sizes)), key=lambda number: -sizes[number])",
         "order = sorted(range(len(sizes)), key=lambda number: sizes[number])",
         "the largest part of a tape's scratch gets the smallest given buffer",
@@ -121,7 +121,7 @@ WEBGPU = (
     ),
     Mutation(
         "session.other_inputs",
-        "py_src/capstan/device/webgpu/session.py",
+        "py_src/capstan/device/webgpu/tapes/sessions.py",
         "self._write(feed, data[-size:] + data[:-size])",
         "self._write(feed, data)",
         "a capture is checked twice on the same inputs",
