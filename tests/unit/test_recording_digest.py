@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from capstan.device.webgpu.verdicts import recording_digest
+from capstan.device.webgpu.tapes.verdicts import recording_digest
 from capstan.tape import BindGroup, Copy, Dispatch, DispatchIndirect, Pipeline, Recording, Write
 
 PASSES = ("clears", "direct")
