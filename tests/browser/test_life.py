@@ -74,6 +74,7 @@ START = """async (cancelDeadline) => {
 BUSY = "from pyodide.code import run_js\nrun_js('for (const end = Date.now() + %d; Date.now() < end; );')"
 """JavaScript that cannot be interrupted."""
 DEADLINE_MS = 1500
+NEVER_MS = 2**30
 CANCEL = """async ([endless, behind]) => {
   const first = window.capstan.request(endless);
   const second = window.capstan.request(behind);
@@ -103,22 +104,20 @@ def test_a_busy_worker_lives_until_a_cancel_is_not_obeyed(blank_page: Page) -> N
 
 
 AT_ONCE = """async ([endless, behind]) => {
-  const begun = performance.now();
   const replies = Promise.all([endless, { kind: "cancel" }, behind].map((one) => window.capstan.request(one)));
-  return { replies: await replies, took: performance.now() - begun, restarts: window.capstan.restarts };
+  return { replies: await replies, restarts: window.capstan.restarts };
 }"""
 
 
 def test_a_cancel_right_behind_its_request_stops_it_and_no_other(blank_page: Page) -> None:
     """Python has not begun with the request when the cancel comes."""
-    blank_page.evaluate(START, 10 * DEADLINE_MS)
+    blank_page.evaluate(START, NEVER_MS)
     endless = script("import asyncio\nawait asyncio.sleep(600)")
     for _ in range(5):
         found = blank_page.evaluate(AT_ONCE, [endless, script("print('next')")])
         stopped, cancel, behind = found["replies"]
         assert stopped["error"]["message"] == "stopped by the user"
         assert (cancel["ok"], behind) == (True, {"ok": True, "result": {"status": 0}})
-        assert found["took"] < DEADLINE_MS
         assert found["restarts"] == 0
     blank_page.evaluate("() => window.capstan.close()")
 

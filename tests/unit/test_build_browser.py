@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -66,9 +65,7 @@ def test_a_program_that_is_no_browser_or_hangs_has_no_version(tmp_path: Path, mo
     assert browser_version(tmp_path / "absent") is None
     assert browser_version(program(tmp_path, "chrome", prints("Chromium 1.2"))) == "Chromium 1.2"
     monkeypatch.setattr(browser, "VERSION_SECONDS", 0.2)
-    started = time.monotonic()
-    assert browser_version(program(tmp_path, "slow", "#!/bin/sh\nexec sleep 120\n")) is None
-    assert time.monotonic() - started < 60
+    assert browser_version(program(tmp_path, "slow", "#!/bin/sh\nsleep 60\necho Chromium 1.2\n")) is None
 
 
 def test_capstan_browser_comes_first_and_is_never_replaced(tmp_path: Path) -> None:
