@@ -8,6 +8,7 @@ import pytest
 
 from capstan.tape.kernel_plan import KernelPlan
 from capstan.tape.ops.attention import fits_attention, plan_attention
+from tests.looped import looped
 from tests.unit.shader_declarations import expanded
 
 
@@ -26,7 +27,7 @@ class Shape:
     softcap: float = 0.0
 
 
-SHAPES = [
+SIZES = [
     (32, 8, 64),
     (9, 3, 64),
     (14, 2, 64),
@@ -38,12 +39,8 @@ SHAPES = [
     (14, 2, 256),
     (32, 2, 256),
 ]
-EVERY = [
-    pytest.param(Shape(*shape, element=element), lanes, id=f"{shape}-{element}-{lanes}")
-    for shape in SHAPES
-    for element in ("f16", "f32")
-    for lanes in (0, 16, 32, 64)
-]
+SHAPES = [Shape(*size, element=element) for size in SIZES for element in ("f16", "f32")]
+LANES = (0, 16, 32, 64)
 
 
 def splits(plan: KernelPlan, length: int) -> int:
@@ -51,7 +48,8 @@ def splits(plan: KernelPlan, length: int) -> int:
     return plan.counts(length)[0]
 
 
-@pytest.mark.parametrize(("shape", "lanes"), EVERY)
+@pytest.mark.parametrize("lanes", LANES)
+@looped("shape", SHAPES)
 def test_constants_are_as_the_kernels_ask(shape: Shape, lanes: int) -> None:
     attention, join, partial_bytes = plan_attention(shape, lanes)
     constants = {name: int(value) for name, value in attention.constants.items() if name != "SCALE"}
@@ -94,7 +92,8 @@ def test_constants_are_as_the_kernels_ask(shape: Shape, lanes: int) -> None:
     }
 
 
-@pytest.mark.parametrize(("shape", "lanes"), EVERY)
+@pytest.mark.parametrize("lanes", LANES)
+@looped("shape", SHAPES)
 def test_workgroups_grow_with_the_length_up_to_the_splits_that_partials_hold(shape: Shape, lanes: int) -> None:
     attention, join, _ = plan_attention(shape, lanes)
     counts = [splits(attention, length) for length in range(1, 20_000, 7)]
@@ -106,7 +105,8 @@ def test_workgroups_grow_with_the_length_up_to_the_splits_that_partials_hold(sha
         assert splits(join, length) == (0 if alone else shape.heads)
 
 
-@pytest.mark.parametrize(("shape", "lanes"), EVERY)
+@pytest.mark.parametrize("lanes", LANES)
+@looped("shape", SHAPES)
 def test_workgroups_are_as_many_as_the_kernels_count_themselves_at_every_length(shape: Shape, lanes: int) -> None:
     attention, join, _ = plan_attention(shape, lanes)
     block, alone, most, tile = (int(attention.constants[name]) for name in ("BLOCK", "ALONE", "MAX_SPLITS", "TILE"))
@@ -121,7 +121,8 @@ def test_workgroups_are_as_many_as_the_kernels_count_themselves_at_every_length(
         assert join.counts(length) == (shape.heads if splits > 1 else 0, 1, 1), length
 
 
-@pytest.mark.parametrize(("shape", "lanes"), EVERY)
+@pytest.mark.parametrize("lanes", LANES)
+@looped("shape", SHAPES)
 def test_a_window_has_the_workgroups_of_a_sequence_as_long(shape: Shape, lanes: int) -> None:
     plans = [plan_attention(replace(shape, window=window), lanes) for window in (0, 3000)]
     for whole, windowed in list(zip(*plans, strict=True))[:2]:

@@ -8,6 +8,7 @@ import pytest
 
 from capstan.tape.kernel_plan import WorkgroupLimits
 from capstan.tape.ops.gemv_dense import column_width, tune_dense
+from tests.looped import looped
 from tests.unit.shader_declarations import PLAIN_BEHIND, declared_constants, workgroup_bytes
 
 SHAPES = [
@@ -26,9 +27,9 @@ LIMITS = [
 ]
 
 
-@pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("limits", LIMITS, ids=str)
 @pytest.mark.parametrize(("k", "n"), SHAPES)
+@looped("half", [False, True])
+@looped("limits", LIMITS)
 def test_a_cut_keeps_the_limits_of_the_shader_and_the_adapter(
     k: int, n: int, half: bool, limits: WorkgroupLimits
 ) -> None:
@@ -65,10 +66,10 @@ def test_a_processor_without_subgroups_shares_no_columns(k: int, n: int) -> None
     assert sized == other
 
 
-@pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("limits", [limits for limits in LIMITS if limits.lanes], ids=str)
 @pytest.mark.parametrize(("k", "n"), [(k, n) for k, n in SHAPES if k >= 4096 or n >= 49152])
+@looped("half", [False, True])
+@looped("gated", [False, True])
+@looped("limits", [limits for limits in LIMITS if limits.lanes])
 def test_rows_are_read_in_pieces_as_long_as_leave_threads_for_a_large_adapter(
     k: int, n: int, limits: WorkgroupLimits, gated: bool, half: bool
 ) -> None:
@@ -97,9 +98,9 @@ def test_a_llama_of_1b_gets_what_was_fastest_on_an_h200(
     assert (tuning.columns, tuning.columns * tuning.span) == (columns, threads)
 
 
-@pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("limits", [limits for limits in LIMITS if limits.lanes], ids=str)
 @pytest.mark.parametrize(("k", "n"), SHAPES)
+@looped("half", [False, True])
+@looped("limits", [limits for limits in LIMITS if limits.lanes])
 def test_subgroups_share_columns_until_a_limit_or_the_runs_of_four_rows_are_used_up(
     k: int, n: int, half: bool, limits: WorkgroupLimits
 ) -> None:

@@ -11,6 +11,7 @@ from capstan.tape.operation import Buffer, Kernel, Shared, Value
 from capstan.tape.ops.few_rows import norm_constants, tune_dense_rows, tune_rows
 from capstan.tape.ops.gemv import MatVec
 from capstan.tape.ops.norm import RmsNorm
+from tests.looped import looped
 from tests.unit.shader_declarations import PLAIN_BEHIND, declared_bindings, declared_constants, workgroup_bytes
 
 WEIGHTS, SCALES, ZEROS, UP, UP_SCALES, UP_ZEROS, GAMMA, BEHIND = range(21, 29)
@@ -69,10 +70,10 @@ def test_of_what_is_written_there_is_a_row_each() -> None:
 MATRICES = WorkgroupLimits(32, 1024, 49152, buffers=10, matrices=(MatrixSize(16, 16, 16),))
 
 
-@pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("k", "n"), [(2048, 3072), (8192, 2048), (2048, 128256), (576, 960)])
 @pytest.mark.parametrize("rows", [9, 16, 17, 32])
+@looped("dense", [False, True])
+@looped("gated", [False, True])
 def test_more_rows_go_to_subgroup_matrices_where_there_are_some(
     rows: int, k: int, n: int, gated: bool, dense: bool
 ) -> None:
@@ -107,10 +108,10 @@ def test_what_the_matrices_do_not_compute_or_not_faster_stays_with_few_rows(othe
     assert kernel.plan.shader == "few_rows_q4"
 
 
-@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("rows", [2, 3, 8, 32])
-@pytest.mark.parametrize("limits", LIMITS, ids=str)
 @pytest.mark.parametrize(("k", "n"), SHAPES)
+@looped("gated", [False, True])
+@looped("limits", LIMITS)
 def test_tilings_keep_the_limits_of_the_shader_and_the_adapter(
     k: int, n: int, limits: WorkgroupLimits, rows: int, gated: bool
 ) -> None:
@@ -128,9 +129,9 @@ def test_tilings_keep_the_limits_of_the_shader_and_the_adapter(
     assert 0 <= tops * found["TALL"] - rows < found["TALL"]
 
 
-@pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
+@looped("half", [False, True])
+@looped("gated", [False, True])
 def test_dense_tilings_keep_the_limits_too(limits: WorkgroupLimits, gated: bool, half: bool) -> None:
     for k, n in SHAPES:
         tuning = tune_dense_rows(k, n, 8, gated, half, limits)

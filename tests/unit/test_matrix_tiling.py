@@ -8,6 +8,7 @@ import pytest
 
 from capstan.tape.kernel_plan import MatrixSize, WorkgroupLimits
 from capstan.tape.ops.matmul_matrices import MatrixMatMul, fits_matrices, plan_matrices, tune_matrices
+from tests.looped import looped
 from tests.unit.shader_declarations import declared_constants, workgroup_bytes
 
 SHAPES = [(576, 960), (1536, 576), (896, 1152), (4864, 896), (2048, 3072), (2048, 8192), (8192, 2048), (256, 40)]
@@ -22,10 +23,10 @@ LIMITS = [
 ]
 
 
-@pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("limits", LIMITS, ids=str)
 @pytest.mark.parametrize(("k", "n"), SHAPES)
+@looped("dense", [False, True])
+@looped("gated", [False, True])
+@looped("limits", LIMITS)
 def test_a_tiling_keeps_the_limits_of_the_shader_and_the_adapter(
     k: int, n: int, limits: WorkgroupLimits, gated: bool, dense: bool
 ) -> None:

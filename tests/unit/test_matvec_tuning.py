@@ -6,6 +6,7 @@ import pytest
 
 from capstan.tape.kernel_plan import WorkgroupLimits
 from capstan.tape.ops.gemv_int4 import tune_matvec
+from tests.looped import looped
 from tests.unit.shader_declarations import PLAIN_BEFORE, PLAIN_BEHIND, declared_constants, workgroup_bytes
 
 SHAPES = [
@@ -36,9 +37,9 @@ LIMITS = [
 ]
 
 
-@pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("limits", LIMITS, ids=str)
 @pytest.mark.parametrize(("k", "n", "gated"), SHAPES)
+@looped("half", [False, True])
+@looped("limits", LIMITS)
 def test_a_cut_keeps_the_limits_of_the_shader_and_the_adapter(
     k: int, n: int, gated: bool, half: bool, limits: WorkgroupLimits
 ) -> None:
