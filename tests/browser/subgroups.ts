@@ -58,8 +58,18 @@ export function withoutSubgroups(shader: string, code: string): string {
   return plain + OPERATIONS;
 }
 
-/** A pipeline of a module that no template makes. */
-export async function pipelineOf(device: GPUDevice, code: string): Promise<FusedPipeline> {
+const made = new WeakMap<GPUDevice, Map<string, Promise<FusedPipeline>>>();
+
+/** The pipeline of a module that no template makes; a device compiles each once. */
+export function pipelineOf(device: GPUDevice, code: string): Promise<FusedPipeline> {
+  const pipelines = made.get(device) ?? new Map<string, Promise<FusedPipeline>>();
+  made.set(device, pipelines);
+  const found = pipelines.get(code) ?? compile(device, code);
+  pipelines.set(code, found);
+  return found;
+}
+
+async function compile(device: GPUDevice, code: string): Promise<FusedPipeline> {
   const names = declaredBindings(code).map(({ name }) => name);
   const module = device.createShaderModule({ code });
   const { messages } = await module.getCompilationInfo();
