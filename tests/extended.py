@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
-__all__ = ["EXTENDED", "leave_out", "one_in"]
+__all__ = ["EXTENDED", "leave_out", "one_in", "pairwise"]
 
 EXTENDED = "--extended"
 
@@ -25,3 +25,12 @@ def one_in(every: int, cases: Iterable[Any]) -> list[Any]:
     """`cases` for `parametrize`: one in `every`, from the first on, runs each time; the others are extended."""
     values = [case if type(case) is tuple else (case,) for case in cases]
     return [pytest.param(*value, marks=[pytest.mark.extended] if i % every else []) for i, value in enumerate(values)]
+
+
+def pairwise(cases: Sequence[tuple[Any, ...]], rare: Sequence[tuple[Any, ...]], choices: Sequence[Any]) -> list[Any]:
+    """Each of the cases with each of the choices, for `parametrize`: `cases` take turns with the choices each time; the
+    other pairs and all of `rare` are extended."""
+    usual = [(*case, choices[i % len(choices)]) for i, case in enumerate(cases)]
+    others = [(*case, choice) for case in (*cases, *rare) for choice in choices]
+    left = [pytest.param(*case, marks=[pytest.mark.extended]) for case in others if case not in usual]
+    return [*usual, *left]

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page
 from buildtools.server import SiteServer
 from capstan.tape.kernel_plan import KernelPlan
 from capstan.tape.ops.attention import fits_attention, join_rows, plan_append, plan_attention, team_constants
-from tests.extended import one_in
+from tests.extended import one_in, pairwise
 from tests.harness import watch
 
 ROOT = Path(__file__).parents[2]
@@ -298,10 +298,13 @@ def test_norms_of_q_and_k(kernels: KernelPage, heads: int, kv_heads: int, head: 
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head", "rotary"),
-    one_in(3, [(4, 2, 16, 8), (4, 2, 16, 0), (7, 1, 64, 40), (3, 1, 128, 96), (2, 2, 80, 32), (2, 1, 20, 16)]),
+    ("heads", "kv_heads", "head", "rotary", "interleaved"),
+    pairwise(
+        [(4, 2, 16, 8), (3, 1, 128, 96)],
+        [(4, 2, 16, 0), (7, 1, 64, 40), (2, 2, 80, 32), (2, 1, 20, 16)],
+        (False, True),
+    ),
 )
-@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
 def test_heads_that_are_rotated_in_part_or_by_neighbours(
     kernels: KernelPage, heads: int, kv_heads: int, head: int, rotary: int, interleaved: bool
 ) -> None:
@@ -312,11 +315,9 @@ def test_heads_that_are_rotated_in_part_or_by_neighbours(
             planned(kernels, replace(shape, epsilon=epsilon), (1, 65, 300), lanes)
 
 
-WINDOWS = (1, 2, 63, 64, 65, 100, 300)
-
-
-@pytest.mark.parametrize("window", one_in(3, WINDOWS))
-@pytest.mark.parametrize("epsilon", [None, 0.5], ids=["plain", "norms"])
+@pytest.mark.parametrize(
+    ("window", "epsilon"), pairwise([(1,), (64,), (300,)], [(2,), (63,), (65,), (100,)], (None, 0.5))
+)
 def test_what_lies_before_the_window_is_not_read(kernels: KernelPage, window: int, epsilon: float | None) -> None:
     for lanes in {0, kernels.lanes}:
         shape = Shape(4, 2, 16, capacity=703, epsilon=epsilon, window=window)
@@ -379,7 +380,7 @@ def test_subgroups_give_the_same(
     planned(kernels, shape, lengths, kernels.lanes, **sizes, ALONE=tile % 2 + 1, MAX_SPLITS=4)
 
 
-@pytest.mark.parametrize(("lanes", "head"), [(8, 32), (16, 64), (32, 64), (64, 128)])
+@pytest.mark.parametrize(("lanes", "head"), one_in(3, [(8, 32), (16, 64), (32, 64), (64, 128)]))
 def test_subgroups_of_other_sizes_as_planned(kernels: KernelPage, lanes: int, head: int) -> None:
     """Teams of all or half of a subgroup, in workgroups of 256 threads with 16 KiB, the minimum of every adapter."""
     shape = Shape(6, 2, head, capacity=703, epsilon=0.5)
