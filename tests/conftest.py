@@ -21,7 +21,15 @@ from tests.other_browsers import harness_in
 TESTS = Path(__file__).parent
 FIXTURES = TESTS / "fixtures"
 ORDER = ("unit", "device", "browser")
+LONGEST = (
+    *("generate", "session_weights", "weight_store", "families", "attention", "demo", "demo_inside", "bad_input"),
+    *("hub", "prefill_tape", "lora", "speculation", "rows", "repositories", "faults", "stored_tapes", "any_pyodide"),
+)
+"""Files of browser tests that take longest; they begin first, so that all processes end at about the same time."""
 BOOT_MS = 120_000
+TIERING = "--js-flags=--wasm-tiering-budget=100000000"
+"""V8 optimises a WebAssembly function only after eight times its usual budget: pages of tests are short, and
+optimising Python and onnxruntime-web took half of the processor time of each."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,12 +37,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Quick tests first; those marked extended only if they were asked for, by the option or by name."""
+    """Quick tests first, then the longest files; those marked extended only if they were asked for, by the option or by
+    name."""
     leave_out(config, items)
 
-    def rank(item: pytest.Item) -> int:
+    def rank(item: pytest.Item) -> tuple[int, int]:
         folder = item.path.relative_to(TESTS).parts[0]
-        return ORDER.index(folder) if folder in ORDER else len(ORDER)
+        name = item.path.stem.removeprefix("test_")
+        return (
+            ORDER.index(folder) if folder in ORDER else len(ORDER),
+            LONGEST.index(name) if folder == "browser" and name in LONGEST else len(LONGEST),
+        )
 
     items.sort(key=rank)
 
@@ -65,7 +78,7 @@ def site() -> Iterator[SiteServer]:
 def browser() -> Iterator[Browser]:
     """One headless Chromium for the session, with the software adapter unless CAPSTAN_ADAPTER=hardware."""
     adapter = os.environ.get("CAPSTAN_ADAPTER", "software")
-    arguments = ["--headless=new", *flags(adapter)]
+    arguments = ["--headless=new", TIERING, *flags(adapter)]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(find_browser()), args=arguments)
         yield browser
