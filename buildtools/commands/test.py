@@ -18,6 +18,8 @@ EXTENDED = "--extended"
 """With the tests that take minutes each."""
 OTHERS = {"--faults": "tests.faults", "--mutations": "tests.mutations", "--soak": "tests.soak"}
 """The module that takes pytest's place, by option."""
+LONGEST = "--durations=25"
+"""Lists the tests that took longest."""
 PROCESSES = 4
 """At most so many browsers at once: each has a software adapter, which takes about a GB."""
 
@@ -50,5 +52,5 @@ def run(args: argparse.Namespace) -> int:
     if set(arguments) <= {EXTENDED}:
         processes = str(min(os.cpu_count() or 1, PROCESSES))
         spread = ["-n", processes, "--dist", "loadfile", "--no-loadscope-reorder"]
-        arguments = [*arguments, *spread, "--ignore=tests/examples", "--ignore=tests/notebooks"]
+        arguments = [*arguments, *spread, "--ignore=tests/examples", "--ignore=tests/notebooks", LONGEST]
     return subprocess.run([venv_python(), "-P", "-m", "pytest", *arguments], cwd=ROOT).returncode
