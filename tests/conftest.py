@@ -104,17 +104,34 @@ def blank_page(browser: Browser, site: SiteServer, page_errors: list[str]) -> It
     assert not errors, f"the page reported {errors}"
 
 
+@pytest.fixture(scope="session")
+def shared_harness(browser: Browser, site: SiteServer) -> Harness:
+    """The page of all test modules that have none of their own: Python boots once, and each kernel compiles once."""
+    return booted(browser, site)
+
+
 @pytest.fixture(scope="module")
 def harness(request: pytest.FixtureRequest, site: SiteServer) -> Iterator[Harness]:
-    """The harness page with Python booted, one for each test module; with CAPSTAN_TEST_IN=firefox or webkit there."""
+    """The harness page with Python booted: a new one for a module marked `own_page`, else the one that modules share.
+    With CAPSTAN_TEST_IN=firefox or webkit a new one in that browser."""
     other = os.environ.get("CAPSTAN_TEST_IN")
     if other:
         with harness_in(other, site.url) as harness:
             yield harness
-        return
-    browser: Browser = request.getfixturevalue("browser")
+    elif request.node.get_closest_marker("own_page"):
+        harness = booted(request.getfixturevalue("browser"), site)
+        yield harness
+        harness.page.close()
+    else:
+        harness = request.getfixturevalue("shared_harness")
+        harness.errors.clear()
+        harness.events.clear()
+        yield harness
+
+
+def booted(browser: Browser, site: SiteServer) -> Harness:
+    """The harness page in a context of its own, with nothing stored."""
     assert browser.is_connected(), "the browser crashed in an earlier test"
     page = browser.new_page()
     page.set_default_navigation_timeout(BOOT_MS)
-    yield Harness.open(page, site.url)
-    page.close()
+    return Harness.open(page, site.url)

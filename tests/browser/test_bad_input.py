@@ -13,6 +13,8 @@ from tests.browser.page_scripts import PageScripts
 from tests.harness import Harness, generate_request
 from tests.repository_layout import lay_out
 
+pytestmark = pytest.mark.own_page
+
 PROMPT = [5, 6, 7, 8, 9]
 GONE = "404 (Not Found)"
 """The browser reports a missing file by itself."""

@@ -9,6 +9,8 @@ import pytest
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
 
+pytestmark = pytest.mark.own_page
+
 LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 PROMPT = [5, 6, 7, 8, 9]
 AHEAD = 4

@@ -9,6 +9,8 @@ import pytest
 from tests.browser.page_scripts import PageScripts
 from tests.page_memory import Targets
 
+pytestmark = pytest.mark.own_page
+
 CYCLES = 200
 LOADS = 4
 

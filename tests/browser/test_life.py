@@ -12,6 +12,8 @@ from playwright.sync_api import Page
 from tests import oracle
 from tests.harness import Harness, exec_request, generate_request
 
+pytestmark = pytest.mark.own_page
+
 LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 PROMPT = [5, 6, 7, 8, 9]
 WAITING = "\nimport asyncio\nawait asyncio.sleep(600)\n"

@@ -15,6 +15,8 @@ from tests.browser.page_scripts import PageScripts
 from tests.browser.scripts.onnxruntime_scenarios import SCENARIOS
 from tests.onnx_models import computed, model, ramp
 
+pytestmark = pytest.mark.own_page
+
 GIVEN = {make.__name__: b64encode(model(make.__name__)).decode() for make in onnx_models.MODELS}
 CPU, WEBGPU = "CPUExecutionProvider", "WebGpuExecutionProvider"
 DEVICES = {"cpu": CPU, "webgpu": WEBGPU}

@@ -11,6 +11,8 @@ from tests import oracle
 from tests.browser.page_scripts import PageScripts
 from tests.extended import one_in
 
+pytestmark = pytest.mark.own_page
+
 LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 PROMPT = [5, 6, 7, 8, 9]
 

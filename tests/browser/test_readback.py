@@ -15,6 +15,8 @@ from onnx import helper
 from tests.browser.page_scripts import PageScripts
 from tests.onnx_models import F32, I32, Value, build, model
 
+pytestmark = pytest.mark.own_page
+
 WAYS = ["run", "out", "cpu", "arrays", "host_accessible"]
 ONE = {"submits": 1, "readbacks": 1, "create_buffer": 0}
 NOTHING = {"submits": 0, "readbacks": 0, "create_buffer": 0}

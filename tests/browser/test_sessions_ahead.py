@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from tests.harness import Harness
+
+pytestmark = pytest.mark.own_page
 
 RUN = """
 import json

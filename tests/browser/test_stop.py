@@ -15,6 +15,8 @@ from tests.browser.page_scripts import PageScripts
 from tests.extended import one_in
 from tests.harness import Harness, generate_request
 
+pytestmark = pytest.mark.own_page
+
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LLAMA = FIXTURES / "nano-llama"
 APPENDED = [17, 18, 19]

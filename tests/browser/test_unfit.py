@@ -21,6 +21,8 @@ from tests.browser.model_variants import (
 )
 from tests.browser.page_scripts import PageScripts
 
+pytestmark = pytest.mark.own_page
+
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 QWEN3 = FIXTURES / "nano-qwen3"
 LONG_ROPE = FIXTURES / "long_rope" / "nano-phi3"

@@ -14,6 +14,8 @@ from tests.browser.model_variants import Variants, with_outliers
 from tests.browser.page_scripts import PageScripts
 from tests.extended import one_in
 
+pytestmark = pytest.mark.own_page
+
 ASKED: dict[str, Any] = {"prompt": [5, 6, 7, 8, 9], "count": 12}
 UNCHANGED = {"kernel": "", "wanted": "-", "instead": ""}
 

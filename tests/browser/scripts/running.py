@@ -13,6 +13,8 @@ from capstan._js.gpu import JsGpuEngine
 __all__ = ["close_all", "gpu", "take", "load", "parameters", "picked"]
 
 loaded: dict[tuple[str, str, str, tuple[str, ...] | None], Model] = {}
+"""The models used last, at most `KEPT`, the latest one at the end."""
+KEPT = 6
 
 
 async def load(
@@ -23,11 +25,15 @@ async def load(
     capture: str = "tape",
     passes: Sequence[str] | None = None,
 ) -> Model:
-    """A model, loaded now or by an earlier script of this page."""
+    """A model, loaded now or by one of the last scripts of this page."""
     key = (name, device, capture, None if passes is None else tuple(passes))
-    if key not in loaded or not loaded[key].healthy():
-        loaded[key] = await Model.load(models[name], device=device, capture=capture, passes=passes)
-    return loaded[key]
+    model = loaded.pop(key, None)
+    if model is None or not model.healthy():
+        model = await Model.load(models[name], device=device, capture=capture, passes=passes)
+    loaded[key] = model
+    while len(loaded) > KEPT:
+        await loaded.pop(next(iter(loaded))).aclose()
+    return model
 
 
 def gpu() -> JsGpuEngine:
