@@ -24,7 +24,7 @@ WHEELS_FOLDER = "/lib/wheels/"
 """The folder of the wheels in the page's file system, in the snapshot and without it."""
 HOST = "_capstan_host"
 """The module that the worker makes (web/src/host.ts): the only JavaScript object that Capstan holds when imported."""
-MODULES = ("capstan._js.page", "capstan._js.start", "capstan.onnxruntime", "pyodide.code")
+MODULES = ("capstan.page.page", "capstan._js.start", "capstan.onnxruntime", "pyodide.code")
 SNAPSHOTS = CACHE / "snapshots"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from capstan.errors import StorageError, WeightsChangedError
-from capstan.storage import BrokenDownloadError, SourceIdentity
+from capstan.host.storage import BrokenDownloadError, SourceIdentity
 
 __all__ = ["PaperBacking", "PaperChunk", "PaperServer", "PaperSink", "PaperSource"]
 

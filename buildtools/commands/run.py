@@ -36,7 +36,7 @@ NUMBER_LIMIT = 2**53
 def search_options() -> tuple[Any, ...]:
     """The options of the stages of a search that the command line has (capstan.stages.Option)."""
     find_package()
-    from capstan.search import STAGE_OPTIONS
+    from capstan.stages.search import STAGE_OPTIONS
 
     return tuple(option for option in STAGE_OPTIONS if option.help)
 
@@ -44,7 +44,7 @@ def search_options() -> tuple[Any, ...]:
 def speculation_options() -> tuple[Any, ...]:
     """The options of speculation that the command line has (capstan.stages.Option)."""
     find_package()
-    from capstan.speculation import SPECULATION_OPTIONS
+    from capstan.generation.speculation import SPECULATION_OPTIONS
 
     return SPECULATION_OPTIONS
 

@@ -42,17 +42,17 @@ from .errors import (
     WeightsChangedError,
 )
 from .fallback import FallbackWarning
-from .generator import Generator
-from .generator_params import GeneratorParams
+from .generation.generator import Generator
+from .generation.generator_params import GeneratorParams
+from .generation.named_processors import logits_processor, shortlist_processor
+from .generation.speculation import Speculation, SpeculationStats
+from .generation.stream import StoppingStream, TextStream
+from .generation.timing import Timing
 from .host import configure, use_host
-from .hub import HubRepository
 from .model import Model
-from .named_processors import logits_processor, shortlist_processor
-from .planning import open_device, plan
-from .search import SearchOptions
-from .speculation import Speculation, SpeculationStats
-from .stream import StoppingStream, TextStream
-from .timing import Timing
+from .model_files.hub import HubRepository
+from .model_files.planning import open_device, plan
+from .stages.search import SearchOptions
 from .tokenizer import Tokenizer, TokenizerStream
 from .tracing import Trace, trace
 from .weights.store import StoredWeights, Verification, WeightStore

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from .device.lora_file import require_size
 from .errors import ModelFileError, OptionError
 from .host import wait_here
-from .leaving import when_dropped
+from .host.leaving import when_dropped
 
 if TYPE_CHECKING:
     from .device.lora import LoraWeights

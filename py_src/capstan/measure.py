@@ -20,7 +20,7 @@ from .errors import OptionError
 if TYPE_CHECKING:
     from .device.base import Decoder
     from .device.webgpu.rehearsal import Rehearsal
-    from .generator import Generator
+    from .generation.generator import Generator
 
 __all__ = ["OperationTime", "forced", "gpu_step_time", "operations", "replay"]
 

@@ -12,22 +12,16 @@ from .device.base import Decoder, DeviceModel, Progress
 from .device.interface import DeviceInterface
 from .device.model_memory import capacity_for, require_lengths
 from .device.row_decoder import RowDecoder
-from .errors import (
-    AsyncRequiredError,
-    CapstanError,
-    ClosedError,
-    GuidanceError,
-    OutOfMemoryError,
-)
+from .errors import AsyncRequiredError, CapstanError, ClosedError, GuidanceError, OutOfMemoryError
 from .fallback import fall_back
+from .generation.prefix_cache import PrefixCache, checked_limit
 from .guidance import Encoder, Grammars, TokenBytes, vocabulary
 from .host import Host, current_host
-from .leaving import Leaving, when_dropped
+from .host.leaving import Leaving, when_dropped
 from .memory import AlignmentRequirements, DeviceBuffer, DeviceSpan, MemoryRequirements, Pools
-from .model_folder import no_progress
-from .opening import Opened, open_model, search_options, set_stall_timeout, source_of
-from .prefix_cache import PrefixCache, checked_limit
-from .recovery import opened_again
+from .model_files.folder import no_progress
+from .model_files.opening import Opened, open_model, search_options, set_stall_timeout, source_of
+from .model_files.recovery import opened_again
 
 if TYPE_CHECKING:
     from .device.lora import LoraWeights

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from . import graph
-from .config import GenaiConfig
 from .device.decoder_graph import decoder_graph
 from .device.element_types import ELEMENT_TYPES, ONNX_NAMES, byte_count
 from .errors import PromptError, UnsupportedModelError
@@ -17,6 +16,7 @@ from .graph.logits_to_keep import LOGITS_TO_KEEP
 from .graph.onnx_pb2 import ModelProto, NodeProto
 from .graph.slices import GraphSlice, layer_of, layer_slices, slice_model
 from .host import Host
+from .model_files.config import GenaiConfig
 from .onnxruntime.host_array import HostArray, empty
 from .onnxruntime.ort_value import OrtValue
 from .onnxruntime.providers import CPU, WEBGPU

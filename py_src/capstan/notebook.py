@@ -15,9 +15,9 @@ from functools import partial
 from html import escape
 from typing import Any, Protocol
 
-from .generator import Generator
+from .generation.generator import Generator
+from .generation.stream import TextStream
 from .host import current_host
-from .stream import TextStream
 from .tokenizer import Tokenizer
 
 __all__ = ["Answer", "LoadProgress", "Timeline", "stream"]

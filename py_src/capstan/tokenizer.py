@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from operator import index
 from typing import Any, Protocol
 
-from .config import parse_object
 from .errors import CapstanError, ConfigError, OptionError
-from .json_text import NotJsonError, read_json
-from .stream import TextStream
+from .generation.stream import TextStream
+from .model_files.config import parse_object
+from .model_files.json_text import NotJsonError, read_json
 
 __all__ = ["Tokenizer", "TokenizerBackend", "TokenizerSource", "TokenizerStream"]
 

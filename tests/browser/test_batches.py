@@ -10,7 +10,7 @@ import pytest
 
 from buildtools.server import SiteServer
 from capstan.device.shortlist import Shortlist
-from capstan.sampling import finite_logits
+from capstan.stages.sampling import finite_logits
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
 from tests.extended import one_in

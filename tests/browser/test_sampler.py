@@ -19,9 +19,9 @@ from playwright.sync_api import Browser, Error, Page
 from buildtools.server import SiteServer
 from capstan.guidance import Automaton, Guidance, Position, TokenBytes, automaton_of
 from capstan.guidance.vocabulary import _in_alphabet
-from capstan.sampling import NO_TOKEN, sample
-from capstan.search import SearchOptions
 from capstan.stages import STACK, position_words
+from capstan.stages.sampling import NO_TOKEN, sample
+from capstan.stages.search import SearchOptions
 from tests.extended import one_in
 from tests.harness import watch
 

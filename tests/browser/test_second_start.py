@@ -19,7 +19,7 @@ import json, sys
 import capstan
 from capstan._js import host
 from capstan.device.webgpu import model_graphs
-from capstan.notes import FOLDER
+from capstan.host.notes import FOLDER
 from capstan.host import current_host
 
 rewrite, rewrites = model_graphs.rewrite, []

@@ -20,7 +20,7 @@ import json, sys
 import capstan
 from capstan._js.gpu import JsGpuEngine
 from capstan.host import current_host
-from capstan.notes import FOLDER
+from capstan.host.notes import FOLDER
 
 options, damage = json.loads(sys.argv[1])
 if damage:

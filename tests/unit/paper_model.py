@@ -16,14 +16,14 @@ from capstan.device.carried_tensor import CarriedTensor
 from capstan.device.separate_rows import SeparateRows, separate_rows
 from capstan.device.shortlist import Shortlist
 from capstan.errors import DeviceLostError, OptionError, OutOfMemoryError
-from capstan.leaving import Leaving
+from capstan.generation.prefix_cache import PrefixCache
+from capstan.generation.speculation import Speculation
+from capstan.host.leaving import Leaving
 from capstan.local.host import begin_now
 from capstan.memory import DeviceSpan
 from capstan.model import Model
-from capstan.prefix_cache import PrefixCache
-from capstan.sampling import NO_TOKEN
-from capstan.search import SearchOptions
-from capstan.speculation import Speculation
+from capstan.stages.sampling import NO_TOKEN
+from capstan.stages.search import SearchOptions
 
 __all__ = [
     "CONTEXT",

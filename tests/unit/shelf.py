@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from capstan.errors import StorageError
-from capstan.notes import Notes
+from capstan.host.notes import Notes
 
 __all__ = ["Shelf"]
 

@@ -25,8 +25,8 @@ from capstan.device.interface import (
 from capstan.device.probe import capabilities_of
 from capstan.device.reference.session import ReferenceSession, whole_files
 from capstan.errors import BindingError, BufferMismatchError, TapeError
+from capstan.host.storage import ExternalData
 from capstan.memory import Capabilities, DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType, check_use, plan_copies
-from capstan.storage import ExternalData
 
 __all__ = ["ApartDevice", "HeapDevice"]
 

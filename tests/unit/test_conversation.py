@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from capstan import PromptError
-from capstan.conversation import Conversation
+from capstan.generation.conversation import Conversation
 from tests.unit.paper_model import PaperDecoder, PaperModel, made, run_of
 
 Message = Mapping[str, Any]

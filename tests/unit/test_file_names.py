@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from capstan.errors import OptionError
-from capstan.file_names import address_of, folder_address, why_not_below
+from capstan.model_files.file_names import address_of, folder_address, why_not_below
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from capstan import graph
-from capstan.config import DecoderConfig, parse_genai_config
 from capstan.errors import UnsupportedModelError
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto, ValueInfoProto
+from capstan.model_files.config import DecoderConfig, parse_genai_config
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 NAMES = sorted(path.parent.name for path in FIXTURES.glob("*/model.onnx"))

@@ -14,9 +14,9 @@ import pytest
 
 import capstan
 from capstan import FallbackWarning, OptionError, UncomputedError, UnsupportedModelError, graph
-from capstan.config import parse_genai_config
 from capstan.graph.onnx_pb2 import AttributeProto, ModelProto, TensorProto
 from capstan.graph.uncomputed import uncomputed
+from capstan.model_files.config import parse_genai_config
 from tests.attention_nodes import AttentionNode
 from tests.browser.model_variants import keeping_logits, norms_in_attention, soft_capped
 

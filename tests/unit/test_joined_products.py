@@ -12,9 +12,9 @@ import onnxruntime
 import pytest
 
 from capstan import graph
-from capstan.config import parse_genai_config
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
 from capstan.graph.weights import made_of
+from capstan.model_files.config import parse_genai_config
 from tests.weight_bytes import bytes_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from capstan import Generator
-from capstan.leaving import Leaving
+from capstan.host.leaving import Leaving
 from capstan.model import Model
 from tests.unit.paper_model import PROMPT, PaperModel, made, run_of, take
 

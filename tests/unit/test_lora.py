@@ -15,8 +15,8 @@ import onnxruntime_genai as og
 import pytest
 
 from capstan import Adapters, Generator, GeneratorParams, Model, graph
-from capstan.config import parse_genai_config
 from capstan.errors import BindingError, ModelFileError, OptionError, UnsupportedModelError
+from capstan.model_files.config import parse_genai_config
 from tests import oracle
 from tests.lora_models import LORA, Shapes, add_inputs, write_adapter
 from tests.lora_runs import PROMPT, PROMPTS, RUNS, expected

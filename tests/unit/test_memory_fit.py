@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from capstan import graph
-from capstan.config import parse_genai_config
 from capstan.errors import OptionError, OutOfMemoryError
 from capstan.graph import GraphDescription, WeightEntry
 from capstan.memory import Capabilities, MemoryRequirements, fits, plan, requirements
+from capstan.model_files.config import parse_genai_config
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 ROOMY = Capabilities("test", True, True, False, False, False, False, True, True, 1 << 28, 1 << 27, 256)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from capstan import graph
-from capstan.config import parse_genai_config
 from capstan.graph import GraphDescription, WeightEntry
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
 from capstan.memory import (
@@ -26,6 +25,7 @@ from capstan.memory import (
     sequence_items,
     weight_items,
 )
+from capstan.model_files.config import parse_genai_config
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 ROUNDS = 2000

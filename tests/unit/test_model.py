@@ -24,10 +24,10 @@ from capstan import (
     OptionError,
     UnsupportedModelError,
 )
-from capstan.config import GenaiConfig
 from capstan.device.base import TapeOptions
 from capstan.genai.config import Config
 from capstan.local.host import begin_now
+from capstan.model_files.config import GenaiConfig
 from capstan.tape import PASSES
 
 T = TypeVar("T")

@@ -15,8 +15,8 @@ from tests.mutations.main import chosen, main, try_all
 from tests.mutations.mutation import Mutation, MutationError
 
 ROOMS = (
-    *("adapters", "config", "device", "generator", "genai", "graph", "guidance", "memory", "onnxruntime", "sampling"),
-    *("stages", "tape", "tape/ops", "tokenizer", "weights", "device/webgpu", "_js"),
+    *("adapters", "device", "device/webgpu", "generation", "genai", "graph", "guidance", "memory", "model_files"),
+    *("onnxruntime", "page", "stages", "tape", "tape/ops", "tokenizer", "weights"),
 )
 LEAST = 60
 

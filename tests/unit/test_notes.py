@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from capstan import notes
 from capstan.fallback import FallbackWarning
-from capstan.notes import Notes
+from capstan.host import notes
+from capstan.host.notes import Notes
 from tests.unit.shelf import Shelf
 
 

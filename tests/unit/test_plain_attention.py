@@ -14,11 +14,11 @@ import pytest
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from capstan import graph
-from capstan.config import GenaiConfig
 from capstan.device.decoder_graph import decoder_graph
 from capstan.errors import UnsupportedModelError
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
-from capstan.repository import derived_config
+from capstan.model_files.config import GenaiConfig
+from capstan.model_files.repository import derived_config
 from tests import oracle
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -12,9 +12,9 @@ import pytest
 
 import capstan
 from capstan import ConfigError, DeviceUnavailableError, ModelFileError, OptionError
-from capstan.config import parse_genai_config
 from capstan.device.reference.device import ReferenceDevice
 from capstan.local.host import LocalHost
+from capstan.model_files.config import parse_genai_config
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 CONTEXT = 300

@@ -11,7 +11,7 @@ import pytest
 
 import capstan
 from capstan import Generator, GeneratorParams, LogitsError, Model, OptionError
-from capstan.named_processors import named_processor
+from capstan.generation.named_processors import named_processor
 from tests import oracle
 from tests.unit.paper_model import PROMPT, PaperModel, run_of, take
 

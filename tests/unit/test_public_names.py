@@ -40,7 +40,7 @@ GENAI = {
 }
 """Names that a script written for onnxruntime-genai uses."""
 
-IN_THE_PAGE = ("capstan._js",)
+IN_THE_PAGE = ("capstan._js", "capstan.page")
 
 
 def modules() -> list[str]:

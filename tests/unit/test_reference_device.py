@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from capstan.device.page_session import ModelSession
 from capstan.device.reference.device import ReferenceDevice
 from capstan.device.wasm.device import WasmDevice
-from capstan.storage import ExternalData
+from capstan.host.storage import ExternalData
 from tests.browser.scripts import device_operations
 from tests.device_cases import check_conversions, check_masks, check_refusals
 

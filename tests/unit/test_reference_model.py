@@ -12,8 +12,8 @@ import pytest
 
 from capstan.device.reference.model import ReferenceModel, ReferenceSequence
 from capstan.errors import ClosedError, ModelFileError, PromptError
-from capstan.sampling import sample
-from capstan.search import SearchOptions
+from capstan.stages.sampling import sample
+from capstan.stages.search import SearchOptions
 from tests import oracle
 from tests.oracle import Action
 

@@ -23,8 +23,8 @@ from capstan import (
     UnsupportedModelError,
     plan,
 )
-from capstan.config import GraphCapture
 from capstan.graph.onnx_pb2 import ModelProto, TensorProto
+from capstan.model_files.config import GraphCapture
 from tests import oracle
 from tests.repository_layout import lay_out, with_positions
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from capstan._js.requests import read_request
 from capstan.errors import OptionError
+from capstan.page.requests import read_request
 
 EXEC = {"kind": "exec", "source": "", "filename": "a.py", "argv": ["a.py"], "models": {}, "files": {}}
 CHAT: dict[str, Any] = {

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from capstan import retrying
 from capstan.errors import ModelFileError, OptionError
-from capstan.retrying import require_stall_timeout, retried
-from capstan.storage import BrokenDownloadError
+from capstan.host import retrying
+from capstan.host.retrying import require_stall_timeout, retried
+from capstan.host.storage import BrokenDownloadError
 
 
 class Clock:

@@ -15,9 +15,9 @@ import pytest
 from capstan import ClosedError, GeneratorParams, Model, OptionError, OutOfMemoryError, PromptError
 from capstan.device.separate_rows import SeparateRows
 from capstan.errors import DeviceLostError
-from capstan.prefix_cache import PrefixCache
-from capstan.row_pool import PooledSequence, RowPool, poolable
-from capstan.speculation import Speculation
+from capstan.generation.prefix_cache import PrefixCache
+from capstan.generation.row_pool import PooledSequence, RowPool, poolable
+from capstan.generation.speculation import Speculation
 from tests import oracle
 from tests.unit.paper_model import CONTEXT, EOS, PaperModel, run_of
 

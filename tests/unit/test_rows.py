@@ -13,7 +13,7 @@ import pytest
 
 from capstan import CapstanError, Generator, GeneratorParams, Model, OptionError, PromptError
 from capstan.errors import DeviceLostError, OutOfMemoryError
-from capstan.sampling import sample
+from capstan.stages.sampling import sample
 from tests import oracle
 from tests.unit.paper_model import EOS, made, run_of, take
 

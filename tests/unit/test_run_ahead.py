@@ -8,7 +8,7 @@ import pytest
 
 from capstan.device.base import Burst
 from capstan.errors import OptionError
-from capstan.run_ahead import BURST_MS, LARGEST, RESTART, RunAhead
+from capstan.generation.run_ahead import BURST_MS, LARGEST, RESTART, RunAhead
 
 
 class Queue:

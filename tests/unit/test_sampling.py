@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from capstan.errors import OptionError
-from capstan.sampling import (
+from capstan.stages import NEGATIVE_INFINITY_KEY, temperature_scale
+from capstan.stages.sampling import (
     NO_TOKEN,
     _weightless_below,
     philox4x32_10,
@@ -22,8 +23,7 @@ from capstan.sampling import (
     token_keys,
     token_weight,
 )
-from capstan.search import SearchOptions
-from capstan.stages import NEGATIVE_INFINITY_KEY, temperature_scale
+from capstan.stages.search import SearchOptions
 
 SAMPLED = SearchOptions(max_length=1000, do_sample=True, top_k=0, random_seed=7)
 INF, NAN = math.inf, math.nan
@@ -267,7 +267,7 @@ def test_masked_tokens_are_never_drawn_not_even_within_top_k() -> None:
 def test_the_draw_takes_the_first_id_whose_running_sum_exceeds_it(
     word: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capstan.sampling.philox4x32_10", lambda counter, key: (word, 0, 0, 0))
+    monkeypatch.setattr("capstan.stages.sampling.philox4x32_10", lambda counter, key: (word, 0, 0, 0))
     assert sample(array("f", [-INF, 2.0, -INF, 2.0, 2.0, 2.0, -INF]), SAMPLED, 0) == expected
 
 

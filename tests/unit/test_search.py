@@ -12,9 +12,9 @@ import pytest
 
 from capstan import FallbackWarning
 from capstan.errors import OptionError
-from capstan.search import MAX_EOS_TOKENS, SearchOptions
 from capstan.stages import temperature_scale
 from capstan.stages.program import MAX_END_TOKENS
+from capstan.stages.search import MAX_EOS_TOKENS, SearchOptions
 
 INF, NAN = math.inf, math.nan
 

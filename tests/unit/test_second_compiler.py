@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from capstan.search import SearchOptions
 from capstan.stages.program import Drafting
+from capstan.stages.search import SearchOptions
 from capstan.tape import MatVec, WorkgroupLimits
 from capstan.tape.operation import Operation
 from capstan.tape.ops.attention import Attention, HeadNorms

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from capstan.device.separate_rows import SeparateRows
-from capstan.search import SearchOptions
+from capstan.stages.search import SearchOptions
 from tests.unit.paper_model import PaperDecoder
 
 SAMPLED = SearchOptions(max_length=64, do_sample=True, random_seed=7)

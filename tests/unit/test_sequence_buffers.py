@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from capstan import graph
-from capstan.config import parse_genai_config
 from capstan.device.host_memory import view_of
 from capstan.device.webgpu.sequence_buffers import SequenceBuffers
 from capstan.memory import DeviceSpan, Loan
+from capstan.model_files.config import parse_genai_config
 from tests.unit.test_host_memory import Heap
 
 NANO = Path(__file__).parents[1] / "fixtures/nano-llama"

@@ -17,8 +17,8 @@ from capstan.device.webgpu.session_weights import SessionWeights, load_weights
 from capstan.errors import ModelFileError, OutOfMemoryError, WeightsChangedError
 from capstan.fallback import FallbackWarning, fallbacks
 from capstan.graph import Part, Turn
+from capstan.host.storage import ExternalData
 from capstan.memory import BufferRequest
-from capstan.storage import ExternalData
 from capstan.weights.shared import SharedWeights
 from capstan.weights.store import WeightStore
 from capstan.weights.weight_file import WeightFile

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from capstan import FallbackWarning, Generator, GeneratorParams, Model, OptionError
-from capstan.speculation import NgramIndex, Speculation, SpeculationStats, Worth
+from capstan.generation.speculation import NgramIndex, Speculation, SpeculationStats, Worth
 from tests.unit import paper_model
 from tests.unit.test_generator import Letters
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capstan.sampling import sample, token_key
-from capstan.search import SearchOptions
 from capstan.stages import NEGATIVE_INFINITY_KEY, Row
+from capstan.stages.sampling import sample, token_key
+from capstan.stages.search import SearchOptions
 
 LOGITS = [math.log(share) for share in (0.5, 0.26, 0.2, 0.04)]
 ENDS = [0.0, -0.0, 1e-45, -1e-45, 1.1754942e-38, 3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 1.0, -1.0, 65504.0]

@@ -11,7 +11,7 @@ import pytest
 
 from capstan import DeviceLostError, FallbackWarning, OutOfMemoryError, fallback
 from capstan.device.webgpu.tapes.verdicts import Verdicts
-from capstan.notes import Notes
+from capstan.host.notes import Notes
 from capstan.tape import PASSES
 from tests.paper_weights import PaperBacking
 from tests.unit import step_simulator

@@ -13,8 +13,8 @@ from capstan import OutOfMemoryError, TapeError, fallback
 from capstan.device.webgpu.sequence_buffers import SequenceBuffers
 from capstan.device.webgpu.tapes.stored import Restored, StoredTapes, expects_stored
 from capstan.fallback import FallbackWarning
+from capstan.host.notes import Notes
 from capstan.memory import DeviceBuffer, DeviceSpan
-from capstan.notes import Notes
 from capstan.tape import TapeKey
 from tests.unit.shelf import Shelf
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from capstan.stream import StoppingStream, TextStream
+from capstan.generation.stream import StoppingStream, TextStream
 
 SPECIAL = 300
 

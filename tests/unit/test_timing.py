@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from capstan import Timing
 from capstan.device.base import Burst
-from capstan.timing import BurstTimes
+from capstan.generation.timing import BurstTimes
 
 
 def burst(submitted: float, entered: float, host: float) -> Burst:

@@ -13,7 +13,7 @@ import pytest
 
 import capstan
 from capstan import OptionError, spans, tracing
-from capstan.load_times import phase
+from capstan.model_files.load_times import phase
 from capstan.spans import HostSpans, Span, Spans
 from tests.trace_format import slices_by_track
 

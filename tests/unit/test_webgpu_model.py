@@ -20,7 +20,6 @@ from capstan import (
     TapeError,
     fallback,
 )
-from capstan.config import GenaiConfig, parse_genai_config
 from capstan.device import probe
 from capstan.device.base import TapeOptions
 from capstan.device.separate_rows import SeparateRows
@@ -34,7 +33,8 @@ from capstan.device.webgpu.tapes.step_recorder import StepRecorder
 from capstan.graph import LeftOut
 from capstan.graph.capture import Uncapturable
 from capstan.memory import Capabilities, DeviceBuffer, Pools
-from capstan.search import SearchOptions
+from capstan.model_files.config import GenaiConfig, parse_genai_config
+from capstan.stages.search import SearchOptions
 from capstan.weights.shared import SharedWeights
 from tests.unit.paper_engine import PaperEngine
 

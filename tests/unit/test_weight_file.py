@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from capstan import retrying
 from capstan.errors import ModelFileError, StorageError, WeightsChangedError
 from capstan.fallback import FallbackWarning, counted
+from capstan.host import retrying
 from capstan.memory import BufferRequest
 from capstan.weights import manifest as manifests
 from capstan.weights import weight_file

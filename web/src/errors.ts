@@ -31,7 +31,7 @@ export type EngineErrorCode =
   | "WeightsChangedError"
   /** Raised by the page, not by Python: the worker died, and is being replaced. */
   | "WorkerLostError"
-  /** An error of capstan.storage: a download that may be tried again. */
+  /** An error of capstan.host.storage: a download that may be tried again. */
   | "BrokenDownloadError";
 
 /** An error in the worker, as the page receives it. `code` is the name of the class in Python, as in capstan.errors. */

@@ -10,7 +10,7 @@ from typing import Any
 from pyodide.ffi import JsException
 
 from .. import errors
-from ..storage import BrokenDownloadError
+from ..host.storage import BrokenDownloadError
 
 __all__ = ["storage_errors", "typed_errors"]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import AsyncRequiredError
-from ..file_names import address_of
+from ..model_files.file_names import address_of
 from . import host
 
 __all__ = ["Input", "data_folder", "model_folder", "mount"]

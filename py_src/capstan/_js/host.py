@@ -14,7 +14,7 @@ from pyodide.ffi import can_run_sync as _can_run_sync
 from pyodide.ffi import run_sync as _run_sync
 
 from ..fallback import fall_back
-from ..retrying import retried
+from ..host.retrying import retried
 from ..spans import HostSpans, Span
 from .errors import storage_errors, typed_errors
 from .gpu import JsGpuEngine

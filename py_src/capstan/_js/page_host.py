@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from ..config import GenaiConfig
 from ..device.base import DeviceModel, Progress, TapeOptions
 from ..device.decoder_graph import tell_growing
 from ..device.interface import DeviceInterface
@@ -22,16 +21,17 @@ from ..device.webgpu.model import WebGpuModel
 from ..device.webgpu.model_graphs import Graphs, OpenWeights, model_graphs, rewrite
 from ..errors import OptionError, UncomputedError
 from ..fallback import fall_back
-from ..file_names import address_of, folder_address, split_name
 from ..graph import data_ends, parse, without_weights
-from ..hub import HubRepository
-from ..load_times import phase
+from ..host.notes import Notes, build
+from ..host.retrying import pause, retried
+from ..host.storage import BrokenDownloadError, ExternalData
 from ..memory import Fit
-from ..notes import Notes, build
-from ..repository import ON_CPU, ON_F16, ON_F32
-from ..retrying import pause, retried
+from ..model_files.config import GenaiConfig
+from ..model_files.file_names import address_of, folder_address, split_name
+from ..model_files.hub import HubRepository
+from ..model_files.load_times import phase
+from ..model_files.repository import ON_CPU, ON_F16, ON_F32
 from ..spans import HostSpans
-from ..storage import BrokenDownloadError, ExternalData
 from ..tape import WorkgroupLimits
 from ..weights.manifest import MANIFEST_SUFFIX
 from ..weights.store import WeightStore

@@ -10,7 +10,7 @@ from typing import Any
 from ..device.base import Progress
 from ..device.page_session import RunReply
 from ..device.webgpu.engine import BoundTensor
-from ..storage import ExternalData
+from ..host.storage import ExternalData
 from .errors import typed_errors
 from .own_host import capstan_host
 from .storage import memory

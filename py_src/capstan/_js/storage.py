@@ -1,4 +1,4 @@
-"""Weights' sources, chunks and storage (web/src/storage), as capstan.storage describes them."""
+"""Weights' sources, chunks and storage (web/src/storage), as capstan.host.storage describes them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..hub import HubRepository
-from ..retrying import retried
-from ..storage import Chunk, Sink, SourceIdentity
+from ..host.retrying import retried
+from ..host.storage import Chunk, Sink, SourceIdentity
+from ..model_files.hub import HubRepository
 from .errors import storage_errors
 from .own_host import capstan_host
 
@@ -112,7 +112,7 @@ def memory(size: int, spans: Sequence[tuple[int, int]]) -> JsSink:
 
 
 class JsChunk:
-    """capstan.storage.Chunk over web/src/storage/chunk.ts."""
+    """capstan.host.storage.Chunk over web/src/storage/chunk.ts."""
 
     def __init__(self, chunk: Any) -> None:
         self.handle = chunk
@@ -126,7 +126,7 @@ class JsChunk:
 
 
 class JsSource:
-    """capstan.storage.Source over web/src/storage/source.ts."""
+    """capstan.host.storage.Source over web/src/storage/source.ts."""
 
     def __init__(self, source: Any) -> None:
         self._js = source
@@ -157,7 +157,7 @@ class JsSource:
 
 
 class JsDataFile:
-    """capstan.storage.DataFile over web/src/storage/backing.ts."""
+    """capstan.host.storage.DataFile over web/src/storage/backing.ts."""
 
     def __init__(self, file: Any) -> None:
         self._js = file
@@ -181,7 +181,7 @@ class JsDataFile:
 
 
 class JsBacking:
-    """capstan.storage.Backing over web/src/storage/backing.ts."""
+    """capstan.host.storage.Backing over web/src/storage/backing.ts."""
 
     def __init__(self, backing: Any) -> None:
         self._js = backing
@@ -221,7 +221,7 @@ class JsBacking:
 
 
 class JsSink:
-    """capstan.storage.Sink over a WeightUpload (web/src/gpu/weights.ts) or a Memory."""
+    """capstan.host.storage.Sink over a WeightUpload (web/src/gpu/weights.ts) or a Memory."""
 
     def __init__(self, sink: Any, spans: Sequence[tuple[int, int]]) -> None:
         """`spans` are the (offset, length) that are wanted."""

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..generation.speculation import Speculation
 from ..memory import DeviceBuffer, DeviceSpan, Loan, Pools
-from ..search import SearchOptions
-from ..speculation import Speculation
+from ..stages.search import SearchOptions
 from .cache_rows import CacheRows
 from .row_decoder import RowDecoder
 from .shortlist import Shortlist

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .. import graph
-from ..config import GenaiConfig
 from ..fallback import fall_back
 from ..graph import GraphDescription
 from ..graph.onnx_pb2 import ModelProto
+from ..model_files.config import GenaiConfig
 
 __all__ = ["DecoderGraph", "decoder_graph", "tell_growing"]
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ..errors import BufferMismatchError, ClosedError
+from ..generation.speculation import Speculation
 from ..memory import SNAPSHOTS, DeviceBuffer, DeviceSpan, Loan, Pools
-from ..sampling import finite_logits, sample
-from ..search import SearchOptions
-from ..speculation import Speculation
+from ..stages.sampling import finite_logits, sample
+from ..stages.search import SearchOptions
 from .base import Burst, Counters
 from .cache_rows import CacheRows
 from .carried_tensor import CarriedTensor

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..errors import TapeError
+from ..host.storage import ExternalData
 from ..memory import (
     BufferRequest,
     Capabilities,
@@ -20,7 +21,6 @@ from ..memory import (
     StridedCopy,
     memory_info,
 )
-from ..storage import ExternalData
 
 __all__ = [
     "BoundSpan",

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 
 from ..errors import CapstanError, DeviceLostError
 from ..graph.one_node import add_model, attention_model, cast_model
+from ..host.notes import Notes, build
 from ..memory import Capabilities, DeviceBuffer, MemoryType
-from ..notes import Notes, build
 from .element_types import byte_count
 from .interface import BoundSpan, DeviceInterface, DeviceSession, TensorSpec
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..memory import Loan
-from ..search import SearchOptions
+from ..stages.search import SearchOptions
 from .cache_rows import CacheRows
 from .shortlist import Shortlist
 

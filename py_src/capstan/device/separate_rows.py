@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import CapstanError, OutOfMemoryError
+from ..generation.speculation import Speculation
 from ..memory import Loan
-from ..search import SearchOptions
-from ..speculation import Speculation
+from ..stages.search import SearchOptions
 from .base import Burst, Counters, Decoder
 from .cache_rows import CacheRows
 from .row_decoder import RowBurst

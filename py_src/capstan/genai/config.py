@@ -6,8 +6,8 @@ from typing import Any
 
 from ..errors import ConfigError, ModelFileError, OptionError, UnsupportedModelError
 from ..fallback import fall_back
-from ..json_text import NotJsonError, read_json
-from ..model_folder import laid_over
+from ..model_files.folder import laid_over
+from ..model_files.json_text import NotJsonError, read_json
 
 __all__ = ["Config"]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from .. import tokenizer as capstan_tokenizer
 from ..errors import ClosedError, OptionError, PromptError
-from ..generator import Generator as CapstanGenerator
-from ..generator_params import GeneratorParams as CapstanParams
-from ..row_pool import PooledSequence, RowPool, poolable
-from ..stream import TextStream
+from ..generation.generator import Generator as CapstanGenerator
+from ..generation.generator_params import GeneratorParams as CapstanParams
+from ..generation.row_pool import PooledSequence, RowPool, poolable
+from ..generation.stream import TextStream
 from .events import (
     EngineCapabilities,
     EngineErrorCode,

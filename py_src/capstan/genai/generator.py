@@ -6,7 +6,7 @@ from array import array
 from typing import Any
 
 from ..errors import OptionError, UnsupportedModelError
-from ..generator import Generator as CapstanGenerator
+from ..generation.generator import Generator as CapstanGenerator
 from .adapters import Adapters
 from .last_run import LastRun
 from .model import Model

@@ -7,15 +7,15 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeVar
 
-from ..config import InputNames, OutputNames
 from ..device.carried_tensor import CarriedTensor
 from ..device.element_types import byte_count
 from ..errors import OptionError, UnsupportedModelError
-from ..generator import Generator
-from ..generator_params import GeneratorParams
+from ..generation.generator import Generator
+from ..generation.generator_params import GeneratorParams
+from ..generation.replay import Replay
 from ..host import wait_here
 from ..model import Model
-from ..replay import Replay
+from ..model_files.config import InputNames, OutputNames
 from .tensors import as_array, flat_numbers, of_bytes
 
 __all__ = ["LastRun"]

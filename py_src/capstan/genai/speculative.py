@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..speculation import SpeculationStats
+from ..generation.speculation import SpeculationStats
 
 __all__ = ["speculation_stats"]
 

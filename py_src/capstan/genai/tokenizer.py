@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import tokenizer as capstan_tokenizer
 from ..errors import ConfigError, OptionError
-from ..opening import read_configuration
+from ..model_files.opening import read_configuration
 from ..tokenizer import conversation
 from .config import Config
 from .model import Model

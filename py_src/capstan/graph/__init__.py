@@ -42,14 +42,7 @@ last_token_logits and lengths_as_inputs make the prefill graph.
 
 from __future__ import annotations
 
-from .capture import (
-    LeftOut,
-    Uncapturable,
-    attention_window,
-    left_out,
-    smooth_softmax_as_sinks,
-    uncapturable,
-)
+from .capture import LeftOut, Uncapturable, attention_window, left_out, smooth_softmax_as_sinks, uncapturable
 from .carried import CachePair, StateTensor, TensorInfo, cache_pairs, caches_in_place
 from .description import GraphDescription, describe
 from .fed_lengths import FedLengths, lengths_as_inputs

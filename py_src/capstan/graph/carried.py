@@ -12,7 +12,7 @@ from .weights import DTYPES
 from .wiring import Wiring
 
 if TYPE_CHECKING:
-    from ..config import DecoderConfig
+    from ..model_files.config import DecoderConfig
 
 __all__ = [
     "FLOATS",

@@ -25,7 +25,7 @@ from .model_file import require_decoder
 from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
 
 if TYPE_CHECKING:
-    from ..config import DecoderConfig
+    from ..model_files.config import DecoderConfig
 
 __all__ = ["GraphDescription", "describe"]
 

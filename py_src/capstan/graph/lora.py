@@ -19,7 +19,7 @@ from .weights import DTYPES
 from .wiring import Wiring, copy_of, prune
 
 if TYPE_CHECKING:
-    from ..config import DecoderConfig
+    from ..model_files.config import DecoderConfig
 
 __all__ = ["LoraInput", "LoraSlot", "lora_fed", "lora_inputs", "with_lora_rank", "without_lora"]
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
 from ..errors import ModelFileError, UnsupportedModelError
-from ..file_names import why_not_below
-from ..json_text import clipped
+from ..model_files.file_names import why_not_below
+from ..model_files.json_text import clipped
 from .model_file import PARTS
 from .onnx_pb2 import ModelProto, TensorProto, ValueInfoProto
 from .wiring import copy_of

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import GuidanceError
-from ..json_text import NotJsonError, read_json
+from ..model_files.json_text import NotJsonError, read_json
 from .grammar import ANY_CHARACTER, Chars, Choice, Grammar, Node, Repeat, Rule, Series, Text
 from .json_numbers import integer_range, number_range
 from .json_text import BLANK, CHARACTER, INTEGER, NUMBER, any_value, json_grammar, literal, other_key, quoted, string

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NoReturn
 
-from ..config import parse_object
 from ..errors import GuidanceError
+from ..model_files.config import parse_object
 
 __all__ = ["TokenBytes", "vocabulary"]
 

@@ -1,4 +1,4 @@
-"""Data files on a disk, as capstan.storage describes sources of weights."""
+"""Data files on a disk, as capstan.host.storage describes sources of weights."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from ..storage import Chunk, SourceIdentity
+from ..host.storage import Chunk, SourceIdentity
 
 __all__ = ["DiskChunk", "DiskSource"]
 
 
 class DiskChunk:
-    """A capstan.storage.Chunk in Python's memory."""
+    """A capstan.host.storage.Chunk in Python's memory."""
 
     def __init__(self, capacity: int) -> None:
         self.handle: Any = bytearray(capacity)
@@ -25,7 +25,7 @@ class DiskChunk:
 
 
 class DiskSource:
-    """A capstan.storage.Source; a file has no stream that could break, each read says where."""
+    """A capstan.host.storage.Source; a file has no stream that could break, each read says where."""
 
     end: int | None = None
 

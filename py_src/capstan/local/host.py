@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from ..config import GenaiConfig
 from ..device.base import DeviceModel, Progress, TapeOptions
 from ..device.interface import DeviceInterface
 from ..errors import DeviceUnavailableError, ModelFileError, OptionError
-from ..hub import HubRepository
+from ..host.storage import Backing
 from ..memory import Fit
-from ..repository import ON_CPU
+from ..model_files.config import GenaiConfig
+from ..model_files.hub import HubRepository
+from ..model_files.repository import ON_CPU
 from ..spans import HostSpans
-from ..storage import Backing
 from ..weights.manifest import MANIFEST_SUFFIX
 from ..weights.weight_file import WeightFile
 from .data_file import DiskChunk, DiskSource

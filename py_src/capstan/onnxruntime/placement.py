@@ -11,19 +11,13 @@ from urllib.parse import unquote
 from .. import graph
 from ..device.element_types import ELEMENT_TYPES
 from ..device.interface import DeviceInterface, DeviceSession
-from ..errors import (
-    DeviceUnavailableError,
-    ModelFileError,
-    OutOfMemoryError,
-    UncomputedError,
-    UnsupportedModelError,
-)
+from ..errors import DeviceUnavailableError, ModelFileError, OutOfMemoryError, UncomputedError, UnsupportedModelError
 from ..fallback import fall_back
 from ..graph.description import needs_f16
 from ..graph.onnx_pb2 import ModelProto
 from ..host import Host
+from ..host.storage import ExternalData
 from ..memory import PoolItem, weight_items
-from ..storage import ExternalData
 from .providers import CPU, DEVICE_TYPES, WEBGPU, open_device, provider_of
 
 __all__ = ["Placed", "place_session"]

@@ -13,7 +13,7 @@ from ..device.element_types import ELEMENT_TYPES, byte_count
 from ..device.interface import BoundSpan, DeviceInterface, DeviceSession, Fetch, OnHost, TensorSpec
 from ..errors import BindingError, ClosedError
 from ..host import Host, current_host
-from ..leaving import when_dropped
+from ..host.leaving import when_dropped
 from ..memory import AlignmentRequirements, DeviceBuffer, DeviceSpan, MemoryInfo, Way, way_between
 from .captured import AutomaticCapture, CapturedRun, capture, run_eagerly, span_of
 from .checks import check_apart, check_dims, check_dtype, check_held, check_placed, check_span, known

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ModelFileError
-from ..json_text import NotJsonError, read_json
-from ..storage import SourceIdentity
+from ..host.storage import SourceIdentity
+from ..model_files.json_text import NotJsonError, read_json
 from .manifest import DIGEST, Manifest, manifest_of, shard_count
 
 __all__ = ["DATA", "JOURNAL", "RECORD", "SOURCE", "UPLOAD", "Journal", "SourceRecord", "StoredRecord"]

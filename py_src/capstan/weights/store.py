@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from ..errors import StorageError
 from ..host import current_host
-from ..storage import Backing, Chunk, DataFile, SourceIdentity
+from ..host.storage import Backing, Chunk, DataFile, SourceIdentity
 from .manifest import Manifest
 from .records import DATA, JOURNAL, RECORD, SOURCE, UPLOAD, Journal, SourceRecord, StoredRecord
 

@@ -9,9 +9,9 @@ from contextlib import suppress
 
 from ..errors import ModelFileError, StorageError, WeightsChangedError
 from ..fallback import fall_back
+from ..host.retrying import TRIES, pause, times
+from ..host.storage import BrokenDownloadError, Chunk, DataFile, Sink, Source
 from ..memory import BufferRequest
-from ..retrying import TRIES, pause, times
-from ..storage import BrokenDownloadError, Chunk, DataFile, Sink, Source
 from . import manifest as manifests
 from .idle import taken_as_it_is
 from .manifest import Manifest, parse_manifest, shard_count

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any, cast
 
-from capstan._js import page
 from capstan._js.gpu import JsGpuEngine
 from capstan._js.page_host import JsWasmSequence
+from capstan.page import page
 
 PLACES: dict[str, tuple[Any, str]] = {
     "load": (page, "load"),

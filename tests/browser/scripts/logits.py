@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from capstan import Generator, GeneratorParams, LogitsError
-from capstan.sampling import sample
+from capstan.stages.sampling import sample
 
 from .running import load, parameters, picked, take
 

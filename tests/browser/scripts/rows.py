@@ -7,7 +7,7 @@ from typing import Any
 
 from capstan import Generator
 from capstan.fallback import fallbacks
-from capstan.row_pool import PooledSequence, RowPool
+from capstan.generation.row_pool import PooledSequence, RowPool
 from capstan.tape import PASSES
 
 from .running import load, parameters

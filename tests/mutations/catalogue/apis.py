@@ -96,7 +96,7 @@ APIS = (
     ),
     Mutation(
         "row_pool.changed",
-        "py_src/capstan/row_pool.py",
+        "py_src/capstan/generation/row_pool.py",
         "if member.changes == changes and member.place is not None:",
         "if member.place is not None:",
         "ids of a burst go to a sequence that was changed meanwhile",
@@ -104,7 +104,7 @@ APIS = (
     ),
     Mutation(
         "row_pool.room",
-        "py_src/capstan/row_pool.py",
+        "py_src/capstan/generation/row_pool.py",
         "picks = min(picks, *(member.room for member in members))",
         "picks = min(picks, max(member.room for member in members))",
         "a burst goes past the end of the longest sequence of a pool",
@@ -112,7 +112,7 @@ APIS = (
     ),
     Mutation(
         "beams.ended_behind",
-        "py_src/capstan/beam_search.py",
+        "py_src/capstan/generation/beam_search.py",
         """                if place < self.count:
                     self._keep""",
         """                if True:
@@ -122,7 +122,7 @@ APIS = (
     ),
     Mutation(
         "beams.penalty",
-        "py_src/capstan/beam_search.py",
+        "py_src/capstan/generation/beam_search.py",
         "divisor = float32(float(length) ** self.length_penalty)",
         "divisor = float32(float(length) * self.length_penalty)",
         "the length is multiplied by the length penalty",

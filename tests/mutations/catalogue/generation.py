@@ -9,7 +9,7 @@ __all__ = ["GENERATION"]
 GENERATION = (
     Mutation(
         "row.rewind_keeps_last_row",
-        "py_src/capstan/row.py",
+        "py_src/capstan/generation/row.py",
         "        self.unsettle(max(0, length - 1))\n        if not length:",
         "        self.unsettle(length)\n        if not length:",
         "after a rewind the last token is not run again, so that the logits are of another position",
@@ -17,7 +17,7 @@ GENERATION = (
     ),
     Mutation(
         "row.end_in_cache",
-        "py_src/capstan/row.py",
+        "py_src/capstan/generation/row.py",
         "            self.unsettle(max(0, self.valid - 1))\n        else:",
         "            pass\n        else:",
         "cache entries behind an end of sequence count as right",
@@ -25,7 +25,7 @@ GENERATION = (
     ),
     Mutation(
         "row_loop.past_the_end",
-        "py_src/capstan/row_loop.py",
+        "py_src/capstan/generation/row_loop.py",
         "picks = min(picks, self.max_length - self.length - ready - self.flight.picks)",
         "picks = min(picks, self.max_length - self.length - ready)",
         "bursts under way are forgotten, so that steps are submitted past max_length",
@@ -33,7 +33,7 @@ GENERATION = (
     ),
     Mutation(
         "row_loop.changed_meanwhile",
-        "py_src/capstan/row_loop.py",
+        "py_src/capstan/generation/row_loop.py",
         "        if not self.stale:\n            self.receive(found)",
         "        self.receive(found)",
         "ids of a burst are taken in although the sequence was changed meanwhile",
@@ -41,7 +41,7 @@ GENERATION = (
     ),
     Mutation(
         "run_ahead.gap_measured",
-        "py_src/capstan/run_ahead.py",
+        "py_src/capstan/generation/run_ahead.py",
         "if last is None or burst.submitted > last:",
         "if last is None:",
         "a pause of the reader counts as the time of a step",
@@ -49,7 +49,7 @@ GENERATION = (
     ),
     Mutation(
         "prefix_cache.last_token",
-        "py_src/capstan/prefix_cache.py",
+        "py_src/capstan/generation/prefix_cache.py",
         'wanted = array("q", loop.rows[number].tokens[:-1])',
         'wanted = array("q", loop.rows[number].tokens)',
         "the last token of a prompt is taken over, too, so that nothing makes its logits",
@@ -57,7 +57,7 @@ GENERATION = (
     ),
     Mutation(
         "prefix_cache.other_adapter",
-        "py_src/capstan/prefix_cache.py",
+        "py_src/capstan/generation/prefix_cache.py",
         "            if kept.key == loop.cache_key:",
         "            if True:",
         "rows that were computed with another adapter are taken over",
@@ -65,7 +65,7 @@ GENERATION = (
     ),
     Mutation(
         "generator.norm",
-        "py_src/capstan/generator.py",
+        "py_src/capstan/generation/generator.py",
         "norm = found.best[0][0] + found.total",
         "norm = found.total",
         "log-probabilities are off by the largest logit",
@@ -73,7 +73,7 @@ GENERATION = (
     ),
     Mutation(
         "generator.closed_twice",
-        "py_src/capstan/generator.py",
+        "py_src/capstan/generation/generator.py",
         """            if loop.closed:
                 return None
 """,
@@ -83,7 +83,7 @@ GENERATION = (
     ),
     Mutation(
         "speculation.finds_itself",
-        "py_src/capstan/speculation.py",
+        "py_src/capstan/generation/speculation.py",
         """        if len(tokens) >= size:
             self._behind[tuple(tokens[-size:])] = len(tokens)
         tokens.append(token)""",
@@ -95,7 +95,7 @@ GENERATION = (
     ),
     Mutation(
         "speculation.room",
-        "py_src/capstan/speculated_loop.py",
+        "py_src/capstan/generation/speculated_loop.py",
         "if row.ended or room < most:",
         "if row.ended or room < 1:",
         "drafted steps run past max_length",
@@ -103,7 +103,7 @@ GENERATION = (
     ),
     Mutation(
         "notes.other_key",
-        "py_src/capstan/notes.py",
+        "py_src/capstan/host/notes.py",
         "return content if digest == sealed(key, content) else None",
         "return content",
         "a note is taken for another model, build or adapter",

@@ -9,7 +9,7 @@ __all__ = ["INPUTS"]
 INPUTS = (
     Mutation(
         "config.percent_d",
-        "py_src/capstan/config.py",
+        "py_src/capstan/model_files/config.py",
         'if value.count("%d") != 1:',
         'if "%d" not in value:',
         "a name pattern with two places for the layer is taken",
@@ -17,7 +17,7 @@ INPUTS = (
     ),
     Mutation(
         "config.data_folder",
-        "py_src/capstan/config.py",
+        "py_src/capstan/model_files/config.py",
         'return self.filename[: self.filename.rfind("/") + 1]',
         'return self.filename[: self.filename.rfind("/")]',
         "the folder of data files lacks its slash",
@@ -25,7 +25,7 @@ INPUTS = (
     ),
     Mutation(
         "config.capture_first",
-        "py_src/capstan/config.py",
+        "py_src/capstan/model_files/config.py",
         "            found = GraphCapture(switched(options, CAPTURE, False), options.where(CAPTURE))",
         "            found = found or GraphCapture(switched(options, CAPTURE, False), options.where(CAPTURE))",
         "the first enableGraphCapture counts, not the last",
@@ -33,7 +33,7 @@ INPUTS = (
     ),
     Mutation(
         "file_names.encoded_up",
-        "py_src/capstan/file_names.py",
+        "py_src/capstan/model_files/file_names.py",
         """        if found or decoded == name:
             return found
 """,
@@ -44,7 +44,7 @@ INPUTS = (
     ),
     Mutation(
         "retrying.one_more",
-        "py_src/capstan/retrying.py",
+        "py_src/capstan/host/retrying.py",
         "if tried >= TRIES or",
         "if tried > TRIES or",
         "a request is made once more than told",
@@ -60,7 +60,7 @@ INPUTS = (
     ),
     Mutation(
         "stream.sent_twice",
-        "py_src/capstan/stream.py",
+        "py_src/capstan/generation/stream.py",
         "self._shown, self._sent = len(self._window), len(text)",
         "self._shown, self._sent = len(self._window), 0",
         "the context of a delta is given out again",
@@ -68,7 +68,7 @@ INPUTS = (
     ),
     Mutation(
         "stream.stop_begun",
-        "py_src/capstan/stream.py",
+        "py_src/capstan/generation/stream.py",
         "for size in range(min(len(text), len(stop) - 1), 0, -1):",
         "for size in range(1, min(len(text), len(stop) - 1) + 1):",
         "the shortest beginning of a stop string is held back, not the longest",

@@ -9,7 +9,7 @@ __all__ = ["SAMPLING"]
 SAMPLING = (
     Mutation(
         "sampling.draw_by_row",
-        "py_src/capstan/sampling.py",
+        "py_src/capstan/stages/sampling.py",
         "philox4x32_10((position, row, 0, 0), seed)",
         "philox4x32_10((row, position, 0, 0), seed)",
         "the counter of a draw has position and row swapped",
@@ -17,7 +17,7 @@ SAMPLING = (
     ),
     Mutation(
         "sampling.top_k_equals",
-        "py_src/capstan/sampling.py",
+        "py_src/capstan/stages/sampling.py",
         "if keys[token] == cut][: count - above]",
         "if keys[token] == cut][: count]",
         "top_k keeps too many tokens of equal logits",
@@ -25,7 +25,7 @@ SAMPLING = (
     ),
     Mutation(
         "sampling.top_p_short",
-        "py_src/capstan/sampling.py",
+        "py_src/capstan/stages/sampling.py",
         "target = -(-options.top_p_bits * total >> 32)",
         "target = options.top_p_bits * total >> 32",
         "the share of top_p is rounded down, so that a token may be missing",
@@ -33,7 +33,7 @@ SAMPLING = (
     ),
     Mutation(
         "search.seed_kept",
-        "py_src/capstan/search.py",
+        "py_src/capstan/stages/search.py",
         """        if "random_seed" in options:
             values["seed"] = -1
 """,
@@ -43,7 +43,7 @@ SAMPLING = (
     ),
     Mutation(
         "search.context_length",
-        "py_src/capstan/search.py",
+        "py_src/capstan/stages/search.py",
         "if self.max_length > self.context_length:",
         "if self.max_length > self.context_length + 1:",
         "max_length may exceed the model's context by one token",

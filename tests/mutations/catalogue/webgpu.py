@@ -129,7 +129,7 @@ WEBGPU = (
     ),
     Mutation(
         "js_requests.flags",
-        "py_src/capstan/_js/requests.py",
+        "py_src/capstan/page/requests.py",
         "if isinstance(value, bool) is not (bool in types) or not isinstance(value, types):",
         "if not isinstance(value, types):",
         "true passes for a number in a request",

@@ -1,6 +1,6 @@
 // The sampler on the GPU: picks a token for each row from the logits and advances the rows' state, in one pass.
 //
-// py_src/capstan/sampling.py defines the result, id for id; py_src/capstan/stages/program.py makes the parameters, says
+// py_src/capstan/stages/sampling.py defines the result, id for id; py_src/capstan/stages/program.py makes the parameters, says
 // which kernels a step needs and writes what the stages do in them.
 // A step is 2 dispatches greedy, 3 with temperature alone, 7 with top_k or top_p, 11 with both, and one more if stages
 // ban tokens because of the sequence. Nothing is carried over in the scratch buffer from one step to the next, so any

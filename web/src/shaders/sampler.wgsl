@@ -1,6 +1,6 @@
 // Shared by every sampler kernel: sizes, parameters, 64-bit integers, and a token's key and weight.
 //
-// All of it is integer arithmetic on the logits' bits, the same as py_src/capstan/sampling.py, which defines it:
+// All of it is integer arithmetic on the logits' bits, the same as py_src/capstan/stages/sampling.py, which defines it:
 // WGSL's float operations may be fused, may flush subnormals and may assume that there is no NaN.
 // A u64 is a vec2<u32>: x the low word, y the high one.
 //

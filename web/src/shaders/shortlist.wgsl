@@ -1,7 +1,7 @@
 // Finds the largest logits of rows, and the sums that turn logits into probabilities.
 //
 // Writes of each row Σ exp(logit - largest) as a float32, then `count` pairs of a float32 and its token: the largest logits
-// in order, the lowest token first among equals. NaN counts as -inf, -0 as +0, as in py_src/capstan/sampling.py.
+// in order, the lowest token first among equals. NaN counts as -inf, -0 as +0, as in py_src/capstan/stages/sampling.py.
 // `blocks` finds the same of each BLOCK tokens, with keys for logits; dispatch: (blocks, rows). `join` finds the row's in
 // those; dispatch: (rows). Bindings: 0 logits (float32, or float16 two to a word), 1 parts, 2 result, 3 params.
 // Limits: count is at most vocab; each of them is one pass of a workgroup over its block, and over what blocks found.

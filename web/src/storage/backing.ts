@@ -1,4 +1,4 @@
-// This browser's places for stored weights; see capstan.storage.Backing.
+// This browser's places for stored weights; see capstan.host.storage.Backing.
 
 import { EngineError } from "../errors";
 import { CacheBacking } from "./cache";

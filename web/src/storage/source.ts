@@ -8,7 +8,7 @@ import { authorization, hubRefusal, listedIdentity } from "./hub";
 import { Body, checkFolder, discardBody, isPage, pageError, request, shown, transient } from "./network";
 import { pickedFile } from "./picked";
 
-/** A source's description; see capstan.storage.SourceIdentity. */
+/** A source's description; see capstan.host.storage.SourceIdentity. */
 export interface SourceIdentity {
   name: string;
   size: number | null;

@@ -36,7 +36,7 @@ export async function expectWeights(url: string): Promise<UploadPlan | null> {
   return null;
 }
 
-/** As capstan.storage.short_hash. */
+/** As capstan.host.storage.short_hash. */
 async function key(text: string): Promise<string> {
   return hex(await sha256(new TextEncoder().encode(text))).slice(0, 32);
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ...storage import ExternalData
+from ...host.storage import ExternalData
 from ..host_memory import HostMemory
 from ..interface import DeviceFacts, DeviceSession
 from .session import PROVIDER, ReferenceSession, whole_files

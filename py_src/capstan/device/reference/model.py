@@ -18,11 +18,11 @@ import numpy as np
 import onnxruntime
 
 from ... import graph
-from ...config import QDQ_ACCURACY, GenaiConfig, parse_genai_config
 from ...errors import ClosedError, ModelFileError, PromptError
 from ...graph import GraphDescription, StateTensor
 from ...graph.logits_to_keep import logits_to_keep
 from ...graph.onnx_pb2 import ModelProto
+from ...model_files.config import QDQ_ACCURACY, GenaiConfig, parse_genai_config
 from ..carried_tensor import CarriedTensor, carried
 from ..host_memory import view_of
 from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, HostSampledModel, undraftable

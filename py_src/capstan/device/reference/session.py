@@ -9,8 +9,8 @@ import numpy as np
 import onnxruntime
 
 from ...errors import BindingError, ClosedError, UnsupportedModelError, ValidationError
+from ...host.storage import ExternalData
 from ...memory import DeviceBuffer, DeviceSpan, MemoryInfo
-from ...storage import ExternalData
 from ..interface import BoundSpan, DeviceSession, Fetch, OnHost, TensorSpec
 
 __all__ = ["PROVIDER", "ReferenceSession", "whole_files"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, ClassVar
 
-from ...storage import ExternalData
+from ...host.storage import ExternalData
 from ..host_memory import HostMemory
 from ..interface import DeviceFacts, DeviceSession
 from ..page_session import ModelSession, PageSession

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from ... import graph
-from ...config import GenaiConfig
 from ...graph import GraphDescription
 from ...graph.onnx_pb2 import ModelProto
+from ...model_files.config import GenaiConfig
 from ..carried_tensor import CarriedTensor, carried
 from ..decoder_graph import decoder_graph
 from ..element_types import byte_count

@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...errors import ClosedError
+from ...generation.speculation import Speculation
 from ...graph import GraphDescription
 from ...memory import SNAPSHOTS, DeviceSpan
-from ...search import SearchOptions
-from ...speculation import Speculation
+from ...stages.search import SearchOptions
 from ...tape import TapeKey
 from ..base import Burst, Counters
 from ..cache_rows import CacheRows

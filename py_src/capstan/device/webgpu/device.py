@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ...errors import BufferMismatchError
+from ...host.storage import ExternalData
 from ...memory import (
     WORD,
     BufferRequest,
@@ -21,7 +22,6 @@ from ...memory import (
     plan_copies,
     round_up,
 )
-from ...storage import ExternalData
 from ..interface import DeviceFacts, DeviceInterface, DeviceSession, Readback
 from ..probe import capabilities_of
 from ..span_checks import check_cast, check_copies, check_mask, check_positions, check_strided

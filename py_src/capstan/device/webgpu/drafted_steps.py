@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from ...speculation import Speculation
+from ...generation.speculation import Speculation
 from ...stages import Drafting
 from ..base import Burst
 from .engine import GpuEngine

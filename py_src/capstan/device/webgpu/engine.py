@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
 from ...graph import FedLengths
+from ...host.storage import Sink
 from ...memory import BufferRequest
 from ...stages import SamplerProgram
-from ...storage import Sink
 from ...weights.shared import SharedWeights
 from ..page_session import ModelSession
 

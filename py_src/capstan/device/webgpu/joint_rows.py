@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from ...errors import ClosedError
 from ...memory import Loan
-from ...search import SearchOptions
 from ...stages import SamplerProgram, position_words
+from ...stages.search import SearchOptions
 from ..base import Counters
 from ..cache_rows import CacheRows
 from ..casts import ELEMENT_BYTES

@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
 
-from ...config import GenaiConfig
 from ...errors import CapstanError, DeviceUnavailableError
 from ...fallback import fall_back
 from ...graph import GraphDescription, WeightEntry
-from ...load_times import phase
+from ...host.notes import Notes, build
 from ...memory import Capabilities
-from ...notes import Notes, build
+from ...model_files.config import GenaiConfig
+from ...model_files.load_times import phase
 from ...tape import PASSES
 from ...weights.shared import Lease, SharedWeights
 from ..base import Progress, TapeOptions

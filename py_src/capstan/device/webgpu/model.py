@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ...config import GenaiConfig
 from ...errors import BufferMismatchError, ClosedError, TapeError, UnsupportedModelError
 from ...fallback import fall_back
+from ...host.notes import Notes
 from ...memory import DeviceBuffer, DeviceSpan, Loan, Pools, PoolSize, Rows
-from ...notes import Notes
+from ...model_files.config import GenaiConfig
 from ...tape import TapeKey, WorkgroupLimits, attends_prompts
 from ...weights.shared import SharedWeights
 from ..base import Progress, TapeOptions

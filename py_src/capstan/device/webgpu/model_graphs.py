@@ -12,11 +12,11 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from ... import graph
-from ...config import GenaiConfig
 from ...errors import UncomputedError
 from ...fallback import fall_back
 from ...graph import GraphDescription
-from ...notes import Notes, build
+from ...host.notes import Notes, build
+from ...model_files.config import GenaiConfig
 from ...weights.weight_file import WeightFile
 from ..decoder_graph import decoder_graph, tell_growing
 from ..lora import LoraGraph

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ...graph import GraphDescription
 from ...memory import DeviceBuffer, DeviceSpan
-from ...search import SearchOptions
 from ...stages import Drafting, SamplerProgram, position_words
+from ...stages.search import SearchOptions
 from .engine import GpuEngine, SamplerSpec
 from .sequence_buffers import SequenceBuffers
 

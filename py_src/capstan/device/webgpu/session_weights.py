@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ... import graph
 from ...fallback import fall_back
-from ...storage import ExternalData
+from ...host.storage import ExternalData
 from ...weights.shared import Lease
 from .engine import BoundTensor, GpuBuffers
 from .weight_lease import lease

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple
 
 from ...graph import Part, WeightEntry
-from ...storage import WeightData
+from ...host.storage import WeightData
 from ...weights.shared import Lease, SharedWeights, Span
 from .engine import GpuBuffers, WeightPiece
 

@@ -9,15 +9,7 @@ from typing import Protocol
 from ....graph import LeftOut
 from ....memory import BufferRequest
 from ....spans import spanned
-from ....tape import (
-    RowSpans,
-    WorkgroupLimits,
-    captured_half,
-    check_replayable,
-    fuse_step,
-    row_step,
-    without_clears,
-)
+from ....tape import RowSpans, WorkgroupLimits, captured_half, check_replayable, fuse_step, row_step, without_clears
 from ..engine import GpuEngine
 from ..row_buffers import RowBuffers
 from ..sequence_buffers import SequenceBuffers

@@ -14,7 +14,7 @@ from typing import Any
 
 from ....errors import OutOfMemoryError, TapeError
 from ....fallback import fall_back
-from ....notes import Notes, build
+from ....host.notes import Notes, build
 from ....tape import TapeKey
 from ..engine import GpuEngine
 from ..sequence_buffers import SequenceBuffers

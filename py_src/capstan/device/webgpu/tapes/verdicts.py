@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from ....notes import Notes
+from ....host.notes import Notes
 from ....tape import UNIT, Clear, Copy, Dispatch, DispatchIndirect, Found, Node, Op, Recorded, Recording, Write
 
 __all__ = ["OURS", "RECORDED", "Bound", "Verdict", "Verdicts", "judge", "recording_digest"]

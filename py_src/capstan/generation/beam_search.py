@@ -1,0 +1,143 @@
+"""Beam search as onnxruntime-genai does it: scores of beams, and the hypotheses that are kept.
+
+A beam's score is the sum of its tokens' log-probabilities. All continuations of a prompt's beams are looked at, best
+first: an end-of-sequence id among the first `num_beams` of them makes its beam a hypothesis, other tokens go on as the
+next beams, until there are `num_beams`. A hypothesis of n tokens (prompt and padding among them, the end-of-sequence id
+not) counts score / n ** length_penalty; the best `num_beams` are kept. A prompt is done when there are so many and,
+unless `early_stopping`, its best continuation would not be better than the worst of them. At the end the beams of a
+prompt that is not done become hypotheses too.
+
+Scores are float32, like the native package's. If two differ by the last place of a float32, their order may differ from
+the native one, because its sums of exponentials round after each addition. Equal scores are ordered by beam, then by
+id. In contrast to the native package, prompts of a batch do not depend on each other: without `early_stopping` version
+0.18 compares the second and further ones with scores of the one before them. Besides, it looks at 2 * num_beams
+continuations, all of which may be ends if there are several end-of-sequence ids.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+
+from ..device.shortlist import LARGEST, Shortlist
+from ..errors import LogitsError
+from ..stages.sampling import float32
+from ..stages.search import SearchOptions
+
+__all__ = ["Beams", "Choice", "continuations", "looked_at"]
+
+UNLIKELY = -1e9
+"""The score with which all beams but the first begin: at first they are equal, and one of them is enough."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A beam of the next step."""
+
+    parent: int
+    """The beam that it continues, from 0."""
+    token: int
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A whole sequence, with its score for its length."""
+
+    score: float
+    ids: list[int]
+
+
+@dataclass
+class Beams:
+    """The beams of one prompt."""
+
+    count: int
+    length_penalty: float
+    early_stopping: bool
+    ends: Set[int]
+    """End-of-sequence ids."""
+    pad: int
+    scores: list[float] = field(init=False)
+    hypotheses: list[Hypothesis] = field(default_factory=list)
+    """Best first."""
+    done: bool = False
+
+    def __post_init__(self) -> None:
+        self.scores = [0.0] + [float32(UNLIKELY)] * (self.count - 1)
+
+    def choose(self, found: Sequence[Sequence[tuple[float, int]]], sequences: Sequence[list[int]]) -> list[Choice]:
+        """The beams of the next step, from the continuations of each beam (`continuations`) and its sequence so far;
+        padding once the prompt is done."""
+        if self.done:
+            return [Choice(beam, self.pad) for beam in range(self.count)]
+        ranked = [
+            (float32(log + score), -beam, -token)
+            for beam, (score, logs) in enumerate(zip(self.scores, found, strict=True))
+            for log, token in logs
+        ]
+        best = sorted(ranked, reverse=True)
+        chosen: list[Choice] = []
+        scores: list[float] = []
+        for place, (score, beam, token) in enumerate(best):
+            if -token in self.ends:
+                if place < self.count:
+                    self._keep(sequences[-beam], score)
+            else:
+                chosen.append(Choice(-beam, -token))
+                scores.append(score)
+            if len(chosen) == self.count:
+                break
+        self.scores = scores
+        full = len(self.hypotheses) == self.count
+        self.done = full and (self.early_stopping or not self._can_improve(best[0][0], len(sequences[0])))
+        return chosen
+
+    def best(self, count: int, sequences: Sequence[list[int]]) -> list[list[int]]:
+        """The best `count` hypotheses, if the search ended here."""
+        if self.done:
+            return [hypothesis.ids for hypothesis in self.hypotheses[:count]]
+        ended = Beams(self.count, self.length_penalty, self.early_stopping, self.ends, self.pad)
+        ended.hypotheses = list(self.hypotheses)
+        for ids, score in zip(sequences, self.scores, strict=True):
+            ended._keep(ids, score)
+        return [hypothesis.ids for hypothesis in ended.hypotheses[:count]]
+
+    def _keep(self, ids: Sequence[int], score: float) -> None:
+        """Add a hypothesis, behind equal ones, if it is among the best."""
+        made = Hypothesis(self._for_length(score, len(ids)), list(ids))
+        if len(self.hypotheses) == self.count:
+            if made.score <= self.hypotheses[-1].score:
+                return
+            self.hypotheses.pop()
+        place = len(self.hypotheses)
+        while place and made.score > self.hypotheses[place - 1].score:
+            place -= 1
+        self.hypotheses.insert(place, made)
+
+    def _can_improve(self, score: float, length: int) -> bool:
+        return self.hypotheses[-1].score < self._for_length(score, length)
+
+    def _for_length(self, score: float, length: int) -> float:
+        try:
+            divisor = float32(float(length) ** self.length_penalty)
+        except OverflowError:
+            divisor = math.inf
+        return float32(score / divisor) if divisor else math.copysign(math.inf, score)
+
+
+def looked_at(options: SearchOptions) -> int:
+    """Continuations of a beam that are looked at: so many that num_beams of them are no ends."""
+    return options.num_beams + max(options.num_beams, len(options.end_token_ids))
+
+
+def continuations(shortlist: Shortlist) -> list[tuple[float, int]]:
+    """Log-probabilities and tokens, best first. LogitsError where there is no number among the logits."""
+    top, _ = shortlist.best[0]
+    if top <= -LARGEST:
+        raise LogitsError(
+            "the logits of a beam are all NaN or -inf: take the model in float32, whose numbers are larger; "
+            "`await model.find_not_finite(ids)` names the node where it begins"
+        )
+    total = float32(shortlist.total)
+    return [(float32(float32(logit - top) - total), token) for logit, token in shortlist.best]

@@ -1,0 +1,210 @@
+"""The decode loop where a grammar says which tokens may come next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..device.row_decoder import RowDecoder
+from ..errors import OptionError
+from ..fallback import fall_back
+from ..guidance import Automaton, Constraint, NoAutomatonError, automaton_of
+from ..memory import Pools
+from ..stages import STACK
+from .generator_params import GeneratorParams
+from .prompt import Prompt
+from .row_loop import RowLoop
+
+if TYPE_CHECKING:
+    from ..model import Model
+
+__all__ = ["ConstrainedLoop"]
+
+
+class ConstrainedLoop(RowLoop):
+    """If the device follows the grammar's automaton, it makes the masks itself, and picks run ahead as without a
+    grammar. If it cannot compute a mask, it picks nothing, and that pick waits for a mask from the host.
+
+    A pick that waits: the mask depends on the pick before it, so nothing runs ahead. The model's step over the last
+    token needs no mask: it is submitted first, and the device works at it while the masks are made. All picks wait on
+    devices that follow no grammar, for a grammar without an automaton, and with forced tokens.
+
+    Raises OptionError for beams, or forced tokens of several rows or with a fixed run-ahead.
+    """
+
+    def __init__(self, model: Model, params: GeneratorParams, pools: Pools | None) -> None:
+        super().__init__(model, params, pools)
+        guidance = params.guidance
+        assert guidance is not None
+        if params.search.num_beams > 1:
+            raise OptionError(
+                f"guidance together with num_beams {params.search.num_beams}; a grammar follows one sequence: set "
+                "num_beams to 1"
+            )
+        if guidance.enable_ff_tokens and len(self.rows) > 1:
+            raise OptionError(
+                f"enable_ff_tokens with {len(self.rows)} rows, each with other tokens to force; leave it False"
+            )
+        if guidance.enable_ff_tokens and (params.run_ahead or 1) > 1:
+            raise OptionError(
+                f"run_ahead is {params.run_ahead}; with enable_ff_tokens each pick waits for its mask: leave run_ahead "
+                "at None, or enable_ff_tokens at False"
+            )
+        self.options = replace(self.options, guided=True)
+        self._guidance = guidance
+        self._constraints = [Constraint(guidance) for _ in self.rows]
+        self._prepared = False
+        self._automaton: Automaton | None = None
+        """The automaton that the device steps with each pick; None while the host writes the masks."""
+        self._told = False
+        """Whether the device knows each row's state in the automaton."""
+        self._forced = 0
+        """How many of the last ready tokens the grammar forced, so that no model step picked them."""
+
+    def append(self, prompts: Sequence[Prompt]) -> None:
+        before = [(len(row.tokens), row.over) for row in self.rows]
+        super().append(prompts)
+        for row, constraint, (start, ended) in zip(self.rows, self._constraints, before, strict=True):
+            constraint.appended(start, len(row.tokens), ended)
+
+    def rewind(self, length: int) -> None:
+        super().rewind(length)
+        for constraint in self._constraints:
+            constraint.rewound(length)
+
+    def discard_ahead(self) -> None:
+        super().discard_ahead()
+        self._forced, self._told = 0, False
+
+    def take(self) -> list[int]:
+        valid = self.rows[0].valid
+        forced, self._forced = self._forced, min(self._forced, max(0, len(self.rows[0].ready) - 1))
+        tokens = super().take()
+        if forced > self._forced:
+            # The model has not seen the token before it.
+            self.rows[0].unsettle(valid)
+        return tokens
+
+    async def ready_decoder(self) -> RowDecoder:
+        decoder = await super().ready_decoder()
+        if not self._prepared:
+            if decoder.follows_grammars and not self._guidance.enable_ff_tokens:
+                self._follow(decoder)
+            if self._automaton is None:
+                await self._compile()
+            self._prepared = True
+        return decoder
+
+    def _follow(self, decoder: RowDecoder) -> None:
+        """Give the device the grammar's automaton."""
+        tokens = self._model.token_bytes()
+        try:
+            automaton = automaton_of(self._guidance.grammar)
+            self.options = replace(self.options, grammar=automaton.table(tokens))
+        except NoAutomatonError as error:
+            fall_back(
+                "a grammar that the GPU follows", f"{self._guidance.kind}: {error}", "each pick waits for its mask"
+            )
+            return
+        self._automaton = automaton
+        for number in range(len(self.rows)):
+            decoder.set_search(number, self.options)
+
+    async def _compile(self) -> None:
+        """Have what makes masks on the host."""
+        for constraint in self._constraints:
+            await constraint.prepare(self._model.grammars, self._model.encoder)
+
+    async def advance(self) -> None:
+        await self.ready_decoder()
+        if await self._force():
+            return
+        if any(row.barren for row in self.rows):
+            # The device did not know a mask, or nothing fits: the host finds out.
+            for row in self.rows:
+                row.lost_logits()
+            self.discard_ahead()
+            await self._compile()
+            await self._pick_waiting()
+            return
+        if self.stale:
+            await self.prefill()
+            if self.stale:
+                return
+        if self._told or self._tell_positions():
+            await super().advance()
+        else:
+            await self._compile()
+            await self._pick_waiting()
+
+    def _tell_positions(self) -> bool:
+        """Let the device follow the rows from their current positions; False if it cannot."""
+        if self._automaton is None:
+            return False
+        tokens = self._model.token_bytes()
+        positions = [
+            constraint.position([*row.tokens, *row.ready], self._automaton, tokens)
+            for row, constraint in zip(self.rows, self._constraints, strict=True)
+        ]
+        if max(map(len, positions)) > STACK:
+            return False
+        for number, position in enumerate(positions):
+            if not self.rows[number].ended:
+                self.open_decoder().follow_grammar(number, position)
+        self._told = True
+        return True
+
+    async def _pick_waiting(self) -> None:
+        """Pick a token of each row under masks that the host makes."""
+        if self.stale:
+            await self.prefill()
+            if self.stale:
+                return
+        decoder = self.open_decoder()
+        going = [number for number, row in enumerate(self.rows) if not row.ended]
+        if not self.sample_first:
+            try:
+                await decoder.run_picked(going)
+            except BaseException:
+                for row in self.rows:
+                    row.lost_logits()
+                self.discard_ahead()
+                raise
+            self.sample_first = True
+        for number in going:
+            mask = await self._constraints[number].allowed(self.rows[number].tokens)
+            if self.stale:
+                # The sequence was changed meanwhile.
+                return
+            decoder.allow(number, mask)
+        self._told = False
+        self._submit(1)
+        await self.read()
+
+    def _require_logits(self) -> None:
+        if self._automaton is None:
+            super()._require_logits()
+
+    async def settle(self) -> None:
+        if self._forced:
+            # They are found again.
+            self.discard_ahead()
+        await super().settle()
+
+    async def _force(self) -> bool:
+        """Hand out the tokens that must come next without asking the model; whether there were any."""
+        [row, *others] = self.rows
+        if others or row.ended:
+            return False
+        found = await self._constraints[0].forced(row.tokens, self.max_length - self.length)
+        if found:
+            self.stale, self.sample_first = True, False
+            self._forced = len(found)
+            row.ready.extend(found)
+        return bool(found)
+
+    async def end(self) -> None:
+        await super().end()
+        for constraint in self._constraints:
+            constraint.close()

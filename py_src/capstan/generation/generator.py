@@ -1,0 +1,411 @@
+"""The generation of token sequences, in the shape of onnxruntime-genai."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..adapters import Adapters
+from ..device.base import Counters, Decoder
+from ..device.separate_rows import SeparateRows
+from ..errors import OptionError
+from ..fallback import fall_back
+from ..host import wait_here
+from ..host.leaving import when_dropped
+from ..memory import DeviceBuffer, DeviceSpan, Pools
+from ..stages import integer
+from .beam_loop import BeamLoop
+from .constrained_loop import ConstrainedLoop
+from .generator_params import GeneratorParams
+from .processed_loop import ProcessedLoop
+from .prompt import checked_prompts
+from .row_loop import RowLoop
+from .speculated_loop import SpeculatedLoop
+from .speculation import SpeculationStats
+from .timing import Timing
+
+if TYPE_CHECKING:
+    from ..model import Model
+
+__all__ = ["Generator"]
+
+T = TypeVar("T")
+
+
+class Generator:
+    """Sequences of a model, in the shape of onnxruntime-genai's Generator: one, or the rows of a batch.
+
+    `append_tokens`, `rewind_to`, `get_sequence` and `is_done` never wait. `generate_next_token` waits for the GPU when
+    no token is at hand, which in a page needs JavaScript Promise Integration; `generate_next_token_async` and
+    `async for token in generator` never block. While one token is read the GPU computes the following ones
+    (run-ahead); `append_tokens`, `rewind_to`, `set_logits` and `close` discard them.
+
+    As in onnxruntime-genai, an end-of-sequence token is returned but does not become part of the sequence: what is
+    appended afterwards follows the token before it.
+
+    `pools` gives it buffers of the caller's on `model.device` for its KV cache, sampler state, ids and logits; they are
+    checked when the first token is prepared.
+
+    If the device is lost, for example with the browser's GPU process, the generator opens the model on another device
+    and computes the sequence again, with a FallbackWarning; its tokens are the same as without the loss.
+    `GeneratorParams.recoveries` says how often. With `pools` or LoRA adapters it raises DeviceLostError instead.
+
+    Use it as a context manager, or `close()` it: its KV cache then serves the next generator. One that is dropped
+    without being closed gives it back, too.
+    """
+
+    def __init__(self, model: Model, params: GeneratorParams | None = None, *, pools: Pools | None = None) -> None:
+        params = params or GeneratorParams(model)
+        self._model = model
+        self._options = params.search
+        self._loop = loop_of(params)(model, params, pools)
+        self._last: list[int] = []
+        loop, leaving = self._loop, model.leaving
+
+        def free() -> Coroutine[Any, Any, None] | None:
+            if loop.closed:
+                return None
+            loop.closed = True
+            # Sequences have copies of their LoRA adapters, so these may be unloaded at once, as in the native package.
+            loop.adapters.release()
+            return leaving.give_back(loop.end())
+
+        when_dropped(self, model.host, free)
+        self._turn = asyncio.Lock()
+        """Serialises access: concurrent users would overwrite the decoder's buffers."""
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest sequence."""
+        return self._loop.max_length
+
+    @property
+    def timing(self) -> Timing:
+        """When the tokens came; those of several rows that came together count once."""
+        return self._loop.timing
+
+    @timing.setter
+    def timing(self, timing: Timing) -> None:
+        self._loop.timing = timing
+
+    def append_tokens(self, tokens: Iterable[Any]) -> None:
+        """Add tokens (ids of the vocabulary) to the sequence; the next request for a token runs the model on them.
+
+        A batch is given as a list of rows, as an array [batch_size, tokens], or as one list with all rows behind one
+        another. Its rows are equally long: shorter prompts have `pad_token_id` behind them
+        (`tokenizer.encode_batch(texts, pad_token_id)`), which the model is not run on, as in onnxruntime-genai. Several
+        rows take tokens once, and again after `rewind_to(0)`.
+
+        Raises PromptError for no tokens, text, an id outside the vocabulary, more than max_length allows, or rows of
+        another number or of different lengths.
+        """
+        loop = self._loop
+        loop.require_open()
+        search = self._options
+        prompts = checked_prompts(
+            tokens, search.batch_size, self._model.config.vocab_size, loop.length, self.max_length, search.pad_token_id
+        )
+        if len(loop.rows) > 1 and loop.length:
+            raise OptionError(
+                f"append_tokens: a generator of {len(loop.rows)} rows takes tokens once; rewind_to(0) and append whole "
+                "prompts, or make a generator for each sequence"
+            )
+        loop.append(prompts)
+
+    def rewind_to(self, new_length: int) -> None:
+        """Cut the sequence to its first `new_length` tokens; generation goes on from there.
+
+        The KV cache before that point is kept. Raises OptionError outside 0 to the present length, and for several rows
+        at any length but 0.
+        """
+        loop = self._loop
+        loop.require_open()
+        if not 0 <= new_length <= loop.length:
+            raise OptionError(f"rewind_to({new_length}): the sequence has {loop.length} tokens")
+        if new_length and len(loop.rows) > 1:
+            raise OptionError(
+                f"rewind_to({new_length}): a generator of {len(loop.rows)} rows is rewound to 0 only; make a generator "
+                "for each sequence"
+            )
+        loop.rewind(new_length)
+
+    def set_active_adapter(self, adapters: Adapters, name: str) -> None:
+        """Run the model with a LoRA adapter from here on: the tokens that it has not seen, except those that were
+        appended before. The KV cache keeps its entries. A second adapter adds to the first; if both have a tensor for
+        the same input, the later one counts. The adapter cannot be unloaded until the generator is closed.
+
+        Raises OptionError for an unknown name, adapters of another model or of another Adapters than the first one, and
+        for beams that have begun.
+        """
+        loop = self._loop
+        loop.require_open()
+        if not isinstance(adapters, Adapters):
+            raise OptionError(f"adapters is {adapters!r}; it must be a capstan.Adapters")
+        if adapters.model is not self._model:
+            raise OptionError(
+                f"adapter {name!r} was loaded for another model, {adapters.model.folder}; make an Adapters of this one"
+            )
+        if self._options.num_beams > 1 and loop.length:
+            raise OptionError(f"adapter {name!r}: beams have begun; set it before tokens are appended")
+        loop.set_adapter(adapters, name)
+
+    def get_sequence(self, index: int = 0) -> list[int]:
+        """All token ids of a row, prompt and generated, with the padding: of prompts that are shorter than others, and
+        after the end of a row while others go on."""
+        rows = self._loop.sequences
+        if not 0 <= index < rows:
+            raise OptionError(f"sequence {index} was asked for; its rows are 0 to {rows - 1}")
+        return self._loop.sequence(index)
+
+    def token_count(self) -> int:
+        """Tokens in each sequence, padding among them."""
+        return self._loop.length
+
+    def get_next_tokens(self) -> list[int]:
+        """The tokens of the last generate_next_token, one for each row; `pad_token_id` for rows that have ended."""
+        return list(self._last)
+
+    def text(self, index: int = 0) -> str:
+        """The text of a row generated since tokens were last appended, up to a stop string; what may begin one is there
+        once generation is done. OptionError without stop_strings."""
+        rows = self._loop.rows
+        if not 0 <= index < len(rows) or rows[index].text is None:
+            raise OptionError(f"text({index}): there are {len(rows)} rows, and text of them with stop_strings only")
+        stream = rows[index].stream
+        if stream is None:
+            return ""
+        if self.is_done():
+            stream.flush()
+        return stream.text
+
+    def is_done(self) -> bool:
+        """Whether generation is over: every row has ended, or max_length or max_time is reached."""
+        return self.finish_reason is not None
+
+    @property
+    def finish_reason(self) -> str | None:
+        """'eos', 'stop' (stop_token_ids or stop_strings ended all rows), 'time' (max_time), 'length', or None while
+        more tokens can be generated."""
+        return self._loop.finish_reason
+
+    @property
+    def capture(self) -> str | None:
+        """How decode steps run: 'tape', 'ort' or 'off'; None before the first token."""
+        return None if self._loop.decoder is None else self._loop.decoder.capture
+
+    @property
+    def capture_note(self) -> str | None:
+        """Why `capture` is not the one that was requested."""
+        return None if self._loop.decoder is None else self._loop.decoder.capture_note
+
+    @property
+    def tape_passes(self) -> dict[str, str]:
+        """The effect of each pass over the recorded tape, or why it had none; empty without a tape."""
+        return {} if self._loop.decoder is None else dict(self._loop.decoder.tape_passes)
+
+    @property
+    def reused_tokens(self) -> int:
+        """Prompt tokens that the model was not run on, since the prefix cache had their key/value rows."""
+        return self._loop.reused
+
+    @property
+    def counters(self) -> Counters:
+        """Counts of the device's work during decode steps, without prefills. Generators that run at the same time are
+        counted, too.
+
+        steps, submits, readbacks, readback_bytes, create_buffer, create_bind_group, write_buffer, and
+        python_crossings: how often JavaScript entered Python with results.
+        """
+        self._loop.counts.add(self._loop.decoder)
+        return self._loop.counts.totals()
+
+    @property
+    def speculation(self) -> SpeculationStats | None:
+        """The statistics of speculation; None if it is off."""
+        return self._loop.stats if isinstance(self._loop, SpeculatedLoop) else None
+
+    async def prepare_async(self) -> None:
+        """Do now what the first token would wait for besides its prompt: allocate the KV caches, record and check the
+        tape and, while there is no prompt yet, compile the kernels that long ones need. Optional; a generator that
+        reuses a closed one's KV cache has nothing to do here."""
+        async with self._turn:
+            self._loop.require_open()
+            await self._loop.surviving(self._prepared)
+
+    async def _prepared(self) -> None:
+        if self._loop.decoder is None:
+            decoder = await self._loop.ready_decoder()
+            if not self._loop.length:
+                await decoder.warm_up()
+
+    def prepare(self) -> None:
+        """`prepare_async`, blocking."""
+        self._wait(self.prepare_async(), "prepare", "await prepare_async()")
+
+    async def generate_next_token_async(self) -> int:
+        """Generate one token for each row and return the first row's id; `get_next_tokens` has all of them. Raises
+        PromptError without tokens, OptionError when done."""
+        loop = self._loop
+        loop.require_more()
+        loop.begin()
+        while not loop.ready:
+            async with self._turn:
+                if not loop.ready:
+                    loop.require_more()
+                    await loop.surviving(loop.advance)
+        self._last = loop.take()
+        return self._last[0]
+
+    def generate_next_token(self) -> None:
+        """Generate one token a row; read it with get_next_tokens. Raises AsyncRequiredError where it would have to
+        wait."""
+        if self._loop.ready and not self._loop.closed:
+            self._last = self._loop.take()
+            return
+        self._wait(self.generate_next_token_async(), "generate_next_token", "await generate_next_token_async()")
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        while not self.is_done():
+            yield await self.generate_next_token_async()
+
+    async def get_logits_async(self) -> memoryview[float]:
+        """The logits the next token will be picked from, float32 [vocab], of several rows [rows, vocab]; tokens
+        computed ahead are discarded."""
+        async with self._turn:
+            return await self._loop.surviving(self._loop.logits)
+
+    def get_logits(self) -> memoryview[float]:
+        """`get_logits_async`, blocking."""
+        return self._wait(self.get_logits_async(), "get_logits", "await get_logits_async()")
+
+    async def log_probabilities_async(self, count: int, also: Sequence[int] = ()) -> dict[int, float]:
+        """The `count` most probable next tokens, the most probable first, then those of `also` that are not among them,
+        each with the logarithm of its probability: a softmax of the logits as they are, before the search options.
+
+        Tokens computed ahead are discarded. Raises OptionError for several rows, a count or an id out of range.
+        """
+        vocab = self._model.config.vocab_size
+        integer("count", count, 1, vocab)
+        for token in also:
+            integer("also", token, 0, vocab - 1)
+        if len(self._loop.rows) > 1:
+            raise OptionError(f"this generator has {len(self._loop.rows)} rows; ask one of batch_size 1")
+        async with self._turn:
+            return await self._loop.surviving(partial(self._log_probabilities, count, also))
+
+    async def _log_probabilities(self, count: int, also: Sequence[int]) -> dict[int, float]:
+        loop = self._loop
+        await loop.settle()
+        [found] = await loop.open_decoder().shortlists(count, [0])
+        norm = found.best[0][0] + found.total
+        known = {token: logit - norm for logit, token in found.best}
+        rest = [token for token in also if token not in known]
+        if rest:
+            logits = await loop.open_decoder().logits(0)
+            known |= {token: logits[token] - norm for token in rest}
+        return known
+
+    async def set_logits_async(self, values: bytes | bytearray | memoryview | array[float]) -> None:
+        """Replace the logits the next token is picked from: float32 [vocab], of several rows [rows, vocab]. OptionError
+        for another size or type."""
+        view = memoryview(values)
+        needed = self._model.config.vocab_size * len(self._loop.rows)
+        if view.format != "f" or view.nbytes != 4 * needed:
+            raise OptionError(f"logits of format {view.format!r} and {view.nbytes} bytes; {needed} float32 are needed")
+        async with self._turn:
+            await self._loop.surviving(partial(self._loop.set_logits, view.cast("B").cast("f")))
+
+    def set_logits(self, values: bytes | bytearray | memoryview | array[float]) -> None:
+        """`set_logits_async`, blocking."""
+        self._wait(self.set_logits_async(values), "set_logits", "await set_logits_async(values)")
+
+    async def aside(self, action: Callable[[Decoder], Awaitable[T]]) -> T:
+        """Read the bursts under way, keep their tokens and lend the decoder to `action`, which leaves it as it was and
+        is not counted. OptionError unless a token was generated since the last change and more can be, and for several
+        rows."""
+        async with self._turn:
+            loop = self._loop
+            loop.require_open()
+            while loop.flight and not loop.stale:
+                await loop.read()
+            if loop.decoder is None or loop.run_ahead is None or loop.stale or loop.sample_first:
+                raise OptionError("no token was generated since the sequence was last changed; generate one first")
+            if len(loop.rows) > 1 or not isinstance(loop.decoder, SeparateRows):
+                raise OptionError(f"this generator has {len(loop.rows)} rows; measure one with batch_size 1")
+            [row] = loop.rows
+            if row.ended:
+                raise OptionError("generation has ended; rewind_to or append_tokens, and generate one token")
+            loop.counts.add(loop.decoder)
+            try:
+                return await action(loop.decoder.decoders[0])
+            finally:
+                loop.decoder.follow(0, [*row.tokens, *row.ready], row.unpicked)
+                loop.run_ahead.pause()
+                loop.timing.pause()
+                loop.counts.begin(loop.decoder)
+
+    async def aclose(self) -> None:
+        """Discard what was computed ahead and give the KV cache back. Closing twice is harmless."""
+        if self._loop.closed:
+            return
+        self._loop.closed = True
+        # Nobody else gives the decoder back if this wait is cancelled.
+        await asyncio.shield(asyncio.ensure_future(self._end()))
+
+    def close(self) -> None:
+        """`aclose`, blocking."""
+        if not self._loop.closed:
+            self._wait(self.aclose(), "close", "await aclose()")
+
+    def __enter__(self) -> Generator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Generator:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def _end(self) -> None:
+        async with self._turn:
+            await self._loop.end()
+
+    async def replace_scratch_async(self, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None) -> None:
+        """Have the kernels of its tapes work in these buffers from now on, or in buffers of their own for None. Names
+        are those that `query_memory_requirements` has in the pool `scratch`. Tokens stay what they are; buffers that
+        were given before are let go, and open generators may share some.
+
+        Raises BufferMismatchError for buffers that cannot be used, and where only onnxruntime allocates scratch;
+        OutOfMemoryError. The kernels work where they did then.
+        """
+        async with self._turn:
+            await self._loop.surviving(partial(self._loop.replace_scratch, scratch))
+
+    def replace_scratch(self, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None) -> None:
+        """`replace_scratch_async`, blocking."""
+        twin = "await replace_scratch_async(scratch)"
+        self._wait(self.replace_scratch_async(scratch), "replace_scratch", twin)
+
+    def _wait(self, awaitable: Coroutine[Any, Any, T], name: str, twin: str) -> T:
+        return wait_here(self._model.host, awaitable, name, twin)
+
+
+def loop_of(params: GeneratorParams) -> type[RowLoop]:
+    """The decode loop that these parameters need."""
+    alone = params.guidance is not None or bool(params.processors.given)
+    if params.speculation is not None and alone:
+        what = "a logits processor" if params.guidance is None else "a grammar"
+        fall_back("speculation", f"{what} looks at each token", "tokens are picked one a step, the same ones")
+    elif params.speculation is not None:
+        return SpeculatedLoop
+    if params.guidance:
+        return ConstrainedLoop
+    if params.search.num_beams > 1:
+        return BeamLoop
+    return ProcessedLoop if params.processors.given else RowLoop

@@ -1,0 +1,142 @@
+"""How a generator picks tokens and how far it runs ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import OptionError
+from ..guidance import Guidance
+from ..stages.search import MAX_ROWS, SearchOptions
+from ..tokenizer import Tokenizer
+from .processors import SHORTLIST, LogitsProcessor, Processors, ShortlistProcessor
+from .run_ahead import RunAhead
+from .speculation import Speculation
+
+if TYPE_CHECKING:
+    from ..model import Model
+
+__all__ = ["GeneratorParams"]
+
+RECOVERIES = 3
+"""A browser that loses more devices than this during one generation will lose the next one too."""
+
+
+class GeneratorParams:
+    """Search options for generators of a model, starting from its genai_config.json.
+
+    `run_ahead` fixes the decode steps of one submit (1 to 64); None adapts it. `tokenizer` is for `stop_strings`; by
+    default it is the model's.
+
+    `recoveries` is how often a generator may have its device lost and go on, on another one; 0 raises DeviceLostError.
+
+    One function of the caller's may edit logits before each pick, without run-ahead (docs/logits_processors.md):
+    `logits_processor(tokens, logits)` edits or replaces all logits; `shortlist_processor(tokens, best)` gets the
+    `shortlist` best ones and returns new logits of any tokens. Raises OptionError for a wrong combination.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        run_ahead: int | None = None,
+        tokenizer: Tokenizer | None = None,
+        logits_processor: LogitsProcessor | None = None,
+        shortlist_processor: ShortlistProcessor | None = None,
+        shortlist: int | None = None,
+        recoveries: int = RECOVERIES,
+    ) -> None:
+        self.search: SearchOptions = model.search
+        self._model, self._tokenizer = model, tokenizer
+        self._vocab = model.config.vocab_size
+        self.guidance: Guidance | None = None
+        if shortlist is not None and shortlist_processor is None:
+            raise OptionError(
+                f"shortlist is {shortlist} and there is no shortlist_processor; give one, or leave it out"
+            )
+        count = min(SHORTLIST, self._vocab) if shortlist is None else shortlist
+        self.processors = Processors(logits_processor, shortlist_processor, count)
+        self.processors.check(self._vocab, run_ahead, self.search.num_beams)
+        self.speculation: Speculation | None = None
+        self.run_ahead = run_ahead
+        if isinstance(recoveries, bool) or not isinstance(recoveries, int) or recoveries < 0:
+            raise OptionError(
+                f"recoveries is {recoveries!r}; it is how many losses of its device a generator survives: an integer "
+                "from 0, which raises DeviceLostError at the first"
+            )
+        self.recoveries = recoveries
+        RunAhead(run_ahead, 64)
+
+    @property
+    def rows(self) -> int:
+        """Sequences that are generated together: beams, or as many for each prompt as are returned. Raises OptionError
+        for options that do not go together."""
+        search = self.search
+        most = search.num_beams if search.num_beams > 1 or search.greedy else MAX_ROWS
+        if search.num_return_sequences > most:
+            raise OptionError(
+                f"num_return_sequences ({search.num_return_sequences}) must be in [1, {most}]: so many sequences are "
+                "found by num_beams beams; more than one without beams are drawn, with do_sample=True"
+            )
+        if search.num_beams > 1 and search.do_sample:
+            raise OptionError(
+                f"do_sample is True and num_beams is {search.num_beams}: beams are not drawn; set do_sample=False, or "
+                "num_beams=1"
+            )
+        self.processors.check(self._vocab, self.run_ahead, search.num_beams)
+        return search.batch_size * max(search.num_beams, search.num_return_sequences)
+
+    def stop_decoder(self) -> Callable[[Sequence[int]], str] | None:
+        """The function that makes text of ids for `stop_strings`; None without stop strings. Raises OptionError for a
+        string that cannot occur, and with beams.
+        """
+        if not self.search.stop_strings:
+            return None
+        if self.search.num_beams > 1:
+            raise OptionError(
+                f"stop_strings are given and num_beams is {self.search.num_beams}: beams have no text of their own; "
+                "leave one of them out"
+            )
+        tokenizer = Tokenizer(self._model) if self._tokenizer is None else self._tokenizer
+        for string in self.search.stop_strings:
+            ids = tokenizer.encode(string)
+            if ids and not tokenizer.decode(ids):
+                raise OptionError(
+                    f"stop_strings has {string!r}, which is the special tokens {ids}: they have no text; "
+                    "give their ids as stop_token_ids"
+                )
+        return tokenizer.decode
+
+    def length_limit(self, context_length: int) -> int:
+        """Tokens of the longest sequence. Raises OptionError for a max_length beyond the context."""
+        max_length = self.search.max_length or context_length
+        if max_length > context_length:
+            raise OptionError(
+                f"max_length ({max_length}) cannot be greater than model context_length ({context_length}); "
+                "lower max_length"
+            )
+        return max_length
+
+    def set_guidance(self, type: str, data: str, enable_ff_tokens: bool = False) -> None:
+        """Let outputs fit a grammar only: `type` is 'json_schema', 'regex', 'lark_grammar' or 'ebnf', `data` its text.
+        With `enable_ff_tokens` text that must come next is appended without a model step for each of its tokens.
+
+        Raises OptionError, also with a logits processor, GuidanceError with the place in the text; both strings empty
+        turn guidance off.
+        """
+        if self.processors.given and (type or data):
+            raise OptionError("guidance and a logits processor were both given; give one of them")
+        self.guidance = None if type == data == "" else Guidance(type, data, enable_ff_tokens)
+
+    def set_speculation(self, options: Speculation | None) -> None:
+        """Draft tokens and verify several in one step: the same tokens come, sooner where drafts are right. None turns
+        it off. Together with a grammar or a logits processor, which look at each token, it does nothing: a step down,
+        counted when a generator is made."""
+        self.speculation = options
+
+    def set_search_options(self, **options: object) -> None:
+        """Change options by their onnxruntime-genai names; OptionError for an unknown name or a bad value."""
+        search = self.search.replace(**options)
+        search.check_vocabulary(self._vocab)
+        search.tell_ignored()
+        self.search = search

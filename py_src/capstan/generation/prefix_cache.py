@@ -1,0 +1,236 @@
+"""Prompts that begin as a sequence that was run before take its key/value rows over, and run only what follows."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from weakref import WeakSet
+
+from ..device.cache_rows import CacheRows
+from ..device.row_decoder import RowDecoder
+from ..errors import CapstanError, OptionError, OutOfMemoryError
+from ..fallback import fall_back
+from .row import Row
+
+__all__ = ["PrefixCache", "PrefixStats", "checked_limit"]
+
+LEAST = 16
+"""The shortest prefix that is worth a copy: the model runs on fewer tokens as fast."""
+
+
+class LiveRows(Protocol):
+    """A generator's rows, as its loop has them."""
+
+    rows: list[Row]
+    decoder: RowDecoder | None
+    cache_key: Hashable
+    """Everything besides the tokens that changes the caches' contents."""
+
+
+@dataclass
+class Kept:
+    """A copy of the caches of a sequence that was closed."""
+
+    tokens: array[int]
+    key: Hashable
+    caches: CacheRows
+    bytes: int
+
+
+@dataclass(frozen=True)
+class PrefixStats:
+    """Statistics of a model's prefix cache since the model was loaded, and its present contents."""
+
+    reused: int
+    """Prompt tokens that were copied."""
+    run: int
+    """Prompt tokens that were run, of sequences that were looked up."""
+    hits: int
+    """Sequences that took something over."""
+    misses: int
+    """Sequences that found nothing."""
+    evicted: int
+    """Copies that were freed for others, or for lack of memory."""
+    kept: int
+    """Copies now."""
+    bytes: int
+    """Their size."""
+    limit: int
+    """The largest size that they may reach."""
+
+
+class PrefixCache:
+    """Key/value rows of a model's sequences by their tokens.
+
+    Open generators share the rows in their own caches. When one is closed, its rows are copied, as long as all copies
+    together have at most `limit` bytes; the least recently used are freed for new ones. With a limit of 0 nothing is
+    shared."""
+
+    def __init__(self, limit: int = 0) -> None:
+        self.limit = limit
+        self._live: WeakSet[LiveRows] = WeakSet()
+        self._kept: list[Kept] = []
+        """The copies, least recently used first."""
+        self._closed = False
+        self._reused = self._run = self._hits = self._misses = self._evicted = 0
+
+    def stats(self) -> PrefixStats:
+        """The counts of shared tokens, and the present contents."""
+        counts = (self._reused, self._run, self._hits, self._misses, self._evicted)
+        return PrefixStats(*counts, len(self._kept), self._bytes, self.limit)
+
+    def follow(self, loop: LiveRows) -> None:
+        """Share what a generator's caches hold from now on."""
+        if self.limit:
+            self._live.add(loop)
+
+    async def bring(self, loop: LiveRows, number: int) -> int:
+        """Have the start of a row's tokens in its caches, as far as another sequence has it. How many tokens the row
+        need not be run on, at least `valid` of it; all but the last one at most."""
+        decoder, row = loop.decoder, loop.rows[number]
+        if not self.limit or decoder is None or len(row.tokens) - 1 < row.valid + LEAST:
+            return row.valid
+        if decoder.caches(number) is None:
+            fall_back(
+                "a prefix cache",
+                "the model has states that each run overwrites, of which nothing is left of an earlier position",
+                "each prompt is run as a whole",
+            )
+            return row.valid
+        await decoder.rest(number)
+        found, caches, kept = self._longest(loop, number)
+        if caches is None or found < row.valid + LEAST:
+            self._misses += 1
+            self._run += len(row.tokens) - row.valid
+            return row.valid
+        decoder.adopt(number, caches, found)
+        if kept is not None:
+            self._kept.remove(kept)
+            self._kept.append(kept)
+        self._hits += 1
+        self._reused += found - row.valid
+        self._run += len(row.tokens) - found
+        return found
+
+    async def leave(self, loop: LiveRows, rows: Sequence[int]) -> None:
+        """A generator is closed: keep these of its rows."""
+        self._live.discard(loop)
+        await self.keep(loop, rows)
+
+    async def keep(self, loop: LiveRows, rows: Sequence[int]) -> None:
+        """Copy these rows, which are about to be given up. A copy that cannot be kept is counted as a step down."""
+        decoder = loop.decoder
+        if not self.limit or self._closed or decoder is None:
+            return
+        try:
+            for number in rows:
+                row = loop.rows[number]
+                caches = decoder.caches(number)
+                if caches is not None and row.valid > LEAST:
+                    await self._keep(row.tokens[: row.valid], loop.cache_key, caches)
+        except CapstanError as error:
+            fall_back("rows of a closed sequence in the prefix cache", str(error), "its tokens are run again")
+
+    def clear(self) -> bool:
+        """Free all copies; whether there were any."""
+        found = bool(self._kept)
+        while self._kept:
+            self._evict()
+        return found
+
+    def lost(self) -> None:
+        """The device is gone, with all that is on it."""
+        self._kept.clear()
+        self._live.clear()
+
+    def close(self) -> None:
+        """Free all copies; nothing is kept from now on."""
+        self._closed = True
+        self.clear()
+
+    @property
+    def _bytes(self) -> int:
+        return sum(kept.bytes for kept in self._kept)
+
+    def _sources(self, loop: LiveRows, number: int) -> Iterator[tuple[array[int], CacheRows, Kept | None]]:
+        """The sequences whose rows may be taken over, with the tokens that they are known to hold."""
+        for kept in self._kept:
+            if kept.key == loop.cache_key:
+                yield kept.tokens, kept.caches, kept
+        for live in self._live:
+            if live.decoder is None or live.cache_key != loop.cache_key:
+                continue
+            for other, row in enumerate(live.rows):
+                caches = live.decoder.caches(other) if (live, other) != (loop, number) and row.valid else None
+                if caches is not None:
+                    yield array("q", row.tokens[: row.valid]), caches, None
+
+    def _longest(self, loop: LiveRows, number: int) -> tuple[int, CacheRows | None, Kept | None]:
+        """The longest cached start of a row's tokens, and its place. The last token is run in any case, for the logits
+        after it."""
+        wanted = array("q", loop.rows[number].tokens[:-1])
+        best: tuple[int, CacheRows | None, Kept | None] = (0, None, None)
+        for tokens, caches, kept in self._sources(loop, number):
+            length = common(wanted, tokens)
+            if length > best[0]:
+                best = length, caches, kept
+        return best
+
+    async def _keep(self, tokens: Sequence[int], key: Hashable, caches: CacheRows) -> None:
+        """Copy a sequence's rows. If one copy is the start of another, only the longer one stays."""
+        size = caches.size(len(tokens))
+        if size > self.limit:
+            return
+        asked = array("q", tokens)
+        of_key = [kept for kept in self._kept if kept.key == key]
+        if any(common(asked, kept.tokens) == len(asked) for kept in of_key):
+            return
+        for kept in of_key:
+            if common(asked, kept.tokens) == len(kept.tokens):
+                self._free(kept)
+        while self._bytes + size > self.limit:
+            self._evict()
+        while True:
+            try:
+                made = await caches.kept(len(tokens))
+                break
+            except OutOfMemoryError:
+                if not self._kept:
+                    raise
+                self._evict()
+        if self._closed:
+            made.free()
+        else:
+            self._kept.append(Kept(asked, key, made, size))
+
+    def _evict(self) -> None:
+        self._evicted += 1
+        self._free(self._kept[0])
+
+    def _free(self, kept: Kept) -> None:
+        self._kept.remove(kept)
+        kept.caches.free()
+
+
+def common(one: array[int], other: array[int]) -> int:
+    """How many tokens two sequences begin with alike."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def checked_limit(limit: object) -> int:
+    """A number of bytes. OptionError for anything else."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+        raise OptionError(
+            f"prefix_cache is {limit!r}; it is the most bytes of device memory that rows of closed generators may "
+            "take, an integer from 0 (off)"
+        )
+    return limit

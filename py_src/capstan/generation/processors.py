@@ -1,0 +1,86 @@
+"""Logits processors: functions of the caller's that edit logits before a pick, and what they may return."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import OptionError
+from ..stages import integer
+
+__all__ = ["SHORTLIST", "LogitsProcessor", "Processors", "ShortlistProcessor", "checked_edits", "checked_logits"]
+
+LogitsProcessor = Callable[[list[int], "memoryview[float]"], Any]
+"""Gets a row's sequence and its logits, float32 [vocab], writable. Returns None, having edited them, or others."""
+ShortlistProcessor = Callable[[list[int], list[tuple[int, float]]], "Mapping[int, float] | None"]
+"""Gets a row's sequence and its best tokens with their logits, largest first. Returns the new logits of any tokens."""
+
+SHORTLIST = 64
+"""Tokens of a shortlist, unless it is given."""
+
+
+@dataclass(frozen=True)
+class Processors:
+    """The processor that edits logits before the stages do; at most one of the two kinds."""
+
+    logits: LogitsProcessor | None = None
+    shortlist: ShortlistProcessor | None = None
+    count: int = SHORTLIST
+    """Tokens of the shortlist."""
+
+    def check(self, vocab: int, run_ahead: int | None, num_beams: int) -> None:
+        """Raise OptionError for a wrong combination, or a value out of range."""
+        if self.logits is not None and self.shortlist is not None:
+            raise OptionError("logits_processor and shortlist_processor were both given; give one of them")
+        integer("shortlist", self.count, 1, vocab)
+        if self.logits is None and self.shortlist is None:
+            return
+        for name, given in {"logits_processor": self.logits, "shortlist_processor": self.shortlist}.items():
+            if given is not None and not callable(given):
+                raise OptionError(f"{name} is {given!r}; it must be a function")
+        if run_ahead not in (None, 1):
+            raise OptionError(
+                f"run_ahead is {run_ahead} and a processor was given, which is asked before each pick; "
+                "leave run_ahead out, or give 1"
+            )
+        if num_beams > 1:
+            raise OptionError(
+                f"num_beams is {num_beams} and a processor was given: it edits what one token is picked from; "
+                "leave one of them out"
+            )
+
+    @property
+    def given(self) -> bool:
+        """Whether there is one."""
+        return self.logits is not None or self.shortlist is not None
+
+
+def checked_edits(edits: Any, vocab: int) -> dict[int, float]:
+    """A mapping of ids to numbers; OptionError for what is none."""
+    if not isinstance(edits, Mapping):
+        raise OptionError(
+            f"the shortlist_processor returned {edits!r}; it must return a mapping of ids to logits, or None"
+        )
+    checked = {}
+    for token, logit in edits.items():
+        token = integer("a token of the shortlist_processor's", token, 0, vocab - 1, floats=False)
+        if isinstance(logit, bool) or not isinstance(logit, (int, float)) or logit != logit:
+            raise OptionError(f"the shortlist_processor gave token {token} the logit {logit!r}; it must be a number")
+        checked[token] = float(logit)
+    return checked
+
+
+def checked_logits(logits: Any, vocab: int) -> memoryview[float]:
+    """A buffer of float32 [vocab], or a sequence of as many numbers; OptionError for what is neither."""
+    try:
+        view = memoryview(logits)
+    except TypeError:
+        view = memoryview(array("f", logits)) if isinstance(logits, Sequence) else memoryview(b"")
+    if view.format != "f" or view.nbytes != 4 * vocab:
+        raise OptionError(
+            f"the logits_processor returned {view.nbytes} bytes of format {view.format!r}; it must return {vocab} "
+            "float32, or None for those it was given"
+        )
+    return view.cast("B").cast("f")

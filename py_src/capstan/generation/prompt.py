@@ -1,0 +1,106 @@
+"""Tokens that are to be added to sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sized
+from dataclasses import dataclass
+from itertools import islice
+from operator import index
+from typing import Any
+
+from ..errors import PromptError
+
+__all__ = ["Prompt", "checked_prompts", "checked_tokens"]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Ids to add to a sequence, and the padding that was behind them."""
+
+    ids: list[int]
+    padding: tuple[int, ...] = ()
+
+
+def checked_prompts(
+    tokens: Any, batch_size: int, vocab_size: int, present: int, max_length: int, pad: int
+) -> list[Prompt]:
+    """One prompt a sequence, for `batch_size` sequences of `present` tokens.
+
+    `tokens` is a list of as many rows, an array [batch_size, tokens], or all rows in one list, one behind the other.
+    Rows are equally long: shorter prompts end in padding ids, which the model does not run. A single sequence has no
+    padding, and takes its tokens with or without the outer list.
+
+    Raises PromptError for rows of another number or of different lengths, for no tokens or a row of nothing but
+    padding, for text, for what is no id of the vocabulary, and for more than max_length allows.
+    """
+    if isinstance(tokens, str):
+        raise PromptError("tokens is text; append its ids, tokenizer.encode(text)")
+    source = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+    room = max_length - present
+    values = list(islice(source, batch_size * max(room, 1) + 1))
+    nested = bool(values) and all(isinstance(value, Iterable) and not isinstance(value, str) for value in values)
+    rows = [values]
+    if nested:
+        given = [value.tolist() if hasattr(value, "tolist") else value for value in values]
+        rows = [list(islice(row, max(room, 1) + 1)) for row in given]
+        for row, taken in zip(given, rows, strict=True):
+            if len(taken) > room:
+                raise _too_many(row, 1, present, max_length)
+    if not nested and len(values) > batch_size * room:
+        raise _too_many(source, batch_size, present, max_length)
+    if not nested and batch_size > 1:
+        length, rest = divmod(len(values), batch_size)
+        if rest:
+            raise PromptError(
+                f"{len(values)} tokens in one list cannot be {batch_size} rows of equal length; give a list for each "
+                "row, all equally long"
+            )
+        rows = [values[row * length : (row + 1) * length] for row in range(batch_size)]
+    if len(rows) != batch_size:
+        raise PromptError(
+            f"{len(rows)} rows of tokens were given, batch_size is {batch_size}; give one for each sequence"
+        )
+    lengths = sorted({len(row) for row in rows})
+    if len(lengths) > 1:
+        raise PromptError(
+            f"rows have from {lengths[0]} to {lengths[-1]} tokens; pad them at the end to the same length with "
+            f"pad_token_id ({pad}), as tokenizer.encode_batch(texts, {pad}) does"
+        )
+    checked = [checked_tokens(row, vocab_size, present, max_length) for row in rows]
+    return [Prompt(ids) for ids in checked] if batch_size == 1 else [_parted(ids, pad) for ids in checked]
+
+
+def _parted(ids: list[int], pad: int) -> Prompt:
+    end = next((place + 1 for place in reversed(range(len(ids))) if ids[place] != pad), 0)
+    if not end:
+        raise PromptError(f"a row has nothing but padding ({pad}); each row needs a token")
+    return Prompt(ids[:end], tuple(ids[end:]))
+
+
+def checked_tokens(tokens: Iterable[int], vocab_size: int, present: int, max_length: int) -> list[int]:
+    """Ids to add to a sequence of `present` tokens.
+
+    Raises PromptError for no tokens, what is no id of the vocabulary, or more than max_length allows.
+    """
+    ids: list[int] = []
+    for place, token in enumerate(tokens):
+        if present + len(ids) == max_length:
+            raise _too_many(tokens, 1, present, max_length)
+        try:
+            ids.append(index(token))
+        except TypeError:
+            raise PromptError(f"token {place} is {token!r}; ids are integers from 0 to {vocab_size - 1}") from None
+    if not ids:
+        raise PromptError("no tokens were given; append at least one")
+    for place, token in enumerate(ids):
+        if not 0 <= token < vocab_size:
+            raise PromptError(f"token {place} is {token}; ids go from 0 to {vocab_size - 1}")
+    return ids
+
+
+def _too_many(tokens: Iterable[Any], batch_size: int, present: int, max_length: int) -> PromptError:
+    """The error for a prompt that is too long, found without a pass over all tokens, whose number is unlimited."""
+    total = present + len(tokens) // batch_size if isinstance(tokens, Sized) else f"more than {max_length}"
+    return PromptError(
+        f"the sequence would have {total} tokens, max_length is {max_length}; shorten the prompt or raise max_length"
+    )

@@ -1,0 +1,48 @@
+"""Recovers facts about a sequence that generators do not keep, by running it once more beside them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..device.carried_tensor import CarriedTensor
+
+if TYPE_CHECKING:
+    from ..model import Model
+
+__all__ = ["Replay"]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Runs sequences of up to `max_length` tokens over a KV cache of their own, which is given back afterwards. Raises
+    OutOfMemoryError where there is no memory for it."""
+
+    model: Model
+    max_length: int
+
+    async def logits(self, tokens: Sequence[int], first: int) -> array[float]:
+        """The logits at each position from `first` on, float32 [positions, vocab]: a run of the model for each."""
+        found = array("f")
+        decoder = await self.model.decoder(self.max_length)
+        try:
+            if first:
+                await decoder.prefill(tokens[:first], 0)
+            for position in range(first, len(tokens)):
+                await decoder.prefill(tokens[position : position + 1], position)
+                found.extend(await decoder.logits())
+        finally:
+            await decoder.close()
+        return found
+
+    async def carried(self, tokens: Sequence[int], name: str) -> CarriedTensor:
+        """A cache or state after the tokens. OptionError if the graph has none of that name."""
+        decoder = await self.model.decoder(self.max_length)
+        try:
+            if tokens:
+                await decoder.prefill(tokens, 0)
+            return await decoder.carried(name)
+        finally:
+            await decoder.close()

@@ -1,0 +1,436 @@
+"""The decode loop over rows: prefill, bursts of decode steps that run ahead of the reader, what is discarded."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from ..adapters import ActiveAdapters, Adapters
+from ..device.row_decoder import RowBurst, RowDecoder
+from ..errors import ClosedError, DeviceLostError, OptionError, PromptError
+from ..memory import DeviceBuffer, DeviceSpan, Pools
+from ..spans import span
+from .flight import Flight
+from .generator_params import GeneratorParams
+from .prompt import Prompt
+from .row import Row
+from .run_ahead import RunAhead
+from .step_counts import StepCounts
+from .stream import StoppingStream
+from .timing import Timing
+
+if TYPE_CHECKING:
+    from ..model import Model
+
+__all__ = ["RowLoop"]
+
+T = TypeVar("T")
+
+
+class RowLoop:
+    """Rows that advance together, a token each. Whoever calls what waits has the generator's turn: what used the
+    decoder at the same time would meet in its buffers."""
+
+    def __init__(self, model: Model, params: GeneratorParams, pools: Pools | None) -> None:
+        self.options = params.search
+        self.max_length = params.length_limit(model.config.context_length)
+        self.rows = [Row() for _ in range(params.rows)]
+        self.flight = Flight()
+        self.timing = Timing()
+        self.counts = StepCounts()
+        self.decoder: RowDecoder | None = None
+        self.run_ahead: RunAhead | None = None
+        self.stale = True
+        """The model has to run on the tokens from `valid` on before the next pick."""
+        self.sample_first = False
+        self.late = False
+        """max_time is over."""
+        self.closed = False
+        self.cache_key: Hashable = None
+        """The part of the caches' key besides the tokens: generators with different keys share no prefix."""
+        self.reused = 0
+        """Prompt tokens whose caches were taken over from other sequences."""
+        self.adapters = ActiveAdapters()
+        self._recoveries = params.recoveries
+        """Losses of the device that may still come."""
+        self._opening = 0
+        """The model's number of recoveries when the decoder was made."""
+        self._repeats = False
+        """Replays the same token runs, prompts as prompts and picks as steps."""
+        self._given: tuple[list[int], memoryview[float]] | None = None
+        """The length of each row, and the logits behind them that the caller gave."""
+        self._model = model
+        self._pools = pools
+        self._fixed_run_ahead = params.run_ahead
+        self._copies = len(self.rows) // self.options.batch_size
+        """Rows of one prompt."""
+        self._ends = frozenset(self.options.end_token_ids)
+        decode = params.stop_decoder()
+        if decode is not None:
+            for row in self.rows:
+                row.text = partial(StoppingStream, decode, self.options.stop_strings)
+        self._begun: float | None = None
+        """When a token was first asked for since the sequences were last changed from outside."""
+
+    @property
+    def length(self) -> int:
+        """The length of each row's sequence, padding included."""
+        return len(self.rows[0])
+
+    @property
+    def finish_reason(self) -> str | None:
+        """'eos', 'stop' (stop_token_ids or stop_strings ended all), 'time' (max_time), 'length', or None while more
+        tokens can be generated."""
+        if all(row.over for row in self.rows):
+            return "eos" if any(row.end in self.options.eos_token_ids for row in self.rows) else "stop"
+        if self.late:
+            return "time"
+        return "length" if self.length >= self.max_length else None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next token of every row is at hand."""
+        return all(row.ready or row.over for row in self.rows) and any(row.ready for row in self.rows)
+
+    @property
+    def sequences(self) -> int:
+        """The number of sequences that the caller can read."""
+        return len(self.rows)
+
+    def sequence(self, index: int) -> list[int]:
+        """All ids of a row."""
+        return self.rows[index].sequence
+
+    def append(self, prompts: Sequence[Prompt]) -> None:
+        """Add tokens to the rows of each prompt."""
+        for number, row in enumerate(self.rows):
+            prompt = prompts[number // self._copies]
+            row.append(prompt.ids, prompt.padding)
+        self._change()
+
+    def rewind(self, length: int) -> None:
+        """Cut every sequence; several rows to nothing."""
+        for row in self.rows:
+            row.cut(length)
+        self.adapters.cut(length)
+        self._change()
+
+    def set_adapter(self, adapters: Adapters, name: str) -> None:
+        """Run the tokens that the model has not seen with a LoRA adapter. As in the native package, these include the
+        last token if it was picked, but no token that was appended before."""
+        before = [len(row.tokens) for row in self.rows]
+        if not self.stale and not self.sample_first:
+            before = [max(0, length - 1) for length in before]
+        self.adapters.add(adapters, name, before)
+        self._given = None
+        # If adapters change within a sequence, no other sequence can share its caches.
+        self.cache_key = object() if any(before) else self.adapters.layers
+        if not self.stale and not self.sample_first:
+            for row in self.rows:
+                row.lost_logits()
+            self.discard_ahead()
+        self.stale = True
+
+    def take(self) -> list[int]:
+        """The next token of every row; padding of those that are over."""
+        tokens = [row.take(self.options.pad_token_id) for row in self.rows]
+        if not all(row.over for row in self.rows):
+            length = max(map(len, self.rows))
+            for row, token in zip(self.rows, tokens, strict=True):
+                if len(row) < length:
+                    row.tail.append(token)
+        self._tell()
+        return tokens
+
+    def begin(self) -> None:
+        """Note the time at which a token is requested."""
+        if self.timing.started is None or self._begun is None:
+            now = self._model.host.now()
+            self.timing.started = now if self.timing.started is None else self.timing.started
+            self._begun = now if self._begun is None else self._begun
+
+    def _tell(self) -> None:
+        """Tokens are handed out."""
+        now = self._model.host.now()
+        self.timing.token(now)
+        limit = self.options.max_time
+        self.late = limit is not None and self._begun is not None and now - self._begun > 1000 * limit
+
+    def _change(self) -> None:
+        """The sequences are others."""
+        self._begun, self.late, self._given = None, False, None
+        self.discard_ahead()
+
+    def discard_ahead(self) -> None:
+        """Discard the tokens that were computed past the end of the sequences, and the logits."""
+        self.stale = True
+        for row in self.rows:
+            row.discard_ahead()
+        self.sample_first = False
+
+    async def ready_decoder(self) -> RowDecoder:
+        """The decoder, made when it is first needed."""
+        if self.decoder is None:
+            self._opening = self._model.recoveries
+            choice = self.adapters.pending[0] if self.adapters.at_start else None
+            lora = await self.adapters.weights(choice) if choice else None
+            self._use(await self._model.row_decoder(len(self.rows), self.max_length, self._pools, lora))
+            if choice:
+                self.adapters.chosen(choice)
+        return self.open_decoder()
+
+    async def replace_scratch(self, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None) -> None:
+        """Have tapes work in these buffers from now on; what was submitted has its own still."""
+        self.require_open()
+        if self.decoder is not None:
+            await self._model.replace_scratch(self.decoder, scratch)
+        pools = replace(self._pools or Pools(), scratch=scratch)
+        self._pools = None if pools == Pools() else pools
+
+    def _use(self, decoder: RowDecoder) -> None:
+        """Go on with this decoder."""
+        self.decoder = decoder
+        for number in range(len(self.rows)):
+            decoder.set_search(number, self.options)
+        self.run_ahead = RunAhead(self._fixed_run_ahead, decoder.max_burst, decoder.usual_burst)
+
+    async def surviving(self, action: Callable[[], Awaitable[T]]) -> T:
+        """The result of `action`. If the device is lost meanwhile, the model is opened on another one, within
+        `recoveries`, and the action done again: what was computed is computed anew from the sequences."""
+        while True:
+            await self._leave_lost()
+            opening = self._model.recoveries
+            try:
+                return await action()
+            except (ClosedError, DeviceLostError) as error:
+                if self.closed:
+                    raise
+                if opening != self._model.recoveries:
+                    # Another generator has opened the model anew.
+                    continue
+                lost = isinstance(error, DeviceLostError)
+                # The caller's objects on the device were lost with it.
+                theirs = self._pools is not None or self.adapters.layers or self.adapters.pending
+                if not lost or not self._recoveries or theirs:
+                    raise
+                self._recoveries -= 1
+                await self._model.recover(opening, error)
+
+    async def _leave_lost(self) -> None:
+        """Let go of a decoder on a device that is no more."""
+        if self.decoder is None or self._opening == self._model.recoveries:
+            return
+        await self.flight.drain()
+        self.counts.add(self.decoder)
+        self.decoder = self.run_ahead = None
+        for row in self.rows:
+            row.unsettle(0)
+        self.discard_ahead()
+        # Steps of several rows are of all of them.
+        self._repeats = len(self.rows) == 1
+
+    async def advance(self) -> None:
+        """Do what brings the next token nearer: prefill, submit, or wait for a burst."""
+        if self.stale:
+            await self.prefill()
+            if self.stale:
+                return
+        decoder = self.open_decoder()
+        assert self.run_ahead is not None
+        if self.sample_first:
+            self._submit(1)
+            # Work queued right behind the first pick delays the moment at which a browser reports the pick's end: 7 ms
+            # on an H200 for sixteen steps. So the device says how many it takes there.
+            self._submit(self.run_ahead.behind_first(decoder.behind_first))
+        else:
+            while len(self.flight) < decoder.max_in_flight:
+                if not self._submit(self.run_ahead.next()):
+                    break
+        await self.read()
+
+    async def read(self) -> None:
+        """Wait for the oldest burst under way and take its ids."""
+        burst = self.flight.oldest()
+        self.timing.wait(self._model.host.now())
+        try:
+            found = await burst
+        except BaseException:
+            # The GPU has gone on, but the ids are lost to a cancelled wait or a fault: the next token is computed anew.
+            for row in self.rows:
+                row.lost_logits()
+            self.discard_ahead()
+            raise
+        if not self.stale:
+            self.receive(found)
+
+    def receive(self, burst: RowBurst) -> None:
+        """Take in what a burst brought."""
+        assert self.run_ahead is not None
+        self.counts.cross(burst.crossings)
+        self.run_ahead.observe(burst)
+        self.timing.receive(burst)
+        for row, ids in zip(self.rows, burst.rows, strict=True):
+            row.receive(ids, self._ends)
+
+    async def prefill(self) -> None:
+        """Run the model on the tokens it has not seen."""
+        await self.flight.drain()
+        self.counts.add(self.decoder)
+        decoder = await self.ready_decoder()
+        self.require_open()
+        assert self.run_ahead is not None
+        self.stale = False
+        try:
+            while True:
+                for number, row in enumerate(self.rows):
+                    if not row.over and not await self._prefill_row(decoder, number):
+                        # The sequence was changed meanwhile.
+                        return
+                if not self.adapters.pending:
+                    break
+                choice = self.adapters.pending[0]
+                self._use(await self._model.switched(decoder, await self.adapters.weights(choice)))
+                self.adapters.chosen(choice)
+                decoder = self.open_decoder()
+                self.require_open()
+            for number, row in enumerate(self.rows):
+                if not row.over:
+                    decoder.follow(number, row.sequence, row.unpicked, len(row.padding))
+            self._put_given(decoder)
+        except BaseException:
+            self.stale = True
+            raise
+        self.sample_first = True
+        self._repeats = False
+        self.run_ahead.pause()
+        self.timing.pause()
+        self.counts.begin(decoder)
+
+    async def _prefill_row(self, decoder: RowDecoder, number: int) -> bool:
+        """Whether the row is still the same afterwards."""
+        row, first = self.rows[number], number - number % self._copies
+        if self.options.min_length and row.padding:
+            # Padding counts as in onnxruntime-genai, but the device does not see it.
+            least = max(0, self.options.min_length - len(row.padding))
+            decoder.set_search(number, self.options.replace(min_length=least))
+        if number != first and not row.valid and row.tokens == self.rows[first].tokens:
+            decoder.copy(first, number)
+            row.valid = self.rows[first].valid
+            return True
+        end = self.adapters.first(number, len(row.tokens))
+        self._model.prefixes.follow(self)
+        row.valid = decoder.reachable(number, row.valid)
+        found = await self._model.prefixes.bring(self, number)
+        self.require_open()
+        if self.stale:
+            return False
+        self.reused += found - row.valid
+        row.valid = found
+        while row.valid < end:
+            stop = row.next_run() if self._repeats else end
+            part = row.tokens[row.valid : stop][: self.options.chunk_size]
+            picked = self._repeats and not row.is_appended(row.valid, len(part))
+            with span("run tokens", tokens=len(part)):
+                await (decoder.step(part) if picked else decoder.prefill(number, part, row.valid))
+            self.require_open()
+            if self.stale:
+                return False
+            if picked:
+                row.valid += 1
+            else:
+                row.ran(row.valid + len(part), self._repeats)
+        return True
+
+    async def settle(self) -> None:
+        """Have logits for the end of the sequences and nothing computed ahead of it."""
+        self.require_tokens()
+        if not self.stale and not self.sample_first:
+            for row in self.rows:
+                row.lost_logits()
+            self.discard_ahead()
+        while self.stale:
+            self.require_tokens()
+            await self.prefill()
+
+    async def logits(self) -> memoryview[float]:
+        """The logits the next tokens will be picked from: float32 [vocab], or [rows, vocab] of several rows."""
+        await self.settle()
+        decoder = self.open_decoder()
+        if len(self.rows) == 1:
+            return await decoder.logits(0)
+        found = array("f")
+        for number in range(len(self.rows)):
+            found.frombytes((await decoder.logits(number)).cast("B"))
+        return memoryview(found).cast("B").cast("f", (len(self.rows), self._model.config.vocab_size))
+
+    async def set_logits(self, values: memoryview[float]) -> None:
+        """Replace them: float32 [rows * vocab]."""
+        await self.settle()
+        kept = memoryview(values.tobytes()).cast("f")
+        self._given = [len(row) for row in self.rows], kept
+        self._put_given(self.open_decoder())
+
+    def _put_given(self, decoder: RowDecoder) -> None:
+        """Have the next tokens picked from the logits that were given for them, if there are any."""
+        if self._given is None:
+            return
+        lengths, values = self._given
+        if lengths != [len(row) for row in self.rows]:
+            # They served.
+            self._given = None
+            return
+        vocab = self._model.config.vocab_size
+        for number in range(len(self.rows)):
+            decoder.set_logits(number, values[number * vocab : (number + 1) * vocab])
+
+    async def end(self) -> None:
+        """Let what is under way finish and give the decoder back."""
+        await self.flight.drain()
+        self.counts.add(self.decoder)
+        # A decoder on a device that was lost went with it.
+        there = self._opening == self._model.recoveries
+        if there and self.decoder is not None and self.run_ahead is not None:
+            await self._model.prefixes.leave(self, range(0, len(self.rows), self._copies))
+            self.decoder.usual_burst = self.run_ahead.usual
+            await self.decoder.close()
+        self.adapters.release()
+
+    def open_decoder(self) -> RowDecoder:
+        if self.decoder is None:
+            raise PromptError("nothing was computed yet; append_tokens and generate first")
+        return self.decoder
+
+    def require_open(self) -> None:
+        if self.closed:
+            raise ClosedError("this generator was closed; make a new one")
+
+    def _require_logits(self) -> None:
+        """Raise if the next token of a row could not be picked."""
+        for number, row in enumerate(self.rows):
+            row.require_logits(f"of row {number} " if len(self.rows) > 1 else "")
+
+    def require_tokens(self) -> None:
+        self.require_open()
+        if not self.length:
+            raise PromptError("the sequence is empty; append_tokens first")
+
+    def require_more(self) -> None:
+        """Raise unless there is a token to generate."""
+        self.require_tokens()
+        if self.finish_reason is not None:
+            raise OptionError(f"generation is done ({self.finish_reason}); append_tokens, rewind_to or a new generator")
+        self._require_logits()
+
+    def _submit(self, picks: int) -> bool:
+        """Queue a burst of so many picks, fewer at the end of the sequences; whether there was one."""
+        going = [number for number, row in enumerate(self.rows) if not row.ended]
+        ready = max((len(self.rows[number].ready) for number in going), default=0)
+        picks = min(picks, self.max_length - self.length - ready - self.flight.picks)
+        if picks <= 0 or not going:
+            return False
+        self.flight.add(picks, self.open_decoder().submit(picks, self.sample_first, going))
+        self.sample_first = False
+        return True

@@ -1,0 +1,387 @@
+"""Sequences that come and go over one decoder of several rows: each step advances all that are at work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Coroutine, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..device.row_decoder import RowBurst, RowDecoder
+from ..errors import CapstanError, ClosedError, OptionError, OutOfMemoryError, PromptError
+from ..host import wait_here
+from ..host.leaving import when_dropped
+from ..spans import span
+from .generator_params import GeneratorParams
+from .prompt import checked_prompts
+from .row import Row
+from .run_ahead import RunAhead
+
+if TYPE_CHECKING:
+    from ..model import Model
+
+__all__ = ["PooledSequence", "RowPool", "poolable"]
+
+SPARE = 4
+"""A decoder of so many times the rows that are needed, or more, is given up for a smaller one."""
+
+
+@dataclass(eq=False)
+class Member:
+    """A sequence of the pool."""
+
+    limit: int
+    """The greatest number of tokens."""
+    row: Row = field(default_factory=Row)
+    place: int | None = None
+    """Its row of the decoder."""
+    stale: bool = True
+    """The model has to run on its tokens before the next pick."""
+    parked: bool = True
+    """No more of its tokens are wanted for now."""
+    changes: int = 0
+    """How often the tokens computed ahead became void: ids of bursts from earlier ones are ignored."""
+    ahead: int = 0
+    """Picks that are under way."""
+    closed: bool = False
+    failed: OutOfMemoryError | None = None
+    """There was no memory for its row."""
+
+    @property
+    def room(self) -> int:
+        """The tokens that the sequence still has room for, minus those under way."""
+        return self.limit - len(self.row) - len(self.row.ready) - self.ahead
+
+    @property
+    def going(self) -> bool:
+        """Whether more picks are wanted."""
+        return not (self.parked or self.row.ended or self.row.barren) and self.room > 0
+
+    def void(self) -> None:
+        """Discard the tokens that were computed past its end, and the logits."""
+        self.row.discard_ahead()
+        self.stale, self.ahead, self.failed = True, 0, None
+        self.changes += 1
+
+
+class RowPool:
+    """Sequences of a model that pick by the same options, each up to `limit` tokens. They join and leave at any time:
+    one that joins has its prompt run while no step is under way, and is a row of the steps from then on. A row that was
+    left is free for the next sequence; rows are added by moving to a decoder of twice as many, caches and all.
+
+    Each sequence gets what it would get alone. Options are of one sequence without beams, processors, stop strings or
+    `max_time`; where tokens are drawn, seeds are not the caller's, and change when a sequence joins.
+    """
+
+    def __init__(self, model: Model, params: GeneratorParams) -> None:
+        self._model = model
+        self._options = params.search
+        self.limit = params.length_limit(model.config.context_length)
+        self.rows: list[Row] = []
+        """By the decoder's row."""
+        self.decoder: RowDecoder | None = None
+        self.cache_key: Hashable = None
+        self._members: list[Member] = []
+        self._flight: deque[tuple[list[tuple[Member, int]], int, Awaitable[RowBurst]]] = deque()
+        """Bursts under way: whose they are, with the changes they know of, and their picks."""
+        self._run_ahead: RunAhead | None = None
+        self._ends = frozenset(self._options.end_token_ids)
+        self._turn = asyncio.Lock()
+        """Serialises access: concurrent users would overwrite the decoder's buffers."""
+
+    def join(self) -> PooledSequence:
+        """A sequence without tokens. It takes a row when its first token is requested."""
+        member = Member(self.limit)
+        self._members.append(member)
+        return PooledSequence(self, self._model, member)
+
+    async def bring(self, wanted: Member) -> None:
+        """Make the next token of a sequence available. Raises the errors of RowLoop."""
+        async with self._turn:
+            wanted.parked = False
+            while not wanted.row.ready:
+                self._require_more(wanted)
+                await self._advance()
+
+    async def leave(self, member: Member) -> None:
+        """Free the sequence's row; with the last one the decoder is given back."""
+        async with self._turn:
+            if member.closed:
+                return
+            member.closed = True
+            member.void()
+            self._members.remove(member)
+            if member.place is not None:
+                await self._model.prefixes.keep(self, [member.place])
+                self.rows[member.place] = Row()
+            if not self._members:
+                await self._end()
+
+    def finish_reason(self, member: Member) -> str | None:
+        row = member.row
+        if row.over:
+            return "eos" if row.end in self._options.eos_token_ids else "stop"
+        return "length" if len(row) >= member.limit else None
+
+    @property
+    def pad_token_id(self) -> int:
+        return self._options.pad_token_id
+
+    def _require_more(self, member: Member) -> None:
+        row = member.row
+        if member.closed:
+            raise ClosedError("this sequence was closed; make another one")
+        if not len(row):
+            raise PromptError("the sequence is empty; append_tokens first")
+        reason = self.finish_reason(member)
+        if reason is not None:
+            raise OptionError(f"generation is done ({reason}); append_tokens, rewind_to or another sequence")
+        row.require_logits()
+        if member.failed is not None:
+            # It is tried again when a token is asked for again.
+            failed, member.failed, member.parked = member.failed, None, True
+            raise failed
+
+    async def _advance(self) -> None:
+        """Do what brings the next tokens nearer: run prompts, submit, or read a burst."""
+        await self._seat()
+        decoder, run_ahead = self.decoder, self._run_ahead
+        assert decoder is not None
+        assert run_ahead is not None
+        if any(member.stale and member.going and member.place is not None for member in self._members):
+            while self._flight:
+                await self._read()
+            await self._take_in(decoder)
+            self._submit(1, True)
+        else:
+            while len(self._flight) < decoder.max_in_flight and self._submit(run_ahead.next(), False):
+                pass
+        if self._flight:
+            await self._read()
+
+    async def _take_in(self, decoder: RowDecoder) -> None:
+        """Compute the logits for the next pick of every active sequence: by a step, or by its prompt if that is new."""
+        try:
+            going = [member.place for member in self._at_work() if not member.stale and member.place is not None]
+            if not self._options.greedy:
+                self._draw_anew(decoder)
+            if going:
+                await decoder.run_picked(going)
+            for member in self._at_work():
+                if member.stale and member.place is not None:
+                    await self._prefill(decoder, member, member.place)
+        except BaseException:
+            self._lose()
+            raise
+        assert self._run_ahead is not None
+        self._run_ahead.pause()
+
+    async def _prefill(self, decoder: RowDecoder, member: Member, place: int) -> None:
+        """Run the model on the new tokens of a sequence, which stays stale if it was changed meanwhile."""
+        row, changes, prefixes = member.row, member.changes, self._model.prefixes
+        row.valid = decoder.reachable(place, row.valid)
+        prefixes.follow(self)
+        found = await prefixes.bring(self, place)
+        row.valid = found
+        while row.valid < len(row.tokens):
+            part = row.tokens[row.valid :][: self._options.chunk_size]
+            with span("run tokens", tokens=len(part)):
+                await decoder.prefill(place, part, row.valid)
+            if member.changes != changes:
+                return
+            row.valid += len(part)
+        decoder.follow(place, row.sequence, row.unpicked)
+        member.stale = False
+
+    def _at_work(self) -> list[Member]:
+        return [member for member in self._members if member.going and member.place is not None]
+
+    def _submit(self, picks: int, sample_first: bool) -> bool:
+        """Queue a burst for the sequences at work that have no prompt to be run; whether there was one."""
+        members = [member for member in self._at_work() if not member.stale]
+        if not members or self.decoder is None:
+            return False
+        # A sequence with less room than the others ends the burst.
+        picks = min(picks, *(member.room for member in members))
+        rows = [member.place for member in members if member.place is not None]
+        burst = self.decoder.submit(picks, sample_first, rows)
+        for member in members:
+            member.ahead += picks
+        self._flight.append(([(member, member.changes) for member in members], picks, burst))
+        return True
+
+    async def _read(self) -> None:
+        """Wait for the oldest burst and hand its ids out. An error of a burst whose ids are all void is ignored: the
+        next use of the device reports it."""
+        members, picks, burst = self._flight.popleft()
+        try:
+            found = await burst
+        except BaseException as error:
+            if isinstance(error, CapstanError) and all(member.changes != changes for member, changes in members):
+                return
+            self._lose()
+            raise
+        assert self._run_ahead is not None
+        self._run_ahead.observe(found)
+        for member, changes in members:
+            if member.changes == changes and member.place is not None:
+                member.ahead -= picks
+                member.row.receive(found.rows[member.place], self._ends)
+
+    def _lose(self) -> None:
+        """The ids of a burst, or logits, are lost: the next tokens are computed anew."""
+        for member in self._members:
+            member.row.lost_logits()
+            member.void()
+
+    def _draw_anew(self, decoder: RowDecoder) -> None:
+        """Draw by another seed: a row's draws depend on the seed, its length and its number, and another sequence may
+        have had those."""
+        self._options = self._options.replace(random_seed=-1)
+        for place in range(decoder.rows):
+            decoder.set_search(place, self._options)
+        for member in self._at_work():
+            if member.place is not None and not member.stale:
+                decoder.follow(member.place, [*member.row.sequence, *member.row.ready], member.row.unpicked)
+
+    async def _seat(self) -> None:
+        """Give each sequence with tokens a row, by another decoder if this one has too few or far too many."""
+        wanted = [member for member in self._members if len(member.row) and (member.place is not None or member.going)]
+        rows = 1 << max(0, len(wanted) - 1).bit_length()
+        if self.decoder is None or self.decoder.rows < len(wanted) or self.decoder.rows >= SPARE * rows:
+            try:
+                await self._move(rows)
+            except OutOfMemoryError as error:
+                if self.decoder is None:
+                    raise
+                # Sequences with a row continue.
+                for member in wanted[self.decoder.rows :]:
+                    member.failed = error
+        taken = {member.place for member in self._members}
+        free = [place for place in range(len(self.rows)) if place not in taken]
+        for member in wanted:
+            if member.place is None and free:
+                member.place = free.pop(0)
+                self.rows[member.place] = member.row
+
+    async def _move(self, rows: int) -> None:
+        """Go on over a decoder of so many rows."""
+        while self._flight:
+            await self._read()
+        old, new = self.decoder, await self._model.row_decoder(rows, self.limit)
+        seated = [member for member in self._members if member.place is not None]
+        try:
+            for place in range(rows):
+                new.set_search(place, self._options)
+                await new.rest(place)
+        except BaseException:
+            await new.close()
+            raise
+        for place, member in enumerate(seated):
+            assert old is not None
+            assert member.place is not None
+            caches = old.caches(member.place)
+            member.row.lost_logits()
+            member.void()
+            # There are none if the model has states, which are those of one position: `reachable` has the tokens run
+            # again.
+            if caches is not None:
+                new.adopt(place, caches, member.row.valid)
+            member.place = place
+        self.decoder = new
+        self.rows = [member.row for member in seated] + [Row() for _ in range(rows - len(seated))]
+        self._run_ahead = RunAhead(None, new.max_burst, new.usual_burst)
+        if old is not None:
+            await old.close()
+
+    async def _end(self) -> None:
+        while self._flight:
+            await self._read()
+        decoder, self.decoder = self.decoder, None
+        self.rows = []
+        if decoder is not None:
+            await decoder.close()
+
+
+class PooledSequence:
+    """A sequence of a pool, with as much of a Generator as an engine's request uses."""
+
+    def __init__(self, pool: RowPool, model: Model, member: Member) -> None:
+        self._pool, self._model, self._member = pool, model, member
+        self._last: list[int] = []
+
+        def free() -> Coroutine[Any, Any, None] | None:
+            # No one waits for it: whoever moves the pool has its turn, and would wait for this.
+            return None if member.closed else pool.leave(member)
+
+        when_dropped(self, model.host, free)
+
+    def append_tokens(self, tokens: Iterable[Any]) -> None:
+        """Add tokens. Raises PromptError as Generator.append_tokens."""
+        member, row = self._member, self._member.row
+        if member.closed:
+            raise ClosedError("this sequence was closed; make another one")
+        prompts = checked_prompts(
+            tokens, 1, self._model.config.vocab_size, len(row), member.limit, self._pool.pad_token_id
+        )
+        row.append(prompts[0].ids)
+        member.void()
+        member.parked = False
+
+    def rewind_to(self, new_length: int) -> None:
+        """Cut the sequence to its first tokens. Raises OptionError outside 0 to the present length."""
+        row = self._member.row
+        if not 0 <= new_length <= len(row):
+            raise OptionError(f"rewind_to({new_length}): the sequence has {len(row)} tokens")
+        row.cut(new_length)
+        self._member.void()
+
+    def park(self) -> None:
+        """Nothing more is wanted until tokens are appended; what was computed ahead is void."""
+        self._member.void()
+        self._member.parked = True
+
+    def get_sequence(self, index: int = 0) -> list[int]:
+        """All its token ids; `index` is 0."""
+        if index:
+            raise OptionError(f"sequence {index} was asked for; there is one")
+        return self._member.row.sequence
+
+    def token_count(self) -> int:
+        return len(self._member.row)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """'eos', 'stop', 'length', or None while more tokens can be generated."""
+        return self._pool.finish_reason(self._member)
+
+    def generate_next_token(self) -> None:
+        """Generate a token; read it with get_next_tokens. Raises AsyncRequiredError where it would have to wait."""
+        member = self._member
+        if not member.row.ready:
+            bringing = self._pool.bring(member)
+            wait_here(self._model.host, bringing, "generate_next_token", "a Generator and generate_next_token_async()")
+        self._last = [member.row.take(self._pool.pad_token_id)]
+
+    def get_next_tokens(self) -> list[int]:
+        """The token of the last generate_next_token."""
+        return list(self._last)
+
+    def close(self) -> None:
+        """Leave the pool. Closing twice is harmless."""
+        wait_here(self._model.host, self._pool.leave(self._member), "close", "a Generator and aclose()")
+
+
+def poolable(params: GeneratorParams) -> bool:
+    """Whether a sequence of these options may be one of a pool: the same tokens come, or tokens drawn by no seed of the
+    caller's."""
+    search = params.search
+    alone = (
+        search.stop_strings
+        or search.max_time is not None
+        or params.guidance
+        or params.processors.given
+        or params.speculation
+    )
+    return params.rows == 1 and not alone and (search.greedy or search.random_seed < 0)

@@ -1,0 +1,178 @@
+"""The decode loop that drafts tokens and verifies them in one step, where that is faster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..device.row_decoder import RowBurst, RowDecoder
+from ..device.separate_rows import SeparateRows
+from ..fallback import fall_back
+from ..memory import Pools
+from .generator_params import GeneratorParams
+from .row_loop import RowLoop
+from .run_ahead import RunAhead
+from .speculation import NgramIndex, SpeculationStats, Worth
+
+if TYPE_CHECKING:
+    from ..model import Model
+
+__all__ = ["SpeculatedLoop"]
+
+
+class SpeculatedLoop(RowLoop):
+    """One sequence. A drafted step runs the model over the last token and the drafts behind it, and picks at each
+    position in turn, as steps of one token would, up to the first pick that is not the draft.
+
+    Raises OptionError for several rows.
+    """
+
+    def __init__(self, model: Model, params: GeneratorParams, pools: Pools | None) -> None:
+        super().__init__(model, params, pools)
+        options = params.speculation
+        assert options is not None
+        options.require_one_sequence(len(self.rows), params.search.num_beams)
+        self.stats = SpeculationStats()
+        self._speculation = options
+        self._possible = True
+        """Whether the device verifies drafts; told once it was asked."""
+        self._worth = Worth(self.stats, options.always)
+        self._index = NgramIndex(options)
+        self._imagined: list[int] | None = None
+        """Drafts of a step that was not drafted, to see what they would have given."""
+        self._seen = 0
+        """Tokens of that step so far."""
+        self._readable: float | None = None
+        self._drafted_bursts: RunAhead | None = None
+
+    async def ready_decoder(self) -> RowDecoder:
+        new = self.decoder is None
+        decoder = await super().ready_decoder()
+        if new:
+            await self._prepare(decoder)
+        return decoder
+
+    def _use(self, decoder: RowDecoder) -> None:
+        super()._use(decoder)
+        # No drafts for now: `_prepare` asks a decoder for them only when it is the sequence's first.
+        self._possible = False
+
+    async def _prepare(self, decoder: RowDecoder) -> None:
+        """Ask the device whether it verifies drafts."""
+        assert isinstance(decoder, SeparateRows)
+        reason = await decoder.prepare_drafts(self._speculation)
+        self._possible = reason is None
+        if reason is not None:
+            fall_back("speculation", reason, "tokens are picked one a step, the same ones")
+        largest = max(1, decoder.max_burst // (1 + self._speculation.max_draft_tokens))
+        self._drafted_bursts = RunAhead(self._fixed_run_ahead and min(self._fixed_run_ahead, largest), largest)
+
+    async def advance(self) -> None:
+        if self.stale or self.sample_first or not self._possible:
+            await super().advance()
+            return
+        self._index.follow([*self.rows[0].tokens, *self.rows[0].ready])
+        if not self._worth.on:
+            await super().advance()
+            return
+        decoder = self.open_decoder()
+        assert self._drafted_bursts is not None
+        assert isinstance(decoder, SeparateRows)
+        if self.flight and not decoder.finds_drafts:
+            # The drafts follow from the picks under way, so these come first.
+            await self.read()
+            return
+        while len(self.flight) < decoder.max_in_flight:
+            if not self._submit_drafted(decoder, self._drafted_bursts) and not self._submit_plain(decoder):
+                break
+        await self.read()
+
+    def _submit_plain(self, decoder: SeparateRows) -> bool:
+        """Queue steps of one token, where drafts are not to be had or have no room."""
+        assert self.run_ahead is not None
+        return self._submit(self.run_ahead.next() if decoder.finds_drafts else 1)
+
+    def _submit_drafted(self, decoder: SeparateRows, bursts: RunAhead) -> bool:
+        """Queue a burst of drafted steps; whether there was one."""
+        [row] = self.rows
+        most = 1 + self._speculation.max_draft_tokens
+        room = self.max_length - self.length - len(row.ready) - self.flight.picks
+        if row.ended or room < most:
+            return False
+        if decoder.finds_drafts:
+            steps = min(bursts.next(), room // most)
+            self.flight.add(steps * most, decoder.submit_drafted(steps, None))
+            return True
+        began = self._model.host.now()
+        drafts = self._index.drafts()
+        self.stats.drafting_ms += self._model.host.now() - began
+        if not drafts:
+            self.stats.misses += 1
+            return False
+        self.flight.add(1 + len(drafts), decoder.submit_drafted(1, drafts))
+        return True
+
+    def receive(self, burst: RowBurst) -> None:
+        self._time(burst)
+        assert self._drafted_bursts is not None
+        if not burst.steps:
+            super().receive(burst)
+            self._drafted_bursts.passed(burst)
+            self._imagine(burst.rows[0])
+            return
+        assert self.run_ahead is not None
+        self.counts.cross(burst.crossings)
+        self.run_ahead.passed(burst)
+        self._drafted_bursts.observe(burst)
+        self.timing.receive(burst)
+        self._imagined = None
+        start = 0
+        for count in burst.steps:
+            ids = burst.rows[0][start : start + count]
+            start += count
+            end = next((place for place, token in enumerate(ids) if token in self._ends), count)
+            ids = ids[: end + 1]
+            if self.rows[0].ended or self.rows[0].barren:
+                break
+            self._verified(ids)
+            self.rows[0].receive(ids, self._ends)
+
+    def _time(self, burst: RowBurst) -> None:
+        """Learn what a step takes."""
+        last, self._readable = self._readable, burst.readable
+        decoder = self.open_decoder()
+        if decoder.max_in_flight == 1:
+            self._worth.took((burst.entered - burst.submitted) / burst.picks, bool(burst.steps))
+        elif last is not None and burst.submitted <= last:
+            self._worth.took((burst.readable - last) / burst.picks, bool(burst.steps))
+
+    def _verified(self, ids: tuple[int, ...]) -> None:
+        """A drafted step picked these."""
+        drafts = self._index.drafts()
+        if drafts:
+            self.stats.verified(len(drafts), len(ids))
+        else:
+            self.stats.misses += 1
+            self.stats.plain += len(ids)
+        self._worth.gave(len(ids))
+        for token in ids:
+            self._index.push(token)
+
+    def _imagine(self, ids: tuple[int, ...]) -> None:
+        """Steps of one token picked these: see what drafts would have given."""
+        decoder = self.open_decoder()
+        assert isinstance(decoder, SeparateRows)
+        self.stats.plain += len(ids)
+        for token in ids:
+            if self._imagined is None:
+                self._imagined, self._seen = self._index.drafts(), 0
+            drafted = self._seen < len(self._imagined) and self._imagined[self._seen] == token
+            self._seen += 1
+            self._index.push(token)
+            if not drafted:
+                if self._imagined or decoder.finds_drafts:
+                    self._worth.gave(self._seen)
+                self._imagined = None
+
+    def discard_ahead(self) -> None:
+        super().discard_ahead()
+        self._imagined = self._readable = None

@@ -1,0 +1,203 @@
+"""Speculation: cheap drafts of the next tokens are verified in one step; the picks stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..errors import OptionError
+from ..stages import Option, switch
+
+__all__ = ["MAX_DRAFTS", "SPECULATION_OPTIONS", "NgramIndex", "Speculation", "SpeculationStats", "Worth"]
+
+MAX_DRAFTS = 16
+SPECULATION_OPTIONS = (
+    Option.integer(
+        "ngram_size",
+        2,
+        MAX_DRAFTS,
+        flag="speculate",
+        help="draft what followed the last N tokens where they stood before, and verify it in one step: 2 to 16",
+    ),
+    Option.integer(
+        "max_draft_tokens", 1, MAX_DRAFTS, flag="draft-tokens", help="drafts of a step with --speculate: 1 to 16"
+    ),
+)
+"""The options that are flags of the command line, too."""
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How drafts are found. Limits and names are onnxruntime-genai's; OptionError outside of them.
+
+    The drafts are what followed the last `ngram_size` tokens of the sequence where they stood before, the latest such
+    place: at most `max_draft_tokens`. With `chained` they go on past the end of the sequence as if the drafts
+    before them were there. With `always` steps are drafted also where that takes longer.
+    """
+
+    ngram_size: int = 3
+    max_draft_tokens: int = 4
+    chained: bool = True
+    always: bool = False
+
+    def __post_init__(self) -> None:
+        for option in SPECULATION_OPTIONS:
+            object.__setattr__(self, option.name, option.read(getattr(self, option.name)))
+        for name in ("chained", "always"):
+            switch(name, getattr(self, name))
+
+    def require_one_sequence(self, rows: int, beams: int) -> None:
+        """Raise OptionError for several rows or beams, which speculation excludes."""
+        if beams > 1:
+            raise OptionError(f"num_beams is {beams}; beams are not drafted: set num_beams=1, or leave speculation off")
+        if rows > 1:
+            raise OptionError(
+                f"{rows} rows were asked for; speculation is for one sequence: set batch_size and "
+                "num_return_sequences to 1, or leave it off"
+            )
+
+
+class NgramIndex:
+    """The latest place of each token run in a growing sequence."""
+
+    def __init__(self, options: Speculation) -> None:
+        self._options = options
+        self._tokens: list[int] = []
+        self._behind: dict[tuple[int, ...], int] = {}
+        """By n-gram, the position behind the latest one; not the n-gram at the end, which would find itself."""
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Take over a sequence; only what is new of it takes time."""
+        known = len(self._tokens)
+        if len(tokens) < known or tokens[:known] != self._tokens:
+            self._tokens, self._behind, known = [], {}, 0
+        for token in tokens[known:]:
+            self.push(token)
+
+    def push(self, token: int) -> None:
+        """A token was added to the sequence."""
+        tokens, size = self._tokens, self._options.ngram_size
+        if len(tokens) >= size:
+            self._behind[tuple(tokens[-size:])] = len(tokens)
+        tokens.append(token)
+
+    def drafts(self) -> list[int]:
+        """Drafts of the next tokens; empty if the last tokens occurred nowhere before."""
+        options, tokens = self._options, self._tokens
+        at = self._behind.get(tuple(tokens[-options.ngram_size :]))
+        if at is None:
+            return []
+        found = tokens[at : at + options.max_draft_tokens]
+        while options.chained and len(found) < options.max_draft_tokens:
+            found.append(found[len(found) - (len(tokens) - at)])
+        return found
+
+
+@dataclass
+class SpeculationStats:
+    """Statistics of speculation since the generator was made."""
+
+    rounds: int = 0
+    """Steps that verified drafts."""
+    proposed: int = 0
+    """Drafts."""
+    evaluated: int = 0
+    """Drafts that were accepted, and the first of each step that was not."""
+    accepted: int = 0
+    full: int = 0
+    """Steps that accepted all drafts: the token behind them was picked too."""
+    none: int = 0
+    """Steps that accepted none."""
+    emitted: int = 0
+    """Tokens that drafted steps gave."""
+    misses: int = 0
+    """Steps for which nothing was drafted."""
+    plain: int = 0
+    """Tokens that steps of one token gave."""
+    switched_on: int = 0
+    switched_off: int = 0
+    """How often drafting was left off because it did not pay."""
+    drafting_ms: float = 0.0
+    """The host's time to find drafts, a draft model's runs among it."""
+    drafted_step_ms: float | None = None
+    plain_step_ms: float | None = None
+    """Averages in which the last steps weigh most; None before the first step."""
+    accepted_by_step: list[int] = field(default_factory=lambda: [0] * (MAX_DRAFTS + 1))
+    """How many steps accepted so many drafts."""
+
+    def verified(self, proposed: int, emitted: int) -> None:
+        """A step with drafts gave so many tokens."""
+        accepted = min(emitted - 1, proposed)
+        self.rounds += 1
+        self.proposed += proposed
+        self.accepted += accepted
+        self.evaluated += min(accepted + 1, proposed)
+        self.full += accepted == proposed
+        self.none += accepted == 0
+        self.emitted += emitted
+        self.accepted_by_step[accepted] += 1
+
+    @property
+    def acceptance(self) -> float:
+        """The share of the evaluated drafts that was accepted."""
+        return self.accepted / self.evaluated if self.evaluated else 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a drafted step gave."""
+        return self.emitted / self.rounds if self.rounds else 0.0
+
+    @property
+    def speedup(self) -> float:
+        """How much sooner drafted steps give tokens than steps of one, by the last times of both; 0 if unknown."""
+        if not self.drafted_step_ms or self.plain_step_ms is None:
+            return 0.0
+        return self.tokens_per_step * self.plain_step_ms / self.drafted_step_ms
+
+
+GUESS = 2.0
+"""Steps of one token that a drafted step is taken for before one was timed."""
+BEGIN, LEAVE = 1.1, 1.0
+"""Speed-ups from which on steps are drafted, and below which they are not any more."""
+TOKENS, TIMES = 0.25, 0.25
+"""The weight of the latest step in the averages of tokens and of times."""
+
+
+class Worth:
+    """Whether drafting pays: the tokens of a drafted step against the time that it takes, in plain steps.
+
+    While steps are not drafted, the tokens that came still tell how many drafts would have been accepted.
+    """
+
+    def __init__(self, stats: SpeculationStats, always: bool) -> None:
+        self._stats = stats
+        self._always = always
+        self._tokens = 1.0
+        self.on = always
+
+    def gave(self, tokens: int) -> None:
+        """Take note that a drafted step gave `tokens` tokens, or would have given them."""
+        self._tokens += TOKENS * (tokens - self._tokens)
+        self._choose()
+
+    def took(self, ms: float, drafted: bool) -> None:
+        """A step took so long."""
+        name = "drafted_step_ms" if drafted else "plain_step_ms"
+        before = getattr(self._stats, name)
+        setattr(self._stats, name, ms if before is None else before + TIMES * (ms - before))
+        self._choose()
+
+    def _choose(self) -> None:
+        stats = self._stats
+        ratio = GUESS
+        if stats.drafted_step_ms is not None and stats.plain_step_ms:
+            ratio = stats.drafted_step_ms / stats.plain_step_ms
+        if not self.on and self._tokens > BEGIN * ratio:
+            self.on = True
+            stats.switched_on += 1
+        elif self.on and not self._always and self._tokens < LEAVE * ratio:
+            self.on = False
+            stats.switched_off += 1

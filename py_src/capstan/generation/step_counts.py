@@ -1,0 +1,38 @@
+"""Counts a device's work during the decode steps of one generator."""
+
+from __future__ import annotations
+
+from ..device.base import COUNTER_NAMES, Counters
+from ..device.row_decoder import RowDecoder
+
+__all__ = ["StepCounts"]
+
+
+class StepCounts:
+    """Totals by COUNTER_NAMES, and how often JavaScript entered Python with results. Work between `add` and the next
+    `begin` is left out: prefills, and measurements.
+    """
+
+    def __init__(self) -> None:
+        self._totals: Counters = dict.fromkeys((*COUNTER_NAMES, "python_crossings"), 0)
+        self._start: Counters | None = None
+
+    def begin(self, decoder: RowDecoder) -> None:
+        """Count from here."""
+        self._start = decoder.counters()
+
+    def add(self, decoder: RowDecoder | None) -> None:
+        """Add the device's work since the decode steps began; counting continues from here."""
+        if self._start is None or decoder is None:
+            return
+        now = decoder.counters()
+        for name in COUNTER_NAMES:
+            self._totals[name] += now.get(name, 0) - self._start.get(name, 0)
+        self._start = now
+
+    def cross(self, times: int) -> None:
+        """JavaScript entered Python with a burst's ids."""
+        self._totals["python_crossings"] += times
+
+    def totals(self) -> Counters:
+        return dict(self._totals)

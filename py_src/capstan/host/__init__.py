@@ -1,0 +1,159 @@
+"""The interface to Capstan's surroundings: a page, or CPython with the reference device."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
+
+from ..device.base import DeviceModel, Progress, TapeOptions
+from ..device.interface import DeviceInterface
+from ..errors import AsyncRequiredError
+from ..guidance.matcher import Grammars
+from ..memory import Fit
+from ..model_files.config import GenaiConfig
+from ..spans import HostSpans
+from .storage import Backing, WeightData
+
+__all__ = ["Host", "configure", "current_host", "use_host", "wait_here"]
+
+T = TypeVar("T")
+
+
+class Host(Protocol):
+    """The host's files, clock, waits and devices."""
+
+    def now(self) -> float:
+        """Milliseconds on the clock of all time stamps."""
+
+    def begin_trace(self) -> None:
+        """Note when devices do what, for a trace; one that is begun already goes on."""
+
+    async def end_trace(self) -> HostSpans:
+        """The spans that were noted since; none is noted any more."""
+
+    def can_wait(self) -> bool:
+        """Whether a synchronous call may block here."""
+
+    def wait(self, awaitable: Awaitable[T]) -> T:
+        """Block until the awaitable is done."""
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a task in the background; its error is not reported."""
+
+    def stall_after(self, seconds: float) -> None:
+        """From now on give a request up when no byte of it has come for so long."""
+
+    def configure(self, ort_url: str | None, xgrammar_url: str | None) -> None:
+        """See `configure`."""
+
+    async def read(self, folder: str, name: str, progress: Callable[[int, int], None] | None = None) -> bytes:
+        """A file of a model folder; ModelFileError if it cannot be read."""
+
+    async def read_optional(self, folder: str, name: str) -> bytes | None:
+        """A file of a model folder, None if there is none."""
+
+    async def read_graph(self, folder: str, name: str, keep: bool, progress: Progress) -> bytes:
+        """An ONNX file whose weights may be inside: those are left where they are, as external data of the same file.
+        `keep` says whether the file may be kept in the browser's storage. Raises ModelFileError."""
+
+    async def read_weights(self, folder: str, name: str, offset: int, length: int) -> bytes:
+        """Bytes of a data file of a model folder, read from storage if it is stored. Raises ModelFileError."""
+
+    async def open_weights(self, folder: str, location: str, keep: bool) -> WeightData:
+        """A data file of a model folder; `keep` says whether it may be kept in the browser's storage. Raises
+        ModelFileError."""
+
+    async def adopt_files(self, folder: str, names: Sequence[str]) -> str:
+        """The address of these files of a folder of Python's own file system."""
+
+    async def exists(self, folder: str, name: str) -> bool:
+        """Whether a model folder has a file; ModelFileError if that cannot be told."""
+
+    async def listing(self, folder: str) -> Sequence[str] | None:
+        """The files of a model folder and of those below it; None if they cannot be listed."""
+
+    async def dtypes(self, device: str) -> Sequence[str]:
+        """The dtypes of capstan.repository, those first that suit the device best."""
+
+    def tokenizer_backend(self, tokenizer_json: str, tokenizer_config_json: str) -> Any:
+        """The backend of capstan.tokenizer.Tokenizer."""
+
+    async def grammars(self, tokens: Sequence[str], stop: Sequence[int]) -> Grammars:
+        """Grammars over the tokens of a vocabulary, by id, in the alphabet of byte-level tokenizers; `stop` are the ids
+        that end an output. Raises GuidanceError."""
+
+    async def adopt(self, path: Any, keep: bool) -> str:
+        """The name, ending in a slash, of the folder given to `Model.load`. `keep` says whether a hub's repository may
+        be as it was kept at its last load, and the small files of a folder may be kept."""
+
+    async def forget(self, addresses: Sequence[str] | None) -> int:
+        """Let go of the small files that are kept of the hubs' repositories and servers' folders that have, or are, one
+        of these addresses; None is all. Returns how many bytes of repositories it freed.
+        """
+
+    async def backing(self, folder: str) -> Backing | None:
+        """The storage for files of one kind that lasts beyond a page load or process; None if there is none."""
+
+    async def open_model(
+        self,
+        folder: str,
+        config: GenaiConfig,
+        device: str,
+        options: TapeOptions,
+        progress: Progress,
+        keep_weights: bool,
+        onnx: bytes | None = None,
+    ) -> DeviceModel:
+        """Load a model onto a device; `device` 'auto' is resolved here. `onnx` is the graph's file, if it was read."""
+
+    async def has_webgpu(self) -> bool:
+        """Whether there is a WebGPU adapter."""
+
+    async def open_device(self, device: str) -> DeviceInterface:
+        """The page's GPU, the CPU of a page, or CPython's; `device` 'auto' is resolved here."""
+
+    async def fit(
+        self,
+        folder: str,
+        config: GenaiConfig,
+        device: str,
+        batch_size: int,
+        max_length: int | None,
+        budget: int | None,
+        onnx: bytes | None = None,
+    ) -> Fit:
+        """Whether a model's sequences would fit the device, from its graph alone."""
+
+
+def wait_here(host: Host, awaitable: Coroutine[Any, Any, T], name: str, twin: str) -> T:
+    """Block in the method `name` until that is done. Raises AsyncRequiredError with its twin where blocking is not
+    possible; the coroutine is closed then."""
+    if not host.can_wait():
+        awaitable.close()
+        raise AsyncRequiredError(f"{name}() would have to wait here; use `{twin}`")
+    return host.wait(awaitable)
+
+
+_make_host: Callable[[], Host] | None = None
+
+
+def use_host(make: Callable[[], Host]) -> None:
+    """Say what the host of this interpreter is; `capstan/__init__.py` does, as it alone knows all of them."""
+    global _make_host
+    _make_host = make
+
+
+def current_host() -> Host:
+    """The host of this interpreter."""
+    assert _make_host is not None, "importing capstan calls use_host"
+    return _make_host()
+
+
+def configure(*, ort_url: str | None = None, xgrammar_url: str | None = None) -> None:
+    """Tell Capstan the addresses of its libraries, before the first model; None leaves an address unchanged.
+
+    `ort_url` is the address of a folder with the files of onnxruntime-web's `dist/`, `xgrammar_url` of one with
+    xgrammar's `index.js`; relative ones begin at the page, in a worker at the worker's script. A page that was made by
+    `build.py` knows both. Raises OptionError if onnxruntime-web was loaded already, and outside of a page.
+    """
+    current_host().configure(ort_url, xgrammar_url)

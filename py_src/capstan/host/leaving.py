@@ -1,0 +1,54 @@
+"""Frees resources when their owner is dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from . import Host
+
+__all__ = ["Leaving", "when_dropped"]
+
+
+def when_dropped(
+    owner: object, host: Host, free: Callable[[], Coroutine[Any, Any, None] | None]
+) -> weakref.finalize[Any, Any]:
+    """Have `host` begin with what `free` returns, once `owner` is dropped; `free` must not refer to it. With None there
+    is nothing to do, as where it was closed. At the end of the program nothing is done."""
+
+    def dropped() -> None:
+        work = free()
+        if work is not None:
+            host.begin(work)
+
+    finalizer = weakref.finalize(owner, dropped)
+    finalizer.atexit = False
+    return finalizer
+
+
+class Leaving:
+    """Dropped generators of a model that are giving back their decoders, which the next generator takes."""
+
+    def __init__(self) -> None:
+        self._under_way: set[asyncio.Event] = set()
+
+    def give_back(self, work: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None]:
+        """The same work; `settled` waits for it from now on."""
+        done = asyncio.Event()
+        self._under_way.add(done)
+
+        async def noted() -> None:
+            try:
+                await work
+            finally:
+                self._under_way.discard(done)
+                done.set()
+
+        return noted()
+
+    async def settled(self) -> None:
+        """Wait for those under way."""
+        for done in tuple(self._under_way):
+            await done.wait()

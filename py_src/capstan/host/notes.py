@@ -1,0 +1,83 @@
+"""Keeps facts that were found once for later page loads, as small texts in the browser's storage.
+
+A note has a key, everything that it depends on, and a name, which holds one note at most. A note is returned only for
+the key that it was written with; if anything has changed since, the fact is found anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+from ..errors import StorageError
+from ..fallback import fall_back
+from . import current_host
+from .storage import Backing, short_hash
+
+__all__ = ["Notes", "build"]
+
+FOLDER = "capstan-notes"
+MOST = 32
+"""Notes that are kept; one more, and all others go."""
+
+
+class Notes:
+    """The notes of this origin. Without storage nothing is noted; where storage fails, that is a step down."""
+
+    def __init__(self, backing: Backing | None = None) -> None:
+        self._backing = backing
+
+    async def read(self, name: str, key: str) -> str | None:
+        """The note, None if there is none for this key or it is damaged."""
+        try:
+            backing = await self._open()
+            text = await backing.read_text(file_name(name)) if backing else None
+        except StorageError as error:
+            self._without(error)
+            return None
+        if text is None:
+            return None
+        digest, _, content = text.partition("\n")
+        return content if digest == sealed(key, content) else None
+
+    async def write(self, name: str, key: str, content: str) -> None:
+        """Store a note; it replaces any other of that name."""
+        try:
+            backing = await self._open()
+            if backing is None:
+                return
+            file = file_name(name)
+            others = [other for other in await backing.names() if other != file]
+            if len(others) >= MOST:
+                for other in others:
+                    await backing.remove(other)
+            await backing.write_text(file, f"{sealed(key, content)}\n{content}")
+        except StorageError as error:
+            self._without(error)
+
+    async def _open(self) -> Backing | None:
+        if self._backing is None:
+            self._backing = await current_host().backing(FOLDER)
+        return self._backing
+
+    def _without(self, error: StorageError) -> None:
+        fall_back("notes for the next page load", str(error), "what was found out is found out again then")
+
+
+def file_name(name: str) -> str:
+    return short_hash(name) + ".note"
+
+
+def sealed(key: str, content: str) -> str:
+    """A digest of a note with its key, neither of which may differ."""
+    return hashlib.sha256(f"{len(key)}\n{key}\n{content}".encode()).hexdigest()
+
+
+@cache
+def build() -> str:
+    """The digest of the wheel that this Capstan came in, which identifies its files in keys."""
+    archive = getattr(__spec__.loader if __spec__ else None, "archive", None)
+    if archive is None:
+        return "not from a wheel"
+    return hashlib.sha256(Path(archive).read_bytes()).hexdigest()

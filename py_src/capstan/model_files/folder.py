@@ -1,0 +1,124 @@
+"""Finds the model in a folder: onnxruntime-genai's layout, or a repository in the layout of Transformers.js."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..device.base import Progress
+from ..errors import ConfigError, OptionError
+from ..fallback import fall_back
+from ..host import Host
+from .config import GenaiConfig, parse_genai_config, parse_object, with_session_options
+from .repository import DTYPES, derived_config, no_graph, onnx_file, require_dtype
+
+__all__ = ["FoundModel", "find_model", "laid_over", "no_progress"]
+
+GENAI_CONFIG = "genai_config.json"
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Progress without a listener."""
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model of a folder: what it is, and its graph where that had to be read to know it."""
+
+    config: GenaiConfig
+    onnx: bytes | None = None
+
+
+async def find_model(
+    host: Host,
+    folder: str,
+    device: str,
+    dtype: str | None,
+    keep: bool = False,
+    progress: Progress = no_progress,
+    overlay: Mapping[str, Any] | None = None,
+) -> FoundModel:
+    """The model of a folder. `dtype` names one of several that a repository has; None takes what suits the device.
+    With `keep` a file that holds graph and weights is stored, if this host stores files. `overlay` is laid over
+    genai_config.json; see `laid_over`.
+
+    Raises ConfigError, ModelFileError, OptionError, UnsupportedModelError.
+    """
+    wanted = require_dtype(dtype)
+    data = await host.read_optional(folder, GENAI_CONFIG)
+    if data is None:
+        config = await host.read_optional(folder, "config.json")
+        if config is not None:
+            chosen = await choose_dtype(host, folder, device, wanted)
+            found = await find_in_repository(host, folder, config, chosen, keep, progress)
+            return replace(found, config=overlaid(found.config, overlay or {}))
+        data = await host.read(folder, GENAI_CONFIG)  # which says why it cannot be read
+    if wanted is not None:
+        raise OptionError(f"dtype is {dtype!r}, but {folder}{GENAI_CONFIG} names the one graph there is; leave it out")
+    text: str | bytes = data
+    if overlay:
+        text = json.dumps(laid_over(parse_object(data, folder + GENAI_CONFIG), overlay))
+    return FoundModel(parse_genai_config(text, folder + GENAI_CONFIG))
+
+
+def laid_over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Objects are joined field by field, every other value is replaced; but providers' options are added to those that
+    are there, as in onnxruntime-genai, and of an option that is there twice the last one counts."""
+    found = dict(base)
+    for name, value in changes.items():
+        old = found.get(name)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            found[name] = laid_over(old, value)
+        elif name == "provider_options" and isinstance(old, list) and isinstance(value, list):
+            found[name] = [*old, *value]
+        else:
+            found[name] = value
+    return found
+
+
+def overlaid(config: GenaiConfig, overlay: Mapping[str, Any]) -> GenaiConfig:
+    """A repository's configuration, of which `search` and the decoder's session options can be changed."""
+    others = [name for name in overlay if name not in ("search", "model")]
+    model = dict(overlay.get("model", {}))
+    decoder = dict(model.pop("decoder", {}))
+    session_options = decoder.pop("session_options", None)
+    if others or model or decoder:
+        names = ", ".join([*others, *model, *decoder])
+        raise ConfigError(f"overlay: {names}: a repository has no genai_config.json; only its search can be changed")
+    if session_options is not None:
+        config = with_session_options(config, "overlay", session_options)
+    return replace(config, search={**config.search, **overlay.get("search", {})})
+
+
+async def find_in_repository(
+    host: Host, folder: str, config: bytes, dtype: str, keep: bool, progress: Progress
+) -> FoundModel:
+    from ..graph import parse
+
+    filename = onnx_file(dtype)
+    generation, onnx = await asyncio.gather(
+        host.read_optional(folder, "generation_config.json"), host.read_graph(folder, filename, keep, progress)
+    )
+    derived, in_vain = derived_config(config, generation, parse(onnx, folder + filename), filename, folder)
+    if in_vain:
+        what = ", ".join(in_vain)
+        fall_back(f"sampling as {folder}generation_config.json says", f"{what} is not implemented", "it is left out")
+    return FoundModel(derived, onnx)
+
+
+async def choose_dtype(host: Host, folder: str, device: str, dtype: str | None) -> str:
+    """The requested dtype, or the first that suits the device. Raises ModelFileError if it is not there."""
+    names = await host.listing(folder)
+
+    async def is_there(name: str) -> bool:
+        file = onnx_file(name)
+        return file in names if names is not None else await host.exists(folder, file)
+
+    for name in [dtype] if dtype is not None else await host.dtypes(device):
+        if await is_there(name):
+            return name
+    there = [name for name, found in zip(DTYPES, await asyncio.gather(*map(is_there, DTYPES)), strict=True) if found]
+    raise no_graph(folder, dtype, there, names)

@@ -1,0 +1,53 @@
+"""The phases of a load: when each began and ended, in milliseconds since the load was requested."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+
+from ..spans import span
+
+__all__ = ["LoadTimes", "during_load", "phase"]
+
+
+class LoadTimes:
+    """The phases of one load, in the order in which they ended; they overlap where nothing makes one wait."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._start = now()
+        self.phases: dict[str, tuple[float, float]] = {}
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """A phase; what comes in several parts lasts from the first to the last."""
+        begun = self._now() - self._start
+        try:
+            yield
+        finally:
+            first, last = self.phases.pop(name, (begun, begun))
+            self.phases[name] = min(first, begun), max(last, self._now() - self._start)
+
+
+current: ContextVar[LoadTimes | None] = ContextVar("capstan load times", default=None)
+"""The times of the running task's load."""
+
+
+@contextmanager
+def during_load(now: Callable[[], float]) -> Iterator[LoadTimes]:
+    """Everything inside belongs to one load, tasks that are begun there too."""
+    times = LoadTimes(now)
+    token = current.set(times)
+    try:
+        yield times
+    finally:
+        current.reset(token)
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """A phase of the load that is under way; outside of a load a trace alone has it."""
+    times = current.get()
+    with span(name, "load"), nullcontext() if times is None else times.of(name):
+        yield

@@ -1,0 +1,70 @@
+"""The names that genai_config.json gives to architectures in `model.type`: those that run, and why others do not.
+
+The name changes nothing in how a model is run: its graph says that. It tells models apart that are more, or something
+else, than one decoder of text whose layers have one key and one value cache each, or a state that each run overwrites.
+"""
+
+from __future__ import annotations
+
+from ..errors import UnsupportedModelError
+
+__all__ = ["REFUSED_TYPES", "SUPPORTED_TYPES", "require_type"]
+
+# The decoders of text that onnxruntime-genai 0.18 accepts, less those below; "decoder" stands for any.
+ACCEPTED = (
+    "chatglm decoder ernie4_5 gemma gemma2 gemma3_text gemma3_vl_text gemma4_text gptoss granite granitemoehybrid "
+    "hunyuandensev1 internlm2 lfm2 lfm2_audio_text lfm2_moe lfm2_vl_text llama mistral mistral3_text nemotron olmo phi "
+    "phi3 phi3small phimoe qwen2 qwen2_5_vl_text qwen3 qwen3_5_moe_text qwen3_5_text qwen3_vl_text smollm3"
+)
+# Names for the same architectures in Hugging Face's config.json; hand-written genai_config.json files use them.
+OTHER_NAMES = "gpt-oss hunyuan_v1_dense ministral3 olmo2"
+SUPPORTED_TYPES = tuple(sorted(f"{ACCEPTED} {OTHER_NAMES}".split()))
+
+VISION = "a vision model beside the decoder"
+AUDIO = "a speech model beside the decoder"
+ENCODER = "an encoder"
+
+REFUSED_TYPES = {
+    "gpt2": "keys and values in one cache",
+    **dict.fromkeys(("fara", "gemma3", "gemma4", "lfm2_vl", "mistral3", "phi3v", "qwen2_5_vl", "qwen3_5"), VISION),
+    **dict.fromkeys(("qwen3_5_moe", "qwen3_vl", "videochat_flash_qwen"), VISION),
+    **dict.fromkeys(("gemma4_unified", "phi4mm"), "vision and speech models beside the decoder"),
+    "lfm2_audio": AUDIO,
+    **dict.fromkeys(("marian-ssru", "nemotron_speech", "parakeet_tdt", "whisper"), ENCODER),
+    "decoder-pipeline": "a decoder in several files",
+}
+"""Other names that onnxruntime-genai 0.18 knows, and what such a model has that Capstan does not run."""
+
+TEXT_OF = {
+    "gemma3": "gemma3_vl_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_text",
+    "lfm2_audio": "lfm2_audio_text",
+    "lfm2_vl": "lfm2_vl_text",
+    "mistral3": "mistral3_text",
+    "phi3v": "phi3",
+    "phi4mm": "phi3",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "videochat_flash_qwen": "qwen2",
+}
+"""The name of the decoder by itself, where Capstan runs it."""
+
+
+def require_type(where: str, model_type: str) -> None:
+    """Raise UnsupportedModelError, with what such a model has and what to do, if models of this type do not run;
+    `where` is the field."""
+    if model_type in SUPPORTED_TYPES:
+        return
+    runs = f"Capstan runs decoders with a key/value cache: {', '.join(SUPPORTED_TYPES)}"
+    if model_type in TEXT_OF:
+        alone = f'"{TEXT_OF[model_type]}"'
+        remedy = f"export the decoder with its embedding, without exclude_embeds, which is of type {alone}"
+        raise UnsupportedModelError(f'{where}: "{model_type}" has {REFUSED_TYPES[model_type]}; {remedy}')
+    if model_type in REFUSED_TYPES:
+        raise UnsupportedModelError(f'{where}: "{model_type}" has {REFUSED_TYPES[model_type]}; {runs}')
+    raise UnsupportedModelError(
+        f'{where}: "{model_type}" is not a known type; {runs}; for another decoder of that kind write "decoder"'
+    )

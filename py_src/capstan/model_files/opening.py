@@ -1,0 +1,205 @@
+"""Reads a model folder's small files, checks them, and opens the model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..device.base import DeviceModel, Progress, TapeOptions
+from ..errors import ConfigError, ModelFileError, OptionError
+from ..fallback import fall_back
+from ..host import Host, current_host, wait_here
+from ..host.retrying import require_stall_timeout
+from ..spans import span
+from ..stages.search import SearchOptions
+from ..tape import PASSES
+from .config import GenaiConfig
+from .folder import FoundModel, find_model, no_progress
+from .load_times import during_load, phase
+
+__all__ = ["Opened", "Source", "open_model", "read_configuration", "search_options", "set_stall_timeout", "source_of"]
+
+CAPTURES = ("tape", "ort", "off")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def search_options(config: GenaiConfig) -> SearchOptions:
+    """The default search options of the model's generators. Raises OptionError."""
+    return SearchOptions.from_config(
+        config.search,
+        eos_token_ids=config.eos_token_ids,
+        pad_token_id=config.pad_token_id,
+        context_length=config.context_length,
+    )
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model that was loaded from a folder, with the folder's small files."""
+
+    folder: str
+    config: GenaiConfig
+    loaded: DeviceModel
+    files: dict[str, str]
+    """The tokenizer's, by name."""
+    times: dict[str, tuple[float, float]]
+    again: Callable[[str], Awaitable[DeviceModel]]
+    """Opens it once more, on a device of that name."""
+    read_graph: Callable[[], Awaitable[bytes]]
+    """The graph's file, as it was opened."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The arguments of Model that say which model to open, and how."""
+
+    path: Any
+    device: str = "auto"
+    dtype: str | None = None
+    overlay: Mapping[str, Any] = field(default_factory=dict)
+    graphs: Mapping[str, bytes] = field(default_factory=dict)
+    capture: str | None = None
+    options: TapeOptions = field(default_factory=TapeOptions)
+    """The tape options; `capture` above replaces the one in here."""
+
+    def tape_options(self, config: GenaiConfig) -> TapeOptions:
+        """How decode steps are to run: as the caller says, else as the configuration does, else from a tape."""
+        configured = config.decoder.capture
+        if self.capture is not None or configured is None:
+            return replace(self.options, capture=self.capture or "tape")
+        return replace(self.options, capture="tape" if configured.on else "off", configured=configured.where)
+
+
+def source_of(
+    path: Any,
+    device: str,
+    dtype: str | None,
+    overlay: Mapping[str, Any] | None,
+    graphs: Mapping[str, bytes] | None,
+    capture: str | None,
+    passes: Collection[str] | None,
+    prefill_ms: float | None,
+) -> Source:
+    """Checks the arguments of Model. Raises OptionError with the choices."""
+    if capture is not None and capture not in CAPTURES:
+        raise OptionError(f"capture is {capture!r}; it must be one of {', '.join(map(repr, CAPTURES))}, or None")
+    unknown = [name for name in passes or () if name not in PASSES]
+    if isinstance(passes, str) or unknown:
+        raise OptionError(f"passes is {passes!r}; it must be a collection of names out of {', '.join(PASSES)}, or None")
+    if not (prefill_ms is None or (isinstance(prefill_ms, int | float) and prefill_ms > 0)):
+        wanted = "a number of milliseconds above 0, math.inf for no bound, or None for the default"
+        raise OptionError(f"prefill_ms is {prefill_ms!r}; it must be {wanted}")
+    ordered = None if passes is None else tuple(name for name in PASSES if name in passes)
+    options = TapeOptions(passes=ordered, prefill_ms=prefill_ms)
+    return Source(path, device, dtype, overlay or {}, graphs or {}, capture, options)
+
+
+def set_stall_timeout(host: Host, seconds: float | None) -> None:
+    """Raises OptionError."""
+    if seconds is not None:
+        host.stall_after(require_stall_timeout(seconds))
+
+
+async def open_model(host: Host, source: Source, progress: Progress = no_progress, keep_weights: bool = True) -> Opened:
+    """Read the folder's small files, check them, then load the graph and the weights."""
+    with during_load(host.now) as times, span("load the model", "load"):
+        folder = await host.adopt(source.path, keep_weights)
+        with phase("files"):
+            found, files = await read_small_files(host, folder, source, keep_weights, progress)
+        config, options = found.config, source.tape_options(found.config)
+        keep_weights = keep_weights and not config.decoder.disable_file_mapped_weights
+        onnx = given_graph(source.graphs, config) or found.onnx
+
+        def open_on(device: str, progress: Progress = no_progress) -> Awaitable[DeviceModel]:
+            return host.open_model(folder, config, device, options, progress, keep_weights, onnx)
+
+        async def read_graph() -> bytes:
+            return onnx or await host.read_graph(folder, config.decoder.filename, keep_weights, no_progress)
+
+        loaded = await open_on(source.device, progress)
+    config = shortened(config, loaded.memory.context_length)
+    return Opened(folder, config, loaded, files, times.phases, open_on, read_graph)
+
+
+def given_graph(graphs: Mapping[str, bytes], config: GenaiConfig) -> bytes | None:
+    """The graph's file among those given. OptionError for any other."""
+    others = [name for name in graphs if name != config.decoder.filename]
+    if others:
+        raise OptionError(
+            f"data was given for {', '.join(others)}; the model's graph is {config.decoder.filename}, and other "
+            "files are read from the folder"
+        )
+    return graphs.get(config.decoder.filename)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The contents of a folder's small files, read without the graph: enough for a Tokenizer."""
+
+    host: Host
+    config: GenaiConfig
+    tokenizer_files: dict[str, str]
+
+
+def read_configuration(path: Any, overlay: Mapping[str, Any] | None = None) -> Configuration:
+    """Read a folder's small files, blocking. Raises AsyncRequiredError if the host cannot block, and Model's errors."""
+    host = current_host()
+
+    async def read() -> Configuration:
+        folder = await host.adopt(path, True)
+        found, files = await read_small_files(host, folder, Source(path, overlay=overlay or {}), True, no_progress)
+        return Configuration(host, found.config, files)
+
+    return wait_here(host, read(), "read_configuration", "await Model.load(...)")
+
+
+def shortened(config: GenaiConfig, context_length: int) -> GenaiConfig:
+    """The configuration of a model whose sequences end at `context_length`; a warning if it says a greater one."""
+    if context_length == config.context_length:
+        return config
+    fall_back(
+        f"positions from {context_length} to the model's context_length of {config.context_length}",
+        "from there on the model rotates all positions by other factors (long rope), which Capstan does not",
+        f"sequences end at a max_length of {context_length}",
+    )
+    search = dict(config.search)
+    if isinstance(search.get("max_length"), int):
+        search["max_length"] = min(search["max_length"], context_length)
+    return replace(config, context_length=context_length, search=search)
+
+
+def utf_8(content: bytes, name: str) -> str:
+    """The text of a file. Raises ConfigError where it is none."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: byte {error.start} is not UTF-8; copy the file again") from error
+
+
+async def read_small_files(
+    host: Host, folder: str, source: Source, keep: bool, progress: Progress
+) -> tuple[FoundModel, dict[str, str]]:
+    """The model of the folder and the tokenizer's files, requested together. Raises ConfigError, ModelFileError."""
+    tokenizer = asyncio.gather(*(host.read_optional(folder, name) for name in TOKENIZER_FILES))
+    try:
+        found = await find_model(host, folder, source.device, source.dtype, keep, progress, source.overlay)
+        config = found.config
+        search_options(config).tell_ignored()
+        if config.no_tokens:
+            vocabulary = f"the vocabulary has {config.vocab_size} tokens"
+            fall_back(f"{', '.join(config.no_tokens)} of {config.name}", vocabulary, "the model is run without")
+        if config.decoder.unknown_options:
+            what = ", ".join(config.decoder.unknown_options)
+            fall_back(f"options of {config.name}", f"{what} unknown to Capstan", "the model is run without them")
+    except BaseException:
+        # Their results and errors are ignored.
+        tokenizer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        tokenizer.cancel()
+        raise
+    contents = dict(zip(TOKENIZER_FILES, await tokenizer, strict=True))
+    files = {name: utf_8(content, folder + name) for name, content in contents.items() if content is not None}
+    if "tokenizer.json" not in files:
+        raise ModelFileError(f"{folder}tokenizer.json is missing; copy the tokenizer's files into the model folder")
+    return found, files

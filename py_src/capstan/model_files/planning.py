@@ -1,0 +1,45 @@
+"""Devices and plans without a model: open a device, ask whether a model would fit it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..device.interface import DeviceInterface
+from ..device.model_memory import require_lengths
+from ..host import current_host
+from ..memory import Fit
+from .folder import find_model
+
+__all__ = ["open_device", "plan"]
+
+
+async def open_device(device: str = "auto") -> DeviceInterface:
+    """A device of this page, to allocate and copy on: 'webgpu', 'wasm', 'auto', or 'reference' on CPython. Close it.
+
+    The page has one GPU device: models, sessions and buffers of the page share it. Raises OptionError,
+    DeviceUnavailableError.
+    """
+    return await current_host().open_device(device)
+
+
+async def plan(
+    path: Any,
+    *,
+    device: str = "auto",
+    dtype: str | None = None,
+    batch_size: int = 1,
+    max_length: int | None = None,
+    budget: int | None = None,
+) -> Fit:
+    """Whether the model folder `path`, as Model.load takes it with `dtype`, and `batch_size` sequences of `max_length`
+    tokens (its context length unless given) would fit the device, told from the graph before anything is allocated.
+
+    A false Fit names the broken limit, the tensor that breaks it, and the largest max_length that fits.
+    `fit.requirements` has the bytes of each pool, `fit.require()` raises OutOfMemoryError. `budget` is the most bytes
+    in all; WebGPU does not report the size of the memory.
+    """
+    host = current_host()
+    folder = await host.adopt(path, keep=True)
+    found = await find_model(host, folder, device, dtype)
+    require_lengths(batch_size, 1 if max_length is None else max_length, found.config.context_length)
+    return await host.fit(folder, found.config, device, batch_size, max_length, budget, found.onnx)

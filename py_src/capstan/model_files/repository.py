@@ -1,0 +1,288 @@
+"""Repositories as Transformers.js reads them, and what genai_config.json would say of one of their models.
+
+    config.json, generation_config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja
+    onnx/model.onnx, onnx/model_q4f16.onnx, onnx/model_q4f16.onnx_data, onnx/model_q4f16.onnx_data_1, ...
+
+One graph for each dtype; its data files lie next to it. The graph has its inputs and outputs; config.json has the rest:
+the context length, special tokens, and the sizes of free dimensions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ..errors import ConfigError, ModelFileError, OptionError, UnsupportedModelError
+from .config import LARGEST, MOST, DecoderConfig, GenaiConfig, InputNames, OutputNames, Section, parse_object
+
+if TYPE_CHECKING:
+    from ..graph.onnx_pb2 import ModelProto, NodeProto, ValueInfoProto
+
+__all__ = ["DTYPES", "ON_CPU", "ON_F16", "ON_F32", "derived_config", "no_graph", "onnx_file", "require_dtype"]
+
+DTYPES = {
+    "fp32": "",
+    "fp16": "_fp16",
+    "q4": "_q4",
+    "q4f16": "_q4f16",
+    "q8": "_quantized",
+    "int8": "_int8",
+    "uint8": "_uint8",
+    "bnb4": "_bnb4",
+}
+"""The names that Transformers.js gives to dtypes, and the end of the graph's file name."""
+
+ON_F16 = ("q4f16", "q4", "fp16", "fp32", "bnb4", "q8", "int8", "uint8")
+ON_F32 = ("q4", "fp32", "bnb4", "q8", "int8", "uint8", "q4f16", "fp16")
+ON_CPU = ("q4", "q8", "int8", "uint8", "fp32", "bnb4", "q4f16", "fp16")
+"""Which dtype to take where several are there: on GPUs with float16, without it, and on the CPU."""
+
+REMEDY = "correct the file, or take another revision of the repository"
+
+# Sections of config.json that belong to models with more than one decoder.
+OTHER_PARTS = {
+    "vision_config": "a vision model",
+    "audio_config": "an audio model",
+    "speech_config": "a speech model",
+    "encoder": "an encoder",
+    "text_config": "a text model beside others",
+}
+
+# Sampling options in generation_config.json, by onnxruntime-genai's names, which are the same.
+SAMPLING = (
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "min_length", "repetition_penalty"),
+    *("no_repeat_ngram_size", "bad_words_ids", "max_time"),
+)
+NOT_IMPLEMENTED = {"num_beams": 1}
+"""Options of generation_config.json that Capstan lacks, with the value at which they change nothing."""
+
+# Fields of config.json, by their names in different architectures.
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
+HEADS = ("num_attention_heads", "n_head")
+WIDTH = ("hidden_size", "n_embd")
+CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+
+
+def require_dtype(dtype: str | None) -> str | None:
+    """The canonical name of a dtype. Raises OptionError with the valid names."""
+    if dtype == "quantized":
+        return "q8"
+    if dtype is not None and dtype not in DTYPES:
+        raise OptionError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}, or None")
+    return dtype
+
+
+def onnx_file(dtype: str) -> str:
+    """The graph's file below the repository."""
+    return f"onnx/model{DTYPES[dtype]}.onnx"
+
+
+def no_graph(folder: str, dtype: str | None, there: Collection[str], names: Iterable[str] | None) -> ModelFileError:
+    """The error for a repository without the requested graph. `there` are the dtypes that it has; `names` all its
+    files, None if they cannot be listed.
+    """
+    if dtype is not None and there:
+        return ModelFileError(
+            f"{folder}{onnx_file(dtype)} does not exist; dtype={dtype!r} was asked for, there are {', '.join(there)}"
+        )
+    found = None if names is None else sorted(names)
+    graphs = [name for name in found or () if name.endswith(".onnx")]
+    if graphs:
+        what = f"its ONNX files are {shortened(graphs)}"
+    elif found is None:
+        what = f"none of {', '.join(map(onnx_file, DTYPES))} exists"
+    else:
+        what = f"it has no ONNX file, but {shortened(found) or 'nothing at all'}"
+    return ModelFileError(
+        f"{folder} has no graph of one decoder: {what}; take a repository with onnx/model.onnx or one of its dtypes"
+    )
+
+
+def shortened(names: list[str]) -> str:
+    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+
+
+def derived_config(
+    config: bytes, generation: bytes | None, model: ModelProto, filename: str, folder: str = ""
+) -> tuple[GenaiConfig, tuple[str, ...]]:
+    """The genai_config.json that describes this graph, and the options of generation_config.json that have no effect.
+
+    Raises ConfigError where a field is missing or wrong or contradicts the graph, with both values;
+    UnsupportedModelError for models that are more than one decoder.
+    """
+    name = folder + "config.json"
+    root = Section(name, "", parse_object(config, name))
+    sampling = Section(folder + "generation_config.json", "", {})
+    if generation is not None:
+        sampling = Section(sampling.file, "", parse_object(generation, sampling.file))
+    require_one_decoder(root)
+    require_plain_positions(model)
+    inputs, outputs = caches(model.graph.input), caches(model.graph.output)
+    decoder = decoder_of(root, model, filename, inputs, outputs)
+    vocab_size = agreed(
+        root, ("vocab_size",), last_size(model, decoder.outputs.logits), f"output {decoder.outputs.logits}"
+    )
+    ids = {key: sampling if sampling.value.get(key) is not None else root for key in ("eos_token_id", "pad_token_id")}
+    eos = ids["eos_token_id"].tokens("eos_token_id", vocab_size)
+    pad = special(ids["pad_token_id"], "pad_token_id", vocab_size)
+    options = {key: sampling.value[key] for key in SAMPLING if sampling.value.get(key) is not None}
+    in_vain = tuple(
+        f"{key}={sampling.value[key]}"
+        for key, neutral in NOT_IMPLEMENTED.items()
+        if sampling.value.get(key) not in (None, neutral)
+    )
+    derived = GenaiConfig(
+        model_type=root.text("model_type"),
+        vocab_size=vocab_size,
+        context_length=field(root, CONTEXT),
+        bos_token_id=special(root, "bos_token_id", vocab_size),
+        eos_token_ids=eos,
+        pad_token_id=pad if pad is not None else eos[0] if eos else 0,
+        decoder=decoder,
+        search=MappingProxyType(options),
+        name=name,
+    )
+    return derived, in_vain
+
+
+def require_one_decoder(root: Section) -> None:
+    kind = root.value.get("model_type", "unknown")
+    works = "Capstan runs one decoder of text with a key/value cache"
+    for key, what in OTHER_PARTS.items():
+        if root.value.get(key):
+            raise UnsupportedModelError(f"{root.where(key)}: a model of type {kind} with {what}; {works}")
+    if root.value.get("is_encoder_decoder"):
+        raise UnsupportedModelError(
+            f"{root.where('is_encoder_decoder')}: a model of type {kind} with an encoder; {works}"
+        )
+
+
+Caches: TypeAlias = "dict[str, dict[int, ValueInfoProto]]"
+"""Tensors by their name with %d in place of the layer, then by layer."""
+
+LAYERED = re.compile(r"^(?P<front>(?:past|present)\D*)(?P<layer>\d+)(?P<back>\D*)$")
+
+
+def caches(values: Iterable[ValueInfoProto]) -> Caches:
+    """The inputs, or the outputs, of which there is one for each layer."""
+    found: Caches = {}
+    for value in values:
+        match = LAYERED.match(value.name)
+        if match:
+            found.setdefault(f"{match['front']}%d{match['back']}", {})[int(match["layer"])] = value
+    return found
+
+
+def pattern(found: Caches, kind: str, default: str) -> str:
+    """The name of the "key" or "value" caches."""
+    return next((name for name in found if kind in name.rpartition("%d")[2]), default)
+
+
+def decoder_of(root: Section, model: ModelProto, filename: str, inputs: Caches, outputs: Caches) -> DecoderConfig:
+    names, made = InputNames(), OutputNames()
+    past_keys = pattern(inputs, "key", names.past_key_names)
+    layers = inputs.get(past_keys, {})
+    if not layers:
+        shown = ", ".join(value.name for value in list(model.graph.input)[:6]) or "none"
+        raise UnsupportedModelError(
+            f"{filename}: no inputs like {names.past_key_names} (inputs: {shown}); take an export with a key/value "
+            "cache (task text-generation-with-past)"
+        )
+    first = layers[min(layers)]
+    attention = next((node for node in model.graph.node if node.op_type == "GroupQueryAttention"), None)
+    heads = agreed(root, HEADS, given(attention, "num_heads"), "num_heads of GroupQueryAttention")
+    kv_heads = cache_size(root, ("num_key_value_heads",), first, 1, given(attention, "kv_num_heads") or heads)
+    if heads % kv_heads:
+        raise root.error("num_key_value_heads", f"a divisor of num_attention_heads ({heads})", REMEDY)
+    width = field(root, WIDTH) if any(root.value.get(key) is not None for key in WIDTH) else None
+    usual = width // heads if width is not None and width % heads == 0 else None
+    return DecoderConfig(
+        filename=filename,
+        head_size=cache_size(root, ("head_dim",), first, 3, usual),
+        hidden_size=width,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        num_hidden_layers=agreed(root, LAYERS, len(layers), f"{past_keys} for as many layers in {filename}"),
+        inputs=InputNames(past_key_names=past_keys, past_value_names=pattern(inputs, "value", names.past_value_names)),
+        outputs=OutputNames(
+            present_key_names=pattern(outputs, "key", made.present_key_names),
+            present_value_names=pattern(outputs, "value", made.present_value_names),
+        ),
+        long_rope_from=original_length(root),
+    )
+
+
+def given(node: NodeProto | None, name: str) -> int | None:
+    """An attribute's value, None if there is none."""
+    return next((int(item.i) for item in node.attribute if item.name == name), None) if node is not None else None
+
+
+def cache_size(root: Section, keys: tuple[str, ...], cache: ValueInfoProto, place: int, usual: int | None) -> int:
+    """A dimension of the caches: as the graph has it, else as config.json says, else the usual one."""
+    dims = cache.type.tensor_type.shape.dim
+    size = dims[place].dim_value if len(dims) == 4 and dims[place].dim_value > 0 else None
+    if size is None and all(root.value.get(key) is None for key in keys) and usual is not None:
+        return usual
+    return agreed(root, keys, size, f"input {cache.name} at dimension {place}")
+
+
+def agreed(root: Section, keys: tuple[str, ...], found: int | None, where: str) -> int:
+    """A number that config.json and the graph both contain. Raises ConfigError if they say different things."""
+    key = next((key for key in keys if root.value.get(key) is not None), None)
+    if key is None and found is not None:
+        return found
+    said = field(root, keys)
+    if found is not None and said != found:
+        raise ConfigError(f"{root.where(str(key))} is {said}, but the graph has {found} ({where}); {REMEDY}")
+    return said
+
+
+def field(root: Section, keys: tuple[str, ...]) -> int:
+    """The first of these fields that there is; of another name it has the limit of the first one."""
+    key = next((key for key in keys if root.value.get(key) is not None), keys[0])
+    value, most = root.value.get(key), LARGEST.get(keys[0], MOST)
+    if type(value) is not int or not 1 <= value <= most:
+        raise root.error(
+            key, "a positive integer" if type(value) is not int or value < 1 else f"at most {most}", REMEDY
+        )
+    return value
+
+
+def special(section: Section, key: str, vocab_size: int) -> int | None:
+    """A special token's id; the first one of several."""
+    found = section.tokens(key, vocab_size)
+    return found[0] if found else None
+
+
+def last_size(model: ModelProto, output: str) -> int | None:
+    """The last dimension of an output, None if it is free."""
+    for value in model.graph.output:
+        dims = value.type.tensor_type.shape.dim
+        if value.name == output and dims and dims[-1].dim_value > 0:
+            return int(dims[-1].dim_value)
+    return None
+
+
+def original_length(root: Section) -> int:
+    """Positions up to which the short factors of a long rope hold, 0 if there is no such rope."""
+    for key in ("rope_scaling", "rope_parameters"):
+        scaling: Any = root.value.get(key)
+        if isinstance(scaling, Mapping) and scaling.get("rope_type", scaling.get("type")) in ("longrope", "su"):
+            found = scaling.get("original_max_position_embeddings") or root.value.get(
+                "original_max_position_embeddings"
+            )
+            told = Section(root.file, key, {"original_max_position_embeddings": found})
+            return field(told, ("original_max_position_embeddings",))
+    return 0
+
+
+def require_plain_positions(model: ModelProto) -> None:
+    """Raise UnsupportedModelError for position ids that are not one number a token, as vision models have them."""
+    for value in model.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if value.name == InputNames.position_ids and len(dims) != 2:
+            raise UnsupportedModelError(
+                f"input {value.name} has {len(dims)} dimensions, expected 2: batch and positions; take a model of text"
+            )

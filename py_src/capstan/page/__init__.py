@@ -1,0 +1,1 @@
+"""Answers a page's requests, over the host in `_js`."""

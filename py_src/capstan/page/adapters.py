@@ -1,0 +1,42 @@
+"""The LoRA adapters that requests name, kept for the loaded model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._js import host
+from ..adapters import Adapters
+from ..device.lora_file import require_size
+from ..errors import OptionError
+from ..generation.generator import Generator
+from ..model import Model
+from ..model_files.json_text import clipped
+
+__all__ = ["adapt", "forget_adapters"]
+
+kept: Adapters | None = None
+"""By the addresses of their files."""
+
+
+async def adapt(model: Model, generator: Generator, request: dict[str, Any]) -> None:
+    """Have a new generator run with the request's adapter, if it has one. Raises OptionError, and what Adapters.load
+    raises."""
+    global kept
+    url = request.get("adapter")
+    if url is None:
+        return
+    if not isinstance(url, str):
+        raise OptionError(f"adapter is {clipped(url)}; it must be the address of an adapter file")
+    if kept is None or kept.model is not model:
+        forget_adapters()
+        kept = Adapters(model)
+    if url not in kept.names:
+        data = await host.fetch_bytes(url, lambda done, total: require_size(max(done, total), url))
+        await kept.load_async(data, url)
+    generator.set_active_adapter(kept, url)
+
+
+def forget_adapters() -> None:
+    """Free those that are kept, once their generators are closed."""
+    global kept
+    kept = None

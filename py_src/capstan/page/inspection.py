@@ -1,0 +1,117 @@
+"""Answers requests that look inside: fit, times, the tape, the probability of each token of an answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from .. import measure
+from .._js import host
+from ..errors import DeviceUnavailableError, OptionError
+from ..generation.generator import Generator
+from ..generation.timing import BurstTimes, Timing
+from ..model_files.hub import HubRepository
+from ..model_files.json_text import clipped
+from ..model_files.planning import plan
+from ..tokenizer import Tokenizer
+
+__all__ = ["answer_ids", "burst_list", "plan_for", "tape_of", "tell_alternatives", "told_times"]
+
+CONTEXT_TOKENS = 8
+"""A token's text is what it adds to the text of so many before it."""
+REPEATS = 4
+"""Repetitions of each operation's timing, whose median counts."""
+
+
+def answer_ids(name: str, given: Any) -> list[int]:
+    """The ids of an answer, or of its beginning; none for null. Raises OptionError."""
+    ids = [] if given is None else given
+    if not isinstance(ids, list) or any(isinstance(token, bool) or not isinstance(token, int) for token in ids):
+        raise OptionError(f"{name} is {clipped(given)}; it must be an array of token ids")
+    return ids
+
+
+async def tell_alternatives(
+    generator: Generator, tokenizer: Tokenizer, answer: Sequence[int], count: int, ends: Sequence[int]
+) -> None:
+    """Run the model over the answer, which follows the generator's sequence, and tell the page of each token in turn.
+    The sequence then ends before the answer's last token, or where this was cancelled."""
+    before = generator.get_sequence()[-CONTEXT_TOKENS:]
+
+    def about(token: int, log_probability: float) -> dict[str, Any]:
+        known = tokenizer.decode(before)
+        whole = tokenizer.decode([*before, token])
+        text = whole[len(known) :] if whole.startswith(known) else tokenizer.decode([token])
+        probability = math.exp(log_probability)
+        return {"token_id": token, "text": text, "probability": probability, "ends": token in ends}
+
+    for place, token in enumerate(answer):
+        found = await generator.log_probabilities_async(count, [token])
+        best = [about(other, found[other]) for other in list(found)[:count]]
+        host.emit({"kind": "alternatives", "place": place, "token": about(token, found[token]), "best": best})
+        if place + 1 < len(answer):
+            generator.append_tokens([token])
+            before = [*before, token][-CONTEXT_TOKENS:]
+
+
+async def plan_for(folder: str | HubRepository, device: str, dtype: str | None, length: int) -> dict[str, Any]:
+    """Whether a model and a sequence of `length` tokens, or of its context if that is shorter, would fit the device."""
+    whole = await plan(folder, device=device, dtype=dtype)
+    context = whole.requirements.max_length
+    fit = whole if context <= length else await plan(folder, device=device, dtype=dtype, max_length=length)
+    need = fit.requirements
+    return {
+        "device": need.device,
+        "fits": bool(fit),
+        "reason": fit.reason,
+        "max_length": need.max_length,
+        "context_length": context,
+        "largest_max_length": whole.largest_max_length,
+        "bytes": need.total.bytes,
+        "exact": need.total.exact,
+        "pools": {name: getattr(need, name).bytes for name in ("weights", "persistent", "io", "scratch")},
+    }
+
+
+def burst_list(request: dict[str, Any]) -> list[BurstTimes] | None:
+    """A list in which a Timing keeps the bursts, if the request asks for them."""
+    return [] if request.get("timeline") else None
+
+
+def told_times(timing: Timing) -> dict[str, Any]:
+    """The times of a run, with those of its bursts, in milliseconds since the first token was asked for, if they were
+    kept."""
+    since = timing.started or 0.0
+    times: dict[str, Any] = {
+        "tokens_per_second": timing.tokens_per_second,
+        "time_to_first_token_ms": timing.time_to_first_token,
+        "waiting_ms": timing.waiting_ms,
+        "copying_ms": timing.copying_ms,
+    }
+
+    def told(burst: BurstTimes) -> list[float]:
+        stamps = (burst.encoded, burst.submitted, burst.done, burst.readable, burst.entered)
+        return [*(round(at - since, 3) for at in stamps), burst.picks]
+
+    return times if timing.bursts is None else {**times, "bursts": [told(burst) for burst in timing.bursts]}
+
+
+async def tape_of(generator: Generator, prompt: Sequence[int]) -> dict[str, Any]:
+    """The operations of the decode step after a prompt and a token, with the GPU's time for each; where that cannot be
+    told none, and a note why."""
+    generator.append_tokens(prompt)
+    await generator.generate_next_token_async()
+    found, note = None, None
+    try:
+        found = [asdict(each) for each in await measure.operations(generator, REPEATS)]
+    except (DeviceUnavailableError, OptionError) as error:
+        note = str(error)
+    return {
+        "capture": generator.capture,
+        "capture_note": generator.capture_note,
+        "tape_passes": generator.tape_passes,
+        "operations": found,
+        "note": note,
+    }

@@ -1,0 +1,44 @@
+"""Answers what is kept: weights in the browser's storage, which are looked after, and live memory of the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Any
+
+from .._js import host
+from ..errors import OptionError
+from ..memory import ledger
+from ..weights.idle import IdleVerification
+from ..weights.store import Verification, WeightStore
+
+__all__ = ["idle_verification", "live_memory", "stored_weights"]
+
+
+def idle_verification(others: Callable[[], Awaitable[object]]) -> IdleVerification:
+    """The idle verification of the stored weights, which reports damage to the page."""
+
+    def told(found: Verification) -> None:
+        told_of = {"sources": list(found.sources), "shards": found.shards, "damaged": list(found.damaged)}
+        host.emit({"kind": "damaged", **told_of})
+
+    return IdleVerification(WeightStore(), told, others)
+
+
+async def stored_weights(request: dict[str, Any]) -> dict[str, Any]:
+    """The contents of the weight store, after `evict` or `verify`."""
+    if request["action"] not in ("list", "evict", "verify"):
+        raise OptionError(f"action is {request['action']!r}; it must be list, evict or verify")
+    store = WeightStore()
+    freed = 0
+    if request["action"] == "evict":
+        freed = await store.evict(request["which"])
+    elif request["action"] == "verify":
+        await store.verify(request["which"])
+    return {"store": await store.kind(), "files": [asdict(file) for file in await store.list()], "freed": freed}
+
+
+async def live_memory(request: dict[str, Any]) -> dict[str, Any]:
+    """The ledger: live bytes by device, category and owner, largest first."""
+    account = ledger()
+    return {"bytes": account.bytes(), "entries": [asdict(entry) for entry in account.entries]}

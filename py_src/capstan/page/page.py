@@ -1,0 +1,513 @@
+"""Answers the page's requests (web/src/protocol.ts): generate text, chat, run a script, look after stored weights.
+
+The worker imports this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import importlib
+import json
+import math
+import posixpath
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+from pyodide.code import eval_code_async
+
+from .._js import host
+from .._js.files import mount
+from ..errors import ConfigError, OptionError, PromptError
+from ..generation.conversation import Conversation, History
+from ..generation.generator import Generator
+from ..generation.generator_params import GeneratorParams
+from ..generation.named_processors import named_processor
+from ..generation.speculation import SPECULATION_OPTIONS, Speculation
+from ..generation.stream import StoppingStream
+from ..generation.timing import Timing
+from ..model import Model
+from ..model_files.hub import HubRepository
+from ..model_files.json_text import clipped
+from ..spans import span
+from ..tokenizer import Tokenizer
+from ..tracing import begin_trace, end_trace
+from .adapters import adapt, forget_adapters
+from .inspection import answer_ids, burst_list, plan_for, tape_of, tell_alternatives, told_times
+from .memory_requests import idle_verification, live_memory, stored_weights
+from .requests import read_request
+
+__all__ = ["begin_trace", "cancel", "handle", "look_after_weights"]
+
+Key = tuple[str | HubRepository, str | None, str, str | None, int, bool]
+"""A model's folder and dtype, the device, the capture, the bytes of the prefix cache, and whether it is loaded without
+the browser's storage."""
+
+running: asyncio.Task[Any] | None = None
+answering = 0
+"""The number of the request that is running, or ran last: numbers rise from request to request."""
+stopped: set[int] = set()
+"""Requests that were cancelled before they began."""
+loaded: tuple[Key, Model] | None = None
+"""The last model and what it was loaded for: the next request for the same one finds it ready."""
+loading: asyncio.Task[Model] | None = None
+"""The load that is under way."""
+conversations: dict[str | None, tuple[Model, str, Conversation]] = {}
+"""The last conversation of each session (None: of requests without a session), with its model and its options. The next
+request that continues it runs the model on new messages only."""
+lost: dict[str | None, tuple[Key, str, History]] = {}
+"""The sessions whose model's device was lost between two requests: the model's key, the options, and the history of the
+conversation.
+"""
+idle = idle_verification(lambda: load_ended())
+verify_after = math.inf
+"""Seconds without a request until stored weights are compared with their digests."""
+SAMPLE = "Hello"
+"""The text before the decode step that is inspected."""
+CHAT_LENGTH = 4096
+"""The `max_length` of conversations, where none is given and the model's context is no shorter."""
+
+
+async def handle(text: str, number: int) -> str:
+    """Answer one request; both are JSON. Every error becomes a reply with its type, message and traceback."""
+    global running, answering
+    running, answering = asyncio.current_task(), number
+    host.be_interrupted_once()
+    try:
+        if number in stopped:
+            raise asyncio.CancelledError
+        await idle.stop()
+        request = read_request(text)
+        with span(f"answer: {request['kind']}", request=number):
+            reply = {"ok": True, "result": await answer_of(request)(request)}
+    except (asyncio.CancelledError, KeyboardInterrupt) as error:
+        reply = failure("KeyboardInterrupt", "stopped by the user", error)
+    except Exception as error:
+        reply = failure(type(error).__name__, str(error), error)
+    finally:
+        running = None
+        stopped.discard(number)
+        idle.begin(verify_after)
+    return json.dumps(reply)
+
+
+def look_after_weights(milliseconds: float) -> None:
+    """Compare stored weights with their digests when no request came for so long; math.inf is never."""
+    global verify_after
+    verify_after = milliseconds / 1000
+
+
+def answer_of(request: dict[str, Any]) -> Callable[[dict[str, Any]], Awaitable[Any]]:
+    """The function that answers a request."""
+    answers: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {
+        "load": get_ready,
+        "generate": generate,
+        "chat": chat,
+        "exec": execute,
+        "models": stored_weights,
+        "memory": live_memory,
+        "plan": planned,
+        "alternatives": alternatives,
+        "operations": operations,
+        "end_session": end_session,
+        "trace": traced,
+    }
+    return answers[request["kind"]]
+
+
+def cancel(number: int) -> None:
+    """Stop a request at its next await, or before it begins; one that has ended is left alone."""
+    if number > answering:
+        stopped.add(number)
+    elif number == answering and running is not None:
+        running.cancel()
+
+
+def failure(kind: str, message: str, error: BaseException) -> dict[str, Any]:
+    shown = "".join(traceback.format_exception(error))
+    return {"ok": False, "error": {"type": kind, "message": message, "traceback": shown}}
+
+
+async def get_ready(request: dict[str, Any]) -> dict[str, Any]:
+    """Load a model, and prepare the decode step of its chats if it has a template for them."""
+    model = await load_once(request)
+    can_chat = Tokenizer(model).has_chat_template
+    if can_chat:
+        told_ready(model, (await conversation_with(model, request)).generator)
+    return {
+        "device": model.device_type,
+        "adapter": model.adapter,
+        "context_length": model.config.context_length,
+        "can_chat": can_chat,
+        "load_times": model.load_times,
+    }
+
+
+async def generate(request: dict[str, Any]) -> dict[str, Any]:
+    """Complete a prompt; the keys of the result are those of `build.py run --json`."""
+    model = await load_once(request)
+    tokenizer = Tokenizer(model)
+    prompt_ids = request["prompt_ids"]
+    if prompt_ids is None:
+        prompt_ids = tokenizer.encode(request["prompt"] or "")
+    if not prompt_ids:
+        raise PromptError("the prompt is empty; give at least one token")
+    params = GeneratorParams(model, **generator_options(request))
+    params.set_search_options(**request["search"])
+    guide(params, request)
+    require_one_sequence(params)
+    limit_new_tokens(params, model, len(prompt_ids), request["max_new_tokens"])
+    begun = answer_ids("begun", request.get("begun"))
+    ids: list[int] = []
+    text: list[str] = []
+    async with Generator(model, params) as generator:
+        await adapt(model, generator, request)
+        generator.append_tokens([*prompt_ids, *begun])
+        host.emit({"kind": "status", "text": "preparing the decode step"})
+        await generator.prepare_async()
+        about = told_ready(model, generator)
+        host.emit({"kind": "status", "text": "generating"})
+        stream = StoppingStream(tokenizer.decode, params.search.stop_strings)
+        for token in begun:
+            stream.push(token)
+        show = text_events(stream, text.append)
+        generator.timing.bursts = burst_list(request)
+        while not generator.is_done():
+            length = generator.token_count()
+            token = await generator.generate_next_token_async()
+            ids.append(token)
+            show(token, generator.token_count() > length)
+        show(-1, False)
+        return {
+            "text": "".join(text),
+            "token_ids": ids,
+            "prompt_ids": prompt_ids,
+            "finish_reason": generator.finish_reason,
+            **about,
+            "tape_passes": generator.tape_passes,
+            **told_times(generator.timing),
+            "counters": generator.counters,
+            "speculation": None if generator.speculation is None else asdict(generator.speculation),
+        }
+
+
+def guide(params: GeneratorParams, request: dict[str, Any]) -> None:
+    """Take the request's speculation and grammar, if it has them. Raises OptionError, GuidanceError."""
+    drafting, given = request.get("speculation"), request.get("guidance")
+    if drafting is not None:
+        names = [option.name for option in SPECULATION_OPTIONS]
+        if not isinstance(drafting, dict) or not drafting.keys() <= set(names):
+            raise OptionError(f"speculation is {clipped(drafting)}; it must be an object with {', '.join(names)}")
+        params.set_speculation(Speculation(**drafting))
+    if given is None:
+        return
+    fields = ("type", "data", "enable_ff_tokens")
+    if not isinstance(given, dict) or not {"type", "data"} <= given.keys() <= set(fields):
+        raise OptionError(f"guidance is {clipped(given)}; it must be an object with {', '.join(fields)}")
+    params.set_guidance(**given)
+
+
+def require_one_sequence(params: GeneratorParams) -> None:
+    """Raise OptionError for a batch, several sequences of a prompt or a beam search."""
+    for name in ("batch_size", "num_beams", "num_return_sequences"):
+        value = getattr(params.search, name)
+        if value != 1:
+            raise OptionError(
+                f"{name} is {value}; a request generates one sequence and no beam search: leave {name} at 1, or use "
+                "capstan.Generator in a script (build.py exec)"
+            )
+
+
+def told_ready(model: Model, generator: Generator) -> dict[str, Any]:
+    """How the generator's steps run; the page is told."""
+    about = {
+        "device": model.device_type,
+        "adapter": model.adapter,
+        "capture": generator.capture,
+        "capture_note": generator.capture_note,
+        "tape_passes": generator.tape_passes,
+    }
+    host.emit({"kind": "ready", **about})
+    return about
+
+
+async def chat(request: dict[str, Any]) -> dict[str, Any]:
+    """Answer the last message of a conversation; without messages only get ready for one."""
+    begun = answer_ids("begun", request.get("begun"))
+    model = await load_once(request)
+    talk = await conversation_with(model, request)
+    generator = talk.generator
+    about = {**told_ready(model, generator), "max_length": generator.max_length}
+    if not request["messages"]:
+        return about
+    kept = talk.ask(request["messages"], request.get("tools"))
+    prompt, reused = generator.token_count(), generator.reused_tokens
+    generator.timing = Timing(bursts=burst_list(request))
+    ids: list[int] = []
+    text: list[str] = []
+
+    def show(token: int, delta: str) -> None:
+        text.append(delta)
+        if token >= 0:
+            ids.append(token)
+        host.emit({"kind": "text", "text": delta, "token_id": token})
+
+    try:
+        reason = await talk.answer(request["max_new_tokens"], show, begun)
+    except asyncio.CancelledError:
+        reason = "cancel"
+    return {
+        "text": "".join(text),
+        "token_ids": ids,
+        "prompt_tokens": prompt,
+        "kept_tokens": kept + generator.reused_tokens - reused,
+        "sequence_tokens": generator.token_count(),
+        "finish_reason": reason,
+        **about,
+        **told_times(generator.timing),
+    }
+
+
+async def alternatives(request: dict[str, Any]) -> None:
+    """Tell of each token of an answer how probable it was, and what else could have come: after a prompt or, if there
+    are messages, in the conversation that they make."""
+    answer = answer_ids("answer", request["answer"])
+    count = request["count"]
+    model = await load_once(request)
+    tokenizer, ends = Tokenizer(model), model.config.eos_token_ids
+    if request.get("messages") is not None:
+        talk = await conversation_with(model, request)
+        talk.ask(request["messages"], request.get("tools"))
+        await tell_alternatives(talk.generator, tokenizer, answer, count, ends)
+        return
+    prompt_ids = tokenizer.encode(request["prompt"] or "")
+    params = GeneratorParams(model, **generator_options(request))
+    params.set_search_options(**request["search"])
+    limit_new_tokens(params, model, len(prompt_ids), request["max_new_tokens"])
+    async with Generator(model, params) as generator:
+        await adapt(model, generator, request)
+        generator.append_tokens(prompt_ids)
+        await tell_alternatives(generator, tokenizer, answer, count, ends)
+
+
+async def operations(request: dict[str, Any]) -> dict[str, Any]:
+    """The operations of a decode step, and the GPU time of each."""
+    model = await load_once(request)
+    params = GeneratorParams(model)
+    params.set_search_options(max_length=min(CHAT_LENGTH, model.config.context_length))
+    async with Generator(model, params) as generator:
+        await adapt(model, generator, request)
+        return await tape_of(generator, Tokenizer(model).encode(SAMPLE) or [0])
+
+
+async def planned(request: dict[str, Any]) -> dict[str, Any]:
+    """Whether a model would fit, before its weights are read."""
+    folder, device, dtype = folder_of(request["model"]), request["device"], request["dtype"]
+    return await plan_for(folder, device, dtype, CHAT_LENGTH)
+
+
+async def conversation_with(model: Model, request: dict[str, Any]) -> Conversation:
+    """The last conversation if it was with this model and these options, else a new one; its decoder is ready."""
+    session = request.get("session")
+    limit = request["max_new_tokens"]
+    if limit is not None and limit < 1:
+        raise OptionError(f"max_new_tokens is {limit}; it must be at least 1")
+    names = ("run_ahead", "search", "max_length", "guidance", "speculation", "adapter", "recoveries")
+    asked = [request.get(name) for name in names]
+    if (processor := request.get("logits_processor")) is not None:
+        asked.append(named_processor(processor).serial)
+    options = json.dumps(asked, sort_keys=True)
+    unused = conversations.get(None)
+    if session not in conversations and session not in lost and unused and not unused[2].generator.token_count():
+        # It was made when the model was loaded.
+        conversations[session] = conversations.pop(None)
+    if (last := conversations.get(session)) is not None:
+        if last[0] is model and last[1] == options:
+            return last[2]
+        await end_conversation(session)
+    tokenizer = Tokenizer(model)
+    if not tokenizer.has_chat_template:
+        raise ConfigError(
+            f"{model.folder} has no chat template (chat_template in tokenizer_config.json, or chat_template.jinja): "
+            "take a model that was made for chats, or complete a prompt with it"
+        )
+    params = GeneratorParams(model, **generator_options(request))
+    length = request["max_length"]
+    params.set_search_options(**request["search"])
+    guide(params, request)
+    require_one_sequence(params)
+    params.set_search_options(max_length=min(CHAT_LENGTH, model.config.context_length) if length is None else length)
+    generator = Generator(model, params)
+    try:
+        await adapt(model, generator, request)
+    except BaseException:
+        await generator.aclose()
+        raise
+    before = lost.pop(session, None)
+    earlier = before[2] if before and loaded and before[:2] == (loaded[0], options) else None
+    talk = Conversation(tokenizer, generator, params.search.stop_strings, earlier)
+    conversations[session] = model, options, talk
+    host.emit({"kind": "status", "text": "preparing the decode step"})
+    await generator.prepare_async()
+    return talk
+
+
+def generator_options(request: dict[str, Any]) -> dict[str, Any]:
+    """The options in a request that concern its generator, besides the search."""
+    options = {name: request.get(name) for name in ("run_ahead", "recoveries")}
+    if (processor := request.get("logits_processor")) is not None:
+        options |= named_processor(processor).options
+    return {name: value for name, value in options.items() if value is not None}
+
+
+async def end_conversation(session: str | None) -> None:
+    """Give back what a conversation holds."""
+    if session in conversations:
+        _, _, talk = conversations.pop(session)
+        await talk.generator.aclose()
+
+
+async def end_session(request: dict[str, Any]) -> None:
+    """Give back what a session holds; it may have ended already."""
+    lost.pop(request["session"], None)
+    await end_conversation(request["session"])
+
+
+async def traced(request: dict[str, Any]) -> dict[str, Any] | None:
+    """Begin a trace, or end it and return it."""
+    if request["action"] not in ("start", "stop"):
+        raise OptionError(f"a trace's action is {clipped(request['action'])}; it must be start or stop")
+    if request["action"] == "stop":
+        return await end_trace()
+    begin_trace()
+    return None
+
+
+def folder_of(model: Any) -> str | HubRepository:
+    """A ModelFolder of web/src/protocol.ts, after the worker has adopted what was picked."""
+    return HubRepository.from_request(model) if isinstance(model, dict) else str(model)
+
+
+async def load_once(request: dict[str, Any]) -> Model:
+    """The model, loaded now or by an earlier request; another one that is loaded is closed first.
+
+    Loading goes on if the request is cancelled meanwhile: it cannot be called back from the GPU, and the next request
+    for the same model finds it done.
+    """
+    global loaded, loading
+    prefix_cache, without_store = request.get("prefix_cache") or 0, bool(request.get("disable_file_mapped_weights"))
+    asked = (request["dtype"], request["device"], request["capture"])
+    key = (folder_of(request["model"]), *asked, prefix_cache, without_store)
+    await load_ended()
+    if loaded is not None:
+        if loaded[0] == key and loaded[1].healthy() and not idle.distrusted:
+            return loaded[1]
+        same, last, loaded = loaded[0] == key, loaded[1], None
+        lost.clear()
+        for session, (_, options, talk) in [*conversations.items()]:
+            if same:
+                lost[session] = key, options, talk.history()
+            await end_conversation(session)
+        forget_adapters()
+        await last.aclose()
+    idle.distrusted = False
+    host.emit({"kind": "status", "text": f"loading {key[0]}"})
+    loading = asyncio.ensure_future(load(key, request.get("stall_timeout")))
+    return await asyncio.shield(loading)
+
+
+async def load_ended() -> None:
+    """Wait for a load that is under way, however it ends."""
+    if loading is not None:
+        with suppress(Exception):
+            await asyncio.shield(loading)
+
+
+async def load(key: Key, stall_timeout: float | None) -> Model:
+    """Load a model and keep it as the loaded one."""
+    global loaded, loading
+    folder, dtype, device, capture, prefix_cache, without_store = key
+
+    def progress(what: str, done: int, total: int) -> None:
+        if what == "weights":
+            host.emit({"kind": "status", "text": f"the weights have {total / 1e6:.1f} MB"})
+            return
+        host.emit({"kind": "progress", "what": what, "done": done, "total": total})
+
+    try:
+        options: dict[str, Any] = {"device": device, "dtype": dtype, "capture": capture}
+        options |= {"prefix_cache": prefix_cache, "disable_file_mapped_weights": without_store}
+        model = await Model.load(folder, **options, progress=progress, stall_timeout=stall_timeout)
+        model.on_recovery = lambda reason, ms: host.emit({"kind": "recovered", "reason": reason, "ms": ms})
+        loaded = (key, model)
+        return model
+    finally:
+        loading = None
+
+
+def limit_new_tokens(params: GeneratorParams, model: Model, prompt: int, new_tokens: int | None) -> None:
+    """`max_new_tokens` as a max_length, within the model's context."""
+    context = model.config.context_length
+    if prompt >= context:
+        raise PromptError(f"the prompt has {prompt} tokens, the model's context_length is {context}; shorten it")
+    if new_tokens is None:
+        return
+    if new_tokens < 1:
+        raise OptionError(f"max_new_tokens is {new_tokens}; it must be at least 1")
+    params.set_search_options(max_length=min(prompt + new_tokens, context))
+
+
+def text_events(stream: StoppingStream, keep: Callable[[str], None]) -> Callable[[int, bool], None]:
+    """A function that turns each id of the sequence (-1 at the end) into text, keeps it and tells the page."""
+
+    def show(token: int, in_sequence: bool) -> None:
+        delta = stream.push(token) if in_sequence else ""
+        if token < 0:
+            delta = stream.flush()
+        keep(delta)
+        if token >= 0 or delta:
+            host.emit({"kind": "text", "text": delta, "token_id": token})
+
+    return show
+
+
+async def execute(request: dict[str, Any]) -> dict[str, int]:
+    """Run a script as `__main__`, top-level await allowed; `models` maps names to folders. It imports modules from its
+    own folder, where `files` may have put them."""
+    sys.argv = list(request["argv"])
+    mount(request["files"])
+    place = posixpath.dirname(request["filename"])
+    if place not in sys.path:
+        sys.path.insert(0, place)
+        importlib.invalidate_caches()
+    folders = {name: folder_of(model) for name, model in request["models"].items()}
+    names = {"__name__": "__main__", "__file__": request["filename"], "models": folders}
+    names["__builtins__"] = builtins
+    status = 0
+    try:
+        await eval_code_async(request["source"], globals=names, filename=request["filename"], return_mode="none")
+    except SystemExit as error:
+        status = exit_status(error.code)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise
+    except Exception as error:
+        traceback.print_exception(error)
+        status = 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return {"status": status}
+
+
+def exit_status(code: object) -> int:
+    """The process exit status that CPython derives from SystemExit's code."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return 1

@@ -1,0 +1,291 @@
+"""The reference sampler: it defines, token for token, what the sampler on the GPU must choose.
+
+Everything between the logits' bits and the token is integer arithmetic, so that WGSL computes the same numbers on
+every adapter (its float operations are inexact, may be fused and may flush what is subnormal). The definition:
+
+1. A logit is a float32 (a float16 becomes the float32 of the same value). `token_key` maps its bits to a u32 of the
+   same order; NaN counts as -inf, -0 as +0. Tokens are ordered by key, largest first, equals by id, lowest first.
+2. Greedy takes the first token in that order. If nothing is above -inf the result is NO_TOKEN, greedy or drawn; but of
+tokens that the host allows, the first one is taken all the same.
+3. Before that, stages with an `edit` change keys, such as `min_length` and `repetition_penalty` (see capstan.stages).
+4. `token_weight` is exp((logit - largest) / temperature) in units of 2**-30, from 0 to 2**30. It errs by half a unit
+   and, relatively, by 2e-7 and 2**-30 of the larger magnitude of the two logits over the temperature (float32 itself
+   holds a logit to 2**-25 of it). A weight below 2**-31 of the largest is 0. Tokens equal to the largest weigh 2**30,
+   also where the largest is +inf (all others then weigh 0).
+5. `top_k` keeps the first k tokens in the order. `top_p` keeps, of those, the shortest prefix in the order whose
+   weight is at least `top_p` (rounded to 2**-32) of theirs, never less than one token. Stages with a `weigh` then
+   change the weights: `min_p`.
+6. u is word 0 of Philox4x32-10 with the seed as key and (position, row, 0, 0) as counter. The token is the first, by
+   id, at which the running sum of the weights kept exceeds floor(u * total / 2**32).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import struct
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import OptionError
+from . import NEGATIVE_INFINITY_KEY, Row, temperature_scale
+from .search import SearchOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = [
+    "NO_TOKEN",
+    "SearchOptions",
+    "finite_logits",
+    "float32",
+    "philox4x32_10",
+    "sample",
+    "token_key",
+    "token_keys",
+    "token_weight",
+]
+
+NO_TOKEN = 0xFFFFFFFF
+"""The pick of a row in which no token can be picked."""
+POSITIVE_INFINITY_KEY = 0xFF800000
+_POSITIVE_ZERO_KEY = 0x80000000
+_WEIGHT_BITS = 30
+
+# 2**-f for f in [0, 1): 1 - f*(A1 - f*(A2 - ...)), each A in units of 2**-32; a minimax fit, relative error 8.5e-8.
+_EXP2 = (2977029614, 1031565859, 237500345, 39538602, 4058330)
+
+
+def philox4x32_10(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Ten rounds of Philox4x32 over u32 words (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011)."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        product0 = 0xD2511F53 * c0
+        product1 = 0xCD9E8D57 * c2
+        c0 = (product1 >> 32) ^ c1 ^ k0
+        c2 = (product0 >> 32) ^ c3 ^ k1
+        c1 = product1 & 0xFFFFFFFF
+        c3 = product0 & 0xFFFFFFFF
+        k0 = (k0 + 0x9E3779B9) & 0xFFFFFFFF
+        k1 = (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return c0, c1, c2, c3
+
+
+def token_key(bits: int) -> int:
+    """The place of a float32, given by its bits, in the order of floats; NaN counts as -inf and -0 as +0."""
+    magnitude = bits & 0x7FFFFFFF
+    if magnitude > 0x7F800000:
+        return NEGATIVE_INFINITY_KEY
+    if magnitude == 0:
+        return _POSITIVE_ZERO_KEY
+    return bits ^ 0xFFFFFFFF if bits >> 31 else bits | 0x80000000
+
+
+def _magnitude(key: int) -> tuple[bool, int, int]:
+    """Sign, biased exponent and significand (shifted left by 7: 31 bits) of the finite float32 with this key."""
+    negative = key < 0x80000000
+    bits = (key ^ 0xFFFFFFFF if negative else key) & 0x7FFFFFFF
+    exponent = bits >> 23
+    if exponent == 0:
+        return negative, 1, bits << 7
+    return negative, exponent, ((bits & 0x7FFFFF) | 0x800000) << 7
+
+
+def token_weight(key: int, top: int, scale: tuple[int, int]) -> int:
+    """exp((logit - largest) / temperature) * 2**30 for the keys of both and `temperature_scale(temperature)`."""
+    if key == top:
+        return 1 << _WEIGHT_BITS
+    if key <= NEGATIVE_INFINITY_KEY or top == POSITIVE_INFINITY_KEY:
+        return 0
+    # largest - logit, as difference * 2**(exponent - 157): both are brought to the larger exponent, seven bits below
+    # float32's own last place, and cut off there.
+    top_negative, top_exponent, a = _magnitude(top)
+    negative, key_exponent, b = _magnitude(key)
+    exponent = max(top_exponent, key_exponent)
+    a >>= min(exponent - top_exponent, 31)
+    b >>= min(exponent - key_exponent, 31)
+    difference = b - a if top_negative else a + b if negative else a - b
+    # The exponent of two, z in units of 2**-27.
+    mantissa, shift = scale
+    product = difference * mantissa
+    shift -= exponent
+    z = product >> min(shift, 64) if shift >= 0 else product << min(-shift, 32)
+    octaves = z >> 27
+    if octaves >= 31:
+        return 0
+    fraction = (z & 0x7FFFFFF) << 5
+    power = _EXP2[4]
+    power = _EXP2[3] - (power * fraction >> 32)
+    power = _EXP2[2] - (power * fraction >> 32)
+    power = _EXP2[1] - (power * fraction >> 32)
+    power = _EXP2[0] - (power * fraction >> 32)
+    power = 0x80000000 - (power * fraction >> 33)
+    return (power + (1 << octaves)) >> (1 + octaves)
+
+
+def token_keys(logits: Buffer | Sequence[float], *, float16_bits: bool = False) -> list[int]:
+    """The keys of one row of logits.
+
+    `logits` is a C-contiguous buffer of float32 (`f`), float64 (`d`, rounded to float32) or float16 (`e`), or of raw
+    float16 bits (`H`) with `float16_bits`, or a sequence of floats (rounded to float32; beyond its range: infinite).
+    """
+    return _keys(_float32_bytes(logits, float16_bits))
+
+
+def _keys(row: bytes | memoryview) -> list[int]:
+    words = memoryview(row).cast("I")
+    keys = [word | 0x80000000 if word < 0x80000000 else word ^ 0xFFFFFFFF for word in words]
+    # The three kinds of value that this comprehension gets wrong are rare, and finding them is cheap.
+    if keys and (max(keys) > POSITIVE_INFINITY_KEY or min(keys) < NEGATIVE_INFINITY_KEY or 0x7FFFFFFF in keys):
+        return [token_key(word) for word in words]
+    return keys
+
+
+def _float32_bytes(logits: Any, float16_bits: bool) -> bytes | memoryview:
+    try:
+        view = memoryview(logits)
+    except TypeError:
+        return array("f", [float32(value) for value in logits]).tobytes()
+    kind = view.format.lstrip("<@=")
+    if kind == "f":
+        return view.cast("B")
+    if kind == "e" or (kind == "H" and float16_bits):
+        count = view.nbytes // 2
+        return array("f", struct.unpack(f"{count}e", view.cast("B"))).tobytes()
+    if kind == "d":
+        return array("f", [float32(value) for value in view.cast("B").cast("d")]).tobytes()
+    raise OptionError(
+        f"logits have the buffer format {view.format!r}; use float32 ('f'), float16 ('e') or float64 ('d'), "
+        "or 'H' with float16_bits=True"
+    )
+
+
+def float32(value: float) -> float:
+    """The nearest float32; infinite beyond its range."""
+    try:
+        return float(struct.unpack("f", struct.pack("f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def sample(
+    logits: Buffer | Sequence[float],
+    options: SearchOptions,
+    position: int,
+    row: int = 0,
+    *,
+    tokens: Sequence[int] = (),
+    prompt: int = 0,
+    allowed: bytes = b"",
+    float16_bits: bool = False,
+) -> int:
+    """The next token of one row; see the module's definition.
+
+    `logits` is what `token_keys` takes, [vocabulary]. `position` is the length of the sequence before this token,
+    which is the index the token takes in it; `tokens` is that sequence, which penalties and bans need, and `prompt` how
+    many of them were not picked. NO_TOKEN where all are NaN or -inf. Raises OptionError when there are no logits.
+    """
+    values = _float32_bytes(logits, float16_bits)
+    if not values:
+        raise OptionError("logits are empty; there must be at least one token")
+    stages = options.stages()
+    known = Row(position, tokens, prompt, allowed)
+    edits = [stage.edit for stage in stages if stage.edit is not None and stage.due(options, known)]
+    if options.greedy and not edits:
+        return _first_of_largest(values)
+    keys = _keys(values)
+    for edit in edits:
+        edit(keys, options, known)
+    top = max(keys)
+    if top <= NEGATIVE_INFINITY_KEY and not any(stage.allowed for stage in stages):
+        return NO_TOKEN
+    if options.greedy or top == NEGATIVE_INFINITY_KEY:
+        return keys.index(top)
+
+    # By id, without the tokens that certainly weigh 0: those come after all others in the order and add nothing.
+    floor = _weightless_below(top, options.temperature)
+    kept = [token for token, key in enumerate(keys) if key >= floor]
+    if 0 < options.top_k < len(kept):
+        kept = _first_in_order(kept, keys, options.top_k)
+    scale = temperature_scale(options.temperature)
+    cache = {key: token_weight(key, top, scale) for key in {keys[token] for token in kept}}
+    weights = [cache[keys[token]] for token in kept]
+    total = sum(weights)
+
+    if options.top_p_bits:
+        target = -(-options.top_p_bits * total >> 32)
+        order = sorted(range(len(kept)), key=[keys[token] for token in kept].__getitem__, reverse=True)
+        mass = count = 0
+        while mass < target:
+            mass += weights[order[count]]
+            count += 1
+        chosen = sorted(order[:count])
+        kept = [kept[index] for index in chosen]
+        weights = [weights[index] for index in chosen]
+        total = mass
+
+    for stage in stages:
+        if stage.weigh is not None:
+            weights = stage.weigh(weights, options)
+            total = sum(weights)
+
+    seed = (options.seed & 0xFFFFFFFF, options.seed >> 32)
+    draw = philox4x32_10((position, row, 0, 0), seed)[0] * total >> 32
+    for token, weight in zip(kept, weights, strict=True):
+        draw -= weight
+        if draw < 0:
+            return token
+    raise AssertionError("the draw lies below the total weight")  # pragma: no cover
+
+
+def finite_logits(
+    logits: Buffer, options: SearchOptions | None = None, tokens: Sequence[int] = (), prompt: int = 0
+) -> Sequence[float]:
+    """One row of logits, float32 [vocabulary], as `sample` orders them: NaN and -inf are float32's least number, +inf
+    is its largest. With options, after the stages that edit the row of a sequence `tokens`, of which the first `prompt`
+    were not picked."""
+    known = Row(len(tokens), tokens, prompt)
+    stages = () if options is None else options.stages()
+    edits = [stage.edit for stage in stages if stage.edit is not None and stage.due(options, known)]
+    row = array("f")
+    row.frombytes(memoryview(logits).cast("B"))
+    if not edits and math.isfinite(sum(row)):
+        return row
+    keys = _keys(memoryview(row).cast("B"))
+    for edit in edits:
+        edit(keys, options, known)
+    keys = [min(max(key, NEGATIVE_INFINITY_KEY + 1), POSITIVE_INFINITY_KEY - 1) for key in keys]
+    words = array("I", [key & 0x7FFFFFFF if key >> 31 else key ^ 0xFFFFFFFF for key in keys])
+    return memoryview(words).cast("B").cast("f")
+
+
+def _first_of_largest(values: bytes | memoryview) -> int:
+    """Greedy without keys, five times as fast: only NaN, which makes the sum NaN too, orders unlike its key."""
+    row = array("f")
+    row.frombytes(values)
+    if not math.isnan(sum(row)):
+        top = max(row)
+        return NO_TOKEN if top == -math.inf else row.index(top)
+    keys = _keys(values)
+    top_key = max(keys)
+    return NO_TOKEN if top_key == NEGATIVE_INFINITY_KEY else keys.index(top_key)
+
+
+def _first_in_order(tokens: list[int], keys: list[int], count: int) -> list[int]:
+    """The first `count` of `tokens` (which ascend) by key, largest first, equals by id; returned by id."""
+    cut = heapq.nlargest(count, [keys[token] for token in tokens])[-1]
+    above = sum(keys[token] > cut for token in tokens)
+    equals = [token for token in tokens if keys[token] == cut][: count - above]
+    last_equal = equals[-1]
+    return [token for token in tokens if keys[token] > cut or (keys[token] == cut and token <= last_equal)]
+
+
+def _weightless_below(top: int, temperature: float) -> int:
+    """A key below which every token weighs 0. Weights end 21.5 temperatures below the largest logit; 23 are kept."""
+    if top == POSITIVE_INFINITY_KEY:
+        return top
+    bits = top & 0x7FFFFFFF if top >> 31 else top ^ 0xFFFFFFFF
+    largest = float(struct.unpack("f", struct.pack("I", bits))[0])
+    return token_key(struct.unpack("I", struct.pack("f", float32(largest - 23 * temperature)))[0])
