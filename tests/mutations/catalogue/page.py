@@ -175,16 +175,16 @@ PAGE = (
         browser("sampler::test_stages_follow_the_picks_of_a_burst"),
     ),
     Mutation(
-        "player.pass_state",
+        "player.open_pass",
         "web/src/gpu/player.ts",
         """      step.endPass();
       pipeline = null;
       groups = [];
       action();""",
-        """      step.endPass();
+        """      pipeline = null;
       groups = [];
       action();""",
-        "a pass behind a copy begins without a pipeline",
+        "a copy is encoded inside an open pass",
         browser("tape::test_a_tape_step_is_an_eager_step_for_every_fixture"),
     ),
     Mutation(
