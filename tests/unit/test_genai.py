@@ -33,20 +33,21 @@ from tests.unit.genai_cases import (
 )
 
 
-def plain(value: Any) -> Any:
-    """Arrays as dtype, shape and numbers, to five digits: the rest is rounding of another build of onnxruntime."""
+def plain(value: Any, near: bool = False) -> Any:
+    """Arrays as dtype, shape and numbers; `near` lets others be as far apart as another build of onnxruntime rounds."""
     if isinstance(value, np.ndarray):
-        return ["array", str(value.dtype), value.shape, np.round(value.astype("f8"), 3).tolist()]
+        numbers = value.astype("f8")
+        return ["array", str(value.dtype), value.shape, pytest.approx(numbers, abs=5e-4, rel=0) if near else numbers]
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [plain(item, near) for item in value]
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: plain(item, near) for key, item in value.items()}
     return value if isinstance(value, str | int | float | bool | Enum) or value is None else type(value).__name__
 
 
-def outcome(og: Any, case: Callable[[Any], Any]) -> Any:
+def outcome(og: Any, case: Callable[[Any], Any], near: bool = False) -> Any:
     try:
-        return plain(case(og))
+        return plain(case(og), near)
     except TypeError:
         return "TypeError"
     except IndexError:
@@ -62,7 +63,7 @@ TYPE_ERRORS = ("append_tokens wrong", "rewind_to -1")
 @pytest.mark.filterwarnings("ignore::capstan.FallbackWarning")
 @pytest.mark.parametrize("name", SAME)
 def test_the_same_as_onnxruntime_genai(name: str) -> None:
-    expected, found = outcome(native, SAME[name]), outcome(genai, SAME[name])
+    expected, found = outcome(native, SAME[name], near=True), outcome(genai, SAME[name])
     if any(part in name for part in TYPE_ERRORS) and expected == "TypeError":
         assert found in ("TypeError", "RuntimeError")
     else:
