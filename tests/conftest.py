@@ -22,9 +22,9 @@ TESTS = Path(__file__).parent
 FIXTURES = TESTS / "fixtures"
 ORDER = ("unit", "device", "browser")
 LONGEST = (
-    *("generate", "session_weights", "weight_store", "families", "attention", "fallbacks", "tape", "demo", "demo_inside"),
-    *("bad_input", "hub", "prefill_tape", "left_out", "lora", "speculation", "rows", "repositories", "faults"),
-    *("stored_tapes", "any_pyodide"),
+    *("generate", "session_weights", "weight_store", "families", "attention", "fallbacks", "tape", "stored_tapes"),
+    *("demo", "demo_inside", "bad_input", "hub", "prefill_tape", "left_out", "lora", "speculation", "rows"),
+    *("repositories", "faults", "any_pyodide", "batches", "load_options", "ledger", "guidance", "chat"),
 )
 """Files of browser tests that take longest; they begin first, so that all processes end at about the same time."""
 BOOT_MS = 120_000

@@ -209,7 +209,7 @@ def test_a_bad_request_is_refused(what: str, harness: Harness, scripts: PageScri
         (
             {},
             "a request's kind is None; it must be one of load, generate, chat, exec, models, memory, operations, plan, "
-            "alternatives, end_session or",
+            "alternatives, end_session, trace or cancel",
         ),
         ({"kind": "talk"}, "a request's kind is 'talk'; it must be"),
         ({"kind": "chat", "model": "x", "messages": []}, "dtype, device, capture, run_ahead, max_length,"),

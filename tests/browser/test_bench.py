@@ -104,10 +104,12 @@ def run(all_run: tuple[list[dict[str, Any]], list[str]]) -> list[dict[str, Any]]
     return all_run[0]
 
 
+@pytest.mark.extended
 def test_no_contender_asks_another_host(all_run: tuple[list[dict[str, Any]], list[str]]) -> None:
     assert all_run[1] == []
 
 
+@pytest.mark.extended
 def test_every_contender_picks_the_oracles_greedy_ids(run: list[dict[str, Any]]) -> None:
     greedy = [step for step in run if step["function"] == "generate" and not step["row"].endswith("_sampled")]
     assert {step["contender"] for step in greedy} == {"transformers_js", "eager", "capstan"}
@@ -116,6 +118,7 @@ def test_every_contender_picks_the_oracles_greedy_ids(run: list[dict[str, Any]])
         assert ids == oracle.greedy(LLAMA, step["args"]["prompt"], len(ids)), step["row"]
 
 
+@pytest.mark.extended
 def test_a_tapes_token_stays_within_its_budget_and_the_others_are_counted_too(run: list[dict[str, Any]]) -> None:
     assert over_budget(run) == []
     rows = summarize(run)[LLAMA.name]["counters"]

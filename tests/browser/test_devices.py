@@ -11,6 +11,8 @@ from tests.browser.page_scripts import PageScripts
 from tests.device_cases import check_conversions, check_masks, check_refusals
 from tests.harness import Harness
 
+pytestmark = pytest.mark.own_page
+
 LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 DEVICES = ["webgpu", "wasm"]
 device = pytest.mark.parametrize("device", DEVICES)

@@ -107,6 +107,7 @@ def test_a_recording_that_fails_leaves_onnxruntime_as_it_was(scripts: PageScript
     assert found["healthy"]
 
 
+@pytest.mark.extended
 def test_eight_buffers_of_a_kernel_are_enough_where_the_weights_have_zero_points(scripts: PageScripts) -> None:
     """A gated product with a norm and zero points would bind 9; so would onnxruntime-web's attention of packed q, k and
     v, which therefore stay parts."""

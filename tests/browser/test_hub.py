@@ -186,6 +186,7 @@ def test_scripts_plan_and_load_by_id(hub: HubServer, harness: Harness, scripts: 
     assert ids == oracle.greedy(LLAMA, PROMPT, 12)
 
 
+@pytest.mark.extended
 def test_run_takes_an_id(hub: HubServer) -> None:
     prompt = ("--prompt-ids", "5,6,7,8,9", "--max-new-tokens", "12", "--json")
     done = build_py("run", *prompt, "--model", "nano/llama", "--hub", hub.url, CAPSTAN_HUB_TOKEN="hub_reader")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import pytest
 from onnx import helper
 
 from capstan.memory import MemoryType, allows, memory_info, usage_of
@@ -15,6 +16,8 @@ from tests import oracle
 from tests.browser.page_scripts import PageScripts
 from tests.browser.scripts.memory_cells import CELLS, PROMPT
 from tests.onnx_models import F32, build
+
+pytestmark = pytest.mark.own_page
 
 LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 BOOL = onnx.TensorProto.BOOL

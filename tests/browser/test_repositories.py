@@ -158,6 +158,7 @@ def test_a_part_that_is_shorter_than_the_graph_says_is_refused(
     assert "copy the file" in error.message
 
 
+@pytest.mark.extended
 def test_run_takes_a_repository(repositories: dict[str, Path]) -> None:
     folder = str(repositories["nano-llama"])
     done = build_py("run", "--prompt-ids", "5,6,7,8,9", "--model", folder, "--dtype", "q4", "--json")

@@ -198,7 +198,7 @@ await generator.generate_next_token_async()
 """
 
 
-@pytest.mark.parametrize("stage", one_in(2, ["compare", "store_tape"]))
+@pytest.mark.parametrize("stage", one_in(2, ["store_tape", "compare"]))
 def test_a_page_that_is_closed_while_it_records_leaves_nothing_that_the_next_one_trips_over(
     browser: Browser, site: SiteServer, stage: str
 ) -> None:

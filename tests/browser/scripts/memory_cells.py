@@ -234,7 +234,7 @@ async def bound(models: Mapping[str, str], *, model: str, sums: str, flags: str)
         """The result, and how often something was mapped."""
         before = probe.counts()["readbacks"]
         (result,) = await session.run_async(None, {"x": x, "y": y})
-        return list(result), probe.counts()["readbacks"] - before
+        return result.tolist(), probe.counts()["readbacks"] - before
 
     x, y, z = [await staged(device, data, "float32", [6], offset) for data, offset in ((one, 0), (two, 8), (three, 36))]
     shared = ort.OrtValue(x.span.buffer.span(0, 24), "float32", [6], device)
@@ -326,7 +326,7 @@ async def mapped(models: Mapping[str, str], *, model: str, sums: str) -> dict[st
         binding.bind_ortvalue_output("sum", value)
         await while_read("output", buffer.span(), lambda: session.run_with_iobinding_async(binding))
         await session.run_with_iobinding_async(binding)
-        after = list(await value.numpy_async())
+        after = (await value.numpy_async()).tolist()
     ended = await other.end()
     kept.close()
     await session.aclose()
