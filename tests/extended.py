@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-__all__ = ["EXTENDED", "leave_out", "one_in", "pairwise"]
+__all__ = ["EXTENDED", "leave_out", "pairwise"]
 
 EXTENDED = "--extended"
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take tests marked extended out of `items`, unless --extended or a test's name requests them."""
+    """Take tests marked extended out of `items`, and of those marked one_in(n) all but one in n, unless --extended or a
+    test's name requests them."""
     named = any("::" in argument for argument in config.args)
-    if not config.getoption(EXTENDED) and not named:
-        extended = [item for item in items if item.get_closest_marker("extended")]
-        config.hook.pytest_deselected(items=extended)
-        items[:] = [item for item in items if item not in extended]
-
-
-def one_in(every: int, cases: Iterable[Any]) -> list[Any]:
-    """`cases` for `parametrize`: one in `every`, from the first on, runs each time; the others are extended."""
-    values = [case if type(case) is tuple else (case,) for case in cases]
-    return [pytest.param(*value, marks=[pytest.mark.extended] if i % every else []) for i, value in enumerate(values)]
+    if config.getoption(EXTENDED) or named:
+        return
+    seen: Counter[str] = Counter()
+    usual: list[pytest.Item] = []
+    extended: list[pytest.Item] = []
+    for item in items:
+        left_out = item.get_closest_marker("extended") is not None
+        if not left_out and (sample := item.get_closest_marker("one_in")):
+            function = item.nodeid.partition("[")[0]
+            left_out = seen[function] % sample.args[0] > 0
+            seen[function] += 1
+        (extended if left_out else usual).append(item)
+    config.hook.pytest_deselected(items=extended)
+    items[:] = usual
 
 
 def pairwise(cases: Sequence[tuple[Any, ...]], rare: Sequence[tuple[Any, ...]], choices: Sequence[Any]) -> list[Any]:

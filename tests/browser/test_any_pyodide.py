@@ -58,6 +58,7 @@ def found(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return results
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("place", ["page", "worker"])
 def test_every_device_and_loop_gives_the_oracles_ids(place: str, found: dict[str, Any]) -> None:
     tokens = found[place][1]

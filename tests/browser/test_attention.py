@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page
 from buildtools.server import SiteServer
 from capstan.tape.kernel_plan import KernelPlan
 from capstan.tape.ops.attention import fits_attention, join_rows, plan_append, plan_attention, team_constants
-from tests.extended import one_in, pairwise
+from tests.extended import pairwise
 from tests.harness import watch
 
 ROOT = Path(__file__).parents[2]
@@ -279,17 +279,17 @@ def replaced(plans: Plans, **constants: int) -> Plans:
     )
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head"),
-    one_in(2, [(4, 2, 64), (9, 3, 64), (7, 1, 64), (3, 1, 128), (2, 2, 80), (16, 1, 16), (8, 1, 256)]),
+    [(4, 2, 64), (9, 3, 64), (7, 1, 64), (3, 1, 128), (2, 2, 80), (16, 1, 16), (8, 1, 256)],
 )
 def test_results_and_caches(kernels: KernelPage, heads: int, kv_heads: int, head: int) -> None:
     planned(kernels, Shape(heads, kv_heads, head, capacity=303), (1, 65, 300))
 
 
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "head"), one_in(2, [(4, 2, 64), (7, 1, 64), (2, 2, 80), (16, 1, 16), (8, 1, 256)])
-)
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize(("heads", "kv_heads", "head"), [(4, 2, 64), (7, 1, 64), (2, 2, 80), (16, 1, 16), (8, 1, 256)])
 def test_norms_of_q_and_k(kernels: KernelPage, heads: int, kv_heads: int, head: int) -> None:
     for lanes in {0, kernels.lanes}:
         shape = Shape(heads, kv_heads, head, capacity=303, epsilon=0.5)
@@ -315,6 +315,7 @@ def test_heads_that_are_rotated_in_part_or_by_neighbours(
             planned(kernels, replace(shape, epsilon=epsilon), (1, 65, 300), lanes)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("window", "epsilon"), pairwise([(1,), (64,), (300,)], [(2,), (63,), (65,), (100,)], (None, 0.5))
 )
@@ -326,7 +327,8 @@ def test_what_lies_before_the_window_is_not_read(kernels: KernelPage, window: in
         planned(kernels, shape, (window + 1, 703), lanes, ALONE=1, MAX_SPLITS=4)
 
 
-@pytest.mark.parametrize("softcap", one_in(2, [0.5, 5.0, 50.0]))
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("softcap", [0.5, 5.0, 50.0])
 def test_soft_caps(kernels: KernelPage, softcap: float) -> None:
     for lanes in {0, kernels.lanes}:
         for window in (0, 70):
@@ -353,6 +355,7 @@ def test_norms_where_a_split_takes_several_blocks(kernels: KernelPage) -> None:
         planned(kernels, wide, LENGTHS, kernels.lanes)
 
 
+@pytest.mark.extended
 def test_lengths_around_blocks(kernels: KernelPage) -> None:
     planned(kernels, Shape(4, 2, 32), LENGTHS)
 
@@ -362,8 +365,9 @@ def test_lengths_where_a_split_takes_several_blocks(kernels: KernelPage) -> None
     planned(kernels, Shape(2, 1, 32), (65, 129, 257, 321, 700), ALONE=2, MAX_SPLITS=4)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
-    ("tile", "workgroup", "batch", "team"), one_in(2, [(2, 32, 4, 4), (1, 32, 2, 4), (3, 16, 1, 4), (5, 64, 2, 2)])
+    ("tile", "workgroup", "batch", "team"), [(2, 32, 4, 4), (1, 32, 2, 4), (3, 16, 1, 4), (5, 64, 2, 2)]
 )
 @pytest.mark.parametrize("epsilon", [None, 0.5], ids=["plain", "norms"])
 def test_subgroups_give_the_same(
@@ -380,7 +384,8 @@ def test_subgroups_give_the_same(
     planned(kernels, shape, lengths, kernels.lanes, **sizes, ALONE=tile % 2 + 1, MAX_SPLITS=4)
 
 
-@pytest.mark.parametrize(("lanes", "head"), one_in(3, [(8, 32), (16, 64), (32, 64), (64, 128)]))
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize(("lanes", "head"), [(8, 32), (16, 64), (32, 64), (64, 128)])
 def test_subgroups_of_other_sizes_as_planned(kernels: KernelPage, lanes: int, head: int) -> None:
     """Teams of all or half of a subgroup, in workgroups of 256 threads with 16 KiB, the minimum of every adapter."""
     shape = Shape(6, 2, head, capacity=703, epsilon=0.5)
@@ -445,6 +450,7 @@ def test_scores_of_any_size_keep_the_softmax_finite(kernels: KernelPage) -> None
                 assert np.abs(result - expected).max() < 2e-2, f"lanes {lanes}, length {length}"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("lengths", [(1, 65, 300), (300, 7, 40)])
 def test_sequences_of_different_lengths_in_one_dispatch(kernels: KernelPage, lengths: tuple[int, ...]) -> None:
     """Each as if it were alone, with the workgroups of the longest."""
@@ -471,6 +477,7 @@ def test_sequences_of_different_lengths_in_one_dispatch(kernels: KernelPage, len
             check(step, Run(found[0][i], found[1][i], found[2][i]), length)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("shape", "subgroups"),
     [

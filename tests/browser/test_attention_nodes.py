@@ -47,6 +47,7 @@ def encoded(array: np.ndarray[Any, Any]) -> str:
     return b64encode(array.tobytes()).decode()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
 def test_what_no_rule_forbids_is_computed_and_what_one_forbids_is_not(device: str, scripts: PageScripts) -> None:
     nodes = {
@@ -85,6 +86,7 @@ CAPPED: dict[str, tuple[dict[str, float | int], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.extended
 def test_soft_caps_in_other_operators_are_computed_on_webgpu(scripts: PageScripts) -> None:
     nodes = {
         f"{case} {queries} {past}": AttentionNode(queries, past, {"softcap": 2.0, **attributes}, inputs)
@@ -133,6 +135,7 @@ def gather_quantized() -> bytes:
     return serialized
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
 def test_a_quantized_embedding_is_computed(device: str, scripts: PageScripts) -> None:
     model = gather_quantized()

@@ -108,6 +108,7 @@ def refuse(harness: Harness, scripts: PageScripts, model: str, kind: str, parts:
     assert kept["devices"] <= 1, "the one that the next model gets"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("what", "device"), CASES)
 def test_a_broken_model_folder_is_refused(
     what: str, device: str, variants: Variants, harness: Harness, scripts: PageScripts
@@ -145,6 +146,7 @@ REPOSITORYS = {"head_size": "head_dim", "context_length": "max_position_embeddin
 """Names of config.json."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("what", HUGE)
 def test_counts_beyond_all_limits_are_refused_before_anything_is_counted_out(
     what: str, variants: Variants, harness: Harness, scripts: PageScripts
@@ -196,6 +198,7 @@ REQUESTS: dict[str, tuple[dict[str, Any], str, list[str]]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("what", REQUESTS)
 def test_a_bad_request_is_refused(what: str, harness: Harness, scripts: PageScripts) -> None:
     options, kind, parts = REQUESTS[what]
@@ -203,6 +206,7 @@ def test_a_bad_request_is_refused(what: str, harness: Harness, scripts: PageScri
     refuse(harness, scripts, "nano-llama", kind, parts, **request)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
@@ -238,6 +242,7 @@ except capstan.CapstanError as error:
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("path", "said"),
     [

@@ -171,6 +171,7 @@ def test_a_slower_token_and_a_request_to_another_host_are_found(tmp_path: Path) 
             assert any(f" {thing}, at most" in line for line in found), (thing, found)
 
 
+@pytest.mark.extended
 def test_a_contender_that_does_not_start_fails_its_own_steps_only() -> None:
     """Its worker's script is not served here; the others' workers are ended all the same, and new ones start."""
 

@@ -22,6 +22,7 @@ def configured(scripts: PageScripts, model: str, *cases: tuple[str, str, str | N
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_capture_is_what_the_configuration_says(way: str, scripts: PageScripts) -> None:
     off, on, wrong = configured(scripts, "nano-llama", (way, "0", None), (way, "1", None), (way, "2", None))
@@ -34,6 +35,7 @@ def test_capture_is_what_the_configuration_says(way: str, scripts: PageScripts) 
     assert "model.decoder.session_options.provider_options[" in message
 
 
+@pytest.mark.extended
 def test_an_argument_wins_and_the_file_counts(scripts: PageScripts, variants: Variants) -> None:
     text = (LLAMA / "genai_config.json").read_text()
     off = text.replace('"enableGraphCapture": "1"', '"enableGraphCapture": "0"')

@@ -71,6 +71,7 @@ await asyncio.sleep(0.5)
 """
 
 
+@pytest.mark.extended
 def test_a_device_that_is_lost_between_two_answers_takes_no_ids_along(harness: Harness) -> None:
     count = 19
     question = "what is a web page"
@@ -93,6 +94,7 @@ def test_a_model_without_a_chat_template_is_refused(harness: Harness) -> None:
     assert error["message"].startswith("/models/nano-llama/ has no chat template (")
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo terminals")
 def test_a_conversation_in_a_terminal_is_stopped_by_ctrl_c_and_ended_by_ctrl_d() -> None:
     ours, theirs = os.openpty()

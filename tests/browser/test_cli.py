@@ -71,6 +71,7 @@ def test_run_ends_with_the_json_that_is_promised() -> None:
     assert done.stderr.splitlines()[-1].startswith("6 tokens, ")
 
 
+@pytest.mark.extended
 def test_a_traced_run_leaves_the_whole_trace_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text("an earlier one")
@@ -88,6 +89,7 @@ def test_a_traced_run_leaves_the_whole_trace_and_nothing_else(tmp_path: Path) ->
     assert [each.name for each in tmp_path.iterdir()] == ["trace.json"]
 
 
+@pytest.mark.extended
 def test_a_run_that_fails_is_traced_and_a_trace_without_a_gpu_says_so(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     done = build_py("run", "--prompt-ids", "999999", "--model", str(NANO), "--device", "wasm", "--trace", str(path))
@@ -121,6 +123,7 @@ def test_a_script_gets_its_arguments_and_models_and_gives_its_status(tmp_path: P
     assert "to stderr" in done.stderr
 
 
+@pytest.mark.extended
 def test_a_script_imports_its_files_reads_its_input_and_loads_models_by_path(tmp_path: Path) -> None:
     (tmp_path / "common").mkdir()
     (tmp_path / "common/names.py").write_text("name = 'from another file'\n")
@@ -151,6 +154,7 @@ def test_a_script_imports_its_files_reads_its_input_and_loads_models_by_path(tmp
     ], done.stderr
 
 
+@pytest.mark.extended
 def test_an_uncaught_exception_shows_the_scripts_own_traceback(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("def f():\n    raise ValueError('from the script')\n\nf()\n")
@@ -178,6 +182,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("to", ["the process", "the terminal's group"])
 def test_ctrl_c_ends_everything_with_status_130(to: str, tmp_path: Path) -> None:
@@ -221,6 +226,7 @@ def test_serve_offers_the_page_isolated_and_a_taken_port_is_one_line(site: SiteS
     assert done.stderr.splitlines()[-1].startswith(f"error: port {port} on 127.0.0.1 is taken: ")
 
 
+@pytest.mark.extended
 def test_the_harness_page_is_isolated_and_reaches_no_other_origin(harness: Harness, site: SiteServer) -> None:
     assert harness.evaluate("() => crossOriginIsolated") is True
     names = harness.evaluate("() => performance.getEntriesByType('resource').map((entry) => entry.name)")

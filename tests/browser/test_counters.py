@@ -31,6 +31,7 @@ def run(scripts: PageScripts, **options: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("run_ahead", [1, 3, 8, None], ids=["K1", "K3", "K8", "adaptive"])
 @pytest.mark.parametrize("search", SEARCHES)
 def test_a_run_to_max_length_creates_and_writes_nothing(
@@ -49,6 +50,7 @@ def test_a_run_to_max_length_creates_and_writes_nothing(
         assert found["ids"] == oracle.greedy(LLAMA, PROMPT, TOKENS)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("run_ahead", [1, 3, 8], ids=["K1", "K3", "K8"])
 def test_stopping_early_wastes_at_most_the_bursts_under_way(run_ahead: int, scripts: PageScripts) -> None:
     taken = 7
@@ -61,6 +63,7 @@ def test_stopping_early_wastes_at_most_the_bursts_under_way(run_ahead: int, scri
     assert taken <= sum(bursts) < taken + IN_FLIGHT * run_ahead
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("passes", [("clears",), ("clears", "direct")], ids=["recorded", "direct"])
 def test_a_tape_of_recorded_kernels_costs_no_more(passes: tuple[str, ...], scripts: PageScripts) -> None:
     found = run(scripts, run_ahead=3, passes=passes)

@@ -94,6 +94,7 @@ def test_a_run_streams_text_and_tells_how_it_was_computed(demo: Demo) -> None:
     expect(demo.page.locator("#run")).to_be_enabled()
 
 
+@pytest.mark.extended
 def test_the_counters_of_the_decode_steps_are_shown_per_step(demo: Demo) -> None:
     demo.page.keyboard.press("Control+Enter")
     demo.wait("status", "^Done$")
@@ -104,6 +105,7 @@ def test_the_counters_of_the_decode_steps_are_shown_per_step(demo: Demo) -> None
     assert shown["buffers created"] == shown["bind groups created"] == shown["buffer writes"] == ("0", "0")
 
 
+@pytest.mark.extended
 def test_the_cpu_device_tells_why_there_is_no_tape(demo: Demo) -> None:
     demo.page.select_option("#device-choice", "wasm")
     demo.page.click("#run")
@@ -128,6 +130,7 @@ def test_stop_ends_a_run_midway_and_the_next_one_works(demo: Demo) -> None:
     assert demo.text("tokens") == "6"
 
 
+@pytest.mark.extended
 def test_a_stop_string_ends_a_run_before_it(demo: Demo) -> None:
     demo.send()
     whole = demo.answer()
@@ -139,6 +142,7 @@ def test_a_stop_string_ends_a_run_before_it(demo: Demo) -> None:
     assert demo.text("finish") == "stop"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
@@ -171,6 +175,7 @@ def test_a_bad_value_is_explained_at_its_field_and_the_next_run_works(
     expect(demo.page.locator("[aria-invalid]")).to_have_count(0)
 
 
+@pytest.mark.extended
 def test_an_error_of_python_has_its_traceback(demo: Demo) -> None:
     demo.page.select_option("#search", "sample")
     demo.set(temperature="-1")
@@ -190,6 +195,7 @@ def test_an_error_of_python_has_its_traceback(demo: Demo) -> None:
     expect(traceback).to_be_hidden()
 
 
+@pytest.mark.extended
 def test_a_seed_repeats_a_sampled_run(demo: Demo) -> None:
     demo.page.select_option("#search", "sample")
     texts = []
@@ -227,6 +233,7 @@ def test_no_request_leaves_the_origin(demo: Demo, site: SiteServer) -> None:
     assert {urlsplit(address).netloc for address in demo.addresses} == {urlsplit(site.url).netloc}
 
 
+@pytest.mark.extended
 def test_without_isolation_the_page_works(browser: Browser, site: SiteServer) -> None:
     """As from a web server that does not send the headers."""
     context = browser.new_context()
@@ -267,6 +274,7 @@ def test_a_worker_that_does_not_start_is_reported(browser: Browser, site: SiteSe
     context.close()
 
 
+@pytest.mark.extended
 def test_a_model_of_a_hub_runs_and_an_address_that_is_none_is_pointed_out(demo: Demo, tmp_path: Path) -> None:
     folder = lay_out(LLAMA, tmp_path / "nano")
     with running_hub({"nano/llama": Repository(folder), "nano/private": Repository(folder, private=True)}) as hub:
@@ -358,6 +366,7 @@ def test_every_option_is_in_the_request_and_a_chat_has_its_instruction(demo: Dem
     demo.page.locator("select[name=dtype]").select_option("")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", ["picked", "refused", "dropped"])
 def test_a_folder_of_this_machine_runs(way: str, demo: Demo) -> None:
     files = {path.name: list(path.read_bytes()) for path in LLAMA.iterdir()}
@@ -378,6 +387,7 @@ def test_a_folder_of_this_machine_runs(way: str, demo: Demo) -> None:
     assert demo.answer() == oracle.decode(LLAMA, oracle.greedy(LLAMA, prompt, 6))
 
 
+@pytest.mark.extended
 def test_an_address_runs_and_a_folder_that_cannot_be_read_is_told(demo: Demo, site: SiteServer) -> None:
     demo.page.evaluate(DROP_GONE)
     expect(demo.page.locator("#model-note")).to_have_text("dropped cannot be read: it is gone")
@@ -407,6 +417,7 @@ def test_an_answer_is_held_to_a_schema_and_a_wrong_one_is_pointed_out(demo: Demo
     demo.set(schema="")
 
 
+@pytest.mark.extended
 def test_stop_ends_a_download_and_the_next_run_goes_on(demo: Demo) -> None:
     held: list[Route] = []
     demo.page.context.route("**/nano-phi4/model.onnx.data", lambda route: held.append(route))

@@ -86,6 +86,7 @@ def test_tokens_are_looked_at_and_an_answer_goes_on_from_one(demo: Demo) -> None
     assert demo.answer() == answer
 
 
+@pytest.mark.extended
 def test_an_answer_is_ended_at_a_token_that_could_have_ended_it(
     demo: Demo, site: SiteServer, variants: Variants
 ) -> None:
@@ -111,6 +112,7 @@ def test_an_answer_is_ended_at_a_token_that_could_have_ended_it(
     assert demo.text("tokens") == "6"
 
 
+@pytest.mark.extended
 def test_a_token_of_a_chat_is_replaced_and_the_conversation_goes_on(demo: Demo) -> None:
     choose(demo.page, "nano-qwen2")
     demo.set(prompt="Hello")
@@ -160,6 +162,7 @@ def test_the_drawer_shows_bursts_operations_and_memory(demo: Demo) -> None:
     demo.send()
 
 
+@pytest.mark.extended
 def test_the_drawer_says_why_there_are_no_operations(demo: Demo) -> None:
     demo.page.select_option("#device-choice", "wasm")
     demo.page.click("#drawer-open")
@@ -180,6 +183,7 @@ def only(tokens, logits):
 """
 
 
+@pytest.mark.extended
 def test_a_processor_in_python_edits_logits_and_is_changed_while_an_answer_streams(demo: Demo) -> None:
     demo.set(processor=ONLY.format(token=333))
     demo.send()

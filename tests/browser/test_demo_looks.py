@@ -137,6 +137,7 @@ def test_an_answer_and_a_link_are_copied_and_the_theme_is_kept(demo: Demo) -> No
     demo.page.select_option("#theme", "")
 
 
+@pytest.mark.extended
 def test_where_nothing_may_be_kept_or_copied_theme_and_link_work(demo: Demo) -> None:
     demo.page.evaluate(REFUSE)
     ground = "() => getComputedStyle(document.documentElement).backgroundColor"
@@ -151,6 +152,7 @@ def test_where_nothing_may_be_kept_or_copied_theme_and_link_work(demo: Demo) -> 
     demo.page.evaluate("() => restore()")
 
 
+@pytest.mark.extended
 def test_an_adapter_without_a_name_has_webgls(browser: Browser, site: SiteServer) -> None:
     context = browser.new_context()
     page = context.new_page()
@@ -267,6 +269,7 @@ def test_no_state_theme_or_width_has_anything_that_axe_or_an_eye_would_find(demo
     assert len(list(PICTURES.glob("*.png"))) == len(found) * len(THEMES) * len(WIDTHS)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_options_are_above_diagnostics(width: int, demo: Demo) -> None:
     with demo.sized(width):
@@ -288,6 +291,7 @@ LABELS_AT_FIELDS = """
 """
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_label_touches_its_field(width: int, demo: Demo) -> None:
     demo.page.select_option("#search", "sample")
@@ -295,6 +299,7 @@ def test_no_label_touches_its_field(width: int, demo: Demo) -> None:
         assert demo.page.evaluate(LABELS_AT_FIELDS) == []
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_page_ends_where_its_content_ends(width: int, demo: Demo) -> None:
     demo.send()

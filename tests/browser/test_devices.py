@@ -18,6 +18,7 @@ DEVICES = ["webgpu", "wasm"]
 device = pytest.mark.parametrize("device", DEVICES)
 
 
+@pytest.mark.one_in(2)
 @device
 def test_copies_zeros_and_writes_of_any_alignment(device: str, scripts: PageScripts) -> None:
     assert scripts.run("memory", "on_device", case="copies", device=device) == []
@@ -32,16 +33,19 @@ def test_a_readback_moves_the_span_only(device: str, scripts: PageScripts) -> No
     assert found["waiting"] > 0 if device == "webgpu" else found["waiting"] == 0
 
 
+@pytest.mark.one_in(2)
 @device
 def test_masks_and_positions_of_any_batch(device: str, scripts: PageScripts) -> None:
     check_masks(scripts.run("memory", "on_device", case="masks", device=device))
 
 
+@pytest.mark.one_in(2)
 @device
 def test_casts(device: str, scripts: PageScripts) -> None:
     check_conversions(scripts.run("memory", "on_device", case="conversions", device=device))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("device", "foreign"), [DEVICES, DEVICES[::-1]])
 def test_refusals_leave_the_buffers_as_they_were(device: str, foreign: str, scripts: PageScripts) -> None:
     check_refusals(scripts.run("memory", "on_device", case="refusals", device=device, foreign=foreign))

@@ -67,6 +67,7 @@ def test_the_static_folder_generates_without_isolation(browser: Browser, publish
     assert errors == []
 
 
+@pytest.mark.extended
 def test_a_server_with_brotli_sends_the_snapshot_so(browser: Browser, root: Path) -> None:
     base = root / "some/folder/capstan"
     for file in (base / "python.json", *base.glob("*.raw")):
@@ -110,6 +111,7 @@ COMPLETE = """async (module) => {
 }"""
 
 
+@pytest.mark.extended
 def test_the_package_works_from_another_origin_and_tells_where_it_is_not(
     browser: Browser, package: Path, tmp_path: Path
 ) -> None:
@@ -145,6 +147,7 @@ llm.chat([], { max_tokens: 1 });
 """
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("module", "resolution"), [("esnext", "bundler"), ("node16", "node16"), ("nodenext", "nodenext")]
 )
@@ -229,6 +232,7 @@ SPEAK = """async () => {
 }"""
 
 
+@pytest.mark.extended
 def test_a_second_visit_needs_no_network(browser: Browser, root: Path) -> None:
     context = browser.new_context()
     with serving_plainly(root) as server:

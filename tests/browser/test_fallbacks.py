@@ -23,6 +23,7 @@ def uncapturable(variants: Variants) -> str:
     return variants.graph("nano-hardmax", through_hardmax)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("capture", ["tape", "ort"])
 def test_an_uncapturable_graph_runs_eagerly_and_the_note_names_the_node(
     capture: str, uncapturable: str, harness: Harness, scripts: PageScripts
@@ -34,6 +35,7 @@ def test_an_uncapturable_graph_runs_eagerly_and_the_note_names_the_node(
     assert found["token_ids"] == oracle.greedy(LLAMA, PROMPT, 8)
 
 
+@pytest.mark.extended
 def test_lost_copies_leave_orts_capture_but_not_the_tape(scripts: PageScripts) -> None:
     kinds = scripts.run("fallbacks", "operations", "nano-copies", model="nano-copies")
     copies = kinds.count("Copy")
@@ -44,6 +46,7 @@ def test_lost_copies_leave_orts_capture_but_not_the_tape(scripts: PageScripts) -
     assert found["ids"] == oracle.greedy(FIXTURES / "nano-copies", PROMPT, 8)
 
 
+@pytest.mark.extended
 def test_a_tape_without_the_copies_is_found_out(scripts: PageScripts) -> None:
     kinds = scripts.run("fallbacks", "operations", "nano-copies", model="nano-copies")
     # The first copy's target has the same bytes already, from an earlier operation of the same step.
@@ -75,6 +78,7 @@ def test_a_tape_with_an_operation_missing_steps_down_to_orts_capture(scripts: Pa
     assert [outcome["capture"] for outcome in found].count("ort") >= 5
 
 
+@pytest.mark.extended
 def test_a_recording_that_is_not_understood_is_used_by_nobody(scripts: PageScripts) -> None:
     [found] = scripts.run("fallbacks", "damaged", "nano-llama", model="nano-llama", damages=["error"])
     assert found["capture"] == "off"
@@ -118,6 +122,7 @@ def test_eight_buffers_of_a_kernel_are_enough_where_the_weights_have_zero_points
     assert re.fullmatch(r"\d+ operations became 12, 1 of them as recorded", found["passes"]["fused"])
 
 
+@pytest.mark.extended
 def test_small_workgroups_are_enough_for_tapes(scripts: PageScripts) -> None:
     limits = {**LEAST, "maxStorageBuffersPerShaderStage": 10, "minStorageBufferOffsetAlignment": 32}
     call = {"model": "nano-llama", "prompt": CHUNK, "count": 8, "times": 2, "limits": limits}
@@ -129,6 +134,7 @@ def test_small_workgroups_are_enough_for_tapes(scripts: PageScripts) -> None:
     assert found["alignment"] == [256, 256], "of the device, not of the adapter"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("part", "lost", "given", "reason"),
     [
@@ -164,6 +170,7 @@ def test_memory_that_no_buffer_can_have_is_refused_and_the_device_stays_sound(sc
     assert found["HOST_ACCESSIBLE"].startswith("staging buffer 'huge' needs 68719476736 bytes and")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

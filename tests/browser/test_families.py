@@ -15,7 +15,6 @@ from capstan.model_files.model_types import REFUSED_TYPES
 from tests import oracle
 from tests.browser.model_variants import Variants
 from tests.browser.page_scripts import PageScripts
-from tests.extended import one_in
 from tests.families import COUNT, DEVICES, FAMILIES, PROMPTS, measured
 
 SAMPLE = ("phi", "nemotron", "hunyuandensev1", "lfm2", "qwen3_5_text")
@@ -34,6 +33,7 @@ def mounted(site: SiteServer) -> None:
     site.models.update({family.name: family.folder for family in FAMILIES})
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.usefixtures("mounted")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", SAMPLE)
@@ -44,10 +44,9 @@ def test_greedy_ids_are_the_oracles(name: str, device: str, scripts: PageScripts
     assert found.capture == ("tape" if device == "webgpu" else "off")
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.usefixtures("mounted")
-@pytest.mark.parametrize(
-    ("name", "device"), [*((name, "wasm") for name in OTHERS), *one_in(3, [(name, "webgpu") for name in OTHERS])]
-)
+@pytest.mark.parametrize(("name", "device"), [(name, device) for device in ("wasm", "webgpu") for name in OTHERS])
 def test_the_first_ids_are_the_oracles(name: str, device: str, scripts: PageScripts) -> None:
     actions = [("append", PROMPTS[0]), ("generate", 16)]
     asked = {"capture": "off"} if name == NOT_CAPTURED and device == "webgpu" else {}
@@ -57,6 +56,7 @@ def test_the_first_ids_are_the_oracles(name: str, device: str, scripts: PageScri
     assert found["picked"] == oracle.greedy(family.folder, PROMPTS[0], 16)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("mounted")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", STATEFUL)
@@ -77,6 +77,7 @@ def test_states_are_rewound_to_where_the_sequence_goes_on(name: str, device: str
     assert found["sequence"] == sequence
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("mounted")
 @pytest.mark.parametrize("name", STATEFUL)
 def test_the_next_sequence_begins_with_empty_states(name: str, scripts: PageScripts) -> None:
@@ -96,6 +97,7 @@ def plain_attention(model: Any) -> None:
                     attribute.i = -1
 
 
+@pytest.mark.extended
 def test_experts_are_replayed_and_their_prompts_run_token_by_token(variants: Variants, scripts: PageScripts) -> None:
     name = variants.graph("plain-experts", plain_attention, EXPERTS)
     prompt = [(31 * i + 7) % 253 for i in range(24)]

@@ -28,6 +28,7 @@ EXPECTED = {"validation": "usage", "memory": "no room"}
 """The page's own words for a fault."""
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("what", FAULTS)
 def test_a_fault_in_the_middle_of_a_burst_is_typed_and_a_new_load_works(what: str, scripts: PageScripts) -> None:
     kind, message, healthy = FAULTS[what]
@@ -51,6 +52,7 @@ def test_a_loss_that_the_browser_tells_of_late_is_a_loss(scripts: PageScripts) -
     assert found == {"early": 0, "error": "DeviceLostError"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("what", ["weights", "sequence"])
 def test_without_memory_an_error_says_so_and_the_device_works_on(what: str, scripts: PageScripts) -> None:
     found = scripts.run("faults", "without_room", "nano-llama", "nano-float", what=what)

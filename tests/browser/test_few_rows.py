@@ -141,6 +141,7 @@ def check(page: KernelPage, case: Case, limits: WorkgroupLimits, half: bool = Fa
     assert errors[worst] <= bound, f"y{worst} of {case} is {got[worst]}, not {wanted[worst]}, with {tuning}"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("limits", LIMITS, ids=lambda limits: f"{limits.lanes} lanes {limits.software}")
 def test_the_tunings_for_every_subgroup_size(kernel_page: KernelPage, limits: WorkgroupLimits) -> None:
     """Rows that a thread's tiling holds, and one tiling and a part; weights that fill their tiles, and that do not."""
@@ -165,6 +166,7 @@ FORMS = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
 @pytest.mark.parametrize("lanes", [0, 4])
 def test_weights_in_every_form_and_what_is_behind_them(kernel_page: KernelPage, lanes: int, half: bool) -> None:
@@ -172,6 +174,7 @@ def test_weights_in_every_form_and_what_is_behind_them(kernel_page: KernelPage, 
         check(kernel_page, case, WorkgroupLimits(lanes), half)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("lanes", [0, 4])
 def test_every_tiling_gives_the_same(kernel_page: KernelPage, lanes: int) -> None:
     case = Case(6, 416, 53, bits=4, gated=True, zeros=True)
@@ -188,6 +191,7 @@ NORMS: list[Mapping[str, bool]] = [
 ]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("lanes", [0, 4, 32])
 @pytest.mark.parametrize("asked", NORMS, ids=lambda asked: " ".join(asked) or "RMS")
 def test_rows_are_normalised(kernel_page: KernelPage, asked: Mapping[str, bool], lanes: int) -> None:

@@ -52,6 +52,7 @@ def native() -> Any:
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("provider", ["cpu", "webgpu"])
 def test_bad_input_and_tensors(harness: Harness, native: Any, provider: str) -> None:
     done = harness.exec(SCRIPT.read_text(), argv=["/models/nano-llama/", provider])

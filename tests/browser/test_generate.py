@@ -38,6 +38,7 @@ def prompt_of(length: int) -> list[int]:
     return [(31 * i + 7) % 509 for i in range(length)]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("name", "captures"),
     [*PAIRS, *(pytest.param(name, "tape ort off", marks=pytest.mark.extended) for name in NAMES)],
@@ -57,6 +58,7 @@ def test_greedy_ids_are_the_oracles_by_tape_by_orts_capture_and_eagerly(
             assert (found[capture]["capture"], found[capture]["note"]) == (capture, None)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["nano-ernie", "nano-phi4"])
 def test_a_hundred_ids_of_other_rotary_forms_are_the_oracles(name: str, scripts: PageScripts) -> None:
     prompt = prompt_of(70)
@@ -67,6 +69,7 @@ def test_a_hundred_ids_of_other_rotary_forms_are_the_oracles(name: str, scripts:
     assert found["passes"]["fused"].endswith("1 of them as recorded")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_ids_on_wasm_are_the_oracles(name: str, harness: Harness, scripts: PageScripts) -> None:
     found = harness.generate(name, prompt_ids=PROMPT, max_new_tokens=24, device="wasm")
@@ -75,6 +78,7 @@ def test_greedy_ids_on_wasm_are_the_oracles(name: str, harness: Harness, scripts
     assert (found["capture"], found["capture_note"]) == ("off", "the wasm device has no GPU commands to record")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_request_is_answered_in_the_way_it_asks_for(way: str, harness: Harness, scripts: PageScripts) -> None:
     found = harness.generate("nano-qwen2", prompt_ids=PROMPT, max_new_tokens=10, **WAYS[way])
@@ -89,6 +93,7 @@ def test_a_request_is_answered_in_the_way_it_asks_for(way: str, harness: Harness
     assert found["counters"]["steps"] == 9
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 127, 129, 150])
 @pytest.mark.parametrize("way", ["tape", "wasm"])
 def test_prompts_around_the_edges_of_a_prefill_chunk_are_the_oracles(
@@ -100,6 +105,7 @@ def test_prompts_around_the_edges_of_a_prefill_chunk_are_the_oracles(
     assert way == "wasm" or (found["capture"], found["capture_note"]) == ("tape", None)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("passes", [None, ("clears",), ("clears", "direct")], ids=["fused", "recorded", "direct"])
 @pytest.mark.parametrize("start", [55, 120])
 def test_a_run_across_the_lengths_where_kernels_change_is_the_oracles(

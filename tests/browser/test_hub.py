@@ -65,6 +65,7 @@ def refusal(harness: Harness, model: Any, **options: Any) -> str:
     return error.message
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("page", ["", "tree/main/", "blob/main/model.onnx/"])
 def test_the_address_of_a_repositorys_page_is_told_from_a_folder(
     page: str, hub: HubServer, harness: Harness, scripts: PageScripts
@@ -77,6 +78,7 @@ def test_the_address_of_a_repositorys_page_is_told_from_a_folder(
     assert error["message"].endswith(meant), error["message"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
 def test_ids_are_those_of_the_genai_folder(device: str, hub: HubServer, harness: Harness, scripts: PageScripts) -> None:
     found = generated(harness, named(hub, "nano/llama", revision="main"), device=device)
@@ -112,6 +114,7 @@ def weights_read(hub: HubServer) -> set[str]:
     return {file.name for digest, file in hub.cdn.files.items() if digest in read and ".onnx_data" in file.name}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("sizes", [True, False])
 def test_weights_are_stored_and_read_from_there_the_next_time(
     sizes: bool, hub: HubServer, harness: Harness, scripts: PageScripts
@@ -159,6 +162,7 @@ await model.aclose()
 """
 
 
+@pytest.mark.extended
 def test_a_revision_may_be_a_commit(hub: HubServer, harness: Harness, scripts: PageScripts) -> None:
     model = named(hub, "nano/llama", revision=hub.repositories["nano/llama"].commit)
     assert generated(harness, model, device="wasm")["token_ids"] == oracle.greedy(LLAMA, PROMPT, 12)
@@ -177,6 +181,7 @@ await model.aclose()
 """
 
 
+@pytest.mark.extended
 def test_scripts_plan_and_load_by_id(hub: HubServer, harness: Harness, scripts: PageScripts) -> None:
     done = harness.exec(SCRIPT, [], [hub.url])
     assert (done.status, done.stderr) == (0, "")
@@ -224,6 +229,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("what", REFUSALS)
 def test_refusals_are_told_apart(what: str, hub: HubServer, harness: Harness, scripts: PageScripts) -> None:
     scripts.expect(REFUSED)

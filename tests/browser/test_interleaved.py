@@ -14,6 +14,7 @@ LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 PROMPTS = [[5, 6, 7, 8, 9], [100, 200, 300]]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
 @pytest.mark.parametrize("lengths", [(None, None), (64, 300)], ids=["same_max_length", "other_max_length"])
 def test_generators_side_by_side_pick_what_each_picks_alone(
@@ -41,6 +42,7 @@ def test_sampling_generators_side_by_side_pick_what_each_picks_alone(scripts: Pa
     assert alone[0] != alone[1]
 
 
+@pytest.mark.extended
 def test_what_another_sequence_uploads_while_a_step_is_recorded_is_no_part_of_it(scripts: PageScripts) -> None:
     call = {"model": "nano-llama", "prompt": PROMPTS[0], "count": 8}
     found = scripts.run("sequences", "beside_a_recording", "nano-llama", **call)

@@ -42,6 +42,7 @@ def test_the_ledger_agrees_with_every_live_buffer(scripts: PageScripts) -> None:
     assert sum(categories("model closed").values()) == 0
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("lost_after", [pytest.param(None, marks=pytest.mark.extended), 1.0], ids=["closed", "lost"])
 def test_what_was_made_on_a_device_goes_with_it(lost_after: float | None, scripts: PageScripts) -> None:
     page = scripts.harness.page

@@ -11,7 +11,6 @@ from capstan.graph.onnx_pb2 import AttributeProto, ModelProto
 from tests import oracle
 from tests.browser.model_variants import LLAMA, Variants, looking_back, with_sinks
 from tests.browser.page_scripts import PageScripts
-from tests.extended import one_in
 
 GEMMA2, GEMMA3 = LLAMA.parent / "nano-gemma2", LLAMA.parent / "nano-gemma3"
 SHORT, LONG = [5, 6, 7, 8, 9], [(31 * i + 7) % 509 for i in range(150)]
@@ -52,8 +51,9 @@ def generated(scripts: PageScripts, name: str, prompt: list[int], count: int, **
     return found
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("prompt", [SHORT, LONG], ids=["short", "past the window"])
-@pytest.mark.parametrize("name", one_in(2, FUSED))
+@pytest.mark.parametrize("name", FUSED)
 def test_greedy_ids_are_the_oracles_past_the_window(
     name: str, prompt: list[int], folders: dict[str, Path], scripts: PageScripts
 ) -> None:
@@ -69,6 +69,7 @@ def test_windows_and_sinks_change_what_is_picked(folders: dict[str, Path]) -> No
     assert len({tuple(oracle.greedy(folder, SHORT, COUNT)) for folder in chain}) == 3
 
 
+@pytest.mark.extended
 def test_a_rewind_to_before_the_end_of_the_window_and_an_append_are_the_oracles(
     folders: dict[str, Path], scripts: PageScripts
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_rewind_to_before_the_end_of_the_window_and_an_append_are_the_oracles(
     assert found["picked"] == oracle.drive(folders["nano-gemma3"], actions).picked
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "options", [{"capture": "ort"}, {"passes": ["clears", "matvec"]}], ids=["by onnxruntime-web", "as recorded"]
 )
@@ -100,6 +102,7 @@ def test_a_step_that_would_lose_the_window_is_not_replayed(
     )
 
 
+@pytest.mark.extended
 def test_a_sequence_that_cannot_outgrow_the_window_is_captured_in_every_way(
     variants: Variants, scripts: PageScripts
 ) -> None:
@@ -114,6 +117,7 @@ def test_a_sequence_that_cannot_outgrow_the_window_is_captured_in_every_way(
 HIDDEN, CAPPED = "return total - min(total, WINDOW);", "return SOFTCAP * LOG2_E * tanh(clamp(x, -10.0, 10.0));"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "wanted", "instead"),
     [

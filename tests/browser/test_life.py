@@ -50,6 +50,7 @@ def script(source: str) -> dict[str, Any]:
     return exec_request(source, [], [], "script.py")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("what", FAULTS)
 def test_requests_are_rejected_when_a_worker_dies_and_the_next_is_answered(what: str, harness: Harness) -> None:
     source, reason = FAULTS[what]

@@ -16,6 +16,7 @@ LOAD = """async (device) => {
 }"""
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("file", "device"),
     [

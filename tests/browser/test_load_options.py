@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from playwright.sync_api import Page
 
 DEFINE = """
@@ -70,6 +71,7 @@ RUN = """async (define) => {
 }"""
 
 
+@pytest.mark.extended
 def test_recoveries_and_the_cancel_deadline_are_the_loads(blank_page: Page, page_errors: list[str]) -> None:
     found = blank_page.evaluate(RUN, DEFINE)
     page_errors.clear()  # of the lost devices

@@ -14,6 +14,7 @@ CHEAP = ("none", "first", "another of the same rank", "after some tokens", "afte
 """Those of one rank: each further one records a step, which takes a software adapter seconds."""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("device", ["wasm", "webgpu"])
 def test_ids_are_the_oracles(device: str, scripts: PageScripts) -> None:
     names = list(RUNS) if device == "wasm" else CHEAP

@@ -116,6 +116,7 @@ def check(page: KernelPage, case: Case, tuning: MatMulTuning | None = None) -> N
     assert errors.max() <= BOUND, f"{case}: {errors.max()} at {np.unravel_index(errors.argmax(), y.shape)}"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("group", [32, 128])
 def test_rows_in_int8_are_within_half_a_step(kernel_page: KernelPage, group: int) -> None:
     case = Case(rows=19, k=384, n=4, group=group)
@@ -139,11 +140,13 @@ SHAPES = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", SHAPES, ids=str)
 def test_products_that_end_within_a_tile(kernel_page: KernelPage, case: Case) -> None:
     check(kernel_page, case)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("tuning", "k"), [(LARGE, 192), (ODD, 96)])
 def test_the_cuts_of_gpus_compute_the_same(kernel_page: KernelPage, tuning: MatMulTuning, k: int, gated: bool) -> None:

@@ -119,18 +119,21 @@ CASES = [
 """Rows and columns end within a tile."""
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_products_that_end_within_a_tile(kernel_page: KernelPage, case: Case) -> None:
     tiling = MatrixTiling(SIZE, 4, matrices=(1, 2), subgroups=(2, 1), step=32)
     check(kernel_page, case, tiling)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dense", [False, True])
 def test_a_subgroup_of_several_rows_and_steps_of_several_operations(kernel_page: KernelPage, dense: bool) -> None:
     tiling = MatrixTiling(SIZE, 4, matrices=(2, 2), subgroups=(1, 2), step=64)
     check(kernel_page, Case(33, 128, 72, gated=True, dense=dense), tiling)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("gated", [False, True])
 def test_subgroups_that_share_a_tile_add_their_results(kernel_page: KernelPage, gated: bool) -> None:
     tiling = MatrixTiling(SIZE, 4, matrices=(1, 2), subgroups=(2, 1), step=64, slices=4)

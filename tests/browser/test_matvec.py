@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from capstan.tape.kernel_plan import WorkgroupLimits
 from capstan.tape.ops.gemv_int4 import MatvecTuning, tune_matvec
 from tests.browser.kernel_page import BOUND, EPSILON, KernelPage, guarded, packed, results
-from tests.extended import one_in
 
 HALF_BOUND = 2.0**-10
 EPSILON_BEHIND, FACTOR = 0.3, 2.5
@@ -207,13 +206,15 @@ REAL = [
 ]
 
 
-@pytest.mark.parametrize("case", one_in(2, REAL), ids=str)
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("case", REAL, ids=str)
 def test_the_shapes_of_models_as_they_are_tuned(kernel_page: KernelPage, case: Case) -> None:
     check(kernel_page, case, tune_matvec(case.k, case.n, case.gated, False, WorkgroupLimits(software=True)))
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
-@pytest.mark.parametrize("lanes", one_in(2, [4, 8, 16, 32, 64]))
+@pytest.mark.parametrize("lanes", [4, 8, 16, 32, 64])
 def test_the_tunings_for_every_subgroup_size(kernel_page: KernelPage, lanes: int, half: bool) -> None:
     """In workgroups of 256 threads with 16 KiB, the minimum of every adapter."""
     for case in (
@@ -247,18 +248,18 @@ FUSED = [
 ]
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("lanes", [0, 4])
-@pytest.mark.parametrize("case", one_in(2, FUSED), ids=str)
+@pytest.mark.parametrize("case", FUSED, ids=str)
 def test_what_surrounds_the_product(kernel_page: KernelPage, case: Case, lanes: int) -> None:
     check(kernel_page, case, cut(case, lanes, 2, 8, 32, staged=True))
     check(kernel_page, case, cut(case, lanes, 2, 8, 32))
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("lanes", [0, 4])
 @pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize(
-    ("rows", "span", "workgroup"), one_in(2, [(1, 4, 8), (4, 4, 32), (3, 8, 16), (1, 16, 64), (8, 32, 32)])
-)
+@pytest.mark.parametrize(("rows", "span", "workgroup"), [(1, 4, 8), (4, 4, 32), (3, 8, 16), (1, 16, 64), (8, 32, 32)])
 def test_every_cut_gives_the_same(
     kernel_page: KernelPage, lanes: int, staged: bool, rows: int, span: int, workgroup: int
 ) -> None:
@@ -267,6 +268,7 @@ def test_every_cut_gives_the_same(
     check(kernel_page, case, cut(case, lanes, rows, span, workgroup, staged=staged, most=2))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("lanes", [0, 4])
 @pytest.mark.parametrize("staged", [False, True])
 def test_float16_is_taken_apart_as_float32_is(kernel_page: KernelPage, lanes: int, staged: bool) -> None:
@@ -300,9 +302,10 @@ PACKED = [
 ]
 
 
+@pytest.mark.one_in(15)
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("lanes", [0, 4])
-@pytest.mark.parametrize("case", one_in(3, PACKED), ids=str)
+@pytest.mark.parametrize("case", PACKED, ids=str)
 def test_weights_in_every_form(kernel_page: KernelPage, case: Case, lanes: int, half: bool) -> None:
     check(kernel_page, case, cut(case, lanes, 2, 8, 32, staged=True), half=half)
     check(kernel_page, case, cut(case, lanes, 4, 4, 16, most=3), half=half)

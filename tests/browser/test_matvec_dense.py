@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from capstan.tape.kernel_plan import WorkgroupLimits
 from capstan.tape.ops.gemv_dense import DenseTuning, tune_dense
 from tests.browser.kernel_page import BOUND, EPSILON, KernelPage, guarded, results
-from tests.extended import one_in
 
 FACTOR = 2.5
 
@@ -122,13 +121,15 @@ REAL = [
 ]
 
 
-@pytest.mark.parametrize("case", one_in(2, REAL), ids=str)
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("case", REAL, ids=str)
 def test_the_shapes_of_models_as_they_are_tuned(kernel_page: KernelPage, case: Case) -> None:
     check(kernel_page, case, tune_dense(case.k, case.n, case.gated, False, WorkgroupLimits(software=True)))
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
-@pytest.mark.parametrize("lanes", one_in(2, [4, 8, 16, 32, 64]))
+@pytest.mark.parametrize("lanes", [4, 8, 16, 32, 64])
 def test_the_tunings_for_every_subgroup_size(kernel_page: KernelPage, lanes: int, half: bool) -> None:
     """In workgroups of 256 threads with 16 KiB, the minimum of every adapter."""
     for case in (Case(576, 96, norm=True), Case(896, 152, norm=True, gated=True), Case(3072, 72, residual=True)):
@@ -148,9 +149,10 @@ FUSED = [
 """23 runs of rows and 18 vectors of columns (9 of float16): hardly a cut divides them."""
 
 
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
 @pytest.mark.parametrize("lanes", [0, 4])
-@pytest.mark.parametrize("case", one_in(2, FUSED), ids=str)
+@pytest.mark.parametrize("case", FUSED, ids=str)
 def test_every_cut_computes_what_surrounds_the_product(
     kernel_page: KernelPage, case: Case, lanes: int, half: bool
 ) -> None:

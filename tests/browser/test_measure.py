@@ -36,6 +36,7 @@ def measured(request: pytest.FixtureRequest, installed_scripts: PageScripts) -> 
     return request.param, amid(installed_scripts, request.param, **SEARCHES["greedy"])
 
 
+@pytest.mark.one_in(2)
 def test_generation_goes_on_as_if_nothing_had_been_measured(measured: tuple[str, dict[str, Any]]) -> None:
     model, found = measured
     assert found["times"]["kinds"].count("copy") == 0 or model == "nano-copies"
@@ -51,6 +52,7 @@ def test_sampling_goes_on_as_if_nothing_had_been_measured(scripts: PageScripts) 
     assert found["measured"] == found["alone"]
 
 
+@pytest.mark.one_in(2)
 def test_a_steps_gpu_time_is_about_the_wall_time(measured: tuple[str, dict[str, Any]]) -> None:
     times = measured[1]["times"]
     wall = times["wall"]["steps"]
@@ -61,6 +63,7 @@ def test_a_steps_gpu_time_is_about_the_wall_time(measured: tuple[str, dict[str, 
     assert 0.1 * min(wall) < 4 * times["step"], times
 
 
+@pytest.mark.one_in(2)
 def test_a_replays_time_goes_from_its_first_ids_to_its_last(measured: tuple[str, dict[str, Any]]) -> None:
     times = measured[1]["times"]
     assert len(times["readable"]) == 3
@@ -69,6 +72,7 @@ def test_a_replays_time_goes_from_its_first_ids_to_its_last(measured: tuple[str,
     assert end - late_begin <= 4 * times["replay"] <= late_end - begin, times
 
 
+@pytest.mark.one_in(2)
 def test_every_dispatch_is_timed_and_named(measured: tuple[str, dict[str, Any]]) -> None:
     times = measured[1]["times"]
     dispatches = [index for index, kind in enumerate(times["kinds"]) if kind not in ("copy", "clear")]

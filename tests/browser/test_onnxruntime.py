@@ -35,6 +35,7 @@ def told(array: Any) -> list[Any]:
     return ["memoryview", {"l": "q"}.get(form, form), list(array.shape), array.tolist()]
 
 
+@pytest.mark.one_in(2)
 @both
 def test_plain_buffers_give_what_the_native_onnxruntime_gives(device: str, scripts: PageScripts) -> None:
     found = run(scripts, "runs", given=GIVEN, provider=DEVICES[device])
@@ -51,6 +52,7 @@ def test_plain_buffers_give_what_the_native_onnxruntime_gives(device: str, scrip
     assert found["types"] == [told(array) for array in computed("element_types", feed)]
 
 
+@pytest.mark.one_in(2)
 @both
 def test_values_on_the_device_are_bound_and_read_when_asked_for(device: str, scripts: PageScripts) -> None:
     found = run(scripts, "binds", given=GIVEN, provider=DEVICES[device], device=device)
@@ -61,6 +63,7 @@ def test_values_on_the_device_are_bound_and_read_when_asked_for(device: str, scr
     assert found["devices"] == [device, device]
 
 
+@pytest.mark.one_in(2)
 @both
 def test_a_failed_run_leaves_the_session_as_it_was(device: str, scripts: PageScripts) -> None:
     scripts.expect("right operand cannot broadcast")
@@ -91,6 +94,7 @@ def test_memory_that_does_not_fit_is_refused_with_expected_and_got(scripts: Page
         assert total == [[0, 2, 4], [6, 8, 10]]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "shape"), [("static", (4, 8)), ("reshaped", (4, 6))])
 def test_a_captured_run_follows_its_inputs_without_onnxruntime(
     name: str, shape: tuple[int, int], scripts: PageScripts
@@ -169,6 +173,7 @@ def test_float16_steps_down_to_the_cpu_where_the_adapter_has_none(scripts: PageS
         assert found["fallbacks"] == []
 
 
+@pytest.mark.one_in(2)
 @both
 def test_weights_next_to_the_model_are_read(
     device: str, scripts: PageScripts, site: SiteServer, tmp_path_factory: pytest.TempPathFactory
@@ -201,6 +206,7 @@ def numpy_in_the_page(installed_scripts: PageScripts) -> str:
     return version
 
 
+@pytest.mark.one_in(3)
 @both
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_script_for_the_native_onnxruntime_runs_in_the_page(

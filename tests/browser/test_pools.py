@@ -9,7 +9,6 @@ import pytest
 
 from tests import oracle
 from tests.browser.page_scripts import PageScripts
-from tests.extended import one_in
 
 pytestmark = pytest.mark.own_page
 
@@ -17,7 +16,8 @@ LLAMA = Path(__file__).parents[1] / "fixtures" / "nano-llama"
 PROMPT = [5, 6, 7, 8, 9]
 
 
-@pytest.mark.parametrize("name", one_in(2, ["nano-llama", "nano-qwen2"]))
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("name", ["nano-llama", "nano-qwen2"])
 def test_what_is_asked_for_is_what_is_allocated(name: str, scripts: PageScripts) -> None:
     found = scripts.run("memory", "requirements", name, model=name, max_length=100)
     ledger, after = found["ledger"], found["after"]
@@ -39,6 +39,7 @@ def test_a_fit_is_told_without_allocating(scripts: PageScripts) -> None:
     assert found["buffers"] == 0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("close_early", [False, True], ids=["closed after", "closed early"])
 def test_a_generator_runs_in_buffers_of_the_callers(close_early: bool, scripts: PageScripts) -> None:
     found = scripts.run("memory", "given_pools", "nano-llama", model="nano-llama", count=12, close_early=close_early)
@@ -68,6 +69,7 @@ def test_buffers_that_cannot_be_used_are_refused(scripts: PageScripts) -> None:
 PROMPTS = [[1, 4, 3, 4, 9, 8], [5, 6, 2, 2, 2, 2], [2, 7, 8, 2, 2, 2]]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("choice", ["joint", "separate"])
 @pytest.mark.parametrize(
     ("prompts", "search"),
@@ -109,6 +111,7 @@ def test_prompts_run_from_tapes_over_given_buffers(scripts: PageScripts) -> None
     assert (found["left"], found["stepped down"]) == (0, [])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("close_early", [False, True], ids=["closed after", "closed early"])
 def test_larger_buffers_are_used_and_those_closed_early_are_held(close_early: bool, scripts: PageScripts) -> None:
     run = {"model": "nano-llama", "prompts": PROMPTS, "choice": "joint", "max_length": 24}
@@ -118,6 +121,7 @@ def test_larger_buffers_are_used_and_those_closed_early_are_held(close_early: bo
     assert (found["held"], found["left own"], found["stepped down"]) == ([], 0, [])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("choice", ["joint", "separate"])
 def test_buffers_that_rows_or_scratch_cannot_use_are_refused(choice: str, scripts: PageScripts) -> None:
     found = scripts.run("pooling", "refused", "nano-llama", model="nano-llama", choice=choice, prompts=PROMPTS)

@@ -16,7 +16,6 @@ import pytest
 from capstan.tape.kernel_plan import MatrixSize
 from capstan.tape.ops.prefill_attention import AttentionTiling
 from tests.browser.kernel_page import KernelPage
-from tests.extended import one_in
 
 GUARD = 64
 UNTOUCHED = np.float16(77)
@@ -136,7 +135,8 @@ CASES = [
 """Rows end within a tile, positions within a step; several heads share a tile."""
 
 
-@pytest.mark.parametrize("case", one_in(2, CASES), ids=str)
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_attention_of_runs_that_end_anywhere(kernel_page: KernelPage, case: Case) -> None:
     check(kernel_page, case, SMALL)
 
@@ -151,7 +151,8 @@ TILINGS = [
 """A row of scores is one thread's, or several rows are, or several threads share one."""
 
 
-@pytest.mark.parametrize("tiling", one_in(2, TILINGS), ids=str)
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("tiling", TILINGS, ids=str)
 @pytest.mark.parametrize(
     "case", [Case(13, 19, group=2, head=24), Case(40, 25, rising=True, window=11, sinks=True)], ids=str
 )

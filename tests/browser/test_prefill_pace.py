@@ -22,6 +22,7 @@ def paced(scripts: PageScripts, bound: str, times: int) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("bound", "runs"),
     [

@@ -30,6 +30,7 @@ def in_int8(model: ModelProto) -> None:
                 item.i = 4
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("count", [CHUNK, 2 * CHUNK - 8, 20, 5])
 def test_ids_are_the_oracles(count: int, scripts: PageScripts) -> None:
     """Prompts of one whole run, of a run that overlaps the one before, and of short runs and decode steps."""
@@ -40,6 +41,7 @@ def test_ids_are_the_oracles(count: int, scripts: PageScripts) -> None:
     assert found[-1]["eager"] == 0, found[-1]
 
 
+@pytest.mark.extended
 def test_products_in_int8_are_near_the_eager_ones(scripts: PageScripts, variants: Variants) -> None:
     model = variants.graph("int8", in_int8)
     for past in (0, 5):
@@ -66,6 +68,7 @@ def test_it_is_left_out_where_it_is_not_asked_for(scripts: PageScripts) -> None:
     assert "prefill" not in report
 
 
+@pytest.mark.extended
 def test_a_wait_that_is_cancelled_while_a_tape_is_made_harms_nothing(scripts: PageScripts) -> None:
     prompt, short = prompt_of(CHUNK), prompt_of(7)
     at = {"record": 1, "make_tape": 1, "compare": 2}
@@ -83,6 +86,7 @@ def test_a_model_that_is_closed_meanwhile_leaves_nothing(scripts: PageScripts) -
     assert found == [[*where, "ClosedError", {}] for where in at]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("at", ["record", "make_tape", "create_buffers"])
 def test_without_memory_for_a_tape_the_prompt_runs_without_one(at: str, scripts: PageScripts) -> None:
     prompt = prompt_of(CHUNK)

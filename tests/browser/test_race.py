@@ -59,6 +59,7 @@ def stop(page: Page) -> None:
     page.keyboard.press("Escape")
 
 
+@pytest.mark.extended
 def test_transformers_js_has_a_lane_for_a_model_that_it_reads(race: Page) -> None:
     lane = race.locator(".lane", has_text="Transformers.js")
     expect(lane).to_be_hidden()

@@ -42,6 +42,7 @@ def run(scripts: PageScripts, function: str, **arguments: Any) -> Any:
     return scripts.run("readback", function, **arguments)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("count", [1, 3, 12])
 def test_all_outputs_travel_in_the_runs_own_submit_by_one_map(count: int, scripts: PageScripts) -> None:
     found = run(scripts, "costs", given=text(several(count)), provider="webgpu")
@@ -52,6 +53,7 @@ def test_all_outputs_travel_in_the_runs_own_submit_by_one_map(count: int, script
         assert read == NOTHING, way
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("count", [1, 3])
 def test_on_the_cpu_the_same_calls_ask_nothing_of_a_gpu(count: int, scripts: PageScripts) -> None:
     found = run(scripts, "costs", given=text(several(count)), provider="cpu")
@@ -188,6 +190,7 @@ def test_a_cancelled_wait_leaves_nothing_mapped_and_nothing_held_back(scripts: P
     assert found["live"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("map", [0, 150])
 def test_waiting_covers_earlier_work_that_is_late_and_copying_a_late_map(map: int, scripts: PageScripts) -> None:
     found = run(scripts, "delayed", work=150, map=map)

@@ -18,7 +18,6 @@ from tests import oracle
 from tests.browser.model_variants import LLAMA, Variants, keeping_logits
 from tests.browser.page_scripts import PageScripts
 from tests.browser.test_cli import build_py
-from tests.extended import one_in
 from tests.harness import Harness
 from tests.repository_layout import lay_out, with_positions
 
@@ -57,8 +56,9 @@ def repositories(site: SiteServer, tmp_path_factory: pytest.TempPathFactory) -> 
     return made
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
-@pytest.mark.parametrize("name", one_in(2, SHAPES))
+@pytest.mark.parametrize("name", SHAPES)
 def test_ids_are_those_of_the_genai_folder(
     name: str, device: str, repositories: dict[str, Path], harness: Harness, scripts: PageScripts
 ) -> None:
@@ -87,6 +87,7 @@ PICKED = """async ([url, names, request]) => {
 }"""
 
 
+@pytest.mark.extended
 def test_a_picked_folder_may_be_one(repositories: dict[str, Path], harness: Harness, scripts: PageScripts) -> None:
     folder = repositories["nano-llama"]
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
@@ -143,6 +144,7 @@ def test_a_dtype_that_is_not_there_is_refused_with_those_that_are(
     assert error.message.endswith("model_q4f16.onnx does not exist; dtype='q4f16' was asked for, there are q4")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
 def test_a_part_that_is_shorter_than_the_graph_says_is_refused(
     device: str, site: SiteServer, harness: Harness, scripts: PageScripts, tmp_path: Path
@@ -172,6 +174,7 @@ def test_run_takes_a_repository(repositories: dict[str, Path]) -> None:
     assert "onnx_data: " not in "".join(told[:size])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
 def test_inputs_may_have_any_names(device: str, variants: Variants, harness: Harness, scripts: PageScripts) -> None:
     names = {"input_ids": "ids", "attention_mask": "valid", "logits": "scores"}
@@ -224,6 +227,7 @@ def optimum(site: SiteServer) -> str:
     return folder.name
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
 def test_a_plain_optimum_export_is_captured_and_picks_what_the_genai_export_does(
     device: str, optimum: str, harness: Harness, scripts: PageScripts
@@ -278,6 +282,7 @@ print(json.dumps([found, told, counted, long]))
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
 def test_attention_that_is_not_recognised_runs_eagerly_over_caches_that_grow(
     device: str, site: SiteServer, harness: Harness, scripts: PageScripts, tmp_path: Path

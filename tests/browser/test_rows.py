@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from capstan import Generator, GeneratorParams, Model
 from tests import oracle
 from tests.browser.model_variants import Variants, quantized_embedding
@@ -36,6 +38,7 @@ def test_rows_advance_in_one_step(scripts: PageScripts) -> None:
         assert result["counted"] <= result["tokens"] + 4, "a step is of all rows"
 
 
+@pytest.mark.extended
 def test_embeddings_in_4_bits_are_looked_up_for_all_rows(variants: Variants, scripts: PageScripts) -> None:
     name = variants.graph("nano-rows-tied", quantized_embedding, FIXTURES / "nano-qwen3")
     arguments: dict[str, Any] = {"model": name, "prompts": PROMPTS, "cases": [{"max_length": 20}]}

@@ -53,6 +53,7 @@ def first(installed_scripts: PageScripts) -> list[int]:
     return picked(installed_scripts, 5, run_ahead=8, **SEARCHES["all"])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("run_ahead", [1, 3, 8, None], ids=["K1", "K3", "K8", "adaptive"])
 def test_the_same_seed_gives_the_same_ids_whatever_the_run_ahead(
     run_ahead: int | None, first: list[int], scripts: PageScripts
@@ -70,6 +71,7 @@ def test_another_seed_gives_other_ids(first: list[int], scripts: PageScripts) ->
     assert len(set(other)) > 8
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("search", SEARCHES)
 def test_the_gpu_picks_what_the_reference_sampler_picks_from_the_logits(search: str, scripts: PageScripts) -> None:
     found = scripts.run(
@@ -88,6 +90,7 @@ def test_the_gpu_picks_what_the_reference_sampler_picks_from_the_logits(search: 
     assert len(set(found["host"])) > 3
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
 def test_stages_follow_appended_and_rewound_tokens_as_the_oracle_does(device: str, scripts: PageScripts) -> None:
     repeated = [123, 158, 55] * 6
@@ -112,6 +115,7 @@ def banned(_tokens: list[int], best: list[tuple[int, float]]) -> dict[int, float
     return {token: float("-inf") for token, _ in best[:2]}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("device", "capture"), [("webgpu", "tape"), ("webgpu", "off"), ("wasm", "tape")])
 def test_processors_edit_what_the_device_picks_from(device: str, capture: str, scripts: PageScripts) -> None:
     search = {"do_sample": True, "top_k": 20, "random_seed": 3, "frequency_penalty": 0.5, "no_repeat_ngram_size": 2}

@@ -118,6 +118,7 @@ def test_two_sessions_and_a_capture_hold_one_set_of_weights(visit: Visit) -> Non
     assert visit.run("close", keep="capture").get("weights", 0) == 0
 
 
+@pytest.mark.one_in(2)
 @both
 def test_a_second_visit_fetches_no_weights_with_and_without_the_server(provider: str, visit: Visit) -> None:
     first = visit.open(BIG, provider)
@@ -137,6 +138,7 @@ def test_a_second_visit_fetches_no_weights_with_and_without_the_server(provider:
         visit.context.unroute("**/models/**")
 
 
+@pytest.mark.extended
 def test_sessions_on_the_cpu_fetch_what_is_not_stored_yet(visit: Visit) -> None:
     assert visit.open(BIG, CPU)["stored"] == [["model.data", SIZE, True]]
     assert visit.sent == SIZE
@@ -145,6 +147,7 @@ def test_sessions_on_the_cpu_fetch_what_is_not_stored_yet(visit: Visit) -> None:
         assert visit.sent == 0
 
 
+@pytest.mark.one_in(2)
 @both
 def test_a_file_that_changes_between_two_sessions_is_told_and_used(provider: str, visit: Visit) -> None:
     visit.open(BIG, provider, keep="first")
@@ -159,6 +162,7 @@ def test_a_file_that_changes_between_two_sessions_is_told_and_used(provider: str
     assert second["stored"] == [["model.data", SIZE, True]]
 
 
+@pytest.mark.one_in(2)
 @both
 def test_bytes_that_change_behind_one_etag_are_refused(provider: str, visit: Visit) -> None:
     """A damaged store and a server with other bytes of the same name, size and time."""
@@ -178,6 +182,7 @@ def test_bytes_that_change_behind_one_etag_are_refused(provider: str, visit: Vis
     assert "remove what is stored with WeightStore().evict(URL)" in found["error"]
 
 
+@pytest.mark.one_in(2)
 @both
 def test_a_short_file_is_refused_before_it_is_fetched(provider: str, visit: Visit) -> None:
     path = visit.folder / "model.data"
@@ -187,6 +192,7 @@ def test_a_short_file_is_refused_before_it_is_fetched(provider: str, visit: Visi
     assert (visit.sent, visit.run("stored")) == (0, [])
 
 
+@pytest.mark.one_in(2)
 @both
 def test_the_store_can_be_left_out(provider: str, visit: Visit) -> None:
     found = visit.open(BIG, provider, keep="first", disabled=True)
@@ -200,6 +206,7 @@ def test_the_store_can_be_left_out(provider: str, visit: Visit) -> None:
     visit.run("close", keep="first")
 
 
+@pytest.mark.one_in(2)
 @both
 def test_data_files_may_be_in_python_s_own_file_system(provider: str, visit: Visit) -> None:
     found = visit.run("on_disk", provider=provider, x=given(BIG.x))
@@ -216,6 +223,7 @@ def test_a_model_and_a_session_over_its_files_share_weights(visit: Visit) -> Non
     assert (after < both, left) == (True, 0)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("case", SHARED, ids=lambda case: case.name)
 def test_weights_as_inputs_give_what_the_native_onnxruntime_gives(case: Weighted, visit: Visit) -> None:
     save(case.model(), visit.folder, case.name)
@@ -225,6 +233,7 @@ def test_weights_as_inputs_give_what_the_native_onnxruntime_gives(case: Weighted
     assert found["readbacks"] == 1, "the run reads more than its result"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", KEPT, ids=lambda case: case.name)
 def test_weights_that_are_needed_as_values_stay_initializers(case: Weighted, visit: Visit) -> None:
     save(case.model(), visit.folder, case.name)

@@ -122,6 +122,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "how",
     [pytest.param(how, marks=[pytest.mark.extended] if how in ("truncated", "short") else []) for how in REFUSALS],

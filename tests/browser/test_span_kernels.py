@@ -299,6 +299,7 @@ def test_the_second_time_nothing_is_made(spans: SpanPage) -> None:
     assert first["submits"] == 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("step", "message"),
     [

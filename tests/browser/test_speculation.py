@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.browser.page_scripts import PageScripts
-from tests.extended import one_in
 from tests.unit.test_speculation import FEW, PROMPT
 
 CASES: dict[str, dict[str, Any]] = {
@@ -19,7 +18,8 @@ DRAFTING = {"ngram_size": 2, "max_draft_tokens": 4, "always": True}
 LENGTH = 60
 
 
-@pytest.mark.parametrize("model", one_in(2, ["nano-llama", "nano-qwen3"]))
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("model", ["nano-llama", "nano-qwen3"])
 def test_drafts_verified_on_the_gpu_change_no_token(model: str, scripts: PageScripts) -> None:
     """To max_length, and to an end of sequence where drafts were accepted; after a rewind, too."""
     searches = [{"max_length": LENGTH, "logit_bias": FEW, **case} for case in CASES.values()]

@@ -29,6 +29,7 @@ def computed(scripts: PageScripts, device: str, nodes: Mapping[str, tuple[StateN
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
 def test_a_state_and_what_comes_of_it_are_computed(device: str, scripts: PageScripts) -> None:
     nodes = {
@@ -44,6 +45,7 @@ def test_a_state_and_what_comes_of_it_are_computed(device: str, scripts: PageScr
         np.testing.assert_allclose(found[name], wanted, atol=1e-5 * np.abs(wanted).max(), err_msg=name)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
 def test_states_after_each_of_the_last_positions_are_refused(device: str, scripts: PageScripts) -> None:
     nodes = {kind.__name__: (kind(1, {"state_window": 2}), "output") for kind in KINDS}

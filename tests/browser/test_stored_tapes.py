@@ -12,7 +12,6 @@ from playwright.sync_api import Browser, BrowserContext
 from buildtools.server import SiteServer
 from capstan.tape import PASSES
 from tests.conftest import BOOT_MS
-from tests.extended import one_in
 from tests.harness import Harness, exec_request
 
 RUN = """
@@ -198,7 +197,8 @@ await generator.generate_next_token_async()
 """
 
 
-@pytest.mark.parametrize("stage", one_in(2, ["store_tape", "compare"]))
+@pytest.mark.extended
+@pytest.mark.parametrize("stage", ["store_tape", "compare"])
 def test_a_page_that_is_closed_while_it_records_leaves_nothing_that_the_next_one_trips_over(
     browser: Browser, site: SiteServer, stage: str
 ) -> None:
@@ -249,6 +249,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.extended
 def test_prefill_tapes_are_made_again_in_a_later_page(browser: Browser, site: SiteServer) -> None:
     context = browser.new_context()
     found: list[list[Any]] = []

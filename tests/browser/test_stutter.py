@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from playwright.sync_api import Browser, Page
 
 from tests.harness import Harness
@@ -39,6 +40,7 @@ def begin(browser: Browser, page: Page) -> None:
     browser.start_tracing(page=page, categories=["toplevel"])
 
 
+@pytest.mark.extended
 def test_a_prompt_and_its_tokens_keep_the_main_thread_free(harness: Harness, browser: Browser) -> None:
     harness.generate("nano-llama", prompt_ids=[5], max_new_tokens=1)
     begin(browser, harness.page)

@@ -51,6 +51,7 @@ def test_a_recorded_step_is_an_eager_step_where_kernels_change(
         assert step["differing_bytes"] == [0] * len(step["differing_bytes"]), f"caches differ at {step['length']}"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("model", ["nano-llama", "nano-qwen2"])
 def test_a_fused_step_is_an_eager_step_where_kernels_change(model: str, scripts: PageScripts) -> None:
     found = scripts.run("steps", "tape_and_eager", model, model=model, passes=None, **EVERY_LENGTH)
@@ -59,6 +60,7 @@ def test_a_fused_step_is_an_eager_step_where_kernels_change(model: str, scripts:
         check(step)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("model", "ours"),
     [
@@ -87,6 +89,7 @@ def test_a_tape_step_is_an_eager_step_for_every_fixture(model: str, ours: int, s
         assert recorded > played
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "apart"])
 def test_norms_of_q_and_k_are_taken_in_by_attention_and_ids_are_the_oracles(
     inside: bool, variants: Variants, scripts: PageScripts
@@ -116,6 +119,7 @@ def test_ids_are_the_oracles_without_any_one_of_the_passes(scripts: PageScripts)
     assert [each["passes"]["clears"] for each in found["tapes"]].count("0 dropped") == 1
 
 
+@pytest.mark.extended
 def test_of_the_bundled_model_all_but_the_embedding_is_ours_and_ids_are_the_oracles(scripts: PageScripts) -> None:
     found = scripts.run("passes", "picked_with", "bundled", model="bundled", choices=[None], **PICKED)
     assert [each["ids"] for each in found["tapes"]] == [oracle.greedy(BUNDLED, PICKED["prompt"], PICKED["count"])]
@@ -124,6 +128,7 @@ def test_of_the_bundled_model_all_but_the_embedding_is_ours_and_ids_are_the_orac
     assert (played, kept) == (27, 1)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("model", "products"),
     [
@@ -150,6 +155,7 @@ def test_of_other_quantizations_every_product_is_ours_and_ids_are_the_oracles(
     assert played - kept == products
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("restored", [False, True], ids=["recorded", "restored"])
 @pytest.mark.parametrize("model", ["nano-llama", "nano-copies"])
 def test_a_tapes_private_buffers_are_touched_by_nobody_else(model: str, restored: bool, scripts: PageScripts) -> None:
@@ -163,6 +169,7 @@ def test_a_tapes_private_buffers_are_touched_by_nobody_else(model: str, restored
     assert found["with_another_tape"] == [], "two tapes share buffers"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("model", ["nano-llama", "nano-copies"])
 def test_recording_runs_nothing_although_ort_executes_a_capture_twice(model: str, scripts: PageScripts) -> None:
     found = scripts.run("steps", "recording", model, model=model)

@@ -76,6 +76,7 @@ def test_a_soft_cap_with_more_is_refused_on_webgpu_before_any_weights_are_read(
     assert found["read"] == []
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("device", "hardware"), [("webgpu", False), ("wasm", False), ("auto", True)])
 def test_a_soft_cap_is_computed_on_every_device(
     device: str, hardware: bool, capped: str, variants: Variants, scripts: PageScripts
@@ -87,6 +88,7 @@ def test_a_soft_cap_is_computed_on_every_device(
     assert found["counted"] == {}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("device", "hardware"), [("wasm", False), ("auto", True)])
 def test_a_soft_cap_with_more_is_computed_on_wasm_where_auto_steps_down_to(
     device: str, hardware: bool, smooth: str, variants: Variants, scripts: PageScripts
@@ -101,6 +103,7 @@ def test_a_soft_cap_with_more_is_computed_on_wasm_where_auto_steps_down_to(
         assert found["warned"][0].endswith("device 'wasm' is used")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("device", ["wasm", "auto"])
 def test_quantized_embeddings_and_norms_in_attention_run_on_wasm(
     device: str, tied: str, variants: Variants, scripts: PageScripts
@@ -113,6 +116,7 @@ def test_quantized_embeddings_and_norms_in_attention_run_on_wasm(
     assert wanted[:24] != oracle.greedy(QWEN3, PROMPT, 24), "the embedding changes nothing"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
 def test_sequences_end_where_long_rope_begins_and_are_right_up_to_there(
     device: str, long_rope: str, scripts: PageScripts
@@ -156,6 +160,7 @@ def test_the_rotary_offset_of_the_configuration_ends_sequences(variants: Variant
     assert found["ids"] == oracle.greedy(LLAMA, PROMPT, 35)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
 def test_the_number_of_logits_is_fed(device: str, variants: Variants, scripts: PageScripts) -> None:
     name = variants.graph(f"nano-keeping-{device}", keeping_logits)
@@ -163,6 +168,7 @@ def test_the_number_of_logits_is_fed(device: str, variants: Variants, scripts: P
     assert found["ids"] == oracle.greedy(LLAMA, PROMPT, 12)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
 def test_an_input_that_nobody_feeds_is_found_at_load(device: str, variants: Variants, scripts: PageScripts) -> None:
     name = variants.graph(f"nano-factor-{device}", with_scalar_input)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
 from playwright.sync_api import Page, Route
 
 from buildtools import ROOT
@@ -133,6 +134,7 @@ GO_ON = """async () => {
 }"""
 
 
+@pytest.mark.extended
 def test_steps_that_keep_a_worker_busy_do_not_keep_an_abort_waiting(blank_page: Page) -> None:
     """The worker's step ends only once /held is answered, after the result is there."""
     held: list[Route] = []
@@ -173,6 +175,7 @@ TWO = """async () => {
 }"""
 
 
+@pytest.mark.extended
 def test_two_engines_at_once_leave_each_other_alone(blank_page: Page) -> None:
     found = blank_page.evaluate(TWO)
     ids = [oracle.greedy(LLAMA.parent / name, [5, 6, 7], 24) for name in ("nano-llama", "nano-qwen3")]

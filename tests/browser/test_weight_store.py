@@ -229,6 +229,7 @@ def test_a_file_may_begin_with_what_is_not_wanted(origin: Origin) -> None:
     assert found == {"done": size, "weight": [(offset + i) % 256 for i in range(32)]}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("pours", [True, False])
 def test_parts_of_a_file_are_put_together_and_turned_on_the_gpu(pours: bool, origin: Origin) -> None:
     """Every width, signed and unsigned; rows that end within bytes and words; parts that begin anywhere in the file."""
@@ -251,6 +252,7 @@ def test_parts_of_a_file_are_put_together_and_turned_on_the_gpu(pours: bool, ori
     assert not found["left"], "buffers for turning are left"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("pours", [True, False])
 def test_matrices_of_a_file_are_put_beside_one_another_on_the_gpu(pours: bool, origin: Origin) -> None:
     rows, widths, parts, at = 37, (4, 132, 64), [], 21
@@ -291,6 +293,7 @@ def test_a_small_file_that_breaks_off_is_an_error_that_names_it(origin: Origin) 
     assert origin.load()["error"] is None
 
 
+@pytest.mark.extended
 def test_the_wasm_device_stores_and_verifies_too(origin: Origin) -> None:
     origin.write_manifest()
     origin.faults.spoilt[5 * SHARD + 7] = 1
@@ -315,6 +318,7 @@ def test_shards_may_end_anywhere_in_a_weight(origin: Origin) -> None:
         assert origin.load(shard_bytes=5003)["stored"] == [WHOLE]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_large_file_is_asked_for_in_parts(ranges: bool, origin: Origin) -> None:
     origin.faults.no_ranges = not ranges
@@ -331,6 +335,7 @@ def test_a_server_without_ranges_is_read_in_one_stream_and_resumed(origin: Origi
     assert origin.sent == SIZE
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "told",
     [
@@ -353,6 +358,7 @@ def test_another_range_than_was_asked_for_is_an_error_and_nothing_of_it_is_store
     assert origin.load()["stored"] == [WHOLE]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("silent", [True, False])
 def test_a_server_that_stalls_is_given_up_and_asked_again(silent: bool, origin: Origin) -> None:
     """Before its headers, or in the body."""
@@ -486,6 +492,7 @@ def test_damage_on_disk_is_found_between_requests_and_the_next_one_loads_anew(or
     assert origin.run("verify") == [[]]
 
 
+@pytest.mark.extended
 def test_what_was_evicted_or_cut_short_is_loaded_anew(origin: Origin) -> None:
     origin.load()
     origin.run("shorten", size=0)
@@ -559,6 +566,7 @@ def test_a_disk_that_fills_up_is_a_warning_and_the_load_goes_on(origin: Origin) 
     assert "the browser's storage for this origin is full; the weights come from their source" in warning
 
 
+@pytest.mark.extended
 def test_a_file_that_another_tab_writes_is_a_warning_and_the_load_goes_on(origin: Origin) -> None:
     kept = 6 * SHARD
     origin.interrupt(kept)
@@ -572,6 +580,7 @@ def test_a_file_that_another_tab_writes_is_a_warning_and_the_load_goes_on(origin
     assert origin.sent == SIZE - kept
 
 
+@pytest.mark.extended
 def test_a_whole_file_that_another_tab_has_locked_is_read_all_the_same(origin: Origin) -> None:
     origin.load()
     origin.run("lock", tab=1)
@@ -580,6 +589,7 @@ def test_a_whole_file_that_another_tab_has_locked_is_read_all_the_same(origin: O
     assert (found["error"], found["warnings"], origin.sent) == (None, [], 0)
 
 
+@pytest.mark.extended
 def test_a_record_that_another_tab_appends_to_is_read_again(origin: Origin) -> None:
     origin.load()
     try:
@@ -592,6 +602,7 @@ def test_a_record_that_another_tab_appends_to_is_read_again(origin: Origin) -> N
         origin.run("not_appended")
 
 
+@pytest.mark.extended
 def test_a_page_that_dies_during_a_download_leaves_nothing_that_looks_whole(origin: Origin) -> None:
     kept = origin.faults.hold_at = 6 * SHARD
     released = origin.faults.released
@@ -617,6 +628,7 @@ def test_the_store_can_be_turned_off(origin: Origin) -> None:
         assert len(origin.ranges) == 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("disabled", [False, True])
 def test_models_of_the_same_files_share_one_set_of_buffers(disabled: bool, origin: Origin) -> None:
     first = origin.load(keep=True, disable_file_mapped_weights=disabled)
@@ -640,6 +652,7 @@ def test_what_is_picked_is_stored_too(origin: Origin) -> None:
     assert "model.onnx is not in the picked folder" in missing["error"]
 
 
+@pytest.mark.extended
 def test_what_the_page_picked_reaches_the_worker(origin: Origin) -> None:
     origin.tab(1)
     ids = origin.tab().harness.evaluate(PICKED, f"/models/{origin.model}/")
@@ -659,6 +672,7 @@ def test_tabs_read_the_same_files_at_the_same_time(origin: Origin) -> None:
     assert origin.sent == 0
 
 
+@pytest.mark.extended
 def test_what_is_stored_outlives_the_browser(browser: Browser, origin: Origin, tmp_path: Path) -> None:
     sent = []
     for _ in range(2):
