@@ -15,7 +15,7 @@ from email.utils import formatdate
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PureWindowsPath
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from .errors import CommandError
@@ -52,6 +52,13 @@ TRANSFORMERS_JS = "/transformers.js/transformers.min.js"
 LOCAL_NAMES = ("localhost", "localhost.localdomain")
 FRAMES = "frame-ancestors 'none'"
 """The part of the pages' content security policy that a page cannot have in itself."""
+SANDBOX = "sandbox; default-src 'none'"
+"""The policy of what a model's folder holds: a page in it has no origin, runs no script and loads nothing."""
+IDLE_SECONDS = 30.0
+"""A connection whose next request is not there in that time is closed."""
+MOST_CONNECTIONS = 128
+"""Connections at a time, each with a thread of its own; what comes beyond is answered with 503."""
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
 ISOLATION = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Embedder-Policy": "require-corp",
@@ -69,6 +76,7 @@ class SiteServer(ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False
+    request_queue_size = MOST_CONNECTIONS
 
     @property
     def handler(self) -> type[SiteHandler]:
@@ -88,6 +96,7 @@ class SiteServer(ThreadingHTTPServer):
         self.digests = digests
         self.models = dict(models)
         self.files = dict(files or {})
+        self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
         own = socket.gethostname()
         self.names = {name.lower() for name in (*LOCAL_NAMES, own, f"{own}.local", host)}
         try:
@@ -102,6 +111,22 @@ class SiteServer(ThreadingHTTPServer):
         """The address to open; 127.0.0.1 is a secure context, which WebGPU needs."""
         host, port = self.server_address[:2]
         return f"http://{'127.0.0.1' if host == '0.0.0.0' else str(host)}:{port}/"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection in a thread, if there is a place for it."""
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+            return
+        with contextlib.suppress(OSError):
+            request.sendall(BUSY)
+        self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """A connection, from its first request until it is closed."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
 
     def is_ours(self, authority: str) -> bool:
         """Whether a Host header, or an Origin's host, is one by which this server may be addressed."""
@@ -122,6 +147,10 @@ class SiteServer(ThreadingHTTPServer):
         if TRANSFORMERS_JS in self.files and (dtypes := transformers_js_dtypes(folder)):
             entry["transformers_js"] = dtypes
         return entry
+
+    def is_of_a_model(self, path: str) -> bool:
+        """Whether a URL path leads into a model's folder."""
+        return [part for part in path.split("/") if part][:1] == ["models"]
 
     def find(self, path: str) -> Path | bytes | None:
         """The target of a URL path: a file, bytes made here, or nothing. No hidden file, and no link that leads out of
@@ -175,7 +204,8 @@ class SiteHandler(BaseHTTPRequestHandler):
         self._answer(with_body=False)
 
     def handle_one_request(self) -> None:
-        """Answer the next request of the connection, if its client is still there."""
+        """Answer the next request of the connection, if its client is still there and sends one in time."""
+        self.connection.settimeout(IDLE_SECONDS)
         try:
             super().handle_one_request()
         except ConnectionError:
@@ -192,44 +222,49 @@ class SiteHandler(BaseHTTPRequestHandler):
         if len(hosts) != 1 or not self.server.is_ours(hosts[0].strip()):
             return HTTPStatus.MISDIRECTED_REQUEST, b"use the address that build.py printed\n"
         origin = self.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != hosts[0].strip().lower():
+        if origin is not None and urlsplit(origin)[:2] != ("http", hosts[0].strip().lower()):
             return HTTPStatus.FORBIDDEN, b"pages of another origin are not answered\n"
         return None
 
     def _answer(self, with_body: bool) -> None:
         if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
             self.close_connection = True  # The body that follows is not read.
+        self.connection.settimeout(None)  # A page may take its time to read a file.
+        path = ""
         try:
             refused = self.refusal()
+            path = unquote(urlsplit(self.path).path)
         except ValueError:
             refused = HTTPStatus.BAD_REQUEST, b"not a request\n"
         if refused is not None:
             self._send_bytes(*refused, "text/plain; charset=utf-8", with_body)
             return
-        found = self.server.find(unquote(urlsplit(self.path).path))
+        found = self.server.find(path)
         if found is None:
             self._send_bytes(HTTPStatus.NOT_FOUND, b"not found\n", "text/plain; charset=utf-8", with_body)
         elif isinstance(found, bytes):
             self._send_bytes(HTTPStatus.OK, found, MIME[".json"], with_body)
         else:
-            self._send_file(found, with_body)
+            self._send_file(found, SANDBOX if self.server.is_of_a_model(path) else "", with_body)
 
     def _send_bytes(self, status: HTTPStatus, body: bytes, mime: str, with_body: bool) -> None:
         self._start(status, mime, len(body), {})
         if with_body:
             self.wfile.write(body)
 
-    def _send_file(self, path: Path, with_body: bool) -> None:
+    def _send_file(self, path: Path, policy: str, with_body: bool) -> None:
         mime = MIME.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
         found, encoding = self._form_of(path)
         with found.open("rb") as file:
             stat = found.stat()
             etag = f'"{stat.st_mtime_ns:x}-{stat.st_size:x}"'
             extra = {"ETag": etag, "Last-Modified": formatdate(stat.st_mtime, usegmt=True), "Accept-Ranges": "bytes"}
+            if policy:
+                extra["Content-Security-Policy"] = policy
             if encoding is not None:
                 extra["Vary"] = "Accept-Encoding"
                 extra |= {"Content-Encoding": encoding} if encoding else {}
-            if self.path.startswith("/models/") and stat.st_size >= LARGE_BYTES:
+            if policy and stat.st_size >= LARGE_BYTES:
                 extra["Cache-Control"] = "no-store"
             if self.headers.get("If-None-Match") == etag:
                 self._start(HTTPStatus.NOT_MODIFIED, mime, None, extra)

@@ -18,7 +18,7 @@ import pytest
 
 from buildtools import ROOT
 from buildtools.errors import CommandError
-from buildtools.server import LARGE_BYTES, SiteServer, byte_range, serving
+from buildtools.server import LARGE_BYTES, MOST_CONNECTIONS, SiteServer, byte_range, serving
 
 BODY = bytes(range(100))
 
@@ -256,12 +256,53 @@ def test_only_who_addresses_this_machine_is_answered(host: str, status: int, ser
         ("http://localhost:9000", 403),
         ("null", 403),
         ("http://[", 400),
+        ("https://localhost:8000", 403),
     ],
 )
 def test_pages_of_another_origin_are_not_answered(origin: str, status: int, server: SiteServer) -> None:
     response, body = get(server, "/data.bin", {"Host": "localhost:8000", "Origin": origin})
     assert response.status == status
     assert (body == BODY) == (status == 200)
+
+
+def test_an_address_that_is_none_is_refused_without_a_traceback(
+    server: SiteServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=60) as connection:
+        connection.sendall(b"GET http://[::1 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert capfd.readouterr().err == ""
+
+
+def test_connections_beyond_a_number_are_refused(server: SiteServer) -> None:
+    address = ("127.0.0.1", server.server_address[1])
+    idle = [socket.create_connection(address, timeout=60) for _ in range(MOST_CONNECTIONS)]
+    with socket.create_connection(address, timeout=60) as late:
+        assert b" 503 " in late.recv(100)
+    for connection in idle:
+        connection.close()
+    deadline = time.monotonic() + 60
+    while get(server, "/data.bin")[0].status != 200:
+        assert time.monotonic() < deadline, "connections that were closed still count"
+
+
+def test_a_connection_that_asks_for_nothing_is_closed(server: SiteServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("buildtools.server.IDLE_SECONDS", 0.1)
+    with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=60) as idle:
+        assert idle.recv(1) == b""
+
+
+def test_what_a_models_folder_holds_is_no_page_of_this_origin(folder: Path, server: SiteServer) -> None:
+    (folder.parent / "nano one/readme.html").write_text("<script>fetch('/')</script>")
+    for path in (
+        "/models/nano%20one/readme.html",
+        "//models/nano%20one/readme.html",
+        "/%6dodels/nano%20one/readme.html",
+    ):
+        response, _ = get(server, path)
+        assert response.status == 200
+        assert response.headers.get_all("Content-Security-Policy") == ["sandbox; default-src 'none'"]
 
 
 def test_without_a_host_or_with_two_nothing_is_answered(server: SiteServer) -> None:
