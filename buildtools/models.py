@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from . import ROOT
@@ -72,11 +73,7 @@ def require_folder(folder: Path, remedy: str) -> None:
 
 def graph_of(config_file: Path, remedy: str) -> Path:
     """The graph that genai_config.json names."""
-    try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise CommandError(f"{config_file} is not JSON ({error}): repair it or export the model again") from error
-    filename = config
+    filename = read_json(config_file)
     for key in ("model", "decoder", "filename"):
         filename = filename.get(key) if isinstance(filename, dict) else None
     if not isinstance(filename, str):
@@ -87,15 +84,20 @@ def graph_of(config_file: Path, remedy: str) -> Path:
     return graph
 
 
+def read_json(file: Path) -> Any:
+    """The value in a JSON file."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise CommandError(f"{file} is not JSON ({error}): repair it or export the model again") from error
+
+
 def check_chat_template(folder: Path) -> None:
     """Refuse a folder without a chat template."""
     config = folder / "tokenizer_config.json"
     if (folder / "chat_template.jinja").is_file():
         return
-    try:
-        content = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-    except (ValueError, OSError) as error:
-        raise CommandError(f"{config} is not JSON ({error}): repair it or export the model again") from error
+    content = read_json(config) if config.is_file() else {}
     if not (isinstance(content, dict) and content.get("chat_template")):
         raise CommandError(
             f"{folder} has no chat template (chat_template in tokenizer_config.json, or chat_template.jinja): give "

@@ -167,6 +167,7 @@ def test_a_conversation_begins_without_messages(model: Path) -> None:
         (None, " has no chat template (chat_template in tokenizer_config.json, or chat_template.jinja): give --model"),
         ("{}", " has no chat template"),
         ("[", "/tokenizer_config.json is not JSON"),
+        ("[" * 100_000, "/tokenizer_config.json is not JSON"),
         ('{"chat_template": "{{ messages }}"}', None),
     ],
 )
@@ -329,6 +330,7 @@ def test_a_script_that_is_not_text_is_refused(tmp_path: Path, capsys: pytest.Cap
     [
         (None, r"has no genai_config.json: give a folder"),
         ('{"model": ', r"genai_config.json is not JSON \(.*line 1 column 11.*\): repair it"),
+        ("[" * 100_000, r"genai_config.json is not JSON \(.*recursion.*\): repair it"),
         ("[]", r"model.decoder.filename is not a string"),
         ('{"model": {"decoder": {"filename": 3}}}', r"model.decoder.filename is not a string"),
         ('{"model": {"decoder": {"filename": "gone.onnx"}}}', r"model file .*gone.onnx does not exist"),
