@@ -68,6 +68,7 @@ def test_every_device_and_loop_gives_the_oracles_ids(place: str, found: dict[str
     assert tokens["webgpu, capture"] == "tape"
 
 
+@pytest.mark.extended
 def test_what_is_missing_or_does_not_fit_is_told(found: dict[str, Any]) -> None:
     told = found["page"][0]
     assert told["pyodide"] == (

@@ -297,6 +297,7 @@ def test_norms_of_q_and_k(kernels: KernelPage, heads: int, kv_heads: int, head: 
         planned(kernels, replace(shape, normed_values=True), (1, 65, 300), lanes)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head", "rotary", "interleaved"),
     pairwise(
@@ -327,7 +328,7 @@ def test_what_lies_before_the_window_is_not_read(kernels: KernelPage, window: in
         planned(kernels, shape, (window + 1, 703), lanes, ALONE=1, MAX_SPLITS=4)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.extended
 @pytest.mark.parametrize("softcap", [0.5, 5.0, 50.0])
 def test_soft_caps(kernels: KernelPage, softcap: float) -> None:
     for lanes in {0, kernels.lanes}:
@@ -346,6 +347,7 @@ def test_sinks(kernels: KernelPage) -> None:
                 planned(kernels, shape, (700,), lanes, ALONE=1, MAX_SPLITS=4)
 
 
+@pytest.mark.extended
 def test_norms_where_a_split_takes_several_blocks(kernels: KernelPage) -> None:
     shape = Shape(4, 2, 32, capacity=703, epsilon=1e-6)
     planned(kernels, shape, (65, 129, 700), ALONE=2, MAX_SPLITS=4)
@@ -393,6 +395,7 @@ def test_subgroups_of_other_sizes_as_planned(kernels: KernelPage, lanes: int, he
     planned(kernels, shape, (1, 129, 700), lanes)
 
 
+@pytest.mark.extended
 def test_subgroups_as_planned(kernels: KernelPage) -> None:
     if kernels.lanes < 4:
         pytest.skip("the adapter's subgroups come in several sizes or are too small")
@@ -422,6 +425,7 @@ def test_workgroups_for_a_longer_sequence_do_nothing(kernels: KernelPage) -> Non
         check(step, attend(kernels, step, plans, length, dispatched=dispatched), length)
 
 
+@pytest.mark.extended
 def test_where_one_split_is_alone_the_join_writes_nothing(kernels: KernelPage) -> None:
     shape = Shape(4, 2, 64)
     attention, join, partial_bytes = plan_attention(shape, 0)
@@ -477,7 +481,7 @@ def test_sequences_of_different_lengths_in_one_dispatch(kernels: KernelPage, len
             check(step, Run(found[0][i], found[1][i], found[2][i]), length)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("shape", "subgroups"),
     [

@@ -316,6 +316,7 @@ def test_a_closed_model_leaves_no_buffers(scripts: PageScripts) -> None:
     assert found["after"] == []
 
 
+@pytest.mark.extended
 def test_a_cache_larger_than_the_adapter_binds_is_refused_and_a_smaller_one_works(
     variants: Variants, scripts: PageScripts
 ) -> None:

@@ -219,6 +219,7 @@ def test_ctrl_c_ends_everything_with_status_130(to: str, tmp_path: Path) -> None
         time.sleep(0.1)
 
 
+@pytest.mark.extended
 def test_serve_offers_the_page_isolated_and_a_taken_port_is_one_line(site: SiteServer) -> None:
     port = str(site.server_address[1])
     done = build_py("serve", "--port", port)

@@ -256,6 +256,7 @@ def test_without_isolation_the_page_works(browser: Browser, site: SiteServer) ->
     context.close()
 
 
+@pytest.mark.extended
 def test_a_worker_that_does_not_start_is_reported(browser: Browser, site: SiteServer) -> None:
     context = browser.new_context()
     context.route("**/python.json", lambda route: route.abort())
@@ -366,7 +367,7 @@ def test_every_option_is_in_the_request_and_a_chat_has_its_instruction(demo: Dem
     demo.page.locator("select[name=dtype]").select_option("")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.extended
 @pytest.mark.parametrize("way", ["picked", "refused", "dropped"])
 def test_a_folder_of_this_machine_runs(way: str, demo: Demo) -> None:
     files = {path.name: list(path.read_bytes()) for path in LLAMA.iterdir()}

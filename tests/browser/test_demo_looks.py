@@ -106,6 +106,7 @@ def test_every_control_has_a_name(demo: Demo) -> None:
             assert re.match(rf"""- '?{role} "[^"]+""", snapshot), snapshot
 
 
+@pytest.mark.extended
 def test_nothing_jumps_while_an_answer_streams(demo: Demo) -> None:
     demo.set(max_new_tokens="60")
     demo.page.evaluate(WATCH_SHIFTS)

@@ -60,6 +60,7 @@ def test_a_tape_without_the_copies_is_found_out(scripts: PageScripts) -> None:
         assert "loses" in outcome["note"], "ORT's own capture has no copy at all"
 
 
+@pytest.mark.extended
 def test_a_tape_with_an_operation_missing_steps_down_to_orts_capture(scripts: PageScripts) -> None:
     kinds = scripts.run("fallbacks", "operations", "nano-llama", model="nano-llama")
     dispatches = [i for i, kind in enumerate(kinds) if kind != "Clear"]
@@ -134,7 +135,7 @@ def test_small_workgroups_are_enough_for_tapes(scripts: PageScripts) -> None:
     assert found["alignment"] == [256, 256], "of the device, not of the adapter"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("part", "lost", "given", "reason"),
     [

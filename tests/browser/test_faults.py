@@ -47,12 +47,13 @@ def test_a_fault_in_the_middle_of_a_burst_is_typed_and_a_new_load_works(what: st
     assert found["fresh"] == wanted[:12]
 
 
+@pytest.mark.extended
 def test_a_loss_that_the_browser_tells_of_late_is_a_loss(scripts: PageScripts) -> None:
     found = scripts.run("faults", "lost_late", "nano-llama", waiting=0.5)
     assert found == {"early": 0, "error": "DeviceLostError"}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @pytest.mark.parametrize("what", ["weights", "sequence"])
 def test_without_memory_an_error_says_so_and_the_device_works_on(what: str, scripts: PageScripts) -> None:
     found = scripts.run("faults", "without_room", "nano-llama", "nano-float", what=what)

@@ -38,7 +38,7 @@ def prompt_of(length: int) -> list[int]:
     return [(31 * i + 7) % 509 for i in range(length)]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     ("name", "captures"),
     [*PAIRS, *(pytest.param(name, "tape ort off", marks=pytest.mark.extended) for name in NAMES)],

@@ -78,7 +78,7 @@ def test_the_address_of_a_repositorys_page_is_told_from_a_folder(
     assert error["message"].endswith(meant), error["message"]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
 def test_ids_are_those_of_the_genai_folder(device: str, hub: HubServer, harness: Harness, scripts: PageScripts) -> None:
     found = generated(harness, named(hub, "nano/llama", revision="main"), device=device)

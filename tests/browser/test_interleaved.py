@@ -33,6 +33,7 @@ def test_generators_side_by_side_pick_what_each_picks_alone(
     assert found == [oracle.greedy(LLAMA, prompt, 14) for prompt in PROMPTS]
 
 
+@pytest.mark.extended
 def test_sampling_generators_side_by_side_pick_what_each_picks_alone(scripts: PageScripts) -> None:
     search: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "random_seed": 3, "run_ahead": 3}
     call = {"model": "nano-llama", "prompts": PROMPTS, "count": 14, **search}

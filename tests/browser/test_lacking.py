@@ -167,6 +167,7 @@ CLOSE = """async () => {
 }"""
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("lack", ["no storage"])
 def test_a_page_without_storage_works_and_what_is_closed_is_told(lack: str, page: Page, site: SiteServer) -> None:
     page.goto(f"{site.url}blank.html")

@@ -15,6 +15,7 @@ CYCLES = 200
 LOADS = 4
 
 
+@pytest.mark.extended
 def test_the_ledger_agrees_with_every_live_buffer(scripts: PageScripts) -> None:
     stages = {stage["stage"]: stage for stage in scripts.run("memory", "agreement", "nano-llama", model="nano-llama")}
     for name, stage in stages.items():

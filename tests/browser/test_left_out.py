@@ -117,7 +117,7 @@ def test_a_sequence_that_cannot_outgrow_the_window_is_captured_in_every_way(
 HIDDEN, CAPPED = "return total - min(total, WINDOW);", "return SOFTCAP * LOG2_E * tanh(clamp(x, -10.0, 10.0));"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("name", "wanted", "instead"),
     [

@@ -105,6 +105,7 @@ STORED = """async (options) => {
 }"""
 
 
+@pytest.mark.extended
 def test_the_weight_store_is_left_out_if_a_page_says_so(blank_page: Page, page_errors: list[str]) -> None:
     assert blank_page.evaluate(STORED, {"disableFileMappedWeights": True}) == "0"
     assert blank_page.evaluate(STORED, {"disableFileMappedWeights": False}) == "1"

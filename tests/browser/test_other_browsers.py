@@ -102,6 +102,7 @@ class TestFirefox:
     def scripts(cls, harness: Harness) -> PageScripts:
         return PageScripts.install(harness)
 
+    @pytest.mark.extended
     def test_a_tape_is_recorded_and_fused(self, harness: Harness) -> None:
         found = completed(harness, "nano-llama", "webgpu")
         assert (found["device"], found["capture"], found["capture_note"]) == ("webgpu", "tape", None)
@@ -116,11 +117,13 @@ class TestFirefox:
         assert found[0]["token_ids"] == found[1]["token_ids"]
         assert found[0]["capture"] == "tape"
 
+    @pytest.mark.extended
     def test_a_lost_device_is_told_and_a_new_load_works(self, scripts: PageScripts) -> None:
         found = scripts.run("faults", "in_a_burst", "nano-llama", what="device")
         assert found["error"]["type"] == "DeviceLostError"
         assert found["fresh"] == oracle.greedy(FIXTURES / "nano-llama", PROMPT, 12)
 
+    @pytest.mark.extended
     def test_the_demo_completes_a_prompt(self, harness: Harness, site: SiteServer) -> None:
         *told, adapter = complete_in_the_demo(harness, site.url, "webgpu")
         assert told == ["", "6", "length", "webgpu", "tape"]
@@ -149,6 +152,7 @@ class TestWebKit:
     def test_a_script_awaits_and_is_told_where_it_would_have_to_wait(self, harness: Harness) -> None:
         told_to_await(harness, "wasm")
 
+    @pytest.mark.extended
     def test_the_demo_completes_a_prompt(self, harness: Harness, site: SiteServer) -> None:
         *told, _ = complete_in_the_demo(harness, site.url, "auto")
         assert told == ["", "6", "length", "wasm", "off"]
@@ -165,6 +169,7 @@ class TestWithoutPromiseIntegration:
         yield Harness.open(page, site.url)
         page.close()
 
+    @pytest.mark.extended
     def test_a_tape_is_recorded_and_fused(self, harness: Harness) -> None:
         assert completed(harness, "nano-llama", "webgpu")["capture"] == "tape"
 

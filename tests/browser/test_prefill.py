@@ -42,6 +42,7 @@ def test_a_prompt_in_chunks_is_continued_as_by_the_oracle(count: int, scripts: P
         assert found == oracle.greedy(FIXTURES / "nano-llama", prompt, 8), capture
 
 
+@pytest.mark.extended
 def test_the_kernels_of_long_prompts_are_compiled_before_the_first(scripts: PageScripts) -> None:
     lengths = {"model": "nano-llama", "lengths": [4, 31, 32, 64, 150]}
     assert scripts.run("counting", "compiled", "nano-llama", early=True, **lengths) == [0] * 5

@@ -63,6 +63,7 @@ def test_a_tape_that_fails_its_check_is_not_used(scripts: PageScripts, variants:
     assert found["sessions"] == 0, "the captured session is kept"
 
 
+@pytest.mark.extended
 def test_it_is_left_out_where_it_is_not_asked_for(scripts: PageScripts) -> None:
     report = scripts.run("prefilling", "left_out", "nano-llama", model="nano-llama", prompt=prompt_of(CHUNK))
     assert "prefill" not in report

@@ -227,7 +227,7 @@ def optimum(site: SiteServer) -> str:
     return folder.name
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
 def test_a_plain_optimum_export_is_captured_and_picks_what_the_genai_export_does(
     device: str, optimum: str, harness: Harness, scripts: PageScripts
@@ -282,7 +282,7 @@ print(json.dumps([found, told, counted, long]))
 """
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @pytest.mark.parametrize("device", ["webgpu", "wasm"])
 def test_attention_that_is_not_recognised_runs_eagerly_over_caches_that_grow(
     device: str, site: SiteServer, harness: Harness, scripts: PageScripts, tmp_path: Path

@@ -48,6 +48,7 @@ def test_embeddings_in_4_bits_are_looked_up_for_all_rows(variants: Variants, scr
     assert not found["stepped down"]
 
 
+@pytest.mark.extended
 def test_each_row_draws_what_it_draws_alone(scripts: PageScripts) -> None:
     case = {"max_length": 20, "do_sample": True, "temperature": 1.5, "top_k": 40, "top_p": 0.9, "random_seed": 11}
     arguments = {"model": "nano-llama", "prompts": PROMPTS, "cases": [case]}

@@ -96,6 +96,7 @@ SIZE = BIG.shared_bytes + 512
 """Bytes of the data file."""
 
 
+@pytest.mark.extended
 def test_two_sessions_and_a_capture_hold_one_set_of_weights(visit: Visit) -> None:
     first = visit.open(BIG, keep="first")
     assert visit.sent == (visit.folder / "model.data").stat().st_size == SIZE
@@ -147,7 +148,7 @@ def test_sessions_on_the_cpu_fetch_what_is_not_stored_yet(visit: Visit) -> None:
         assert visit.sent == 0
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @both
 def test_a_file_that_changes_between_two_sessions_is_told_and_used(provider: str, visit: Visit) -> None:
     visit.open(BIG, provider, keep="first")
@@ -162,7 +163,7 @@ def test_a_file_that_changes_between_two_sessions_is_told_and_used(provider: str
     assert second["stored"] == [["model.data", SIZE, True]]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @both
 def test_bytes_that_change_behind_one_etag_are_refused(provider: str, visit: Visit) -> None:
     """A damaged store and a server with other bytes of the same name, size and time."""

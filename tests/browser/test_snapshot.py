@@ -67,6 +67,7 @@ def renderer_seconds(session: CDPSession) -> dict[int, float]:
     return {process["id"]: process["cpuTime"] for process in processes if process["type"] == "renderer"}
 
 
+@pytest.mark.extended
 def test_both_starts_give_the_same_python_but_other_random_numbers(browser: Browser, site: SiteServer) -> None:
     found, ready, spent = [], [], []
     session = browser.new_browser_cdp_session()

@@ -33,6 +33,7 @@ DIRECT = ("clears", "direct")
 """Passes that leave onnxruntime-web's kernels as they are: caches are equal to the byte."""
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("model", "passes"),
     [
@@ -89,7 +90,7 @@ def test_a_tape_step_is_an_eager_step_for_every_fixture(model: str, ours: int, s
         assert recorded > played
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "apart"])
 def test_norms_of_q_and_k_are_taken_in_by_attention_and_ids_are_the_oracles(
     inside: bool, variants: Variants, scripts: PageScripts
@@ -128,7 +129,7 @@ def test_of_the_bundled_model_all_but_the_embedding_is_ours_and_ids_are_the_orac
     assert (played, kept) == (27, 1)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("model", "products"),
     [
@@ -169,7 +170,7 @@ def test_a_tapes_private_buffers_are_touched_by_nobody_else(model: str, restored
     assert found["with_another_tape"] == [], "two tapes share buffers"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @pytest.mark.parametrize("model", ["nano-llama", "nano-copies"])
 def test_recording_runs_nothing_although_ort_executes_a_capture_twice(model: str, scripts: PageScripts) -> None:
     found = scripts.run("steps", "recording", model, model=model)

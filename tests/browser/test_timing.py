@@ -11,6 +11,7 @@ from tests.browser.page_scripts import PageScripts
 PROMPT = [5, 6, 7, 8, 9]
 
 
+@pytest.mark.extended
 def test_the_tapes_host_time_is_at_most_a_third_of_the_other_ways(scripts: PageScripts) -> None:
     found = scripts.run("timings", "host_times", "nano-llama", model="nano-llama", prompt=PROMPT, count=25, rounds=3)
     assert found["used"] == {capture: [capture, None] for capture in ("tape", "ort", "off")}

@@ -103,6 +103,7 @@ def test_each_burst_is_submitted_then_computed_then_copied(whole: dict[str, Any]
     assert min(late) <= 1, "the GPU's clock is as late as it may be"
 
 
+@pytest.mark.extended
 def test_a_trace_ends_once_and_another_one_begins_without_the_load(whole: dict[str, Any], page: Harness) -> None:
     for action, why in (
         ("stop", "no trace is being taken: begin one with"),
@@ -122,6 +123,7 @@ def test_a_trace_ends_once_and_another_one_begins_without_the_load(whole: dict[s
     assert page.errors == []
 
 
+@pytest.mark.extended
 def test_a_run_is_the_same_with_a_trace_and_after_it(scripts: PageScripts) -> None:
     options = {
         "model": "nano-llama",

@@ -68,6 +68,7 @@ def unchanged(outliers: str, installed_scripts: PageScripts) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.extended
 def test_the_model_with_outliers_is_fused(unchanged: dict[str, Any]) -> None:
     assert (unchanged["changed"], unchanged["fallbacks"]) == (0, {})
     assert unchanged["passes"]["fused"].endswith("1 of them as recorded")

@@ -279,6 +279,7 @@ SESSIONS = """async () => {
 }"""
 
 
+@pytest.mark.extended
 def test_sessions_keep_what_was_computed_and_are_rewound_edited_and_forked(blank_page: Page) -> None:
     found = blank_page.evaluate(SESSIONS)
     first, more, less, again, edited, repeated, rewound = found["turns"]

@@ -466,6 +466,7 @@ def test_damage_on_disk_is_found_by_verify_and_repaired_alone(origin: Origin) ->
     assert origin.run("verify") == [[]]
 
 
+@pytest.mark.extended
 def test_damage_on_disk_is_found_between_requests_and_the_next_one_loads_anew(origin: Origin) -> None:
     # A content of its own: other tabs look after what they loaded.
     origin.change()
@@ -628,7 +629,7 @@ def test_the_store_can_be_turned_off(origin: Origin) -> None:
         assert len(origin.ranges) == 1
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @pytest.mark.parametrize("disabled", [False, True])
 def test_models_of_the_same_files_share_one_set_of_buffers(disabled: bool, origin: Origin) -> None:
     first = origin.load(keep=True, disable_file_mapped_weights=disabled)
@@ -660,6 +661,7 @@ def test_what_the_page_picked_reaches_the_worker(origin: Origin) -> None:
     assert ids == [ids[0]] * 4
 
 
+@pytest.mark.extended
 def test_tabs_read_the_same_files_at_the_same_time(origin: Origin) -> None:
     origin.load()
     tabs = [origin.tab(0), origin.tab(1)]
