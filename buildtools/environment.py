@@ -1,4 +1,4 @@
-"""Set-up with the standard library only: .venv, node_modules and the generated ONNX module.
+"""Set-up with the standard library only: .venv, node_modules, the generated ONNX module and the wire's generated files.
 
 Each stage leaves a stamp, written last and keyed by the files that define the stage, so that an interrupted stage is
 done again and a finished one costs nothing.
@@ -22,6 +22,7 @@ from . import CACHE, ROOT, VENV
 from .errors import CommandError
 from .numpy_wheel import NUMPY_FOLDER, fetch_numpy
 from .terminal import say
+from .wire import wire_is_stale, write_wire
 
 __all__ = ["MICROPIP_WHEELS", "PROTOBUF_WHEELS", "ensure", "in_venv", "locked", "run_tool", "venv_python"]
 
@@ -63,13 +64,14 @@ def ensure(group: str = "run") -> None:
         stages.append(
             Stage("micropip for tests", MICROPIP_WHEELS / ".capstan", [_requirements("pyodide")], _download_micropip)
         )
-    if all(stage.is_done() for stage in stages) and not _onnx_module_is_stale():
+    if all(stage.is_done() for stage in stages) and not _onnx_module_is_stale() and not wire_is_stale():
         return
     with locked("set-up"):
         for stage in stages:
             stage.run_once()
         if _onnx_module_is_stale():
             _copy_onnx_module()
+        write_wire()
 
 
 class Stage:

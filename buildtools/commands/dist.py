@@ -31,7 +31,10 @@ HARNESS = ("harness.html", "harness.js", "blank.html")
 """Pages for tests and the command line, which a published site leaves out."""
 KEPT_OFFLINE = {".css", ".html", ".js", ".json", ".mjs", ".svg", ".wasm", ".whl", ".zip"}
 """The endings of files that the service worker keeps."""
-TYPES = ("assets", "capstan", "client", "completions", "errors", "options", "protocol", "run", "session", "tool_calls")
+TYPES = (
+    *("assets", "capstan", "client", "completions", "errors", "options", "protocol", "requests", "run", "session"),
+    "tool_calls",
+)
 PACKAGE = "capstan-webgpu"
 BESIDE = {"ai": [], "chat": ["--loader:.css=text"]}
 """The package's other entries, as capstan-webgpu/NAME, and how they are bundled; they import the first one."""

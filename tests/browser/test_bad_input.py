@@ -160,9 +160,12 @@ def test_counts_beyond_all_limits_are_refused_before_anything_is_counted_out(
     in_repository = f"huge-repository-{what}"
     variants.site.models[in_repository] = lay_out(LLAMA, variants.place / in_repository, config={key: value})
     for model, file, name in ((in_genai, "genai_config.json", what), (in_repository, "config.json", key)):
-        for request in ({}, {"kind": "plan"}):
-            fields = {"prompt_ids": PROMPT, "device": "wasm", "dtype": "q4" if model == in_repository else None}
-            reply = harness.reply({**generate_request(model, **fields), **request})
+        whole = generate_request(
+            model, prompt_ids=PROMPT, device="wasm", dtype="q4" if model == in_repository else None
+        )
+        plan = {"kind": "plan", **{field: whole[field] for field in ("model", "dtype", "device")}}
+        for request in (whole, plan):
+            reply = harness.reply(request)
             assert not reply["ok"]
             error = reply["error"]
             assert error["type"] == "ConfigError", error["traceback"]
@@ -193,7 +196,7 @@ REQUESTS: dict[str, tuple[dict[str, Any], str, list[str]]] = {
     "max_length": ({"search": {"max_length": 513}}, "OptionError", ["513", "context_length", "512"]),
     "run_ahead": ({"run_ahead": 65}, "OptionError", ["run_ahead is 65", "from 1 to 64"]),
     "no_run_ahead": ({"run_ahead": 0}, "OptionError", ["run_ahead is 0"]),
-    "device": ({"device": "cuda"}, "OptionError", ["'cuda'", "'webgpu' or 'wasm'"]),
+    "device": ({"device": "cuda"}, "OptionError", ["'cuda'", "'webgpu', 'wasm' or 'auto'"]),
     "capture": ({"capture": "video"}, "OptionError", ["'video'", "'tape', 'ort', 'off'"]),
 }
 
@@ -216,12 +219,19 @@ def test_a_bad_request_is_refused(what: str, harness: Harness, scripts: PageScri
             "alternatives, end_session, trace or cancel",
         ),
         ({"kind": "talk"}, "a request's kind is 'talk'; it must be"),
-        ({"kind": "chat", "model": "x", "messages": []}, "dtype, device, capture, run_ahead, max_length,"),
+        ({"kind": "memory", "which": None}, "'which' is no field of the request 'memory'; it has kind"),
+        (
+            {"kind": "chat", "model": "x", "messages": []},
+            "dtype, device, capture, run_ahead, max_new_tokens, search, max_length: missing",
+        ),
         ({"kind": "models", "action": "list"}, "which: missing in the request 'models'; null is"),
-        ({"kind": "models", "action": "purge", "which": None}, "action is 'purge'; it must be list, evict or verify"),
+        (
+            {"kind": "models", "action": "purge", "which": None},
+            "action is 'purge'; it must be 'list', 'evict' or 'verify'",
+        ),
         (
             {"kind": "generate", "model": "x", "prompt": "y"},
-            "dtype, device, capture, run_ahead, prompt_ids, max_new_tokens,",
+            "dtype, device, capture, run_ahead, max_new_tokens, search, prompt_ids: missing",
         ),
     ],
 )

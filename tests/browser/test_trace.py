@@ -107,7 +107,7 @@ def test_each_burst_is_submitted_then_computed_then_copied(whole: dict[str, Any]
 def test_a_trace_ends_once_and_another_one_begins_without_the_load(whole: dict[str, Any], page: Harness) -> None:
     for action, why in (
         ("stop", "no trace is being taken: begin one with"),
-        ("pause", "a trace's action is 'pause'; it must be start or stop"),
+        ("pause", "action is 'pause'; it must be 'start' or 'stop'"),
     ):
         error = page.reply({"kind": "trace", "action": action})["error"]
         assert error["type"] == "OptionError"

@@ -17,8 +17,11 @@ from .mutation import Mutation, MutationError
 
 __all__ = ["Checkout", "Outcome"]
 
-GENERATED = ("py_src/capstan/_js/host.js", "py_src/capstan/graph/onnx_pb2.py", "py_src/capstan/graph/onnx_pb2.pyi")
-"""Files of the package that git ignores."""
+GENERATED = (
+    *("py_src/capstan/_js/host.js", "py_src/capstan/graph/onnx_pb2.py", "py_src/capstan/graph/onnx_pb2.pyi"),
+    "web/src/requests.ts",
+)
+"""Files of the package and of the page that git ignores."""
 INSTALLED = (".venv", "node_modules")
 """Folders whose own folders are linked; stamps of the set-up are copied, so that no set-up in the copy ends another."""
 BUILT = ("build/site", "build/cache")

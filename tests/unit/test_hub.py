@@ -44,15 +44,6 @@ def test_revisions_and_tokens_that_cannot_be_are_refused_and_the_token_is_not_sh
     assert "secret" not in f"{whole!r} {whole}"
 
 
-def test_a_request_names_every_field() -> None:
-    fields = {"repository": "a/b", "hub": HUB, "revision": None, "token": None}
-    assert HubRepository.from_request(fields) == HubRepository("a/b", HUB)
-    with pytest.raises(OptionError, match="unknown dtype"):
-        HubRepository.from_request({**fields, "dtype": "q4"})
-    with pytest.raises(OptionError, match="hub, token missing"):
-        HubRepository.from_request({"repository": "a/b", "revision": None})
-
-
 def test_on_cpython_a_repository_is_to_be_downloaded() -> None:
     with pytest.raises(OptionError, match=r"a/b at main of https://hub\.test can be read in a page only; download"):
         asyncio.run(Model.load(HubRepository("a/b", HUB)))

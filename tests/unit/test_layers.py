@@ -58,6 +58,7 @@ INSIDE_FUNCTIONS = {
     ("local.host", "device.reference.model"): "numpy and onnxruntime are in the extra `reference`",
     ("model", "not_finite"): "protobuf is in the extra `reference`",
     ("onnxruntime.checks", "ctypes"): "for who binds several arrays only",
+    ("page.read_request", "difflib"): "for an unknown field only",
     ("model_files.folder", "graph"): "protobuf is in the extra `reference`, and needed for repositories only",
     ("local.host", "graph"): "protobuf is in the extra `reference`",
     ("local.tokenizer", "tokenizers"): "in the extra `reference`",

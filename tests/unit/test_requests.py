@@ -7,42 +7,219 @@ from typing import Any
 
 import pytest
 
+from buildtools.wire import request_types
 from capstan.errors import OptionError
-from capstan.page.requests import read_request
+from capstan.page.read_request import fields_of, read_request, requests
 
-EXEC = {"kind": "exec", "source": "", "filename": "a.py", "argv": ["a.py"], "models": {}, "files": {}}
-CHAT: dict[str, Any] = {
-    "kind": "chat",
-    "model": "/models/nano/",
-    "dtype": None,
-    "device": "auto",
-    "capture": None,
-    "run_ahead": None,
-    "messages": [],
-    "max_length": None,
-    "max_new_tokens": 5,
-    "search": {},
+MODEL = {"model": "/models/nano/", "dtype": None, "device": "auto", "capture": None, "run_ahead": None}
+MODEL_OPTIONS = {"stall_timeout": 1.5, "adapter": "/a.onnx_adapter", "prefix_cache": 0}
+MODEL_OPTIONS |= {"disable_file_mapped_weights": True}
+RUN = {**MODEL, "max_new_tokens": 5, "search": {"top_k": 3}}
+RUN_OPTIONS = {
+    **MODEL_OPTIONS,
+    "guidance": {"type": "regex", "data": "a*", "enable_ff_tokens": True},
+    "speculation": {"ngram_size": 3, "max_draft_tokens": 4},
+    "logits_processor": "shorter",
+    "recoveries": 0,
+    "timeline": True,
+}
+TALK = {**RUN, "max_length": None}
+TALK_OPTIONS = {**RUN_OPTIONS, "session": "session 1"}
+MESSAGES = [{"role": "user", "content": "hello", "name": "Ann"}]
+TOOLS = [{"type": "function", "function": {"name": "add"}}]
+HUB = {"repository": "a/b", "hub": "https://hub.test", "revision": None, "token": "secret"}
+LEAST: dict[str, dict[str, Any]] = {
+    "load": TALK,
+    "generate": {**RUN, "prompt": "x", "prompt_ids": None},
+    "chat": {**TALK, "messages": MESSAGES},
+    "exec": {
+        "source": "1",
+        "filename": "a.py",
+        "argv": ["a.py"],
+        "models": {"m": "/m/", "h": HUB},
+        "files": {"x": "/x"},
+    },
+    "models": {"action": "list", "which": None},
+    "memory": {},
+    "operations": MODEL,
+    "plan": {"model": HUB, "dtype": "q4", "device": "wasm"},
+    "alternatives": {**TALK, "prompt": None, "answer": [1, 2], "count": 8},
+    "end_session": {"session": "session 1"},
+    "trace": {"action": "start"},
+}
+"""The fields that each request must have, by its kind."""
+MOST: dict[str, dict[str, Any]] = {
+    "load": TALK_OPTIONS,
+    "generate": {**RUN_OPTIONS, "begun": [1]},
+    "chat": {**TALK_OPTIONS, "tools": TOOLS, "begun": [1]},
+    "operations": MODEL_OPTIONS,
+    "alternatives": {**TALK_OPTIONS, "messages": MESSAGES, "tools": TOOLS},
+}
+"""The fields that it may have besides."""
+KINDS = list(LEAST)
+
+
+def whole(kind: str) -> dict[str, Any]:
+    return {"kind": kind, **LEAST[kind], **MOST.get(kind, {})}
+
+
+def error(request: object) -> str:
+    with pytest.raises(OptionError) as caught:
+        read_request(json.dumps(request))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_is_taken_with_all_its_fields_and_with_those_that_it_must_have(kind: str) -> None:
+    least = {"kind": kind, **LEAST[kind]}
+    assert list(requests()) == KINDS
+    assert whole(kind).keys() == fields_of(requests()[kind]).keys()
+    assert read_request(json.dumps(least)) == least
+    assert read_request(json.dumps(whole(kind))) == whole(kind)
+    for name in MOST.get(kind, {}):
+        assert read_request(json.dumps({**least, name: None})) == {**least, name: None}
+
+
+WORDS = {
+    **dict.fromkeys(("source", "filename"), "a string"),
+    **dict.fromkeys(("dtype", "prompt", "which", "adapter", "logits_processor"), "a string or null"),
+    **dict.fromkeys(
+        ("run_ahead", "max_new_tokens", "max_length", "recoveries", "prefix_cache"), "a whole number or null"
+    ),
+    **dict.fromkeys(("timeline", "disable_file_mapped_weights"), "true or false or null"),
+    **dict.fromkeys(("search", "models", "files"), "an object"),
+    **dict.fromkeys(("guidance", "speculation"), "an object or null"),
+    "model": "a string or an object",
+    "device": "'webgpu', 'wasm' or 'auto'",
+    "capture": "'tape', 'ort', 'off' or null",
+    "stall_timeout": "a number or null",
+    "count": "a whole number",
+}
+"""A message's words for the type of each field."""
+ITEMS = {
+    **dict.fromkeys(("messages", "tools"), "an object"),
+    **dict.fromkeys(("prompt_ids", "begun", "answer"), "a whole number"),
+    "argv": "a string",
+}
+"""Words for the items of an array."""
+OF_A_KIND = {
+    ("end_session", "session"): "a string",
+    ("trace", "action"): "'start' or 'stop'",
+    ("models", "action"): "'list', 'evict' or 'verify'",
 }
 
 
-@pytest.mark.parametrize("request_", [EXEC, CHAT, {"kind": "memory"}, {**CHAT, "recoveries": 0, "timeline": True}])
-def test_a_whole_request_is_taken_as_it_is(request_: dict[str, Any]) -> None:
-    assert read_request(json.dumps(request_)) == request_
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_field_of_another_type_is_refused(kind: str) -> None:
+    """No field takes an array in an array."""
+    for name in whole(kind).keys() - {"kind"}:
+        told = error({**whole(kind), name: [[]]})
+        words = OF_A_KIND.get((kind, name)) or {"session": "a string or null", **WORDS}.get(name)
+        place, value = (name, "[[]]") if words else (f"{name}[0]", "[]")
+        assert told == f"{place} is {value}; it must be {words or ITEMS[name]}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_missing_field_is_told(kind: str) -> None:
+    for name in LEAST[kind]:
+        request = whole(kind)
+        del request[name]
+        assert error(request) == f"{name}: missing in the request {kind!r}; null is for what is left open"
 
 
 @pytest.mark.parametrize(
     ("request_", "told"),
     [
-        ([], r"request: \[\], expected an object"),
-        ({"kind": "walk"}, "a request's kind is 'walk'; it must be one of load, generate, chat"),
-        ({"kind": "end_session"}, "session: missing in the request 'end_session'"),
-        ({**CHAT, "max_new_tokens": True}, "max_new_tokens is True; it must be a whole number or null"),
-        ({**CHAT, "max_new_tokens": 1.5}, "max_new_tokens is 1.5; it must be a whole number or null"),
-        ({**CHAT, "timeline": 1}, "timeline is 1; it must be true or false or null"),
-        ({**CHAT, "device": None}, "device is None; it must be a string"),
-        ({**EXEC, "argv": ["a.py", 1]}, r"argv is \['a.py', 1\]; there must be strings in it"),
+        ([], "request: [], expected an object"),
+        (
+            {"kind": "walk"},
+            f"a request's kind is 'walk'; it must be one of {', '.join(KINDS)} or cancel",
+        ),
+        ({**whole("chat"), "max_new_tokens": True}, "max_new_tokens is True; it must be a whole number or null"),
+        ({**whole("chat"), "max_new_tokens": 1.5}, "max_new_tokens is 1.5; it must be a whole number or null"),
+        ({**whole("chat"), "timeline": 1}, "timeline is 1; it must be true or false or null"),
+        ({**whole("chat"), "device": None}, "device is None; it must be 'webgpu', 'wasm' or 'auto'"),
+        ({**whole("chat"), "messages": None}, "messages is None; it must be an array"),
+        ({**whole("generate"), "prompt_ids": [1, True]}, "prompt_ids[1] is True; it must be a whole number"),
+        ({**whole("exec"), "files": {"a": 1}}, "files.a is 1; it must be a string"),
+        ({**whole("exec"), "models": {"a": 1}}, "models.a is 1; it must be a string or an object"),
     ],
 )
 def test_another_request_is_refused(request_: object, told: str) -> None:
-    with pytest.raises(OptionError, match=told):
-        read_request(json.dumps(request_))
+    assert error(request_) == told
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (
+            {"guidance": {"type": "json", "data": "{}"}},
+            "guidance.type is 'json'; it must be 'json_schema', 'regex', 'lark_grammar' or 'ebnf'",
+        ),
+        ({"guidance": {"type": "regex", "data": 1}}, "guidance.data is 1; it must be a string"),
+        ({"guidance": {"type": "regex"}}, "guidance.data: missing in guidance; null is for what is left open"),
+        ({"speculation": {"ngram_size": "3"}}, "speculation.ngram_size is '3'; it must be a whole number"),
+        (
+            {"speculation": {"ngram": 3}},
+            "'speculation.ngram' is no field of speculation; did you mean speculation.ngram_size? It has ngram_size, "
+            "max_draft_tokens",
+        ),
+        ({"model": {**HUB, "revision": 3}}, "model.revision is 3; it must be a string or null"),
+        (
+            {"model": {"repository": "a/b", "hub": "h"}},
+            "model.revision, model.token: missing in model; null is for what",
+        ),
+    ],
+)
+def test_objects_inside_a_request_are_checked_too(changed: dict[str, Any], told: str) -> None:
+    assert error({**whole("chat"), **changed}).startswith(told)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_unknown_field_is_refused_with_the_nearest_one(kind: str) -> None:
+    known = ", ".join(fields_of(requests()[kind]))
+    assert (
+        error({**whole(kind), "kin": 1})
+        == f"'kin' is no field of the request {kind!r}; did you mean kind? It has {known}"
+    )
+    assert error({**whole(kind), "?": 1}) == f"'?' is no field of the request {kind!r}; it has {known}"
+
+
+def test_a_misspelt_token_is_not_shown() -> None:
+    model = {"repository": "a/b", "hub": "h", "revision": None, "token": None, "tokn": "secret"}
+    told = error({**whole("plan"), "model": model})
+    assert told.startswith("'model.tokn' is no field of model; did you mean model.token?")
+    assert "secret" not in told
+
+
+def test_the_types_of_a_page_are_those_of_the_table() -> None:
+    table = '''
+class Model(TypedDict):
+    model: ModelFolder
+    """One line."""
+    ids: NotRequired[list[int] | None]
+
+class Load(Model):
+    """Loads it."""
+
+    kind: Literal["load", "unload"]
+    search: dict[str, Any]
+
+Request = Load | Model
+'''
+    wanted = """
+export interface Model {
+  /** One line. */
+  model: ModelFolder;
+  ids?: number[] | null;
+}
+
+/** Loads it. */
+export interface Load extends Model {
+  kind: "load" | "unload";
+  search: Record<string, unknown>;
+}
+
+export type Request = Load | Model;
+"""
+    assert request_types(table).endswith(wanted)

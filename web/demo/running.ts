@@ -216,14 +216,13 @@ export class Running {
     this.setBusy(run, true);
     const ask = <T>(asked: Request): Promise<T> => this.engine.ask<T>(asked, (event) => this.show(event, run));
     try {
-      const max_length = request.kind === "chat" ? request.max_length : null;
-      await this.engine.load(keyOf(model, request), () => ask<LoadResult>({ ...request, kind: "load", max_length }));
+      const { load, asked: before } = partsOf(request);
+      await this.engine.load(keyOf(model, request), () => ask<LoadResult>(load));
       say("status", `Looking at ${tokens.length} tokens`);
       const asked: AlternativesRequest = {
-        ...request,
+        ...load,
+        ...before,
         kind: "alternatives",
-        prompt: request.kind === "generate" ? request.prompt : null,
-        max_length,
         answer: tokens.map(({ id }) => id),
         count: ALTERNATIVES,
       };
@@ -356,6 +355,19 @@ export class Running {
     } else progress.removeAttribute("value");
     say("status", `Loading ${what}: ${bytes(done)}${total > 0 ? ` of ${bytes(total)}` : ""}`);
   }
+}
+
+/** The load that serves a request, and what it asks. */
+function partsOf(request: ChatRequest | GenerateRequest): {
+  load: LoadRequest;
+  asked: Pick<AlternativesRequest, "prompt" | "messages">;
+} {
+  if (request.kind === "chat") {
+    const { messages, ...rest } = request;
+    return { load: { ...rest, kind: "load" }, asked: { prompt: null, messages } };
+  }
+  const { prompt, prompt_ids: _, ...rest } = request;
+  return { load: { ...rest, kind: "load", max_length: null }, asked: { prompt } };
 }
 
 /** The same for what one load serves. */

@@ -6,6 +6,7 @@ import { asCapstanError, CapstanError, refused } from "./errors";
 import {
   chatRequest,
   completeRequest,
+  loadRequest,
   modelFolder,
   type ModelOptions,
   modelOptionNames,
@@ -17,7 +18,6 @@ import type {
   ChatRequest,
   GenerateRequest,
   HubRepository,
-  LoadRequest,
   LoadResult,
   MemoryResult,
   Message,
@@ -193,8 +193,7 @@ export class Capstan {
     const stop = (): void => client.close();
     signal?.addEventListener("abort", stop, { once: true });
     try {
-      const request: LoadRequest = { ...chatRequest(folder, options, [], {}), kind: "load" };
-      const about = (await ask(client, request)) as LoadResult;
+      const about = (await ask(client, loadRequest(folder, options))) as LoadResult;
       signal?.throwIfAborted();
       loaded = true;
       return new Capstan(client, folder, options, about, () => ready);

@@ -1,7 +1,15 @@
 // Completes a page's options, with their shorter names, to the whole requests of protocol.ts.
 
 import { refused } from "./errors";
-import type { ChatRequest, GenerateRequest, Guidance, HubRepository, Message, ModelFolder } from "./protocol";
+import type {
+  ChatRequest,
+  GenerateRequest,
+  Guidance,
+  HubRepository,
+  LoadRequest,
+  Message,
+  ModelFolder,
+} from "./protocol";
 
 /** The place of a model, and the way it is computed; options that are left out have their defaults. */
 export interface ModelOptions {
@@ -201,6 +209,11 @@ function guidance(run: RunOptions): Guidance | null {
   if (!first) return null;
   const data = run[first[0] as keyof typeof GRAMMARS]!;
   return { type: first[1], data: typeof data === "string" ? data : JSON.stringify(data) };
+}
+
+/** The request that loads a model. */
+export function loadRequest(model: ModelFolder, options: ModelOptions): LoadRequest {
+  return { kind: "load", ...shared(model, options, {}), max_length: null };
 }
 
 /** The request that answers a conversation; without messages it makes the model ready for one. */

@@ -1,83 +1,16 @@
-// Every message that crosses between the page and the worker, as tagged unions.
+// Every message that crosses between the page and the worker, as tagged unions. The requests that Python answers are in
+// requests.ts, which build.py writes from py_src/capstan/page/requests.py.
 
 import type { Assets } from "./assets";
+import type { AnsweredRequest, Device, HubRepository } from "./requests";
+
+export type * from "./requests";
 
 /** The requests of a page to the worker. */
-export type Request =
-  | LoadRequest
-  | GenerateRequest
-  | ChatRequest
-  | ExecRequest
-  | ModelsRequest
-  | MemoryRequest
-  | PlanRequest
-  | AlternativesRequest
-  | OperationsRequest
-  | EndSessionRequest
-  | TraceRequest
-  | CancelRequest;
+export type Request = AnsweredRequest | CancelRequest;
 
 /** A model folder: a URL ending in a slash, what the user picked, a folder or the files of one, or a hub's repository. */
 export type ModelFolder = string | FileSystemDirectoryHandle | File[] | HubRepository;
-
-/** A repository of a hub; see capstan.HubRepository. */
-export interface HubRepository {
-  /** Its id, as OWNER/NAME. */
-  repository: string;
-  /** The hub's address. */
-  hub: string;
-  /** A branch, a tag or a commit; null is the branch main. */
-  revision: string | null;
-  token: string | null;
-}
-
-/** The model of a request and its device. */
-interface ModelRequest {
-  model: ModelFolder;
-  /** Which graph of a repository in Transformers.js layout; null takes one that suits the device. */
-  dtype: string | null;
-  device: "webgpu" | "wasm" | "auto";
-  /** How decode steps run on WebGPU; null is as the model's configuration says, else "tape". */
-  capture: "tape" | "ort" | "off" | null;
-  /** Decode steps in one submit; null adapts it to the measured round trip. */
-  run_ahead: number | null;
-  max_new_tokens: number | null;
-  /** Search options by the names of capstan.SearchOptions, which are onnxruntime-genai's where it has them; only those given. */
-  search: Record<string, unknown>;
-  /** Seconds without a byte after which a request for a file is given up, to be tried again; left out or null: as before, 30 at first. */
-  stall_timeout?: number | null;
-  /** The grammar that the output has to fit, as GeneratorParams.set_guidance takes it; left out or null for none. */
-  guidance?: Guidance | null;
-  /** Draft tokens and verify several in one step, as capstan.Speculation takes it; left out or null for none. */
-  speculation?: { ngram_size?: number; max_draft_tokens?: number } | null;
-  /** The address of a LoRA adapter file to run the model with; left out or null for none. */
-  adapter?: string | null;
-  /** The name of a function that a script defined by capstan.logits_processor or capstan.shortlist_processor. */
-  logits_processor?: string | null;
-  /** How often the run may have its GPU device lost and go on, on another one; left out or null for the default. */
-  recoveries?: number | null;
-  /** Tell in the result when each burst of tokens came, as `bursts`: BurstTimes[]; left out or null for false. */
-  timeline?: boolean | null;
-  /** Bytes of the device for what prompts begin with, as Model.load takes it; left out or null for none. */
-  prefix_cache?: number | null;
-  /** Leave the browser's storage of weights out, as Model.load takes it; left out or null for false. */
-  disable_file_mapped_weights?: boolean | null;
-}
-
-/** `data` is the text of a grammar of this type; docs/guidance.md says what may be in it. */
-export interface Guidance {
-  type: "json_schema" | "regex" | "lark_grammar" | "ebnf";
-  data: string;
-  /** Append text that must come next without a model step for each of its tokens. */
-  enable_ff_tokens?: boolean;
-}
-
-/** Load a model, and make the decode step of its chats ready if it has a chat template. */
-export interface LoadRequest extends ModelRequest {
-  kind: "load";
-  /** As in ChatRequest. */
-  max_length: number | null;
-}
 
 /** The result of a LoadRequest. */
 export interface LoadResult {
@@ -90,26 +23,12 @@ export interface LoadResult {
   load_times: Record<string, [begin: number, end: number]>;
 }
 
-/** Tell what memory is live. */
-export interface MemoryRequest {
-  kind: "memory";
-}
-
 /** The result of a MemoryRequest. */
 export interface MemoryResult {
   /** All of it. */
   bytes: number;
   /** Largest first; see capstan.memory.LedgerEntry. */
   entries: { device: string; category: string; owner: string; bytes: number; buffers: number }[];
-}
-
-/** Tell whether a model would fit, before its weights are read. */
-export interface PlanRequest {
-  kind: "plan";
-  model: ModelFolder;
-  /** As in ModelRequest. */
-  dtype: string | null;
-  device: ModelRequest["device"];
 }
 
 /** The result of a PlanRequest; see capstan.plan. */
@@ -127,28 +46,6 @@ export interface PlanResult {
   bytes: number;
   exact: boolean;
   pools: Record<"weights" | "persistent" | "io" | "scratch", number>;
-}
-
-/**
- * Tell of each token of an answer how probable it was and what else could have come, by `alternatives` events: the model is
- * run over them. The model and the prompt or the messages are those of the request that was answered.
- */
-export interface AlternativesRequest extends ModelRequest {
-  kind: "alternatives";
-  prompt: string | null;
-  /** A conversation's in place of a prompt, up to what was answered; left out for a prompt. */
-  messages?: Message[];
-  /** As in ChatRequest. */
-  max_length: number | null;
-  /** The ids of the answer's tokens. */
-  answer: number[];
-  /** So many of the most probable tokens are told for each. */
-  count: number;
-}
-
-/** Describe the operations of the model's decode step. */
-export interface OperationsRequest extends Omit<ModelRequest, "max_new_tokens" | "search"> {
-  kind: "operations";
 }
 
 /** The result of an OperationsRequest; see capstan.measure.operations. */
@@ -184,15 +81,6 @@ export interface Alternative {
   ends: boolean;
 }
 
-/** Complete a prompt with a model; tokens arrive as `text` events, the summary as the reply. */
-export interface GenerateRequest extends ModelRequest {
-  kind: "generate";
-  prompt: string | null;
-  prompt_ids: number[] | null;
-  /** The first tokens of the completion, which goes on from there and is told without them; they count as new ones. */
-  begun?: number[] | null;
-}
-
 /** A message of a conversation, as the model's chat template takes it. */
 export interface Message {
   role: string;
@@ -201,54 +89,8 @@ export interface Message {
   [field: string]: unknown;
 }
 
-/**
- * Answer the last message of a conversation by the model's chat template; tokens arrive as `text` events, the summary as
- * the reply, also after `cancel`. The worker keeps what it computed for the last conversation: a request whose messages
- * go on from there runs the model on what is new only. Without messages the model is loaded and made ready.
- */
-export interface ChatRequest extends ModelRequest {
-  kind: "chat";
-  messages: Message[];
-  /** As in GenerateRequest, of the answer. */
-  begun?: number[] | null;
-  /** The tools that the model may call, in the template's form; left out or null for none. */
-  tools?: object[] | null;
-  /** Tokens of the whole conversation; null is 4096, or the model's context if that is shorter. */
-  max_length: number | null;
-  /**
-   * The computed caches are kept for each session until EndSessionRequest; left out or null for requests without a
-   * session.
-   */
-  session?: string | null;
-}
-
-/** Give back what a session holds. */
-export interface EndSessionRequest {
-  kind: "end_session";
-  session: string;
-}
-
-/** Run a Python script; its output arrives as `stdout` and `stderr` events, its exit status as the reply. */
-export interface ExecRequest {
-  kind: "exec";
-  source: string;
-  filename: string;
-  argv: string[];
-  /** Model folders by name. */
-  models: Record<string, ModelFolder>;
-  /**
-   * Files that the script finds in Python's file system: URLs by path, a relative one below its current folder. Each is
-   * read when it is opened. A folder of them that is a model's may be loaded by its path.
-   */
-  files: Record<string, string>;
-}
-
-/** Tell what weights this origin stores, after removing or verifying some: by content hash or URL; null means all. */
-export interface ModelsRequest {
-  kind: "models";
-  action: "list" | "evict" | "verify";
-  which: string | null;
-}
+/** A tool that a model may call, as its chat template takes it. */
+export type Tool = object;
 
 /** The result of a ModelsRequest. */
 export interface ModelsResult {
@@ -268,12 +110,6 @@ export interface StoredFile {
   stored_bytes: number;
   /** Shards that `verify` found damaged; the next load fetches them again. */
   suspect: number[];
-}
-
-/** Take a trace from now on, or end it: the result is a Trace then. */
-export interface TraceRequest {
-  kind: "trace";
-  action: "start" | "stop";
 }
 
 /** The times of a worker in Chrome's trace format (JSON Object Format): saved to a file it opens in Perfetto. */
@@ -344,7 +180,7 @@ export interface Expected {
   model: string | HubRepository;
   /** Which graph of a repository; null if that is not known yet. */
   dtype: string | null;
-  device: "webgpu" | "wasm" | "auto";
+  device: Device;
 }
 
 export type ToWorker =

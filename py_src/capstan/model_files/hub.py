@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..errors import OptionError
 
@@ -12,7 +11,6 @@ __all__ = ["HubRepository"]
 
 PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 ID = re.compile(rf"(?:{PART}/)?{PART}")
-FIELDS = ("repository", "hub", "revision", "token")
 
 
 @dataclass(frozen=True)
@@ -45,13 +43,3 @@ class HubRepository:
 
     def __str__(self) -> str:
         return f"{self.id} at {self.revision} of {self.hub}"
-
-    @classmethod
-    def from_request(cls, value: dict[str, Any]) -> HubRepository:
-        """A HubRepository of web/src/protocol.ts. Raises OptionError."""
-        unknown = [name for name in value if name not in FIELDS]
-        missing = [name for name in FIELDS if name not in value]
-        if unknown or missing:
-            what = f"unknown {', '.join(unknown)}" if unknown else f"{', '.join(missing)} missing"
-            raise OptionError(f"a hub repository has the fields {', '.join(FIELDS)}: {what}; null is for what is open")
-        return cls(value["repository"], value["hub"], value["revision"] or "main", value["token"])

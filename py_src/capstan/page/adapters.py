@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .._js import host
 from ..adapters import Adapters
 from ..device.lora_file import require_size
-from ..errors import OptionError
 from ..generation.generator import Generator
 from ..model import Model
-from ..model_files.json_text import clipped
+from .requests import ModelRequest
 
 __all__ = ["adapt", "forget_adapters"]
 
@@ -18,15 +15,12 @@ kept: Adapters | None = None
 """By the addresses of their files."""
 
 
-async def adapt(model: Model, generator: Generator, request: dict[str, Any]) -> None:
-    """Have a new generator run with the request's adapter, if it has one. Raises OptionError, and what Adapters.load
-    raises."""
+async def adapt(model: Model, generator: Generator, request: ModelRequest) -> None:
+    """Have a new generator run with the request's adapter, if it has one. Raises what Adapters.load raises."""
     global kept
     url = request.get("adapter")
     if url is None:
         return
-    if not isinstance(url, str):
-        raise OptionError(f"adapter is {clipped(url)}; it must be the address of an adapter file")
     if kept is None or kept.model is not model:
         forget_adapters()
         kept = Adapters(model)

@@ -13,24 +13,16 @@ from ..errors import DeviceUnavailableError, OptionError
 from ..generation.generator import Generator
 from ..generation.timing import BurstTimes, Timing
 from ..model_files.hub import HubRepository
-from ..model_files.json_text import clipped
 from ..model_files.planning import plan
 from ..tokenizer import Tokenizer
+from .requests import RunRequest
 
-__all__ = ["answer_ids", "burst_list", "plan_for", "tape_of", "tell_alternatives", "told_times"]
+__all__ = ["burst_list", "plan_for", "tape_of", "tell_alternatives", "told_times"]
 
 CONTEXT_TOKENS = 8
 """A token's text is what it adds to the text of so many before it."""
 REPEATS = 4
 """Repetitions of each operation's timing, whose median counts."""
-
-
-def answer_ids(name: str, given: Any) -> list[int]:
-    """The ids of an answer, or of its beginning; none for null. Raises OptionError."""
-    ids = [] if given is None else given
-    if not isinstance(ids, list) or any(isinstance(token, bool) or not isinstance(token, int) for token in ids):
-        raise OptionError(f"{name} is {clipped(given)}; it must be an array of token ids")
-    return ids
 
 
 async def tell_alternatives(
@@ -75,7 +67,7 @@ async def plan_for(folder: str | HubRepository, device: str, dtype: str | None, 
     }
 
 
-def burst_list(request: dict[str, Any]) -> list[BurstTimes] | None:
+def burst_list(request: RunRequest) -> list[BurstTimes] | None:
     """A list in which a Timing keeps the bursts, if the request asks for them."""
     return [] if request.get("timeline") else None
 

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from .._js import host
-from ..errors import OptionError
 from ..memory import ledger
 from ..weights.idle import IdleVerification
 from ..weights.store import Verification, WeightStore
+from .requests import MemoryRequest, ModelsRequest
 
 __all__ = ["idle_verification", "live_memory", "stored_weights"]
 
@@ -25,10 +25,8 @@ def idle_verification(others: Callable[[], Awaitable[object]]) -> IdleVerificati
     return IdleVerification(WeightStore(), told, others)
 
 
-async def stored_weights(request: dict[str, Any]) -> dict[str, Any]:
+async def stored_weights(request: ModelsRequest) -> dict[str, Any]:
     """The contents of the weight store, after `evict` or `verify`."""
-    if request["action"] not in ("list", "evict", "verify"):
-        raise OptionError(f"action is {request['action']!r}; it must be list, evict or verify")
     store = WeightStore()
     freed = 0
     if request["action"] == "evict":
@@ -38,7 +36,7 @@ async def stored_weights(request: dict[str, Any]) -> dict[str, Any]:
     return {"store": await store.kind(), "files": [asdict(file) for file in await store.list()], "freed": freed}
 
 
-async def live_memory(request: dict[str, Any]) -> dict[str, Any]:
+async def live_memory(request: MemoryRequest) -> dict[str, Any]:
     """The ledger: live bytes by device, category and owner, largest first."""
     account = ledger()
     return {"bytes": account.bytes(), "entries": [asdict(entry) for entry in account.entries]}

@@ -27,19 +27,34 @@ from ..generation.conversation import Conversation, History
 from ..generation.generator import Generator
 from ..generation.generator_params import GeneratorParams
 from ..generation.named_processors import named_processor
-from ..generation.speculation import SPECULATION_OPTIONS, Speculation
+from ..generation.speculation import Speculation
 from ..generation.stream import StoppingStream
 from ..generation.timing import Timing
 from ..model import Model
 from ..model_files.hub import HubRepository
-from ..model_files.json_text import clipped
 from ..spans import span
 from ..tokenizer import Tokenizer
 from ..tracing import begin_trace, end_trace
 from .adapters import adapt, forget_adapters
-from .inspection import answer_ids, burst_list, plan_for, tape_of, tell_alternatives, told_times
+from .inspection import burst_list, plan_for, tape_of, tell_alternatives, told_times
 from .memory_requests import idle_verification, live_memory, stored_weights
-from .requests import read_request
+from .read_request import read_request
+from .requests import (
+    AlternativesRequest,
+    AnsweredRequest,
+    ChatRequest,
+    ConversationRequest,
+    EndSessionRequest,
+    ExecRequest,
+    GenerateRequest,
+    LoadRequest,
+    ModelFolder,
+    ModelRequest,
+    OperationsRequest,
+    PlanRequest,
+    RunRequest,
+    TraceRequest,
+)
 
 __all__ = ["begin_trace", "cancel", "handle", "look_after_weights"]
 
@@ -101,9 +116,9 @@ def look_after_weights(milliseconds: float) -> None:
     verify_after = milliseconds / 1000
 
 
-def answer_of(request: dict[str, Any]) -> Callable[[dict[str, Any]], Awaitable[Any]]:
+def answer_of(request: AnsweredRequest) -> Callable[[Any], Awaitable[Any]]:
     """The function that answers a request."""
-    answers: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {
+    answers: dict[str, Callable[[Any], Awaitable[Any]]] = {
         "load": get_ready,
         "generate": generate,
         "chat": chat,
@@ -132,7 +147,7 @@ def failure(kind: str, message: str, error: BaseException) -> dict[str, Any]:
     return {"ok": False, "error": {"type": kind, "message": message, "traceback": shown}}
 
 
-async def get_ready(request: dict[str, Any]) -> dict[str, Any]:
+async def get_ready(request: LoadRequest) -> dict[str, Any]:
     """Load a model, and prepare the decode step of its chats if it has a template for them."""
     model = await load_once(request)
     can_chat = Tokenizer(model).has_chat_template
@@ -147,7 +162,7 @@ async def get_ready(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def generate(request: dict[str, Any]) -> dict[str, Any]:
+async def generate(request: GenerateRequest) -> dict[str, Any]:
     """Complete a prompt; the keys of the result are those of `build.py run --json`."""
     model = await load_once(request)
     tokenizer = Tokenizer(model)
@@ -161,7 +176,7 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
     guide(params, request)
     require_one_sequence(params)
     limit_new_tokens(params, model, len(prompt_ids), request["max_new_tokens"])
-    begun = answer_ids("begun", request.get("begun"))
+    begun = request.get("begun") or []
     ids: list[int] = []
     text: list[str] = []
     async with Generator(model, params) as generator:
@@ -195,20 +210,12 @@ async def generate(request: dict[str, Any]) -> dict[str, Any]:
         }
 
 
-def guide(params: GeneratorParams, request: dict[str, Any]) -> None:
+def guide(params: GeneratorParams, request: RunRequest) -> None:
     """Take the request's speculation and grammar, if it has them. Raises OptionError, GuidanceError."""
-    drafting, given = request.get("speculation"), request.get("guidance")
-    if drafting is not None:
-        names = [option.name for option in SPECULATION_OPTIONS]
-        if not isinstance(drafting, dict) or not drafting.keys() <= set(names):
-            raise OptionError(f"speculation is {clipped(drafting)}; it must be an object with {', '.join(names)}")
+    if (drafting := request.get("speculation")) is not None:
         params.set_speculation(Speculation(**drafting))
-    if given is None:
-        return
-    fields = ("type", "data", "enable_ff_tokens")
-    if not isinstance(given, dict) or not {"type", "data"} <= given.keys() <= set(fields):
-        raise OptionError(f"guidance is {clipped(given)}; it must be an object with {', '.join(fields)}")
-    params.set_guidance(**given)
+    if (guidance := request.get("guidance")) is not None:
+        params.set_guidance(**guidance)
 
 
 def require_one_sequence(params: GeneratorParams) -> None:
@@ -235,9 +242,9 @@ def told_ready(model: Model, generator: Generator) -> dict[str, Any]:
     return about
 
 
-async def chat(request: dict[str, Any]) -> dict[str, Any]:
+async def chat(request: ChatRequest) -> dict[str, Any]:
     """Answer the last message of a conversation; without messages only get ready for one."""
-    begun = answer_ids("begun", request.get("begun"))
+    begun = request.get("begun") or []
     model = await load_once(request)
     talk = await conversation_with(model, request)
     generator = talk.generator
@@ -272,16 +279,15 @@ async def chat(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def alternatives(request: dict[str, Any]) -> None:
+async def alternatives(request: AlternativesRequest) -> None:
     """Tell of each token of an answer how probable it was, and what else could have come: after a prompt or, if there
     are messages, in the conversation that they make."""
-    answer = answer_ids("answer", request["answer"])
-    count = request["count"]
+    answer, count = request["answer"], request["count"]
     model = await load_once(request)
     tokenizer, ends = Tokenizer(model), model.config.eos_token_ids
-    if request.get("messages") is not None:
+    if (messages := request.get("messages")) is not None:
         talk = await conversation_with(model, request)
-        talk.ask(request["messages"], request.get("tools"))
+        talk.ask(messages, request.get("tools"))
         await tell_alternatives(talk.generator, tokenizer, answer, count, ends)
         return
     prompt_ids = tokenizer.encode(request["prompt"] or "")
@@ -294,7 +300,7 @@ async def alternatives(request: dict[str, Any]) -> None:
         await tell_alternatives(generator, tokenizer, answer, count, ends)
 
 
-async def operations(request: dict[str, Any]) -> dict[str, Any]:
+async def operations(request: OperationsRequest) -> dict[str, Any]:
     """The operations of a decode step, and the GPU time of each."""
     model = await load_once(request)
     params = GeneratorParams(model)
@@ -304,13 +310,13 @@ async def operations(request: dict[str, Any]) -> dict[str, Any]:
         return await tape_of(generator, Tokenizer(model).encode(SAMPLE) or [0])
 
 
-async def planned(request: dict[str, Any]) -> dict[str, Any]:
+async def planned(request: PlanRequest) -> dict[str, Any]:
     """Whether a model would fit, before its weights are read."""
     folder, device, dtype = folder_of(request["model"]), request["device"], request["dtype"]
     return await plan_for(folder, device, dtype, CHAT_LENGTH)
 
 
-async def conversation_with(model: Model, request: dict[str, Any]) -> Conversation:
+async def conversation_with(model: Model, request: ConversationRequest) -> Conversation:
     """The last conversation if it was with this model and these options, else a new one; its decoder is ready."""
     session = request.get("session")
     limit = request["max_new_tokens"]
@@ -356,7 +362,7 @@ async def conversation_with(model: Model, request: dict[str, Any]) -> Conversati
     return talk
 
 
-def generator_options(request: dict[str, Any]) -> dict[str, Any]:
+def generator_options(request: RunRequest) -> dict[str, Any]:
     """The options in a request that concern its generator, besides the search."""
     options = {name: request.get(name) for name in ("run_ahead", "recoveries")}
     if (processor := request.get("logits_processor")) is not None:
@@ -371,28 +377,28 @@ async def end_conversation(session: str | None) -> None:
         await talk.generator.aclose()
 
 
-async def end_session(request: dict[str, Any]) -> None:
+async def end_session(request: EndSessionRequest) -> None:
     """Give back what a session holds; it may have ended already."""
     lost.pop(request["session"], None)
     await end_conversation(request["session"])
 
 
-async def traced(request: dict[str, Any]) -> dict[str, Any] | None:
+async def traced(request: TraceRequest) -> dict[str, Any] | None:
     """Begin a trace, or end it and return it."""
-    if request["action"] not in ("start", "stop"):
-        raise OptionError(f"a trace's action is {clipped(request['action'])}; it must be start or stop")
     if request["action"] == "stop":
         return await end_trace()
     begin_trace()
     return None
 
 
-def folder_of(model: Any) -> str | HubRepository:
-    """A ModelFolder of web/src/protocol.ts, after the worker has adopted what was picked."""
-    return HubRepository.from_request(model) if isinstance(model, dict) else str(model)
+def folder_of(model: ModelFolder) -> str | HubRepository:
+    """A model's place, after the worker has adopted what was picked."""
+    if isinstance(model, str):
+        return model
+    return HubRepository(model["repository"], model["hub"], model["revision"] or "main", model["token"])
 
 
-async def load_once(request: dict[str, Any]) -> Model:
+async def load_once(request: ModelRequest) -> Model:
     """The model, loaded now or by an earlier request; another one that is loaded is closed first.
 
     Loading goes on if the request is cancelled meanwhile: it cannot be called back from the GPU, and the next request
@@ -475,7 +481,7 @@ def text_events(stream: StoppingStream, keep: Callable[[str], None]) -> Callable
     return show
 
 
-async def execute(request: dict[str, Any]) -> dict[str, int]:
+async def execute(request: ExecRequest) -> dict[str, int]:
     """Run a script as `__main__`, top-level await allowed; `models` maps names to folders. It imports modules from its
     own folder, where `files` may have put them."""
     sys.argv = list(request["argv"])
@@ -485,7 +491,7 @@ async def execute(request: dict[str, Any]) -> dict[str, int]:
         sys.path.insert(0, place)
         importlib.invalidate_caches()
     folders = {name: folder_of(model) for name, model in request["models"].items()}
-    names = {"__name__": "__main__", "__file__": request["filename"], "models": folders}
+    names: dict[str, Any] = {"__name__": "__main__", "__file__": request["filename"], "models": folders}
     names["__builtins__"] = builtins
     status = 0
     try:

@@ -1,85 +1,236 @@
-"""The requests that a page may send (web/src/protocol.ts), with their fields and the fields' types."""
+"""The table of the requests that Python answers: their fields, and the fields' types.
 
-from __future__ import annotations
+`read_request` checks each request against it, and `build.py` writes web/src/requests.ts from it (buildtools/wire.py). A
+field that is `NotRequired` may be left out, which means the same as null. `Message`, `ModelFolder` and `Tool` have
+TypeScript types of their own in web/src/protocol.ts.
+"""
 
-from typing import Any
+# Annotations are values here, not text: read_request looks at them.
+from typing import Any, Literal, NotRequired, TypedDict
 
-from ..errors import OptionError
-from ..model_files.json_text import NotJsonError, clipped, read_json
+__all__ = [
+    "AlternativesRequest",
+    "AnsweredRequest",
+    "ChatRequest",
+    "ConversationRequest",
+    "EndSessionRequest",
+    "ExecRequest",
+    "GenerateRequest",
+    "LoadRequest",
+    "MemoryRequest",
+    "ModelFolder",
+    "ModelRequest",
+    "ModelsRequest",
+    "OperationsRequest",
+    "PlanRequest",
+    "RunRequest",
+    "TraceRequest",
+]
 
-__all__ = ["read_request"]
-
-MODEL = ("model", "dtype", "device", "capture", "run_ahead")
-FIELDS = {
-    "load": (*MODEL, "max_length", "max_new_tokens", "search"),
-    "generate": (*MODEL, "prompt", "prompt_ids", "max_new_tokens", "search"),
-    "chat": (*MODEL, "messages", "max_length", "max_new_tokens", "search"),
-    "exec": ("source", "filename", "argv", "models", "files"),
-    "models": ("action", "which"),
-    "memory": (),
-    "operations": MODEL,
-    "plan": ("model", "dtype", "device"),
-    "alternatives": (*MODEL, "prompt", "answer", "count", "max_length", "max_new_tokens", "search"),
-    "end_session": ("session",),
-    "trace": ("action",),
-}
-"""By the kind of a request; others may be there, too."""
-
-TEXT, NUMBER, LIST, OBJECT = "a string", "a whole number", "an array", "an object"
-SECONDS, FLAG = "a number", "true or false"
-TYPES: dict[str, tuple[type, ...]] = {
-    TEXT: (str,),
-    NUMBER: (int,),
-    LIST: (list,),
-    OBJECT: (dict,),
-    SECONDS: (int, float),
-    FLAG: (bool,),
-}
-KINDS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("device", "source", "filename", "action"), (TEXT,)),
-    **dict.fromkeys(("dtype", "capture", "prompt", "which", "logits_processor"), (TEXT, "null")),
-    **dict.fromkeys(("run_ahead", "max_new_tokens", "max_length", "recoveries", "prefix_cache"), (NUMBER, "null")),
-    **dict.fromkeys(("messages", "argv", "answer"), (LIST,)),
-    "begun": (LIST, "null"),
-    "count": (NUMBER,),
-    **dict.fromkeys(("timeline", "disable_file_mapped_weights"), (FLAG, "null")),
-    **dict.fromkeys(("search", "models", "files"), (OBJECT,)),
-    "model": (TEXT, OBJECT),
-    "prompt_ids": (LIST, "null"),
-    "session": (TEXT, "null"),
-    "stall_timeout": (SECONDS, "null"),
-}
-TEXTS = ("argv", "files")
-"""Fields that hold collections of strings."""
+Device = Literal["webgpu", "wasm", "auto"]
 
 
-def read_request(text: str) -> dict[str, Any]:
-    """A request with all its fields. Raises OptionError with what is missing or of another type."""
-    try:
-        request = read_json(text)
-    except NotJsonError as error:
-        raise OptionError(f"request: {error}") from error
-    if not isinstance(request, dict):
-        raise OptionError(f"request: {clipped(request)}, expected an object")
-    kind = request.get("kind")
-    if not isinstance(kind, str) or kind not in FIELDS:
-        raise OptionError(f"a request's kind is {clipped(kind)}; it must be one of {', '.join(FIELDS)} or cancel")
-    missing = [field for field in FIELDS[kind] if field not in request]
-    if missing:
-        raise OptionError(f"{', '.join(missing)}: missing in the request {kind!r}; null is for what is left open")
-    for name, value in request.items():
-        require_type(name, value)
-    return request
+class HubRepository(TypedDict):
+    """A repository of a hub; see capstan.HubRepository."""
+
+    repository: str
+    """Its id, as OWNER/NAME."""
+    hub: str
+    """The hub's address."""
+    revision: str | None
+    """A branch, a tag or a commit; null is the branch main."""
+    token: str | None
 
 
-def require_type(name: str, value: object) -> None:
-    """Raise OptionError for a field of another type than protocol.ts says."""
-    wanted = KINDS.get(name)
-    if wanted is None or (value is None and "null" in wanted):
-        return
-    types = tuple(kind for what in wanted if what != "null" for kind in TYPES[what])
-    if isinstance(value, bool) is not (bool in types) or not isinstance(value, types):
-        raise OptionError(f"{name} is {clipped(value)}; it must be {' or '.join(wanted)}")
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    if name in TEXTS and not all(isinstance(item, str) for item in items):
-        raise OptionError(f"{name} is {clipped(value)}; there must be strings in it")
+ModelFolder = str | HubRepository
+Message = dict[str, Any]
+Tool = dict[str, Any]
+
+
+class Guidance(TypedDict):
+    """A grammar; docs/guidance.md describes what its text may contain."""
+
+    type: Literal["json_schema", "regex", "lark_grammar", "ebnf"]
+    data: str
+    """The grammar's text."""
+    enable_ff_tokens: NotRequired[bool]
+    """Append text that must come next without a model step for each of its tokens."""
+
+
+class Speculation(TypedDict):
+    """How drafts are found; see capstan.Speculation."""
+
+    ngram_size: NotRequired[int]
+    max_draft_tokens: NotRequired[int]
+
+
+class ModelRequest(TypedDict):
+    """The model of a request and its device."""
+
+    model: ModelFolder
+    dtype: str | None
+    """Which graph of a repository in Transformers.js layout; null takes one that suits the device."""
+    device: Device
+    capture: Literal["tape", "ort", "off"] | None
+    """How decode steps run on WebGPU; null is as the model's configuration says, else "tape"."""
+    run_ahead: int | None
+    """Decode steps in one submit; null adapts it to the measured round trip."""
+    stall_timeout: NotRequired[float | None]
+    """Seconds without a byte after which a request for a file is given up, to be tried again; null: as before, 30 at
+    first."""
+    adapter: NotRequired[str | None]
+    """The address of a LoRA adapter file to run the model with; null for none."""
+    prefix_cache: NotRequired[int | None]
+    """Bytes of the device for what prompts begin with, as Model.load takes it; null for none."""
+    disable_file_mapped_weights: NotRequired[bool | None]
+    """Leave the browser's storage of weights out, as Model.load takes it; null for false."""
+
+
+class RunRequest(ModelRequest):
+    """A request that runs the model over a sequence."""
+
+    max_new_tokens: int | None
+    search: dict[str, Any]
+    """Search options by the names of capstan.SearchOptions, which are onnxruntime-genai's where it has them; only those
+    given."""
+    guidance: NotRequired[Guidance | None]
+    """The grammar that the output has to fit, as GeneratorParams.set_guidance takes it; null for none."""
+    speculation: NotRequired[Speculation | None]
+    """Draft tokens and verify several in one step, as capstan.Speculation takes it; null for none."""
+    logits_processor: NotRequired[str | None]
+    """The name of a function that a script defined by capstan.logits_processor or capstan.shortlist_processor."""
+    recoveries: NotRequired[int | None]
+    """How often the run may have its GPU device lost and go on, on another one; null for the default."""
+    timeline: NotRequired[bool | None]
+    """Tell in the result when each burst of tokens came, as `bursts`: BurstTimes[]; null for false."""
+
+
+class GenerateRequest(RunRequest):
+    """Complete a prompt with a model; tokens arrive as `text` events, the summary as the reply."""
+
+    kind: Literal["generate"]
+    prompt: str | None
+    prompt_ids: list[int] | None
+    begun: NotRequired[list[int] | None]
+    """The first tokens of the completion, which goes on from there and is told without them; they count as new ones."""
+
+
+class ConversationRequest(RunRequest):
+    """A request about a conversation."""
+
+    max_length: int | None
+    """Tokens of the whole conversation; null is 4096, or the model's context if that is shorter."""
+    session: NotRequired[str | None]
+    """The computed caches are kept for each session until EndSessionRequest; null for requests without a session."""
+
+
+class LoadRequest(ConversationRequest):
+    """Load a model, and make the decode step of its chats ready if it has a chat template."""
+
+    kind: Literal["load"]
+
+
+class ChatRequest(ConversationRequest):
+    """Answer the last message of a conversation by the model's chat template.
+
+    Tokens arrive as `text` events, the summary as the reply, also after `cancel`. The worker keeps what it computed for
+    the last conversation: a request whose messages go on from there runs the model on what is new only. Without
+    messages the model is loaded and made ready.
+    """
+
+    kind: Literal["chat"]
+    messages: list[Message]
+    tools: NotRequired[list[Tool] | None]
+    """The tools that the model may call, in the template's form; null for none."""
+    begun: NotRequired[list[int] | None]
+    """As in GenerateRequest, but the first tokens of the answer."""
+
+
+class AlternativesRequest(ConversationRequest):
+    """Tell of each token of an answer how probable it was and what else could have come, by `alternatives` events: the
+    model is run over them. The model and the prompt or the messages are those of the request that was answered."""
+
+    kind: Literal["alternatives"]
+    prompt: str | None
+    messages: NotRequired[list[Message] | None]
+    """A conversation's in place of a prompt, up to what was answered; null for a prompt."""
+    tools: NotRequired[list[Tool] | None]
+    """As in ChatRequest."""
+    answer: list[int]
+    """The ids of the answer's tokens."""
+    count: int
+    """So many of the most probable tokens are told for each."""
+
+
+class OperationsRequest(ModelRequest):
+    """Describe the operations of the model's decode step."""
+
+    kind: Literal["operations"]
+
+
+class PlanRequest(TypedDict):
+    """Tell whether a model would fit, before its weights are read."""
+
+    kind: Literal["plan"]
+    model: ModelFolder
+    dtype: str | None
+    """As in ModelRequest."""
+    device: Device
+
+
+class EndSessionRequest(TypedDict):
+    """Give back what a session holds."""
+
+    kind: Literal["end_session"]
+    session: str
+
+
+class ExecRequest(TypedDict):
+    """Run a Python script; its output arrives as `stdout` and `stderr` events, its exit status as the reply."""
+
+    kind: Literal["exec"]
+    source: str
+    filename: str
+    argv: list[str]
+    models: dict[str, ModelFolder]
+    """Model folders by name."""
+    files: dict[str, str]
+    """Files that the script finds in Python's file system: URLs by path, a relative one below its current folder. Each
+    is read when it is opened. A folder of them that is a model's may be loaded by its path."""
+
+
+class ModelsRequest(TypedDict):
+    """Tell what weights this origin stores, after removing or verifying some."""
+
+    kind: Literal["models"]
+    action: Literal["list", "evict", "verify"]
+    which: str | None
+    """A content hash or a URL; null means all."""
+
+
+class MemoryRequest(TypedDict):
+    """Tell what memory is live."""
+
+    kind: Literal["memory"]
+
+
+class TraceRequest(TypedDict):
+    """Take a trace from now on, or end it: the result is a Trace then."""
+
+    kind: Literal["trace"]
+    action: Literal["start", "stop"]
+
+
+AnsweredRequest = (
+    LoadRequest
+    | GenerateRequest
+    | ChatRequest
+    | ExecRequest
+    | ModelsRequest
+    | MemoryRequest
+    | OperationsRequest
+    | PlanRequest
+    | AlternativesRequest
+    | EndSessionRequest
+    | TraceRequest
+)

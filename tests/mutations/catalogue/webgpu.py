@@ -129,9 +129,9 @@ WEBGPU = (
     ),
     Mutation(
         "js_requests.flags",
-        "py_src/capstan/page/requests.py",
-        "if isinstance(value, bool) is not (bool in types) or not isinstance(value, types):",
-        "if not isinstance(value, types):",
+        "py_src/capstan/page/read_request.py",
+        "return isinstance(value, types) and isinstance(value, bool) is (bool in types)",
+        "return isinstance(value, types)",
         "true passes for a number in a request",
         unit("requests"),
     ),

@@ -1,0 +1,114 @@
+"""Reads a page's request and checks it against the table in requests.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
+
+from ..errors import OptionError
+from ..model_files.json_text import NotJsonError, clipped, read_json
+from .requests import AnsweredRequest
+
+__all__ = ["read_request"]
+
+PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
+    str: ((str,), "a string"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    bool: ((bool,), "true or false"),
+    NoneType: ((NoneType,), "null"),
+    list: ((list,), "an array"),
+    dict: ((dict,), "an object"),
+}
+"""The types that JSON has for an annotation, and its words in a message."""
+
+
+def read_request(text: str) -> AnsweredRequest:
+    """A request with all its fields. Raises OptionError with what is missing, unknown or of another type."""
+    try:
+        request = read_json(text)
+    except NotJsonError as error:
+        raise OptionError(f"request: {error}") from error
+    if not isinstance(request, dict):
+        raise OptionError(f"request: {clipped(request)}, expected an object")
+    kind = request.get("kind")
+    if not isinstance(kind, str) or kind not in requests():
+        raise OptionError(f"a request's kind is {clipped(kind)}; it must be one of {', '.join(requests())} or cancel")
+    require_fields(f"the request {kind!r}", "", request, requests()[kind])
+    return cast(AnsweredRequest, request)
+
+
+@cache
+def requests() -> dict[str, Any]:
+    """The requests by their kinds."""
+    return {get_args(fields_of(request)["kind"])[0]: request for request in get_args(AnsweredRequest)}
+
+
+@cache
+def fields_of(table: Any) -> dict[str, Any]:
+    """The types of the fields by their names."""
+    return get_type_hints(table)
+
+
+def require_fields(what: str, place: str, given: Mapping[str, Any], table: Any) -> None:
+    """Raise OptionError for a missing field, an unknown one, or one of another type; `place` stands before its name."""
+    fields = fields_of(table)
+    missing = [place + name for name in fields if name in table.__required_keys__ and name not in given]
+    if missing:
+        raise OptionError(f"{', '.join(missing)}: missing in {what}; null is for what is left open")
+    for name, value in given.items():
+        if name not in fields:
+            raise OptionError(unknown(what, place, name, list(fields)))
+        require_type(place + name, value, fields[name])
+
+
+def require_type(name: str, value: object, wanted: Any) -> None:
+    """Raise OptionError for a value of another type than `wanted`, an annotation of the table."""
+    if wanted is Any:
+        return
+    kinds = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
+    kind = next((kind for kind in kinds if is_of(value, kind)), None)
+    if kind is None:
+        words = [word for kind in kinds for word in words_of(kind)]
+        told = " or ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
+        raise OptionError(f"{name} is {clipped(value)}; it must be {told}")
+    if is_typeddict(kind):
+        require_fields(name, f"{name}.", cast("dict[str, Any]", value), kind)
+    elif isinstance(value, list):
+        (item_kind,) = get_args(kind)
+        # A prompt may have thousands of ids.
+        if {*map(type, value)} != {item_kind}:
+            for place, item in enumerate(value):
+                require_type(f"{name}[{place}]", item, item_kind)
+    elif isinstance(value, dict):
+        _, item_kind = get_args(kind)
+        for key, item in value.items():
+            require_type(f"{name}.{key}", item, item_kind)
+
+
+def is_of(value: object, kind: Any) -> bool:
+    """Whether a value is of a type of the table, apart from what is inside it."""
+    if get_origin(kind) is Literal:
+        return isinstance(value, str) and value in get_args(kind)
+    types, _ = PLAIN[base(kind)]
+    return isinstance(value, types) and isinstance(value, bool) is (bool in types)
+
+
+def words_of(kind: Any) -> list[str]:
+    """A type of the table as a message tells it."""
+    return [repr(value) for value in get_args(kind)] if get_origin(kind) is Literal else [PLAIN[base(kind)][1]]
+
+
+def base(kind: Any) -> Any:
+    return dict if is_typeddict(kind) else get_origin(kind) or kind
+
+
+def unknown(what: str, place: str, name: str, known: list[str]) -> str:
+    """The message about an unknown field, which does not show the value: it may be a misspelt token's."""
+    import difflib
+
+    nearest = difflib.get_close_matches(name, known, 1)
+    meant = f"did you mean {place}{nearest[0]}? It has" if nearest else "it has"
+    return f"{clipped(place + name)} is no field of {what}; {meant} {', '.join(known)}"
