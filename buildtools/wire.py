@@ -1,23 +1,45 @@
 """TypeScript and Python that the tables of the wire say: written at set-up and after a change, ignored by git.
 
 - The requests of a page: web/src/requests.ts, from py_src/capstan/page/requests.py.
+- The calls of the JavaScript engine: py_src/capstan/_js/engine_calls.py and web/src/engine_calls.ts, from
+  py_src/capstan/device/webgpu/engine.py.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import ROOT
 
-__all__ = ["REQUESTS", "request_types", "wire_is_stale", "write_wire"]
+__all__ = ["engine_calls", "engine_types", "request_types", "wire_is_stale", "write_wire"]
 
 REQUESTS = ROOT / "py_src/capstan/page/requests.py"
+ENGINE = ROOT / "py_src/capstan/device/webgpu/engine.py"
 OF_THE_PAGE = ("Message", "ModelFolder", "Tool")
 """Types that web/src/protocol.ts defines: those of pages and of chat templates."""
 PLAIN = {"str": "string", "int": "number", "float": "number", "bool": "boolean", "None": "null", "Any": "unknown"}
+JS_TYPES = {
+    **{name: PLAIN[name] for name in ("str", "int", "float", "bool")},
+    **dict.fromkeys(("bytes", "bytes | bytearray | memoryview"), "PyProxy"),
+}
+"""TypeScript's types of the engine's arguments that cross as they are; others cross as JSON."""
+JS_RESULTS = {
+    **JS_TYPES,
+    "None": "void",
+    "bytes": "Uint8Array",
+    **dict.fromkeys(("Sequence[float]", "Awaitable[Sequence[float]]"), "Float64Array"),
+}
+CLASSES = {
+    "engine": ("GpuEngine", "engine"),
+    "sessions": ("BoundSessions", "bound_sessions"),
+    "tapes": ("Tapes", "tapes"),
+}
+"""The class of each object that Python calls, and its module in web/src."""
 
 
 def wire_is_stale() -> bool:
@@ -85,6 +107,183 @@ def typescript(kind: ast.expr) -> str:
     return PLAIN.get(name, name)
 
 
+@dataclass(frozen=True)
+class Call:
+    """A method of the engine as the table declares it."""
+
+    method: ast.FunctionDef | ast.AsyncFunctionDef
+    place: str
+    """The object of JavaScript that has it: engine, sessions or tapes."""
+    span: str
+
+    @property
+    def name(self) -> str:
+        """JavaScript's."""
+        return camel(self.method.name)
+
+    @property
+    def arguments(self) -> list[tuple[str, str]]:
+        """Names and types."""
+        given = [*self.method.args.args[1:], *self.method.args.kwonlyargs]
+        return [(arg.arg, ast.unparse(arg.annotation)) for arg in given if arg.annotation]
+
+    @property
+    def result(self) -> str:
+        """Its type."""
+        return ast.unparse(self.method.returns) if self.method.returns else "None"
+
+    @property
+    def waits(self) -> bool:
+        return isinstance(self.method, ast.AsyncFunctionDef)
+
+
+def calls(table: ast.Module) -> Iterator[Call]:
+    """The calls that the protocols of the engine declare, but for those that are written by hand."""
+    for protocol in table.body:
+        if isinstance(protocol, ast.ClassDef) and (place := declared(protocol)):
+            for method in protocol.body:
+                by_hand = "by_hand" in map(ast.unparse, getattr(method, "decorator_list", ()))
+                if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and not by_hand:
+                    yield Call(method, *(declared(method) or place))
+
+
+def declared(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, str] | None:
+    """The place and the span of the decorator `js`."""
+    for decorator in node.decorator_list:
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "js":
+            given = [ast.literal_eval(value) for value in (*decorator.args, *(k.value for k in decorator.keywords))]
+            return given[0], given[1] if len(given) > 1 else ""
+    return None
+
+
+def engine_calls(table: str) -> str:
+    """The Python class that makes the calls."""
+    tree = ast.parse(table)
+    methods = "\n".join(map(python_call, calls(tree)))
+    return f'''"""Calls of the JavaScript engine.
+
+Written by build.py from {ENGINE.relative_to(ROOT)}: change that file.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ..spans import spanned
+from .coding import arriving, numbers, to_json
+from .errors import typed_errors
+{imports_for(tree, methods)}
+__all__ = ["EngineCalls"]
+
+
+class EngineCalls:
+    """Each method is one call of web/src/engine.ts, bound_sessions.ts or tapes.ts."""
+
+    def __init__(self, engine: Any) -> None:
+        self.js = engine
+        self._engine = engine
+        self._sessions = engine.sessions
+        self._tapes = engine.tapes
+
+{methods}'''
+
+
+def python_call(call: Call) -> str:
+    """One method. No work is left for the time of the call: some are made for each burst."""
+    given = ", ".join(name if kind in JS_TYPES else f"to_json({name})" for name, kind in call.arguments)
+    made = f"self._{call.place}.{call.name}({given})"
+    if call.waits:
+        made = f"await {made}"
+    kind = call.result
+    match kind:
+        case "None":
+            lines = [made]
+        case "int" | "float" | "bool" | "str":
+            lines = [f"return {kind}({made})"]
+        case "bytes":
+            lines = [f"return bytes(({made}).to_bytes())"]
+        case "Sequence[float]":
+            lines = [f"return numbers({made})"]
+        case "Awaitable[Sequence[float]]":
+            lines = [f"return arriving({made})"]
+        case "list[Difference]":
+            lines = [f"return [Difference(**fields) for fields in json.loads({made})]"]
+        case _:
+            lines = [f"found: {kind} = json.loads({made})", "return found"]
+    head = f"{'async ' if call.waits else ''}def {call.method.name}({ast.unparse(call.method.args)}) -> {kind}:"
+    whole = [*([f'@spanned("{call.span}")'] if call.span else []), head, "    with typed_errors():"]
+    return "".join(f"    {line}\n" for line in [*whole, *(f"        {line}" for line in lines)])
+
+
+def imports_for(table: ast.Module, text: str) -> str:
+    """The imports and definitions of the table that are named in a text, as imports of a module in capstan._js."""
+    names = set(re.findall(r"\b[A-Za-z_]\w*", text))
+    here = ENGINE.relative_to(ROOT / "py_src/capstan").with_suffix("").parts
+    found = {".." + ".".join(here): names & set(public_names(table))}
+    for node in table.body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module not in ("typing", "__future__"):
+            module = node.module
+            if node.level:
+                module = ".." + ".".join([*here[: len(here) - node.level], node.module])
+            found[module] = names & {alias.name for alias in node.names}
+    return "".join(f"from {module} import {', '.join(sorted(used))}\n" for module, used in found.items() if used)
+
+
+def public_names(table: ast.Module) -> list[str]:
+    """The names in a module's __all__."""
+    for node in table.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    return []
+
+
+def engine_types(table: str) -> str:
+    """The TypeScript types of the classes that Python calls, and a check of their numbers of arguments."""
+    found = list(calls(ast.parse(table)))
+    parts = [
+        "// The methods of JavaScript that Python calls.\n"
+        f"// Written by build.py from {ENGINE.relative_to(ROOT)}: change that file.\n",
+        'import type { PyProxy } from "pyodide/ffi";\n'
+        + "".join(f'import type {{ {name} }} from "./{file}";\n' for name, file in CLASSES.values()),
+        "/** A value as JSON. */\nexport type Json = string;\n",
+    ]
+    for place in CLASSES:
+        lines = [line for call in found if call.place == place for line in typescript_call(call).splitlines()]
+        parts.append(f"export interface {interface(place)} {{\n" + "".join(f"  {line}\n" for line in lines) + "}\n")
+    parts.append(
+        "/** The methods with another number of arguments: with fewer they would implement an interface, too. */\n"
+        "type Count<T> = T extends (...given: infer Given) => unknown ? Given['length'] : never;\n"
+        "type Unlike<Calls, Class extends Calls> =\n"
+        "  { [N in keyof Calls]: Count<Calls[N]> extends Count<Class[N]> ? never : N }[keyof Calls];\n"
+        "type None<Names extends never> = Names;\n"
+        + "".join(
+            f"export type Unlike{interface(place)} = None<Unlike<{interface(place)}, {name}>>;\n"
+            for place, (name, _) in CLASSES.items()
+        )
+    )
+    return "\n".join(parts)
+
+
+def interface(place: str) -> str:
+    return f"{place.capitalize()}Calls"
+
+
+def typescript_call(call: Call) -> str:
+    """One method of an interface."""
+    given = ", ".join(f"{camel(name)}: {JS_TYPES.get(kind, 'Json')}" for name, kind in call.arguments)
+    result = JS_RESULTS.get(call.result, "Json")
+    if call.waits or call.result.startswith("Awaitable"):
+        result = f"Promise<{result}>"
+    return f"{comment(ast.get_docstring(call.method))}{call.name}({given}): {result};"
+
+
+def camel(name: str) -> str:
+    """A name as JavaScript has it."""
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
 def comment(text: str | None) -> str:
     """A docstring as a comment in front of a declaration; empty without one."""
     if not text:
@@ -93,5 +292,9 @@ def comment(text: str | None) -> str:
     return f"/** {lines[0]} */\n" if len(lines) == 1 else "\n * ".join(["/**", *lines]) + "\n */\n"
 
 
-GENERATED: dict[Path, tuple[Path, Callable[[str], str]]] = {ROOT / "web/src/requests.ts": (REQUESTS, request_types)}
+GENERATED: dict[Path, tuple[Path, Callable[[str], str]]] = {
+    ROOT / "web/src/requests.ts": (REQUESTS, request_types),
+    ROOT / "web/src/engine_calls.ts": (ENGINE, engine_types),
+    ROOT / "py_src/capstan/_js/engine_calls.py": (ENGINE, engine_calls),
+}
 """Each generated file, with its table and what makes its text from the table's."""

@@ -19,7 +19,7 @@ __all__ = ["Checkout", "Outcome"]
 
 GENERATED = (
     *("py_src/capstan/_js/host.js", "py_src/capstan/graph/onnx_pb2.py", "py_src/capstan/graph/onnx_pb2.pyi"),
-    "web/src/requests.ts",
+    *("py_src/capstan/_js/engine_calls.py", "web/src/engine_calls.ts", "web/src/requests.ts"),
 )
 """Files of the package and of the page that git ignores."""
 INSTALLED = (".venv", "node_modules")

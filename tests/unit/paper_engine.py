@@ -19,7 +19,7 @@ SCRATCH = (256, 4096, 1024)
 
 
 class PaperEngine:
-    """As much of GpuEngine as models and decoders use.
+    """The part of GpuEngine that models and decoders use; test_wire.py compares its methods with the table.
 
     As in a page, sessions take turns, and what was asked for goes on when the wait for it is cancelled. `on_call` is
     called with the number of each call and may raise, or cancel or close something.

@@ -9,7 +9,7 @@ import pytest
 
 from buildtools.wire import request_types
 from capstan.errors import OptionError
-from capstan.page.read_request import fields_of, read_request, requests
+from capstan.page.read_request import REQUESTS, fields_of, read_request
 
 MODEL = {"model": "/models/nano/", "dtype": None, "device": "auto", "capture": None, "run_ahead": None}
 MODEL_OPTIONS = {"stall_timeout": 1.5, "adapter": "/a.onnx_adapter", "prefix_cache": 0}
@@ -72,8 +72,8 @@ def error(request: object) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_request_is_taken_with_all_its_fields_and_with_those_that_it_must_have(kind: str) -> None:
     least = {"kind": kind, **LEAST[kind]}
-    assert list(requests()) == KINDS
-    assert whole(kind).keys() == fields_of(requests()[kind]).keys()
+    assert list(REQUESTS) == KINDS
+    assert whole(kind).keys() == fields_of(REQUESTS[kind]).keys()
     assert read_request(json.dumps(least)) == least
     assert read_request(json.dumps(whole(kind))) == whole(kind)
     for name in MOST.get(kind, {}):
@@ -177,7 +177,7 @@ def test_objects_inside_a_request_are_checked_too(changed: dict[str, Any], told:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_unknown_field_is_refused_with_the_nearest_one(kind: str) -> None:
-    known = ", ".join(fields_of(requests()[kind]))
+    known = ", ".join(fields_of(REQUESTS[kind]))
     assert (
         error({**whole(kind), "kin": 1})
         == f"'kin' is no field of the request {kind!r}; did you mean kind? It has {known}"

@@ -2,6 +2,7 @@
 
 import type { PyProxy } from "pyodide/ffi";
 import { copyBytes } from "./crossing";
+import type { Json, SessionsCalls } from "./engine_calls";
 import { EngineError } from "./errors";
 import type { WatchedDevice } from "./gpu/device";
 import { DryRecorder, type RecordingObjects } from "./gpu/recorder";
@@ -29,7 +30,13 @@ interface Binding {
   /** Feeds and fetches whose sizes differ from run to run. */
   sized: { feeds: BoundTensor[]; fetches: BoundTensor[] };
   /** The inputs that hold the sequence's length: less one on the GPU, and as it is on the CPU. */
-  lengths: [last: string, total: string] | [];
+  lengths: FedLengths | null;
+}
+
+/** Names of inputs; see capstan.graph.FedLengths. */
+interface FedLengths {
+  seqlens_k: string;
+  total: string;
 }
 
 interface Session {
@@ -38,8 +45,7 @@ interface Session {
   owner: string;
 }
 
-/** Python's `JsGpuEngine` calls this as the engine's `sessions`. */
-export class BoundSessions {
+export class BoundSessions implements SessionsCalls {
   /** The recordings, from which tapes are made. */
   readonly recordings = new Handles<RecordingObjects>("recording");
   private readonly sessions = new Handles<Session>("session");
@@ -76,8 +82,8 @@ export class BoundSessions {
     if (session) await this.exclusively(session.owner, () => session.ort.release());
   }
 
-  /** Bind a session's inputs and outputs to whole buffers; `lengths` is [] or the two names of Binding.lengths. */
-  bind(session: number, feeds: string, fetches: string, lengths: string): number {
+  /** Bind a session's inputs and outputs to whole buffers; `lengths` are Binding.lengths. */
+  bind(session: number, feeds: Json, fetches: Json, lengths: Json): number {
     const [inputs, outputs] = [feeds, fetches].map((text) => JSON.parse(text) as BoundTensor[]) as [
       BoundTensor[],
       BoundTensor[],
@@ -91,7 +97,7 @@ export class BoundSessions {
       sized: { feeds: inputs.filter(isSized), fetches: outputs.filter(isSized) },
       lengths: JSON.parse(lengths) as Binding["lengths"],
     };
-    const [last] = binding.lengths;
+    const last = binding.lengths?.seqlens_k;
     if (last) binding.feeds[last] = this.ort.Tensor.fromGpuBuffer(this.lastLength(), { dataType: "int32", dims: [1] });
     return this.bindings.add(binding);
   }
@@ -110,10 +116,9 @@ export class BoundSessions {
       this.watched.assertHealthy();
       Object.assign(feeds, this.tensors(sized.feeds, tokens, valid));
       Object.assign(fetches, this.tensors(sized.fetches, tokens, valid));
-      const [, total] = lengths;
-      if (total) {
+      if (lengths) {
         this.watched.write(this.lastLength(), 0, new Uint8Array(Int32Array.of(valid - 1).buffer));
-        feeds[total] = new this.ort.Tensor("int32", Int32Array.of(valid), []);
+        feeds[lengths.total] = new this.ort.Tensor("int32", Int32Array.of(valid), []);
       }
       const begun = performance.now();
       try {

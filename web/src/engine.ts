@@ -6,6 +6,7 @@ import type { Assets } from "./assets";
 import type { PyProxy } from "pyodide/ffi";
 import { BoundSessions } from "./bound_sessions";
 import { withBytes } from "./crossing";
+import type { EngineCalls, Json } from "./engine_calls";
 import { EngineError } from "./errors";
 import { Allocations } from "./gpu/allocations";
 import { compareBuffers } from "./gpu/compare";
@@ -33,7 +34,8 @@ const BUFFER_PLACES: Record<SpanStep[0], number[]> = {
   positions: [1],
 };
 
-export class GpuEngine {
+/** JsGpuEngine calls this, and its `sessions` and `tapes`. */
+export class GpuEngine implements EngineCalls {
   private readonly buffers = new Handles<GPUBuffer>("buffer");
   private readonly staging: Staging;
   private readonly spans: SpanOps;
@@ -273,10 +275,11 @@ export class GpuEngine {
     return done;
   }
 
-  /** Compare pairs of buffers on the GPU: [{a, b, bytes, dtype}] -> JSON list of Difference. */
-  async compare(pairs: string): Promise<string> {
-    const parsed = JSON.parse(pairs) as { a: number; b: number; bytes: number; dtype: "float32" | "float16" }[];
-    const resolved = parsed.map((pair) => ({ ...pair, a: this.buffers.get(pair.a), b: this.buffers.get(pair.b) }));
+  /** Compare pairs of buffers on the GPU: [[a, b, bytes, dtype]] -> JSON list of Difference. */
+  async compare(pairs: Json): Promise<Json> {
+    const parsed = JSON.parse(pairs) as [a: number, b: number, bytes: number, dtype: "float32" | "float16"][];
+    const buffer = (handle: number): GPUBuffer => this.buffers.get(handle);
+    const resolved = parsed.map(([a, b, bytes, dtype]) => ({ a: buffer(a), b: buffer(b), bytes, dtype }));
     return JSON.stringify(await compareBuffers(this.watched, resolved));
   }
 

@@ -3,6 +3,7 @@
 import type { PyProxy } from "pyodide/ffi";
 import type { BoundSessions } from "./bound_sessions";
 import { copyBytes } from "./crossing";
+import type { Json, TapesCalls } from "./engine_calls";
 import { EngineError } from "./errors";
 import { countsByLength, countsOfStep } from "./gpu/counts";
 import type { WatchedDevice } from "./gpu/device";
@@ -45,8 +46,7 @@ interface SamplerSpec {
   owner: string;
 }
 
-/** Python's `JsGpuEngine` calls this as the engine's `tapes`. */
-export class Tapes {
+export class Tapes implements TapesCalls {
   private readonly tapes = new Handles<Tape>("tape");
   private readonly samplers = new Handles<{ sampler: Sampler; reader: RingReader; owner: string }>("sampler");
   /** The sources of tapes, by their handles. */
@@ -104,11 +104,12 @@ export class Tapes {
     return JSON.stringify(await storedTape(this.staging, source, ids));
   }
 
-  /** Make a stored tape again; `given` is a JSON list of [recorded id, handle of a buffer]. */
-  async restoreTape(stored: string, given: string, owner: string): Promise<number> {
+  /** Make a stored tape again; `given` has handles of buffers by their recorded ids. */
+  async restoreTape(stored: Json, given: Json, owner: string): Promise<number> {
     const tape = JSON.parse(stored) as StoredTape;
     const buffers = new Map<number, GPUBuffer>();
-    for (const [id, handle] of JSON.parse(given) as [number, number][]) buffers.set(id, this.buffers.get(handle));
+    for (const [id, handle] of Object.entries(JSON.parse(given) as Record<string, number>))
+      buffers.set(Number(id), this.buffers.get(handle));
     // All compile at once.
     const compiling = Promise.allSettled(tape.fused.kernels.map((kernel) => this.fusedPipelines.get(kernel)));
     const { objects, owned } = await restoredObjects(this.watched, this.recordedPipelines, tape, buffers, owner);

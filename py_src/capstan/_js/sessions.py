@@ -11,6 +11,7 @@ from ..device.base import Progress
 from ..device.page_session import RunReply
 from ..device.webgpu.engine import BoundTensor
 from ..host.storage import ExternalData
+from .coding import to_json
 from .errors import typed_errors
 from .own_host import capstan_host
 from .storage import memory
@@ -50,9 +51,8 @@ async def open_gpu_session(
     engine: Any, model: bytes, weights: Sequence[BoundTensor], capture: bool, owner: str
 ) -> JsModelSession:
     """A session on the device of a JavaScript engine; `weights` are bound to inputs that nobody else sees."""
-    bound = json.dumps([weight.as_json() for weight in weights])
     with typed_errors():
-        return JsModelSession(await engine.openSession(model, capture, owner, bound))
+        return JsModelSession(await engine.openSession(model, capture, owner, to_json(weights)))
 
 
 async def wasm_opener(

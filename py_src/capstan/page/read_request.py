@@ -34,22 +34,20 @@ def read_request(text: str) -> AnsweredRequest:
     if not isinstance(request, dict):
         raise OptionError(f"request: {clipped(request)}, expected an object")
     kind = request.get("kind")
-    if not isinstance(kind, str) or kind not in requests():
-        raise OptionError(f"a request's kind is {clipped(kind)}; it must be one of {', '.join(requests())} or cancel")
-    require_fields(f"the request {kind!r}", "", request, requests()[kind])
+    if not isinstance(kind, str) or kind not in REQUESTS:
+        raise OptionError(f"a request's kind is {clipped(kind)}; it must be one of {', '.join(REQUESTS)} or cancel")
+    require_fields(f"the request {kind!r}", "", request, REQUESTS[kind])
     return cast(AnsweredRequest, request)
-
-
-@cache
-def requests() -> dict[str, Any]:
-    """The requests by their kinds."""
-    return {get_args(fields_of(request)["kind"])[0]: request for request in get_args(AnsweredRequest)}
 
 
 @cache
 def fields_of(table: Any) -> dict[str, Any]:
     """The types of the fields by their names."""
     return get_type_hints(table)
+
+
+REQUESTS = {get_args(fields_of(request)["kind"])[0]: request for request in get_args(AnsweredRequest)}
+"""The requests by their kinds. They are looked up while Capstan is imported, which is before a snapshot is made."""
 
 
 def require_fields(what: str, place: str, given: Mapping[str, Any], table: Any) -> None:

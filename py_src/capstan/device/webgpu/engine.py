@@ -1,10 +1,15 @@
-"""The WebGPU engine as Python sees it: integer handles for objects that JavaScript holds (web/src/engine.ts)."""
+"""The WebGPU engine as Python sees it: integer handles for objects that JavaScript holds (web/src/engine.ts).
+
+The protocols here are the table of the calls. From each method `build.py` writes the call in `_js/engine_calls.py` and
+its type in web/src/engine_calls.ts, which JavaScript's classes implement (buildtools/wire.py). `js` names the object
+that has the method; JsGpuEngine has those that are `by_hand`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Protocol, Self
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from ...graph import FedLengths
 from ...host.storage import Sink
@@ -35,6 +40,19 @@ FREE = -1
 BEFORE = -2
 AFTER = -3
 
+T = TypeVar("T")
+
+
+def js(place: Literal["engine", "sessions", "tapes"], span: str = "") -> Callable[[T], T]:
+    """Declares which object of JavaScript has a method, or the methods of a class: the engine, its `sessions` or its
+    `tapes`. While a trace is taken, each call is a span of the given name."""
+    return lambda declared: declared
+
+
+def by_hand(declared: T) -> T:
+    """Declares that JsGpuEngine has this method, which is more than one call."""
+    return declared
+
 
 @dataclass(frozen=True)
 class BoundTensor:
@@ -45,9 +63,6 @@ class BoundTensor:
     buffer: int
     dtype: str
     dims: tuple[int, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class WeightPiece(NamedTuple):
@@ -103,13 +118,16 @@ NOT_FUSED: Mapping[str, Any] = {"scratch": [], "kernels": [], "owner": ""}
 """A tape without kernels of its own."""
 
 
+@js("engine")
 class GpuAdapter(Protocol):
     """The device itself. Errors are those of capstan.errors; sizes and offsets are bytes."""
 
     number: int
     """Which device of the page: buffers do not cross from one to another."""
 
+    @by_hand
     def retain(self) -> Self: ...
+    @by_hand
     def close(self) -> None: ...
     def adapter(self) -> dict[str, Any]: ...
     def healthy(self) -> bool: ...
@@ -117,6 +135,7 @@ class GpuAdapter(Protocol):
     def ledger(self) -> list[dict[str, Any]]: ...
 
 
+@js("engine")
 class GpuBuffers(GpuAdapter, Protocol):
     """Buffers: made, written, read, compared, and filled from data files."""
 
@@ -129,7 +148,9 @@ class GpuBuffers(GpuAdapter, Protocol):
     def write(self, buffer: int, offset: int, data: bytes | bytearray | memoryview) -> None: ...
     def fill(self, buffer: int, byte: int) -> None: ...
     def create_staging(self, label: str, size: int, owner: str) -> int: ...
+    @by_hand
     async def read_all(self, parts: Sequence[tuple[int, int, bytearray | memoryview]]) -> tuple[float, float]: ...
+    @by_hand
     async def read(self, buffer: int, offset: int, size: int) -> bytes: ...
     def execute(self, steps: Sequence[Sequence[Any]]) -> None: ...
     async def shortlist(
@@ -138,23 +159,30 @@ class GpuBuffers(GpuAdapter, Protocol):
         """The best tokens of `rows` rows of logits that begin at element `start` of a buffer. For each row: the sum of
         exp(logit - largest), then `count` pairs of logit and token, largest first."""
 
+    @js("engine", span="compare with an eager run")
     async def compare(self, pairs: Sequence[tuple[int, int, int, str]]) -> list[Difference]: ...
+    @by_hand
     def shared_weights(self) -> SharedWeights:
         """The weights that everything on this device shares."""
 
+    @by_hand
     def upload_weights(self, pieces: Sequence[WeightPiece]) -> Sink:
         """A sink that fills buffers from a data file."""
 
 
+@js("sessions")
 class GpuSessions(GpuAdapter, Protocol):
     """Sessions of onnxruntime-web, bound to buffers and run."""
 
+    @by_hand
     async def open_session(
         self, model: bytes, weights: Sequence[BoundTensor], owner: str, capture: bool
     ) -> ModelSession:
         """A session of any model; `weights` are bound to inputs that the session hides."""
 
+    @by_hand
     def session_handle(self, session: ModelSession, owner: str) -> int: ...
+    @js("sessions", span="create a session")
     async def create_session(self, model: bytes, capture: bool, owner: str) -> int: ...
     async def release_session(self, session: int) -> None: ...
     def bind(
@@ -175,14 +203,19 @@ class GpuSessions(GpuAdapter, Protocol):
         """Wait for the end of every run and recording, those of cancelled callers too."""
 
 
+@js("tapes")
 class GpuTapes(GpuAdapter, Protocol):
     """Runs that are recorded, and tapes that play them."""
 
+    @js("sessions", span="record a run")
     async def record(self, binding: int) -> dict[str, Any]:
         """Without memory for what the run allocates, OutOfMemoryError, which is no fault of the device."""
 
+    @js("sessions")
     def retire(self, binding: int) -> None: ...
+    @js("engine")
     def recorded_id(self, buffer: int) -> int: ...
+    @js("tapes", span="make a tape")
     async def make_tape(
         self, recording: int, played: Sequence[Any], written: Sequence[int], fused: Mapping[str, Any] = NOT_FUSED
     ) -> int:
@@ -193,6 +226,7 @@ class GpuTapes(GpuAdapter, Protocol):
         """A tape as a StoredTape of web/src/gpu/stored_tape.ts; `given` are the recorded ids of the buffers that it is
         to be given again. TapeError if it cannot be stored."""
 
+    @js("tapes", span="restore a stored tape")
     async def restore_tape(self, stored: Mapping[str, Any], given: Mapping[int, int], owner: str) -> int:
         """Make a stored tape again over buffers by recorded id. Raises TapeError; OutOfMemoryError, which is no fault
         of the device."""
@@ -206,6 +240,7 @@ class GpuTapes(GpuAdapter, Protocol):
 
     def add_table(self, tape: int, counts: bytes) -> None: ...
     def poison(self, tape: int, recording: int, buffers: Sequence[int]) -> None: ...
+    @js("tapes", span="compare with the truth")
     async def witness(self, recording: int, tape: int, length: int, spec: Mapping[str, Any]) -> bytes:
         """Play a step of a tape (none if 0) that sees `length` positions, with the kernels of a WitnessSpec of
         web/src/gpu/witness.ts before and after it; what the spec reads back. Without memory for its scratch,
@@ -216,14 +251,17 @@ class GpuTapes(GpuAdapter, Protocol):
     ) -> bytes: ...
     async def counts_of_step(self, tape: int, length: int) -> bytes: ...
     def close_tape(self, tape: int) -> None: ...
+    @js("sessions")
     def drop_recording(self, recording: int) -> None: ...
     def play_once(self, tape: int, length: int) -> None: ...
 
 
+@js("tapes")
 class GpuSampling(GpuAdapter, Protocol):
     """Picks on the device, and bursts of steps with them."""
 
     def make_sampler(self, spec: SamplerSpec) -> int: ...
+    @by_hand
     def set_sampling(self, sampler: int, program: SamplerProgram) -> None: ...
     def set_allowed(self, sampler: int, mask: bytes, row: int = 0) -> None:
         """The tokens that a row's next pick may take: a bit each, in u32 words. Only after a program with a mask."""
@@ -253,9 +291,11 @@ class GpuSampling(GpuAdapter, Protocol):
     def eager_burst(self, binding: int, valid: int, sampler: int, cursor: int) -> Awaitable[Sequence[float]]: ...
 
 
+@js("tapes")
 class GpuTiming(GpuAdapter, Protocol):
     """How long work takes on the device."""
 
+    @js("engine")
     async def work_done(self) -> float:
         """Wait until the device has done what was submitted by now; when that was, on the worker's clock."""
 

@@ -1,0 +1,40 @@
+"""Arguments and results of calls into the JavaScript engine: JSON, and arrays of bytes and numbers."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from .errors import typed_errors
+from .own_host import capstan_host
+
+__all__ = ["arriving", "numbers", "to_json"]
+
+
+def _plain(value: Any) -> Any:
+    """A value that is no list, tuple or dict as one of them."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return dict(value) if isinstance(value, Mapping) else list(value)
+
+
+to_json = json.JSONEncoder(default=_plain).encode
+"""The JSON of a value; dataclasses are objects, other sequences arrays."""
+
+
+def numbers(found: Any) -> array[float]:
+    """The numbers of a Float64Array."""
+    return array("d", found.to_bytes())
+
+
+async def arriving(promise: Any) -> Sequence[float]:
+    """A promise of a burst's numbers, already under way; the time of their arrival becomes the fifth."""
+    with typed_errors():
+        found = await promise
+        entered = capstan_host.now()
+        told = numbers(found)
+    told.insert(4, entered)
+    return told
