@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ....errors import TapeCheckError
 from ....graph import GraphDescription
 from ....memory import BufferRequest
-from ..engine import Difference, GpuBuffers
+from ..engine import GpuBuffers
 from ..sequence_buffers import SequenceBuffers
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "RECORDED_STEP",
     "SAME_KERNELS",
     "WIDENED_STEP",
+    "Compared",
     "Spread",
     "Tolerance",
     "check_replay",
@@ -77,21 +79,33 @@ and of a Llama shape in float16 were 0.01 apart in the mean, and 0.16 in a singl
 64 rows that is wrong comes to 0.18 in the mean."""
 
 
-def require_alike(
+class Compared(NamedTuple):
+    """A result of a replay, and the expected one: buffers of `bytes`, which hold values of a type."""
+
+    name: str
+    found: int
+    expected: int
+    bytes: int
+    dtype: str
+
+
+async def require_alike(
+    engine: GpuBuffers,
     told: str,
-    values: Sequence[tuple[str, str]],
-    differences: Sequence[Difference],
+    compared: Sequence[Compared],
     tolerance: Tolerance,
     caches: Collection[str] = (),
+    computed: str | None = None,
 ) -> None:
-    """Raise TapeCheckError for the first of `values`, (name, dtype), whose difference the tolerance does not allow.
+    """Compare on the device; raise TapeCheckError for the first result whose difference the tolerance does not allow.
 
     `told` begins the message, as "a replayed step differs from an eager one"; `caches` are the names of values to which
-    `tolerance.caches` applies.
+    `tolerance.caches` applies; `computed` is the type of the computation, unless it is that of the values.
     """
-    for (name, dtype), found in zip(values, differences, strict=True):
+    differences = await engine.compare([each[1:] for each in compared])
+    for (name, *_, dtype), found in zip(compared, differences, strict=True):
         spread = tolerance.caches if name in caches else None
-        limit = (spread.largest if spread else tolerance.of(dtype)) * max(1.0, found.max_magnitude)
+        limit = (spread.largest if spread else tolerance.of(computed or dtype)) * max(1.0, found.max_magnitude)
         if found.unlike or found.max_difference > limit:
             raise TapeCheckError(
                 f"{told} in {name} by {found.max_difference:g} "
@@ -135,15 +149,13 @@ async def check_replay(
         buffers.device.copy_tensors([(copy.span(), span) for span, copy in zip(states, before, strict=True)])
         await eager()
         buffers.settle_states()
-        differences = await engine.compare(
-            [
-                (copy.handle, span.buffer.handle, span.length, dtype)
-                for (_, span, dtype), copy in zip(watched, copies, strict=True)
-            ]
-        )
+        compared = [
+            Compared(name, copy.handle, span.buffer.handle, span.length, dtype)
+            for (name, span, dtype), copy in zip(watched, copies, strict=True)
+        ]
+        told = f"a replayed {what} differs from an eager one"
+        others = {name for name, *_ in watched} - {about.logits}
+        await require_alike(engine, told, compared, tolerance, others, "float16" if about.needs_f16 else None)
     finally:
         for copy in allocated:
             copy.close()
-    values = [(name, "float16" if about.needs_f16 else dtype) for name, _, dtype in watched]
-    others = {name for name, _ in values} - {about.logits}
-    require_alike(f"a replayed {what} differs from an eager one", values, differences, tolerance, others)

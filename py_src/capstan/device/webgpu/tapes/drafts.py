@@ -13,8 +13,7 @@ from ....tape import RowSpans
 from ...element_types import byte_count
 from ..engine import GpuEngine
 from ..sequence_buffers import SequenceBuffers
-from .comparison import WIDENED_STEP, require_alike
-from .rows import LONG, PROBED, OneRow, RowTape, Widened, widened_tape
+from .rows import LONG, PROBED, OneRow, RowTape, Widened, require_steps_of_one, widened_tape
 
 __all__ = ["DraftTape", "make_draft_tape"]
 
@@ -112,16 +111,8 @@ async def _check(
         device.copy_cpu_to_device(ids.span(0, 8 * positions), array("q", tokens))
         buffers.set_length(length + 1)
         engine.play_once(tape, length + positions)
-        pairs = [(logits.handle, expected.handle, positions * row, about.logits_dtype)]
-        pairs += [
-            (copy.handle, handle, copy.size, about.cache_dtype)
-            for copy, handle in zip(copies, buffers.cache, strict=True)
-        ]
-        differences = await engine.compare(pairs)
+        told = f"a step over {positions} positions behind {length} differs from steps of one"
+        await require_steps_of_one(engine, told, buffers, (logits.handle, expected.handle, positions * row), copies)
     finally:
         for copy in (expected, *copies):
             copy.close()
-    names = ["logits", *(f"kv {pair.past}" for pair in about.cache)]
-    values = [(name, dtype) for name, (*_, dtype) in zip(names, pairs, strict=True)]
-    told = f"a step over {positions} positions behind {length} differs from steps of one"
-    require_alike(told, values, differences, WIDENED_STEP)

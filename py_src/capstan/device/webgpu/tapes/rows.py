@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ....graph import LeftOut
-from ....memory import BufferRequest
+from ....memory import BufferRequest, DeviceBuffer
 from ....spans import spanned
 from ....tape import RowSpans, WorkgroupLimits, captured_half, check_replayable, fuse_step, row_step, without_clears
 from ..engine import GpuEngine
 from ..row_buffers import RowBuffers
 from ..sequence_buffers import SequenceBuffers
-from .comparison import WIDENED_STEP, require_alike
+from .comparison import WIDENED_STEP, Compared, require_alike
 from .pipeline import Check, make_tape, recorded
 
-__all__ = ["LONG", "PROBED", "OneRow", "RowTape", "Widened", "make_row_tape", "widened_tape"]
+__all__ = ["LONG", "PROBED", "OneRow", "RowTape", "Widened", "make_row_tape", "require_steps_of_one", "widened_tape"]
 
 PROBED = (40, 57)
 LONG = {False: 700, True: 90}
@@ -149,14 +149,24 @@ async def _check(engine: GpuEngine, one: OneRow, rows: RowBuffers, tape: int) ->
         engine.play_once(tape, max(lengths[: rows.rows]) + 1)
         parts = [rows.part(name, last) for name in rows.caches]
         device.copy_tensors([(part, copy.span()) for part, copy in zip(parts, copies, strict=True)])
-        pairs = [(rows.handle("logits"), expected.handle, logits.length, about.logits_dtype)]
-        pairs += [
-            (copy.handle, handle, copy.size, about.cache_dtype)
-            for copy, handle in zip(copies, one.buffers.cache, strict=True)
-        ]
-        differences = await engine.compare(pairs)
+        told = f"a step of {rows.rows} rows differs from steps of one"
+        await require_steps_of_one(
+            engine, told, one.buffers, (rows.handle("logits"), expected.handle, logits.length), copies
+        )
     finally:
         for copy in (expected, *copies):
             copy.close()
-    values = [(name, dtype) for name, (*_, dtype) in zip(["logits", *rows.caches], pairs, strict=True)]
-    require_alike(f"a step of {rows.rows} rows differs from steps of one", values, differences, WIDENED_STEP)
+
+
+async def require_steps_of_one(
+    engine: GpuEngine, told: str, one: SequenceBuffers, logits: tuple[int, int, int], copies: Sequence[DeviceBuffer]
+) -> None:
+    """Hold a widened step to steps of one sequence: its logits to expected ones, both by handle and their bytes, and
+    copies of caches to those of the sequence, or the other way round. Raises TapeCheckError."""
+    about = one.about
+    compared = [Compared("logits", *logits, about.logits_dtype)]
+    compared += [
+        Compared(f"kv {pair.past}", copy.handle, handle, copy.size, about.cache_dtype)
+        for pair, copy, handle in zip(about.cache, copies, one.cache, strict=True)
+    ]
+    await require_alike(engine, told, compared, WIDENED_STEP)
