@@ -151,7 +151,7 @@ async def generate(
         found = {"ids": ids, "first_ms": times[0] - start, "rest_ms": times[1] - times[0]}
         if showing:
             decoder: Any = generator._loop.decoder
-            found |= {"began": js.performance.timeOrigin + start, "run_tokens": decoder.decoders[0]._pace.size}
+            found |= {"began": js.performance.timeOrigin + start, "run_tokens": decoder._pace.size}
         return {**found, "capture": generator.capture, "capture_note": generator.capture_note}
 
 
@@ -159,18 +159,17 @@ async def count(generator: capstan.Generator, take: Any, ids: list[int]) -> dict
     """The cost of a run's decode steps: WebGPU's counts and the host's milliseconds after the prefill."""
     await generator.prepare_async()
     counter = await counts()
-    rows: Any = generator._loop.decoder
-    [decoder] = rows.decoders
+    decoder: Any = generator._loop.decoder
     prefill, receive = decoder.prefill, generator._loop.receive
     bursts: list[Any] = []
     prefilled: list[float] = []
 
-    def keep(burst: Any) -> None:
+    def keep(burst: Any, numbers: Any) -> None:
         bursts.append(burst)
-        receive(burst)
+        receive(burst, numbers)
 
-    async def marked(ids: list[int], past: int) -> None:
-        await prefill(ids, past)
+    async def marked(*run: Any) -> None:
+        await prefill(*run)
         prefilled.append(loop.so_far())
         counter.start()
 

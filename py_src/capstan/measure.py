@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from .errors import OptionError
 
 if TYPE_CHECKING:
-    from .device.base import Decoder
+    from .device.rows import RowDecoder
     from .device.webgpu.rehearsal import Rehearsal
     from .generation.generator import Generator
 
@@ -58,7 +58,7 @@ async def gpu_step_time(generator: Generator, steps: int = 32) -> float:
     OptionError without a tape or with no room for the steps, DeviceUnavailableError without timestamp queries.
     """
 
-    async def take(decoder: Decoder) -> float:
+    async def take(decoder: RowDecoder) -> float:
         rehearsal = _rehearsal(decoder)
         _require_room(rehearsal, steps, 1)
         return median(await rehearsal.step_time(steps, ROUNDS))
@@ -73,7 +73,7 @@ async def operations(generator: Generator, repeats: int = 16) -> list[OperationT
     """
     _require("repeats", repeats, 1, 1000, "the median settles long before")
 
-    async def take(decoder: Decoder) -> list[OperationTime]:
+    async def take(decoder: RowDecoder) -> list[OperationTime]:
         rehearsal = _rehearsal(decoder)
         _require_room(rehearsal, 1, 1)
         rounds = await rehearsal.operation_times(repeats)
@@ -91,7 +91,7 @@ async def replay(generator: Generator, steps: int, picks: int) -> float:
     64), as many of them under way and each read back as when Python drives them. From the first burst's ids to the
     last one's, so `steps` is more than `picks`. Raises OptionError."""
 
-    async def take(decoder: Decoder) -> float:
+    async def take(decoder: RowDecoder) -> float:
         rehearsal = _rehearsal(decoder)
         _require("picks", picks, 1, decoder.max_burst, "bursts are no longer")
         _require_room(rehearsal, steps, picks + 1)
@@ -108,7 +108,7 @@ async def forced(generator: Generator, ids: Sequence[int], see: Callable[[memory
     Raises OptionError without a tape, with no room for the tokens, or for one that the search never picks.
     """
 
-    async def take(decoder: Decoder) -> None:
+    async def take(decoder: RowDecoder) -> None:
         rehearsal = _rehearsal(decoder)
         _require_room(rehearsal, len(ids), 1)
         await rehearsal.forced(generator.get_sequence(0), ids, decoder.logits, decoder.set_logits, see)
@@ -120,7 +120,7 @@ async def forced(generator: Generator, ids: Sequence[int], see: Callable[[memory
         generator.rewind_to(generator.token_count())
 
 
-def _rehearsal(decoder: Decoder) -> Rehearsal:
+def _rehearsal(decoder: RowDecoder) -> Rehearsal:
     if not isinstance(decoder, Rehearsable) or decoder.capture != "tape":
         note = f" ({decoder.capture_note})" if decoder.capture_note else ""
         raise OptionError(

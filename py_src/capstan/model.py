@@ -8,10 +8,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .device.base import Decoder, DeviceModel, Progress
+from .device.base import DeviceModel, Progress
 from .device.interface import DeviceInterface
 from .device.model_memory import capacity_for, require_lengths
-from .device.row_decoder import RowDecoder
+from .device.rows import RowDecoder, SingleRow
 from .errors import AsyncRequiredError, CapstanError, ClosedError, GuidanceError, OutOfMemoryError
 from .fallback import fall_back
 from .generation.prefix_cache import PrefixCache, checked_limit
@@ -157,7 +157,7 @@ class Model:
         """The GPU adapter's name."""
         return self._open().adapter
 
-    async def decoder(self, max_length: int) -> Decoder:
+    async def decoder(self, max_length: int) -> SingleRow:
         """A decoder whose KV cache holds at least `max_length` positions, at most the context length."""
         return await self._open().decoder(capacity_for(max_length, self.config.context_length))
 

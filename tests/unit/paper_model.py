@@ -10,9 +10,9 @@ from collections.abc import Generator as Steps
 from typing import Any, TypeVar, cast
 
 from capstan import Generator, GeneratorParams
-from capstan.device.base import Burst, Counters
 from capstan.device.cache_rows import CacheRows
 from capstan.device.carried_tensor import CarriedTensor
+from capstan.device.rows import ONE, Burst, Counters
 from capstan.device.separate_rows import SeparateRows, separate_rows
 from capstan.device.shortlist import Shortlist
 from capstan.errors import DeviceLostError, OptionError, OutOfMemoryError
@@ -20,7 +20,6 @@ from capstan.generation.prefix_cache import PrefixCache
 from capstan.generation.speculation import Speculation
 from capstan.host.leaving import Leaving
 from capstan.local.host import begin_now
-from capstan.memory import DeviceSpan
 from capstan.model import Model
 from capstan.stages.sampling import NO_TOKEN
 from capstan.stages.search import SearchOptions
@@ -103,7 +102,9 @@ class Room:
 
 
 class PaperDecoder:
-    """A Decoder whose KV cache is a list of tokens; it fails a test that uses what is dead."""
+    """A SingleRow whose KV cache is a list of tokens; it fails a test that uses what is dead."""
+
+    rows = 1
 
     def __init__(
         self,
@@ -173,25 +174,22 @@ class PaperDecoder:
     def set_search(self, options: SearchOptions, row: int = 0) -> None:
         self.searches.append(options)
 
-    def reachable(self, length: int) -> int:
+    def reachable(self, length: int, row: int = 0) -> int:
         return length
 
-    def caches(self) -> PaperCaches:
+    def caches(self, row: int = 0) -> PaperCaches:
         return PaperCaches(self)
 
-    async def rest(self) -> None:
+    async def rest(self, row: int = 0) -> None:
         await asyncio.sleep(0)
 
-    def adopt(self, source: CacheRows, length: int) -> None:
+    def adopt(self, source: CacheRows, length: int, row: int = 0) -> None:
         source.copy_to(self.caches(), length)
-
-    async def give_scratch(self, spans: Sequence[DeviceSpan] | None) -> None:
-        raise AssertionError("no tape here")
 
     def set_lora(self, lora: object) -> None:
         raise AssertionError("nobody has adapters here")
 
-    async def prefill(self, ids: Sequence[int], past: int) -> None:
+    async def prefill(self, ids: Sequence[int], past: int, row: int = 0) -> None:
         assert ids, "a prefill of nothing"
         assert past <= len(self.cache), f"a prefill at {past} over {len(self.cache)} cached positions"
         assert past + len(ids) <= self.capacity
@@ -205,10 +203,10 @@ class PaperDecoder:
         self.pending = None
         self.done = False
 
-    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
+    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0, row: int = 0) -> None:
         """Its picks do not depend on the sequence."""
 
-    def submit(self, picks: int, sample_first: bool) -> Awaitable[Burst]:
+    def submit(self, picks: int, sample_first: bool, rows: Sequence[int] = ONE) -> Awaitable[Burst]:
         assert 1 <= picks <= self.max_burst
         assert self.unread < self.max_in_flight, "more bursts than the device takes"
         self.submitted.append((picks, sample_first))
@@ -264,32 +262,35 @@ class PaperDecoder:
         self.pending = token
         return token
 
-    async def run_picked(self) -> None:
+    async def run_picked(self, rows: Sequence[int] = ONE) -> None:
         assert self.unread == 0, "a run while bursts are under way"
         assert self.pending is not None
         self.steps += 1
         self.cache.append(self.pending)
         self.logits_of = list(self.cache)
 
-    def allow(self, mask: bytes) -> None:
+    def allow(self, mask: bytes, row: int = 0) -> None:
         assert self.unread == 0, "a mask while a pick is under way"
         self.masked = True
         self.masks.append(mask)
 
-    def follow_grammar(self, position: Sequence[int]) -> None:
+    def follow_grammar(self, position: Sequence[int], row: int = 0) -> None:
         assert self.unread == 0, "a grammar's position while a pick is under way"
         self.masked = False
         self.positions.append(tuple(position))
 
-    def edit_logits(self, edits: Mapping[int, float]) -> None:
+    def edit_logits(self, edits: Mapping[int, float], row: int = 0) -> None:
         self.forced = max(edits, key=edits.__getitem__)
 
-    async def step(self, token: int) -> None:
+    async def step(self, tokens: Sequence[int]) -> None:
         assert self.unread == 0, "a step while bursts are under way"
         self.steps += 1
-        self.stepped.append(token)
-        self.cache.append(token)
+        self.stepped += tokens
+        self.cache += tokens
         self.forced, self.done = None, False
+
+    def reorder(self, parents: Sequence[int]) -> None:
+        raise AssertionError("there is one row")
 
     def copy_from(self, other: PaperDecoder) -> None:
         assert self.unread == other.unread == 0, "a copy while bursts are under way"
@@ -300,15 +301,15 @@ class PaperDecoder:
     async def carried(self, name: str) -> CarriedTensor:
         raise OptionError(f"a paper model has no {name}")
 
-    async def logits(self) -> memoryview[float]:
+    async def logits(self, row: int = 0) -> memoryview[float]:
         scores = array("f", [0.0] * VOCAB)
         scores[following(self.cache) if self.forced is None else self.forced] = 1.0
         return memoryview(scores)
 
-    async def shortlist(self, count: int) -> Shortlist:
-        return Shortlist.of(await self.logits(), count)
+    async def shortlists(self, count: int, rows: Sequence[int] = ONE) -> list[Shortlist]:
+        return [Shortlist.of(await self.logits(), count)]
 
-    def set_logits(self, values: memoryview[float]) -> None:
+    def set_logits(self, values: memoryview[float], row: int = 0) -> None:
         self.forced = max(range(VOCAB), key=values.__getitem__)
 
     def counters(self) -> Counters:
@@ -343,7 +344,7 @@ class PaperBurst:
             yield from self.decoder.gate.wait().__await__()
         if self.fault is not None:
             raise self.fault
-        return Burst(tuple(self.ids), 0.0, 1.0, 1.0, 0.1, 1.0, self.steps)
+        return Burst((tuple(self.ids),), 0.0, 1.0, 1.0, 0.1, 1.0, self.steps)
 
 
 class PaperHost:
@@ -411,8 +412,10 @@ class PaperModel:
             for decoder in self.decoders:
                 decoder.fault = DeviceLostError("the device of before")
 
-    async def row_decoder(self, rows: int, max_length: int, pools: Any = None, lora: Any = None) -> SeparateRows:
-        return await separate_rows(self, rows, max_length, lora)
+    async def row_decoder(
+        self, rows: int, max_length: int, pools: Any = None, lora: Any = None
+    ) -> PaperDecoder | SeparateRows[PaperDecoder]:
+        return await separate_rows(self.decoder, rows, max_length, lora)
 
 
 def made(

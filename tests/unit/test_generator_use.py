@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from capstan import AsyncRequiredError, ClosedError, DeviceLostError, Generator, GeneratorParams, OptionError
-from capstan.device.base import COUNTER_NAMES
+from capstan.device.rows import COUNTER_NAMES
 from capstan.model import Model
 from capstan.stages.search import SearchOptions
 from tests.unit.paper_model import CONTEXT, PROMPT, PaperHost, PaperModel, best, made, run_of, take

@@ -35,7 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "device.element_types",
         "device.lora",
         "device.lora_file",
-        "device.row_decoder",
+        "device.rows",
         "device.shortlist",
         "device.interface",
         "device.model_memory",

@@ -19,7 +19,7 @@ from capstan.generation.prefix_cache import PrefixCache
 from capstan.generation.row_pool import PooledSequence, RowPool, poolable
 from capstan.generation.speculation import Speculation
 from tests import oracle
-from tests.unit.paper_model import CONTEXT, EOS, PaperModel, run_of
+from tests.unit.paper_model import CONTEXT, EOS, PaperDecoder, PaperModel, run_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LLAMA = FIXTURES / "nano-llama"
@@ -31,11 +31,13 @@ class Watched(PaperModel):
 
     def __init__(self, **decoder: Any) -> None:
         super().__init__(**decoder)
-        self.made: list[SeparateRows] = []
+        self.made: list[PaperDecoder | SeparateRows[PaperDecoder]] = []
         self.together: list[tuple[int, ...]] = []
         """The rows of each burst, and of each step without a pick."""
 
-    async def row_decoder(self, rows: int, max_length: int, pools: Any = None, lora: Any = None) -> SeparateRows:
+    async def row_decoder(
+        self, rows: int, max_length: int, pools: Any = None, lora: Any = None
+    ) -> PaperDecoder | SeparateRows[PaperDecoder]:
         made = await super().row_decoder(rows, max_length, pools, lora)
         submit, run_picked = made.submit, made.run_picked
 

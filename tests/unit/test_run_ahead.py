@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from capstan.device.base import Burst
+from capstan.device.rows import Burst
 from capstan.errors import OptionError
 from capstan.generation.run_ahead import BURST_MS, LARGEST, RESTART, RunAhead
 
@@ -20,7 +20,7 @@ class Queue:
 
     def burst(self, picks: int) -> Burst:
         submitted, self.now = self.now - 1.0, self.now + picks * self.step
-        return Burst((1,) * picks, submitted, self.now, self.now, 0.1, 0.0)
+        return Burst(((1,) * picks,), submitted, self.now, self.now, 0.1, 0.0)
 
 
 def settled(run_ahead: RunAhead, step: float, bursts: int = 12) -> list[int]:
@@ -107,31 +107,31 @@ def test_one_slow_burst_shortens_the_next_at_once() -> None:
     run_ahead = RunAhead(None, 64)
     settled(run_ahead, 1.0)
     assert run_ahead.next() == round(BURST_MS / 1.0)
-    run_ahead.observe(Burst((1,), 0.0, 10_000.0, 10_000.0, 0.1, 0.0))
-    run_ahead.observe(Burst((1,), 9_000.0, 10_100.0, 10_100.0, 0.1, 0.0))
+    run_ahead.observe(Burst(((1,),), 0.0, 10_000.0, 10_000.0, 0.1, 0.0))
+    run_ahead.observe(Burst(((1,),), 9_000.0, 10_100.0, 10_100.0, 0.1, 0.0))
     assert run_ahead.next() == 1
 
 
 def test_a_gap_of_the_readers_is_not_measured() -> None:
     run_ahead = RunAhead(None, 64)
-    run_ahead.observe(Burst((1,), 0.0, 10.0, 10.0, 0.1, 0.0))
-    run_ahead.observe(Burst((1,), 5.0, 12.0, 12.0, 0.1, 0.0))
+    run_ahead.observe(Burst(((1,),), 0.0, 10.0, 10.0, 0.1, 0.0))
+    run_ahead.observe(Burst(((1,),), 5.0, 12.0, 12.0, 0.1, 0.0))
     before = run_ahead.next()
     # Submitted after the last burst was readable: the queue had run empty.
-    run_ahead.observe(Burst((1,) * before, 5_000.0, 5_004.0, 5_004.0, 0.1, 0.0))
+    run_ahead.observe(Burst(((1,) * before,), 5_000.0, 5_004.0, 5_004.0, 0.1, 0.0))
     assert run_ahead.next() == before
 
 
 def test_a_pause_is_not_measured() -> None:
     run_ahead = RunAhead(None, 64)
-    run_ahead.observe(Burst((1,), 0.0, 10.0, 10.0, 0.1, 0.0))
+    run_ahead.observe(Burst(((1,),), 0.0, 10.0, 10.0, 0.1, 0.0))
     run_ahead.pause()
-    run_ahead.observe(Burst((1,), 5.0, 10.1, 10.1, 0.1, 0.0))
+    run_ahead.observe(Burst(((1,),), 5.0, 10.1, 10.1, 0.1, 0.0))
     assert run_ahead.next() == 1
 
 
 def test_bursts_that_are_readable_together_do_not_divide_by_zero() -> None:
     run_ahead = RunAhead(None, 64)
-    run_ahead.observe(Burst((1,), 0.0, 10.0, 10.0, 0.1, 0.0))
-    run_ahead.observe(Burst((1,), 5.0, 10.0, 10.0, 0.1, 0.0))
+    run_ahead.observe(Burst(((1,),), 0.0, 10.0, 10.0, 0.1, 0.0))
+    run_ahead.observe(Burst(((1,),), 5.0, 10.0, 10.0, 0.1, 0.0))
     assert run_ahead.next() == RESTART

@@ -34,11 +34,11 @@ def reordered(parents: Sequence[int], options: SearchOptions) -> list[NumberedDe
     made = [NumberedDecoder(number) for number in range(len(parents))]
     rows = SeparateRows(made)
     for row in range(len(parents)):
-        rows.set_search(row, options)
+        rows.set_search(options, row)
     for decoder in made:
         decoder.drawn_as.clear()
     rows.reorder(parents)
-    return [made[made.index(decoder)] for decoder in rows.decoders]  # type: ignore[arg-type]
+    return rows.decoders
 
 
 @pytest.mark.parametrize("parents", [[0, 1, 2], [1, 0, 2], [2, 2, 2], [1, 1, 0], [0, 0, 1]])

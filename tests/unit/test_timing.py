@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from capstan import Timing
-from capstan.device.base import Burst
+from capstan.device.rows import Burst
 from capstan.generation.timing import BurstTimes
 
 
 def burst(submitted: float, entered: float, host: float) -> Burst:
-    return Burst((1, 2), submitted, entered - 0.75, entered - 0.5, host, entered)
+    return Burst(((1, 2),), submitted, entered - 0.75, entered - 0.5, host, entered)
 
 
 def test_pythons_time_is_that_between_being_given_ids_and_the_next_wait_without_javascripts() -> None:
@@ -38,13 +38,13 @@ def test_bursts_are_kept_where_there_is_a_list_for_them() -> None:
 
 def test_computing_is_told_from_copying_and_counted_once_where_bursts_are_queued() -> None:
     timing = Timing()
-    timing.receive(Burst((1, 2), 10.0, 16.0, 16.5, 0.1, 17.0))
-    timing.receive(Burst((1, 2), 11.0, 22.0, 22.25, 0.1, 23.0))
+    timing.receive(Burst(((1, 2),), 10.0, 16.0, 16.5, 0.1, 17.0))
+    timing.receive(Burst(((1, 2),), 11.0, 22.0, 22.25, 0.1, 23.0))
     assert (timing.waiting_ms, timing.copying_ms) == (6.0 + 6.0, 0.5 + 0.25), "the second one waited for the first"
-    timing.receive(Burst((1, 2), 30.0, 31.0, 35.0, 0.1, 36.0))
+    timing.receive(Burst(((1, 2),), 30.0, 31.0, 35.0, 0.1, 36.0))
     assert (timing.waiting_ms, timing.copying_ms) == (13.0, 4.75), "the device rested before the third"
     # Rows that end together may be told of in any order.
-    timing.receive(Burst((1, 2), 30.0, 30.5, 36.0, 0.1, 36.0))
+    timing.receive(Burst(((1, 2),), 30.0, 30.5, 36.0, 0.1, 36.0))
     assert timing.waiting_ms == 13.0
 
 

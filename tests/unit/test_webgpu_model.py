@@ -436,11 +436,11 @@ class GivenLife(Life):
         assert isinstance(rows, SeparateRows)
         try:
             for row in range(2):
-                rows.set_search(row, SearchOptions())
-                await rows.prefill(row, PROMPT, 0)
+                rows.set_search(SearchOptions(), row)
+                await rows.prefill(PROMPT, 0, row)
             await self.model.replace_scratch(rows, None)
             await self.model.replace_scratch(rows, pools.scratch)
-            await rows.prefill(0, PROMPT[:7], 3)
+            await rows.prefill(PROMPT[:7], 3)
         finally:
             # A generator shields its end in the same way.
             await asyncio.shield(asyncio.ensure_future(rows.close()))

@@ -1,4 +1,4 @@
-"""The Decoder of devices whose logits come to the host: one model run and one reference pick for each token."""
+"""The decoder of devices whose logits come to the host: one model run and one reference pick for each token."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from ..generation.speculation import Speculation
 from ..memory import SNAPSHOTS, DeviceBuffer, DeviceSpan, Loan, Pools
 from ..stages.sampling import finite_logits, sample
 from ..stages.search import SearchOptions
-from .base import Burst, Counters
 from .cache_rows import CacheRows
 from .carried_tensor import CarriedTensor
-from .row_decoder import RowDecoder
+from .rows import ONE, Burst, Counters, RowDecoder
 from .separate_rows import SeparateRows, separate_rows
 from .shortlist import Shortlist
 from .snapshots import Snapshots
@@ -98,8 +97,9 @@ def undraftable(stateful: bool, keeps_all: bool) -> str | None:
 
 
 class HostSampledDecoder:
-    """base.Decoder documents each method; without run-ahead a burst is one token."""
+    """rows.SingleRow documents each method; without run-ahead a burst is one token."""
 
+    rows = 1
     capture = "off"
     counts_device = False
     follows_grammars = False
@@ -134,19 +134,19 @@ class HostSampledDecoder:
     async def warm_up(self) -> None:
         """Nothing is compiled on the CPU."""
 
-    def reachable(self, length: int) -> int:
+    def reachable(self, length: int, row: int = 0) -> int:
         return length if self._snapshots is None else self._snapshots.nearest(length)
 
-    def caches(self) -> HostCaches | None:
+    def caches(self, row: int = 0) -> HostCaches | None:
         return None if self._snapshots is not None else HostCaches(self._open())
 
-    async def rest(self) -> None:
+    async def rest(self, row: int = 0) -> None:
         """Runs on the CPU are waited for to their end."""
 
-    def adopt(self, source: CacheRows, length: int) -> None:
+    def adopt(self, source: CacheRows, length: int, row: int = 0) -> None:
         source.copy_to(HostCaches(self._open()), length)
 
-    async def prefill(self, ids: Sequence[int], past: int) -> None:
+    async def prefill(self, ids: Sequence[int], past: int, row: int = 0) -> None:
         snapshots = self._snapshots
         if snapshots is not None:
             snapshots.go_to(past)
@@ -156,11 +156,14 @@ class HostSampledDecoder:
             await self._run(ids[start : start + PREFILL_CHUNK], past + start)
         self._length = past + len(ids)
 
-    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
+    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0, row: int = 0) -> None:
         self._tokens = list(tokens)
         self._prompt = prompt
 
-    async def submit(self, picks: int, sample_first: bool) -> Burst:
+    def reorder(self, parents: Sequence[int]) -> None:
+        """Nothing changes: there is one row."""
+
+    async def submit(self, picks: int, sample_first: bool, rows: Sequence[int] = ONE) -> Burst:
         if picks != 1:
             raise ValueError(f"{picks} picks in a burst on the CPU; 1 is the most")
         submitted = self._now()
@@ -169,7 +172,7 @@ class HostSampledDecoder:
         readable = self._now()
         self._pick()
         entered = self._now()
-        return Burst((self._pending,), submitted, readable, readable, entered - readable, entered)
+        return Burst(((self._pending,),), submitted, readable, readable, entered - readable, entered)
 
     async def prepare_drafts(self, options: Speculation) -> str | None:
         return self._open().undraftable
@@ -191,21 +194,21 @@ class HostSampledDecoder:
             if ids[place : place + 1] != list(drafts[place : place + 1]):
                 break
         entered = self._now()
-        return Burst(tuple(ids), submitted, readable, readable, entered - readable, entered, (len(ids),))
+        return Burst((tuple(ids),), submitted, readable, readable, entered - readable, entered, (len(ids),))
 
-    async def run_picked(self) -> None:
-        await self.step(self._pending)
+    async def run_picked(self, rows: Sequence[int] = ONE) -> None:
+        await self.step([self._pending])
 
-    def allow(self, mask: bytes) -> None:
+    def allow(self, mask: bytes, row: int = 0) -> None:
         self._allowed = mask
 
-    def follow_grammar(self, position: Sequence[int]) -> None:
+    def follow_grammar(self, position: Sequence[int], row: int = 0) -> None:
         raise NotImplementedError("masks come from the host")
 
-    async def step(self, token: int) -> None:
+    async def step(self, tokens: Sequence[int]) -> None:
         if self._snapshots is not None:
             self._snapshots.before_burst()
-        await self._run([token], self._length)
+        await self._run(tokens, self._length)
         self._length += 1
         self._counters["steps"] += 1
 
@@ -217,22 +220,19 @@ class HostSampledDecoder:
             # Snapshots stay with the other one: a rewind runs the tokens from the start.
             self._snapshots.taken, self._snapshots.live = {}, other._snapshots.live
 
-    async def give_scratch(self, spans: Sequence[DeviceSpan] | None) -> None:
-        raise NotImplementedError("there are no tapes")
-
     def set_lora(self, lora: LoraWeights | None) -> None:
         self._open().set_lora(lora)
 
-    async def logits(self) -> memoryview[float]:
+    async def logits(self, row: int = 0) -> memoryview[float]:
         return memoryview(array("f", self._logits))
 
-    async def shortlist(self, count: int) -> Shortlist:
-        return Shortlist.of(finite_logits(self._logits), count)
+    async def shortlists(self, count: int, rows: Sequence[int] = ONE) -> list[Shortlist]:
+        return [Shortlist.of(finite_logits(self._logits), count)]
 
-    def set_logits(self, values: memoryview[float]) -> None:
+    def set_logits(self, values: memoryview[float], row: int = 0) -> None:
         self._logits = array("f", values)
 
-    def edit_logits(self, edits: Mapping[int, float]) -> None:
+    def edit_logits(self, edits: Mapping[int, float], row: int = 0) -> None:
         for token, logit in edits.items():
             self._logits[token] = logit
 
@@ -292,10 +292,10 @@ class HostSampledModel(ABC):
 
     async def row_decoder(
         self, rows: int, capacity: int, pools: Pools | None = None, lora: LoraWeights | None = None
-    ) -> SeparateRows:
+    ) -> HostSampledDecoder | SeparateRows[HostSampledDecoder]:
         if pools is not None:
             self._refuse("pools")
-        return await separate_rows(self, rows, capacity, lora)
+        return await separate_rows(self.decoder, rows, capacity, lora)
 
     async def replace_scratch(
         self, decoder: RowDecoder, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None
@@ -310,6 +310,5 @@ class HostSampledModel(ABC):
         )
 
     async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
-        assert isinstance(decoder, SeparateRows)
         decoder.set_lora(lora)
         return decoder

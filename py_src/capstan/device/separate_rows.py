@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from asyncio import gather
-from collections.abc import Awaitable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..errors import CapstanError, OutOfMemoryError
-from ..generation.speculation import Speculation
 from ..memory import Loan
 from ..stages.search import SearchOptions
-from .base import Burst, Counters, Decoder
 from .cache_rows import CacheRows
-from .row_decoder import RowBurst
+from .rows import ONE, Burst, Counters, SingleRow
 from .shortlist import Shortlist
 
 if TYPE_CHECKING:
@@ -21,25 +19,25 @@ if TYPE_CHECKING:
 
 __all__ = ["SeparateRows", "separate_rows"]
 
-
-class DecoderSource(Protocol):
-    """Makes decoders; base.DeviceModel implements it."""
-
-    async def decoder(self, capacity: int, given: Loan | None = None) -> Decoder: ...
+D = TypeVar("D", bound=SingleRow)
 
 
 async def separate_rows(
-    model: DecoderSource, rows: int, capacity: int, lora: LoraWeights | None = None, given: Sequence[Loan | None] = ()
-) -> SeparateRows:
-    """A decoder of the model for each row, with LoRA adapters, over the buffers in `given`. Raises the errors of the
-    model's decoder; OutOfMemoryError has the number of rows that fit. On failure the given buffers are released."""
-    made: list[Decoder] = []
+    decoder: Callable[[int, Loan | None], Awaitable[D]],
+    rows: int,
+    capacity: int,
+    lora: LoraWeights | None = None,
+    given: Sequence[Loan | None] = (),
+) -> D | SeparateRows[D]:
+    """A model's `decoder` for each row, with LoRA adapters, over the buffers in `given`. Raises its errors;
+    OutOfMemoryError has the number of rows that fit. On failure the given buffers are released."""
+    made: list[D] = []
     try:
         while len(made) < rows:
-            made.append(await model.decoder(capacity, given[len(made)] if given else None))
+            made.append(await decoder(capacity, given[len(made)] if given else None))
     except BaseException as error:
-        for decoder in made:
-            await decoder.close()
+        for each in made:
+            await each.close()
         # The decoder of the row that failed lets go of its buffers itself: it may still be at work.
         for loan in filter(None, given[len(made) + 1 :]):
             loan.end()
@@ -49,21 +47,21 @@ async def separate_rows(
                 "lower batch_size, num_beams, num_return_sequences or max_length"
             ) from error
         raise
-    found = SeparateRows(made)
     if lora is not None:
-        found.set_lora(lora)
-    return found
+        for each in made:
+            each.set_lora(lora)
+    return made[0] if rows == 1 else SeparateRows(made)
 
 
-class SeparateRows:
-    """See row_decoder.RowDecoder for what each method promises."""
+class SeparateRows(Generic[D]):
+    """See rows.RowDecoder for what each method promises."""
 
-    def __init__(self, decoders: Sequence[Decoder]) -> None:
+    def __init__(self, decoders: Sequence[D]) -> None:
         self.decoders = list(decoders)
         """By row."""
         self._options: list[SearchOptions | None] = [None] * len(self.decoders)
-        self.scratch: Loan | None = None
-        """Buffers given for the scratch of their tapes."""
+        self.lent: Loan | None = None
+        """Buffers lent for the scratch of their tapes, which are let go with the rows."""
         self._unread: list[Awaitable[Burst]] = []
         """Bursts of some rows, where the wait for another row's failed."""
         first = self.decoders[0]
@@ -92,7 +90,7 @@ class SeparateRows:
         for decoder in self.decoders:
             decoder.usual_burst = picks
 
-    def set_search(self, row: int, options: SearchOptions) -> None:
+    def set_search(self, options: SearchOptions, row: int = 0) -> None:
         self._options[row] = options
         self.decoders[row].set_search(options, row)
 
@@ -100,25 +98,22 @@ class SeparateRows:
         # Compiled kernels are the model's, not the decoder's.
         await self.decoders[0].warm_up()
 
-    def reachable(self, row: int, length: int) -> int:
+    def reachable(self, length: int, row: int = 0) -> int:
         return self.decoders[row].reachable(length)
 
-    def caches(self, row: int) -> CacheRows | None:
+    def caches(self, row: int = 0) -> CacheRows | None:
         return self.decoders[row].caches()
 
-    async def rest(self, row: int) -> None:
+    async def rest(self, row: int = 0) -> None:
         await self._drain()
         await self.decoders[row].rest()
 
-    def adopt(self, row: int, source: CacheRows, length: int) -> None:
+    def adopt(self, source: CacheRows, length: int, row: int = 0) -> None:
         self.decoders[row].adopt(source, length)
 
-    async def prefill(self, row: int, ids: Sequence[int], past: int) -> None:
+    async def prefill(self, ids: Sequence[int], past: int, row: int = 0) -> None:
         await self._drain()
         await self.decoders[row].prefill(ids, past)
-
-    def copy(self, source: int, target: int) -> None:
-        self.decoders[target].copy_from(self.decoders[source])
 
     def reorder(self, parents: Sequence[int]) -> None:
         old = list(self.decoders)
@@ -139,27 +134,14 @@ class SeparateRows:
             if options is not None and not options.greedy and self.decoders[row] is not old[row]:
                 self.decoders[row].set_search(options, row)
 
-    def follow(self, row: int, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
+    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0, row: int = 0) -> None:
         self.decoders[row].follow(tokens, prompt, padding)
 
-    def submit(self, picks: int, sample_first: bool, rows: Sequence[int]) -> Awaitable[RowBurst]:
+    def submit(self, picks: int, sample_first: bool, rows: Sequence[int] = ONE) -> Awaitable[Burst]:
         bursts = {row: self.decoders[row].submit(picks, sample_first) for row in rows}
         return _Bursts(self.rows, bursts, self._unread)
 
-    @property
-    def finds_drafts(self) -> bool:
-        """As Decoder.finds_drafts, of the first row."""
-        return self.decoders[0].finds_drafts
-
-    async def prepare_drafts(self, options: Speculation) -> str | None:
-        """As Decoder.prepare_drafts, for the first row."""
-        return await self.decoders[0].prepare_drafts(options)
-
-    def submit_drafted(self, steps: int, drafts: Sequence[int] | None) -> Awaitable[RowBurst]:
-        """As Decoder.submit_drafted, for the first row."""
-        return _Bursts(self.rows, {0: self.decoders[0].submit_drafted(steps, drafts)}, self._unread)
-
-    async def run_picked(self, rows: Sequence[int]) -> None:
+    async def run_picked(self, rows: Sequence[int] = ONE) -> None:
         for row in rows:
             await self.decoders[row].run_picked()
 
@@ -167,42 +149,26 @@ class SeparateRows:
         for decoder in self.decoders:
             decoder.set_lora(lora)
 
-    async def give_scratch(self, scratch: Loan | None) -> None:
-        await self._drain()
-        old, spans = self.scratch, None if scratch is None else tuple(scratch.spans.values())
-        moved: list[Decoder] = []
-        try:
-            for decoder in self.decoders:
-                await decoder.give_scratch(spans)
-                moved.append(decoder)
-        except BaseException:
-            for decoder in moved:
-                await decoder.give_scratch(None if old is None else tuple(old.spans.values()))
-            raise
-        self.scratch = scratch
-        if old is not None:
-            old.end()
-
-    def allow(self, row: int, mask: bytes) -> None:
+    def allow(self, mask: bytes, row: int = 0) -> None:
         self.decoders[row].allow(mask)
 
-    def follow_grammar(self, row: int, position: Sequence[int]) -> None:
+    def follow_grammar(self, position: Sequence[int], row: int = 0) -> None:
         self.decoders[row].follow_grammar(position)
 
     async def step(self, tokens: Sequence[int]) -> None:
         for decoder, token in zip(self.decoders, tokens, strict=True):
-            await decoder.step(token)
+            await decoder.step([token])
 
-    async def logits(self, row: int) -> memoryview[float]:
+    async def logits(self, row: int = 0) -> memoryview[float]:
         return await self.decoders[row].logits()
 
-    async def shortlists(self, count: int, rows: Sequence[int]) -> list[Shortlist]:
-        return list(await gather(*(self.decoders[row].shortlist(count) for row in rows)))
+    async def shortlists(self, count: int, rows: Sequence[int] = ONE) -> list[Shortlist]:
+        return [found for [found] in await gather(*(self.decoders[row].shortlists(count) for row in rows))]
 
-    def set_logits(self, row: int, values: memoryview[float]) -> None:
+    def set_logits(self, values: memoryview[float], row: int = 0) -> None:
         self.decoders[row].set_logits(values)
 
-    def edit_logits(self, row: int, edits: Mapping[int, float]) -> None:
+    def edit_logits(self, edits: Mapping[int, float], row: int = 0) -> None:
         self.decoders[row].edit_logits(edits)
 
     def counters(self) -> Counters:
@@ -217,8 +183,8 @@ class SeparateRows:
         await self._drain()
         for decoder in self.decoders:
             await decoder.close()
-        if self.scratch is not None:
-            self.scratch.end()
+        if self.lent is not None:
+            self.lent.end()
 
     async def _drain(self) -> None:
         while self._unread:
@@ -232,10 +198,10 @@ class _Bursts:
     def __init__(self, rows: int, bursts: Mapping[int, Awaitable[Burst]], unread: list[Awaitable[Burst]]) -> None:
         self._rows, self._bursts, self._unread = rows, bursts, unread
 
-    def __await__(self) -> Generator[Any, Any, RowBurst]:
+    def __await__(self) -> Generator[Any, Any, Burst]:
         return self._read().__await__()
 
-    async def _read(self) -> RowBurst:
+    async def _read(self) -> Burst:
         waiting = [*self._bursts.values()]
         found: list[Burst] = []
         try:
@@ -245,7 +211,7 @@ class _Bursts:
             # After a fault or a cancelled wait: nothing of the other rows may be under way in the next run.
             self._unread += waiting
         ids = dict(zip(self._bursts, (burst.ids for burst in found), strict=True))
-        return RowBurst(
+        return Burst(
             tuple(ids.get(row, ()) for row in range(self._rows)),
             submitted=min(burst.submitted for burst in found),
             done=max(burst.done for burst in found),
@@ -253,5 +219,4 @@ class _Bursts:
             host=sum(burst.host for burst in found),
             entered=max(burst.entered for burst in found),
             crossings=len(found),
-            steps=found[0].steps,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..device.row_decoder import RowDecoder
+from ..device.rows import RowDecoder
 from ..device.shortlist import Shortlist
 from ..memory import Pools
 from ..stages.sampling import finite_logits
@@ -38,11 +38,7 @@ class BeamLoop(RowLoop):
 
     @property
     def finish_reason(self) -> str | None:
-        if all(beams.done for beams in self._beams):
-            return "eos"
-        if self.late:
-            return "time"
-        return "length" if self.length >= self.max_length else None
+        return "eos" if all(beams.done for beams in self._beams) else super().finish_reason
 
     @property
     def ready(self) -> bool:
@@ -69,7 +65,7 @@ class BeamLoop(RowLoop):
         super().discard_ahead()
         self._chosen, self._pending = [], False
 
-    async def advance(self) -> None:
+    async def pick(self) -> None:
         """Choose the tokens of the next step."""
         await self.settle()
         decoder = self.open_decoder()
@@ -90,18 +86,10 @@ class BeamLoop(RowLoop):
         self._chosen = chosen
 
     async def settle(self) -> None:
-        self.require_tokens()
-        while self.stale:
-            self.require_tokens()
-            await self.prefill()
+        await super().settle()
         if self._pending:
-            try:
+            with self.losing():
                 await self.open_decoder().step([row.tokens[-1] for row in self.rows])
-            except BaseException:
-                for row in self.rows:
-                    row.lost_logits()
-                self.discard_ahead()
-                raise
             self._pending = False
             for row in self.rows:
                 row.valid = len(row.tokens)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..device.row_decoder import RowDecoder
+from ..device.rows import RowDecoder
 from ..errors import OptionError
 from ..fallback import fall_back
 from ..guidance import Automaton, Constraint, NoAutomatonError, automaton_of
@@ -109,7 +109,7 @@ class ConstrainedLoop(RowLoop):
             return
         self._automaton = automaton
         for number in range(len(self.rows)):
-            decoder.set_search(number, self.options)
+            decoder.set_search(self.options, number)
 
     async def _compile(self) -> None:
         """Have what makes masks on the host."""
@@ -120,23 +120,19 @@ class ConstrainedLoop(RowLoop):
         await self.ready_decoder()
         if await self._force():
             return
-        if any(row.barren for row in self.rows):
-            # The device did not know a mask, or nothing fits: the host finds out.
-            for row in self.rows:
-                row.lost_logits()
-            self.discard_ahead()
-            await self._compile()
-            await self._pick_waiting()
-            return
+        # The device did not know a mask, or nothing fits: the host finds out.
+        barren = any(row.barren for row in self.rows)
+        if barren:
+            self.lose()
         if self.stale:
             await self.prefill()
-            if self.stale:
-                return
-        if self._told or self._tell_positions():
-            await super().advance()
+        if self.stale:
+            return
+        if not barren and (self._told or self._tell_positions()):
+            await self.pick()
         else:
             await self._compile()
-            await self._pick_waiting()
+            await self.pick_prepared(self._mask)
 
     def _tell_positions(self) -> bool:
         """Let the device follow the rows from their current positions; False if it cannot."""
@@ -151,36 +147,15 @@ class ConstrainedLoop(RowLoop):
             return False
         for number, position in enumerate(positions):
             if not self.rows[number].ended:
-                self.open_decoder().follow_grammar(number, position)
+                self.open_decoder().follow_grammar(position, number)
         self._told = True
         return True
 
-    async def _pick_waiting(self) -> None:
-        """Pick a token of each row under masks that the host makes."""
-        if self.stale:
-            await self.prefill()
-            if self.stale:
-                return
-        decoder = self.open_decoder()
-        going = [number for number, row in enumerate(self.rows) if not row.ended]
-        if not self.sample_first:
-            try:
-                await decoder.run_picked(going)
-            except BaseException:
-                for row in self.rows:
-                    row.lost_logits()
-                self.discard_ahead()
-                raise
-            self.sample_first = True
-        for number in going:
-            mask = await self._constraints[number].allowed(self.rows[number].tokens)
-            if self.stale:
-                # The sequence was changed meanwhile.
-                return
-            decoder.allow(number, mask)
-        self._told = False
-        self._submit(1)
-        await self.read()
+    async def _mask(self, decoder: RowDecoder, number: int) -> None:
+        """Have the host say which tokens a row may pick."""
+        mask = await self._constraints[number].allowed(self.rows[number].tokens)
+        if not self.stale:
+            decoder.allow(mask, number)
 
     def _require_logits(self) -> None:
         if self._automaton is None:

@@ -1,40 +1,60 @@
-"""The bursts of one generator that were submitted and not read yet."""
+"""The bursts of one loop that were submitted and not read yet."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
-from ..device.row_decoder import RowBurst
+from ..device.rows import Burst
 from ..errors import CapstanError
+from .row import Row
 
-__all__ = ["Flight"]
+__all__ = ["Flight", "Submitted"]
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A burst, and the rows for which it picks."""
+
+    burst: Awaitable[Burst]
+    picks: int
+    rows: Sequence[tuple[int, Row, int]]
+    """Their numbers, and how often they had been changed."""
+
+    @property
+    def fresh(self) -> list[int]:
+        """The rows that were not changed since."""
+        return [number for number, row, changes in self.rows if row.changes == changes]
 
 
 class Flight:
     """Bursts under way, which are read in the order in which they were submitted."""
 
     def __init__(self) -> None:
-        self._bursts: deque[tuple[int, Awaitable[RowBurst]]] = deque()
+        self._bursts: deque[Submitted] = deque()
 
     def __len__(self) -> int:
         return len(self._bursts)
 
-    @property
-    def picks(self) -> int:
-        """Tokens that they bring for each row."""
-        return sum(picks for picks, _ in self._bursts)
+    def add(self, picks: int, burst: Awaitable[Burst], rows: Sequence[Row], numbers: Sequence[int]) -> None:
+        """A burst was submitted that picks at most so many tokens for the rows of these numbers."""
+        asked = [(number, rows[number], rows[number].changes) for number in numbers]
+        self._bursts.append(Submitted(burst, picks, asked))
+        for _, row, _ in asked:
+            row.ahead += picks
 
-    def add(self, picks: int, burst: Awaitable[RowBurst]) -> None:
-        self._bursts.append((picks, burst))
-
-    def oldest(self) -> Awaitable[RowBurst]:
+    def oldest(self) -> Submitted:
         """The burst to read next, which is under way no longer."""
-        return self._bursts.popleft()[1]
+        found = self._bursts.popleft()
+        for _, row, changes in found.rows:
+            if row.changes == changes:
+                row.ahead -= found.picks
+        return found
 
     async def drain(self) -> None:
         """Let them finish; their ids are void, and the next use of the device reports a fault."""
         while self._bursts:
             with suppress(CapstanError):
-                await self.oldest()
+                await self.oldest().burst

@@ -9,8 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..adapters import Adapters
-from ..device.base import Counters, Decoder
-from ..device.separate_rows import SeparateRows
+from ..device.rows import Counters, RowDecoder
 from ..errors import OptionError
 from ..fallback import fall_back
 from ..host import wait_here
@@ -322,7 +321,7 @@ class Generator:
         """`set_logits_async`, blocking."""
         self._wait(self.set_logits_async(values), "set_logits", "await set_logits_async(values)")
 
-    async def aside(self, action: Callable[[Decoder], Awaitable[T]]) -> T:
+    async def aside(self, action: Callable[[RowDecoder], Awaitable[T]]) -> T:
         """Read the bursts under way, keep their tokens and lend the decoder to `action`, which leaves it as it was and
         is not counted. OptionError unless a token was generated since the last change and more can be, and for several
         rows."""
@@ -333,16 +332,16 @@ class Generator:
                 await loop.read()
             if loop.decoder is None or loop.run_ahead is None or loop.stale or loop.sample_first:
                 raise OptionError("no token was generated since the sequence was last changed; generate one first")
-            if len(loop.rows) > 1 or not isinstance(loop.decoder, SeparateRows):
+            if len(loop.rows) > 1:
                 raise OptionError(f"this generator has {len(loop.rows)} rows; measure one with batch_size 1")
             [row] = loop.rows
             if row.ended:
                 raise OptionError("generation has ended; rewind_to or append_tokens, and generate one token")
             loop.counts.add(loop.decoder)
             try:
-                return await action(loop.decoder.decoders[0])
+                return await action(loop.decoder)
             finally:
-                loop.decoder.follow(0, [*row.tokens, *row.ready], row.unpicked)
+                loop.decoder.follow([*row.tokens, *row.ready], row.unpicked)
                 loop.run_ahead.pause()
                 loop.timing.pause()
                 loop.counts.begin(loop.decoder)

@@ -9,7 +9,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from ..device.cache_rows import CacheRows
-from ..device.row_decoder import RowDecoder
+from ..device.rows import RowDecoder
 from ..errors import CapstanError, OptionError, OutOfMemoryError
 from ..fallback import fall_back
 from .row import Row
@@ -105,7 +105,7 @@ class PrefixCache:
             self._misses += 1
             self._run += len(row.tokens) - row.valid
             return row.valid
-        decoder.adopt(number, caches, found)
+        decoder.adopt(caches, found, number)
         if kept is not None:
             self._kept.remove(kept)
             self._kept.append(kept)

@@ -23,6 +23,10 @@ class Row:
     """Tokens at the start whose KV cache entries are known to be right."""
     ready: deque[int] = field(default_factory=deque)
     """Tokens that were picked and not read."""
+    ahead: int = 0
+    """Picks that are under way."""
+    changes: int = 0
+    """How often the picks that were not read became void: ids of bursts from before a change are ignored."""
     ended: bool = False
     """An id that ends sequences was picked, which is the last one at hand, or a stop string; no more is submitted."""
     barren: bool = False
@@ -67,6 +71,10 @@ class Row:
     def over(self) -> bool:
         """Whether its end-of-sequence id was read."""
         return self.ended and not self.ready
+
+    def room(self, limit: int) -> int:
+        """The tokens that can still be picked up to a length of `limit`, besides those at hand and under way."""
+        return limit - len(self) - len(self.ready) - self.ahead
 
     def copy(self) -> Row:
         """The same sequence, to be continued by itself."""
@@ -137,8 +145,10 @@ class Row:
         self.unsettle(max(0, len(self.tokens) - 1))
 
     def discard_ahead(self) -> None:
-        """Discard the picks that were not read."""
+        """Discard the picks that were not read, and those under way."""
         self.ready.clear()
+        self.ahead = 0
+        self.changes += 1
         self.barren = False
         self.ended = bool(self.tail) or self.stopped
 

@@ -1,20 +1,19 @@
-"""The decode loop over rows: prefill, bursts of decode steps that run ahead of the reader, what is discarded."""
+"""The decode loop of a generator, whose rows advance together: prefill, run-ahead, what is discarded."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ..adapters import ActiveAdapters, Adapters
-from ..device.row_decoder import RowBurst, RowDecoder
+from ..device.rows import Burst, RowDecoder
 from ..errors import ClosedError, DeviceLostError, OptionError, PromptError
 from ..memory import DeviceBuffer, DeviceSpan, Pools
-from ..spans import span
-from .flight import Flight
 from .generator_params import GeneratorParams
+from .loop import DecodeLoop
 from .prompt import Prompt
 from .row import Row
 from .run_ahead import RunAhead
@@ -30,44 +29,30 @@ __all__ = ["RowLoop"]
 T = TypeVar("T")
 
 
-class RowLoop:
-    """Rows that advance together, a token each. Whoever calls what waits has the generator's turn: what used the
-    decoder at the same time would meet in its buffers."""
+class RowLoop(DecodeLoop):
+    """Rows that advance together, a token each. A policy replaces `pick`, which asks for the next tokens."""
 
     def __init__(self, model: Model, params: GeneratorParams, pools: Pools | None) -> None:
-        self.options = params.search
-        self.max_length = params.length_limit(model.config.context_length)
+        super().__init__(model, params)
         self.rows = [Row() for _ in range(params.rows)]
-        self.flight = Flight()
         self.timing = Timing()
         self.counts = StepCounts()
-        self.decoder: RowDecoder | None = None
-        self.run_ahead: RunAhead | None = None
         self.stale = True
         """The model has to run on the tokens from `valid` on before the next pick."""
-        self.sample_first = False
         self.late = False
         """max_time is over."""
         self.closed = False
-        self.cache_key: Hashable = None
-        """The part of the caches' key besides the tokens: generators with different keys share no prefix."""
-        self.reused = 0
-        """Prompt tokens whose caches were taken over from other sequences."""
         self.adapters = ActiveAdapters()
         self._recoveries = params.recoveries
         """Losses of the device that may still come."""
         self._opening = 0
         """The model's number of recoveries when the decoder was made."""
-        self._repeats = False
-        """Replays the same token runs, prompts as prompts and picks as steps."""
         self._given: tuple[list[int], memoryview[float]] | None = None
         """The length of each row, and the logits behind them that the caller gave."""
-        self._model = model
         self._pools = pools
         self._fixed_run_ahead = params.run_ahead
         self._copies = len(self.rows) // self.options.batch_size
         """Rows of one prompt."""
-        self._ends = frozenset(self.options.end_token_ids)
         decode = params.stop_decoder()
         if decode is not None:
             for row in self.rows:
@@ -84,11 +69,7 @@ class RowLoop:
     def finish_reason(self) -> str | None:
         """'eos', 'stop' (stop_token_ids or stop_strings ended all), 'time' (max_time), 'length', or None while more
         tokens can be generated."""
-        if all(row.over for row in self.rows):
-            return "eos" if any(row.end in self.options.eos_token_ids for row in self.rows) else "stop"
-        if self.late:
-            return "time"
-        return "length" if self.length >= self.max_length else None
+        return self.reason(self.rows, self.late)
 
     @property
     def ready(self) -> bool:
@@ -129,9 +110,7 @@ class RowLoop:
         # If adapters change within a sequence, no other sequence can share its caches.
         self.cache_key = object() if any(before) else self.adapters.layers
         if not self.stale and not self.sample_first:
-            for row in self.rows:
-                row.lost_logits()
-            self.discard_ahead()
+            self.lose()
         self.stale = True
 
     def take(self) -> list[int]:
@@ -165,7 +144,6 @@ class RowLoop:
         self.discard_ahead()
 
     def discard_ahead(self) -> None:
-        """Discard the tokens that were computed past the end of the sequences, and the logits."""
         self.stale = True
         for row in self.rows:
             row.discard_ahead()
@@ -194,7 +172,7 @@ class RowLoop:
         """Go on with this decoder."""
         self.decoder = decoder
         for number in range(len(self.rows)):
-            decoder.set_search(number, self.options)
+            decoder.set_search(self.options, number)
         self.run_ahead = RunAhead(self._fixed_run_ahead, decoder.max_burst, decoder.usual_burst)
 
     async def surviving(self, action: Callable[[], Awaitable[T]]) -> T:
@@ -236,44 +214,45 @@ class RowLoop:
         """Do what brings the next token nearer: prefill, submit, or wait for a burst."""
         if self.stale:
             await self.prefill()
-            if self.stale:
-                return
-        decoder = self.open_decoder()
-        assert self.run_ahead is not None
+        if not self.stale:
+            await self.pick()
+
+    async def pick(self) -> None:
+        """Ask for the next picks, ahead of the reader, and wait for the oldest."""
         if self.sample_first:
-            self._submit(1)
+            assert self.run_ahead is not None
+            self.submit(1)
             # Work queued right behind the first pick delays the moment at which a browser reports the pick's end: 7 ms
             # on an H200 for sixteen steps. So the device says how many it takes there.
-            self._submit(self.run_ahead.behind_first(decoder.behind_first))
+            self.submit(self.run_ahead.behind_first(self.open_decoder().behind_first))
         else:
-            while len(self.flight) < decoder.max_in_flight:
-                if not self._submit(self.run_ahead.next()):
-                    break
+            self.fill()
+        await self.read()
+
+    async def pick_prepared(self, prepare: Callable[[RowDecoder, int], Awaitable[None]]) -> None:
+        """Pick a token of each row once `prepare` has changed its logits, or what may be picked: nothing runs ahead.
+        The step over the last token is submitted first, so that the device works meanwhile."""
+        decoder, going = self.open_decoder(), self.going
+        if not self.sample_first:
+            with self.losing():
+                await decoder.run_picked(going)
+            self.sample_first = True
+        for number in going:
+            await prepare(decoder, number)
+            if self.stale:
+                # The sequence was changed meanwhile.
+                return
+        self.submit(1)
         await self.read()
 
     async def read(self) -> None:
-        """Wait for the oldest burst under way and take its ids."""
-        burst = self.flight.oldest()
         self.timing.wait(self._model.host.now())
-        try:
-            found = await burst
-        except BaseException:
-            # The GPU has gone on, but the ids are lost to a cancelled wait or a fault: the next token is computed anew.
-            for row in self.rows:
-                row.lost_logits()
-            self.discard_ahead()
-            raise
-        if not self.stale:
-            self.receive(found)
+        await super().read()
 
-    def receive(self, burst: RowBurst) -> None:
-        """Take in what a burst brought."""
-        assert self.run_ahead is not None
+    def receive(self, burst: Burst, numbers: Sequence[int]) -> None:
         self.counts.cross(burst.crossings)
-        self.run_ahead.observe(burst)
         self.timing.receive(burst)
-        for row, ids in zip(self.rows, burst.rows, strict=True):
-            row.receive(ids, self._ends)
+        super().receive(burst, numbers)
 
     async def prefill(self) -> None:
         """Run the model on the tokens it has not seen."""
@@ -298,7 +277,7 @@ class RowLoop:
                 self.require_open()
             for number, row in enumerate(self.rows):
                 if not row.over:
-                    decoder.follow(number, row.sequence, row.unpicked, len(row.padding))
+                    decoder.follow(row.sequence, row.unpicked, len(row.padding), number)
             self._put_given(decoder)
         except BaseException:
             self.stale = True
@@ -315,42 +294,22 @@ class RowLoop:
         if self.options.min_length and row.padding:
             # Padding counts as in onnxruntime-genai, but the device does not see it.
             least = max(0, self.options.min_length - len(row.padding))
-            decoder.set_search(number, self.options.replace(min_length=least))
+            decoder.set_search(self.options.replace(min_length=least), number)
         if number != first and not row.valid and row.tokens == self.rows[first].tokens:
-            decoder.copy(first, number)
+            decoder.reorder([first if each == number else each for each in range(len(self.rows))])
             row.valid = self.rows[first].valid
             return True
-        end = self.adapters.first(number, len(row.tokens))
-        self._model.prefixes.follow(self)
-        row.valid = decoder.reachable(number, row.valid)
-        found = await self._model.prefixes.bring(self, number)
+        return await self.run_tokens(number, self.adapters.first(number, len(row.tokens)), self._unchanged)
+
+    def _unchanged(self) -> bool:
         self.require_open()
-        if self.stale:
-            return False
-        self.reused += found - row.valid
-        row.valid = found
-        while row.valid < end:
-            stop = row.next_run() if self._repeats else end
-            part = row.tokens[row.valid : stop][: self.options.chunk_size]
-            picked = self._repeats and not row.is_appended(row.valid, len(part))
-            with span("run tokens", tokens=len(part)):
-                await (decoder.step(part) if picked else decoder.prefill(number, part, row.valid))
-            self.require_open()
-            if self.stale:
-                return False
-            if picked:
-                row.valid += 1
-            else:
-                row.ran(row.valid + len(part), self._repeats)
-        return True
+        return not self.stale
 
     async def settle(self) -> None:
         """Have logits for the end of the sequences and nothing computed ahead of it."""
         self.require_tokens()
         if not self.stale and not self.sample_first:
-            for row in self.rows:
-                row.lost_logits()
-            self.discard_ahead()
+            self.lose()
         while self.stale:
             self.require_tokens()
             await self.prefill()
@@ -384,7 +343,7 @@ class RowLoop:
             return
         vocab = self._model.config.vocab_size
         for number in range(len(self.rows)):
-            decoder.set_logits(number, values[number * vocab : (number + 1) * vocab])
+            decoder.set_logits(values[number * vocab : (number + 1) * vocab], number)
 
     async def end(self) -> None:
         """Let what is under way finish and give the decoder back."""
@@ -397,11 +356,6 @@ class RowLoop:
             self.decoder.usual_burst = self.run_ahead.usual
             await self.decoder.close()
         self.adapters.release()
-
-    def open_decoder(self) -> RowDecoder:
-        if self.decoder is None:
-            raise PromptError("nothing was computed yet; append_tokens and generate first")
-        return self.decoder
 
     def require_open(self) -> None:
         if self.closed:
@@ -423,14 +377,3 @@ class RowLoop:
         if self.finish_reason is not None:
             raise OptionError(f"generation is done ({self.finish_reason}); append_tokens, rewind_to or a new generator")
         self._require_logits()
-
-    def _submit(self, picks: int) -> bool:
-        """Queue a burst of so many picks, fewer at the end of the sequences; whether there was one."""
-        going = [number for number, row in enumerate(self.rows) if not row.ended]
-        ready = max((len(self.rows[number].ready) for number in going), default=0)
-        picks = min(picks, self.max_length - self.length - ready - self.flight.picks)
-        if picks <= 0 or not going:
-            return False
-        self.flight.add(picks, self.open_decoder().submit(picks, self.sample_first, going))
-        self.sample_first = False
-        return True

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Coroutine, Hashable, Iterable
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..device.row_decoder import RowBurst, RowDecoder
-from ..errors import CapstanError, ClosedError, OptionError, OutOfMemoryError, PromptError
+from ..device.rows import RowDecoder
+from ..errors import ClosedError, OptionError, OutOfMemoryError, PromptError
 from ..host import wait_here
 from ..host.leaving import when_dropped
-from ..spans import span
 from .generator_params import GeneratorParams
+from .loop import DecodeLoop
 from .prompt import checked_prompts
 from .row import Row
 from .run_ahead import RunAhead
@@ -40,59 +39,39 @@ class Member:
     """The model has to run on its tokens before the next pick."""
     parked: bool = True
     """No more of its tokens are wanted for now."""
-    changes: int = 0
-    """How often the tokens computed ahead became void: ids of bursts from earlier ones are ignored."""
-    ahead: int = 0
-    """Picks that are under way."""
     closed: bool = False
     failed: OutOfMemoryError | None = None
     """There was no memory for its row."""
 
     @property
-    def room(self) -> int:
-        """The tokens that the sequence still has room for, minus those under way."""
-        return self.limit - len(self.row) - len(self.row.ready) - self.ahead
-
-    @property
     def going(self) -> bool:
         """Whether more picks are wanted."""
-        return not (self.parked or self.row.ended or self.row.barren) and self.room > 0
+        return not (self.parked or self.row.ended or self.row.barren) and self.row.room(self.limit) > 0
 
     def void(self) -> None:
         """Discard the tokens that were computed past its end, and the logits."""
         self.row.discard_ahead()
-        self.stale, self.ahead, self.failed = True, 0, None
-        self.changes += 1
+        self.stale, self.failed = True, None
 
 
-class RowPool:
-    """Sequences of a model that pick by the same options, each up to `limit` tokens. They join and leave at any time:
-    one that joins has its prompt run while no step is under way, and is a row of the steps from then on. A row that was
-    left is free for the next sequence; rows are added by moving to a decoder of twice as many, caches and all.
+class RowPool(DecodeLoop):
+    """Sequences of a model that pick by the same options, each up to `max_length` tokens. They join and leave at any
+    time: one that joins has its prompt run while no step is under way, and is a row of the steps from then on. A row
+    that was left is free for the next sequence; rows are added by moving to a decoder of twice as many, caches and all.
 
     Each sequence gets what it would get alone. Options are of one sequence without beams, processors, stop strings or
     `max_time`; where tokens are drawn, seeds are not the caller's, and change when a sequence joins.
     """
 
     def __init__(self, model: Model, params: GeneratorParams) -> None:
-        self._model = model
-        self._options = params.search
-        self.limit = params.length_limit(model.config.context_length)
-        self.rows: list[Row] = []
-        """By the decoder's row."""
-        self.decoder: RowDecoder | None = None
-        self.cache_key: Hashable = None
+        super().__init__(model, params)
         self._members: list[Member] = []
-        self._flight: deque[tuple[list[tuple[Member, int]], int, Awaitable[RowBurst]]] = deque()
-        """Bursts under way: whose they are, with the changes they know of, and their picks."""
-        self._run_ahead: RunAhead | None = None
-        self._ends = frozenset(self._options.end_token_ids)
         self._turn = asyncio.Lock()
         """Serialises access: concurrent users would overwrite the decoder's buffers."""
 
     def join(self) -> PooledSequence:
         """A sequence without tokens. It takes a row when its first token is requested."""
-        member = Member(self.limit)
+        member = Member(self.max_length)
         self._members.append(member)
         return PooledSequence(self, self._model, member)
 
@@ -119,14 +98,7 @@ class RowPool:
                 await self._end()
 
     def finish_reason(self, member: Member) -> str | None:
-        row = member.row
-        if row.over:
-            return "eos" if row.end in self._options.eos_token_ids else "stop"
-        return "length" if len(row) >= member.limit else None
-
-    @property
-    def pad_token_id(self) -> int:
-        return self._options.pad_token_id
+        return self.reason([member.row])
 
     def _require_more(self, member: Member) -> None:
         row = member.row
@@ -143,107 +115,60 @@ class RowPool:
             failed, member.failed, member.parked = member.failed, None, True
             raise failed
 
+    @property
+    def going(self) -> list[int]:
+        return [member.place for member in self._at_work() if not member.stale and member.place is not None]
+
+    def discard_ahead(self) -> None:
+        for member in self._members:
+            member.void()
+
     async def _advance(self) -> None:
         """Do what brings the next tokens nearer: run prompts, submit, or read a burst."""
         await self._seat()
-        decoder, run_ahead = self.decoder, self._run_ahead
-        assert decoder is not None
-        assert run_ahead is not None
-        if any(member.stale and member.going and member.place is not None for member in self._members):
-            while self._flight:
-                await self._read()
-            await self._take_in(decoder)
-            self._submit(1, True)
+        if any(member.stale for member in self._at_work()):
+            while self.flight:
+                await self.read()
+            await self._take_in(self.open_decoder())
+            self.sample_first = True
+            self.submit(1)
         else:
-            while len(self._flight) < decoder.max_in_flight and self._submit(run_ahead.next(), False):
-                pass
-        if self._flight:
-            await self._read()
+            self.fill()
+        if self.flight:
+            await self.read()
 
     async def _take_in(self, decoder: RowDecoder) -> None:
         """Compute the logits for the next pick of every active sequence: by a step, or by its prompt if that is new."""
-        try:
-            going = [member.place for member in self._at_work() if not member.stale and member.place is not None]
-            if not self._options.greedy:
+        with self.losing():
+            if not self.options.greedy:
                 self._draw_anew(decoder)
-            if going:
-                await decoder.run_picked(going)
+            if self.going:
+                await decoder.run_picked(self.going)
             for member in self._at_work():
                 if member.stale and member.place is not None:
                     await self._prefill(decoder, member, member.place)
-        except BaseException:
-            self._lose()
-            raise
-        assert self._run_ahead is not None
-        self._run_ahead.pause()
+        assert self.run_ahead is not None
+        self.run_ahead.pause()
 
     async def _prefill(self, decoder: RowDecoder, member: Member, place: int) -> None:
         """Run the model on the new tokens of a sequence, which stays stale if it was changed meanwhile."""
-        row, changes, prefixes = member.row, member.changes, self._model.prefixes
-        row.valid = decoder.reachable(place, row.valid)
-        prefixes.follow(self)
-        found = await prefixes.bring(self, place)
-        row.valid = found
-        while row.valid < len(row.tokens):
-            part = row.tokens[row.valid :][: self._options.chunk_size]
-            with span("run tokens", tokens=len(part)):
-                await decoder.prefill(place, part, row.valid)
-            if member.changes != changes:
-                return
-            row.valid += len(part)
-        decoder.follow(place, row.sequence, row.unpicked)
-        member.stale = False
+        row, changes = member.row, member.row.changes
+        if await self.run_tokens(place, len(row.tokens), lambda: row.changes == changes):
+            decoder.follow(row.sequence, row.unpicked, row=place)
+            member.stale = False
 
     def _at_work(self) -> list[Member]:
         return [member for member in self._members if member.going and member.place is not None]
 
-    def _submit(self, picks: int, sample_first: bool) -> bool:
-        """Queue a burst for the sequences at work that have no prompt to be run; whether there was one."""
-        members = [member for member in self._at_work() if not member.stale]
-        if not members or self.decoder is None:
-            return False
-        # A sequence with less room than the others ends the burst.
-        picks = min(picks, *(member.room for member in members))
-        rows = [member.place for member in members if member.place is not None]
-        burst = self.decoder.submit(picks, sample_first, rows)
-        for member in members:
-            member.ahead += picks
-        self._flight.append(([(member, member.changes) for member in members], picks, burst))
-        return True
-
-    async def _read(self) -> None:
-        """Wait for the oldest burst and hand its ids out. An error of a burst whose ids are all void is ignored: the
-        next use of the device reports it."""
-        members, picks, burst = self._flight.popleft()
-        try:
-            found = await burst
-        except BaseException as error:
-            if isinstance(error, CapstanError) and all(member.changes != changes for member, changes in members):
-                return
-            self._lose()
-            raise
-        assert self._run_ahead is not None
-        self._run_ahead.observe(found)
-        for member, changes in members:
-            if member.changes == changes and member.place is not None:
-                member.ahead -= picks
-                member.row.receive(found.rows[member.place], self._ends)
-
-    def _lose(self) -> None:
-        """The ids of a burst, or logits, are lost: the next tokens are computed anew."""
-        for member in self._members:
-            member.row.lost_logits()
-            member.void()
-
     def _draw_anew(self, decoder: RowDecoder) -> None:
         """Draw by another seed: a row's draws depend on the seed, its length and its number, and another sequence may
         have had those."""
-        self._options = self._options.replace(random_seed=-1)
+        self.options = self.options.replace(random_seed=-1)
         for place in range(decoder.rows):
-            decoder.set_search(place, self._options)
+            decoder.set_search(self.options, place)
         for member in self._at_work():
             if member.place is not None and not member.stale:
-                decoder.follow(member.place, [*member.row.sequence, *member.row.ready], member.row.unpicked)
+                decoder.follow([*member.row.sequence, *member.row.ready], member.row.unpicked, row=member.place)
 
     async def _seat(self) -> None:
         """Give each sequence with tokens a row, by another decoder if this one has too few or far too many."""
@@ -267,13 +192,13 @@ class RowPool:
 
     async def _move(self, rows: int) -> None:
         """Go on over a decoder of so many rows."""
-        while self._flight:
-            await self._read()
-        old, new = self.decoder, await self._model.row_decoder(rows, self.limit)
+        while self.flight:
+            await self.read()
+        old, new = self.decoder, await self._model.row_decoder(rows, self.max_length)
         seated = [member for member in self._members if member.place is not None]
         try:
             for place in range(rows):
-                new.set_search(place, self._options)
+                new.set_search(self.options, place)
                 await new.rest(place)
         except BaseException:
             await new.close()
@@ -287,17 +212,16 @@ class RowPool:
             # There are none if the model has states, which are those of one position: `reachable` has the tokens run
             # again.
             if caches is not None:
-                new.adopt(place, caches, member.row.valid)
+                new.adopt(caches, member.row.valid, place)
             member.place = place
         self.decoder = new
         self.rows = [member.row for member in seated] + [Row() for _ in range(rows - len(seated))]
-        self._run_ahead = RunAhead(None, new.max_burst, new.usual_burst)
+        self.run_ahead = RunAhead(None, new.max_burst, new.usual_burst)
         if old is not None:
             await old.close()
 
     async def _end(self) -> None:
-        while self._flight:
-            await self._read()
+        await self.flight.drain()
         decoder, self.decoder = self.decoder, None
         self.rows = []
         if decoder is not None:
@@ -323,7 +247,7 @@ class PooledSequence:
         if member.closed:
             raise ClosedError("this sequence was closed; make another one")
         prompts = checked_prompts(
-            tokens, 1, self._model.config.vocab_size, len(row), member.limit, self._pool.pad_token_id
+            tokens, 1, self._model.config.vocab_size, len(row), member.limit, self._pool.options.pad_token_id
         )
         row.append(prompts[0].ids)
         member.void()
@@ -362,7 +286,7 @@ class PooledSequence:
         if not member.row.ready:
             bringing = self._pool.bring(member)
             wait_here(self._model.host, bringing, "generate_next_token", "a Generator and generate_next_token_async()")
-        self._last = [member.row.take(self._pool.pad_token_id)]
+        self._last = [member.row.take(self._pool.options.pad_token_id)]
 
     def get_next_tokens(self) -> list[int]:
         """The token of the last generate_next_token."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..device.base import Burst
-from ..device.row_decoder import RowBurst
+from ..device.rows import Burst
 from ..errors import OptionError
 
 __all__ = ["RunAhead"]
@@ -73,7 +72,7 @@ class RunAhead:
         """The adapted number of picks."""
         return self._steps
 
-    def observe(self, burst: Burst | RowBurst) -> None:
+    def observe(self, burst: Burst) -> None:
         """Learn from a burst that was read."""
         last, self._last_readable = self._last_readable, burst.readable
         if last is None or burst.submitted > last:
@@ -84,7 +83,7 @@ class RunAhead:
         # At most LEAP times as many, so that one odd measurement does not make a long burst.
         self._steps = min(wanted, LEAP * self._steps, self._largest)
 
-    def passed(self, burst: Burst | RowBurst) -> None:
+    def passed(self, burst: Burst) -> None:
         """A burst of other steps was read: the time of the next one counts from there."""
         self._last_readable = burst.readable
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
-from ..device.row_decoder import RowBurst, RowDecoder
-from ..device.separate_rows import SeparateRows
+from ..device.rows import ONE, Burst, RowDecoder, SingleRow
 from ..fallback import fall_back
 from ..memory import Pools
 from .generator_params import GeneratorParams
@@ -58,25 +58,22 @@ class SpeculatedLoop(RowLoop):
 
     async def _prepare(self, decoder: RowDecoder) -> None:
         """Ask the device whether it verifies drafts."""
-        assert isinstance(decoder, SeparateRows)
-        reason = await decoder.prepare_drafts(self._speculation)
+        reason = await cast(SingleRow, decoder).prepare_drafts(self._speculation)
         self._possible = reason is None
         if reason is not None:
             fall_back("speculation", reason, "tokens are picked one a step, the same ones")
         largest = max(1, decoder.max_burst // (1 + self._speculation.max_draft_tokens))
         self._drafted_bursts = RunAhead(self._fixed_run_ahead and min(self._fixed_run_ahead, largest), largest)
 
-    async def advance(self) -> None:
-        if self.stale or self.sample_first or not self._possible:
-            await super().advance()
+    async def pick(self) -> None:
+        drafted = not self.sample_first and self._possible
+        if drafted:
+            self._index.follow([*self.rows[0].tokens, *self.rows[0].ready])
+        if not drafted or not self._worth.on:
+            await super().pick()
             return
-        self._index.follow([*self.rows[0].tokens, *self.rows[0].ready])
-        if not self._worth.on:
-            await super().advance()
-            return
-        decoder = self.open_decoder()
+        decoder = cast(SingleRow, self.open_decoder())
         assert self._drafted_bursts is not None
-        assert isinstance(decoder, SeparateRows)
         if self.flight and not decoder.finds_drafts:
             # The drafts follow from the picks under way, so these come first.
             await self.read()
@@ -86,21 +83,21 @@ class SpeculatedLoop(RowLoop):
                 break
         await self.read()
 
-    def _submit_plain(self, decoder: SeparateRows) -> bool:
+    def _submit_plain(self, decoder: SingleRow) -> bool:
         """Queue steps of one token, where drafts are not to be had or have no room."""
         assert self.run_ahead is not None
-        return self._submit(self.run_ahead.next() if decoder.finds_drafts else 1)
+        return self.submit(self.run_ahead.next() if decoder.finds_drafts else 1)
 
-    def _submit_drafted(self, decoder: SeparateRows, bursts: RunAhead) -> bool:
+    def _submit_drafted(self, decoder: SingleRow, bursts: RunAhead) -> bool:
         """Queue a burst of drafted steps; whether there was one."""
         [row] = self.rows
         most = 1 + self._speculation.max_draft_tokens
-        room = self.max_length - self.length - len(row.ready) - self.flight.picks
+        room = row.room(self.max_length)
         if row.ended or room < most:
             return False
         if decoder.finds_drafts:
             steps = min(bursts.next(), room // most)
-            self.flight.add(steps * most, decoder.submit_drafted(steps, None))
+            self.flight.add(steps * most, decoder.submit_drafted(steps, None), self.rows, ONE)
             return True
         began = self._model.host.now()
         drafts = self._index.drafts()
@@ -108,14 +105,14 @@ class SpeculatedLoop(RowLoop):
         if not drafts:
             self.stats.misses += 1
             return False
-        self.flight.add(1 + len(drafts), decoder.submit_drafted(1, drafts))
+        self.flight.add(1 + len(drafts), decoder.submit_drafted(1, drafts), self.rows, ONE)
         return True
 
-    def receive(self, burst: RowBurst) -> None:
+    def receive(self, burst: Burst, numbers: Sequence[int]) -> None:
         self._time(burst)
         assert self._drafted_bursts is not None
         if not burst.steps:
-            super().receive(burst)
+            super().receive(burst, numbers)
             self._drafted_bursts.passed(burst)
             self._imagine(burst.rows[0])
             return
@@ -136,7 +133,7 @@ class SpeculatedLoop(RowLoop):
             self._verified(ids)
             self.rows[0].receive(ids, self._ends)
 
-    def _time(self, burst: RowBurst) -> None:
+    def _time(self, burst: Burst) -> None:
         """Learn what a step takes."""
         last, self._readable = self._readable, burst.readable
         decoder = self.open_decoder()
@@ -159,8 +156,7 @@ class SpeculatedLoop(RowLoop):
 
     def _imagine(self, ids: tuple[int, ...]) -> None:
         """Steps of one token picked these: see what drafts would have given."""
-        decoder = self.open_decoder()
-        assert isinstance(decoder, SeparateRows)
+        decoder = cast(SingleRow, self.open_decoder())
         self.stats.plain += len(ids)
         for token in ids:
             if self._imagined is None:

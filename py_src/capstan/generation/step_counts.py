@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..device.base import COUNTER_NAMES, Counters
-from ..device.row_decoder import RowDecoder
+from ..device.rows import COUNTER_NAMES, Counters, RowDecoder
 
 __all__ = ["StepCounts"]
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from ..spans import note
 
 if TYPE_CHECKING:
-    from ..device.base import Burst
-    from ..device.row_decoder import RowBurst
+    from ..device.rows import Burst
 
 __all__ = ["BurstTimes", "Timing"]
 
@@ -85,7 +84,7 @@ class Timing:
         self._since = None
         self._waiting = now
 
-    def receive(self, burst: Burst | RowBurst) -> None:
+    def receive(self, burst: Burst) -> None:
         """The burst waited for is there."""
         self.host_ms += burst.host
         self.waiting_ms += max(0.0, burst.done - max(burst.submitted, self._done))

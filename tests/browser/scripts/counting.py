@@ -26,19 +26,18 @@ async def decode_steps(
     limit = len(prompt) + count
     async with Generator(opened, parameters(opened, max_length=limit, **options)) as generator:
         await generator.prepare_async()
-        rows: Any = generator._loop.decoder
-        [decoder] = rows.decoders
+        decoder: Any = generator._loop.decoder
         prefill, submit = decoder.prefill, decoder.submit
         before: dict[str, int] = {}
         bursts: list[int] = []
 
-        async def watched_prefill(ids: Sequence[int], past: int) -> None:
-            await prefill(ids, past)
+        async def watched_prefill(*run: Any) -> None:
+            await prefill(*run)
             before.update(probe.counts())
 
-        def watched_submit(picks: int, sample_first: bool) -> Any:
+        def watched_submit(picks: int, *how: Any) -> Any:
             bursts.append(picks)
-            return submit(picks, sample_first)
+            return submit(picks, *how)
 
         decoder.prefill, decoder.submit = watched_prefill, watched_submit
         try:

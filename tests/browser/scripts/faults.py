@@ -116,8 +116,8 @@ async def in_a_burst(models: dict[str, str], *, what: str, tokens: int = 9) -> d
     if what == "device":
         gpu().destroy_device()
     elif what == "session":
-        rows: Any = generator._loop.decoder
-        await gpu().release_session(rows.decoders[0]._step.session)
+        decoder: Any = generator._loop.decoder
+        await gpu().release_session(decoder._step.session)
     elif what == "model":
         await model.aclose()
     elif what == "validation":

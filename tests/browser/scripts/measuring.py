@@ -8,7 +8,7 @@ from typing import Any
 
 from capstan import Generator, OptionError, measure
 from capstan._js import host
-from capstan.device.base import Burst
+from capstan.device.rows import Burst
 from capstan.device.webgpu.rehearsal import KEPT
 
 from . import probe
@@ -53,8 +53,7 @@ async def times(generator: Generator) -> dict[str, Any]:
     wall = {"steps": rounds()}
     operations = await measure.operations(generator, repeats=2)
     wall["operations"] = rounds()
-    rows: Any = generator._loop.decoder
-    [decoder] = rows.decoders
+    decoder: Any = generator._loop.decoder
     kinds = probe.played(gpu(), decoder._step.tape)
     replay = await measure.replay(generator, steps=6, picks=2)
     seen = probe.stamps()
@@ -130,8 +129,7 @@ async def shares(
     opened = await load(models, model)
     async with Generator(opened, parameters(opened, run_ahead=4)) as generator:
         await generator.prepare_async()
-        rows: Any = generator._loop.decoder
-        [decoder] = rows.decoders
+        decoder: Any = generator._loop.decoder
         submit = decoder.submit
         seen = {"submitting": 0.0, "waiting": 0.0}
         begun: list[float] = []
@@ -144,9 +142,9 @@ async def shares(
             seen["waiting"] += ended[-1] - start
             return found
 
-        def watched(picks: int, sample_first: bool) -> Awaitable[Burst]:
+        def watched(*asked: Any) -> Awaitable[Burst]:
             begun.append(host.now())
-            burst = submit(picks, sample_first)
+            burst = submit(*asked)
             seen["submitting"] += host.now() - begun[-1]
             return waited(burst)
 

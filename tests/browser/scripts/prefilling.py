@@ -37,8 +37,7 @@ async def again(
     for _ in range(times):
         async with Generator(opened, parameters(opened, max_length=opened.config.context_length)) as generator:
             await generator.prepare_async()
-            rows: Any = generator._loop.decoder
-            [decoder] = rows.decoders
+            decoder: Any = generator._loop.decoder
             engine: Any = gpu()
             run, eager = engine.run, [0]
 

@@ -137,9 +137,7 @@ async def beside_a_recording(
 
 def only(generator: Generator) -> Any:
     """The device's decoder of a generator of one row."""
-    rows: Any = generator._loop.decoder
-    [decoder] = rows.decoders
-    return decoder
+    return generator._loop.decoder
 
 
 async def reused(models: Mapping[str, str], *, model: str, prompt: Sequence[int], count: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from capstan import Generator
 from capstan._js import host
-from capstan.device.row_decoder import RowBurst
+from capstan.device.rows import Burst
 
 from . import probe
 from .running import load, parameters
@@ -75,15 +75,15 @@ async def stamps(models: Mapping[str, str], *, model: str, prompt: Sequence[int]
         }
 
 
-async def watched(generator: Generator, count: int) -> tuple[list[RowBurst], list[tuple[float, float]]]:
+async def watched(generator: Generator, count: int) -> tuple[list[Burst], list[tuple[float, float]]]:
     """Take tokens: the bursts that brought them, and for each token when it was asked for and when it was there."""
     await generator.prepare_async()
-    bursts: list[RowBurst] = []
+    bursts: list[Burst] = []
     receive = generator._loop.receive
 
-    def keep(burst: RowBurst) -> None:
+    def keep(burst: Burst, numbers: Sequence[int]) -> None:
         bursts.append(burst)
-        receive(burst)
+        receive(burst, numbers)
 
     generator._loop.receive = keep  # type: ignore[method-assign]
     probe.forget()

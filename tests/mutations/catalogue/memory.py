@@ -106,8 +106,8 @@ MEMORY = (
     Mutation(
         "separate_rows.leak",
         "py_src/capstan/device/separate_rows.py",
-        """        for decoder in made:
-            await decoder.close()
+        """        for each in made:
+            await each.close()
         # The decoder""",
         "        # The decoder",
         "the rows made before one that fails keep their buffers",

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from ...errors import ClosedError
 from ...generation.speculation import Speculation
 from ...graph import GraphDescription
-from ...memory import SNAPSHOTS, DeviceSpan
+from ...memory import SNAPSHOTS, Loan
 from ...stages.search import SearchOptions
 from ...tape import TapeKey
-from ..base import Burst, Counters
 from ..cache_rows import CacheRows
 from ..carried_tensor import CarriedTensor, carried
 from ..element_types import byte_count
 from ..lora import LoraWeights
+from ..rows import ONE, Burst, Counters
 from ..shortlist import Shortlist
 from ..snapshots import Snapshots
 from .cache_rows import CacheSpans
@@ -27,8 +27,8 @@ from .engine import GpuEngine
 from .prefill_pace import PrefillPace
 from .rehearsal import Rehearsal
 from .row_logits import RowLogits
+from .row_sampler import RowSampler
 from .sequence_buffers import SequenceBuffers
-from .sequence_sampler import SequenceSampler
 from .tapes.drafts import DraftTape
 from .tapes.prefill import SHORT, PrefillTapes, Run, cut_prompt
 from .tapes.scratch import TapeScratch
@@ -36,7 +36,7 @@ from .tapes.scratch import TapeScratch
 if TYPE_CHECKING:
     from .tapes.decode_step import DecodeStep
 
-__all__ = ["WebGpuDecoder"]
+__all__ = ["WebGpuDecoder", "read_burst"]
 
 MAX_BURST = 64
 IN_FLIGHT = {False: 4, True: 2}
@@ -55,8 +55,9 @@ products at 4 and its attention at 32."""
 
 
 class WebGpuDecoder:
-    """A Decoder over SequenceBuffers; see base.Decoder for what each method promises."""
+    """A SingleRow over SequenceBuffers; see rows.SingleRow for what each method promises."""
 
+    rows = 1
     counts_device = True
     follows_grammars = True
     finds_drafts = True
@@ -104,6 +105,8 @@ class WebGpuDecoder:
         self.owner = buffers.owner
         self.scratch = scratch
         """Holds the scratch of its tapes, and of the joint rows' beside them."""
+        self.lent: Loan | None = None
+        """Buffers lent for that scratch, which are let go with it."""
         self.longest_run = 0
         """Prompt tokens."""
         self.capacity = buffers.capacity
@@ -115,7 +118,7 @@ class WebGpuDecoder:
         self.usual_burst = 1
         logits = buffers.spans["logits"].sub(0, byte_count(about.logits_dtype, (about.vocab_size,)))
         self._logits = RowLogits(buffers.device, logits, about.logits_dtype, about.vocab_size, buffers.owner)
-        self._sampler = SequenceSampler(engine, about, buffers)
+        self._sampler = RowSampler(engine, about, buffers)
         self._drafted = DraftedSteps(engine, self._sampler, scratch, partial(make_drafts, self))
 
     @property
@@ -133,10 +136,6 @@ class WebGpuDecoder:
         """Whether the next sequence may have its buffers: none of them is the user's."""
         return self._buffers.given is None and self.scratch.given is None
 
-    async def give_scratch(self, spans: Sequence[DeviceSpan] | None) -> None:
-        await self.rest()
-        await self.scratch.give(spans)
-
     @property
     def tape_passes(self) -> dict[str, str]:
         tapes = self._prefill_tapes
@@ -146,7 +145,7 @@ class WebGpuDecoder:
     def set_search(self, options: SearchOptions, row: int = 0) -> None:
         self._sampler.set_search(options, row)
 
-    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
+    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0, row: int = 0) -> None:
         self._sampler.follow(tokens, prompt, padding)
 
     async def warm_up(self) -> None:
@@ -157,10 +156,10 @@ class WebGpuDecoder:
         if tapes is not None:
             await self._make_tapes(tapes, tapes.untried(tapes.seen))
 
-    def reachable(self, length: int) -> int:
+    def reachable(self, length: int, row: int = 0) -> int:
         return length if self._snapshots is None else self._snapshots.nearest(length)
 
-    def caches(self) -> CacheSpans | None:
+    def caches(self, row: int = 0) -> CacheSpans | None:
         self._require_open()
         buffers, about = self._buffers, self._about
         if about.states:
@@ -169,18 +168,18 @@ class WebGpuDecoder:
         positions = self._held if about.growing else self.capacity
         return CacheSpans(self._device, about, buffers.cache_spans, positions, f"{buffers.owner}, kept")
 
-    async def rest(self) -> None:
+    async def rest(self, row: int = 0) -> None:
         self._require_open()
         await self._rest()
         self._require_open()
 
-    def adopt(self, source: CacheRows, length: int) -> None:
+    def adopt(self, source: CacheRows, length: int, row: int = 0) -> None:
         self._held = length
         target = self.caches()
         assert target is not None
         source.copy_to(target, length)
 
-    async def prefill(self, ids: Sequence[int], past: int) -> None:
+    async def prefill(self, ids: Sequence[int], past: int, row: int = 0) -> None:
         buffers = self._buffers
         await self.rest()
         tapes, snapshots = self._prefill_tapes, self._snapshots
@@ -230,7 +229,7 @@ class WebGpuDecoder:
         runs = tapes.cut(end - start) if tapes is not None else cut_prompt(end - start, pace.size, ())
         return [Run(start + run.start, run.length) for run in (runs if pace.settled else runs[:1])]
 
-    async def run_picked(self) -> None:
+    async def run_picked(self, rows: Sequence[int] = ONE) -> None:
         self._require_open()
         snapshots = self._snapshots
         if snapshots is not None:
@@ -243,21 +242,24 @@ class WebGpuDecoder:
             await self._run(self._step.binding, self._length)
             self._settle(self._length)
 
-    def allow(self, mask: bytes) -> None:
+    def allow(self, mask: bytes, row: int = 0) -> None:
         self._sampler.allow(mask)
 
-    def follow_grammar(self, position: Sequence[int]) -> None:
+    def follow_grammar(self, position: Sequence[int], row: int = 0) -> None:
         self._sampler.follow_grammar(position)
 
-    async def step(self, token: int) -> None:
+    def reorder(self, parents: Sequence[int]) -> None:
+        """Nothing changes: there is one row."""
+
+    async def step(self, tokens: Sequence[int]) -> None:
         if not self._step.tape:
-            await self.prefill([token], self._length)
+            await self.prefill(tokens, self._length)
             return
         self._require_open()
         if self._snapshots is not None:
             self._snapshots.before_burst()
             self._snapshots.live = self._length + 1
-        self._buffers.set_input(token, self._length)
+        self._buffers.set_input(tokens[0], self._length)
         self._length += 1
         self._cursor, self._mask_bound = 0, self._length
         self._steps += 1
@@ -293,7 +295,7 @@ class WebGpuDecoder:
             self._engine.play_once(self._step.tape, position + 1)
         self._mask_bound = past + len(ids)
 
-    def submit(self, picks: int, sample_first: bool) -> Awaitable[Burst]:
+    def submit(self, picks: int, sample_first: bool, rows: Sequence[int] = ONE) -> Awaitable[Burst]:
         self._require_open()
         snapshots = self._snapshots
         if snapshots is not None:
@@ -311,7 +313,7 @@ class WebGpuDecoder:
             if picks != 1:
                 raise ValueError(f"{picks} picks in a burst without a tape; 1 is the most")
             numbers = self._eager_burst(sample_first, first, cursor)
-        return _burst(numbers)
+        return read_burst(numbers)
 
     async def prepare_drafts(self, options: Speculation) -> str | None:
         self._require_open()
@@ -335,16 +337,15 @@ class WebGpuDecoder:
         self._length -= most - len(burst.ids)
         return burst
 
-    async def logits(self) -> memoryview[float]:
+    async def logits(self, row: int = 0) -> memoryview[float]:
         self._require_open()
         return await self._logits.read()
 
-    async def shortlist(self, count: int) -> Shortlist:
+    async def shortlists(self, count: int, rows: Sequence[int] = ONE) -> list[Shortlist]:
         self._require_open()
         about = self._about
-        return Shortlist.read(
-            await self._engine.shortlist(self._buffers.logits, about.logits_dtype, about.vocab_size, count)
-        )
+        numbers = await self._engine.shortlist(self._buffers.logits, about.logits_dtype, about.vocab_size, count)
+        return [Shortlist.read(numbers)]
 
     async def carried(self, name: str) -> CarriedTensor:
         self._require_open()
@@ -355,11 +356,11 @@ class WebGpuDecoder:
             await self._device.copy_device_to_cpu(span, out=held)
         return CarriedTensor.read(self._about, found, held.tobytes(), self._length)
 
-    def set_logits(self, values: memoryview[float]) -> None:
+    def set_logits(self, values: memoryview[float], row: int = 0) -> None:
         self._require_open()
         self._logits.write(values)
 
-    def edit_logits(self, edits: Mapping[int, float]) -> None:
+    def edit_logits(self, edits: Mapping[int, float], row: int = 0) -> None:
         self._require_open()
         self._logits.edit(edits)
 
@@ -397,6 +398,8 @@ class WebGpuDecoder:
             await self._prefill_tapes.release()
         await self._step.release()
         self._buffers.destroy()
+        if self.lent is not None:
+            self.lent.end()
 
     async def _eager_burst(self, sample_first: bool, valid: int, cursor: int) -> Sequence[float]:
         """One pick, after a step over `valid` positions that onnxruntime-web runs unless the logits are there."""
@@ -445,6 +448,9 @@ class WebGpuDecoder:
             raise ClosedError("the model of this generator was closed; load it again")
 
 
-async def _burst(numbers: Awaitable[Sequence[float]]) -> Burst:
-    submitted, done, readable, host, entered, *ids = await numbers
-    return Burst(tuple(int(id_) for id_ in ids), submitted, done, readable, host, entered)
+async def read_burst(numbers: Awaitable[Sequence[float]], rows: int = 1, asked: Collection[int] = ONE) -> Burst:
+    """The burst that the engine tells; ids of rows that were not asked for are left out."""
+    submitted, done, readable, host, entered, *found = await numbers
+    picks = len(found) // rows
+    ids = (tuple(map(int, found[row * picks : (row + 1) * picks])) if row in asked else () for row in range(rows))
+    return Burst(tuple(ids), submitted, done, readable, host, entered)

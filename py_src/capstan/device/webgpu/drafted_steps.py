@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from ...generation.speculation import Speculation
 from ...stages import Drafting
-from ..base import Burst
+from ..rows import Burst
 from .engine import GpuEngine
-from .sequence_sampler import SequenceSampler
+from .row_sampler import RowSampler
 from .tapes.drafts import DraftTape
 from .tapes.scratch import TapeScratch
 
@@ -24,7 +24,7 @@ class DraftedSteps:
     def __init__(
         self,
         engine: GpuEngine,
-        sampler: SequenceSampler,
+        sampler: RowSampler,
         scratch: TapeScratch,
         make: Callable[[int], Awaitable[DraftTape | str]],
     ) -> None:
@@ -41,11 +41,11 @@ class DraftedSteps:
 
     @property
     def report(self) -> dict[str, str]:
-        """As Decoder.tape_passes."""
+        """As RowDecoder.tape_passes."""
         return {} if self._made is None else {"drafts": self._made.tape.said}
 
     async def prepare(self, options: Speculation) -> str | None:
-        """See base.Decoder. Called while no burst is under way."""
+        """See rows.SingleRow. Called while no burst is under way."""
         positions = 1 + options.max_draft_tokens
         if self._made is None or self._made.positions != positions:
             await self.release()
@@ -88,4 +88,4 @@ async def _burst(numbers: Awaitable[Sequence[float]], positions: int) -> Burst:
         for start in range(0, len(found), positions)
     ]
     ids = tuple(token for step in steps for token in step)
-    return Burst(ids, submitted, done, readable, host, entered, tuple(map(len, steps)))
+    return Burst((ids,), submitted, done, readable, host, entered, tuple(map(len, steps)))

@@ -6,27 +6,25 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from ...errors import ClosedError
 from ...memory import Loan
-from ...stages import SamplerProgram, position_words
 from ...stages.search import SearchOptions
-from ..base import Counters
 from ..cache_rows import CacheRows
 from ..casts import ELEMENT_BYTES
 from ..lora import LoraWeights
-from ..row_decoder import RowBurst
-from ..separate_rows import SeparateRows
+from ..rows import ONE, Burst, Counters
 from ..shortlist import Shortlist
 from .cache_rows import CacheSpans
-from .decoder import WebGpuDecoder
-from .engine import GpuEngine, SamplerSpec
+from .decoder import WebGpuDecoder, read_burst
+from .engine import GpuEngine
 from .row_buffers import RowBuffers
 from .row_logits import RowLogits
+from .row_sampler import RowSampler
 from .tapes.rows import RowTape
 
 __all__ = ["JointRows"]
 
 
 class JointRows:
-    """See row_decoder.RowDecoder for what each method promises.
+    """See rows.RowDecoder for what each method promises.
 
     Prompts are run by a decoder of one sequence, whose cache is then copied to the row's part of the caches.
     """
@@ -52,14 +50,13 @@ class JointRows:
         """Upper bounds of the lengths on the device: a row that ended within a burst is shorter."""
         self._options: list[SearchOptions | None] = [None] * buffers.rows
         self._search: SearchOptions | None = None
-        self._program: SamplerProgram | None = None
         self._followed: dict[int, tuple[Sequence[int], int, int]] = {}
         """The last arguments of `follow`, by row."""
         self._cursor = 0
         self._steps = 0
         self._destroyed = False
-        self.scratch: Loan | None = None
-        """Buffers given for the scratch of the tapes."""
+        self.lent: Loan | None = None
+        """Buffers lent for the scratch of the tapes, which are let go with the rows."""
         self.rows = buffers.rows
         self.capacity = buffers.capacity
         self.capture = one.capture
@@ -67,35 +64,17 @@ class JointRows:
         self.max_burst = one.max_burst
         self.behind_first = one.behind_first
         self.usual_burst = one.usual_burst
-        state, ring = buffers.spans["state"], buffers.spans["ring"]
-        self._sampler = engine.make_sampler(
-            SamplerSpec(
-                logits=buffers.handle("logits"),
-                logits_type=self._about.logits_dtype,
-                vocab=self._about.vocab_size,
-                state=(state.buffer.handle, state.offset, state.length),
-                ring=(ring.buffer.handle, ring.offset, ring.length),
-                ring_capacity=buffers.capacity,
-                input_ids=buffers.handle("input ids"),
-                mask=buffers.handle("mask"),
-                max_length=buffers.capacity,
-                position_ids=buffers.handle("positions"),
-                owner=buffers.owner,
-                rows=buffers.rows,
-            )
-        )
+        self._sampler = RowSampler(engine, self._about, buffers, buffers.rows)
 
     @property
     def reusable(self) -> bool:
         """Whether others may have its buffers: none of them is the user's."""
         return self._buffers.given is None and self._one.reusable
 
-    async def give_scratch(self, scratch: Loan | None) -> None:
-        self._require_open()
-        await self._one.give_scratch(None if scratch is None else tuple(scratch.spans.values()))
-        old, self.scratch = self.scratch, scratch
-        if old is not None:
-            old.end()
+    @property
+    def sequence(self) -> WebGpuDecoder:
+        """The decoder that runs the prompts, with the scratch of all tapes."""
+        return self._one
 
     @property
     def capture_note(self) -> str | None:
@@ -105,18 +84,17 @@ class JointRows:
     def tape_passes(self) -> dict[str, str]:
         return {**self._one.tape_passes, "rows": self._tape.said}
 
-    def set_search(self, row: int, options: SearchOptions) -> None:
+    def set_search(self, options: SearchOptions, row: int = 0) -> None:
         self._options[row] = options
         given = [each for each in self._options if each is not None]
         # Rows differ in min_length alone: each counts what it lacks of the largest as if it were in its sequence.
         least = max(each.min_length for each in given)
         chosen = options.replace(min_length=least)
         if chosen != self._search:
-            self._program = chosen.sampler_program(self._about.vocab_size, self.capacity)
-            self._engine.set_sampling(self._sampler, self._program)
+            self._sampler.set_search(chosen)
             self._search = chosen
             for number, told in self._followed.items():
-                self._remember(number, *told)
+                self._sampler.follow(*told, number)
         for number, each in enumerate(self._options):
             if each is not None:
                 self._buffers.set_uncounted(number, least - each.min_length)
@@ -124,26 +102,26 @@ class JointRows:
     async def warm_up(self) -> None:
         await self._one.warm_up()
 
-    def reachable(self, row: int, length: int) -> int:
+    def reachable(self, length: int, row: int = 0) -> int:
         return length
 
-    def caches(self, row: int) -> CacheSpans | None:
+    def caches(self, row: int = 0) -> CacheSpans | None:
         self._require_open()
         buffers = self._buffers
         spans = tuple(buffers.part(name, row) for name in buffers.caches)
         return CacheSpans(self._device, self._about, spans, self.capacity, f"{buffers.owner}, kept")
 
-    async def rest(self, row: int) -> None:
+    async def rest(self, row: int = 0) -> None:
         self._require_open()
         await self._one.rest()
         self._require_open()
 
-    def adopt(self, row: int, source: CacheRows, length: int) -> None:
+    def adopt(self, source: CacheRows, length: int, row: int = 0) -> None:
         target = self.caches(row)
         assert target is not None
         source.copy_to(target, length)
 
-    async def prefill(self, row: int, ids: Sequence[int], past: int) -> None:
+    async def prefill(self, ids: Sequence[int], past: int, row: int = 0) -> None:
         self._require_open()
         if past:
             self._buffers.to_one(row, self._one.buffers)
@@ -152,27 +130,22 @@ class JointRows:
         self._buffers.from_one(row, self._one.buffers)
         self._begin(row, past + len(ids))
 
-    def copy(self, source: int, target: int) -> None:
-        self._require_open()
-        self._buffers.copy({target: source})
-        self._begin(target, self._lengths[source])
-
     def set_lora(self, lora: LoraWeights | None) -> None:
         # The tape binds the buffers of the recording decoder, so the LoRA adapter is set there.
         self._one.set_lora(lora)
 
-    def take_over(self, other: JointRows | SeparateRows) -> None:
+    def take_over(self, other: JointRows) -> None:
         """Become what other rows are, of the same number and capacity."""
         self._require_open()
-        for row in range(self.rows):
-            if isinstance(other, JointRows):
-                self._buffers.take(row, other._buffers)
-                self._begin(row, other._lengths[row])
-            else:
-                one = other.decoders[row]
-                assert isinstance(one, WebGpuDecoder)
-                self._buffers.from_one(row, one.buffers)
-                self._begin(row, one.length)
+        for row, length in enumerate(other._lengths):
+            self._buffers.take(row, other._buffers)
+            self._begin(row, length)
+
+    def take_one(self, row: int, one: WebGpuDecoder) -> None:
+        """Copy the sequence of another decoder into a row, which continues it."""
+        self._require_open()
+        self._buffers.from_one(row, one.buffers)
+        self._begin(row, one.length)
 
     def hand_over(self, row: int, one: WebGpuDecoder) -> None:
         """Copy a row to a decoder of one sequence, which continues it."""
@@ -187,16 +160,11 @@ class JointRows:
         for row, parent in moved.items():
             self._begin(row, lengths[parent])
 
-    def follow(self, row: int, tokens: Sequence[int], prompt: int, padding: int = 0) -> None:
+    def follow(self, tokens: Sequence[int], prompt: int, padding: int = 0, row: int = 0) -> None:
         self._followed[row] = (tokens, prompt, padding)
-        self._remember(row, tokens, prompt, padding)
+        self._sampler.follow(tokens, prompt, padding, row)
 
-    def _remember(self, row: int, tokens: Sequence[int], prompt: int, padding: int) -> None:
-        """Tell the sampler a row's sequence, if its stages ask for it."""
-        if self._program is not None and self._program.row_words:
-            self._engine.set_sampler_memory(self._sampler, self._program.row(tokens, prompt, padding), row)
-
-    def submit(self, picks: int, sample_first: bool, rows: Sequence[int]) -> Awaitable[RowBurst]:
+    def submit(self, picks: int, sample_first: bool, rows: Sequence[int] = ONE) -> Awaitable[Burst]:
         self._require_open()
         first = max(self._lengths) + (1 if sample_first else 0)
         cursor = self._cursor
@@ -204,23 +172,21 @@ class JointRows:
         for row in rows:
             self._lengths[row] = min(self._lengths[row] + picks, self.capacity)
         self._steps += picks - 1 if sample_first else picks
-        numbers = self._engine.burst(self._tape.tape, self._sampler, picks, sample_first, first, cursor)
-        return _burst(numbers, self.rows, frozenset(rows))
+        numbers = self._engine.burst(self._tape.tape, self._sampler.handle, picks, sample_first, first, cursor)
+        return read_burst(numbers, self.rows, frozenset(rows))
 
-    async def run_picked(self, rows: Sequence[int]) -> None:
+    async def run_picked(self, rows: Sequence[int] = ONE) -> None:
         self._require_open()
         self._steps += 1
         self._engine.play_once(self._tape.tape, max(self._lengths))
 
-    def allow(self, row: int, mask: bytes) -> None:
+    def allow(self, mask: bytes, row: int = 0) -> None:
         self._require_open()
-        if self._program is not None and self._program.own_at is not None:
-            self._engine.set_sampler_own(self._sampler, position_words(()), row)
-        self._engine.set_allowed(self._sampler, mask, row)
+        self._sampler.allow(mask, row)
 
-    def follow_grammar(self, row: int, position: Sequence[int]) -> None:
+    def follow_grammar(self, position: Sequence[int], row: int = 0) -> None:
         self._require_open()
-        self._engine.set_sampler_own(self._sampler, position_words(position), row)
+        self._sampler.follow_grammar(position, row)
 
     async def step(self, tokens: Sequence[int]) -> None:
         self._require_open()
@@ -231,11 +197,11 @@ class JointRows:
         self._steps += 1
         self._engine.play_once(self._tape.tape, max(self._lengths))
 
-    async def logits(self, row: int) -> memoryview[float]:
+    async def logits(self, row: int = 0) -> memoryview[float]:
         self._require_open()
         return await self._logits(row).read()
 
-    async def shortlists(self, count: int, rows: Sequence[int]) -> list[Shortlist]:
+    async def shortlists(self, count: int, rows: Sequence[int] = ONE) -> list[Shortlist]:
         self._require_open()
         about, first = self._about, min(rows)
         part = self._buffers.part("logits", first)
@@ -250,11 +216,11 @@ class JointRows:
         size = 1 + 2 * count
         return [Shortlist.read(numbers[(row - first) * size : (row - first + 1) * size]) for row in rows]
 
-    def set_logits(self, row: int, values: memoryview[float]) -> None:
+    def set_logits(self, values: memoryview[float], row: int = 0) -> None:
         self._require_open()
         self._logits(row).write(values)
 
-    def edit_logits(self, row: int, edits: Mapping[int, float]) -> None:
+    def edit_logits(self, edits: Mapping[int, float], row: int = 0) -> None:
         self._require_open()
         self._logits(row).edit(edits)
 
@@ -271,13 +237,13 @@ class JointRows:
             return
         self._destroyed = True
         await self._engine.idle()
-        self._engine.destroy_sampler(self._sampler)
+        self._sampler.destroy()
         self._one.scratch.drop(self._tape.tape)
         await self._tape.release()
         self._buffers.destroy()
         await self._one.close()
-        if self.scratch is not None:
-            self.scratch.end()
+        if self.lent is not None:
+            self.lent.end()
 
     def _begin(self, row: int, length: int) -> None:
         """Let a row go on at a length, with all rows' picks at the same place of their rings."""
@@ -292,10 +258,3 @@ class JointRows:
     def _require_open(self) -> None:
         if self._destroyed:
             raise ClosedError("the model of this generator was closed; load it again")
-
-
-async def _burst(numbers: Awaitable[Sequence[float]], rows: int, asked: frozenset[int]) -> RowBurst:
-    submitted, done, readable, host, entered, *found = await numbers
-    picks = len(found) // rows
-    ids = (tuple(map(int, found[row * picks : (row + 1) * picks])) if row in asked else () for row in range(rows))
-    return RowBurst(tuple(ids), submitted, done, readable, host, entered)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from ...errors import OptionError
 from ..lora import LoraWeights
-from ..row_decoder import RowDecoder
-from ..separate_rows import SeparateRows
-from .decoder import WebGpuDecoder
-from .joint_rows import JointRows
+from ..rows import RowDecoder
 from .loading import Loaded, load_adapted
+from .rows import WebGpuRows, require_movable, take_over
 
 if TYPE_CHECKING:
     from .model import WebGpuModel
@@ -45,7 +42,7 @@ class LoraVariants:
     async def _of(self, rank: int) -> WebGpuModel:
         return self._make(await load_adapted(self._base, rank))
 
-    async def switched(self, rows: JointRows | SeparateRows, lora: LoraWeights) -> RowDecoder:
+    async def switched(self, rows: WebGpuRows, lora: LoraWeights) -> RowDecoder:
         """See DeviceModel.switched."""
         model = await self.of(lora.rank)
         if model.made(rows):
@@ -53,11 +50,11 @@ class LoraVariants:
             return rows
         require_movable(rows)
         others = await model.row_decoder(rows.rows, rows.capacity, None, lora)
-        take_over(others, rows)
+        take_over(cast(WebGpuRows, others), rows)
         await rows.close()
         return others
 
-    def maker(self, rows: JointRows | SeparateRows) -> WebGpuModel:
+    def maker(self, rows: WebGpuRows) -> WebGpuModel:
         """The model that made these rows."""
         made = (each.result() for each in self._made.values() if each.done() and not each.cancelled())
         return next(model for model in made if model.made(rows))
@@ -77,27 +74,3 @@ class LoraVariants:
         for found in await asyncio.gather(*made.values(), return_exceptions=True):
             if not isinstance(found, BaseException):
                 await found.close()
-
-
-def require_movable(rows: JointRows | SeparateRows) -> None:
-    """Raise OptionError for rows over the user's buffers: those of another rank would need others."""
-    ones = rows.decoders if isinstance(rows, SeparateRows) else [rows]
-    if any(isinstance(one, WebGpuDecoder | JointRows) and not one.reusable for one in ones):
-        raise OptionError(
-            "an adapter was set for a generator that was given pools and has begun; set it before the first token, or "
-            "leave the pools out"
-        )
-
-
-def take_over(rows: RowDecoder, others: JointRows | SeparateRows) -> None:
-    """Let rows become what others are, of the same number and capacity: caches, lengths and logits."""
-    if isinstance(rows, JointRows):
-        rows.take_over(others)
-        return
-    assert isinstance(rows, SeparateRows)
-    for row, one in enumerate(rows.decoders):
-        if isinstance(others, SeparateRows):
-            one.copy_from(others.decoders[row])
-        else:
-            assert isinstance(one, WebGpuDecoder)
-            others.hand_over(row, one)

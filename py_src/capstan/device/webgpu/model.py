@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 from ...errors import BufferMismatchError, ClosedError, TapeError, UnsupportedModelError
 from ...fallback import fall_back
@@ -17,17 +18,17 @@ from ...weights.shared import SharedWeights
 from ..base import Progress, TapeOptions
 from ..lora import LoraGraph, LoraWeights
 from ..model_memory import Lent
-from ..row_decoder import RowDecoder
-from ..separate_rows import SeparateRows, separate_rows
+from ..rows import RowDecoder
+from ..separate_rows import separate_rows
 from .decoder import WebGpuDecoder
 from .device import WebGpuDevice
 from .engine import FREE, BoundTensor
-from .joint_rows import JointRows
 from .loading import Loaded, load, passes_for, release_made
 from .lora_variants import LoraVariants
 from .model_graphs import Graphs, OpenWeights
 from .prefill_pace import BOUND_MS, PrefillPace, RunSize
 from .row_source import RowSource
+from .rows import WebGpuRows, give_scratch, sequences_of
 from .sequence_buffers import SequenceBuffers
 from .tapes.decode_step import DecodeStep
 from .tapes.drafts import DraftTape
@@ -168,9 +169,7 @@ class WebGpuModel:
                 scratch.end()
             raise
 
-    async def _row_decoder(
-        self, rows: int, capacity: int, lora: LoraWeights | None, lent: Lent | None
-    ) -> JointRows | SeparateRows:
+    async def _row_decoder(self, rows: int, capacity: int, lora: LoraWeights | None, lent: Lent | None) -> WebGpuRows:
         """Rows over the lent buffers; a failure releases these, but not the scratch."""
         if self.memory.requirements(rows, capacity).rows == "joint":
             joint = await self._rows.take(rows, capacity, lent)
@@ -183,12 +182,12 @@ class WebGpuModel:
                     f"pools were given for {rows} rows in one step, which there cannot be: "
                     f"{self._rows.refused[rows, capacity]}; query_memory_requirements now tells those of separate rows"
                 )
-        return await separate_rows(self, rows, capacity, lora, lent.sequences if lent is not None else ())
+        return await separate_rows(self.decoder, rows, capacity, lora, lent.sequences if lent is not None else ())
 
-    async def _given_scratch(self, decoder: JointRows | SeparateRows, scratch: Loan) -> None:
+    async def _given_scratch(self, decoder: WebGpuRows, scratch: Loan) -> None:
         """Have a new decoder work in scratch; it is closed on failure."""
         try:
-            await given(decoder, scratch)
+            await give_scratch(decoder, scratch)
         except BaseException:
             await decoder.close()
             raise
@@ -197,29 +196,26 @@ class WebGpuModel:
         self, decoder: RowDecoder, scratch: Mapping[str, DeviceBuffer | DeviceSpan] | None
     ) -> None:
         self._require_open()
-        assert isinstance(decoder, JointRows | SeparateRows)
-        if self._variants is not None and not self.made(decoder):
-            await self._variants.maker(decoder).replace_scratch(decoder, scratch)
+        rows = cast(WebGpuRows, decoder)
+        if self._variants is not None and not self.made(rows):
+            await self._variants.maker(rows).replace_scratch(rows, scratch)
             return
         loan = None if scratch is None else self.memory.lend_scratch(decoder.rows, decoder.capacity, scratch)
         try:
-            await given(decoder, loan)
+            await give_scratch(rows, loan)
         except BaseException:
-            if loan is not None and decoder.scratch is not loan:
+            if loan is not None and rows.lent is not loan:
                 loan.end()
             raise
 
     async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
         self._require_open()
-        assert isinstance(decoder, JointRows | SeparateRows)
         assert self._variants is not None
-        return await self._variants.switched(decoder, lora)
+        return await self._variants.switched(cast(WebGpuRows, decoder), lora)
 
-    def made(self, decoder: JointRows | SeparateRows) -> bool:
+    def made(self, decoder: WebGpuRows) -> bool:
         """Whether rows are of this model, not of one for adapters of another rank or none."""
-        if isinstance(decoder, JointRows):
-            return decoder in self._rows.made
-        return all(one in self._decoders for one in decoder.decoders)
+        return all(one in self._decoders for one in sequences_of(decoder))
 
     async def _capture_step(self, buffers: SequenceBuffers) -> tuple[int, int]:
         """A captured session for decode steps over a sequence's buffers, and its binding."""
@@ -522,14 +518,3 @@ class WebGpuModel:
         feeds, fetches = buffers.tensors(which, length)
         weights = [BoundTensor(w.name, self._weights[w.name], w.dtype, w.dims) for w in self._graphs.weights]
         return [*feeds, *weights], fetches
-
-
-async def given(decoder: JointRows | SeparateRows, scratch: Loan | None) -> None:
-    """Have a decoder work in scratch. A wait that is cancelled goes on until the tapes are bound: buffers must not be
-    let go before."""
-    giving = asyncio.ensure_future(decoder.give_scratch(scratch))
-    try:
-        await asyncio.shield(giving)
-    except asyncio.CancelledError:
-        await asyncio.wait([giving])
-        raise

@@ -1,47 +1,53 @@
-"""The sampler over one sequence's buffers, with the program that picks its tokens."""
+"""The sampler over the buffers of one sequence or of joint rows, with the program that picks their tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ...graph import GraphDescription
-from ...memory import DeviceBuffer, DeviceSpan
+from ...memory import DeviceBuffer
 from ...stages import Drafting, SamplerProgram, position_words
 from ...stages.search import SearchOptions
 from .engine import GpuEngine, SamplerSpec
+from .row_buffers import RowBuffers
 from .sequence_buffers import SequenceBuffers
 
-__all__ = ["SequenceSampler"]
+__all__ = ["RowSampler"]
 
 
-class SequenceSampler:
+class RowSampler:
     """Owns the engine's sampler, not the buffers."""
 
-    def __init__(self, engine: GpuEngine, about: GraphDescription, buffers: SequenceBuffers) -> None:
+    def __init__(
+        self, engine: GpuEngine, about: GraphDescription, buffers: SequenceBuffers | RowBuffers, rows: int = 1
+    ) -> None:
         self._engine = engine
         self._vocab = about.vocab_size
         self._capacity = buffers.capacity
         self._search = (SearchOptions(), 0)
-        """And the row that draws."""
+        """And the number of the first row that draws."""
         self._program: SamplerProgram | None = None
+        state, ring = buffers.spans["state"], buffers.spans["ring"]
         self.handle = engine.make_sampler(
             SamplerSpec(
-                logits=buffers.logits,
+                logits=buffers.handle("logits"),
                 logits_type=about.logits_dtype,
                 vocab=about.vocab_size,
-                state=_bound(buffers.spans["state"]),
-                ring=_bound(buffers.spans["ring"]),
+                state=(state.buffer.handle, state.offset, state.length),
+                ring=(ring.buffer.handle, ring.offset, ring.length),
                 ring_capacity=buffers.capacity,
-                input_ids=buffers.input_ids,
-                mask=buffers.mask,
+                input_ids=buffers.handle("input ids"),
+                mask=buffers.handle("mask"),
                 max_length=buffers.capacity,
-                position_ids=buffers.positions,
+                position_ids=buffers.handle("positions") if "positions" in buffers.spans else None,
                 owner=buffers.owner,
+                rows=rows,
             )
         )
 
-    def set_search(self, options: SearchOptions, row: int) -> None:
-        """See base.Decoder. Steps find no drafts until `set_drafts` is called."""
+    def set_search(self, options: SearchOptions, row: int = 0) -> None:
+        """Pick so from now on; draws are those of the rows from number `row`. Steps find no drafts until `set_drafts`
+        is called."""
         self._search = (options, row)
         self._set_program(Drafting())
 
@@ -55,26 +61,21 @@ class SequenceSampler:
         self._program = options.sampler_program(self._vocab, self._capacity, row, drafting)
         self._engine.set_sampling(self.handle, self._program)
 
-    def follow(self, tokens: Sequence[int], prompt: int, padding: int) -> None:
-        """See base.Decoder."""
+    def follow(self, tokens: Sequence[int], prompt: int, padding: int, row: int = 0) -> None:
+        """See rows.RowDecoder."""
         if self._program is not None and self._program.row_words:
-            self._engine.set_sampler_memory(self.handle, self._program.row(tokens, prompt, padding))
+            self._engine.set_sampler_memory(self.handle, self._program.row(tokens, prompt, padding), row)
 
-    def allow(self, mask: bytes) -> None:
-        """See base.Decoder."""
+    def allow(self, mask: bytes, row: int = 0) -> None:
+        """See rows.RowDecoder."""
         if self._program is not None and self._program.own_at is not None:
-            self._engine.set_sampler_own(self.handle, position_words(()))
-        self._engine.set_allowed(self.handle, mask)
+            self._engine.set_sampler_own(self.handle, position_words(()), row)
+        self._engine.set_allowed(self.handle, mask, row)
 
-    def follow_grammar(self, position: Sequence[int]) -> None:
-        """See base.Decoder."""
-        self._engine.set_sampler_own(self.handle, position_words(position))
+    def follow_grammar(self, position: Sequence[int], row: int = 0) -> None:
+        """See rows.RowDecoder."""
+        self._engine.set_sampler_own(self.handle, position_words(position), row)
 
     def destroy(self) -> None:
         """Free it; for when nothing picks with it any more."""
         self._engine.destroy_sampler(self.handle)
-
-
-def _bound(span: DeviceSpan) -> tuple[int, int, int]:
-    """As the engine takes it: handle, offset, bytes."""
-    return span.buffer.handle, span.offset, span.length

@@ -1,0 +1,77 @@
+"""The decoders of this device, of any number of rows, and what is done to all rows of one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from ...errors import OptionError
+from ...memory import Loan
+from ..separate_rows import SeparateRows
+from .decoder import WebGpuDecoder
+from .joint_rows import JointRows
+
+__all__ = ["WebGpuRows", "give_scratch", "require_movable", "sequences_of", "take_over"]
+
+WebGpuRows = WebGpuDecoder | JointRows | SeparateRows[WebGpuDecoder]
+
+
+def sequences_of(rows: WebGpuRows) -> Sequence[WebGpuDecoder]:
+    """The decoders of one sequence in it, which have its tapes' scratch: of each row, or the one that runs prompts."""
+    if isinstance(rows, SeparateRows):
+        return rows.decoders
+    return [rows.sequence if isinstance(rows, JointRows) else rows]
+
+
+async def give_scratch(rows: WebGpuRows, loan: Loan | None) -> None:
+    """Have the tapes work in the lent buffers, largest first, or in scratch of their own; what was submitted keeps its
+    own. A wait that is cancelled goes on until the tapes are bound: buffers must not be let go before. On failure they
+    work where they did; raises OutOfMemoryError."""
+    giving = asyncio.ensure_future(_give_scratch(rows, loan))
+    try:
+        await asyncio.shield(giving)
+    except asyncio.CancelledError:
+        await asyncio.wait([giving])
+        raise
+
+
+async def _give_scratch(rows: WebGpuRows, loan: Loan | None) -> None:
+    moved: list[WebGpuDecoder] = []
+    await rows.rest()
+    try:
+        for one in sequences_of(rows):
+            await one.rest()
+            await one.scratch.give(None if loan is None else tuple(loan.spans.values()))
+            moved.append(one)
+    except BaseException:
+        for one in moved:
+            await one.scratch.give(None if rows.lent is None else tuple(rows.lent.spans.values()))
+        raise
+    old, rows.lent = rows.lent, loan
+    if old is not None:
+        old.end()
+
+
+def require_movable(rows: WebGpuRows) -> None:
+    """Raise OptionError for rows over the user's buffers: those of another rank would need others."""
+    ones = [rows] if isinstance(rows, JointRows) else sequences_of(rows)
+    if not all(one.reusable for one in ones):
+        raise OptionError(
+            "an adapter was set for a generator that was given pools and has begun; set it before the first token, or "
+            "leave the pools out"
+        )
+
+
+def take_over(rows: WebGpuRows, others: WebGpuRows) -> None:
+    """Let rows become what others are, of the same number and capacity: caches, lengths and logits."""
+    if isinstance(rows, JointRows) and isinstance(others, JointRows):
+        rows.take_over(others)
+    elif isinstance(rows, JointRows):
+        for row, one in enumerate(sequences_of(others)):
+            rows.take_one(row, one)
+    elif isinstance(others, JointRows):
+        for row, one in enumerate(sequences_of(rows)):
+            others.hand_over(row, one)
+    else:
+        for one, other in zip(sequences_of(rows), sequences_of(others), strict=True):
+            one.copy_from(other)

@@ -1,0 +1,145 @@
+"""The decode loop: rows over a decoder, whose tokens are run, and bursts of picks that run ahead of the reader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ..device.rows import Burst, RowDecoder
+from ..errors import CapstanError, PromptError
+from ..spans import span
+from .flight import Flight
+from .generator_params import GeneratorParams
+from .row import Row
+from .run_ahead import RunAhead
+
+if TYPE_CHECKING:
+    from ..model import Model
+
+__all__ = ["DecodeLoop"]
+
+
+class DecodeLoop:
+    """Base of all loops: RowLoop, whose rows advance together, its policies, and RowPool, whose rows come and go.
+
+    Whoever calls what waits has the loop's turn: concurrent users would overwrite the decoder's buffers.
+    """
+
+    def __init__(self, model: Model, params: GeneratorParams) -> None:
+        self.options = params.search
+        self.max_length = params.length_limit(model.config.context_length)
+        self.rows: list[Row] = []
+        """By the decoder's row."""
+        self.decoder: RowDecoder | None = None
+        self.run_ahead: RunAhead | None = None
+        self.flight = Flight()
+        self.sample_first = False
+        """Whether the logits for the next picks are there."""
+        self.cache_key: Hashable = None
+        """The part of the caches' key besides the tokens: loops with different keys share no prefix."""
+        self.reused = 0
+        """Prompt tokens whose caches were taken over from other sequences."""
+        self._repeats = False
+        """Replays the same token runs, prompts as prompts and picks as steps."""
+        self._model = model
+        self._ends = frozenset(self.options.end_token_ids)
+
+    @property
+    def going(self) -> list[int]:
+        """The rows for which picks are wanted."""
+        return [number for number, row in enumerate(self.rows) if not row.ended]
+
+    def reason(self, rows: Sequence[Row], late: bool = False) -> str | None:
+        """Why rows are done, or None: 'eos', 'stop' (stop_token_ids or stop_strings ended all), 'time' (it is `late`),
+        'length'."""
+        if all(row.over for row in rows):
+            return "eos" if any(row.end in self.options.eos_token_ids for row in rows) else "stop"
+        return "time" if late else "length" if len(rows[0]) >= self.max_length else None
+
+    def discard_ahead(self) -> None:
+        """Discard the tokens that were computed past the end of the sequences, and the logits."""
+        raise NotImplementedError
+
+    def lose(self) -> None:
+        """Logits or ids are lost: the next tokens are computed anew."""
+        for row in self.rows:
+            row.lost_logits()
+        self.discard_ahead()
+
+    @contextmanager
+    def losing(self) -> Iterator[None]:
+        """Logits are lost where what is inside fails or is cancelled."""
+        try:
+            yield
+        except BaseException:
+            self.lose()
+            raise
+
+    def open_decoder(self) -> RowDecoder:
+        if self.decoder is None:
+            raise PromptError("nothing was computed yet; append_tokens and generate first")
+        return self.decoder
+
+    async def run_tokens(self, number: int, end: int, unchanged: Callable[[], bool]) -> bool:
+        """Run the model on a row's tokens up to `end`, without those that another sequence has in its caches; False
+        where the sequence was changed meanwhile."""
+        decoder, row = self.open_decoder(), self.rows[number]
+        self._model.prefixes.follow(self)
+        row.valid = decoder.reachable(row.valid, number)
+        found = await self._model.prefixes.bring(self, number)
+        if not unchanged():
+            return False
+        self.reused += found - row.valid
+        row.valid = found
+        while row.valid < end:
+            stop = row.next_run() if self._repeats else end
+            part = row.tokens[row.valid : stop][: self.options.chunk_size]
+            picked = self._repeats and not row.is_appended(row.valid, len(part))
+            with span("run tokens", tokens=len(part)):
+                await (decoder.step(part) if picked else decoder.prefill(part, row.valid, number))
+            if not unchanged():
+                return False
+            if picked:
+                row.valid += 1
+            else:
+                row.ran(row.valid + len(part), self._repeats)
+        return True
+
+    def submit(self, picks: int) -> bool:
+        """Queue a burst of so many picks, fewer at the end of a sequence; whether there was one."""
+        going = self.going
+        picks = min([picks, *(self.rows[number].room(self.max_length) for number in going)])
+        if picks <= 0 or not going:
+            return False
+        self.flight.add(picks, self.open_decoder().submit(picks, self.sample_first, going), self.rows, going)
+        self.sample_first = False
+        return True
+
+    def fill(self) -> None:
+        """Queue bursts until as many are under way as the device takes."""
+        assert self.run_ahead is not None
+        while len(self.flight) < self.open_decoder().max_in_flight and self.submit(self.run_ahead.next()):
+            pass
+
+    async def read(self) -> None:
+        """Wait for the oldest burst under way and take its ids, except those of rows that were changed meanwhile. If no
+        ids are left an error is ignored, which the next use of the device reports."""
+        submitted = self.flight.oldest()
+        try:
+            found = await submitted.burst
+        except BaseException as error:
+            if isinstance(error, CapstanError) and not submitted.fresh:
+                return
+            # The GPU has gone on, but the ids are lost to a cancelled wait or a fault.
+            self.lose()
+            raise
+        if submitted.fresh:
+            self.receive(found, submitted.fresh)
+
+    def receive(self, burst: Burst, numbers: Sequence[int]) -> None:
+        """Take in the ids that a burst brought for these rows."""
+        assert self.run_ahead is not None
+        self.run_ahead.observe(burst)
+        for number in numbers:
+            self.rows[number].receive(burst.rows[number], self._ends)
