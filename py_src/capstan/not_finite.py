@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from . import graph
-from .device.decoder_graph import decoder_graph
 from .device.element_types import ELEMENT_TYPES, ONNX_NAMES, byte_count
 from .errors import PromptError, UnsupportedModelError
 from .graph.logits_to_keep import LOGITS_TO_KEEP
 from .graph.onnx_pb2 import ModelProto, NodeProto
+from .graph.pipeline import Made, Rewriting, rewritten
 from .graph.slices import GraphSlice, layer_of, layer_slices, slice_model
 from .host import Host
 from .model_files.config import GenaiConfig
@@ -26,6 +26,12 @@ __all__ = ["NotFinite", "find_not_finite"]
 
 FLOATS = ("float32", "float16", "float64")
 HALF_INFINITY = 0x7C00
+LAYERS: dict[str, Made] = {
+    "webgpu": "layers on webgpu",
+    "wasm": "layers on wasm",
+    "reference": "layers on reference",
+}
+"""The graph that runs on each device."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +78,7 @@ async def find_not_finite(
     if not ids:
         raise PromptError("the prompt is empty; give the token ids at whose end the logits are no numbers")
     parsed = graph.parse(onnx, config.decoder.filename)
-    if device != "reference":
-        parsed = decoder_graph(parsed, config, device).model
-    parsed, _ = graph.last_token_logits(parsed, config.decoder.outputs.logits)
+    parsed = rewritten(parsed, LAYERS[device], Rewriting(config))
     values = feeds(parsed, config, ids)
     external = {entry.name: entry for entry in graph.external_entries(parsed)}
     slices = layer_slices(parsed)

@@ -13,8 +13,8 @@ import onnxruntime
 import pytest
 
 from capstan import graph
-from capstan.device.decoder_graph import decoder_graph
 from capstan.graph.onnx_pb2 import ModelProto, TensorProto
+from capstan.graph.pipeline import Rewriting, rewritten
 from capstan.graph.wiring import Wiring
 from capstan.model_files.repository import derived_config
 from tests.weight_bytes import bytes_of
@@ -34,13 +34,14 @@ def plain() -> ModelProto:
     small = asyncio.run(graph.without_weights(read, len(DATA), "model.onnx", "model.onnx"))
     model = graph.parse(small)
     config = derived_config((OPTIMUM / "config.json").read_bytes(), None, model, "onnx/model.onnx")[0]
-    found = decoder_graph(model, config, "webgpu")
-    assert found.unrecognised == ""
-    return found.model
+    facts = Rewriting(config)
+    found = rewritten(model, "layers on webgpu", facts)
+    assert facts.unrecognised == ""
+    return found
 
 
 def logits(model: ModelProto) -> np.ndarray[Any, np.dtype[np.float32]]:
-    rewritten, manifest = graph.weights_to_inputs(model)
+    fed, manifest = graph.weights_to_inputs(model)
     feeds: dict[str, Any] = {
         entry.name: np.frombuffer(bytes_of(entry, DATA), np.float32).reshape(entry.dims) for entry in manifest
     }
@@ -50,7 +51,7 @@ def logits(model: ModelProto) -> np.ndarray[Any, np.dtype[np.float32]]:
     feeds |= {"input_ids": np.array([IDS]), "attention_mask": (np.arange(CAPACITY) < len(IDS)).astype(np.int64)[None]}
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(graph.serialize(rewritten), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(graph.serialize(fed), options, providers=["CPUExecutionProvider"])
     found: np.ndarray[Any, np.dtype[np.float32]] = session.run(["logits"], feeds)[0]
     return found
 

@@ -14,9 +14,10 @@ import pytest
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from capstan import graph
-from capstan.device.decoder_graph import decoder_graph
 from capstan.errors import UnsupportedModelError
+from capstan.graph import pipeline
 from capstan.graph.onnx_pb2 import ModelProto, NodeProto, TensorProto
+from capstan.graph.pipeline import Rewriting
 from capstan.model_files.config import GenaiConfig
 from capstan.model_files.repository import derived_config
 from tests import oracle
@@ -129,10 +130,15 @@ def test_greedy_ids_are_those_of_the_genai_export_of_the_same_weights() -> None:
     assert picked == oracle.greedy(FIXTURES / "nano-float", [5, 6, 7, 8, 9], 24)
 
 
+def decode_graph(model: ModelProto, config: GenaiConfig) -> tuple[ModelProto, graph.GraphDescription]:
+    facts = Rewriting(config)
+    made = pipeline.rewritten(pipeline.rewritten(model, "webgpu", facts), "decode", facts)
+    return made, facts.about
+
+
 def test_what_is_left_can_be_captured_and_described() -> None:
     config = derived_config((OPTIMUM / "config.json").read_bytes(), None, plain(), "onnx/model.onnx")[0]
-    model, _, unrecognised = decoder_graph(plain(), config, "webgpu")
-    about = graph.describe(model, config.decoder, 512, unrecognised=unrecognised)
+    model, about = decode_graph(plain(), config)
     assert about.capturable
     assert (about.uncapturable, about.position_ids, about.cache_dtype) == ((), None, "float32")
     kinds = [node.op_type for node in model.graph.node]
@@ -302,8 +308,7 @@ def test_what_is_not_understood_is_left_with_its_node(what: str) -> None:
     assert found is model
     assert said in reason
     config: GenaiConfig = derived_config((OPTIMUM / "config.json").read_bytes(), None, model, "onnx/model.onnx")[0]
-    left, _, unrecognised = decoder_graph(model, config, "webgpu")
-    about = graph.describe(left, config.decoder, 512, unrecognised=unrecognised)
+    _, about = decode_graph(model, config)
     assert said in about.growing
     assert about.obstacle(64) == about.growing
     assert not about.capturable

@@ -11,10 +11,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..device.base import DeviceModel, Progress, TapeOptions
-from ..device.decoder_graph import tell_growing
 from ..device.interface import DeviceInterface
 from ..device.wasm.device import WasmDevice
-from ..device.wasm.model import WasmModel, lora_graph, prepare, wasm_memory
+from ..device.wasm.model import WasmModel, prepare, wasm_memory
 from ..device.webgpu.device import WebGpuDevice
 from ..device.webgpu.loading import webgpu_memory
 from ..device.webgpu.model import WebGpuModel
@@ -22,6 +21,7 @@ from ..device.webgpu.model_graphs import Graphs, OpenWeights, model_graphs, rewr
 from ..errors import OptionError, UncomputedError
 from ..fallback import fall_back
 from ..graph import data_ends, parse, without_weights
+from ..graph.description import tell_growing
 from ..host.notes import Notes, build
 from ..host.retrying import pause, retried
 from ..host.storage import BrokenDownloadError, ExternalData
@@ -248,8 +248,7 @@ class PageHost:
         progress: Progress,
     ) -> WasmModel:
         parsed = parse(await read_graph())
-        lora = lora_graph(parsed, config)
-        graph, about = prepare(parsed, config, lora.inputs)
+        graph, about, lora = prepare(parsed, config)
         tell_growing(about)
         memory = wasm_memory(wasm_device(), parsed, about, config)
         memory.before_load(progress)
@@ -280,7 +279,7 @@ class PageHost:
         async def fit_on(chosen: str, reason: str | None) -> Fit:
             if chosen == "wasm":
                 parsed = parse(model)
-                _, about = prepare(parsed, config, lora_graph(parsed, config).inputs)
+                _, about, _ = prepare(parsed, config)
                 memory = wasm_memory(wasm_device(), parsed, about, config)
                 return memory.fit(batch_size, max_length, budget)
             engine = await host.open_gpu()

@@ -32,9 +32,7 @@ class LoraGraph:
 
     def slots(self, rank: int) -> tuple[LoraSlot, ...]:
         """The tensors that a sequence is given for adapters of that rank."""
-        return tuple(
-            LoraSlot(each.name, each.onnx_type, each.sizes(rank), ((each.name, 0, 0),)) for each in self.inputs
-        )
+        return tuple(each.slot(rank) for each in self.inputs)
 
     async def load(self, device: DeviceInterface, data: Any, what: str, model: str) -> LoraWeights:
         """An adapter file on the device; `what` and `model` are what messages call the two.

@@ -35,9 +35,8 @@
     slices.layer_slices(model)        its nodes in parts, a layer's together; slice_model(...): a part as a model
     activations(model)                the intermediate tensors of a run, for an estimate of its scratch memory
 
-A pass returns a new model and leaves its argument alone. The order for a decoder is keep_last_logits, short_rope,
-total_length_on_gpu, quantized_products, turned_weights, joined_products, weights_to_inputs; from there
-last_token_logits and lengths_as_inputs make the prefill graph.
+A pass returns a new model and leaves its argument alone. `pipeline.PASSES` has their order and the graphs that need
+each; `pipeline.rewritten` makes a graph.
 """
 
 from __future__ import annotations

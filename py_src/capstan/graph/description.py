@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import UnsupportedModelError
+from ..fallback import fall_back
 from .capture import LeftOut, Uncapturable, left_out, uncapturable
 from .carried import (
     FLOATS,
@@ -27,7 +28,7 @@ from .onnx_pb2 import GraphProto, ModelProto, NodeProto, TensorProto
 if TYPE_CHECKING:
     from ..model_files.config import DecoderConfig
 
-__all__ = ["GraphDescription", "describe"]
+__all__ = ["GraphDescription", "describe", "tell_growing"]
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,13 @@ def describe(
         growing=growing and (unrecognised or growing),
         states=states,
     )
+
+
+def tell_growing(about: GraphDescription) -> None:
+    """Count caches that grow as a step down, with its reason."""
+    if about.growing:
+        instead = "caches grow with each run, and decode steps are run eagerly"
+        fall_back("attention over caches of one size", about.growing, instead)
 
 
 def needs_f16(graph: GraphProto) -> bool:

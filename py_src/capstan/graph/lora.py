@@ -62,6 +62,10 @@ class LoraInput:
         """Its dimensions for that rank."""
         return tuple(size if isinstance(size, int) else rank for size in self.dims)
 
+    def slot(self, rank: int) -> LoraSlot:
+        """What a sequence is given for it, for adapters of that rank."""
+        return LoraSlot(self.name, self.onnx_type, self.sizes(rank), ((self.name, 0, 0),))
+
 
 @dataclass(frozen=True)
 class LoraSlot:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
-from ..errors import ModelFileError, UnsupportedModelError
+from ..errors import ModelFileError, UncomputedError, UnsupportedModelError
 from ..model_files.file_names import why_not_below
 from ..model_files.json_text import clipped
 from .model_file import PARTS
@@ -32,6 +32,7 @@ __all__ = [
     "constants_to_inline",
     "external_entries",
     "made_of",
+    "require_held",
     "weights_to_inputs",
 ]
 
@@ -55,7 +56,8 @@ DTYPES: dict[int, tuple[str, int]] = {
 }
 
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
-
+HELD = frozenset({"float32", "float16", "int64", "int32", "uint32", "uint8", "bool", "int4", "uint4"})
+"""Element types of weights that may be GPU buffers."""
 
 MOST_BYTES = 1 << 44
 """The largest weight and weight file, 16 TiB; numbers beyond 64 bits occur in no file."""
@@ -276,3 +278,13 @@ def weights_to_inputs(
     for data in survivors:
         graph.initializer.add().ParseFromString(data)
     return result, manifest
+
+
+def require_held(weights: Sequence[WeightEntry]) -> None:
+    """Raise UncomputedError for weights that cannot be GPU buffers."""
+    for entry in weights:
+        if entry.dtype not in HELD:
+            raise UncomputedError(
+                f"weight {entry.name} is {entry.dtype}, for which onnxruntime-web takes no GPU buffer; take another "
+                "dtype of the model, or use device='wasm'"
+            )

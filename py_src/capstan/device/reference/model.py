@@ -22,6 +22,7 @@ from ...errors import ClosedError, ModelFileError, PromptError
 from ...graph import GraphDescription, StateTensor
 from ...graph.logits_to_keep import logits_to_keep
 from ...graph.onnx_pb2 import ModelProto
+from ...graph.pipeline import Rewriting, rewritten
 from ...model_files.config import QDQ_ACCURACY, GenaiConfig, parse_genai_config
 from ..carried_tensor import CarriedTensor, carried
 from ..host_memory import view_of
@@ -39,18 +40,17 @@ NOTE = "the reference device has no GPU commands to record"
 
 def reference_memory(data: bytes, config: GenaiConfig) -> ModelMemory:
     """The memory on this machine of a model on disk. Raises ModelFileError, UnsupportedModelError."""
-    return described(graph.parse(data, config.decoder.filename), config)
+    return described(graph.parse(data, config.decoder.filename), config)[0]
 
 
-def described(model: ModelProto, config: GenaiConfig) -> ModelMemory:
-    kept, short_rope_to = graph.short_rope(
-        graph.keep_last_logits(model, config.decoder.outputs.logits), config.decoder.inputs.attention_mask
-    )
-    fed = [each.name for each in graph.lora_inputs(kept, config.decoder)]
-    about = graph.describe(kept, config.decoder, config.vocab_size, fed, short_rope_to)
+def described(model: ModelProto, config: GenaiConfig) -> tuple[ModelMemory, LoraGraph]:
+    """The model's memory, and the inputs that adapters fill; the model itself runs as it is in the file."""
+    facts = Rewriting(config)
+    rewritten(model, "reference", facts)
     weights = tuple(graph.external_entries(model))
-    context = about.context_within(config.context_length)
-    return ModelMemory(ReferenceDevice(), about, weights, PREFILL_CHUNK, context, graph.activations(model))
+    context = facts.about.context_within(config.context_length)
+    memory = ModelMemory(ReferenceDevice(), facts.about, weights, PREFILL_CHUNK, context, graph.activations(model))
+    return memory, LoraGraph(facts.lora)
 
 
 class ReferenceModel(HostSampledModel):
@@ -66,9 +66,7 @@ class ReferenceModel(HostSampledModel):
         self.config = config or parse_genai_config(self._read("genai_config.json"))
         decoder = self.config.decoder
         data = onnx or self._read(decoder.filename)
-        parsed = graph.parse(data, decoder.filename)
-        self.memory = described(parsed, self.config)
-        self.lora = LoraGraph(graph.lora_inputs(parsed, decoder))
+        self.memory, self.lora = described(graph.parse(data, decoder.filename), self.config)
         self.about = self.memory.description
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3

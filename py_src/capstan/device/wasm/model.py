@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from ... import graph
 from ...graph import GraphDescription
 from ...graph.onnx_pb2 import ModelProto
+from ...graph.pipeline import Rewriting, rewritten
 from ...model_files.config import GenaiConfig
 from ..carried_tensor import CarriedTensor, carried
-from ..decoder_graph import decoder_graph
 from ..element_types import byte_count
 from ..host_memory import view_of
 from ..host_sampled import PREFILL_CHUNK, HostSampledDecoder, HostSampledModel, undraftable
@@ -19,7 +19,7 @@ from ..lora import LoraGraph, LoraWeights, silent
 from ..model_memory import ModelMemory
 from .device import WasmDevice
 
-__all__ = ["WasmModel", "WasmSession", "lora_graph", "prepare", "wasm_memory"]
+__all__ = ["WasmModel", "WasmSession", "prepare", "wasm_memory"]
 
 
 FIRST_LOGITS = "capstan_first_logits"
@@ -56,26 +56,16 @@ class WasmSession(Protocol):
     async def close(self) -> None: ...
 
 
-def prepare(
-    parsed: ModelProto, config: GenaiConfig, lora: Sequence[graph.LoraInput] = ()
-) -> tuple[bytes, GraphDescription]:
-    """The model with the logits cut to the last positions where that is possible, and its description. Inputs for
-    adapters are fed in every run: onnxruntime-web takes no input that has a default.
+def prepare(parsed: ModelProto, config: GenaiConfig) -> tuple[bytes, GraphDescription, LoraGraph]:
+    """The model with the logits cut to the last positions where that is possible, its description, and its inputs for
+    adapters. Those are fed in every run: onnxruntime-web takes no input that has a default.
 
     Raises ModelFileError, UncomputedError, UnsupportedModelError.
     """
+    facts = Rewriting(config, first_logits=FIRST_LOGITS)
     with graph.contradictions():
-        decoder, short_rope_to, unrecognised = decoder_graph(graph.lora_fed(parsed, lora), config, "wasm")
-        pruned, _ = graph.last_token_logits(decoder, config.decoder.outputs.logits, FIRST_LOGITS)
-        fed = [each.name for each in lora]
-        about = graph.describe(decoder, config.decoder, config.vocab_size, fed, short_rope_to, unrecognised)
-        return graph.serialize(pruned), about
-
-
-def lora_graph(parsed: ModelProto, config: GenaiConfig) -> LoraGraph:
-    """The inputs of a graph that LoRA adapters fill. Raises ModelFileError."""
-    with graph.contradictions():
-        return LoraGraph(graph.lora_inputs(parsed, config.decoder))
+        data = graph.serialize(rewritten(parsed, "wasm", facts))
+    return data, facts.about, LoraGraph(facts.lora)
 
 
 def wasm_memory(device: WasmDevice, parsed: ModelProto, about: GraphDescription, config: GenaiConfig) -> ModelMemory:

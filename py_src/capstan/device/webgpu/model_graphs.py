@@ -5,21 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import cache
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from ... import graph
-from ...errors import UncomputedError
 from ...fallback import fall_back
 from ...graph import GraphDescription
+from ...graph.description import tell_growing
+from ...graph.onnx_pb2 import ModelProto
+from ...graph.pipeline import Rewriting, rewritten
 from ...host.notes import Notes, build
 from ...model_files.config import GenaiConfig
 from ...weights.weight_file import WeightFile
-from ..decoder_graph import decoder_graph, tell_growing
-from ..lora import LoraGraph
 
 __all__ = ["Graphs", "model_graphs", "rewrite"]
 
@@ -90,9 +90,6 @@ types_of = cache(get_type_hints)
 """The types of a class's fields."""
 
 
-HELD = frozenset({"float32", "float16", "int64", "int32", "uint32", "uint8", "bool", "int4", "uint4"})
-"""Element types of weights that may be GPU buffers."""
-
 PACKED_ATTENTION = 9
 """Storage buffers that onnxruntime-web's rotary embedding of packed q, k and v binds in a captured run."""
 
@@ -105,24 +102,33 @@ async def rewrite(
 
     Raises ModelFileError, UncomputedError, UnsupportedModelError.
     """
+    facts = Rewriting(config, lora_rank=rank, packed=storage_buffers >= PACKED_ATTENTION)
     with graph.contradictions():
-        return await rewritten(data, config, open_weights, storage_buffers, rank)
+        parsed = rewritten(graph.parse(data), "webgpu", facts)
+        facts.constants = await read_constants(parsed, open_weights)
+        decode = rewritten(parsed, "decode", facts)
+        captured = rewritten(decode, "captured prefill", facts)
+        prefill = rewritten(captured, "prefill", facts)
+        return Graphs(
+            graph.serialize(prefill),
+            graph.serialize(decode),
+            graph.serialize(captured),
+            facts.about,
+            facts.weights,
+            graph.activations(prefill),
+            graph.nbits_products(decode),
+            facts.lengths,
+            "" if facts.lengths else facts.unfed,
+            facts.unpacked,
+            graph.one_row_only(decode),
+            facts.projection,
+            facts.lora,
+            not facts.constants,
+        )
 
 
-async def rewritten(
-    data: bytes, config: GenaiConfig, open_weights: OpenWeights, storage_buffers: int, rank: int | None
-) -> Graphs:
-    exported = graph.parse(data)
-    lora = LoraGraph(graph.lora_inputs(exported, config.decoder))
-    if rank is not None:
-        exported = graph.with_lora_rank(exported, lora.inputs, rank)
-    elif lora.inputs:
-        exported = graph.without_lora(exported, lora.inputs)
-    slots = () if rank is None else lora.slots(rank)
-    parsed, short_rope_to, unrecognised = decoder_graph(graph.float_islands_in_half(exported), config, "webgpu")
-    parsed = graph.smooth_softmax_as_sinks(graph.total_length_on_gpu(parsed))
-    parsed, unpacked = graph.quantized_products(parsed, config.decoder.qdq_accuracy)
-    parsed = graph.joined_products(graph.turned_weights(parsed), packed=storage_buffers >= PACKED_ATTENTION)
+async def read_constants(parsed: ModelProto, open_weights: OpenWeights) -> dict[str, bytes]:
+    """The bytes of the weights that become constants of the graph, by name."""
     constants = {}
     for entry in graph.constants_to_inline(parsed):
         file = await open_weights(entry.location)
@@ -130,45 +136,7 @@ async def rewritten(
             constants[entry.name] = await file.read(entry.offset, entry.length)
         finally:
             file.close()
-    decode, weights = graph.weights_to_inputs(parsed, constants)
-    require_held(weights)
-    names = [entry.name for entry in weights] + [slot.name for slot in slots]
-    description = graph.describe(decode, config.decoder, config.vocab_size, names, short_rope_to, unrecognised)
-    description = replace(description, lora=slots)
-    prefill, projection = graph.last_token_logits(decode, description.logits)
-    if description.last_token_only:
-        projection = ""
-    elif projection:
-        prefill = graph.logits_cut(decode, description.logits)
-    captured_prefill = graph.serialize(prefill)
-    prefill, lengths, reason = graph.lengths_as_inputs(prefill, description.mask)
-    prefill = graph.soft_caps_apart(prefill, {pair.past: pair.head_size for pair in description.cache})
-    return Graphs(
-        graph.serialize(prefill),
-        graph.serialize(decode),
-        captured_prefill,
-        description,
-        tuple(weights),
-        graph.activations(prefill),
-        graph.nbits_products(decode),
-        lengths,
-        "" if lengths else reason,
-        unpacked,
-        graph.one_row_only(decode),
-        projection,
-        lora.inputs,
-        not constants,
-    )
-
-
-def require_held(weights: Sequence[graph.WeightEntry]) -> None:
-    """Raise UncomputedError for weights that cannot be GPU buffers."""
-    for entry in weights:
-        if entry.dtype not in HELD:
-            raise UncomputedError(
-                f"weight {entry.name} is {entry.dtype}, for which onnxruntime-web takes no GPU buffer; take another "
-                "dtype of the model, or use device='wasm'"
-            )
+    return constants
 
 
 async def model_graphs(

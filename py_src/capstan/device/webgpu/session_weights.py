@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ... import graph
 from ...fallback import fall_back
+from ...graph.pipeline import Rewriting, rewritten
 from ...host.storage import ExternalData
 from ...weights.shared import Lease
 from .engine import BoundTensor, GpuBuffers
@@ -39,8 +40,9 @@ class SessionWeights:
 async def load_weights(engine: GpuBuffers, model: bytes, external: ExternalData) -> SessionWeights:
     """Turn the external initializers of a model into inputs, and load those that are not on the device yet. The others
     are read into the graph. Nothing stays allocated on failure."""
+    facts = Rewriting()
     with graph.contradictions(external.folder):
-        parsed = graph.prepared(graph.parse(model))
+        parsed = rewritten(graph.parse(model), "session", facts)
         kept = list(graph.kept_tensors(parsed))
     tell_kept(external.folder, [(entry.name or "a tensor of a node", why) for _, entry, why in kept if why])
     names = {entry.name for _, entry, _ in kept}
@@ -67,9 +69,9 @@ async def load_weights(engine: GpuBuffers, model: bytes, external: ExternalData)
             finally:
                 file.close()
         with graph.contradictions(external.folder):
-            rewritten, entries = graph.weights_to_inputs(parsed)
-        tensors = tuple(BoundTensor(entry.name, buffers[entry.name], entry.dtype, entry.dims) for entry in entries)
-        return SessionWeights(graph.serialize(rewritten), tensors, leases)
+            fed = rewritten(parsed, "session on buffers", facts)
+        tensors = tuple(BoundTensor(each.name, buffers[each.name], each.dtype, each.dims) for each in facts.weights)
+        return SessionWeights(graph.serialize(fed), tensors, leases)
     except BaseException:
         for held in leases:
             held.release()

@@ -1,0 +1,259 @@
+"""The one ordered list of the passes over a model's graph, for every graph that Capstan makes of one.
+
+Graphs of a decoder come out of each other: `webgpu` is the graph of the file, its weights still in the data files;
+`decode` is the same with weights as inputs; `captured prefill` computes the last logits only; `prefill` is the graph
+of eager runs of prompts. `wasm` and `reference` are for the CPU providers, `layers on ...` for the search for a value
+that is not finite. `session` is the graph of any model, of which `session on buffers` is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from .capture import smooth_softmax_as_sinks
+from .carried import CachePair, cache_pairs
+from .description import GraphDescription, describe
+from .fed_lengths import FedLengths, lengths_as_inputs
+from .float_islands import float_islands_in_half
+from .joined_products import joined_products
+from .last_token import last_token_logits, logits_cut
+from .logits_to_keep import keep_last_logits
+from .long_rope import short_rope
+from .lora import LoraInput, LoraSlot, lora_fed, lora_inputs, with_lora_rank, without_lora
+from .norms_apart import norms_apart
+from .onnx_pb2 import ModelProto
+from .plain_attention import group_query_attention
+from .plain_norms import simplified_norms
+from .plain_recurrence import plain_recurrence
+from .quantized_products import quantized_products
+from .session_weights import prepared
+from .soft_caps import soft_caps_apart
+from .text_positions import text_positions
+from .total_length import total_length_on_gpu
+from .turned_weights import turned_weights
+from .uncomputed import require_computed
+from .weights import WeightEntry, require_held, weights_to_inputs
+
+if TYPE_CHECKING:
+    from ..model_files.config import DecoderConfig, GenaiConfig
+
+__all__ = ["PASSES", "Made", "Rewriting", "rewritten"]
+
+Made = Literal[
+    "webgpu",
+    "decode",
+    "captured prefill",
+    "prefill",
+    "wasm",
+    "reference",
+    "layers on webgpu",
+    "layers on wasm",
+    "layers on reference",
+    "session",
+    "session on buffers",
+]
+"""A graph that passes make."""
+
+
+@dataclass
+class Rewriting:
+    """What the passes over one model are told, and what they find out for those behind them and for the caller."""
+
+    config: GenaiConfig | None = None
+    """Every graph has it but a session's."""
+    lora_rank: int | None = None
+    """The rank of the LoRA adapters that a graph for WebGPU is for; None is for none."""
+    packed: bool = True
+    """Whether the rotary embedding of packed q, k and v has enough storage buffers."""
+    first_logits: str = ""
+    """An input that is to say from which position on logits are computed; "" for the last position only."""
+    constants: Mapping[str, bytes] = field(default_factory=dict)
+    """The bytes of weights that become constants of the graph, by name (`constants_to_inline`)."""
+
+    lora: tuple[LoraInput, ...] = ()
+    """The inputs of the file's graph that LoRA adapters fill."""
+    slots: tuple[LoraSlot, ...] = ()
+    """The inputs that each sequence gets for LoRA adapters of that rank."""
+    unrecognised: str = ""
+    """Why attention over caches that grow was not recognised; empty if it was, or if there is none."""
+    short_rope_to: int = 0
+    """The most positions that the rotary factors are for, 0 if there are no others."""
+    unpacked: str = ""
+    """Why some product by weights with DequantizeLinear is no MatMulNBits; empty if there is no such product."""
+    weights: tuple[WeightEntry, ...] = ()
+    """The weights that became inputs."""
+    description: GraphDescription | None = None
+    projection: str = ""
+    """Why the output projection of a prompt is over all its positions; empty if it is over the last one alone."""
+    lengths: FedLengths | None = None
+    unfed: str = ""
+    """Why `lengths` is None; else empty."""
+
+    @property
+    def decoder(self) -> DecoderConfig:
+        return self.whole.decoder
+
+    @property
+    def whole(self) -> GenaiConfig:
+        assert self.config is not None, "only the graph of a session has no configuration"
+        return self.config
+
+    @property
+    def about(self) -> GraphDescription:
+        assert self.description is not None, "the pass `describe` comes first"
+        return self.description
+
+
+class GraphPass(NamedTuple):
+    """A rewrite of a graph or, if it returns the graph that it is given, a check or an observation."""
+
+    name: str
+    graphs: frozenset[Made]
+    """The graphs that need it."""
+    apply: Callable[[ModelProto, Rewriting], ModelProto]
+
+
+def rewritten(model: ModelProto, made: Made, facts: Rewriting) -> ModelProto:
+    """The graph that the passes for `made` make of a model, which stays as it is.
+
+    Raises UncomputedError for nodes that onnxruntime-web does not compute on the device, UnsupportedModelError for
+    graphs that Capstan cannot feed.
+    """
+    for each in PASSES:
+        if made in each.graphs:
+            model = each.apply(model, facts)
+    return model
+
+
+def find_lora(model: ModelProto, facts: Rewriting) -> ModelProto:
+    facts.lora = lora_inputs(model, facts.decoder)
+    return model
+
+
+def lora_of_one_rank(model: ModelProto, facts: Rewriting) -> ModelProto:
+    """With inputs for LoRA adapters of the rank, or without any."""
+    if facts.lora_rank is None:
+        return without_lora(model, facts.lora) if facts.lora else model
+    facts.slots = tuple(each.slot(facts.lora_rank) for each in facts.lora)
+    return with_lora_rank(model, facts.lora, facts.lora_rank)
+
+
+def attention_recognised(model: ModelProto, facts: Rewriting) -> ModelProto:
+    """With caches of one size in place of caches that are longer after each run; `facts` get the reason if not."""
+    decoder = facts.decoder
+    layers: dict[int, list[CachePair]] = {}
+    for pair in cache_pairs(decoder, model.graph):
+        layers.setdefault(pair.layer, []).append(pair)
+    caches = [(key.past, value.past, key.present, value.present) for key, value in layers.values()]
+    sizes = {(pair.heads, pair.head_size) for pairs in layers.values() for pair in pairs}
+    if len(sizes) != 1:
+        facts.unrecognised = "its layers have caches of different sizes"
+        return model
+    heads = (decoder.num_attention_heads, *sizes.pop())
+    names = decoder.inputs
+    found, facts.unrecognised = group_query_attention(
+        model, caches, heads, facts.whole.context_length, names.attention_mask, names.position_ids
+    )
+    return found if found is model else simplified_norms(found)
+
+
+def computed_on_webgpu(model: ModelProto, facts: Rewriting) -> ModelProto:
+    require_computed(caps_apart(model, facts), "webgpu", facts.decoder.inputs.position_ids)
+    return model
+
+
+def computed_on_wasm(model: ModelProto, facts: Rewriting) -> ModelProto:
+    require_computed(model, "wasm", facts.decoder.inputs.position_ids)
+    return model
+
+
+def caps_apart(model: ModelProto, facts: Rewriting) -> ModelProto:
+    return soft_caps_apart(model, {pair.past: pair.head_size for pair in cache_pairs(facts.decoder, model.graph)})
+
+
+def short_factors(model: ModelProto, facts: Rewriting) -> ModelProto:
+    model, facts.short_rope_to = short_rope(model, facts.decoder.inputs.attention_mask)
+    return model
+
+
+def packed_products(model: ModelProto, facts: Rewriting) -> ModelProto:
+    model, facts.unpacked = quantized_products(model, facts.decoder.qdq_accuracy)
+    return model
+
+
+def weights_fed(model: ModelProto, facts: Rewriting) -> ModelProto:
+    model, weights = weights_to_inputs(model, facts.constants)
+    facts.weights = tuple(weights)
+    return model
+
+
+def weights_held(model: ModelProto, facts: Rewriting) -> ModelProto:
+    require_held(facts.weights)
+    return model
+
+
+def described(model: ModelProto, facts: Rewriting) -> ModelProto:
+    fed = [*(each.name for each in facts.weights), *(each.name for each in facts.lora)]
+    found = describe(model, facts.decoder, facts.whole.vocab_size, fed, facts.short_rope_to, facts.unrecognised)
+    facts.description = replace(found, lora=facts.slots)
+    return model
+
+
+def last_logits(model: ModelProto, facts: Rewriting) -> ModelProto:
+    model, facts.projection = last_token_logits(model, facts.decoder.outputs.logits, facts.first_logits)
+    return model
+
+
+def cut_logits(model: ModelProto, facts: Rewriting) -> ModelProto:
+    """With the logits of the last position alone, if the output projection is over all of them."""
+    if facts.about.last_token_only:
+        facts.projection = ""
+    return logits_cut(model, facts.about.logits) if facts.projection else model
+
+
+def lengths_fed(model: ModelProto, facts: Rewriting) -> ModelProto:
+    model, facts.lengths, facts.unfed = lengths_as_inputs(model, facts.about.mask)
+    return model
+
+
+WEBGPU: frozenset[Made] = frozenset(["webgpu"])
+LAYERS_ON_DEVICES: frozenset[Made] = frozenset(["layers on webgpu", "layers on wasm"])
+DEVICES: frozenset[Made] = LAYERS_ON_DEVICES | {"webgpu", "wasm"}
+WASM: frozenset[Made] = frozenset(["wasm", "layers on wasm"])
+
+PASSES: tuple[GraphPass, ...] = (
+    GraphPass("find_lora", frozenset(["webgpu", "wasm", "reference"]), find_lora),
+    GraphPass("lora_of_one_rank", WEBGPU, lora_of_one_rank),
+    GraphPass("lora_fed", frozenset(["wasm"]), lambda model, facts: lora_fed(model, facts.lora)),
+    GraphPass("float_islands_in_half", WEBGPU, lambda model, _: float_islands_in_half(model)),
+    GraphPass("text_positions", DEVICES, lambda model, facts: text_positions(model, facts.decoder.inputs.position_ids)),
+    GraphPass("plain_recurrence", DEVICES, lambda model, _: plain_recurrence(model)),
+    GraphPass("group_query_attention", DEVICES, attention_recognised),
+    GraphPass("norms_apart", WASM, lambda model, _: norms_apart(model)),
+    GraphPass("computed_on_webgpu", DEVICES - WASM, computed_on_webgpu),
+    GraphPass("computed_on_wasm", WASM, computed_on_wasm),
+    GraphPass(
+        "keep_last_logits",
+        DEVICES | {"reference"},
+        lambda model, facts: keep_last_logits(model, facts.decoder.outputs.logits),
+    ),
+    GraphPass("short_rope", DEVICES | {"reference"}, short_factors),
+    GraphPass("total_length_on_gpu", WEBGPU, lambda model, _: total_length_on_gpu(model)),
+    GraphPass("smooth_softmax_as_sinks", WEBGPU, lambda model, _: smooth_softmax_as_sinks(model)),
+    GraphPass("quantized_products", WEBGPU, packed_products),
+    GraphPass("turned_weights", WEBGPU, lambda model, _: turned_weights(model)),
+    GraphPass("turned_session_weights", frozenset(["session"]), lambda model, _: prepared(model)),
+    GraphPass("joined_products", WEBGPU, lambda model, facts: joined_products(model, packed=facts.packed)),
+    GraphPass("weights_to_inputs", frozenset(["decode", "session on buffers"]), weights_fed),
+    GraphPass("weights_held", frozenset(["decode"]), weights_held),
+    GraphPass("describe", frozenset(["decode", "wasm", "reference"]), described),
+    GraphPass(
+        "last_token_logits", LAYERS_ON_DEVICES | {"captured prefill", "wasm", "layers on reference"}, last_logits
+    ),
+    GraphPass("logits_cut", frozenset(["captured prefill"]), cut_logits),
+    GraphPass("lengths_as_inputs", frozenset(["prefill"]), lengths_fed),
+    GraphPass("soft_caps_apart", frozenset(["prefill"]), caps_apart),
+)
+"""Every pass, in the order in which they run."""
