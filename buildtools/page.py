@@ -12,11 +12,10 @@ from playwright.async_api import Browser, Error, Page, Playwright, async_playwri
 
 from .browser import adapters_to_try, find_browser, flags
 from .errors import CommandError
-from .terminal import say
+from .terminal import Event, say
 
-__all__ = ["Event", "HarnessPage", "Reply", "open_harness"]
+__all__ = ["HarnessPage", "Reply", "open_harness"]
 
-Event = dict[str, Any]
 Reply = dict[str, Any]
 
 PROBE = """async () => {

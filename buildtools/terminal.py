@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from .page import Event
+__all__ = ["Event", "Output", "Progress", "say"]
 
-__all__ = ["Output", "Progress", "say"]
+Event = dict[str, Any]
+"""See CapstanEvent in web/src/protocol.ts."""
 
 REDRAW_SECONDS = 0.1
 PLAIN_STEP = 0.25

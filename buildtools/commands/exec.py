@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from ..errors import CommandError, raise_remote
 from ..models import add_hub_arguments, check_onnx_folder, model_url, mounts, repository
-from ..terminal import Progress
+from ..terminal import Event, Progress
 
 __all__ = ["GROUP", "add_arguments", "check", "run"]
 
@@ -98,7 +98,7 @@ async def read_line() -> str | None:
 async def execute(args: argparse.Namespace) -> int:
     """Open the page, send the script, forward its output."""
     from ..digests import Digests
-    from ..page import Event, open_harness
+    from ..page import open_harness
     from ..server import serving
     from ..site import assemble
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .device.base import DeviceModel, Progress
-from .device.interface import DeviceInterface
+from .device.base import DeviceModel
+from .device.interface import DeviceInterface, Progress
 from .device.model_memory import capacity_for, require_lengths
 from .device.rows import RowDecoder, SingleRow
 from .errors import AsyncRequiredError, CapstanError, ClosedError, GuidanceError, OutOfMemoryError

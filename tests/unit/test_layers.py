@@ -1,24 +1,31 @@
 """No module imports upward, no circle, imports inside functions only for a reason, JavaScript only in `_js` and `page`.
 
-The rules, which `problems` applies to the sources without importing them:
+The rules, which `problems` applies to the sources without importing them; imports for type checkers count as others do:
 
-- A module imports modules of its own layer or of a lower one, under TYPE_CHECKING too.
-- What modules import when they run, wherever in the file, forms no circle of modules and none of the parts in LAYERS.
+- A module imports modules of its own layer or of a lower one (LAYERS), and within its package of its own floor or of a
+  lower one (FLOORS).
+- No modules import one another in a circle, and no parts of LAYERS do. So it is in buildtools and in web/src.
 - An import inside a function is in INSIDE_FUNCTIONS, with its reason.
 - Only `_js` and `page` import `js`, `pyodide`, and the page's object `_capstan_host`.
+
+`python3 tests/unit/test_layers.py [FOLDER]` prints how many modules and circles there are, of another checkout's
+py_src/capstan if that is given.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-SOURCES = Path(__file__).parents[2] / "py_src" / "capstan"
+ROOT = Path(__file__).parents[2]
+SOURCES = ROOT / "py_src" / "capstan"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "fallback", "model_files.file_names", "model_files.json_text", "model_files.load_times", "spans"),
@@ -46,12 +53,128 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_js", "local"),
     (
         *("generation.stream", "model_files", "onnxruntime", "tokenizer"),
-        *("adapters", "generation", "generation.prefix_cache", "measure", "model", "not_finite", "notebook", "tracing"),
+        *("generation.prefix_cache", "generation.row", "adapters", "model", "not_finite", "tracing"),
+        *("generation", "measure", "notebook"),
     ),
     ("genai",),
     ("capstan", "page", "_js.start"),
 )
 """Parts of the package, lowest layer first: a module, or a package with all below it that is not a part of its own."""
+
+FLOORS: dict[str, tuple[str, ...]] = {
+    "_js": (
+        "errors own_host tokenizer",
+        "grammars sessions storage",
+        "gpu",
+        "host",
+        "files vendored",
+        "page_host start",
+    ),
+    "device": (
+        "cache_rows casts element_types interface shortlist snapshots",
+        "carried_tensor lora_file model_memory page_session probe row_decoder span_checks",
+        "host_memory lora",
+        "base",
+        "host_sampled separate_rows",
+        "reference wasm webgpu",
+    ),
+    "device.reference": ("device session", "model"),
+    "device.wasm": ("device", "model"),
+    "device.webgpu": (
+        "engine",
+        "cache_rows model_graphs prefill_chunk prefill_pace row_logits sequence_buffers sequence_sampler weight_lease",
+        "rehearsal row_buffers session_weights",
+        "tapes",
+        "drafted_steps session",
+        "decoder device",
+        "joint_rows loading",
+        "row_source",
+        "model",
+        "lora_model",
+    ),
+    "device.webgpu.tapes": (
+        "comparison decode_step pipeline scratch stored verdicts",
+        "prefill rows sessions step_check",
+        "drafts step_recorder",
+    ),
+    "genai": (
+        "config events runtime speculative tensors",
+        "last_run model",
+        "adapters params refused request tokenizer",
+        "engine generator",
+    ),
+    "generation": (
+        "beam_search flight processors prompt replay run_ahead speculation step_counts stream timing",
+        "generator_params named_processors row",
+        "prefix_cache row_loop row_pool",
+        "beam_loop constrained_loop processed_loop speculated_loop",
+        "generator",
+        "conversation",
+    ),
+    "graph": (
+        "onnx_pb2",
+        "model_file wiring",
+        "attention_writer carried one_node slices weights",
+        "capture fed_lengths float_islands inline_weights joined_products last_token logits_to_keep long_rope lora "
+        "nbits_products norms_apart plain_attention plain_norms plain_recurrence quantized_products scratch "
+        "session_weights soft_caps text_positions total_length turned_weights uncomputed",
+        "description",
+        "pipeline",
+    ),
+    "guidance": (
+        "grammar matcher merging schema_keywords vocabulary",
+        "byte_graph json_numbers json_text regex",
+        "automaton json_schema scanner",
+        "ebnf lark",
+        "guidance",
+        "constraint",
+    ),
+    "host": ("leaving storage", "notes retrying"),
+    "local": ("data_file grammars tokenizer", "host"),
+    "memory": ("bookkeeping info", "pools span", "fit usage", "compatibility copies", "given"),
+    "model_files": (
+        "file_names hub json_text load_times model_types recovery",
+        "config",
+        "repository",
+        "folder",
+        "opening planning",
+    ),
+    "onnxruntime": (
+        "host_array providers session_options",
+        "checks ort_value placement requirements",
+        "open_session",
+        "io_binding",
+        "captured",
+        "session",
+    ),
+    "page": ("adapters inspection memory_requests requests", "page"),
+    "stages": (
+        "option search",
+        "float_arithmetic sampling stage",
+        "bad_words guided logit_bias max_time min_length min_p no_repeat_ngram repetition_penalty selection "
+        "stop_strings stop_token_ids token_penalties",
+        "program",
+    ),
+    "tape": (
+        "kernel_plan key recording uniforms witness",
+        "operation passes",
+        "step_graph",
+        "ort_kernels placement watched_step",
+        "ops",
+        "fused_step fusions row_step",
+        "prefill_graph",
+    ),
+    "tape.ops": (
+        "elementwise gemv_dense gemv_int4 matrix_tiling",
+        "attention few_rows norm prefill_attention",
+        "attention_signatures gemv",
+        "attention_recorded gemv_joins",
+        "gemv_recorded matmul_matrices",
+        "matmul",
+    ),
+    "weights": ("manifest shared", "records", "store", "idle", "weight_file"),
+}
+"""The modules and packages inside each package, lowest floor first."""
 
 INSIDE_FUNCTIONS = {
     ("local.host", "device.reference.device"): "numpy and onnxruntime are in the extra `reference`",
@@ -74,57 +197,52 @@ class Import:
     target: str
     ours: bool
     line: int
-    runs: bool
-    """Whether it happens when the program runs, not for type checkers only."""
     inside: bool
     """Whether it is in a function."""
 
 
-def sources() -> dict[str, str]:
-    """The text of each module, by its name without `capstan.`; `capstan` is the package itself."""
+def sources(folder: Path = SOURCES) -> dict[str, str]:
+    """The text of each module of a package, by its name in it; the package itself has the folder's name."""
     found = {}
-    for path in sorted(SOURCES.rglob("*.py")):
-        parts = path.relative_to(SOURCES).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "capstan"] = path.read_text()
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts) or folder.name] = path.read_text()
     return found
 
 
-def imports(name: str, text: str, modules: Mapping[str, str]) -> Iterator[Import]:
-    """The imports of a module."""
-    is_package = name == "capstan" or any(other.startswith(f"{name}.") for other in modules)
-    here = [] if name == "capstan" else name.split(".")
+def imports(name: str, text: str, modules: Mapping[str, str], whole: str = "capstan") -> Iterator[Import]:
+    """The imports of a module of the package `whole`."""
+    is_package = name == whole or any(other.startswith(f"{name}.") for other in modules)
+    here = [] if name == whole else name.split(".")
     package = here if is_package else here[:-1]
 
     def targets(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, bool]]:
         if isinstance(node, ast.Import):
             for alias in node.names:
-                outside = alias.name.split(".")[0] != "capstan"
-                yield (alias.name, False) if outside else (alias.name.removeprefix("capstan."), True)
+                outside = alias.name.split(".")[0] != whole
+                yield (alias.name, False) if outside else (alias.name.removeprefix(f"{whole}."), True)
             return
         if node.level:
             base = package[: len(package) - node.level + 1] + (node.module or "").split(".") * bool(node.module)
-        elif (node.module or "").split(".")[0] == "capstan":
+        elif (node.module or "").split(".")[0] == whole:
             base = (node.module or "").split(".")[1:]
         else:
             yield node.module or "", False
             return
         for alias in node.names:
-            whole = ".".join([*base, alias.name])
-            yield whole if whole in modules else ".".join(base) or "capstan", True
+            longest = ".".join([*base, alias.name])
+            yield longest if longest in modules else ".".join(base) or whole, True
 
-    def walk(node: ast.AST, runs: bool, inside: bool) -> Iterator[Import]:
+    def walk(node: ast.AST, inside: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.Import | ast.ImportFrom):
                 for target, ours in targets(child):
-                    yield Import(target, ours, child.lineno, runs, inside)
-            elif isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
-                yield from walk(ast.Module(child.body, []), False, inside)
-                yield from walk(ast.Module(child.orelse, []), runs, inside)
+                    yield Import(target, ours, child.lineno, inside)
             else:
                 function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-                yield from walk(child, runs, inside or function)
+                yield from walk(child, inside or function)
 
-    yield from walk(ast.parse(text), True, False)
+    yield from walk(ast.parse(text), False)
 
 
 def part_of(name: str) -> str | None:
@@ -136,6 +254,21 @@ def part_of(name: str) -> str | None:
 def layer_of(name: str) -> int:
     part = part_of(name)
     return next(i for i, layer in enumerate(LAYERS) if part in layer)
+
+
+def floor_of(package: str, name: str) -> int | None:
+    """The floor of a module or package in its package; None if it is on none."""
+    return next((floor for floor, names in enumerate(FLOORS.get(package, ())) if name in names.split()), None)
+
+
+def in_one_package(name: str, target: str) -> Iterator[tuple[str, str, str]]:
+    """The packages that have both a module and one that it imports, each with what leads to the two."""
+    one, other = name.split("."), target.split(".")
+    for depth in range(1, min(len(one), len(other))):
+        if one[:depth] != other[:depth]:
+            return
+        if one[depth] != other[depth]:
+            yield ".".join(one[:depth]), one[depth], other[depth]
 
 
 def circle(graph: Mapping[str, set[str]]) -> list[str]:
@@ -151,6 +284,10 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
 def problems(modules: Mapping[str, str]) -> list[str]:
     """Everything that breaks a rule, and reasons for imports that are not made any more."""
     found = [f"{name} is in no layer; name it in LAYERS" for name in modules if part_of(name) is None]
+    for name in modules:
+        package, _, own = name.rpartition(".")
+        if package and floor_of(package, own) is None:
+            found.append(f"{name} is on no floor of {package}; name it in FLOORS")
     if found:
         return found
     graph: dict[str, set[str]] = {name: set() for name in modules}
@@ -172,7 +309,10 @@ def problems(modules: Mapping[str, str]) -> list[str]:
                 continue
             if layer_of(item.target) > layer_of(name):
                 found.append(f"{where}{item.target} is in a higher layer")
-            if item.runs and item.target != name:
+            for package, own, other in in_one_package(name, item.target):
+                if (floor_of(package, other) or 0) > (floor_of(package, own) or 0):
+                    found.append(f"{where}{item.target} is on a higher floor of {package}")
+            if item.target != name:
                 graph[name].add(item.target)
                 one, other = part_of(name) or "", part_of(item.target) or ""
                 if one != other:
@@ -193,9 +333,42 @@ def test_capstan_keeps_its_layers() -> None:
 
 def test_every_part_exists() -> None:
     modules = sources()
-    named = [part for layer in LAYERS for part in layer]
-    assert [part for part in named if part not in modules] == []
-    assert len(set(named)) == len(named)
+    floors = [f"{package}.{name}" for package, floors in FLOORS.items() for floor in floors for name in floor.split()]
+    for named in ([part for layer in LAYERS for part in layer], floors):
+        assert [part for part in named if part not in modules] == []
+        assert len(set(named)) == len(named)
+
+
+def build_tools() -> dict[str, set[str]]:
+    """The imports of each module of buildtools."""
+    modules = sources(ROOT / "buildtools")
+    return {
+        name: {item.target for item in imports(name, text, modules, "buildtools") if item.ours} - {name}
+        for name, text in modules.items()
+    }
+
+
+FROM = re.compile(r"""(?:\bfrom|\bimport)\s*\(?\s*"(\.[^"]+)\"""")
+
+
+def page_modules() -> dict[str, set[str]]:
+    """The imports of each TypeScript file of web/, `import type` too."""
+    web = ROOT / "web"
+    files = {path for path in web.rglob("*.ts") if "node_modules" not in path.parts}
+    found = {}
+    for path in files:
+        targets = ((path.parent / name).resolve() for name in FROM.findall(path.read_text()))
+        found[str(path.relative_to(web))] = {
+            str(target.relative_to(web)) for each in targets if (target := each.with_name(f"{each.name}.ts")) in files
+        }
+    return found
+
+
+@pytest.mark.parametrize("read", [build_tools, page_modules])
+def test_there_is_no_circle(read: Callable[[], dict[str, set[str]]]) -> None:
+    graph = read()
+    assert circle(graph) == []
+    assert sum(map(len, graph.values())) > len(graph), "imports are found"
 
 
 def with_changes(changes: Mapping[str, str]) -> list[str]:
@@ -230,6 +403,18 @@ def with_changes(changes: Mapping[str, str]) -> list[str]:
             "def f():\n    import json",
             "tape.key, line 2: json is imported inside a function; import it at the top",
         ),
+        (
+            "tape.key",
+            "from . import passes",
+            "tape.key, line 1: tape.passes is on a higher floor of tape",
+        ),
+        (
+            "device.base",
+            "if TYPE_CHECKING:\n    from .webgpu.model import WebGpuModel",
+            "device.base, line 2: device.webgpu.model is in a higher layer\n"
+            "device.base, line 2: device.webgpu.model is on a higher floor of device",
+        ),
+        ("tape.strange", "", "tape.strange is on no floor of tape; name it in FLOORS"),
         ("measure", "import pyodide.ffi", "measure, line 1: pyodide.ffi is for _js and page only"),
         ("device.wasm.device", "from js import fetch", "device.wasm.device, line 1: js is for _js and page only"),
         ("strange", "", "strange is in no layer; name it in LAYERS"),
@@ -241,16 +426,19 @@ def with_changes(changes: Mapping[str, str]) -> list[str]:
     ],
 )
 def test_what_breaks_a_rule_is_told(module: str, text: str, told: str) -> None:
-    assert with_changes({module: text}) == [told]
+    assert with_changes({module: text}) == told.split("\n")
 
 
 @pytest.mark.parametrize(
     ("changes", "kind", "around"),
     [
         (
-            {"tape.key": "from . import passes", "tape.passes": "from .key import TapeKey"},
+            {
+                "tape.recording": "from . import key",
+                "tape.key": "if TYPE_CHECKING:\n    from .recording import Recording",
+            },
             "modules",
-            "tape.key tape.passes",
+            "tape.key tape.recording",
         ),
         (
             {"tape.key": "from ..host.notes import build", "host.notes": "from ..tape.passes import x"},
@@ -266,6 +454,21 @@ def test_a_circle_is_told(changes: Mapping[str, str], kind: str, around: str) ->
     assert set(circle_found.split(" -> ")) == set(around.split())
 
 
-def test_imports_for_type_checkers_form_no_circle() -> None:
-    checked = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import passes"
-    assert with_changes({"tape.key": checked, "tape.passes": "from .key import TapeKey"}) == []
+def counts(folder: Path) -> str:
+    """How many modules a package has, at its root too, and how many of them import one another in circles."""
+    modules = sources(folder)
+    graph = {
+        name: {item.target for item in imports(name, text, modules) if item.ours and item.target in modules} - {name}
+        for name, text in modules.items()
+    }
+    rooms = {name.split(".")[0] for name in modules if "." in name}
+    root = [name for name in modules if "." not in name and name not in rooms and name != folder.name]
+    around = 0
+    while names := circle(graph):
+        around += 1
+        graph[names[0]].discard(names[1])
+    return f"{len(modules)} modules, {len(rooms)} rooms, {len(root)} at the root, {around} imports that close circles"
+
+
+if __name__ == "__main__":
+    print(counts(Path(sys.argv[1]) if len(sys.argv) > 1 else SOURCES))

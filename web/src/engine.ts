@@ -16,7 +16,7 @@ import { Shortlists } from "./gpu/shortlist";
 import { SpanOps, type SpanStep } from "./gpu/spans";
 import { type Part, Staging } from "./gpu/staging";
 import { Turner } from "./gpu/turn";
-import { type PieceFields, type ReadableFile, UploadAhead, type UploadPlan } from "./gpu/upload_ahead";
+import { type PieceFields, type ReadableFile, type Upload, UploadAhead, type UploadPlan } from "./gpu/upload_ahead";
 import { WeightUpload } from "./gpu/weights";
 import { Handles } from "./handles";
 import { loadOrt, type Ort, PROVIDERS } from "./ort";
@@ -145,7 +145,13 @@ export class GpuEngine implements EngineCalls {
   uploadAhead(plan: UploadPlan, open: () => Promise<ReadableFile | null>, told: (done: number) => void): void {
     if (this.weightsAskedFor) return;
     const create = (requests: string, owner: string): Promise<string> => this.makeBuffers(requests, owner);
-    const ahead = new UploadAhead(plan, open, create, (pieces) => this.makeUpload(pieces), told);
+    const upload: Upload = async (pieces, read, length, shard, told) => {
+      const begun = this.makeUpload(pieces);
+      const done = await begun.pour(read, 0, length, shard, told);
+      await begun.finish();
+      return done;
+    };
+    const ahead = new UploadAhead(plan, open, create, upload, told);
     this.ahead.push(ahead);
   }
 

@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from ..device.base import DeviceModel, Progress, TapeOptions
-from ..device.interface import DeviceInterface
+from ..device.base import DeviceModel, TapeOptions
+from ..device.interface import DeviceInterface, Progress
 from ..device.wasm.device import WasmDevice
 from ..device.wasm.model import WasmModel, prepare, wasm_memory
 from ..device.webgpu.device import WebGpuDevice
 from ..device.webgpu.loading import webgpu_memory
-from ..device.webgpu.model import WebGpuModel
+from ..device.webgpu.lora_model import LoraModel
 from ..device.webgpu.model_graphs import Graphs, OpenWeights, model_graphs, rewrite
 from ..errors import OptionError, UncomputedError
 from ..fallback import fall_back
@@ -230,7 +230,7 @@ class PageHost:
                 engine = await host.open_gpu()
             try:
                 interface, shared = WebGpuDevice(engine), engine.shared_weights()
-                return await WebGpuModel.load(
+                return await LoraModel.load(
                     interface, shared, url, reading, config, options, open_weights, progress, notes, graphs
                 )
             except BaseException:

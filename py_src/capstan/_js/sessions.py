@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ..device.base import Progress
+from ..device.interface import Progress
 from ..device.page_session import RunReply
 from ..device.webgpu.engine import BoundTensor
 from ..host.storage import ExternalData

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,10 +13,7 @@ if TYPE_CHECKING:
     from .lora import LoraGraph, LoraWeights
     from .model_memory import ModelMemory
 
-__all__ = ["DeviceModel", "Progress", "TapeOptions"]
-
-Progress = Callable[[str, int, int], None]
-"""Called with (what is loaded, bytes done, bytes in all)."""
+__all__ = ["DeviceModel", "TapeOptions"]
 
 
 @dataclass(frozen=True)

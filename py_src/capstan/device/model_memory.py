@@ -24,11 +24,10 @@ from ..memory import (
     row_items,
     row_prefix,
 )
-from .interface import DeviceInterface
+from .interface import DeviceInterface, Progress
 
 if TYPE_CHECKING:
     from ..graph import Activations, GraphDescription, WeightEntry
-    from .base import Progress
 
 __all__ = ["ModelMemory", "capacity_for", "require_lengths"]
 

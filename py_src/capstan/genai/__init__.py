@@ -22,12 +22,10 @@ import sys
 
 from .adapters import Adapters
 from .config import Config
-from .engine import Engine, Request
+from .engine import Engine, EngineEventBuffer
 from .events import (
     EngineCapabilities,
     EngineErrorCode,
-    EngineEvent,
-    EngineEventBuffer,
     EngineEventFlags,
     FinishReason,
     TurnUsage,
@@ -36,6 +34,7 @@ from .generator import Generator
 from .model import Model
 from .params import GeneratorParams
 from .refused import Audios, Images, MtpGenerator, MultiModalProcessor, StreamingProcessor
+from .request import EngineEvent, Request, RequestOptions, TurnOptions
 from .runtime import (
     disable_telemetry_events,
     enable_telemetry_events,
@@ -53,7 +52,6 @@ from .runtime import (
 )
 from .tensors import NamedTensors, Tensor
 from .tokenizer import Tokenizer, TokenizerStream
-from .turn_options import RequestOptions, TurnOptions
 
 __version__ = "0.18.0"
 """The release of onnxruntime-genai whose names these are; `capstan` has its own."""

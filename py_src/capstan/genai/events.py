@@ -1,19 +1,13 @@
-"""Events of an engine, and the enumerations in them."""
+"""The enumerations and counts in the events of an engine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, IntFlag
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .engine import Request
 
 __all__ = [
     "EngineCapabilities",
     "EngineErrorCode",
-    "EngineEvent",
-    "EngineEventBuffer",
     "EngineEventFlags",
     "FinishReason",
     "TurnUsage",
@@ -82,41 +76,3 @@ class EngineCapabilities:
     configured_max_batch_size: int = 0
     max_request_length: int = 0
     max_scheduled_tokens: int = 0
-
-
-@dataclass(frozen=True)
-class EngineEvent:
-    """One thing that happened to a request."""
-
-    request: Request
-    turn_id: int
-    flags: EngineEventFlags
-    token: int | None = None
-    finish_reason: FinishReason = FinishReason.NONE
-    matched_stop_string_index: int | None = None
-    error_code: EngineErrorCode = EngineErrorCode.NONE
-    usage: TurnUsage = TurnUsage()
-
-
-class EngineEventBuffer:
-    """The events of one `Engine.run`; `Engine.create_event_buffer` makes it."""
-
-    def __init__(self) -> None:
-        raise TypeError("EngineEventBuffer: No constructor defined!")
-
-    @classmethod
-    def _of(cls, capacity: int) -> EngineEventBuffer:
-        made = cls.__new__(cls)
-        made._capacity, made._events = capacity, []
-        return made
-
-    _capacity: int
-    _events: list[EngineEvent]
-
-    def __len__(self) -> int:
-        return len(self._events)
-
-    def __getitem__(self, place: int, /) -> EngineEvent:
-        if not 0 <= place < len(self._events):
-            raise IndexError(f"event {place}: there are {len(self._events)}")
-        return self._events[place]

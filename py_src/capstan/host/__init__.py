@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
-from ..device.base import DeviceModel, Progress, TapeOptions
-from ..device.interface import DeviceInterface
+from ..device.base import DeviceModel, TapeOptions
+from ..device.interface import DeviceInterface, Progress
 from ..errors import AsyncRequiredError
 from ..guidance.matcher import Grammars
 from ..memory import Fit

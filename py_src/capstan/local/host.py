@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from ..device.base import DeviceModel, Progress, TapeOptions
-from ..device.interface import DeviceInterface
+from ..device.base import DeviceModel, TapeOptions
+from ..device.interface import DeviceInterface, Progress
 from ..errors import DeviceUnavailableError, ModelFileError, OptionError
 from ..host.storage import Backing
 from ..memory import Fit

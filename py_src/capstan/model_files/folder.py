@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..device.base import Progress
+from ..device.interface import Progress
 from ..errors import ConfigError, OptionError
 from ..fallback import fall_back
 from ..host import Host

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..device.base import DeviceModel, Progress, TapeOptions
+from ..device.base import DeviceModel, TapeOptions
+from ..device.interface import Progress
 from ..errors import ConfigError, ModelFileError, OptionError
 from ..fallback import fall_back
 from ..host import Host, current_host, wait_here

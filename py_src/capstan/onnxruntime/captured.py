@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..device.interface import BoundSpan, DeviceTape
 from ..errors import BindingError, ClosedError, OutOfMemoryError, TapeError
 from ..fallback import fall_back
 from ..memory import check_use
 from .io_binding import BoundOutput, IOBinding
+from .open_session import OpenSession
 from .ort_value import HOST_MEMORY, OrtValue, arrays_of
 from .providers import GRAPH_CAPTURE, WEBGPU, blocking
-
-if TYPE_CHECKING:
-    from .session import InferenceSession
 
 __all__ = ["AutomaticCapture", "CapturedRun", "capture", "run_eagerly", "span_of"]
 
@@ -29,7 +27,7 @@ class CapturedRun:
     """
 
     def __init__(
-        self, session: InferenceSession, tape: DeviceTape, inputs: dict[str, OrtValue], outputs: dict[str, OrtValue]
+        self, session: OpenSession, tape: DeviceTape, inputs: dict[str, OrtValue], outputs: dict[str, OrtValue]
     ) -> None:
         self._host = session.host
         self._device = session.device
@@ -105,7 +103,7 @@ class AutomaticCapture:
 
     async def run(
         self,
-        session: InferenceSession,
+        session: OpenSession,
         binding: IOBinding,
         feeds: Sequence[BoundSpan],
         outputs: dict[str, BoundOutput],
@@ -128,7 +126,7 @@ class AutomaticCapture:
 
     async def _first(
         self,
-        session: InferenceSession,
+        session: OpenSession,
         binding: IOBinding,
         feeds: Sequence[BoundSpan],
         outputs: dict[str, BoundOutput],
@@ -143,7 +141,7 @@ class AutomaticCapture:
                 reason = str(error)
         if reason is None:
             try:
-                return await capture(session, binding)
+                return await capture(session, binding, feeds, outputs)
             except (TapeError, OutOfMemoryError) as error:
                 self._refused = reason = str(error)
         run_eagerly(reason)
@@ -155,9 +153,10 @@ def run_eagerly(reason: str) -> None:
     fall_back(f'{WEBGPU} with {GRAPH_CAPTURE} "1"', reason, "the run is eager")
 
 
-async def capture(session: InferenceSession, binding: IOBinding) -> CapturedRun:
+async def capture(
+    session: OpenSession, binding: IOBinding, feeds: Sequence[BoundSpan], outputs: dict[str, BoundOutput]
+) -> CapturedRun:
     """Record a run on what is bound; outputs bound to the device without memory get a tensor each, and keep it."""
-    feeds, outputs = session.bound(binding)
     require_capturable(session, feeds, outputs)
     missing = [name for name, output in outputs.items() if output.value is None]
     made: dict[str, OrtValue] = {}
@@ -180,7 +179,7 @@ def span_of(name: str, value: OrtValue) -> BoundSpan:
     return BoundSpan(name, value.span, value.dtype, tuple(value.shape()))
 
 
-def require_capturable(session: InferenceSession, feeds: Sequence[BoundSpan], outputs: dict[str, BoundOutput]) -> None:
+def require_capturable(session: OpenSession, feeds: Sequence[BoundSpan], outputs: dict[str, BoundOutput]) -> None:
     """Raise BindingError or TapeError for faults that show before a run is recorded."""
     if session.attention_window:
         raise TapeError(
@@ -223,7 +222,7 @@ def require_same(kind: str, bound: BoundSpan, captured: OrtValue) -> None:
     )
 
 
-def require_device(session: InferenceSession, feeds: Sequence[BoundSpan], outputs: dict[str, BoundOutput]) -> None:
+def require_device(session: OpenSession, feeds: Sequence[BoundSpan], outputs: dict[str, BoundOutput]) -> None:
     """Raise unless everything that is bound is memory of the device: a replay moves nothing between host and device."""
     if session.memory_info.heap == HOST_MEMORY.heap:
         raise TapeError(

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..device.element_types import dtype_of
 from ..errors import BindingError, BufferMismatchError, OptionError
 from ..memory import DeviceBuffer, DeviceSpan, MemoryInfo, MemoryType
 from .checks import check_dims, check_dtype, check_held, check_placed, check_room, check_span, known
 from .host_array import HostArray
+from .open_session import OpenSession
 from .ort_value import HOST_MEMORY, OrtValue, arrays_of, host_span, sizes
 from .providers import blocking, device_type_of
-
-if TYPE_CHECKING:
-    from .session import InferenceSession
 
 __all__ = ["BoundOutput", "IOBinding"]
 
@@ -35,7 +33,7 @@ class IOBinding:
     the device at once, as onnxruntime does; a session on the CPU uses them in place.
     """
 
-    def __init__(self, session: InferenceSession) -> None:
+    def __init__(self, session: OpenSession) -> None:
         self.session = session
         self.inputs: dict[str, OrtValue] = {}
         self.outputs: dict[str, BoundOutput] = {}

@@ -11,14 +11,15 @@ from typing import Any
 
 from ..device.element_types import ELEMENT_TYPES, byte_count
 from ..device.interface import BoundSpan, DeviceInterface, DeviceSession, Fetch, OnHost, TensorSpec
-from ..errors import BindingError, ClosedError
+from ..errors import BindingError
 from ..host import Host, current_host
 from ..host.leaving import when_dropped
-from ..memory import AlignmentRequirements, DeviceBuffer, DeviceSpan, MemoryInfo, Way, way_between
+from ..memory import AlignmentRequirements, DeviceBuffer, DeviceSpan, Way, way_between
 from .captured import AutomaticCapture, CapturedRun, capture, run_eagerly, span_of
 from .checks import check_apart, check_dims, check_dtype, check_held, check_placed, check_span, known
 from .host_array import HostArray
 from .io_binding import BoundOutput, IOBinding, open_span
+from .open_session import OpenSession
 from .ort_value import HOST_MEMORY, OrtValue, host_bytes, host_span
 from .placement import Placed, place_session
 from .providers import WEBGPU, asked_for, blocking, provider_of
@@ -40,7 +41,7 @@ class NodeArg:
     """As in 'tensor(float)'."""
 
 
-class InferenceSession:
+class InferenceSession(OpenSession):
     """A model ready to run; see onnxruntime.InferenceSession.
 
     `path_or_bytes` is a URL of the page's origin, a file, or the serialized model. External data is read from next to
@@ -94,14 +95,7 @@ class InferenceSession:
         return session
 
     def _set(self, host: Host, label: str, placed: Placed, capture: bool) -> None:
-        self.host = host
-        self.label = label
-        self.device = placed.device
-        self.attention_window = placed.attention_window
-        self.in_place = placed.in_place
-        self._session: DeviceSession | None = placed.session
-        self.inputs = {spec.name: spec for spec in placed.session.inputs}
-        self.outputs = {spec.name: spec for spec in placed.session.outputs}
+        self._open(host, label, placed)
         self._weights, self._activations = placed.weights, placed.activations
         self._ran: Ran | None = None
         self._spare: dict[str, DeviceBuffer] = {}
@@ -118,15 +112,6 @@ class InferenceSession:
     def get_outputs(self) -> list[NodeArg]:
         """The outputs, in the model's order."""
         return [node_arg(spec) for spec in self.outputs.values()]
-
-    def get_providers(self) -> list[str]:
-        """The provider that is used."""
-        return [provider_of(self.device)]
-
-    @property
-    def memory_info(self) -> MemoryInfo:
-        """The memory in which the session computes, for `OrtValue.ortvalue_from_shape_and_type`."""
-        return self.device.get_memory_info()
 
     def query_memory_requirements(self, shapes: Mapping[str, Sequence[int]] | None = None) -> SessionRequirements:
         """Bytes that the session takes, and a run with inputs of these shapes: weights, each input and output, and the
@@ -229,7 +214,7 @@ class InferenceSession:
 
     async def capture_async(self, iobinding: IOBinding) -> CapturedRun:
         """`capture`, without blocking."""
-        return await capture(self, iobinding)
+        return await capture(self, iobinding, *self.bound(iobinding))
 
     def close(self) -> None:
         """`aclose`, blocking."""
@@ -254,12 +239,6 @@ class InferenceSession:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def opened(self) -> DeviceSession:
-        """The device's session. Raises ClosedError."""
-        if self._session is None:
-            raise ClosedError(f"{self.label} was closed; make another one")
-        return self._session
-
     def bound(self, iobinding: IOBinding) -> tuple[list[BoundSpan], dict[str, BoundOutput]]:
         """The inputs and outputs of a run. Raises BindingError if one is not bound, BufferMismatchError if its buffer
         is gone."""
@@ -272,19 +251,6 @@ class InferenceSession:
         for feed in feeds:
             check_span("input", feed.name, feed.span, feed.dtype, feed.dims)
         return feeds, dict(iobinding.outputs)
-
-    def place(self, name: str, host: HostArray) -> OrtValue:
-        """An input array where the session takes it: in place, or in a new buffer of the device."""
-        if self.stays_on_host(host):
-            return OrtValue.of_host(host)
-        value = OrtValue.on_device(self.device, host.dtype, host.dims, f"input {name}", category="io", owner=self.label)
-        self.device.copy_cpu_to_device(value.span.sub(0, len(host.data)), host.data)
-        return value
-
-    def stays_on_host(self, host: HostArray) -> bool:
-        """Whether an input is given to the session in Python's heap."""
-        on_host = self.memory_info.heap == HOST_MEMORY.heap
-        return on_host or not host.data.nbytes or not self.opened().holds(host.dtype)
 
     async def _moved(self, given: Sequence[BoundSpan], spare: Callable[[str, int], DeviceBuffer]) -> list[BoundSpan]:
         """The inputs where the session can be bound to them: where they are if it can, else in a buffer from

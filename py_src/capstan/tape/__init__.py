@@ -8,7 +8,7 @@ operation.py   the interface of an operation of ours
 ops/           our operations: each module has its recognition, joins, plan and bindings
 fusions.py     the passes over the graph of a decode step, prefill_graph.py over that of a prefill run
 placement.py   puts the values back into buffers, checked
-witness.py     compares each operation of a step with the truth
+witness.py     compares each operation of a step with the truth, watched_step.py all of them
 fused_step.py  the rewritten step in the device's form
 row_step.py    a step of several sequences, made from the step of one
 key.py         the key of a tape: every value that a replay needs unchanged
@@ -39,7 +39,8 @@ from .prefill_graph import fuse_prefill
 from .recording import BindGroup, Clear, Command, Copy, Dispatch, DispatchIndirect, Op, Pipeline, Recording, Write
 from .row_step import RowSpans, row_step
 from .step_graph import Node, Recorded, StepGraph
-from .witness import BEYOND, UNIT, CacheRows, Found, Watched, cache_rows, plan_witness
+from .watched_step import Watched, plan_witness
+from .witness import BEYOND, UNIT, CacheRows, Found, cache_rows
 
 __all__ = [
     "BEYOND",

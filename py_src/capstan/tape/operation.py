@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from .kernel_plan import KernelPlan, WorkgroupLimits
-
-if TYPE_CHECKING:
-    from .witness import Witness
+from .witness import Witness
 
 __all__ = ["ELEMENT_BYTES", "STATE", "Binding", "Buffer", "Kernel", "Operation", "Shared", "State", "Value"]
 

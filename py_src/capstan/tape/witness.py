@@ -15,9 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .step_graph import Node, Recorded
-
-__all__ = ["BEYOND", "FOUND_BYTES", "UNIT", "CacheRows", "Found", "Watched", "Witness", "cache_rows", "plan_witness"]
+__all__ = ["BEYOND", "FOUND_BYTES", "UNIT", "CacheRows", "Found", "Witness", "cache_rows"]
 
 UNIT = {"f16": 2.0**-11, "f32": 2.0**-24}
 """The unit roundoff of each type."""
@@ -37,17 +35,6 @@ MOST_WORKGROUPS = 65535
 
 BEYOND = 0x54005400
 """Fills the rows of a cache that a step must not read: 64 as float16, 4e12 as float32."""
-
-
-@dataclass(frozen=True)
-class Watched:
-    """A step as it is played: where its values are, and when."""
-
-    nodes: Sequence[Node]
-    place: Callable[[int], tuple[str, int] | None]
-    """A value's buffer, 'recorded' or 'scratch', and its id; None if the step does not make the value."""
-    after: Mapping[int, int]
-    """The played operation after which a value is in its place."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +58,10 @@ class Found:
     """Elements that are finite in just one of result and truth."""
 
 
+def nowhere(value: int) -> None:
+    """The place of every value where no step is watched."""
+
+
 @dataclass
 class Witness:
     """A WitnessSpec of web/src/gpu/witness.ts, while operations put it together; and what its results mean."""
@@ -82,7 +73,10 @@ class Witness:
     """Positions that the step sees."""
     longest: int = 0
     """The most that any step sees."""
-    watched: Watched | None = None
+    place: Callable[[int], tuple[str, int] | None] = nowhere
+    """A value's buffer, 'recorded' or 'scratch', and its id; None if the step does not make the value."""
+    after: Mapping[int, int] = field(default_factory=dict)
+    """The played operation after which a value is in its place."""
     node: int = 0
     """Index of the node whose truth is being planned."""
     kernels: list[dict[str, Any]] = field(default_factory=list)
@@ -113,20 +107,20 @@ class Witness:
 
     def is_made(self, value: int) -> bool:
         """Whether the step makes a value; if not, its truth is to take its place."""
-        return self.watched is not None and self.watched.place(value) is not None
+        return self.place(value) is not None
 
     def keep(self, value: int, size: int) -> list[Any]:
         """The binding of the copy that keeps a value of `size` bytes."""
         if value not in self.kept:
-            place = self.watched.place(value) if self.watched else None
-            if self.watched is None or place is None:
+            place = self.place(value)
+            if place is None:
                 # Written by a kernel that reads other values: no buffer may be read and written by one dispatch.
                 self.kept[value] = ["scratch", len(self.sizes)]
                 self.sizes.append(-(-size // ALIGNMENT) * ALIGNMENT)
             else:
                 self.kept[value] = self.part(LOG, size)
                 _, _, offset, padded = self.kept[value]
-                self.copies.append([self.watched.after.get(value, -1), *place, padded, offset])
+                self.copies.append([self.after.get(value, -1), *place, padded, offset])
         return self.kept[value]
 
     def truths(self, count: int) -> list[Any]:
@@ -181,19 +175,6 @@ class Witness:
         self.judged.append((self.node, part, element))
         bindings = {"y": y, "truth": truth, "state": self.length_at, "result": self.part(FOUND, 24)}
         self.run("judge", constants, False, bindings, (1, 1, 1))
-
-
-def plan_witness(watched: Watched, state: tuple[int, int, int], length: int, longest: int, owner: str) -> Witness:
-    """Plans the kernels that judge the operations of ours in a step that sees `length` positions, at most `longest`.
-
-    A value that the step does not make (one that a recorded step never writes, since it is joined to the next
-    operation) is taken from the truth.
-    """
-    witness = Witness(owner, state, length, longest, watched)
-    for witness.node, node in enumerate(watched.nodes):
-        if not isinstance(node.what, Recorded):
-            node.what.truth(witness, node.reads, node.writes)
-    return witness
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ APIS = (
     ),
     Mutation(
         "engine.most",
-        "py_src/capstan/genai/engine.py",
+        "py_src/capstan/genai/request.py",
         "if turn.generated == turn.most:",
         "if turn.generated > turn.most:",
         "a turn generates a token more than it may",

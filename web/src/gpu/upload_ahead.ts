@@ -2,7 +2,6 @@
 // and pieces of the same file finds it done or under way; anything else ends it, and its bytes are not used.
 
 import type { Category } from "./device";
-import type { ReadAt, WeightUpload } from "./weights";
 
 type Turned = [rows: number, columns: number, bits: number, flipped: boolean];
 
@@ -35,6 +34,18 @@ export interface ReadableFile {
   close(): void;
 }
 
+/** Fills memory from an offset of a file, synchronously; returns the number of bytes read. */
+export type ReadAt = (into: Uint8Array<ArrayBuffer>, at: number) => number;
+
+/** WeightUpload.pour from the start of a file, to its end. */
+export type Upload = (
+  pieces: PieceFields[],
+  read: ReadAt,
+  length: number,
+  shard: number,
+  told: (done: number) => void,
+) => Promise<number>;
+
 export class UploadAhead {
   /** Its buffers' handles; rejects where there is no memory for them. */
   readonly handles: Promise<number[]>;
@@ -50,13 +61,13 @@ export class UploadAhead {
     readonly plan: UploadPlan,
     open: () => Promise<ReadableFile | null>,
     create: (requests: string, owner: string) => Promise<string>,
-    begin: (pieces: PieceFields[]) => WeightUpload,
+    upload: Upload,
     private told: (done: number) => void,
   ) {
     this.handles = create(JSON.stringify(plan.requests), plan.owner).then(
       (made) => (this.made = JSON.parse(made) as number[]),
     );
-    this.done = this.perform(open, begin).catch(() => false);
+    this.done = this.perform(open, upload).catch(() => false);
   }
 
   /** Whether these are the buffers that it fills. */
@@ -88,19 +99,15 @@ export class UploadAhead {
     await this.done;
   }
 
-  private async perform(
-    open: () => Promise<ReadableFile | null>,
-    begin: (pieces: PieceFields[]) => WeightUpload,
-  ): Promise<boolean> {
+  private async perform(open: () => Promise<ReadableFile | null>, upload: Upload): Promise<boolean> {
     const { size, shard } = this.plan;
     await this.handles;
     const file = await open();
     if (!file) return false;
-    const upload = begin(this.pieces());
     const read: ReadAt = (into, at) => (this.stopped ? 0 : file.read(into, at));
     const tell = (bytes: number): void => this.told((this.bytes = bytes));
-    const done = await upload.pour(read, 0, file.size === size ? size : 0, shard, tell).finally(() => file.close());
-    await upload.finish();
+    const length = file.size === size ? size : 0;
+    const done = await upload(this.pieces(), read, length, shard, tell).finally(() => file.close());
     return done === size;
   }
 

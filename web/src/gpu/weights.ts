@@ -5,7 +5,7 @@ import type { Chunk } from "../storage/chunk";
 import { Allocations } from "./allocations";
 import type { WatchedDevice } from "./device";
 import type { Beside, Turn, Turner } from "./turn";
-import type { UploadAhead } from "./upload_ahead";
+import type { ReadAt, UploadAhead } from "./upload_ahead";
 
 /** A range of a data file and the buffer it goes to; offsets and lengths are in bytes. */
 export interface WeightPiece {
@@ -29,9 +29,6 @@ const PIECE = 256 << 10;
 /** Windows of a stored file that are on their way at once, and how large they are unless a shard is larger. */
 const WINDOWS = 3;
 const WINDOW = 4 << 20;
-
-/** Fills memory from an offset of a file, synchronously; returns the number of bytes read. */
-export type ReadAt = (into: Uint8Array<ArrayBuffer>, at: number) => number;
 
 /** Mapped memory that a window passes through; `ready` once it is mapped. */
 interface Window {

@@ -1,11 +1,9 @@
-// This browser's places for stored weights; see capstan.host.storage.Backing.
+// What a place for stored weights is; see capstan.host.storage.Backing. open_backing.ts chooses this browser's.
 
 import { EngineError } from "../errors";
-import { CacheBacking } from "./cache";
 import type { WeightUpload } from "../gpu/weights";
 import type { Chunk } from "./chunk";
 import type { Memory } from "./memory";
-import { OpfsBacking } from "./opfs";
 
 /** A stored file, open. */
 export interface DataFile {
@@ -29,11 +27,6 @@ export interface Backing {
   appendText(name: string, text: string): Promise<void>;
   remove(name: string): Promise<void>;
   open(name: string, size: number, shardSize: number, write: boolean): Promise<DataFile>;
-}
-
-/** A folder in the private file system, else a cache of that name in the Cache API, else nothing. */
-export async function openBacking(folder: string): Promise<Backing | null> {
-  return (await OpfsBacking.find(folder)) ?? (await CacheBacking.find(folder));
 }
 
 /** The bytes that the browser still lets this origin store; null if it does not tell. */

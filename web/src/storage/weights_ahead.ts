@@ -2,7 +2,7 @@
 // stored weights, which the GPU can begin (gpu/upload_ahead.ts).
 
 import type { UploadPlan } from "../gpu/upload_ahead";
-import { openBacking } from "./backing";
+import { openBacking } from "./open_backing";
 import { hex, sha256 } from "./sha256";
 import { expectSource, isExpected, type SourceIdentity } from "./source";
 

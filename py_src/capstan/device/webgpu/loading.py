@@ -20,7 +20,8 @@ from ...model_files.config import GenaiConfig
 from ...model_files.load_times import phase
 from ...tape import PASSES
 from ...weights.shared import Lease, SharedWeights
-from ..base import Progress, TapeOptions
+from ..base import TapeOptions
+from ..interface import Progress
 from ..model_memory import ModelMemory
 from .device import WebGpuDevice
 from .engine import GpuSessions

@@ -15,7 +15,8 @@ from ...memory import DeviceBuffer, DeviceSpan, Loan, Pools, PoolSize, Rows
 from ...model_files.config import GenaiConfig
 from ...tape import TapeKey, WorkgroupLimits, attends_prompts
 from ...weights.shared import SharedWeights
-from ..base import Progress, TapeOptions
+from ..base import TapeOptions
+from ..interface import Progress
 from ..lora import LoraGraph, LoraWeights
 from ..model_memory import Lent
 from ..rows import RowDecoder
@@ -24,7 +25,6 @@ from .decoder import WebGpuDecoder
 from .device import WebGpuDevice
 from .engine import FREE, BoundTensor
 from .loading import Loaded, load, passes_for, release_made
-from .lora_variants import LoraVariants
 from .model_graphs import Graphs, OpenWeights
 from .prefill_pace import BOUND_MS, PrefillPace, RunSize
 from .row_source import RowSource
@@ -51,7 +51,6 @@ class WebGpuModel:
         self._engine = loaded.interface.engine
         self._graphs = loaded.graphs
         self.lora = LoraGraph(loaded.graphs.lora)
-        self._variants = LoraVariants(loaded, partial(WebGpuModel, options=options)) if loaded.lora else None
         self._sample: LoraWeights | None = None
         """The adapters that were asked for last: a step is recorded and compared with them."""
         self._leases = loaded.leases
@@ -152,10 +151,6 @@ class WebGpuModel:
     ) -> RowDecoder:
         """Rows that one step advances, where that was asked for and can be; else a decoder a row, one after another."""
         self._require_open()
-        if self._variants is not None and lora is not None:
-            adapted = await self._variants.of(lora.rank)
-            self._require_open()
-            return await adapted.row_decoder(rows, capacity, pools, lora)
         self._sample = lora
         lent = self.memory.lend(rows, capacity, pools) if pools is not None else None
         scratch = lent.scratch if lent is not None else None
@@ -197,9 +192,6 @@ class WebGpuModel:
     ) -> None:
         self._require_open()
         rows = cast(WebGpuRows, decoder)
-        if self._variants is not None and not self.made(rows):
-            await self._variants.maker(rows).replace_scratch(rows, scratch)
-            return
         loan = None if scratch is None else self.memory.lend_scratch(decoder.rows, decoder.capacity, scratch)
         try:
             await give_scratch(rows, loan)
@@ -209,9 +201,9 @@ class WebGpuModel:
             raise
 
     async def switched(self, decoder: RowDecoder, lora: LoraWeights) -> RowDecoder:
-        self._require_open()
-        assert self._variants is not None
-        return await self._variants.switched(cast(WebGpuRows, decoder), lora)
+        rows = cast(WebGpuRows, decoder)
+        rows.set_lora(lora)
+        return rows
 
     def made(self, decoder: WebGpuRows) -> bool:
         """Whether rows are of this model, not of one for adapters of another rank or none."""
@@ -249,8 +241,6 @@ class WebGpuModel:
             dropping.add_done_callback(self._dropping.discard)
 
     async def trim(self) -> None:
-        if self._variants is not None:
-            await self._variants.trim()
         await self._rows.trim()
         free, self._free = self._free, []
         for decoder in free:
@@ -379,8 +369,6 @@ class WebGpuModel:
 
     async def close(self) -> None:
         self._closed = True
-        if self._variants is not None:
-            await self._variants.close()
         await asyncio.gather(*self._making, return_exceptions=True)
         await asyncio.gather(*self._dropping, return_exceptions=True)
         await self._rows.close()
