@@ -12,35 +12,9 @@ from __future__ import annotations
 
 import sys
 
-from . import measure, memory, notebook
+from . import errors, measure, memory, notebook
 from .adapters import Adapters
-from .errors import (
-    AsyncRequiredError,
-    BindingError,
-    BufferMismatchError,
-    CapstanError,
-    ClosedError,
-    ConfigError,
-    DeviceError,
-    DeviceLostError,
-    DeviceUnavailableError,
-    GuidanceError,
-    LogitsError,
-    MemoryTypeError,
-    ModelFileError,
-    OptionError,
-    OutOfMemoryError,
-    PromptError,
-    StorageError,
-    TapeCheckError,
-    TapeError,
-    TapeKeyError,
-    UncomputedError,
-    UnsupportedModelError,
-    ValidationError,
-    VersionError,
-    WeightsChangedError,
-)
+from .errors import *  # noqa: F403  (whatever errors.__all__ names)
 from .fallback import FallbackWarning
 from .generation.generator import Generator
 from .generation.generator_params import GeneratorParams
@@ -68,48 +42,23 @@ else:
 
 __all__ = [
     "Adapters",
-    "AsyncRequiredError",
-    "BindingError",
-    "BufferMismatchError",
-    "CapstanError",
-    "ClosedError",
-    "ConfigError",
-    "DeviceError",
-    "DeviceLostError",
-    "DeviceUnavailableError",
-    "LogitsError",
-    "MemoryTypeError",
     "FallbackWarning",
     "Generator",
     "GeneratorParams",
-    "GuidanceError",
     "HubRepository",
     "Model",
-    "ModelFileError",
-    "OptionError",
-    "OutOfMemoryError",
-    "PromptError",
     "SearchOptions",
     "Speculation",
     "SpeculationStats",
     "StoppingStream",
-    "StorageError",
     "StoredWeights",
-    "TapeCheckError",
-    "TapeError",
-    "TapeKeyError",
     "TextStream",
     "Timing",
     "Tokenizer",
     "TokenizerStream",
     "Trace",
-    "UncomputedError",
-    "UnsupportedModelError",
-    "ValidationError",
     "Verification",
-    "VersionError",
     "WeightStore",
-    "WeightsChangedError",
     "configure",
     "logits_processor",
     "measure",
@@ -120,3 +69,4 @@ __all__ = [
     "shortlist_processor",
     "trace",
 ]
+__all__ += errors.__all__

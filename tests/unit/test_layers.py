@@ -149,11 +149,13 @@ FLOORS: dict[str, tuple[str, ...]] = {
     ),
     "page": ("adapters inspection memory_requests requests", "page"),
     "stages": (
-        "option search",
-        "float_arithmetic sampling stage",
+        "option",
+        "float_arithmetic stage",
         "bad_words guided logit_bias max_time min_length min_p no_repeat_ngram repetition_penalty selection "
         "stop_strings stop_token_ids token_penalties",
         "program",
+        "search",
+        "sampling",
     ),
     "tape": (
         "kernel_plan key recording uniforms witness",

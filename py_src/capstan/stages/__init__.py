@@ -8,50 +8,25 @@ its options from there too. A module that only decides when a sequence ends has 
 
 from __future__ import annotations
 
-from .bad_words import BadWords
-from .guided import FORBIDDEN_KEY, STACK, GrammarTable, Guided, position_words
-from .logit_bias import LogitBias
-from .max_time import MaxTime
-from .min_length import MinLength
-from .min_p import MinP
-from .no_repeat_ngram import NoRepeatNgram
-from .option import Option, integer, real, switch, token_ids
-from .program import Drafting, SamplerProgram, sampler_program
-from .repetition_penalty import RepetitionPenalty
-from .selection import Selection, temperature_scale
+from .guided import FORBIDDEN_KEY, STACK, GrammarTable, position_words
+from .option import Option, integer, switch
+from .program import Drafting, SamplerProgram
+from .selection import temperature_scale
 from .stage import NEGATIVE_INFINITY_KEY, Row, Stage, StageOptions
-from .stop_strings import StopStrings
-from .stop_token_ids import StopTokenIds
-from .token_penalties import TokenPenalties
 
 __all__ = [
     "FORBIDDEN_KEY",
     "NEGATIVE_INFINITY_KEY",
     "STACK",
-    "BadWords",
-    "GrammarTable",
-    "Guided",
-    "LogitBias",
-    "MaxTime",
-    "MinLength",
-    "MinP",
-    "NoRepeatNgram",
-    "Option",
-    "RepetitionPenalty",
-    "Row",
     "Drafting",
+    "GrammarTable",
+    "Option",
+    "Row",
     "SamplerProgram",
-    "Selection",
     "Stage",
     "StageOptions",
-    "StopStrings",
-    "StopTokenIds",
-    "TokenPenalties",
     "integer",
     "position_words",
-    "real",
-    "sampler_program",
     "switch",
     "temperature_scale",
-    "token_ids",
 ]

@@ -11,30 +11,21 @@ from dataclasses import dataclass, fields
 
 from ..errors import OptionError
 from ..fallback import fall_back
-from . import (
-    BadWords,
-    Drafting,
-    Guided,
-    LogitBias,
-    MaxTime,
-    MinLength,
-    MinP,
-    NoRepeatNgram,
-    Option,
-    RepetitionPenalty,
-    SamplerProgram,
-    Selection,
-    Stage,
-    StageOptions,
-    StopStrings,
-    StopTokenIds,
-    TokenPenalties,
-    integer,
-    real,
-    sampler_program,
-    switch,
-    token_ids,
-)
+from .bad_words import BadWords
+from .guided import Guided
+from .logit_bias import LogitBias
+from .max_time import MaxTime
+from .min_length import MinLength
+from .min_p import MinP
+from .no_repeat_ngram import NoRepeatNgram
+from .option import Option, integer, real, switch, token_ids
+from .program import Drafting, SamplerProgram, sampler_program
+from .repetition_penalty import RepetitionPenalty
+from .selection import Selection
+from .stage import Stage, StageOptions
+from .stop_strings import StopStrings
+from .stop_token_ids import StopTokenIds
+from .token_penalties import TokenPenalties
 
 __all__ = ["MAX_EOS_TOKENS", "MAX_ROWS", "STAGES", "STAGE_OPTIONS", "SearchOptions"]
 
