@@ -17,7 +17,7 @@ from .terminal import Output, say
 from .trace import write_trace
 
 if TYPE_CHECKING:
-    from capstan.tracing import TraceFile
+    from capstan.host.tracing import TraceFile
 
 with suppress(ImportError):
     import readline  # noqa: F401  # gives input() editing and a history

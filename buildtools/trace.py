@@ -10,7 +10,7 @@ from .errors import CommandError, raise_remote
 from .terminal import say
 
 if TYPE_CHECKING:
-    from capstan.tracing import TraceFile
+    from capstan.host.tracing import TraceFile
 
     from .page import HarnessPage
 
@@ -29,7 +29,7 @@ def trace_file(path: str | None) -> TraceFile | None:
         return None
     find_package()
     from capstan.errors import OptionError
-    from capstan.tracing import TraceFile
+    from capstan.host.tracing import TraceFile
 
     try:
         return TraceFile(path)

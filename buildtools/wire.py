@@ -170,7 +170,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..spans import spanned
+from ..host.spans import spanned
 from .coding import arriving, numbers, to_json
 from .errors import typed_errors
 {imports_for(tree, methods)}

@@ -23,12 +23,12 @@ from .generation.speculation import Speculation, SpeculationStats
 from .generation.stream import StoppingStream, TextStream
 from .generation.timing import Timing
 from .host import configure, use_host
+from .host.tracing import Trace, trace
 from .model import Model
 from .model_files.hub import HubRepository
 from .model_files.planning import open_device, plan
 from .stages.search import SearchOptions
 from .tokenizer import Tokenizer, TokenizerStream
-from .tracing import Trace, trace
 from .weights.store import StoredWeights, Verification, WeightStore
 
 if sys.platform == "emscripten":

@@ -25,7 +25,7 @@ from .model_files.recovery import opened_again
 
 if TYPE_CHECKING:
     from .device.lora import LoraWeights
-    from .not_finite import NotFinite
+    from .onnxruntime.not_finite import NotFinite
 
 __all__ = ["Model"]
 
@@ -258,7 +258,7 @@ class Model:
         the model's, and much longer than a prompt. LoRA adapters are left out. Raises PromptError, and the errors of
         `capstan.onnxruntime.InferenceSession`.
         """
-        from .not_finite import find_not_finite
+        from .onnxruntime.not_finite import find_not_finite
 
         device = self._open().device
         return await find_not_finite(self.host, self.folder, self.config, await self._read_graph(), device, ids)

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "py_src" / "capstan"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "fallback", "model_files.file_names", "model_files.json_text", "model_files.load_times", "spans"),
+    ("errors", "fallback", "model_files.file_names", "model_files.json_text", "model_files.load_times", "host.spans"),
     (
         *("graph", "guidance", "host.retrying", "host.storage", "memory", "stages"),
         *("generation.speculation", "model_files.config", "model_files.hub", "model_files.model_types"),
@@ -53,7 +53,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_js", "local"),
     (
         *("generation.stream", "model_files", "onnxruntime", "tokenizer"),
-        *("generation.prefix_cache", "generation.row", "adapters", "model", "not_finite", "tracing"),
+        *("generation.prefix_cache", "generation.row", "adapters", "host.tracing", "model"),
         *("generation", "measure", "notebook"),
     ),
     ("genai",),
@@ -129,7 +129,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "guidance",
         "constraint",
     ),
-    "host": ("leaving storage", "notes retrying"),
+    "host": ("leaving spans storage", "notes retrying tracing"),
     "local": ("data_file grammars tokenizer", "host"),
     "memory": ("bookkeeping info", "pools span", "fit usage", "compatibility copies", "given"),
     "model_files": (
@@ -146,6 +146,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "io_binding",
         "captured",
         "session",
+        "not_finite",
     ),
     "page": ("adapters inspection memory_requests requests", "page"),
     "stages": (
@@ -181,7 +182,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
 INSIDE_FUNCTIONS = {
     ("local.host", "device.reference.device"): "numpy and onnxruntime are in the extra `reference`",
     ("local.host", "device.reference.model"): "numpy and onnxruntime are in the extra `reference`",
-    ("model", "not_finite"): "protobuf is in the extra `reference`",
+    ("model", "onnxruntime.not_finite"): "protobuf is in the extra `reference`",
     ("onnxruntime.checks", "ctypes"): "for who binds several arrays only",
     ("page.read_request", "difflib"): "for an unknown field only",
     ("model_files.folder", "graph"): "protobuf is in the extra `reference`, and needed for repositories only",

@@ -1,5 +1,5 @@
 // Spans of time for a trace: of the worker's start, of submits, waits, copies and the GPU. Python adds its own and makes
-// the file of all (capstan/tracing.py). Nothing is kept while no trace is taken.
+// the file of all (capstan/host/tracing.py). Nothing is kept while no trace is taken.
 
 export type Track = "load" | "submit" | "wait" | "copy" | "GPU";
 export type Arguments = Record<string, string | number>;
@@ -66,7 +66,7 @@ export class Tracer {
     this.lack = reason;
   }
 
-  /** End the trace; resolves to its spans as JSON for capstan.spans.HostSpans. */
+  /** End the trace; resolves to its spans as JSON for capstan.host.spans.HostSpans. */
   async end(): Promise<string> {
     await Promise.all(this.pending);
     const spans = [...(this.spans ?? []), ...this.gpu.map((each) => this.placed(each))];

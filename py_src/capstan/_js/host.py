@@ -15,7 +15,7 @@ from pyodide.ffi import run_sync as _run_sync
 
 from ..fallback import fall_back
 from ..host.retrying import retried
-from ..spans import HostSpans, Span
+from ..host.spans import HostSpans, Span
 from .errors import storage_errors, typed_errors
 from .gpu import JsGpuEngine
 from .own_host import capstan_host

@@ -24,6 +24,7 @@ from ..graph import data_ends, parse, without_weights
 from ..graph.description import tell_growing
 from ..host.notes import Notes, build
 from ..host.retrying import pause, retried
+from ..host.spans import HostSpans
 from ..host.storage import BrokenDownloadError, ExternalData
 from ..memory import Fit
 from ..model_files.config import GenaiConfig
@@ -31,7 +32,6 @@ from ..model_files.file_names import address_of, folder_address, split_name
 from ..model_files.hub import HubRepository
 from ..model_files.load_times import phase
 from ..model_files.repository import ON_CPU, ON_F16, ON_F32
-from ..spans import HostSpans
 from ..tape import WorkgroupLimits
 from ..weights.manifest import MANIFEST_SUFFIX
 from ..weights.store import WeightStore

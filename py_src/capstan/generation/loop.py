@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..device.rows import Burst, RowDecoder
 from ..errors import CapstanError, PromptError
-from ..spans import span
+from ..host.spans import span
 from .flight import Flight
 from .generator_params import GeneratorParams
 from .row import Row

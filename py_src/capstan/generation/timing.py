@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..spans import note
+from ..host.spans import note
 
 if TYPE_CHECKING:
     from ..device.rows import Burst

@@ -11,7 +11,7 @@ from ..errors import AsyncRequiredError
 from ..guidance.matcher import Grammars
 from ..memory import Fit
 from ..model_files.config import GenaiConfig
-from ..spans import HostSpans
+from .spans import HostSpans
 from .storage import Backing, WeightData
 
 __all__ = ["Host", "configure", "current_host", "use_host", "wait_here"]

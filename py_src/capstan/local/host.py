@@ -15,12 +15,12 @@ from typing import Any, Protocol, TypeVar
 from ..device.base import DeviceModel, TapeOptions
 from ..device.interface import DeviceInterface, Progress
 from ..errors import DeviceUnavailableError, ModelFileError, OptionError
+from ..host.spans import HostSpans
 from ..host.storage import Backing
 from ..memory import Fit
 from ..model_files.config import GenaiConfig
 from ..model_files.hub import HubRepository
 from ..model_files.repository import ON_CPU
-from ..spans import HostSpans
 from ..weights.manifest import MANIFEST_SUFFIX
 from ..weights.weight_file import WeightFile
 from .data_file import DiskChunk, DiskSource

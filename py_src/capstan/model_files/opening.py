@@ -13,7 +13,7 @@ from ..errors import ConfigError, ModelFileError, OptionError
 from ..fallback import fall_back
 from ..host import Host, current_host, wait_here
 from ..host.retrying import require_stall_timeout
-from ..spans import span
+from ..host.spans import span
 from ..stages.search import SearchOptions
 from ..tape import PASSES
 from .config import GenaiConfig

@@ -30,11 +30,11 @@ from ..generation.named_processors import named_processor
 from ..generation.speculation import Speculation
 from ..generation.stream import StoppingStream
 from ..generation.timing import Timing
+from ..host.spans import span
+from ..host.tracing import begin_trace, end_trace
 from ..model import Model
 from ..model_files.hub import HubRepository
-from ..spans import span
 from ..tokenizer import Tokenizer
-from ..tracing import begin_trace, end_trace
 from .adapters import adapt, forget_adapters
 from .inspection import burst_list, plan_for, tape_of, tell_alternatives, told_times
 from .memory_requests import idle_verification, live_memory, stored_weights

@@ -98,4 +98,3 @@ class LoraModel(WebGpuModel):
         """The model that made these rows."""
         made = (each.result() for each in self._variants.values() if each.done() and not each.cancelled())
         return next(model for model in made if model.made(rows))
-

@@ -9,7 +9,7 @@ from functools import partial
 from ....errors import OutOfMemoryError, TapeError, UnsupportedModelError
 from ....fallback import fall_back
 from ....graph import GraphDescription, NBitsProduct
-from ....spans import spanned
+from ....host.spans import spanned
 from ....tape import (
     MatMul,
     MatrixMatMul,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ....graph import LeftOut
+from ....host.spans import spanned
 from ....memory import BufferRequest, DeviceBuffer
-from ....spans import spanned
 from ....tape import RowSpans, WorkgroupLimits, captured_half, check_replayable, fuse_step, row_step, without_clears
 from ..engine import GpuEngine
 from ..row_buffers import RowBuffers

@@ -11,7 +11,7 @@ from typing import Any
 from ....errors import OutOfMemoryError, TapeCheckError, TapeError
 from ....fallback import fall_back
 from ....graph import GraphDescription, LeftOut
-from ....spans import spanned
+from ....host.spans import spanned
 from ....tape import (
     Command,
     Copy,

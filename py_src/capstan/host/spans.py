@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from .errors import OptionError
+from ..errors import OptionError
 
 __all__ = ["HostSpans", "Span", "Spans", "begin", "end", "note", "span", "spanned"]
 

@@ -15,9 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from . import spans
-from .errors import OptionError
-from .host import current_host
+from ..errors import OptionError
+from . import current_host, spans
 from .spans import HostSpans, Span, Spans
 
 __all__ = ["Trace", "TraceFile", "begin_trace", "chrome_trace", "end_trace", "trace"]

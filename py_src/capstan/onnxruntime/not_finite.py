@@ -8,19 +8,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from . import graph
-from .device.element_types import ELEMENT_TYPES, ONNX_NAMES, byte_count
-from .errors import PromptError, UnsupportedModelError
-from .graph.logits_to_keep import LOGITS_TO_KEEP
-from .graph.onnx_pb2 import ModelProto, NodeProto
-from .graph.pipeline import Made, Rewriting, rewritten
-from .graph.slices import GraphSlice, layer_of, layer_slices, slice_model
-from .host import Host
-from .model_files.config import GenaiConfig
-from .onnxruntime.host_array import HostArray, empty
-from .onnxruntime.ort_value import OrtValue
-from .onnxruntime.providers import CPU, WEBGPU
-from .onnxruntime.session import InferenceSession
+from .. import graph
+from ..device.element_types import ELEMENT_TYPES, ONNX_NAMES, byte_count
+from ..errors import PromptError, UnsupportedModelError
+from ..graph.logits_to_keep import LOGITS_TO_KEEP
+from ..graph.onnx_pb2 import ModelProto, NodeProto
+from ..graph.pipeline import Made, Rewriting, rewritten
+from ..graph.slices import GraphSlice, layer_of, layer_slices, slice_model
+from ..host import Host
+from ..model_files.config import GenaiConfig
+from .host_array import HostArray, empty
+from .ort_value import OrtValue
+from .providers import CPU, WEBGPU
+from .session import InferenceSession
 
 __all__ = ["NotFinite", "find_not_finite"]
 
