@@ -14,6 +14,9 @@ from .bench import tables_in_step
 __all__ = ["GROUP", "add_arguments", "check", "run"]
 
 GROUP = "dev"
+MOST_CHARACTERS = 71
+SINCE = "8e36c2d"
+"""Subjects of later commits are checked; older ones stay unchanged."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Nothing to refuse."""
+
+
+def last_subjects() -> list[str]:
+    """The subjects of the commits since then; none where the checkout has no history, as in an archive."""
+    command = ["git", "log", f"{SINCE}..HEAD", "--no-merges", "--format=%s"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,5 +68,10 @@ def run(args: argparse.Namespace) -> int:
     if clumsy:
         say("\n".join(["write subject, verb, object instead of:", *clumsy]))
         failed.append("plain words")
+    say("check: commit subjects")
+    long = [subject for subject in last_subjects() if len(subject) > MOST_CHARACTERS]
+    if long:
+        say("\n".join([f"a commit's subject has at most {MOST_CHARACTERS} characters, not", *long]))
+        failed.append("commit subjects")
     say(f"check: failed: {', '.join(failed)}" if failed else "check: all passed")
     return 1 if failed else 0

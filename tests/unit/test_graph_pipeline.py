@@ -24,7 +24,7 @@ BEFORE: dict[Made, tuple[Made, ...]] = {
 """The graphs that are made before one."""
 LAYERS = [made for made in get_args(Made) if made.startswith("layers")]
 CHANGED = ("decode", "session on buffers", "captured prefill", "prefill", "wasm", *LAYERS)
-"""The graphs that differ from the one that they are made of; the model builder has done what other passes do."""
+"""The graphs that differ from the one that they are made of; the model builder has done the work of other passes."""
 
 
 def test_passes_have_names_of_their_own_and_every_graph_has_passes() -> None:

@@ -1,10 +1,10 @@
 """No module imports upward, no circle, imports inside functions only for a reason, JavaScript only in `_js` and `page`.
 
-The rules, which `problems` applies to the sources without importing them; imports for type checkers count as others do:
+The rules, which `problems` applies to the sources without importing them; imports for type checkers count, too:
 
 - A module imports modules of its own layer or of a lower one (LAYERS), and within its package of its own floor or of a
   lower one (FLOORS).
-- No modules import one another in a circle, and no parts of LAYERS do. So it is in buildtools and in web/src.
+- No modules import one another in a circle, nor parts of LAYERS; buildtools and web have no circle either.
 - An import inside a function is in INSIDE_FUNCTIONS, with its reason.
 - Only `_js` and `page` import `js`, `pyodide`, and the page's object `_capstan_host`.
 

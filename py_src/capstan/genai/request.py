@@ -20,7 +20,7 @@ from .tensors import token_rows
 __all__ = ["EngineEvent", "Generated", "Request", "RequestOptions", "TurnOptions", "count"]
 
 Generated = CapstanGenerator | PooledSequence
-"""What a request generates in: a sequence of its own, or a row of shared steps."""
+"""The sequence of a request: one of its own, or a row of shared steps."""
 
 
 @dataclass(frozen=True)

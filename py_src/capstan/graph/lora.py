@@ -63,7 +63,7 @@ class LoraInput:
         return tuple(size if isinstance(size, int) else rank for size in self.dims)
 
     def slot(self, rank: int) -> LoraSlot:
-        """What a sequence is given for it, for adapters of that rank."""
+        """The tensor that fills it, for adapters of that rank."""
         return LoraSlot(self.name, self.onnx_type, self.sizes(rank), ((self.name, 0, 0),))
 
 

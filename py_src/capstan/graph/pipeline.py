@@ -59,7 +59,7 @@ Made = Literal[
 
 @dataclass
 class Rewriting:
-    """What the passes over one model are told, and what they find out for those behind them and for the caller."""
+    """The facts for the passes over one model, and those that passes find out for later passes and for the caller."""
 
     config: GenaiConfig | None = None
     """Every graph has it but a session's."""
@@ -116,7 +116,7 @@ class GraphPass(NamedTuple):
 
 
 def rewritten(model: ModelProto, made: Made, facts: Rewriting) -> ModelProto:
-    """The graph that the passes for `made` make of a model, which stays as it is.
+    """The graph that the passes for `made` make of a model, which is left unchanged.
 
     Raises UncomputedError for nodes that onnxruntime-web does not compute on the device, UnsupportedModelError for
     graphs that Capstan cannot feed.

@@ -1,4 +1,4 @@
-"""A session on its device: its inputs and outputs, and where they are placed. What bindings and captured runs need."""
+"""A session on its device: its inputs and outputs, and their places. Bindings and captured runs need no more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// What a place for stored weights is; see capstan.host.storage.Backing. open_backing.ts chooses this browser's.
+// The interface of a place for stored weights; see capstan.host.storage.Backing. open_backing.ts finds this browser's.
 
 import { EngineError } from "../errors";
 import type { WeightUpload } from "../gpu/weights";
