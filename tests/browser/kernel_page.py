@@ -53,24 +53,24 @@ class KernelPage:
         self,
         shader: str,
         constants: Mapping[str, int | float | bool],
-        buffers: Sequence[bytes],
+        buffers: Mapping[str, bytes],
         workgroups: Sequence[int],
         *,
-        read: int = -1,
+        read: str = "y",
         half: bool = False,
         lanes: int = 0,
         emulated: bool = False,
     ) -> bytes:
-        """Buffer `read` after the kernel ran; with `half` the kernel for float16, float32 in place of it. Subgroups are
-        the adapter's, or `emulated` in workgroup memory."""
+        """The buffer of binding `read` after the kernel ran; with `half` that for float16, float32 in place of it.
+        Subgroups are the adapter's, or `emulated` in workgroup memory."""
         floats = [name for name, value in constants.items() if isinstance(value, float)]
         request: dict[str, Any] = {
             "kernel": {"shader": shader, "constants": dict(constants), "floats": floats, "half": half, "lanes": lanes},
             "widened": half,
             "emulated": emulated and lanes > 0,
-            "buffers": [base64.b64encode(data).decode() for data in buffers],
+            "buffers": {name: base64.b64encode(data).decode() for name, data in buffers.items()},
             "workgroups": list(workgroups),
-            "read": read % len(buffers),
+            "read": read,
         }
         return base64.b64decode(self.page.evaluate("request => runKernel(request)", request))
 

@@ -1,19 +1,20 @@
 // Runs one fused kernel on buffers of its own, inside error scopes, for tests/browser/kernel_page.py.
 
-import { FusedPipelines, kernelCode, type FusedPipeline, type KernelText } from "../../web/src/gpu/kernels";
+import { FusedPipelines, kernelCode, type FusedPipeline } from "../../web/src/gpu/kernels";
+import type { KernelText } from "../../web/src/gpu/wgsl";
 import { pipelineOf, withoutSubgroups } from "./subgroups";
 
 interface KernelRun {
-  kernel: KernelText;
+  kernel: Omit<KernelText, "bindings">;
   /** Whether float32 stands in for float16 in what the kernel computes; what it unpacks from words stays float16. */
   widened: boolean;
   /** Whether subgroups of the kernel's size are made of workgroup memory. */
   emulated: boolean;
-  /** The initial contents of the bindings, base64; sizes are multiples of 4. */
-  buffers: string[];
+  /** The initial contents of the bindings, base64, by their names; sizes are multiples of 4. */
+  buffers: Record<string, string>;
   workgroups: [number, number, number];
-  /** Which of the buffers to read afterwards. */
-  read: number;
+  /** The binding whose buffer to read afterwards. */
+  read: string;
 }
 
 interface Opened {
@@ -119,7 +120,9 @@ function widenedCode(kernel: KernelText): string {
 }
 
 /** The pipeline of a kernel as the run asks for it. */
-function pipelineFor({ device, pipelines }: Opened, { kernel, widened, emulated }: KernelRun): Promise<FusedPipeline> {
+function pipelineFor({ device, pipelines }: Opened, run: KernelRun): Promise<FusedPipeline> {
+  const { widened, emulated, buffers: bindings } = run;
+  const kernel = { ...run.kernel, bindings };
   if (!widened && !emulated) return pipelines.get(kernel);
   const code = widened ? widenedCode(kernel) : kernelCode(kernel);
   return pipelineOf(device, emulated ? withoutSubgroups(kernel.shader, code) : code);
@@ -138,9 +141,9 @@ async function runKernel(run: KernelRun): Promise<string> {
   };
   let contents = "";
   try {
-    const { pipeline, layout } = await pipelineFor(page, run);
-    const buffers = run.buffers.map((text) => {
-      const bytes = decode(text);
+    const { pipeline, layout, names } = await pipelineFor(page, run);
+    const buffers = names.map((name) => {
+      const bytes = decode(run.buffers[name]!);
       const filled = buffer(bytes.length, GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST);
       device.queue.writeBuffer(filled, 0, bytes);
       return filled;
@@ -152,7 +155,7 @@ async function runKernel(run: KernelRun): Promise<string> {
     pass.setBindGroup(0, device.createBindGroup({ layout, entries }));
     pass.dispatchWorkgroups(...run.workgroups);
     pass.end();
-    const source = buffers[run.read]!;
+    const source = buffers[names.indexOf(run.read)]!;
     const staging = buffer(source.size, GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST);
     encoder.copyBufferToBuffer(source, 0, staging, 0, source.size);
     device.queue.submit([encoder.finish()]);

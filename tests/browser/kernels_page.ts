@@ -1,16 +1,17 @@
 // Runs fused kernels on buffers of its own for the tests of the kernels, inside error scopes.
 
 import { requestAdapter } from "../../web/src/gpu/adapter";
-import { FusedPipelines, kernelCode, type KernelText } from "../../web/src/gpu/kernels";
+import { FusedPipelines, kernelCode } from "../../web/src/gpu/kernels";
+import type { KernelText } from "../../web/src/gpu/wgsl";
 import { pipelineOf, withoutSubgroups } from "./subgroups";
 
 interface KernelRun {
-  /** The initial contents of the buffers, base64; sizes are multiples of 4. */
-  buffers: string[];
-  /** Dispatches, in order, in one pass: the kernel, indices of its buffers, workgroups. */
-  dispatches: { kernel: KernelText; buffers: number[]; workgroups: [number, number, number] }[];
-  /** Indices of the buffers to bring back. */
-  wanted: number[];
+  /** The initial contents of the buffers, base64, by the names of the bindings; sizes are multiples of 4. */
+  buffers: Record<string, string>;
+  /** Dispatches, in order, in one pass. */
+  dispatches: { kernel: KernelText; workgroups: [number, number, number] }[];
+  /** Names of the buffers to bring back. */
+  wanted: string[];
   /** Whether subgroups of the kernels' size are made of workgroup memory. */
   emulated: boolean;
 }
@@ -56,13 +57,14 @@ async function runKernels(run: KernelRun): Promise<string[]> {
     return made.at(-1)!;
   };
   try {
-    const buffers = run.buffers.map((text) => {
+    const filled = Object.entries(run.buffers).map(([name, text]): [string, GPUBuffer] => {
       const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
       const usage = GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
       const buffer = make(bytes.length, usage);
       device.queue.writeBuffer(buffer, 0, bytes);
-      return buffer;
+      return [name, buffer];
     });
+    const buffers = Object.fromEntries(filled);
     const compiled = await Promise.all(
       run.dispatches.map(({ kernel }) =>
         run.emulated && /subgroup[A-Z]/.test(kernelCode(kernel))
@@ -73,17 +75,17 @@ async function runKernels(run: KernelRun): Promise<string[]> {
     const encoder = device.createCommandEncoder();
     const pass = encoder.beginComputePass();
     run.dispatches.forEach((dispatch, i) => {
-      const { pipeline, layout } = compiled[i]!;
-      const entries = dispatch.buffers.map((index, binding) => ({ binding, resource: { buffer: buffers[index]! } }));
+      const { pipeline, layout, names } = compiled[i]!;
+      const entries = names.map((name, binding) => ({ binding, resource: { buffer: buffers[name]! } }));
       pass.setPipeline(pipeline);
       pass.setBindGroup(0, device.createBindGroup({ layout, entries }));
       pass.dispatchWorkgroups(...dispatch.workgroups);
     });
     pass.end();
-    const stagings = run.wanted.map((index) => {
-      const { size } = buffers[index]!;
+    const stagings = run.wanted.map((name) => {
+      const { size } = buffers[name]!;
       const staging = make(size, GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST);
-      encoder.copyBufferToBuffer(buffers[index]!, 0, staging, 0, size);
+      encoder.copyBufferToBuffer(buffers[name]!, 0, staging, 0, size);
       return staging;
     });
     device.queue.submit([encoder.finish()]);

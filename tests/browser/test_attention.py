@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,10 @@ above 128 are sums of so many more terms. That of f32 is twice what SwiftShader 
 another one the last place of a sum may be another."""
 LENGTHS = (1, 2, 63, 64, 65, 255, 256, 257, 511, 512, 513, 1000)
 LONG = (4096, 5000)
+BOUND = ("qkv", "state", "cos_cache", "sin_cache", "key_cache", "value_cache", "partials")
+GAMMAS = ("q_gamma", "k_gamma", "v_gamma")
+JOINED = ("partials", "state", "y")
+READ = ("y", "key_cache", "value_cache")
 
 Array = npt.NDArray[np.float64]
 
@@ -95,6 +99,11 @@ class Step:
             rounded(np.linspace(-40, 20, shape.heads)),
         )
 
+    def buffers(self, state: Any, keys: Any, values: Any, partials: Any, y: Any) -> dict[str, npt.NDArray[Any]]:
+        """All that a kernel may bind, by its names."""
+        bound = zip(BOUND, (self.qkv, state, self.cos, self.sin, keys, values, partials), strict=True)
+        return {**dict(bound), "y": y, **dict(zip(GAMMAS, self.gammas, strict=True)), "head_sink": self.sinks}
+
     def caches(self, length: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """The caches before the step: what lies before the window, at the new position and past it is NaN, which
         nothing may read."""
@@ -151,9 +160,14 @@ class KernelPage:
         self.lanes: int = offers["lanes"]
 
     def run(
-        self, buffers: Sequence[bytes], dispatches: Sequence[dict[str, Any]], wanted: Sequence[int], emulated: bool
+        self,
+        buffers: Mapping[str, npt.NDArray[Any]],
+        dispatches: Sequence[dict[str, Any]],
+        wanted: Sequence[str],
+        emulated: bool,
     ) -> list[bytearray]:
-        encoded = [base64.b64encode(data).decode() for data in buffers]
+        """The contents of the wanted buffers afterwards; buffers are called as the kernels call what they bind."""
+        encoded = {name: base64.b64encode(data.tobytes()).decode() for name, data in buffers.items()}
         request = {"buffers": encoded, "dispatches": dispatches, "wanted": wanted, "emulated": emulated}
         return [bytearray(base64.b64decode(text)) for text in self.page.evaluate("run => runKernels(run)", request)]
 
@@ -174,7 +188,7 @@ def kernels(browser: Browser, site: SiteServer, tmp_path_factory: pytest.TempPat
 
 
 def dispatch(
-    plan: KernelPlan, shape: Shape, lanes: int, buffers: list[int], workgroups: Sequence[int]
+    plan: KernelPlan, shape: Shape, lanes: int, names: Iterable[str], workgroups: Sequence[int]
 ) -> dict[str, Any]:
     text = {
         "shader": plan.shader,
@@ -182,8 +196,9 @@ def dispatch(
         "floats": [name for name, value in plan.constants.items() if isinstance(value, float)],
         "half": shape.element == "f16",
         "lanes": lanes,
+        "bindings": dict.fromkeys(names),
     }
-    return {"kernel": text, "buffers": buffers, "workgroups": list(workgroups)}
+    return {"kernel": text, "workgroups": list(workgroups)}
 
 
 def workgroups(plan: KernelPlan, length: int) -> tuple[int, int, int]:
@@ -212,18 +227,18 @@ def attend(
     partials = np.full(partial_bytes // 4, np.nan, dtype=np.float32)
     result = np.full((shape.heads, shape.head), np.nan, dtype=shape.dtype)
     keys, values = step.caches(length)
-    buffers = [step.qkv, state, step.cos, step.sin, keys, values, partials, result, *step.gammas, step.sinks]
-    gammas = [] if shape.epsilon is None else [8, 9, 10] if shape.normed_values else [8, 9]
-    sinks = [] if shape.sinks is None else [11]
+    buffers = step.buffers(state, keys, values, partials, result)
+    gammas = [] if shape.epsilon is None else [*GAMMAS] if shape.normed_values else [*GAMMAS[:2]]
+    sinks = [] if shape.sinks is None else ["head_sink"]
     # If that makes more than ten buffers, the join writes the result, and adds the sinks.
     many = len(gammas) + len(sinks) > 2
-    first, second = ([*range(7), *gammas], sinks) if many else ([*range(8), *gammas, *sinks], [])
+    first, second = ([*BOUND, *gammas], sinks) if many else ([*BOUND, "y", *gammas, *sinks], [])
     dispatches = [
         dispatch(attention, shape, lanes, first, workgroups(attention, dispatched or length)),
-        dispatch(join, shape, lanes, [6, 1, 7, *second], workgroups(join, dispatched or length)),
+        dispatch(join, shape, lanes, [*JOINED, *second], workgroups(join, dispatched or length)),
     ]
     emulated = lanes not in (0, kernels.lanes)
-    got = kernels.run([buffer.tobytes() for buffer in buffers], dispatches, [7, 4, 5], emulated)
+    got = kernels.run(buffers, dispatches, READ, emulated)
     cached = (shape.kv_heads, shape.capacity, shape.head)
     read = [np.frombuffer(data, dtype=shape.dtype) for data in got]
     return Run(read[0].reshape(shape.heads, shape.head), read[1].reshape(cached), read[2].reshape(cached))
@@ -268,7 +283,7 @@ def replaced(plans: Plans, **constants: int) -> Plans:
         blocks = -(-min(length, int(chosen["WINDOW"])) // block)
         return 1 if blocks <= alone else min(blocks, most)
 
-    tiles, alone_writes = -(-(heads // kv_heads) // tile), chosen["ALONE_WRITES"]
+    tiles, alone_writes = -(-(heads // kv_heads) // tile), join.constants["ALONE_WRITES"]
     joined = {**join.constants, "BLOCK": block, "ALONE": alone, "MAX_SPLITS": most, **join_rows(head, most)}
     return (
         replace(attention, constants=chosen, counts=lambda length: (splits(length), kv_heads * tiles, 1)),
@@ -434,8 +449,8 @@ def test_where_one_split_is_alone_the_join_writes_nothing(kernels: KernelPage) -
     for state, written in ((length, False), (length + 1, True)):
         before = np.arange(shape.heads * shape.head, dtype=np.float32)
         partials = np.ones(partial_bytes // 4, dtype=np.float32)
-        buffers = [partials.tobytes(), np.array([state], dtype=np.uint32).tobytes(), before.tobytes()]
-        [after] = kernels.run(buffers, [dispatch(join, shape, 0, [0, 1, 2], (shape.heads, 1, 1))], [2], False)
+        buffers = {"partials": partials, "state": np.array([state], dtype=np.uint32), "y": before}
+        [after] = kernels.run(buffers, [dispatch(join, shape, 0, JOINED, (shape.heads, 1, 1))], ["y"], False)
         assert (bytes(after) != before.tobytes()) == written
 
 
@@ -469,12 +484,12 @@ def test_sequences_of_different_lengths_in_one_dispatch(kernels: KernelPage, len
         partials = np.full(partial_bytes // 4, np.nan, np.float32)
         result = np.full((len(lengths), shape.heads, shape.head), np.nan, shape.dtype)
         qkv = np.stack([step.qkv for step in steps])
-        buffers = [qkv, state, steps[0].cos, steps[0].sin, keys, values, partials, result]
+        buffers = replace(steps[0], qkv=qkv).buffers(state, keys, values, partials, result)
         dispatches = [
-            dispatch(attention, shape, lanes, [*range(8)], workgroups(attention, max(lengths))),
-            dispatch(join, shape, lanes, [6, 1, 7], workgroups(join, max(lengths))),
+            dispatch(attention, shape, lanes, [*BOUND, "y"], workgroups(attention, max(lengths))),
+            dispatch(join, shape, lanes, JOINED, workgroups(join, max(lengths))),
         ]
-        got = kernels.run([buffer.tobytes() for buffer in buffers], dispatches, [7, 4, 5], False)
+        got = kernels.run(buffers, dispatches, READ, False)
         read = [np.frombuffer(data, shape.dtype) for data in got]
         found = read[0].reshape(result.shape), read[1].reshape(keys.shape), read[2].reshape(values.shape)
         for i, (step, length) in enumerate(zip(steps, lengths, strict=True)):
@@ -528,20 +543,20 @@ def attend_along(kernels: KernelPage, step: Step, plans: Plans, first: int, lane
     partials = np.full(partial_bytes // 4, np.nan, np.float32)
     result = np.full((count, shape.heads, shape.head), np.nan, shape.dtype)
     keys, values = step.caches(first)
-    buffers = [step.qkv, state, step.cos, step.sin, keys, values, partials, result, *step.gammas, step.sinks]
-    gammas = [] if shape.epsilon is None else [8, 9, 10] if shape.normed_values else [8, 9]
-    sinks = [] if shape.sinks is None else [11]
+    buffers = step.buffers(state, keys, values, partials, result)
+    gammas = [] if shape.epsilon is None else [*GAMMAS] if shape.normed_values else [*GAMMAS[:2]]
+    sinks = [] if shape.sinks is None else ["head_sink"]
     # As above: ten buffers at most.
     many = len(gammas) + len(sinks) > 2
-    bound, joined = ([*range(7), *gammas], sinks) if many else ([*range(8), *gammas, *sinks], [])
+    bound, joined = ([*BOUND, *gammas], sinks) if many else ([*BOUND, "y", *gammas, *sinks], [])
     last = first + count - 1
     append = plan_append(attention)
     assert isinstance(append.counts, tuple)
     dispatches = [
         dispatch(append, shape, lanes, bound, append.counts),
         dispatch(attention, shape, lanes, bound, workgroups(attention, last)),
-        dispatch(join, shape, lanes, [6, 1, 7, *joined], workgroups(join, last)),
+        dispatch(join, shape, lanes, [*JOINED, *joined], workgroups(join, last)),
     ]
-    got = kernels.run([buffer.tobytes() for buffer in buffers], dispatches, [7, 4, 5], lanes not in (0, kernels.lanes))
+    got = kernels.run(buffers, dispatches, READ, lanes not in (0, kernels.lanes))
     read = [np.frombuffer(data, shape.dtype) for data in got]
     return Run(read[0].reshape(result.shape), read[1].reshape(keys.shape), read[2].reshape(values.shape))

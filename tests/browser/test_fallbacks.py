@@ -148,9 +148,9 @@ def test_small_workgroups_are_enough_for_tapes(scripts: PageScripts) -> None:
         ),
         pytest.param(
             "bindings",
-            "residual",
-            "skip",
-            r"kernel matvec_q4 declares .*; not given: residual; given and not declared: skip",
+            "x",
+            "vector",
+            r"kernel matvec_q4 declares .*; not given: x; given and not declared: vector",
             id="a binding",
         ),
     ],

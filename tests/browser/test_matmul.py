@@ -1,4 +1,4 @@
-"""web/src/shaders/matmul_q4.wgsl and quantize_rows.wgsl against float64, on the adapter there is: float32.
+"""web/src/shaders/products/matmul_q4.wgsl and quantize_rows.wgsl against float64, on the adapter there is: float32.
 
 Products and sums of a run of 32 are exact integers, so that y is compared with what the int8 values give: errors count
 relative to the sum of the absolute products of an element, as in test_matvec. How far int8 is from float32 is bounded
@@ -54,10 +54,11 @@ class Problem:
             data = elements.tobytes()
         return data + bytes(-len(data) % 4)
 
-    def buffers(self, matrix: int) -> list[bytes]:
+    def buffers(self, matrix: int) -> dict[str, bytes]:
         """Weights, scales, and any zero points."""
-        made = [self.held(self.weights[matrix]), self.scales[matrix].tobytes()]
-        return [*made, self.held(self.zeros[matrix])] if self.case.zeros else made
+        ending = ("", "_up")[matrix]
+        made = {f"weights{ending}": self.held(self.weights[matrix]), f"scales{ending}": self.scales[matrix].tobytes()}
+        return {**made, f"zeros{ending}": self.held(self.zeros[matrix])} if self.case.zeros else made
 
     def numbers(self) -> NDArray[np.float64]:
         """The weights, dequantized."""
@@ -67,7 +68,7 @@ class Problem:
         return ((self.weights.astype(np.float64) - zeros) * spread)[:, :, : case.k]
 
 
-def run(page: KernelPage, plan: KernelPlan, buffers: list[bytes], read: int = -1) -> bytes:
+def run(page: KernelPage, plan: KernelPlan, buffers: dict[str, bytes], read: str = "y") -> bytes:
     assert not callable(plan.counts)
     return page.run(plan.shader, plan.constants, buffers, plan.counts, read=read)
 
@@ -76,8 +77,9 @@ def quantized(page: KernelPage, problem: Problem) -> tuple[bytes, bytes]:
     """x as the kernel makes it: words and factors."""
     case = problem.case
     plan = plan_quantize(Quantize(case.rows, case.k, case.group, "f32"))
-    buffers = [problem.x.tobytes(), bytes(case.rows * case.k), bytes(case.rows * case.k // 8)]
-    return run(page, plan, buffers, 1), run(page, plan, buffers, 2)
+    sizes = {"words": case.rows * case.k, "factors": case.rows * case.k // 8}
+    buffers = {"x": problem.x.tobytes(), **{name: bytes(size) for name, size in sizes.items()}}
+    return run(page, plan, buffers, "words"), run(page, plan, buffers, "factors")
 
 
 def as_floats(case: Case, words: bytes, factors: bytes) -> NDArray[np.float64]:
@@ -101,8 +103,9 @@ def check(page: KernelPage, case: Case, tuning: MatMulTuning | None = None) -> N
         assert plan.constants["SLICES"] == tuning.slices
         assert plan.constants["RUNS"] == tuning.runs
     count = case.rows * case.n
-    halves = [part for matrix in range(1 + case.gated) for part in problem.buffers(matrix)]
-    buffers = [words, factors, *halves, guarded(count)]
+    buffers = {"x": words, "x_scales": factors, "y": guarded(count)}
+    for matrix in range(1 + case.gated):
+        buffers |= problem.buffers(matrix)
     got = results(run(page, plan, buffers), count)
 
     x = as_floats(case, words, factors)

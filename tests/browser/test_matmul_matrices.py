@@ -1,4 +1,4 @@
-"""web/src/shaders/matmul_matrices.wgsl against float64, with subgroup matrices as kernel_page.ts computes them where
+"""matmul_matrices.wgsl against float64, with subgroup matrices as kernel_page.ts computes them where
 the adapter has none, and float32 in place of float16.
 
 Staged values and y stay packed float16: an error counts relative to the sum of the absolute products of an element,
@@ -20,6 +20,8 @@ from tests.browser.kernel_page import KernelPage, packed
 GUARD = 64
 UNTOUCHED = np.float16(77)
 SIZE = MatrixSize(8, 8, 8)
+HALVES = ("", "_up")
+"""Endings of the names of weights."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def check(page: KernelPage, case: Case, tiling: MatrixTiling) -> None:
     x = random.normal(0.3, 1, (case.rows, case.k)).astype(np.float16)
     if case.dense:
         weights = random.normal(0, 0.05, (matrices, case.k, case.n)).astype(np.float16).astype(np.float64)
-        pairs = [[w.astype(np.float16).tobytes()] for w in weights]
+        bound = {f"weights{ending}": w.astype(np.float16).tobytes() for ending, w in zip(HALVES, weights, strict=False)}
     else:
         blocks = -(-case.k // case.block)
         shape = (matrices, case.n, blocks * case.block)
@@ -59,27 +61,23 @@ def check(page: KernelPage, case: Case, tiling: MatrixTiling) -> None:
             zeros = random.integers(0, 1 << case.bits, scales.shape, np.uint8)
         repeated = [np.repeat(each.astype(np.float64), case.block, axis=2) for each in (zeros, scales)]
         weights = ((elements - repeated[0]) * repeated[1])[:, :, : case.k].transpose(0, 2, 1)
-        pairs = []
-        for q, s, z in zip(elements, scales, zeros, strict=True):
-            pairs.append([held(q, case.bits), s.astype(np.float32).tobytes()])
+        bound = {}
+        for ending, q, s, z in zip(HALVES, elements, scales, zeros, strict=False):
+            bound |= {f"weights{ending}": held(q, case.bits), f"scales{ending}": s.astype(np.float32).tobytes()}
             if case.zeros:
-                pairs[-1].append(held(np.pad(z, ((0, 0), (0, blocks % 2))) if case.bits == 4 else z, case.bits))
+                padded = np.pad(z, ((0, 0), (0, blocks % 2))) if case.bits == 4 else z
+                bound[f"zeros{ending}"] = held(padded, case.bits)
     constants = {
         "K": case.k,
         "N": case.n,
         "M": case.rows,
-        "GATED": case.gated,
-        "RESIDUAL": case.residual,
-        "DENSE": case.dense,
-        "BYTES": case.bits == 8,
-        "ZEROS": case.zeros,
-        **({} if case.dense else {"BLOCK": case.block}),
+        **({} if case.dense else {"BLOCK": case.block, "BYTES": case.bits == 8}),
         **tiling.constants(case.gated, case.dense),
     }
     count = case.rows * case.n
     guarded = np.full(count + GUARD, UNTOUCHED).tobytes()
     residual = random.normal(0, 3, (case.rows, case.n)).astype(np.float16)
-    buffers = [x.tobytes(), *(part for pair in pairs for part in pair), *[residual.tobytes()] * case.residual, guarded]
+    buffers = {"x": x.tobytes(), "y": guarded, **bound, **({"residual": residual.tobytes()} if case.residual else {})}
     workgroups = (*tiling.workgroups(case.rows, case.n, case.gated), 1)
     data = page.run("matmul_matrices", constants, buffers, workgroups, half=True, lanes=tiling.lanes)
     found = np.frombuffer(data, np.float16)

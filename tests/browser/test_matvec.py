@@ -1,4 +1,4 @@
-"""web/src/shaders/matvec_q4.wgsl against float64, on the adapter there is: float32, with and without subgroups.
+"""matvec_q4.wgsl against float64, on the adapter there is: float32, with and without subgroups.
 
 An error counts relative to the sum of the absolute products of its row, as rounding grows with that sum. In float32 a
 bound of 2^-20 is 8 roundings of 2^-23; sums of 32 and more products stay far below it. No software adapter has float16,
@@ -74,8 +74,8 @@ class Problem:
         given = random.normal(0.3, 1, (3, case.k)).astype(np.float16).astype(np.float32)
         self.beta, self.gamma_behind, self.skip = given
 
-    def buffers(self, half: bool) -> list[bytes]:
-        """The kernel's bindings, y last. x and gamma are exact in float16."""
+    def buffers(self, half: bool) -> dict[str, bytes]:
+        """The kernel's bindings. x and gamma are exact in float16."""
         case = self.case
         wide = np.float16 if half else np.float32
         stream = np.float32 if case.wide else wide
@@ -83,19 +83,25 @@ class Problem:
         gamma, beta, gamma_behind, skip = (
             each.astype(stream).tobytes() for each in (self.gamma, self.beta, self.gamma_behind, self.skip)
         )
-        packs = [
-            [self.packed(w), s.tobytes(), *([self.packed(z)] if case.zeros else [])]
-            for w, s, z in zip(self.weights, self.scales, self.zeros, strict=True)
-        ]
-        buffers = [x, *packs[0]]
-        buffers += [gamma] * case.norm + [beta] * case.centered + [gamma_behind, skip] * case.behind
-        buffers += [self.residual.tobytes()] * case.residual + [self.second.tobytes()] * case.second
-        buffers += [self.bias.tobytes()] * case.bias + [np.int32(case.power).tobytes()] * (case.power > 0)
-        buffers += [np.float32(FACTOR).tobytes()] * (case.factor != "")
-        buffers += [self.up.tobytes()] * case.times + (packs[-1] if case.gated else [])
-        buffers += [self.bias_up.tobytes()] * (case.gated and case.bias)
-        buffers += [guarded(case.k if case.wide or not half else case.k // 2)] * case.behind
-        return [*buffers, guarded(case.n)]
+        buffers = {"x": x, "y": guarded(case.n)}
+        for ending, w, s, z in zip(("", "_up"), self.weights, self.scales, self.zeros, strict=False):
+            buffers |= {f"weights{ending}": self.packed(w), f"scales{ending}": s.tobytes()}
+            buffers |= {f"zeros{ending}": self.packed(z)} if case.zeros else {}
+        asked = {
+            "gamma": (case.norm, gamma),
+            "beta": (case.centered, beta),
+            "gamma_behind": (case.behind, gamma_behind),
+            "skip": (case.behind, skip),
+            "total": (case.behind, guarded(case.k if case.wide or not half else case.k // 2)),
+            "residual": (case.residual, self.residual.tobytes()),
+            "second": (case.second, self.second.tobytes()),
+            "bias": (case.bias, self.bias.tobytes()),
+            "bias_up": (case.gated and case.bias, self.bias_up.tobytes()),
+            "exponent": (case.power > 0, np.int32(case.power).tobytes()),
+            "factor": (case.factor != "", np.float32(FACTOR).tobytes()),
+            "up": (case.times, self.up.tobytes()),
+        }
+        return buffers | {name: data for name, (wanted, data) in asked.items() if wanted}
 
     def total(self) -> NDArray[np.float64]:
         """The sum that the norm before the product reads."""
@@ -149,24 +155,13 @@ def check(page: KernelPage, case: Case, tuning: MatvecTuning, half: bool = False
     constants = {
         "BLOCK": case.block,
         "BYTES": case.bits == 8,
-        "ZEROS": case.zeros,
         "SIXTEENS": case.block == 16,
         "EPSILON": EPSILON,
         "EPSILON_BEHIND": EPSILON_BEHIND,
-        "NORM": case.norm,
         "PREPARED": case.prepared,
-        "CENTERED": case.centered,
-        "BEHIND": case.behind,
-        "TOTAL": case.behind,
         "WIDE": case.wide,
-        "RESIDUAL": case.residual,
-        "SECOND": case.second,
-        "BIAS": case.bias,
-        "TIMES": case.times,
         "ACTIVATED": case.activated,
         "GELU": case.gelu,
-        "POWER": case.power > 0,
-        "FACTOR": case.factor != "",
         "DIVIDED": case.factor == "/",
         "CAPPED": case.factor == "cap",
         **tuning.constants(),
@@ -182,7 +177,7 @@ def check(page: KernelPage, case: Case, tuning: MatvecTuning, half: bool = False
         f"y[{worst}] of {case} is {got[worst]}, not {wanted[worst]}, with {tuning}"
     )
     if case.behind:
-        data = page.run("matvec_q4", constants, problem.buffers(half), workgroups, read=-2, half=half, **subgroups)
+        data = page.run("matvec_q4", constants, problem.buffers(half), workgroups, read="total", half=half, **subgroups)
         narrow = half and not case.wide
         total = results(data, case.k // 2).view(np.float16) if narrow else results(data, case.k)
         np.testing.assert_allclose(total, problem.total(), rtol=2**-10 if narrow else 2**-20, atol=2**-20)

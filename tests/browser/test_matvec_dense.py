@@ -1,4 +1,4 @@
-"""web/src/shaders/matvec_dense.wgsl against float64, on the adapter there is: float32, with and without subgroups.
+"""matvec_dense.wgsl against float64, on the adapter there is: float32, with and without subgroups.
 
 An error counts relative to the sum of the absolute products of its column, which is what rounding scales with: 2^-20 is
 8 roundings of 2^-23. The kernel for float16 is run with float32 in place of it, which no software adapter has: how it
@@ -44,17 +44,22 @@ class Problem:
         self.gamma = random.uniform(0.5, 1.5, case.k).astype(np.float16)
         self.residual, self.second, self.bias, self.bias_up = random.normal(0, 3, (4, case.n)).astype(np.float32)
 
-    def buffers(self, half: bool) -> list[bytes]:
-        """The kernel's bindings, y last."""
+    def buffers(self, half: bool) -> dict[str, bytes]:
+        """The kernel's bindings."""
         case = self.case
         wide = np.float16 if half else np.float32
         x, gamma, *weights = (a.astype(wide).tobytes() for a in (self.x, self.gamma, *self.weights))
-        buffers = [x, weights[0], *[gamma] * case.norm, *[self.residual.tobytes()] * case.residual]
-        if case.surrounded:
-            exponent = [] if case.gated else [np.int32(2).tobytes()]
-            buffers += [self.second.tobytes(), self.bias.tobytes(), *exponent, np.float32(FACTOR).tobytes()]
-        buffers += [*weights[1:], *[self.bias_up.tobytes()] * (case.surrounded and case.gated)]
-        return [*buffers, guarded(case.n)]
+        buffers = {"x": x, "y": guarded(case.n), **dict(zip(("weights", "weights_up"), weights, strict=False))}
+        asked = {
+            "gamma": (case.norm, gamma),
+            "residual": (case.residual, self.residual.tobytes()),
+            "second": (case.surrounded, self.second.tobytes()),
+            "bias": (case.surrounded, self.bias.tobytes()),
+            "bias_up": (case.surrounded and case.gated, self.bias_up.tobytes()),
+            "exponent": (case.surrounded and not case.gated, np.int32(2).tobytes()),
+            "factor": (case.surrounded, np.float32(FACTOR).tobytes()),
+        }
+        return buffers | {name: data for name, (wanted, data) in asked.items() if wanted}
 
     def expected(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """y, and the sizes to which its errors are relative."""
@@ -83,17 +88,9 @@ class Problem:
 def check(page: KernelPage, case: Case, tuning: DenseTuning, half: bool = False) -> None:
     constants = {
         "EPSILON": EPSILON,
-        "NORM": case.norm,
-        "RESIDUAL": case.residual,
-        "SECOND": case.surrounded,
-        "BIAS": case.surrounded,
         "ACTIVATED": case.surrounded and not case.gated,
-        "POWER": case.surrounded and not case.gated,
-        "FACTOR": case.surrounded,
         "DIVIDED": False,
         "CAPPED": False,
-        "TIMES": False,
-        "GATED": case.gated,
         "GELU": case.gelu,
         **tuning.constants(),
     }

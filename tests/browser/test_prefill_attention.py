@@ -1,4 +1,4 @@
-"""web/src/shaders/prefill_attention.wgsl against float64, with subgroup matrices and subgroups of any size as
+"""prefill_attention.wgsl against float64, with subgroup matrices and subgroups of any size as
 kernel_page.ts computes them where the adapter has none.
 
 Queries, keys, values and weights are float16, and all sums float32. Rounding a weight changes a result by 2^-11 of its
@@ -9,6 +9,7 @@ absolute values.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,20 +69,18 @@ def check(page: KernelPage, case: Case, tiling: AttentionTiling) -> None:
         **({"WINDOW": case.window} if case.window else {}),
         "SOFTCAPPED": case.softcap != 0,
         **({"SOFTCAP": case.softcap} if case.softcap else {}),
-        "SINKS": case.sinks,
         **tiling.constants(case.head),
     }
     count = case.rows * heads * case.head
     lengths = np.array([total - 1, 0], np.int32).tobytes()
-    buffers = [*(array.tobytes() for array in held), lengths]
-    buffers.append(np.full(count + GUARD, UNTOUCHED).tobytes())
+    buffers = {name: array.tobytes() for name, array in zip(("q", "keys", "values"), held, strict=True)}
+    buffers |= {"lengths": lengths, "y": np.full(count + GUARD, UNTOUCHED).tobytes()}
     sinks = np.linspace(-40, 20, heads).astype(np.float16)
     if case.sinks:
-        buffers.append(np.append(sinks, [UNTOUCHED] * (heads % 2)).astype(np.float16).tobytes())
+        buffers["head_sink"] = np.append(sinks, [UNTOUCHED] * (heads % 2)).astype(np.float16).tobytes()
     workgroups = tiling.workgroups(case.rows, case.group, case.kv_heads)
-    data = page.run(
-        "prefill_attention", constants, buffers, workgroups, half=True, lanes=tiling.lanes, emulated=True, read=4
-    )
+    about: dict[str, Any] = {"half": True, "lanes": tiling.lanes, "emulated": True}
+    data = page.run("prefill_attention", constants, buffers, workgroups, **about)
     found = np.frombuffer(data, np.float16)
     assert (found[count:] == UNTOUCHED).all(), "written past the results"
     got = found[:count].reshape(case.rows, heads, case.head).astype(np.float64)

@@ -8,14 +8,14 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "PLAIN_BEFORE",
-    "PLAIN_BEHIND",
+    "PACKED",
+    "PLAIN",
     "answered",
     "declared_bindings",
     "declared_constants",
@@ -24,28 +24,29 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).parents[2]
-PLAIN_BEFORE = dict.fromkeys(("PREPARED", "CENTERED", "BEHIND", "TOTAL", "WIDE"), False)
-"""The constants of a product before which there is an RMS norm of its own type, or nothing."""
-PLAIN_BEHIND = dict.fromkeys(
-    (
-        *("BIAS", "GATED", "ACTIVATED", "GELU", "POWER", "FACTOR", "DIVIDED", "CAPPED", "RESIDUAL", "SECOND"),
-        "TIMES",
-    ),
-    False,
-)
-"""The constants of a product behind which there is nothing."""
+PACKED = ("weights", "scales")
+"""The bindings of weights in integers."""
+PLAIN = dict.fromkeys(("BYTES", "SIXTEENS", "PREPARED", "WIDE", "ACTIVATED", "GELU", "DIVIDED", "CAPPED"), False)
+"""The flags of a product with nothing around it that bindings do not tell."""
 SIZES = {"f32": 4, "u32": 4, "vec2<u32>": 8, "vec4<u32>": 16, "vec4<f32>": 16, "mat2x4<f32>": 32}
 """Bytes of an element of an array."""
 
 
 def expanded(
-    shader: str, constants: Mapping[str, int | float | bool], *, half: bool = False, lanes: int = 0
+    shader: str,
+    constants: Mapping[str, int | float | bool],
+    has: Iterable[str] = (),
+    *,
+    half: bool = False,
+    lanes: int = 0,
 ) -> dict[str, Any]:
-    """The whole WGSL of a kernel, `code`, and its `bindings` as web/src/gpu/wgsl.ts gives them.
+    """The whole WGSL of a kernel, `code`, and its `bindings` as web/src/gpu/wgsl.ts gives them: those that each of its
+    operations has, and those in `has`.
 
     Raises ValueError, with the page's words, for a template that lacks something.
     """
-    text = {"shader": shader, "constants": dict(constants), "half": half, "lanes": lanes}
+    text: dict[str, Any] = {"shader": shader, "constants": dict(constants), "half": half, "lanes": lanes}
+    text["has"] = sorted(has)
     text["floats"] = [name for name, value in constants.items() if isinstance(value, float)]
     return answered(text)
 
@@ -57,28 +58,40 @@ def answered(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def declared_bindings(kernel: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(name, access) of what a kernel of a FusedStep declares, by binding."""
-    made = expanded(kernel["shader"], kernel["constants"], half=kernel["half"], lanes=kernel["lanes"])["bindings"]
+    text = {name: kernel[name] for name in ("shader", "constants", "half", "lanes")}
+    text["floats"] = [name for name, value in kernel["constants"].items() if isinstance(value, float)]
+    made = answered({**text, "bindings": dict.fromkeys(kernel["bindings"])})["bindings"]
     assert [(each["group"], each["binding"]) for each in made] == [(0, place) for place in range(len(made))]
     return [(each["name"], each["access"]) for each in made]
 
 
 def declared_constants(
-    shader: str, constants: Mapping[str, int | float | bool], *, half: bool = False, lanes: int = 0
+    shader: str,
+    constants: Mapping[str, int | float | bool],
+    has: Iterable[str] = (),
+    *,
+    half: bool = False,
+    lanes: int = 0,
 ) -> dict[str, int]:
     """Given constants, and those that the template computes from them."""
     known = {name: int(value) for name, value in constants.items() if not isinstance(value, float)}
-    code = expanded(shader, constants, half=half, lanes=lanes)["code"]
+    code = expanded(shader, constants, has, half=half, lanes=lanes)["code"]
     for name, value in re.findall(r"^const (\w+): u32 = (.+?);", code, re.MULTILINE):
         known[name] = _value(value, known)
     return known
 
 
 def workgroup_bytes(
-    shader: str, constants: Mapping[str, int | float | bool], *, half: bool = False, lanes: int = 0
+    shader: str,
+    constants: Mapping[str, int | float | bool],
+    has: Iterable[str] = (),
+    *,
+    half: bool = False,
+    lanes: int = 0,
 ) -> int:
     """Bytes of the variables that the workgroups of a kernel share."""
-    known = declared_constants(shader, constants, half=half, lanes=lanes)
-    code = expanded(shader, constants, half=half, lanes=lanes)["code"]
+    known = declared_constants(shader, constants, has, half=half, lanes=lanes)
+    code = expanded(shader, constants, has, half=half, lanes=lanes)["code"]
     sizes = dict(SIZES)
     for name, kind in re.findall(r"^alias (\w+) = (.+);", code, re.MULTILINE):
         sizes[name] = sizes.get(kind, 0)

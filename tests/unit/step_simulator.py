@@ -359,44 +359,44 @@ class Machine:
 def before(at: Mapping[str, Vector], c: Mapping[str, Any]) -> tuple[Vector, Vector]:
     """The sum that a product's norm reads, and the vector that its weights multiply."""
     total = x = at["x"][: c["K"]]
-    if c["BEHIND"]:
+    if "gamma_behind" in at:
         total = x = at["skip"][: c["K"]] + normed(x, at["gamma_behind"], c["EPSILON_BEHIND"])
-    x = x - x.mean() if c["CENTERED"] else x
-    x = normed(x, at["gamma"], c["EPSILON"]) if c["NORM"] else x
-    return total, x + at["beta"][: c["K"]] if c["CENTERED"] else x
+    x = x - x.mean() if "beta" in at else x
+    x = normed(x, at["gamma"], c["EPSILON"]) if "gamma" in at else x
+    return total, x + at["beta"][: c["K"]] if "beta" in at else x
 
 
 def behind(at: Mapping[str, Vector], c: Mapping[str, Any], y: Vector, up: Vector | None) -> Vector:
     """The result of a product after its bias, activation, factor and sums."""
     n = c["N"]
-    y = y + at["bias"][:n] if c["BIAS"] else y
-    if c["POWER"]:
+    y = y + at["bias"][:n] if "bias" in at else y
+    if "exponent" in at:
         y = np.maximum(y, 0) ** at["exponent"][0]
     elif up is not None or c["ACTIVATED"]:
         y = gated(y, np.ones(n) if up is None else up, c["GELU"])
-    if c["FACTOR"]:
+    if "factor" in at:
         factor = at["factor"][0]
         y = np.tanh(y / factor) * factor if c["CAPPED"] else y / factor if c["DIVIDED"] else y * factor
-    y = y + at["residual"][:n] if c["RESIDUAL"] else y
-    return y + at["second"][:n] if c["SECOND"] else y
+    y = y + at["residual"][:n] if "residual" in at else y
+    return y + at["second"][:n] if "second" in at else y
 
 
 def matvec_q4(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
     n, k, block = c["N"], c["K"], c["BLOCK"]
-    assert c["PREPARED"] == (c["BEHIND"] or c["CENTERED"] or c["WIDE"])
+    assert c["PREPARED"] == ("gamma_behind" in at or "beta" in at or c["WIDE"])
     total, x = before(at, c)
     assert c["SIXTEENS"] == (block == 16)
     in_byte = 1 if c["BYTES"] else 2
     odd = -(k // block) % in_byte
     y = product(at["weights"], at["scales"], x, n, k, block, at.get("zeros"), odd)
     up = None
-    if c["GATED"]:
+    if "weights_up" in at:
         up = product(at["weights_up"], at["scales_up"], x, n, k, block, at.get("zeros_up"), odd)
-        up = up + at["bias_up"][:n] if c["BIAS"] else up
-    up = at["up"][:n] if c["TIMES"] else up
+        up = up + at["bias_up"][:n] if "bias" in at else up
+    up = at["up"][:n] if "up" in at else up
     assert at["y"].size >= n
     at["y"][:n] = behind(at, c, y, up)
-    if c["TOTAL"]:
+    if "total" in at:
         assert at["total"].size >= k
         at["total"][:k] = total
 
@@ -405,18 +405,18 @@ def matvec_dense(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[i
     n, k = c["N"], c["K"]
     assert counts[0] * c["COLUMNS"] * 4 >= n
     x = at["x"][:k]
-    x = normed(x, at["gamma"], c["EPSILON"]) if c["NORM"] else x
+    x = normed(x, at["gamma"], c["EPSILON"]) if "gamma" in at else x
     y = x @ at["weights"][: k * n].reshape(k, n)
     up = None
-    if c["GATED"]:
+    if "weights_up" in at:
         up = x @ at["weights_up"][: k * n].reshape(k, n)
-        up = up + at["bias_up"][:n] if c["BIAS"] else up
+        up = up + at["bias_up"][:n] if "bias" in at else up
     assert at["y"].size >= n
     at["y"][:n] = behind(at, c, y, up)
 
 
 def heads_normed(rows: Vector, gamma: str, at: Mapping[str, Vector], c: Mapping[str, Any]) -> Vector:
-    return np.array([normed(row, at[gamma], c["EPSILON"]) for row in rows]) if c["NORMED"] else rows
+    return np.array([normed(row, at[gamma], c["EPSILON"]) for row in rows]) if gamma in at else rows
 
 
 def attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
@@ -428,20 +428,20 @@ def attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int,
     )
     q, k = (heads_normed(rows, name, at, c) for rows, name in ((q, "q_gamma"), (k, "k_gamma")))
     keys[:, length - 1] = rotated(k, at["cos_cache"], at["sin_cache"], length - 1, c["ROTARY"], c["INTERLEAVED"])
-    values[:, length - 1] = heads_normed(v, "v_gamma", at, c) if c["NORMED_VALUES"] else v
+    values[:, length - 1] = heads_normed(v, "v_gamma", at, c)
     q = rotated(q, at["cos_cache"], at["sin_cache"], length - 1, c["ROTARY"], c["INTERLEAVED"])
     assert not c["SOFTCAPPED"]
     totals, sums, largest = attend(q, keys, values, length, c["SCALE"], c["WINDOW"])
-    if c["SINKS"]:
+    if "head_sink" in at:
         sums = sums + np.exp(at["head_sink"][:heads] - largest)
     result = (totals / sums[:, None]).reshape(-1)
     assert at["partials"].size == heads * c["MAX_SPLITS"] * (4 + head)
     splits = splits_of(c, length)
     assert counts[0] >= splits
-    target = at["y"] if splits == 1 and c["ALONE_WRITES"] else at["partials"]
+    target = at["y"] if splits == 1 and "y" in at else at["partials"]
     assert target.size >= result.size
     target[: result.size] = result
-    if not c["ALONE_WRITES"]:
+    if "y" not in at:
         target[result.size :][:heads], target[result.size + heads :][:heads] = sums, largest
 
 
@@ -451,7 +451,7 @@ def attention_join(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple
     assert splits_of(c, int(at["state"][0])) > 1 or not c["ALONE_WRITES"]
     heads, size = c["HEADS"], c["HEADS"] * c["HEAD"]
     result = at["partials"][:size]
-    if c["SINKS"]:
+    if "head_sink" in at:
         sums, largest = at["partials"][size:][:heads], at["partials"][size + heads :][:heads]
         shares = sums / (sums + np.exp(at["head_sink"][:heads] - largest))
         result = (result.reshape(heads, -1) * shares[:, None]).reshape(-1)
@@ -466,24 +466,23 @@ def splits_of(c: Mapping[str, Any], length: int) -> int:
 def truth_gemv(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tuple[int, int, int]) -> None:
     n, k = c["N"], c["K"]
     assert 64 * counts[0] >= n
-    whole = not c["SUM"]
-    total, x = before(at, {**c, "NORM": c["NORM"] and whole, "CENTERED": c["CENTERED"] and whole})
-    if not whole:
+    total, x = before(at, c)
+    if "weights" not in at:
         at["truth"][: 2 * n] = np.stack([total, 2 * abs(total)], axis=1).reshape(-1)
         return
 
     def rows(weights: str, scales: str) -> Vector:
-        if c["DENSE"]:
+        if "scales" not in at:
             return at[weights][: k * n].reshape(k, n).T
         return np.stack([product(at[weights], at[scales], unit, n, k, c["BLOCK"]) for unit in np.eye(k)], axis=1)
 
     w = rows("weights", "scales")
     y, spread = w @ x, np.sqrt((w * x) ** 2 @ np.ones(k)) + abs(w @ x)
-    up, up_spread = at["up"][: 2 * n].reshape(n, 2).T if c["GATED"] else (np.ones(n), np.zeros(n))
-    made = behind(at, c, y, up if c["GATED"] else None)
+    up, up_spread = at["up"][: 2 * n].reshape(n, 2).T if "up" in at else (np.ones(n), np.zeros(n))
+    made = behind(at, c, y, up if "up" in at else None)
     y, spread = made, spread * (1 + abs(up)) + abs(y) * up_spread + abs(made)
     at["truth"][: 2 * n] = np.stack([y, spread], axis=1).reshape(-1)
-    if c["GIVEN"]:
+    if "y" in at:
         at["y"][:n] = y
 
 
@@ -491,18 +490,15 @@ def truth_attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tupl
     heads, kv, head, capacity = c["HEADS"], c["KV_HEADS"], c["HEAD"], c["CAPACITY"]
     length = int(at["state"][0])
     q, k, v = np.split(at["qkv"][: (heads + 2 * kv) * head].reshape(-1, head), [heads, heads + kv])
-    if not c["RESULT"]:
-        k = heads_normed(k, "k_gamma", at, c)
-    if c["NORMED_VALUES"] and not c["SCORES"]:
-        v = heads_normed(v, "v_gamma", at, c)
-    if c["ROWS"]:
+    k, v = heads_normed(k, "k_gamma", at, c), heads_normed(v, "v_gamma", at, c)
+    if "scores" not in at:
         for start, made in (
             (0, rotated(k, at["cos_cache"], at["sin_cache"], length - 1, c["ROTARY"], c["INTERLEAVED"])),
             (c["VALUES_AT"], v),
         ):
             truth = np.stack([made.reshape(-1), abs(made.reshape(-1))], axis=1).reshape(-1)
             at["truth"][2 * start : 2 * start + truth.size] = truth
-    elif c["SCORES"]:
+    elif "key_cache" in at:
         keys = at["key_cache"][: kv * capacity * head].reshape(kv, capacity, head)[:, :length].copy()
         keys[:, -1] = rotated(k, at["cos_cache"], at["sin_cache"], length - 1, c["ROTARY"], c["INTERLEAVED"])
         q = rotated(
@@ -523,7 +519,7 @@ def truth_attention(at: Mapping[str, Vector], c: Mapping[str, Any], counts: tupl
         scores[:, : length - min(length, c["WINDOW"])] = -np.inf
         largest = scores.max(axis=1, keepdims=True)
         weights = np.exp(scores - largest)
-        sinks = np.exp(at["head_sink"][:heads, None] - largest) if c["SINKS"] else 0
+        sinks = np.exp(at["head_sink"][:heads, None] - largest) if "head_sink" in at else 0
         weights /= weights.sum(axis=1, keepdims=True) + sinks
         y = np.einsum("ht,htd->hd", weights, np.repeat(values, heads // kv, axis=0)).reshape(-1)
         at["truth"][: 2 * y.size] = np.stack([y, abs(y) + 1], axis=1).reshape(-1)

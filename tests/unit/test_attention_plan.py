@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from capstan.tape.kernel_plan import KernelPlan
-from capstan.tape.ops.attention import fits_attention, plan_attention
+from capstan.tape.kernel_plan import KernelPlan, WorkgroupLimits
+from capstan.tape.ops.attention import Attention, HeadNorms, fits_attention, plan_attention
 from tests.looped import looped
-from tests.unit.shader_declarations import expanded
+from tests.unit.shader_declarations import declared_bindings
 
 
 @dataclass(frozen=True)
@@ -189,9 +189,14 @@ def test_the_join_writes_every_result_where_a_kernel_binds_fewer_buffers(
     attention, join, _ = plan_attention(shape, 32, epsilon, buffers, values)
     assert splits(attention, 1) == 1
     assert splits(join, 1) == (shape.heads if always else 0)
+    norms = None if epsilon is None else HeadNorms(1, 2, epsilon, 3 if values else None)
+    what = Attention(32, 8, 64, shape.capacity, 0.125, 21, 22, 23, 24, "f16", norms, sinks=sinks)
+    kernels = what.kernels((1,), (2,), WorkgroupLimits(32, buffers=buffers))
     asked = sinks is not None
-    assert (attention.constants["SINKS"], join.constants["SINKS"]) == (asked and not always, asked and always)
-    for plan in (attention, join):
-        declared = expanded(plan.shader, plan.constants, lanes=32)["bindings"]
-        assert len(declared) <= buffers, plan.shader
-        assert ("y" in [each["name"] for each in declared]) == (plan is join or not always)
+    assert [("y" in each.bindings, "head_sink" in each.bindings) for each in kernels] == [
+        (not always, asked and not always),
+        (True, asked and always),
+    ]
+    for each in kernels:
+        described = {**vars(each.plan), "half": True, "lanes": 32, "bindings": each.bindings}
+        assert len(declared_bindings(described)) == len(each.bindings) <= buffers, each.plan.shader

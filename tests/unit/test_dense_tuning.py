@@ -9,7 +9,7 @@ import pytest
 from capstan.tape.kernel_plan import WorkgroupLimits
 from capstan.tape.ops.gemv_dense import column_width, tune_dense
 from tests.looped import looped
-from tests.unit.shader_declarations import PLAIN_BEHIND, declared_constants, workgroup_bytes
+from tests.unit.shader_declarations import PLAIN, declared_constants, workgroup_bytes
 
 SHAPES = [
     *[(256, 512), (256, 256), (256, 448), (448, 256), (256, 2048), (64, 128), (4, 8)],
@@ -47,11 +47,11 @@ def test_a_cut_keeps_the_limits_of_the_shader_and_the_adapter(
         assert tuning.width == 1
     assert 1 <= tuning.workgroups <= 65535
     assert 0 <= tuning.workgroups * tuning.columns * column_width(half) - n < tuning.columns * column_width(half)
-    given = {**PLAIN_BEHIND, "NORM": True, "GATED": True, **constants}
-    declared = declared_constants("matvec_dense", given, half=half, lanes=limits.lanes)
+    given, has = {**PLAIN, **constants}, ("gamma", "weights", "weights_up")
+    declared = declared_constants("matvec_dense", given, has, half=half, lanes=limits.lanes)
     assert declared["WORKGROUP"] == threads
     assert declared["VECTORS"] * column_width(half) == n
-    memory = workgroup_bytes("matvec_dense", given, half=half, lanes=limits.lanes)
+    memory = workgroup_bytes("matvec_dense", given, has, half=half, lanes=limits.lanes)
     assert memory == (tuning.memory if constants["SPLIT"] else 0)
     assert memory <= limits.memory
 

@@ -12,7 +12,7 @@ from capstan.tape.ops.few_rows import norm_constants, tune_dense_rows, tune_rows
 from capstan.tape.ops.gemv import MatVec
 from capstan.tape.ops.norm import RmsNorm
 from tests.looped import looped
-from tests.unit.shader_declarations import PLAIN_BEHIND, declared_bindings, declared_constants, workgroup_bytes
+from tests.unit.shader_declarations import PLAIN, declared_bindings, declared_constants, workgroup_bytes
 
 WEIGHTS, SCALES, ZEROS, UP, UP_SCALES, UP_ZEROS, GAMMA, BEHIND = range(21, 29)
 LIMITS = [
@@ -24,12 +24,17 @@ LIMITS = [
 SHAPES = [(64, 96), (576, 960), (576, 49152), (2048, 8192), (8192, 2048), (2048, 128256), (896, 151936)]
 
 
+def product(gated: bool, *more: str) -> list[str]:
+    """The bindings of weights."""
+    return [name + ending for ending in ("", "_up")[: 1 + gated] for name in ("weights", *more)]
+
+
 def kernels(limits: WorkgroupLimits, reads: int = 1, writes: int = 1, **asked: Any) -> list[Kernel]:
     what = MatVec(WEIGHTS, SCALES, 96, 64, 32, "f16", rows=5, **asked)
     made = what.kernels(tuple(range(1, 1 + reads)), tuple(range(10, 10 + writes)), limits)
     for kernel in made:
         plan = kernel.plan
-        described = {"shader": plan.shader, "constants": plan.constants, "half": kernel.half, "lanes": limits.lanes}
+        described = {**vars(plan), "half": kernel.half, "lanes": limits.lanes, "bindings": kernel.bindings}
         assert {name for name, _ in declared_bindings(described)} == set(kernel.bindings)
         assert len(kernel.bindings) <= limits.buffers
     return made
@@ -85,12 +90,13 @@ def test_more_rows_go_to_subgroup_matrices_where_there_are_some(
         assert k == 576, "its steps do not divide some rows of weights"
         return
     plan = kernel.plan
-    described = {"shader": plan.shader, "constants": plan.constants, "half": True, "lanes": 32}
+    described = {**vars(plan), "half": True, "lanes": 32, "bindings": kernel.bindings}
     assert {name for name, _ in declared_bindings(described)} == set(kernel.bindings)
-    found = declared_constants(plan.shader, plan.constants, half=True, lanes=32)
+    optional = set(kernel.bindings) - {"x", "y"}
+    found = declared_constants(plan.shader, plan.constants, optional, half=True, lanes=32)
     assert found["TILE_M"] >= rows
     assert k % found["STEP"] == 0
-    assert workgroup_bytes(plan.shader, plan.constants, half=True, lanes=32) <= MATRICES.memory
+    assert workgroup_bytes(plan.shader, plan.constants, optional, half=True, lanes=32) <= MATRICES.memory
     assert not callable(plan.counts)
     assert 0 <= plan.counts[0] * found["COLUMNS"] - n < found["COLUMNS"]
     assert plan.counts[1] == 1
@@ -116,13 +122,13 @@ def test_tilings_keep_the_limits_of_the_shader_and_the_adapter(
     k: int, n: int, limits: WorkgroupLimits, rows: int, gated: bool
 ) -> None:
     tuning = tune_rows(k, n, rows, gated, limits)
-    given = {**PLAIN_BEHIND, "BLOCK": 32, "BYTES": False, "ZEROS": False, **tuning.constants()}
-    found = declared_constants("few_rows_q4", given, lanes=limits.lanes)
+    given, has = {**PLAIN, "BLOCK": 32, **tuning.constants()}, product(gated, "scales")
+    found = declared_constants("few_rows_q4", given, has, lanes=limits.lanes)
     assert found["WORKGROUP"] <= limits.threads
     assert found["WORKGROUP"] % found["SPAN"] == 0
     assert found["WORKGROUP"] % max(limits.lanes, 1) == 0
     assert 2 ** found["HALVINGS"] == found["WIDTH"]
-    assert workgroup_bytes("few_rows_q4", given, lanes=limits.lanes) <= limits.memory
+    assert workgroup_bytes("few_rows_q4", given, has, lanes=limits.lanes) <= limits.memory
     columns, tops, _ = tuning.workgroups
     assert 0 <= columns * found["TILE"] - n < found["TILE"]
     assert columns <= 65535
@@ -135,11 +141,11 @@ def test_tilings_keep_the_limits_of_the_shader_and_the_adapter(
 def test_dense_tilings_keep_the_limits_too(limits: WorkgroupLimits, gated: bool, half: bool) -> None:
     for k, n in SHAPES:
         tuning = tune_dense_rows(k, n, 8, gated, half, limits)
-        given = {**PLAIN_BEHIND, **tuning.constants()}
-        found = declared_constants("few_rows_dense", given, half=half, lanes=limits.lanes)
+        given, has = {**PLAIN, **tuning.constants()}, product(gated)
+        found = declared_constants("few_rows_dense", given, has, half=half, lanes=limits.lanes)
         assert found["WORKGROUP"] <= limits.threads
         assert found["SUMS"] * found["WIDE"] <= 64
-        assert workgroup_bytes("few_rows_dense", given, half=half, lanes=limits.lanes) <= limits.memory
+        assert workgroup_bytes("few_rows_dense", given, has, half=half, lanes=limits.lanes) <= limits.memory
         assert tuning.workgroups[1] * found["TALL"] >= 8
 
 

@@ -70,8 +70,8 @@ def test_products_with_zero_points_bind_what_their_template_declares(gated: bool
     expected |= {"zeros": ["recorded", ZEROS], "y": ["recorded", 13]}
     halves = {"weights_up": UP, "scales_up": UP_SCALES, "zeros_up": UP_ZEROS} if gated else {}
     assert named(kernel) == expected | {name: ["recorded", buffer] for name, buffer in halves.items()}
-    flags = [kernel["constants"][name] for name in ("BYTES", "ZEROS", "SIXTEENS", "BLOCK")]
-    assert flags == [bits == 8, True, block == 16, block]
+    flags = [kernel["constants"][name] for name in ("BYTES", "SIXTEENS", "BLOCK")]
+    assert flags == [bits == 8, block == 16, block]
 
 
 @pytest.mark.parametrize(("buffers", "kernels"), [(9, 1), (8, 2)])
@@ -87,7 +87,7 @@ def test_a_gated_product_that_binds_too_many_buffers_is_two(buffers: int, kernel
         assert first["bindings"]["y"] == second["bindings"]["up"]
         assert first["bindings"]["y"][0] == "scratch"
         assert second["bindings"]["weights"] == ["recorded", WEIGHTS]
-        assert [(kernel["constants"]["TIMES"], kernel["constants"]["GATED"]) for kernel in made] == [
+        assert [("up" in kernel["bindings"], "weights_up" in kernel["bindings"]) for kernel in made] == [
             (False, False),
             (True, False),
         ]
@@ -202,8 +202,6 @@ def test_products_bind_what_their_template_declares(
     expected |= {"weights_up": ["recorded", UP], "scales_up": ["recorded", UP_SCALES]} if gated else {}
     assert named(kernel) == {**expected, "y": ["recorded", 13]}
     assert [name for name, access in declared(kernel) if access == "read_write"] == ["y"]
-    flags = {name: kernel["constants"][name] for name in ("NORM", "RESIDUAL", "GATED", "BIAS")}
-    assert flags == {"NORM": norm, "RESIDUAL": residual, "GATED": gated, "BIAS": False}
     assert (kernel["shader"], kernel["half"], kernel["lanes"]) == ("matvec_q4", element == "f16", limits.lanes)
     assert [kernel["constants"][name] for name in ("N", "K", "BLOCK")] == [96, 64, 32]
     assert kernel["constants"].get("EPSILON") == (0.5 if norm else None)
@@ -229,8 +227,7 @@ def test_dense_products_bind_what_their_template_declares(
     expected |= {"weights_up": ["recorded", UP]} if gated else {}
     assert named(kernel) == {**expected, "y": ["recorded", 13]}
     assert (kernel["shader"], kernel["half"], kernel["lanes"]) == ("matvec_dense", element == "f16", limits.lanes)
-    flags = [kernel["constants"][name] for name in ("NORM", "RESIDUAL", "GATED", "N", "K")]
-    assert flags == [norm, residual, gated, 1000, 64]
+    assert [kernel["constants"][name] for name in ("N", "K")] == [1000, 64]
     assert kernel["constants"].get("EPSILON") == (0.5 if norm else None)
     columns = kernel["constants"]["COLUMNS"] * column_width(element == "f16")
     [[_, _, x, y, z]] = step.played
@@ -250,7 +247,7 @@ def test_products_of_many_rows_bind_what_their_templates_declare(gated: bool, el
     assert named(kernel) == {**expected, "y": ["recorded", 13]}
     assert [each["shader"] for each in step.kernels] == ["quantize_rows", "matmul_q4"]
     assert {each["half"] for each in step.kernels} == {element == "f16"}
-    assert [kernel["constants"][name] for name in ("M", "N", "K", "BLOCK", "GATED")] == [100, 96, 64, 32, gated]
+    assert [kernel["constants"][name] for name in ("M", "N", "K", "BLOCK")] == [100, 96, 64, 32]
     assert [quantize["constants"][name] for name in ("M", "K", "GROUPED")] == [100, 64, False]
 
 

@@ -9,7 +9,7 @@ import pytest
 from capstan.tape.kernel_plan import MatrixSize, WorkgroupLimits
 from capstan.tape.ops.matmul_matrices import MatrixMatMul, fits_matrices, plan_matrices, tune_matrices
 from tests.looped import looped
-from tests.unit.shader_declarations import declared_constants, workgroup_bytes
+from tests.unit.shader_declarations import PACKED, declared_constants, workgroup_bytes
 
 SHAPES = [(576, 960), (1536, 576), (896, 1152), (4864, 896), (2048, 3072), (2048, 8192), (8192, 2048), (256, 40)]
 """k and n."""
@@ -36,7 +36,9 @@ def test_a_tiling_keeps_the_limits_of_the_shader_and_the_adapter(
     what = MatrixMatMul(0, scales, rows, n, k, 0 if dense else 32, up)
     assert fits_matrices(what, limits)
     plan = plan_matrices(what, limits)
-    found = declared_constants(plan.shader, plan.constants, half=True, lanes=limits.lanes)
+    has = PACKED[: 1 if dense else 2]
+    has += tuple(f"{name}_up" for name in has) * gated
+    found = declared_constants(plan.shader, plan.constants, has, half=True, lanes=limits.lanes)
     assert found["WORKGROUP"] <= limits.threads
     assert k % found["STEP"] == 0
     assert found["STEP"] % found["SIZE_K"] == 0
@@ -44,7 +46,7 @@ def test_a_tiling_keeps_the_limits_of_the_shader_and_the_adapter(
     assert found["A_LOADS"] * found["WORKGROUP"] * 8 == found["TILE_M"] * found["STEP"]
     assert found["B_LOADS"] * found["WORKGROUP"] * (8 if dense else 16) == found["TILE_N"] * found["STEP"]
     assert MatrixSize(found["SIZE_M"], found["SIZE_N"], found["SIZE_K"]) in limits.matrices
-    assert workgroup_bytes(plan.shader, plan.constants, half=True, lanes=limits.lanes) <= limits.memory
+    assert workgroup_bytes(plan.shader, plan.constants, has, half=True, lanes=limits.lanes) <= limits.memory
     # Results of all subgroups fit in the workgroup memory of the operands.
     assert 8 * found["SIZE_M"] * found["SIZE_N"] * found["WM"] * found["WN"] * found["WK"] <= 32 * found["SIZE"]
     assert not callable(plan.counts)
@@ -59,7 +61,8 @@ def test_memory_is_what_the_shader_declares() -> None:
         what = MatrixMatMul(0, None if dense else 1, 512, 2048, 2048, 0 if dense else 32)
         tiling = tune_matrices(512, 2048, 2048, False, dense, limits)
         assert tiling is not None
-        declared = workgroup_bytes("matmul_matrices", plan_matrices(what, limits).constants, half=True, lanes=32)
+        constants, has = plan_matrices(what, limits).constants, PACKED[: 1 if dense else 2]
+        declared = workgroup_bytes("matmul_matrices", constants, has, half=True, lanes=32)
         assert tiling.memory(dense) == declared
 
 

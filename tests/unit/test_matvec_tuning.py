@@ -7,7 +7,7 @@ import pytest
 from capstan.tape.kernel_plan import WorkgroupLimits
 from capstan.tape.ops.gemv_int4 import tune_matvec
 from tests.looped import looped
-from tests.unit.shader_declarations import PLAIN_BEFORE, PLAIN_BEHIND, declared_constants, workgroup_bytes
+from tests.unit.shader_declarations import PACKED, PLAIN, declared_constants, workgroup_bytes
 
 SHAPES = [
     *[(576, 960, False), (576, 576, False), (576, 1536, True), (1536, 576, False), (576, 49152, False)],
@@ -27,7 +27,6 @@ SHAPES = [
 ]
 
 
-PLAIN = {"BYTES": False, "ZEROS": False, "SIXTEENS": False}
 LIMITS = [
     WorkgroupLimits(software=True),
     WorkgroupLimits(0, 1024, 49152),
@@ -59,21 +58,15 @@ def test_a_cut_keeps_the_limits_of_the_shader_and_the_adapter(
     staging = 4 * tuning.steps * span
     assert tuning.constants()["OWN"] == -(-staging // workgroup)
     assert not tuning.staged or staging * (16 if half else 32) < limits.memory
-    constants = {
-        **PLAIN_BEFORE,
-        **PLAIN_BEHIND,
-        "NORM": True,
-        "BLOCK": 32,
-        **PLAIN,
-        **tuning.constants(),
-    }
+    constants = {**PLAIN, "BLOCK": 32, **tuning.constants()}
+    has = ("gamma", *PACKED, *[f"{name}_up" for name in PACKED] * gated)
     assert constants["SUMS"] == tuning.rows * (2 if gated else 1)
     assert 1 << int(constants["HALVINGS"]) == min(span, lanes or 1)
-    declared = declared_constants("matvec_q4", constants, half=half, lanes=lanes)
+    declared = declared_constants("matvec_q4", constants, has, half=half, lanes=lanes)
     tiles = declared["TILES"]
     assert declared["TILE"] * (tiles - 1) < n <= declared["TILE"] * tiles
     assert tuning.workgroups == tiles or (tuning.workgroups < tiles and constants["LOOP"])
-    assert workgroup_bytes("matvec_q4", constants, half=half, lanes=lanes) <= limits.memory
+    assert workgroup_bytes("matvec_q4", constants, has, half=half, lanes=lanes) <= limits.memory
 
 
 def test_a_processor_without_subgroups_gets_fewer_threads() -> None:

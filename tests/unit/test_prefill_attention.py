@@ -23,7 +23,7 @@ from capstan.tape.ops.prefill_attention import (
 )
 from capstan.tape.recording import BindGroup, Dispatch, Pipeline, Write
 from tests.unit.recorded_kernels import Number, pack_uniforms
-from tests.unit.shader_declarations import declared_constants, expanded, workgroup_bytes
+from tests.unit.shader_declarations import declared_bindings, declared_constants, workgroup_bytes
 
 ROWS = 64
 NAMES = ("q", "present_key", "present_value", "seqlens_k", "output")
@@ -188,8 +188,10 @@ def test_which_adapters_can_have_attention_of_ours() -> None:
 )
 def test_its_kernel_binds_what_the_shader_declares(what: PrefillAttention) -> None:
     (kernel,) = what.kernels([1, 2, 3, 4], [5], LIMITS)
-    made = expanded(kernel.plan.shader, kernel.plan.constants, half=kernel.half, lanes=LIMITS.lanes)
-    assert [each["name"] for each in made["bindings"]] == list(kernel.bindings)
+    made = declared_bindings(
+        {**vars(kernel.plan), "half": kernel.half, "lanes": LIMITS.lanes, "bindings": kernel.bindings}
+    )
+    assert [name for name, _ in made] == list(kernel.bindings)
     assert what.written_bytes(0) == ROWS * 9 * 64 * 2
 
 
@@ -276,7 +278,7 @@ def test_a_tiling_keeps_the_limits_of_the_shader_and_the_adapter(
 def test_memory_is_what_the_shader_declares(shape: tuple[int, int, int]) -> None:
     tiling = AttentionTiling(WHOLE, 32, *shape)
     what = {"M": 512, "GROUP": 4, "KV_HEADS": 8, "HEAD": 64, "CAPACITY": 4096, "SCALE": 0.125}
-    what |= {"WINDOWED": False, "SOFTCAPPED": False, "SINKS": False}
+    what |= {"WINDOWED": False, "SOFTCAPPED": False}
     declared = workgroup_bytes("prefill_attention", {**what, **tiling.constants(64)}, half=True, lanes=32)
     assert tiling.memory(64) == declared
 

@@ -13,7 +13,7 @@ from capstan.errors import TapeError
 from capstan.graph.onnx_pb2 import ModelProto
 from capstan.tape.kernel_plan import WorkgroupLimits
 from capstan.tape.ops.matmul import MatMul, MatMulTuning, Quantize, plan_matmul, plan_quantize, tune_matmul
-from tests.unit.shader_declarations import declared_constants, workgroup_bytes
+from tests.unit.shader_declarations import PACKED, declared_constants, workgroup_bytes
 
 NANO = Path(__file__).parents[1] / "fixtures" / "nano-llama" / "model.onnx"
 
@@ -89,6 +89,12 @@ def test_products_have_their_bits_and_zero_points() -> None:
     assert [product.zeros for product in products] == [nodes[product.weights].input[3] for product in products]
 
 
+def bound(gated: bool, zeros: bool) -> list[str]:
+    """The bindings of weights."""
+    names = [*PACKED, *["zeros"] * zeros]
+    return names + [f"{name}_up" for name in names] * gated
+
+
 def hold_to_the_shader(made: Mapping[str, int]) -> None:
     """Assert the shader's limits on the counts that follow from a cut."""
     workgroup = made["WORKGROUP"]
@@ -120,14 +126,13 @@ def hold_to_the_shader(made: Mapping[str, int]) -> None:
     ids=str,
 )
 def test_counts_follow_from_a_cut_as_in_the_shader(tuning: MatMulTuning, gated: bool, zeros: bool) -> None:
-    given = {"RESIDUAL": False, "BIAS": False, "GATED": gated, "K": 2048, "N": 1000, "M": 100}
-    given |= {"BYTES": gated, "ZEROS": zeros}
-    constants = {**given, "BLOCK": 32, **tuning.constants(gated)}
-    made = declared_constants("matmul_q4", constants, half=True)
+    given = {"K": 2048, "N": 1000, "M": 100, "BLOCK": 32, "BYTES": gated}
+    constants, has = {**given, **tuning.constants(gated)}, bound(gated, zeros)
+    made = declared_constants("matmul_q4", constants, has, half=True)
     hold_to_the_shader(made)
     assert (made["TILE_M"], made["TILE_N"]) == tuning.tile
     assert made["WORKGROUP"] == tuning.workgroup
-    assert workgroup_bytes("matmul_q4", constants, half=True) == tuning.memory(zeros)
+    assert workgroup_bytes("matmul_q4", constants, has, half=True) == tuning.memory(zeros)
 
 
 @pytest.mark.parametrize(
@@ -146,15 +151,15 @@ def test_counts_follow_from_a_cut_as_in_the_shader(tuning: MatMulTuning, gated: 
 def test_a_cut_keeps_the_shaders_limits(k: int, gated: bool, zeros: int | None, limits: WorkgroupLimits) -> None:
     up = (3, 4) if zeros is None else (3, 4, 6)
     what = MatMul(1, 2, 100, 1000, k, 32, "f16", up if gated else None, zeros=zeros)
-    plan = plan_matmul(what, limits)
-    made = declared_constants(plan.shader, plan.constants, half=True)
+    plan, has = plan_matmul(what, limits), bound(gated, zeros is not None)
+    made = declared_constants(plan.shader, plan.constants, has, half=True)
     assert (made["K"], made["N"], made["M"], made["BLOCK"]) == (k, 1000, 100, 32)
     assert k % (32 * made["RUNS"]) == 0
     assert made["RUNS"] % made["SLICES"] == 0
     assert (made["WM"] % 4, made["WN"] % 8, made["TN"] % 8) == (0, 0, 0)
     workgroup = made["WORKGROUP"]
     assert workgroup <= limits.threads
-    memory = workgroup_bytes(plan.shader, plan.constants, half=True)
+    memory = workgroup_bytes(plan.shader, plan.constants, has, half=True)
     assert memory == tune_matmul(k, limits, zeros=zeros is not None).memory(zeros is not None) <= limits.memory
     rows, columns = made["TILE_M"], made["TILE_N"] // (2 if gated else 1)
     hold_to_the_shader(made)

@@ -5,7 +5,6 @@ matmul_matrices.wgsl and prefill_attention.wgsl are left out: only Chromium has 
 from __future__ import annotations
 
 import random
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product as combinations
@@ -27,7 +26,6 @@ from capstan.tape.witness import CacheRows, Witness, cache_rows
 from tests.second_compiler import Naga
 from tests.unit.shader_declarations import answered
 
-KERNELS = Path(__file__).parents[2] / "web" / "src" / "gpu" / "kernels.ts"
 SHADERS = Path(__file__).parents[2] / "web" / "src" / "shaders"
 LIMITS = (
     WorkgroupLimits(),
@@ -118,7 +116,7 @@ def texts(operations: Iterator[tuple[Operation, int, int]], limits: WorkgroupLim
             constants = dict(kernel.plan.constants)
             floats = [name for name, value in constants.items() if isinstance(value, float)]
             text = {"shader": kernel.plan.shader, "constants": constants, "floats": floats}
-            yield {**text, "half": kernel.half, "lanes": limits.lanes}
+            yield text_of({**text, "half": kernel.half, "lanes": limits.lanes, "bindings": kernel.bindings})
         if limits == LIMITS[0]:
             witness = Witness("truths", (0, 0, 32), 20, 300)
             what.truth(witness, of, to)
@@ -126,13 +124,19 @@ def texts(operations: Iterator[tuple[Operation, int, int]], limits: WorkgroupLim
 
 
 def text_of(kernel: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: kernel[name] for name in ("shader", "constants", "floats", "half", "lanes")}
+    bindings = dict.fromkeys(kernel["bindings"])
+    return {**{name: kernel[name] for name in ("shader", "constants", "floats", "half", "lanes")}, "bindings": bindings}
 
 
 def templates() -> set[str]:
-    """Names of those of web/src/gpu/kernels.ts."""
-    [table] = re.findall(r"^const TEMPLATES.*?= \{$(.*?)^\};", KERNELS.read_text(), re.MULTILINE | re.DOTALL)
-    return set(re.findall(r"^  (\w+)[:,]", table, re.MULTILINE))
+    """Names of those of the kernels of tapes."""
+    texts = {
+        path.stem: path.read_text()
+        for room in ("products", "attention", "truth")
+        for path in (SHADERS / room).iterdir()
+    }
+    whole = {name for name, text in texts.items() if "fn main(" in text and "@group(" not in text}
+    return whole - {"attention_subgroups", "attention_workgroup"} | {"attention"}
 
 
 def refused(modules: Mapping[str, str]) -> list[str]:
@@ -184,6 +188,7 @@ def test_every_fused_kernel_is_taken_in_every_form() -> None:
     seen: defaultdict[tuple[str, str], set[bool]] = defaultdict(set)
     for text in asked:
         flags = {**text["constants"], "HALF": text["half"], "SUBGROUPS": text["lanes"] > 0}
+        flags |= {name: name in text["bindings"] for name in answered(text)["optional"]}
         for name, value in flags.items():
             if isinstance(value, bool):
                 seen[text["shader"], name].add(value)
@@ -214,7 +219,10 @@ def test_every_kernel_of_the_sampler_is_taken(options: SearchOptions, drafts: in
     assert refused({f"module {i}": code for i, code in enumerate(codes)}) == []
 
 
-ALONE = (("turn",), ("beside",), ("half", "narrow"), ("compare",), ("shortlist",))
+ALONE = (
+    *(("memory/turn",), ("memory/beside",), ("memory/half", "memory/narrow")),
+    *(("truth/compare",), ("sampler/shortlist",)),
+)
 """Modules that are files, or several one behind the other."""
 
 

@@ -53,7 +53,7 @@ def wrong_scale(kernel: Kernel) -> Kernel:
 def lost_block(kernel: Kernel) -> Kernel:
     def run(at: dict[str, Any], c: dict[str, Any], counts: tuple[int, int, int]) -> None:
         x = at["x"].copy()
-        if not c["NORM"]:
+        if "gamma" not in at:
             x[c["K"] - 32 :] = 0
         kernel(at | {"x": x}, c, counts)
 
@@ -62,14 +62,14 @@ def lost_block(kernel: Kernel) -> Kernel:
 
 def lost_residual(kernel: Kernel) -> Kernel:
     def run(at: dict[str, Any], c: dict[str, Any], counts: tuple[int, int, int]) -> None:
-        kernel(at, c | {"RESIDUAL": False}, counts)
+        kernel({name: buffer for name, buffer in at.items() if name != "residual"}, c, counts)
 
     return run
 
 
 def wrong_epsilon(kernel: Kernel) -> Kernel:
     def run(at: dict[str, Any], c: dict[str, Any], counts: tuple[int, int, int]) -> None:
-        kernel(at, c | ({"EPSILON": 1e-3} if c["NORM"] else {}), counts)
+        kernel(at, c | ({"EPSILON": 1e-3} if "gamma" in at else {}), counts)
 
     return run
 

@@ -1,8 +1,8 @@
 // Answers what web/src/gpu makes of kernel texts, one JSON line each way, for shader_declarations.py: of a fused kernel
-// its module and bindings, of a program of the sampler all modules that it may take.
+// its module, its bindings and the names of those that an operation may lack, of a program of the sampler all modules that it may take.
 
 import { createInterface } from "node:readline";
-import { kernelCode } from "../../web/src/gpu/kernels.ts";
+import { kernelCode, template } from "../../web/src/gpu/kernels.ts";
 import { dispatchesOf, SamplerPipelines, textOf } from "../../web/src/gpu/sampler_program.ts";
 import { SpanPipelines } from "../../web/src/gpu/span_pipelines.ts";
 import { declaredBindings } from "../../web/src/gpu/wgsl.ts";
@@ -24,7 +24,8 @@ function modules(make) {
   return { codes };
 }
 
-function answered({ sampler, spans, bitcasts = true, ...text }) {
+/** Of `has`, names of the bindings besides those that every operation of the kernel has. */
+function answered({ sampler, spans, bitcasts = true, has = [], ...text }) {
   if (spans) return modules((device) => spans.forEach((kernel) => new SpanPipelines(device).get(kernel)));
   if (sampler) {
     const kernels = [...dispatchesOf(sampler).map(({ kernel }) => kernel), ...(sampler.drafts ? ["draft"] : [])];
@@ -32,8 +33,11 @@ function answered({ sampler, spans, bitcasts = true, ...text }) {
       kernels.forEach((kernel) => SamplerPipelines.of(device).get(kernel, 1000, false, textOf(kernel, sampler))),
     );
   }
-  const code = kernelCode(text, bitcasts);
-  return { code, bindings: declaredBindings(code) };
+  const known = [...template(text.shader).matchAll(/^#(?:reads|writes) (\w+)(\??):/gm)];
+  const [optional, required] = ["?", ""].map((mark) => known.filter((each) => each[2] === mark).map((each) => each[1]));
+  const bindings = text.bindings ?? Object.fromEntries([...required, ...has].map((name) => [name, null]));
+  const code = kernelCode({ ...text, bindings }, bitcasts);
+  return { code, bindings: declaredBindings(code), optional };
 }
 
 for await (const line of createInterface({ input: process.stdin })) {

@@ -1,4 +1,4 @@
-"""Conversion among float32, float16, int32, int64 and uint32: the definition that web/src/shaders/cast.wgsl matches.
+"""Conversion among float32, float16, int32, int64 and uint32: the definition that cast.wgsl matches.
 
 Bit for bit, for every input:
 

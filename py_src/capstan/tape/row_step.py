@@ -45,9 +45,9 @@ class Gather(Operation):
     def kernels(self, reads: Sequence[int], writes: Sequence[int], limits: WorkgroupLimits) -> list[Kernel]:
         bindings: dict[str, Binding] = {"ids": Value(reads[0]), "table": Buffer(self.table)}
         if self.scales is None:
-            constants: dict[str, int] = {"WORDS": self.k * ELEMENT_BYTES[self.element] // 4, "QUANTIZED": False}
+            constants: dict[str, int] = {"WORDS": self.k * ELEMENT_BYTES[self.element] // 4}
         else:
-            constants = {"WORDS": self.k, "QUANTIZED": True, "BLOCK": self.block, "SCALES": -(-self.k // self.block)}
+            constants = {"WORDS": self.k, "BYTES": False, "BLOCK": self.block, "SCALES": -(-self.k // self.block)}
             bindings["scales"] = Buffer(self.scales)
         plan = KernelPlan("gather_rows", constants, (-(-constants["WORDS"] // 64), self.rows, 1))
         return [Kernel(plan, self.element == "f16", {**bindings, "y": Value(writes[0])})]

@@ -9,7 +9,7 @@ __all__ = ["KERNELS"]
 KERNELS = (
     Mutation(
         "gemv.next_scale",
-        "web/src/shaders/matvec_q4.wgsl",
+        "web/src/shaders/products/matvec_request.wgsl",
         "  wanted.factors[SCALES * at] = scales[row * BLOCKS + block];",
         "  wanted.factors[SCALES * at] = scales[min(row + 1u, N - 1u) * BLOCKS + block];",
         "a row is multiplied by the scales of the next one",
@@ -17,7 +17,7 @@ KERNELS = (
     ),
     Mutation(
         "gemv.lost_run",
-        "web/src/shaders/matvec_q4.wgsl",
+        "web/src/shaders/products/matvec_products.wgsl",
         "total_of(lower + upper) * f32(",
         "select(1.0, 0.0, member + s * SPAN == 1u) * total_of(lower + upper) * f32(",
         "a run of 32 weights is lost",
@@ -25,7 +25,7 @@ KERNELS = (
     ),
     Mutation(
         "gemv.off_by_one",
-        "web/src/shaders/packed_weights.wgsl",
+        "web/src/shaders/products/packed_weights.wgsl",
         "(8388608.0 + zero)",
         "(8388609.0 + zero)",
         "every weight is one too small",
@@ -33,7 +33,7 @@ KERNELS = (
     ),
     Mutation(
         "gemv.lost_residual",
-        "web/src/shaders/matvec_q4.wgsl",
+        "web/src/shaders/products/matvec_q4.wgsl",
         "added = f32(residual[n]);",
         "added = 0.0;",
         "the residual is not added",
@@ -41,7 +41,7 @@ KERNELS = (
     ),
     Mutation(
         "gemv.epsilon",
-        "web/src/shaders/matvec_q4.wgsl",
+        "web/src/shaders/products/matvec_held.wgsl",
         "inverseSqrt(squared / f32(K) + EPSILON)",
         "inverseSqrt(squared / f32(K) + EPSILON * 1000.0)",
         "the epsilon of a norm is a thousand times too large",
@@ -49,7 +49,7 @@ KERNELS = (
     ),
     Mutation(
         "attention.swapped_heads",
-        "web/src/shaders/attention_workgroup.wgsl",
+        "web/src/shaders/attention/attention_workgroup.wgsl",
         "min(tile * TILE + i / CHUNKS, GROUP - 1u)",
         "(GROUP - 1u - i / CHUNKS % GROUP)",
         "heads of a group are swapped",
@@ -57,7 +57,7 @@ KERNELS = (
     ),
     Mutation(
         "attention.stale_row",
-        "web/src/shaders/attention_workgroup.wgsl",
+        "web/src/shaders/attention/attention_workgroup.wgsl",
         "if (split == 0u && tile == 0u) {",
         "if (split == 1u && tile == 7u) {",
         "the new row is not written into the cache",
@@ -65,7 +65,7 @@ KERNELS = (
     ),
     Mutation(
         "attention.one_too_few",
-        "web/src/shaders/attention_workgroup.wgsl",
+        "web/src/shaders/attention/attention_workgroup.wgsl",
         "let here = min(BLOCK, length - block * BLOCK);",
         "let here = min(BLOCK, length - 1u - min(length - 1u, block * BLOCK));",
         "the last position is not looked at",
@@ -73,7 +73,7 @@ KERNELS = (
     ),
     Mutation(
         "attention.one_too_many",
-        "web/src/shaders/attention_workgroup.wgsl",
+        "web/src/shaders/attention/attention_workgroup.wgsl",
         "if (at < position) {",
         "if (at < position - 1u || at > position) {",
         "the position before the last is taken for the new one",
@@ -81,7 +81,7 @@ KERNELS = (
     ),
     Mutation(
         "attention.rotation_before",
-        "web/src/shaders/attention_workgroup.wgsl",
+        "web/src/shaders/attention/attention_workgroup.wgsl",
         "q_rotation(chunk, rotation(chunk, total - 1u))",
         "q_rotation(chunk, rotation(chunk, total - 2u))",
         "queries are rotated by the position before",
@@ -89,7 +89,7 @@ KERNELS = (
     ),
     Mutation(
         "attention.scale",
-        "web/src/shaders/attention.wgsl",
+        "web/src/shaders/attention/attention_shared.wgsl",
         "const STRENGTH = SCALE * LOG2_E;",
         "const STRENGTH = SCALE * LOG2_E * 1.01;",
         "scores are a hundredth too large",
@@ -97,7 +97,7 @@ KERNELS = (
     ),
     Mutation(
         "attention.window",
-        "web/src/shaders/attention.wgsl",
+        "web/src/shaders/attention/attention_shared.wgsl",
         "return total - min(total, WINDOW);",
         "return total - min(total, WINDOW + 1u);",
         "one position more than the window is in sight",
@@ -105,7 +105,7 @@ KERNELS = (
     ),
     Mutation(
         "attention_join.weights",
-        "web/src/shaders/attention_join.wgsl",
+        "web/src/shaders/attention/attention_join.wgsl",
         "sum += weight * sums[split];",
         "sum += sums[split];",
         "splits are joined without their weights",
@@ -113,7 +113,7 @@ KERNELS = (
     ),
     Mutation(
         "advance.mask",
-        "web/src/shaders/advance.wgsl",
+        "web/src/shaders/sampler/advance.wgsl",
         "let element = 2u * (row * sizes.max_length + length);",
         "let element = 2u * (row * sizes.max_length + length + 1u);",
         "the mask is set one position too far",
@@ -121,7 +121,7 @@ KERNELS = (
     ),
     Mutation(
         "advance.end_fed",
-        "web/src/shaders/advance.wgsl",
+        "web/src/shaders/sampler/advance.wgsl",
         """  if (is_end(token)) {
     state[at + 2u] = 1u;
     return;
@@ -134,7 +134,7 @@ KERNELS = (
     ),
     Mutation(
         "draw.rounds",
-        "web/src/shaders/draw.wgsl",
+        "web/src/shaders/sampler/draw.wgsl",
         """for (var i = 0u; i < 10u; i++) {
     let product0""",
         """for (var i = 0u; i < 9u; i++) {
@@ -144,7 +144,7 @@ KERNELS = (
     ),
     Mutation(
         "greedy.highest_id",
-        "web/src/shaders/greedy.wgsl",
+        "web/src/shaders/sampler/greedy.wgsl",
         "atomicMax(&winner, 0xffffffffu - atomicLoad(&scratch[record + 1u]));",
         "atomicMax(&winner, 0xffffffffu - block);",
         "of equal logits the block's number wins",
@@ -152,7 +152,7 @@ KERNELS = (
     ),
     Mutation(
         "prefix.equals",
-        "web/src/shaders/prefix.wgsl",
+        "web/src/shaders/sampler/prefix.wgsl",
         "return add64(weight, multiply(min(equals, need), unit));",
         "return add64(weight, multiply(equals, unit));",
         "all tokens of equal logits at the cut count, not the ones that are kept",
@@ -160,7 +160,7 @@ KERNELS = (
     ),
     Mutation(
         "compare.unlike",
-        "web/src/shaders/compare.wgsl",
+        "web/src/shaders/truth/compare.wgsl",
         "select(0u, 1u, x_finite != y_finite)",
         "select(0u, 1u, !x_finite && y_finite)",
         "infinite elements of the second buffer alone are not counted",
@@ -168,7 +168,7 @@ KERNELS = (
     ),
     Mutation(
         "cast.ties",
-        "web/src/shaders/cast.wgsl",
+        "web/src/shaders/memory/cast.wgsl",
         "(rest == 0x80u && (n.x != 0u || (fraction & 1u) == 1u))",
         "(rest == 0x80u && n.x != 0u)",
         "an int64 halfway between two floats is not rounded to even",
@@ -176,7 +176,7 @@ KERNELS = (
     ),
     Mutation(
         "mask.element",
-        "web/src/shaders/mask.wgsl",
+        "web/src/shaders/memory/mask.wgsl",
         "value = 1u << (begins * 8u);",
         "value = 1u;",
         "ones of an unaligned mask are put into the wrong byte",
@@ -184,15 +184,15 @@ KERNELS = (
     ),
     Mutation(
         "matmul.zero_shift",
-        "web/src/shaders/matmul_q4.wgsl",
-        "return (f32(1u << (BITS - 1u)) - f32(zero)) * (16.0 / UNIT);",
-        "return (f32(zero) - f32(1u << (BITS - 1u))) * (16.0 / UNIT);",
+        "web/src/shaders/products/matmul_q4.wgsl",
+        "return (f32(1u << (BITS - 1u)) - f32(number_in(word, at))) * (16.0 / UNIT);",
+        "return (f32(number_in(word, at)) - f32(1u << (BITS - 1u))) * (16.0 / UNIT);",
         "zero points of a prompt's products have the wrong sign",
         browser("matmul::test_products_that_end_within_a_tile"),
     ),
     Mutation(
         "few_rows.last_row",
-        "web/src/shaders/few_rows_q4.wgsl",
+        "web/src/shaders/products/few_rows_q4.wgsl",
         "let octet = x[min(top + m, M - 1u) * OCTETS + at];",
         "let octet = x[min(m, M - 1u) * OCTETS + at];",
         "rows past the first ones repeat these",
@@ -200,7 +200,7 @@ KERNELS = (
     ),
     Mutation(
         "norm_rows.past_the_end",
-        "web/src/shaders/norm_rows.wgsl",
+        "web/src/shaders/products/norm_rows.wgsl",
         "line[i] = select(0.0, line[i] - mean, thread + i * WORKGROUP < K);",
         "line[i] = line[i] - mean;",
         "elements past the end of a row count in its variance",

@@ -103,6 +103,14 @@ PAGE = (
         unit("fused_step", "gemv_joins", "few_rows"),
     ),
     Mutation(
+        "wgsl.missing",
+        "web/src/gpu/wgsl.ts",
+        "const missing = declared.filter((name) => !given.includes(name));",
+        "const missing: string[] = [];",
+        "an operation may lack any binding",
+        unit("templates"),
+    ),
+    Mutation(
         "life.let_go",
         "web/src/life.ts",
         "return new Promise(() => {});",

@@ -1,6 +1,6 @@
 // Compares pairs of GPU buffers on the GPU and reads a few words back for each pair.
 
-import shader from "../shaders/compare.wgsl";
+import shader from "../shaders/truth/compare.wgsl";
 import type { WatchedDevice } from "./device";
 
 export interface Difference {

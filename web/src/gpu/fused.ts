@@ -3,8 +3,9 @@
 import { EngineError } from "../errors";
 import { Allocations } from "./allocations";
 import type { Category, WatchedDevice } from "./device";
-import { FusedPipelines, type KernelText } from "./kernels";
+import { FusedPipelines } from "./kernels";
 import type { RecordingObjects } from "./recorder";
+import type { KernelText } from "./wgsl";
 
 /**
  * A kernel's binding: a recorded buffer by id, a scratch buffer by number, bytes [offset, size] of a scratch buffer, or
@@ -74,14 +75,6 @@ export class FusedKernels {
       };
       return spec.kernels.map(({ shader, bindings }, index) => {
         const { pipeline, layout, names } = compiled[index]!;
-        const missing = names.filter((name) => !(name in bindings));
-        const unknown = Object.keys(bindings).filter((name) => !names.includes(name));
-        if (missing.length || unknown.length)
-          throw new EngineError(
-            "TapeError",
-            `kernel ${shader} declares ${names.join(", ")}; not given: ${missing.join(", ") || "none"}; ` +
-              `given and not declared: ${unknown.join(", ") || "none"}`,
-          );
         const entries = names.map((name, place) => ({ binding: place, resource: resource(bindings[name]!) }));
         return { pipeline, group: watched.device.createBindGroup({ label: shader, layout, entries }) };
       });

@@ -3,61 +3,31 @@
 // Which kernel runs where is decided in Python (capstan.tape); shapes are constants, so there are no uniforms to upload.
 
 import { EngineError } from "../errors";
-import attention from "../shaders/attention.wgsl";
-import attentionAppend from "../shaders/attention_append.wgsl";
-import attentionJoin from "../shaders/attention_join.wgsl";
-import attentionSubgroups from "../shaders/attention_subgroups.wgsl";
-import attentionWorkgroup from "../shaders/attention_workgroup.wgsl";
-import behindProduct from "../shaders/behind_product.wgsl";
-import denseColumns from "../shaders/dense_columns.wgsl";
-import fewRowsDense from "../shaders/few_rows_dense.wgsl";
-import fewRowsQ4 from "../shaders/few_rows_q4.wgsl";
-import gatherRows from "../shaders/gather_rows.wgsl";
-import judge from "../shaders/judge.wgsl";
-import matmulMatrices from "../shaders/matmul_matrices.wgsl";
-import matmulQ4 from "../shaders/matmul_q4.wgsl";
-import matvecDense from "../shaders/matvec_dense.wgsl";
-import matvecQ4 from "../shaders/matvec_q4.wgsl";
-import normRows from "../shaders/norm_rows.wgsl";
-import packedWeights from "../shaders/packed_weights.wgsl";
-import prefillAttention from "../shaders/prefill_attention.wgsl";
-import quantizeRows from "../shaders/quantize_rows.wgsl";
-import rows from "../shaders/rows.wgsl";
-import truthAttention from "../shaders/truth_attention.wgsl";
-import truthGemv from "../shaders/truth_gemv.wgsl";
-import { declaredBindings, expanded, type TemplateValues } from "./wgsl";
+import { declaredBindings, expanded, included, type KernelText } from "./wgsl";
 
-/** WGSL templates by name. */
-const TEMPLATES: Readonly<Record<string, string>> = {
-  attention: `${attention}#if SHUFFLED\n${attentionSubgroups}#else\n${attentionWorkgroup}#endif\n`,
-  attention_append: `${attention}${attentionAppend}`,
-  attention_join: attentionJoin,
-  few_rows_dense: `${denseColumns}${behindProduct}${fewRowsDense}`,
-  few_rows_q4: `${packedWeights}${behindProduct}${fewRowsQ4}`,
-  gather_rows: gatherRows,
-  judge,
-  matmul_matrices: matmulMatrices,
-  matmul_q4: matmulQ4,
-  matvec_dense: `${denseColumns}${behindProduct}${matvecDense}`,
-  matvec_q4: `${packedWeights}${behindProduct}${matvecQ4}`,
-  norm_rows: normRows,
-  prefill_attention: prefillAttention,
-  quantize_rows: quantizeRows,
-  rows,
-  truth_attention: truthAttention,
-  truth_gemv: truthGemv,
-};
+/** Rooms of web/src/shaders in which there are kernels of ours; a file's name is in one of them. */
+const ROOMS = ["products", "attention", "truth"];
 
-export interface KernelText extends TemplateValues {
-  /** Name of a template. */
-  shader: string;
+/** A file of a room; esbuild brings all files that this may name. */
+function file(name: string): string {
+  for (const room of ROOMS) {
+    try {
+      return require(`../shaders/${room}/${name}.wgsl`);
+    } catch {
+      // It may be in the next room.
+    }
+  }
+  throw new EngineError("TapeError", `there is no kernel '${name}'`);
+}
+
+/** A kernel's template, whole. */
+export function template(shader: string): string {
+  return included(shader, file);
 }
 
 /** The whole WGSL of a kernel; see `expanded` for `bitcasts`. */
 export function kernelCode(text: KernelText, bitcasts = true): string {
-  const template = TEMPLATES[text.shader];
-  if (template === undefined) throw new EngineError("TapeError", `there is no kernel '${text.shader}'`);
-  return expanded(template, text, bitcasts);
+  return expanded(template(text.shader), text, bitcasts);
 }
 
 export interface FusedPipeline {

@@ -1,17 +1,17 @@
 // A program of the sampler: the dispatches that its passes are, and their pipelines with the text of its stages.
 
-import advanceSource from "../shaders/advance.wgsl";
-import banSource from "../shaders/ban.wgsl";
-import constrainSource from "../shaders/constrain.wgsl";
-import blockMaxSource from "../shaders/block_max.wgsl";
-import blockSumsSource from "../shaders/block_sums.wgsl";
-import cutSource from "../shaders/cut.wgsl";
-import draftSource from "../shaders/draft.wgsl";
-import drawSource from "../shaders/draw.wgsl";
-import greedySource from "../shaders/greedy.wgsl";
-import histogramSource from "../shaders/histogram.wgsl";
-import prefixSource from "../shaders/prefix.wgsl";
-import sharedSource from "../shaders/sampler.wgsl";
+import advanceSource from "../shaders/sampler/advance.wgsl";
+import banSource from "../shaders/sampler/ban.wgsl";
+import constrainSource from "../shaders/sampler/constrain.wgsl";
+import blockMaxSource from "../shaders/sampler/block_max.wgsl";
+import blockSumsSource from "../shaders/sampler/block_sums.wgsl";
+import cutSource from "../shaders/sampler/cut.wgsl";
+import draftSource from "../shaders/sampler/draft.wgsl";
+import drawSource from "../shaders/sampler/draw.wgsl";
+import greedySource from "../shaders/sampler/greedy.wgsl";
+import histogramSource from "../shaders/sampler/histogram.wgsl";
+import prefixSource from "../shaders/sampler/prefix.wgsl";
+import sharedSource from "../shaders/sampler/sampler.wgsl";
 
 /** A Python SamplerProgram. */
 export interface SamplerProgram {
@@ -45,6 +45,44 @@ const KERNELS = {
 } as const;
 
 export type Kernel = keyof typeof KERNELS;
+
+/** A binding's access, its name and its type in WGSL. */
+type Binding = readonly [GPUBufferBindingType, string, string];
+
+const words = (access: GPUBufferBindingType, ...names: string[]): Binding[] =>
+  names.map((name) => [access, name, "array<u32>"]);
+const SHARED: readonly Binding[] = [
+  ["uniform", "params", "Params"],
+  ...words("read-only-storage", "logits"),
+  ["storage", "scratch", "array<atomic<u32>>"],
+];
+const ROUND: Binding = ["uniform", "which", "vec4<u32>"];
+/** The bindings of each kind of kernels, by number: declared in front of their texts. */
+const BINDINGS = {
+  pass: [...SHARED, ...words("read-only-storage", "state"), ROUND, ...words("read-only-storage", "memory")],
+  before: [...SHARED, ...words("read-only-storage", "state"), ROUND, ...words("storage", "memory")],
+  draft: [...SHARED, ...words("storage", "state", "inputs", "memory")],
+  end: [
+    ...SHARED,
+    ...words("storage", "state"),
+    ["uniform", "sizes", "Sizes"],
+    ...words("storage", "ring", "input_ids", "mask", "position_ids", "memory"),
+  ],
+} satisfies Record<string, readonly Binding[]>;
+
+function kindOf(kernel: Kernel): keyof typeof BINDINGS {
+  if (ENDS.has(kernel)) return "end";
+  if (kernel === "draft") return kernel;
+  return BEFORE.has(kernel) ? "before" : "pass";
+}
+
+const SPACES = { uniform: "uniform", storage: "storage, read_write", "read-only-storage": "storage, read" };
+
+function declared(kernel: Kernel): string[] {
+  return BINDINGS[kindOf(kernel)].map(
+    ([access, name, type], place) => `@group(0) @binding(${place}) var<${SPACES[access]}> ${name}: ${type};`,
+  );
+}
 
 export interface Blocking {
   WG: number;
@@ -87,10 +125,7 @@ export function blocking(vocab: number): Blocking {
 export class SamplerPipelines {
   private static readonly perDevice = new WeakMap<GPUDevice, SamplerPipelines>();
 
-  private readonly passLayout: GPUBindGroupLayout;
-  private readonly beforeLayout: GPUBindGroupLayout;
-  private readonly draftLayout: GPUBindGroupLayout;
-  private readonly endLayout: GPUBindGroupLayout;
+  private readonly layouts = new Map<string, GPUBindGroupLayout>();
   private readonly modules = new Map<string, GPUShaderModule>();
   private readonly pipelines = new Map<string, GPUComputePipeline>();
 
@@ -108,32 +143,19 @@ export class SamplerPipelines {
     SamplerPipelines.perDevice.delete(device);
   }
 
-  private constructor(private readonly device: GPUDevice) {
-    const layout = (label: string, types: GPUBufferBindingType[]): GPUBindGroupLayout =>
-      device.createBindGroupLayout({
-        label,
-        entries: types.map((type, binding) => ({ binding, visibility: GPUShaderStage.COMPUTE, buffer: { type } })),
-      });
-    const shared: GPUBufferBindingType[] = ["uniform", "read-only-storage", "storage"];
-    this.passLayout = layout("sampler pass", [...shared, "read-only-storage", "uniform", "read-only-storage"]);
-    this.beforeLayout = layout("sampler before", [...shared, "read-only-storage", "uniform", "storage"]);
-    this.draftLayout = layout("sampler draft", [...shared, "storage", "storage", "storage"]);
-    this.endLayout = layout("sampler end", [
-      ...shared,
-      "storage",
-      "uniform",
-      "storage",
-      "storage",
-      "storage",
-      "storage",
-      "storage",
-    ]);
-  }
+  private constructor(private readonly device: GPUDevice) {}
 
   layout(kernel: Kernel): GPUBindGroupLayout {
-    if (ENDS.has(kernel)) return this.endLayout;
-    if (kernel === "draft") return this.draftLayout;
-    return BEFORE.has(kernel) ? this.beforeLayout : this.passLayout;
+    const kind = kindOf(kernel);
+    let found = this.layouts.get(kind);
+    if (found === undefined) {
+      const entries = BINDINGS[kind].map(([type], binding) => {
+        return { binding, visibility: GPUShaderStage.COMPUTE, buffer: { type } };
+      });
+      found = this.device.createBindGroupLayout({ label: `sampler ${kind}`, entries });
+      this.layouts.set(kind, found);
+    }
+    return found;
   }
 
   get(kernel: Kernel, vocab: number, half: boolean, stages: string, positions = 1): GPUComputePipeline {
@@ -160,7 +182,7 @@ export class SamplerPipelines {
     const key = `${kernel} ${stages}`;
     let found = this.modules.get(key);
     if (found === undefined) {
-      const code = [...KERNELS[kernel], stages].join("\n");
+      const code = [...declared(kernel), ...KERNELS[kernel], stages].join("\n");
       found = this.device.createShaderModule({ label: `sampler ${kernel}`, code });
       this.modules.set(key, found);
     }

@@ -1,6 +1,6 @@
 // The largest logits of rows with their tokens, and what makes probabilities of them, without reading the rows.
 
-import shader from "../shaders/shortlist.wgsl";
+import shader from "../shaders/sampler/shortlist.wgsl";
 import type { WatchedDevice } from "./device";
 
 /** Tokens that a workgroup looks at; BLOCK of shortlist.wgsl. */

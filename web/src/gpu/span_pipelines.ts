@@ -1,11 +1,11 @@
 // Pipelines of the kernels on spans, each made when it is first needed.
 
-import castSource from "../shaders/cast.wgsl";
-import copyBytesSource from "../shaders/copy_bytes.wgsl";
-import halfSource from "../shaders/half.wgsl";
-import maskSource from "../shaders/mask.wgsl";
-import positionsSource from "../shaders/positions.wgsl";
-import sharedSource from "../shaders/spans.wgsl";
+import castSource from "../shaders/memory/cast.wgsl";
+import copyBytesSource from "../shaders/memory/copy_bytes.wgsl";
+import halfSource from "../shaders/memory/half.wgsl";
+import maskSource from "../shaders/memory/mask.wgsl";
+import positionsSource from "../shaders/memory/positions.wgsl";
+import sharedSource from "../shaders/memory/spans.wgsl";
 
 const SOURCES = { bytes: copyBytesSource, cast: halfSource + castSource, mask: maskSource, positions: positionsSource };
 

@@ -51,7 +51,7 @@ export interface Dispatch {
   kernel: SpanKernel;
   destination: Operand;
   source?: Operand | undefined;
-  /** Params.stride, .more and .rows in shaders/spans.wgsl. */
+  /** Params.stride, .more and .rows in shaders/memory/spans.wgsl. */
   stride: number;
   more: number[];
   rows: number[];
@@ -78,7 +78,7 @@ export interface PlanLimits {
   nothing: () => GPUBuffer;
 }
 
-/** Words of Params in shaders/spans.wgsl: 8, and two for each row. */
+/** Words of Params in shaders/memory/spans.wgsl: 8, and two for each row. */
 export const SLOT_WORDS = 64;
 const MOST_ROWS = 28;
 const WORKGROUP = 64;

@@ -1,10 +1,10 @@
-// Rearranges weights on the GPU: what a data file has by columns into rows (shaders/turn.wgsl), matrices next to one
-// another (shaders/beside.wgsl), and float32 into float16 (shaders/narrow.wgsl).
+// Rearranges weights on the GPU: what a data file has by columns into rows (shaders/memory/turn.wgsl), matrices next to one
+// another (shaders/memory/beside.wgsl), and float32 into float16 (shaders/memory/narrow.wgsl).
 
-import besideCode from "../shaders/beside.wgsl";
-import halfCode from "../shaders/half.wgsl";
-import narrowCode from "../shaders/narrow.wgsl";
-import turnCode from "../shaders/turn.wgsl";
+import besideCode from "../shaders/memory/beside.wgsl";
+import halfCode from "../shaders/memory/half.wgsl";
+import narrowCode from "../shaders/memory/narrow.wgsl";
+import turnCode from "../shaders/memory/turn.wgsl";
 import type { WatchedDevice } from "./device";
 
 /** As capstan.graph.Turn: a matrix [rows, columns] of the file that a buffer is to hold as [columns, rows]. */

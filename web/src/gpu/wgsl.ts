@@ -1,15 +1,22 @@
 // WGSL as text: what a module declares, and templates made into modules. Nothing here needs a device.
 //
-// A template is WGSL with lines `#if NAME`, `#else` and `#endif` (NAME is a boolean constant, HALF or SUBGROUPS),
-// `#repeat i COUNT` and `#end` (unrolled with subgroups; the software adapter takes too long to compile that), and
-// `@binding(next)` where the lines that are left decide the number. Its header is generated: `element` (f16 or f32),
-// LANES, a constant for each number, subgroup matrices enabled where the template has some, and for f16 the functions
-// of HALVES.
+// A template is WGSL with these lines:
+// - `#include NAME`: the text of another file of web/src/shaders.
+// - `#reads NAME: TYPE` and `#writes NAME: TYPE`: a storage buffer, which the operation in Python binds by this name;
+//   `NAME?` is declared if the operation has it. The declaration is made here, and the number of the binding is its
+//   place among those that are declared.
+// - `#if NAME` or `#if !NAME`, `#else` and `#endif`, NAME a boolean constant, HALF, SUBGROUPS, or a binding that an
+//   operation may lack: whether it has it.
+// - `#repeat i COUNT` and `#end`: unrolled with subgroups; the software adapter takes too long to compile that.
+// Its header is generated: `element` (f16 or f32), LANES, a constant for each number, subgroup matrices enabled where
+// the template has some, and for f16 the functions of HALVES.
 
 import { EngineError } from "../errors";
 
-/** The arguments of a template. */
-export interface TemplateValues {
+/** A kernel of ours: a template and its arguments. */
+export interface KernelText {
+  /** Name of the template. */
+  shader: string;
   /** Numbers become WGSL constants, f32 if listed in `floats`; booleans choose lines. */
   constants: Readonly<Record<string, number | boolean>>;
   /** Names of the constants that are f32 in WGSL. */
@@ -18,6 +25,8 @@ export interface TemplateValues {
   half: boolean;
   /** The adapter's one subgroup size, 0 if subgroup operations are not to be used. */
   lanes: number;
+  /** The operation's bindings by their names. */
+  bindings: Readonly<Record<string, unknown>>;
 }
 
 /** A buffer binding that a module declares. */
@@ -54,13 +63,22 @@ fn as_word(halves: vec2<f16>) -> u32 { return pack2x16float(vec2<f32>(halves)); 
 fn quad_of(words: vec2<u32>) -> vec4<f16> { return vec4<f16>(halves_of(words.x), halves_of(words.y)); }
 fn as_words(quad: vec4<f16>) -> vec2<u32> { return vec2<u32>(as_word(quad.xy), as_word(quad.zw)); }`;
 
+const INCLUDE = /^#include (\w+)$/gm;
+const DECLARED = /^#(reads|writes) (\w+)(\??): (.*)$/gm;
+
+/** A file of the shaders with those that it includes. */
+export function included(name: string, file: (name: string) => string): string {
+  return file(name).replace(INCLUDE, (_, other: string) => included(other, file).trimEnd());
+}
+
 /** The whole module of a template; `bitcasts` says whether f16 may be cast to words by their bits. Throws TapeError for a template that does not parse, or asks for what is not given. */
 export function expanded(
   template: string,
-  { constants, floats, half, lanes }: TemplateValues,
+  { shader, constants, floats, half, lanes, bindings }: KernelText,
   bitcasts = true,
 ): string {
   const conditions: Record<string, boolean> = { HALF: half, SUBGROUPS: lanes > 0 };
+  for (const [, , name, optional] of template.matchAll(DECLARED)) if (optional) conditions[name!] = name! in bindings;
   const numbers: Record<string, number> = {};
   const header = [
     ...(half ? ["enable f16;"] : []),
@@ -78,10 +96,27 @@ export function expanded(
       numbers[name] = value;
     }
   }
-  let binding = 0;
   const lines = repeated(chosenLines(template, conditions), numbers, lanes > 0);
-  const body = lines.replace(/@binding\(next\)/g, () => `@binding(${binding++})`);
-  return `${header.join("\n")}\n${body}`;
+  return `${header.join("\n")}\n${bound(lines, shader, Object.keys(bindings))}`;
+}
+
+/** The text with the bindings declared that are given, each required one among them. */
+function bound(text: string, shader: string, given: readonly string[]): string {
+  const declared: string[] = [];
+  const whole = text.replace(DECLARED, (_, way: string, name: string, optional: string, type: string) => {
+    if (optional && !given.includes(name)) return "";
+    const access = way === "reads" ? "read" : "read_write";
+    return `@group(0) @binding(${declared.push(name) - 1}) var<storage, ${access}> ${name}: ${type};`;
+  });
+  const missing = declared.filter((name) => !given.includes(name));
+  const unknown = given.filter((name) => !declared.includes(name));
+  if (missing.length || unknown.length)
+    throw new EngineError(
+      "TapeError",
+      `kernel ${shader} declares ${declared.join(", ")}; not given: ${missing.join(", ") || "none"}; ` +
+        `given and not declared: ${unknown.join(", ") || "none"}`,
+    );
+  return whole;
 }
 
 /** The lines of a template that the conditions leave. */
@@ -91,18 +126,19 @@ function chosenLines(template: string, conditions: Readonly<Record<string, boole
   const open: { taken: boolean; outer: boolean }[] = [];
   let active = true;
   for (const line of template.split("\n")) {
-    const directive = /^\s*#(if|else|endif)\s*(\w*)\s*$/.exec(line);
+    const directive = /^#(if|else|endif) ?(!?)(\w*)$/.exec(line);
     if (!directive) {
       if (active) kept.push(line);
       continue;
     }
-    const [, word, name] = directive;
+    const [, word, not, name] = directive;
     if (word === "if") {
       const condition = conditions[name!];
-      if (condition === undefined)
+      if (active && condition === undefined)
         throw new EngineError("TapeError", `a kernel asks for the unknown condition ${name}`);
-      open.push({ taken: condition, outer: active });
-      active = active && condition;
+      const taken = not ? !condition : condition === true;
+      open.push({ taken, outer: active });
+      active = active && taken;
       continue;
     }
     const innermost = open.at(-1);

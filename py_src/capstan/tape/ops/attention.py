@@ -1,4 +1,4 @@
-"""Attention of one new token, for web/src/shaders/attention.wgsl and attention_join.wgsl, which joins its splits."""
+"""Attention of one new token, for attention.wgsl and attention_join.wgsl, which joins its splits."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class Attention(Operation):
         if self.norms:
             gammas = {name: Buffer(gamma) for name, gamma in self.norms.gammas.items()}
         sinks: dict[str, Binding] = {} if self.sinks is None else {"head_sink": Buffer(self.sinks)}
-        first, second = (results | sinks, {}) if split.constants["ALONE_WRITES"] else ({}, sinks)
+        first, second = (results | sinks, {}) if join.constants["ALONE_WRITES"] else ({}, sinks)
         bound: dict[str, Binding] = {"qkv": Value(reads[0]), **rotary, **caches, **passed, **gammas, **first}
         kernels = [Kernel(split, half, bound), Kernel(join, half, {**passed, **results, **second})]
         if not self.along:
@@ -193,7 +193,6 @@ class Attention(Operation):
             "VALUES_AT": values_at,
         }
         constants["NORMED"] = self.norms is not None
-        constants["NORMED_VALUES"] = self.norms is not None and self.norms.v_gamma is not None
         gammas: dict[str, list[Any]] = {}
         if self.norms:
             constants["EPSILON"] = self.norms.epsilon
@@ -204,17 +203,16 @@ class Attention(Operation):
         scores, truth = witness.scores(self.heads * witness.longest), witness.truths(width)
         rows = witness.truths(values_at + kv_width)
 
-        def run(part: str, normed: str, bindings: Mapping[str, list[Any]], counts: tuple[int, int, int]) -> None:
+        def run(normed: str, bindings: Mapping[str, list[Any]], counts: tuple[int, int, int]) -> None:
             """`normed` are the initials of what has to be normalised."""
-            chosen = {name: name == part for name in ("SCORES", "RESULT", "ROWS")}
             by = {name: gamma for name, gamma in gammas.items() if name[0] in normed}
-            witness.run("truth_attention", {**constants, **chosen}, half, {**shared, **by, **bindings}, counts)
+            witness.run("truth_attention", constants, half, {**shared, **by, **bindings}, counts)
 
         counts = (-(-witness.length // 64), self.heads, 1)
-        run("SCORES", "qk", {**rotary, "key_cache": keys, "scores": scores}, counts)
+        run("qk", {**rotary, "key_cache": keys, "scores": scores}, counts)
         sinks: dict[str, list[Any]] = {} if self.sinks is None else {"head_sink": ["recorded", self.sinks]}
-        run("RESULT", "v", {"value_cache": values, **sinks, "scores": scores, "truth": truth}, (-(-width // 64), 1, 1))
-        run("ROWS", "kv", {**rotary, "truth": rows}, (-(-kv_width // 64), 1, 1))
+        run("v", {"value_cache": values, **sinks, "scores": scores, "truth": truth}, (-(-width // 64), 1, 1))
+        run("kv", {**rotary, "truth": rows}, (-(-kv_width // 64), 1, 1))
         witness.judge("result", self.element, witness.keep(writes[0], width * each), truth)
         kind, number, offset, _ = rows
         for part, cache, start in (("new keys", keys, 0), ("new values", values, 8 * values_at)):
@@ -270,10 +268,6 @@ def plan_attention(
         **form_constants(what),
         "TILE": tile,
         "SHUFFLED": shuffled,
-        "NORMED": epsilon is not None,
-        "NORMED_VALUES": normed_values,
-        "ALONE_WRITES": alone_writes,
-        "SINKS": what.sinks is not None and alone_writes,
         "SEVERAL": rows > 1,
         "ALONG": along,
         "SEQUENCES": rows,
@@ -301,7 +295,6 @@ def plan_attention(
         "ALONE": alone,
         "MAX_SPLITS": most,
         "ALONE_WRITES": alone_writes,
-        "SINKS": what.sinks is not None and not alone_writes,
         "ALONG": along,
         "SEQUENCES": rows,
         **join_rows(what.head, most),
@@ -322,7 +315,6 @@ def form_constants(what: AttentionShape) -> dict[str, int | float | bool]:
     constants: dict[str, int | float | bool] = {
         "ROTARY": what.rotary or what.head,
         "INTERLEAVED": what.interleaved,
-        "SINKS": what.sinks is not None,
         "CAPACITY": what.capacity,
         "WINDOW": what.window or what.capacity,
         "SCALE": what.scale,

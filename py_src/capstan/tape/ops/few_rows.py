@@ -60,7 +60,6 @@ class RowsTuning:
             "K": self.k,
             "N": self.n,
             "M": self.m,
-            "GATED": self.gated,
             "TALL": self.tall,
             "ROWS": self.rows,
             "SPAN": self.span,
@@ -122,7 +121,7 @@ class DenseRowsTuning:
         """By their names in the shader."""
         given = {name: value for name, value in self.columns.constants().items() if name != "SPLIT"}
         lines = 1 + self.gated
-        return {**given, "M": self.m, "GATED": self.gated, "TALL": self.tall, "LINES": lines, "SUMS": lines * self.tall}
+        return {**given, "M": self.m, "TALL": self.tall, "LINES": lines, "SUMS": lines * self.tall}
 
 
 def tune_dense_rows(k: int, n: int, m: int, gated: bool, half: bool, limits: WorkgroupLimits) -> DenseRowsTuning:

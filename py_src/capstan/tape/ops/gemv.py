@@ -8,7 +8,7 @@ norm_rows.wgsl if x is normalised.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
@@ -28,10 +28,6 @@ RUN = 32
 """Elements of a row that a thread takes at a time."""
 SIXTEEN = 16
 """The one size of blocks below a run: a run has two scales."""
-TRUTH_FLAGS = (
-    *("BIAS", "GATED", "ACTIVATED", "GELU", "POWER", "FACTOR", "DIVIDED", "CAPPED", "RESIDUAL", "SECOND"),
-    *("SUM", "GIVEN"),
-)
 
 
 @dataclass(frozen=True)
@@ -143,7 +139,7 @@ class MatVec(Operation):
         names = ("x", *(["skip"] if self.behind else []), *(["total"] if self.total else []))
         bindings = {name: values[name] for name in names} | {"normed": normed}
         bindings |= {name: Buffer(buffer) for name, buffer in self._norm_weights().items()}
-        constants = {**flags_before(self), **epsilons(self), **norm_constants(self.k, limits)}
+        constants = {"WIDE": self.wide, **epsilons(self), **norm_constants(self.k, limits)}
         plan = KernelPlan("norm_rows", constants, (self.rows, 1, 1))
         return Kernel(plan, self.element == "f16", bindings)
 
@@ -158,17 +154,12 @@ class MatVec(Operation):
         first = replace(self, weights=weights, scales=scales, zeros=zeros, up=None)
         second = replace(self, up=None, total=False)
         between = Shared(-(-self.written_bytes(0) // 16) * 16)
-        plan = plan_matvec(second, limits)
         given = {**values, "y": between}
         if self.bias:
             given["bias"] = values["bias_up"]
         return [
             Kernel(plan_matvec(first, limits), half, first._bindings(given)),
-            Kernel(
-                replace(plan, constants={**plan.constants, "TIMES": True}),
-                half,
-                {**second._bindings(values), "up": between},
-            ),
+            Kernel(plan_matvec(second, limits), half, {**second._bindings(values), "up": between}),
         ]
 
     def _bindings(self, values: Mapping[str, Binding]) -> dict[str, Binding]:
@@ -213,12 +204,7 @@ class MatVec(Operation):
         constants: dict[str, int | float | bool] = {
             "K": self.k,
             "BLOCK": self.block or gcd(self.k, 64),
-            "DENSE": self.scales is None,
             "BYTES": self.bits == 8,
-            "ZEROS": self.zeros is not None,
-            "NORM": self.norm is not None,
-            "CENTERED": isinstance(self.norm, CenteredNorm),
-            "BEHIND": self.behind is not None,
             "HALF_STREAM": self.stream == "f16",
             "HALF_X": (self.element if self.behind else self.stream) == "f16",
             **epsilons(self),
@@ -227,30 +213,29 @@ class MatVec(Operation):
         shared = {name: own[name] for name in self._norm_weights()}
         shared |= {name: kept[name] for name in ("x", "skip") if name in kept}
 
-        def run(rows: int, flags: Collection[str], bindings: Mapping[str, list[Any]]) -> None:
-            switched = {name: name in flags for name in TRUTH_FLAGS}
-            counts = (-(-rows // 64), 1, 1)
-            named = {**constants, "N": rows, **switched}
-            witness.run("truth_gemv", named, self.element == "f16", bindings, counts)
+        def run(rows: int, flags: Mapping[str, bool], bindings: Mapping[str, list[Any]]) -> None:
+            named = {**constants, "N": rows, **flags}
+            witness.run("truth_gemv", named, self.element == "f16", bindings, (-(-rows // 64), 1, 1))
 
-        behind = {name for name, asked in flags_behind(self).items() if asked}
+        behind = flags_behind(self)
+        nothing = dict.fromkeys(behind, False)
         up: dict[str, list[Any]] = {}
         if self.up is not None:
             up = {"up": witness.scores(self.n)}
             taken = {name: own[f"{name}_up"] for name in ("weights", "scales", "zeros") if f"{name}_up" in own}
             bias = {"bias": kept["bias_up"]} if self.bias else {}
-            run(self.n, behind & {"BIAS"}, {**shared, **taken, **bias, "truth": up["up"]})
+            run(self.n, nothing, {**shared, **taken, **bias, "truth": up["up"]})
         truth, y = witness.truths(self.n), witness.keep(writes[0], self.n * each)
         made: dict[str, list[Any]] = {"truth": truth, **({"y": y} if given else {})}
         taken = {name: buffer for name, buffer in own.items() if not name.endswith("_up")}
         added: dict[str, list[Any]] = {name: kept[name] for name in ("bias", "residual", "second") if name in kept}
-        run(self.n, behind | ({"GIVEN"} if given else set()), {**shared, **taken, **added, **up, **made})
+        run(self.n, behind, {**shared, **taken, **added, **up, **made})
         if not given:
             witness.judge("result", self.element, y, truth)
         if self.total:
             truth, y = witness.truths(self.k), witness.keep(writes[1], self.k * wide)
             sums = {name: shared[name] for name in ("x", "skip", "gamma_behind")}
-            run(self.k, {"SUM"}, {**sums, "truth": truth})
+            run(self.k, nothing, {**sums, "truth": truth})
             witness.judge("sum", self.stream, y, truth)
 
 
@@ -270,59 +255,42 @@ def plan_few_matrices(what: MatVec, limits: WorkgroupLimits) -> KernelPlan | Non
     tiling = tune_few_matrices(what.rows, what.n, what.k, gated, dense, limits)
     if tiling is None:
         return None
-    form = {"BYTES": False, "ZEROS": False} if dense else packing(what)
-    constants = {"K": what.k, "N": what.n, "M": what.rows, "GATED": gated, "DENSE": dense, "RESIDUAL": what.residual}
+    form = {} if dense else packing(what)
+    constants = {"K": what.k, "N": what.n, "M": what.rows}
     counts = (*tiling.workgroups(what.rows, what.n, gated), 1)
     return KernelPlan("matmul_matrices", {**constants, **form, **tiling.constants(gated, dense)}, counts)
 
 
-def flags_before(what: MatVec) -> dict[str, int | float | bool]:
-    """The flags for operations before the product, by the names of the templates."""
-    return {
-        "CENTERED": isinstance(what.norm, CenteredNorm),
-        "BEHIND": what.behind is not None,
-        "TOTAL": what.total,
-        "WIDE": what.wide,
-    }
-
-
 def packing(what: MatVec) -> dict[str, int | float | bool]:
     """How weights in integers are packed, by the names of the templates."""
-    return {"BLOCK": what.block, "BYTES": what.bits == 8, "ZEROS": what.zeros is not None}
+    return {"BLOCK": what.block, "BYTES": what.bits == 8}
 
 
 def flags_behind(what: MatVec) -> dict[str, bool]:
-    """The flags for operations behind the product, by the names of the templates."""
+    """What bindings do not tell of the operations behind the product, by the names of the templates."""
     factor = what.factor
     return {
-        "BIAS": what.bias,
-        "GATED": what.up is not None,
         "ACTIVATED": what.activated,
         "GELU": what.gelu,
-        "POWER": what.power is not None,
-        "FACTOR": factor is not None,
         "DIVIDED": factor is not None and factor.divides,
         "CAPPED": factor is not None and factor.capped,
-        "RESIDUAL": what.residual,
-        "SECOND": what.second,
     }
 
 
 def plan_matvec(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
     """The kernel that computes a product, and its workgroups."""
-    fused: dict[str, int | float | bool] = {"NORM": what.norm is not None, **flags_behind(what), **epsilons(what)}
+    fused: dict[str, int | float | bool] = {**flags_behind(what), **epsilons(what)}
     half, gated = what.element == "f16", what.up is not None
     if what.rows > 1:
         return plan_rows(what, limits)
     if what.scales is None:
         dense = tune_dense(what.k, what.n, gated, half, limits)
-        return KernelPlan("matvec_dense", {**fused, "TIMES": False, **dense.constants()}, (dense.workgroups, 1, 1))
+        return KernelPlan("matvec_dense", {**fused, **dense.constants()}, (dense.workgroups, 1, 1))
     tuning = tune_matvec(what.k, what.n, gated, half, limits)
     constants = {
         **fused,
         "PREPARED": what.prepared,
-        **flags_before(what),
-        "TIMES": False,
+        "WIDE": what.wide,
         **packing(what),
         "SIXTEENS": what.block == SIXTEEN,
         **tuning.constants(),
@@ -335,7 +303,7 @@ def plan_rows(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
     by_matrices = plan_few_matrices(what, limits)
     if by_matrices is not None:
         return by_matrices
-    fused: dict[str, int | float | bool] = {**flags_behind(what), "TIMES": False}
+    fused = flags_behind(what)
     half, gated = what.element == "f16", what.up is not None
     if what.scales is None:
         dense = tune_dense_rows(what.k, what.n, what.rows, gated, half, limits)
@@ -345,7 +313,7 @@ def plan_rows(what: MatVec, limits: WorkgroupLimits) -> KernelPlan:
 
 
 def fits_matvec(what: MatVec) -> bool:
-    """Whether web/src/shaders/matvec_q4.wgsl or, for dense ones, matvec_dense.wgsl covers these weights."""
+    """Whether web/src/shaders/products/matvec_q4.wgsl or, for dense ones, matvec_dense.wgsl covers these weights."""
     if what.scales is None:
         return what.k % 4 == 0 and what.n % column_width(what.element == "f16") == 0
     return what.k % RUN == 0 and (what.block == SIXTEEN or what.block % RUN == 0) and what.bits in (4, 8)

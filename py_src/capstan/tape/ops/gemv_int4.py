@@ -1,4 +1,4 @@
-"""How web/src/shaders/matvec_q4.wgsl is cut into workgroups for a shape of the weights and an adapter."""
+"""How web/src/shaders/products/matvec_q4.wgsl is cut into workgroups for a shape of the weights and an adapter."""
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ class MatvecTuning:
         return {
             "K": self.k,
             "N": self.n,
-            "GATED": self.gated,
             "ROWS": self.rows,
             "SPAN": self.span,
             "WORKGROUP": self.workgroup,

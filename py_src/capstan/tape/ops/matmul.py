@@ -207,11 +207,7 @@ def plan_matmul(what: MatMul, limits: WorkgroupLimits) -> KernelPlan:
         "N": what.n,
         "M": what.rows,
         "BLOCK": what.block,
-        "GATED": gated,
-        "RESIDUAL": False,
-        "BIAS": False,
         "BYTES": what.bits == 8,
-        "ZEROS": what.zeros is not None,
         **tuning.constants(gated),
     }
     rows, columns = tuning.tile
@@ -226,7 +222,7 @@ def plan_quantize(what: Quantize) -> KernelPlan:
 
 
 def _fits(weights: NBitsWeights) -> bool:
-    """Whether web/src/shaders/matmul_q4.wgsl covers these weights."""
+    """Whether web/src/shaders/products/matmul_q4.wgsl covers these weights."""
     whole = weights.k % RUN == 0 and weights.block > 0 and weights.block % RUN == 0
     return whole and weights.n % 4 == 0 and weights.bits in (4, 8)
 

@@ -100,10 +100,9 @@ def plan_matrices(what: MatrixMatMul, limits: WorkgroupLimits) -> KernelPlan:
     gated, dense = what.up is not None, what.scales is None
     tiling = tune_matrices(what.rows, what.n, what.k, gated, dense, limits)
     assert tiling is not None, "asked of fits_matrices"
-    constants = {"K": what.k, "N": what.n, "M": what.rows, "GATED": gated, "DENSE": dense, "RESIDUAL": False}
-    constants |= {"BYTES": what.bits == 8, "ZEROS": what.zeros is not None}
+    constants = {"K": what.k, "N": what.n, "M": what.rows}
     if not dense:
-        constants["BLOCK"] = what.block
+        constants |= {"BYTES": what.bits == 8, "BLOCK": what.block}
     counts = (*tiling.workgroups(what.rows, what.n, gated), 1)
     return KernelPlan("matmul_matrices", {**constants, **tiling.constants(gated, dense)}, counts)
 

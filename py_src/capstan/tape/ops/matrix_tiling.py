@@ -1,4 +1,4 @@
-"""The tiling of web/src/shaders/matmul_matrices.wgsl, and that for a few rows of x."""
+"""The tiling of web/src/shaders/products/matmul_matrices.wgsl, and that for a few rows of x."""
 
 from __future__ import annotations
 

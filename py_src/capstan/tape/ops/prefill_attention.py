@@ -200,7 +200,6 @@ def plan_prefill_attention(what: PrefillAttention, limits: WorkgroupLimits) -> K
         "SCALE": what.scale,
         "WINDOWED": what.window != 0,
         "SOFTCAPPED": what.softcap != 0.0,
-        "SINKS": what.sinks is not None,
     }
     if what.window:
         constants["WINDOW"] = what.window

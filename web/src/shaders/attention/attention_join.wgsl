@@ -1,17 +1,14 @@
 // Makes the attention result of each head out of the partials of several splits (attention.wgsl has their layout).
 //
 // Workgroups: (HEADS, 1, SEQUENCES); with one split there is nothing to join, and nothing is written if ALONE_WRITES, where attention.wgsl
-// has written y. If SINKS, each head's softmax has one more score, its sink. A thread takes one quad (four
+// has written y. With head_sink, each head's softmax has one more score. A thread takes one quad (four
 // elements) of every ROWS-th split. Its loads wait for nothing; what lies past the last split is not used.
-// Bindings: 0 partials, 1 state, 2 y [HEADS * HEAD]; if SINKS, 3 the sinks [HEADS]. Constants: as attention.wgsl's; WORKGROUP = ROWS * HEAD / 4, at
-// least MAX_SPLITS; SHARE = MAX_SPLITS / ROWS, rounded up.
+// y is [HEADS * HEAD], head_sink [HEADS]. Constants: as attention.wgsl's; WORKGROUP = ROWS * HEAD / 4, at least MAX_SPLITS; SHARE = MAX_SPLITS / ROWS, rounded up.
 
-@group(0) @binding(next) var<storage, read> partials: array<vec4<f32>>;
-@group(0) @binding(next) var<storage, read> state: array<u32>;
-@group(0) @binding(next) var<storage, read_write> y: array<vec4<element>>;
-#if SINKS
-@group(0) @binding(next) var<storage, read> head_sink: array<element>;
-#endif
+#reads partials: array<vec4<f32>>
+#reads state: array<u32>
+#writes y: array<vec4<element>>
+#reads head_sink?: array<element>
 
 const QUADS = HEAD / 4u;
 const VALUES = SEQUENCES * HEADS * MAX_SPLITS;
@@ -55,7 +52,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     sums[thread] = summary.y;
   }
   workgroupBarrier();
-#if SINKS
+#if head_sink
   let sink = 1.4426950408889634 * f32(head_sink[workgroup.x]);
   var most = sink;
 #else
@@ -80,7 +77,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   row_values[thread] = value;
   workgroupBarrier();
   if (row == 0u) {
-#if SINKS
+#if head_sink
     sum = exp2(sink - most);
 #else
     sum = 0.0;

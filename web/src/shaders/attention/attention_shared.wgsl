@@ -1,20 +1,19 @@
 // Attention of one new token over a key/value cache: rotary embedding, cache write and one split of the positions.
 //
-// As onnxruntime's GroupQueryAttention with packed qkv: q and k are normalised if NORMED, v if NORMED_VALUES (each head by its root mean
+// As onnxruntime's GroupQueryAttention with packed qkv: q and k are normalised with q_gamma, v with v_gamma (each head by its root mean
 // square with EPSILON, times gamma, not rounded), then the first ROTARY elements of each head are rotated at position
 // state[0] - 1 (an element with its neighbour if INTERLEAVED, else with the one ROTARY / 2 away), k (rounded to `element`) and v go into the caches there, and the softmax runs over the last WINDOW
 // positions up to that one. If SOFTCAPPED, a score x becomes SOFTCAP * tanh(x / SOFTCAP). All sums are f32. state[0]
-// counts the new token. If SINKS, each head's softmax has one more score, its sink, of no position.
+// counts the new token. With head_sink, each head's softmax has one more score, of no position.
 // The positions in sight come in blocks of BLOCK; split s takes blocks s, s + splits, s + 2 * splits, ... One split alone writes y;
-// several write partials, which attention_join makes y of; so does one unless ALONE_WRITES. Workgroups beyond the last split do nothing.
+// several write partials, which attention_join makes y of; so does one without y. Workgroups beyond the last split do nothing.
 // Workgroups: (splits or more, KV_HEADS * TILES, SEQUENCES); one takes TILE of the query heads of one key/value head. SEVERAL:
 // there are SEQUENCES, each with a row of qkv, eight words of state, caches, partials and a row of y; else SEQUENCES is 1. ALONG: these
 // are positions of one sequence instead, the first at state[0] - 1, whose caches attention_append has written.
 //
-// Bindings, of each sequence: 0 qkv [(HEADS + 2 * KV_HEADS) * HEAD], 1 state, 2 and 3 cos and sin [*, ROTARY / 2], 4 and 5 keys and values
-// [KV_HEADS, CAPACITY, HEAD] (read, and written at the new position), 6 partials; if ALONE_WRITES, y [HEADS * HEAD]; if
-// NORMED, the gammas of q and k [HEAD]; if NORMED_VALUES, that of v; if SINKS, the sinks [HEADS]. If an adapter allows
-// fewer storage buffers, the join writes y and adds the sinks. Constants: HEADS, KV_HEADS, HEAD (whole chunks of 16
+// Of each sequence, qkv is [(HEADS + 2 * KV_HEADS) * HEAD], cos and sin [*, ROTARY / 2], keys and values [KV_HEADS,
+// CAPACITY, HEAD] (read, and written at the new position), y [HEADS * HEAD], gammas [HEAD], sinks [HEADS]. If an adapter
+// allows fewer storage buffers, the join writes y and adds the sinks. Constants: HEADS, KV_HEADS, HEAD (whole chunks of 16
 // bytes), ROTARY (an even number of chunks), CAPACITY, WINDOW (CAPACITY if all positions are in sight), SCALE,
 // WORKGROUP, BLOCK, ALONE and MAX_SPLITS (up to ALONE blocks are one split, more are one each up to MAX_SPLITS), TILE.
 // SHUFFLED: a team of TEAM lanes (a power of two up to LANES, at least the chunks of a head) shares a position and
@@ -23,27 +22,19 @@
 // through workgroup memory, and BLOCK = WORKGROUP. capstan.tape.ops.attention chooses all of them. The code that both
 // ways share is here; attention_subgroups.wgsl or attention_workgroup.wgsl follows.
 
-@group(0) @binding(next) var<storage, read> qkv: array<vec4<u32>>;
-@group(0) @binding(next) var<storage, read> state: array<u32>;
-@group(0) @binding(next) var<storage, read> cos_cache: array<vec4<u32>>;
-@group(0) @binding(next) var<storage, read> sin_cache: array<vec4<u32>>;
-@group(0) @binding(next) var<storage, read_write> key_cache: array<vec4<u32>>;
-@group(0) @binding(next) var<storage, read_write> value_cache: array<vec4<u32>>;
+#reads qkv: array<vec4<u32>>
+#reads state: array<u32>
+#reads cos_cache: array<vec4<u32>>
+#reads sin_cache: array<vec4<u32>>
+#writes key_cache: array<vec4<u32>>
+#writes value_cache: array<vec4<u32>>
 // First (largest score, sum of weights, 0, 0) of each head and split, then its HEAD values, not divided by the sum.
-@group(0) @binding(next) var<storage, read_write> partials: array<vec4<f32>>;
-#if ALONE_WRITES
-@group(0) @binding(next) var<storage, read_write> y: array<vec4<element>>;
-#endif
-#if NORMED
-@group(0) @binding(next) var<storage, read> q_gamma: array<vec4<u32>>;
-@group(0) @binding(next) var<storage, read> k_gamma: array<vec4<u32>>;
-#endif
-#if NORMED_VALUES
-@group(0) @binding(next) var<storage, read> v_gamma: array<vec4<u32>>;
-#endif
-#if SINKS
-@group(0) @binding(next) var<storage, read> head_sink: array<element>;
-#endif
+#writes partials: array<vec4<f32>>
+#writes y?: array<vec4<element>>
+#reads q_gamma?: array<vec4<u32>>
+#reads k_gamma?: array<vec4<u32>>
+#reads v_gamma?: array<vec4<u32>>
+#reads head_sink?: array<element>
 
 // A chunk is 16 bytes of a head, PER elements; Values are its elements in f32.
 #if HALF
@@ -206,7 +197,7 @@ fn opposite(elements: vec4<u32>) -> Values {
 
 // The rotation factors of a chunk of q or k: those of its position, times the gammas of the chunk and of its partner.
 fn q_rotation(chunk: u32, turn: array<Values, 2>) -> array<Values, 2> {
-#if NORMED
+#if q_gamma
   return array<Values, 2>(
     scaled(turn[0], unpacked(q_gamma[chunk])), scaled(turn[1], opposite(q_gamma[partner(chunk)])));
 #else
@@ -215,7 +206,7 @@ fn q_rotation(chunk: u32, turn: array<Values, 2>) -> array<Values, 2> {
 }
 
 fn k_rotation(chunk: u32, turn: array<Values, 2>) -> array<Values, 2> {
-#if NORMED
+#if q_gamma
   return array<Values, 2>(
     scaled(turn[0], unpacked(k_gamma[chunk])), scaled(turn[1], opposite(k_gamma[partner(chunk)])));
 #else
@@ -229,7 +220,7 @@ fn put(head: u32, split: u32, splits: u32, quad: u32, values: vec4<f32>, most: f
   var value = values;
   var largest = most;
   var sum = weights;
-#if SINKS
+#if head_sink
   if (split == 0u) {
     let sink = LOG2_E * f32(head_sink[head % HEADS]);
     largest = max(most, sink);
@@ -238,7 +229,7 @@ fn put(head: u32, split: u32, splits: u32, quad: u32, values: vec4<f32>, most: f
     value = values * shrink;
   }
 #endif
-#if ALONE_WRITES
+#if y
   if (splits == 1u) {
     y[head * QUADS + quad] = vec4<element>(value / sum);
     return;

@@ -25,7 +25,7 @@ fn request(cache: u32, first: u32, last: u32) -> Request {
   return wanted;
 }
 
-#if NORMED
+#if q_gamma
 // One over the root mean square of a head, of which each lane of a team has a chunk.
 fn inverse_size(part: Values, owned: bool) -> f32 {
   var sum = select(0.0, product(part, part), owned);
@@ -76,18 +76,17 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let key_turn = k_rotation(chunk, turn);
   let key_part = unpacked(qkv[keys_at + chunk]);
   var rotated_key = combined(key_part, key_turn[0], opposite(qkv[keys_at + other]), key_turn[1]);
-#if NORMED
+#if q_gamma
   rotated_key = rotated_key * inverse_size(key_part, member < CHUNKS);
 #endif
   let new_key = packed(rotated_key);
-#if NORMED_VALUES
+#if v_gamma
   let value_part = unpacked(qkv[values_at + chunk]);
   let new_value = packed(scaled(value_part, unpacked(v_gamma[chunk])) * inverse_size(value_part, member < CHUNKS));
 #else
   let new_value = qkv[values_at + chunk];
 #endif
-#if ALONG
-#else
+#if !ALONG
   if (split == 0u && tile == 0u && thread < CHUNKS) {
     key_cache[cache + position * CHUNKS] = new_key;
     value_cache[cache + position * CHUNKS] = new_value;
@@ -100,7 +99,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   let at = sequence * QKV_CHUNKS + (kv_head * GROUP + min(tile * TILE + h, GROUP - 1u)) * CHUNKS;
   let part = unpacked(qkv[at + chunk]);
   query[h] = combined(part, query_turn[0], opposite(qkv[at + other]), query_turn[1]) * strength;
-#if NORMED
+#if q_gamma
   query[h] = query[h] * inverse_size(part, member < CHUNKS);
 #endif
 #end

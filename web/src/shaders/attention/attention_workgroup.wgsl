@@ -11,7 +11,7 @@ var<workgroup> most_of: array<f32, SHARE * TILE>;
 var<workgroup> sum_of: array<f32, SHARE * TILE>;
 var<workgroup> row_values: array<Values, ROWS * TILE * CHUNKS>;
 
-#if NORMED
+#if q_gamma
 // One over the root mean square of the head that begins at chunk `at`.
 fn inverse_size(at: u32) -> f32 {
   var sum = 0.0;
@@ -55,7 +55,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let turn = q_rotation(chunk, rotation(chunk, total - 1u));
     let at = sequence * QKV_CHUNKS + (kv_head * GROUP + min(tile * TILE + i / CHUNKS, GROUP - 1u)) * CHUNKS;
     var strength = STRENGTH;
-#if NORMED
+#if q_gamma
     strength *= inverse_size(at);
 #endif
     query[i] = combined(unpacked(qkv[at + chunk]), turn[0], opposite(qkv[at + partner(chunk)]), turn[1]) * strength;
@@ -63,18 +63,17 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
   for (var chunk = thread; chunk < CHUNKS; chunk += WORKGROUP) {
     let turn = k_rotation(chunk, rotation(chunk, total - 1u));
     var key = combined(unpacked(qkv[keys_at + chunk]), turn[0], opposite(qkv[keys_at + partner(chunk)]), turn[1]);
-#if NORMED
+#if q_gamma
     key = key * inverse_size(keys_at);
 #endif
     new_key[chunk] = packed(key);
     let values_at = keys_at + KV_HEADS * CHUNKS;
     new_value[chunk] = qkv[values_at + chunk];
-#if NORMED_VALUES
+#if v_gamma
     let value = scaled(unpacked(new_value[chunk]), unpacked(v_gamma[chunk]));
     new_value[chunk] = packed(value * inverse_size(values_at));
 #endif
-#if ALONG
-#else
+#if !ALONG
     if (split == 0u && tile == 0u) {
       key_cache[cache + position * CHUNKS + chunk] = packed(key);
       value_cache[cache + position * CHUNKS + chunk] = new_value[chunk];

@@ -1,7 +1,7 @@
 // Attention of the M last positions over a key/value cache by subgroup matrices, causal, with scores and sums in float32.
 //
 // Each position sees those up to itself, if WINDOWED the last WINDOW of them. If SOFTCAPPED, a score x becomes
-// SOFTCAP * tanh(x / SOFTCAP). If SINKS, each head's softmax has one more score, its sink, of no position.
+// SOFTCAP * tanh(x / SOFTCAP). With head_sink, each head's softmax has one more score, of no position.
 // q and y are float16, [M, KV_HEADS * GROUP, HEAD]; keys and values [KV_HEADS, CAPACITY, HEAD], those of the M positions
 // among them; lengths[0] + 1 positions are filled. GROUP query heads share a key/value head, and their rows lie side by
 // side: row r is head r % GROUP of position r / GROUP.
@@ -12,8 +12,7 @@
 // the results stay in matrices. The reference of a row is the largest score when it was set, and rises when a score
 // exceeds it by SLACK: only then are results scaled anew. Weights are at most 2^SLACK, and the largest of a row is at
 // least 1.
-// Dispatch: (ceil(M * GROUP / tile), KV_HEADS, 1). Bindings: q, keys, values, lengths, y; if SINKS, then the sinks
-// [KV_HEADS * GROUP], two float16 in a word.
+// Dispatch: (ceil(M * GROUP / tile), KV_HEADS, 1). Sinks are [KV_HEADS * GROUP], two float16 in a word.
 // Counts that follow from the others: LOADS = ceil(BLOCK * HEAD / 8 / threads); K_PARTS = HEAD / SIZE_K; N_PARTS = HEAD /
 // SIZE_N; SCORES = BLOCK / SIZE_N; WEIGHTS = BLOCK / SIZE_K; QUERIES = MM * K_PARTS; RESULTS = MM * N_PARTS; SHARE =
 // threads that own a row, OWN = rows that one owns (one of both is 1); SHARED = SHARE > 1; OCTETS = BLOCK / 8 / SHARE;
@@ -53,14 +52,12 @@ alias Left = subgroup_matrix_left<f16, SIZE_K, SIZE_M>;
 alias Right = subgroup_matrix_right<f16, SIZE_N, SIZE_K>;
 alias Result = subgroup_matrix_result<f32, SIZE_N, SIZE_M>;
 
-@group(0) @binding(next) var<storage, read> q: array<Octet>;
-@group(0) @binding(next) var<storage, read> keys: array<Octet>;
-@group(0) @binding(next) var<storage, read> values: array<Octet>;
-@group(0) @binding(next) var<storage, read> lengths: array<u32>;
-@group(0) @binding(next) var<storage, read_write> y: array<Octet>;
-#if SINKS
-@group(0) @binding(next) var<storage, read> head_sink: array<u32>;
-#endif
+#reads q: array<Octet>
+#reads keys: array<Octet>
+#reads values: array<Octet>
+#reads lengths: array<u32>
+#writes y: array<Octet>
+#reads head_sink?: array<u32>
 
 // Keys and values of a step [position][element]; scores and weights [row][position]. First the queries.
 var<workgroup> staged: array<Octet, SIZE>;
@@ -263,7 +260,7 @@ fn main(
   }
 #endif
   if (part == 0u) {
-#if SINKS
+#if head_sink
     let head = kv_head * GROUP + min(first + thread / SHARE + o * WORKGROUP, ROWS - 1u) % GROUP;
     let sink = LOG2_E * unpack2x16float(head_sink[head / 2u])[head % 2u];
     sum += exp2(min(sink - references[o], 126.0)); // more would be infinite

@@ -1,8 +1,17 @@
-// The operations behind a product: a gate or an activation, then a factor or a cap. Declares no bindings; POWER reads
-// `exponent`, FACTOR `factor`.
+// The operations behind a product: a gate or an activation, then a factor or a cap; and the bindings of these and of what
+// kernels add by themselves.
 //
-// GATED, TIMES: silu(value) * other; ACTIVATED: silu(value). GELU: GELU in place of SiLU; POWER: max(value, 0) ^
-// exponent[0]. FACTOR: * factor[0]; DIVIDED: / factor[0]; CAPPED: tanh(value / factor[0]) * factor[0].
+// With weights_up or up: silu(value) * other; ACTIVATED: silu(value). GELU: GELU in place of SiLU; with exponent
+// max(value, 0) ^ exponent[0]. With factor: * factor[0]; DIVIDED: / factor[0]; CAPPED: tanh(value / factor[0]) * factor[0].
+
+#reads residual?: array<element>
+#reads second?: array<element>
+#reads bias?: array<element>
+#reads exponent?: array<i32>
+#reads factor?: array<element>
+#reads up?: array<element>
+#reads bias_up?: array<element>
+#writes y: array<element>
 
 // A gate is x * sigmoid(bent(x)): SiLU, or GELU by its form with tanh.
 fn bent(x: f32) -> f32 {
@@ -13,7 +22,7 @@ fn bent(x: f32) -> f32 {
 #endif
 }
 
-#if POWER
+#if exponent
 fn activated(x: f32) -> f32 {
   let base = max(x, 0.0);
   return select(pow(base, f32(exponent[0])), base * base, exponent[0] == 2);
@@ -26,16 +35,16 @@ fn activated(x: f32) -> f32 {
 
 fn behind_product(product: f32, other: f32) -> f32 {
   var value = product;
-#if GATED
+#if weights_up
   value = activated(value) * other;
 #endif
-#if TIMES
+#if up
   value = activated(value) * other;
 #endif
 #if ACTIVATED
   value = activated(value);
 #endif
-#if FACTOR
+#if factor
 #if CAPPED
   value = (1.0 - 2.0 / (exp(2.0 * value / f32(factor[0])) + 1.0)) * f32(factor[0]);
 #else

@@ -1,18 +1,23 @@
 // A few rows times a dense matrix: y[m][n] = sum over k of x[m][k] * W[k][n], fused with the operations behind it.
 //
 // W as ONNX's MatMul has it, [K, N] row by row, of the type of x, which is [M, K]; a weight is loaded once for TALL rows
-// of x. Products and sums are float32. Behind the product: BIAS: + bias[n], of W_up too; what behind_product.wgsl
-// computes, TIMES by up[m][n]; RESIDUAL: + residual[m][n]; SECOND: + second[m][n].
+// of x. Products and sums are float32. Behind the product: + bias[n], of W_up + bias_up[n]; what behind_product.wgsl
+// computes, with up by up[m][n]; + residual[m][n]; + second[m][n].
 //
 // COLUMNS neighbours load neighbouring 16 bytes of a row of W. SPAN threads share these columns; each takes every
 // SPAN-th run of four rows. Their sums are added by shuffles, then in workgroup memory, a row of x at a time, where one
 // thread finishes each column.
 // Dispatch: (column vectors / COLUMNS, rounded up, ceil(M / TALL), 1).
-// Bindings, those whose condition holds: x, weights, residual, second, bias, exponent, factor, up, weights_up, bias_up, y.
 // WIDE: columns in 16 bytes. WIDTH: how many of a column's threads are in one subgroup; HALVINGS = log2 of that.
-// LINES = 1, 2 if GATED; SUMS = LINES * TALL.
+// LINES = 1, 2 with weights_up; SUMS = LINES * TALL.
 // Limits: K a multiple of 4, N of WIDE. With subgroups COLUMNS * WIDTH is LANES, threads numbered along their subgroups;
-// else WIDTH is 1. After dense_columns.wgsl and behind_product.wgsl.
+// else WIDTH is 1.
+
+alias Word = Row;
+
+#include packing
+#include dense_columns
+#include behind_product
 
 const RUNS: u32 = K / 4u;
 const WORKGROUP: u32 = COLUMNS * SPAN;
@@ -20,33 +25,7 @@ const PARTS: u32 = SPAN / WIDTH;
 const VECTORS: u32 = N / WIDE;
 const STRIP: u32 = COLUMNS * WIDE; // columns of a workgroup
 
-@group(0) @binding(next) var<storage, read> x: array<Four>;
-@group(0) @binding(next) var<storage, read> weights: array<Row>;
-#if RESIDUAL
-@group(0) @binding(next) var<storage, read> residual: array<element>;
-#endif
-#if SECOND
-@group(0) @binding(next) var<storage, read> second: array<element>;
-#endif
-#if BIAS
-@group(0) @binding(next) var<storage, read> bias: array<element>;
-#endif
-#if POWER
-@group(0) @binding(next) var<storage, read> exponent: array<i32>;
-#endif
-#if FACTOR
-@group(0) @binding(next) var<storage, read> factor: array<element>;
-#endif
-#if TIMES
-@group(0) @binding(next) var<storage, read> up: array<element>;
-#endif
-#if GATED
-@group(0) @binding(next) var<storage, read> weights_up: array<Row>;
-#if BIAS
-@group(0) @binding(next) var<storage, read> bias_up: array<element>;
-#endif
-#endif
-@group(0) @binding(next) var<storage, read_write> y: array<element>;
+#reads x: array<Four>
 
 var<workgroup> parts: array<f32, LINES * PARTS * STRIP>; // of one row of x
 
@@ -64,7 +43,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let b = wide(weights[first + VECTORS]);
     let c = wide(weights[first + 2u * VECTORS]);
     let d = wide(weights[first + 3u * VECTORS]);
-#if GATED
+#if weights_up
     let e = wide(weights_up[first]);
     let f = wide(weights_up[first + VECTORS]);
     let g = wide(weights_up[first + 2u * VECTORS]);
@@ -73,7 +52,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #repeat m TALL
     let values = four(x[min(top + m, M - 1u) * RUNS + run]);
     sums[m] += (a * values.x + b * values.y) + (c * values.z + d * values.w);
-#if GATED
+#if weights_up
     sums[TALL + m] += (e * values.x + f * values.y) + (g * values.z + h * values.w);
 #endif
 #end
@@ -92,7 +71,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let part = member / WIDTH;
 #repeat j WIDE
     parts[part * STRIP + column * WIDE + j] = column_sum(sums[m], j);
-#if GATED
+#if weights_up
     parts[(PARTS + part) * STRIP + column * WIDE + j] = column_sum(sums[TALL + m], j);
 #endif
 #end
@@ -106,24 +85,24 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       var other = 0.0;
       for (var part = 0u; part < PARTS; part++) {
         product += parts[part * STRIP + j];
-#if GATED
+#if weights_up
         other += parts[(PARTS + part) * STRIP + j];
 #endif
       }
-#if BIAS
+#if bias
       product += f32(bias[n]);
-#if GATED
+#if weights_up
       other += f32(bias_up[n]);
 #endif
 #endif
-#if TIMES
+#if up
       other = f32(up[result]);
 #endif
       var value = behind_product(product, other);
-#if RESIDUAL
+#if residual
       value += f32(residual[result]);
 #endif
-#if SECOND
+#if second
       value += f32(second[result]);
 #endif
       y[result] = element(value);

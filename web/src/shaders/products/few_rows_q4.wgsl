@@ -1,22 +1,25 @@
 // A few rows times a matrix in int4 or int8: y[m][n] = sum over k of W[n][k] * x[m][k], fused with the operations
 // behind it.
 //
-// W as packed_weights.wgsl has it; a weight is loaded and unpacked once for TALL rows of x. x is [M, K], y [M, N].
-// Behind the product: BIAS: + bias[n], of W_up too; what behind_product.wgsl computes, TIMES by up[m][n]; RESIDUAL: +
-// residual[m][n]; SECOND: + second[m][n]. Sums are float32; with HALF, 8 products are added as float16 before that.
+// W as packing.wgsl has it; a weight is loaded and unpacked once for TALL rows of x. x is [M, K], y [M, N].
+// Behind the product: + bias[n], of W_up + bias_up[n]; what behind_product.wgsl computes, with up by up[m][n];
+// + residual[m][n]; + second[m][n]. Sums are float32; with HALF, 8 products are added as float16 before that.
 //
 // SPAN threads share ROWS rows of W (a tile: WORKGROUP / SPAN * ROWS rows) and take every SPAN-th eight elements of
 // them, BATCH requests at once, so that neighbours load neighbouring words of W and neighbouring octets of x, which all
 // workgroups read through their cache. With subgroups each shuffle halves the sums that a thread holds; what is left of
 // them meets in workgroup memory, where each thread finishes some results.
 // Dispatch: (tiles, ceil(M / TALL), 1).
-// Bindings, those whose condition holds: x, weights, scales, zeros, residual, second, bias, exponent, factor, up,
-// weights_up, scales_up, zeros_up, bias_up, y.
-// Counts that follow from the others: LINES = ROWS, twice that if GATED, SUMS = LINES * TALL, HALF_SUMS = SUMS / 2,
+// Counts that follow from the others: LINES = ROWS, twice that with weights_up, SUMS = LINES * TALL, HALF_SUMS = SUMS / 2,
 // HALF_TALL = TALL / 2,
 // REQUESTS = BATCH * LINES, HALVINGS = log2 of the threads whose sums meet by shuffles, LEFT = max(1, SUMS >> HALVINGS).
 // Limits: K a multiple of 32, BLOCK of 16; ROWS, TALL (2 at least), SPAN, WORKGROUP powers of two. With subgroups:
 // WORKGROUP a multiple of LANES, threads numbered along their subgroups.
+
+alias Word = Eight;
+
+#include packed_weights
+#include behind_product
 
 const OCTETS: u32 = K / 8u;
 const ROOM: u32 = BLOCKS * (BLOCK / 8u); // octets that fit into a row's blocks
@@ -29,41 +32,7 @@ const WIDTH: u32 = 1u;
 #endif
 const PARTS: u32 = SPAN / WIDTH;
 
-@group(0) @binding(next) var<storage, read> x: array<Octet>;
-@group(0) @binding(next) var<storage, read> weights: array<Eight>;
-@group(0) @binding(next) var<storage, read> scales: array<element>;
-#if ZEROS
-@group(0) @binding(next) var<storage, read> zeros: array<u32>;
-#endif
-#if RESIDUAL
-@group(0) @binding(next) var<storage, read> residual: array<element>;
-#endif
-#if SECOND
-@group(0) @binding(next) var<storage, read> second: array<element>;
-#endif
-#if BIAS
-@group(0) @binding(next) var<storage, read> bias: array<element>;
-#endif
-#if POWER
-@group(0) @binding(next) var<storage, read> exponent: array<i32>;
-#endif
-#if FACTOR
-@group(0) @binding(next) var<storage, read> factor: array<element>;
-#endif
-#if TIMES
-@group(0) @binding(next) var<storage, read> up: array<element>;
-#endif
-#if GATED
-@group(0) @binding(next) var<storage, read> weights_up: array<Eight>;
-@group(0) @binding(next) var<storage, read> scales_up: array<element>;
-#if ZEROS
-@group(0) @binding(next) var<storage, read> zeros_up: array<u32>;
-#endif
-#if BIAS
-@group(0) @binding(next) var<storage, read> bias_up: array<element>;
-#endif
-#endif
-@group(0) @binding(next) var<storage, read_write> y: array<element>;
+#reads x: array<Octet>
 
 var<workgroup> parts: array<f32, TEAMS * SUMS * PARTS>;
 
@@ -71,7 +40,7 @@ var<workgroup> parts: array<f32, TEAMS * SUMS * PARTS>;
 struct Request {
   words: array<Eight, REQUESTS>,
   factors: array<element, REQUESTS>,
-#if ZEROS
+#if zeros
   zeros: array<element, REQUESTS>, // their shares
 #endif
 }
@@ -115,14 +84,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let row = min(first + r, N - 1u);
     wanted.words[b * LINES + r] = weights[row * ROOM + at];
     wanted.factors[b * LINES + r] = scales[row * BLOCKS + block];
-#if ZEROS
+#if zeros
     let zero_at = zero_of(row, block);
     wanted.zeros[b * LINES + r] = zero_share(zeros[zero_at / (32u / BITS)], zero_at);
 #endif
-#if GATED
+#if weights_up
     wanted.words[b * LINES + ROWS + r] = weights_up[row * ROOM + at];
     wanted.factors[b * LINES + ROWS + r] = scales_up[row * BLOCKS + block];
-#if ZEROS
+#if zeros
     wanted.zeros[b * LINES + ROWS + r] = zero_share(zeros_up[zero_at / (32u / BITS)], zero_at);
 #endif
 #endif
@@ -133,7 +102,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (at < OCTETS) {
       var spreads = array<Spread, LINES>();
 #repeat r LINES
-#if ZEROS
+#if zeros
       spreads[r] = spread(wanted.words[b * LINES + r], wanted.zeros[b * LINES + r]);
 #else
       spreads[r] = spread(wanted.words[b * LINES + r], ZERO);
@@ -201,26 +170,26 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       var other = 0.0;
       for (var p = 0u; p < PARTS; p++) {
         product += parts[at + p];
-#if GATED
+#if weights_up
         other += parts[at + ROWS * TALL * PARTS + p];
 #endif
       }
       product *= SHARE;
       other *= SHARE;
-#if BIAS
+#if bias
       product += f32(bias[n]);
-#if GATED
+#if weights_up
       other += f32(bias_up[n]);
 #endif
 #endif
-#if TIMES
+#if up
       other = f32(up[m * N + n]);
 #endif
       var value = behind_product(product, other);
-#if RESIDUAL
+#if residual
       value += f32(residual[m * N + n]);
 #endif
-#if SECOND
+#if second
       value += f32(second[m * N + n]);
 #endif
       y[m * N + n] = element(value);

@@ -1,26 +1,35 @@
 // A matrix times an int4, int8 or dense float16 matrix by subgroup matrices: y[m][n] = sum over k of W[n][k] * x[m][k].
 //
-// x is float16, [M, K]. DENSE: W is float16 as ONNX's MatMul has it, [K, N]; else int4 or (BYTES) int8 as in
-// matvec_q4.wgsl, rows of W, BLOCK elements sharing a scale and (ZEROS) a zero point, rounded to float16 as
-// (q - zero) * scale. Products are exact in the float32 that adds them up.
-// GATED: y[m][n] = silu(W[n].x[m]) * (W_up[n].x[m]). RESIDUAL: + residual[m][n].
+// x is float16, [M, K]. Without scales, W is float16 as ONNX's MatMul has it, [K, N]; else int4 or (BYTES) int8 as in
+// packing.wgsl, rounded to float16 as (q - zero) * scale. Products are exact in the float32 that adds them up.
+// With weights_up, y[m][n] = silu(W[n].x[m]) * (W_up[n].x[m]). + residual[m][n].
 //
 // A matrix operation of a subgroup takes SIZE_M rows, SIZE_N columns and SIZE_K of k; a subgroup makes MM by MN of them
-// (the first half of MN for W, the other for W_up, if GATED), a workgroup WM by WN times that. It goes over k in steps
+// (the first half of MN for W, the other for any W_up), a workgroup WM by WN times that. It goes over k in steps
 // of STEP elements, staged in workgroup memory, the next step's being loaded while the present one's are multiplied. WK
 // subgroups share such a tile, each with its part of every step, and their results are added at last: a few rows of x
 // leave too few tiles else.
 // Eight elements of k are staged as (0, 4, 1, 5, 2, 6, 3, 7) in both operands of int4, as nibbles unpack, and as
 // (0, 2, 1, 3, 4, 6, 5, 7) in those of int8.
-// Dispatch: (ceil(N / columns), ceil(M / rows), 1). Bindings: x, weights, [scales, [zeros]], [weights_up, [scales_up,
-// [zeros_up]]],
-// [residual], y.
+// Dispatch: (ceil(N / columns), ceil(M / rows), 1).
 // Counts that follow from the others: A_LOADS, B_LOADS = what a thread loads of x (eight elements) and of W (eight
-// elements if DENSE, else sixteen) a step; MATRICES = MM * MN; HALF_MN = MN / 2; K_PARTS = STEP / SIZE_K / WK; OUT = matrices
+// elements without scales, else sixteen) a step; MATRICES = MM * MN; HALF_MN = MN / 2; K_PARTS = STEP / SIZE_K / WK; OUT = matrices
 // of a subgroup side by side in y.
-// Limits: K a multiple of STEP, STEP of 32 and SIZE_K; BLOCK a multiple of 16; N a multiple of 8; MN even if
-// GATED; LANES threads in every subgroup, numbered along it. Workgroup memory for the results of a subgroup's two
+// Limits: K a multiple of STEP, STEP of 32 and SIZE_K; BLOCK a multiple of 16; N a multiple of 8; MN even with
+// weights_up; LANES threads in every subgroup, numbered along it. Workgroup memory for the results of a subgroup's two
 // matrices fits in what is staged.
+
+// With scales, sixteen elements of a row.
+#if scales
+#if BYTES
+alias Word = vec4<u32>;
+#else
+alias Word = vec2<u32>;
+#endif
+#else
+alias Word = vec4<u32>;
+#endif
+#include packing
 
 const TILE_M: u32 = SIZE_M * MM * WM;
 const TILE_N: u32 = SIZE_N * MN * WN;
@@ -29,7 +38,7 @@ const WORKGROUP: u32 = LANES * TILE_WARPS * WK;
 const STEPS: u32 = K / STEP;
 const OCTETS: u32 = STEP / 8u;
 const SPREAD: u32 = SIZE_N * MN; // slots of a subgroup
-#if GATED
+#if weights_up
 const COLUMNS: u32 = TILE_N / 2u;
 const OWN: u32 = SPREAD / 2u; // columns of y of a subgroup
 #else
@@ -38,7 +47,7 @@ const OWN: u32 = SPREAD;
 #endif
 // Octets of a row of what is staged: one more than it holds, so that neighbouring rows are in other banks.
 const STRIDE_A: u32 = OCTETS + 1u;
-#if DENSE
+#if !scales
 const STRIDE_B: u32 = TILE_N / 8u + 1u; // [k][slot]
 const B_SIZE: u32 = STEP * STRIDE_B;
 #else
@@ -53,43 +62,9 @@ alias Left = subgroup_matrix_left<f16, SIZE_K, SIZE_M>;
 alias Right = subgroup_matrix_right<f16, SIZE_N, SIZE_K>;
 alias Result = subgroup_matrix_result<f32, SIZE_N, SIZE_M>;
 
-@group(0) @binding(next) var<storage, read> x: array<Octet>;
-#if DENSE
-alias Word = vec4<u32>;
-#else
-// Sixteen elements of a row, and the blocks of a row, which the last one may exceed.
-#if BYTES
-alias Word = vec4<u32>;
-const BITS: u32 = 8u;
-#else
-alias Word = vec2<u32>;
-const BITS: u32 = 4u;
-#endif
-const BLOCKS: u32 = (K + BLOCK - 1u) / BLOCK;
-const ZERO_BLOCKS: u32 = (BLOCKS * BITS + 7u) / 8u * (8u / BITS);
-#endif
-@group(0) @binding(next) var<storage, read> weights: array<Word>;
-#if DENSE
-#else
-@group(0) @binding(next) var<storage, read> scales: array<element>;
-#if ZEROS
-@group(0) @binding(next) var<storage, read> zeros: array<u32>;
-#endif
-#endif
-#if GATED
-@group(0) @binding(next) var<storage, read> weights_up: array<Word>;
-#if DENSE
-#else
-@group(0) @binding(next) var<storage, read> scales_up: array<element>;
-#if ZEROS
-@group(0) @binding(next) var<storage, read> zeros_up: array<u32>;
-#endif
-#endif
-#endif
-#if RESIDUAL
-@group(0) @binding(next) var<storage, read> residual: array<Octet>;
-#endif
-@group(0) @binding(next) var<storage, read_write> y: array<Octet>;
+#reads x: array<Octet>
+#reads residual?: array<Octet>
+#writes y: array<Octet>
 
 // Two steps, each x as [row][k], then W.
 var<workgroup> staged: array<Octet, 2u * SIZE>;
@@ -97,10 +72,9 @@ var<workgroup> staged: array<Octet, 2u * SIZE>;
 struct Request {
   a: array<Octet, A_LOADS>,
   b: array<Word, B_LOADS>,
-#if DENSE
-#else
+#if scales
   b_scales: array<element, B_LOADS>,
-#if ZEROS
+#if zeros
   b_zeros: array<u32, B_LOADS>, // the words that contain them
 #endif
 #endif
@@ -111,17 +85,16 @@ fn column_of(first: u32, slot: u32) -> u32 {
   return first + slot / SPREAD * OWN + slot % OWN;
 }
 
-#if DENSE
-#else
+#if scales
 // The row of W and the sixteen elements of it that a thread loads as its `at`-th.
 fn part_of(step: u32, at: u32, column: u32) -> vec2<u32> {
   return vec2<u32>(min(column_of(column, at / (STEP / 16u)), N - 1u), step * (STEP / 16u) + at % (STEP / 16u));
 }
 
-#if ZEROS
+#if zeros
 // The index of the zero point of such a part, in zero points.
-fn zero_of(part: vec2<u32>) -> u32 {
-  return part.x * ZERO_BLOCKS + part.y / (BLOCK / 16u);
+fn zero_at(part: vec2<u32>) -> u32 {
+  return zero_of(part.x, part.y / (BLOCK / 16u));
 }
 #endif
 #endif
@@ -134,7 +107,7 @@ fn request(step: u32, thread: u32, row: u32, column: u32) -> Request {
 #end
 #repeat i B_LOADS
   let at = thread + i * WORKGROUP;
-#if DENSE
+#if !scales
   let slot = at % (TILE_N / 8u) * 8u;
   let place = (step * STEP + at / (TILE_N / 8u)) * (N / 8u) + min(column_of(column, slot), N - 8u) / 8u;
 #else
@@ -142,36 +115,33 @@ fn request(step: u32, thread: u32, row: u32, column: u32) -> Request {
   let part = part_of(step, at, column);
   let place = part.x * (BLOCKS * (BLOCK / 16u)) + part.y;
   let scale = part.x * BLOCKS + part.y / (BLOCK / 16u);
-#if ZEROS
-  let zero = zero_of(part) / (32u / BITS);
+#if zeros
+  let zero = zero_at(part) / (32u / BITS);
 #endif
 #endif
-#if GATED
+#if weights_up
   if (slot % SPREAD >= OWN) {
     wanted.b[i] = weights_up[place];
-#if DENSE
-#else
+#if scales
     wanted.b_scales[i] = scales_up[scale];
-#if ZEROS
+#if zeros
     wanted.b_zeros[i] = zeros_up[zero];
 #endif
 #endif
   } else {
     wanted.b[i] = weights[place];
-#if DENSE
-#else
+#if scales
     wanted.b_scales[i] = scales[scale];
-#if ZEROS
+#if zeros
     wanted.b_zeros[i] = zeros[zero];
 #endif
 #endif
   }
 #else
   wanted.b[i] = weights[place];
-#if DENSE
-#else
+#if scales
   wanted.b_scales[i] = scales[scale];
-#if ZEROS
+#if zeros
   wanted.b_zeros[i] = zeros[zero];
 #endif
 #endif
@@ -180,48 +150,33 @@ fn request(step: u32, thread: u32, row: u32, column: u32) -> Request {
   return wanted;
 }
 
-#if DENSE
-fn dealt(o: Octet) -> Octet {
-  return o;
-}
-#else
-// 0x6400 | n is the float16 1024 + n: two elements q, at bits 0 and 16 where `mask` has ones, as
-// (q - zero) * scale, where `zero` is given with 1024 added.
-fn pair(word: u32, mask: u32, zero: vec2<element>, scale: vec2<element>) -> u32 {
-  return as_word(vec2<f16>((halves_of((word & mask) | 0x64006400u) - zero) * scale));
+#if scales
+#include packed_halves
+
+// Two integers as (q - zero) * scale, where `zero` is given with 1024 added.
+fn pair(word: u32, zero: element, scale: element) -> u32 {
+  return as_word(vec2<f16>((pair_of(word) - vec2<element>(zero)) * vec2<element>(scale)));
 }
 
 #if BYTES
 const ZERO: element = 1152.0;
 
-fn dealt(o: Octet) -> Octet {
-  return Octet((o.x & 0xffffu) | (o.y << 16u), (o.x >> 16u) | (o.y & 0xffff0000u), //
-               (o.z & 0xffffu) | (o.w << 16u), (o.z >> 16u) | (o.w & 0xffff0000u));
-}
-
 fn unpacked(words: vec2<u32>, zero: element, scale: element) -> Octet {
-  let z = vec2<element>(zero);
-  let s = vec2<element>(scale);
-  const MASK = 0x00ff00ffu;
-  return Octet(pair(words.x, MASK, z, s), pair(words.x >> 8u, MASK, z, s), //
-               pair(words.y, MASK, z, s), pair(words.y >> 8u, MASK, z, s));
+  return Octet(pair(words.x, zero, scale), pair(words.x >> 8u, zero, scale), //
+               pair(words.y, zero, scale), pair(words.y >> 8u, zero, scale));
 }
 #else
 const ZERO: element = 1032.0;
 
-fn dealt(o: Octet) -> Octet {
-  return Octet((o.x & 0xffffu) | (o.z << 16u), (o.x >> 16u) | (o.z & 0xffff0000u), //
-               (o.y & 0xffffu) | (o.w << 16u), (o.y >> 16u) | (o.w & 0xffff0000u));
-}
-
 fn unpacked(word: u32, zero: element, scale: element) -> Octet {
-  let z = vec2<element>(zero);
-  let s = vec2<element>(scale);
-  const MASK = 0x000f000fu;
-  return Octet(pair(word, MASK, z, s), pair(word >> 4u, MASK, z, s), //
-               pair(word >> 8u, MASK, z, s), pair(word >> 12u, MASK, z, s));
+  return Octet(pair(word, zero, scale), pair(word >> 4u, zero, scale), //
+               pair(word >> 8u, zero, scale), pair(word >> 12u, zero, scale));
 }
 #endif
+#else
+fn dealt(o: Octet) -> Octet {
+  return o;
+}
 #endif
 
 // Adds up four results of a tile, of which WK subgroups hold parts.
@@ -256,13 +211,12 @@ fn main(
 #end
 #repeat i B_LOADS
     let at = thread + i * WORKGROUP;
-#if DENSE
+#if !scales
     staged[base + A_SIZE + at / (TILE_N / 8u) * STRIDE_B + at % (TILE_N / 8u)] = wanted.b[i];
 #else
     let to = base + A_SIZE + at / (STEP / 16u) * STRIDE_B + at % (STEP / 16u) * 2u;
-#if ZEROS
-    let zero_at = zero_of(part_of(step, at, column));
-    let zero = element(1024u + extractBits(wanted.b_zeros[i], zero_at % (32u / BITS) * BITS, BITS));
+#if zeros
+    let zero = element(1024u + number_in(wanted.b_zeros[i], zero_at(part_of(step, at, column))));
 #else
     let zero = ZERO;
 #endif
@@ -279,7 +233,7 @@ fn main(
     wanted = request(min(step + 1u, STEPS - 1u), thread, row, column);
 
     let at_a = base + warp_m * (SIZE_M * MM) * STRIDE_A;
-#if DENSE
+#if !scales
     let at_b = base + A_SIZE + warp_n * (SPREAD / 8u);
 #else
     let at_b = base + A_SIZE + warp_n * SPREAD * STRIDE_B;
@@ -288,7 +242,7 @@ fn main(
     let k = warp_k * K_PARTS + part;
     var rights: array<Right, MN>;
 #repeat j MN
-#if DENSE
+#if !scales
     let place = at_b + k * SIZE_K * STRIDE_B + j * (SIZE_N / 8u);
     rights[j] = subgroupMatrixLoad<Right, row_major>(&staged, place, STRIDE_B);
 #else
@@ -314,21 +268,21 @@ fn main(
 #repeat j OUT
   workgroupBarrier();
   subgroupMatrixStore<row_major>(&staged, own, sums[i * MN + j], SIZE_N / 4u);
-#if GATED
+#if weights_up
   subgroupMatrixStore<row_major>(&staged, own + SHARE / 2u, sums[i * MN + HALF_MN + j], SIZE_N / 4u);
 #endif
   workgroupBarrier();
   for (var octet = warp_k * LANES + lane; octet < SIZE_M * SIZE_N / 8u; octet += LANES * WK) {
     var low = summed(first + 2u * octet);
     var high = summed(first + 2u * octet + 1u);
-#if GATED
+#if weights_up
     low = low / (1.0 + exp(-low)) * summed(first + SHARE / 2u + 2u * octet);
     high = high / (1.0 + exp(-high)) * summed(first + SHARE / 2u + 2u * octet + 1u);
 #endif
     let m = row + (warp_m * MM + i) * SIZE_M + octet / (SIZE_N / 8u);
     let n = column + warp_n * OWN + j * SIZE_N + octet % (SIZE_N / 8u) * 8u;
     if (m < M && n < N) {
-#if RESIDUAL
+#if residual
       let more = residual[(m * N + n) / 8u];
       low += vec4<f32>(unpack2x16float(more.x), unpack2x16float(more.y));
       high += vec4<f32>(unpack2x16float(more.z), unpack2x16float(more.w));

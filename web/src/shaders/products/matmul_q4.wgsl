@@ -2,20 +2,23 @@
 // it.
 //
 // x as shaders/quantize_rows.wgsl makes it: int8, in runs of 32 elements with one scale each; products and sums of a
-// run are exact integers, those of runs are added as float32. W as in matvec_q4.wgsl, int8 if BYTES; BLOCK elements
-// share a scale and, if ZEROS, a zero point: sum (q - z) x is sum (q - 8) x + (8 - z) sum x (int8: 128 for 8).
-// RESIDUAL: + residual[m][n]. BIAS: + bias[n]. GATED: y[m][n] = silu(W[n].x[m]) * (W_up[n].x[m]).
+// run are exact integers, those of runs are added as float32. W as packing.wgsl has it, int8 if BYTES. With
+// zeros, sum (q - z) x is sum (q - 8) x + (8 - z) sum x (int8: 128 for 8). With weights_up, y[m][n] =
+// silu(W[n].x[m]) * (W_up[n].x[m]); + bias[n]; + residual[m][n].
 //
-// A workgroup makes TM * WM rows and TN * WN columns (half of them GATE, half up, if GATED), a thread TM by TN of them.
+// A workgroup makes TM * WM rows and TN * WN columns (half of them of W, half of W_up, if there is one), a thread TM by TN of them.
 // It goes over k in steps of RUNS runs, those of the next step being loaded while the present ones are multiplied.
 // SLICES sets of WM * WN threads each take a part of a step's runs of the whole tile; their sums meet at last,
 // MEETING of TM rows at a time.
-// Dispatch: (ceil(N / columns), ceil(M / rows), 1). Bindings: x, x_scales, weights, scales, [zeros], [bias], [residual],
-// [weights_up, scales_up, [zeros_up]], y.
+// Dispatch: (ceil(N / columns), ceil(M / rows), 1).
 // Counts that follow from the others: A_LOADS, B_LOADS, S_LOADS = what a thread loads of x, weights and x_scales a
-// step; FOURS = TN / 4, OUT_FOURS = half of it if GATED.
-// Limits: K a multiple of 32 * RUNS; BLOCK a multiple of 32; N and TN multiples of 4, TN of 8 if
-// GATED; RUNS a multiple of SLICES; WM a multiple of 4 and WN of 8; GATED with neither RESIDUAL nor BIAS.
+// step; FOURS = TN / 4, OUT_FOURS = half of it with weights_up.
+// Limits: K a multiple of 32 * RUNS; BLOCK a multiple of 32; N and TN multiples of 4, TN of 8 with
+// weights_up; RUNS a multiple of SLICES; WM a multiple of 4 and WN of 8; weights_up with neither residual nor bias.
+
+alias Word = vec4<u32>;
+
+#include packing
 
 const TILE_M: u32 = TM * WM;
 const TILE_N: u32 = TN * WN;
@@ -23,7 +26,7 @@ const THREADS: u32 = WM * WN;
 const WORKGROUP: u32 = THREADS * SLICES;
 const ALL_RUNS: u32 = K / 32u;
 const STEPS: u32 = ALL_RUNS / RUNS;
-#if GATED
+#if weights_up
 const COLUMNS: u32 = TN / 2u;
 #else
 const COLUMNS: u32 = TN;
@@ -33,20 +36,15 @@ const A_SIZE: u32 = 2u * RUNS * TILE_M;
 const B_SIZE: u32 = 2u * RUNS * STRIDE_N;
 const SIZE: u32 = A_SIZE + B_SIZE;
 
-// Blocks of a row, which the last one may exceed, and the number of runs that fit into them.
-const BLOCKS: u32 = (K + BLOCK - 1u) / BLOCK;
-const ROOM: u32 = BLOCKS * (BLOCK / 32u);
+const ROOM: u32 = BLOCKS * (BLOCK / 32u); // runs that fit into a row's blocks
 #if BYTES
 const WORDS: u32 = 2u; // of 16 bytes in a run
-const BITS: u32 = 8u;
 const UNIT: f32 = 16.0; // scales of x are a sixteenth
 #else
 const WORDS: u32 = 1u;
-const BITS: u32 = 4u;
 const UNIT: f32 = 1.0;
 #endif
-const ZERO_BLOCKS: u32 = (BLOCKS * BITS + 7u) / 8u * (8u / BITS);
-#if ZEROS
+#if zeros
 const SCALES: u32 = RUNS * (TILE_M + 2u * TILE_N);
 #else
 const SCALES: u32 = RUNS * (TILE_M + TILE_N);
@@ -54,32 +52,16 @@ const SCALES: u32 = RUNS * (TILE_M + TILE_N);
 
 alias Four = vec4<element>;
 
-@group(0) @binding(next) var<storage, read> x: array<vec4<u32>>;
-@group(0) @binding(next) var<storage, read> x_scales: array<f32>;
-@group(0) @binding(next) var<storage, read> weights: array<vec4<u32>>;
-@group(0) @binding(next) var<storage, read> scales: array<element>;
-#if ZEROS
-@group(0) @binding(next) var<storage, read> zeros: array<u32>;
-#endif
-#if BIAS
-@group(0) @binding(next) var<storage, read> bias: array<Four>;
-#endif
-#if RESIDUAL
-@group(0) @binding(next) var<storage, read> residual: array<Four>;
-#endif
-#if GATED
-@group(0) @binding(next) var<storage, read> weights_up: array<vec4<u32>>;
-@group(0) @binding(next) var<storage, read> scales_up: array<element>;
-#if ZEROS
-@group(0) @binding(next) var<storage, read> zeros_up: array<u32>;
-#endif
-#endif
-@group(0) @binding(next) var<storage, read_write> y: array<Four>;
+#reads x: array<vec4<u32>>
+#reads x_scales: array<f32>
+#reads bias?: array<Four>
+#reads residual?: array<Four>
+#writes y: array<Four>
 
 // Two steps, each x as [half of a run][row], then weights as [half of a run][slot].
 var<workgroup> tiles: array<vec4<u32>, 2u * SIZE>;
 // Two steps, each the scales of x as [run][row], then those of weights as [run][slot], then likewise the shift of each
-// weight by ZEROS.
+// weight by its zero point.
 var<workgroup> factors: array<f32, 2u * SCALES>;
 
 #if BYTES
@@ -124,7 +106,7 @@ fn run_dot(a: vec4<u32>, b: vec4<u32>, v: vec4<u32>, w: vec4<u32>) -> f32 {
   return bitcast<f32>(sum) - 12582912.0;
 }
 
-#if ZEROS
+#if zeros
 // The sum of a run of x.
 fn run_sum(a: vec4<u32>, b: vec4<u32>) -> f32 {
   const ONES = 0x01010101u;
@@ -135,8 +117,7 @@ fn run_sum(a: vec4<u32>, b: vec4<u32>) -> f32 {
 
 // The shift of each weight in a block whose zero point is the `at`-th of those in `word` and before it.
 fn zero_shift(word: u32, at: u32) -> f32 {
-  let zero = extractBits(word, at % (32u / BITS) * BITS, BITS);
-  return (f32(1u << (BITS - 1u)) - f32(zero)) * (16.0 / UNIT);
+  return (f32(1u << (BITS - 1u)) - f32(number_in(word, at))) * (16.0 / UNIT);
 }
 #endif
 
@@ -144,7 +125,7 @@ fn zero_shift(word: u32, at: u32) -> f32 {
 struct Request {
   a: array<vec4<u32>, A_LOADS>,
   b: array<vec4<u32>, WORDS * B_LOADS>,
-#if ZEROS
+#if zeros
   b_zeros: array<u32, B_LOADS>, // the words that contain them
 #endif
   a_scales: array<f32, S_LOADS>,
@@ -173,17 +154,17 @@ fn request(step: u32, thread: u32, row: u32, column: u32) -> Request {
   let n = column_of(column, slot);
   let place = WORDS * (n * ROOM + run);
   let scale = n * BLOCKS + run / (BLOCK / 32u);
-#if ZEROS
-  let zero = (n * ZERO_BLOCKS + run / (BLOCK / 32u)) / (32u / BITS);
+#if zeros
+  let zero = zero_of(n, run / (BLOCK / 32u)) / (32u / BITS);
 #endif
-#if GATED
+#if weights_up
   if (slot >= TILE_N / 2u) {
     wanted.b[WORDS * i] = weights_up[place];
 #if BYTES
     wanted.b[WORDS * i + 1u] = weights_up[place + 1u];
 #endif
     wanted.b_scales[i] = scales_up[scale];
-#if ZEROS
+#if zeros
     wanted.b_zeros[i] = zeros_up[zero];
 #endif
   } else {
@@ -193,10 +174,10 @@ fn request(step: u32, thread: u32, row: u32, column: u32) -> Request {
     wanted.b[WORDS * i + 1u] = weights[place + 1u];
 #endif
     wanted.b_scales[i] = scales[scale];
-#if ZEROS
+#if zeros
     wanted.b_zeros[i] = zeros[zero];
 #endif
-#if GATED
+#if weights_up
   }
 #endif
 #end
@@ -239,8 +220,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     tiles[base + A_SIZE + (2u * run + 1u) * STRIDE_N + slot] = unpacked(wanted.b[i].zw);
 #endif
     factors[scale_base + RUNS * TILE_M + run * TILE_N + slot] = f32(wanted.b_scales[i]) * UNIT;
-#if ZEROS
-    let zero_at = column_of(column, slot) * ZERO_BLOCKS + (step * RUNS + run) / (BLOCK / 32u);
+#if zeros
+    let zero_at = zero_of(column_of(column, slot), (step * RUNS + run) / (BLOCK / 32u));
     factors[scale_base + RUNS * (TILE_M + TILE_N) + run * TILE_N + slot] = zero_shift(wanted.b_zeros[i], zero_at);
 #endif
 #end
@@ -256,7 +237,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       var first = array<vec4<u32>, TM>();
       var second = array<vec4<u32>, TM>();
       var shares = array<f32, TM>();
-#if ZEROS
+#if zeros
       var totals = array<f32, TM>();
       let shift_b = scale_b + RUNS * TILE_N;
 #endif
@@ -264,7 +245,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       first[i] = tiles[at_a + i * WM];
       second[i] = tiles[at_a + TILE_M + i * WM];
       shares[i] = factors[scale_a + i * WM];
-#if ZEROS
+#if zeros
       totals[i] = run_sum(first[i], second[i]);
 #endif
 #end
@@ -272,7 +253,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       let v = tiles[at_b + j * WN];
       let w = tiles[at_b + STRIDE_N + j * WN];
       let share = factors[scale_b + j * WN];
-#if ZEROS
+#if zeros
       let shift = factors[shift_b + j * WN];
 #repeat i TM
       sums[i * TN + j] += (run_dot(first[i], second[i], v, w) + totals[i] * shift) * (shares[i] * share);
@@ -326,15 +307,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (n < N) {
       let at = i * TN + 4u * f;
       var value = vec4<f32>(sums[at], sums[at + 1u], sums[at + 2u], sums[at + 3u]);
-#if GATED
+#if weights_up
       let above = at + COLUMNS;
       let up = vec4<f32>(sums[above], sums[above + 1u], sums[above + 2u], sums[above + 3u]);
       value = value / (1.0 + exp(-value)) * up;
 #endif
-#if BIAS
+#if bias
       value += vec4<f32>(bias[n / 4u]);
 #endif
-#if RESIDUAL
+#if residual
       value += vec4<f32>(residual[(m * N + n) / 4u]);
 #endif
       y[(m * N + n) / 4u] = Four(value);

@@ -1,35 +1,29 @@
 // Rows normalised for the products that read them: normed[m] = norm of x[m], computed in float32.
 //
-// The norm is x / sqrt(mean(x^2) + EPSILON) * gamma; CENTERED: x less its mean before that, + beta behind it. BEHIND: x
-// is skip + x / sqrt(mean(x^2) + EPSILON_BEHIND) * gamma_behind first; TOTAL: that sum is written. WIDE: x (BEHIND: skip
-// and total instead), gammas and beta are float32 although other values are float16.
+// The norm is x / sqrt(mean(x^2) + EPSILON) * gamma; with beta, x less its mean before that, + beta behind it. With
+// gamma_behind, x is skip + x / sqrt(mean(x^2) + EPSILON_BEHIND) * gamma_behind first, which is written to any total.
+// WIDE: x (with gamma_behind skip and total instead), gammas and beta are float32 although other values are float16.
 // A workgroup takes a row; each thread holds ITEMS = ceil(K / WORKGROUP) elements of it.
-// Dispatch: (rows, 1, 1). Bindings, those whose condition holds: x, gamma, beta, gamma_behind, skip, total, normed.
+// Dispatch: (rows, 1, 1).
 
 #if WIDE
 alias stream = f32;
 #else
 alias stream = element;
 #endif
-#if BEHIND
+#if gamma_behind
 alias entering = element;
 #else
 alias entering = stream;
 #endif
 
-@group(0) @binding(next) var<storage, read> x: array<entering>;
-@group(0) @binding(next) var<storage, read> gamma: array<stream>;
-#if CENTERED
-@group(0) @binding(next) var<storage, read> beta: array<stream>;
-#endif
-#if BEHIND
-@group(0) @binding(next) var<storage, read> gamma_behind: array<stream>;
-@group(0) @binding(next) var<storage, read> skip: array<stream>;
-#endif
-#if TOTAL
-@group(0) @binding(next) var<storage, read_write> total: array<stream>;
-#endif
-@group(0) @binding(next) var<storage, read_write> normed: array<element>;
+#reads x: array<entering>
+#reads gamma: array<stream>
+#reads beta?: array<stream>
+#reads gamma_behind?: array<stream>
+#reads skip?: array<stream>
+#writes total?: array<stream>
+#writes normed: array<element>
 
 #if SUBGROUPS
 const PARTS: u32 = WORKGROUP / LANES;
@@ -67,7 +61,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     line[i] = f32(x[row + at]);
   }
 #end
-#if BEHIND
+#if gamma_behind
   var behind = 0.0;
 #repeat i ITEMS
   behind += line[i] * line[i];
@@ -77,13 +71,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   let at = thread + i * WORKGROUP;
   if (at < K) {
     line[i] = f32(skip[row + at]) + line[i] * inverse_behind * f32(gamma_behind[at]);
-#if TOTAL
+#if total
     total[row + at] = stream(line[i]);
 #endif
   }
 #end
 #endif
-#if CENTERED
+#if beta
   var all = 0.0;
 #repeat i ITEMS
   all += line[i];
@@ -101,7 +95,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #repeat i ITEMS
   let at = thread + i * WORKGROUP;
   if (at < K) {
-#if CENTERED
+#if beta
     normed[row + at] = element(line[i] * inverse * f32(gamma[at]) + f32(beta[at]));
 #else
     normed[row + at] = element(line[i] * inverse * f32(gamma[at]));

@@ -1,37 +1,13 @@
-// Weights in int4 or int8 as ONNX Runtime's MatMulNBits has them, and their products with eight elements of x.
-//
-// Nibble i of a row, low nibbles first (BYTES: byte i), is q; W = (q - 8) * scale of its block (BYTES: q - 128). ZEROS: q
-// less the block's zero point, which is packed as q is, each row's from a whole byte on. A row is whole blocks of BLOCK
-// elements. With HALF, products of eight elements are added as float16: `spread_dot` is a SHARE-th of the sum, before
-// the block's scale. Declares no bindings.
+// Products of weights in int4 or int8 with eight elements of x. With HALF, products of eight elements are added as
+// float16: `spread_dot` is a SHARE-th of the sum, before the block's scale.
 
-const BLOCKS: u32 = (K + BLOCK - 1u) / BLOCK; // of a row
-#if BYTES
-const BITS: u32 = 8u;
-const ZERO_BLOCKS: u32 = BLOCKS;
-#else
-const BITS: u32 = 4u;
-const ZERO_BLOCKS: u32 = (BLOCKS + 1u) / 2u * 2u;
-#endif
+#include packing
 
-// Eight elements. With HALF two of a word each, as weights are unpacked: (0, 4), (1, 5), (2, 6), (3, 7) of nibbles,
-// (0, 2), (1, 3), (4, 6), (5, 7) of bytes.
+// Eight elements of x.
 #if HALF
+#include packed_halves
+
 alias Octet = vec4<u32>;
-#else
-alias Octet = mat2x4<f32>;
-#endif
-
-#if HALF
-fn paired(o: Octet) -> Octet {
-#if BYTES
-  return Octet((o.x & 0xffffu) | (o.y << 16u), (o.x >> 16u) | (o.y & 0xffff0000u), //
-               (o.z & 0xffffu) | (o.w << 16u), (o.z >> 16u) | (o.w & 0xffff0000u));
-#else
-  return Octet((o.x & 0xffffu) | (o.z << 16u), (o.x >> 16u) | (o.z & 0xffff0000u), //
-               (o.y & 0xffffu) | (o.w << 16u), (o.y >> 16u) | (o.w & 0xffff0000u));
-#endif
-}
 
 // The shares of eight weights, in pairs as those of x.
 struct Spread {
@@ -48,10 +24,10 @@ fn chain(w: Spread, o: Octet) -> vec2<f16> {
   return fma(w.d, halves_of(o.w), third);
 }
 
-// 0x6400 | n is the float16 1024 + n, 0x6400 | n << 4 is 1024 + 16 n. Products use a share of q - zero, so that none
+// Products use a share of q - zero, so that none
 // exceeds |x|; shares of 1024 + q and their differences are exact in float16.
 #if BYTES
-#if ZEROS
+#if zeros
 const SHARE: f32 = 256.0;
 const STEP: element = 0.00390625;
 #else
@@ -64,7 +40,7 @@ alias Eight = vec2<u32>; // weights of eight elements
 alias Part = f32; // of a sum
 
 fn shares(word: u32, zero: element) -> vec2<f16> {
-  return fma(halves_of((word & 0x00ff00ffu) | 0x64006400u), vec2<f16>(STEP), vec2<f16>(-1024.0 * STEP - zero));
+  return fma(pair_of(word), vec2<f16>(STEP), vec2<f16>(-1024.0 * STEP - zero));
 }
 
 fn spread(w: Eight, zero: element) -> Spread {
@@ -80,7 +56,7 @@ fn total_of(part: Part) -> f32 {
   return part;
 }
 #else
-#if ZEROS
+#if zeros
 const SHARE: f32 = 16.0;
 const STEP: element = 0.0625;
 #else
@@ -93,9 +69,10 @@ alias Eight = u32;
 alias Part = vec2<f16>;
 
 fn shares(word: u32, zero: element) -> vec2<f16> {
-  return fma(halves_of((word & 0x000f000fu) | 0x64006400u), vec2<f16>(STEP), vec2<f16>(-1024.0 * STEP - zero));
+  return fma(pair_of(word), vec2<f16>(STEP), vec2<f16>(-1024.0 * STEP - zero));
 }
 
+// 0x6400 | n << 4 is the float16 1024 + 16 n.
 fn shares_above(word: u32, zero: element) -> vec2<f16> {
   let above = halves_of((word & 0x00f000f0u) | 0x64006400u);
   return fma(above, vec2<f16>(STEP / 16.0), vec2<f16>(-64.0 * STEP - zero));
@@ -114,7 +91,9 @@ fn total_of(part: Part) -> f32 {
 }
 #endif
 #else
-fn paired(o: Octet) -> Octet {
+alias Octet = mat2x4<f32>;
+
+fn dealt(o: Octet) -> Octet {
   return o;
 }
 
@@ -158,14 +137,9 @@ fn octet_dot(w: Eight, o: Octet, zero: element) -> Part {
   return spread_dot(spread(w, zero), o);
 }
 
-#if ZEROS
-// The index of a block's zero point, in zero points.
-fn zero_of(row: u32, block: u32) -> u32 {
-  return row * ZERO_BLOCKS + block;
-}
-
+#if zeros
 // The share of a zero point, read from its word.
 fn zero_share(word: u32, at: u32) -> element {
-  return element(f32(extractBits(word, at % (32u / BITS) * BITS, BITS)) / SHARE);
+  return element(f32(number_in(word, at)) / SHARE);
 }
 #endif

@@ -14,9 +14,9 @@ alias Eight = vec4<u32>;
 alias Eight = mat2x4<f32>;
 #endif
 
-@group(0) @binding(0) var<storage, read> x: array<Eight>;
-@group(0) @binding(1) var<storage, read_write> words: array<vec4<u32>>;
-@group(0) @binding(2) var<storage, read_write> factors: array<f32>;
+#reads x: array<Eight>
+#writes words: array<vec4<u32>>
+#writes factors: array<f32>
 
 // Eight elements as (0, 2, 4, 6) and (1, 3, 5, 7).
 fn dealt(e: Eight) -> mat2x4<f32> {

@@ -3,7 +3,7 @@
 // Done: padding into the ring, nothing else. No token: into the ring, the row is done. An end-of-sequence id: into the ring, the row is done, input and mask stay.
 // Else: input_ids = token, mask[length] = 1, position_ids = length, length + 1, the memory has the token; at max_length the ring alone advances.
 // A drafted step calls it for each position in turn; past the first pick that is not the draft behind it, NOTHING goes to the ring.
-// Bindings: see the kernels. int64 values are written as two words. A model without position_ids has a buffer of the
+// int64 values are written as two words. A model without position_ids has a buffer of the
 // sampler's own there. One thread of the row calls it. `settled` and `follow` are in the text of the stages.
 
 struct Sizes {

@@ -1,9 +1,6 @@
 // Before the first pass, where stages ban tokens by what the sequence is: each marks the tokens that must not come next.
 //
-// Dispatch: (BLOCKS, rows). Bindings: 0 params, 3 state (read), 5 memory (bans written). After sampler.wgsl.
-
-@group(0) @binding(3) var<storage, read> state: array<u32>;
-@group(0) @binding(5) var<storage, read_write> memory: array<u32>;
+// Dispatch: (BLOCKS, rows). After sampler.wgsl.
 
 // Threads that ban the same token write the same number.
 fn ban(row: u32, token: u32) {

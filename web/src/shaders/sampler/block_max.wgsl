@@ -1,10 +1,6 @@
 // First pass: the largest key of each block and the lowest token that has it; also empties the row's histograms.
 //
-// Dispatch: (BLOCKS, rows). Bindings: 0 params, 1 logits, 2 scratch (block records and histograms written), 3 state
-// (read), 5 memory. After sampler.wgsl.
-
-@group(0) @binding(3) var<storage, read> state: array<u32>;
-@group(0) @binding(5) var<storage, read> memory: array<u32>;
+// Dispatch: (BLOCKS, rows). After sampler.wgsl.
 
 var<workgroup> keys: array<u32, 256>;
 var<workgroup> tokens: array<u32, 256>;

@@ -1,11 +1,7 @@
 // Last pass over the logits: each block's weight above the cut and its number of tokens at the cut. First resolves the
 // last round of the cut, if there is one; without top_k and top_p everything is above the cut.
 //
-// Dispatch: (BLOCKS, rows). Bindings: 0 params, 1 logits, 2 scratch, 3 state (read), 5 memory.
-// After sampler.wgsl, prefix.wgsl and cut.wgsl.
-
-@group(0) @binding(3) var<storage, read> state: array<u32>;
-@group(0) @binding(5) var<storage, read> memory: array<u32>;
+// Dispatch: (BLOCKS, rows). After sampler.wgsl, prefix.wgsl and cut.wgsl.
 
 @compute @workgroup_size(WG)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {

@@ -1,9 +1,6 @@
 // Before the others, where a row's picks are followed through a grammar: which tokens it allows next, a bit each.
 //
-// Dispatch: (ceil(VOCAB / WG), rows). Bindings: 0 params, 3 state, 5 memory (the mask written). After sampler.wgsl.
-
-@group(0) @binding(3) var<storage, read> state: array<u32>;
-@group(0) @binding(5) var<storage, read_write> memory: array<u32>;
+// Dispatch: (ceil(VOCAB / WG), rows). After sampler.wgsl.
 
 var<workgroup> found: array<atomic<u32>, 8>; // WG / 32 of them are used
 

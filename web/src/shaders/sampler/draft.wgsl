@@ -1,11 +1,7 @@
 // Before a drafted step of one sequence: finds what followed its last tokens where they stood before, the latest such place, and makes
 // it the drafts. The step's inputs are the last token and the drafts; where there is no draft, NO_TOKEN, which no pick is, and input 0.
 //
-// Dispatch: (1). Bindings: 0 params, 3 state, 4 input ids, int64 [POSITIONS], 5 memory. After sampler.wgsl.
-
-@group(0) @binding(3) var<storage, read_write> state: array<u32>;
-@group(0) @binding(4) var<storage, read_write> inputs: array<u32>;
-@group(0) @binding(5) var<storage, read_write> memory: array<u32>;
+// Dispatch: (1). After sampler.wgsl.
 
 var<workgroup> behind: atomic<u32>; // the position behind the place; 0 if there is none
 

@@ -2,12 +2,7 @@
 // round's 8 bits of the key, among the tokens whose higher bits are the digits found so far. First resolves the round
 // before it, and empties the histogram of the round after it.
 //
-// Dispatch: (BLOCKS, rows). Bindings: 0 params, 1 logits, 2 scratch, 3 state (read), 4 the round, 5 memory.
-// After sampler.wgsl, prefix.wgsl and cut.wgsl.
-
-@group(0) @binding(3) var<storage, read> state: array<u32>;
-@group(0) @binding(4) var<uniform> which: vec4<u32>;
-@group(0) @binding(5) var<storage, read> memory: array<u32>;
+// Dispatch: (BLOCKS, rows). After sampler.wgsl, prefix.wgsl and cut.wgsl.
 
 var<workgroup> bins_low: array<atomic<u32>, 256>;
 var<workgroup> bins_high: array<atomic<u32>, 256>;

@@ -24,11 +24,8 @@ const REFUSED = 6u; // and whether a pick of the step was not the draft
 // `struct Params`, `HAS_COUNTS`, `HAS_BANS`, `HAS_ALLOWED`, `HAS_SEQUENCE`, `edited` and `kept`, and `ban_all` for ban.wgsl, are in
 // the text that capstan.stages gives (SamplerProgram), and what constrain.wgsl and advance.wgsl call. They call these
 // functions, which are here: `multiply`, `add64`, `sub64`, `is_end`, `has_token`, `picks_of`, `is_allowed`,
-// `sequence_token`, `sequence_length`, and `ban` in ban.wgsl. Each kernel binds `state` and `memory`.
-
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> logits: array<u32>;
-@group(0) @binding(2) var<storage, read_write> scratch: array<atomic<u32>>;
+// `sequence_token`, `sequence_length`, and `ban` in ban.wgsl. BINDINGS in
+// web/src/gpu/sampler_program.ts has what each kernel binds: `state` and `memory` among them.
 
 // Scratch, a row: 8 cuts of 8 words (one a histogram round), 3 histograms of 256 bins of a u64 (rounds take turns),
 // then 8 words a block: largest key, its lowest token, weight above the cut (u64), tokens at the cut.

@@ -7,10 +7,10 @@
 // position state[0] - 1. HALF_VALUES: y is float16, which needs no shader-f16 here. UNIT is the unit roundoff of y's
 // type, LARGEST its largest number: past it, y may be infinite.
 
-@group(0) @binding(0) var<storage, read> y: array<u32>;
-@group(0) @binding(1) var<storage, read> truth: array<vec2<f32>>;
-@group(0) @binding(2) var<storage, read> state: array<u32>;
-@group(0) @binding(3) var<storage, read_write> result: array<u32, 6>;
+#reads y: array<u32>
+#reads truth: array<vec2<f32>>
+#reads state: array<u32>
+#writes result: array<u32, 6>
 
 var<workgroup> largest: array<f32, 64>;
 var<workgroup> place: array<u32, 64>;

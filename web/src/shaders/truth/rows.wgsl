@@ -2,8 +2,8 @@
 // REPEAT: those before it repeat the first FILLED ones.
 // Bindings: 0 cache [*, CAPACITY, WORDS], 1 state. Dispatch: (CAPACITY * WORDS / 64 or fewer, heads).
 
-@group(0) @binding(0) var<storage, read_write> cache: array<u32>;
-@group(0) @binding(1) var<storage, read> state: array<u32>;
+#writes cache: array<u32>
+#reads state: array<u32>
 
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {

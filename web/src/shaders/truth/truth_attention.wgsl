@@ -1,60 +1,34 @@
 // The truth for attention of one new token, in float32, and a bound of its rounding errors: plain loops.
 //
-// The operation of attention.wgsl, in three kernels: SCORES makes the score of each head and position, RESULT the softmax
-// over them and the sum of the values, ROWS what the caches must hold at the new position. state[0] counts the new token.
+// The operation of attention.wgsl, in three kernels: that with key_cache makes the score of each head and position, that
+// with value_cache the softmax over them and the sum of the values, that with neither what the caches must hold at the new
+// position. state[0] counts the new token.
 // Each truth is (value, spread), as in truth_gemv.wgsl; the spread of a result has that of the scores in it: an error d of
 // a score changes the result by p * |v - result| * d, where p is the weight of the position and v its value.
-// NORMED: q and k are normalised before they are rotated, with EPSILON, as in attention.wgsl. NORMED_VALUES: so is v.
-// SINKS: with a sink for each head, as in attention.wgsl.
-// Bindings, those whose condition holds: qkv, state, cos_cache, sin_cache, q_gamma, k_gamma, v_gamma, key_cache, value_cache, head_sink,
-// scores, truth.
+// NORMED: q and k are normalised before they are rotated, with EPSILON, as in attention.wgsl; with v_gamma, so is v.
+// scores are [HEADS, LONGEST].
 // The softmax is over the last WINDOW positions. SOFTCAPPED: with SOFTCAP, as in attention.wgsl.
 // ROTARY and INTERLEAVED: how heads are rotated, as in attention.wgsl.
 // Constants: HEADS, KV_HEADS, HEAD, CAPACITY, WINDOW, SCALE; LONGEST, positions that a row of the scores has room for;
-// VALUES_AT, where the values of ROWS begin.
-// Dispatch: SCORES (length / 64, HEADS), RESULT (HEADS * HEAD / 64), ROWS (KV_HEADS * HEAD / 64).
+// VALUES_AT, where the values for the cache begin.
+// Dispatch, of these: (length / 64, HEADS), (HEADS * HEAD / 64), (KV_HEADS * HEAD / 64).
 
-@group(0) @binding(next) var<storage, read> qkv: array<element>;
-@group(0) @binding(next) var<storage, read> state: array<u32>;
-#if RESULT
+#reads qkv: array<element>
+#reads state: array<u32>
+#reads cos_cache?: array<element>
+#reads sin_cache?: array<element>
+#reads q_gamma?: array<element>
+#reads k_gamma?: array<element>
+#reads v_gamma?: array<element>
+#reads key_cache?: array<element>
+#reads value_cache?: array<element>
+#reads head_sink?: array<element>
+#if key_cache
+#writes scores?: array<vec2<f32>>
 #else
-@group(0) @binding(next) var<storage, read> cos_cache: array<element>;
-@group(0) @binding(next) var<storage, read> sin_cache: array<element>;
+#reads scores?: array<vec2<f32>>
 #endif
-#if NORMED
-#if SCORES
-@group(0) @binding(next) var<storage, read> q_gamma: array<element>;
-#endif
-#if RESULT
-#else
-@group(0) @binding(next) var<storage, read> k_gamma: array<element>;
-#endif
-#endif
-#if NORMED_VALUES
-#if SCORES
-#else
-@group(0) @binding(next) var<storage, read> v_gamma: array<element>;
-#endif
-#endif
-#if SCORES
-@group(0) @binding(next) var<storage, read> key_cache: array<element>;
-#endif
-#if RESULT
-@group(0) @binding(next) var<storage, read> value_cache: array<element>;
-#if SINKS
-@group(0) @binding(next) var<storage, read> head_sink: array<element>;
-#endif
-#endif
-#if SCORES
-@group(0) @binding(next) var<storage, read_write> scores: array<vec2<f32>>; // [HEADS, LONGEST]
-#endif
-#if RESULT
-@group(0) @binding(next) var<storage, read> scores: array<vec2<f32>>;
-#endif
-#if SCORES
-#else
-@group(0) @binding(next) var<storage, read_write> truth: array<vec2<f32>>;
-#endif
+#writes truth?: array<vec2<f32>>
 
 const GROUP = HEADS / KV_HEADS;
 const HALF_ROTARY = ROTARY / 2u;
@@ -75,13 +49,12 @@ fn inverse_size(at: u32) -> f32 {
 #endif
 }
 
-#if SCORES
-#else
+#if truth
 // Element i of the new values of a head, as the cache holds it.
 fn new_value(kv_head: u32, i: u32) -> f32 {
   let at = VALUES + kv_head * HEAD;
   let value = f32(qkv[at + i]);
-#if NORMED_VALUES
+#if v_gamma
   return f32(element(value * inverse_size(at) * f32(v_gamma[i])));
 #else
   return value;
@@ -89,15 +62,14 @@ fn new_value(kv_head: u32, i: u32) -> f32 {
 }
 #endif
 
-#if RESULT
-#else
+#if cos_cache
 // Element i of the head that begins at `at`, normalised; `inverse` is the head's inverse_size.
 fn normalised(at: u32, i: u32, inverse: f32) -> f32 {
   var factor = inverse;
-#if NORMED
-#if SCORES
+#if q_gamma
   factor *= f32(select(k_gamma[i], q_gamma[i], at < KEYS));
 #else
+#if k_gamma
   factor *= f32(k_gamma[i]);
 #endif
 #endif
@@ -123,7 +95,7 @@ fn rotated(at: u32, i: u32, position: u32, inverse: f32) -> vec2<f32> {
 }
 #endif
 
-#if SCORES
+#if key_cache
 // A score (value, spread) with its soft cap, whose slope is at most 1.
 fn capped(score: vec2<f32>) -> vec2<f32> {
 #if SOFTCAPPED
@@ -146,7 +118,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   let length = state[0];
   let position = length - 1u;
   let first = length - min(length, WINDOW); // in sight
-#if SCORES
+#if key_cache
   let at = id.x;
   let head = id.y;
   if (at < first || at >= length) {
@@ -173,7 +145,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   }
   scores[head * LONGEST + at] = capped(vec2<f32>(sum * SCALE, (sqrt(squares) + abs(sum)) * abs(SCALE)));
 #endif
-#if RESULT
+#if value_cache
   if (id.x >= HEADS * HEAD) {
     return;
   }
@@ -188,7 +160,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   }
   var weights = 0.0;
   var sum = 0.0;
-#if SINKS
+#if head_sink
   let sink = f32(head_sink[head]);
   most = max(most, sink);
   weights = exp(sink - most);
@@ -205,7 +177,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   let result = sum / weights;
   var squares = 0.0;
   var shifted = 0.0;
-#if SINKS
+#if head_sink
   shifted = exp(sink - most) / weights * abs(result) * abs(sink);
 #endif
   for (var at = first; at < length; at++) {
@@ -219,7 +191,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   }
   truth[id.x] = vec2<f32>(result, sqrt(squares) + shifted + abs(result));
 #endif
-#if ROWS
+#if !scores
   if (id.x >= KV_HEADS * HEAD) {
     return;
   }

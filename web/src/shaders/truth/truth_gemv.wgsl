@@ -1,28 +1,16 @@
 // The truth for a GEMV, in float32, and a bound of its rounding errors: one thread an output, plain loops.
 //
-// y[n] = sum over k of W[n][k] * x[k], with all that matvec_q4.wgsl and matvec_dense.wgsl compute before and behind it.
-// W: int4 of MatMulNBits (BYTES: int8) with scales and, if ZEROS, zero points, packed as matvec_q4.wgsl tells; DENSE: [K, N]
-// of `element`.
+// y[n] = sum over k of W[n][k] * x[k], with all that matvec_q4.wgsl and matvec_dense.wgsl compute before and behind it, W
+// as packing.wgsl has it or, without scales, [K, N] of `element`.
 // truth[n] = (y[n], spread): `spread` is the 2-norm of the terms of the sum, brought through what follows it, plus the
 // magnitude of each value that is rounded on the way. A rounding error is at most `spread` times the unit roundoff times a
-// small factor (docs/design.md, "Checking"). Sums are taken in runs of RUN terms, so that their own error is far below.
-// GIVEN: y, rounded to `element`, is written as well, where no recorded buffer has it.
-// GATED: the activation of that times `up`, the truth of the other half. SUM: no product, but what is normalised before it
-// (BEHIND), of N = K elements. HALF_X, HALF_STREAM: whether x and what surrounds the norms (gammas, beta, skip) are
-// float16; else they are float32.
-// Bindings, those whose condition holds: x, weights, scales, zeros, gamma, beta, gamma_behind, skip, residual, second, bias,
-// exponent, factor, up, truth, y; with SUM only x, gamma_behind, skip, truth and y.
-// Constants: N, K, BLOCK (elements that share a scale; any divisor of K where DENSE), EPSILON if NORM, EPSILON_BEHIND if
-// BEHIND. Dispatch: N / 64.
-
-const BLOCKS = (K + BLOCK - 1u) / BLOCK;
-#if BYTES
-const BITS = 8u;
-#else
-const BITS = 4u;
-#endif
-const ROW_BITS = BLOCKS * BLOCK * BITS;
-const ZERO_ROW_BITS = (BLOCKS * BITS + 7u) / 8u * 8u;
+// small factor (docs/design.md, "Checking"). Sums are taken in runs of BLOCK terms, so that their own error is far below.
+// Into any y goes the result, rounded to `element`, where no recorded buffer has it.
+// With up: the activation of that times `up`, the truth of the other half. Without weights: no product, but what is
+// normalised before it (with gamma_behind), of N = K elements. HALF_X, HALF_STREAM: whether x and what surrounds the norms
+// (gammas, beta, skip) are float16; else they are float32.
+// Constants: N, K, BLOCK (elements that share a scale; any divisor of K without scales), EPSILON with gamma,
+// EPSILON_BEHIND with gamma_behind. Dispatch: N / 64.
 
 #if HALF_X
 alias Entering = f16;
@@ -34,61 +22,35 @@ alias Stream = f16;
 #else
 alias Stream = f32;
 #endif
-#if SUM
-alias Made = Stream;
-#else
+#if weights
 alias Made = element;
+#else
+alias Made = Stream;
+#endif
+#if scales
+alias Word = u32;
+#else
+alias Word = element;
 #endif
 
-@group(0) @binding(next) var<storage, read> x: array<Entering>;
-#if SUM
-#else
-#if DENSE
-@group(0) @binding(next) var<storage, read> weights: array<element>;
-#else
-@group(0) @binding(next) var<storage, read> weights: array<u32>;
-@group(0) @binding(next) var<storage, read> scales: array<element>;
-#if ZEROS
-@group(0) @binding(next) var<storage, read> zeros: array<u32>;
-#endif
-#endif
-#if NORM
-@group(0) @binding(next) var<storage, read> gamma: array<Stream>;
-#endif
-#if CENTERED
-@group(0) @binding(next) var<storage, read> beta: array<Stream>;
-#endif
-#endif
-#if BEHIND
-@group(0) @binding(next) var<storage, read> gamma_behind: array<Stream>;
-@group(0) @binding(next) var<storage, read> skip: array<Stream>;
-#endif
-#if RESIDUAL
-@group(0) @binding(next) var<storage, read> residual: array<element>;
-#endif
-#if SECOND
-@group(0) @binding(next) var<storage, read> second: array<element>;
-#endif
-#if BIAS
-@group(0) @binding(next) var<storage, read> bias: array<element>;
-#endif
-#if POWER
-@group(0) @binding(next) var<storage, read> exponent: array<i32>;
-#endif
-#if FACTOR
-@group(0) @binding(next) var<storage, read> factor: array<element>;
-#endif
-#if GATED
-@group(0) @binding(next) var<storage, read> up: array<vec2<f32>>;
-#endif
-@group(0) @binding(next) var<storage, read_write> truth: array<vec2<f32>>;
-#if GIVEN
-@group(0) @binding(next) var<storage, read_write> y: array<Made>;
-#endif
+#reads x: array<Entering>
+#include packing
+#reads gamma?: array<Stream>
+#reads beta?: array<Stream>
+#reads gamma_behind?: array<Stream>
+#reads skip?: array<Stream>
+#reads residual?: array<element>
+#reads second?: array<element>
+#reads bias?: array<element>
+#reads exponent?: array<i32>
+#reads factor?: array<element>
+#reads up?: array<vec2<f32>>
+#writes truth: array<vec2<f32>>
+#writes y?: array<Made>
 
 // A value that is normalised before the product, and its magnitude: that of the values that are rounded on the way.
 fn summed(k: u32, inverse_behind: f32) -> vec2<f32> {
-#if BEHIND
+#if gamma_behind
   let value = f32(x[k]) * inverse_behind * f32(gamma_behind[k]);
   return vec2<f32>(f32(skip[k]) + value, abs(f32(skip[k])) + abs(value));
 #else
@@ -96,14 +58,13 @@ fn summed(k: u32, inverse_behind: f32) -> vec2<f32> {
 #endif
 }
 
-#if SUM
-#else
+#if weights
 // A factor of the weights, and its magnitude.
 fn input(k: u32, inverse_behind: f32, mean: f32, inverse: f32) -> vec2<f32> {
   let value = summed(k, inverse_behind);
-#if NORM
+#if gamma
   let gain = inverse * f32(gamma[k]);
-#if CENTERED
+#if beta
   let shift = f32(beta[k]);
   return vec2<f32>((value.x - mean) * gain + shift, (value.y + abs(mean)) * abs(gain) + abs(shift));
 #else
@@ -114,31 +75,19 @@ fn input(k: u32, inverse_behind: f32, mean: f32, inverse: f32) -> vec2<f32> {
 #endif
 }
 
-#if DENSE
+#if !scales
 fn weight(n: u32, k: u32) -> f32 {
   return f32(weights[k * N + n]);
 }
 #else
-// The word that holds a weight. A row is whole words.
-fn word_of(n: u32, k: u32) -> u32 {
-  return n * (ROW_BITS / 32u) + k * BITS / 32u;
-}
-
-// The offset in bits of the zero point of a weight's block.
-fn zero_at(n: u32, k: u32) -> u32 {
-  return n * ZERO_ROW_BITS + k / BLOCK * BITS;
-}
-
-fn number(word: u32, at: u32) -> f32 {
-  return f32((word >> (at % 32u)) & ((1u << BITS) - 1u));
-}
-
 fn weight(n: u32, k: u32) -> f32 {
+  let at = n * (BLOCKS * BLOCK) + k;
   var zero = f32(1u << (BITS - 1u));
-#if ZEROS
-  zero = number(zeros[zero_at(n, k) / 32u], zero_at(n, k));
+#if zeros
+  let zero_at = zero_of(n, k / BLOCK);
+  zero = f32(number_in(zeros[zero_at / (32u / BITS)], zero_at));
 #endif
-  return (number(weights[word_of(n, k)], k * BITS) - zero) * f32(scales[n * BLOCKS + k / BLOCK]);
+  return (f32(number_in(weights[at / (32u / BITS)], at)) - zero) * f32(scales[n * BLOCKS + k / BLOCK]);
 }
 #endif
 
@@ -153,7 +102,7 @@ fn bent(x: f32) -> f32 {
 #endif
 }
 
-#if POWER
+#if exponent
 // The activation and its slope.
 fn activated(x: f32) -> vec2<f32> {
   let base = max(x, 0.0);
@@ -177,7 +126,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     return;
   }
   var inverse_behind = 1.0;
-#if BEHIND
+#if gamma_behind
   var squared_behind = 0.0;
   for (var start = 0u; start < K; start += BLOCK) {
     var part = 0.0;
@@ -189,12 +138,12 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   }
   inverse_behind = 1.0 / sqrt(squared_behind / f32(K) + EPSILON_BEHIND);
 #endif
-#if SUM
+#if !weights
   let value = summed(n, inverse_behind).x;
   let spread = summed(n, inverse_behind).y + abs(value);
 #else
   var mean = 0.0;
-#if CENTERED
+#if beta
   for (var start = 0u; start < K; start += BLOCK) {
     var part = 0.0;
     for (var k = start; k < min(start + BLOCK, K); k++) {
@@ -205,7 +154,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   mean /= f32(K);
 #endif
   var inverse = 1.0;
-#if NORM
+#if gamma
   var squared = 0.0;
   for (var start = 0u; start < K; start += BLOCK) {
     var part = 0.0;
@@ -233,18 +182,18 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
   }
   var value = sum;
   var spread = sqrt(squares) + abs(sum);
-#if BIAS
+#if bias
   value += f32(bias[n]);
   spread += abs(value);
 #endif
-#if GATED
+#if up
   let gate = activated(value);
   spread = gate.y * spread * abs(up[n].x) + abs(gate.x) * up[n].y + abs(gate.x * up[n].x);
   value = gate.x * up[n].x;
 #endif
 #if ACTIVATED
   let made = activated(value);
-#if POWER
+#if exponent
   // If the slope is about zero, the square of the error remains.
   spread = (abs(made.y) + 0.01 * spread) * spread + abs(made.x);
 #else
@@ -252,7 +201,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 #endif
   value = made.x;
 #endif
-#if FACTOR
+#if factor
   let by = f32(factor[0]);
 #if CAPPED
   // The slope of tanh is at most 1; a value near its limits is a difference from the factor.
@@ -268,17 +217,17 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 #endif
 #endif
 #endif
-#if RESIDUAL
+#if residual
   value += f32(residual[n]);
   spread += abs(value);
 #endif
-#if SECOND
+#if second
   value += f32(second[n]);
   spread += abs(value);
 #endif
 #endif
   truth[n] = vec2<f32>(value, spread);
-#if GIVEN
+#if y
   y[n] = Made(value);
 #endif
 }

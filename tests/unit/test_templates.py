@@ -1,0 +1,44 @@
+"""What web/src/gpu/wgsl.ts makes of the bindings that an operation names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.unit.shader_declarations import answered
+
+CONSTANTS = {"WIDE": False, "EPSILON": 0.5, "K": 64, "WORKGROUP": 64, "ITEMS": 1}
+
+
+def made(*bindings: str, **others: Any) -> dict[str, Any]:
+    text = {"shader": "norm_rows", "constants": CONSTANTS, "floats": ["EPSILON"], "half": False, "lanes": 0}
+    return answered({**text, "bindings": dict.fromkeys(bindings), **others})
+
+
+def test_bindings_that_an_operation_lacks_are_left_out_with_what_is_for_them() -> None:
+    plain, centered = made("x", "gamma", "normed"), made("normed", "beta", "gamma", "x")
+    assert [(each["name"], each["binding"], each["access"]) for each in centered["bindings"]] == [
+        *(("x", 0, "read"), ("gamma", 1, "read"), ("beta", 2, "read"), ("normed", 3, "read_write")),
+    ]
+    assert [each["name"] for each in plain["bindings"]] == ["x", "gamma", "normed"]
+    assert ("let mean" in plain["code"], "let mean" in centered["code"]) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("bindings", "missing", "unknown"),
+    [(("x", "normed"), "gamma", "none"), (("x", "gamma", "normed", "bias"), "none", "bias")],
+    ids=["one that it must have", "one that it does not know"],
+)
+def test_bindings_that_do_not_fit_are_refused_with_their_names(
+    bindings: Sequence[str], missing: str, unknown: str
+) -> None:
+    said = f"kernel norm_rows declares .*; not given: {missing}; given and not declared: {unknown}"
+    with pytest.raises(ValueError, match=said):
+        made(*bindings)
+
+
+def test_a_kernel_that_no_room_has_is_refused() -> None:
+    with pytest.raises(ValueError, match="there is no kernel 'softmax_rows'"):
+        made(shader="softmax_rows")
