@@ -1,4 +1,4 @@
-"""What web/src/gpu/wgsl.ts makes of the bindings that an operation names."""
+"""web/src/gpu/wgsl.ts declares the bindings that an operation names."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ function modules(make) {
   return { codes };
 }
 
-/** Of `has`, names of the bindings besides those that every operation of the kernel has. */
+/** `has` names the bindings that an operation may lack and this one binds. */
 function answered({ sampler, spans, bitcasts = true, has = [], ...text }) {
   if (spans) return modules((device) => spans.forEach((kernel) => new SpanPipelines(device).get(kernel)));
   if (sampler) {

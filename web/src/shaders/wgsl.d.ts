@@ -4,5 +4,5 @@ declare module "*.wgsl" {
   export default source;
 }
 
-/** Of a path that is only known at run time: esbuild resolves it among the files that there are. */
+/** A file by a path that is only known at run time; esbuild brings all files that match. */
 declare function require(path: string): string;

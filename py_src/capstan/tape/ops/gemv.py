@@ -267,7 +267,7 @@ def packing(what: MatVec) -> dict[str, int | float | bool]:
 
 
 def flags_behind(what: MatVec) -> dict[str, bool]:
-    """What bindings do not tell of the operations behind the product, by the names of the templates."""
+    """The flags for operations behind the product that bindings do not tell, by the names of the templates."""
     factor = what.factor
     return {
         "ACTIVATED": what.activated,

@@ -1,5 +1,5 @@
 // A row vector times a matrix in int4 or int8: y[n] = sum over k of W[n][k] * x[k], fused with the operations around
-// it that its bindings and flags ask for.
+// it, as its bindings and flags tell.
 //
 // W as packing.wgsl has it; SIXTEENS: BLOCK is 16, else a multiple of 32. With gamma, x is x / sqrt(mean(x^2) + EPSILON) *
 // gamma (matvec_norm.wgsl). PREPARED: what comes before is more than that (matvec_prepared.wgsl). Behind the product, in
